@@ -1,0 +1,116 @@
+//! Medians, quantiles and spreads of samples. Nothing here knows what was measured.
+
+/// Median and extremes of a few samples.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    /// Median; the mean of the two middle samples where their number is even.
+    pub median: f64,
+    /// Smallest sample.
+    pub min: f64,
+    /// Largest sample.
+    pub max: f64,
+    /// How many samples there were.
+    pub samples: usize,
+}
+
+impl Spread {
+    /// The spread of `samples`; `None` if there are none or one of them is not a finite number.
+    #[must_use]
+    pub fn of(samples: &[f64]) -> Option<Self> {
+        if samples.is_empty() || samples.iter().any(|sample| !sample.is_finite()) {
+            return None;
+        }
+        let mut sorted = samples.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len() % 2 == 1 {
+            sorted[middle]
+        } else {
+            f64::midpoint(sorted[middle - 1], sorted[middle])
+        };
+        Some(Self { median, min: sorted[0], max: sorted[sorted.len() - 1], samples: sorted.len() })
+    }
+}
+
+/// The `quantile` (0 to 1) of `sorted` by the nearest rank; `None` if it is empty.
+#[must_use]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "ranks are small and not negative"
+)]
+pub fn quantile<T: Copy>(sorted: &[T], quantile: f64) -> Option<T> {
+    let rank = (quantile.clamp(0.0, 1.0) * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+/// Seeds and advances the generator that fills messages and values (splitmix64, public domain by
+/// Sebastiano Vigna). It makes bytes that differ from place to place, not secrets.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// A generator whose whole sequence follows from `seed`.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// `len_bytes` bytes.
+    #[must_use]
+    pub fn bytes(&mut self, len_bytes: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len_bytes.next_multiple_of(8));
+        while bytes.len() < len_bytes {
+            bytes.extend_from_slice(&self.next().to_le_bytes());
+        }
+        bytes.truncate(len_bytes);
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_is_the_middle_of_the_middle_two() {
+        let spread = Spread::of(&[4.0, 1.0, 3.0, 2.0]).expect("finite samples");
+        assert_eq!(spread, Spread { median: 2.5, min: 1.0, max: 4.0, samples: 4 });
+        assert_eq!(Spread::of(&[7.0]).expect("one sample").median.to_bits(), 7f64.to_bits());
+    }
+
+    #[test]
+    fn no_samples_or_meaningless_samples_have_no_spread() {
+        assert_eq!(Spread::of(&[]), None);
+        assert_eq!(Spread::of(&[1.0, f64::NAN]), None);
+        assert_eq!(Spread::of(&[f64::INFINITY]), None);
+    }
+
+    #[test]
+    fn quantiles_are_samples_by_nearest_rank() {
+        let sorted: Vec<u32> = (1..=100).collect();
+        assert_eq!(quantile(&sorted, 0.5), Some(50));
+        assert_eq!(quantile(&sorted, 0.99), Some(99));
+        assert_eq!(quantile(&sorted, 1.0), Some(100));
+        assert_eq!(quantile(&sorted, 0.0), Some(1));
+        assert_eq!(quantile(&sorted, 7.0), Some(100));
+        assert_eq!(quantile::<u32>(&[], 0.5), None);
+    }
+
+    #[test]
+    fn random_bytes_follow_from_the_seed_and_have_any_length() {
+        assert_eq!(Random::new(5).bytes(13), Random::new(5).bytes(16)[..13]);
+        assert_ne!(Random::new(5).bytes(13), Random::new(6).bytes(13));
+        assert!(Random::new(5).bytes(0).is_empty());
+    }
+}

@@ -1,0 +1,163 @@
+//! Free extents of the hidden memory: runs of pages by address, best fit, joined when freed.
+//!
+//! Invariant (`is_valid`): extents are non-empty, disjoint and not adjacent, and both indexes hold
+//! the same extents.
+
+extern crate alloc;
+use crate::addr::PageRange;
+use alloc::collections::{BTreeMap, BTreeSet};
+
+/// A set of free page runs.
+#[derive(Clone, Debug, Default)]
+pub struct Extents {
+    by_start: BTreeMap<u32, u32>,
+    by_len: BTreeSet<(u32, u32)>,
+    pages: usize,
+}
+
+impl Extents {
+    /// No free page.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { by_start: BTreeMap::new(), by_len: BTreeSet::new(), pages: 0 }
+    }
+
+    /// Free pages.
+    #[must_use]
+    pub const fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Length of the longest extent, pages.
+    #[must_use]
+    pub fn longest(&self) -> u32 {
+        self.by_len.last().map_or(0, |(len, _)| *len)
+    }
+
+    /// Adds `pages`, none of which may be free already.
+    pub fn insert(&mut self, pages: PageRange) {
+        if pages.is_empty() {
+            return;
+        }
+        self.pages += pages.len() as usize;
+        let mut joined = pages;
+        if let Some((&start, &end)) = self.by_start.range(..=pages.start).next_back() {
+            debug_assert!(end <= pages.start, "page freed twice");
+            if end == pages.start {
+                self.forget(PageRange::new(start, end));
+                joined.start = start;
+            }
+        }
+        if let Some(&end) = self.by_start.get(&pages.end) {
+            self.forget(PageRange::new(pages.end, end));
+            joined.end = end;
+        }
+        self.by_start.insert(joined.start, joined.end);
+        self.by_len.insert((joined.len(), joined.start));
+        debug_assert!(
+            self.by_start.range(..joined.start).next_back().is_none_or(|(_, end)| *end < joined.start)
+        );
+    }
+
+    fn forget(&mut self, pages: PageRange) {
+        self.by_start.remove(&pages.start);
+        self.by_len.remove(&(pages.len(), pages.start));
+    }
+
+    /// Takes `len` pages from the shortest extent that has them.
+    pub fn take(&mut self, len: u32) -> Option<PageRange> {
+        let &(found_len, start) = self.by_len.range((len, 0)..).next()?;
+        self.forget(PageRange::new(start, start + found_len));
+        if found_len > len {
+            self.by_start.insert(start + len, start + found_len);
+            self.by_len.insert((found_len - len, start + len));
+        }
+        self.pages -= len as usize;
+        Some(PageRange::new(start, start + len))
+    }
+
+    /// Takes the longest extent, or the first `at_most` pages of it.
+    pub fn take_longest(&mut self, at_most: u32) -> Option<PageRange> {
+        let len = self.longest().min(at_most);
+        if len == 0 { None } else { self.take_from_longest(len) }
+    }
+
+    fn take_from_longest(&mut self, len: u32) -> Option<PageRange> {
+        let &(found_len, start) = self.by_len.last()?;
+        self.forget(PageRange::new(start, start + found_len));
+        if found_len > len {
+            self.by_start.insert(start + len, start + found_len);
+            self.by_len.insert((found_len - len, start + len));
+        }
+        self.pages -= len as usize;
+        Some(PageRange::new(start, start + len))
+    }
+
+    /// Whether the invariants hold.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        let mut previous_end = None;
+        let mut pages = 0;
+        for (&start, &end) in &self.by_start {
+            if start >= end || previous_end.is_some_and(|previous| previous >= start) {
+                return false;
+            }
+            if !self.by_len.contains(&(end - start, start)) {
+                return false;
+            }
+            pages += (end - start) as usize;
+            previous_end = Some(end);
+        }
+        pages == self.pages && self.by_start.len() == self.by_len.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    extern crate std;
+
+    proptest! {
+        #[test]
+        fn pages_are_handed_out_once_and_come_back(steps in prop::collection::vec((any::<bool>(), 1u32..20, any::<prop::sample::Index>()), 1..120)) {
+            const PAGES: u32 = 200;
+            let mut extents = Extents::new();
+            extents.insert(PageRange::new(0, PAGES));
+            let mut held: Vec<PageRange> = Vec::new();
+            for (take, len, which) in steps {
+                if take {
+                    let free_run = extents.longest();
+                    match extents.take(len) {
+                        Some(pages) => {
+                            prop_assert_eq!(pages.len(), len);
+                            prop_assert!(held.iter().all(|other| other.intersection(pages).is_empty()));
+                            held.push(pages);
+                        }
+                        None => prop_assert!(free_run < len),
+                    }
+                } else if !held.is_empty() {
+                    let pages = held.swap_remove(which.index(held.len()));
+                    extents.insert(pages);
+                }
+                prop_assert!(extents.is_valid());
+                let held_pages: u32 = held.iter().map(|pages| pages.len()).sum();
+                prop_assert_eq!(extents.pages() + held_pages as usize, PAGES as usize);
+            }
+            for pages in held { extents.insert(pages); }
+            prop_assert_eq!(extents.longest(), PAGES);
+        }
+    }
+
+    #[test]
+    fn the_shortest_extent_that_fits_is_used() {
+        let mut extents = Extents::new();
+        extents.insert(PageRange::new(0, 100));
+        extents.insert(PageRange::new(200, 210));
+        assert_eq!(extents.take(10), Some(PageRange::new(200, 210)));
+        assert_eq!(extents.take_longest(4), Some(PageRange::new(0, 4)));
+        assert_eq!(extents.take(97), None);
+    }
+}

@@ -1,0 +1,339 @@
+//! The one table of runtime options: `uncopy run`'s flags, the environment variables that carry
+//! them to `libuncopy.so`, the man page and the completions are all derived from it.
+//!
+//! Values are parsed here and only here, from byte strings, because an environment need not be
+//! UTF-8. Parsing never panics; a bad value is reported with the value and the legal range.
+
+use core::fmt;
+
+/// When a copy is elided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// A running account decides for each call site and size.
+    Auto,
+    /// Whatever is legal is elided; for testing.
+    Always,
+    /// Nothing is elided.
+    Never,
+}
+
+impl Policy {
+    /// The word used on the command line, in the environment and in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Always => "always",
+            Self::Never => "never",
+        }
+    }
+}
+
+/// Smallest legal `--min-size`: one page; nothing shorter can hold a view.
+pub const MIN_SIZE_LOW_BYTES: usize = 4096;
+/// Largest legal `--min-size`.
+pub const MIN_SIZE_HIGH_BYTES: usize = 1 << 30;
+/// Default `--min-size` (zIO §3.1.6).
+pub const MIN_SIZE_DEFAULT_BYTES: usize = 16384;
+
+/// One option of `uncopy run`.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionSpec {
+    /// Long flag without the dashes (`min-size`).
+    pub flag: &'static str,
+    /// Environment variable (`UNCOPY_MIN_SIZE`).
+    pub variable: &'static str,
+    /// Placeholder of the value; `None` for a switch.
+    pub value: Option<&'static str>,
+    /// One line of help.
+    pub help: &'static str,
+}
+
+/// Every option of `uncopy run`, in the order in which help lists them.
+pub const OPTIONS: &[OptionSpec] = &[
+    OptionSpec {
+        flag: "off",
+        variable: "UNCOPY_OFF",
+        value: None,
+        help: "Run the program with uncopy loaded but doing nothing",
+    },
+    OptionSpec {
+        flag: "min-size",
+        variable: "UNCOPY_MIN_SIZE",
+        value: Some("BYTES"),
+        help: "Smallest copy, input or output considered, in bytes (4096 to 1073741824) [default: 16384]",
+    },
+    OptionSpec {
+        flag: "policy",
+        variable: "UNCOPY_POLICY",
+        value: Some("auto|always|never"),
+        help: "When to elide: by a running account, whatever is legal, or never [default: auto]",
+    },
+    OptionSpec {
+        flag: "heap",
+        variable: "UNCOPY_HEAP",
+        value: Some("on|off"),
+        help: "Serve large allocations from the block heap; without it nothing can be elided [default: on]",
+    },
+    OptionSpec {
+        flag: "stats",
+        variable: "UNCOPY_STATS",
+        value: Some("FILE|-"),
+        help: "Write counters as JSON to FILE (- for standard output) when the program exits",
+    },
+    OptionSpec {
+        flag: "no-follow",
+        variable: "UNCOPY_NO_FOLLOW",
+        value: None,
+        help: "Do not accelerate the programs that the program starts",
+    },
+];
+
+/// Variables that `uncopy run` sets for the library and that are not options.
+///
+/// `UNCOPY_STATS_ROOT` holds the pid whose counters go to the `--stats` file; `UNCOPY_UFFD_FD`
+/// the number of an inherited file descriptor of `/dev/userfaultfd`, so that a program that
+/// drops its privileges keeps working.
+pub const INTERNAL_VARIABLES: &[&str] = &["UNCOPY_STATS_ROOT", "UNCOPY_UFFD_FD"];
+
+/// The options in force, as plain values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options<'a> {
+    /// `--off`.
+    pub off: bool,
+    /// `--min-size`, bytes.
+    pub min_size_bytes: usize,
+    /// `--policy`.
+    pub policy: Policy,
+    /// `--heap`.
+    pub heap: bool,
+    /// `--stats`: a path, or `-`.
+    pub stats: Option<&'a [u8]>,
+    /// `--no-follow`.
+    pub no_follow: bool,
+    /// Pid whose counters are written to `stats` (internal).
+    pub stats_root: Option<u32>,
+    /// Inherited descriptor of `/dev/userfaultfd` (internal).
+    pub uffd_fd: Option<i32>,
+}
+
+impl Default for Options<'_> {
+    fn default() -> Self {
+        Self {
+            off: false,
+            min_size_bytes: MIN_SIZE_DEFAULT_BYTES,
+            policy: Policy::Auto,
+            heap: true,
+            stats: None,
+            no_follow: false,
+            stats_root: None,
+            uffd_fd: None,
+        }
+    }
+}
+
+/// Why a setting was refused. `Display` is a whole message without the `uncopy: ` in front.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptionError<'a> {
+    /// The variable exists but its value is not legal.
+    BadValue {
+        /// Environment variable.
+        variable: &'static str,
+        /// What it was set to.
+        value: &'a [u8],
+        /// What it may be set to.
+        legal: &'static str,
+    },
+    /// A variable that begins with `UNCOPY_` but is not in the table.
+    UnknownVariable(&'a [u8]),
+}
+
+/// Prints bytes with anything outside printable ASCII escaped, at most 64 of them.
+struct Escaped<'a>(&'a [u8]);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = self.0.len().min(64);
+        write!(f, "{}", self.0[..shown].escape_ascii())?;
+        if shown < self.0.len() { f.write_str("…") } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for OptionError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadValue { variable, value, legal } => {
+                write!(f, "{variable} is \"{}\"; it must be {legal}", Escaped(value))
+            }
+            Self::UnknownVariable(name) => {
+                write!(f, "unknown variable {} in the environment; known are", Escaped(name))?;
+                for option in OPTIONS {
+                    write!(f, " {}", option.variable)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+const LEGAL_SWITCH: &str = "1, 0, or empty";
+const LEGAL_SIZE: &str = "a whole number of bytes from 4096 to 1073741824";
+const LEGAL_POLICY: &str = "auto, always or never";
+const LEGAL_HEAP: &str = "on or off";
+const LEGAL_STATS: &str = "a file's path, or -";
+const LEGAL_NUMBER: &str = "a number that uncopy run sets; unset it";
+
+/// Parses a decimal number that consists of digits only.
+fn decimal(value: &[u8]) -> Option<u64> {
+    if value.is_empty() {
+        return None;
+    }
+    value.iter().try_fold(0u64, |sum, byte| {
+        let digit = byte.checked_sub(b'0').filter(|digit| *digit < 10)?;
+        sum.checked_mul(10)?.checked_add(u64::from(digit))
+    })
+}
+
+fn switch(value: &[u8]) -> Option<bool> {
+    match value {
+        b"1" => Some(true),
+        b"0" | b"" => Some(false),
+        _ => None,
+    }
+}
+
+impl<'a> Options<'a> {
+    /// Applies one environment variable. Variables that do not begin with `UNCOPY_` are ignored.
+    ///
+    /// # Errors
+    /// [`OptionError`] when the value is not legal or the variable is not known; `self` is then
+    /// unchanged.
+    pub fn apply(&mut self, name: &[u8], value: &'a [u8]) -> Result<(), OptionError<'a>> {
+        let bad =
+            |variable: &'static str, legal: &'static str| OptionError::BadValue { variable, value, legal };
+        match name {
+            b"UNCOPY_OFF" => self.off = switch(value).ok_or_else(|| bad("UNCOPY_OFF", LEGAL_SWITCH))?,
+            b"UNCOPY_NO_FOLLOW" => {
+                self.no_follow = switch(value).ok_or_else(|| bad("UNCOPY_NO_FOLLOW", LEGAL_SWITCH))?;
+            }
+            b"UNCOPY_MIN_SIZE" => {
+                self.min_size_bytes = decimal(value)
+                    .and_then(|bytes| usize::try_from(bytes).ok())
+                    .filter(|bytes| (MIN_SIZE_LOW_BYTES..=MIN_SIZE_HIGH_BYTES).contains(bytes))
+                    .ok_or_else(|| bad("UNCOPY_MIN_SIZE", LEGAL_SIZE))?;
+            }
+            b"UNCOPY_POLICY" => {
+                self.policy = match value {
+                    b"auto" => Policy::Auto,
+                    b"always" => Policy::Always,
+                    b"never" => Policy::Never,
+                    _ => return Err(bad("UNCOPY_POLICY", LEGAL_POLICY)),
+                }
+            }
+            b"UNCOPY_HEAP" => {
+                self.heap = match value {
+                    b"on" => true,
+                    b"off" => false,
+                    _ => return Err(bad("UNCOPY_HEAP", LEGAL_HEAP)),
+                }
+            }
+            b"UNCOPY_STATS" => {
+                if value.is_empty() {
+                    return Err(bad("UNCOPY_STATS", LEGAL_STATS));
+                }
+                self.stats = Some(value);
+            }
+            b"UNCOPY_STATS_ROOT" => {
+                self.stats_root = Some(
+                    decimal(value)
+                        .and_then(|pid| u32::try_from(pid).ok())
+                        .ok_or_else(|| bad("UNCOPY_STATS_ROOT", LEGAL_NUMBER))?,
+                );
+            }
+            b"UNCOPY_UFFD_FD" => {
+                self.uffd_fd = Some(
+                    decimal(value)
+                        .and_then(|fd| i32::try_from(fd).ok())
+                        .ok_or_else(|| bad("UNCOPY_UFFD_FD", LEGAL_NUMBER))?,
+                );
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether `name` begins with `UNCOPY_` and is neither an option's variable nor internal.
+    #[must_use]
+    pub fn is_unknown_variable(name: &[u8]) -> bool {
+        name.starts_with(b"UNCOPY_")
+            && !OPTIONS.iter().any(|option| option.variable.as_bytes() == name)
+            && !INTERNAL_VARIABLES.iter().any(|variable| variable.as_bytes() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let options = Options::default();
+        assert_eq!(options.min_size_bytes, 16384);
+        assert_eq!(options.policy, Policy::Auto);
+        assert!(options.heap && !options.off && !options.no_follow);
+    }
+
+    #[test]
+    fn every_option_is_applied_from_its_variable() {
+        let mut options = Options::default();
+        for (name, value) in [
+            ("UNCOPY_OFF", "1"),
+            ("UNCOPY_MIN_SIZE", "4096"),
+            ("UNCOPY_POLICY", "always"),
+            ("UNCOPY_HEAP", "off"),
+            ("UNCOPY_STATS", "-"),
+            ("UNCOPY_NO_FOLLOW", "1"),
+        ] {
+            let before = options;
+            options.apply(name.as_bytes(), value.as_bytes()).expect("legal value");
+            assert_ne!(before, options, "{name} changed nothing");
+        }
+    }
+
+    #[test]
+    fn bad_values_name_the_value_and_the_legal_range_and_change_nothing() {
+        for (name, value) in [
+            ("UNCOPY_OFF", "yes"),
+            ("UNCOPY_MIN_SIZE", "4095"),
+            ("UNCOPY_MIN_SIZE", "1073741825"),
+            ("UNCOPY_MIN_SIZE", "16k"),
+            ("UNCOPY_MIN_SIZE", "-1"),
+            ("UNCOPY_MIN_SIZE", ""),
+            ("UNCOPY_MIN_SIZE", "99999999999999999999999"),
+            ("UNCOPY_POLICY", "sometimes"),
+            ("UNCOPY_HEAP", "1"),
+            ("UNCOPY_STATS", ""),
+            ("UNCOPY_NO_FOLLOW", "x"),
+        ] {
+            let mut options = Options::default();
+            let error = options.apply(name.as_bytes(), value.as_bytes()).expect_err("illegal value");
+            let message = error.to_string();
+            assert!(message.contains(name) && message.contains(&format!("\"{value}\"")), "{message}");
+            assert_eq!(options, Options::default());
+        }
+    }
+
+    #[test]
+    fn only_variables_outside_the_table_are_unknown() {
+        assert!(Options::is_unknown_variable(b"UNCOPY_MINSIZE"));
+        assert!(!Options::is_unknown_variable(b"UNCOPY_MIN_SIZE"));
+        assert!(!Options::is_unknown_variable(b"UNCOPY_STATS_ROOT"));
+        assert!(!Options::is_unknown_variable(b"PATH"));
+    }
+
+    #[test]
+    fn messages_escape_bytes_that_are_not_printable() {
+        let message = OptionError::UnknownVariable(b"UNCOPY_\x1b[31m\xff").to_string();
+        assert!(message.is_ascii() && !message.contains('\x1b'), "{message}");
+    }
+}

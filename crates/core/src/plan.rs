@@ -1,0 +1,212 @@
+//! What a copy does to its destination's pages.
+//!
+//! A copy's source is a list of pieces: bytes of segments, zeroes, or plain memory. A whole page of
+//! the destination whose bytes all come from one segment, in order, becomes a view of it; one that
+//! is all zeroes becomes empty; every other byte is really copied. An overlapping `memmove` inside
+//! one block needs nothing more: its pieces are taken before anything changes, so a view that moves
+//! by 45 bytes is the same view with its offset shifted.
+
+use crate::addr::{ByteRange, PAGE_BYTES, PageRange};
+
+extern crate alloc;
+use alloc::vec::Vec;
+
+/// Where a stretch of the source's bytes is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece<S> {
+    /// In the program's own memory.
+    Plain {
+        /// Length.
+        len_bytes: usize,
+    },
+    /// Zeroes.
+    Zeroes {
+        /// Length.
+        len_bytes: usize,
+    },
+    /// In a segment.
+    Segment {
+        /// The segment.
+        segment: S,
+        /// Offset of the first byte in it.
+        offset_bytes: usize,
+        /// Length.
+        len_bytes: usize,
+    },
+}
+
+impl<S> Piece<S> {
+    /// Length of the piece.
+    #[must_use]
+    pub const fn len_bytes(&self) -> usize {
+        match self {
+            Self::Plain { len_bytes } | Self::Zeroes { len_bytes } | Self::Segment { len_bytes, .. } => {
+                *len_bytes
+            }
+        }
+    }
+}
+
+/// One step of a copy, by offsets in the destination's block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step<S> {
+    /// These pages become a view.
+    View {
+        /// Pages of the destination.
+        pages: PageRange,
+        /// The segment.
+        segment: S,
+        /// Offset in the segment of the first page's first byte.
+        offset_bytes: usize,
+    },
+    /// These pages become empty.
+    Empty {
+        /// Pages of the destination.
+        pages: PageRange,
+    },
+    /// These bytes are really copied.
+    Bytes {
+        /// Bytes of the destination.
+        range: ByteRange,
+    },
+}
+
+/// Plans the copy of `pieces` to the block's bytes from `start` on.
+///
+/// Views of fewer than `least_pages` pages are not made; their bytes are copied. The steps are in
+/// order and cover the destination exactly once; adjacent `Bytes` steps are one.
+#[must_use]
+pub fn plan<S: Clone>(start: usize, pieces: &[Piece<S>], least_pages: u32) -> Vec<Step<S>> {
+    let mut steps = Vec::with_capacity(2 * pieces.len() + 1);
+    let mut at = start;
+    for piece in pieces {
+        let range = ByteRange::at(at, piece.len_bytes());
+        let pages = range.whole_pages();
+        at = range.end;
+        let step = match piece {
+            _ if pages.len() < least_pages.max(1) => None,
+            Piece::Plain { .. } => None,
+            Piece::Zeroes { .. } => Some(Step::Empty { pages }),
+            Piece::Segment { segment, offset_bytes, .. } => Some(Step::View {
+                pages,
+                segment: segment.clone(),
+                offset_bytes: offset_bytes + (pages.start as usize * PAGE_BYTES - range.start),
+            }),
+        };
+        match step {
+            None => push_bytes(&mut steps, range),
+            Some(step) => {
+                push_bytes(&mut steps, ByteRange { start: range.start, end: pages.start_bytes() });
+                steps.push(step);
+                push_bytes(&mut steps, ByteRange { start: pages.end_bytes(), end: range.end });
+            }
+        }
+    }
+    steps
+}
+
+fn push_bytes<S>(steps: &mut Vec<Step<S>>, range: ByteRange) {
+    if range.is_empty() {
+        return;
+    }
+    if let Some(Step::Bytes { range: last }) = steps.last_mut()
+        && last.end == range.start
+    {
+        last.end = range.end;
+        return;
+    }
+    steps.push(Step::Bytes { range });
+}
+
+/// Bytes that the plan does not copy.
+#[must_use]
+pub fn elided_bytes<S>(steps: &[Step<S>]) -> usize {
+    steps
+        .iter()
+        .map(|step| match step {
+            Step::View { pages, .. } | Step::Empty { pages } => pages.len_bytes(),
+            Step::Bytes { .. } => 0,
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn piece() -> impl Strategy<Value = Piece<u8>> {
+        prop_oneof![
+            (1usize..20_000).prop_map(|len_bytes| Piece::Plain { len_bytes }),
+            (1usize..20_000).prop_map(|len_bytes| Piece::Zeroes { len_bytes }),
+            (0u8..3, 0usize..5_000, 1usize..40_000).prop_map(|(segment, offset_bytes, len_bytes)| {
+                Piece::Segment { segment, offset_bytes, len_bytes }
+            }),
+        ]
+    }
+
+    /// What one byte of the source is.
+    fn source(pieces: &[Piece<u8>], index: usize) -> Piece<u8> {
+        let mut at = 0;
+        for piece in pieces {
+            if index < at + piece.len_bytes() {
+                return match piece {
+                    Piece::Segment { segment, offset_bytes, .. } => Piece::Segment {
+                        segment: *segment,
+                        offset_bytes: offset_bytes + index - at,
+                        len_bytes: 1,
+                    },
+                    Piece::Zeroes { .. } => Piece::Zeroes { len_bytes: 1 },
+                    Piece::Plain { .. } => Piece::Plain { len_bytes: 1 },
+                };
+            }
+            at += piece.len_bytes();
+        }
+        unreachable!("index past the source")
+    }
+
+    proptest! {
+        #[test]
+        fn steps_cover_the_destination_once_and_views_hold_the_source_bytes(
+            start in 0usize..10_000, pieces in prop::collection::vec(piece(), 1..6), least in 1u32..4
+        ) {
+            let total: usize = pieces.iter().map(Piece::len_bytes).sum();
+            let mut at = start;
+            let mut previous_was_bytes = false;
+            for step in plan(start, &pieces, least) {
+                let range = match &step {
+                    Step::View { pages, .. } | Step::Empty { pages } => ByteRange::from(*pages),
+                    Step::Bytes { range } => *range,
+                };
+                prop_assert_eq!(range.start, at);
+                prop_assert!(!range.is_empty());
+                at = range.end;
+                // Check the first, the last and a middle byte of the step.
+                for probe in [range.start, (range.start + range.end) / 2, range.end - 1] {
+                    let byte = source(&pieces, probe - start);
+                    match &step {
+                        Step::View { segment, offset_bytes, pages } => {
+                            prop_assert!(pages.len() >= least);
+                            let expected = Piece::Segment { segment: *segment, offset_bytes: offset_bytes + probe - range.start, len_bytes: 1 };
+                            prop_assert_eq!(byte, expected);
+                        }
+                        Step::Empty { .. } => prop_assert_eq!(byte, Piece::Zeroes { len_bytes: 1 }),
+                        Step::Bytes { .. } => {}
+                    }
+                }
+                let is_bytes = matches!(step, Step::Bytes { .. });
+                prop_assert!(!(is_bytes && previous_was_bytes));
+                previous_was_bytes = is_bytes;
+            }
+            prop_assert_eq!(at, start + total);
+        }
+    }
+
+    #[test]
+    fn a_shift_by_45_bytes_is_a_shift_of_the_offset() {
+        let pieces = [Piece::Segment { segment: 's', offset_bytes: 45, len_bytes: 8 * PAGE_BYTES }];
+        let steps = plan(0, &pieces, 1);
+        assert_eq!(steps, [Step::View { pages: PageRange::new(0, 8), segment: 's', offset_bytes: 45 }]);
+        assert_eq!(elided_bytes(&steps), 8 * PAGE_BYTES);
+    }
+}

@@ -1,0 +1,292 @@
+//! When eliding pays: a running account, in time, for each call site and size.
+//!
+//! A site is where the program called from, with the size's power of two. Its *balance* rises by
+//! what eliding saved and falls by what it cost (tracking, faults, page moves). A balance below
+//! `-BUDGET_NS` switches the site off for a number of calls that doubles each time; then it is
+//! probed again with a fraction of the budget, so that a site that always loses costs ever less.
+//!
+//! An input by itself saves nothing; it is credited with half of what each later copy of its
+//! segment saved, and charged when its views are touched.
+
+use crate::addr::PAGE_BYTES;
+use crate::options::Policy;
+use crate::page_map::SiteId;
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Tracking one copy: locks, signal mask, plan, runs. Measured with `uncopy bench copies`.
+pub const TRACK_NS: i64 = 700;
+/// A fault served by the handler thread; between its cost on the same and on the other CPU.
+pub const FAULT_NS: i64 = 8_000;
+/// Putting one page of a view in place, beside the fault itself.
+pub const FILL_PAGE_NS: i64 = 350;
+/// One `UFFDIO_MOVE`, and each page of it.
+pub const MOVE_CALL_NS: i64 = 1_000;
+/// See [`MOVE_CALL_NS`].
+pub const MOVE_PAGE_NS: i64 = 45;
+/// Receiving into a segment instead of the buffer.
+pub const INPUT_NS: i64 = 500;
+/// A run of present pages this short is copied over; a longer one is moved out of the way.
+pub const COPY_OVER_PAGES: u32 = 4;
+
+const BUDGET_NS: i64 = 50_000;
+const PROBE_BUDGET_NS: i64 = BUDGET_NS / 4;
+const CREDIT_CAP_NS: i64 = 400_000;
+const OFF_CALLS: u32 = 64;
+const BACKOFF_MOST: u32 = 12;
+const SITES: usize = 1024;
+const PROBES: usize = 4;
+
+/// What copying `len_bytes` costs, taken low (warm caches), so that doubt decides for copying.
+#[must_use]
+pub const fn copy_ns(len_bytes: usize) -> i64 {
+    let per_page = if len_bytes <= 512 << 10 {
+        100
+    } else if len_bytes <= 2 << 20 {
+        160
+    } else {
+        300
+    };
+    (len_bytes / PAGE_BYTES) as i64 * per_page
+}
+
+/// What a call site does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Kind {
+    /// memcpy, memmove and their like.
+    Copy = 1,
+    /// read, recv and their like.
+    Input = 2,
+}
+
+struct Account {
+    key: AtomicU64,
+    balance_ns: AtomicI64,
+    off_calls: AtomicU32,
+    backoff: AtomicU32,
+}
+
+/// The accounts of all sites. A fixed table: a site that finds no place shares one.
+pub struct Sites {
+    accounts: [Account; SITES],
+}
+
+impl Default for Sites {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Sites {
+    /// Empty accounts.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            accounts: [const {
+                Account {
+                    key: AtomicU64::new(0),
+                    balance_ns: AtomicI64::new(0),
+                    off_calls: AtomicU32::new(0),
+                    backoff: AtomicU32::new(0),
+                }
+            }; SITES],
+        }
+    }
+
+    /// The account of a site. `caller` is a return address in the program.
+    #[must_use]
+    pub fn site(&self, kind: Kind, caller: usize, len_bytes: usize) -> SiteId {
+        let size = u64::from(usize::BITS - len_bytes.leading_zeros());
+        let key = ((caller as u64) << 8) ^ (size << 2) ^ kind as u64;
+        let hash = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize;
+        let first = hash % SITES;
+        for probe in 0..PROBES {
+            let index = (first + probe) % SITES;
+            let account = &self.accounts[index];
+            let held = account.key.load(Relaxed);
+            let mine = held == key
+                || (held == 0
+                    && match account.key.compare_exchange(0, key, Relaxed, Relaxed) {
+                        Ok(_) => true,
+                        Err(other) => other == key,
+                    });
+            if mine {
+                return index as SiteId;
+            }
+        }
+        first as SiteId
+    }
+
+    fn account(&self, site: SiteId) -> &Account {
+        &self.accounts[usize::from(site) % SITES]
+    }
+
+    /// Whether to elide at this site now. Each call while it is off brings its next probe nearer.
+    #[must_use]
+    pub fn allows(&self, site: SiteId, policy: Policy) -> bool {
+        match policy {
+            Policy::Always => true,
+            Policy::Never => false,
+            Policy::Auto => {
+                let account = self.account(site);
+                let off = account.off_calls.load(Relaxed);
+                if off > 0 {
+                    // Lost updates between threads only shift the moment of the next probe.
+                    account.off_calls.store(off - 1, Relaxed);
+                }
+                off == 0
+            }
+        }
+    }
+
+    /// Adds what an elision saved.
+    pub fn credit(&self, site: SiteId, ns: i64) {
+        let account = self.account(site);
+        let balance = account.balance_ns.load(Relaxed).saturating_add(ns).min(CREDIT_CAP_NS);
+        account.balance_ns.store(balance, Relaxed);
+        if balance > BUDGET_NS {
+            account.backoff.store(0, Relaxed);
+        }
+    }
+
+    /// Subtracts what an elision cost; switches the site off when its budget is used up.
+    pub fn debit(&self, site: SiteId, ns: i64) {
+        let account = self.account(site);
+        let balance = account.balance_ns.load(Relaxed).saturating_sub(ns);
+        if balance >= -BUDGET_NS {
+            account.balance_ns.store(balance, Relaxed);
+            return;
+        }
+        let backoff = account.backoff.load(Relaxed).min(BACKOFF_MOST);
+        account.off_calls.store(OFF_CALLS << backoff, Relaxed);
+        account.backoff.store(backoff + 1, Relaxed);
+        account.balance_ns.store(PROBE_BUDGET_NS - BUDGET_NS, Relaxed);
+    }
+}
+
+/// Where to place the blocks of an allocation site: with blocks that hold views or apart from them.
+///
+/// Blocks that never take part in I/O stay unregistered, so that their first touch is an ordinary
+/// kernel fault and not one that our handler serves.
+pub struct Placement {
+    scores: [core::sync::atomic::AtomicI8; SITES],
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Placement {
+    const MOST: i8 = 8;
+
+    /// No history.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { scores: [const { core::sync::atomic::AtomicI8::new(0) }; SITES] }
+    }
+
+    /// The entry of an allocation site.
+    #[must_use]
+    pub const fn site(caller: usize, class_index: usize) -> u16 {
+        let key = (caller as u64).wrapping_add((class_index as u64) << 56);
+        ((key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize % SITES) as u16
+    }
+
+    /// Whether this site's next block should be one that can hold views at once.
+    #[must_use]
+    pub fn prefers_registered(&self, site: u16) -> bool {
+        self.scores[usize::from(site) % SITES].load(Relaxed) > 0
+    }
+
+    /// Records whether a block held a view between its allocation and its release.
+    pub fn record(&self, site: u16, held_a_view: bool) {
+        let score = &self.scores[usize::from(site) % SITES];
+        let old = score.load(Relaxed);
+        let new = if held_a_view {
+            old.saturating_add(2).min(Self::MOST)
+        } else {
+            old.saturating_sub(1).max(-Self::MOST)
+        };
+        if new != old {
+            score.store(new, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_site_that_loses_is_switched_off_for_ever_longer() {
+        let sites = Sites::new();
+        let site = sites.site(Kind::Copy, 0x1234, 65536);
+        let mut allowed_in = [0u32; 4];
+        for allowed in &mut allowed_in {
+            for _ in 0..4_000 {
+                if sites.allows(site, Policy::Auto) {
+                    *allowed += 1;
+                    sites.credit(site, copy_ns(65536));
+                    sites.debit(site, TRACK_NS + 16 * FAULT_NS);
+                }
+            }
+        }
+        assert!(allowed_in[0] < 40, "{allowed_in:?}");
+        assert!(allowed_in[3] <= 1, "{allowed_in:?}");
+    }
+
+    #[test]
+    fn a_site_that_wins_stays_on_and_forgives_rare_touches() {
+        let sites = Sites::new();
+        let site = sites.site(Kind::Copy, 0x1234, 524_288);
+        for call in 0..10_000 {
+            assert!(sites.allows(site, Policy::Auto));
+            sites.credit(site, copy_ns(524_288));
+            sites.debit(site, TRACK_NS + if call % 4 == 0 { FAULT_NS } else { 0 });
+        }
+    }
+
+    #[test]
+    fn a_site_that_starts_to_win_comes_back() {
+        let sites = Sites::new();
+        let site = sites.site(Kind::Input, 0x99, 1 << 20);
+        while sites.allows(site, Policy::Auto) {
+            sites.debit(site, 10 * FAULT_NS);
+        }
+        let allowed = (0..2_000)
+            .filter(|_| {
+                let allowed = sites.allows(site, Policy::Auto);
+                if allowed {
+                    sites.credit(site, 20_000);
+                }
+                allowed
+            })
+            .count();
+        assert!(allowed > 1_900, "{allowed}");
+    }
+
+    #[test]
+    fn sites_differ_by_caller_kind_and_size() {
+        let sites = Sites::new();
+        let one = sites.site(Kind::Copy, 0x1000, 65536);
+        assert_eq!(one, sites.site(Kind::Copy, 0x1000, 70_000));
+        assert_ne!(one, sites.site(Kind::Copy, 0x1000, 200_000));
+        assert_ne!(one, sites.site(Kind::Copy, 0x1008, 65536));
+        assert_ne!(one, sites.site(Kind::Input, 0x1000, 65536));
+    }
+
+    #[test]
+    fn placement_follows_what_blocks_did() {
+        let placement = Placement::new();
+        let site = Placement::site(0x4000, 9);
+        assert!(!placement.prefers_registered(site));
+        placement.record(site, true);
+        assert!(placement.prefers_registered(site));
+        for _ in 0..4 {
+            placement.record(site, false);
+        }
+        assert!(!placement.prefers_registered(site));
+    }
+}

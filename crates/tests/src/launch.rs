@@ -1,0 +1,182 @@
+//! Starting a program plain or under `libuncopy.so`.
+//!
+//! The library is loaded by setting `LD_PRELOAD` and the `UNCOPY_` variables directly, so that
+//! these tests do not depend on the command line tool.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use uncopy_core::options::{INTERNAL_VARIABLES, OPTIONS};
+
+use crate::artifacts;
+use crate::running::{Finished, Running};
+use crate::scratch::Scratch;
+
+/// How a program is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Without uncopy.
+    Plain,
+    /// With the default options.
+    Auto,
+    /// Everything legal is elided, from one page up.
+    Always,
+    /// The block heap without any elision.
+    Never,
+    /// Loaded and told to do nothing.
+    Off,
+}
+
+impl Mode {
+    /// The two modes that every scenario runs in.
+    pub const BOTH: [Self; 2] = [Self::Always, Self::Auto];
+
+    /// The mode really used: [`Mode::Plain`] when `UNCOPY_TEST_PLAIN=1`.
+    #[must_use]
+    pub fn effective(self) -> Self {
+        if artifacts::plain_only() { Self::Plain } else { self }
+    }
+
+    /// Option variables of the mode.
+    const fn variables(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Plain | Self::Auto => &[],
+            Self::Always => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
+            Self::Never => &[("UNCOPY_POLICY", "never")],
+            Self::Off => &[("UNCOPY_OFF", "1")],
+        }
+    }
+}
+
+/// A program to start, with everything it is started with.
+#[derive(Clone, Debug)]
+pub struct Program {
+    path: PathBuf,
+    arguments: Vec<OsString>,
+    variables: Vec<(OsString, OsString)>,
+    mode: Mode,
+    directory: Option<PathBuf>,
+    input: Option<PathBuf>,
+    limit: Duration,
+}
+
+impl Program {
+    /// The program at `path`, started plain unless told otherwise.
+    #[must_use]
+    pub fn new(path: impl AsRef<Path>) -> Self {
+        Self {
+            path: path.as_ref().to_owned(),
+            arguments: Vec::new(),
+            variables: Vec::new(),
+            mode: Mode::Plain,
+            directory: None,
+            input: None,
+            limit: Duration::from_secs(60),
+        }
+    }
+
+    /// `sh -c SCRIPT`.
+    #[must_use]
+    pub fn shell(script: &str) -> Self {
+        Self::new("/bin/sh").args(["-e", "-c", script])
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(mut self, arguments: I) -> Self {
+        self.arguments.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.variables.push((name.into(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Chooses how the program is started.
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode.effective();
+        self
+    }
+
+    /// Sets the working directory.
+    #[must_use]
+    pub fn directory(mut self, path: impl AsRef<Path>) -> Self {
+        self.directory = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// Gives the program a file as standard input (default: `/dev/null`).
+    #[must_use]
+    pub fn input(mut self, path: impl AsRef<Path>) -> Self {
+        self.input = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// How long [`Program::run`] waits (default: 60 s).
+    #[must_use]
+    pub const fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Starts the program. Its output goes to files in `scratch` whose names begin with `name`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(&self, scratch: &Scratch, name: &str) -> Running {
+        let stats = scratch.join(&format!("{name}.stats"));
+        let output = scratch.join(&format!("{name}.out"));
+        let errors = scratch.join(&format!("{name}.err"));
+        let mut command = if self.mode == Mode::Plain {
+            Command::new(&self.path)
+        } else {
+            // Only the program itself knows its pid before it starts.
+            let mut shell = Command::new("/bin/sh");
+            shell.args(["-c", "export UNCOPY_STATS_ROOT=$$ LD_PRELOAD=\"$0\"; exec \"$@\""]);
+            shell.arg(artifacts::library()).arg(&self.path);
+            shell
+        };
+        command.args(&self.arguments).env_remove("LD_PRELOAD");
+        for variable in OPTIONS.iter().map(|option| option.variable).chain(INTERNAL_VARIABLES.iter().copied()) {
+            command.env_remove(variable);
+        }
+        if self.mode != Mode::Plain {
+            command.env("UNCOPY_STATS", &stats).envs(self.mode.variables().iter().copied());
+        }
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        let input = self.input.as_deref().unwrap_or(Path::new("/dev/null"));
+        command.stdin(File::open(input).expect("standard input"));
+        command.stdout(Stdio::from(File::create(&output).expect("output file")));
+        command.stderr(Stdio::from(File::create(&errors).expect("error file")));
+        command.process_group(0);
+        // SAFETY: the closure runs between fork and exec and makes one async-signal-safe call.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        let child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", self.path.display()));
+        let title = format!("{} ({:?}): {:?} {:?}", name, self.mode, self.path, self.arguments);
+        Running::new(child, title, self.mode, stats, output, errors)
+    }
+
+    /// Starts the program and waits for its end.
+    ///
+    /// # Panics
+    /// When it cannot be started or does not end in time.
+    pub fn run(&self, scratch: &Scratch, name: &str) -> Finished {
+        self.start(scratch, name).finish(self.limit)
+    }
+}

@@ -1,0 +1,39 @@
+//! End-to-end tests of uncopy: what the test programs and the harness that drives them share.
+//!
+//! Two sides use this library:
+//!
+//! - the *harness* (`tests/*.rs`) starts programs plain or under `libuncopy.so` in one of several
+//!   [`Mode`]s, waits for them with a deadline, reports every thread's stack when one hangs, and
+//!   reads the counters that the program leaves behind, so that no test passes because nothing
+//!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scratch`], [`http`],
+//!   [`resp`], [`redis`];
+//! - the *programs* (`src/bin/*.rs`) that run under uncopy and check their own memory byte by byte
+//!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`],
+//!   [`endpoint`], [`random`].
+//!
+//! Environment of the harness:
+//!
+//! | variable | effect |
+//! |---|---|
+//! | `UNCOPY_BIN_DIR` | directory of `libuncopy.so` and `uncopy` (default: `target/release`) |
+//! | `UNCOPY_TEST_PLAIN=1` | start every program directly: checks the tests themselves |
+//! | `UNCOPY_TEST_SEED` | seed of every random walk (default: fixed seeds) |
+//! | `UNCOPY_TEST_ROUNDS` | multiplies the length of the random walks (default: 1) |
+//! | `UNCOPY_TEST_KEEP=1` | keep the scratch directories |
+
+pub mod artifacts;
+pub mod calls;
+pub mod counters;
+pub mod endpoint;
+pub mod http;
+pub mod launch;
+pub mod mirror;
+pub mod plain;
+pub mod random;
+pub mod redis;
+pub mod resp;
+pub mod running;
+pub mod scratch;
+
+pub use launch::{Mode, Program};
+pub use scratch::Scratch;

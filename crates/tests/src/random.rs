@@ -1,0 +1,139 @@
+//! Reproducible randomness: one seed decides a whole walk and is printed when it fails.
+
+/// A SplitMix64 generator.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+/// The SplitMix64 output function.
+#[must_use]
+pub const fn mix(mut word: u64) -> u64 {
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+impl Random {
+    /// A generator whose whole sequence follows from `seed`.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
+        Self(mix(seed ^ 0x5851_f42d_4c95_7f2d))
+    }
+
+    /// The next 64 random bits.
+    pub fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number in `0..limit`.
+    ///
+    /// # Panics
+    /// When `limit` is 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        assert!(limit > 0, "an empty range has no random member");
+        let product = u128::from(self.word()) * limit as u128;
+        usize::try_from(product >> 64).expect("smaller than limit")
+    }
+
+    /// A number in `low..=high`.
+    pub fn between(&mut self, low: usize, high: usize) -> usize {
+        low + self.below(high - low + 1)
+    }
+
+    /// True once in `every` draws, on average.
+    pub fn one_in(&mut self, every: usize) -> bool {
+        self.below(every) == 0
+    }
+
+    /// A random member of `choices`.
+    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    /// A length in `1..=high`: often a page, threshold or buffer boundary give or take one byte,
+    /// else spread evenly over the orders of magnitude.
+    pub fn length(&mut self, high: usize) -> usize {
+        const BOUNDARIES: &[usize] = &[4096, 8192, 16384, 32768, 65536, 131_072, 262_144, 524_288, 1 << 20];
+        let length = match self.below(8) {
+            0..=3 => {
+                let boundary = self.pick(BOUNDARIES);
+                self.pick(&[boundary - 1, boundary, boundary + 1, boundary + 33, 2 * boundary - 7, 3 * boundary])
+            }
+            4 => self.between(1, 64),
+            5 => self.between(1, high),
+            _ => {
+                let magnitude = self.below(usize::BITS as usize - high.leading_zeros() as usize);
+                (1 << magnitude) + self.below(1 << magnitude)
+            }
+        };
+        length.clamp(1, high)
+    }
+
+    /// A range inside `0..len`, not empty: `(start, length)`.
+    pub fn range(&mut self, len: usize) -> (usize, usize) {
+        let length = self.length(len);
+        let room = len - length;
+        let start = match self.below(4) {
+            0 => 0,
+            1 => room,
+            2 => room.min(self.below(room / 4096 + 1) * 4096),
+            _ => self.below(room + 1),
+        };
+        (start, length)
+    }
+}
+
+/// The seed of a walk: `UNCOPY_TEST_SEED` when set, else `default`.
+///
+/// # Panics
+/// When the variable is not a number.
+#[must_use]
+pub fn seed(default: u64) -> u64 {
+    std::env::var("UNCOPY_TEST_SEED").map_or(default, |text| text.parse().expect("UNCOPY_TEST_SEED is a number"))
+}
+
+/// `steps` times `UNCOPY_TEST_ROUNDS`.
+///
+/// # Panics
+/// When the variable is not a number.
+#[must_use]
+pub fn rounds(steps: usize) -> usize {
+    let factor = std::env::var("UNCOPY_TEST_ROUNDS").map_or(1, |text| text.parse().expect("UNCOPY_TEST_ROUNDS is a number"));
+    steps * factor
+}
+
+/// Random bytes for the harness (not for programs that check themselves: see `plain::fill`).
+#[must_use]
+pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&random.word().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_and_ranges_stay_inside() {
+        let mut random = Random::new(1);
+        for high in [1, 2, 4095, 4096, 100_000, 3 << 20] {
+            for _ in 0..2000 {
+                assert!((1..=high).contains(&random.length(high)));
+                let (start, length) = random.range(high);
+                assert!(length > 0 && start + length <= high);
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_bytes() {
+        assert_eq!(bytes(7, 1001), bytes(7, 1001));
+        assert_ne!(bytes(7, 1001), bytes(8, 1001));
+        assert_eq!(bytes(7, 1001)[..500], bytes(7, 500));
+    }
+}
