@@ -45,8 +45,7 @@ pub fn compare(sent: &[u8], received: &[u8]) -> Result<(), Mismatch> {
         return Ok(());
     }
     let shorter = sent.len().min(received.len());
-    let offset_bytes =
-        sent.iter().zip(received).position(|(left, right)| left != right).unwrap_or(shorter);
+    let offset_bytes = sent.iter().zip(received).position(|(left, right)| left != right).unwrap_or(shorter);
     Err(Mismatch {
         offset_bytes,
         sent: sent.get(offset_bytes).copied(),
@@ -82,12 +81,6 @@ impl Pattern {
         for (byte, stamp) in lines.into_remainder().iter_mut().zip(stamp.to_le_bytes().iter().cycle()) {
             *byte = byte.wrapping_add(stamp | 1);
         }
-        &self.bytes
-    }
-
-    /// The message as it was last returned by [`Pattern::advance`].
-    #[must_use]
-    pub fn message(&self) -> &[u8] {
         &self.bytes
     }
 }

@@ -183,9 +183,8 @@ impl Connection {
             self.received.resize(filled + READ_BYTES, 0);
             let got = self.stream.read(&mut self.received[filled..]);
             self.received.truncate(filled + got.as_ref().copied().unwrap_or(0));
-            match got.doing(format_args!("waiting for the reply to {name}"))? {
-                0 => return Err(Failure::new(format!("the server closed the connection during {name}"))),
-                _ => {}
+            if got.doing(format_args!("waiting for the reply to {name}"))? == 0 {
+                return Err(Failure::new(format!("the server closed the connection during {name}")));
             }
         }
     }

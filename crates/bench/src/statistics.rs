@@ -1,34 +1,34 @@
 //! Medians, quantiles and spreads of samples. Nothing here knows what was measured.
 
-/// Median and extremes of a few samples.
+/// From this many samples on, a spread is the middle half of them: the extremes of many samples
+/// tell of the rarest disturbance only.
+const MANY: usize = 20;
+
+/// Median and spread of samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     /// Median; the mean of the two middle samples where their number is even.
     pub median: f64,
-    /// Smallest sample.
-    pub min: f64,
-    /// Largest sample.
-    pub max: f64,
-    /// How many samples there were.
-    pub samples: usize,
+    /// Smallest sample; the first quartile where there are 20 or more.
+    pub low: f64,
+    /// Largest sample; the third quartile where there are 20 or more.
+    pub high: f64,
 }
 
 impl Spread {
     /// The spread of `samples`; `None` if there are none or one of them is not a finite number.
     #[must_use]
     pub fn of(samples: &[f64]) -> Option<Self> {
-        if samples.is_empty() || samples.iter().any(|sample| !sample.is_finite()) {
+        if samples.iter().any(|sample| !sample.is_finite()) {
             return None;
         }
         let mut sorted = samples.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
         let middle = sorted.len() / 2;
-        let median = if sorted.len() % 2 == 1 {
-            sorted[middle]
-        } else {
-            f64::midpoint(sorted[middle - 1], sorted[middle])
-        };
-        Some(Self { median, min: sorted[0], max: sorted[sorted.len() - 1], samples: sorted.len() })
+        let upper = *sorted.get(middle)?;
+        let median = if sorted.len() % 2 == 1 { upper } else { f64::midpoint(sorted[middle - 1], upper) };
+        let outside = if sorted.len() >= MANY { 0.25 } else { 0.0 };
+        Some(Self { median, low: quantile(&sorted, outside)?, high: quantile(&sorted, 1.0 - outside)? })
     }
 }
 
@@ -85,8 +85,16 @@ mod tests {
     #[test]
     fn the_median_of_an_even_number_is_the_middle_of_the_middle_two() {
         let spread = Spread::of(&[4.0, 1.0, 3.0, 2.0]).expect("finite samples");
-        assert_eq!(spread, Spread { median: 2.5, min: 1.0, max: 4.0, samples: 4 });
+        assert_eq!(spread, Spread { median: 2.5, low: 1.0, high: 4.0 });
         assert_eq!(Spread::of(&[7.0]).expect("one sample").median.to_bits(), 7f64.to_bits());
+    }
+
+    #[test]
+    fn the_spread_of_many_samples_is_their_middle_half() {
+        let mut samples: Vec<f64> = (1..=100).map(f64::from).collect();
+        samples[0] = -1e9;
+        let spread = Spread::of(&samples).expect("finite samples");
+        assert_eq!(spread, Spread { median: 50.5, low: 25.0, high: 75.0 });
     }
 
     #[test]

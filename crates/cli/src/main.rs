@@ -1,2 +1,55 @@
-//! placeholder
-fn main() {}
+//! The `uncopy` command: `run` starts a program with `libuncopy.so` preloaded, `doctor` says
+//! whether that can work, `stats` reads the counters of a running program, `bench` measures, and
+//! `completions` and `man` describe the command itself.
+//!
+//! The C entry point is used instead of Rust's, which would ignore `SIGPIPE` before anything could
+//! see what it was: CMD must inherit exactly the signals that `uncopy run` was given.
+#![cfg_attr(not(test), no_main)]
+#![deny(unsafe_code)]
+
+mod doctor;
+mod elf;
+mod environment;
+mod library;
+mod line;
+mod os;
+mod output;
+mod pages;
+mod probe;
+mod program;
+mod run;
+mod settings;
+mod stats;
+
+use std::ffi::OsString;
+
+/// The entry point that the C library calls. The standard library of a glibc target knows the
+/// arguments without it (`.init_array`).
+#[cfg_attr(not(test), allow(unsafe_code), unsafe(export_name = "main"))]
+#[cfg_attr(test, allow(dead_code))]
+extern "C" fn entry(_argc: libc::c_int, _argv: *const *const libc::c_char) -> libc::c_int {
+    let sigpipe = os::ignore_sigpipe();
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    std::process::exit(i32::from(dispatch(&arguments, &sigpipe)))
+}
+
+/// Runs the subcommand and returns the exit status.
+fn dispatch(arguments: &[OsString], sigpipe: &os::Disposition) -> u8 {
+    // The two that take foreign arguments do without the whole definition, which keeps `run` fast.
+    match arguments.get(1).and_then(|name| name.to_str()) {
+        Some("run") => return run::main(&arguments[1..], sigpipe),
+        Some("bench") => return uncopy_bench::main(&arguments[2..]),
+        _ => {}
+    }
+    let matches = match line::whole().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => return line::answer(&error),
+    };
+    match matches.subcommand() {
+        Some(("doctor", matches)) => doctor::main(matches),
+        Some(("stats", matches)) => stats::main(matches),
+        Some(("completions", matches)) => pages::completions(matches),
+        Some(("man", matches)) => pages::man(matches),
+        _ => output::EXIT_USAGE,
+    }
+}

@@ -141,9 +141,7 @@ pub fn may_execute(path: &Path) -> io::Result<()> {
 /// Whether the file carries capabilities (`setcap`).
 pub fn has_file_capabilities(file: &File) -> bool {
     // SAFETY: the name is a C string; a null buffer of size 0 only asks for the value's size.
-    unsafe {
-        libc::fgetxattr(file.as_raw_fd(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0
-    }
+    unsafe { libc::fgetxattr(file.as_raw_fd(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
 /// Real user id.
@@ -177,6 +175,19 @@ pub fn memory_limits() -> [Option<u64>; 3] {
         unsafe { libc::getrlimit(resource, &raw mut limit) };
         soft_limit(limit)
     })
+}
+
+/// Whether `len_bytes` of addresses can be reserved, as the library does before anything else.
+pub fn can_reserve(len_bytes: usize) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a mapping at an address of the kernel's choice replaces nothing.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, libc::PROT_NONE, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return false;
+    }
+    // SAFETY: exactly what has just been mapped, and nothing refers to it.
+    unsafe { libc::munmap(start, len_bytes) };
+    true
 }
 
 /// The kernel's release and machine, as `uname -r` and `uname -m` print them.
@@ -301,12 +312,8 @@ pub fn move_one_page(uffd: BorrowedFd<'_>) -> io::Result<bool> {
         *byte = pattern(index);
     }
     let len_bytes = PAGE_BYTES as u64;
-    let mut register = UffdioRegister {
-        start: destination.address(),
-        len_bytes,
-        mode: REGISTER_MODE_MISSING,
-        ioctls: 0,
-    };
+    let mut register =
+        UffdioRegister { start: destination.address(), len_bytes, mode: REGISTER_MODE_MISSING, ioctls: 0 };
     // SAFETY: UFFDIO_REGISTER reads and writes one uffdio_register, which register is laid out as;
     // the range is a mapping of ours whose pages nothing touches before the move.
     if unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) } != 0 {

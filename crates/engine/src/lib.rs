@@ -1,1 +1,43 @@
-//! placeholder
+//! Engine of uncopy: joins the pure core with the system layer.
+//!
+//! | module | what it owns |
+//! |---|---|
+//! | [`engine`] | the one engine of a process: options, activation, the reason why it is inactive |
+//! | [`gate`] | the words that hooks compare with first |
+//! | [`heap`] | the block heap: the program's large allocations |
+//! | [`block`] | one block: its lock, its page map, its registration |
+//! | [`hidden`] | hidden memory: where segments live, and the reservoir of warm pages |
+//! | [`segment`] | refcounted immutable runs of hidden memory |
+//! | [`apply`] | carrying out a copy plan on a block's pages |
+//! | [`copy`] | memcpy and memmove |
+//! | [`input`], [`output`] | what comes from and goes to the kernel |
+//! | [`fault`] | the handler thread |
+//! | [`fork`] | what a forked child needs before it runs |
+//! | [`live`] | the counters |
+//!
+//! Rules that keep it from deadlock:
+//! 1. Engine work runs inside a `Critical` (signals blocked); the program's own system calls do not.
+//! 2. Order of locks: classes, then blocks by address, then hidden memory, then the private
+//!    allocator. No code path holds a class's lock and a block's.
+//! 3. Under a block's lock only pages known to be present are touched. Should one be absent all the
+//!    same (the program gave it back to the kernel behind our back), the fault service sees that
+//!    the waiting thread owns the lock and puts a page of zeroes there.
+//! 4. The fault service never waits for a lock; it comes back to a fault it cannot serve yet.
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "page numbers of a block or of the hidden memory fit 32 bits"
+)]
+
+pub mod apply;
+pub mod block;
+pub mod copy;
+pub mod engine;
+pub mod fault;
+pub mod fork;
+pub mod gate;
+pub mod heap;
+pub mod hidden;
+pub mod input;
+pub mod live;
+pub mod output;
+pub mod segment;

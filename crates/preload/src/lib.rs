@@ -1,1 +1,36 @@
-//! placeholder
+//! `libuncopy.so`: stands between a program and libc, and does nothing else.
+//!
+//! Every hook is a few lines: decide, call the engine, else go to libc. What is below the threshold
+//! goes there by a compare and a tail jump ([`real`] describes how).
+//!
+//! | module | hooks |
+//! |---|---|
+//! | [`memory`] | memcpy, memmove, mempcpy, bcopy and their FORTIFY variants |
+//! | [`allocation`] | malloc and its family |
+//! | [`reading`] | read, recv and their families |
+//! | [`writing`] | write, send and their families |
+//! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
+//! | [`start`] | what happens when the library is loaded and unloaded |
+//!
+//! Exported functions have libc's contracts; their safety conditions are those of the C standard and
+//! of POSIX for the function of the same name.
+#![cfg(target_os = "linux")]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "each hook has the contract of the libc function of the same name"
+)]
+#![allow(missing_docs, reason = "as above")]
+
+#[macro_use]
+mod real;
+
+mod allocation;
+mod memory;
+mod process;
+mod reading;
+mod start;
+mod writing;
+
+/// uncopy's own data never live in the program's heap.
+#[global_allocator]
+static PRIVATE: uncopy_sys::alloc::Private = uncopy_sys::alloc::Private::new();

@@ -1,1 +1,20 @@
-//! placeholder
+//! System layer of uncopy: the only place that talks to the kernel on behalf of the engine.
+//!
+//! Everything above it works with these typed contracts: userfaultfd ([`uffd`]), mappings
+//! ([`mem`]), what a mapping is ([`procmap`]), locks that know their owner and the signal mask
+//! ([`lock`]), the handler thread ([`thread`]), byte copies that bypass the hooks ([`bytes`]) and
+//! the allocator for uncopy's own data ([`alloc`]).
+//!
+//! Nothing here may call a function that `libuncopy.so` interposes on, except through [`bytes`].
+#![cfg(target_os = "linux")]
+
+pub mod alloc;
+pub mod bytes;
+pub mod errno;
+pub mod fd;
+pub mod ids;
+pub mod lock;
+pub mod mem;
+pub mod procmap;
+pub mod thread;
+pub mod uffd;

@@ -26,8 +26,9 @@ impl Counters {
             let sum = sum.get_or_insert_with(|| Self { values: [0; Counter::ALL.len()], reason: None });
             for counter in Counter::ALL {
                 let value = json[counter.name()].as_u64();
-                sum.values[*counter as usize] +=
-                    value.unwrap_or_else(|| panic!("{} lacks {}: {text}", path.display(), counter.name()));
+                let value = value.unwrap_or_else(|| panic!("{} lacks {}: {text}", path.display(), counter.name()));
+                assert!(value < 1 << 62, "{} went below zero in {}: {text}", counter.name(), path.display());
+                sum.values[*counter as usize] += value;
             }
             if let Some(reason) = json["reason"].as_str() {
                 sum.reason = Some(reason.to_owned());
@@ -67,9 +68,9 @@ impl Counters {
     ///
     /// # Panics
     /// When one is zero; the message shows all of them and the reason.
-    pub fn expect_above_zero(&self, counters: &[Counter]) {
+    pub fn expect_above_zero(&self, what: &str, counters: &[Counter]) {
         for counter in counters {
-            assert!(self.get(*counter) > 0, "{} is 0: uncopy did nothing here: {self}", counter.name());
+            assert!(self.get(*counter) > 0, "{what}: {} is 0: uncopy did nothing here: {self}", counter.name());
         }
     }
 }

@@ -5,11 +5,11 @@
 //! - the *harness* (`tests/*.rs`) starts programs plain or under `libuncopy.so` in one of several
 //!   [`Mode`]s, waits for them with a deadline, reports every thread's stack when one hangs, and
 //!   reads the counters that the program leaves behind, so that no test passes because nothing
-//!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scratch`], [`http`],
+//!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`], [`http`],
 //!   [`resp`], [`redis`];
 //! - the *programs* (`src/bin/*.rs`) that run under uncopy and check their own memory byte by byte
-//!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`],
-//!   [`endpoint`], [`random`].
+//!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`],
+//!   [`endpoint`], [`jump`], [`random`].
 //!
 //! Environment of the harness:
 //!
@@ -25,7 +25,9 @@ pub mod artifacts;
 pub mod calls;
 pub mod counters;
 pub mod endpoint;
+pub mod feeder;
 pub mod http;
+pub mod jump;
 pub mod launch;
 pub mod mirror;
 pub mod plain;
@@ -33,6 +35,7 @@ pub mod random;
 pub mod redis;
 pub mod resp;
 pub mod running;
+pub mod scenario;
 pub mod scratch;
 
 pub use launch::{Mode, Program};

@@ -1,7 +1,7 @@
 //! Memory and input/output that no interposed call ever touches: the oracle's side.
 //!
 //! Oracle bytes live in mappings made by the bare system call, are copied by `rep movsb`, compared
-//! by `repe cmpsb`, and filled by a loop of volatile stores, so that neither the allocator nor
+//! by `repe cmpsq`, and filled by a loop of volatile stores, so that neither the allocator nor
 //! `memcpy` nor `read` of the program under test has a hand in them.
 
 use std::arch::asm;
@@ -18,6 +18,8 @@ pub struct PlainBytes {
 // SAFETY: the mapping belongs to this value alone and is reached only through `&self`/`&mut self`
 // or raw pointers whose users promise exclusion.
 unsafe impl Send for PlainBytes {}
+// SAFETY: what `&self` allows only gives pointers; their users promise exclusion.
+unsafe impl Sync for PlainBytes {}
 
 impl PlainBytes {
     /// Maps at least `len` bytes, zeroed.
@@ -31,8 +33,8 @@ impl PlainBytes {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: an anonymous mapping at an address of the kernel's choice disturbs nothing.
         let start = unsafe { libc::syscall(libc::SYS_mmap, 0, len, protection, flags, -1, 0) };
-        assert!(start > 0, "mmap of {len} bytes failed");
-        Self { start: start as usize as *mut u8, len }
+        let start = usize::try_from(start).unwrap_or_else(|_| panic!("mmap of {len} bytes failed"));
+        Self { start: std::ptr::with_exposed_provenance_mut(start), len }
     }
 
     /// First byte.
@@ -114,41 +116,35 @@ pub unsafe fn shift(destination: *mut u8, source: *const u8, len: usize) {
     }
 }
 
+/// Sets bytes without calling anything.
+///
+/// # Safety
+/// The range must be writable.
+pub unsafe fn set(start: *mut u8, len: usize, value: u8) {
+    // SAFETY: the caller promises the range; the direction flag is clear by the ABI.
+    unsafe {
+        asm!("rep stosb", inout("rcx") len => _, inout("rdi") start => _, in("al") value,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// Offset of the first byte that differs, without calling anything.
 ///
 /// # Safety
 /// Both ranges must be readable for `len` bytes.
 #[must_use]
 pub unsafe fn first_difference(left: *const u8, right: *const u8, len: usize) -> Option<usize> {
-    if len == 0 {
-        return None;
-    }
-    let words = len / 8;
-    let (mut rest, differs): (usize, u8);
-    let (mut left_end, mut right_end) = (left, right);
-    // SAFETY: the caller promises both ranges; whole words lie inside them. xor sets the zero flag,
-    // which is what a count of 0 leaves in place.
+    let mut reached = left;
+    // SAFETY: the caller promises both ranges; whole words lie inside them. The first instruction
+    // sets the zero flag, which a count of 0 leaves in place.
     unsafe {
-        asm!("xor {zero:e}, {zero:e}", "repe cmpsq", "setne {differs}", zero = out(reg) _,
-            differs = out(reg_byte) differs, inout("rcx") words => rest,
-            inout("rdi") left_end, inout("rsi") right_end, options(nostack, readonly));
+        asm!("cmp rcx, rcx", "repe cmpsq", inout("rcx") len / 8 => _, inout("rdi") reached,
+            inout("rsi") right => _, options(nostack, readonly));
     }
-    let mut at = left_end.addr() - left.addr();
-    if differs != 0 {
-        at -= 8;
-    }
-    let _ = (rest, right_end);
-    rest = at;
-    while rest < len {
-        // SAFETY: `rest` is below `len`.
-        if unsafe { left.add(rest).read_volatile() != right.add(rest).read_volatile() } {
-            return Some(rest);
-        }
-        rest += 1;
-    }
-    left_end = left;
-    let _ = left_end;
-    None
+    // Either every word is equal, or the last one that was reached is not.
+    let first = (reached.addr() - left.addr()).saturating_sub(8);
+    // SAFETY: every offset is below `len`.
+    (first..len).find(|at| unsafe { left.add(*at).read_volatile() != right.add(*at).read_volatile() })
 }
 
 /// Byte `index` of the stream `seed`.
@@ -181,6 +177,29 @@ pub unsafe fn fill(start: *mut u8, len: usize, seed: u64, skip: usize) {
     }
 }
 
+/// Offset of the first byte that is not the stream `seed`'s, from its byte `skip` on.
+///
+/// # Safety
+/// The range must be readable.
+#[must_use]
+pub unsafe fn stream_difference(start: *const u8, len: usize, seed: u64, skip: usize) -> Option<usize> {
+    let mut expected = [0u8; 2048];
+    let mut at = 0;
+    while at < len {
+        let now = expected.len().min(len - at);
+        // SAFETY: the array has room for `now` bytes; the caller promises the range.
+        let wrong = unsafe {
+            fill(expected.as_mut_ptr(), now, seed, skip + at);
+            first_difference(start.add(at), expected.as_ptr(), now)
+        };
+        if let Some(offset) = wrong {
+            return Some(at + offset);
+        }
+        at += now;
+    }
+    None
+}
+
 /// Stores a word at any alignment with one instruction.
 ///
 /// # Safety
@@ -190,24 +209,37 @@ unsafe fn write_word(start: *mut u8, word: u64) {
     unsafe { asm!("mov [{start}], {word}", start = in(reg) start, word = in(reg) word, options(nostack, preserves_flags)) }
 }
 
-/// `write` by the bare system call. The outcome is the count or the negated errno.
+/// What a call that moves bytes gave: their count, or errno.
+pub type Outcome = Result<usize, i32>;
+
+/// Turns a return value of libc into an [`Outcome`].
+#[must_use]
+pub fn outcome(returned: isize) -> Outcome {
+    usize::try_from(returned).map_err(|_| errno())
+}
+
+/// `write` by the bare system call.
+///
+/// # Errors
+/// errno.
 ///
 /// # Safety
 /// `start` must be readable for `len` bytes.
-pub unsafe fn raw_write(fd: i32, start: *const u8, len: usize) -> isize {
+pub unsafe fn raw_write(fd: i32, start: *const u8, len: usize) -> Outcome {
     // SAFETY: the caller promises the range.
-    let outcome = unsafe { libc::syscall(libc::SYS_write, fd, start, len) };
-    if outcome < 0 { -(errno() as isize) } else { outcome as isize }
+    usize::try_from(unsafe { libc::syscall(libc::SYS_write, fd, start, len) }).map_err(|_| errno())
 }
 
-/// `read` by the bare system call. The outcome is the count or the negated errno.
+/// `read` by the bare system call.
+///
+/// # Errors
+/// errno.
 ///
 /// # Safety
 /// `start` must be writable for `len` bytes.
-pub unsafe fn raw_read(fd: i32, start: *mut u8, len: usize) -> isize {
+pub unsafe fn raw_read(fd: i32, start: *mut u8, len: usize) -> Outcome {
     // SAFETY: the caller promises the range.
-    let outcome = unsafe { libc::syscall(libc::SYS_read, fd, start, len) };
-    if outcome < 0 { -(errno() as isize) } else { outcome as isize }
+    usize::try_from(unsafe { libc::syscall(libc::SYS_read, fd, start, len) }).map_err(|_| errno())
 }
 
 /// The calling thread's errno.

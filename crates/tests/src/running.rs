@@ -213,7 +213,7 @@ impl Finished {
             let counters = self.counters.as_ref();
             let counters = counters.unwrap_or_else(|| panic!("{} left no stats\n{}", self.title, self.text()));
             eprintln!("{}: {counters}", self.title);
-            counters.expect_above_zero(expected);
+            counters.expect_above_zero(&self.title, expected);
         }
         self
     }

@@ -1,0 +1,44 @@
+//! Tells on stderr what is being measured, because measuring takes minutes.
+
+use std::io::{IsTerminal, Write};
+
+/// One line on a terminal that is replaced again and again; elsewhere a line for each new thing.
+#[derive(Debug)]
+pub struct Progress {
+    terminal: bool,
+    last: String,
+}
+
+impl Progress {
+    /// Nothing told yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { terminal: std::io::stderr().is_terminal(), last: String::new() }
+    }
+
+    /// Tells that `what` is being measured, in round `round` (from 0) of `rounds`, under `side`.
+    pub fn tell(&mut self, what: &str, round: usize, rounds: usize, side: &str) {
+        let mut stderr = std::io::stderr().lock();
+        // Nobody may be listening; that is no reason to stop.
+        let _ = if self.terminal {
+            write!(stderr, "\r\x1b[Kuncopy: {what}, round {} of {rounds}, {side}", round + 1)
+        } else {
+            let line = format!("uncopy: {what}, round {} of {rounds}", round + 1);
+            if line == self.last {
+                return;
+            }
+            let told = writeln!(stderr, "{line}");
+            self.last = line;
+            told
+        };
+        let _ = stderr.flush();
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.terminal {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The experiment on Redis: the packaged server, unchanged, plain and under uncopy, loaded with
+//! SETs and GETs of large values, its append-only file on. Values are read back and compared.
+
+use std::time::Duration;
+
+use crate::comparison::{Comparison, Metric, Sample};
+use crate::failure::{Failure, Result, While};
+use crate::pattern::compare;
+use crate::progress::Progress;
+use crate::redis_load::{KEY, Load, Operation, is_benchmark_value};
+use crate::redis_server::{Programs, RedisServer};
+use crate::side::{Launcher, Side};
+use crate::statistics::Random;
+use crate::table::{Align, Table, amount, number, size};
+
+/// Room that the temporary directory must have, bytes: many times what a log grows to.
+const ROOM_BYTES: u64 = 1 << 30;
+/// Values that are set by this program and read back after each measurement.
+const READ_BACK_VALUES: u64 = 16;
+/// Most bytes of them.
+const READ_BACK_LIMIT_BYTES: u64 = 16 << 20;
+/// Values from this length on are expected to be elided (the default `--min-size`).
+const ELISION_EXPECTED_BYTES: u64 = uncopy_core::options::MIN_SIZE_DEFAULT_BYTES as u64;
+/// Warm-up before each measurement, as a part of it.
+const WARM_UP_PART: u64 = 8;
+
+/// What is measured and how long.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Operations and lengths of values in bytes, in the order of the report.
+    pub work: Vec<(Operation, u64)>,
+    /// Rounds; each runs every side once.
+    pub rounds: usize,
+    /// Length of each measurement, about.
+    pub duration: Duration,
+    /// Connections.
+    pub clients: usize,
+}
+
+/// Runs the experiment: one comparison for each operation and length.
+pub fn measure(
+    launcher: &Launcher,
+    programs: &Programs,
+    settings: &Settings,
+    progress: &mut Progress,
+) -> Vec<Comparison> {
+    let sides = [Side::Plain, Side::Uncopy];
+    let mut comparisons = Vec::new();
+    for (operation, size_bytes) in &settings.work {
+        let title = format!("redis {} {}", operation.name(), size(*size_bytes));
+        let mut comparison = Comparison::new(title.clone(), *size_bytes, &sides);
+        let run = Run {
+            launcher,
+            programs,
+            size_bytes: *size_bytes,
+            load: Load {
+                program: &programs.benchmark,
+                operation: *operation,
+                size_bytes: *size_bytes,
+                clients: settings.clients,
+            },
+        };
+        progress.tell(&title, 0, settings.rounds, "how many requests");
+        match run.calibrate(settings.duration) {
+            Err(failure) => comparison.fail(&failure),
+            Ok(requests) => {
+                for round in 0..settings.rounds {
+                    comparison.round(|side| {
+                        progress.tell(&title, round, settings.rounds, side.name());
+                        run.sample(side, requests, round as u64)
+                    });
+                }
+            }
+        }
+        comparisons.push(comparison);
+    }
+    comparisons
+}
+
+/// One operation with values of one length.
+struct Run<'a> {
+    launcher: &'a Launcher,
+    programs: &'a Programs,
+    size_bytes: u64,
+    load: Load<'a>,
+}
+
+impl Run<'_> {
+    /// How many requests a plain server does in `duration`.
+    fn calibrate(&self, duration: Duration) -> Result<u64> {
+        let redis = RedisServer::start(self.launcher, Side::Plain, &self.programs.server)?;
+        if self.load.operation == Operation::Get {
+            self.prepare(&redis)?;
+        }
+        let requests = self.load.requests_for(redis.address(), duration)?;
+        redis.stop()?;
+        Ok(requests)
+    }
+
+    /// Sets the value that GETs read.
+    fn prepare(&self, redis: &RedisServer) -> Result<()> {
+        let set = Load { operation: Operation::Set, ..self.load };
+        set.output(redis.address(), self.load.clients as u64).map(drop)
+    }
+
+    /// Starts a server under `side`, loads it, compares values and stops it.
+    #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+    fn sample(&self, side: Side, requests: u64, seed: u64) -> Result<Sample> {
+        let mut redis = RedisServer::start(self.launcher, side, &self.programs.server)?;
+        let mut measured = || {
+            if self.load.operation == Operation::Get {
+                self.prepare(&redis)?;
+            }
+            self.load.run(redis.address(), (requests / WARM_UP_PART).max(self.load.clients as u64))?;
+            let cpu_before_ns = redis.server().process().cpu_ns()?;
+            let report = self.load.run(redis.address(), requests)?;
+            let cpu_ns = redis.server().process().cpu_ns()?.saturating_sub(cpu_before_ns);
+            let resident_bytes = redis.server().process().resident_bytes()?;
+            let verified_bytes = self.read_back(&redis, seed)?;
+            Ok(Sample {
+                operations_per_s: report.operations_per_s,
+                latency_p50_us: report.latency_p50_us,
+                latency_p99_us: report.latency_p99_us,
+                cpu_us: cpu_ns as f64 / 1e3 / requests as f64,
+                resident_bytes: resident_bytes as f64,
+                verified_bytes: Some(verified_bytes),
+                notes: Vec::new(),
+            })
+        };
+        let mut sample = match measured() {
+            Ok(sample) => sample,
+            Err(failure) => return Err(redis.server().process().explain(&failure)),
+        };
+        let pid = redis.server().process().pid();
+        let stderr = redis.server().stderr_text();
+        let elision_expected =
+            self.load.operation == Operation::Set && self.size_bytes >= ELISION_EXPECTED_BYTES;
+        sample.notes = self.launcher.notes(side, pid, &stderr, elision_expected);
+        sample.notes.extend(redis.stop().err().map(|failure| failure.to_string()));
+        Ok(sample)
+    }
+
+    /// Compares the value that the load left behind, and values of this program's own, with what
+    /// they must be; returns how many bytes were compared.
+    fn read_back(&self, redis: &RedisServer, seed: u64) -> Result<u64> {
+        let mut connection = redis.connect()?;
+        let left_behind = connection.get(KEY)?.unwrap_or_default();
+        if !is_benchmark_value(&left_behind, self.size_bytes) {
+            let length = left_behind.len();
+            return Err(Failure::new(format!(
+                "redis-benchmark's value of {length} bytes is not what it set"
+            )));
+        }
+        let len_bytes = usize::try_from(self.size_bytes).unwrap_or(usize::MAX);
+        let count = (READ_BACK_LIMIT_BYTES / self.size_bytes.max(1)).clamp(2, READ_BACK_VALUES);
+        let key = |number: u64| format!("uncopy:{number}").into_bytes();
+        let value = |number: u64| Random::new(seed << 32 | number).bytes(len_bytes);
+        for number in 0..count {
+            connection.set(&key(number), &value(number))?;
+        }
+        // Twice, because what was read once must not have changed what is stored.
+        for number in (0..count).chain(0..count) {
+            let received = connection.get(&key(number))?.unwrap_or_default();
+            compare(&value(number), &received)
+                .map_err(|mismatch| Failure::new(format!("wrong value of uncopy:{number}: {mismatch}")))?;
+        }
+        Ok(self.size_bytes * (1 + 2 * count))
+    }
+}
+
+/// Makes sure that the disk does not fill even if a log is not trimmed for a while.
+///
+/// # Errors
+/// [`Failure`] that says where there is too little room.
+pub fn check_room() -> Result<()> {
+    let directory = std::env::temp_dir();
+    let room = rustix::fs::statvfs(&directory).doing(format_args!("looking at {}", directory.display()))?;
+    let free_bytes = room.f_bavail.saturating_mul(room.f_frsize);
+    if free_bytes >= ROOM_BYTES {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{} has {} free and {} are needed; set TMPDIR to a directory with more room",
+        directory.display(),
+        amount(free_bytes),
+        amount(ROOM_BYTES)
+    )))
+}
+
+/// The figures, a line for each operation and length.
+#[must_use]
+pub fn render(comparisons: &[Comparison]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("experiment", Left),
+        ("plain op/s", Right),
+        ("uncopy op/s", Right),
+        ("ratio", Right),
+        ("spread", Right),
+        ("CPU ratio", Right),
+        ("p99 µs plain", Right),
+        ("uncopy", Right),
+        ("RSS plain", Right),
+        ("uncopy", Right),
+        ("verified", Right),
+    ]);
+    let rate: Metric = |sample| sample.operations_per_s;
+    for comparison in comparisons {
+        let median = |side, metric: Metric| comparison.spread(side, metric).map(|spread| spread.median);
+        let figure = |side, metric: Metric| number(median(side, metric).unwrap_or(f64::NAN));
+        let memory = |side| {
+            median(side, |sample| sample.resident_bytes / f64::from(1 << 20))
+                .map_or_else(|| "-".to_owned(), |mib| format!("{} MiB", number(mib)))
+        };
+        let ratio = comparison.ratio(Side::Uncopy, rate);
+        let cpu = comparison.ratio(Side::Uncopy, |sample| sample.cpu_us);
+        table.row(vec![
+            comparison.title().to_owned(),
+            figure(Side::Plain, rate),
+            figure(Side::Uncopy, rate),
+            ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}", ratio.median)),
+            ratio.map_or_else(String::new, |ratio| format!("{:.2}–{:.2}", ratio.low, ratio.high)),
+            cpu.map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}", ratio.median)),
+            figure(Side::Plain, |sample| sample.latency_p99_us),
+            figure(Side::Uncopy, |sample| sample.latency_p99_us),
+            memory(Side::Plain),
+            memory(Side::Uncopy),
+            amount(comparison.verified_bytes(Side::Plain).min(comparison.verified_bytes(Side::Uncopy))),
+        ]);
+    }
+    table.render()
+}

@@ -1,0 +1,219 @@
+//! Load for Redis: runs the packaged redis-benchmark and reads its report, and knows which value
+//! it sets.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::failure::{Failure, Result};
+use crate::process;
+
+/// The key that redis-benchmark uses where none is asked for.
+pub const KEY: &[u8] = b"key:__rand_int__";
+/// Longest time a run may take.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What is done to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Sets values.
+    Set,
+    /// Reads a value that was set before.
+    Get,
+}
+
+impl Operation {
+    /// Its name in tables and in redis-benchmark's report.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Set => "SET",
+            Self::Get => "GET",
+        }
+    }
+
+    /// Its name on redis-benchmark's command line.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Set => "set",
+            Self::Get => "get",
+        }
+    }
+}
+
+/// Figures of one run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Report {
+    /// Operations per second.
+    pub operations_per_s: f64,
+    /// Median latency, µs.
+    pub latency_p50_us: f64,
+    /// 99th percentile of the latency, µs.
+    pub latency_p99_us: f64,
+}
+
+/// One run of redis-benchmark.
+#[derive(Clone, Copy, Debug)]
+pub struct Load<'a> {
+    /// Path of redis-benchmark.
+    pub program: &'a Path,
+    /// What is done.
+    pub operation: Operation,
+    /// Length of the values, bytes.
+    pub size_bytes: u64,
+    /// Connections.
+    pub clients: usize,
+}
+
+impl Load<'_> {
+    /// Does `requests` operations on the server at `address` and returns what redis-benchmark
+    /// wrote.
+    ///
+    /// # Errors
+    /// [`Failure`] when redis-benchmark fails.
+    pub fn output(&self, address: SocketAddr, requests: u64) -> Result<String> {
+        let mut command = Command::new(self.program);
+        command.args(["-t", self.operation.word(), "--csv", "-h"]).arg(address.ip().to_string());
+        for (flag, value) in [
+            ("-p", u64::from(address.port())),
+            ("-d", self.size_bytes),
+            ("-c", self.clients as u64),
+            ("-n", requests),
+        ] {
+            command.arg(flag).arg(value.to_string());
+        }
+        Ok(process::run(command, "redis-benchmark", TIMEOUT)?.success("redis-benchmark")?.stdout)
+    }
+
+    /// Does `requests` operations on the server at `address` and returns how fast.
+    ///
+    /// # Errors
+    /// [`Failure`] when redis-benchmark fails, its report makes no sense, or the run was too short
+    /// for its clock of milliseconds.
+    pub fn run(&self, address: SocketAddr, requests: u64) -> Result<Report> {
+        let output = self.output(address, requests)?;
+        let report = parse_report(&output, self.operation);
+        report.filter(|report| report.operations_per_s.is_finite()).ok_or_else(|| {
+            let line = output.lines().last().unwrap_or("nothing").to_owned();
+            Failure::new(format!("redis-benchmark reported {line} for {requests} requests"))
+        })
+    }
+
+    /// How many requests take about `duration`, found by trying on the server at `address`.
+    ///
+    /// # Errors
+    /// As [`Load::run`].
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a number of requests, roughly"
+    )]
+    pub fn requests_for(&self, address: SocketAddr, duration: Duration) -> Result<u64> {
+        let fewest = self.clients as u64;
+        let mut requests = 16 * fewest;
+        loop {
+            let output = self.output(address, requests)?;
+            let report = parse_report(&output, self.operation)
+                .ok_or_else(|| Failure::new("redis-benchmark's report cannot be read"))?;
+            // An infinite rate, from a run of less than a millisecond, becomes a large number.
+            let wanted = ((report.operations_per_s * duration.as_secs_f64()) as u64).max(fewest);
+            // A run of a quarter of the time tells well enough; a shorter one only roughly.
+            if requests >= wanted / 4 {
+                return Ok(wanted);
+            }
+            requests = (wanted / 2).min(requests.saturating_mul(20));
+        }
+    }
+}
+
+/// Reads redis-benchmark's CSV: a heading, then `"SET","rps","avg","min","p50","p95","p99","max"`
+/// with latencies in ms. The rate is infinite where the run took less than a millisecond.
+fn parse_report(text: &str, operation: Operation) -> Option<Report> {
+    let fields = |line: &str| -> Vec<String> {
+        line.trim().split(',').map(|field| field.trim_matches('"').to_owned()).collect()
+    };
+    let mut lines = text.lines().map(fields);
+    let heading = lines.by_ref().find(|fields| fields.first().is_some_and(|field| field == "test"))?;
+    let values = lines.find(|fields| fields.first().is_some_and(|field| field == operation.name()))?;
+    let value = |name: &str| -> Option<f64> {
+        let index = heading.iter().position(|field| field == name)?;
+        values.get(index)?.parse().ok().filter(|value: &f64| *value >= 0.0)
+    };
+    let operations_per_s = value("rps").filter(|rate| *rate > 0.0)?;
+    Some(Report {
+        operations_per_s,
+        latency_p50_us: value("p50_latency_ms")? * 1e3,
+        latency_p99_us: value("p99_latency_ms")? * 1e3,
+    })
+}
+
+/// Whether `value` is what redis-benchmark sets for `-d len_bytes`: the characters of its
+/// generator (Redis 6.2 and later), or `x` throughout (before).
+#[must_use]
+pub fn is_benchmark_value(value: &[u8], len_bytes: u64) -> bool {
+    value.len() as u64 == len_bytes
+        && (value.iter().all(|byte| *byte == b'x') || value.iter().copied().eq(generated().take(value.len())))
+}
+
+/// The characters that redis-benchmark's `genBenchmarkRandomData` makes, from its fixed seed.
+fn generated() -> impl Iterator<Item = u8> {
+    let mut state = 1234u32;
+    std::iter::repeat_with(move || {
+        state = state.wrapping_mul(1_103_515_245).wrapping_add(12_345);
+        // Six bits always fit.
+        b'0' + u8::try_from((state >> 16) & 63).unwrap_or(0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADING: &str = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\
+                           \"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n";
+
+    #[test]
+    fn the_report_of_redis_7_is_read() {
+        let text = format!(
+            "{HEADING}\"SET\",\"365.90\",\"21.297\",\"8.864\",\"20.863\",\"25.151\",\"27.007\",\"50.495\"\n"
+        );
+        let report = parse_report(&text, Operation::Set).expect("well-formed");
+        assert!((report.operations_per_s - 365.9).abs() < 1e-9);
+        assert!((report.latency_p50_us - 20_863.0).abs() < 1e-6);
+        assert!((report.latency_p99_us - 27_007.0).abs() < 1e-6);
+        assert_eq!(parse_report(&text, Operation::Get), None);
+    }
+
+    #[test]
+    fn reports_that_make_no_sense_are_refused() {
+        for row in [
+            "",
+            "\"SET\"",
+            "\"SET\",\"\",\"\"",
+            "\"SET\",\"nan\",\"1\",\"1\",\"1\",\"1\",\"1\",\"1\"",
+            "\"SET\",\"0.00\",\"1\",\"1\",\"1\",\"1\",\"1\",\"1\"",
+        ] {
+            assert_eq!(parse_report(&format!("{HEADING}{row}\n"), Operation::Set), None, "{row}");
+        }
+        assert_eq!(parse_report("Could not connect", Operation::Set), None);
+    }
+
+    #[test]
+    fn a_run_too_short_for_the_clock_has_an_infinite_rate() {
+        let text = format!("{HEADING}\"GET\",\"inf\",\"0.1\",\"0.1\",\"0.1\",\"0.1\",\"0.1\",\"0.1\"\n");
+        assert!(parse_report(&text, Operation::Get).expect("well-formed").operations_per_s.is_infinite());
+    }
+
+    #[test]
+    fn the_benchmarks_values_are_recognised_and_nothing_else() {
+        let set_by_redis_7_0_15 = b"VXKeHogKgJ=[5V9_X^b?48OKF2jGA<f:iR@50o7dS3JV4Q6L68lC[GTA]0DaMg?_";
+        assert!(is_benchmark_value(set_by_redis_7_0_15, 64));
+        assert!(is_benchmark_value(&[b'x'; 100], 100));
+        assert!(!is_benchmark_value(&set_by_redis_7_0_15[..63], 64));
+        let mut wrong = *set_by_redis_7_0_15;
+        wrong[63] ^= 1;
+        assert!(!is_benchmark_value(&wrong, 64));
+        assert!(!is_benchmark_value(&[b'y'; 100], 100));
+    }
+}

@@ -1,0 +1,163 @@
+//! What the kernel can do: its version, its machine, the features of userfaultfd, and whether a
+//! page really moves.
+
+use super::Check;
+use super::permission::Access;
+use crate::os;
+use crate::probe;
+use std::io;
+use std::os::fd::AsFd as _;
+
+/// The first Linux with `UFFDIO_MOVE`.
+const MOVE_SINCE: (u32, u32) = (6, 8);
+/// The first Linux with `PROCMAP_QUERY`.
+const QUERY_SINCE: (u32, u32) = (6, 11);
+
+/// What userfaultfd answered.
+pub enum Features {
+    /// There was no userfaultfd to ask.
+    Untried,
+    /// The kernel lacks one of the features; these are all that it has.
+    Lacking(u64),
+    /// Asking or moving failed.
+    Failed(io::Error),
+    /// A page was moved, and its bytes were not those that it had.
+    Wrong,
+    /// A page was moved with its bytes; these are all features that the kernel has.
+    Working(u64),
+}
+
+/// Asks for the features, and moves a page.
+pub fn features(access: &Access) -> Features {
+    // A descriptor agrees on features once, so each question needs its own.
+    let Some(first) = access.open() else { return Features::Untried };
+    let all = match os::enable_features(first.as_fd(), 0) {
+        Ok(all) => all,
+        Err(error) => return Features::Failed(error),
+    };
+    let Some(second) = access.open() else { return Features::Untried };
+    match os::enable_features(second.as_fd(), probe::FEATURES) {
+        Ok(_) => {}
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Features::Lacking(all),
+        Err(error) => return Features::Failed(error),
+    }
+    match os::move_one_page(second.as_fd()) {
+        Ok(true) => Features::Working(all),
+        Ok(false) => Features::Wrong,
+        Err(error) => Features::Failed(error),
+    }
+}
+
+impl Features {
+    const fn work(&self) -> bool {
+        matches!(self, Self::Working(_))
+    }
+
+    /// The line about them.
+    pub fn check(&self) -> Check {
+        const NAME: &str = "UFFDIO_MOVE";
+        match self {
+            Self::Untried => Check::missing(NAME, "could not be tried without a userfaultfd"),
+            Self::Lacking(all) => {
+                Check::missing(NAME, format!("not among the features {all:#x}")).mended_by(NEWER_KERNEL)
+            }
+            Self::Failed(error) => Check::missing(NAME, format!("failed: {error}")),
+            Self::Wrong => Check::missing(NAME, "moved a page, and other bytes arrived"),
+            Self::Working(all) => {
+                Check::ok(NAME, format!("moved a page, and its bytes arrived (features {all:#x})"))
+            }
+        }
+    }
+}
+
+const NEWER_KERNEL: &str =
+    "sudo apt-get install -t bookworm-backports linux-image-amd64  # or any Linux 6.8 or later";
+
+/// Checks of the kernel itself.
+pub fn checks(features: &Features) -> Vec<Check> {
+    let (release, machine) = os::kernel();
+    vec![version(&release, features.work()), architecture(&machine), query(&release)]
+}
+
+/// The first two numbers of a kernel release.
+fn numbers(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|character: char| !character.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn version(release: &str, moves: bool) -> Check {
+    const NAME: &str = "kernel";
+    let (major, minor) = MOVE_SINCE;
+    match numbers(release) {
+        Some(numbers) if numbers >= MOVE_SINCE => {
+            Check::ok(NAME, format!("Linux {release} ({major}.{minor} or later is needed)"))
+        }
+        _ if moves => Check::ok(NAME, format!("Linux {release}, with UFFDIO_MOVE of Linux {major}.{minor}")),
+        _ => Check::missing(NAME, format!("Linux {release}; {major}.{minor} or later is needed"))
+            .mended_by(NEWER_KERNEL),
+    }
+}
+
+fn architecture(machine: &str) -> Check {
+    const NAME: &str = "architecture";
+    let page_bytes = os::page_bytes();
+    if page_bytes != os::PAGE_BYTES {
+        let found = format!("{machine} with pages of {page_bytes} bytes; {} are needed", os::PAGE_BYTES);
+        return Check::missing(NAME, found);
+    }
+    let found = format!("{machine}, {page_bytes}-byte pages");
+    match machine {
+        "x86_64" => Check::ok(NAME, found),
+        _ => Check::warning(NAME, format!("{found}; only x86_64 is tested")),
+    }
+}
+
+fn query(release: &str) -> Check {
+    const NAME: &str = "PROCMAP_QUERY";
+    let (major, minor) = QUERY_SINCE;
+    match os::query_own_mapping() {
+        Ok(true) => Check::ok(NAME, "works: buffers outside the block heap can be judged"),
+        Ok(false) | Err(_) => Check::warning(
+            NAME,
+            format!(
+                "not in Linux {release} (since {major}.{minor}): buffers outside the block heap are copied"
+            ),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_by_number() {
+        for (release, state) in [
+            ("6.8.0", State::Ok),
+            ("6.18.44-fc-v657", State::Ok),
+            ("10.0", State::Ok),
+            ("6.7.12-amd64", State::Missing),
+            ("6.1.0-28-amd64", State::Missing),
+            ("5.15", State::Missing),
+            ("unknown", State::Missing),
+            ("", State::Missing),
+        ] {
+            assert_eq!(version(release, false).state, state, "{release}");
+        }
+        assert_eq!(version("5.14.0-570.el9", true).state, State::Ok, "a kernel with the feature ported back");
+    }
+
+    #[test]
+    fn only_a_page_that_arrived_counts_as_working() {
+        assert_eq!(Features::Working(0x1ffff).check().state, State::Ok);
+        for features in [
+            Features::Untried,
+            Features::Lacking(0x1fff),
+            Features::Wrong,
+            Features::Failed(io::Error::from_raw_os_error(libc::EBUSY)),
+        ] {
+            assert_eq!(features.check().state, State::Missing);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Who may use userfaultfd here: through the system call, through `/dev/userfaultfd`, and what
+//! decides about either.
+
+use super::{Check, State};
+use crate::os;
+use crate::probe::{self, Device, is_denial};
+use std::fs;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+
+/// Bit of `CAP_SYS_PTRACE` in the capability sets of `/proc/self/status`.
+const CAP_SYS_PTRACE: u32 = 19;
+const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+
+/// Both ways to a userfaultfd, tried.
+pub struct Access {
+    syscall: Result<(), io::Error>,
+    device: Result<Device, io::Error>,
+    /// The system call in the mode that needs no privilege.
+    user_mode: Result<(), io::Error>,
+}
+
+impl Access {
+    /// Tries both ways.
+    pub fn find(inherited: Option<RawFd>) -> Self {
+        Self {
+            syscall: os::userfaultfd_by_syscall(false).map(drop),
+            device: Device::open(inherited).and_then(|device| device.userfaultfd().map(|_| device)),
+            user_mode: os::userfaultfd_by_syscall(true).map(drop),
+        }
+    }
+
+    /// A userfaultfd by whichever way works.
+    pub fn open(&self) -> Option<OwnedFd> {
+        match &self.device {
+            Ok(device) => device.userfaultfd().ok(),
+            Err(_) => os::userfaultfd_by_syscall(false).ok(),
+        }
+    }
+
+    const fn is_granted(&self) -> bool {
+        self.syscall.is_ok() || self.device.is_ok()
+    }
+
+    /// The state of a way that does not work.
+    const fn refused(&self) -> State {
+        if self.is_granted() { State::Warning } else { State::Missing }
+    }
+}
+
+/// What `/proc/self/status` says about this process.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Status {
+    seccomp: u32,
+    can_trace: bool,
+}
+
+impl Status {
+    fn parse(text: &str) -> Self {
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let capabilities = field("CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0);
+        Self {
+            seccomp: field("Seccomp:").and_then(|mode| mode.parse().ok()).unwrap_or(0),
+            can_trace: capabilities >> CAP_SYS_PTRACE & 1 == 1,
+        }
+    }
+}
+
+/// Checks of every permission, in the order in which one would mend them.
+pub fn checks(access: &Access) -> Vec<Check> {
+    let status = Status::parse(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let sysctl = fs::read_to_string(SYSCTL).ok().map(|text| text.trim().to_string());
+    vec![
+        syscall(access, &status),
+        device(access, &fs::read_to_string("/proc/misc").unwrap_or_default()),
+        unprivileged(access, sysctl.as_deref()),
+        privilege(access, &status),
+        seccomp(access, &status),
+    ]
+}
+
+/// The error's usual name, which is what documentation is searched for.
+fn error_name(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => "EPERM".to_string(),
+        Some(libc::EACCES) => "EACCES".to_string(),
+        Some(libc::ENOSYS) => "ENOSYS".to_string(),
+        Some(libc::ENOENT) => "ENOENT".to_string(),
+        _ => error.to_string(),
+    }
+}
+
+fn syscall(access: &Access, status: &Status) -> Check {
+    const NAME: &str = "userfaultfd system call";
+    let Err(error) = &access.syscall else { return Check::ok(NAME, "permitted") };
+    let other =
+        if access.device.is_ok() { format!("; {} works instead", probe::DEVICE) } else { String::new() };
+    let found = format!("refused ({}){other}", error_name(error));
+    let check = Check::new(NAME, access.refused(), found);
+    if access.is_granted() || access.user_mode.is_err() || status.can_trace || !is_denial(error) {
+        return check;
+    }
+    check.mended_by("sudo sysctl vm.unprivileged_userfaultfd=1")
+}
+
+fn device(access: &Access, misc: &str) -> Check {
+    const NAME: &str = "/dev/userfaultfd";
+    let Err(error) = &access.device else {
+        return Check::ok(NAME, "opens; programs that give up root inherit it");
+    };
+    let found = match &access.syscall {
+        Ok(()) => format!(
+            "does not open ({}): programs that give up their privileges go on with plain copies",
+            error_name(error)
+        ),
+        Err(_) => format!("does not open ({})", error_name(error)),
+    };
+    let check = Check::new(NAME, access.refused(), found);
+    if is_denial(error) {
+        return check.mended_by("sudo chgrp $(id -g) /dev/userfaultfd && sudo chmod g+rw /dev/userfaultfd");
+    }
+    match device_minor(misc) {
+        Some(minor) => check.mended_by(format!("sudo mknod -m 600 /dev/userfaultfd c 10 {minor}")),
+        None => check,
+    }
+}
+
+/// The device's number, where the kernel has the driver and only the file is missing.
+fn device_minor(misc: &str) -> Option<u32> {
+    misc.lines().find_map(|line| line.trim().strip_suffix(" userfaultfd")?.trim().parse().ok())
+}
+
+fn unprivileged(access: &Access, value: Option<&str>) -> Check {
+    const NAME: &str = "vm.unprivileged_userfaultfd";
+    match value {
+        Some("1") => Check::ok(NAME, "1: everybody may use the system call"),
+        Some(value) if access.is_granted() => {
+            Check::ok(NAME, format!("{value}: only privileged users may use the system call"))
+        }
+        Some(value) => {
+            Check::warning(NAME, format!("{value}: only privileged users may use the system call"))
+                .mended_by("sudo sysctl vm.unprivileged_userfaultfd=1")
+        }
+        None if access.is_granted() => Check::ok(NAME, "does not exist here"),
+        None => Check::warning(NAME, "does not exist: the kernel has no userfaultfd, or /proc/sys is hidden"),
+    }
+}
+
+fn privilege(access: &Access, status: &Status) -> Check {
+    const NAME: &str = "privilege";
+    let can = if status.can_trace { "with" } else { "without" };
+    let found = format!("user {}, {can} CAP_SYS_PTRACE", os::effective_user_id());
+    if status.can_trace || access.is_granted() {
+        return Check::ok(NAME, found);
+    }
+    Check::warning(NAME, found)
+}
+
+fn seccomp(access: &Access, status: &Status) -> Check {
+    const NAME: &str = "seccomp";
+    let kind = match status.seccomp {
+        0 => "no filter",
+        1 => "strict mode",
+        _ => "a filter",
+    };
+    match &access.user_mode {
+        Ok(()) => Check::ok(NAME, format!("{kind}; userfaultfd passes")),
+        // Without a filter, only a kernel or a security module refuses this mode.
+        Err(error) if status.seccomp == 0 => {
+            let state = if access.is_granted() { State::Ok } else { State::Warning };
+            Check::new(NAME, state, format!("{kind}; the kernel refuses userfaultfd ({})", error_name(error)))
+        }
+        Err(error) => {
+            let found = format!("{kind} refuses userfaultfd ({})", error_name(error));
+            Check::new(NAME, access.refused(), found)
+                .mended_by("docker run --cap-add SYS_PTRACE --device /dev/userfaultfd …  # in a container")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed<T>(error: i32) -> Result<T, io::Error> {
+        Err(io::Error::from_raw_os_error(error))
+    }
+
+    fn denied(user_mode: Result<(), io::Error>) -> Access {
+        Access { syscall: failed(libc::EPERM), device: failed(libc::EACCES), user_mode }
+    }
+
+    #[test]
+    fn status_file_is_read() {
+        let text = "Name:\tx\nCapEff:\t0000000000080000\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        assert_eq!(Status::parse(text), Status { seccomp: 2, can_trace: true });
+        assert_eq!(Status::parse("CapEff:\tnonsense\n"), Status::default());
+    }
+
+    #[test]
+    fn a_way_that_is_closed_matters_only_if_the_other_is_closed_too() {
+        let neither = denied(Ok(()));
+        let closed = syscall(&neither, &Status::default());
+        assert_eq!(closed.state, State::Missing);
+        assert_eq!(closed.mend.as_deref(), Some("sudo sysctl vm.unprivileged_userfaultfd=1"));
+        assert_eq!(device(&neither, "").state, State::Missing);
+        let by_syscall = Access { syscall: Ok(()), device: failed(libc::ENOENT), user_mode: Ok(()) };
+        assert_eq!(syscall(&by_syscall, &Status::default()).state, State::Ok);
+        assert_eq!(device(&by_syscall, "").state, State::Warning);
+    }
+
+    #[test]
+    fn a_filter_is_told_from_a_missing_privilege() {
+        let filtered = Status { seccomp: 2, can_trace: false };
+        assert_eq!(seccomp(&denied(Ok(())), &filtered).state, State::Ok);
+        let check = seccomp(&denied(failed(libc::EPERM)), &filtered);
+        assert_eq!(check.state, State::Missing);
+        assert!(check.found.contains("a filter refuses"), "{}", check.found);
+        assert_eq!(syscall(&denied(failed(libc::EPERM)), &filtered).mend, None, "sysctl would not help");
+    }
+
+    #[test]
+    fn a_missing_device_file_can_be_made() {
+        let missing =
+            Access { syscall: failed(libc::EPERM), device: failed(libc::ENOENT), user_mode: Ok(()) };
+        let check = device(&missing, "130 watchdog\n257 userfaultfd\n");
+        assert_eq!(check.mend.as_deref(), Some("sudo mknod -m 600 /dev/userfaultfd c 10 257"));
+        assert_eq!(device(&missing, "").mend, None);
+    }
+}

@@ -1,0 +1,52 @@
+//! Whether `libuncopy.so` is there and the loader takes it.
+
+use super::Check;
+use crate::library;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Finds the library and lets the loader load it, without running any of its code.
+pub fn check() -> Check {
+    const NAME: &str = "libuncopy.so";
+    let path = match library::locate() {
+        Ok(path) => path,
+        Err(why) => return Check::missing(NAME, why).mended_by("make build"),
+    };
+    match loading_problem(&path) {
+        None => Check::ok(NAME, path.display().to_string()),
+        Some(problem) => {
+            Check::missing(NAME, format!("{}: {problem}", path.display())).mended_by("make build")
+        }
+    }
+}
+
+/// What the loader says against the library, if anything.
+///
+/// The loader only lists what it would load and resolves every symbol, which is what `ldd -r` asks
+/// of it (`man 8 ld.so`): neither this command nor the library runs.
+fn loading_problem(library: &Path) -> Option<String> {
+    let listing = Command::new("/proc/self/exe")
+        .arg("--version")
+        .env("LD_PRELOAD", library)
+        .env("LD_TRACE_LOADED_OBJECTS", "1")
+        .env("LD_WARN", "1")
+        .env("LD_BIND_NOW", "1")
+        .stdin(Stdio::null())
+        .output();
+    let listing = match listing {
+        Ok(listing) => listing,
+        Err(error) => return Some(format!("cannot be tried: {error}")),
+    };
+    let complaint = String::from_utf8_lossy(&listing.stderr);
+    if let Some(line) = complaint.lines().find(|line| !line.trim().is_empty()) {
+        return Some(line.trim().to_string());
+    }
+    let listed = String::from_utf8_lossy(&listing.stdout);
+    let undefined = listed.lines().find(|line| line.trim_start().starts_with("undefined symbol"));
+    let is_listed = listed.lines().any(|line| line.contains(&*library.to_string_lossy()));
+    match undefined {
+        Some(line) => Some(line.trim().to_string()),
+        None if !is_listed => Some("the loader passes over it".to_string()),
+        None => None,
+    }
+}

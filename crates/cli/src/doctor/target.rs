@@ -1,0 +1,208 @@
+//! What CMD is: whether it can be reached, whether what it is written in leaves anything to reach,
+//! and which allocator its large buffers come from.
+
+use super::Check;
+use crate::elf::{Image, Kind};
+use crate::output::Quoted;
+use crate::program::{self, Obstacle, Step};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+/// How many times `env` may start another script.
+const ENV_LIMIT: usize = 4;
+
+/// An allocator, the start of its library's name, and symbols that only it defines.
+struct Allocator {
+    name: &'static str,
+    library: &'static str,
+    symbols: &'static [&'static str],
+}
+
+const ALLOCATORS: &[Allocator] = &[
+    Allocator {
+        name: "jemalloc",
+        library: "libjemalloc",
+        symbols: &["mallocx", "je_mallocx", "malloc_stats_print"],
+    },
+    Allocator {
+        name: "tcmalloc",
+        library: "libtcmalloc",
+        symbols: &["tc_malloc", "TCMalloc_Internal_Alloc"],
+    },
+    Allocator { name: "mimalloc", library: "libmimalloc", symbols: &["mi_malloc"] },
+];
+
+/// Checks of CMD.
+pub fn checks(name: &OsStr, command: &[OsString], search: Option<&[u8]>) -> Vec<Check> {
+    const NAME: &str = "command";
+    let path = match program::find(name, search) {
+        Ok(path) => path,
+        Err(unfound) => return vec![Check::missing(NAME, unfound.to_string())],
+    };
+    let steps = every_step(&path, command, search);
+    let Some(last) = steps.last() else { return Vec::new() };
+    let chain: Vec<String> = steps.iter().map(|step| Quoted(step.path.as_os_str()).to_string()).collect();
+    let chain = chain.join(", run by ");
+    let mut checks = vec![reach(NAME, &steps, &chain)];
+    if checks[0].state == super::State::Ok
+        && let Some(file) = &last.file
+    {
+        let image = Image::read(file);
+        let needed = image.needed();
+        checks.extend(language(&image, &needed));
+        checks.push(allocator(&image, &needed));
+    }
+    checks
+}
+
+/// CMD, its interpreter, and where that is `env`, what `env` starts.
+fn every_step(path: &Path, command: &[OsString], search: Option<&[u8]>) -> Vec<Step> {
+    let mut steps = program::follow(path);
+    for round in 0..ENV_LIMIT {
+        let last = steps.len() - 1;
+        if steps[last].path.file_name() != Some("env".as_ref()) {
+            break;
+        }
+        let arguments: Vec<OsString> = match last.checked_sub(1).map(|script| &steps[script].kind) {
+            Some(Kind::Script { argument: Some(argument), .. }) => argument
+                .split(|byte| *byte == b' ')
+                .map(|word| OsStr::from_bytes(word).to_os_string())
+                .collect(),
+            None if round == 0 => command.iter().skip(1).cloned().collect(),
+            _ => break,
+        };
+        let Some(next) = started_by_env(&arguments).and_then(|name| program::find(name, search).ok()) else {
+            break;
+        };
+        steps.extend(program::follow(&next));
+    }
+    steps
+}
+
+/// The program that `env ARGUMENTS` starts.
+fn started_by_env(arguments: &[OsString]) -> Option<&OsStr> {
+    arguments.iter().map(OsString::as_os_str).find(|argument| {
+        let bytes = argument.as_bytes();
+        !bytes.is_empty() && !bytes.starts_with(b"-") && !bytes.contains(&b'=')
+    })
+}
+
+fn reach(name: &'static str, steps: &[Step], chain: &str) -> Check {
+    // Any of them can be what the kernel refuses the library to, or what starts the next one.
+    for step in steps {
+        let Some(obstacle) = step.obstacle() else { continue };
+        let go = step.file.as_ref().is_some_and(|file| Image::read(file).is_go());
+        let found = if steps.len() == 1 {
+            format!("{chain} {obstacle}")
+        } else {
+            format!("{chain}: {} {obstacle}", Quoted(step.path.as_os_str()))
+        };
+        let check = Check::missing(name, if go { format!("{found} (a Go program)") } else { found });
+        return match mend(&obstacle, &step.path, go) {
+            Some(command) => check.mended_by(command),
+            None => check,
+        };
+    }
+    match steps.last() {
+        Some(step) if step.file.is_none() => {
+            Check::warning(name, format!("{chain} cannot be read, so nothing is known about it"))
+        }
+        Some(step) if step.kind == Kind::Native => Check::ok(name, format!("{chain}, dynamically linked")),
+        _ => Check::warning(name, format!("{chain}; what it is is not known")),
+    }
+}
+
+/// What to do about an obstacle, where that is one thing for everybody.
+fn mend(obstacle: &Obstacle, path: &Path, go: bool) -> Option<String> {
+    let quoted = super::report::shell_word(path.as_os_str());
+    match obstacle {
+        Obstacle::Capabilities => Some(format!("sudo uncopy run -- {quoted}")),
+        Obstacle::Static if !go => Some("use a build of it that was linked without -static".to_string()),
+        Obstacle::Bits32 => Some("use a 64-bit build of it".to_string()),
+        Obstacle::OtherLoader(_) => Some("use a build of it that was linked with glibc".to_string()),
+        Obstacle::Static | Obstacle::SetUserId | Obstacle::SetGroupId | Obstacle::OtherMachine(_) => None,
+    }
+}
+
+fn names_library(needed: &[Vec<u8>], start: &str) -> Option<String> {
+    needed
+        .iter()
+        .find(|library| library.starts_with(start.as_bytes()))
+        .map(|library| String::from_utf8_lossy(library).into_owned())
+}
+
+fn language(image: &Image<'_, std::fs::File>, needed: &[Vec<u8>]) -> Option<Check> {
+    const NAME: &str = "language";
+    if image.is_go() {
+        return Some(Check::warning(
+            NAME,
+            "Go: only its C parts are reached, its own copies and I/O are not",
+        ));
+    }
+    names_library(needed, "libjli.so")
+        .map(|_| Check::warning(NAME, "Java: only its C parts are reached, its own copies are not"))
+}
+
+fn allocator(image: &Image<'_, std::fs::File>, needed: &[Vec<u8>]) -> Check {
+    const NAME: &str = "allocator";
+    let symbols: Vec<&'static str> =
+        ALLOCATORS.iter().flat_map(|allocator| allocator.symbols).copied().chain(["malloc"]).collect();
+    let defined = image.defines(&symbols);
+    if defined.contains(&"malloc") {
+        let known = ALLOCATORS
+            .iter()
+            .find(|allocator| allocator.symbols.iter().any(|symbol| defined.contains(symbol)))
+            .map_or(String::new(), |allocator| format!(" ({})", allocator.name));
+        return Check::warning(
+            NAME,
+            format!("linked into the program{known}: large blocks cannot come from the block heap"),
+        );
+    }
+    let linked = ALLOCATORS
+        .iter()
+        .find_map(|allocator| Some((allocator.name, names_library(needed, allocator.library)?)));
+    match linked {
+        Some((name, library)) => {
+            Check::ok(NAME, format!("{name} ({library}); large blocks come from the block heap"))
+        }
+        None => Check::ok(NAME, "glibc; large blocks come from the block heap"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn env_starts_its_first_word_that_is_neither_option_nor_assignment() {
+        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        for (line, expected) in [
+            ("python3", Some("python3")),
+            ("-S python3 -u", Some("python3")),
+            ("-i A=1 node", Some("node")),
+            ("-S", None),
+        ] {
+            assert_eq!(started_by_env(&words(line)), expected.map(OsStr::new), "{line}");
+        }
+    }
+
+    #[test]
+    fn env_is_looked_through() {
+        let command = ["env", "sh", "-c", "true"].map(OsString::from);
+        let env = program::find("env".as_ref(), None).expect("env");
+        let steps = every_step(&env, &command, None);
+        assert_eq!(steps.len(), 2);
+        assert_eq!(steps[1].path.file_name(), Some(OsStr::new("sh")));
+    }
+
+    #[test]
+    fn unknown_programs_are_missing_and_shells_are_reached() {
+        use super::super::State;
+        let checks = super::checks("no-such-program-anywhere".as_ref(), &[], None);
+        assert_eq!((checks.len(), checks[0].state), (1, State::Missing));
+        let checks = super::checks("sh".as_ref(), &["sh".into()], None);
+        assert_eq!(checks[0].state, State::Ok, "{}", checks[0].found);
+        assert!(checks.iter().any(|check| check.name == "allocator" && check.found.starts_with("glibc")));
+    }
+}

@@ -1,0 +1,318 @@
+//! The command line: help, man pages and completions are made from what is built here, and the
+//! options of `run` from the one table that the library reads too.
+
+use crate::output::{self, EXIT_OK, EXIT_USAGE};
+use crate::settings::Given;
+use clap::builder::{OsStringValueParser, PossibleValue, TypedValueParser, ValueParser};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
+use clap_complete::Shell;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use uncopy_core::options::{OPTIONS, OptionSpec};
+
+/// Id of CMD and its arguments.
+pub const COMMAND: &str = "command";
+/// Id of the process that `stats` asks about.
+pub const PID: &str = "pid";
+/// Id of `doctor --json`.
+pub const JSON: &str = "json";
+/// Id of the shell that completions are for.
+pub const SHELL: &str = "shell";
+/// Id of `man --dir`.
+pub const DIRECTORY: &str = "dir";
+
+const STATUSES: &str = "\
+Exit status of run:
+  CMD's own   CMD was started, accelerated or not (same process, same signals)
+  127         CMD was not found
+  126         CMD was found but could not be executed
+  2           an option or an UNCOPY_ variable has a value that is not legal";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  uncopy run -- redis-server --port 7000
+      Redis with the copies inside it elided.
+  uncopy run --stats counters.json -- nginx -g 'daemon off;'
+      The same for nginx; what was elided is in counters.json when it exits.
+  uncopy run --policy always --min-size 4096 -- ./server
+      Elide every copy that can be, for testing a program under uncopy.
+  UNCOPY_HEAP=off uncopy run -- ./server
+      Every option can also come from the environment; the command line wins.
+
+CMD replaces this process: its pid, its signals and its exit status are those of CMD. Where uncopy
+cannot work, one line on standard error says why and CMD runs plainly. An unknown variable that
+begins with UNCOPY_ is reported on one line and ignored.";
+
+const EXAMPLES: &str = "\
+Examples:
+  uncopy doctor -- redis-server      does it work here, and for this program?
+  uncopy run -- redis-server         run it with the copies inside it elided
+  uncopy stats $(pidof redis-server) what has been elided so far
+  uncopy bench --help                measure it";
+
+const DOCTOR_NOTES: &str = "\
+Examples:
+  uncopy doctor
+      Check this machine.
+  uncopy doctor -- nginx
+      Check this machine and whether nginx can be reached.
+  uncopy doctor --json -- nginx
+      The same for a program to read.
+
+Each line says what was checked, its state (ok, warning or missing) and what was found; under it is
+the command that mends it. Exit status: 0 if run will be active (for CMD, if one is given), 1 if
+not, 2 if the command line is wrong.";
+
+const STATS_NOTES: &str = "\
+Example:
+  uncopy stats $(pidof redis-server)
+
+Prints one JSON object, the same that `run --stats` writes at exit. Only the user that the process
+runs as, and root, can read it. Exit status: 0, or 1 if there is no such process, it does not run
+under uncopy or its counters cannot be read, or 2 if the command line is wrong.";
+
+/// Takes any bytes, and lists the legal words for completions. The table in the core judges them.
+#[derive(Clone)]
+struct Words(Vec<&'static str>);
+
+impl TypedValueParser for Words {
+    type Value = OsString;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        argument: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<OsString, clap::Error> {
+        OsStringValueParser::new().parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(|word| PossibleValue::new(*word))))
+    }
+}
+
+fn option(spec: &'static OptionSpec) -> Arg {
+    let argument =
+        Arg::new(spec.flag).long(spec.flag).help(format!("{} [env: {}]", spec.help, spec.variable));
+    let Some(value) = spec.value else {
+        return argument.action(ArgAction::SetTrue);
+    };
+    let argument = argument.value_name(value).allow_hyphen_values(true).action(ArgAction::Set);
+    if value.contains("FILE") {
+        argument.value_parser(value_parser!(OsString)).value_hint(ValueHint::FilePath)
+    } else if value.contains('|') {
+        let words = value.split('|').collect();
+        argument.value_parser(ValueParser::new(Words(words))).hide_possible_values(true)
+    } else {
+        argument.value_parser(value_parser!(OsString))
+    }
+}
+
+fn program(help: &'static str) -> Arg {
+    Arg::new(COMMAND)
+        .value_name("CMD")
+        .help(help)
+        .num_args(1..)
+        .value_parser(value_parser!(OsString))
+        .trailing_var_arg(true)
+        .value_hint(ValueHint::CommandWithArguments)
+}
+
+/// `uncopy run`.
+pub fn run() -> Command {
+    Command::new("run")
+        .bin_name("uncopy run")
+        .about("Run a program with the copies inside it elided")
+        .override_usage("uncopy run [OPTIONS] -- CMD [ARGS]...")
+        .args_override_self(true)
+        .args(OPTIONS.iter().map(option))
+        .arg(program("The program and its arguments").required(true))
+        .after_help(format!("{RUN_EXAMPLES}\n\n{STATUSES}"))
+}
+
+fn doctor() -> Command {
+    Command::new("doctor")
+        .about("Check whether uncopy can work on this machine, and for a program")
+        .override_usage("uncopy doctor [--json] [-- CMD [ARGS]...]")
+        .arg(
+            Arg::new(JSON)
+                .long("json")
+                .help("Print one JSON object: checks (an array), active, verdict and next")
+                .action(ArgAction::SetTrue),
+        )
+        .arg(program("The program that is to run under uncopy"))
+        .after_help(DOCTOR_NOTES)
+}
+
+fn stats() -> Command {
+    Command::new("stats")
+        .about("Print the counters of a running process as JSON")
+        .arg(
+            Arg::new(PID)
+                .value_name("PID")
+                .help("A process that runs under uncopy")
+                .required(true)
+                .allow_hyphen_values(true)
+                .value_parser(value_parser!(OsString)),
+        )
+        .after_help(STATS_NOTES)
+}
+
+fn bench() -> Command {
+    Command::new("bench")
+        .about("Measure what uncopy gives; see `uncopy bench --help`")
+        .disable_help_flag(true)
+        .arg(
+            Arg::new(COMMAND)
+                .value_name("ARGS")
+                .num_args(0..)
+                .help("Arguments of the benchmark")
+                .value_parser(value_parser!(OsString))
+                .trailing_var_arg(true)
+                .allow_hyphen_values(true),
+        )
+}
+
+fn completions() -> Command {
+    Command::new("completions")
+        .about("Print a shell's completion script")
+        .arg(
+            Arg::new(SHELL)
+                .value_name("SHELL")
+                .help("The shell")
+                .required(true)
+                .value_parser(value_parser!(Shell)),
+        )
+        .after_help("Example:\n  uncopy completions bash > ~/.local/share/bash-completion/completions/uncopy")
+}
+
+fn man() -> Command {
+    Command::new("man")
+        .about("Print the man page")
+        .arg(
+            Arg::new(DIRECTORY)
+                .long("dir")
+                .value_name("DIR")
+                .help("Write uncopy.1 and a page for each subcommand to DIR instead")
+                .hide(true)
+                .value_parser(value_parser!(PathBuf)),
+        )
+        .after_help("Example:\n  uncopy man | man -l -")
+}
+
+/// The whole command.
+pub fn whole() -> Command {
+    Command::new("uncopy")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Runs unmodified programs with their I/O copies elided")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommands([run(), doctor(), stats(), bench(), completions(), man()])
+        .after_help(format!("{EXAMPLES}\n\n{STATUSES}"))
+}
+
+/// The options that were given to `run`, in the table's order.
+pub fn given(matches: &ArgMatches) -> Vec<Given> {
+    OPTIONS
+        .iter()
+        .filter_map(|spec| match spec.value {
+            None => matches.get_flag(spec.flag).then(|| (spec, OsString::from("1"))),
+            Some(_) => matches.get_one::<OsString>(spec.flag).map(|value| (spec, value.clone())),
+        })
+        .collect()
+}
+
+/// CMD and its arguments; empty if none were given.
+pub fn command(matches: &ArgMatches) -> Vec<OsString> {
+    matches.get_many::<OsString>(COMMAND).unwrap_or_default().cloned().collect()
+}
+
+/// Prints help that was asked for, or what is wrong with the command line, and returns the status.
+pub fn answer(error: &clap::Error) -> u8 {
+    if !error.use_stderr() {
+        return print_help(error, EXIT_OK);
+    }
+    let text = error.to_string();
+    match text.strip_prefix("error: ") {
+        Some(message) => output::complain(message.trim_end()),
+        // Help in place of a missing subcommand.
+        None => {
+            let _ = error.print();
+        }
+    }
+    EXIT_USAGE
+}
+
+fn print_help(error: &clap::Error, status: u8) -> u8 {
+    match error.print() {
+        Err(problem) if problem.kind() != std::io::ErrorKind::BrokenPipe => {
+            output::complain(format_args!("cannot write to standard output: {}", output::Reason(&problem)));
+            output::EXIT_FAILURE
+        }
+        _ => status,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    fn parse(arguments: &[&str]) -> ArgMatches {
+        run().try_get_matches_from(["run"].iter().chain(arguments)).expect("legal")
+    }
+
+    #[test]
+    fn definition_is_consistent() {
+        whole().debug_assert();
+        run().debug_assert();
+    }
+
+    #[test]
+    fn every_option_of_the_table_is_on_the_command_line_and_in_help() {
+        let help = run().render_long_help().to_string();
+        for spec in OPTIONS {
+            assert!(help.contains(&format!("--{}", spec.flag)), "{}", spec.flag);
+            assert!(help.contains(spec.variable), "{}", spec.variable);
+        }
+        for status in ["127", "126"] {
+            assert!(help.contains(status));
+        }
+    }
+
+    #[test]
+    fn everything_after_the_program_belongs_to_it() {
+        for (line, expected) in [
+            (&["--", "sh", "-c", "x"][..], &["sh", "-c", "x"][..]),
+            (&["--off", "sh", "--off", "--", "-h"], &["sh", "--off", "--", "-h"]),
+            (&["--", "--help"], &["--help"]),
+            (&["--", "sh", "--", "--", "x"], &["sh", "--", "--", "x"]),
+            (&["--", ""], &[""]),
+        ] {
+            assert_eq!(command(&parse(line)), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn values_may_begin_with_a_hyphen_and_need_not_be_text() {
+        let matches = parse(&["--min-size", "-1", "--stats", "-", "--", "x"]);
+        let given = given(&matches);
+        assert_eq!(given.len(), 2);
+        assert_eq!(given[0].1, "-1");
+        assert_eq!(given[1].1, "-");
+        let bytes = OsStr::from_bytes(b"\xff\xfe");
+        let matches = run()
+            .try_get_matches_from([OsStr::new("run"), "--policy".as_ref(), bytes, "--".as_ref(), bytes])
+            .expect("any bytes");
+        assert_eq!(super::given(&matches)[0].1, bytes);
+        assert_eq!(command(&matches), [bytes]);
+    }
+
+    #[test]
+    fn unknown_options_are_not_taken_for_the_program() {
+        for line in [&["--bogus", "--", "x"][..], &["--minsize=1", "x"], &[]] {
+            assert!(run().try_get_matches_from(["run"].iter().chain(line)).is_err(), "{line:?}");
+        }
+    }
+}

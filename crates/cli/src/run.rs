@@ -1,0 +1,148 @@
+//! `uncopy run`: checks the options, decides whether uncopy can work, and becomes CMD.
+//!
+//! Nothing is started, nothing is waited for and nothing is searched but `PATH`: two opens and
+//! two ioctls of userfaultfd, one look at CMD's first page, and `execve`.
+
+use crate::environment::Environment;
+use crate::library;
+use crate::line;
+use crate::os::{self, Disposition};
+use crate::output::{self, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_USAGE, Quoted, Reason};
+use crate::probe;
+use crate::program;
+use crate::settings::{self, Settings};
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use uncopy_core::stats::Snapshot;
+
+/// What CMD is given so that it is accelerated.
+struct Active {
+    library: PathBuf,
+    uffd_fd: Option<RawFd>,
+}
+
+/// Runs the command line `run …`; returns only if CMD could not be started.
+pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
+    let matches = match line::run().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => return line::answer(&error),
+    };
+    let command = line::command(&matches);
+    let mut environment = Environment::inherited();
+    let pid = std::process::id();
+    let settings = match settings::settle(&mut environment, &line::given(&matches), pid) {
+        Ok(settings) => settings,
+        Err(message) => {
+            output::complain(message);
+            return EXIT_USAGE;
+        }
+    };
+    if let Some(warning) = &settings.warning {
+        output::complain(warning);
+    }
+    let Some(name) = command.first() else { return EXIT_USAGE };
+    let path = match program::find(name, environment.get(b"PATH")) {
+        Ok(path) => path,
+        Err(unfound) => {
+            output::complain(&unfound);
+            return unfound.status();
+        }
+    };
+    let preloaded = environment.get(b"LD_PRELOAD").unwrap_or_default().to_vec();
+    match activate(&path, &settings) {
+        Ok(active) => {
+            environment.set("LD_PRELOAD", &library::preload(&active.library, &preloaded));
+            match active.uffd_fd {
+                Some(fd) => environment.set(settings::UFFD_FD, fd.to_string().as_bytes()),
+                None => environment.remove(settings::UFFD_FD),
+            }
+        }
+        Err(why) => {
+            output::complain(format_args!("inactive: {why}; see 'uncopy doctor'"));
+            environment.remove(settings::UFFD_FD);
+            leave_plain(&mut environment, &preloaded);
+            if let Some(file) = &settings.stats {
+                write_stats(file, &Snapshot::empty(u64::from(pid), Some(why)));
+            }
+        }
+    }
+    os::restore_sigpipe(sigpipe);
+    become_program(&path, &command, &environment)
+}
+
+/// Decides whether uncopy can work for the program at `path`.
+///
+/// # Errors
+/// Why not, as part of a sentence.
+fn activate(path: &Path, settings: &Settings) -> Result<Active, String> {
+    let library = library::locate()?;
+    if let Some(why) = program::why_out_of_reach(path) {
+        return Err(why);
+    }
+    if settings.off {
+        return Ok(Active { library, uffd_fd: settings.uffd_fd });
+    }
+    let usable = probe::probe(settings.uffd_fd).map_err(|error| error.to_string())?;
+    Ok(Active { library, uffd_fd: usable.device.and_then(probe::Device::leave_to_programs) })
+}
+
+/// Takes the library out of `LD_PRELOAD`, should an outer `uncopy run` have put it there.
+fn leave_plain(environment: &mut Environment, preloaded: &[u8]) {
+    let rest = library::without_library(preloaded);
+    if rest.is_empty() && !preloaded.is_empty() {
+        environment.remove("LD_PRELOAD");
+    } else if rest != preloaded {
+        environment.set("LD_PRELOAD", &rest);
+    }
+}
+
+/// Writes the `--stats` file in the library's place. CMD runs whether that works or not.
+fn write_stats(file: &OsStr, snapshot: &Snapshot) {
+    let json = format!("{}\n", snapshot.to_json());
+    let written = if file == "-" {
+        let mut output = io::stdout();
+        output.write_all(json.as_bytes()).and_then(|()| output.flush())
+    } else {
+        OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(file)
+            .and_then(|mut output| output.write_all(json.as_bytes()))
+    };
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            output::complain(format_args!("cannot write --stats {}: {}", Quoted(file), Reason(&error)));
+        }
+        _ => {}
+    }
+}
+
+/// Becomes the program; returns the exit status if that failed.
+fn become_program(path: &Path, command: &[OsString], environment: &Environment) -> u8 {
+    // Strings that came from this process's arguments and environment hold no zero byte.
+    let text = |value: &OsStr| CString::new(value.as_bytes()).unwrap_or_default();
+    let mut arguments: Vec<CString> = command.iter().map(|argument| text(argument)).collect();
+    let entries = environment.entries();
+    let mut error = os::execve(&text(path.as_os_str()), &arguments, &entries);
+    if error.raw_os_error() == Some(libc::ENOEXEC) {
+        // Without "#!" it is a shell script, as for execvp.
+        let shell = text(program::SHELL.as_ref());
+        arguments.splice(..1, [shell.clone(), text(path.as_os_str())]);
+        error = os::execve(&shell, &arguments, &entries);
+    }
+    let missing = matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR));
+    if missing && path.exists() {
+        output::complain(format_args!(
+            "cannot run {}: its interpreter or loader does not exist",
+            Quoted(path.as_os_str())
+        ));
+    } else {
+        output::complain(format_args!("cannot run {}: {}", Quoted(path.as_os_str()), Reason(&error)));
+    }
+    if missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE }
+}

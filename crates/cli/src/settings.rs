@@ -1,0 +1,201 @@
+//! The options of one `uncopy run`: what the environment says, then what the command line says,
+//! both checked by the table that the library uses, so that both refuse the same values.
+
+use crate::environment::Environment;
+use crate::output::Quoted;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use uncopy_core::options::{OptionError, OptionSpec, Options};
+
+/// Variable that names the process whose counters go to the `--stats` file.
+pub const STATS_ROOT: &str = "UNCOPY_STATS_ROOT";
+/// Variable that names the inherited descriptor of `/dev/userfaultfd`.
+pub const UFFD_FD: &str = "UNCOPY_UFFD_FD";
+/// Variable of `--stats`.
+const STATS: &str = "UNCOPY_STATS";
+
+/// An option given on the command line, with its value (`1` for a switch).
+pub type Given = (&'static OptionSpec, OsString);
+
+/// The options that `uncopy run` itself acts on; the library reads the rest.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `--off`.
+    pub off: bool,
+    /// Where this process, rather than an outer one, is to write its counters.
+    pub stats: Option<OsString>,
+    /// Inherited descriptor of `/dev/userfaultfd`, if an outer `uncopy run` left one.
+    pub uffd_fd: Option<RawFd>,
+    /// One line about variables that nobody knows.
+    pub warning: Option<String>,
+}
+
+/// Checks every option and puts those of the command line into `environment`.
+///
+/// # Errors
+/// A message that names the option, its value and what is legal.
+pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Result<Settings, String> {
+    let mut options = Options::default();
+    let mut unknown = Vec::new();
+    // In reverse, so that of repeated entries the first one counts, as for getenv.
+    for (name, value) in environment.variables().rev() {
+        if Options::is_unknown_variable(name) {
+            unknown.insert(0, name);
+        }
+        options.apply(name, value).map_err(|error| error.to_string())?;
+    }
+    let warning = unknown.first().map(|name| {
+        let more = match unknown.len() {
+            1 => String::new(),
+            count => format!(" (and {} more unknown)", count - 1),
+        };
+        format!("{}{more}", OptionError::UnknownVariable(name))
+    });
+    for (option, value) in given {
+        options
+            .apply(option.variable.as_bytes(), value.as_bytes())
+            .map_err(|error| on_command_line(option, &error))?;
+    }
+    let given_stats = given.iter().any(|(option, _)| option.variable == STATS);
+    let stats = options
+        .stats
+        .map(|value| stats_path(OsStr::from_bytes(value), if given_stats { "--stats" } else { STATS }))
+        .transpose()?;
+    // Asked for on the command line, or asked for by nobody above this process.
+    let stats_are_ours = given_stats || options.stats_root.is_none_or(|root| root == pid);
+    let settings = Settings {
+        off: options.off,
+        stats: stats.clone().filter(|_| stats_are_ours),
+        uffd_fd: options.uffd_fd,
+        warning,
+    };
+    for (option, value) in given {
+        environment.set(option.variable, value.as_bytes());
+    }
+    if let Some(path) = stats {
+        environment.set(STATS, path.as_bytes());
+    }
+    if settings.stats.is_some() {
+        environment.set(STATS_ROOT, pid.to_string().as_bytes());
+    }
+    Ok(settings)
+}
+
+/// The library's message, with the option's flag in place of its variable.
+fn on_command_line(option: &OptionSpec, error: &OptionError<'_>) -> String {
+    let message = error.to_string();
+    match message.strip_prefix(option.variable) {
+        Some(rest) => format!("--{}{rest}", option.flag),
+        None => message,
+    }
+}
+
+/// The stats file's absolute path: servers change their directory before they exit.
+fn stats_path(value: &OsStr, name: &str) -> Result<OsString, String> {
+    if value == "-" {
+        return Ok(value.to_os_string());
+    }
+    let path = std::path::absolute(value).unwrap_or_else(|_| Path::new(value).to_path_buf());
+    if path.is_dir() || !path.parent().is_some_and(Path::is_dir) {
+        return Err(format!(
+            "{name} is {}; it must be a file in a directory that exists, or -",
+            Quoted(value)
+        ));
+    }
+    Ok(path.into_os_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uncopy_core::options::OPTIONS;
+
+    const PID: u32 = 77;
+
+    fn environment(variables: &[(&str, &[u8])]) -> Environment {
+        let mut environment = Environment::inherited();
+        let names: Vec<Vec<u8>> = environment
+            .variables()
+            .filter(|(name, _)| name.starts_with(b"UNCOPY_"))
+            .map(|(name, _)| name.to_vec())
+            .collect();
+        for name in names {
+            environment.remove(&String::from_utf8_lossy(&name));
+        }
+        for (name, value) in variables {
+            environment.set(name, value);
+        }
+        environment
+    }
+
+    fn given(flag: &str, value: &[u8]) -> Vec<Given> {
+        let option = OPTIONS.iter().find(|option| option.flag == flag).expect("an option");
+        vec![(option, OsStr::from_bytes(value).to_os_string())]
+    }
+
+    #[test]
+    fn command_line_wins_over_environment_and_reaches_the_program() {
+        let mut subject = environment(&[("UNCOPY_MIN_SIZE", b"8192"), ("UNCOPY_OFF", b"0")]);
+        settle(&mut subject, &given("min-size", b"4096"), PID).expect("legal");
+        assert_eq!(subject.get(b"UNCOPY_MIN_SIZE"), Some(b"4096".as_slice()));
+        assert_eq!(subject.get(b"UNCOPY_OFF"), Some(b"0".as_slice()));
+        assert_eq!(subject.get(b"UNCOPY_STATS_ROOT"), None);
+    }
+
+    #[test]
+    fn bad_values_name_where_they_came_from() {
+        let message = settle(&mut environment(&[]), &given("min-size", b"16k"), PID).expect_err("bad");
+        assert!(message.starts_with("--min-size is \"16k\"; it must be "), "{message}");
+        let mut subject = environment(&[("UNCOPY_POLICY", b"\xff")]);
+        let message = settle(&mut subject, &[], PID).expect_err("bad");
+        assert!(message.starts_with("UNCOPY_POLICY is \"\\xff\"; it must be auto"), "{message}");
+    }
+
+    #[test]
+    fn refused_options_leave_the_environment_unchanged() {
+        let mut subject = environment(&[("UNCOPY_HEAP", b"on")]);
+        let before: Vec<_> = subject.entries().into_iter().map(ToOwned::to_owned).collect();
+        let mut options = given("off", b"1");
+        options.extend(given("policy", b"maybe"));
+        settle(&mut subject, &options, PID).expect_err("bad policy");
+        assert_eq!(subject.entries(), before.iter().map(AsRef::as_ref).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn unknown_variables_are_one_warning() {
+        let mut subject =
+            environment(&[("UNCOPY_MINSIZE", b"1"), ("UNCOPY_\u{1}", b"2"), ("XUNCOPY_", b"3")]);
+        let warning = settle(&mut subject, &[], PID).expect("legal").warning.expect("a warning");
+        assert!(warning.starts_with("unknown variable UNCOPY_MINSIZE in the environment"), "{warning}");
+        assert!(warning.ends_with("(and 1 more unknown)"), "{warning}");
+        assert_eq!(settle(&mut environment(&[]), &[], PID).expect("legal").warning, None);
+    }
+
+    #[test]
+    fn stats_belong_to_the_outermost_process_that_was_asked() {
+        let outer = [("UNCOPY_STATS", b"-".as_slice()), ("UNCOPY_STATS_ROOT", b"5")];
+        let mut subject = environment(&outer);
+        assert_eq!(settle(&mut subject, &[], PID).expect("legal").stats, None);
+        assert_eq!(subject.get(b"UNCOPY_STATS_ROOT"), Some(b"5".as_slice()));
+        let settings = settle(&mut subject, &given("stats", b"-"), PID).expect("legal");
+        assert_eq!(settings.stats.as_deref(), Some(OsStr::new("-")));
+        assert_eq!(subject.get(b"UNCOPY_STATS_ROOT"), Some(b"77".as_slice()));
+        let mut subject = environment(&outer[..1]);
+        assert!(settle(&mut subject, &[], PID).expect("legal").stats.is_some());
+    }
+
+    #[test]
+    fn stats_path_is_made_absolute_and_its_directory_must_exist() {
+        let mut subject = environment(&[]);
+        settle(&mut subject, &given("stats", b"counters-\xff.json"), PID).expect("legal");
+        let path = subject.get(b"UNCOPY_STATS").expect("set");
+        assert!(path.starts_with(b"/") && path.ends_with(b"/counters-\xff.json"));
+        for value in ["/nonexistent/counters.json", "/tmp"] {
+            let message =
+                settle(&mut environment(&[]), &given("stats", value.as_bytes()), PID).expect_err(value);
+            assert!(message.starts_with(&format!("--stats is \"{value}\"; it must be ")), "{message}");
+        }
+    }
+}

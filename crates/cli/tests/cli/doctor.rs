@@ -1,0 +1,189 @@
+//! `uncopy doctor`: its report, its verdict, and that `run` agrees with it.
+
+use crate::stage::{Stage, finish, skip};
+use serde_json::Value;
+
+/// The report as JSON, and the exit status.
+fn report(stage: &Stage, command: &[&str]) -> (Value, Option<i32>) {
+    let line = [&["doctor", "--json"], command].concat();
+    let finished = finish(&mut stage.uncopy(&line));
+    assert_eq!(finished.errors, "");
+    (serde_json::from_str(&finished.text()).expect("JSON"), finished.code)
+}
+
+fn state<'a>(report: &'a Value, name: &str) -> &'a str {
+    let checks = report["checks"].as_array().expect("an array");
+    let check = checks.iter().find(|check| check["check"] == name);
+    check.and_then(|check| check["state"].as_str()).unwrap_or("absent")
+}
+
+fn found<'a>(report: &'a Value, name: &str) -> &'a str {
+    let checks = report["checks"].as_array().expect("an array");
+    let check = checks.iter().find(|check| check["check"] == name);
+    check.and_then(|check| check["found"].as_str()).unwrap_or_default()
+}
+
+#[test]
+fn json_is_complete_and_its_verdict_is_the_exit_status() {
+    let stage = Stage::new("doctor-json");
+    let (report, status) = report(&stage, &[]);
+    let checks = report["checks"].as_array().expect("an array");
+    assert!(checks.len() >= 15, "{checks:?}");
+    for check in checks {
+        assert!(["ok", "warning", "missing"].contains(&check["state"].as_str().expect("a word")), "{check}");
+        assert!(check["found"].as_str().is_some_and(|found| !found.is_empty()), "{check}");
+        assert!(check["mend"].is_null() || check["mend"].is_string(), "{check}");
+    }
+    let active = report["active"].as_bool().expect("true or false");
+    assert_eq!(active, checks.iter().all(|check| check["state"] != "missing"));
+    assert!(!active, "this stage has no library");
+    assert_eq!(state(&report, "libuncopy.so"), "missing");
+    assert_eq!(status, Some(1));
+}
+
+#[test]
+fn table_is_plain_text_and_ends_with_verdict_and_next_command() {
+    let stage = Stage::new("doctor-table");
+    let finished = finish(stage.uncopy(&["doctor", "--", "sh", "-c", "exit 3"]).env("NO_COLOR", "1"));
+    let text = finished.text();
+    assert!(!text.contains('\x1b'), "{text}");
+    assert!(text.starts_with("check "), "{text}");
+    let last = text.lines().last().expect("a last line");
+    assert!(last.starts_with("verdict: uncopy run will be inactive for sh: "), "{last}");
+    assert!(last.contains("; next: "), "{last}");
+    assert!(text.contains("missing  libuncopy.so not found in "), "{text}");
+    assert!(text.contains("mend: make build\n"), "{text}");
+    assert_eq!(finished.code, Some(1));
+}
+
+#[test]
+fn verdict_agrees_with_run() {
+    let Some(stage) = Stage::with_library("doctor-run") else { return };
+    let (report, status) = report(&stage, &["--", "sh"]);
+    let run = finish(&mut stage.uncopy(&["run", "--", "sh", "-c", "true"]));
+    assert_eq!(report["active"] == true, run.errors.is_empty(), "{report}\n{}", run.errors);
+    assert_eq!(status, Some(i32::from(report["active"] != true)));
+    assert_eq!(state(&report, "libuncopy.so"), "ok");
+    assert_eq!(state(&report, "command"), "ok");
+    assert_eq!(state(&report, "allocator"), "ok");
+}
+
+#[test]
+fn verdict_agrees_with_run_without_privileges() {
+    const TEST: &str = "verdict_agrees_with_run_without_privileges";
+    let Some(stage) = Stage::with_library("doctor-nobody") else { return };
+    let Some(mut doctor) = stage.unprivileged(TEST, &["doctor", "--json"]) else { return };
+    let Some(mut run) = stage.unprivileged(TEST, &["run", "--", "true"]) else { return };
+    let doctor = finish(&mut doctor);
+    let report: Value = serde_json::from_str(&doctor.text()).expect("JSON");
+    assert_eq!(report["active"] == true, finish(&mut run).errors.is_empty(), "{report}");
+    if report["active"] == true {
+        return skip(TEST, "everybody may use userfaultfd here");
+    }
+    assert_eq!(doctor.code, Some(1));
+    let next = report["next"].as_str().expect("a command");
+    assert!(next.contains("sudo") || next.contains("docker"), "{next}");
+}
+
+#[test]
+fn library_that_does_not_load_is_missing() {
+    let stage = Stage::new("doctor-broken");
+    stage.file("libuncopy.so", b"this is no library", 0o755);
+    let (report, status) = report(&stage, &[]);
+    assert_eq!((state(&report, "libuncopy.so"), status), ("missing", Some(1)));
+}
+
+#[test]
+fn library_with_symbols_that_nobody_has_is_missing() {
+    const TEST: &str = "library_with_symbols_that_nobody_has_is_missing";
+    let stage = Stage::new("doctor-undefined");
+    let source = "int nobody_has_this(void); int uncopy(void) { return nobody_has_this(); }";
+    if let Err(why) = stage.compile(&["-shared", "-fPIC"], source, "libuncopy.so") {
+        return skip(TEST, why);
+    }
+    let (report, _) = report(&stage, &[]);
+    assert_eq!(state(&report, "libuncopy.so"), "missing", "{report}");
+}
+
+#[test]
+fn programs_are_told_apart() {
+    let Some(stage) = Stage::with_library("doctor-programs") else { return };
+    let main = "int main(void) { return 0; }";
+    match stage.compile(&["-static"], main, "static") {
+        Err(why) => skip("programs_are_told_apart (static)", why),
+        Ok(_) => {
+            let (report, status) = report(&stage, &["--", "./static"]);
+            assert_eq!((state(&report, "command"), status), ("missing", Some(1)));
+            assert!(found(&report, "command").contains("statically linked"));
+        }
+    }
+    let allocator = "#include <stddef.h>\nvoid *malloc(size_t n) { (void)n; return 0; }\n\
+                     void *mallocx(size_t n, int f) { (void)n; (void)f; return 0; }\n\
+                     int main(void) { return 0; }";
+    match stage.compile(&["-rdynamic", "-fno-builtin"], allocator, "own-malloc") {
+        Err(why) => skip("programs_are_told_apart (allocator)", why),
+        Ok(_) => {
+            let (report, _) = report(&stage, &["--", "./own-malloc"]);
+            assert_eq!(state(&report, "allocator"), "warning", "{report}");
+            assert!(
+                found(&report, "allocator").starts_with("linked into the program (jemalloc)"),
+                "{report}"
+            );
+        }
+    }
+    stage.file("script", b"#!/usr/bin/env -S sh -e\n", 0o755);
+    let (report, _) = report(&stage, &["--", "./script"]);
+    assert_eq!(state(&report, "command"), "ok", "{report}");
+    let found = found(&report, "command");
+    assert!(found.contains("env") && found.contains("run by"), "{found}");
+}
+
+#[test]
+fn go_program_is_named_as_such() {
+    const TEST: &str = "go_program_is_named_as_such";
+    let Some(stage) = Stage::with_library("doctor-go") else { return };
+    let source = stage.file("main.go", b"package main\nfunc main() {}\n", 0o644);
+    let mut build = std::process::Command::new("go");
+    build.args(["build", "-o"]).arg(stage.path("program")).arg(source).env("GOFLAGS", "-mod=mod");
+    build
+        .env("CGO_ENABLED", "0")
+        .env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go-cache"))
+        .current_dir(stage.path("."));
+    match build.output() {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => return skip(TEST, String::from_utf8_lossy(&output.stderr).trim()),
+        Err(error) => return skip(TEST, format!("go: {error}")),
+    }
+    let (report, status) = report(&stage, &["--", "./program"]);
+    assert_eq!(status, Some(1));
+    assert!(found(&report, "command").ends_with("(a Go program)"), "{report}");
+}
+
+#[test]
+fn command_that_does_not_exist_is_missing() {
+    let stage = Stage::new("doctor-nothing");
+    let (report, status) = report(&stage, &["--", "no-such-program"]);
+    assert_eq!((state(&report, "command"), status), ("missing", Some(1)));
+}
+
+#[test]
+fn variables_that_run_refuses_are_missing() {
+    let stage = Stage::new("doctor-variables");
+    for (variable, value, expected) in
+        [("UNCOPY_POLICY", "x", "missing"), ("UNCOPY_OFF", "1", "missing"), ("UNCOPY_X", "1", "warning")]
+    {
+        let finished = finish(stage.uncopy(&["doctor", "--json"]).env(variable, value));
+        let report: Value = serde_json::from_str(&finished.text()).expect("JSON");
+        assert_eq!(state(&report, "UNCOPY_ variables"), expected, "{variable}={value}");
+    }
+}
+
+#[test]
+fn address_space_that_is_too_small_is_missing() {
+    let Some(stage) = Stage::with_library("doctor-limit") else { return };
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "ulimit -v 65536; exec \"$1\" doctor --json", "sh"]).arg(stage.command());
+    let finished = finish(&mut shell);
+    let report: Value = serde_json::from_str(&finished.text()).expect("JSON");
+    assert_eq!((state(&report, "resource limits"), finished.code), ("missing", Some(1)));
+}

@@ -1,0 +1,9 @@
+//! Drives the built command as a user would. None of it needs `libuncopy.so`: where a test wants
+//! one, it builds an empty library of that name beside a copy of the command.
+
+mod doctor;
+mod inactive;
+mod pages;
+mod run;
+mod stage;
+mod stats;

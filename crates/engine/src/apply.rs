@@ -1,0 +1,336 @@
+//! Carrying out a copy plan on a block's pages.
+//!
+//! Everything here runs under the destination's lock (and the source's, if that is a block), inside
+//! a `Critical`. Only present pages are touched; absent ones get their bytes in a warm page of ours
+//! first and are then moved in, so that no other thread ever sees half a page.
+
+use crate::block::{HELD_A_VIEW, Locked};
+use crate::engine::ENGINE;
+use crate::live;
+use crate::segment::Segment;
+use core::sync::atomic::Ordering::Relaxed;
+use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
+use uncopy_core::page_map::{Dropped, SiteId, State, View};
+use uncopy_core::plan::{Piece, Step};
+use uncopy_core::policy::COPY_OVER_PAGES;
+use uncopy_core::stats::Counter;
+use uncopy_sys::bytes;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::uffd::Uffd;
+
+/// Where the bytes of a copy come from.
+pub struct Source<'a> {
+    /// Offset in the destination's block of the first byte.
+    pub start: usize,
+    /// The source's pieces, in order.
+    pub pieces: &'a [Piece<Segment>],
+    /// Address of the source's first byte; plain pieces are read relative to it.
+    pub plain: usize,
+}
+
+impl Source<'_> {
+    /// Copies the bytes that belong at `range` of the destination's block to `to`.
+    ///
+    /// # Safety
+    /// `to` must be writable for the range's length; plain pieces must be readable.
+    pub unsafe fn fetch(&self, range: ByteRange, to: usize) {
+        let mut at = self.start;
+        for piece in self.pieces {
+            let whole = ByteRange::at(at, piece.len_bytes());
+            at = whole.end;
+            let part = whole.intersection(range);
+            if part.is_empty() {
+                continue;
+            }
+            let destination = (to + (part.start - range.start)) as *mut u8;
+            let skip = part.start - whole.start;
+            // SAFETY: the caller's promise for both ends; a segment's bytes are present while the
+            // piece holds a reference.
+            unsafe {
+                match piece {
+                    Piece::Plain { .. } => {
+                        let from = self.plain + (part.start - self.start);
+                        bytes::copy(destination, from as *const u8, part.len());
+                    }
+                    Piece::Zeroes { .. } => bytes::zero(destination, part.len()),
+                    Piece::Segment { segment, offset_bytes, .. } => {
+                        bytes::copy(
+                            destination,
+                            (segment.address() + offset_bytes + skip) as *const u8,
+                            part.len(),
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What [`apply`] did, for the account.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Done {
+    /// Bytes that are views now and were not copied.
+    pub elided_bytes: usize,
+    /// Bytes really copied.
+    pub copied_bytes: usize,
+    /// `UFFDIO_MOVE` calls.
+    pub moves: usize,
+    /// Pages they moved.
+    pub moved_pages: usize,
+}
+
+/// Carries out `steps`. Always succeeds: where pages cannot be made absent, their bytes are copied.
+///
+/// # Safety
+/// The destination block must be registered; `source` must be readable as [`Source::fetch`] says.
+/// The steps must be a plan of the source for this block. Where source and destination overlap, the
+/// source's plain bytes must have been staged elsewhere first.
+pub unsafe fn apply(
+    uffd: Uffd,
+    destination: &mut Locked,
+    source: &Source<'_>,
+    steps: &[Step<Segment>],
+    site: SiteId,
+    dropped: &mut Dropped<Segment>,
+) -> Done {
+    let mut done = Done::default();
+    for step in steps {
+        match step {
+            Step::Bytes { range } => {
+                // SAFETY: the caller's promise.
+                unsafe { put_bytes(uffd, destination, source, *range, dropped) };
+                done.copied_bytes += range.len();
+            }
+            Step::View { pages, segment, offset_bytes } => {
+                // SAFETY: the caller's promise.
+                unsafe { make_absent(uffd, destination, source, *pages, &mut done) };
+                let absent = absent_runs(destination, *pages);
+                for run in absent {
+                    let view = View {
+                        segment: segment.clone(),
+                        offset_bytes: offset_bytes + (run.start - pages.start) as usize * PAGE_BYTES,
+                        site,
+                    };
+                    destination.change(|map| map.set_viewed(run, view, dropped));
+                    done.elided_bytes += run.len_bytes();
+                }
+                destination.at.block.flags.fetch_or(HELD_A_VIEW, Relaxed);
+            }
+            Step::Empty { pages } => {
+                // SAFETY: the caller's promise.
+                unsafe { make_absent(uffd, destination, source, *pages, &mut done) };
+                for run in absent_runs(destination, *pages) {
+                    destination.change(|map| map.set_empty(run, dropped));
+                    done.elided_bytes += run.len_bytes();
+                }
+            }
+        }
+    }
+    done
+}
+
+/// The runs of pages in `pages` that are not present.
+fn absent_runs(block: &Locked, pages: PageRange) -> Vec<PageRange> {
+    let mut runs: Vec<PageRange> = Vec::with_capacity(4);
+    if let Some(map) = block.map() {
+        map.for_each(pages, |run, state| {
+            if state != State::Present {
+                match runs.last_mut() {
+                    Some(last) if last.end == run.start => last.end = run.end,
+                    _ => runs.push(run),
+                }
+            }
+        });
+    }
+    runs
+}
+
+/// The runs of pages in `pages` that are present.
+fn present_runs(block: &Locked, pages: PageRange) -> Vec<PageRange> {
+    let mut runs = Vec::with_capacity(4);
+    if let Some(map) = block.map() {
+        map.for_each(pages, |run, state| {
+            if state == State::Present {
+                runs.push(run);
+            }
+        });
+    }
+    runs
+}
+
+/// Makes the pages of a step absent as far as that pays: long present runs are moved to the
+/// reservoir, short ones (and those that cannot be moved) get their bytes copied over.
+///
+/// # Safety
+/// As for [`apply`].
+unsafe fn make_absent(
+    uffd: Uffd,
+    block: &mut Locked,
+    source: &Source<'_>,
+    pages: PageRange,
+    done: &mut Done,
+) {
+    for run in present_runs(block, pages) {
+        let mut kept = run;
+        if run.len() > COPY_OVER_PAGES {
+            let out = move_out(uffd, block, run);
+            done.moves += 1;
+            done.moved_pages += out as usize;
+            kept.start += out;
+        }
+        if !kept.is_empty() {
+            let range = ByteRange::from(kept);
+            // SAFETY: the pages are present and the program's; the caller's promise for the source.
+            unsafe { source.fetch(range, block.at.base + range.start) };
+            done.copied_bytes += range.len();
+        }
+    }
+}
+
+/// Moves present pages to the reservoir and marks them empty; returns how many, from the start.
+fn move_out(uffd: Uffd, block: &mut Locked, run: PageRange) -> u32 {
+    let Ok(room) = ENGINE.hidden.take_cold(uffd, run.len()) else { return 0 };
+    let from = block.at.base + run.start_bytes();
+    // SAFETY: both ranges are ours to rearrange: the block is locked, the room was just taken.
+    let placed = unsafe { uffd.move_pages(ENGINE.hidden.address(room.start), from, run.len_bytes()) };
+    let mut moved = (placed.done_bytes / PAGE_BYTES) as u32;
+    ENGINE.hidden.give_warm(PageRange::new(room.start, room.start + moved));
+    ENGINE.hidden.give_cold(PageRange::new(room.start + moved, room.end));
+    live::add(Counter::MovedPages, moved as usize);
+    if placed.error == Some(Errno(2)) {
+        // The program gave this page back to the kernel itself: it is absent already.
+        moved += 1;
+    }
+    // Their old bytes are about to be overwritten whole.
+    block.change(|map| map.set_empty(PageRange::new(run.start, run.start + moved), &mut Dropped::new()));
+    moved
+}
+
+/// Really copies bytes into the block, whatever the state of the pages they lie in.
+///
+/// # Safety
+/// As for [`apply`].
+pub unsafe fn put_bytes(
+    uffd: Uffd,
+    block: &mut Locked,
+    source: &Source<'_>,
+    range: ByteRange,
+    dropped: &mut Dropped<Segment>,
+) {
+    let mut at = range.start;
+    while at < range.end {
+        let page = (at / PAGE_BYTES) as u32;
+        let rest = ByteRange { start: at, end: range.end }.touched_pages();
+        let (run, state) = match block.map() {
+            Some(map) => map.at(page, rest),
+            None => (rest, State::Present),
+        };
+        let part = ByteRange::from(run).intersection(range);
+        // SAFETY: present pages of the program, or pages that `fill` makes present.
+        unsafe {
+            if state == State::Present || !fill(uffd, block, source, run, part, &state, dropped) {
+                source.fetch(part, block.at.base + part.start);
+            }
+        }
+        at = part.end;
+    }
+}
+
+/// Makes an absent run present with `part` of it taken from the source and the rest as it reads.
+/// False if that failed: the run is then present with its old bytes, or still absent.
+///
+/// # Safety
+/// As for [`apply`].
+unsafe fn fill(
+    uffd: Uffd,
+    block: &mut Locked,
+    source: &Source<'_>,
+    run: PageRange,
+    part: ByteRange,
+    state: &State<Segment>,
+    dropped: &mut Dropped<Segment>,
+) -> bool {
+    let Ok(warm) = ENGINE.hidden.take_warm(uffd, run.len()) else { return false };
+    let address = ENGINE.hidden.address(warm.start);
+    let whole = ByteRange::from(run);
+    let keep =
+        [ByteRange { start: whole.start, end: part.start }, ByteRange { start: part.end, end: whole.end }];
+    for edge in keep.into_iter().filter(|edge| !edge.is_empty()) {
+        let to = (address + (edge.start - whole.start)) as *mut u8;
+        // SAFETY: the warm pages are ours alone; a view's segment is present.
+        unsafe {
+            match state {
+                State::Viewed(view) => {
+                    let from = view.segment.address() + view.offset_bytes + (edge.start - whole.start);
+                    bytes::copy(to, from as *const u8, edge.len());
+                }
+                State::Empty | State::Present => bytes::zero(to, edge.len()),
+            }
+        }
+    }
+    // SAFETY: the warm pages are ours alone; the caller's promise for the source.
+    unsafe { source.fetch(part, address + (part.start - whole.start)) };
+    let placed = put_pages(uffd, block.at.base + whole.start, warm);
+    block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
+    placed == run.len()
+}
+
+/// Puts warm pages of ours into absent pages of the program, moved if possible, else copied; gives back
+/// what is left. Returns how many pages were placed, from the start.
+pub fn put_pages(uffd: Uffd, destination: usize, warm: PageRange) -> u32 {
+    let source = ENGINE.hidden.address(warm.start);
+    // SAFETY: the destination is absent, locked and the program's; the source was taken by the caller.
+    let placed = unsafe { uffd.move_pages(destination, source, warm.len_bytes()) };
+    let moved = (placed.done_bytes / PAGE_BYTES) as u32;
+    live::add(Counter::MovedPages, moved as usize);
+    ENGINE.hidden.give_cold(PageRange::new(warm.start, warm.start + moved));
+    let rest = PageRange::new(warm.start + moved, warm.end);
+    if rest.is_empty() {
+        return moved;
+    }
+    // SAFETY: as above; the bytes are present.
+    let copied = unsafe {
+        uffd.copy(
+            destination + moved as usize * PAGE_BYTES,
+            ENGINE.hidden.address(rest.start),
+            rest.len_bytes(),
+        )
+    };
+    ENGINE.hidden.give_warm(rest);
+    moved + (copied.done_bytes / PAGE_BYTES) as u32
+}
+
+/// Makes the pages that `range` covers present, because the program is about to overwrite exactly
+/// these bytes: whole pages get any page of ours, edges keep what they hold.
+///
+/// Only saves faults; what it cannot do is left to the fault service.
+pub fn prepare_overwrite(uffd: Uffd, block: &mut Locked, range: ByteRange, dropped: &mut Dropped<Segment>) {
+    let whole = range.whole_pages();
+    for run in absent_runs(block, whole) {
+        let Ok(warm) = ENGINE.hidden.take_warm(uffd, run.len()) else { continue };
+        let placed = put_pages(uffd, block.at.base + run.start_bytes(), warm);
+        block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
+    }
+    let touched = range.touched_pages();
+    make_present(uffd, block, PageRange::new(touched.start, whole.start), dropped);
+    make_present(uffd, block, PageRange::new(whole.end.max(touched.start), touched.end), dropped);
+}
+
+/// Puts the bytes of `pages` in place.
+pub fn make_present(uffd: Uffd, block: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) {
+    let mut at = pages.start;
+    while at < pages.end {
+        let Some((run, state)) = block.map().map(|map| map.at(at, PageRange::new(at, pages.end))) else {
+            return;
+        };
+        let progress = match state {
+            State::Present => true,
+            State::Empty => crate::fault::fill_empty(uffd, block, run, dropped),
+            State::Viewed(view) => crate::fault::materialize(uffd, block, run, view, dropped),
+        };
+        if !progress {
+            return;
+        }
+        at = run.end;
+    }
+}

@@ -1,0 +1,202 @@
+//! One block of the heap: its lock, its page map, its registration.
+
+use crate::engine::ENGINE;
+use crate::live;
+use crate::segment::Segment;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
+use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
+use uncopy_core::page_map::{Dropped, PageMap, State};
+use uncopy_core::plan::Piece;
+use uncopy_core::stats::Counter;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::Lock;
+use uncopy_sys::uffd::Uffd;
+
+/// The program has it.
+pub const ALLOCATED: u32 = 1;
+/// Its addresses are registered with userfaultfd and it has a page map.
+pub const REGISTERED: u32 = 1 << 1;
+/// A view was made in it since it was allocated.
+pub const HELD_A_VIEW: u32 = 1 << 2;
+/// No page of it was ever touched.
+pub const FRESH: u32 = 1 << 3;
+/// Its addresses consist of more than one mapping since `mremap` moved pages in.
+pub const RELOCATED: u32 = 1 << 4;
+
+/// What is known of a block. All-zero bytes are a block that was never allocated.
+#[repr(C, align(64))]
+pub struct Block {
+    /// Guards `map` and the states of the block's pages.
+    pub lock: Lock,
+    /// `ALLOCATED` and its siblings.
+    pub flags: AtomicU32,
+    /// Index plus one of the next block in a free list.
+    pub next_free: AtomicU32,
+    /// Pages known to be absent: 0 lets a hook skip the lock.
+    pub absent_pages: AtomicU32,
+    /// Page after the last one that a fault put in place, and how many it put there.
+    pub fault_end: AtomicU32,
+    /// See `fault_end`.
+    pub fault_batch: AtomicU32,
+    /// Present pages counted as retained while the block is free.
+    pub retained_pages: AtomicU32,
+    /// Allocation site, for placement.
+    pub alloc_site: AtomicU16,
+    map: UnsafeCell<Option<Box<PageMap<Segment>>>>,
+}
+
+// SAFETY: `map` is only touched under `lock`.
+unsafe impl Sync for Block {}
+
+/// A block and where it is.
+#[derive(Clone, Copy)]
+pub struct BlockRef {
+    /// Its record.
+    pub block: &'static Block,
+    /// Address of its first byte.
+    pub base: usize,
+    /// Its pages.
+    pub pages: u32,
+}
+
+impl BlockRef {
+    /// Length, bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.pages as usize * PAGE_BYTES
+    }
+
+    /// All of its pages.
+    #[must_use]
+    pub const fn all(&self) -> PageRange {
+        PageRange::new(0, self.pages)
+    }
+
+    /// The bytes of the block that `address..address + len_bytes` covers; `None` if it reaches out
+    /// of the block.
+    #[must_use]
+    pub fn range(&self, address: usize, len_bytes: usize) -> Option<ByteRange> {
+        let start = address.wrapping_sub(self.base);
+        (start <= self.bytes() && len_bytes <= self.bytes() - start).then(|| ByteRange::at(start, len_bytes))
+    }
+
+    /// Whether some of its pages may be absent.
+    #[must_use]
+    pub fn may_have_absent_pages(&self) -> bool {
+        self.block.absent_pages.load(Relaxed) != 0
+    }
+
+    /// Whether it is the same block.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        self.base == other.base
+    }
+
+    /// Takes the lock.
+    #[must_use]
+    pub fn lock(self) -> Locked {
+        self.block.lock.lock();
+        Locked { at: self }
+    }
+
+    /// Takes the lock if it is free.
+    #[must_use]
+    pub fn try_lock(self) -> Option<Locked> {
+        self.block.lock.try_lock().then(|| Locked { at: self })
+    }
+}
+
+/// A locked block.
+pub struct Locked {
+    /// Where it is.
+    pub at: BlockRef,
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        self.at.block.lock.unlock();
+    }
+}
+
+impl Locked {
+    /// The page map; `None` while the block is not registered.
+    #[must_use]
+    pub fn map(&self) -> Option<&PageMap<Segment>> {
+        // SAFETY: `self` is the proof that the lock is held.
+        unsafe { (*self.at.block.map.get()).as_deref() }
+    }
+
+    /// Changes the page map and keeps the counts in step.
+    pub fn change(&mut self, change: impl FnOnce(&mut PageMap<Segment>)) {
+        // SAFETY: `self` is the proof that the lock is held, and borrowed mutably.
+        let Some(map) = (unsafe { (*self.at.block.map.get()).as_deref_mut() }) else { return };
+        let before = map.views();
+        change(map);
+        let after = map.views();
+        if after > before {
+            live::raise(Counter::Views, Counter::ViewsPeak, after - before);
+        } else {
+            live::subtract(Counter::Views, before - after);
+        }
+        self.at.block.absent_pages.store(map.absent_pages(), Relaxed);
+    }
+
+    /// Registers the block with userfaultfd, so that it can hold views. Every page is present or
+    /// (in a block never touched) empty afterwards.
+    ///
+    /// # Errors
+    /// What the kernel says; the block is then as before.
+    pub fn register(&mut self, uffd: Uffd) -> Result<(), Errno> {
+        let block = self.at.block;
+        let flags = block.flags.load(Relaxed);
+        if flags & REGISTERED != 0 {
+            return Ok(());
+        }
+        if flags & RELOCATED != 0 {
+            // UFFDIO_MOVE does not cross mappings.
+            return Err(Errno(22));
+        }
+        if live::get(Counter::RegisteredBlocks) >= ENGINE.most_registered() {
+            return Err(Errno(12));
+        }
+        let (base, bytes) = (self.at.base, self.at.bytes());
+        let fresh = flags & FRESH != 0;
+        if !fresh {
+            ENGINE.heap.populate(base, bytes)?;
+        }
+        uffd.register(base, bytes)?;
+        let mut map = Box::new(PageMap::new());
+        if fresh {
+            map.set_empty(self.at.all(), &mut Dropped::new());
+        }
+        block.absent_pages.store(map.absent_pages(), Relaxed);
+        // SAFETY: `self` is the proof that the lock is held.
+        unsafe { *block.map.get() = Some(map) };
+        block.flags.fetch_or(REGISTERED, Relaxed);
+        block.flags.fetch_and(!FRESH, Relaxed);
+        live::add(Counter::RegisteredBlocks, 1);
+        Ok(())
+    }
+
+    /// Where the bytes of `range` are.
+    #[must_use]
+    pub fn pieces(&self, range: ByteRange) -> Vec<Piece<Segment>> {
+        let Some(map) = self.map() else { return vec![Piece::Plain { len_bytes: range.len() }] };
+        let mut pieces = Vec::with_capacity(6);
+        map.for_each(range.touched_pages(), |pages, state| {
+            let bytes = ByteRange::from(pages).intersection(range);
+            let len_bytes = bytes.len();
+            pieces.push(match state {
+                State::Present => Piece::Plain { len_bytes },
+                State::Empty => Piece::Zeroes { len_bytes },
+                State::Viewed(view) => Piece::Segment {
+                    segment: view.segment,
+                    offset_bytes: view.offset_bytes + (bytes.start - pages.start_bytes()),
+                    len_bytes,
+                },
+            });
+        });
+        pieces
+    }
+}

@@ -1,0 +1,257 @@
+//! memcpy and memmove between the program's buffers.
+
+use crate::apply::{Done, Source, apply, make_present, prepare_overwrite};
+use crate::block::{BlockRef, Locked};
+use crate::engine::ENGINE;
+use crate::live;
+use crate::segment::Segment;
+use uncopy_core::addr::ByteRange;
+use uncopy_core::options::Policy;
+use uncopy_core::page_map::{Dropped, SiteId};
+use uncopy_core::plan::{Piece, Step, elided_bytes, plan};
+use uncopy_core::policy::{Kind, MOVE_CALL_NS, MOVE_PAGE_NS, TRACK_NS, copy_ns};
+use uncopy_core::stats::Counter;
+use uncopy_sys::bytes;
+use uncopy_sys::lock::Critical;
+use uncopy_sys::uffd::Uffd;
+
+/// Shortest view that a copy makes, pages.
+const LEAST_PAGES: u32 = 2;
+
+/// Copies `len_bytes` bytes as memmove does, eliding what it can. False: nothing was done, and an
+/// ordinary memmove is the right thing.
+///
+/// # Safety
+/// As for memmove. `caller` is only used to tell call sites apart.
+pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: usize) -> bool {
+    let from = ENGINE.heap.find(source).filter(BlockRef::may_have_absent_pages);
+    let to = ENGINE.heap.find(destination);
+    if from.is_none() && !to.as_ref().is_some_and(BlockRef::may_have_absent_pages) {
+        return false;
+    }
+    let Some(uffd) = ENGINE.uffd() else { return false };
+    let from = from.and_then(|at| Some((at, at.range(source, len_bytes)?)));
+    let to = to.and_then(|at| Some((at, at.range(destination, len_bytes)?)));
+    match (from, to) {
+        (None, None) => false,
+        (None, Some((at, range))) => {
+            let _critical = Critical::enter();
+            let mut dropped = Dropped::new();
+            prepare_overwrite(uffd, &mut at.lock(), range, &mut dropped);
+            drop(dropped);
+            false
+        }
+        // SAFETY: the caller's promise.
+        (Some((at, range)), None) => unsafe { gather(at, range, destination, source) },
+        // SAFETY: the caller's promise.
+        (Some(from), Some(to)) => unsafe { between(uffd, from, to, destination, source, caller) },
+    }
+}
+
+/// Copies from a block to memory outside the heap, straight from the segments.
+///
+/// # Safety
+/// As for memmove; the destination does not overlap the block.
+unsafe fn gather(at: BlockRef, range: ByteRange, destination: usize, source: usize) -> bool {
+    let critical = Critical::enter();
+    let pieces = at.lock().pieces(range);
+    if pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. })) {
+        return false;
+    }
+    // No lock is held: the destination may fault. The pieces keep the segments alive.
+    critical.leave_for(|| {
+        let all = Source { start: range.start, pieces: &pieces, plain: source };
+        // SAFETY: the caller's promise.
+        unsafe { all.fetch(range, destination) };
+    });
+    live::add(Counter::CopiedBytes, range.len());
+    true
+}
+
+/// Locks two blocks in order of address; one if they are the same.
+fn lock_both(from: BlockRef, to: BlockRef) -> (Option<Locked>, Locked) {
+    if from.is(&to) {
+        (None, to.lock())
+    } else if from.base < to.base {
+        let from = from.lock();
+        (Some(from), to.lock())
+    } else {
+        let to = to.lock();
+        (Some(from.lock()), to)
+    }
+}
+
+/// Copies between blocks.
+///
+/// # Safety
+/// As for memmove.
+unsafe fn between(
+    uffd: Uffd,
+    (from, from_range): (BlockRef, ByteRange),
+    (to, to_range): (BlockRef, ByteRange),
+    destination: usize,
+    source: usize,
+    caller: usize,
+) -> bool {
+    let len_bytes = from_range.len();
+    let site = ENGINE.sites.site(Kind::Copy, caller, len_bytes);
+    let critical = Critical::enter();
+    let mut dropped = Dropped::new();
+    let (from_locked, mut to_locked) = lock_both(from, to);
+    let pieces = from_locked.as_ref().unwrap_or(&to_locked).pieces(from_range);
+    let steps = plan(to_range.start, &pieces, LEAST_PAGES);
+    let elidable_bytes = elided_bytes(&steps);
+    let overlaps = from.is(&to) && !from_range.intersection(to_range).is_empty();
+    let pays = match ENGINE.policy() {
+        Policy::Always => elidable_bytes > 0,
+        Policy::Never => false,
+        Policy::Auto => copy_ns(elidable_bytes) > TRACK_NS && ENGINE.sites.allows(site, Policy::Auto),
+    };
+    if !pays || to_locked.register(uffd).is_err() {
+        let is_plain = pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. }));
+        prepare_overwrite_unless(overlaps, uffd, &mut to_locked, to_range, &mut dropped);
+        if overlaps {
+            let union = ByteRange {
+                start: from_range.start.min(to_range.start),
+                end: from_range.end.max(to_range.end),
+            };
+            make_present(uffd, &mut to_locked, union.touched_pages(), &mut dropped);
+        }
+        drop((from_locked, to_locked));
+        drop(dropped);
+        if is_plain || overlaps {
+            return false;
+        }
+        critical.leave_for(|| {
+            let all = Source { start: from_range.start, pieces: &pieces, plain: source };
+            // SAFETY: the caller's promise; no lock is held.
+            unsafe { all.fetch(from_range, destination) };
+        });
+        live::add(Counter::CopiedBytes, len_bytes);
+        return true;
+    }
+    let all = Source { start: to_range.start, pieces: &pieces, plain: source };
+    // SAFETY: the caller's promise; both blocks are locked and the destination is registered.
+    let done = unsafe {
+        if overlaps {
+            apply_staged(uffd, &mut to_locked, &all, &steps, site, &mut dropped)
+        } else {
+            Some(apply(uffd, &mut to_locked, &all, &steps, site, &mut dropped))
+        }
+    };
+    if done.is_none() {
+        // No memory to stage in: let memmove fault its way through.
+        make_present(uffd, &mut to_locked, to_range.touched_pages(), &mut dropped);
+        make_present(uffd, &mut to_locked, from_range.touched_pages(), &mut dropped);
+    }
+    drop((from_locked, to_locked));
+    drop(dropped);
+    let Some(done) = done else { return false };
+    account(site, &pieces, done);
+    true
+}
+
+fn prepare_overwrite_unless(
+    skip: bool,
+    uffd: Uffd,
+    block: &mut Locked,
+    range: ByteRange,
+    dropped: &mut Dropped<Segment>,
+) {
+    if !skip {
+        prepare_overwrite(uffd, block, range, dropped);
+    }
+}
+
+/// Applies an overlapping move: the bytes that are really copied are set aside first.
+///
+/// # Safety
+/// As for [`apply`].
+unsafe fn apply_staged(
+    uffd: Uffd,
+    block: &mut Locked,
+    source: &Source<'_>,
+    steps: &[Step<Segment>],
+    site: SiteId,
+    dropped: &mut Dropped<Segment>,
+) -> Option<Done> {
+    // A view over a short present run is copied over, so any byte may be needed; but only plain
+    // bytes can change under us.
+    let plain_bytes: usize = source
+        .pieces
+        .iter()
+        .map(|piece| if matches!(piece, Piece::Plain { .. }) { piece.len_bytes() } else { 0 })
+        .sum();
+    if plain_bytes == 0 {
+        // SAFETY: the caller's promise.
+        return Some(unsafe { apply(uffd, block, source, steps, site, dropped) });
+    }
+    let staged = crate::segment::Draft::new(uffd, plain_bytes).ok()?;
+    let mut at = source.start;
+    let mut filled = 0;
+    let mut spans = Vec::with_capacity(source.pieces.len());
+    for piece in source.pieces {
+        let range = ByteRange::at(at, piece.len_bytes());
+        at = range.end;
+        if matches!(piece, Piece::Plain { .. }) {
+            // SAFETY: the draft is ours and long enough; the source's pages are present.
+            unsafe { source.fetch(range, staged.address() + filled) };
+            spans.push(filled);
+            filled += range.len();
+        }
+    }
+    let staged = staged.freeze(0);
+    let mut spans = spans.into_iter();
+    let pieces: Vec<Piece<Segment>> = source
+        .pieces
+        .iter()
+        .map(|piece| match piece {
+            Piece::Plain { len_bytes } => Piece::Segment {
+                segment: staged.clone(),
+                offset_bytes: spans.next().unwrap_or(0),
+                len_bytes: *len_bytes,
+            },
+            other => other.clone(),
+        })
+        .collect();
+    let all = Source { start: source.start, pieces: &pieces, plain: source.plain };
+    // SAFETY: the caller's promise. The steps are those of the original pieces: what was plain is
+    // copied, never viewed.
+    Some(unsafe { apply(uffd, block, &all, steps, site, dropped) })
+}
+
+/// Books what an elision saved and cost, at the copy's site and at those of its inputs.
+fn account(site: SiteId, pieces: &[Piece<Segment>], done: Done) {
+    live::add(Counter::ElidedCopies, usize::from(done.elided_bytes > 0));
+    live::add(Counter::ElidedBytes, done.elided_bytes);
+    live::add(Counter::CopiedBytes, done.copied_bytes);
+    let saved_ns = copy_ns(done.elided_bytes);
+    ENGINE.sites.credit(site, saved_ns);
+    ENGINE
+        .sites
+        .debit(site, TRACK_NS + done.moves as i64 * MOVE_CALL_NS + done.moved_pages as i64 * MOVE_PAGE_NS);
+    let total_bytes: usize = pieces.iter().map(Piece::len_bytes).sum();
+    for piece in pieces {
+        if let Piece::Segment { segment, len_bytes, .. } = piece {
+            ENGINE.sites.credit(segment.site(), copy_ns(done.elided_bytes.min(*len_bytes)) / 2);
+        }
+    }
+    debug_assert!(done.elided_bytes <= total_bytes);
+}
+
+/// Moves a block's contents to another block: what realloc does.
+///
+/// # Safety
+/// The program owns both blocks and uses neither during the call.
+pub unsafe fn transfer(from: BlockRef, to: BlockRef) {
+    if ENGINE.heap.relocate(from, to) {
+        return;
+    }
+    let len_bytes = from.bytes().min(to.bytes());
+    // SAFETY: the caller's promise; blocks do not overlap.
+    unsafe {
+        if !copy(to.base, from.base, len_bytes, to.base >> 34) {
+            bytes::copy(to.base as *mut u8, from.base as *const u8, len_bytes);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The one engine of a process: options, activation, and the reason why it is inactive.
+//!
+//! Nothing exists until it is needed: the block heap is reserved at the first large allocation;
+//! userfaultfd, hidden memory, the handler thread and the stats file come with the first large input
+//! into a block.
+
+use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES};
+use crate::heap::Heap;
+use crate::hidden::Hidden;
+use crate::{fault, live};
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_core::options::{Options, Policy};
+use uncopy_core::policy::{Placement, Sites};
+use uncopy_core::stats::Counter;
+use uncopy_sys::lock::{Critical, Lock};
+use uncopy_sys::mem;
+use uncopy_sys::uffd::Uffd;
+
+/// Where the engine is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Not configured, or nothing needed it yet.
+    Dormant = 0,
+    /// Serving.
+    Active = 1,
+    /// Plain copies from here on.
+    Inactive = 2,
+}
+
+/// Registered blocks at most: each may cost two mappings.
+const REGISTERED_SHARE: u64 = 4;
+const REGISTERED_DEFAULT: u64 = 16_000;
+
+/// The engine.
+pub struct Engine {
+    /// The program's large allocations.
+    pub heap: Heap,
+    /// Where segments live.
+    pub hidden: Hidden,
+    /// Accounts of the call sites.
+    pub sites: Sites,
+    /// Accounts of the allocation sites.
+    pub placement: Placement,
+    start: Lock,
+    phase: AtomicU8,
+    uffd: AtomicI32,
+    policy: AtomicU8,
+    inherited_device: AtomicI32,
+    most_registered: AtomicU64,
+    said: AtomicBool,
+}
+
+/// The process's engine.
+pub static ENGINE: Engine = Engine {
+    heap: Heap::new(),
+    hidden: Hidden::new(),
+    sites: Sites::new(),
+    placement: Placement::new(),
+    start: Lock::new(),
+    phase: AtomicU8::new(Phase::Dormant as u8),
+    uffd: AtomicI32::new(-1),
+    policy: AtomicU8::new(0),
+    inherited_device: AtomicI32::new(-1),
+    most_registered: AtomicU64::new(REGISTERED_DEFAULT),
+    said: AtomicBool::new(false),
+};
+
+impl Engine {
+    /// Takes the options. Called once, before any other thread exists.
+    pub fn configure(&self, options: &Options<'_>) {
+        if options.off {
+            live::set_reason("off: UNCOPY_OFF is set");
+            self.phase.store(Phase::Inactive as u8, Relaxed);
+            return;
+        }
+        self.policy.store(
+            match options.policy {
+                Policy::Auto => 0,
+                Policy::Always => 1,
+                Policy::Never => 2,
+            },
+            Relaxed,
+        );
+        self.inherited_device.store(options.uffd_fd.unwrap_or(-1), Relaxed);
+        if !options.heap {
+            live::set_reason("nothing can be elided: UNCOPY_HEAP is off");
+            self.phase.store(Phase::Inactive as u8, Relaxed);
+            return;
+        }
+        // A block smaller than two copies of the least size rarely holds one.
+        HEAP_MIN_BYTES.store(options.min_size_bytes.saturating_mul(2), Relaxed);
+        if options.policy == Policy::Never {
+            live::set_reason("nothing is elided: UNCOPY_POLICY is never");
+        } else {
+            MIN_SIZE_BYTES.store(options.min_size_bytes, Relaxed);
+        }
+    }
+
+    /// Smallest copy, input or output that the engine looks at, bytes; `usize::MAX`: none.
+    #[inline]
+    #[must_use]
+    pub fn min_size_bytes(&self) -> usize {
+        MIN_SIZE_BYTES.load(Relaxed)
+    }
+
+    /// Smallest allocation that the block heap serves, bytes; `usize::MAX`: none.
+    #[inline]
+    #[must_use]
+    pub fn heap_min_bytes(&self) -> usize {
+        HEAP_MIN_BYTES.load(Relaxed)
+    }
+
+    /// The policy in force.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        match self.policy.load(Relaxed) {
+            1 => Policy::Always,
+            2 => Policy::Never,
+            _ => Policy::Auto,
+        }
+    }
+
+    /// Whether every block is registered from the start (for testing).
+    #[must_use]
+    pub fn always_places_registered(&self) -> bool {
+        self.policy() == Policy::Always
+    }
+
+    /// Blocks that may be registered, given the kernel's limit on mappings.
+    #[must_use]
+    pub fn most_registered(&self) -> u64 {
+        self.most_registered.load(Relaxed)
+    }
+
+    /// The userfaultfd, once active.
+    #[inline]
+    #[must_use]
+    pub fn uffd(&self) -> Option<Uffd> {
+        if self.phase.load(Acquire) == Phase::Active as u8 {
+            Some(Uffd::from_fd(self.uffd.load(Relaxed)))
+        } else {
+            None
+        }
+    }
+
+    /// The phase.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Acquire) {
+            0 => Phase::Dormant,
+            1 => Phase::Active,
+            _ => Phase::Inactive,
+        }
+    }
+
+    /// Reserves the block heap if that has not been tried yet.
+    pub fn ensure_heap(&self) -> bool {
+        if self.heap.is_reserved() {
+            return true;
+        }
+        if self.heap_min_bytes() == usize::MAX {
+            return false;
+        }
+        let _critical = Critical::enter();
+        let _guard = self.start.guard();
+        if self.heap.is_reserved() {
+            return true;
+        }
+        let reserved = if mem::page_size() == PAGE_BYTES {
+            self.heap
+                .reserve(address_space_share(4))
+                .map_err(|errno| format!("no addresses for the block heap: {errno}"))
+        } else {
+            Err(format!("the kernel's pages have {} bytes, not {PAGE_BYTES}", mem::page_size()))
+        };
+        match reserved {
+            Ok(()) => true,
+            Err(why) => {
+                self.give_up(&why);
+                false
+            }
+        }
+    }
+
+    /// The userfaultfd; activates the engine if it was not needed before. `None`: inactive.
+    pub fn activate(&self) -> Option<Uffd> {
+        match self.phase() {
+            Phase::Active => return self.uffd(),
+            Phase::Inactive => return None,
+            Phase::Dormant => {}
+        }
+        let _critical = Critical::enter();
+        let _guard = self.start.guard();
+        if self.phase() == Phase::Dormant {
+            match self.start() {
+                Ok(uffd) => {
+                    self.uffd.store(uffd.fd(), Relaxed);
+                    self.phase.store(Phase::Active as u8, Release);
+                    live::publish();
+                }
+                Err(why) => self.give_up(&why),
+            }
+        }
+        self.uffd()
+    }
+
+    fn start(&self) -> Result<Uffd, String> {
+        self.hidden
+            .reserve(address_space_share(8))
+            .map_err(|errno| format!("no addresses for hidden memory: {errno}"))?;
+        if let Some(most) = mem::mappings_limit() {
+            self.most_registered.store(most / REGISTERED_SHARE, Relaxed);
+        }
+        self.open_uffd()
+    }
+
+    /// Opens a userfaultfd and starts its handler thread.
+    ///
+    /// # Errors
+    /// Why not, as a sentence part.
+    pub(crate) fn open_uffd(&self) -> Result<Uffd, String> {
+        let device = self.inherited_device.load(Relaxed);
+        let uffd = Uffd::open((device >= 0).then_some(device)).map_err(|error| error.to_string())?;
+        match fault::start_handler(uffd) {
+            Ok(()) => Ok(uffd),
+            Err(errno) => {
+                uffd.close();
+                Err(format!("the handler thread could not be started: {errno}"))
+            }
+        }
+    }
+
+    /// In a forked child: goes on with this userfaultfd.
+    pub(crate) fn replace_uffd(&self, uffd: Uffd) {
+        self.uffd.store(uffd.fd(), Relaxed);
+    }
+
+    /// Lock of activation, to be held across a fork.
+    pub(crate) fn start_lock(&self) -> &Lock {
+        &self.start
+    }
+
+    /// Plain copies from here on: for the reason given, said once.
+    pub fn give_up(&self, why: &str) {
+        self.phase.store(Phase::Inactive as u8, Release);
+        MIN_SIZE_BYTES.store(usize::MAX, Relaxed);
+        HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
+        live::add(Counter::Fallbacks, 1);
+        live::set_reason(why);
+        if !self.said.swap(true, Relaxed) {
+            mem::say(format_args!("uncopy: inactive: {why}; see 'uncopy doctor'\n"));
+        }
+    }
+}
+
+/// The share of the address space limit that one reservation may take, bytes.
+fn address_space_share(divisor: u64) -> usize {
+    mem::address_space_limit()
+        .map_or(usize::MAX, |limit| usize::try_from(limit / divisor).unwrap_or(usize::MAX))
+}

@@ -1,0 +1,226 @@
+//! The fault service: puts the bytes of viewed and empty pages in place when they are touched, by the
+//! program or by the kernel on its behalf.
+//!
+//! It never waits for a lock. A fault in a block that another thread holds is kept and tried again;
+//! a fault in a block whose lock the faulting thread itself holds is a page that the program gave
+//! back to the kernel behind our back: it reads as zeroes.
+
+use crate::block::{BlockRef, Locked};
+use crate::engine::ENGINE;
+use crate::live;
+use crate::segment::Segment;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use uncopy_core::addr::{PAGE_BYTES, PageRange};
+use uncopy_core::page_map::{Dropped, State, View};
+use uncopy_core::policy::{FAULT_NS, FILL_PAGE_NS};
+use uncopy_core::stats::Counter;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::Critical;
+use uncopy_sys::thread;
+use uncopy_sys::uffd::{Fault, Uffd};
+
+/// Pages put in place by one fault at most: sequential touching doubles up to here.
+const BATCH_MOST: u32 = 128;
+/// Pages put in place by the first fault in an empty stretch.
+const BATCH_EMPTY: u32 = 4;
+/// How long a fault that cannot be served yet waits for the next try, ms.
+const RETRY_MS: i32 = 1;
+/// Tries without a pause before that.
+const EAGER_TRIES: u32 = 200;
+
+const EEXIST: Errno = Errno(17);
+
+/// Descriptor that a starting handler takes over; -1 once it has.
+static STARTING: AtomicI32 = AtomicI32::new(-1);
+/// Counts handler threads: one that a fork left behind in the parent's copy does not exist.
+static READY: AtomicU32 = AtomicU32::new(0);
+
+/// Starts the handler thread of `uffd` and waits until it holds the descriptor by itself.
+///
+/// # Errors
+/// What pthread_create says.
+pub fn start_handler(uffd: Uffd) -> Result<(), Errno> {
+    let before = READY.load(Acquire);
+    STARTING.store(uffd.fd(), Release);
+    thread::spawn(run, uffd.fd() as usize)?;
+    while READY.load(Acquire) == before {
+        thread::pause();
+    }
+    Ok(())
+}
+
+extern "C" fn run(argument: *mut c_void) -> *mut c_void {
+    let uffd = Uffd::from_fd(argument as usize as i32);
+    let _critical = Critical::enter();
+    // A refusal (seccomp) leaves the descriptor shared with the program, which then must not close it.
+    let _ = thread::isolate(uffd.fd());
+    READY.fetch_add(1, Release);
+    let mut waiting: Vec<Fault> = Vec::with_capacity(64);
+    let mut tries = 0;
+    loop {
+        let timeout_ms = match waiting.len() {
+            0 => -1,
+            _ if tries < EAGER_TRIES => 0,
+            _ => RETRY_MS,
+        };
+        let before = waiting.len();
+        if !uffd.wait(timeout_ms, |fault| waiting.push(fault)) {
+            return core::ptr::null_mut();
+        }
+        let served_all = waiting.len();
+        waiting.retain(|fault| !serve(uffd, *fault));
+        if waiting.len() < served_all || waiting.len() != before {
+            tries = 0;
+        } else if !waiting.is_empty() {
+            tries += 1;
+            thread::pause();
+        }
+    }
+}
+
+/// Serves one fault; false if it has to be tried again.
+fn serve(uffd: Uffd, fault: Fault) -> bool {
+    let page_address = fault.address / PAGE_BYTES * PAGE_BYTES;
+    let Some(at) = ENGINE.heap.find(page_address) else {
+        // Hidden memory is always present while in use; should it not be, zeroes beat a hang.
+        return zeroes(uffd, page_address);
+    };
+    match at.try_lock() {
+        Some(mut locked) => serve_locked(uffd, &mut locked, page_address),
+        None if at.block.lock.owner() == fault.thread_id => zeroes(uffd, page_address),
+        None => false,
+    }
+}
+
+/// Puts a page of zeroes in place, or wakes the thread if the page is there already.
+fn zeroes(uffd: Uffd, page_address: usize) -> bool {
+    match ENGINE.hidden.fill_zeroes(uffd, page_address, PAGE_BYTES) {
+        Err((_, EEXIST)) => {
+            uffd.wake(page_address, PAGE_BYTES);
+            true
+        }
+        Ok(()) => true,
+        // Not registered any more, or the mapping is gone: whoever waits must see for itself.
+        Err((_, Errno(2 | 3 | 14 | 22))) => {
+            uffd.wake(page_address, PAGE_BYTES);
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
+    let at = locked.at;
+    let page = ((page_address - at.base) / PAGE_BYTES) as u32;
+    let Some((run, state)) = locked.map().map(|map| map.at(page, PageRange::new(page, at.pages))) else {
+        return zeroes(uffd, page_address);
+    };
+    if state == State::Present {
+        return zeroes(uffd, page_address);
+    }
+    live::add(Counter::Faults, 1);
+    let pages = batch(at, page, run, &state);
+    let mut dropped = Dropped::new();
+    let served = match state {
+        State::Present => true,
+        State::Empty => fill_empty(uffd, locked, pages, &mut dropped),
+        State::Viewed(view) => {
+            ENGINE.sites.debit(view.site, FAULT_NS + i64::from(pages.len()) * FILL_PAGE_NS);
+            materialize(uffd, locked, pages, view, &mut dropped)
+        }
+    };
+    drop(dropped);
+    served
+}
+
+/// The pages to put in place for a fault at `page` in `run`: more of them the longer the program goes
+/// on touching in order.
+fn batch(at: BlockRef, page: u32, run: PageRange, state: &State<Segment>) -> PageRange {
+    let first = if *state == State::Empty { BATCH_EMPTY } else { 1 };
+    let len = if at.block.fault_end.load(Relaxed) == page {
+        (at.block.fault_batch.load(Relaxed) * 2).clamp(first, BATCH_MOST)
+    } else {
+        first
+    };
+    let end = run.end.min(page + len);
+    at.block.fault_end.store(end, Relaxed);
+    at.block.fault_batch.store(len, Relaxed);
+    PageRange::new(page, end)
+}
+
+/// Puts zeroes into empty pages. False: nothing could be placed; try again.
+pub(crate) fn fill_empty(
+    uffd: Uffd,
+    locked: &mut Locked,
+    pages: PageRange,
+    dropped: &mut Dropped<Segment>,
+) -> bool {
+    let address = locked.at.base + pages.start_bytes();
+    let done_bytes = match ENGINE.hidden.fill_zeroes(uffd, address, pages.len_bytes()) {
+        Ok(()) => pages.len_bytes(),
+        Err((done_bytes, EEXIST)) => done_bytes + PAGE_BYTES,
+        Err((done_bytes, _)) => done_bytes,
+    };
+    let done = PageRange::new(pages.start, pages.start + (done_bytes / PAGE_BYTES) as u32);
+    locked.change(|map| map.set_present(done, dropped));
+    if !done.is_empty() {
+        uffd.wake(locked.at.base + done.start_bytes(), done.len_bytes());
+    }
+    !done.is_empty()
+}
+
+/// Puts the bytes of `pages`, which are viewed by `view` from their first page on, in place: moves the
+/// segment's pages where this was its last reference, else copies. False: nothing could be placed.
+pub(crate) fn materialize(
+    uffd: Uffd,
+    locked: &mut Locked,
+    pages: PageRange,
+    view: View<Segment>,
+    dropped: &mut Dropped<Segment>,
+) -> bool {
+    let destination = locked.at.base + pages.start_bytes();
+    let View { mut segment, offset_bytes, .. } = view;
+    let source = segment.address() + offset_bytes;
+    let mut done = 0;
+    // The page map's own reference is dropped first: it is the last one but ours only if no other
+    // view and no call in progress holds the segment.
+    let mut handles = Dropped::new();
+    locked.change(|map| map.set_present(pages, &mut handles));
+    drop(handles);
+    if Segment::is_congruent(offset_bytes)
+        && pages.len() > 1
+        && let Some(draft) = segment.sole()
+    {
+        // SAFETY: the destination is absent, ours and locked; nobody else knows the segment.
+        let placed = unsafe { uffd.move_pages(destination, source, pages.len_bytes()) };
+        done = (placed.done_bytes / PAGE_BYTES) as u32;
+        let first = (offset_bytes / PAGE_BYTES) as u32;
+        draft.moved_out(PageRange::new(first, first + done));
+        live::add(Counter::MovedPages, done as usize);
+    }
+    while done < pages.len() {
+        let skip = done as usize * PAGE_BYTES;
+        // SAFETY: the segment's bytes are present and stay so while `segment` is held.
+        let placed = unsafe { uffd.copy(destination + skip, source + skip, pages.len_bytes() - skip) };
+        done += (placed.done_bytes / PAGE_BYTES) as u32;
+        match placed.error {
+            None => {}
+            Some(EEXIST) => done += 1,
+            Some(_) => break,
+        }
+    }
+    live::add(Counter::MaterializedBytes, done as usize * PAGE_BYTES);
+    let rest = PageRange::new(pages.start + done, pages.end);
+    if !rest.is_empty() {
+        let offset_bytes = offset_bytes + done as usize * PAGE_BYTES;
+        let site = view.site;
+        let again = View { segment: segment.clone(), offset_bytes, site };
+        locked.change(|map| map.set_viewed(rest, again, dropped));
+    }
+    dropped.push(segment);
+    if done > 0 {
+        uffd.wake(destination, done as usize * PAGE_BYTES);
+    }
+    done > 0
+}

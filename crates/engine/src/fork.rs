@@ -1,0 +1,159 @@
+//! What a forked child needs before it runs.
+//!
+//! The child has the segments and the page maps by copy-on-write, but the kernel forgets the
+//! registration with userfaultfd: an absent page would read as zeroes there. So every lock is held
+//! across the fork, and the child opens a userfaultfd of its own, registers the same ranges and
+//! starts a handler of its own before anything else of the program runs in it.
+
+use crate::block::{BlockRef, REGISTERED};
+use crate::engine::{ENGINE, Phase};
+use crate::live;
+use core::cell::UnsafeCell;
+use core::sync::atomic::Ordering::Relaxed;
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_core::page_map::{Dropped, State};
+use uncopy_sys::bytes;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::{Critical, Lock, forget_thread_id};
+use uncopy_sys::uffd::Uffd;
+
+struct Held {
+    /// Only one fork at a time.
+    lock: Lock,
+    critical: UnsafeCell<Option<Critical>>,
+    /// The allocator for our own data.
+    private: UnsafeCell<Option<&'static Lock>>,
+}
+
+// SAFETY: the cells are only touched by the thread that holds `lock`, and once at start.
+unsafe impl Sync for Held {}
+
+static HELD: Held =
+    Held { lock: Lock::new(), critical: UnsafeCell::new(None), private: UnsafeCell::new(None) };
+
+/// Names the lock of the allocator for uncopy's own data. Called once, before threads exist.
+pub fn set_private_allocator_lock(lock: &'static Lock) {
+    // SAFETY: no other thread exists.
+    unsafe { *HELD.private.get() = Some(lock) };
+}
+
+fn private_lock() -> Option<&'static Lock> {
+    // SAFETY: written once, before threads exist.
+    unsafe { *HELD.private.get() }
+}
+
+fn locks(each: impl Fn(&Lock)) {
+    each(ENGINE.start_lock());
+    ENGINE.heap.class_locks().for_each(&each);
+    ENGINE.heap.for_each_block(|at| each(&at.block.lock));
+    each(ENGINE.hidden.lock());
+    if let Some(lock) = private_lock() {
+        each(lock);
+    }
+}
+
+/// Before a fork: waits until no engine work is under way, and keeps it so.
+pub fn prepare() {
+    let critical = Critical::enter();
+    HELD.lock.lock();
+    locks(Lock::lock);
+    // SAFETY: this thread holds `HELD.lock`.
+    unsafe { *HELD.critical.get() = Some(critical) };
+}
+
+/// After a fork, in the parent, also if it failed.
+pub fn parent() {
+    locks(Lock::unlock);
+    finish();
+}
+
+fn finish() {
+    // SAFETY: this thread holds `HELD.lock`.
+    let critical = unsafe { (*HELD.critical.get()).take() };
+    HELD.lock.unlock();
+    drop(critical);
+}
+
+/// After a fork, in the child, before anything of the program runs.
+pub fn child() {
+    forget_thread_id();
+    locks(Lock::unlock);
+    if ENGINE.phase() == Phase::Active {
+        if let Some(old) = ENGINE.uffd() {
+            // The parent's: what is done through it would happen to the parent.
+            old.close();
+        }
+        if let Err(why) = go_on() {
+            fill_all_views();
+            ENGINE.give_up(&why);
+        }
+    }
+    live::restart_in_child();
+    finish();
+}
+
+fn go_on() -> Result<(), String> {
+    let uffd = ENGINE.open_uffd()?;
+    let registered = register_everything(uffd);
+    if let Err(errno) = registered {
+        uffd.close();
+        return Err(format!("a forked child's memory could not be registered: {errno}"));
+    }
+    ENGINE.replace_uffd(uffd);
+    Ok(())
+}
+
+fn register_everything(uffd: Uffd) -> Result<(), Errno> {
+    ENGINE.hidden.register_again(uffd)?;
+    // Adjacent blocks are registered with one call.
+    let mut run: Option<(usize, usize)> = None;
+    let mut result = Ok(());
+    let mut flush = |run: &mut Option<(usize, usize)>| {
+        if let Some((start, end)) = run.take()
+            && result.is_ok()
+        {
+            result = uffd.register(start, end - start);
+        }
+    };
+    ENGINE.heap.for_each_block(|at| {
+        let registered = at.block.flags.load(Relaxed) & REGISTERED != 0;
+        match &mut run {
+            Some((_, end)) if registered && *end == at.base => *end += at.bytes(),
+            _ => {
+                flush(&mut run);
+                if registered {
+                    run = Some((at.base, at.base + at.bytes()));
+                }
+            }
+        }
+    });
+    flush(&mut run);
+    result
+}
+
+/// Without a userfaultfd: absent pages are ordinary ones in this process, so every view's bytes are
+/// simply written where they belong.
+fn fill_all_views() {
+    let fill = |at: BlockRef| {
+        if at.block.flags.load(Relaxed) & REGISTERED == 0 {
+            return;
+        }
+        let mut dropped = Dropped::new();
+        let mut locked = at.lock();
+        if let Some(map) = locked.map() {
+            map.for_each(at.all(), |pages, state| {
+                if let State::Viewed(view) = state {
+                    let to = (at.base + pages.start as usize * PAGE_BYTES) as *mut u8;
+                    let from = (view.segment.address() + view.offset_bytes) as *const u8;
+                    // SAFETY: absent pages of this process that nothing is registered for; the
+                    // segment is held by the view.
+                    unsafe { bytes::copy(to, from, pages.len_bytes()) };
+                }
+            });
+        }
+        locked.change(|map| map.set_present(at.all(), &mut dropped));
+        drop(locked);
+        drop(dropped);
+    };
+    ENGINE.heap.for_each_block(fill);
+}

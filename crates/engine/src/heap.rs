@@ -1,0 +1,401 @@
+//! The block heap: the program's large allocations, page-aligned, found by address arithmetic.
+//!
+//! ```text
+//! reservation: | class 0 span | class 1 span | … | class 55 span |      one span: 2^shift bytes
+//! span:        | block 0 | block 1 | … | (not yet committed)      |
+//! ```
+//!
+//! A block is an ordinary private mapping until it first holds a view; then it is registered with
+//! userfaultfd once and stays so. Each class keeps registered and plain free blocks apart, and hands
+//! out the kind that the allocation site's earlier blocks turned out to be.
+
+use crate::block::{ALLOCATED, Block, BlockRef, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED};
+use crate::engine::ENGINE;
+use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
+use crate::live;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
+use uncopy_core::classes::{CLASSES, Class};
+use uncopy_core::page_map::{Dropped, State};
+use uncopy_core::stats::Counter;
+use uncopy_sys::bytes;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::{Critical, Lock};
+use uncopy_sys::mem::{Advice, Reservation};
+
+/// Log2 of a span where nothing limits the address space.
+const SHIFT_MOST: u32 = 34;
+/// Log2 of the smallest useful span.
+const SHIFT_LEAST: u32 = 22;
+/// Committed at a time, bytes.
+const STEP_BYTES: usize = 4 << 20;
+/// Classes below this keep clear of huge pages: one would span several blocks.
+const HUGE_BYTES: usize = 2 << 20;
+/// Free blocks may always retain this much memory, bytes.
+const RETAINED_BYTES: usize = 16 << 20;
+/// Relocating by mremap pays from here on; below, copying is as cheap.
+const RELOCATE_BYTES: usize = 128 << 10;
+
+#[derive(Clone, Copy)]
+struct Free {
+    registered: u32,
+    plain: u32,
+}
+
+struct ClassState {
+    lock: Lock,
+    free: UnsafeCell<Free>,
+    /// Blocks that exist.
+    blocks: AtomicU32,
+    /// Blocks whose addresses and records are committed.
+    committed: AtomicU32,
+}
+
+/// The block heap of a process.
+pub struct Heap {
+    shift: AtomicU32,
+    /// Address of the records; those of a class begin at `records + class * records_step`.
+    records: AtomicUsize,
+    records_step: AtomicUsize,
+    reservations: UnsafeCell<Option<(Reservation, Reservation)>>,
+    classes: [ClassState; CLASSES],
+    retained_pages: AtomicUsize,
+}
+
+// SAFETY: `free` is only touched under its class's lock; `reservations` is written once, before
+// `len_bytes` is published.
+unsafe impl Sync for Heap {}
+
+/// A block fresh from [`Heap::allocate`].
+#[derive(Clone, Copy)]
+pub struct Allocation {
+    /// Where it is.
+    pub at: BlockRef,
+    /// Whether all its bytes are zero.
+    pub is_zero: bool,
+}
+
+impl Default for Heap {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Heap {
+    /// Nothing reserved.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            shift: AtomicU32::new(0),
+            records: AtomicUsize::new(0),
+            records_step: AtomicUsize::new(0),
+            reservations: UnsafeCell::new(None),
+            classes: [const {
+                ClassState {
+                    lock: Lock::new(),
+                    free: UnsafeCell::new(Free { registered: 0, plain: 0 }),
+                    blocks: AtomicU32::new(0),
+                    committed: AtomicU32::new(0),
+                }
+            }; CLASSES],
+            retained_pages: AtomicUsize::new(0),
+        }
+    }
+
+    /// Reserves the range; called once, under the engine's lock. `most_bytes` is what the address
+    /// space still allows.
+    ///
+    /// # Errors
+    /// ENOMEM where not even a small range is to be had.
+    pub fn reserve(&self, most_bytes: usize) -> Result<(), Errno> {
+        let mut shift = SHIFT_MOST;
+        loop {
+            let len_bytes = CLASSES << shift;
+            let records_step = (1usize << shift) / PAGE_BYTES * core::mem::size_of::<Block>();
+            let fits = len_bytes + CLASSES * records_step <= most_bytes;
+            let reserved = if fits {
+                Reservation::new(len_bytes).and_then(|blocks| {
+                    Reservation::new(CLASSES * records_step).map(|records| (blocks, records))
+                })
+            } else {
+                Err(Errno(12))
+            };
+            match reserved {
+                Ok((blocks, records)) => {
+                    records.advise(records.base(), records.len_bytes(), Advice::NoHugePages);
+                    // SAFETY: nobody reads it before `len_bytes` is published below.
+                    unsafe { *self.reservations.get() = Some((blocks, records)) };
+                    self.shift.store(shift, Relaxed);
+                    self.records.store(records.base(), Relaxed);
+                    self.records_step.store(records_step, Relaxed);
+                    HEAP_BASE.store(blocks.base(), Relaxed);
+                    HEAP_LEN_BYTES.store(len_bytes, Release);
+                    return Ok(());
+                }
+                Err(errno) if shift <= SHIFT_LEAST => return Err(errno),
+                Err(_) => shift -= 2,
+            }
+        }
+    }
+
+    /// Whether [`Heap::reserve`] succeeded.
+    #[must_use]
+    pub fn is_reserved(&self) -> bool {
+        HEAP_LEN_BYTES.load(Acquire) != 0
+    }
+
+    /// Whether `address` is in the heap's range.
+    #[inline]
+    #[must_use]
+    pub fn contains(&self, address: usize) -> bool {
+        address.wrapping_sub(HEAP_BASE.load(Relaxed)) < HEAP_LEN_BYTES.load(Acquire)
+    }
+
+    fn reservations(&self) -> Option<(Reservation, Reservation)> {
+        if !self.is_reserved() {
+            return None;
+        }
+        // SAFETY: written before `len_bytes` was published, never again.
+        unsafe { *self.reservations.get() }
+    }
+
+    /// The block that holds `address`.
+    #[must_use]
+    pub fn find(&self, address: usize) -> Option<BlockRef> {
+        let offset = address.wrapping_sub(HEAP_BASE.load(Relaxed));
+        if offset >= HEAP_LEN_BYTES.load(Acquire) {
+            return None;
+        }
+        let shift = self.shift.load(Relaxed);
+        let class = Class::from_index(offset >> shift)?;
+        let index = ((offset & ((1 << shift) - 1)) / class.bytes()) as u32;
+        (index < self.classes[class.index()].blocks.load(Acquire)).then(|| self.block(class, index))
+    }
+
+    fn block(&self, class: Class, index: u32) -> BlockRef {
+        let record = self.records.load(Relaxed)
+            + class.index() * self.records_step.load(Relaxed)
+            + index as usize * core::mem::size_of::<Block>();
+        let base = HEAP_BASE.load(Relaxed)
+            + (class.index() << self.shift.load(Relaxed))
+            + index as usize * class.bytes();
+        // SAFETY: the record is committed (index < committed), stays so, and all-zero bytes are a
+        // valid Block.
+        BlockRef { block: unsafe { &*(record as *const Block) }, base, pages: class.pages() }
+    }
+
+    /// Allocates a block of at least `len_bytes`; `caller` is the return address in the program.
+    /// `None` when it is too large or nothing is left: the program's own allocator then serves it.
+    #[must_use]
+    pub fn allocate(&self, len_bytes: usize, caller: usize) -> Option<Allocation> {
+        let class = Class::for_len(len_bytes)?;
+        let shift = self.shift.load(Relaxed);
+        if !self.is_reserved() || class.bytes() > 1 << shift {
+            return None;
+        }
+        let site = uncopy_core::policy::Placement::site(caller, class.index());
+        let wants_registered = ENGINE.placement.prefers_registered(site) || ENGINE.always_places_registered();
+        let state = &self.classes[class.index()];
+        let index = {
+            let _guard = state.lock.guard();
+            // SAFETY: under the lock.
+            let free = unsafe { &mut *state.free.get() };
+            if wants_registered {
+                self.pop(class, &mut free.registered).or_else(|| self.pop(class, &mut free.plain))
+            } else {
+                self.pop(class, &mut free.plain)
+            }
+            .or_else(|| self.extend(class, state))
+            .or_else(|| self.pop(class, &mut free.registered))
+        }?;
+        let at = self.block(class, index);
+        let retained = at.block.retained_pages.swap(0, Relaxed);
+        self.retained_pages.fetch_sub(retained as usize, Relaxed);
+        at.block.alloc_site.store(site, Relaxed);
+        let flags = at.block.flags.fetch_and(!HELD_A_VIEW, Relaxed);
+        let is_fresh = flags & FRESH != 0;
+        if is_fresh && wants_registered && flags & REGISTERED == 0 {
+            // Registered now, while it is known that no page is present.
+            if let Some(uffd) = ENGINE.uffd() {
+                let _critical = Critical::enter();
+                // A refusal only means that the block stays plain.
+                let _ = at.lock().register(uffd);
+            }
+        }
+        at.block.flags.fetch_and(!FRESH, Relaxed);
+        at.block.flags.fetch_or(ALLOCATED, Relaxed);
+        live::add(Counter::BlocksBytes, at.bytes());
+        Some(Allocation { at, is_zero: is_fresh })
+    }
+
+    fn pop(&self, class: Class, list: &mut u32) -> Option<u32> {
+        let index = list.checked_sub(1)?;
+        *list = self.block(class, index).block.next_free.swap(0, Relaxed);
+        Some(index)
+    }
+
+    /// Makes one more block of the class exist.
+    fn extend(&self, class: Class, state: &ClassState) -> Option<u32> {
+        let (blocks, records) = self.reservations()?;
+        let index = state.blocks.load(Relaxed);
+        let most = (1usize << self.shift.load(Relaxed)) / class.bytes();
+        if index as usize >= most {
+            return None;
+        }
+        let committed = state.committed.load(Relaxed);
+        if index == committed {
+            let step = ((STEP_BYTES / class.bytes()).max(1)).min(most - index as usize) as u32;
+            let base = HEAP_BASE.load(Relaxed) + (class.index() << self.shift.load(Relaxed));
+            let from = base + index as usize * class.bytes();
+            let len_bytes = step as usize * class.bytes();
+            blocks.commit(from, len_bytes).ok()?;
+            if class.bytes() < HUGE_BYTES {
+                blocks.advise(from, len_bytes, Advice::NoHugePages);
+            }
+            let first = self.records.load(Relaxed) + class.index() * self.records_step.load(Relaxed);
+            let from = (first + index as usize * core::mem::size_of::<Block>()) / PAGE_BYTES * PAGE_BYTES;
+            let to = (first + (index + step) as usize * core::mem::size_of::<Block>())
+                .next_multiple_of(PAGE_BYTES);
+            records.commit(from, to - from).ok()?;
+            state.committed.store(committed + step, Relaxed);
+        }
+        self.block(class, index).block.flags.store(FRESH, Relaxed);
+        state.blocks.store(index + 1, Release);
+        Some(index)
+    }
+
+    /// Zeroes the first `len_bytes` bytes of a block that was just allocated.
+    pub fn zero(&self, at: BlockRef, len_bytes: usize) {
+        let range = ByteRange::at(0, len_bytes.min(at.bytes()));
+        let present = |pages: PageRange| {
+            let part = ByteRange::from(pages).intersection(range);
+            // SAFETY: the block belongs to the caller; its present pages can be written.
+            unsafe { bytes::zero((at.base + part.start) as *mut u8, part.len()) };
+        };
+        if at.block.flags.load(Relaxed) & REGISTERED == 0 {
+            present(at.all());
+            return;
+        }
+        let _critical = Critical::enter();
+        if let Some(map) = at.lock().map() {
+            // A free block has no views; its empty pages read as zeroes.
+            map.for_each(range.touched_pages(), |pages, state| {
+                if state == State::Present {
+                    present(pages);
+                }
+            });
+        }
+    }
+
+    /// Frees the block that begins at `address`. Anything else is ignored, as is a second free:
+    /// a program that does this is wrong, but it must not end because of us.
+    pub fn free(&self, address: usize) {
+        let Some(at) = self.find(address) else { return };
+        if at.base != address || at.block.flags.fetch_and(!ALLOCATED, Relaxed) & ALLOCATED == 0 {
+            return;
+        }
+        let flags = at.block.flags.load(Relaxed);
+        ENGINE.placement.record(at.block.alloc_site.load(Relaxed), flags & HELD_A_VIEW != 0);
+        live::subtract(Counter::BlocksBytes, at.bytes());
+        let registered = flags & REGISTERED != 0;
+        let mut present_pages = at.pages;
+        if registered {
+            let _critical = Critical::enter();
+            let mut dropped = Dropped::new();
+            {
+                let mut locked = at.lock();
+                locked.change(|map| map.empty_all_views(&mut dropped));
+                present_pages -= at.block.absent_pages.load(Relaxed);
+            }
+            drop(dropped);
+        }
+        if present_pages > 0 && self.retains_too_much(present_pages) && self.discard(at, registered) {
+            present_pages = 0;
+        }
+        at.block.retained_pages.store(present_pages, Relaxed);
+        self.retained_pages.fetch_add(present_pages as usize, Relaxed);
+        let Some(class) = Class::for_len(at.bytes()) else { return };
+        let span = HEAP_BASE.load(Relaxed) + (class.index() << self.shift.load(Relaxed));
+        let index = ((address - span) / class.bytes()) as u32;
+        let state = &self.classes[class.index()];
+        let _guard = state.lock.guard();
+        // SAFETY: under the lock.
+        let free = unsafe { &mut *state.free.get() };
+        let list = if registered { &mut free.registered } else { &mut free.plain };
+        at.block.next_free.store(*list, Relaxed);
+        *list = index + 1;
+    }
+
+    fn retains_too_much(&self, more_pages: u32) -> bool {
+        let most_bytes = RETAINED_BYTES.max(live::get(Counter::BlocksBytes) as usize / 4);
+        (self.retained_pages.load(Relaxed) + more_pages as usize) * PAGE_BYTES > most_bytes
+    }
+
+    /// Gives a free block's pages back to the kernel.
+    fn discard(&self, at: BlockRef, registered: bool) -> bool {
+        let Some((blocks, _)) = self.reservations() else { return false };
+        let _critical = Critical::enter();
+        let mut locked = at.lock();
+        // SAFETY: the block is free and in no list yet: nobody needs its bytes.
+        if unsafe { blocks.discard(at.base, at.bytes()) }.is_err() {
+            return false;
+        }
+        if registered {
+            locked.change(|map| map.set_empty(at.all(), &mut Dropped::new()));
+        } else {
+            at.block.flags.fetch_or(FRESH, Relaxed);
+        }
+        true
+    }
+
+    /// Makes the pages of a plain block present.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn populate(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let (blocks, _) = self.reservations().ok_or(Errno(12))?;
+        blocks.populate(address, len_bytes)
+    }
+
+    /// Moves the pages of one plain block to another with mremap. False if that is not possible or
+    /// not worth while; nothing has changed then.
+    #[must_use]
+    pub fn relocate(&self, from: BlockRef, to: BlockRef) -> bool {
+        let plain = |at: &BlockRef| at.block.flags.load(Relaxed) & REGISTERED == 0;
+        let len_bytes = from.bytes().min(to.bytes());
+        if len_bytes < RELOCATE_BYTES {
+            return false;
+        }
+        let Some((blocks, _)) = self.reservations() else { return false };
+        let _critical = Critical::enter();
+        let (first, second) = if from.base < to.base { (from, to) } else { (to, from) };
+        let _first = first.lock();
+        let _second = second.lock();
+        if !plain(&from) || !plain(&to) {
+            return false;
+        }
+        // SAFETY: `to` was just allocated and holds nothing; both are plain, under their locks.
+        let moved = unsafe { blocks.relocate(from.base, to.base, len_bytes) }.is_ok();
+        if moved {
+            to.block.flags.fetch_or(RELOCATED, Relaxed);
+            from.block.flags.fetch_or(RELOCATED, Relaxed);
+        }
+        moved
+    }
+
+    /// Calls `each` for every block that exists, in order of address.
+    pub fn for_each_block(&self, mut each: impl FnMut(BlockRef)) {
+        for index in 0..CLASSES {
+            let Some(class) = Class::from_index(index) else { return };
+            for block in 0..self.classes[index].blocks.load(Acquire) {
+                each(self.block(class, block));
+            }
+        }
+    }
+
+    /// The locks of all classes, to be held across a fork.
+    pub fn class_locks(&self) -> impl Iterator<Item = &Lock> {
+        self.classes.iter().map(|class| &class.lock)
+    }
+}

@@ -1,0 +1,262 @@
+//! Hidden memory: where segments live, and the reservoir of warm pages.
+//!
+//! One reserved range, committed and registered with userfaultfd step by step. A page of it is in
+//! use by a segment or an extent, or *warm* (free and present), or *cold* (free and absent).
+//! Registered, so that pages can be moved in; always present while in use, so that neither our own
+//! copies nor the kernel's ever fault there.
+
+use crate::live;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use uncopy_core::addr::{PAGE_BYTES, PageRange};
+use uncopy_core::extents::Extents;
+use uncopy_core::stats::Counter;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::Lock;
+use uncopy_sys::mem::{Advice, Reservation, map_zeroes};
+use uncopy_sys::uffd::Uffd;
+
+/// Addresses reserved where nothing limits them.
+const RESERVED_BYTES: usize = 1 << 38;
+/// Smallest useful reservation.
+const LEAST_BYTES: usize = 64 << 20;
+/// Committed and registered at a time, pages.
+const STEP_PAGES: u32 = 4096;
+/// Bytes of zeroes that `UFFDIO_COPY` reads from.
+const ZEROES_BYTES: usize = 256 << 10;
+/// A warm extent this long is worth a move of its own when pages are gathered.
+const GATHER_PAGES: u32 = 8;
+/// The reservoir may always hold this much, bytes.
+const RESERVOIR_BYTES: usize = 16 << 20;
+
+struct Inner {
+    reservation: Option<Reservation>,
+    /// Pages committed and registered, from the start.
+    committed: u32,
+    warm: Extents,
+    cold: Extents,
+}
+
+/// The hidden memory of a process.
+pub struct Hidden {
+    lock: Lock,
+    inner: UnsafeCell<Inner>,
+    base: AtomicUsize,
+    len_bytes: AtomicUsize,
+    zeroes: AtomicUsize,
+}
+
+// SAFETY: `inner` is only touched under `lock`.
+unsafe impl Sync for Hidden {}
+
+impl Default for Hidden {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Hidden {
+    /// Nothing reserved.
+    #[must_use]
+    pub const fn new() -> Self {
+        let inner = Inner { reservation: None, committed: 0, warm: Extents::new(), cold: Extents::new() };
+        Self {
+            lock: Lock::new(),
+            inner: UnsafeCell::new(inner),
+            base: AtomicUsize::new(0),
+            len_bytes: AtomicUsize::new(0),
+            zeroes: AtomicUsize::new(0),
+        }
+    }
+
+    /// The lock, to be held across a fork.
+    #[must_use]
+    pub const fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    /// Reserves the range. `most_bytes` is what the address space still allows.
+    ///
+    /// # Errors
+    /// ENOMEM where not even a small range is to be had.
+    pub fn reserve(&self, most_bytes: usize) -> Result<(), Errno> {
+        if self.base.load(Relaxed) != 0 {
+            return Ok(());
+        }
+        let zeroes = map_zeroes(ZEROES_BYTES)?;
+        let mut len_bytes = RESERVED_BYTES.min(most_bytes) / PAGE_BYTES * PAGE_BYTES;
+        let reservation = loop {
+            match Reservation::new(len_bytes) {
+                Ok(reservation) => break reservation,
+                Err(errno) if len_bytes / 4 < LEAST_BYTES => return Err(errno),
+                Err(_) => len_bytes = len_bytes / 4 / PAGE_BYTES * PAGE_BYTES,
+            }
+        };
+        reservation.advise(reservation.base(), len_bytes, Advice::NotInCoreDumps);
+        reservation.advise(reservation.base(), len_bytes, Advice::NoHugePages);
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        unsafe { (*self.inner.get()).reservation = Some(reservation) };
+        self.zeroes.store(zeroes, Relaxed);
+        self.len_bytes.store(len_bytes, Relaxed);
+        self.base.store(reservation.base(), Relaxed);
+        Ok(())
+    }
+
+    /// Whether `address` is in the hidden memory.
+    #[must_use]
+    pub fn contains(&self, address: usize) -> bool {
+        address.wrapping_sub(self.base.load(Relaxed)) < self.len_bytes.load(Relaxed)
+    }
+
+    /// Address of a page.
+    #[must_use]
+    pub fn address(&self, page: u32) -> usize {
+        self.base.load(Relaxed) + page as usize * PAGE_BYTES
+    }
+
+    /// Registers what is committed with another userfaultfd: in a forked child.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn register_again(&self, uffd: Uffd) -> Result<(), Errno> {
+        // SAFETY: the caller holds the lock (fork) and no other thread exists.
+        let committed = unsafe { (*self.inner.get()).committed };
+        if committed == 0 { Ok(()) } else { uffd.register(self.address(0), committed as usize * PAGE_BYTES) }
+    }
+
+    /// Puts zeroes into absent pages anywhere in registered memory, as far as it gets.
+    pub fn fill_zeroes(&self, uffd: Uffd, address: usize, len_bytes: usize) -> Result<(), (usize, Errno)> {
+        let mut done_bytes = 0;
+        while done_bytes < len_bytes {
+            let step_bytes = (len_bytes - done_bytes).min(ZEROES_BYTES);
+            // SAFETY: the source is ZEROES_BYTES of zeroes, mapped privately and not registered.
+            let placed = unsafe { uffd.copy(address + done_bytes, self.zeroes.load(Relaxed), step_bytes) };
+            done_bytes += placed.done_bytes;
+            if let Some(errno) = placed.error {
+                return Err((done_bytes, errno));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes `pages` adjacent cold pages.
+    ///
+    /// # Errors
+    /// ENOMEM when the reservation is used up, or what committing says.
+    pub fn take_cold(&self, uffd: Uffd, pages: u32) -> Result<PageRange, Errno> {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *self.inner.get() };
+        self.cold(inner, uffd, pages)
+    }
+
+    fn cold(&self, inner: &mut Inner, uffd: Uffd, pages: u32) -> Result<PageRange, Errno> {
+        if let Some(found) = inner.cold.take(pages) {
+            return Ok(found);
+        }
+        let reservation = inner.reservation.ok_or(Errno(12))?;
+        let total = (reservation.len_bytes() / PAGE_BYTES) as u32;
+        let step = pages.max(STEP_PAGES).min(total - inner.committed);
+        if step < pages {
+            return Err(Errno(12));
+        }
+        let fresh = PageRange::new(inner.committed, inner.committed + step);
+        reservation.commit(self.address(fresh.start), fresh.len_bytes())?;
+        uffd.register(self.address(fresh.start), fresh.len_bytes())?;
+        inner.committed = fresh.end;
+        inner.cold.insert(fresh);
+        inner.cold.take(pages).ok_or(Errno(12))
+    }
+
+    /// Takes `pages` adjacent present pages. Their bytes are whatever this process left there.
+    ///
+    /// # Errors
+    /// ENOMEM; nothing is taken then.
+    pub fn take_warm(&self, uffd: Uffd, pages: u32) -> Result<PageRange, Errno> {
+        let mut pieces: [PageRange; 8] = [PageRange::new(0, 0); 8];
+        let mut count = 0;
+        let range = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            if let Some(found) = inner.warm.take(pages) {
+                live::subtract(Counter::ReservoirBytes, found.len_bytes());
+                return Ok(found);
+            }
+            let range = self.cold(inner, uffd, pages)?;
+            let mut missing = pages;
+            while missing > 0 && count < pieces.len() && inner.warm.longest() >= GATHER_PAGES.min(missing) {
+                let Some(piece) = inner.warm.take_longest(missing) else { break };
+                live::subtract(Counter::ReservoirBytes, piece.len_bytes());
+                missing -= piece.len();
+                pieces[count] = piece;
+                count += 1;
+            }
+            range
+        };
+        let mut filled = range.start;
+        for piece in &pieces[..count] {
+            // SAFETY: both ranges were taken and belong to this call alone.
+            let placed = unsafe {
+                uffd.move_pages(self.address(filled), self.address(piece.start), piece.len_bytes())
+            };
+            let moved = (placed.done_bytes / PAGE_BYTES) as u32;
+            live::add(Counter::MovedPages, moved as usize);
+            filled += moved;
+            self.give_cold(PageRange::new(piece.start, piece.start + moved));
+            self.give_warm(PageRange::new(piece.start + moved, piece.end));
+        }
+        let rest = PageRange::new(filled, range.end);
+        match self.fill_zeroes(uffd, self.address(rest.start), rest.len_bytes()) {
+            Ok(()) => Ok(range),
+            Err((done_bytes, errno)) => {
+                let present = rest.start + (done_bytes / PAGE_BYTES) as u32;
+                self.give_warm(PageRange::new(range.start, present));
+                self.give_cold(PageRange::new(present, range.end));
+                Err(errno)
+            }
+        }
+    }
+
+    /// Gives present pages back to the reservoir.
+    pub fn give_warm(&self, pages: PageRange) {
+        if pages.is_empty() {
+            return;
+        }
+        let most_bytes = RESERVOIR_BYTES.max(live::get(Counter::SegmentsBytes) as usize / 4);
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *self.inner.get() };
+        inner.warm.insert(pages);
+        live::add(Counter::ReservoirBytes, pages.len_bytes());
+        // Trim to seven eighths at once, so that a full reservoir does not trim on every call.
+        if inner.warm.pages() * PAGE_BYTES > most_bytes {
+            while inner.warm.pages() * PAGE_BYTES > most_bytes / 8 * 7 {
+                let Some(extent) = inner.warm.take_longest(STEP_PAGES) else { break };
+                live::subtract(Counter::ReservoirBytes, extent.len_bytes());
+                // SAFETY: free pages of ours.
+                let discarded = inner.reservation.map(|reservation| unsafe {
+                    reservation.discard(self.address(extent.start), extent.len_bytes())
+                });
+                if matches!(discarded, Some(Ok(()))) {
+                    inner.cold.insert(extent);
+                } else {
+                    // Cannot be given back: keep it, and keep it out of this loop.
+                    inner.warm.insert(extent);
+                    live::add(Counter::ReservoirBytes, extent.len_bytes());
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Gives absent pages back.
+    pub fn give_cold(&self, pages: PageRange) {
+        if !pages.is_empty() {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            unsafe { (*self.inner.get()).cold.insert(pages) };
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! What comes from the kernel: received into a fresh segment, of which the buffer becomes a view.
+
+use crate::apply::{Source, apply, prepare_overwrite};
+use crate::block::BlockRef;
+use crate::engine::ENGINE;
+use crate::live;
+use crate::segment::{Draft, Segment};
+use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
+use uncopy_core::options::Policy;
+use uncopy_core::page_map::{Dropped, SiteId, State};
+use uncopy_core::plan::{Piece, plan};
+use uncopy_core::policy::{INPUT_NS, Kind, MOVE_CALL_NS, MOVE_PAGE_NS, TRACK_NS, copy_ns};
+use uncopy_core::stats::Counter;
+use uncopy_sys::bytes;
+use uncopy_sys::lock::Critical;
+use uncopy_sys::uffd::Uffd;
+
+/// Parts of a scattered input at most; calls with more go to libc as they are.
+pub const PARTS_MOST: usize = 64;
+/// Longest part received into a segment, bytes.
+const PART_MOST_BYTES: usize = 64 << 20;
+
+/// A buffer of the program that an input may fill: the layout of `struct iovec`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// First byte.
+    pub address: usize,
+    /// Length.
+    pub len_bytes: usize,
+}
+
+/// A part that is received into a segment.
+struct Redirected {
+    at: BlockRef,
+    range: ByteRange,
+    draft: Draft,
+    /// Offset in the draft of the part's first byte: that of the buffer in its page.
+    lead_bytes: usize,
+    site: SiteId,
+    allowed: bool,
+}
+
+/// Whether an input into these parts is worth a closer look: cheap, no lock.
+#[must_use]
+pub fn concerns(parts: &[Part]) -> bool {
+    let least_bytes = ENGINE.min_size_bytes();
+    parts.len() <= PARTS_MOST
+        && parts.iter().any(|part| part.len_bytes >= least_bytes && ENGINE.heap.contains(part.address))
+}
+
+/// Inputs that have been redirected; to be finished with the number of bytes that arrived.
+pub struct Input<'a> {
+    uffd: Uffd,
+    parts: &'a mut [Part],
+    redirected: Vec<(usize, Redirected)>,
+    /// Last, so that everything else is dropped with signals blocked.
+    critical: Critical,
+}
+
+impl<'a> Input<'a> {
+    /// Redirects those of `parts` that are worth it, in place. `None`: make the call unchanged.
+    #[must_use]
+    pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
+        let critical = Critical::enter();
+        let mut redirected = Vec::new();
+        let mut uffd = ENGINE.uffd();
+        for (index, part) in parts.iter_mut().enumerate() {
+            if part.len_bytes < ENGINE.min_size_bytes() || part.len_bytes > PART_MOST_BYTES {
+                continue;
+            }
+            let Some(at) = ENGINE.heap.find(part.address) else { continue };
+            let Some(range) = at.range(part.address, part.len_bytes) else { continue };
+            let site = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
+            let allowed = allows(site, part.len_bytes);
+            // Receiving into absent pages would fault page by page, allowed or not.
+            if !allowed && !has_absent_pages(at, range) {
+                continue;
+            }
+            let active = match uffd {
+                Some(active) => active,
+                None => {
+                    uffd = ENGINE.activate();
+                    uffd?
+                }
+            };
+            let lead_bytes = range.start % PAGE_BYTES;
+            let Ok(draft) = Draft::new(active, lead_bytes + part.len_bytes) else {
+                live::add(Counter::Fallbacks, 1);
+                continue;
+            };
+            part.address = draft.address() + lead_bytes;
+            redirected.push((index, Redirected { at, range, draft, lead_bytes, site, allowed }));
+        }
+        match uffd {
+            Some(uffd) if !redirected.is_empty() => Some(Self { critical, uffd, parts, redirected }),
+            _ => None,
+        }
+    }
+
+    /// The parts as the system call should see them.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        self.parts
+    }
+
+    /// Runs the program's system call, signals unblocked.
+    pub fn call<T>(&self, call: impl FnOnce(&[Part]) -> T) -> T {
+        self.critical.leave_for(|| call(self.parts))
+    }
+
+    /// Puts what arrived (`got_bytes` in all, in order of the parts) where the program expects it.
+    pub fn finish(self, got_bytes: usize) {
+        let parts = self.parts.len();
+        self.finish_messages(&[(parts, got_bytes)]);
+    }
+
+    /// The same for several messages: for each, its number of parts and what arrived in them.
+    pub fn finish_messages(self, messages: &[(usize, usize)]) {
+        let Self { critical, uffd, parts, redirected } = self;
+        let mut redirected = redirected.into_iter().peekable();
+        let mut first = 0;
+        for &(count, got_bytes) in messages {
+            let mut missing = got_bytes;
+            for (index, part) in parts.iter().enumerate().skip(first).take(count) {
+                let len_bytes = missing.min(part.len_bytes);
+                missing -= len_bytes;
+                if let Some((_, target)) = redirected.next_if(|(at, _)| *at == index) {
+                    install(&critical, uffd, target, len_bytes);
+                }
+            }
+            first += count;
+        }
+    }
+}
+
+fn allows(site: SiteId, len_bytes: usize) -> bool {
+    match ENGINE.policy() {
+        // An input can save a later copy only if that copy could pay.
+        Policy::Auto => copy_ns(len_bytes) > TRACK_NS && ENGINE.sites.allows(site, Policy::Auto),
+        policy => policy == Policy::Always,
+    }
+}
+
+fn has_absent_pages(at: BlockRef, range: ByteRange) -> bool {
+    at.may_have_absent_pages() && at.lock().map().is_some_and(|map| !map.is_present(range.touched_pages()))
+}
+
+fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) {
+    let Redirected { at, range, mut draft, lead_bytes, site, allowed } = part;
+    ENGINE.sites.debit(site, INPUT_NS);
+    if len_bytes == 0 {
+        return;
+    }
+    draft.shorten(lead_bytes + len_bytes);
+    let range = ByteRange::at(range.start, len_bytes);
+    let is_worth_it = len_bytes >= ENGINE.min_size_bytes() && range.whole_pages().len() > 1;
+    let mut dropped = Dropped::new();
+    let mut locked = at.lock();
+    if is_worth_it && allowed && locked.register(uffd).is_ok() {
+        let segment = draft.freeze(site);
+        let pieces = [Piece::Segment { segment, offset_bytes: lead_bytes, len_bytes }];
+        let steps = plan(range.start, &pieces, 1);
+        let source = Source { start: range.start, pieces: &pieces, plain: 0 };
+        // SAFETY: the block is registered and locked; the segment is present and not in the heap.
+        let done = unsafe { apply(uffd, &mut locked, &source, &steps, site, &mut dropped) };
+        live::add(Counter::ElidedInputs, 1);
+        live::add(Counter::InputBytes, len_bytes);
+        live::add(Counter::CopiedBytes, done.copied_bytes);
+        let moves_ns = done.moves as i64 * MOVE_CALL_NS + done.moved_pages as i64 * MOVE_PAGE_NS;
+        ENGINE.sites.debit(site, moves_ns);
+        drop(locked);
+    } else {
+        // The bytes go to the buffer itself: by moving pages where it has none, else by copying.
+        if is_worth_it {
+            move_in(uffd, &mut locked, &mut draft, range, &mut dropped);
+        }
+        let mut missing = Vec::with_capacity(4);
+        subtract(range, &draft_moved(&draft, range), &mut missing);
+        for part in &missing {
+            prepare_overwrite(uffd, &mut locked, *part, &mut dropped);
+        }
+        drop(locked);
+        critical.leave_for(|| {
+            for part in &missing {
+                let from = draft.address() + lead_bytes + (part.start - range.start);
+                // SAFETY: the program gave this buffer to an input; no lock is held.
+                unsafe { bytes::copy((at.base + part.start) as *mut u8, from as *const u8, part.len()) };
+            }
+        });
+        live::add(Counter::CopiedBytes, missing.iter().map(|part| part.len()).sum());
+    }
+    drop(dropped);
+}
+
+/// Moves the draft's pages into those whole pages of `range` that are absent.
+fn move_in(
+    uffd: Uffd,
+    locked: &mut crate::block::Locked,
+    draft: &mut Draft,
+    range: ByteRange,
+    dropped: &mut Dropped<Segment>,
+) {
+    let whole = range.whole_pages();
+    let first_page = (range.start / PAGE_BYTES) as u32;
+    let mut page = whole.start;
+    while page < whole.end {
+        let Some((run, state)) = locked.map().map(|map| map.at(page, PageRange::new(page, whole.end))) else {
+            return;
+        };
+        page = run.end;
+        if state == State::Present {
+            continue;
+        }
+        drop(state);
+        let from = draft.address() + (run.start - first_page) as usize * PAGE_BYTES;
+        // SAFETY: the destination is absent and locked, the draft ours alone.
+        let placed = unsafe { uffd.move_pages(locked.at.base + run.start_bytes(), from, run.len_bytes()) };
+        let moved = PageRange::new(run.start, run.start + (placed.done_bytes / PAGE_BYTES) as u32);
+        live::add(Counter::MovedPages, moved.len() as usize);
+        draft.moved_out(PageRange::new(moved.start - first_page, moved.end - first_page));
+        locked.change(|map| map.set_present(moved, dropped));
+    }
+}
+
+/// The ranges of the block whose bytes [`move_in`] put in place.
+fn draft_moved(draft: &Draft, range: ByteRange) -> Vec<ByteRange> {
+    let first_page = (range.start / PAGE_BYTES) as u32;
+    draft
+        .holes()
+        .map(|hole| PageRange::new(hole.start + first_page, hole.end + first_page))
+        .map(ByteRange::from)
+        .collect()
+}
+
+/// `range` without `holes` (in order).
+fn subtract(range: ByteRange, holes: &[ByteRange], rest: &mut Vec<ByteRange>) {
+    let mut start = range.start;
+    for hole in holes {
+        if hole.start > start {
+            rest.push(ByteRange { start, end: hole.start });
+        }
+        start = start.max(hole.end);
+    }
+    if start < range.end {
+        rest.push(ByteRange { start, end: range.end });
+    }
+}

@@ -1,0 +1,202 @@
+//! The counters: a page in the layout of `uncopy_core::stats`, private at first, then a file that
+//! only its owner can read, so that `uncopy stats PID` can look at a running program.
+
+use core::fmt::Write;
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use uncopy_core::stats::{
+    COUNTERS_OFFSET, Counter, FILE_BYTES, MAGIC, PID_OFFSET, REASON_CAPACITY_BYTES, REASON_LEN_OFFSET,
+    REASON_OFFSET, Snapshot,
+};
+use uncopy_sys::mem;
+
+const WORDS: usize = FILE_BYTES / 8;
+
+#[repr(C, align(4096))]
+struct Page([AtomicU64; WORDS]);
+
+static PRIVATE: Page = Page([const { AtomicU64::new(0) }; WORDS]);
+/// Address of the page in use; 0: `PRIVATE`.
+static SHARED: AtomicUsize = AtomicUsize::new(0);
+static HAS_FILE: AtomicBool = AtomicBool::new(false);
+
+fn page() -> &'static Page {
+    match SHARED.load(Relaxed) {
+        0 => &PRIVATE,
+        // SAFETY: only `publish` stores here: a mapping of FILE_BYTES that is never unmapped, only
+        // replaced in place.
+        address => unsafe { &*(address as *const Page) },
+    }
+}
+
+fn counter(counter: Counter) -> &'static AtomicU64 {
+    &page().0[COUNTERS_OFFSET / 8 + counter as usize]
+}
+
+/// Adds to a counter.
+pub fn add(which: Counter, value: usize) {
+    counter(which).fetch_add(value as u64, Relaxed);
+}
+
+/// Subtracts from a gauge.
+pub fn subtract(which: Counter, value: usize) {
+    counter(which).fetch_sub(value as u64, Relaxed);
+}
+
+/// Adds to a gauge and raises its peak.
+pub fn raise(gauge: Counter, peak: Counter, value: usize) {
+    let new = counter(gauge).fetch_add(value as u64, Relaxed).wrapping_add(value as u64);
+    // Between threads views may come and go in any order; a gauge that dips below zero for a
+    // moment must not look like a peak.
+    if new > counter(peak).load(Relaxed) && new < 1 << 62 {
+        counter(peak).fetch_max(new, Relaxed);
+    }
+}
+
+/// A counter's value.
+#[must_use]
+pub fn get(which: Counter) -> u64 {
+    counter(which).load(Relaxed)
+}
+
+/// Records why nothing is elided (cut to what fits).
+pub fn set_reason(reason: &str) {
+    let mut len_bytes = reason.len().min(REASON_CAPACITY_BYTES);
+    while !reason.is_char_boundary(len_bytes) {
+        len_bytes -= 1;
+    }
+    let words = &page().0;
+    for (index, chunk) in reason.as_bytes()[..len_bytes].chunks(8).enumerate() {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        words[REASON_OFFSET / 8 + index].store(u64::from_ne_bytes(word), Relaxed);
+    }
+    words[REASON_LEN_OFFSET / 8].store(len_bytes as u64, Relaxed);
+}
+
+/// The counters as they are.
+#[must_use]
+pub fn snapshot() -> Snapshot {
+    let mut bytes = Vec::with_capacity(FILE_BYTES);
+    for word in &page().0 {
+        bytes.extend_from_slice(&word.load(Relaxed).to_ne_bytes());
+    }
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[PID_OFFSET..PID_OFFSET + 8].copy_from_slice(&u64::from(std::process::id()).to_ne_bytes());
+    let empty = || Snapshot::empty(u64::from(std::process::id()), None);
+    Snapshot::parse(&bytes).unwrap_or_else(|_| empty())
+}
+
+/// A terminated string on the stack.
+struct Text {
+    bytes: [u8; 96],
+    len_bytes: usize,
+}
+
+impl Text {
+    fn new(arguments: core::fmt::Arguments<'_>) -> Self {
+        let mut text = Self { bytes: [0; 96], len_bytes: 0 };
+        // The paths written here are far shorter than the buffer.
+        let _ = text.write_fmt(arguments);
+        text
+    }
+
+    fn as_c_str(&self) -> &core::ffi::CStr {
+        core::ffi::CStr::from_bytes_until_nul(&self.bytes).unwrap_or(c"")
+    }
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let end = self.len_bytes + text.len();
+        if end >= self.bytes.len() {
+            return Err(core::fmt::Error);
+        }
+        self.bytes[self.len_bytes..end].copy_from_slice(text.as_bytes());
+        self.len_bytes = end;
+        Ok(())
+    }
+}
+
+fn paths() -> (Text, Text) {
+    let user = uncopy_sys::ids::effective_user();
+    let root = if uncopy_sys::mem::exists(c"/dev/shm") { "/dev/shm" } else { "/tmp" };
+    let directory = Text::new(format_args!("{root}/uncopy-{user}"));
+    let file = Text::new(format_args!("{root}/uncopy-{user}/{}", std::process::id()));
+    (directory, file)
+}
+
+/// Puts the counters into the file that `uncopy stats` reads. Without it (no such directory, not
+/// ours, disk full) they stay private; nothing else changes.
+pub fn publish() {
+    let (directory, file) = paths();
+    let in_place = match SHARED.load(Relaxed) {
+        0 => None,
+        address => Some(address),
+    };
+    let before: Vec<u64> = page().0.iter().map(|word| word.load(Relaxed)).collect();
+    // SAFETY: the address is the mapping made by an earlier call.
+    let mapped =
+        unsafe { mem::map_private_file(directory.as_c_str(), file.as_c_str(), FILE_BYTES, in_place) };
+    HAS_FILE.store(mapped.is_ok(), Relaxed);
+    // A forked child must not go on counting in its parent's file.
+    // SAFETY: as above.
+    let mapped = mapped.or_else(|_| unsafe { mem::map_private(FILE_BYTES, in_place) });
+    let Ok(address) = mapped else { return };
+    // SAFETY: just mapped, FILE_BYTES long, page-aligned; AtomicU64 allows any bytes.
+    let shared = unsafe { &*(address as *const Page) };
+    for (word, value) in shared.0.iter().zip(before) {
+        word.store(value, Relaxed);
+    }
+    shared.0[PID_OFFSET / 8].store(u64::from(std::process::id()), Relaxed);
+    SHARED.store(address, Relaxed);
+    shared.0[0].store(u64::from_ne_bytes(MAGIC), Relaxed);
+}
+
+/// In a forked child: counts from zero, except what is alive.
+pub fn restart_in_child() {
+    const GAUGES: [Counter; 5] = [
+        Counter::SegmentsBytes,
+        Counter::Views,
+        Counter::ReservoirBytes,
+        Counter::BlocksBytes,
+        Counter::RegisteredBlocks,
+    ];
+    if SHARED.load(Relaxed) != 0 {
+        publish();
+    }
+    for which in Counter::ALL {
+        if !GAUGES.contains(which) {
+            counter(*which).store(0, Relaxed);
+        }
+    }
+}
+
+/// Removes the file: at exit.
+pub fn unpublish() {
+    if HAS_FILE.swap(false, Relaxed) {
+        mem::unlink(paths().1.as_c_str());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_of_a_running_program_shows_its_counters() {
+        add(Counter::Faults, 3);
+        publish();
+        add(Counter::Faults, 4);
+        let (_, file) = paths();
+        let path = file.as_c_str().to_str().expect("ASCII");
+        let snapshot = Snapshot::parse(&std::fs::read(path).expect("published")).expect("well-formed");
+        assert_eq!(snapshot.pid, u64::from(std::process::id()));
+        assert!(snapshot.get(Counter::Faults) >= 7);
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(path).expect("published").permissions(),
+        );
+        assert_eq!(mode & 0o777, 0o600);
+        unpublish();
+        assert!(!std::path::Path::new(path).exists());
+    }
+}

@@ -1,0 +1,285 @@
+//! malloc and its family: large blocks from the block heap, the rest from the program's allocator.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_engine::copy::transfer;
+use uncopy_engine::engine::ENGINE;
+use uncopy_engine::gate::HEAP_MIN_BYTES;
+#[cfg(target_arch = "x86_64")]
+use uncopy_engine::gate::{HEAP_BASE, HEAP_LEN_BYTES};
+use uncopy_engine::heap::Allocation;
+
+type Pointer = *mut c_void;
+
+slots! {
+    MALLOC = c"malloc": unsafe extern "C" fn(usize) -> Pointer;
+    CALLOC = c"calloc": unsafe extern "C" fn(usize, usize) -> Pointer;
+    REALLOC = c"realloc": unsafe extern "C" fn(Pointer, usize) -> Pointer;
+    FREE = c"free": unsafe extern "C" fn(Pointer);
+    ALIGNED_ALLOC = c"aligned_alloc": unsafe extern "C" fn(usize, usize) -> Pointer;
+    POSIX_MEMALIGN = c"posix_memalign": unsafe extern "C" fn(*mut Pointer, usize, usize) -> i32;
+    MEMALIGN = c"memalign": unsafe extern "C" fn(usize, usize) -> Pointer;
+    VALLOC = c"valloc": unsafe extern "C" fn(usize) -> Pointer;
+    PVALLOC = c"pvalloc": unsafe extern "C" fn(usize) -> Pointer;
+    USABLE = c"malloc_usable_size": unsafe extern "C" fn(Pointer) -> usize;
+}
+
+/// A block for `len` bytes; `None`: the program's own allocator serves it.
+fn block(len: usize, caller: usize) -> Option<Allocation> {
+    if len < HEAP_MIN_BYTES.load(Relaxed) || !ENGINE.ensure_heap() {
+        return None;
+    }
+    ENGINE.heap.allocate(len, caller)
+}
+
+/// Memory for calls that come while libc's functions are being looked up. Never freed.
+mod early {
+    use super::*;
+
+    const BYTES: usize = 64 << 10;
+    #[repr(align(64))]
+    struct Room(core::cell::UnsafeCell<[u8; BYTES]>);
+    // SAFETY: each byte is handed out once.
+    unsafe impl Sync for Room {}
+    static ROOM: Room = Room(core::cell::UnsafeCell::new([0; BYTES]));
+    static USED: AtomicUsize = AtomicUsize::new(0);
+
+    pub fn allocate(len: usize) -> Pointer {
+        let take = len.next_multiple_of(64);
+        let at = USED.fetch_add(take, Relaxed);
+        if len > BYTES || at + take > BYTES {
+            return core::ptr::null_mut();
+        }
+        ROOM.0.get().cast::<u8>().wrapping_add(at).cast()
+    }
+
+    pub fn contains(pointer: Pointer) -> bool {
+        (pointer as usize).wrapping_sub(ROOM.0.get() as usize) < BYTES
+    }
+
+    /// Bytes that can be read from `pointer` on.
+    pub fn readable(pointer: Pointer) -> usize {
+        ROOM.0.get() as usize + BYTES - pointer as usize
+    }
+}
+
+gate!(malloc, "rdi", "rsi", HEAP_MIN_BYTES, MALLOC, malloc_body);
+
+unsafe extern "C" fn malloc_body(len: usize, caller: usize) -> Pointer {
+    match block(len, caller) {
+        Some(found) => found.at.base as Pointer,
+        // SAFETY: malloc takes any length.
+        None => unsafe { real_malloc(len) },
+    }
+}
+
+unsafe fn real_malloc(len: usize) -> Pointer {
+    if crate::start::is_filling() {
+        return early::allocate(len);
+    }
+    // SAFETY: malloc takes any length.
+    unsafe { MALLOC.call()(len) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(pointer: Pointer) {
+    core::arch::naked_asm!(
+        "mov rax, rdi",
+        "sub rax, qword ptr [rip + {base}]",
+        "cmp rax, qword ptr [rip + {len}]",
+        "jb 2f",
+        "mov rax, qword ptr [rip + {slot}]",
+        "test rax, rax",
+        "je 2f",
+        "cmp byte ptr [rip + {early}], 0",
+        "jne 2f",
+        "jmp rax",
+        "2:",
+        "jmp {body}",
+        base = sym HEAP_BASE,
+        len = sym HEAP_LEN_BYTES,
+        slot = sym FREE,
+        early = sym crate::start::EARLY_MEMORY_IN_USE,
+        body = sym free_body,
+    )
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(pointer: Pointer) {
+    // SAFETY: the caller's promise.
+    unsafe { free_body(pointer) };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc(len: usize) -> Pointer {
+    // SAFETY: malloc takes any length.
+    unsafe { malloc_body(len, malloc as *const () as usize) }
+}
+
+unsafe extern "C" fn free_body(pointer: Pointer) {
+    if ENGINE.heap.contains(pointer as usize) {
+        ENGINE.heap.free(pointer as usize);
+    } else if !pointer.is_null() && !early::contains(pointer) {
+        // SAFETY: the program got it from its own allocator.
+        unsafe { FREE.call()(pointer) };
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
+    if crate::start::is_filling() {
+        return count.checked_mul(each).map_or(core::ptr::null_mut(), early::allocate);
+    }
+    if let Some(len) = count.checked_mul(each)
+        && len >= HEAP_MIN_BYTES.load(Relaxed)
+        && let Some(found) = block(len, calloc as *const () as usize)
+    {
+        if !found.is_zero {
+            ENGINE.heap.zero(found.at, len);
+        }
+        return found.at.base as Pointer;
+    }
+    // SAFETY: calloc takes any numbers.
+    unsafe { CALLOC.call()(count, each) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(pointer: Pointer, len: usize) -> Pointer {
+    // SAFETY: the caller's promise.
+    unsafe { realloc_body(pointer, len, realloc as *const () as usize) }
+}
+
+unsafe fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if pointer.is_null() {
+            return malloc_body(len, caller);
+        }
+        if !ENGINE.heap.contains(pointer as usize) {
+            return realloc_foreign(pointer, len, caller);
+        }
+        if len == 0 {
+            ENGINE.heap.free(pointer as usize);
+            return core::ptr::null_mut();
+        }
+        let Some(old) = ENGINE.heap.find(pointer as usize) else { return core::ptr::null_mut() };
+        if len <= old.bytes() && len > old.bytes() / 2 {
+            return pointer;
+        }
+        if let Some(new) = block(len, caller) {
+            transfer(old, new.at);
+            ENGINE.heap.free(pointer as usize);
+            return new.at.base as Pointer;
+        }
+        let new = MALLOC.call()(len);
+        if !new.is_null() {
+            crate::memory::memmove_from_block(new.cast(), pointer.cast(), len.min(old.bytes()));
+            ENGINE.heap.free(pointer as usize);
+        } else if len <= old.bytes() {
+            return pointer;
+        }
+        new
+    }
+}
+
+/// Reallocates what the program's own allocator gave out: into the block heap if it grows large.
+unsafe fn realloc_foreign(pointer: Pointer, len: usize, caller: usize) -> Pointer {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let is_early = early::contains(pointer);
+        if let Some(new) = block(len, caller) {
+            let old_len = if is_early { early::readable(pointer) } else { USABLE.call()(pointer) };
+            uncopy_sys::bytes::copy(new.at.base as *mut u8, pointer.cast(), old_len.min(len));
+            if !is_early {
+                FREE.call()(pointer);
+            }
+            return new.at.base as Pointer;
+        }
+        if !is_early {
+            return REALLOC.call()(pointer, len);
+        }
+        let new = real_malloc(len);
+        if !new.is_null() {
+            uncopy_sys::bytes::copy(new.cast(), pointer.cast(), early::readable(pointer).min(len));
+        }
+        new
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(pointer: Pointer, count: usize, each: usize) -> Pointer {
+    match count.checked_mul(each) {
+        // SAFETY: the caller's promise.
+        Some(len) => unsafe { realloc_body(pointer, len, reallocarray as *const () as usize) },
+        None => {
+            uncopy_sys::errno::set(libc::ENOMEM);
+            core::ptr::null_mut()
+        }
+    }
+}
+
+/// A block for an aligned allocation; `None` where only libc can serve it or must report an error.
+fn aligned_block(alignment: usize, len: usize, caller: usize) -> Option<Pointer> {
+    if !alignment.is_power_of_two() || alignment > PAGE_BYTES {
+        return None;
+    }
+    block(len, caller).map(|found| found.at.base as Pointer)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aligned_alloc(alignment: usize, len: usize) -> Pointer {
+    // SAFETY: libc checks its own arguments.
+    aligned_block(alignment, len, aligned_alloc as *const () as usize)
+        .unwrap_or_else(|| unsafe { ALIGNED_ALLOC.call()(alignment, len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memalign(alignment: usize, len: usize) -> Pointer {
+    // SAFETY: libc checks its own arguments.
+    aligned_block(alignment, len, memalign as *const () as usize)
+        .unwrap_or_else(|| unsafe { MEMALIGN.call()(alignment, len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(result: *mut Pointer, alignment: usize, len: usize) -> i32 {
+    // SAFETY: the caller's promise for `result`; libc checks the rest.
+    unsafe {
+        if alignment % size_of::<Pointer>() == 0
+            && let Some(pointer) = aligned_block(alignment, len, posix_memalign as *const () as usize)
+        {
+            *result = pointer;
+            return 0;
+        }
+        POSIX_MEMALIGN.call()(result, alignment, len)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn valloc(len: usize) -> Pointer {
+    // SAFETY: valloc takes any length.
+    aligned_block(PAGE_BYTES, len, valloc as *const () as usize)
+        .unwrap_or_else(|| unsafe { VALLOC.call()(len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pvalloc(len: usize) -> Pointer {
+    // SAFETY: pvalloc takes any length.
+    aligned_block(PAGE_BYTES, len, pvalloc as *const () as usize)
+        .unwrap_or_else(|| unsafe { PVALLOC.call()(len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
+    match ENGINE.heap.find(pointer as usize) {
+        Some(at) if at.base == pointer as usize => at.bytes(),
+        Some(_) => 0,
+        None if early::contains(pointer) => early::readable(pointer),
+        // SAFETY: the program got it from its own allocator.
+        None => unsafe { USABLE.call()(pointer) },
+    }
+}

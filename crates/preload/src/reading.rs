@@ -1,0 +1,361 @@
+//! read, recv and their families.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::Ordering::Relaxed;
+use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
+use uncopy_engine::gate::MIN_SIZE_BYTES;
+use uncopy_engine::input::{Input, PARTS_MOST, Part, concerns};
+
+type Pointer = *mut c_void;
+
+slots! {
+    READ = c"read": unsafe extern "C" fn(c_int, Pointer, usize) -> ssize_t;
+    PREAD = c"pread": unsafe extern "C" fn(c_int, Pointer, usize, off_t) -> ssize_t;
+    RECV = c"recv": unsafe extern "C" fn(c_int, Pointer, usize, c_int) -> ssize_t;
+    RECVFROM = c"recvfrom": unsafe extern "C" fn(c_int, Pointer, usize, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t;
+    READV = c"readv": unsafe extern "C" fn(c_int, *const iovec, c_int) -> ssize_t;
+    PREADV = c"preadv": unsafe extern "C" fn(c_int, *const iovec, c_int, off_t) -> ssize_t;
+    PREADV2 = c"preadv2": unsafe extern "C" fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
+    RECVMSG = c"recvmsg": unsafe extern "C" fn(c_int, *mut msghdr, c_int) -> ssize_t;
+    RECVMMSG = c"recvmmsg": unsafe extern "C" fn(c_int, *mut mmsghdr, u32, c_int, *mut timespec) -> c_int;
+    READ_CHK = c"__read_chk": unsafe extern "C" fn(c_int, Pointer, usize, usize) -> ssize_t;
+    PREAD_CHK = c"__pread_chk": unsafe extern "C" fn(c_int, Pointer, usize, off_t, usize) -> ssize_t;
+    RECV_CHK = c"__recv_chk": unsafe extern "C" fn(c_int, Pointer, usize, usize, c_int) -> ssize_t;
+    RECVFROM_CHK = c"__recvfrom_chk": unsafe extern "C" fn(c_int, Pointer, usize, usize, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t;
+}
+
+/// Flags that make the length returned mean something else than bytes stored, or the bytes come
+/// from elsewhere than the stream.
+const UNUSUAL: c_int = libc::MSG_TRUNC | libc::MSG_ERRQUEUE | libc::MSG_OOB;
+
+/// Messages of one recvmmsg that are looked at.
+const MESSAGES_MOST: usize = 16;
+
+/// Reads into one buffer; `call` is libc's function with the buffer left open.
+fn one(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) -> ssize_t) -> ssize_t {
+    let mut parts = [Part { address: buffer as usize, len_bytes: len }];
+    if !concerns(&parts) {
+        return call(buffer);
+    }
+    let Some(input) = Input::begin(&mut parts, caller) else { return call(buffer) };
+    let got = input.call(|parts| call(parts[0].address as Pointer));
+    if let Ok(got) = usize::try_from(got) {
+        input.finish(got);
+    }
+    got
+}
+
+/// The parts of an iovec array in an array of ours; `None` if they are too many to look at.
+unsafe fn parts_of(parts: &mut [Part; PARTS_MOST], vector: *const iovec, count: usize) -> Option<usize> {
+    if count == 0 || count > PARTS_MOST || vector.is_null() {
+        return None;
+    }
+    for (at, part) in parts[..count].iter_mut().enumerate() {
+        // SAFETY: the program passes `count` parts.
+        let given = unsafe { &*vector.add(at) };
+        *part = Part { address: given.iov_base as usize, len_bytes: given.iov_len };
+    }
+    Some(count)
+}
+
+const NO_PART: Part = Part { address: 0, len_bytes: 0 };
+
+/// Reads into several buffers; `call` is libc's function with the buffers left open.
+unsafe fn several(
+    vector: *const iovec,
+    count: c_int,
+    caller: usize,
+    call: impl Fn(*const iovec, c_int) -> ssize_t,
+) -> ssize_t {
+    if MIN_SIZE_BYTES.load(Relaxed) == usize::MAX {
+        return call(vector, count);
+    }
+    let mut room = [NO_PART; PARTS_MOST];
+    // SAFETY: the caller's promise.
+    let Some(used) = (unsafe { parts_of(&mut room, vector, usize::try_from(count).unwrap_or(0)) }) else {
+        return call(vector, count);
+    };
+    let parts = &mut room[..used];
+    if !concerns(parts) {
+        return call(vector, count);
+    }
+    let Some(input) = Input::begin(parts, caller) else { return call(vector, count) };
+    let got = input.call(|parts| call(parts.as_ptr().cast(), count));
+    if let Ok(got) = usize::try_from(got) {
+        input.finish(got);
+    }
+    got
+}
+
+gate!(read, "rdx", "rcx", MIN_SIZE_BYTES, READ, read_body);
+gate!(pread, "rdx", "r8", MIN_SIZE_BYTES, PREAD, pread_body);
+gate!(pread64, "rdx", "r8", MIN_SIZE_BYTES, PREAD, pread_body);
+gate!(recv, "rdx", "r8", MIN_SIZE_BYTES, RECV, recv_body);
+
+unsafe extern "C" fn read_body(fd: c_int, buffer: Pointer, len: usize, caller: usize) -> ssize_t {
+    let real = READ.call();
+    // SAFETY: the caller's promise, with a buffer at least as long.
+    one(buffer, len, caller, |buffer| unsafe { real(fd, buffer, len) })
+}
+
+unsafe extern "C" fn pread_body(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    offset: off_t,
+    caller: usize,
+) -> ssize_t {
+    let real = PREAD.call();
+    // SAFETY: as above.
+    one(buffer, len, caller, |buffer| unsafe { real(fd, buffer, len, offset) })
+}
+
+unsafe extern "C" fn recv_body(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    flags: c_int,
+    caller: usize,
+) -> ssize_t {
+    let real = RECV.call();
+    if flags & UNUSUAL != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { real(fd, buffer, len, flags) };
+    }
+    // SAFETY: as above.
+    one(buffer, len, caller, |buffer| unsafe { real(fd, buffer, len, flags) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    let real = RECVFROM.call();
+    if len < MIN_SIZE_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { real(fd, buffer, len, flags, from, from_len) };
+    }
+    // SAFETY: as above.
+    one(buffer, len, recvfrom as *const () as usize, |buffer| unsafe {
+        real(fd, buffer, len, flags, from, from_len)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: Pointer, len: usize, room: usize) -> ssize_t {
+    // SAFETY: the caller's promise; a buffer that is too small is libc's to report.
+    unsafe {
+        if room < len {
+            READ_CHK.call()(fd, buffer, len, room)
+        } else {
+            read_body(fd, buffer, len, __read_chk as *const () as usize)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __pread_chk(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    offset: off_t,
+    room: usize,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe {
+        if room < len {
+            PREAD_CHK.call()(fd, buffer, len, offset, room)
+        } else {
+            pread_body(fd, buffer, len, offset, __pread_chk as *const () as usize)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __pread64_chk(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    offset: off_t,
+    room: usize,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe { __pread_chk(fd, buffer, len, offset, room) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    room: usize,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe {
+        if room < len {
+            RECV_CHK.call()(fd, buffer, len, room, flags)
+        } else {
+            recv_body(fd, buffer, len, flags, __recv_chk as *const () as usize)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    room: usize,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe {
+        if room < len {
+            RECVFROM_CHK.call()(fd, buffer, len, room, flags, from, from_len)
+        } else {
+            recvfrom(fd, buffer, len, flags, from, from_len)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    let real = READV.call();
+    // SAFETY: the caller's promise, with buffers at least as long.
+    unsafe { several(vector, count, readv as *const () as usize, |vector, count| real(fd, vector, count)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
+    let real = PREADV.call();
+    // SAFETY: as above.
+    unsafe {
+        several(vector, count, preadv as *const () as usize, |vector, count| real(fd, vector, count, offset))
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv64(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
+    // SAFETY: as above.
+    unsafe { preadv(fd, vector, count, offset) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    let real = PREADV2.call();
+    // SAFETY: as above.
+    unsafe {
+        several(vector, count, preadv2 as *const () as usize, |vector, count| {
+            real(fd, vector, count, offset, flags)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv64v2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe { preadv2(fd, vector, count, offset, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let real = RECVMSG.call();
+    // SAFETY: the caller's promise. Where the buffers are replaced, a copy of the header names the
+    // replacements, and what the kernel stores in the header is copied back.
+    unsafe {
+        let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0 || message.is_null();
+        if gated || (*message).msg_iovlen > PARTS_MOST {
+            return real(fd, message, flags);
+        }
+        let count = (*message).msg_iovlen as c_int;
+        several((*message).msg_iov, count, recvmsg as *const () as usize, |vector, _| {
+            if vector == (*message).msg_iov {
+                return real(fd, message, flags);
+            }
+            let mut replaced = *message;
+            replaced.msg_iov = vector.cast_mut();
+            let got = real(fd, &mut replaced, flags);
+            replaced.msg_iov = (*message).msg_iov;
+            *message = replaced;
+            got
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: u32,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let real = RECVMMSG.call();
+    let number = count as usize;
+    // SAFETY: as for recvmsg, for each message.
+    unsafe {
+        let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0 || messages.is_null();
+        if gated || number == 0 || number > MESSAGES_MOST {
+            return real(fd, messages, count, flags, timeout);
+        }
+        let given = core::slice::from_raw_parts_mut(messages, number);
+        let mut parts = [NO_PART; PARTS_MOST];
+        let mut counts = [(0usize, 0usize); MESSAGES_MOST];
+        let mut used = 0;
+        for (message, (parts_of_message, _)) in given.iter().zip(&mut counts) {
+            let header = &message.msg_hdr;
+            if header.msg_iovlen > PARTS_MOST - used || (header.msg_iov.is_null() && header.msg_iovlen > 0) {
+                return real(fd, messages, count, flags, timeout);
+            }
+            for at in 0..header.msg_iovlen {
+                let part = &*header.msg_iov.add(at);
+                parts[used] = Part { address: part.iov_base as usize, len_bytes: part.iov_len };
+                used += 1;
+            }
+            *parts_of_message = header.msg_iovlen;
+        }
+        let parts = &mut parts[..used];
+        if !concerns(parts) {
+            return real(fd, messages, count, flags, timeout);
+        }
+        let Some(input) = Input::begin(parts, recvmmsg as *const () as usize) else {
+            return real(fd, messages, count, flags, timeout);
+        };
+        let mut replaced = [const { core::mem::zeroed::<mmsghdr>() }; MESSAGES_MOST];
+        let mut first = input.parts().as_ptr();
+        for (replacement, message) in replaced.iter_mut().zip(given.iter()) {
+            *replacement = *message;
+            replacement.msg_hdr.msg_iov = first.cast_mut().cast();
+            first = first.add(message.msg_hdr.msg_iovlen);
+        }
+        let got = input.call(|_| real(fd, replaced.as_mut_ptr(), count, flags, timeout));
+        let received = usize::try_from(got).unwrap_or(0).min(number);
+        for at in 0..received {
+            replaced[at].msg_hdr.msg_iov = given[at].msg_hdr.msg_iov;
+            given[at] = replaced[at];
+            counts[at].1 = given[at].msg_len as usize;
+        }
+        input.finish_messages(&counts[..number]);
+        got
+    }
+}

@@ -1,0 +1,103 @@
+//! libc's own functions, and the gates in front of them.
+//!
+//! A slot holds the address of the next definition of a symbol after ours. All slots are filled when
+//! the library is loaded; a call that comes earlier (ld.so, another library's constructor) finds a
+//! stand-in or fills them itself.
+//!
+//! A gate is a hook's entry on x86-64: it compares the size with a threshold and jumps on to libc, or
+//! passes the return address along, by which call sites are told apart, to the hook's body.
+
+use core::ffi::{CStr, c_char, c_void};
+use core::sync::atomic::AtomicUsize;
+
+unsafe extern "C" {
+    fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *mut c_void;
+}
+
+/// RTLD_NEXT: the next object after this one.
+const NEXT: *mut c_void = -1isize as *mut c_void;
+
+/// The address of the next definition of `symbol`; 0 if there is none.
+pub fn next(symbol: &CStr) -> usize {
+    // SAFETY: the symbol is terminated.
+    unsafe { dlsym(NEXT, symbol.as_ptr()) as usize }
+}
+
+/// Slots for libc's functions: `name: "symbol" as fn type`.
+macro_rules! slots {
+    ($($slot:ident = $symbol:literal: $type:ty;)*) => {
+        $(
+            pub static $slot: $crate::real::Slot<$type> = $crate::real::Slot::new();
+        )*
+        /// Fills every slot.
+        pub fn fill() {
+            $($slot.fill($symbol);)*
+        }
+    };
+}
+
+/// The address of one of libc's functions of type `F`.
+#[repr(transparent)]
+pub struct Slot<F> {
+    address: AtomicUsize,
+    function: core::marker::PhantomData<F>,
+}
+
+impl<F: Copy> Slot<F> {
+    pub const fn new() -> Self {
+        Self { address: AtomicUsize::new(0), function: core::marker::PhantomData }
+    }
+
+    pub fn fill(&self, symbol: &CStr) {
+        let address = next(symbol);
+        if address != 0 {
+            self.address.store(address, core::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    /// The function; `None` before the slot is filled, or if libc does not have it.
+    pub fn get(&self) -> Option<F> {
+        let address = self.address.load(core::sync::atomic::Ordering::Relaxed);
+        // SAFETY: F is always a function pointer type, and the slot is named for the symbol whose
+        // type it has.
+        (address != 0).then(|| unsafe { core::mem::transmute_copy::<usize, F>(&address) })
+    }
+
+    /// The function; fills all slots if that has not happened yet. libc has every function that is
+    /// asked for this way.
+    pub fn call(&self) -> F {
+        if let Some(function) = self.get() {
+            return function;
+        }
+        crate::start::fill_slots();
+        self.get().unwrap_or_else(|| std::process::abort())
+    }
+}
+
+/// A hook's entry: calls below the threshold jump to libc (if its slot is filled), the others go to
+/// the body with the caller's return address as one more argument.
+///
+/// `$size` is the register that holds the size, `$extra` the one after the last argument.
+macro_rules! gate {
+    ($name:ident, $size:literal, $extra:literal, $threshold:path, $slot:path, $body:path) => {
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                concat!("cmp ", $size, ", qword ptr [rip + {threshold}]"),
+                "jae 2f",
+                "mov rax, qword ptr [rip + {slot}]",
+                "test rax, rax",
+                "je 2f",
+                "jmp rax",
+                "2:",
+                concat!("mov ", $extra, ", qword ptr [rsp]"),
+                "jmp {body}",
+                threshold = sym $threshold,
+                slot = sym $slot,
+                body = sym $body,
+            )
+        }
+    };
+}

@@ -1,0 +1,187 @@
+//! What happens when the library is loaded and when the program exits.
+
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::io::Write;
+use std::os::fd::FromRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use uncopy_core::options::{OptionError, Options};
+use uncopy_core::stats::Counter;
+use uncopy_engine::engine::ENGINE;
+use uncopy_engine::{fork, live};
+use uncopy_sys::{bytes, ids, mem};
+
+/// Set while libc's functions are looked up, by thread id: dlsym may allocate.
+static FILLING: AtomicU32 = AtomicU32::new(0);
+/// Whether memory was handed out during that time, so that `free` must look closer.
+pub static EARLY_MEMORY_IN_USE: AtomicBool = AtomicBool::new(false);
+static FILLED: AtomicBool = AtomicBool::new(false);
+/// `--stats`: set once when the library is loaded.
+static STATS: std::sync::OnceLock<Stats> = std::sync::OnceLock::new();
+
+struct Stats {
+    path: Vec<u8>,
+    root: Option<u32>,
+}
+
+/// Whether the calling thread is looking up libc's functions right now.
+pub fn is_filling() -> bool {
+    let filling = FILLING.load(Relaxed);
+    let inside = filling != 0 && filling == uncopy_sys::lock::thread_id();
+    if inside {
+        EARLY_MEMORY_IN_USE.store(true, Relaxed);
+    }
+    inside
+}
+
+/// Looks up libc's functions.
+pub fn fill_slots() {
+    if FILLED.load(Relaxed) {
+        return;
+    }
+    FILLING.store(uncopy_sys::lock::thread_id(), Relaxed);
+    crate::memory::fill();
+    crate::allocation::fill();
+    crate::reading::fill();
+    crate::writing::fill();
+    crate::process::fill();
+    FILLING.store(0, Relaxed);
+    FILLED.store(true, Relaxed);
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static FINISH: extern "C" fn() = finish;
+
+extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *mut *mut c_char) {
+    fill_slots();
+    if ids::is_privileged_start() {
+        return;
+    }
+    if let Some(memmove) = crate::memory::MEMMOVE.get() {
+        // SAFETY: libc's own memmove.
+        unsafe { bytes::set_memmove(memmove) };
+    }
+    // SAFETY: ld.so passes the environment, terminated by null.
+    let options = match unsafe { options(environment) } {
+        Ok(options) => options,
+        Err(error) => {
+            mem::say(format_args!("uncopy: inactive: {error}\n"));
+            live::set_reason("a UNCOPY_ variable has a value that is not legal");
+            return;
+        }
+    };
+    if options.no_follow {
+        // SAFETY: as above; no other thread exists.
+        unsafe { stop_following(environment) };
+    }
+    if let Some(path) = options.stats {
+        let _ = STATS.set(Stats { path: path.to_vec(), root: options.stats_root });
+    }
+    fork::set_private_allocator_lock(crate::PRIVATE.lock());
+    ENGINE.configure(&options);
+    if ENGINE.heap_min_bytes() != usize::MAX {
+        crate::process::watch_forks();
+    }
+}
+
+/// The options in the environment.
+unsafe fn options<'a>(environment: *mut *mut c_char) -> Result<Options<'a>, OptionError<'a>> {
+    let mut options = Options::default();
+    // SAFETY: the caller's promise.
+    for entry in unsafe { entries(environment) } {
+        if let Some(split) =
+            entry.iter().position(|byte| *byte == b'=').filter(|_| entry.starts_with(b"UNCOPY_"))
+        {
+            options.apply(&entry[..split], &entry[split + 1..])?;
+        }
+    }
+    Ok(options)
+}
+
+unsafe fn entries<'a>(environment: *mut *mut c_char) -> impl Iterator<Item = &'a [u8]> {
+    let mut at = environment;
+    core::iter::from_fn(move || {
+        // SAFETY: the array ends with null, and every entry is terminated.
+        unsafe {
+            if at.is_null() || (*at).is_null() {
+                return None;
+            }
+            let entry = CStr::from_ptr(*at).to_bytes();
+            at = at.add(1);
+            Some(entry)
+        }
+    })
+}
+
+/// Takes this library out of `LD_PRELOAD`, so that programs started from here on do without it.
+unsafe fn stop_following(environment: *mut *mut c_char) {
+    let mut at = environment;
+    // SAFETY: the array ends with null; entries are terminated and writable, and only shortened.
+    unsafe {
+        while !at.is_null() && !(*at).is_null() {
+            let entry = CStr::from_ptr(*at).to_bytes().to_vec();
+            if let Some(list) = entry.strip_prefix(b"LD_PRELOAD=") {
+                let kept: Vec<&[u8]> = list
+                    .split(|byte| matches!(byte, b':' | b' '))
+                    .filter(|path| !path.is_empty() && !path.ends_with(b"libuncopy.so"))
+                    .collect();
+                let mut text = b"LD_PRELOAD=".to_vec();
+                text.extend_from_slice(&kept.join(&b':'));
+                text.push(0);
+                if text.len() <= entry.len() + 1 {
+                    core::ptr::copy_nonoverlapping(text.as_ptr().cast(), *at, text.len());
+                }
+            }
+            at = at.add(1);
+        }
+    }
+}
+
+/// Writes the counters where they were asked for, and removes the file of the running program. Once.
+pub extern "C" fn finish() {
+    static DONE: AtomicU32 = AtomicU32::new(0);
+    let pid = std::process::id();
+    if DONE.swap(pid, Relaxed) == pid {
+        return;
+    }
+    live::unpublish();
+    let Some(stats) = STATS.get() else { return };
+    let is_root = stats.root.is_none_or(|root| root == pid);
+    if !is_root && live::get(Counter::InputBytes) == 0 {
+        return;
+    }
+    let mut line = live::snapshot().to_json();
+    line.push('\n');
+    let written = if stats.path == b"-" {
+        if !is_root {
+            return;
+        }
+        // SAFETY: standard output, borrowed for one write.
+        let mut output = std::mem::ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(1) });
+        output.write_all(line.as_bytes())
+    } else {
+        let mut path = stats.path.clone();
+        if !is_root {
+            path.extend_from_slice(format!(".{pid}").as_bytes());
+        }
+        std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(std::ffi::OsStr::from_bytes(&path))
+            .and_then(|mut file| file.write_all(line.as_bytes()))
+    };
+    if let Err(error) = written
+        && error.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        let shown = stats.path.escape_ascii();
+        mem::say(format_args!("uncopy: the counters could not be written to {shown}: {error}\n"));
+    }
+}

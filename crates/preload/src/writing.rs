@@ -1,0 +1,326 @@
+//! write, send and their families.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::Ordering::Relaxed;
+use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
+use uncopy_engine::gate::MIN_SIZE_BYTES;
+use uncopy_engine::input::Part;
+use uncopy_engine::output::{Output, PARTS_MOST, concerns};
+
+type Pointer = *const c_void;
+
+slots! {
+    WRITE = c"write": unsafe extern "C" fn(c_int, Pointer, usize) -> ssize_t;
+    PWRITE = c"pwrite": unsafe extern "C" fn(c_int, Pointer, usize, off_t) -> ssize_t;
+    WRITEV = c"writev": unsafe extern "C" fn(c_int, *const iovec, c_int) -> ssize_t;
+    PWRITEV = c"pwritev": unsafe extern "C" fn(c_int, *const iovec, c_int, off_t) -> ssize_t;
+    PWRITEV2 = c"pwritev2": unsafe extern "C" fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
+    SEND = c"send": unsafe extern "C" fn(c_int, Pointer, usize, c_int) -> ssize_t;
+    SENDTO = c"sendto": unsafe extern "C" fn(c_int, Pointer, usize, c_int, *const sockaddr, socklen_t) -> ssize_t;
+    SENDMSG = c"sendmsg": unsafe extern "C" fn(c_int, *const msghdr, c_int) -> ssize_t;
+    SENDMMSG = c"sendmmsg": unsafe extern "C" fn(c_int, *mut mmsghdr, u32, c_int) -> c_int;
+}
+
+/// The kernel keeps references to the pages of such a send beyond the call: it gets the program's
+/// own pages.
+const BY_REFERENCE: c_int = libc::MSG_ZEROCOPY;
+
+/// Messages of one sendmmsg that are looked at.
+const MESSAGES_MOST: usize = 64;
+
+/// Sends parts; `gathered` is the call that takes several, `unchanged` the program's own.
+fn send_parts(
+    fd: c_int,
+    parts: &[Part],
+    gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
+    unchanged: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    if !concerns(parts) {
+        return unchanged();
+    }
+    let Some(output) = Output::begin(fd, parts) else { return unchanged() };
+    let sent = output.call(|parts| gathered(parts.as_ptr().cast(), parts.len()));
+    if let Ok(sent) = usize::try_from(sent) {
+        output.finish(sent);
+        return sent as ssize_t;
+    }
+    drop(output);
+    // O_DIRECT and its like ask for an alignment that a segment need not have: nothing was sent.
+    if uncopy_sys::errno::get() == libc::EINVAL { unchanged() } else { sent }
+}
+
+/// The same for one buffer.
+fn send_one(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
+    unchanged: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    send_parts(fd, &[Part { address: buffer as usize, len_bytes: len }], gathered, unchanged)
+}
+
+/// The same for an iovec array.
+unsafe fn send_several(
+    fd: c_int,
+    vector: *const iovec,
+    count: usize,
+    gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
+    unchanged: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    if MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || count == 0 || count > PARTS_MOST || vector.is_null() {
+        return unchanged();
+    }
+    // SAFETY: the program passes `count` parts; Part has the layout of iovec.
+    let parts = unsafe { core::slice::from_raw_parts(vector.cast::<Part>(), count) };
+    send_parts(fd, parts, gathered, unchanged)
+}
+
+gate!(write, "rdx", "rcx", MIN_SIZE_BYTES, WRITE, write_body);
+gate!(pwrite, "rdx", "r8", MIN_SIZE_BYTES, PWRITE, pwrite_body);
+gate!(pwrite64, "rdx", "r8", MIN_SIZE_BYTES, PWRITE, pwrite_body);
+gate!(send, "rdx", "r8", MIN_SIZE_BYTES, SEND, send_body);
+
+unsafe extern "C" fn write_body(fd: c_int, buffer: Pointer, len: usize, _caller: usize) -> ssize_t {
+    // SAFETY: the caller's promise; gathered parts are readable while the output holds them.
+    unsafe {
+        send_one(
+            fd,
+            buffer,
+            len,
+            |vector, count| WRITEV.call()(fd, vector, count as c_int),
+            || WRITE.call()(fd, buffer, len),
+        )
+    }
+}
+
+unsafe extern "C" fn pwrite_body(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    offset: off_t,
+    _caller: usize,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe {
+        send_one(
+            fd,
+            buffer,
+            len,
+            |vector, count| PWRITEV.call()(fd, vector, count as c_int, offset),
+            || PWRITE.call()(fd, buffer, len, offset),
+        )
+    }
+}
+
+/// A header for parts sent to `to`.
+fn header(vector: *const iovec, count: usize, to: *const sockaddr, to_len: socklen_t) -> msghdr {
+    // SAFETY: all-zero is a valid msghdr: no name, no parts, no control data.
+    let mut message: msghdr = unsafe { core::mem::zeroed() };
+    message.msg_name = to.cast_mut().cast();
+    message.msg_namelen = to_len;
+    message.msg_iov = vector.cast_mut();
+    message.msg_iovlen = count as _;
+    message
+}
+
+unsafe extern "C" fn send_body(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    flags: c_int,
+    _caller: usize,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe {
+        let unchanged = || SEND.call()(fd, buffer, len, flags);
+        if flags & BY_REFERENCE != 0 {
+            return unchanged();
+        }
+        let gathered =
+            |vector, count| SENDMSG.call()(fd, &header(vector, count, core::ptr::null(), 0), flags);
+        send_one(fd, buffer, len, gathered, unchanged)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    buffer: Pointer,
+    len: usize,
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe {
+        let unchanged = || SENDTO.call()(fd, buffer, len, flags, to, to_len);
+        if len < MIN_SIZE_BYTES.load(Relaxed) || flags & BY_REFERENCE != 0 {
+            return unchanged();
+        }
+        let gathered = |vector, count| SENDMSG.call()(fd, &header(vector, count, to, to_len), flags);
+        send_one(fd, buffer, len, gathered, unchanged)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    let real = WRITEV.call();
+    let number = usize::try_from(count).unwrap_or(0);
+    // SAFETY: as above.
+    unsafe {
+        send_several(
+            fd,
+            vector,
+            number,
+            |vector, count| real(fd, vector, count as c_int),
+            || real(fd, vector, count),
+        )
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pwritev(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
+    let real = PWRITEV.call();
+    let number = usize::try_from(count).unwrap_or(0);
+    // SAFETY: as above.
+    unsafe {
+        send_several(
+            fd,
+            vector,
+            number,
+            |vector, count| real(fd, vector, count as c_int, offset),
+            || real(fd, vector, count, offset),
+        )
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pwritev64(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
+    // SAFETY: as above.
+    unsafe { pwritev(fd, vector, count, offset) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pwritev2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    let real = PWRITEV2.call();
+    let number = usize::try_from(count).unwrap_or(0);
+    // SAFETY: as above.
+    unsafe {
+        send_several(
+            fd,
+            vector,
+            number,
+            |vector, count| real(fd, vector, count as c_int, offset, flags),
+            || real(fd, vector, count, offset, flags),
+        )
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pwritev64v2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe { pwritev2(fd, vector, count, offset, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let real = SENDMSG.call();
+    // SAFETY: as above; a copy of the header names the gathered parts.
+    unsafe {
+        if message.is_null() || flags & BY_REFERENCE != 0 {
+            return real(fd, message, flags);
+        }
+        let gathered = |vector: *const iovec, count: usize| {
+            let mut replaced = *message;
+            replaced.msg_iov = vector.cast_mut();
+            replaced.msg_iovlen = count as _;
+            real(fd, &replaced, flags)
+        };
+        let number = (*message).msg_iovlen as usize;
+        send_several(fd, (*message).msg_iov, number, gathered, || real(fd, message, flags))
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
+    let real = SENDMMSG.call();
+    let number = count as usize;
+    // SAFETY: as for sendmsg, for each message.
+    unsafe {
+        let gated =
+            MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & BY_REFERENCE != 0 || messages.is_null();
+        if gated || number == 0 || number > MESSAGES_MOST {
+            return real(fd, messages, count, flags);
+        }
+        let given = core::slice::from_raw_parts_mut(messages, number);
+        let concerned = given.iter().any(|message| {
+            let header = &message.msg_hdr;
+            let parts = header.msg_iovlen as usize;
+            !header.msg_iov.is_null()
+                && parts > 0
+                && parts <= PARTS_MOST
+                && concerns(core::slice::from_raw_parts(header.msg_iov.cast::<Part>(), parts))
+        });
+        if !concerned {
+            return real(fd, messages, count, flags);
+        }
+        gather_messages(fd, given, flags).unwrap_or_else(|| real(fd, messages, count, flags))
+    }
+}
+
+/// Sends messages with their parts gathered; `None`: nothing was sent and the call is to be made as
+/// it is.
+unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Option<c_int> {
+    let mut parts = [Part { address: 0, len_bytes: 0 }; PARTS_MOST];
+    let mut counts = [0usize; MESSAGES_MOST];
+    let mut used = 0;
+    for (message, parts_of_message) in given.iter().zip(&mut counts) {
+        let header = &message.msg_hdr;
+        let number = header.msg_iovlen as usize;
+        if number > PARTS_MOST - used || (header.msg_iov.is_null() && number > 0) {
+            return None;
+        }
+        for at in 0..number {
+            // SAFETY: the program passes `number` parts.
+            parts[used] = unsafe { *header.msg_iov.add(at).cast::<Part>() };
+            used += 1;
+        }
+        *parts_of_message = number;
+    }
+    let output = Output::begin_messages(fd, &parts[..used], &counts[..given.len()])?;
+    // SAFETY: all-zero headers are valid, and each one used is overwritten.
+    let mut replaced = [const { unsafe { core::mem::zeroed::<mmsghdr>() } }; MESSAGES_MOST];
+    let mut first = output.parts().as_ptr();
+    for ((replacement, message), number) in replaced.iter_mut().zip(given.iter()).zip(output.messages()) {
+        *replacement = *message;
+        replacement.msg_hdr.msg_iov = first.cast_mut().cast();
+        replacement.msg_hdr.msg_iovlen = *number as _;
+        first = first.wrapping_add(*number);
+    }
+    // SAFETY: the program's promise; the gathered parts are readable while `output` holds them.
+    let sent =
+        output.call(|_| unsafe { SENDMMSG.call()(fd, replaced.as_mut_ptr(), given.len() as u32, flags) });
+    if sent == -1 && uncopy_sys::errno::get() == libc::EINVAL {
+        return None;
+    }
+    let mut sent_bytes = 0;
+    for (message, replacement) in given.iter_mut().zip(&replaced).take(usize::try_from(sent).unwrap_or(0)) {
+        message.msg_len = replacement.msg_len;
+        sent_bytes += replacement.msg_len as usize;
+    }
+    output.finish(sent_bytes);
+    Some(sent)
+}

@@ -1,0 +1,44 @@
+//! Byte copies that bypass the hooks.
+//!
+//! Inside `libuncopy.so` a plain `ptr::copy` would call the library's own `memmove`.
+
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+type Memmove = unsafe extern "C" fn(*mut u8, *const u8, usize) -> *mut u8;
+
+static MEMMOVE: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Names libc's own memmove.
+///
+/// # Safety
+/// `memmove` must behave as the C standard says and must not be interposed.
+pub unsafe fn set_memmove(memmove: Memmove) {
+    MEMMOVE.store(memmove as *mut (), Relaxed);
+}
+
+/// Copies `len_bytes` bytes; the ranges may overlap.
+///
+/// # Safety
+/// `source` must be readable and `destination` writable for `len_bytes`. Pages may be absent, in
+/// which case a fault is served while this runs: see the engine's rules about locks.
+pub unsafe fn copy(destination: *mut u8, source: *const u8, len_bytes: usize) {
+    let memmove = MEMMOVE.load(Relaxed);
+    if memmove.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { core::ptr::copy(source, destination, len_bytes) };
+        return;
+    }
+    // SAFETY: only `set_memmove` stores here, and it stores a `Memmove`.
+    let memmove: Memmove = unsafe { core::mem::transmute::<*mut (), Memmove>(memmove) };
+    // SAFETY: the caller's promise.
+    unsafe { memmove(destination, source, len_bytes) };
+}
+
+/// Writes zeroes.
+///
+/// # Safety
+/// `destination` must be writable for `len_bytes`.
+pub unsafe fn zero(destination: *mut u8, len_bytes: usize) {
+    // SAFETY: the caller's promise. memset is not interposed.
+    unsafe { core::ptr::write_bytes(destination, 0, len_bytes) };
+}

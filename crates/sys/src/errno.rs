@@ -1,0 +1,52 @@
+//! Error numbers: as results, and kept unchanged for the program.
+
+/// An error number of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl core::fmt::Display for Errno {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        std::io::Error::from_raw_os_error(self.0).fmt(f)
+    }
+}
+
+/// The calling thread's `errno`.
+#[must_use]
+pub fn get() -> i32 {
+    // SAFETY: __errno_location has no requirements and returns a pointer valid for this thread.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's `errno`.
+pub fn set(value: i32) {
+    // SAFETY: as in `get`.
+    unsafe { *libc::__errno_location() = value }
+}
+
+/// Turns a C result into a `Result`: -1 is an error that `errno` names.
+pub(crate) fn check(result: i64) -> Result<i64, Errno> {
+    if result == -1 { Err(Errno(get())) } else { Ok(result) }
+}
+
+/// Puts `errno` back when dropped.
+pub struct Keep(i32);
+
+impl Keep {
+    /// Remembers `errno`.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(get())
+    }
+}
+
+impl Default for Keep {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        set(self.0);
+    }
+}

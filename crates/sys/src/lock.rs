@@ -1,0 +1,249 @@
+//! Locks that know their owner, and the signal mask that guards what they protect.
+//!
+//! A signal handler may call memcpy or recv, and may touch a viewed buffer. If it did so on top of a
+//! thread that holds one of these locks, it would wait for itself. So every section that holds one
+//! runs with signals blocked: take a [`Critical`] first.
+//!
+//! The owner is a thread id, as in the kernel's priority-inheritance futexes, so that the fault
+//! service can see that the very thread whose fault it serves holds the lock.
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+const WAITERS: u32 = 1 << 31;
+const SPINS: u32 = 200;
+
+thread_local! {
+    static THREAD_ID: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The calling thread's kernel thread id.
+#[must_use]
+pub fn thread_id() -> u32 {
+    THREAD_ID.with(|cached| {
+        if cached.get() == 0 {
+            // SAFETY: gettid has no requirements.
+            let id = unsafe { libc::syscall(libc::SYS_gettid) };
+            cached.set(u32::try_from(id).unwrap_or(1));
+        }
+        cached.get()
+    })
+}
+
+/// Forgets the cached thread id: to be called in a forked child.
+pub fn forget_thread_id() {
+    THREAD_ID.with(|cached| cached.set(0));
+}
+
+/// A mutual exclusion lock. All-zero bytes are an unlocked lock.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Lock(AtomicU32);
+
+impl Lock {
+    /// An unlocked lock.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Takes the lock if it is free.
+    #[must_use]
+    pub fn try_lock(&self) -> bool {
+        self.0.compare_exchange(0, thread_id(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Waits for the lock and takes it.
+    pub fn lock(&self) {
+        if !self.try_lock() {
+            self.lock_contended();
+        }
+    }
+
+    #[cold]
+    fn lock_contended(&self) {
+        for _ in 0..SPINS {
+            core::hint::spin_loop();
+            if self.0.load(Ordering::Relaxed) == 0 && self.try_lock() {
+                return;
+            }
+        }
+        let me = thread_id();
+        loop {
+            let value = self.0.load(Ordering::Relaxed);
+            if value == 0 {
+                // Others may still sleep: keep the mark.
+                if self.0.compare_exchange(0, me | WAITERS, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                    return;
+                }
+                continue;
+            }
+            if value & WAITERS == 0
+                && self
+                    .0
+                    .compare_exchange(value, value | WAITERS, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_err()
+            {
+                continue;
+            }
+            futex(&self.0, libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, value | WAITERS);
+        }
+    }
+
+    /// Gives the lock back.
+    ///
+    /// The calling thread must hold it; after a fork, the child's only thread may give back what
+    /// the forking thread took.
+    pub fn unlock(&self) {
+        if self.0.swap(0, Ordering::Release) & WAITERS != 0 {
+            futex(&self.0, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1);
+        }
+    }
+
+    /// Thread id of the owner; 0 if free.
+    #[must_use]
+    pub fn owner(&self) -> u32 {
+        self.0.load(Ordering::Relaxed) & !WAITERS
+    }
+
+    /// Takes the lock until the guard is dropped.
+    #[must_use]
+    pub fn guard(&self) -> Guard<'_> {
+        self.lock();
+        Guard(self)
+    }
+}
+
+fn futex(word: &AtomicU32, operation: i32, value: u32) {
+    // SAFETY: the word outlives the call; the kernel reads it (WAIT) or only its address (WAKE).
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, core::ptr::null::<libc::timespec>());
+    }
+}
+
+/// A held lock.
+pub struct Guard<'a>(&'a Lock);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.0.unlock();
+    }
+}
+
+/// Signals blocked, except those that report a fault of the instruction itself. Dropping it
+/// restores the mask and `errno`.
+pub struct Critical {
+    mask: u64,
+    errno: Cell<i32>,
+}
+
+impl Critical {
+    /// Blocks signals for the calling thread.
+    #[must_use]
+    pub fn enter() -> Self {
+        const fn bit(signal: i32) -> u64 {
+            1 << (signal - 1)
+        }
+        const BLOCKED: u64 = !(bit(libc::SIGSEGV)
+            | bit(libc::SIGBUS)
+            | bit(libc::SIGFPE)
+            | bit(libc::SIGILL)
+            | bit(libc::SIGTRAP)
+            | bit(libc::SIGABRT));
+        let errno = crate::errno::get();
+        let mut mask = 0;
+        set_mask(BLOCKED, Some(&mut mask));
+        Self { mask, errno: Cell::new(errno) }
+    }
+
+    /// Restores the mask, runs `section`, blocks signals again; the `errno` that `section` leaves is
+    /// the one restored in the end. For the program's own system calls.
+    pub fn leave_for<T>(&self, section: impl FnOnce() -> T) -> T {
+        set_mask(self.mask, None);
+        crate::errno::set(self.errno.get());
+        let result = section();
+        self.errno.set(crate::errno::get());
+        let _blocked = core::mem::ManuallyDrop::new(Self::enter());
+        result
+    }
+}
+
+impl Drop for Critical {
+    fn drop(&mut self) {
+        set_mask(self.mask, None);
+        crate::errno::set(self.errno.get());
+    }
+}
+
+fn set_mask(mask: u64, old: Option<&mut u64>) {
+    let old = old.map_or(core::ptr::null_mut(), |old| old as *mut u64);
+    // SAFETY: both pointers are null or point to a kernel signal set of 8 bytes.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &mask, old, 8) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_counter_under_the_lock_loses_nothing() {
+        struct Shared(Lock, core::cell::UnsafeCell<u64>);
+        // SAFETY: the counter is only touched under the lock.
+        unsafe impl Sync for Shared {}
+        // SAFETY: as above.
+        unsafe impl Send for Shared {}
+        let shared = Arc::new(Shared(Lock::new(), core::cell::UnsafeCell::new(0)));
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let shared = Arc::clone(&shared);
+                std::thread::spawn(move || {
+                    for _ in 0..20_000 {
+                        let _guard = shared.0.guard();
+                        // SAFETY: under the lock.
+                        unsafe { *shared.1.get() += 1 };
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("thread ends");
+        }
+        // SAFETY: the threads have ended.
+        assert_eq!(unsafe { *shared.1.get() }, 80_000);
+        assert_eq!(shared.0.owner(), 0);
+    }
+
+    #[test]
+    fn the_owner_is_the_thread_that_holds_it() {
+        let lock = Lock::new();
+        let _guard = lock.guard();
+        assert_eq!(lock.owner(), thread_id());
+        assert!(!lock.try_lock());
+    }
+
+    #[test]
+    fn signals_wait_until_the_critical_section_ends_and_errno_is_kept() {
+        use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+        static HITS: AtomicU32 = AtomicU32::new(0);
+        extern "C" fn count(_signal: i32) {
+            HITS.fetch_add(1, SeqCst);
+        }
+        // SAFETY: the handler only adds to an atomic.
+        unsafe { libc::signal(libc::SIGUSR2, count as *const () as usize) };
+        crate::errno::set(77);
+        {
+            let critical = Critical::enter();
+            // SAFETY: sends a signal to this very thread.
+            unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) };
+            assert_eq!(HITS.load(SeqCst), 0);
+            critical.leave_for(|| assert_eq!(HITS.load(SeqCst), 1));
+            // SAFETY: as above.
+            unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) };
+            assert_eq!(HITS.load(SeqCst), 1);
+            crate::errno::set(1);
+        }
+        assert_eq!(HITS.load(SeqCst), 2);
+        assert_eq!(crate::errno::get(), 77);
+    }
+}

@@ -1,0 +1,311 @@
+//! Mappings of our own: reserved ranges that are committed piece by piece.
+
+use crate::errno::{Errno, check};
+use std::ffi::CStr;
+
+/// A reserved range of addresses. It lives as long as the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    base: usize,
+    len_bytes: usize,
+}
+
+fn map(len_bytes: usize, protection: i32, flags: i32, fd: i32) -> Result<usize, Errno> {
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    let address = unsafe { libc::mmap(core::ptr::null_mut(), len_bytes, protection, flags, fd, 0) };
+    if address == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address as usize) }
+}
+
+impl Reservation {
+    /// Reserves `len_bytes` bytes (whole pages) of inaccessible addresses. Takes no memory.
+    ///
+    /// # Errors
+    /// What mmap says; ENOMEM where `RLIMIT_AS` is too low.
+    pub fn new(len_bytes: usize) -> Result<Self, Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let base = map(len_bytes, libc::PROT_NONE, flags, -1)?;
+        Ok(Self { base, len_bytes })
+    }
+
+    /// First address.
+    #[must_use]
+    pub const fn base(self) -> usize {
+        self.base
+    }
+
+    /// Length, bytes.
+    #[must_use]
+    pub const fn len_bytes(self) -> usize {
+        self.len_bytes
+    }
+
+    /// Makes part of the range readable and writable. Pages appear on first touch, as zeroes.
+    ///
+    /// # Errors
+    /// What mprotect says; EINVAL outside the range.
+    pub fn commit(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        self.within(address, len_bytes)?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the range is our own reservation; giving access to it disturbs nothing.
+        check(i64::from(unsafe { libc::mprotect(address as *mut _, len_bytes, protection) })).map(drop)
+    }
+
+    /// Gives the pages of part of the range back to the kernel. They read as zeroes afterwards,
+    /// or fault as missing where they are registered with userfaultfd.
+    ///
+    /// # Errors
+    /// What madvise says; EINVAL outside the range.
+    ///
+    /// # Safety
+    /// Nobody may need the bytes any more.
+    pub unsafe fn discard(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        self.within(address, len_bytes)?;
+        // SAFETY: the caller's promise.
+        check(i64::from(unsafe { libc::madvise(address as *mut _, len_bytes, libc::MADV_DONTNEED) }))
+            .map(drop)
+    }
+
+    /// Advises the kernel about part of the range; a refusal is not an error.
+    pub fn advise(self, address: usize, len_bytes: usize, advice: Advice) {
+        if self.within(address, len_bytes).is_ok() {
+            let advice = match advice {
+                Advice::NoHugePages => libc::MADV_NOHUGEPAGE,
+                Advice::NotInCoreDumps => libc::MADV_DONTDUMP,
+            };
+            // SAFETY: neither advice changes any byte.
+            unsafe { libc::madvise(address as *mut _, len_bytes, advice) };
+        }
+    }
+
+    /// Moves the pages of one part of the range to another part; the source reads as zeroes
+    /// afterwards, the destination's old pages are gone.
+    ///
+    /// # Errors
+    /// What mremap says (ENOMEM when there are too many mappings); nothing has moved then.
+    ///
+    /// # Safety
+    /// Nobody may need the destination's bytes; neither part is registered with userfaultfd.
+    pub unsafe fn relocate(self, from: usize, to: usize, len_bytes: usize) -> Result<(), Errno> {
+        self.within(from, len_bytes)?;
+        self.within(to, len_bytes)?;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        // SAFETY: both parts are ours; the caller gives up the destination's bytes.
+        let moved = unsafe { libc::mremap(from as *mut _, len_bytes, len_bytes, flags, to) };
+        if moved == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(()) }
+    }
+
+    /// Makes every page of part of the range present.
+    ///
+    /// # Errors
+    /// What madvise says (EINVAL before Linux 5.14).
+    pub fn populate(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        self.within(address, len_bytes)?;
+        // SAFETY: changes no byte.
+        let result = unsafe { libc::madvise(address as *mut _, len_bytes, libc::MADV_POPULATE_WRITE) };
+        check(i64::from(result)).map(drop)
+    }
+
+    fn within(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let inside = address >= self.base
+            && address.checked_add(len_bytes).is_some_and(|end| end <= self.base + self.len_bytes);
+        if inside { Ok(()) } else { Err(Errno(libc::EINVAL)) }
+    }
+}
+
+/// Advice for [`Reservation::advise`].
+#[derive(Clone, Copy, Debug)]
+pub enum Advice {
+    /// Pages are moved one by one: huge ones would be split.
+    NoHugePages,
+    /// Hidden memory is of no use in a core dump.
+    NotInCoreDumps,
+}
+
+/// A read-only range of zeroes that takes no memory beyond the page tables.
+///
+/// # Errors
+/// What mmap says.
+pub fn map_zeroes(len_bytes: usize) -> Result<usize, Errno> {
+    map(len_bytes, libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
+}
+
+/// The soft limit on a process's address space, bytes; `None` if there is none.
+#[must_use]
+pub fn address_space_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is valid for the call.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+    (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// The kernel's page size, bytes.
+#[must_use]
+pub fn page_size() -> usize {
+    // SAFETY: sysconf has no requirements.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(0)
+}
+
+/// Creates a file that only its owner can read, in a directory that only its owner can enter, and
+/// maps it shared at `address` if given (replacing what is there), else anywhere.
+///
+/// A file that exists under that name is replaced, never opened.
+///
+/// # Errors
+/// EPERM if the directory is not a real directory of ours with mode 0700; else what failed.
+///
+/// # Safety
+/// `address`, if given, must be a mapping of ours of at least `len_bytes` that may be replaced.
+pub unsafe fn map_private_file(
+    directory: &CStr,
+    path: &CStr,
+    len_bytes: usize,
+    address: Option<usize>,
+) -> Result<usize, Errno> {
+    // SAFETY: the strings are terminated; the stat buffer is valid; the fd is ours to close.
+    unsafe {
+        if libc::mkdir(directory.as_ptr(), 0o700) == -1 && crate::errno::get() != libc::EEXIST {
+            return Err(Errno(crate::errno::get()));
+        }
+        let mut found: libc::stat = core::mem::zeroed();
+        check(i64::from(libc::lstat(directory.as_ptr(), &mut found)))?;
+        let ours = found.st_mode & libc::S_IFMT == libc::S_IFDIR
+            && found.st_uid == libc::geteuid()
+            && found.st_mode & 0o777 == 0o700;
+        if !ours {
+            return Err(Errno(libc::EPERM));
+        }
+        libc::unlink(path.as_ptr());
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        let fd = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) as i32;
+        check(i64::from(fd))?;
+        let sized = check(i64::from(libc::ftruncate(fd, len_bytes as libc::off_t)));
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let mapped = match (sized, address) {
+            (Err(errno), _) => Err(errno),
+            (Ok(_), None) => map(len_bytes, protection, libc::MAP_SHARED, fd),
+            (Ok(_), Some(address)) => {
+                let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+                let mapped = libc::mmap(address as *mut _, len_bytes, protection, flags, fd, 0);
+                if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address) }
+            }
+        };
+        libc::syscall(libc::SYS_close, fd);
+        if mapped.is_err() {
+            libc::unlink(path.as_ptr());
+        }
+        mapped
+    }
+}
+
+/// The kernel's limit on a process's mappings (vm.max_map_count).
+#[must_use]
+pub fn mappings_limit() -> Option<u64> {
+    let path = c"/proc/sys/vm/max_map_count";
+    let mut text = [0u8; 24];
+    // SAFETY: the path is terminated, the buffer valid, the descriptor ours to close.
+    let len_bytes = unsafe {
+        let fd = libc::syscall(
+            libc::SYS_openat,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            libc::O_RDONLY | libc::O_CLOEXEC,
+            0,
+        );
+        let read = libc::syscall(libc::SYS_read, fd, text.as_mut_ptr(), text.len());
+        if fd >= 0 {
+            libc::syscall(libc::SYS_close, fd);
+        }
+        read
+    };
+    let text = text.get(..usize::try_from(len_bytes).ok()?)?;
+    core::str::from_utf8(text).ok()?.trim().parse().ok()
+}
+
+/// Writes one message to standard error with one system call, cut to 512 bytes, without allocating.
+pub fn say(message: core::fmt::Arguments<'_>) {
+    struct Buffer([u8; 512], usize);
+    impl core::fmt::Write for Buffer {
+        fn write_str(&mut self, text: &str) -> core::fmt::Result {
+            let len = text.len().min(self.0.len() - self.1);
+            self.0[self.1..self.1 + len].copy_from_slice(&text.as_bytes()[..len]);
+            self.1 += len;
+            Ok(())
+        }
+    }
+    let mut buffer = Buffer([0; 512], 0);
+    // Writing to the buffer cannot fail.
+    let _ = core::fmt::Write::write_fmt(&mut buffer, message);
+    // SAFETY: the buffer is valid for its length.
+    unsafe { libc::syscall(libc::SYS_write, 2, buffer.0.as_ptr(), buffer.1) };
+}
+
+/// Whether something exists under this path.
+#[must_use]
+pub fn exists(path: &CStr) -> bool {
+    // SAFETY: the path is terminated.
+    unsafe { libc::access(path.as_ptr(), libc::F_OK) == 0 }
+}
+
+/// Removes a file; it may be gone already.
+pub fn unlink(path: &CStr) {
+    // SAFETY: the path is terminated.
+    unsafe { libc::unlink(path.as_ptr()) };
+}
+
+/// Maps private zeroes at `address`, replacing what is there; or anywhere.
+///
+/// # Errors
+/// What mmap says.
+///
+/// # Safety
+/// `address`, if given, must be a mapping of ours of at least `len_bytes` that may be replaced.
+pub unsafe fn map_private(len_bytes: usize, address: Option<usize>) -> Result<usize, Errno> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let Some(address) = address else { return map(len_bytes, protection, flags, -1) };
+    // SAFETY: the caller's promise.
+    let mapped =
+        unsafe { libc::mmap(address as *mut _, len_bytes, protection, flags | libc::MAP_FIXED, -1, 0) };
+    if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_reservation_can_be_committed_or_discarded() {
+        let reservation = Reservation::new(1 << 20).expect("addresses");
+        let base = reservation.base();
+        reservation.commit(base, 8192).expect("commit");
+        // SAFETY: just committed.
+        unsafe { *(base as *mut u8) = 7 };
+        assert_eq!(reservation.commit(base + (1 << 20), 4096), Err(Errno(libc::EINVAL)));
+        assert_eq!(reservation.commit(usize::MAX - 4096, 8192), Err(Errno(libc::EINVAL)));
+        // SAFETY: nobody needs the bytes.
+        unsafe { reservation.discard(base, 8192) }.expect("discard");
+        // SAFETY: committed.
+        assert_eq!(unsafe { *(base as *const u8) }, 0);
+    }
+
+    #[test]
+    fn a_directory_that_others_can_enter_is_refused() {
+        let directory = std::env::temp_dir().join(format!("uncopy-mem-test-{}", std::process::id()));
+        std::fs::create_dir(&directory).expect("temporary directory");
+        std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .expect("chmod");
+        let c_directory = std::ffi::CString::new(directory.to_str().expect("UTF-8")).expect("no NUL");
+        let c_path = std::ffi::CString::new(directory.join("1").to_str().expect("UTF-8")).expect("no NUL");
+        // SAFETY: no address is given.
+        let refused = unsafe { map_private_file(&c_directory, &c_path, 4096, None) };
+        assert_eq!(refused, Err(Errno(libc::EPERM)));
+        std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+            .expect("chmod");
+        // SAFETY: no address is given.
+        let address = unsafe { map_private_file(&c_directory, &c_path, 4096, None) }.expect("mapped");
+        // SAFETY: just mapped, 4096 bytes.
+        unsafe { *(address as *mut u8) = 9 };
+        assert_eq!(std::fs::read(directory.join("1")).expect("readable")[0], 9);
+        std::fs::remove_dir_all(&directory).expect("cleaned up");
+    }
+}

@@ -1,0 +1,98 @@
+//! What the mapping at an address is, without reading `/proc/self/maps` as text.
+//!
+//! `PROCMAP_QUERY` came in Linux 6.11 (include/uapi/linux/fs.h).
+
+use crate::errno::{Errno, check};
+
+const IOCTL_QUERY: u64 = 0xC068_6611;
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 1 << 1;
+const SHARED: u64 = 1 << 3;
+
+#[repr(C)]
+#[derive(Default)]
+struct QueryArgument {
+    size_bytes: u64,
+    query_flags: u64,
+    query_address: u64,
+    start: u64,
+    end: u64,
+    flags: u64,
+    page_size_bytes: u64,
+    offset: u64,
+    inode: u64,
+    device_major: u32,
+    device_minor: u32,
+    name_size: u32,
+    build_id_size: u32,
+    name_address: u64,
+    build_id_address: u64,
+}
+
+/// A mapping of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// First address.
+    pub start: usize,
+    /// One past the last address.
+    pub end: usize,
+    /// Whether it is private, anonymous, readable, writable and made of ordinary pages: the only
+    /// kind that can hold views.
+    pub can_hold_views: bool,
+}
+
+/// The mapping that covers `address`; `None` if there is none.
+///
+/// # Errors
+/// ENOTTY before Linux 6.11; what open says without /proc.
+pub fn query(address: usize) -> Result<Option<Mapping>, Errno> {
+    let path = c"/proc/self/maps";
+    // SAFETY: the path is terminated.
+    let fd = check(unsafe {
+        libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC, 0)
+    })?;
+    let mut argument = QueryArgument {
+        size_bytes: core::mem::size_of::<QueryArgument>() as u64,
+        query_address: address as u64,
+        ..QueryArgument::default()
+    };
+    // SAFETY: the argument is the structure that the request takes and names no buffers.
+    let result = check(i64::from(unsafe { libc::ioctl(fd as i32, IOCTL_QUERY, &raw mut argument) }));
+    // SAFETY: the descriptor is ours.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
+    match result {
+        Err(Errno(libc::ENOENT)) => Ok(None),
+        Err(errno) => Err(errno),
+        Ok(_) => {
+            let access = argument.flags & (READABLE | WRITABLE | SHARED);
+            Ok(Some(Mapping {
+                start: argument.start as usize,
+                end: argument.end as usize,
+                can_hold_views: access == READABLE | WRITABLE
+                    && argument.inode == 0
+                    && argument.page_size_bytes as usize == crate::mem::page_size(),
+            }))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_ours_can_hold_views_and_code_cannot() {
+        let heap = vec![0u8; 1 << 20];
+        let address = heap.as_ptr() as usize + 4096;
+        match query(address) {
+            Err(Errno(libc::ENOTTY)) => eprintln!("skipped: PROCMAP_QUERY needs Linux 6.11"),
+            found => {
+                let mapping = found.expect("query works").expect("mapped");
+                assert!(mapping.start <= address && address < mapping.end && mapping.can_hold_views);
+                let code = query(query as *const () as usize).expect("query works").expect("mapped");
+                assert!(!code.can_hold_views);
+                assert_eq!(query(8).expect("query works"), None);
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The handler thread.
+//!
+//! It has a table of file descriptors of its own that holds nothing but the userfaultfd, so that a
+//! program that closes every descriptor (as daemons do) cannot take its views' bytes away with it;
+//! and it blocks every signal, so that the program's handlers never run on it.
+
+use crate::errno::{Errno, check};
+use core::ffi::c_void;
+
+const STACK_BYTES: usize = 256 << 10;
+
+/// Starts a detached thread that runs `body(argument)`.
+///
+/// # Errors
+/// What pthread_create says.
+pub fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: usize) -> Result<(), Errno> {
+    let mut attributes = core::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let mut thread = 0;
+    // SAFETY: the attributes are initialised before use and destroyed after; the body takes any
+    // argument.
+    let result = unsafe {
+        libc::pthread_attr_init(attributes.as_mut_ptr());
+        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
+        let result = libc::pthread_create(&mut thread, attributes.as_ptr(), body, argument as *mut c_void);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        result
+    };
+    if result == 0 { Ok(()) } else { Err(Errno(result)) }
+}
+
+/// Lets other threads run.
+pub fn pause() {
+    // SAFETY: sched_yield has no requirements.
+    unsafe { libc::sched_yield() };
+}
+
+/// Gives the calling thread a table of descriptors that holds only `kept`, and a name.
+///
+/// # Errors
+/// What unshare says; the thread then shares the program's table.
+pub fn isolate(kept: i32) -> Result<(), Errno> {
+    // SAFETY: a terminated name; prctl copies it.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"uncopy-faults".as_ptr()) };
+    // SAFETY: affects only this thread's table.
+    check(i64::from(unsafe { libc::unshare(libc::CLONE_FILES) }))?;
+    let kept = u32::try_from(kept).map_err(|_| Errno(libc::EBADF))?;
+    // SAFETY: this table belongs to this thread alone, which uses nothing but `kept`.
+    unsafe {
+        if kept > 0 {
+            libc::syscall(libc::SYS_close_range, 0, kept - 1, 0);
+        }
+        libc::syscall(libc::SYS_close_range, kept + 1, u32::MAX, 0);
+    }
+    Ok(())
+}

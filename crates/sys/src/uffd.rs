@@ -1,0 +1,293 @@
+//! userfaultfd: registration, page placement and the fault messages.
+//!
+//! Kernel: missing-page faults since 4.3, thread ids since 4.14, `UFFDIO_MOVE` since 6.8
+//! (Documentation/admin-guide/mm/userfaultfd.rst). The structures and numbers are those of
+//! include/uapi/linux/userfaultfd.h; distributions' headers may be older than the kernel.
+
+use crate::errno::{Errno, check};
+
+const API: u64 = 0xAA;
+const FEATURE_THREAD_ID: u64 = 1 << 8;
+const FEATURE_MOVE: u64 = 1 << 16;
+
+const IOCTL_NEW: u64 = 0xAA00;
+const IOCTL_API: u64 = 0xC018_AA3F;
+const IOCTL_REGISTER: u64 = 0xC020_AA00;
+const IOCTL_UNREGISTER: u64 = 0x8010_AA01;
+const IOCTL_WAKE: u64 = 0x8010_AA02;
+const IOCTL_COPY: u64 = 0xC028_AA03;
+const IOCTL_MOVE: u64 = 0xC028_AA05;
+
+const REGISTER_MODE_MISSING: u64 = 1;
+const EVENT_PAGEFAULT: u8 = 0x12;
+
+/// Times an ioctl that says "try again" is tried again before the caller must fall back.
+const RETRIES: u32 = 64;
+
+#[repr(C)]
+struct ApiArgument {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct RangeArgument {
+    start: u64,
+    len_bytes: u64,
+}
+
+#[repr(C)]
+struct RegisterArgument {
+    range: RangeArgument,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// Argument of `UFFDIO_COPY` and of `UFFDIO_MOVE`: both have this shape.
+#[repr(C)]
+struct PlaceArgument {
+    destination: u64,
+    source: u64,
+    len_bytes: u64,
+    mode: u64,
+    /// Bytes placed, or a negated error number.
+    done: i64,
+}
+
+/// One fault to serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Address that was touched.
+    pub address: usize,
+    /// Kernel id of the thread that waits.
+    pub thread_id: u32,
+}
+
+/// A userfaultfd of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Uffd {
+    fd: i32,
+}
+
+/// Why there is no userfaultfd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// The system call and `/dev/userfaultfd` were both refused.
+    Refused(Errno),
+    /// The kernel lacks a feature (`UFFDIO_MOVE` came in Linux 6.8).
+    NoFeature(Errno),
+}
+
+impl core::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Refused(errno) => write!(f, "userfaultfd was refused: {errno}"),
+            Self::NoFeature(errno) => write!(f, "userfaultfd lacks UFFDIO_MOVE (Linux 6.8): {errno}"),
+        }
+    }
+}
+
+/// Whether `fd` is an open `/dev/userfaultfd` (character device 10, and not some other file that
+/// took the number).
+fn is_device(fd: i32) -> bool {
+    // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
+    let mut found: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: the buffer is valid.
+    let known = unsafe { libc::fstat(fd, &mut found) } == 0;
+    known && found.st_mode & libc::S_IFMT == libc::S_IFCHR && libc::major(found.st_rdev) == 10
+}
+
+fn open_any(inherited: Option<i32>) -> Result<i32, Errno> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: creates a descriptor, touches no memory.
+    let by_call = check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) });
+    if let Ok(fd) = by_call {
+        return Ok(fd as i32);
+    }
+    if let Some(device) = inherited.filter(|fd| is_device(*fd)) {
+        // SAFETY: the ioctl of the device creates a descriptor, touches no memory.
+        if let Ok(fd) = check(i64::from(unsafe { libc::ioctl(device, IOCTL_NEW, flags) })) {
+            return Ok(fd as i32);
+        }
+    }
+    let path = c"/dev/userfaultfd";
+    // SAFETY: the path is terminated.
+    let device = check(unsafe {
+        libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC, 0)
+    });
+    let Ok(device) = device else { return by_call.map(|fd| fd as i32) };
+    // SAFETY: as above.
+    let fd = check(i64::from(unsafe { libc::ioctl(device as i32, IOCTL_NEW, flags) }));
+    // SAFETY: the descriptor is ours.
+    unsafe { libc::syscall(libc::SYS_close, device) };
+    fd.map(|fd| fd as i32)
+}
+
+impl Uffd {
+    /// Opens a userfaultfd that serves faults from user mode and from inside system calls.
+    ///
+    /// The descriptor gets a high number, out of the way of the program's own.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(inherited_device: Option<i32>) -> Result<Self, OpenError> {
+        let low = open_any(inherited_device).map_err(OpenError::Refused)?;
+        let fd = [900, 200, 60]
+            .into_iter()
+            // SAFETY: duplicates a descriptor of ours.
+            .map(|least| unsafe { libc::fcntl(low, libc::F_DUPFD_CLOEXEC, least) })
+            .find(|fd| *fd >= 0);
+        let uffd = Self { fd: fd.unwrap_or(low) };
+        if fd.is_some() {
+            // SAFETY: the low number is ours and no longer needed.
+            unsafe { libc::syscall(libc::SYS_close, low) };
+        }
+        let mut api = ApiArgument { api: API, features: FEATURE_THREAD_ID | FEATURE_MOVE, ioctls: 0 };
+        if let Err(errno) = uffd.ioctl(IOCTL_API, (&raw mut api).cast()) {
+            uffd.close();
+            return Err(OpenError::NoFeature(errno));
+        }
+        Ok(uffd)
+    }
+
+    /// The userfaultfd with this descriptor.
+    #[must_use]
+    pub const fn from_fd(fd: i32) -> Self {
+        Self { fd }
+    }
+
+    /// The descriptor's number.
+    #[must_use]
+    pub const fn fd(self) -> i32 {
+        self.fd
+    }
+
+    /// Closes the descriptor.
+    pub fn close(self) {
+        // SAFETY: the descriptor is ours.
+        unsafe { libc::syscall(libc::SYS_close, self.fd) };
+    }
+
+    fn ioctl(self, request: u64, argument: *mut libc::c_void) -> Result<(), Errno> {
+        // SAFETY: every caller passes the structure that the request takes. On a descriptor that
+        // the program closed and reused the kernel answers ENOTTY or EBADF and touches nothing.
+        check(i64::from(unsafe { libc::ioctl(self.fd, request, argument) })).map(drop)
+    }
+
+    /// Registers pages: from here on, touching an absent one is reported as a [`Fault`].
+    ///
+    /// # Errors
+    /// What the kernel says; ENOMEM when there are too many mappings.
+    pub fn register(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
+        let mut argument = RegisterArgument { range, mode: REGISTER_MODE_MISSING, ioctls: 0 };
+        self.ioctl(IOCTL_REGISTER, (&raw mut argument).cast())
+    }
+
+    /// Takes the registration back; threads that wait are woken and touch again.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn unregister(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let mut range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
+        self.ioctl(IOCTL_UNREGISTER, (&raw mut range).cast())
+    }
+
+    /// Wakes threads that wait on these pages; they touch again.
+    pub fn wake(self, address: usize, len_bytes: usize) {
+        let mut range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
+        // Fails only if the descriptor is gone, and then nobody waits.
+        let _ = self.ioctl(IOCTL_WAKE, (&raw mut range).cast());
+    }
+
+    fn place(self, request: u64, destination: usize, source: usize, len_bytes: usize, mode: u64) -> Placed {
+        let mut done_bytes = 0;
+        for _ in 0..RETRIES {
+            let mut argument = PlaceArgument {
+                destination: (destination + done_bytes) as u64,
+                source: (source + done_bytes) as u64,
+                len_bytes: (len_bytes - done_bytes) as u64,
+                mode,
+                done: 0,
+            };
+            let result = self.ioctl(request, (&raw mut argument).cast());
+            done_bytes += usize::try_from(argument.done).unwrap_or(0);
+            match result {
+                Ok(()) => return Placed { done_bytes: len_bytes, error: None },
+                // Interrupted part-way, or the mappings are changing.
+                Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
+                Err(errno) => return Placed { done_bytes, error: Some(errno) },
+            }
+        }
+        Placed { done_bytes, error: Some(Errno(libc::EAGAIN)) }
+    }
+
+    /// Puts copies of `source`'s bytes into absent pages and wakes whoever waits for them.
+    /// All three are whole pages, except that `source` need not be aligned.
+    ///
+    /// # Safety
+    /// `source` must be readable for `len_bytes`, without a fault that this process's handler
+    /// would have to serve if the caller is that handler.
+    #[must_use]
+    pub unsafe fn copy(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
+        self.place(IOCTL_COPY, destination, source, len_bytes, 0)
+    }
+
+    /// Moves pages into absent ones and wakes whoever waits for them; the source pages are absent
+    /// afterwards. Stops at a page that is absent at the source (ENOENT), shared with a forked
+    /// process or pinned (EBUSY), or present at the destination (EEXIST).
+    ///
+    /// # Safety
+    /// Both ranges must be whole pages of memory that the caller may rearrange.
+    #[must_use]
+    pub unsafe fn move_pages(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
+        self.place(IOCTL_MOVE, destination, source, len_bytes, 0)
+    }
+
+    /// Waits up to `timeout_ms` (-1: without limit) for faults and hands them to `each`.
+    /// Returns false when the descriptor is of no use any more.
+    pub fn wait(self, timeout_ms: i32, mut each: impl FnMut(Fault)) -> bool {
+        let mut poll = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid pollfd.
+        let ready = unsafe { libc::poll(&mut poll, 1, timeout_ms) };
+        if ready == 0 || (ready == -1 && crate::errno::get() == libc::EINTR) {
+            return true;
+        }
+        if ready == -1 || poll.revents & libc::POLLNVAL != 0 {
+            return false;
+        }
+        let mut messages = [[0u64; 4]; 16];
+        // SAFETY: the buffer is valid for its size; a message is 32 bytes.
+        let got = unsafe {
+            libc::syscall(libc::SYS_read, self.fd, messages.as_mut_ptr(), core::mem::size_of_val(&messages))
+        };
+        if got == -1 {
+            return matches!(crate::errno::get(), libc::EAGAIN | libc::EINTR);
+        }
+        for message in &messages[..usize::try_from(got).unwrap_or(0) / 32] {
+            // uffd_msg: event u8 + padding, flags u64, address u64, ptid u32.
+            if message[0].to_ne_bytes()[0] == EVENT_PAGEFAULT {
+                each(Fault { address: message[2] as usize, thread_id: message[3] as u32 });
+            }
+        }
+        true
+    }
+}
+
+/// How far a placement got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Bytes placed, from the start of the range.
+    pub done_bytes: usize,
+    /// Why it stopped; `None` if all was placed.
+    pub error: Option<Errno>,
+}
+
+impl Placed {
+    /// Whether every page was placed.
+    #[must_use]
+    pub const fn is_complete(self) -> bool {
+        self.error.is_none()
+    }
+}

@@ -1,0 +1,405 @@
+//! Processes that come from one whose buffers hold received data: each sees its own memory.
+//!
+//! ```text
+//! forks SCENARIO SEED
+//! ```
+
+use std::ffi::{CString, c_int, c_void};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
+use uncopy_tests::feeder::Feeder;
+use uncopy_tests::mirror::{Buffer, Origin};
+use uncopy_tests::plain;
+use uncopy_tests::random::Random;
+
+const MIB: usize = 1 << 20;
+/// Longest wait for a child, milliseconds.
+const CHILD_LIMIT_MS: c_int = 20_000;
+
+unsafe extern "C" {
+    fn _Fork() -> libc::pid_t;
+}
+
+/// Runs `work` in a child made by `fork`; its process id.
+fn child_of(fork: unsafe extern "C" fn() -> libc::pid_t, work: impl FnOnce()) -> libc::pid_t {
+    // SAFETY: the child runs `work` and ends by _exit.
+    let pid = unsafe { std::hint::black_box(fork)() };
+    assert!(pid >= 0, "fork: errno {}", plain::errno());
+    if pid == 0 {
+        let status = i32::from(catch_unwind(AssertUnwindSafe(work)).is_err());
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(status) };
+    }
+    pid
+}
+
+fn child(work: impl FnOnce()) -> libc::pid_t {
+    child_of(libc::fork, work)
+}
+
+/// Waits for a child, which must end well and in time.
+fn join(pid: libc::pid_t) {
+    // SAFETY: pidfd_open takes integers; the descriptor it gives is nobody else's.
+    let exit = unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        OwnedFd::from_raw_fd(c_int::try_from(fd).expect("descriptor"))
+    };
+    let mut poll = libc::pollfd { fd: exit.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: `poll` is one valid pollfd.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, CHILD_LIMIT_MS) };
+    if ready != 1 {
+        eprintln!("{}", uncopy_tests::running::hang_report(pid.cast_unsigned()));
+        panic!("child {pid} hangs");
+    }
+    let mut status = 0;
+    // SAFETY: `status` is one int.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "child {pid} ended with wait status {status:#x}");
+}
+
+/// A received megabyte and three copies of it, one shifted.
+fn four_buffers(feeder: &mut Feeder) -> Vec<Buffer> {
+    let received = feeder.received(MIB);
+    let mut buffers = vec![
+        Buffer::copy_of(CopyCall::Memcpy, &received, 0, MIB),
+        Buffer::copy_of(CopyCall::Memmove, &received, 45, MIB - 45),
+        Buffer::new(Origin::Mapped, MIB),
+    ];
+    buffers[2].copy_from(CopyCall::MemcpyChk, 0, &received, 0, MIB);
+    buffers.push(received);
+    buffers
+}
+
+fn check(buffers: &[Buffer], what: &str) {
+    for (index, buffer) in buffers.iter().enumerate() {
+        buffer.check_all(&format!("{what}, buffer {index}"));
+    }
+}
+
+/// What a child does: verifies, overwrites, receives and sends on sockets of its own.
+fn work_in_child(buffers: &mut [Buffer], seed: u64) {
+    check(buffers, "in the child");
+    buffers[0].store(0, 300_000, seed);
+    buffers[1].set(100_000, 500_000, 7);
+    let [target, source] = buffers.get_disjoint_mut([2, 3]).expect("different");
+    target.copy_from(CopyCall::Memcpy, 4096, source, 100, 700_000);
+    let mut feeder = Feeder::new(seed);
+    feeder.receive(InputCall::Recv, &mut buffers[3], 0, MIB);
+    let copy = Buffer::copy_of(CopyCall::Mempcpy, &buffers[3], 0, MIB);
+    feeder.send(OutputCall::Send, &copy, 0, MIB);
+    feeder.send(OutputCall::Writev, &buffers[2], 0, MIB);
+    copy.check_all("copied in the child");
+    check(buffers, "in the child, later");
+}
+
+/// The parent goes on while children live: each has memory of its own.
+fn child_overwrites_what_parent_keeps(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut buffers = four_buffers(&mut feeder);
+    for round in 0..5 {
+        let (mut gate, mut opener) = std::io::pipe().expect("pipe");
+        let pid = child(|| {
+            gate.read_exact(&mut [0]).expect("the parent opens");
+            work_in_child(&mut buffers, seed + round);
+        });
+        // The child waits while the parent receives, copies, frees and sends.
+        feeder.receive(InputCall::Read, &mut buffers[0], 0, MIB);
+        let [target, source] = buffers.get_disjoint_mut([1, 0]).expect("different");
+        target.copy_from(CopyCall::Memcpy, 0, source, 0, 600_000);
+        feeder.send(OutputCall::Send, &buffers[1], 0, MIB - 45);
+        let extra = four_buffers(&mut feeder);
+        check(&extra, "new in the parent");
+        drop(extra);
+        opener.write_all(&[1]).expect("the child reads");
+        feeder.receive(InputCall::Recv, &mut buffers[3], 0, MIB);
+        check(&buffers, "in the parent while the child lives");
+        join(pid);
+        check(&buffers, "in the parent after the child");
+    }
+}
+
+/// The same by `_Fork`, which runs no handlers.
+fn bare_fork(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut buffers = four_buffers(&mut feeder);
+    for round in 0..3 {
+        let pid = child_of(_Fork, || work_in_child(&mut buffers, seed + round));
+        feeder.receive(InputCall::Recv, &mut buffers[0], 0, MIB);
+        join(pid);
+        check(&buffers, "in the parent");
+    }
+}
+
+/// Children of children, each with more changes.
+fn generations(seed: u64) {
+    fn descend(buffers: &mut [Buffer], seed: u64, depth: usize) {
+        let pid = child(|| {
+            check(buffers, "in a descendant");
+            let mut feeder = Feeder::new(seed + depth as u64);
+            feeder.receive(InputCall::Recvmsg, &mut buffers[depth % 4], 0, 500_000);
+            if depth < 4 {
+                descend(buffers, seed, depth + 1);
+            }
+            check(buffers, "in a descendant, later");
+        });
+        buffers[3].store(depth * 70_000, 50_000, seed);
+        join(pid);
+        check(buffers, "in an ancestor");
+    }
+    let mut feeder = Feeder::new(seed);
+    let mut buffers = four_buffers(&mut feeder);
+    descend(&mut buffers, seed, 0);
+}
+
+/// A daemon detaches by forking twice and goes on with what was received before.
+fn daemon(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut buffers = four_buffers(&mut feeder);
+    let (mut result, mut report) = std::io::pipe().expect("pipe");
+    let pid = child(|| {
+        // SAFETY: setsid and alarm take integers; the alarm ends a daemon that hangs.
+        unsafe {
+            libc::setsid();
+            libc::alarm(30);
+        }
+        child(|| {
+            work_in_child(&mut buffers, seed);
+            report.write_all(b"done").expect("report");
+        });
+    });
+    join(pid);
+    drop(report);
+    let mut text = String::new();
+    result.read_to_string(&mut text).expect("report");
+    assert_eq!(text, "done", "the daemon did not finish its work");
+    check(&buffers, "in the program that started the daemon");
+}
+
+/// Threads receive, copy and send all the time while the main thread forks.
+fn fork_among_threads(seed: u64) {
+    let stop = AtomicBool::new(false);
+    let rounds = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for number in 0..3 {
+            let (stop, rounds) = (&stop, &rounds);
+            scope.spawn(move || {
+                let mut feeder = Feeder::new(seed + number);
+                let mut random = Random::new(seed + number);
+                let mut buffers = four_buffers(&mut feeder);
+                while !stop.load(Ordering::Relaxed) {
+                    let len = random.length(MIB - 45);
+                    let index = random.below(4);
+                    feeder.receive(random.pick(InputCall::SOCKET), &mut buffers[index], 0, len);
+                    let [target, source] =
+                        buffers.get_disjoint_mut([(index + 1) % 4, index]).expect("different");
+                    target.copy_from(random.pick(CopyCall::ALL), 0, source, 0, len);
+                    feeder.send(OutputCall::Send, target, 0, len.min(200_000));
+                    target.store(random.below(len), 1, 1);
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+                check(&buffers, "in a thread");
+            });
+        }
+        let mut feeder = Feeder::new(seed + 100);
+        let mut buffers = four_buffers(&mut feeder);
+        for round in 0..25 {
+            let before = rounds.load(Ordering::Relaxed);
+            let pid = child(|| work_in_child(&mut buffers, seed + round));
+            feeder.receive(InputCall::Recv, &mut buffers[0], 0, MIB);
+            join(pid);
+            check(&buffers, "in the forking thread");
+            uncopy_tests::scratch::wait_until("the other threads", std::time::Duration::from_secs(10), || {
+                (rounds.load(Ordering::Relaxed) > before).then_some(())
+            });
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// The many ways to start another program leave the buffers as they are.
+fn other_programs(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut buffers = four_buffers(&mut feeder);
+    for _ in 0..3 {
+        let status = std::process::Command::new("/bin/true").status().expect("posix_spawn");
+        assert!(status.success());
+        // SAFETY: the command is a C string.
+        assert_eq!(unsafe { libc::system(c"exit 3".as_ptr()) }, 3 << 8, "system");
+        // SAFETY: the stream is closed by pclose; the buffer has room.
+        unsafe {
+            let stream = libc::popen(c"head -c 300000 /dev/zero".as_ptr(), c"r".as_ptr());
+            assert!(!stream.is_null(), "popen");
+            let got = libc::fread(buffers[0].at(5).cast(), 1, 300_000, stream);
+            assert_eq!((got, libc::pclose(stream)), (300_000, 0), "popen");
+        }
+        let zeroes = plain::PlainBytes::new(300_000);
+        buffers[0].received(5, zeroes.pointer(), 300_000);
+        let mut cat = std::process::Command::new("/bin/cat")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("cat");
+        let mut input = cat.stdin.take().expect("piped");
+        let mut output = cat.stdout.take().expect("piped");
+        let [target, source] = buffers.get_disjoint_mut([2, 1]).expect("different");
+        let source = &*source;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut done = 0;
+                while done < 700_000 {
+                    let mut part = [source.part(done, 700_000 - done)];
+                    // SAFETY: the part is inside the buffer.
+                    done += unsafe { OutputCall::Write.output(input.as_raw_fd(), &mut part, 0) }.expect("written");
+                }
+                input.flush().expect("flush");
+            });
+            let mut done = 0;
+            while done < 700_000 {
+                let mut part = [target.part(done, MIB - done)];
+                // SAFETY: the part is inside the buffer.
+                done += unsafe { InputCall::Read.input(output.as_raw_fd(), &mut part, 0) }.expect("read");
+            }
+            assert_eq!(output.read(&mut [0; 16]).expect("end"), 0, "more than was written");
+        });
+        assert!(cat.wait().expect("cat").success());
+        target.received(0, source.mirror_at(0), 700_000);
+        check(&buffers, "after other programs");
+        feeder.receive(InputCall::Recv, &mut buffers[3], 0, MIB);
+    }
+}
+
+static SHARED_SOURCE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+static SHARED_TARGET: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Reads and copies a viewed buffer in a child that shares the parent's memory.
+extern "C" fn copy_in_shared_memory(_argument: *mut c_void) -> c_int {
+    let source = SHARED_SOURCE.load(Ordering::Relaxed);
+    let target = SHARED_TARGET.load(Ordering::Relaxed);
+    // SAFETY: both point to a megabyte that nobody else uses while the parent is suspended.
+    unsafe {
+        CopyCall::Memcpy.copy(target, source, MIB);
+        source.add(500_000).read_volatile();
+    }
+    0
+}
+
+/// A child made with `CLONE_VM | CLONE_VFORK` works in the parent's memory.
+fn child_that_shares_memory(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    for _ in 0..5 {
+        let source = feeder.copied(MIB);
+        let mut target = feeder.copied(MIB);
+        let stack = plain::PlainBytes::new(MIB);
+        SHARED_SOURCE.store(source.at(0), Ordering::Relaxed);
+        SHARED_TARGET.store(target.at(0), Ordering::Relaxed);
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        // SAFETY: the child has a stack of its own and the parent waits until it ends.
+        let pid = unsafe { libc::clone(copy_in_shared_memory, stack.at(MIB).cast(), flags, std::ptr::null_mut()) };
+        assert!(pid > 0, "clone: errno {}", plain::errno());
+        join(pid);
+        target.received(0, source.mirror_at(0), MIB);
+        source.check_all("read by a child in shared memory");
+        target.check_all("copied by a child in shared memory");
+    }
+}
+
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+
+/// A fork handler that reads and copies viewed buffers.
+extern "C" fn copy_in_fork_handler() {
+    let source = SHARED_SOURCE.load(Ordering::Relaxed);
+    let target = SHARED_TARGET.load(Ordering::Relaxed);
+    if source.is_null() {
+        return;
+    }
+    // SAFETY: both point to a megabyte; the forking thread is the only one that uses them.
+    unsafe {
+        CopyCall::Memmove.copy(target, source, MIB / 2);
+        let _ = std::hint::black_box(source.add(MIB - 5000).read_volatile());
+        libc::free(std::hint::black_box(libc::malloc(MIB)));
+    }
+    HANDLED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Handlers registered with `pthread_atfork` may touch, copy and allocate.
+fn fork_handlers_touch_buffers(seed: u64) {
+    let handler = copy_in_fork_handler as unsafe extern "C" fn();
+    // SAFETY: the handlers stay valid.
+    let registered = unsafe { libc::pthread_atfork(Some(handler), Some(handler), Some(handler)) };
+    assert_eq!(registered, 0, "pthread_atfork");
+    let mut feeder = Feeder::new(seed);
+    for round in 0..5 {
+        let source = feeder.copied(MIB);
+        let mut target = feeder.copied(MIB);
+        SHARED_SOURCE.store(source.at(0), Ordering::Relaxed);
+        SHARED_TARGET.store(target.at(0), Ordering::Relaxed);
+        target.received(0, source.mirror_at(0), MIB / 2);
+        let pid = child(|| {
+            source.check_all("source in the child");
+            target.check_all("target in the child");
+            let mut buffers = four_buffers(&mut Feeder::new(seed + 1));
+            work_in_child(&mut buffers, seed + round);
+        });
+        source.check_all("source in the parent");
+        target.check_all("target in the parent");
+        join(pid);
+    }
+    assert_eq!(HANDLED.load(Ordering::Relaxed), 10, "handlers that ran in the parent");
+    SHARED_SOURCE.store(std::ptr::null_mut(), Ordering::Relaxed);
+}
+
+/// A child that ends by `exit` runs exit handlers, and one that is killed runs none.
+fn ways_to_end(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut buffers = four_buffers(&mut feeder);
+    for way in 0..3 {
+        // SAFETY: the child ends below in one of three ways.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            check(&buffers, "in a child");
+            feeder.receive(InputCall::Recv, &mut buffers[0], 0, 400_000);
+            // SAFETY: each call ends this process.
+            unsafe {
+                match way {
+                    0 => libc::exit(0),
+                    1 => {
+                        libc::raise(libc::SIGKILL);
+                    }
+                    _ => {
+                        let program = CString::new("/bin/true").expect("no NUL");
+                        libc::execl(program.as_ptr(), program.as_ptr(), std::ptr::null::<libc::c_char>());
+                    }
+                }
+                libc::_exit(9);
+            }
+        }
+        let mut status = 0;
+        // SAFETY: `status` is one int.
+        unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        assert_eq!(status, if way == 1 { libc::SIGKILL } else { 0 }, "way {way}");
+        let mut own = Feeder::new(seed + way);
+        own.receive(InputCall::Recv, &mut buffers[1], 0, MIB - 45);
+        check(&buffers, "in the parent");
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let seed = arguments[1].parse().expect("seed");
+    match arguments[0].as_str() {
+        "child_overwrites_what_parent_keeps" => child_overwrites_what_parent_keeps(seed),
+        "bare_fork" => bare_fork(seed),
+        "generations" => generations(seed),
+        "daemon" => daemon(seed),
+        "fork_among_threads" => fork_among_threads(seed),
+        "other_programs" => other_programs(seed),
+        "child_that_shares_memory" => child_that_shares_memory(seed),
+        "fork_handlers_touch_buffers" => fork_handlers_touch_buffers(seed),
+        "ways_to_end" => ways_to_end(seed),
+        other => panic!("unknown scenario {other}"),
+    }
+}

@@ -1,0 +1,316 @@
+//! Signals whose handlers read and copy buffers holding received data, or jump out.
+//!
+//! ```text
+//! signals SCENARIO SEED
+//! ```
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use uncopy_tests::calls::{CopyCall, InputCall, OutputCall, set_nonblocking};
+use uncopy_tests::feeder::Feeder;
+use uncopy_tests::jump::JumpPoint;
+use uncopy_tests::mirror::{Buffer, Origin};
+use uncopy_tests::plain::{self, errno};
+use uncopy_tests::random::Random;
+
+const MIB: usize = 1 << 20;
+/// What the timer's handler copies each time.
+const HANDLER_BYTES: usize = 64 << 10;
+
+fn handle(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
+    // SAFETY: the handlers here call async-signal-safe functions only.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = flags;
+        assert_eq!(libc::sigaction(signal, &raw const action, null_mut()), 0, "sigaction");
+    }
+}
+
+/// SIGALRM every `interval_us` from now on; never again when 0.
+fn set_timer(interval_us: i64) {
+    let interval = libc::timeval { tv_sec: 0, tv_usec: interval_us };
+    let timer = libc::itimerval { it_interval: interval, it_value: interval };
+    // SAFETY: the value is valid through the call.
+    assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, null_mut()) }, 0, "setitimer");
+}
+
+/// Blocks or unblocks SIGALRM in this thread.
+fn block_alarm(block: bool) {
+    // SAFETY: the set is filled before it is used.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut set, libc::SIGALRM);
+        let how = if block { libc::SIG_BLOCK } else { libc::SIG_UNBLOCK };
+        libc::pthread_sigmask(how, &raw const set, null_mut());
+    }
+}
+
+static HANDLER_SOURCE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static HANDLER_TARGET: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static HANDLER_MIRROR: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+static WRONG: AtomicBool = AtomicBool::new(false);
+
+/// Reads a page of the viewed source, copies some of it, compares the copy.
+extern "C" fn on_alarm_copy(_signal: c_int) {
+    let saved = errno();
+    let turn = HANDLED.fetch_add(1, Ordering::Relaxed);
+    let at = (turn * 4096 + turn % 4096) % (MIB - HANDLER_BYTES);
+    let to = (turn * 777) % (MIB - HANDLER_BYTES);
+    // SAFETY: the three have a megabyte each, and the main program changes none of them while the
+    // signal is not blocked.
+    unsafe {
+        let source = HANDLER_SOURCE.load(Ordering::Relaxed);
+        let target = HANDLER_TARGET.load(Ordering::Relaxed);
+        let mirror = HANDLER_MIRROR.load(Ordering::Relaxed);
+        let byte = source.add(MIB - 1 - at).read_volatile() == mirror.add(MIB - 1 - at).read_volatile();
+        CopyCall::Memcpy.copy(target.add(to), source.add(at), HANDLER_BYTES);
+        let same = plain::first_difference(target.add(to), mirror.add(at), HANDLER_BYTES).is_none();
+        if !byte || !same {
+            WRONG.store(true, Ordering::Relaxed);
+        }
+    }
+    plain::set_errno(saved);
+}
+
+/// Gives the handler fresh buffers.
+fn renew(feeder: &mut Feeder) -> (Buffer, Buffer) {
+    let source = feeder.copied(MIB);
+    let target = feeder.copied(MIB);
+    HANDLER_SOURCE.store(source.at(0), Ordering::Relaxed);
+    HANDLER_TARGET.store(target.at(0), Ordering::Relaxed);
+    HANDLER_MIRROR.store(source.mirror_at(0), Ordering::Relaxed);
+    (source, target)
+}
+
+/// For two seconds a timer's handler copies buffers while the program does the same.
+fn copies_in_a_timer_handler(seed: u64, flags: c_int) {
+    let mut own = Feeder::new(seed + 1);
+    let mut handlers = renew(&mut own);
+    handle(libc::SIGALRM, on_alarm_copy, libc::SA_RESTART | flags);
+    set_timer(1000);
+    let mut feeder = Feeder::new(seed);
+    let mut random = Random::new(seed);
+    let mut buffers: Vec<Buffer> = (0..4).map(|_| feeder.copied(MIB)).collect();
+    let start = Instant::now();
+    let mut rounds = 0usize;
+    while start.elapsed() < Duration::from_secs(2) {
+        rounds += 1;
+        let index = random.below(4);
+        let len = random.length(MIB);
+        match random.below(6) {
+            0 => feeder.receive(random.pick(InputCall::SOCKET), &mut buffers[index], 0, len),
+            1 => {
+                let [target, source] = buffers.get_disjoint_mut([(index + 1) % 4, index]).expect("different");
+                target.copy_from(random.pick(CopyCall::ALL), 0, source, 0, len);
+            }
+            2 => feeder.send(random.pick(OutputCall::SOCKET), &buffers[index], 0, len),
+            3 => buffers[index] = Buffer::copy_of(CopyCall::Memmove, &buffers[(index + 1) % 4], 0, MIB),
+            4 => buffers[index].check(0, len, "while signals arrive"),
+            _ => {
+                block_alarm(true);
+                handlers = renew(&mut own);
+                block_alarm(false);
+            }
+        }
+    }
+    set_timer(0);
+    for buffer in &buffers {
+        buffer.check_all("after the signals");
+    }
+    handlers.0.check_all("what the handler read");
+    let handled = HANDLED.load(Ordering::Relaxed);
+    assert!(!WRONG.load(Ordering::Relaxed), "the handler read wrong bytes");
+    assert!(handled > 100 && rounds > 100, "{handled} signals in {rounds} rounds");
+}
+
+/// The same on an alternate stack of 16 KiB.
+fn copies_on_an_alternate_stack(seed: u64) {
+    let stack = plain::PlainBytes::new(16 << 10);
+    let stack = libc::stack_t { ss_sp: stack.pointer().cast(), ss_flags: 0, ss_size: stack.len() };
+    // SAFETY: the stack stays mapped until the program ends, because its owner is forgotten.
+    assert_eq!(unsafe { libc::sigaltstack(&raw const stack, null_mut()) }, 0);
+    copies_in_a_timer_handler(seed, libc::SA_ONSTACK);
+}
+
+static POINT: JumpPoint = JumpPoint::new();
+static ARMED: AtomicBool = AtomicBool::new(false);
+static JUMPS: AtomicU64 = AtomicU64::new(0);
+static FD: AtomicI32 = AtomicI32::new(-1);
+
+/// Jumps out if the interrupted program asked for it.
+extern "C" fn on_alarm_jump(_signal: c_int) {
+    if ARMED.swap(false, Ordering::Relaxed) {
+        JUMPS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: ARMED is set only while the point's catch runs in the one thread that there is.
+        unsafe { POINT.jump() };
+    }
+}
+
+/// Blocks in `recv` on an empty socket.
+extern "C" fn receive_nothing(buffer: *mut c_void) {
+    ARMED.store(true, Ordering::Relaxed);
+    let mut part = [libc::iovec { iov_base: buffer, iov_len: MIB }];
+    // SAFETY: the caller passes a megabyte.
+    let _ = unsafe { InputCall::Recv.input(FD.load(Ordering::Relaxed), &mut part, 0) };
+    ARMED.store(false, Ordering::Relaxed);
+}
+
+/// `siglongjmp` out of a handler that interrupted `recv`.
+fn jump_out_of_receive(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let empty = Feeder::new(seed);
+    set_nonblocking(empty.near(), false);
+    FD.store(empty.near(), Ordering::Relaxed);
+    handle(libc::SIGALRM, on_alarm_jump, 0);
+    let keep = feeder.copied(MIB);
+    for _ in 0..200 {
+        let buffer = Buffer::copy_of(CopyCall::Memcpy, &keep, 0, MIB);
+        set_timer(2000);
+        // SAFETY: the frames between hold nothing that must be dropped.
+        let jumped = unsafe { POINT.catch(receive_nothing, buffer.at(0).cast()) };
+        set_timer(0);
+        assert!(jumped, "recv on an empty socket came back");
+        buffer.check_all("a buffer that received nothing");
+        keep.check(0, 100_000, "another buffer");
+        feeder.copied(100_000).check_all("received after a jump");
+    }
+    keep.check_all("another buffer");
+}
+
+/// What the endless loop works on.
+struct Work {
+    source: *mut u8,
+    target: *mut u8,
+    near: c_int,
+    far: c_int,
+    wire: *mut u8,
+}
+
+/// Copies, sends and receives until the handler jumps out.
+extern "C" fn work_forever(work: *mut c_void) {
+    // SAFETY: the caller passes a Work.
+    let work = unsafe { &*work.cast::<Work>() };
+    ARMED.store(true, Ordering::Relaxed);
+    loop {
+        // SAFETY: all three memories have a megabyte.
+        unsafe {
+            CopyCall::Memcpy.copy(work.target, work.source, MIB);
+            CopyCall::Memmove.copy(work.target, work.target.add(45), MIB - 45);
+            let mut part = [libc::iovec { iov_base: work.target.cast(), iov_len: 200_000 }];
+            let _ = OutputCall::Send.output(work.near, &mut part, libc::MSG_DONTWAIT);
+            let _ = plain::raw_read(work.far, work.wire, MIB);
+            let _ = plain::raw_write(work.far, work.wire, 150_000);
+            let mut part = [libc::iovec { iov_base: work.target.add(5).cast(), iov_len: MIB - 5 }];
+            let _ = InputCall::Recv.input(work.near, &mut part, libc::MSG_DONTWAIT);
+            let _ = work.target.add(500_000).read_volatile();
+        }
+    }
+}
+
+/// `siglongjmp` out of a handler that interrupted a copy, a fault or a transfer anywhere.
+fn jump_out_of_anything(seed: u64) {
+    let mut random = Random::new(seed);
+    let mut feeder = Feeder::new(seed);
+    handle(libc::SIGALRM, on_alarm_jump, 0);
+    for _ in 0..400 {
+        let source = feeder.copied(MIB);
+        let target = Buffer::new(Origin::Malloc, MIB);
+        let scratch = Feeder::new(seed);
+        let wire = plain::PlainBytes::new(MIB);
+        let mut work = Work {
+            source: source.at(0),
+            target: target.at(0),
+            near: scratch.near(),
+            far: scratch.far(),
+            wire: wire.pointer(),
+        };
+        set_timer(i64::try_from(random.between(50, 900)).expect("small"));
+        // SAFETY: the frames between hold nothing that must be dropped.
+        let jumped = unsafe { POINT.catch(work_forever, (&raw mut work).cast()) };
+        set_timer(0);
+        assert!(jumped);
+        source.check_all("what was only read");
+        feeder.copied(50_000).check_all("received after a jump");
+        drop(target);
+    }
+    assert_eq!(JUMPS.load(Ordering::Relaxed), 400);
+}
+
+extern "C" fn on_alarm_nothing(_signal: c_int) {}
+
+/// Calls that a signal interrupts give what they give without uncopy.
+fn interrupted_calls(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut buffer = feeder.copied(MIB);
+    set_nonblocking(feeder.near(), false);
+    handle(libc::SIGALRM, on_alarm_nothing, 0);
+    for call in InputCall::SOCKET {
+        set_timer(3000);
+        let mut part = [buffer.part(0, MIB)];
+        // SAFETY: the part is inside the buffer.
+        println!("{call:?}: {:?}", unsafe { call.input(feeder.near(), &mut part, 0) });
+        set_timer(0);
+        buffer.check_all("after an interrupted receive");
+    }
+    for call in InputCall::WITH_FLAGS {
+        let (stream, offered) = feeder.offer(100_000);
+        set_timer(3000);
+        let mut part = [buffer.part(0, MIB)];
+        // SAFETY: the part is inside the buffer.
+        println!("{call:?} of all: {:?}", unsafe { call.input(feeder.near(), &mut part, libc::MSG_WAITALL) });
+        set_timer(0);
+        buffer.received_stream(0, offered, stream, 0);
+        buffer.check_all("after an interrupted receive of all");
+    }
+    // A pipe that is full: what was written before the signal counts.
+    let (_reader, writer) = std::io::pipe().expect("pipe");
+    set_timer(3000);
+    let mut part = [buffer.part(0, MIB)];
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&writer);
+    // SAFETY: the part is inside the buffer.
+    println!("write to a pipe: {:?}", unsafe { OutputCall::Write.output(fd, &mut part, 0) });
+    // SAFETY: the part is inside the buffer.
+    println!("write to a full pipe: {:?}", unsafe { OutputCall::Write.output(fd, &mut part, 0) });
+    set_timer(0);
+}
+
+/// A signal that every thread of the program blocks waits for `sigwait`, whoever else is there.
+fn blocked_signals_wait(seed: u64) {
+    // SAFETY: the set is filled before it is used; signals go to this process only.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        for signal in [libc::SIGUSR1, libc::SIGTERM, libc::SIGALRM, libc::SIGHUP, libc::SIGINT] {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut());
+        let mut feeder = Feeder::new(seed);
+        let copy = feeder.copied(MIB);
+        for signal in [libc::SIGUSR1, libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
+            copy.check(4096, 9000, "before a signal");
+            libc::kill(libc::getpid(), signal);
+            let mut got = 0;
+            assert_eq!(libc::sigwait(&raw const set, &raw mut got), 0);
+            println!("signal {got}");
+        }
+        copy.check_all("after the signals");
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let seed = arguments[1].parse().expect("seed");
+    match arguments[0].as_str() {
+        "copies_in_a_timer_handler" => copies_in_a_timer_handler(seed, 0),
+        "copies_on_an_alternate_stack" => copies_on_an_alternate_stack(seed),
+        "jump_out_of_receive" => jump_out_of_receive(seed),
+        "jump_out_of_anything" => jump_out_of_anything(seed),
+        "interrupted_calls" => interrupted_calls(seed),
+        "blocked_signals_wait" => blocked_signals_wait(seed),
+        other => panic!("unknown scenario {other}"),
+    }
+}

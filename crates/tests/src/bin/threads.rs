@@ -1,0 +1,382 @@
+//! Threads that share buffers holding received data, and programs that are careless with their
+//! descriptors.
+//!
+//! ```text
+//! threads SCENARIO SEED
+//! ```
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::sync::mpsc;
+
+use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
+use uncopy_tests::feeder::Feeder;
+use uncopy_tests::mirror::{Buffer, Origin};
+use uncopy_tests::plain;
+use uncopy_tests::random::Random;
+
+const MIB: usize = 1 << 20;
+
+/// Four threads hand buffers to one another in a ring.
+fn ring(seed: u64) {
+    const HOPS: usize = 160;
+    let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let (sender, receiver) = mpsc::channel::<(usize, Buffer)>();
+        senders.push(sender);
+        receivers.push(receiver);
+    }
+    let mut feeder = Feeder::new(seed);
+    for start in &senders {
+        start.send((0, feeder.copied(MIB))).expect("queue");
+        start.send((0, feeder.received(300_000))).expect("queue");
+    }
+    std::thread::scope(|scope| {
+        for (number, receiver) in receivers.into_iter().enumerate() {
+            let next = senders[(number + 1) % 4].clone();
+            scope.spawn(move || {
+                let mut random = Random::new(seed + number as u64);
+                let mut feeder = Feeder::new(seed + 50 + number as u64);
+                for (hops, mut buffer) in receiver {
+                    let (at, len) = random.range(buffer.len());
+                    match random.below(6) {
+                        0 => buffer.check_all("from the thread before"),
+                        1 => buffer.store(at, len.min(100), hops as u64),
+                        2 => feeder.receive(random.pick(InputCall::SOCKET), &mut buffer, at, len),
+                        3 => feeder.send(random.pick(OutputCall::SOCKET), &buffer, at, len.min(MIB / 2)),
+                        4 => buffer.copy_within(CopyCall::Memmove, (at + 45).min(buffer.len() - len), at, len),
+                        _ => {
+                            let copy = Buffer::copy_of(random.pick(CopyCall::ALL), &buffer, 0, buffer.len());
+                            buffer.check_sparsely(&mut random, "the original of a copy");
+                            buffer = copy;
+                        }
+                    }
+                    if hops == HOPS {
+                        buffer.check_all("at the end of the ring");
+                    }
+                    // The last hops empty the ring; then every sender is dropped.
+                    if hops < HOPS && next.send((hops + 1, buffer)).is_err() {
+                        break;
+                    }
+                    if hops + 1 >= HOPS {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(senders);
+    });
+}
+
+/// Several threads read the same absent pages at once, while others copy from them.
+fn fault_storm(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    for round in 0..12 {
+        let received = feeder.received(2 * MIB);
+        let mut second = Buffer::copy_of(CopyCall::Memcpy, &received, 1000, 2 * MIB - 1000);
+        second.copy_within(CopyCall::Memmove, 0, 45, MIB);
+        let barrier = Barrier::new(6);
+        std::thread::scope(|scope| {
+            for number in 0..6 {
+                let (barrier, received, second) = (&barrier, &received, &second);
+                scope.spawn(move || {
+                    let mut random = Random::new(seed + round * 10 + number);
+                    barrier.wait();
+                    match number {
+                        0 | 1 => received.check_all("read by two threads from the front"),
+                        2 => {
+                            for page in (0..512).rev() {
+                                received.check(page * 4096, 4096, "read from the back");
+                            }
+                        }
+                        3 => second.check_all("a copy, read while it is copied"),
+                        4 => {
+                            let third = Buffer::copy_of(CopyCall::Mempcpy, second, 0, MIB);
+                            third.check_all("a copy made in the storm");
+                        }
+                        _ => {
+                            for _ in 0..300 {
+                                received.check_sparsely(&mut random, "read here and there");
+                                second.check_sparsely(&mut random, "read here and there");
+                            }
+                        }
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// Threads write to their own bytes of the same absent pages at once.
+fn writes_to_the_same_pages(seed: u64) {
+    const THREADS: usize = 4;
+    let mut feeder = Feeder::new(seed);
+    for _ in 0..12 {
+        let mut buffer = feeder.copied(MIB);
+        let keep = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
+        let barrier = Barrier::new(THREADS);
+        std::thread::scope(|scope| {
+            for number in 0..THREADS {
+                let (barrier, buffer) = (&barrier, &buffer);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let mut at = number;
+                    while at < MIB {
+                        // SAFETY: every thread has its own residue, so no byte is written twice.
+                        unsafe { buffer.at(at).write_volatile(plain::stream_byte(seed, at)) };
+                        at += THREADS * 331;
+                    }
+                });
+            }
+        });
+        for number in 0..THREADS {
+            let mut at = number;
+            while at < MIB {
+                let byte = plain::stream_byte(seed, at);
+                buffer.received(at, &raw const byte, 1);
+                at += THREADS * 331;
+            }
+        }
+        buffer.check_all("written by several threads");
+        keep.check_all("a copy made before");
+        let len = buffer.len();
+        feeder.receive(InputCall::Recv, &mut buffer, 0, len);
+    }
+}
+
+/// Two threads receive into the two halves of one buffer, which share a page.
+fn halves_of_one_buffer(seed: u64) {
+    let mut buffer = Feeder::new(seed).copied(2 * MIB);
+    for round in 0..20 {
+        let middle = MIB + 1234 + round * 77;
+        let (near, far) = (buffer.at(0).addr(), buffer.at(middle).addr());
+        let ends = [(near, 0, middle), (far, middle, 2 * MIB - middle)];
+        let seeds: Vec<(u64, usize, usize)> = std::thread::scope(|scope| {
+            let threads = ends.map(|(address, at, len)| {
+                scope.spawn(move || {
+                    let mut feeder = Feeder::new(seed + at as u64 + round as u64);
+                    let mut done = 0;
+                    let mut pieces = Vec::new();
+                    while done < len {
+                        let (stream, offered) = feeder.offer(len - done);
+                        let mut got = 0;
+                        while got < offered {
+                            let start = std::ptr::with_exposed_provenance_mut(address + done + got);
+                            let mut part = [libc::iovec { iov_base: start, iov_len: offered - got }];
+                            // SAFETY: the part is this thread's half of the buffer.
+                            got += unsafe { InputCall::Recv.input(feeder.near(), &mut part, 0) }.expect("received");
+                        }
+                        pieces.push((stream, at + done, offered));
+                        done += offered;
+                    }
+                    pieces
+                })
+            });
+            threads.into_iter().flat_map(|thread| thread.join().expect("thread")).collect()
+        });
+        for (stream, at, len) in seeds {
+            buffer.received_stream(at, len, stream, 0);
+        }
+        buffer.check_all("received by two threads");
+    }
+}
+
+/// A program that closes everything it does not know reads and receives on.
+fn closes_every_descriptor(seed: u64) {
+    for round in 0..4 {
+        let mut feeder = Feeder::new(seed + round);
+        let received = feeder.received(MIB);
+        let mut copy = Buffer::copy_of(CopyCall::Memcpy, &received, 77, MIB - 77);
+        copy.check(5000, 10, "a page before");
+        // SAFETY: the descriptors that the program itself still needs are 0 to 2 only.
+        unsafe {
+            match round {
+                0 | 1 => {
+                    for fd in 3..1024 {
+                        libc::close(fd);
+                    }
+                }
+                2 => {
+                    libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
+                }
+                _ => {
+                    unsafe extern "C" {
+                        fn closefrom(lowest: c_int);
+                    }
+                    closefrom(3);
+                }
+            }
+        }
+        // The descriptors that are free now are taken by others, as programs do.
+        let files: Vec<std::fs::File> =
+            (0..40).map(|_| std::fs::File::open("/dev/null").expect("/dev/null")).collect();
+        received.check_all("received before everything was closed");
+        copy.check_all("copied before everything was closed");
+        copy.store(100_000, 50, 1);
+        let mut later = Feeder::new(seed + 10 + round);
+        let len = copy.len();
+        later.receive(InputCall::Recv, &mut copy, 0, len);
+        let third = Buffer::copy_of(CopyCall::Memmove, &copy, 0, len);
+        later.send(OutputCall::Send, &third, 0, len);
+        third.check_all("copied after everything was closed");
+        copy.check_all("received after everything was closed");
+        received.check_all("received before everything was closed, again");
+        assert!(files.iter().all(|file| file.as_raw_fd() > 2));
+        std::mem::forget(feeder);
+    }
+}
+
+/// A program that puts its own descriptors at numbers of its choice.
+fn takes_any_descriptor_number(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let received = feeder.received(MIB);
+    let copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, MIB);
+    for fd in 100..1000 {
+        // SAFETY: dup2 takes integers; none of these numbers is the program's.
+        assert_eq!(unsafe { libc::dup2(2, fd) }, fd, "dup2 to {fd}");
+    }
+    received.check_all("received before every number was taken");
+    let mut third = Buffer::copy_of(CopyCall::Memcpy, &copy, 1, MIB - 1);
+    feeder.receive(InputCall::Recv, &mut third, 0, MIB - 1);
+    copy.check_all("copied before every number was taken");
+    third.check_all("received after every number was taken");
+    for fd in 100..1000 {
+        // SAFETY: these are the program's own.
+        assert_eq!(unsafe { libc::close(fd) }, 0, "close of {fd}");
+    }
+    let fourth = feeder.copied(MIB);
+    fourth.check_all("received at the end");
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<Buffer>> = const { RefCell::new(None) };
+}
+
+/// Threads that come and go, and whose destructors free and read viewed buffers.
+fn threads_that_come_and_go(seed: u64) {
+    struct Checked(Buffer);
+    impl Drop for Checked {
+        fn drop(&mut self) {
+            self.0.check_all("in a destructor of a thread");
+            let copy = Buffer::copy_of(CopyCall::Memcpy, &self.0, 0, self.0.len());
+            copy.check(1000, 100, "copied in a destructor of a thread");
+        }
+    }
+    thread_local! {
+        static CHECKED: RefCell<Option<Checked>> = const { RefCell::new(None) };
+    }
+    for round in 0..60 {
+        let threads: Vec<_> = (0..3)
+            .map(|number| {
+                std::thread::spawn(move || {
+                    let mut feeder = Feeder::new(seed + round * 3 + number);
+                    CHECKED.set(Some(Checked(feeder.copied(200_000))));
+                    KEPT.set(Some(feeder.received(100_000)));
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("thread");
+        }
+    }
+}
+
+/// `exit` while other threads receive, copy and touch.
+fn exit_while_others_work(seed: u64) {
+    for number in 0..3 {
+        std::thread::spawn(move || {
+            let mut feeder = Feeder::new(seed + number);
+            loop {
+                let mut copy = feeder.copied(500_000);
+                copy.store(1000, 200_000, 1);
+                copy.check_all("while the program ends");
+            }
+        });
+    }
+    let mut feeder = Feeder::new(seed + 10);
+    for _ in 0..20 {
+        feeder.copied(MIB).check_all("in the main thread");
+    }
+    println!("leaving");
+    std::process::exit(0);
+}
+
+static BLOCKED_ON: AtomicI32 = AtomicI32::new(-1);
+static BLOCKED_BUFFER: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static ENTERED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C-unwind" {
+    fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
+    fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+}
+
+/// Blocks in `recv` of a large buffer until it is cancelled.
+extern "C-unwind" fn receive_forever(_argument: *mut c_void) -> *mut c_void {
+    ENTERED.store(true, Ordering::Release);
+    loop {
+        let buffer = BLOCKED_BUFFER.load(Ordering::Relaxed);
+        // SAFETY: the buffer has a megabyte and nobody else uses it.
+        unsafe { recv(BLOCKED_ON.load(Ordering::Relaxed), buffer, MIB, 0) };
+    }
+}
+
+/// A thread cancelled inside a large `recv` leaves nothing locked.
+fn cancelled_receive(seed: u64) {
+    for round in 0..20 {
+        let mut feeder = Feeder::new(seed + round);
+        let keep = feeder.copied(MIB);
+        let buffer = Buffer::copy_of(CopyCall::Memcpy, &keep, 0, MIB);
+        let mut ends = [0; 2];
+        // SAFETY: the array takes two descriptors.
+        assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr()) }, 0);
+        BLOCKED_ON.store(ends[0], Ordering::Relaxed);
+        BLOCKED_BUFFER.store(buffer.at(0).cast(), Ordering::Relaxed);
+        ENTERED.store(false, Ordering::Relaxed);
+        let mut thread: libc::pthread_t = 0;
+        let start = receive_forever as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+        // SAFETY: the two types differ in what may happen while unwinding only, and glibc unwinds
+        // cancelled threads.
+        let start: extern "C" fn(*mut c_void) -> *mut c_void = unsafe { std::mem::transmute(start) };
+        // SAFETY: the thread uses statics only and is joined below.
+        unsafe {
+            assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), start, std::ptr::null_mut()), 0);
+            while !ENTERED.load(Ordering::Acquire) {
+                libc::sched_yield();
+            }
+            if round % 2 == 0 {
+                let text = [9u8; 5000];
+                plain::raw_write(ends[1], text.as_ptr(), text.len()).expect("written");
+            }
+            assert_eq!(pthread_cancel(thread), 0);
+            let mut result = std::ptr::null_mut();
+            assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
+            assert_eq!(result, usize::MAX as *mut c_void, "PTHREAD_CANCELED");
+            libc::close(ends[0]);
+            libc::close(ends[1]);
+        }
+        keep.check_all("not the cancelled thread's");
+        feeder.copied(MIB).check_all("after a cancelled receive");
+        let whole = Buffer::new(Origin::Calloc, MIB);
+        whole.check_all("allocated after a cancelled receive");
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let seed = arguments[1].parse().expect("seed");
+    match arguments[0].as_str() {
+        "ring" => ring(seed),
+        "fault_storm" => fault_storm(seed),
+        "writes_to_the_same_pages" => writes_to_the_same_pages(seed),
+        "halves_of_one_buffer" => halves_of_one_buffer(seed),
+        "closes_every_descriptor" => closes_every_descriptor(seed),
+        "takes_any_descriptor_number" => takes_any_descriptor_number(seed),
+        "threads_that_come_and_go" => threads_that_come_and_go(seed),
+        "exit_while_others_work" => exit_while_others_work(seed),
+        "cancelled_receive" => cancelled_receive(seed),
+        other => panic!("unknown scenario {other}"),
+    }
+}

@@ -1,0 +1,13 @@
+//! Processes that come from one whose buffers hold received data.
+
+uncopy_tests::scenarios! { "forks":
+    child_overwrites_what_parent_keeps => [ElidedBytes, InputBytes, OutputBytes],
+    bare_fork => [ElidedBytes, InputBytes],
+    generations => [ElidedBytes, InputBytes],
+    daemon => [ElidedBytes, InputBytes],
+    fork_among_threads => [ElidedBytes, InputBytes, OutputBytes],
+    other_programs => [ElidedBytes, InputBytes],
+    child_that_shares_memory => [ElidedBytes, InputBytes],
+    fork_handlers_touch_buffers => [ElidedBytes, InputBytes],
+    ways_to_end => [ElidedBytes, InputBytes],
+}

@@ -1,0 +1,11 @@
+//! The allocator's promises on blocks that hold received data and copies of it.
+
+uncopy_tests::scenarios! { "memory":
+    every_function_at_every_size => [],
+    calloc_after_received_data => [ElidedBytes, InputBytes, MaterializedBytes],
+    realloc_walk => [ElidedBytes, InputBytes],
+    impossible_requests => [],
+    freed_by_another_thread => [ElidedBytes, InputBytes],
+    very_large_blocks => [ElidedBytes, InputBytes, OutputBytes],
+    steady_state => [ElidedBytes, InputBytes, OutputBytes],
+}

@@ -1,0 +1,214 @@
+//! The packaged Redis, with every value that it takes and gives compared: commands at random,
+//! snapshots while values change, and the append-only file loaded by a plain server.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use uncopy_core::stats::Counter;
+use uncopy_tests::random::{Random, bytes, rounds, seed};
+use uncopy_tests::redis::{Model, Redis};
+use uncopy_tests::resp::{Answer, Resp};
+use uncopy_tests::{Mode, Scratch};
+
+const MIB: usize = 1 << 20;
+const APPEND_ONLY: &[&str] = &["--appendonly", "yes"];
+const WORKED: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes, Counter::OutputBytes];
+
+/// Random commands, a rewrite of the append-only file among them, then a plain server on the same
+/// file.
+fn random_commands(mode: Mode, first_seed: u64, options: &[&str]) {
+    let scratch = Scratch::new("redis-commands");
+    let directory = scratch.directory("data");
+    let seed = seed(first_seed);
+    eprintln!("seed {seed}");
+    let mut random = Random::new(seed);
+    let mut model = Model::default();
+    let redis = Redis::start(mode, &scratch, "redis", &directory, options);
+    let mut client = redis.client();
+    model.walk(&mut client, &mut random, rounds(150), 4 * MIB);
+    client.command(&[b"BGREWRITEAOF"]);
+    model.walk(&mut client, &mut random, rounds(60), MIB);
+    redis.wait_for_background(&mut client, "aof_rewrite");
+    model.walk(&mut client, &mut random, rounds(60), 2 * MIB);
+    model.compare(&mut client, "running server");
+    let _ = redis.shut_down().expect_counters(WORKED);
+    let plain = Redis::start(Mode::Plain, &scratch, "plain", &directory, APPEND_ONLY);
+    model.compare(&mut plain.client(), "plain server on the same append-only file");
+    let _ = plain.shut_down();
+}
+
+#[test]
+fn random_commands_with_everything_elided() {
+    random_commands(Mode::Always, 31, APPEND_ONLY);
+}
+
+#[test]
+fn random_commands_with_the_default_policy() {
+    random_commands(Mode::Auto, 32, APPEND_ONLY);
+}
+
+#[test]
+fn random_commands_with_threads_for_input_and_output() {
+    let options = [APPEND_ONLY, &["--io-threads", "3", "--io-threads-do-reads", "yes"]].concat();
+    random_commands(Mode::Always, 33, &options);
+}
+
+/// The append-only file that a server under uncopy loads is read right.
+#[test]
+fn append_only_file_loaded_under_uncopy() {
+    let scratch = Scratch::new("redis-load");
+    let directory = scratch.directory("data");
+    let mut model = Model::default();
+    let plain = Redis::start(Mode::Plain, &scratch, "plain", &directory, APPEND_ONLY);
+    model.walk(&mut plain.client(), &mut Random::new(seed(41)), 80, 2 * MIB);
+    let _ = plain.shut_down();
+    for mode in Mode::BOTH {
+        let redis = Redis::start(mode, &scratch, &format!("{mode:?}"), &directory, APPEND_ONLY);
+        model.compare(&mut redis.client(), "server that loaded the file");
+        let _ = redis.shut_down();
+    }
+}
+
+/// Value number `version` of a key: its number, then bytes that follow from both.
+fn version_of(key: usize, version: u64) -> Vec<u8> {
+    let mut value = version.to_le_bytes().to_vec();
+    value.extend(bytes((key as u64) << 32 | version, MIB - 8));
+    value
+}
+
+/// The version that a value is, after checking that all of it is.
+fn read_version(key: usize, value: &[u8], what: &str) -> u64 {
+    let version = u64::from_le_bytes(value[..8].try_into().expect("eight bytes"));
+    assert!(version < 1000 && value == version_of(key, version), "{what}: key {key} is no whole version");
+    version
+}
+
+fn set_version(client: &mut Resp, key: usize, version: u64) {
+    let name = format!("key:{key}");
+    let value = version_of(key, version);
+    assert_eq!(client.command(&[b"SET", name.as_bytes(), &value]), Answer::Status("OK".to_owned()));
+}
+
+/// Snapshots while `SET`s of 1 MiB run: every value in the dump is a whole one, no older than the
+/// last that was set before the snapshot began and no newer than the first after it had.
+fn snapshot_while_values_change(mode: Mode, first_seed: u64) {
+    const KEYS: usize = 24;
+    let scratch = Scratch::new("redis-snapshot");
+    let directory = scratch.directory("data");
+    let redis = Redis::start(mode, &scratch, "redis", &directory, APPEND_ONLY);
+    let mut client = redis.client();
+    for key in 0..KEYS {
+        set_version(&mut client, key, 0);
+    }
+    let mut current: BTreeMap<usize, u64> = (0..KEYS).map(|key| (key, 0)).collect();
+    for round in 0..3 {
+        let stop = AtomicBool::new(false);
+        // Every writer has its own third of the keys and says what it set before and after the
+        // moment when the snapshot surely had begun.
+        let began = AtomicBool::new(false);
+        let bounds: Vec<(usize, u64, u64)> = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..2)
+                .map(|writer| {
+                    let (stop, began, redis, current) = (&stop, &began, &redis, &current);
+                    scope.spawn(move || {
+                        let mut client = redis.client();
+                        let mut random = Random::new(seed(first_seed) + round * 10 + writer);
+                        let own: Vec<usize> = (0..KEYS).filter(|key| key % 3 == usize::try_from(writer).expect("small")).collect();
+                        let mut versions: BTreeMap<usize, u64> = own.iter().map(|key| (*key, current[key])).collect();
+                        let mut newest: Option<BTreeMap<usize, u64>> = None;
+                        while !stop.load(Ordering::SeqCst) {
+                            if newest.is_none() && began.load(Ordering::SeqCst) {
+                                newest = Some(versions.clone());
+                            }
+                            let key = random.pick(&own);
+                            let version = versions[&key] + 1;
+                            set_version(&mut client, key, version);
+                            versions.insert(key, version);
+                        }
+                        let newest = newest.unwrap_or_else(|| versions.clone());
+                        own.iter().map(|key| (*key, newest[key], versions[key])).collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(20));
+            let answer = client.command(&[b"BGSAVE"]);
+            began.store(true, Ordering::SeqCst);
+            assert!(matches!(answer, Answer::Status(_)), "BGSAVE: {answer:?}");
+            redis.wait_for_background(&mut client, "rdb_bgsave");
+            stop.store(true, Ordering::SeqCst);
+            writers.into_iter().flat_map(|writer| writer.join().expect("writer")).collect()
+        });
+        let dump = scratch.directory(&format!("dump-{round}"));
+        std::fs::copy(directory.join("dump.rdb"), dump.join("dump.rdb")).expect("dump");
+        let plain = Redis::start(Mode::Plain, &scratch, &format!("plain-{round}"), &dump, &["--appendonly", "no"]);
+        let mut reader = plain.client();
+        let newest: BTreeMap<usize, u64> = bounds.iter().map(|(key, newest, _)| (*key, *newest)).collect();
+        for key in 0..KEYS {
+            let value = reader.get(format!("key:{key}").as_bytes()).expect("every key was set");
+            let version = read_version(key, &value, "dump");
+            let (oldest, newest) = (current[&key], *newest.get(&key).unwrap_or(&current[&key]));
+            assert!((oldest..=newest).contains(&version), "dump: key {key} has version {version}, not {oldest} to {newest}");
+        }
+        let _ = plain.shut_down();
+        for (key, _, last) in bounds {
+            current.insert(key, last);
+        }
+        for (key, last) in &current {
+            let value = client.get(format!("key:{key}").as_bytes()).expect("every key was set");
+            assert_eq!(read_version(*key, &value, "running server"), *last, "running server: key {key}");
+        }
+    }
+    let _ = redis.shut_down().expect_counters(WORKED);
+    let plain = Redis::start(Mode::Plain, &scratch, "plain-aof", &directory, APPEND_ONLY);
+    let mut reader = plain.client();
+    for (key, last) in &current {
+        let value = reader.get(format!("key:{key}").as_bytes()).expect("every key was set");
+        assert_eq!(read_version(*key, &value, "append-only file"), *last, "append-only file: key {key}");
+    }
+    let _ = plain.shut_down();
+}
+
+#[test]
+fn snapshot_while_values_change_with_everything_elided() {
+    snapshot_while_values_change(Mode::Always, 51);
+}
+
+#[test]
+fn snapshot_while_values_change_with_the_default_policy() {
+    snapshot_while_values_change(Mode::Auto, 52);
+}
+
+/// Several clients at once, each with keys of its own.
+#[test]
+fn many_clients_at_once() {
+    for mode in Mode::BOTH {
+        let scratch = Scratch::new("redis-clients");
+        let directory = scratch.directory("data");
+        let redis = Redis::start(mode, &scratch, "redis", &directory, APPEND_ONLY);
+        std::thread::scope(|scope| {
+            for number in 0..6 {
+                let redis = &redis;
+                scope.spawn(move || {
+                    let mut client = redis.client();
+                    let mut random = Random::new(seed(60) + number);
+                    let mut values: Vec<Option<Vec<u8>>> = vec![None; 4];
+                    for _ in 0..rounds(40) {
+                        let slot = random.below(4);
+                        let name = format!("{number}:{slot}");
+                        if random.one_in(2) {
+                            let len = random.length(MIB);
+                            let value = bytes(random.word(), len);
+                            let answer = client.command(&[b"SET", name.as_bytes(), &value]);
+                            assert_eq!(answer, Answer::Status("OK".to_owned()));
+                            values[slot] = Some(value);
+                        } else {
+                            assert!(client.get(name.as_bytes()) == values[slot], "{name} has another value");
+                        }
+                    }
+                });
+            }
+        });
+        let _ = redis.shut_down().expect_counters(WORKED);
+    }
+}

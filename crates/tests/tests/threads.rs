@@ -1,0 +1,13 @@
+//! Threads that share buffers, and programs that are careless with their descriptors.
+
+uncopy_tests::scenarios! { "threads":
+    ring => [ElidedBytes, InputBytes, OutputBytes],
+    fault_storm => [ElidedBytes, InputBytes, Faults],
+    writes_to_the_same_pages => [ElidedBytes, Faults],
+    halves_of_one_buffer => [InputBytes],
+    closes_every_descriptor => [ElidedBytes, InputBytes],
+    takes_any_descriptor_number => [ElidedBytes, InputBytes],
+    threads_that_come_and_go => [ElidedBytes, InputBytes],
+    exit_while_others_work => [ElidedBytes, InputBytes],
+    cancelled_receive => [ElidedBytes, InputBytes],
+}
