@@ -29,6 +29,8 @@ pub struct Sample {
     pub verified_bytes: Option<u64>,
     /// What the reader must know.
     pub notes: Vec<String>,
+    /// What went wrong although the figures are right, such as a crash at the server's end.
+    pub defect: Option<String>,
 }
 
 /// One figure of a sample.
@@ -127,6 +129,12 @@ impl Comparison {
             && self.rounds.iter().flatten().all(|sample| sample.verified_bytes.is_some())
     }
 
+    /// Whether everything was verified and nothing else went wrong either.
+    #[must_use]
+    pub fn is_flawless(&self) -> bool {
+        self.is_verified() && self.rounds.iter().flatten().all(|sample| sample.defect.is_none())
+    }
+
     /// Bytes verified under a side.
     #[must_use]
     pub fn verified_bytes(&self, side: Side) -> u64 {
@@ -166,7 +174,8 @@ impl Comparison {
     pub fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = Vec::new();
         for side in &self.sides {
-            for note in self.samples(*side).into_iter().flatten().flat_map(|sample| &sample.notes) {
+            let samples = self.samples(*side).into_iter().flatten();
+            for note in samples.flat_map(|sample| sample.notes.iter().chain(&sample.defect)) {
                 let note = format!("{}: {note}", side.name());
                 if !notes.contains(&note) {
                     notes.push(note);
@@ -292,6 +301,18 @@ mod tests {
         assert_eq!(comparison.notes(), ["uncopy: wrong echo"]);
         assert_eq!(comparison.to_json()["verified"], json!(false));
         assert!(comparison.to_json()["sides"]["uncopy"]["operations_per_s"]["ratio_to_plain"].is_null());
+    }
+
+    #[test]
+    fn a_defect_is_told_and_counts_although_the_figures_are_right() {
+        let mut comparison = Comparison::new("work", 1, &BOTH);
+        comparison.round(|side| {
+            let defect = (side == Side::Uncopy).then(|| "signal 11 at its end".to_owned());
+            Ok(Sample { defect, ..sample(1.0) })
+        });
+        assert!(comparison.is_verified() && !comparison.is_flawless());
+        assert_eq!(comparison.notes(), ["uncopy: signal 11 at its end"]);
+        assert!(compared(&[(1.0, 1.0)]).is_flawless());
     }
 
     #[test]

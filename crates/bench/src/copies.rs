@@ -91,7 +91,7 @@ fn sample(launcher: &Launcher, side: Side, settings: &Settings, copies: usize, s
             cpu_us: cpu_ns as f64 / 1e3 / load.messages as f64,
             resident_bytes: resident_bytes as f64,
             verified_bytes: Some(warm_up.verified_bytes + load.verified_bytes),
-            notes: Vec::new(),
+            ..Sample::default()
         })
     };
     let mut sample = match measured() {
@@ -100,7 +100,7 @@ fn sample(launcher: &Launcher, side: Side, settings: &Settings, copies: usize, s
     };
     let pid = server.process().pid();
     sample.notes = launcher.notes(side, pid, &server.stderr_text(), copies > 0);
-    sample.notes.extend(server.process().stop().err().map(|failure| failure.to_string()));
+    sample.defect = server.process().stop().err().map(|failure| failure.to_string());
     Ok(sample)
 }
 

@@ -32,6 +32,7 @@ const REDIS_WORK: [(Operation, u64); 7] = [
 /// Connections to Redis.
 const REDIS_CLIENTS: usize = 8;
 
+const RATE_UNIT: &str = "op/s";
 const RATE: Metric = |sample| sample.operations_per_s;
 const MEMORY: Metric = |sample| sample.resident_bytes;
 
@@ -50,7 +51,7 @@ impl Demo {
     pub fn run(launcher: &Launcher, programs: &Programs, quick: bool) -> Self {
         // Many short rounds give a steadier median than few long ones.
         let (echo_rounds, redis_rounds, echo_time, redis_time) = if quick {
-            (5, 5, Duration::from_millis(250), Duration::from_millis(300))
+            (5, 7, Duration::from_millis(250), Duration::from_millis(300))
         } else {
             (7, 9, Duration::from_millis(600), Duration::from_millis(1000))
         };
@@ -90,11 +91,12 @@ impl Demo {
             ("uncopy", Right),
             ("ratio", Right),
             ("spread", Right),
+            ("CPU ratio", Right),
             ("bytes verified", Right),
         ]);
         for comparison in self.comparisons() {
             let ratio = comparison.ratio(Side::Uncopy, RATE);
-            table.row(row(comparison, comparison.title(), "op/s", RATE, 1.0, ratio));
+            table.row(row(comparison, comparison.title(), RATE_UNIT, RATE, 1.0, ratio));
         }
         for comparison in &self.echo {
             if let Some(cells) = self.part_of_no_copies(comparison) {
@@ -111,7 +113,8 @@ impl Demo {
         text.push('\n');
         text.push_str(&table.render());
         text.push_str(
-            "\nratio: uncopy over plain, median over paired, alternating rounds; spread: smallest to largest ratio\n",
+            "\nratio: uncopy over plain, median over paired, alternating rounds; spread: smallest to largest\n\
+             CPU ratio: the same for the server's processor time per operation; memory is resident memory\n",
         );
         text
     }
@@ -132,6 +135,7 @@ impl Demo {
             String::new(),
             format!("{:.2}–{:.2}", uncopy.low, uncopy.high),
             String::new(),
+            verified(comparison),
         ])
     }
 
@@ -156,7 +160,6 @@ fn row(
 ) -> Vec<String> {
     let median =
         |side| number(comparison.spread(side, metric).map_or(f64::NAN, |spread| spread.median * scale));
-    let verified = comparison.verified_bytes(Side::Plain).min(comparison.verified_bytes(Side::Uncopy));
     vec![
         title.to_owned(),
         unit.to_owned(),
@@ -164,6 +167,18 @@ fn row(
         median(Side::Uncopy),
         ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}", ratio.median)),
         ratio.map_or_else(String::new, |ratio| format!("{:.2}–{:.2}", ratio.low, ratio.high)),
-        if comparison.is_verified() { amount(verified) } else { "not verified".to_owned() },
+        comparison
+            .ratio(Side::Uncopy, |sample| sample.cpu_us)
+            .filter(|_| unit == RATE_UNIT)
+            .map_or_else(String::new, |ratio| format!("{:.2}", ratio.median)),
+        verified(comparison),
     ]
+}
+
+/// Bytes that were compared under each side, at least.
+fn verified(comparison: &Comparison) -> String {
+    if !comparison.is_verified() {
+        return "not verified".to_owned();
+    }
+    amount(comparison.verified_bytes(Side::Plain).min(comparison.verified_bytes(Side::Uncopy)))
 }

@@ -18,7 +18,11 @@ impl Failure {
 
     /// An operating system error together with what was being done.
     pub fn while_doing(what: impl fmt::Display, error: &io::Error) -> Self {
-        Self(format!("{what}: {error}"))
+        match error.kind() {
+            // What a socket with a time limit reports when the limit passes.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self(format!("{what}: timed out")),
+            _ => Self(format!("{what}: {error}")),
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 //! Invariant: two messages with neighbouring numbers differ in every whole line, so bytes of an
 //! earlier message, or of another place, cannot pass for this one's.
 
-use crate::statistics::Random;
+use crate::random::Random;
 
 /// Bytes between stamps: a line of the processor's cache.
 const LINE_BYTES: usize = 64;

@@ -7,10 +7,10 @@ use crate::comparison::{Comparison, Metric, Sample};
 use crate::failure::{Failure, Result, While};
 use crate::pattern::compare;
 use crate::progress::Progress;
+use crate::random::Random;
 use crate::redis_load::{KEY, Load, Operation, is_benchmark_value};
 use crate::redis_server::{Programs, RedisServer};
 use crate::side::{Launcher, Side};
-use crate::statistics::Random;
 use crate::table::{Align, Table, amount, number, size};
 
 /// Room that the temporary directory must have, bytes: many times what a log grows to.
@@ -124,7 +124,7 @@ impl Run<'_> {
                 cpu_us: cpu_ns as f64 / 1e3 / requests as f64,
                 resident_bytes: resident_bytes as f64,
                 verified_bytes: Some(verified_bytes),
-                notes: Vec::new(),
+                ..Sample::default()
             })
         };
         let mut sample = match measured() {
@@ -136,7 +136,7 @@ impl Run<'_> {
         let elision_expected =
             self.load.operation == Operation::Set && self.size_bytes >= ELISION_EXPECTED_BYTES;
         sample.notes = self.launcher.notes(side, pid, &stderr, elision_expected);
-        sample.notes.extend(redis.stop().err().map(|failure| failure.to_string()));
+        sample.defect = redis.stop().err().map(|failure| failure.to_string());
         Ok(sample)
     }
 

@@ -222,7 +222,7 @@ fn unexpected(name: &str, reply: &Reply) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::statistics::Random;
+    use crate::random::Random;
     use std::net::TcpListener;
 
     #[test]

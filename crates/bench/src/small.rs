@@ -10,9 +10,9 @@ use crate::failure::{Failure, Result};
 use crate::pattern::compare;
 use crate::process::{self, Output};
 use crate::progress::Progress;
+use crate::random::Random;
 use crate::redis_server::on_path;
 use crate::side::{Launcher, Side};
-use crate::statistics::Random;
 use crate::table::{Align, Table, number, size};
 
 /// Calls of memcpy in one sample: about a tenth of a second.

@@ -45,39 +45,6 @@ pub fn quantile<T: Copy>(sorted: &[T], quantile: f64) -> Option<T> {
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-/// Seeds and advances the generator that fills messages and values (splitmix64, public domain by
-/// Sebastiano Vigna). It makes bytes that differ from place to place, not secrets.
-#[derive(Clone, Debug)]
-pub struct Random(u64);
-
-impl Random {
-    /// A generator whose whole sequence follows from `seed`.
-    #[must_use]
-    pub const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next 64 bits.
-    pub const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// `len_bytes` bytes.
-    #[must_use]
-    pub fn bytes(&mut self, len_bytes: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(len_bytes.next_multiple_of(8));
-        while bytes.len() < len_bytes {
-            bytes.extend_from_slice(&self.next().to_le_bytes());
-        }
-        bytes.truncate(len_bytes);
-        bytes
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,12 +80,5 @@ mod tests {
         assert_eq!(quantile(&sorted, 0.0), Some(1));
         assert_eq!(quantile(&sorted, 7.0), Some(100));
         assert_eq!(quantile::<u32>(&[], 0.5), None);
-    }
-
-    #[test]
-    fn random_bytes_follow_from_the_seed_and_have_any_length() {
-        assert_eq!(Random::new(5).bytes(13), Random::new(5).bytes(16)[..13]);
-        assert_ne!(Random::new(5).bytes(13), Random::new(6).bytes(13));
-        assert!(Random::new(5).bytes(0).is_empty());
     }
 }

@@ -53,7 +53,7 @@ pub enum State<S> {
 }
 
 /// Handles of views that an operation removed. Drop it where no lock is held.
-pub type Dropped<S> = Vec<S>;
+pub type Dropped<S> = smallvec::SmallVec<[S; 6]>;
 
 /// The map of a block's pages.
 #[derive(Clone, Debug)]
@@ -185,6 +185,17 @@ impl<S: Clone + PartialEq> PageMap<S> {
             return;
         }
         let first = self.position(pages.start);
+        // The usual case: a buffer is used again for a message of the same size.
+        if let (Some(old), Some(new)) = (self.runs.get_mut(first), &run)
+            && old.pages == pages
+            && old.view.is_some()
+            && new.view.is_some()
+        {
+            let replaced = core::mem::replace(&mut old.view, run.and_then(|run| run.view));
+            dropped.extend(replaced.map(|view| view.segment));
+            self.join_around(first, dropped);
+            return;
+        }
         let mut last = first;
         while self.runs.get(last).is_some_and(|run| run.pages.start < pages.end) {
             last += 1;
@@ -297,7 +308,7 @@ mod tests {
             let mut model: Vec<State<u8>> = (0..PAGES).map(|_| State::Present).collect();
             for operation in operations {
                 let before = map.views();
-                let mut dropped = Vec::new();
+                let mut dropped = Dropped::new();
                 let mut added = 0;
                 match operation {
                     Operation::Present(pages) => {
@@ -354,7 +365,7 @@ mod tests {
             let segments: Vec<Arc<u8>> = (0..3).map(Arc::new).collect();
             let mut map = PageMap::new();
             for operation in operations {
-                let mut dropped = Vec::new();
+                let mut dropped = Dropped::new();
                 match operation {
                     Operation::Present(pages) => map.set_present(pages, &mut dropped),
                     Operation::Empty(pages) => map.set_empty(pages, &mut dropped),
@@ -374,7 +385,7 @@ mod tests {
     #[test]
     fn a_touch_in_the_middle_splits_a_view() {
         let mut map = PageMap::new();
-        let mut dropped = Vec::new();
+        let mut dropped = Dropped::new();
         map.set_viewed(PageRange::new(2, 10), View { segment: 'a', offset_bytes: 45, site: 0 }, &mut dropped);
         map.set_present(PageRange::new(5, 6), &mut dropped);
         assert_eq!(map.views(), 2);

@@ -8,8 +8,12 @@
 
 use crate::addr::{ByteRange, PAGE_BYTES, PageRange};
 
-extern crate alloc;
-use alloc::vec::Vec;
+use smallvec::SmallVec;
+
+/// The pieces of a source, in order.
+pub type Pieces<S> = SmallVec<[Piece<S>; 6]>;
+/// The steps of a plan, in order.
+pub type Steps<S> = SmallVec<[Step<S>; 8]>;
 
 /// Where a stretch of the source's bytes is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,8 +80,8 @@ pub enum Step<S> {
 /// Views of fewer than `least_pages` pages are not made; their bytes are copied. The steps are in
 /// order and cover the destination exactly once; adjacent `Bytes` steps are one.
 #[must_use]
-pub fn plan<S: Clone>(start: usize, pieces: &[Piece<S>], least_pages: u32) -> Vec<Step<S>> {
-    let mut steps = Vec::with_capacity(2 * pieces.len() + 1);
+pub fn plan<S: Clone>(start: usize, pieces: &[Piece<S>], least_pages: u32) -> Steps<S> {
+    let mut steps = Steps::new();
     let mut at = start;
     for piece in pieces {
         let range = ByteRange::at(at, piece.len_bytes());
@@ -105,7 +109,7 @@ pub fn plan<S: Clone>(start: usize, pieces: &[Piece<S>], least_pages: u32) -> Ve
     steps
 }
 
-fn push_bytes<S>(steps: &mut Vec<Step<S>>, range: ByteRange) {
+fn push_bytes<S>(steps: &mut Steps<S>, range: ByteRange) {
     if range.is_empty() {
         return;
     }
@@ -206,7 +210,10 @@ mod tests {
     fn a_shift_by_45_bytes_is_a_shift_of_the_offset() {
         let pieces = [Piece::Segment { segment: 's', offset_bytes: 45, len_bytes: 8 * PAGE_BYTES }];
         let steps = plan(0, &pieces, 1);
-        assert_eq!(steps, [Step::View { pages: PageRange::new(0, 8), segment: 's', offset_bytes: 45 }]);
+        assert_eq!(
+            steps.as_slice(),
+            [Step::View { pages: PageRange::new(0, 8), segment: 's', offset_bytes: 45 }]
+        );
         assert_eq!(elided_bytes(&steps), 8 * PAGE_BYTES);
     }
 }

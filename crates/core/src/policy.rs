@@ -25,8 +25,29 @@ pub const MOVE_CALL_NS: i64 = 1_000;
 pub const MOVE_PAGE_NS: i64 = 45;
 /// Receiving into a segment instead of the buffer.
 pub const INPUT_NS: i64 = 500;
-/// A run of present pages this short is copied over; a longer one is moved out of the way.
-pub const COPY_OVER_PAGES: u32 = 4;
+/// A run of present pages this short may be copied over; a longer one is moved out of the way.
+pub const COPY_OVER_PAGES: u32 = 8;
+
+/// Whether to move a run of `pages` present pages out of a view's way rather than copy over them, given
+/// what copying over has cost this block since the last move. Adds to that cost.
+///
+/// As in the ski-rental problem: copying is repeated until it has cost as much as moving would, so the
+/// sum is at most twice that of knowing beforehand.
+#[must_use]
+pub const fn moves_out(pages: u32, copied_over_ns: u32) -> (bool, u32) {
+    let move_ns = (MOVE_CALL_NS + pages as i64 * MOVE_PAGE_NS) as u32;
+    let total_ns = copied_over_ns.saturating_add(pages * COPY_PAGE_NS);
+    if pages > COPY_OVER_PAGES {
+        (true, copied_over_ns)
+    } else if total_ns >= move_ns {
+        (true, total_ns - move_ns)
+    } else {
+        (false, total_ns)
+    }
+}
+
+/// Copying one page with warm caches.
+const COPY_PAGE_NS: u32 = 100;
 
 const BUDGET_NS: i64 = 50_000;
 const PROBE_BUDGET_NS: i64 = BUDGET_NS / 4;
@@ -275,6 +296,22 @@ mod tests {
         assert_ne!(one, sites.site(Kind::Copy, 0x1000, 200_000));
         assert_ne!(one, sites.site(Kind::Copy, 0x1008, 65536));
         assert_ne!(one, sites.site(Kind::Input, 0x1000, 65536));
+    }
+
+    #[test]
+    fn copying_over_costs_at_most_one_move_before_the_run_is_moved_out() {
+        let mut spent_ns = 0;
+        let mut copies = 0;
+        loop {
+            let (moves, rest_ns) = moves_out(2, spent_ns);
+            if moves {
+                break;
+            }
+            spent_ns = rest_ns;
+            copies += 1;
+        }
+        assert_eq!(copies, 5);
+        assert!(moves_out(COPY_OVER_PAGES + 1, 0).0);
     }
 
     #[test]

@@ -7,12 +7,12 @@
 use crate::block::{HELD_A_VIEW, Locked};
 use crate::engine::ENGINE;
 use crate::live;
-use crate::segment::Segment;
+use crate::segment::{Draft, Segment};
 use core::sync::atomic::Ordering::Relaxed;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, SiteId, State, View};
 use uncopy_core::plan::{Piece, Step};
-use uncopy_core::policy::COPY_OVER_PAGES;
+use uncopy_core::policy::moves_out;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
@@ -98,7 +98,7 @@ pub unsafe fn apply(
         match step {
             Step::Bytes { range } => {
                 // SAFETY: the caller's promise.
-                unsafe { put_bytes(uffd, destination, source, *range, dropped) };
+                unsafe { put_bytes(uffd, destination, source, *range, site, dropped) };
                 done.copied_bytes += range.len();
             }
             Step::View { pages, segment, offset_bytes } => {
@@ -129,9 +129,11 @@ pub unsafe fn apply(
     done
 }
 
+type Runs = smallvec::SmallVec<[PageRange; 8]>;
+
 /// The runs of pages in `pages` that are not present.
-fn absent_runs(block: &Locked, pages: PageRange) -> Vec<PageRange> {
-    let mut runs: Vec<PageRange> = Vec::with_capacity(4);
+fn absent_runs(block: &Locked, pages: PageRange) -> Runs {
+    let mut runs = Runs::new();
     if let Some(map) = block.map() {
         map.for_each(pages, |run, state| {
             if state != State::Present {
@@ -146,8 +148,8 @@ fn absent_runs(block: &Locked, pages: PageRange) -> Vec<PageRange> {
 }
 
 /// The runs of pages in `pages` that are present.
-fn present_runs(block: &Locked, pages: PageRange) -> Vec<PageRange> {
-    let mut runs = Vec::with_capacity(4);
+fn present_runs(block: &Locked, pages: PageRange) -> Runs {
+    let mut runs = Runs::new();
     if let Some(map) = block.map() {
         map.for_each(pages, |run, state| {
             if state == State::Present {
@@ -172,7 +174,10 @@ unsafe fn make_absent(
 ) {
     for run in present_runs(block, pages) {
         let mut kept = run;
-        if run.len() > COPY_OVER_PAGES {
+        let spent_ns = block.at.block.copied_over_ns.load(Relaxed);
+        let (moves, spent_ns) = moves_out(run.len(), spent_ns);
+        block.at.block.copied_over_ns.store(spent_ns, Relaxed);
+        if moves {
             let out = move_out(uffd, block, run);
             done.moves += 1;
             done.moved_pages += out as usize;
@@ -206,34 +211,81 @@ fn move_out(uffd: Uffd, block: &mut Locked, run: PageRange) -> u32 {
     moved
 }
 
-/// Really copies bytes into the block, whatever the state of the pages they lie in.
+/// Longest absent run whose bytes are set aside in a segment of their own.
+const PATCH_PAGES: u32 = 16;
+
+/// Really copies bytes, whatever the state of the pages they belong in: into present pages directly;
+/// for absent ones into a small segment of their own, so that they stay absent (moving pages in now
+/// and out again for the next message would cost two system calls); at the edges, which the program
+/// is likely to touch, into pages that are then present.
 ///
 /// # Safety
 /// As for [`apply`].
-pub unsafe fn put_bytes(
+unsafe fn put_bytes(
     uffd: Uffd,
     block: &mut Locked,
     source: &Source<'_>,
     range: ByteRange,
+    site: SiteId,
     dropped: &mut Dropped<Segment>,
 ) {
+    let whole = range.whole_pages();
     let mut at = range.start;
     while at < range.end {
         let page = (at / PAGE_BYTES) as u32;
-        let rest = ByteRange { start: at, end: range.end }.touched_pages();
+        let mut rest = ByteRange { start: at, end: range.end }.touched_pages();
+        // An edge page by itself, then the whole pages, then the other edge.
+        rest.end = if page < whole.start {
+            page + 1
+        } else if page < whole.end {
+            whole.end
+        } else {
+            rest.end
+        };
         let (run, state) = match block.map() {
             Some(map) => map.at(page, rest),
             None => (rest, State::Present),
         };
         let part = ByteRange::from(run).intersection(range);
-        // SAFETY: present pages of the program, or pages that `fill` makes present.
+        at = part.end;
+        if state == State::Present {
+            // SAFETY: present pages of the program; the caller's promise for the source.
+            unsafe { source.fetch(part, block.at.base + part.start) };
+            continue;
+        }
+        let is_patch = run.len_bytes() == part.len() && run.len() <= PATCH_PAGES;
+        // SAFETY: the caller's promise.
         unsafe {
-            if state == State::Present || !fill(uffd, block, source, run, part, &state, dropped) {
+            if is_patch && patch(uffd, block, source, run, site, dropped) {
+                continue;
+            }
+            if !fill(uffd, block, source, run, part, &state, dropped) {
                 source.fetch(part, block.at.base + part.start);
             }
         }
-        at = part.end;
     }
+}
+
+/// Copies the bytes of whole absent pages into a segment of their own and makes the pages views of it.
+/// False, and nothing done, without memory.
+///
+/// # Safety
+/// As for [`apply`].
+unsafe fn patch(
+    uffd: Uffd,
+    block: &mut Locked,
+    source: &Source<'_>,
+    run: PageRange,
+    site: SiteId,
+    dropped: &mut Dropped<Segment>,
+) -> bool {
+    let Ok(draft) = Draft::new(uffd, run.len_bytes()) else { return false };
+    // SAFETY: the draft is ours alone and long enough; the caller's promise for the source.
+    unsafe { source.fetch(ByteRange::from(run), draft.address()) };
+    let view = View { segment: draft.freeze(site), offset_bytes: 0, site };
+    block.change(|map| map.set_viewed(run, view, dropped));
+    block.at.block.flags.fetch_or(HELD_A_VIEW, Relaxed);
+    true
 }
 
 /// Makes an absent run present with `part` of it taken from the source and the rest as it reads.

@@ -7,7 +7,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, PageMap, State};
-use uncopy_core::plan::Piece;
+use uncopy_core::plan::{Piece, Pieces};
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
@@ -41,6 +41,8 @@ pub struct Block {
     pub fault_batch: AtomicU32,
     /// Present pages counted as retained while the block is free.
     pub retained_pages: AtomicU32,
+    /// What copying over short present runs has cost since a run was last moved out, ns.
+    pub copied_over_ns: AtomicU32,
     /// Allocation site, for placement.
     pub alloc_site: AtomicU16,
     map: UnsafeCell<Option<Box<PageMap<Segment>>>>,
@@ -136,7 +138,7 @@ impl Locked {
         let after = map.views();
         if after > before {
             live::raise(Counter::Views, Counter::ViewsPeak, after - before);
-        } else {
+        } else if after < before {
             live::subtract(Counter::Views, before - after);
         }
         self.at.block.absent_pages.store(map.absent_pages(), Relaxed);
@@ -181,9 +183,12 @@ impl Locked {
 
     /// Where the bytes of `range` are.
     #[must_use]
-    pub fn pieces(&self, range: ByteRange) -> Vec<Piece<Segment>> {
-        let Some(map) = self.map() else { return vec![Piece::Plain { len_bytes: range.len() }] };
-        let mut pieces = Vec::with_capacity(6);
+    pub fn pieces(&self, range: ByteRange) -> Pieces<Segment> {
+        let mut pieces = Pieces::new();
+        let Some(map) = self.map() else {
+            pieces.push(Piece::Plain { len_bytes: range.len() });
+            return pieces;
+        };
         map.for_each(range.touched_pages(), |pages, state| {
             let bytes = ByteRange::from(pages).intersection(range);
             let len_bytes = bytes.len();

@@ -8,7 +8,7 @@ use crate::segment::Segment;
 use uncopy_core::addr::ByteRange;
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId};
-use uncopy_core::plan::{Piece, Step, elided_bytes, plan};
+use uncopy_core::plan::{Piece, Pieces, Step, elided_bytes, plan};
 use uncopy_core::policy::{Kind, MOVE_CALL_NS, MOVE_PAGE_NS, TRACK_NS, copy_ns};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
@@ -189,7 +189,7 @@ unsafe fn apply_staged(
     let staged = crate::segment::Draft::new(uffd, plain_bytes).ok()?;
     let mut at = source.start;
     let mut filled = 0;
-    let mut spans = Vec::with_capacity(source.pieces.len());
+    let mut spans = smallvec::SmallVec::<[usize; 8]>::new();
     for piece in source.pieces {
         let range = ByteRange::at(at, piece.len_bytes());
         at = range.end;
@@ -202,7 +202,7 @@ unsafe fn apply_staged(
     }
     let staged = staged.freeze(0);
     let mut spans = spans.into_iter();
-    let pieces: Vec<Piece<Segment>> = source
+    let pieces: Pieces<Segment> = source
         .pieces
         .iter()
         .map(|piece| match piece {

@@ -21,6 +21,7 @@ struct Held {
     /// Only one fork at a time.
     lock: Lock,
     critical: UnsafeCell<Option<Critical>>,
+    gauges: UnsafeCell<Option<live::Gauges>>,
     /// The allocator for our own data.
     private: UnsafeCell<Option<&'static Lock>>,
 }
@@ -28,8 +29,12 @@ struct Held {
 // SAFETY: the cells are only touched by the thread that holds `lock`, and once at start.
 unsafe impl Sync for Held {}
 
-static HELD: Held =
-    Held { lock: Lock::new(), critical: UnsafeCell::new(None), private: UnsafeCell::new(None) };
+static HELD: Held = Held {
+    lock: Lock::new(),
+    critical: UnsafeCell::new(None),
+    gauges: UnsafeCell::new(None),
+    private: UnsafeCell::new(None),
+};
 
 /// Names the lock of the allocator for uncopy's own data. Called once, before threads exist.
 pub fn set_private_allocator_lock(lock: &'static Lock) {
@@ -58,7 +63,10 @@ pub fn prepare() {
     HELD.lock.lock();
     locks(Lock::lock);
     // SAFETY: this thread holds `HELD.lock`.
-    unsafe { *HELD.critical.get() = Some(critical) };
+    unsafe {
+        *HELD.critical.get() = Some(critical);
+        *HELD.gauges.get() = Some(live::gauges());
+    }
 }
 
 /// After a fork, in the parent, also if it failed.
@@ -78,6 +86,11 @@ fn finish() {
 pub fn child() {
     forget_thread_id();
     locks(Lock::unlock);
+    // Before anything is counted: the page of counters is still the parent's.
+    // SAFETY: this thread holds `HELD.lock`.
+    if let Some(alive) = unsafe { (*HELD.gauges.get()).take() } {
+        live::restart_in_child(alive);
+    }
     if ENGINE.phase() == Phase::Active {
         if let Some(old) = ENGINE.uffd() {
             // The parent's: what is done through it would happen to the parent.
@@ -88,7 +101,6 @@ pub fn child() {
             ENGINE.give_up(&why);
         }
     }
-    live::restart_in_child();
     finish();
 }
 

@@ -20,6 +20,8 @@ pub const PARTS_MOST: usize = 64;
 /// Longest part received into a segment, bytes.
 const PART_MOST_BYTES: usize = 64 << 20;
 
+type Ranges = smallvec::SmallVec<[ByteRange; 4]>;
+
 /// A buffer of the program that an input may fill: the layout of `struct iovec`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +55,7 @@ pub fn concerns(parts: &[Part]) -> bool {
 pub struct Input<'a> {
     uffd: Uffd,
     parts: &'a mut [Part],
-    redirected: Vec<(usize, Redirected)>,
+    redirected: smallvec::SmallVec<[(usize, Redirected); 2]>,
     /// Last, so that everything else is dropped with signals blocked.
     critical: Critical,
 }
@@ -63,7 +65,7 @@ impl<'a> Input<'a> {
     #[must_use]
     pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
         let critical = Critical::enter();
-        let mut redirected = Vec::new();
+        let mut redirected = smallvec::SmallVec::new();
         let mut uffd = ENGINE.uffd();
         for (index, part) in parts.iter_mut().enumerate() {
             if part.len_bytes < ENGINE.min_size_bytes() || part.len_bytes > PART_MOST_BYTES {
@@ -175,7 +177,7 @@ fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) 
         if is_worth_it {
             move_in(uffd, &mut locked, &mut draft, range, &mut dropped);
         }
-        let mut missing = Vec::with_capacity(4);
+        let mut missing = Ranges::new();
         subtract(range, &draft_moved(&draft, range), &mut missing);
         for part in &missing {
             prepare_overwrite(uffd, &mut locked, *part, &mut dropped);
@@ -224,7 +226,7 @@ fn move_in(
 }
 
 /// The ranges of the block whose bytes [`move_in`] put in place.
-fn draft_moved(draft: &Draft, range: ByteRange) -> Vec<ByteRange> {
+fn draft_moved(draft: &Draft, range: ByteRange) -> Ranges {
     let first_page = (range.start / PAGE_BYTES) as u32;
     draft
         .holes()
@@ -234,7 +236,7 @@ fn draft_moved(draft: &Draft, range: ByteRange) -> Vec<ByteRange> {
 }
 
 /// `range` without `holes` (in order).
-fn subtract(range: ByteRange, holes: &[ByteRange], rest: &mut Vec<ByteRange>) {
+fn subtract(range: ByteRange, holes: &[ByteRange], rest: &mut Ranges) {
     let mut start = range.start;
     for hole in holes {
         if hole.start > start {

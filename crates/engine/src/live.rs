@@ -9,6 +9,15 @@ use uncopy_core::stats::{
 };
 use uncopy_sys::mem;
 
+/// Counters that say what is alive now.
+const GAUGES: [Counter; 5] = [
+    Counter::SegmentsBytes,
+    Counter::Views,
+    Counter::ReservoirBytes,
+    Counter::BlocksBytes,
+    Counter::RegisteredBlocks,
+];
+
 const WORDS: usize = FILE_BYTES / 8;
 
 #[repr(C, align(4096))]
@@ -152,22 +161,26 @@ pub fn publish() {
     shared.0[0].store(u64::from_ne_bytes(MAGIC), Relaxed);
 }
 
+/// What is alive, to be handed to a forked child: the shared page goes on changing in the parent.
+#[derive(Clone, Copy)]
+pub struct Gauges([u64; GAUGES.len()]);
+
+/// The gauges as they are.
+#[must_use]
+pub fn gauges() -> Gauges {
+    Gauges(GAUGES.map(get))
+}
+
 /// In a forked child: counts from zero, except what is alive.
-pub fn restart_in_child() {
-    const GAUGES: [Counter; 5] = [
-        Counter::SegmentsBytes,
-        Counter::Views,
-        Counter::ReservoirBytes,
-        Counter::BlocksBytes,
-        Counter::RegisteredBlocks,
-    ];
+pub fn restart_in_child(alive: Gauges) {
     if SHARED.load(Relaxed) != 0 {
         publish();
     }
     for which in Counter::ALL {
-        if !GAUGES.contains(which) {
-            counter(*which).store(0, Relaxed);
-        }
+        counter(*which).store(0, Relaxed);
+    }
+    for (which, value) in GAUGES.into_iter().zip(alive.0) {
+        counter(which).store(value, Relaxed);
     }
 }
 

@@ -15,10 +15,10 @@ pub const PARTS_MOST: usize = 1024;
 
 /// A gathered output: the parts to send and the references that keep their bytes.
 pub struct Output {
-    parts: Vec<Part>,
+    parts: smallvec::SmallVec<[Part; 16]>,
     /// Number of `parts` of each message.
-    messages: Vec<usize>,
-    segments: Vec<Segment>,
+    messages: smallvec::SmallVec<[usize; 2]>,
+    segments: smallvec::SmallVec<[Segment; 8]>,
     gathered_bytes: usize,
     /// Last, so that everything else is dropped with signals blocked.
     critical: Critical,
@@ -53,9 +53,9 @@ impl Output {
             return None;
         }
         let mut output = Self {
-            parts: Vec::with_capacity(parts.len() + 8),
-            messages: Vec::with_capacity(messages.len()),
-            segments: Vec::new(),
+            parts: smallvec::SmallVec::new(),
+            messages: smallvec::SmallVec::new(),
+            segments: smallvec::SmallVec::new(),
             gathered_bytes: 0,
             critical,
         };

@@ -177,8 +177,28 @@ impl Drop for Critical {
 
 fn set_mask(mask: u64, old: Option<&mut u64>) {
     let old = old.map_or(core::ptr::null_mut(), |old| old as *mut u64);
-    // SAFETY: both pointers are null or point to a kernel signal set of 8 bytes.
-    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &mask, old, 8) };
+    // The call itself, not libc's wrapper: it is made twice for every copy that is looked at.
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: both pointers are null or point to a kernel signal set of 8 bytes; a system call
+    // clobbers rax, rcx and r11 only.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") libc::SYS_rt_sigprocmask => _,
+            in("rdi") libc::SIG_SETMASK,
+            in("rsi") &raw const mask,
+            in("rdx") old,
+            in("r10") 8,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: as above.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, old, 8);
+    }
 }
 
 #[cfg(test)]
