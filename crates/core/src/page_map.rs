@@ -9,8 +9,7 @@
 
 use crate::addr::{PAGE_BYTES, PageRange};
 
-extern crate alloc;
-use alloc::vec::Vec;
+use smallvec::SmallVec;
 
 /// Number of the call site that made a view: who is charged when it is touched.
 pub type SiteId = u16;
@@ -53,18 +52,19 @@ pub enum State<S> {
 }
 
 /// Handles of views that an operation removed. Drop it where no lock is held.
-pub type Dropped<S> = smallvec::SmallVec<[S; 6]>;
+pub type Dropped<S> = SmallVec<[S; 6]>;
 
 /// The map of a block's pages.
 #[derive(Clone, Debug)]
 pub struct PageMap<S> {
-    runs: Vec<Run<S>>,
+    /// A block in use usually has one run, or two: those need no memory of their own.
+    runs: SmallVec<[Run<S>; 2]>,
     views: usize,
 }
 
 impl<S> Default for PageMap<S> {
     fn default() -> Self {
-        Self { runs: Vec::new(), views: 0 }
+        Self { runs: SmallVec::new(), views: 0 }
     }
 }
 
@@ -209,15 +209,15 @@ impl<S: Clone + PartialEq> PageMap<S> {
             pages: PageRange::new(pages.end, run.pages.end),
             view: run.view.as_ref().map(|view| view.skip(pages.end - run.pages.start)),
         });
-        let count = |run: &Option<Run<S>>| usize::from(run.as_ref().is_some_and(|run| run.view.is_some()));
-        self.views += count(&before) + count(&run) + count(&after);
-        let fresh = [before, run, after];
-        for old in self.runs.splice(first..last, fresh.into_iter().flatten()) {
+        let fresh: SmallVec<[Run<S>; 3]> = [before, run, after].into_iter().flatten().collect();
+        self.views += fresh.iter().filter(|run| run.view.is_some()).count();
+        for old in self.runs.drain(first..last) {
             if let Some(view) = old.view {
                 self.views -= 1;
                 dropped.push(view.segment);
             }
         }
+        self.runs.insert_many(first, fresh);
         self.join_around(first, dropped);
     }
 

@@ -2,8 +2,9 @@
 
 use crate::engine::ENGINE;
 use crate::live;
-use crate::segment::Segment;
+use crate::segment::{Open, Segment};
 use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, PageMap, State};
@@ -24,10 +25,13 @@ pub const FRESH: u32 = 1 << 3;
 /// Its addresses consist of more than one mapping since `mremap` moved pages in.
 pub const RELOCATED: u32 = 1 << 4;
 
+/// Longest run between two inputs that is compared with the segment, bytes.
+const SEAM_BYTES: usize = 2 * PAGE_BYTES;
+
 /// What is known of a block. All-zero bytes are a block that was never allocated.
 #[repr(C, align(64))]
 pub struct Block {
-    /// Guards `map` and the states of the block's pages.
+    /// Guards `state` and the states of the block's pages.
     pub lock: Lock,
     /// `ALLOCATED` and its siblings.
     pub flags: AtomicU32,
@@ -45,10 +49,19 @@ pub struct Block {
     pub copied_over_ns: AtomicU32,
     /// Allocation site, for placement.
     pub alloc_site: AtomicU16,
-    map: UnsafeCell<Option<Box<PageMap<Segment>>>>,
+    /// Initialised when the block is registered. Here and not behind a pointer: a copy that is elided
+    /// costs what its cache misses cost.
+    state: UnsafeCell<MaybeUninit<BlockState>>,
 }
 
-// SAFETY: `map` is only touched under `lock`.
+/// What a registered block holds.
+struct BlockState {
+    map: PageMap<Segment>,
+    /// Where the next input may go on.
+    open: Option<Open>,
+}
+
+// SAFETY: `state` is only touched under `lock`.
 unsafe impl Sync for Block {}
 
 /// A block and where it is.
@@ -125,14 +138,19 @@ impl Locked {
     /// The page map; `None` while the block is not registered.
     #[must_use]
     pub fn map(&self) -> Option<&PageMap<Segment>> {
-        // SAFETY: `self` is the proof that the lock is held.
-        unsafe { (*self.at.block.map.get()).as_deref() }
+        let registered = self.at.block.flags.load(Relaxed) & REGISTERED != 0;
+        // SAFETY: `self` is the proof that the lock is held; a registered block's map is initialised.
+        registered.then(|| unsafe { &(*self.at.block.state.get()).assume_init_ref().map })
     }
 
     /// Changes the page map and keeps the counts in step.
     pub fn change(&mut self, change: impl FnOnce(&mut PageMap<Segment>)) {
-        // SAFETY: `self` is the proof that the lock is held, and borrowed mutably.
-        let Some(map) = (unsafe { (*self.at.block.map.get()).as_deref_mut() }) else { return };
+        if self.at.block.flags.load(Relaxed) & REGISTERED == 0 {
+            return;
+        }
+        // SAFETY: `self` is the proof that the lock is held, and borrowed mutably; a registered
+        // block's map is initialised.
+        let map = unsafe { &mut (*self.at.block.state.get()).assume_init_mut().map };
         let before = map.views();
         change(map);
         let after = map.views();
@@ -168,17 +186,27 @@ impl Locked {
             ENGINE.heap.populate(base, bytes)?;
         }
         uffd.register(base, bytes)?;
-        let mut map = Box::new(PageMap::new());
+        let mut map = PageMap::new();
         if fresh {
             map.set_empty(self.at.all(), &mut Dropped::new());
         }
         block.absent_pages.store(map.absent_pages(), Relaxed);
         // SAFETY: `self` is the proof that the lock is held.
-        unsafe { *block.map.get() = Some(map) };
+        unsafe { (*block.state.get()).write(BlockState { map, open: None }) };
         block.flags.fetch_or(REGISTERED, Relaxed);
         block.flags.fetch_and(!FRESH, Relaxed);
         live::add(Counter::RegisteredBlocks, 1);
         Ok(())
+    }
+
+    /// Exchanges what waits for the next input.
+    #[must_use]
+    pub fn exchange_open(&mut self, open: Option<Open>) -> Option<Open> {
+        if self.at.block.flags.load(Relaxed) & REGISTERED == 0 {
+            return open;
+        }
+        // SAFETY: as in `change`.
+        core::mem::replace(unsafe { &mut (*self.at.block.state.get()).assume_init_mut().open }, open)
     }
 
     /// Where the bytes of `range` are.
@@ -192,16 +220,50 @@ impl Locked {
         map.for_each(range.touched_pages(), |pages, state| {
             let bytes = ByteRange::from(pages).intersection(range);
             let len_bytes = bytes.len();
-            pieces.push(match state {
-                State::Present => Piece::Plain { len_bytes },
-                State::Empty => Piece::Zeroes { len_bytes },
-                State::Viewed(view) => Piece::Segment {
-                    segment: view.segment,
-                    offset_bytes: view.offset_bytes + (bytes.start - pages.start_bytes()),
-                    len_bytes,
-                },
-            });
+            match state {
+                State::Present => pieces.push(Piece::Plain { len_bytes }),
+                State::Empty => pieces.push(Piece::Zeroes { len_bytes }),
+                State::Viewed(view) => {
+                    let offset_bytes = view.offset_bytes + (bytes.start - pages.start_bytes());
+                    if !self.mends(&mut pieces, &view.segment, offset_bytes, bytes) {
+                        pieces.push(Piece::Segment { segment: view.segment, offset_bytes, len_bytes });
+                    }
+                }
+            }
         });
         pieces
+    }
+
+    /// Joins a view with the one before it where only a short present run lies between them that still
+    /// holds the bytes which the segment has there: the seam between two inputs of one message. The
+    /// comparison costs less than tracking the seam through every further copy.
+    fn mends(
+        &self,
+        pieces: &mut Pieces<Segment>,
+        next: &Segment,
+        next_offset_bytes: usize,
+        bytes: ByteRange,
+    ) -> bool {
+        let [.., Piece::Segment { segment, offset_bytes, len_bytes }, Piece::Plain { len_bytes: seam_bytes }] =
+            pieces.as_slice()
+        else {
+            return false;
+        };
+        let joins = segment == next && offset_bytes + len_bytes + seam_bytes == next_offset_bytes;
+        if !joins || *seam_bytes > SEAM_BYTES {
+            return false;
+        }
+        let (seam_bytes, whole_bytes) = (*seam_bytes, len_bytes + seam_bytes + bytes.len());
+        let plain = self.at.base + bytes.start - seam_bytes;
+        let hidden = next.address() + next_offset_bytes - seam_bytes;
+        // SAFETY: the seam is present and the block locked; the segment is held by `next`.
+        let same = unsafe { uncopy_sys::bytes::equal(plain as *const u8, hidden as *const u8, seam_bytes) };
+        if same {
+            pieces.pop();
+            if let Some(Piece::Segment { len_bytes, .. }) = pieces.last_mut() {
+                *len_bytes = whole_bytes;
+            }
+        }
+        same
     }
 }

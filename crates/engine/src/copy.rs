@@ -15,8 +15,8 @@ use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::uffd::Uffd;
 
-/// Shortest view that a copy makes, pages.
-const LEAST_PAGES: u32 = 2;
+/// Shortest view that a copy makes, pages. A patch of one page is viewed on by the next copy.
+const LEAST_PAGES: u32 = 1;
 
 /// Copies `len_bytes` bytes as memmove does, eliding what it can. False: nothing was done, and an
 /// ordinary memmove is the right thing.

@@ -309,6 +309,9 @@ impl Heap {
                 let mut locked = at.lock();
                 locked.change(|map| map.empty_all_views(&mut dropped));
                 present_pages -= at.block.absent_pages.load(Relaxed);
+                if let Some(open) = locked.exchange_open(None) {
+                    open.close();
+                }
             }
             drop(dropped);
         }

@@ -1,10 +1,10 @@
 //! What comes from the kernel: received into a fresh segment, of which the buffer becomes a view.
 
 use crate::apply::{Source, apply, prepare_overwrite};
-use crate::block::BlockRef;
+use crate::block::{BlockRef, Locked};
 use crate::engine::ENGINE;
 use crate::live;
-use crate::segment::{Draft, Segment};
+use crate::segment::{Draft, Open, Segment};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId, State};
@@ -36,11 +36,28 @@ pub struct Part {
 struct Redirected {
     at: BlockRef,
     range: ByteRange,
-    draft: Draft,
-    /// Offset in the draft of the part's first byte: that of the buffer in its page.
+    target: Target,
+    /// Offset in the target of the part's first byte: in a draft that of the buffer in its page.
     lead_bytes: usize,
     site: SiteId,
     allowed: bool,
+}
+
+/// Where a part is received.
+enum Target {
+    /// Into a fresh run.
+    Draft(Draft),
+    /// Behind the filled bytes of the segment that the last input into this buffer went to.
+    Open(Open),
+}
+
+impl Target {
+    fn address(&self) -> usize {
+        match self {
+            Self::Draft(draft) => draft.address(),
+            Self::Open(open) => open.segment.address(),
+        }
+    }
 }
 
 /// Whether an input into these parts is worth a closer look: cheap, no lock.
@@ -76,7 +93,8 @@ impl<'a> Input<'a> {
             let site = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
             let allowed = allows(site, part.len_bytes);
             // Receiving into absent pages would fault page by page, allowed or not.
-            if !allowed && !has_absent_pages(at, range) {
+            let (open, absent) = look(at, range, part);
+            if !allowed && !absent {
                 continue;
             }
             let active = match uffd {
@@ -86,13 +104,19 @@ impl<'a> Input<'a> {
                     uffd?
                 }
             };
-            let lead_bytes = range.start % PAGE_BYTES;
-            let Ok(draft) = Draft::new(active, lead_bytes + part.len_bytes) else {
-                live::add(Counter::Fallbacks, 1);
-                continue;
+            let (target, lead_bytes) = if let Some(open) = open {
+                let filled_bytes = open.filled_bytes;
+                (Target::Open(open), filled_bytes)
+            } else {
+                let lead_bytes = range.start % PAGE_BYTES;
+                let Ok(draft) = Draft::new(active, lead_bytes + part.len_bytes) else {
+                    live::add(Counter::Fallbacks, 1);
+                    continue;
+                };
+                (Target::Draft(draft), lead_bytes)
             };
-            part.address = draft.address() + lead_bytes;
-            redirected.push((index, Redirected { at, range, draft, lead_bytes, site, allowed }));
+            part.address = target.address() + lead_bytes;
+            redirected.push((index, Redirected { at, range, target, lead_bytes, site, allowed }));
         }
         match uffd {
             Some(uffd) if !redirected.is_empty() => Some(Self { critical, uffd, parts, redirected }),
@@ -111,7 +135,8 @@ impl<'a> Input<'a> {
         self.critical.leave_for(|| call(self.parts))
     }
 
-    /// Puts what arrived (`got_bytes` in all, in order of the parts) where the program expects it.
+    /// Puts what arrived (`got_bytes` in all, in order of the parts; 0 if the call failed) where the
+    /// program expects it.
     pub fn finish(self, got_bytes: usize) {
         let parts = self.parts.len();
         self.finish_messages(&[(parts, got_bytes)]);
@@ -144,24 +169,47 @@ fn allows(site: SiteId, len_bytes: usize) -> bool {
     }
 }
 
-fn has_absent_pages(at: BlockRef, range: ByteRange) -> bool {
-    at.may_have_absent_pages() && at.lock().map().is_some_and(|map| !map.is_present(range.touched_pages()))
+/// The open end that an input into this part goes on with, and whether pages of the part are absent.
+/// An open end that it does not go on with is closed.
+fn look(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
+    if !at.may_have_absent_pages() {
+        return (None, false);
+    }
+    let mut locked = at.lock();
+    let absent = locked.map().is_some_and(|map| !map.is_present(range.touched_pages()));
+    match locked.exchange_open(None) {
+        Some(open) if open.continues(part.address, part.len_bytes) => (Some(open), absent),
+        Some(open) => {
+            open.close();
+            (None, absent)
+        }
+        None => (None, absent),
+    }
 }
 
 fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) {
-    let Redirected { at, range, mut draft, lead_bytes, site, allowed } = part;
+    let Redirected { at, range, target, lead_bytes, site, allowed } = part;
     ENGINE.sites.debit(site, INPUT_NS);
-    if len_bytes == 0 {
-        return;
-    }
-    draft.shorten(lead_bytes + len_bytes);
+    let room_bytes = range.len() - len_bytes;
     let range = ByteRange::at(range.start, len_bytes);
     let is_worth_it = len_bytes >= ENGINE.min_size_bytes() && range.whole_pages().len() > 1;
     let mut dropped = Dropped::new();
     let mut locked = at.lock();
-    if is_worth_it && allowed && locked.register(uffd).is_ok() {
-        let segment = draft.freeze(site);
-        let pieces = [Piece::Segment { segment, offset_bytes: lead_bytes, len_bytes }];
+    let (segment, filled_bytes) = match target {
+        Target::Open(open) => {
+            // A view whatever the site's account says: what it goes on with is one already.
+            (open.segment, lead_bytes + len_bytes)
+        }
+        Target::Draft(draft) if is_worth_it && allowed && locked.register(uffd).is_ok() => {
+            (draft.freeze(site), lead_bytes + len_bytes)
+        }
+        Target::Draft(draft) => {
+            put_in_buffer(critical, uffd, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
+            return;
+        }
+    };
+    if len_bytes > 0 {
+        let pieces = [Piece::Segment { segment: segment.clone(), offset_bytes: lead_bytes, len_bytes }];
         let steps = plan(range.start, &pieces, 1);
         let source = Source { start: range.start, pieces: &pieces, plain: 0 };
         // SAFETY: the block is registered and locked; the segment is present and not in the heap.
@@ -171,34 +219,58 @@ fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) 
         live::add(Counter::CopiedBytes, done.copied_bytes);
         let moves_ns = done.moves as i64 * MOVE_CALL_NS + done.moved_pages as i64 * MOVE_PAGE_NS;
         ENGINE.sites.debit(site, moves_ns);
-        drop(locked);
-    } else {
-        // The bytes go to the buffer itself: by moving pages where it has none, else by copying.
-        if is_worth_it {
-            move_in(uffd, &mut locked, &mut draft, range, &mut dropped);
-        }
-        let mut missing = Ranges::new();
-        subtract(range, &draft_moved(&draft, range), &mut missing);
-        for part in &missing {
-            prepare_overwrite(uffd, &mut locked, *part, &mut dropped);
-        }
-        drop(locked);
-        critical.leave_for(|| {
-            for part in &missing {
-                let from = draft.address() + lead_bytes + (part.start - range.start);
-                // SAFETY: the program gave this buffer to an input; no lock is held.
-                unsafe { bytes::copy((at.base + part.start) as *mut u8, from as *const u8, part.len()) };
-            }
-        });
-        live::add(Counter::CopiedBytes, missing.iter().map(|part| part.len()).sum());
     }
+    let open = Open { segment, filled_bytes, next_address: at.base + range.end };
+    // Kept only while the program is likely to ask for the rest; else its room goes back at once.
+    let closed =
+        if room_bytes >= ENGINE.min_size_bytes() { locked.exchange_open(Some(open)) } else { Some(open) };
+    if let Some(open) = closed {
+        open.close();
+    }
+    drop(locked);
     drop(dropped);
+}
+
+/// Puts what was received into the buffer itself: by moving pages where it has none, else by copying.
+#[allow(clippy::too_many_arguments, reason = "the parts of one redirected input")]
+fn put_in_buffer(
+    critical: &Critical,
+    uffd: Uffd,
+    mut locked: Locked,
+    mut draft: Draft,
+    lead_bytes: usize,
+    range: ByteRange,
+    moves_pages: bool,
+    dropped: &mut Dropped<Segment>,
+) {
+    if range.is_empty() {
+        return;
+    }
+    let base = locked.at.base;
+    draft.shorten(lead_bytes + range.len());
+    if moves_pages {
+        move_in(uffd, &mut locked, &mut draft, range, dropped);
+    }
+    let mut missing = Ranges::new();
+    subtract(range, &draft_moved(&draft, range), &mut missing);
+    for part in &missing {
+        prepare_overwrite(uffd, &mut locked, *part, dropped);
+    }
+    drop(locked);
+    critical.leave_for(|| {
+        for part in &missing {
+            let from = draft.address() + lead_bytes + (part.start - range.start);
+            // SAFETY: the program gave this buffer to an input; no lock is held.
+            unsafe { bytes::copy((base + part.start) as *mut u8, from as *const u8, part.len()) };
+        }
+    });
+    live::add(Counter::CopiedBytes, missing.iter().map(|part| part.len()).sum());
 }
 
 /// Moves the draft's pages into those whole pages of `range` that are absent.
 fn move_in(
     uffd: Uffd,
-    locked: &mut crate::block::Locked,
+    locked: &mut Locked,
     draft: &mut Draft,
     range: ByteRange,
     dropped: &mut Dropped<Segment>,

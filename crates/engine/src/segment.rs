@@ -1,10 +1,15 @@
-//! Segments: refcounted runs of hidden memory, filled once and immutable from then on.
+//! Segments: refcounted runs of hidden memory, whose bytes are filled once and immutable from then on.
 //!
-//! `references = views + calls in progress`. When the last reference goes, the pages go back to
+//! A message often arrives in several pieces that the program receives one behind the other into one
+//! buffer. They are received one behind the other into one segment ([`Open`]), so that the buffer is
+//! one view and not several with seams between them.
+//!
+//! `references = views + calls in progress + open ends`. When the last reference goes, the pages go back to
 //! the reservoir.
 
 use crate::engine::ENGINE;
 use crate::live;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::Arc;
 use uncopy_core::addr::{PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::page_map::SiteId;
@@ -16,6 +21,8 @@ use uncopy_sys::uffd::Uffd;
 #[derive(Debug)]
 pub struct Draft {
     pages: PageRange,
+    /// End of the pages that are still the run's: a frozen run can give its unfilled end back.
+    end: AtomicU32,
     /// Pages that were moved out and are absent.
     holes: Vec<PageRange>,
 }
@@ -28,7 +35,7 @@ impl Draft {
     pub fn new(uffd: Uffd, len_bytes: usize) -> Result<Self, Errno> {
         let pages = ENGINE.hidden.take_warm(uffd, pages_up(len_bytes).max(1))?;
         live::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
-        Ok(Self { pages, holes: Vec::new() })
+        Ok(Self { pages, end: AtomicU32::new(pages.end), holes: Vec::new() })
     }
 
     /// Address of the first byte.
@@ -40,14 +47,18 @@ impl Draft {
     /// Length, bytes.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
-        self.pages.len_bytes()
+        self.owned().len_bytes()
     }
 
-    /// Gives the pages beyond `len_bytes` back.
-    pub fn shorten(&mut self, len_bytes: usize) {
+    fn owned(&self) -> PageRange {
+        PageRange::new(self.pages.start, self.end.load(Relaxed))
+    }
+
+    /// Gives the pages beyond `len_bytes` back. Nobody may be filling them.
+    pub fn shorten(&self, len_bytes: usize) {
         let end = (self.pages.start + pages_up(len_bytes).max(1)).min(self.pages.end);
-        let rest = PageRange::new(end, self.pages.end);
-        self.pages.end = end;
+        let old_end = self.end.fetch_min(end, Relaxed);
+        let rest = PageRange::new(end, old_end);
         live::subtract(Counter::SegmentsBytes, rest.len_bytes());
         ENGINE.hidden.give_warm(rest);
     }
@@ -74,7 +85,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        live::subtract(Counter::SegmentsBytes, self.pages.len_bytes());
+        live::subtract(Counter::SegmentsBytes, self.owned().len_bytes());
         let mut start = self.pages.start;
         self.holes.sort_unstable_by_key(|hole| hole.start);
         for hole in &self.holes {
@@ -82,7 +93,7 @@ impl Drop for Draft {
             ENGINE.hidden.give_cold(*hole);
             start = hole.end;
         }
-        ENGINE.hidden.give_warm(PageRange::new(start, self.pages.end));
+        ENGINE.hidden.give_warm(PageRange::new(start, self.owned().end));
     }
 }
 
@@ -115,6 +126,17 @@ impl Segment {
         self.0.site
     }
 
+    /// Length of the run, filled or not, bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.0.draft.len_bytes()
+    }
+
+    /// Gives the pages beyond `len_bytes` back, which no view covers and nobody is filling.
+    pub fn shorten(&self, len_bytes: usize) {
+        self.0.draft.shorten(len_bytes);
+    }
+
     /// The run itself, if this is the only reference: its pages may then be moved out.
     pub fn sole(&mut self) -> Option<&mut Draft> {
         Arc::get_mut(&mut self.0).map(|frozen| &mut frozen.draft)
@@ -124,5 +146,30 @@ impl Segment {
     #[must_use]
     pub const fn is_congruent(offset_bytes: usize) -> bool {
         offset_bytes % PAGE_BYTES == 0
+    }
+}
+
+/// A segment with room behind its filled bytes, waiting for the input that goes on where the last
+/// one ended. Kept with the block that the last one went to.
+#[derive(Debug)]
+pub struct Open {
+    /// The segment.
+    pub segment: Segment,
+    /// Its filled bytes.
+    pub filled_bytes: usize,
+    /// Address in the program's buffer at which the next input would go on.
+    pub next_address: usize,
+}
+
+impl Open {
+    /// Whether an input of `len_bytes` at `address` goes on here.
+    #[must_use]
+    pub fn continues(&self, address: usize, len_bytes: usize) -> bool {
+        self.next_address == address && self.filled_bytes + len_bytes <= self.segment.len_bytes()
+    }
+
+    /// Gives the room back.
+    pub fn close(self) {
+        self.segment.shorten(self.filled_bytes);
     }
 }

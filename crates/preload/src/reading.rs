@@ -39,9 +39,7 @@ fn one(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) -> ssi
     }
     let Some(input) = Input::begin(&mut parts, caller) else { return call(buffer) };
     let got = input.call(|parts| call(parts[0].address as Pointer));
-    if let Ok(got) = usize::try_from(got) {
-        input.finish(got);
-    }
+    input.finish(usize::try_from(got).unwrap_or(0));
     got
 }
 
@@ -81,9 +79,7 @@ unsafe fn several(
     }
     let Some(input) = Input::begin(parts, caller) else { return call(vector, count) };
     let got = input.call(|parts| call(parts.as_ptr().cast(), count));
-    if let Ok(got) = usize::try_from(got) {
-        input.finish(got);
-    }
+    input.finish(usize::try_from(got).unwrap_or(0));
     got
 }
 

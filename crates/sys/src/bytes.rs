@@ -42,3 +42,13 @@ pub unsafe fn zero(destination: *mut u8, len_bytes: usize) {
     // SAFETY: the caller's promise. memset is not interposed.
     unsafe { core::ptr::write_bytes(destination, 0, len_bytes) };
 }
+
+/// Whether two ranges hold the same bytes.
+///
+/// # Safety
+/// Both must be readable for `len_bytes`.
+#[must_use]
+pub unsafe fn equal(left: *const u8, right: *const u8, len_bytes: usize) -> bool {
+    // SAFETY: the caller's promise. memcmp is not interposed.
+    unsafe { libc::memcmp(left.cast(), right.cast(), len_bytes) == 0 }
+}
