@@ -9,6 +9,7 @@
 //! userfaultfd once and stays so. Each class keeps registered and plain free blocks apart, and hands
 //! out the kind that the allocation site's earlier blocks turned out to be.
 
+use crate::apply::clear_long_runs;
 use crate::block::{ALLOCATED, Block, BlockRef, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED};
 use crate::engine::ENGINE;
 use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
@@ -308,6 +309,11 @@ impl Heap {
             {
                 let mut locked = at.lock();
                 locked.change(|map| map.empty_all_views(&mut dropped));
+                if flags & HELD_A_VIEW != 0
+                    && let Some(uffd) = ENGINE.uffd()
+                {
+                    clear_long_runs(uffd, &mut locked);
+                }
                 present_pages -= at.block.absent_pages.load(Relaxed);
                 if let Some(open) = locked.exchange_open(None) {
                     open.close();

@@ -1,0 +1,65 @@
+# Every command that the README names. `make help` lists them.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+CARGO ?= cargo
+target := $(abspath $(or $(CARGO_TARGET_DIR),target))
+release := $(target)/release
+
+bin := $(DESTDIR)$(PREFIX)/bin
+lib := $(DESTDIR)$(PREFIX)/lib/uncopy
+man := $(DESTDIR)$(PREFIX)/share/man/man1
+bash := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+zsh := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+fish := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+pages := uncopy uncopy-run uncopy-doctor uncopy-stats uncopy-bench uncopy-completions uncopy-man
+
+# RUSTFLAGS from the environment replace those of .cargo/config.toml; the unwind tables must stay.
+ifneq ($(strip $(RUSTFLAGS)),)
+export RUSTFLAGS += -C force-unwind-tables=yes
+endif
+
+.PHONY: build demo test test-checked audit install uninstall clean help
+
+build: ## Build target/release/uncopy and target/release/libuncopy.so
+	@scripts/need-cargo
+	$(CARGO) build --release --locked -p uncopy-cli -p uncopy-preload
+
+demo: ## Install Redis if it is missing, build, measure plain against uncopy (about four minutes)
+	@scripts/install-packages demo
+	@$(MAKE) --no-print-directory build
+	$(release)/uncopy bench demo
+
+test: ## Install what the checks need if it is missing, build, run every check
+	@scripts/test
+
+test-checked: ## Run the end-to-end tests against a library with debug assertions
+	@scripts/install-packages test
+	$(CARGO) build --profile checked --locked -p uncopy-cli -p uncopy-preload
+	UNCOPY_BIN_DIR=$(target)/checked $(CARGO) test --locked -p uncopy-tests
+
+audit: ## Licences, duplicates, sources and known advisories of all dependencies (needs cargo-deny and network)
+	$(CARGO) deny --locked check
+
+install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
+	@test -x $(release)/uncopy -a -f $(release)/libuncopy.so || $(MAKE) --no-print-directory build
+	install -D -m 755 $(release)/uncopy $(bin)/uncopy
+	install -D -m 644 $(release)/libuncopy.so $(lib)/libuncopy.so
+	install -d $(man) $(bash) $(zsh) $(fish)
+	$(release)/uncopy man --dir $(man)
+	$(release)/uncopy completions bash > $(bash)/uncopy
+	$(release)/uncopy completions zsh > $(zsh)/_uncopy
+	$(release)/uncopy completions fish > $(fish)/uncopy.fish
+	chmod 644 $(pages:%=$(man)/%.1) $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
+
+uninstall: ## Remove what install put there
+	rm -f $(bin)/uncopy $(lib)/libuncopy.so $(pages:%=$(man)/%.1)
+	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
+	-@rmdir $(lib) 2>/dev/null
+
+clean: ## Remove everything that was built
+	$(CARGO) clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' Makefile

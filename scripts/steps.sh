@@ -1,0 +1,176 @@
+# Steps of a check: each with a limit of time, its output kept, and nothing left running behind it.
+# To be sourced by bash 5.1 or later, which must then call `steps_begin`, `step` …, `steps_end`.
+#
+# A step runs in a session of its own with nothing to read. When it takes too long, every process
+# of the session is shown with its threads, then killed. What is still there after its end (a
+# server that a test forgot) fails it.
+# shellcheck shell=bash
+
+steps_passed=0
+steps_failed=()
+steps_skipped=()
+step_sessions=()
+
+# steps_begin: makes the directory for logs.
+steps_begin() {
+    steps_directory=$(mktemp -d "${TMPDIR:-/tmp}/uncopy-check.XXXXXX")
+    trap steps_clean EXIT
+    trap 'echo "uncopy: interrupted" >&2; exit 130' INT TERM HUP
+}
+
+steps_clean() {
+    local session
+    for session in "${step_sessions[@]}"; do
+        kill_all "$(members "$session" "")"
+    done
+    [[ -z ${steps_directory:-} ]] || rm -rf -- "$steps_directory"
+}
+
+# members SESSION MARK: the processes of a session, and those whose environment holds MARK.
+members() {
+    local directory pid line fields
+    for directory in /proc/[0-9]*; do
+        pid=${directory#/proc/}
+        [[ $pid != "$$" && $pid != "$BASHPID" ]] || continue
+        # pid (command) state parent group session …; the command may hold anything.
+        { IFS= read -r -d '' line <"$directory/stat"; } 2>/dev/null || [[ -n ${line:-} ]] || continue
+        read -r -a fields <<<"${line##*) }"
+        line=
+        [[ ${fields[0]} != [ZX] ]] || continue
+        if [[ ${fields[3]} == "$1" ]] || { [[ -n $2 ]] && grep -qzFx -- "$2" "$directory/environ" 2>/dev/null; }; then
+            echo "$pid"
+        fi
+    done
+}
+
+# kill_all PIDS: ends processes, by their ids.
+kill_all() {
+    local pid
+    for pid in $1; do
+        kill -KILL "$pid" 2>/dev/null || true
+    done
+}
+
+# command_of PID: its command line, or its name.
+command_of() {
+    local words
+    words=$(tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null) || true
+    [[ -n $words ]] || words=$(cat "/proc/$1/comm" 2>/dev/null) || true
+    printf '%.200s' "$words"
+}
+
+# step NAME LIMIT_S COMMAND…: runs one step; returns its exit status, 124 if it took too long, 125
+# if it was well but left something running. The output is in $step_log.
+step() {
+    local name=$1 limit_s=$2 begin=$SECONDS status=0 leader timer output first left mark waited
+    shift 2
+    step_log=$steps_directory/${name// /-}.log
+    printf '\n== %s\n' "$name"
+    rm -f -- "$steps_directory/pipe"
+    mkfifo -- "$steps_directory/pipe"
+    tee -- "$step_log" <"$steps_directory/pipe" &
+    output=$!
+    mark=${STEP_MARK:+STEP_MARK=$STEP_MARK}
+    setsid -- "$@" </dev/null >"$steps_directory/pipe" 2>&1 &
+    leader=$!
+    step_sessions+=("$leader")
+    sleep "$limit_s" &
+    timer=$!
+    wait -n -p first "$leader" "$timer" || status=$?
+    if [[ $first == "$timer" ]]; then
+        status=124
+        {
+            echo "uncopy: $name still runs after $limit_s s:"
+            # shellcheck disable=SC2046
+            scripts/threads $(members "$leader" "$mark")
+        } >&2
+        kill_all "$(members "$leader" "$mark")"
+        wait "$leader" 2>/dev/null || true
+    else
+        kill "$timer" 2>/dev/null || true
+    fi
+    wait "$timer" 2>/dev/null || true
+    # What was just killed takes a moment to go.
+    for ((waited = 0; waited < 20; waited++)); do
+        left=$(members "$leader" "$mark")
+        [[ -n $left ]] || break
+        sleep 0.1
+    done
+    if [[ -n $left ]]; then
+        for pid in $left; do
+            echo "uncopy: $name left process $pid running: $(command_of "$pid")" >&2
+        done
+        kill_all "$left"
+        ((status != 0)) || status=125
+    fi
+    # A process that escaped both searches may hold the pipe.
+    for ((waited = 0; waited < 20; waited++)); do
+        kill -0 "$output" 2>/dev/null || break
+        sleep 0.1
+    done
+    kill "$output" 2>/dev/null || true
+    wait "$output" 2>/dev/null || true
+    step_sessions=()
+    step_seconds=$((SECONDS - begin))
+    return "$status"
+}
+
+# check NAME LIMIT_S COMMAND…: a step that counts as one check. Returns 1 if it failed.
+check() {
+    local status=0
+    step "$@" || status=$?
+    if ((status == 0)); then
+        echo "passed: $1 ($step_seconds s)"
+        steps_passed=$((steps_passed + 1))
+        return 0
+    fi
+    failed "$1" "$status"
+    return 1
+}
+
+# failed NAME STATUS: records a failed check.
+failed() {
+    local why="exit status $2"
+    case $2 in
+        124) why="took too long" ;;
+        125) why="left processes running" ;;
+    esac
+    echo "failed: $1 ($why)"
+    steps_failed+=("$1 ($why)")
+}
+
+# skip NAME WHY: records a check that cannot be made here.
+skip() {
+    printf '\n== %s\nskipped: %s: %s\n' "$1" "$1" "$2"
+    steps_skipped+=("$1: $2")
+}
+
+# count_tests LOG: sets tests_passed, tests_failed and tests_skipped from what cargo test printed.
+# A test that says "skipped: NAME: WHY" could not run: the harness counts it as passed.
+count_tests() {
+    local said
+    read -r tests_passed tests_failed tests_skipped < <(awk '
+        /^test result: / {
+            for (at = 1; at < NF; at++) {
+                if ($(at + 1) ~ /^passed;/) passed += $at
+                if ($(at + 1) ~ /^failed;/) failed += $at
+                if ($(at + 1) ~ /^ignored;/) ignored += $at
+            }
+        }
+        END { print passed + 0, failed + 0, ignored + 0 }' "$1")
+    said=$(grep -oE '(^|\.\.\. )skipped: .*' "$1" | sed -E 's/^(\.\.\. )?skipped: ([^:]*).*/\2/' | sort -u | wc -l)
+    tests_skipped=$((tests_skipped + said))
+    tests_passed=$((tests_passed > said ? tests_passed - said : 0))
+}
+
+# steps_end PASSED FAILED SKIPPED: adds the tests' counts, prints what went wrong and the sums;
+# returns 1 unless all is well.
+steps_end() {
+    local passed=$((steps_passed + $1)) bad=$((${#steps_failed[@]} + $2)) skipped=$((${#steps_skipped[@]} + $3)) entry
+    echo
+    for entry in "${steps_failed[@]}"; do
+        echo "failed: $entry"
+    done
+    echo "$passed passed, $bad failed, $skipped skipped"
+    ((bad == 0))
+}
