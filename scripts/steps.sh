@@ -3,27 +3,36 @@
 #
 # A step runs in a session of its own with nothing to read. When it takes too long, every process
 # of the session is shown with its threads, then killed. What is still there after its end (a
-# server that a test forgot) fails it.
+# server that a test forgot) fails it; with $step_mark set, also what left the session.
 # shellcheck shell=bash
 
 steps_passed=0
 steps_failed=()
 steps_skipped=()
-step_sessions=()
+step_session=
+step_timer=
 
 # steps_begin: makes the directory for logs.
 steps_begin() {
     steps_directory=$(mktemp -d "${TMPDIR:-/tmp}/uncopy-check.XXXXXX")
     trap steps_clean EXIT
-    trap 'echo "uncopy: interrupted" >&2; exit 130' INT TERM HUP
+    trap steps_interrupted INT TERM HUP
+}
+
+# A background command still has these traps between fork and exec: they are for the script alone.
+steps_interrupted() {
+    [[ $BASHPID == "$$" ]] || exit 130
+    echo "uncopy: interrupted" >&2
+    exit 130
 }
 
 steps_clean() {
-    local session
-    for session in "${step_sessions[@]}"; do
-        kill_all "$(members "$session" "")"
-    done
-    [[ -z ${steps_directory:-} ]] || rm -rf -- "$steps_directory"
+    [[ $BASHPID == "$$" ]] || return 0
+    if [[ -n $step_session ]]; then
+        kill_all "$step_timer $(members "$step_session" "${step_mark:+STEP_MARK=$step_mark}")"
+        wait 2>/dev/null || true
+    fi
+    rm -rf -- "$steps_directory"
 }
 
 # members SESSION MARK: the processes of a session, and those whose environment holds MARK.
@@ -62,7 +71,7 @@ command_of() {
 # step NAME LIMIT_S COMMAND…: runs one step; returns its exit status, 124 if it took too long, 125
 # if it was well but left something running. The output is in $step_log.
 step() {
-    local name=$1 limit_s=$2 begin=$SECONDS status=0 leader timer output first left mark waited
+    local name=$1 limit_s=$2 begin=$SECONDS status=0 leader timer output first left pid mark waited
     shift 2
     step_log=$steps_directory/${name// /-}.log
     printf '\n== %s\n' "$name"
@@ -70,12 +79,13 @@ step() {
     mkfifo -- "$steps_directory/pipe"
     tee -- "$step_log" <"$steps_directory/pipe" &
     output=$!
-    mark=${STEP_MARK:+STEP_MARK=$STEP_MARK}
-    setsid -- "$@" </dev/null >"$steps_directory/pipe" 2>&1 &
+    mark=${step_mark:+STEP_MARK=$step_mark}
+    setsid -- env ${mark:+"$mark"} "$@" </dev/null >"$steps_directory/pipe" 2>&1 &
     leader=$!
-    step_sessions+=("$leader")
+    step_session=$leader
     sleep "$limit_s" &
     timer=$!
+    step_timer=$timer
     wait -n -p first "$leader" "$timer" || status=$?
     if [[ $first == "$timer" ]]; then
         status=124
@@ -110,7 +120,7 @@ step() {
     done
     kill "$output" 2>/dev/null || true
     wait "$output" 2>/dev/null || true
-    step_sessions=()
+    step_session=
     step_seconds=$((SECONDS - begin))
     return "$status"
 }

@@ -13,8 +13,9 @@ use crate::options::Policy;
 use crate::page_map::SiteId;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Tracking one copy: locks, signal mask, plan, runs. Measured with `uncopy bench copies`.
-pub const TRACK_NS: i64 = 700;
+/// Tracking one copy: locks, signal mask, plan, runs, their cache misses. Between 470 ns (twelve copies in
+/// a row) and 900 ns (one at a time); `uncopy bench copies` shows it.
+pub const TRACK_NS: i64 = 900;
 /// A fault served by the handler thread; between its cost on the same and on the other CPU.
 pub const FAULT_NS: i64 = 8_000;
 /// Putting one page of a view in place, beside the fault itself.
@@ -57,17 +58,21 @@ const BACKOFF_MOST: u32 = 12;
 const SITES: usize = 1024;
 const PROBES: usize = 4;
 
-/// What copying `len_bytes` costs, taken low (warm caches), so that doubt decides for copying.
+/// What copying `len_bytes` costs, taken low, so that doubt decides for copying.
+///
+/// A small copy that stays in the second-level cache costs 45 ns a page; the larger it is, the more it
+/// also costs whoever copies next from colder caches (the kernel's copy into the page cache took a
+/// quarter of the time once the copies before it were elided: Redis SET of 256 KiB).
 #[must_use]
 pub const fn copy_ns(len_bytes: usize) -> i64 {
-    let per_page = if len_bytes <= 512 << 10 {
-        100
-    } else if len_bytes <= 2 << 20 {
-        160
-    } else {
-        300
+    let page_ns = match len_bytes >> 10 {
+        0..96 => 45,
+        96..192 => 60,
+        192..1024 => 100,
+        1024..2560 => 160,
+        _ => 300,
     };
-    (len_bytes / PAGE_BYTES) as i64 * per_page
+    (len_bytes / PAGE_BYTES) as i64 * page_ns
 }
 
 /// What a call site does.

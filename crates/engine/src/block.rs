@@ -43,6 +43,8 @@ pub struct Block {
     pub fault_end: AtomicU32,
     /// See `fault_end`.
     pub fault_batch: AtomicU32,
+    /// Pages that the program asked for when it got the block.
+    pub asked_pages: AtomicU32,
     /// Present pages counted as retained while the block is free.
     pub retained_pages: AtomicU32,
     /// What copying over short present runs has cost since a run was last moved out, ns.

@@ -16,7 +16,7 @@ use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use crate::live;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
+use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::classes::{CLASSES, Class};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_core::stats::Counter;
@@ -34,7 +34,7 @@ const STEP_BYTES: usize = 4 << 20;
 /// Classes below this keep clear of huge pages: one would span several blocks.
 const HUGE_BYTES: usize = 2 << 20;
 /// Free blocks may always retain this much memory, bytes.
-const RETAINED_BYTES: usize = 16 << 20;
+const RETAINED_BYTES: usize = 40 << 20;
 /// Relocating by mremap pays from here on. Below, the block's next user would pay more for the first
 /// touch of its pages (0.9 µs each) than copying costs: with 128 KiB here, Redis SET of 64 KiB took
 /// 1.4 times the CPU time.
@@ -216,6 +216,7 @@ impl Heap {
         let retained = at.block.retained_pages.swap(0, Relaxed);
         self.retained_pages.fetch_sub(retained as usize, Relaxed);
         at.block.alloc_site.store(site, Relaxed);
+        at.block.asked_pages.store(pages_up(len_bytes), Relaxed);
         let flags = at.block.flags.fetch_and(!HELD_A_VIEW, Relaxed);
         let is_fresh = flags & FRESH != 0;
         if is_fresh && wants_registered && flags & REGISTERED == 0 {
@@ -302,7 +303,8 @@ impl Heap {
         ENGINE.placement.record(at.block.alloc_site.load(Relaxed), flags & HELD_A_VIEW != 0);
         live::subtract(Counter::BlocksBytes, at.bytes());
         let registered = flags & REGISTERED != 0;
-        let mut present_pages = at.pages;
+        // Of a plain block only what was asked for is likely to have been touched.
+        let mut present_pages = at.block.asked_pages.load(Relaxed);
         if registered {
             let _critical = Critical::enter();
             let mut dropped = Dropped::new();
@@ -314,7 +316,7 @@ impl Heap {
                 {
                     clear_long_runs(uffd, &mut locked);
                 }
-                present_pages -= at.block.absent_pages.load(Relaxed);
+                present_pages = at.pages - at.block.absent_pages.load(Relaxed);
                 if let Some(open) = locked.exchange_open(None) {
                     open.close();
                 }
