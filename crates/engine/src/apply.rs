@@ -9,6 +9,7 @@ use crate::engine::ENGINE;
 use crate::live;
 use crate::segment::{Draft, Segment};
 use core::sync::atomic::Ordering::Relaxed;
+use smallvec::SmallVec;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, SiteId, State, View};
 use uncopy_core::plan::{Piece, Step};
@@ -16,6 +17,7 @@ use uncopy_core::policy::{COPY_OVER_PAGES, moves_out};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::Critical;
 use uncopy_sys::uffd::Uffd;
 
 /// Where the bytes of a copy come from.
@@ -29,6 +31,23 @@ pub struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// Copies what [`apply`] left missing. No lock may be held: pages fault.
+    ///
+    /// # Safety
+    /// As for [`Source::fetch`]; `base` is the address of the destination's block.
+    pub unsafe fn fetch_missing(&self, critical: &Critical, missing: &[ByteRange], base: usize) {
+        if missing.is_empty() {
+            return;
+        }
+        live::add(Counter::Fallbacks, 1);
+        critical.leave_for(|| {
+            for range in missing {
+                // SAFETY: the caller's promise.
+                unsafe { self.fetch(*range, base + range.start) };
+            }
+        });
+    }
+
     /// Copies the bytes that belong at `range` of the destination's block to `to`.
     ///
     /// # Safety
@@ -67,7 +86,7 @@ impl Source<'_> {
 }
 
 /// What [`apply`] did, for the account.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Done {
     /// Bytes that are views now and were not copied.
     pub elided_bytes: usize,
@@ -77,9 +96,12 @@ pub struct Done {
     pub moves: usize,
     /// Pages they moved.
     pub moved_pages: usize,
+    /// Bytes that could not be put in place: the caller copies them once it holds no lock, and faults.
+    pub missing: SmallVec<[ByteRange; 2]>,
 }
 
-/// Carries out `steps`. Always succeeds: where pages cannot be made absent, their bytes are copied.
+/// Carries out `steps`. Where pages cannot be made absent, their bytes are copied; where absent pages cannot
+/// be filled (no memory, the descriptor is gone), they stay as they are and are returned as missing.
 ///
 /// # Safety
 /// The destination block must be registered; `source` must be readable as [`Source::fetch`] says.
@@ -98,7 +120,7 @@ pub unsafe fn apply(
         match step {
             Step::Bytes { range } => {
                 // SAFETY: the caller's promise.
-                unsafe { put_bytes(uffd, destination, source, *range, site, dropped) };
+                unsafe { put_bytes(uffd, destination, source, *range, site, &mut done, dropped) };
                 done.copied_bytes += range.len();
             }
             Step::View { pages, segment, offset_bytes } => {
@@ -129,7 +151,7 @@ pub unsafe fn apply(
     done
 }
 
-type Runs = smallvec::SmallVec<[PageRange; 8]>;
+type Runs = SmallVec<[PageRange; 8]>;
 
 /// The runs of pages in `pages` that are not present.
 fn absent_runs(block: &Locked, pages: PageRange) -> Runs {
@@ -238,6 +260,7 @@ unsafe fn put_bytes(
     source: &Source<'_>,
     range: ByteRange,
     site: SiteId,
+    done: &mut Done,
     dropped: &mut Dropped<Segment>,
 ) {
     let whole = range.whole_pages();
@@ -271,7 +294,7 @@ unsafe fn put_bytes(
                 continue;
             }
             if !fill(uffd, block, source, run, part, &state, dropped) {
-                source.fetch(part, block.at.base + part.start);
+                done.missing.push(part);
             }
         }
     }
@@ -300,7 +323,7 @@ unsafe fn patch(
 }
 
 /// Makes an absent run present with `part` of it taken from the source and the rest as it reads.
-/// False if that failed: the run is then present with its old bytes, or still absent.
+/// False if that failed: pages of the run are then still absent, with their old bytes.
 ///
 /// # Safety
 /// As for [`apply`].

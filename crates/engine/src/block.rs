@@ -28,6 +28,10 @@ pub const RELOCATED: u32 = 1 << 4;
 /// Longest run between two inputs that is compared with the segment, bytes.
 const SEAM_BYTES: usize = 2 * PAGE_BYTES;
 
+/// The program has changed the block's mapping itself (mprotect, munmap …): it never holds a view
+/// again and is never handed out again.
+pub const DISOWNED: u32 = 1 << 5;
+
 /// What is known of a block. All-zero bytes are a block that was never allocated.
 #[repr(C, align(64))]
 pub struct Block {
@@ -175,22 +179,29 @@ impl Locked {
         if flags & REGISTERED != 0 {
             return Ok(());
         }
-        if flags & RELOCATED != 0 {
-            // UFFDIO_MOVE does not cross mappings.
+        if flags & (RELOCATED | DISOWNED) != 0 {
+            // UFFDIO_MOVE does not cross mappings; a disowned block's are the program's.
             return Err(Errno(22));
         }
         if live::get(Counter::RegisteredBlocks) >= ENGINE.most_registered() {
             return Err(Errno(12));
         }
         let (base, bytes) = (self.at.base, self.at.bytes());
-        let fresh = flags & FRESH != 0;
-        if !fresh {
-            ENGINE.heap.populate(base, bytes)?;
-        }
-        uffd.register(base, bytes)?;
         let mut map = PageMap::new();
-        if fresh {
-            map.set_empty(self.at.all(), &mut Dropped::new());
+        if flags & FRESH != 0 {
+            uffd.register(base, bytes)?;
+            // Never touched, but pages may be there all the same: locked memory is populated, and a huge
+            // page may reach over from a neighbour.
+            if ENGINE.heap.discard_pages(base, bytes).is_ok() {
+                map.set_empty(self.at.all(), &mut Dropped::new());
+            } else {
+                uffd.unregister(base, bytes)?;
+                ENGINE.heap.populate(base, bytes)?;
+                uffd.register(base, bytes)?;
+            }
+        } else {
+            ENGINE.heap.populate(base, bytes)?;
+            uffd.register(base, bytes)?;
         }
         block.absent_pages.store(map.absent_pages(), Relaxed);
         // SAFETY: `self` is the proof that the lock is held.
@@ -208,7 +219,9 @@ impl Locked {
             return open;
         }
         // SAFETY: as in `change`.
-        core::mem::replace(unsafe { &mut (*self.at.block.state.get()).assume_init_mut().open }, open)
+        let held = unsafe { &mut (*self.at.block.state.get()).assume_init_mut().open };
+        Open::count(open.as_ref(), held.as_ref());
+        core::mem::replace(held, open)
     }
 
     /// Where the bytes of `range` are.

@@ -8,7 +8,7 @@ use crate::segment::Segment;
 use uncopy_core::addr::ByteRange;
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId};
-use uncopy_core::plan::{Piece, Pieces, Step, elided_bytes, plan};
+use uncopy_core::plan::{Piece, Pieces, elided_bytes, plan};
 use uncopy_core::policy::{Kind, MOVE_CALL_NS, MOVE_PAGE_NS, TRACK_NS, copy_ns};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
@@ -130,24 +130,24 @@ unsafe fn between(
         live::add(Counter::CopiedBytes, len_bytes);
         return true;
     }
-    let all = Source { start: to_range.start, pieces: &pieces, plain: source };
-    // SAFETY: the caller's promise; both blocks are locked and the destination is registered.
-    let done = unsafe {
-        if overlaps {
-            apply_staged(uffd, &mut to_locked, &all, &steps, site, &mut dropped)
-        } else {
-            Some(apply(uffd, &mut to_locked, &all, &steps, site, &mut dropped))
-        }
-    };
-    if done.is_none() {
+    let staged = if overlaps { stage(uffd, to_range.start, &pieces, source) } else { Some(pieces.clone()) };
+    let Some(staged) = staged else {
         // No memory to stage in: let memmove fault its way through.
         make_present(uffd, &mut to_locked, to_range.touched_pages(), &mut dropped);
         make_present(uffd, &mut to_locked, from_range.touched_pages(), &mut dropped);
-    }
+        drop((from_locked, to_locked));
+        drop(dropped);
+        return false;
+    };
+    let all = Source { start: to_range.start, pieces: &staged, plain: source };
+    // SAFETY: the caller's promise; both blocks are locked and the destination is registered. What was
+    // plain in the source is copied, never viewed, so the steps hold for the staged pieces too.
+    let done = unsafe { apply(uffd, &mut to_locked, &all, &steps, site, &mut dropped) };
     drop((from_locked, to_locked));
+    // SAFETY: the caller's promise; no lock is held.
+    unsafe { all.fetch_missing(&critical, &done.missing, to.base) };
     drop(dropped);
-    let Some(done) = done else { return false };
-    account(site, &pieces, done);
+    account(site, &pieces, &done);
     true
 }
 
@@ -163,65 +163,42 @@ fn prepare_overwrite_unless(
     }
 }
 
-/// Applies an overlapping move: the bytes that are really copied are set aside first.
-///
-/// # Safety
-/// As for [`apply`].
-unsafe fn apply_staged(
-    uffd: Uffd,
-    block: &mut Locked,
-    source: &Source<'_>,
-    steps: &[Step<Segment>],
-    site: SiteId,
-    dropped: &mut Dropped<Segment>,
-) -> Option<Done> {
-    // A view over a short present run is copied over, so any byte may be needed; but only plain
-    // bytes can change under us.
-    let plain_bytes: usize = source
-        .pieces
-        .iter()
-        .map(|piece| if matches!(piece, Piece::Plain { .. }) { piece.len_bytes() } else { 0 })
-        .sum();
+/// The pieces of an overlapping move with the plain bytes, which could change under us, set aside in a
+/// segment. `None` without memory.
+fn stage(uffd: Uffd, start: usize, pieces: &Pieces<Segment>, plain: usize) -> Option<Pieces<Segment>> {
+    let is_plain = |piece: &Piece<Segment>| matches!(piece, Piece::Plain { .. });
+    let plain_bytes: usize = pieces.iter().filter(|piece| is_plain(piece)).map(Piece::len_bytes).sum();
     if plain_bytes == 0 {
-        // SAFETY: the caller's promise.
-        return Some(unsafe { apply(uffd, block, source, steps, site, dropped) });
+        return Some(pieces.clone());
     }
-    let staged = crate::segment::Draft::new(uffd, plain_bytes).ok()?;
-    let mut at = source.start;
+    let draft = crate::segment::Draft::new(uffd, plain_bytes).ok()?;
+    let all = Source { start, pieces, plain };
+    let mut at = start;
     let mut filled = 0;
-    let mut spans = smallvec::SmallVec::<[usize; 8]>::new();
-    for piece in source.pieces {
+    for piece in pieces {
         let range = ByteRange::at(at, piece.len_bytes());
         at = range.end;
-        if matches!(piece, Piece::Plain { .. }) {
-            // SAFETY: the draft is ours and long enough; the source's pages are present.
-            unsafe { source.fetch(range, staged.address() + filled) };
-            spans.push(filled);
+        if is_plain(piece) {
+            // SAFETY: the draft is ours and long enough; the source's plain pages are present.
+            unsafe { all.fetch(range, draft.address() + filled) };
             filled += range.len();
         }
     }
-    let staged = staged.freeze(0);
-    let mut spans = spans.into_iter();
-    let pieces: Pieces<Segment> = source
-        .pieces
-        .iter()
-        .map(|piece| match piece {
-            Piece::Plain { len_bytes } => Piece::Segment {
-                segment: staged.clone(),
-                offset_bytes: spans.next().unwrap_or(0),
-                len_bytes: *len_bytes,
-            },
-            other => other.clone(),
-        })
-        .collect();
-    let all = Source { start: source.start, pieces: &pieces, plain: source.plain };
-    // SAFETY: the caller's promise. The steps are those of the original pieces: what was plain is
-    // copied, never viewed.
-    Some(unsafe { apply(uffd, block, &all, steps, site, dropped) })
+    let segment = draft.freeze(0);
+    let mut offset_bytes = 0;
+    let staged = pieces.iter().map(|piece| match piece {
+        Piece::Plain { len_bytes } => {
+            let staged = Piece::Segment { segment: segment.clone(), offset_bytes, len_bytes: *len_bytes };
+            offset_bytes += len_bytes;
+            staged
+        }
+        other => other.clone(),
+    });
+    Some(staged.collect())
 }
 
 /// Books what an elision saved and cost, at the copy's site and at those of its inputs.
-fn account(site: SiteId, pieces: &[Piece<Segment>], done: Done) {
+fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done) {
     live::add(Counter::ElidedCopies, usize::from(done.elided_bytes > 0));
     live::add(Counter::ElidedBytes, done.elided_bytes);
     live::add(Counter::CopiedBytes, done.copied_bytes);

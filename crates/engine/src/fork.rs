@@ -9,12 +9,12 @@ use crate::block::{BlockRef, REGISTERED};
 use crate::engine::{ENGINE, Phase};
 use crate::live;
 use core::cell::UnsafeCell;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::lock::{Critical, Lock, forget_thread_id};
+use uncopy_sys::lock::{Critical, Lock, forget_thread_id, thread_id};
 use uncopy_sys::uffd::Uffd;
 
 struct Held {
@@ -22,6 +22,8 @@ struct Held {
     lock: Lock,
     critical: UnsafeCell<Option<Critical>>,
     gauges: UnsafeCell<Option<live::Gauges>>,
+    /// Classes whose lock the forking thread held already, a bit each.
+    skipped_classes: AtomicU64,
     /// The allocator for our own data.
     private: UnsafeCell<Option<&'static Lock>>,
 }
@@ -33,6 +35,7 @@ static HELD: Held = Held {
     lock: Lock::new(),
     critical: UnsafeCell::new(None),
     gauges: UnsafeCell::new(None),
+    skipped_classes: AtomicU64::new(0),
     private: UnsafeCell::new(None),
 };
 
@@ -47,21 +50,49 @@ fn private_lock() -> Option<&'static Lock> {
     unsafe { *HELD.private.get() }
 }
 
-fn locks(each: impl Fn(&Lock)) {
-    each(ENGINE.start_lock());
-    ENGINE.heap.class_locks().for_each(&each);
-    ENGINE.heap.for_each_block(|at| each(&at.block.lock));
-    each(ENGINE.hidden.lock());
-    if let Some(lock) = private_lock() {
-        each(lock);
+/// Takes every lock, in the order of the engine's rules.
+fn lock_all() {
+    ENGINE.start_lock().lock();
+    for (index, lock) in ENGINE.heap.class_locks().enumerate() {
+        if lock.owner() == thread_id() {
+            // A signal handler that forks on top of a malloc or free of ours: that call goes on, in
+            // parent and child, when the handler returns.
+            HELD.skipped_classes.fetch_or(1 << index, Relaxed);
+        } else {
+            lock.lock();
+        }
     }
+    ENGINE.heap.for_each_block(|at| at.block.lock.lock());
+    ENGINE.hidden.lock().lock();
+    if let Some(lock) = private_lock() {
+        lock.lock();
+    }
+}
+
+/// Gives every lock back, in reverse: blocks come into being only under their class's lock.
+fn unlock_all() {
+    if let Some(lock) = private_lock() {
+        lock.unlock();
+    }
+    ENGINE.hidden.lock().unlock();
+    ENGINE.heap.for_each_block(|at| at.block.lock.unlock());
+    let skipped = HELD.skipped_classes.swap(0, Relaxed);
+    for (index, lock) in ENGINE.heap.class_locks().enumerate() {
+        if skipped & (1 << index) == 0 {
+            lock.unlock();
+        }
+    }
+    ENGINE.start_lock().unlock();
 }
 
 /// Before a fork: waits until no engine work is under way, and keeps it so.
 pub fn prepare() {
+    if !ENGINE.heap.is_reserved() {
+        return;
+    }
     let critical = Critical::enter();
     HELD.lock.lock();
-    locks(Lock::lock);
+    lock_all();
     // SAFETY: this thread holds `HELD.lock`.
     unsafe {
         *HELD.critical.get() = Some(critical);
@@ -69,10 +100,17 @@ pub fn prepare() {
     }
 }
 
+/// Whether the calling thread is the one that prepared a fork.
+fn prepared() -> bool {
+    HELD.lock.owner() == thread_id()
+}
+
 /// After a fork, in the parent, also if it failed.
 pub fn parent() {
-    locks(Lock::unlock);
-    finish();
+    if prepared() {
+        unlock_all();
+        finish();
+    }
 }
 
 fn finish() {
@@ -84,8 +122,12 @@ fn finish() {
 
 /// After a fork, in the child, before anything of the program runs.
 pub fn child() {
+    let was_prepared = prepared();
     forget_thread_id();
-    locks(Lock::unlock);
+    if !was_prepared {
+        return;
+    }
+    unlock_all();
     // Before anything is counted: the page of counters is still the parent's.
     // SAFETY: this thread holds `HELD.lock`.
     if let Some(alive) = unsafe { (*HELD.gauges.get()).take() } {
@@ -94,7 +136,7 @@ pub fn child() {
     if ENGINE.phase() == Phase::Active {
         if let Some(old) = ENGINE.uffd() {
             // The parent's: what is done through it would happen to the parent.
-            old.close();
+            old.close_if_ours();
         }
         if let Err(why) = go_on() {
             fill_all_views();

@@ -9,8 +9,8 @@
 //! userfaultfd once and stays so. Each class keeps registered and plain free blocks apart, and hands
 //! out the kind that the allocation site's earlier blocks turned out to be.
 
-use crate::apply::clear_long_runs;
-use crate::block::{ALLOCATED, Block, BlockRef, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED};
+use crate::apply::{clear_long_runs, make_present};
+use crate::block::{ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED};
 use crate::engine::ENGINE;
 use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use crate::live;
@@ -18,7 +18,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::classes::{CLASSES, Class};
-use uncopy_core::page_map::{Dropped, State};
+use uncopy_core::page_map::{Dropped, PageMap, State};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
@@ -328,6 +328,9 @@ impl Heap {
         }
         at.block.retained_pages.store(present_pages, Relaxed);
         self.retained_pages.fetch_add(present_pages as usize, Relaxed);
+        if at.block.flags.load(Relaxed) & DISOWNED != 0 {
+            return;
+        }
         let Some(class) = Class::for_len(at.bytes()) else { return };
         let span = HEAP_BASE.load(Relaxed) + (class.index() << self.shift.load(Relaxed));
         let index = ((address - span) / class.bytes()) as u32;
@@ -347,11 +350,9 @@ impl Heap {
 
     /// Gives a free block's pages back to the kernel.
     fn discard(&self, at: BlockRef, registered: bool) -> bool {
-        let Some((blocks, _)) = self.reservations() else { return false };
         let _critical = Critical::enter();
         let mut locked = at.lock();
-        // SAFETY: the block is free and in no list yet: nobody needs its bytes.
-        if unsafe { blocks.discard(at.base, at.bytes()) }.is_err() {
+        if self.discard_pages(at.base, at.bytes()).is_err() {
             return false;
         }
         if registered {
@@ -360,6 +361,16 @@ impl Heap {
             at.block.flags.fetch_or(FRESH, Relaxed);
         }
         true
+    }
+
+    /// Gives pages of a block back to the kernel.
+    ///
+    /// # Errors
+    /// What the kernel says; EINVAL for locked memory.
+    pub fn discard_pages(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let (blocks, _) = self.reservations().ok_or(Errno(12))?;
+        // SAFETY: called for blocks that hold nothing: never touched, or free and in no list.
+        unsafe { blocks.discard(address, len_bytes) }
     }
 
     /// Makes the pages of a plain block present.
@@ -395,6 +406,30 @@ impl Heap {
             from.block.flags.fetch_or(RELOCATED, Relaxed);
         }
         moved
+    }
+
+    /// Makes every block that `address..address + len_bytes` touches plain memory for good, because the
+    /// program is about to change its mapping: mprotect, madvise, mremap, munmap, mlock.
+    pub fn disown(&self, address: usize, len_bytes: usize) {
+        let mut at = address;
+        while at < address.saturating_add(len_bytes) {
+            let Some(block) = self.find(at) else { return };
+            if block.block.flags.fetch_or(DISOWNED, Relaxed) & DISOWNED == 0 {
+                let _critical = Critical::enter();
+                let mut dropped = Dropped::new();
+                let mut locked = block.lock();
+                if let Some(uffd) = ENGINE.uffd() {
+                    make_present(uffd, &mut locked, block.all(), &mut dropped);
+                    if locked.map().is_some_and(PageMap::is_all_present) {
+                        // Where this fails, absent pages go on being served.
+                        let _ = uffd.unregister(block.base, block.bytes());
+                    }
+                }
+                drop(locked);
+                drop(dropped);
+            }
+            at = block.base + block.bytes();
+        }
     }
 
     /// Calls `each` for every block that exists, in order of address.

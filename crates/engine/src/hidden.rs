@@ -29,6 +29,8 @@ const GATHER_PAGES: u32 = 8;
 /// The reservoir may always hold this much, bytes.
 const RESERVOIR_BYTES: usize = 16 << 20;
 
+const EEXIST: Errno = Errno(17);
+
 struct Inner {
     reservation: Option<Reservation>,
     /// Pages committed and registered, from the start.
@@ -207,15 +209,22 @@ impl Hidden {
             self.give_cold(PageRange::new(piece.start, piece.start + moved));
             self.give_warm(PageRange::new(piece.start + moved, piece.end));
         }
-        let rest = PageRange::new(filled, range.end);
-        match self.fill_zeroes(uffd, self.address(rest.start), rest.len_bytes()) {
-            Ok(()) => Ok(range),
-            Err((done_bytes, errno)) => {
-                let present = rest.start + (done_bytes / PAGE_BYTES) as u32;
-                self.give_warm(PageRange::new(range.start, present));
-                self.give_cold(PageRange::new(present, range.end));
-                Err(errno)
+        loop {
+            let rest = PageRange::new(filled, range.end);
+            let (done_bytes, errno) = match self.fill_zeroes(uffd, self.address(rest.start), rest.len_bytes())
+            {
+                Ok(()) => return Ok(range),
+                Err(stopped) => stopped,
+            };
+            let present = rest.start + (done_bytes / PAGE_BYTES) as u32;
+            if errno == EEXIST {
+                // Present already: locked memory is populated when it is committed.
+                filled = present + 1;
+                continue;
             }
+            self.give_warm(PageRange::new(range.start, present));
+            self.give_cold(PageRange::new(present, range.end));
+            return Err(errno);
         }
     }
 

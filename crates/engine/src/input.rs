@@ -1,10 +1,11 @@
 //! What comes from the kernel: received into a fresh segment, of which the buffer becomes a view.
 
 use crate::apply::{Source, apply, prepare_overwrite};
-use crate::block::{BlockRef, Locked};
+use crate::block::{BlockRef, Locked, REGISTERED};
 use crate::engine::ENGINE;
 use crate::live;
 use crate::segment::{Draft, Open, Segment};
+use core::sync::atomic::Ordering::Relaxed;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId, State};
@@ -172,7 +173,7 @@ fn allows(site: SiteId, len_bytes: usize) -> bool {
 /// The open end that an input into this part goes on with, and whether pages of the part are absent.
 /// An open end that it does not go on with is closed.
 fn look(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
-    if !at.may_have_absent_pages() {
+    if at.block.flags.load(Relaxed) & REGISTERED == 0 {
         return (None, false);
     }
     let mut locked = at.lock();
@@ -208,10 +209,11 @@ fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) 
             return;
         }
     };
+    let pieces = [Piece::Segment { segment: segment.clone(), offset_bytes: lead_bytes, len_bytes }];
+    let source = Source { start: range.start, pieces: &pieces, plain: 0 };
+    let mut missing = smallvec::SmallVec::new();
     if len_bytes > 0 {
-        let pieces = [Piece::Segment { segment: segment.clone(), offset_bytes: lead_bytes, len_bytes }];
         let steps = plan(range.start, &pieces, 1);
-        let source = Source { start: range.start, pieces: &pieces, plain: 0 };
         // SAFETY: the block is registered and locked; the segment is present and not in the heap.
         let done = unsafe { apply(uffd, &mut locked, &source, &steps, site, &mut dropped) };
         live::add(Counter::ElidedInputs, 1);
@@ -219,15 +221,18 @@ fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) 
         live::add(Counter::CopiedBytes, done.copied_bytes);
         let moves_ns = done.moves as i64 * MOVE_CALL_NS + done.moved_pages as i64 * MOVE_PAGE_NS;
         ENGINE.sites.debit(site, moves_ns);
+        missing = done.missing;
     }
     let open = Open { segment, filled_bytes, next_address: at.base + range.end };
     // Kept only while the program is likely to ask for the rest; else its room goes back at once.
-    let closed =
-        if room_bytes >= ENGINE.min_size_bytes() { locked.exchange_open(Some(open)) } else { Some(open) };
+    let keeps = room_bytes >= ENGINE.min_size_bytes() && open.has_place();
+    let closed = if keeps { locked.exchange_open(Some(open)) } else { Some(open) };
     if let Some(open) = closed {
         open.close();
     }
     drop(locked);
+    // SAFETY: the program gave this buffer to an input; no lock is held.
+    unsafe { source.fetch_missing(critical, &missing, at.base) };
     drop(dropped);
 }
 

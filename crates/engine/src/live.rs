@@ -150,7 +150,14 @@ pub fn publish() {
     // A forked child must not go on counting in its parent's file.
     // SAFETY: as above.
     let mapped = mapped.or_else(|_| unsafe { mem::map_private(FILE_BYTES, in_place) });
-    let Ok(address) = mapped else { return };
+    let Ok(address) = mapped else {
+        // A forked child's page may still be its parent's: it counts in memory of its own then.
+        for (word, value) in PRIVATE.0.iter().zip(before) {
+            word.store(value, Relaxed);
+        }
+        SHARED.store(0, Relaxed);
+        return;
+    };
     // SAFETY: just mapped, FILE_BYTES long, page-aligned; AtomicU64 allows any bytes.
     let shared = unsafe { &*(address as *const Page) };
     for (word, value) in shared.0.iter().zip(before) {

@@ -9,7 +9,7 @@
 
 use crate::engine::ENGINE;
 use crate::live;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
 use uncopy_core::addr::{PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::page_map::SiteId;
@@ -149,6 +149,11 @@ impl Segment {
     }
 }
 
+/// Room that all open ends together may keep, bytes.
+const OPEN_ROOM_MOST_BYTES: usize = 16 << 20;
+/// Room that they keep, bytes.
+static OPEN_ROOM_BYTES: AtomicUsize = AtomicUsize::new(0);
+
 /// A segment with room behind its filled bytes, waiting for the input that goes on where the last
 /// one ended. Kept with the block that the last one went to.
 #[derive(Debug)]
@@ -166,6 +171,23 @@ impl Open {
     #[must_use]
     pub fn continues(&self, address: usize, len_bytes: usize) -> bool {
         self.next_address == address && self.filled_bytes + len_bytes <= self.segment.len_bytes()
+    }
+
+    /// Whether there is place among the open ends for this one's room: idle connections must not keep
+    /// a buffer's worth of memory each.
+    #[must_use]
+    pub fn has_place(&self) -> bool {
+        OPEN_ROOM_BYTES.load(Relaxed) + self.room_bytes() <= OPEN_ROOM_MOST_BYTES
+    }
+
+    fn room_bytes(&self) -> usize {
+        self.segment.len_bytes() - self.filled_bytes
+    }
+
+    /// Counts the room of an open end that is put in the place of another.
+    pub(crate) fn count(put: Option<&Self>, taken: Option<&Self>) {
+        OPEN_ROOM_BYTES.fetch_add(put.map_or(0, Self::room_bytes), Relaxed);
+        OPEN_ROOM_BYTES.fetch_sub(taken.map_or(0, Self::room_bytes), Relaxed);
     }
 
     /// Gives the room back.

@@ -9,6 +9,7 @@
 //! | [`allocation`] | malloc and its family |
 //! | [`reading`] | read, recv and their families |
 //! | [`writing`] | write, send and their families |
+//! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
 //! | [`start`] | what happens when the library is loaded and unloaded |
 //!
@@ -25,6 +26,7 @@
 mod real;
 
 mod allocation;
+mod mapping;
 mod memory;
 mod process;
 mod reading;

@@ -1,12 +1,17 @@
 //! Processes that come and go.
 //!
-//! fork is served through `pthread_atfork`, registered when the library is loaded: handlers
-//! registered first run last before the fork and first after it, so that the program's own handlers
-//! find the engine working.
+//! fork is served through `pthread_atfork`: handlers registered first run last before the fork and first
+//! after it, so ours are registered before anyone else's, at the first registration that any library
+//! makes or when this one is loaded. The program's own handlers then find the engine working.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+type Handler = extern "C" fn();
+type Register = unsafe extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>, *mut c_void) -> c_int;
 
 slots! {
+    REGISTER = c"__register_atfork": Register;
     FORK = c"_Fork": unsafe extern "C" fn() -> libc::pid_t;
     EXIT = c"_exit": unsafe extern "C" fn(c_int) -> !;
 }
@@ -20,13 +25,30 @@ extern "C" fn parent() {
 }
 
 extern "C" fn child() {
+    crate::start::own_process();
     uncopy_engine::fork::child();
 }
 
-/// Registers the fork handlers.
+/// Registers the fork handlers, once, before anyone else's.
 pub fn watch_forks() {
-    // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    static WATCHING: AtomicBool = AtomicBool::new(false);
+    if !WATCHING.swap(true, Relaxed) {
+        // SAFETY: the handlers are functions of this library, which is never unloaded.
+        unsafe { REGISTER.call()(Some(prepare), Some(parent), Some(child), core::ptr::null_mut()) };
+    }
+}
+
+/// What `pthread_atfork` comes down to (glibc).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __register_atfork(
+    prepare: Option<Handler>,
+    parent: Option<Handler>,
+    child: Option<Handler>,
+    library: *mut c_void,
+) -> c_int {
+    watch_forks();
+    // SAFETY: the caller's promise.
+    unsafe { REGISTER.call()(prepare, parent, child, library) }
 }
 
 /// `_Fork` runs no handlers (POSIX): we do what ours would.

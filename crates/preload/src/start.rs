@@ -46,6 +46,7 @@ pub fn fill_slots() {
     crate::reading::fill();
     crate::writing::fill();
     crate::process::fill();
+    crate::mapping::fill();
     FILLING.store(0, Relaxed);
     FILLED.store(true, Relaxed);
 }
@@ -63,6 +64,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     if ids::is_privileged_start() {
         return;
     }
+    own_process();
     if let Some(memmove) = crate::memory::MEMMOVE.get() {
         // SAFETY: libc's own memmove.
         unsafe { bytes::set_memmove(memmove) };
@@ -143,11 +145,18 @@ unsafe fn stop_following(environment: *mut *mut c_char) {
     }
 }
 
+/// The process whose memory this is: a child of vfork shares it and must leave it alone.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// Notes that this process owns its memory: when it starts, and after a fork.
+pub fn own_process() {
+    OWNER.store(std::process::id(), Relaxed);
+}
+
 /// Writes the counters where they were asked for, and removes the file of the running program. Once.
 pub extern "C" fn finish() {
-    static DONE: AtomicU32 = AtomicU32::new(0);
     let pid = std::process::id();
-    if DONE.swap(pid, Relaxed) == pid {
+    if OWNER.compare_exchange(pid, 0, Relaxed, Relaxed).is_err() {
         return;
     }
     live::unpublish();

@@ -283,6 +283,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
 
 /// Sends messages with their parts gathered; `None`: nothing was sent and the call is to be made as
 /// it is.
+#[inline(never)]
 unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Option<c_int> {
     let mut parts = [Part { address: 0, len_bytes: 0 }; PARTS_MOST];
     let mut counts = [0usize; MESSAGES_MOST];

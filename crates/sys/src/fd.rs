@@ -23,9 +23,43 @@ pub fn kind(fd: i32) -> FdKind {
         return FdKind::Other;
     }
     match found.st_mode & libc::S_IFMT {
+        libc::S_IFREG if found.st_size == 0 && is_pseudo_file(fd) => FdKind::Other,
         libc::S_IFREG => FdKind::File,
         libc::S_IFSOCK => FdKind::Socket,
         libc::S_IFIFO => FdKind::Pipe,
         _ => FdKind::Other,
     }
+}
+
+/// A duplicate of `fd` under a high number, out of the way of the program's own, closed on exec.
+#[must_use]
+pub fn duplicate_high(fd: i32) -> Option<i32> {
+    [900, 200, 60]
+        .into_iter()
+        // SAFETY: makes a new descriptor, touches no memory.
+        .map(|least| unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, least) })
+        .find(|fd| *fd >= 0)
+}
+
+/// Whether an empty regular file is one of a file system whose files are commands, where several parts
+/// would be several commands: proc, sysfs and their like.
+fn is_pseudo_file(fd: i32) -> bool {
+    /// ext2 to ext4, tmpfs, xfs, btrfs, overlayfs, nfs, f2fs, zfs, fuse, vfat (linux/magic.h).
+    const ORDINARY: [u32; 10] = [
+        0xEF53,
+        0x0102_1994,
+        0x5846_5342,
+        0x9123_683E,
+        0x794C_7630,
+        0x6969,
+        0xF2F5_2010,
+        0x2FC1_2FC1,
+        0x6573_5546,
+        0x4D44,
+    ];
+    // SAFETY: an all-zero statfs is a valid buffer for fstatfs to fill.
+    let mut found: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: the buffer is valid.
+    let known = unsafe { libc::fstatfs(fd, &mut found) } == 0;
+    !known || !ORDINARY.contains(&(found.f_type as u32))
 }

@@ -12,6 +12,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 const WAITERS: u32 = 1 << 31;
 const SPINS: u32 = 200;
+/// glibc's internal signal by which setuid and its like reach every thread (nptl/internaltypes.h): a
+/// thread that blocks it makes them wait for ever.
+const SETXID: i32 = 33;
 
 thread_local! {
     static THREAD_ID: Cell<u32> = const { Cell::new(0) };
@@ -115,6 +118,7 @@ impl Lock {
 }
 
 fn futex(word: &AtomicU32, operation: i32, value: u32) {
+    let _errno = crate::errno::Keep::new();
     // SAFETY: the word outlives the call; the kernel reads it (WAIT) or only its address (WAKE).
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, core::ptr::null::<libc::timespec>());
@@ -133,7 +137,7 @@ impl Drop for Guard<'_> {
 /// Signals blocked, except those that report a fault of the instruction itself. Dropping it
 /// restores the mask and `errno`.
 pub struct Critical {
-    mask: u64,
+    mask: Cell<u64>,
     errno: Cell<i32>,
 }
 
@@ -149,28 +153,30 @@ impl Critical {
             | bit(libc::SIGFPE)
             | bit(libc::SIGILL)
             | bit(libc::SIGTRAP)
-            | bit(libc::SIGABRT));
+            | bit(libc::SIGABRT)
+            | bit(SETXID));
         let errno = crate::errno::get();
         let mut mask = 0;
         set_mask(BLOCKED, Some(&mut mask));
-        Self { mask, errno: Cell::new(errno) }
+        Self { mask: Cell::new(mask), errno: Cell::new(errno) }
     }
 
     /// Restores the mask, runs `section`, blocks signals again; the `errno` that `section` leaves is
     /// the one restored in the end. For the program's own system calls.
     pub fn leave_for<T>(&self, section: impl FnOnce() -> T) -> T {
-        set_mask(self.mask, None);
+        set_mask(self.mask.get(), None);
         crate::errno::set(self.errno.get());
         let result = section();
         self.errno.set(crate::errno::get());
-        let _blocked = core::mem::ManuallyDrop::new(Self::enter());
+        // A signal handler may have changed the mask meanwhile: that is the one to restore.
+        self.mask.set(core::mem::ManuallyDrop::new(Self::enter()).mask.get());
         result
     }
 }
 
 impl Drop for Critical {
     fn drop(&mut self) {
-        set_mask(self.mask, None);
+        set_mask(self.mask.get(), None);
         crate::errno::set(self.errno.get());
     }
 }

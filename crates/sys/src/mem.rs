@@ -47,7 +47,7 @@ impl Reservation {
         self.within(address, len_bytes)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the range is our own reservation; giving access to it disturbs nothing.
-        check(i64::from(unsafe { libc::mprotect(address as *mut _, len_bytes, protection) })).map(drop)
+        check(unsafe { libc::syscall(libc::SYS_mprotect, address, len_bytes, protection) }).map(drop)
     }
 
     /// Gives the pages of part of the range back to the kernel. They read as zeroes afterwards,
@@ -61,8 +61,7 @@ impl Reservation {
     pub unsafe fn discard(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         self.within(address, len_bytes)?;
         // SAFETY: the caller's promise.
-        check(i64::from(unsafe { libc::madvise(address as *mut _, len_bytes, libc::MADV_DONTNEED) }))
-            .map(drop)
+        check(unsafe { libc::syscall(libc::SYS_madvise, address, len_bytes, libc::MADV_DONTNEED) }).map(drop)
     }
 
     /// Advises the kernel about part of the range; a refusal is not an error.
@@ -73,7 +72,7 @@ impl Reservation {
                 Advice::NotInCoreDumps => libc::MADV_DONTDUMP,
             };
             // SAFETY: neither advice changes any byte.
-            unsafe { libc::madvise(address as *mut _, len_bytes, advice) };
+            unsafe { libc::syscall(libc::SYS_madvise, address, len_bytes, advice) };
         }
     }
 
@@ -90,8 +89,8 @@ impl Reservation {
         self.within(to, len_bytes)?;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         // SAFETY: both parts are ours; the caller gives up the destination's bytes.
-        let moved = unsafe { libc::mremap(from as *mut _, len_bytes, len_bytes, flags, to) };
-        if moved == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(()) }
+        let moved = unsafe { libc::syscall(libc::SYS_mremap, from, len_bytes, len_bytes, flags, to) };
+        check(moved).map(drop)
     }
 
     /// Makes every page of part of the range present.
@@ -101,8 +100,9 @@ impl Reservation {
     pub fn populate(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         self.within(address, len_bytes)?;
         // SAFETY: changes no byte.
-        let result = unsafe { libc::madvise(address as *mut _, len_bytes, libc::MADV_POPULATE_WRITE) };
-        check(i64::from(result)).map(drop)
+        let result =
+            unsafe { libc::syscall(libc::SYS_madvise, address, len_bytes, libc::MADV_POPULATE_WRITE) };
+        check(result).map(drop)
     }
 
     fn within(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
@@ -178,7 +178,8 @@ pub unsafe fn map_private_file(
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let fd = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) as i32;
         check(i64::from(fd))?;
-        let sized = check(i64::from(libc::ftruncate(fd, len_bytes as libc::off_t)));
+        // Really allocated: touching a page for which there is no room would end the program.
+        let sized = check(i64::from(libc::fallocate(fd, 0, 0, len_bytes as libc::off_t)));
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let mapped = match (sized, address) {
             (Err(errno), _) => Err(errno),

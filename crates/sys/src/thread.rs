@@ -14,6 +14,22 @@ const STACK_BYTES: usize = 256 << 10;
 /// # Errors
 /// What pthread_create says.
 pub fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: usize) -> Result<(), Errno> {
+    // The stack also holds the thread's static TLS, which is large in some programs.
+    let mut result = Err(Errno(libc::EINVAL));
+    for stack_bytes in [STACK_BYTES, 16 * STACK_BYTES, 256 * STACK_BYTES] {
+        result = spawn_with(body, argument, stack_bytes);
+        if result != Err(Errno(libc::EINVAL)) {
+            break;
+        }
+    }
+    result
+}
+
+fn spawn_with(
+    body: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: usize,
+    stack_bytes: usize,
+) -> Result<(), Errno> {
     let mut attributes = core::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
     let mut thread = 0;
     // SAFETY: the attributes are initialised before use and destroyed after; the body takes any
@@ -21,7 +37,7 @@ pub fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: usize) -
     let result = unsafe {
         libc::pthread_attr_init(attributes.as_mut_ptr());
         libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
         let result = libc::pthread_create(&mut thread, attributes.as_ptr(), body, argument as *mut c_void);
         libc::pthread_attr_destroy(attributes.as_mut_ptr());
         result
@@ -29,10 +45,11 @@ pub fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: usize) -
     if result == 0 { Ok(()) } else { Err(Errno(result)) }
 }
 
-/// Lets other threads run.
+/// Lets other threads run, also those of lower priority.
 pub fn pause() {
-    // SAFETY: sched_yield has no requirements.
-    unsafe { libc::sched_yield() };
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
+    // SAFETY: the time is valid; the rest is not asked for.
+    unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
 }
 
 /// Gives the calling thread a table of descriptors that holds only `kept`, and a name.

@@ -169,6 +169,15 @@ impl Uffd {
         unsafe { libc::syscall(libc::SYS_close, self.fd) };
     }
 
+    /// Closes the descriptor unless the program has closed it and uses the number for something else.
+    pub fn close_if_ours(self) {
+        let mut nothing = RangeArgument { start: 0, len_bytes: 0 };
+        // A userfaultfd finds fault with an empty range; anything else does not know the request.
+        if self.ioctl(IOCTL_WAKE, (&raw mut nothing).cast()) == Err(Errno(libc::EINVAL)) {
+            self.close();
+        }
+    }
+
     fn ioctl(self, request: u64, argument: *mut libc::c_void) -> Result<(), Errno> {
         // SAFETY: every caller passes the structure that the request takes. On a descriptor that
         // the program closed and reused the kernel answers ENOTTY or EBADF and touches nothing.

@@ -334,7 +334,7 @@ impl Endpoint {
         let mut header = header.map_or_else(Vec::new, |header| header.to_vec());
         if !self.channel.stream {
             let (mut place, mut len) = (place, len);
-            if place.at >= header.len() && self.random.one_in(2) {
+            if place.at >= header.len() {
                 // The header goes in front of the payload, in the buffer itself.
                 place.at -= header.len();
                 len += header.len();

@@ -5,7 +5,7 @@
 //! - the *harness* (`tests/*.rs`) starts programs plain or under `libuncopy.so` in one of several
 //!   [`Mode`]s, waits for them with a deadline, reports every thread's stack when one hangs, and
 //!   reads the counters that the program leaves behind, so that no test passes because nothing
-//!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`], [`http`],
+//!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`],
 //!   [`resp`], [`redis`];
 //! - the *programs* (`src/bin/*.rs`) that run under uncopy and check their own memory byte by byte
 //!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`],
@@ -26,7 +26,6 @@ pub mod calls;
 pub mod counters;
 pub mod endpoint;
 pub mod feeder;
-pub mod http;
 pub mod jump;
 pub mod launch;
 pub mod mirror;

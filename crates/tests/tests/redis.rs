@@ -2,13 +2,14 @@
 //! snapshots while values change, and the append-only file loaded by a plain server.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::random::{Random, bytes, rounds, seed};
 use uncopy_tests::redis::{Model, Redis};
 use uncopy_tests::resp::{Answer, Resp};
+use uncopy_tests::scratch::wait_until;
 use uncopy_tests::{Mode, Scratch};
 
 const MIB: usize = 1 << 20;
@@ -90,13 +91,25 @@ fn set_version(client: &mut Resp, key: usize, version: u64) {
     assert_eq!(client.command(&[b"SET", name.as_bytes(), &value]), Answer::Status("OK".to_owned()));
 }
 
+/// Sets a flag when it is dropped, so that threads end also when a check fails.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Snapshots while `SET`s of 1 MiB run: every value in the dump is a whole one, no older than the
 /// last that was set before the snapshot began and no newer than the first after it had.
 fn snapshot_while_values_change(mode: Mode, first_seed: u64) {
     const KEYS: usize = 24;
+    const SETS_PER_ROUND: usize = 200;
     let scratch = Scratch::new("redis-snapshot");
     let directory = scratch.directory("data");
-    let redis = Redis::start(mode, &scratch, "redis", &directory, APPEND_ONLY);
+    // A rewrite that the server starts by itself would stand in the way of a snapshot.
+    let options = [APPEND_ONLY, &["--auto-aof-rewrite-percentage", "0"]].concat();
+    let redis = Redis::start(mode, &scratch, "redis", &directory, &options);
     let mut client = redis.client();
     for key in 0..KEYS {
         set_version(&mut client, key, 0);
@@ -107,23 +120,28 @@ fn snapshot_while_values_change(mode: Mode, first_seed: u64) {
         // Every writer has its own third of the keys and says what it set before and after the
         // moment when the snapshot surely had begun.
         let began = AtomicBool::new(false);
+        let started = AtomicUsize::new(0);
         let bounds: Vec<(usize, u64, u64)> = std::thread::scope(|scope| {
             let writers: Vec<_> = (0..2)
                 .map(|writer| {
-                    let (stop, began, redis, current) = (&stop, &began, &redis, &current);
+                    let (stop, began, started, redis, current) = (&stop, &began, &started, &redis, &current);
                     scope.spawn(move || {
                         let mut client = redis.client();
                         let mut random = Random::new(seed(first_seed) + round * 10 + writer);
                         let own: Vec<usize> = (0..KEYS).filter(|key| key % 3 == usize::try_from(writer).expect("small")).collect();
                         let mut versions: BTreeMap<usize, u64> = own.iter().map(|key| (*key, current[key])).collect();
                         let mut newest: Option<BTreeMap<usize, u64>> = None;
-                        while !stop.load(Ordering::SeqCst) {
+                        for _ in 0..SETS_PER_ROUND {
+                            if stop.load(Ordering::SeqCst) {
+                                break;
+                            }
                             if newest.is_none() && began.load(Ordering::SeqCst) {
                                 newest = Some(versions.clone());
                             }
                             let key = random.pick(&own);
                             let version = versions[&key] + 1;
                             set_version(&mut client, key, version);
+                            started.fetch_add(1, Ordering::SeqCst);
                             versions.insert(key, version);
                         }
                         let newest = newest.unwrap_or_else(|| versions.clone());
@@ -131,7 +149,11 @@ fn snapshot_while_values_change(mode: Mode, first_seed: u64) {
                     })
                 })
                 .collect();
-            std::thread::sleep(Duration::from_millis(20));
+            let _stops = SetOnDrop(&stop);
+            // The snapshot begins among the writers' commands.
+            wait_until("the writers' first values", Duration::from_secs(20), || {
+                (started.load(Ordering::SeqCst) >= 4).then_some(())
+            });
             let answer = client.command(&[b"BGSAVE"]);
             began.store(true, Ordering::SeqCst);
             assert!(matches!(answer, Answer::Status(_)), "BGSAVE: {answer:?}");

@@ -1,0 +1,157 @@
+//! Calls by which a program changes the mapping of memory that malloc gave it, and calls that could
+//! take our descriptor away.
+//!
+//! A block whose mapping the program changes becomes plain memory for good before the call is made.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::Ordering::Relaxed;
+use libc::size_t;
+use uncopy_engine::engine::ENGINE;
+use uncopy_engine::gate::HEAP_LEN_BYTES;
+
+type Pointer = *mut c_void;
+
+slots! {
+    MPROTECT = c"mprotect": unsafe extern "C" fn(Pointer, size_t, c_int) -> c_int;
+    PKEY_MPROTECT = c"pkey_mprotect": unsafe extern "C" fn(Pointer, size_t, c_int, c_int) -> c_int;
+    MADVISE = c"madvise": unsafe extern "C" fn(Pointer, size_t, c_int) -> c_int;
+    MUNMAP = c"munmap": unsafe extern "C" fn(Pointer, size_t) -> c_int;
+    MREMAP = c"mremap": unsafe extern "C" fn(Pointer, size_t, size_t, c_int, Pointer) -> Pointer;
+    MLOCK = c"mlock": unsafe extern "C" fn(*const c_void, size_t) -> c_int;
+    MLOCK2 = c"mlock2": unsafe extern "C" fn(*const c_void, size_t, u32) -> c_int;
+    CLOSE = c"close": unsafe extern "C" fn(c_int) -> c_int;
+    CLOSE_RANGE = c"close_range": unsafe extern "C" fn(u32, u32, c_int) -> c_int;
+    CLOSEFROM = c"closefrom": unsafe extern "C" fn(c_int);
+}
+
+fn disown(address: Pointer, len: size_t) {
+    if HEAP_LEN_BYTES.load(Relaxed) != 0 {
+        ENGINE.heap.disown(address as usize, len);
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(address: Pointer, len: size_t, protection: c_int) -> c_int {
+    disown(address, len);
+    // SAFETY: the caller's promise.
+    unsafe { MPROTECT.call()(address, len, protection) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pkey_mprotect(
+    address: Pointer,
+    len: size_t,
+    protection: c_int,
+    key: c_int,
+) -> c_int {
+    disown(address, len);
+    // SAFETY: the caller's promise.
+    unsafe { PKEY_MPROTECT.call()(address, len, protection, key) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: Pointer, len: size_t, advice: c_int) -> c_int {
+    // Advice that changes no byte and no fault leaves views alone.
+    let is_harmless = matches!(
+        advice,
+        libc::MADV_NORMAL
+            | libc::MADV_RANDOM
+            | libc::MADV_SEQUENTIAL
+            | libc::MADV_WILLNEED
+            | libc::MADV_NOHUGEPAGE
+            | libc::MADV_DONTDUMP
+            | libc::MADV_DODUMP
+    );
+    if !is_harmless {
+        disown(address, len);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { MADVISE.call()(address, len, advice) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(address: Pointer, len: size_t) -> c_int {
+    disown(address, len);
+    // SAFETY: the caller's promise.
+    unsafe { MUNMAP.call()(address, len) }
+}
+
+/// The fifth argument is only looked at by the kernel with `MREMAP_FIXED` or `MREMAP_DONTUNMAP`; taking
+/// it in any case is what every libc does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    address: Pointer,
+    old_len: size_t,
+    new_len: size_t,
+    flags: c_int,
+    new_address: Pointer,
+) -> Pointer {
+    disown(address, old_len);
+    if flags & libc::MREMAP_FIXED != 0 {
+        disown(new_address, new_len);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { MREMAP.call()(address, old_len, new_len, flags, new_address) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock(address: *const c_void, len: size_t) -> c_int {
+    disown(address.cast_mut(), len);
+    // SAFETY: the caller's promise.
+    unsafe { MLOCK.call()(address, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock2(address: *const c_void, len: size_t, flags: u32) -> c_int {
+    disown(address.cast_mut(), len);
+    // SAFETY: the caller's promise.
+    unsafe { MLOCK2.call()(address, len, flags) }
+}
+
+/// Our descriptor, as a program that closes every number must not find it: -1 if there is none.
+fn hidden_descriptor() -> c_int {
+    ENGINE.uffd().map_or(-1, |uffd| uffd.fd())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if fd >= 0 && fd == hidden_descriptor() {
+        uncopy_sys::errno::set(libc::EBADF);
+        return -1;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CLOSE.call()(fd) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
+    let hidden = hidden_descriptor();
+    let real = CLOSE_RANGE.call();
+    // SAFETY: the caller's promise.
+    unsafe {
+        match u32::try_from(hidden) {
+            Ok(hidden) if first <= hidden && hidden <= last => {
+                let below = if hidden > first { real(first, hidden - 1, flags) } else { 0 };
+                // UNSHARE is done by the first call.
+                if below == 0 && last > hidden { real(hidden + 1, last, flags) } else { below }
+            }
+            _ => real(first, last, flags),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    let hidden = hidden_descriptor();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if hidden < first.max(0) {
+            CLOSEFROM.call()(first);
+        } else {
+            if hidden > 0 {
+                close_range(first.max(0) as u32, hidden as u32 - 1, 0);
+            }
+            CLOSEFROM.call()(hidden + 1);
+        }
+    }
+}
