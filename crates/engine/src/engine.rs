@@ -239,6 +239,17 @@ impl Engine {
         self.uffd.store(uffd.fd(), Relaxed);
     }
 
+    /// Gives our descriptor another number, because the program is about to use this one. Where there is
+    /// no other, placements fail from here on and bytes are copied instead; the handler has a table of
+    /// its own.
+    pub fn renumber_descriptor(&self) {
+        if let Some(old) = self.uffd() {
+            let new = uncopy_sys::fd::duplicate_high(old.fd()).unwrap_or(-1);
+            self.uffd.store(new, Relaxed);
+            old.close();
+        }
+    }
+
     /// Lock of activation, to be held across a fork.
     pub(crate) fn start_lock(&self) -> &Lock {
         &self.start

@@ -19,6 +19,8 @@ slots! {
     MREMAP = c"mremap": unsafe extern "C" fn(Pointer, size_t, size_t, c_int, Pointer) -> Pointer;
     MLOCK = c"mlock": unsafe extern "C" fn(*const c_void, size_t) -> c_int;
     MLOCK2 = c"mlock2": unsafe extern "C" fn(*const c_void, size_t, u32) -> c_int;
+    DUP2 = c"dup2": unsafe extern "C" fn(c_int, c_int) -> c_int;
+    DUP3 = c"dup3": unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
     CLOSE = c"close": unsafe extern "C" fn(c_int) -> c_int;
     CLOSE_RANGE = c"close_range": unsafe extern "C" fn(u32, u32, c_int) -> c_int;
     CLOSEFROM = c"closefrom": unsafe extern "C" fn(c_int);
@@ -121,6 +123,28 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     }
     // SAFETY: the caller's promise.
     unsafe { CLOSE.call()(fd) }
+}
+
+/// Makes way for a descriptor of the program's own at number `fd`.
+fn make_way(fd: c_int) {
+    if fd >= 0 && fd == hidden_descriptor() {
+        let _errno = uncopy_sys::errno::Keep::new();
+        ENGINE.renumber_descriptor();
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+    make_way(to);
+    // SAFETY: the caller's promise.
+    unsafe { DUP2.call()(from, to) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    make_way(to);
+    // SAFETY: the caller's promise.
+    unsafe { DUP3.call()(from, to, flags) }
 }
 
 #[unsafe(no_mangle)]

@@ -6,7 +6,7 @@
 //!   [`Mode`]s, waits for them with a deadline, reports every thread's stack when one hangs, and
 //!   reads the counters that the program leaves behind, so that no test passes because nothing
 //!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`],
-//!   [`resp`], [`redis`];
+//!   [`resp`], [`redis`], [`memcached`];
 //! - the *programs* (`src/bin/*.rs`) that run under uncopy and check their own memory byte by byte
 //!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`],
 //!   [`endpoint`], [`jump`], [`random`].
@@ -28,6 +28,7 @@ pub mod endpoint;
 pub mod feeder;
 pub mod jump;
 pub mod launch;
+pub mod memcached;
 pub mod mirror;
 pub mod plain;
 pub mod random;
