@@ -6,12 +6,14 @@
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use uncopy_engine::engine::{ENGINE, Phase};
 
 type Handler = extern "C" fn();
 type Register = unsafe extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>, *mut c_void) -> c_int;
 
 slots! {
     REGISTER = c"__register_atfork": Register;
+    PTHREAD_EXIT = c"pthread_exit": unsafe extern "C-unwind" fn(*mut c_void) -> !;
     FORK = c"_Fork": unsafe extern "C" fn() -> libc::pid_t;
     EXIT = c"_exit": unsafe extern "C" fn(c_int) -> !;
 }
@@ -64,6 +66,23 @@ pub unsafe extern "C" fn _Fork() -> libc::pid_t {
         parent();
     }
     result
+}
+
+/// A program ends when its last thread does, and our handler thread would be that one: a main thread that
+/// ends before the others waits for them here, and then ends the program as the last one would have.
+///
+/// Its cleanup handlers and thread-specific data are left alone in that case.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pthread_exit(result: *mut c_void) -> ! {
+    let is_main = uncopy_sys::lock::thread_id() == std::process::id();
+    if is_main && ENGINE.phase() != Phase::Inactive && ENGINE.min_size_bytes() != usize::MAX {
+        while uncopy_sys::thread::others_live() {
+            uncopy_sys::thread::doze();
+        }
+        std::process::exit(0);
+    }
+    // SAFETY: as libc's.
+    unsafe { PTHREAD_EXIT.call()(result) }
 }
 
 /// Exits that run no destructors still write the counters that were asked for.

@@ -6,6 +6,7 @@
 
 use crate::errno::{Errno, check};
 use core::ffi::c_void;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const STACK_BYTES: usize = 256 << 10;
 
@@ -52,11 +53,34 @@ pub fn pause() {
     unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
 }
 
+/// Waits a while for something that other threads take long for.
+pub fn doze() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+    // SAFETY: the time is valid; the rest is not asked for.
+    unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
+}
+
+/// Kernel id of the handler thread; 0: there is none.
+static HANDLER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether there are threads besides the calling one and the handler. False if that cannot be told.
+#[must_use]
+pub fn others_live() -> bool {
+    let (me, handler) = (crate::lock::thread_id(), HANDLER.load(Relaxed));
+    std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| {
+        tasks.flatten().any(|task| {
+            let id = task.file_name().to_str().and_then(|name| name.parse().ok());
+            id.is_some_and(|id: u32| id != me && id != handler)
+        })
+    })
+}
+
 /// Gives the calling thread a table of descriptors that holds only `kept`, and a name.
 ///
 /// # Errors
 /// What unshare says; the thread then shares the program's table.
 pub fn isolate(kept: i32) -> Result<(), Errno> {
+    HANDLER.store(crate::lock::thread_id(), Relaxed);
     // SAFETY: a terminated name; prctl copies it.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"uncopy-faults".as_ptr()) };
     // SAFETY: affects only this thread's table.
