@@ -1,15 +1,16 @@
 # Steps of a check: each with a limit of time, its output kept, and nothing left running behind it.
 # To be sourced by bash 5.1 or later, which must then call `steps_begin`, `step` …, `steps_end`.
 #
-# A step runs in a session of its own with nothing to read. When it takes too long, every process
-# of the session is shown with its threads, then killed. What is still there after its end (a
-# server that a test forgot) fails it; with $step_mark set, also what left the session.
+# A step runs under setsid with nothing to read. When it takes too long, every process that descends
+# from it is shown with its threads, then killed. What is still there after its end (a server that a
+# test forgot) fails it; with $step_mark set, also what called setsid itself.
 # shellcheck shell=bash
 
 steps_passed=0
 steps_failed=()
 steps_skipped=()
-step_session=
+failed_tests=()
+step_leader=
 step_timer=
 
 # steps_begin: makes the directory for logs.
@@ -28,20 +29,20 @@ steps_interrupted() {
 
 steps_clean() {
     [[ $BASHPID == "$$" ]] || return 0
-    if [[ -n $step_session ]]; then
-        kill_all "$step_timer $(members "$step_session" "${step_mark:+STEP_MARK=$step_mark}")"
+    if [[ -n $step_leader ]]; then
+        kill_all "$step_timer $(members "$step_leader" "${step_mark:+STEP_MARK=$step_mark}")"
         wait 2>/dev/null || true
     fi
     rm -rf -- "$steps_directory"
 }
 
-# members SESSION MARK: the processes of a session, and those whose environment holds MARK.
+# members LEADER MARK: the processes under LEADER's setsid, and those whose environment holds MARK.
 members() {
     local directory pid line fields
     for directory in /proc/[0-9]*; do
         pid=${directory#/proc/}
         [[ $pid != "$$" && $pid != "$BASHPID" ]] || continue
-        # pid (command) state parent group session …; the command may hold anything.
+        # pid (command) state parent group leader …; the command may hold anything.
         { IFS= read -r -d '' line <"$directory/stat"; } 2>/dev/null || [[ -n ${line:-} ]] || continue
         read -r -a fields <<<"${line##*) }"
         line=
@@ -82,7 +83,7 @@ step() {
     mark=${step_mark:+STEP_MARK=$step_mark}
     setsid -- env ${mark:+"$mark"} "$@" </dev/null >"$steps_directory/pipe" 2>&1 &
     leader=$!
-    step_session=$leader
+    step_leader=$leader
     sleep "$limit_s" &
     timer=$!
     step_timer=$timer
@@ -120,7 +121,7 @@ step() {
     done
     kill "$output" 2>/dev/null || true
     wait "$output" 2>/dev/null || true
-    step_session=
+    step_leader=
     step_seconds=$((SECONDS - begin))
     return "$status"
 }
@@ -155,7 +156,8 @@ skip() {
     steps_skipped+=("$1: $2")
 }
 
-# count_tests LOG: sets tests_passed, tests_failed and tests_skipped from what cargo test printed.
+# count_tests LOG: sets tests_passed, tests_failed and tests_skipped from what cargo test printed, and
+# failed_tests to the names of those that failed.
 # A test that says "skipped: NAME: WHY" could not run: the harness counts it as passed.
 count_tests() {
     local said
@@ -169,6 +171,7 @@ count_tests() {
         }
         END { print passed + 0, failed + 0, ignored + 0 }' "$1")
     said=$(grep -oE '(^|\.\.\. )skipped: .*' "$1" | sed -E 's/^(\.\.\. )?skipped: ([^:]*).*/\2/' | sort -u | wc -l)
+    mapfile -t failed_tests < <(sed -nE 's/^test (.*) \.\.\. FAILED$/\1/p' "$1")
     tests_skipped=$((tests_skipped + said))
     tests_passed=$((tests_passed > said ? tests_passed - said : 0))
 }
@@ -178,7 +181,7 @@ count_tests() {
 steps_end() {
     local passed=$((steps_passed + $1)) bad=$((${#steps_failed[@]} + $2)) skipped=$((${#steps_skipped[@]} + $3)) entry
     echo
-    for entry in "${steps_failed[@]}"; do
+    for entry in "${steps_failed[@]}" "${failed_tests[@]/#/test }"; do
         echo "failed: $entry"
     done
     echo "$passed passed, $bad failed, $skipped skipped"

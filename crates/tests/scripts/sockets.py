@@ -57,8 +57,11 @@ def echo(listener):
             body = receive_exactly(sock, size, ["recv", "recv_into", "recvmsg_into"][way % 3])
             # What a program does with what it received: slices, joins, edits.
             head, tail = bytes(body[: size // 2]), bytes(body[size // 2:])
-            again = bytearray(tail + head)
-            again[:] = again[len(tail):] + again[: len(tail)]
+            if way < 3:
+                again = bytearray(tail + head)
+                again[:] = again[len(tail):] + again[: len(tail)]
+            else:
+                again = b"".join([head, tail])
             send_all(sock, bytes(again), ["sendall", "sendmsg"][way % 2])
 
 

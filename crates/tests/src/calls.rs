@@ -186,9 +186,13 @@ impl InputCall {
                 Self::Readv => black_box::<VectorType>(libc::readv)(fd, vector, count),
                 Self::Preadv2 => black_box::<VectorAt2Type>(preadv2)(fd, vector, count, -1, 0),
                 Self::Preadv64v2 => black_box::<VectorAt2Type>(preadv64v2)(fd, vector, count, -1, 0),
-                Self::ReadChk => black_box(__read_chk as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, len),
+                Self::ReadChk => {
+                    black_box(__read_chk as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, len)
+                }
                 Self::Raw => return raw_read(fd, base.cast(), len),
-                Self::Recv => black_box(libc::recv as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, flags),
+                Self::Recv => {
+                    black_box(libc::recv as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, flags)
+                }
                 Self::Recvfrom => {
                     let mut address: libc::sockaddr_storage = std::mem::zeroed();
                     let mut address_len = 128u32;
@@ -212,9 +216,9 @@ impl InputCall {
                         }
                     }
                 }
-                Self::RecvChk => {
-                    black_box(__recv_chk as unsafe extern "C" fn(_, _, _, _, _) -> _)(fd, base, len, len, flags)
-                }
+                Self::RecvChk => black_box(__recv_chk as unsafe extern "C" fn(_, _, _, _, _) -> _)(
+                    fd, base, len, len, flags,
+                ),
                 Self::RecvfromChk => {
                     let call = black_box(__recvfrom_chk as unsafe extern "C" fn(_, _, _, _, _, _, _) -> _);
                     call(fd, base, len, len, flags, null_mut(), null_mut())
@@ -249,7 +253,8 @@ pub enum OutputCall {
 
 impl OutputCall {
     /// Those that work on every descriptor.
-    pub const ANY: &'static [Self] = &[Self::Write, Self::Writev, Self::Pwritev2, Self::Pwritev64v2, Self::Raw];
+    pub const ANY: &'static [Self] =
+        &[Self::Write, Self::Writev, Self::Pwritev2, Self::Pwritev64v2, Self::Raw];
     /// Those that work on sockets.
     pub const SOCKET: &'static [Self] = &[
         Self::Write,
@@ -294,14 +299,20 @@ impl OutputCall {
                 Self::Pwritev2 => black_box::<VectorAt2Type>(pwritev2)(fd, vector, count, -1, 0),
                 Self::Pwritev64v2 => black_box::<VectorAt2Type>(pwritev64v2)(fd, vector, count, -1, 0),
                 Self::Raw => return raw_write(fd, base.cast(), len),
-                Self::Send => black_box(libc::send as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, flags),
+                Self::Send => {
+                    black_box(libc::send as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, flags)
+                }
                 Self::Sendto => {
                     let call = black_box(libc::sendto as unsafe extern "C" fn(_, _, _, _, _, _) -> _);
                     call(fd, base, len, flags, std::ptr::null::<libc::sockaddr>(), 0u32)
                 }
                 Self::Sendmsg => {
                     let message = message(parts);
-                    black_box(libc::sendmsg as unsafe extern "C" fn(_, _, _) -> _)(fd, &raw const message, flags)
+                    black_box(libc::sendmsg as unsafe extern "C" fn(_, _, _) -> _)(
+                        fd,
+                        &raw const message,
+                        flags,
+                    )
                 }
                 Self::Sendmmsg => {
                     let mut messages = [libc::mmsghdr { msg_hdr: message(parts), msg_len: 0 }];
@@ -366,14 +377,18 @@ impl FileInput {
         // SAFETY: the caller promises the parts.
         outcome(unsafe {
             match self {
-                Self::Pread => black_box(libc::pread as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, at),
-                Self::Pread64 => black_box(libc::pread64 as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, at),
+                Self::Pread => {
+                    black_box(libc::pread as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, at)
+                }
+                Self::Pread64 => {
+                    black_box(libc::pread64 as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, at)
+                }
                 Self::PreadChk => {
                     black_box(__pread_chk as unsafe extern "C" fn(_, _, _, _, _) -> _)(fd, base, len, at, len)
                 }
-                Self::Pread64Chk => {
-                    black_box(__pread64_chk as unsafe extern "C" fn(_, _, _, _, _) -> _)(fd, base, len, at, len)
-                }
+                Self::Pread64Chk => black_box(__pread64_chk as unsafe extern "C" fn(_, _, _, _, _) -> _)(
+                    fd, base, len, at, len,
+                ),
                 Self::Preadv => black_box::<VectorAtType>(libc::preadv)(fd, vector, count, at),
                 Self::Preadv64 => black_box::<VectorAtType>(libc::preadv64)(fd, vector, count, at),
                 Self::Preadv2 => black_box::<VectorAt2Type>(preadv2)(fd, vector, count, at, 0),
@@ -421,8 +436,12 @@ impl FileOutput {
         // SAFETY: the caller promises the parts.
         outcome(unsafe {
             match self {
-                Self::Pwrite => black_box(libc::pwrite as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, at),
-                Self::Pwrite64 => black_box(libc::pwrite64 as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, at),
+                Self::Pwrite => {
+                    black_box(libc::pwrite as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, at)
+                }
+                Self::Pwrite64 => {
+                    black_box(libc::pwrite64 as unsafe extern "C" fn(_, _, _, _) -> _)(fd, base, len, at)
+                }
                 Self::Pwritev => black_box::<VectorAtType>(libc::pwritev)(fd, vector, count, at),
                 Self::Pwritev64 => black_box::<VectorAtType>(libc::pwritev64)(fd, vector, count, at),
                 Self::Pwritev2 => black_box::<VectorAt2Type>(pwritev2)(fd, vector, count, at, 0),

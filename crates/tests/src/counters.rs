@@ -26,7 +26,8 @@ impl Counters {
             let sum = sum.get_or_insert_with(|| Self { values: [0; Counter::ALL.len()], reason: None });
             for counter in Counter::ALL {
                 let value = json[counter.name()].as_u64();
-                let value = value.unwrap_or_else(|| panic!("{} lacks {}: {text}", path.display(), counter.name()));
+                let value =
+                    value.unwrap_or_else(|| panic!("{} lacks {}: {text}", path.display(), counter.name()));
                 assert!(value < 1 << 62, "{} went below zero in {}: {text}", counter.name(), path.display());
                 sum.values[*counter as usize] += value;
             }
@@ -46,8 +47,10 @@ impl Counters {
         // SAFETY: geteuid has no preconditions.
         let user = unsafe { libc::geteuid() };
         let directory = [format!("/dev/shm/uncopy-{user}"), format!("/tmp/uncopy-{user}")];
-        let bytes = directory.iter().find_map(|path| std::fs::read(Path::new(path).join(pid.to_string())).ok())?;
-        let snapshot = Snapshot::parse(&bytes).unwrap_or_else(|what| panic!("the stats file of {pid} {what}"));
+        let bytes =
+            directory.iter().find_map(|path| std::fs::read(Path::new(path).join(pid.to_string())).ok())?;
+        let snapshot =
+            Snapshot::parse(&bytes).unwrap_or_else(|what| panic!("the stats file of {pid} {what}"));
         assert_eq!(snapshot.pid, u64::from(pid), "the live stats file names another process");
         Some(Self { values: snapshot.values, reason: snapshot.reason })
     }
@@ -70,7 +73,11 @@ impl Counters {
     /// When one is zero; the message shows all of them and the reason.
     pub fn expect_above_zero(&self, what: &str, counters: &[Counter]) {
         for counter in counters {
-            assert!(self.get(*counter) > 0, "{what}: {} is 0: uncopy did nothing here: {self}", counter.name());
+            assert!(
+                self.get(*counter) > 0,
+                "{what}: {} is 0: uncopy did nothing here: {self}",
+                counter.name()
+            );
         }
     }
 }
@@ -88,7 +95,8 @@ impl std::fmt::Display for Counters {
 
 /// The stats files that exist among `file` and `file.<pid>`.
 fn with_descendants(file: &Path) -> Vec<PathBuf> {
-    let (Some(directory), Some(name)) = (file.parent(), file.file_name().and_then(|name| name.to_str())) else {
+    let (Some(directory), Some(name)) = (file.parent(), file.file_name().and_then(|name| name.to_str()))
+    else {
         return Vec::new();
     };
     let prefix = format!("{name}.");

@@ -43,6 +43,9 @@ struct Place {
 #[derive(Debug)]
 pub struct Endpoint {
     channel: Channel,
+    /// Decides what is said and copied: the same whatever pieces the transport makes of it.
+    plan: Random,
+    /// Decides how it is sent and received.
     random: Random,
     pool: Vec<Buffer>,
     calls: BTreeMap<String, usize>,
@@ -54,13 +57,14 @@ impl Endpoint {
     #[must_use]
     pub fn new(channel: Channel, seed: u64) -> Self {
         let random = Random::new(seed);
+        let plan = Random::new(seed ^ 0xffff);
         let mut pool: Vec<Buffer> =
             [Origin::Malloc, Origin::Malloc, Origin::Calloc, Origin::Aligned, Origin::Mapped]
                 .iter()
                 .map(|origin| Buffer::new(*origin, BUFFER_BYTES))
                 .collect();
         pool.push(Buffer::copy_of(CopyCall::Memcpy, &pool[0], 0, BUFFER_BYTES));
-        Self { channel, random, pool, calls: BTreeMap::new(), turns: BTreeMap::new() }
+        Self { channel, plan, random, pool, calls: BTreeMap::new(), turns: BTreeMap::new() }
     }
 
     /// Answers until the other end says that it is over.
@@ -82,11 +86,11 @@ impl Endpoint {
     /// When anything is not as it must be.
     pub fn converse(&mut self, messages: usize) {
         for number in 0..messages {
-            let len = self.random.length(self.channel.payload_limit);
-            let seed = self.random.word();
+            let len = self.plan.length(self.channel.payload_limit);
+            let seed = self.plan.word();
             let place = self.place(len, None);
             self.pool[place.buffer].store(place.at, len, seed);
-            let place = if self.random.one_in(2) { self.chain(place, len) } else { place };
+            let place = if self.plan.one_in(2) { self.chain(place, len) } else { place };
             self.output(place, len, Some(header(len, seed)));
             let answer = self.place(len, Some(place.buffer));
             if self.channel.stream {
@@ -95,8 +99,12 @@ impl Endpoint {
                 let prefix = Vec::new();
                 self.input_datagram(answer, len, seed, &prefix);
             }
-            let answer = if self.random.one_in(2) { self.chain(answer, len) } else { answer };
-            self.pool[answer.buffer].check(answer.at, len, &format!("answer to message {number} of {len} bytes"));
+            let answer = if self.plan.one_in(2) { self.chain(answer, len) } else { answer };
+            self.pool[answer.buffer].check(
+                answer.at,
+                len,
+                &format!("answer to message {number} of {len} bytes"),
+            );
             self.disturb();
         }
         let place = self.place(1, None);
@@ -143,29 +151,29 @@ impl Endpoint {
     /// A place for `len` bytes, not in the buffer `except`.
     fn place(&mut self, len: usize, except: Option<usize>) -> Place {
         let buffer = loop {
-            let buffer = self.random.below(self.pool.len());
+            let buffer = self.plan.below(self.pool.len());
             if Some(buffer) != except {
                 break buffer;
             }
         };
         let room = self.pool[buffer].len() - len;
-        let at = match self.random.below(4) {
+        let at = match self.plan.below(4) {
             0 => 0,
-            1 => room.min(self.random.below(64)),
-            2 => room.min(4096 * self.random.below(16)),
-            _ => self.random.below(room + 1),
+            1 => room.min(self.plan.below(64)),
+            2 => room.min(4096 * self.plan.below(16)),
+            _ => self.plan.below(room + 1),
         };
         Place { buffer, at }
     }
 
     /// Copies a payload from buffer to buffer a few times, sometimes within a buffer.
     fn chain(&mut self, mut place: Place, len: usize) -> Place {
-        for _ in 0..self.random.below(8) {
-            if self.random.one_in(4) {
+        for _ in 0..self.plan.below(8) {
+            if self.plan.one_in(4) {
                 let call = self.next("", CopyCall::OVERLAPPING);
                 let buffer = &mut self.pool[place.buffer];
-                let distance = self.random.pick(&[1, 45, 4095, 4096, 16384, 70_000]);
-                let to = if self.random.one_in(2) {
+                let distance = self.plan.pick(&[1, 45, 4095, 4096, 16384, 70_000]);
+                let to = if self.plan.one_in(2) {
                     place.at.saturating_sub(distance)
                 } else {
                     (place.at + distance).min(buffer.len() - len)
@@ -185,25 +193,25 @@ impl Endpoint {
 
     /// Touches, checks and replaces buffers here and there.
     fn disturb(&mut self) {
-        let index = self.random.below(self.pool.len());
-        let seed = self.random.word();
-        match self.random.below(10) {
+        let index = self.plan.below(self.pool.len());
+        let seed = self.plan.word();
+        match self.plan.below(10) {
             0 => self.pool[index].check_all("a buffer between messages"),
             1 => {
-                let (at, len) = self.random.range(BUFFER_BYTES / 4);
+                let (at, len) = self.plan.range(BUFFER_BYTES / 4);
                 self.pool[index].store(at, len, seed);
             }
             2 => {
-                let at = self.random.below(BUFFER_BYTES / 2);
+                let at = self.plan.below(BUFFER_BYTES / 2);
                 self.pool[index].store(at, 1, seed);
             }
-            3 => self.pool[index].check_sparsely(&mut self.random, "a buffer between messages"),
+            3 => self.pool[index].check_sparsely(&mut self.plan, "a buffer between messages"),
             4 => {
-                let (at, len) = self.random.range(BUFFER_BYTES / 4);
+                let (at, len) = self.plan.range(BUFFER_BYTES / 4);
                 self.pool[index].set(at, len, 0xa5);
             }
             5 if Origin::HEAP.contains(&self.pool[index].origin()) => {
-                let smaller = self.random.between(4096, BUFFER_BYTES);
+                let smaller = self.plan.between(4096, BUFFER_BYTES);
                 self.pool[index].resize(smaller);
                 self.pool[index].resize(BUFFER_BYTES);
             }
@@ -212,7 +220,9 @@ impl Endpoint {
                 self.pool[index] = Buffer::copy_of(CopyCall::Memmove, &self.pool[source], 0, BUFFER_BYTES);
             }
             7 => {
-                let origin = self.random.pick(Origin::ALLOCATED);
+                // Half of the pool stays with the allocator, so that there is always something to elide.
+                let origins = if index < 3 { Origin::HEAP } else { Origin::ALLOCATED };
+                let origin = self.plan.pick(origins);
                 self.pool[index] = Buffer::new(origin, BUFFER_BYTES);
             }
             _ => {}
@@ -228,7 +238,8 @@ impl Endpoint {
             let call = self.next("in ", InputCall::WITH_FLAGS);
             set_nonblocking(self.channel.input, false);
             // SAFETY: the part is the local array.
-            let whole = unsafe { call.input(self.channel.input, &mut [part], libc::MSG_PEEK | libc::MSG_TRUNC) };
+            let whole =
+                unsafe { call.input(self.channel.input, &mut [part], libc::MSG_PEEK | libc::MSG_TRUNC) };
             let (len, seed) = parse(bytes);
             assert_eq!(whole, Ok(HEADER_BYTES + len), "{call:?} with MSG_PEEK | MSG_TRUNC");
             let place = self.place(len + HEADER_BYTES, None);
@@ -237,8 +248,7 @@ impl Endpoint {
         }
         let mut got = 0;
         while got < HEADER_BYTES {
-            let part =
-                iovec { iov_base: bytes[got..].as_mut_ptr().cast(), iov_len: HEADER_BYTES - got };
+            let part = iovec { iov_base: bytes[got..].as_mut_ptr().cast(), iov_len: HEADER_BYTES - got };
             got += self.input_once(&mut [part], 0);
         }
         let (len, seed) = parse(bytes);
@@ -304,7 +314,9 @@ impl Endpoint {
                     return count;
                 }
                 Err(libc::EAGAIN) if nonblocking => wait_ready(fd, libc::POLLIN),
-                Err(error) => panic!("{call:?} flags {all_flags:#x} nonblocking {nonblocking}: errno {error}"),
+                Err(error) => {
+                    panic!("{call:?} flags {all_flags:#x} nonblocking {nonblocking}: errno {error}")
+                }
             }
         }
     }
@@ -347,7 +359,8 @@ impl Endpoint {
                 parts.insert(0, iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() });
             }
             if parts.len() > 1 {
-                calls = &[OutputCall::Writev, OutputCall::Pwritev2, OutputCall::Pwritev64v2, OutputCall::Sendmsg];
+                calls =
+                    &[OutputCall::Writev, OutputCall::Pwritev2, OutputCall::Pwritev64v2, OutputCall::Sendmsg];
                 if self.random.one_in(5) {
                     calls = &[OutputCall::Sendmmsg];
                 }
@@ -364,8 +377,10 @@ impl Endpoint {
         while sent < whole {
             let in_header = header.len().saturating_sub(sent);
             let from = sent.saturating_sub(header.len());
-            let want = if self.random.one_in(3) && from < len { self.random.length(len - from) } else { len - from };
-            let mut parts = if want > 0 { self.parts(place.buffer, place.at + from, want) } else { Vec::new() };
+            let want =
+                if self.random.one_in(3) && from < len { self.random.length(len - from) } else { len - from };
+            let mut parts =
+                if want > 0 { self.parts(place.buffer, place.at + from, want) } else { Vec::new() };
             if in_header > 0 {
                 parts.insert(0, iovec { iov_base: header[sent..].as_mut_ptr().cast(), iov_len: in_header });
             }

@@ -122,9 +122,11 @@ impl Feeder {
         while got < len {
             let want = (len - got).min(WIRE_BYTES);
             // SAFETY: the wire has room.
-            let now = unsafe { plain::raw_read(self.far, self.wire.pointer(), want) }.expect("bytes on the wire");
+            let now =
+                unsafe { plain::raw_read(self.far, self.wire.pointer(), want) }.expect("bytes on the wire");
             // SAFETY: the wire holds `now` bytes; the mirror has the range.
-            let wrong = unsafe { plain::first_difference(self.wire.pointer(), buffer.mirror_at(at + got), now) };
+            let wrong =
+                unsafe { plain::first_difference(self.wire.pointer(), buffer.mirror_at(at + got), now) };
             assert_eq!(wrong, None, "a wrong byte arrived, at this offset after {} of {at}+{len}", at + got);
             got += now;
         }

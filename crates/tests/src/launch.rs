@@ -145,7 +145,8 @@ impl Program {
             shell
         };
         command.args(&self.arguments).env_remove("LD_PRELOAD");
-        for variable in OPTIONS.iter().map(|option| option.variable).chain(INTERNAL_VARIABLES.iter().copied()) {
+        for variable in OPTIONS.iter().map(|option| option.variable).chain(INTERNAL_VARIABLES.iter().copied())
+        {
             command.env_remove(variable);
         }
         if self.mode != Mode::Plain {

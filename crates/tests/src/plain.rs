@@ -206,7 +206,9 @@ pub unsafe fn stream_difference(start: *const u8, len: usize, seed: u64, skip: u
 /// Eight bytes must be writable.
 unsafe fn write_word(start: *mut u8, word: u64) {
     // SAFETY: the caller promises eight writable bytes; x86 stores at any alignment.
-    unsafe { asm!("mov [{start}], {word}", start = in(reg) start, word = in(reg) word, options(nostack, preserves_flags)) }
+    unsafe {
+        asm!("mov [{start}], {word}", start = in(reg) start, word = in(reg) word, options(nostack, preserves_flags))
+    }
 }
 
 /// What a call that moves bytes gave: their count, or errno.

@@ -57,7 +57,14 @@ impl Random {
         let length = match self.below(8) {
             0..=3 => {
                 let boundary = self.pick(BOUNDARIES);
-                self.pick(&[boundary - 1, boundary, boundary + 1, boundary + 33, 2 * boundary - 7, 3 * boundary])
+                self.pick(&[
+                    boundary - 1,
+                    boundary,
+                    boundary + 1,
+                    boundary + 33,
+                    2 * boundary - 7,
+                    3 * boundary,
+                ])
             }
             4 => self.between(1, 64),
             5 => self.between(1, high),
@@ -89,7 +96,8 @@ impl Random {
 /// When the variable is not a number.
 #[must_use]
 pub fn seed(default: u64) -> u64 {
-    std::env::var("UNCOPY_TEST_SEED").map_or(default, |text| text.parse().expect("UNCOPY_TEST_SEED is a number"))
+    std::env::var("UNCOPY_TEST_SEED")
+        .map_or(default, |text| text.parse().expect("UNCOPY_TEST_SEED is a number"))
 }
 
 /// `steps` times `UNCOPY_TEST_ROUNDS`.
@@ -98,7 +106,8 @@ pub fn seed(default: u64) -> u64 {
 /// When the variable is not a number.
 #[must_use]
 pub fn rounds(steps: usize) -> usize {
-    let factor = std::env::var("UNCOPY_TEST_ROUNDS").map_or(1, |text| text.parse().expect("UNCOPY_TEST_ROUNDS is a number"));
+    let factor = std::env::var("UNCOPY_TEST_ROUNDS")
+        .map_or(1, |text| text.parse().expect("UNCOPY_TEST_ROUNDS is a number"));
     steps * factor
 }
 

@@ -63,10 +63,12 @@ impl Redis {
     pub fn wait_for_background(&self, client: &mut Resp, what: &str) {
         let running = format!("{what}_in_progress");
         wait_until(&running, Duration::from_secs(40), || {
-            (client.info(&running) == "0" && (what != "aof_rewrite" || client.info("aof_rewrite_scheduled") == "0"))
+            (client.info(&running) == "0"
+                && (what != "aof_rewrite" || client.info("aof_rewrite_scheduled") == "0"))
                 .then_some(())
         });
-        let status = if what == "rdb_bgsave" { "rdb_last_bgsave_status" } else { "aof_last_bgrewrite_status" };
+        let status =
+            if what == "rdb_bgsave" { "rdb_last_bgsave_status" } else { "aof_last_bgrewrite_status" };
         assert_eq!(client.info(status), "ok", "{status}");
     }
 }
@@ -225,7 +227,10 @@ impl Model {
                 Value::Hash(fields) => {
                     for (field, held) in fields {
                         let answer = client.command(&[b"HGET", name, field]);
-                        assert!(answer == Answer::Bulk(held.clone()), "{what}: a field of {key} has another value");
+                        assert!(
+                            answer == Answer::Bulk(held.clone()),
+                            "{what}: a field of {key} has another value"
+                        );
                     }
                 }
             }

@@ -84,7 +84,11 @@ impl Resp {
     fn line(&mut self) -> String {
         let mut line = Vec::new();
         self.input.read_until(b'\n', &mut line).expect("answer");
-        assert!(line.ends_with(b"\r\n"), "the server closed the connection: {:?}", String::from_utf8_lossy(&line));
+        assert!(
+            line.ends_with(b"\r\n"),
+            "the server closed the connection: {:?}",
+            String::from_utf8_lossy(&line)
+        );
         String::from_utf8_lossy(&line[..line.len() - 2]).into_owned()
     }
 

@@ -211,7 +211,8 @@ impl Finished {
     pub fn expect_counters(self, expected: &[Counter]) -> Self {
         if self.mode == Mode::Always {
             let counters = self.counters.as_ref();
-            let counters = counters.unwrap_or_else(|| panic!("{} left no stats\n{}", self.title, self.text()));
+            let counters =
+                counters.unwrap_or_else(|| panic!("{} left no stats\n{}", self.title, self.text()));
             eprintln!("{}: {counters}", self.title);
             counters.expect_above_zero(&self.title, expected);
         }
@@ -238,7 +239,8 @@ pub fn hang_report(pid: u32) -> String {
         for task in std::fs::read_dir(process.join("task")).into_iter().flatten().flatten() {
             report += &format!("--- thread {}\n", task.file_name().to_string_lossy());
             for file in ["comm", "wchan", "syscall", "stack"] {
-                let text = std::fs::read_to_string(task.path().join(file)).unwrap_or_else(|error| error.to_string());
+                let text =
+                    std::fs::read_to_string(task.path().join(file)).unwrap_or_else(|error| error.to_string());
                 report += &format!("{file}: {}\n", text.trim_end());
             }
         }
@@ -268,7 +270,8 @@ fn with_descendants(pid: u32) -> Vec<u32> {
     let mut family = vec![pid];
     let mut index = 0;
     while index < family.len() {
-        for task in std::fs::read_dir(format!("/proc/{}/task", family[index])).into_iter().flatten().flatten() {
+        for task in std::fs::read_dir(format!("/proc/{}/task", family[index])).into_iter().flatten().flatten()
+        {
             let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
             family.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
         }

@@ -26,7 +26,13 @@ impl Scenario {
     /// Scenario `name` of `program`, with the seed `UNCOPY_TEST_SEED` or 1.
     #[must_use]
     pub fn new(program: &str, name: &str) -> Self {
-        Self { program: program.to_owned(), name: name.to_owned(), seed: seed(1), signal: None, compared: true }
+        Self {
+            program: program.to_owned(),
+            name: name.to_owned(),
+            seed: seed(1),
+            signal: None,
+            compared: true,
+        }
     }
 
     /// The program must be ended by this signal.
@@ -62,9 +68,16 @@ impl Scenario {
         for mode in Mode::BOTH {
             let mut done = self.run(mode);
             if let Some(plain) = &plain {
-                let (found, wanted) = (String::from_utf8_lossy(&done.output), String::from_utf8_lossy(&plain.output));
+                let (found, wanted) =
+                    (String::from_utf8_lossy(&done.output), String::from_utf8_lossy(&plain.output));
                 for (number, (found, wanted)) in found.lines().zip(wanted.lines()).enumerate() {
-                    assert_eq!(found, wanted, "{} in mode {mode:?}: line {} (found, plain)", self.name, number + 1);
+                    assert_eq!(
+                        found,
+                        wanted,
+                        "{} in mode {mode:?}: line {} (found, plain)",
+                        self.name,
+                        number + 1
+                    );
                 }
                 assert_eq!(found.len(), wanted.len(), "{} in mode {mode:?} printed more or less", self.name);
             }

@@ -37,7 +37,8 @@ fn converse(transport: &str, server_mode: Mode, client_mode: Mode, messages: usi
 fn pair(transport: &str, mode: Mode, messages: usize) {
     let scratch = Scratch::new(&format!("pair-{transport}"));
     let seed = seed(2000);
-    let program = Program::new(ECHO).args(["pair", transport, ".", &seed.to_string(), &rounds(messages).to_string()]);
+    let program =
+        Program::new(ECHO).args(["pair", transport, ".", &seed.to_string(), &rounds(messages).to_string()]);
     let done = program.mode(mode).limit(LIMIT).run(&scratch, "pair").expect_success();
     let _ = done.expect_counters(SERVER_WORKED);
 }

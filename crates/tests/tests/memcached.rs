@@ -30,7 +30,8 @@ fn walk(client: &mut Memcached, name: &str, random: &mut Random, steps: usize) {
         let held = model.get(&key).cloned();
         let len = random.length(VALUE_LIMIT);
         let value = bytes(random.word(), len);
-        let what = format!("{name}, step {step}, {key} of {:?} bytes, value of {len}", held.as_ref().map(Vec::len));
+        let what =
+            format!("{name}, step {step}, {key} of {:?} bytes, value of {len}", held.as_ref().map(Vec::len));
         let stored = |exists: bool| if exists { "STORED" } else { "NOT_STORED" };
         match random.below(10) {
             0..4 => {
@@ -50,7 +51,11 @@ fn walk(client: &mut Memcached, name: &str, random: &mut Random, steps: usize) {
                     (None, _) => ("append", Vec::new()),
                 };
                 if both.len() < 15 << 20 {
-                    assert_eq!(client.store(command, &key, value), stored(held.is_some()), "{command}: {what}");
+                    assert_eq!(
+                        client.store(command, &key, value),
+                        stored(held.is_some()),
+                        "{command}: {what}"
+                    );
                     if held.is_some() {
                         model.insert(key, both);
                     }
@@ -80,7 +85,11 @@ fn walk(client: &mut Memcached, name: &str, random: &mut Random, steps: usize) {
                 }
                 if random.one_in(2) {
                     let answer = client.command(&format!("delete {key}"));
-                    assert_eq!(answer, if held.is_some() { "DELETED" } else { "NOT_FOUND" }, "delete: {what}");
+                    assert_eq!(
+                        answer,
+                        if held.is_some() { "DELETED" } else { "NOT_FOUND" },
+                        "delete: {what}"
+                    );
                     model.remove(&key);
                 }
             }

@@ -23,7 +23,12 @@ fn prints_the_same(name: &str, expected: &[Counter]) {
     assert!(!plain.output.is_empty(), "{name} printed nothing");
     for mode in Mode::BOTH {
         let done = run(mode).expect_counters(expected);
-        assert!(done.output == plain.output, "{name} in mode {mode:?} printed\n{}\nplain\n{}", done.text(), plain.text());
+        assert!(
+            done.output == plain.output,
+            "{name} in mode {mode:?} printed\n{}\nplain\n{}",
+            done.text(),
+            plain.text()
+        );
     }
 }
 

@@ -128,8 +128,11 @@ fn snapshot_while_values_change(mode: Mode, first_seed: u64) {
                     scope.spawn(move || {
                         let mut client = redis.client();
                         let mut random = Random::new(seed(first_seed) + round * 10 + writer);
-                        let own: Vec<usize> = (0..KEYS).filter(|key| key % 3 == usize::try_from(writer).expect("small")).collect();
-                        let mut versions: BTreeMap<usize, u64> = own.iter().map(|key| (*key, current[key])).collect();
+                        let own: Vec<usize> = (0..KEYS)
+                            .filter(|key| key % 3 == usize::try_from(writer).expect("small"))
+                            .collect();
+                        let mut versions: BTreeMap<usize, u64> =
+                            own.iter().map(|key| (*key, current[key])).collect();
                         let mut newest: Option<BTreeMap<usize, u64>> = None;
                         for _ in 0..SETS_PER_ROUND {
                             if stop.load(Ordering::SeqCst) {
@@ -163,14 +166,18 @@ fn snapshot_while_values_change(mode: Mode, first_seed: u64) {
         });
         let dump = scratch.directory(&format!("dump-{round}"));
         std::fs::copy(directory.join("dump.rdb"), dump.join("dump.rdb")).expect("dump");
-        let plain = Redis::start(Mode::Plain, &scratch, &format!("plain-{round}"), &dump, &["--appendonly", "no"]);
+        let plain =
+            Redis::start(Mode::Plain, &scratch, &format!("plain-{round}"), &dump, &["--appendonly", "no"]);
         let mut reader = plain.client();
         let newest: BTreeMap<usize, u64> = bounds.iter().map(|(key, newest, _)| (*key, *newest)).collect();
         for key in 0..KEYS {
             let value = reader.get(format!("key:{key}").as_bytes()).expect("every key was set");
             let version = read_version(key, &value, "dump");
             let (oldest, newest) = (current[&key], *newest.get(&key).unwrap_or(&current[&key]));
-            assert!((oldest..=newest).contains(&version), "dump: key {key} has version {version}, not {oldest} to {newest}");
+            assert!(
+                (oldest..=newest).contains(&version),
+                "dump: key {key} has version {version}, not {oldest} to {newest}"
+            );
         }
         let _ = plain.shut_down();
         for (key, _, last) in bounds {

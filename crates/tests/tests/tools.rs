@@ -17,9 +17,12 @@ fn prepare(directory: &Path) {
     let mut random = Random::new(seed);
     std::fs::create_dir_all(directory.join("tree/deep/deeper")).expect("directory");
     std::fs::write(directory.join("big"), bytes(seed, (6 << 20) + 123)).expect("file");
-    let lines: String = (0..150_000).map(|_| format!("{} line {}\n", random.below(1000), random.word())).collect();
+    let lines: String =
+        (0..150_000).map(|_| format!("{} line {}\n", random.below(1000), random.word())).collect();
     std::fs::write(directory.join("lines"), lines).expect("file");
-    for (number, name) in ["tree/a", "tree/b", "tree/deep/c", "tree/deep/deeper/d", "tree/deep/e"].iter().enumerate() {
+    for (number, name) in
+        ["tree/a", "tree/b", "tree/deep/c", "tree/deep/deeper/d", "tree/deep/e"].iter().enumerate()
+    {
         let len = random.length(3 << 20);
         std::fs::write(directory.join(name), bytes(seed + number as u64, len)).expect("file");
     }
@@ -32,7 +35,8 @@ fn contents(directory: &Path) -> BTreeMap<String, Vec<u8>> {
         let path = entry.expect("entry").path();
         let name = path.file_name().expect("name").to_string_lossy().into_owned();
         if path.is_dir() {
-            files.extend(contents(&path).into_iter().map(|(inner, bytes)| (format!("{name}/{inner}"), bytes)));
+            files
+                .extend(contents(&path).into_iter().map(|(inner, bytes)| (format!("{name}/{inner}"), bytes)));
         } else {
             files.insert(name, std::fs::read(&path).expect("file"));
         }
@@ -55,7 +59,12 @@ fn same_results(script: &str, expected: &[Counter]) {
     for mode in Mode::BOTH {
         let (files, done) = run(mode);
         let done = done.expect_counters(expected);
-        assert!(done.output == plain.output, "mode {mode:?} printed\n{}\nplain\n{}", done.text(), plain.text());
+        assert!(
+            done.output == plain.output,
+            "mode {mode:?} printed\n{}\nplain\n{}",
+            done.text(),
+            plain.text()
+        );
         let names: Vec<_> = files.keys().collect();
         assert_eq!(names, plain_files.keys().collect::<Vec<_>>(), "files in mode {mode:?}");
         for (name, content) in &files {

@@ -212,9 +212,11 @@ fn fork_among_threads(seed: u64) {
             feeder.receive(InputCall::Recv, &mut buffers[0], 0, MIB);
             join(pid);
             check(&buffers, "in the forking thread");
-            uncopy_tests::scratch::wait_until("the other threads", std::time::Duration::from_secs(10), || {
-                (rounds.load(Ordering::Relaxed) > before).then_some(())
-            });
+            uncopy_tests::scratch::wait_until(
+                "the other threads",
+                std::time::Duration::from_secs(10),
+                || (rounds.load(Ordering::Relaxed) > before).then_some(()),
+            );
         }
         stop.store(true, Ordering::Relaxed);
     });
@@ -253,7 +255,8 @@ fn other_programs(seed: u64) {
                 while done < 700_000 {
                     let mut part = [source.part(done, 700_000 - done)];
                     // SAFETY: the part is inside the buffer.
-                    done += unsafe { OutputCall::Write.output(input.as_raw_fd(), &mut part, 0) }.expect("written");
+                    done += unsafe { OutputCall::Write.output(input.as_raw_fd(), &mut part, 0) }
+                        .expect("written");
                 }
                 input.flush().expect("flush");
             });
@@ -298,7 +301,8 @@ fn child_that_shares_memory(seed: u64) {
         SHARED_TARGET.store(target.at(0), Ordering::Relaxed);
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
         // SAFETY: the child has a stack of its own and the parent waits until it ends.
-        let pid = unsafe { libc::clone(copy_in_shared_memory, stack.at(MIB).cast(), flags, std::ptr::null_mut()) };
+        let pid =
+            unsafe { libc::clone(copy_in_shared_memory, stack.at(MIB).cast(), flags, std::ptr::null_mut()) };
         assert!(pid > 0, "clone: errno {}", plain::errno());
         join(pid);
         target.received(0, source.mirror_at(0), MIB);

@@ -62,7 +62,9 @@ impl Allocation {
                 Self::Calloc => libc::calloc(1, len),
                 Self::Realloc => libc::realloc(null_mut(), len),
                 Self::Reallocarray => libc::reallocarray(null_mut(), 1, len),
-                Self::AlignedAlloc(alignment) => libc::aligned_alloc(alignment, len.next_multiple_of(alignment)),
+                Self::AlignedAlloc(alignment) => {
+                    libc::aligned_alloc(alignment, len.next_multiple_of(alignment))
+                }
                 Self::PosixMemalign(alignment) => {
                     let mut start = null_mut();
                     match libc::posix_memalign(&raw mut start, alignment, len) {
@@ -80,7 +82,9 @@ impl Allocation {
 
     const fn alignment(self) -> usize {
         match self {
-            Self::AlignedAlloc(alignment) | Self::PosixMemalign(alignment) | Self::Memalign(alignment) => alignment,
+            Self::AlignedAlloc(alignment) | Self::PosixMemalign(alignment) | Self::Memalign(alignment) => {
+                alignment
+            }
             Self::Valloc | Self::Pvalloc => 4096,
             _ => 16,
         }

@@ -158,7 +158,10 @@ fn bad_addresses() {
         short.check_all("a small buffer with a long length");
     }
     let (_, _) = feeder.offer(150_000);
-    println!("all memory: {:?}", input(InputCall::Recv, feeder.near(), &mut [part(short.at(0), usize::MAX)], 0));
+    println!(
+        "all memory: {:?}",
+        input(InputCall::Recv, feeder.near(), &mut [part(short.at(0), usize::MAX)], 0)
+    );
 }
 
 /// `errno` after calls that succeed is what it was.
@@ -325,7 +328,12 @@ fn control_messages() {
         unsafe {
             let mut one = libc::CMSG_FIRSTHDR(&raw const header);
             while !one.is_null() {
-                println!("  level {} type {} length {}", (*one).cmsg_level, (*one).cmsg_type, (*one).cmsg_len);
+                println!(
+                    "  level {} type {} length {}",
+                    (*one).cmsg_level,
+                    (*one).cmsg_type,
+                    (*one).cmsg_len
+                );
                 one = libc::CMSG_NXTHDR(&raw const header, one);
             }
         }
@@ -409,7 +417,10 @@ fn files_and_devices() {
     println!("timeout: {:?}", input(InputCall::Recv, feeder.near(), &mut [copy.part(0, MIB)], 0));
     let (seed, offered) = feeder.offer(100_000);
     let flags = libc::MSG_WAITALL;
-    println!("timeout with data: {:?}", input(InputCall::Recv, feeder.near(), &mut [copy.part(0, MIB)], flags));
+    println!(
+        "timeout with data: {:?}",
+        input(InputCall::Recv, feeder.near(), &mut [copy.part(0, MIB)], flags)
+    );
     copy.received_stream(0, offered, seed, 0);
     copy.check_all("after a timeout");
 }

@@ -47,7 +47,9 @@ fn ring(seed: u64) {
                         1 => buffer.store(at, len.min(100), hops as u64),
                         2 => feeder.receive(random.pick(InputCall::SOCKET), &mut buffer, at, len),
                         3 => feeder.send(random.pick(OutputCall::SOCKET), &buffer, at, len.min(MIB / 2)),
-                        4 => buffer.copy_within(CopyCall::Memmove, (at + 45).min(buffer.len() - len), at, len),
+                        4 => {
+                            buffer.copy_within(CopyCall::Memmove, (at + 45).min(buffer.len() - len), at, len)
+                        }
                         _ => {
                             let copy = Buffer::copy_of(random.pick(CopyCall::ALL), &buffer, 0, buffer.len());
                             buffer.check_sparsely(&mut random, "the original of a copy");
@@ -167,7 +169,8 @@ fn halves_of_one_buffer(seed: u64) {
                             let start = std::ptr::with_exposed_provenance_mut(address + done + got);
                             let mut part = [libc::iovec { iov_base: start, iov_len: offered - got }];
                             // SAFETY: the part is this thread's half of the buffer.
-                            got += unsafe { InputCall::Recv.input(feeder.near(), &mut part, 0) }.expect("received");
+                            got += unsafe { InputCall::Recv.input(feeder.near(), &mut part, 0) }
+                                .expect("received");
                         }
                         pieces.push((stream, at + done, offered));
                         done += offered;
@@ -342,7 +345,10 @@ fn cancelled_receive(seed: u64) {
         let start: extern "C" fn(*mut c_void) -> *mut c_void = unsafe { std::mem::transmute(start) };
         // SAFETY: the thread uses statics only and is joined below.
         unsafe {
-            assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), start, std::ptr::null_mut()), 0);
+            assert_eq!(
+                libc::pthread_create(&raw mut thread, std::ptr::null(), start, std::ptr::null_mut()),
+                0
+            );
             while !ENTERED.load(Ordering::Acquire) {
                 libc::sched_yield();
             }

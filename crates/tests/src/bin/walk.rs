@@ -106,7 +106,13 @@ impl Walk {
         }
         buffers.push(Buffer::new(Origin::Static, STATIC_BYTES.min(BUFFER_LIMIT)));
         let open = |flags| {
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(path)
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .custom_flags(flags)
+                .open(path)
         };
         let file = open(0).expect("scratch file");
         file.set_len(0).expect("truncate");
@@ -209,15 +215,25 @@ impl Walk {
     }
 
     /// Fails unless `count` bytes at `found` are what the mirrors of `parts` hold.
-    fn expect_gathered(&self, parts: &[(usize, usize, usize)], found: *const u8, count: usize, what: &dyn Debug) {
+    fn expect_gathered(
+        &self,
+        parts: &[(usize, usize, usize)],
+        found: *const u8,
+        count: usize,
+        what: &dyn Debug,
+    ) {
         let mut done = 0;
         for (index, at, len) in parts {
             let now = (*len).min(count - done);
             // SAFETY: `found` has `count` bytes; the mirror has the part's.
-            let wrong = unsafe {
-                plain::first_difference(found.add(done), self.buffers[*index].mirror_at(*at), now)
-            };
-            assert_eq!(wrong, None, "{what:?} sent a wrong byte of buffer {index} {at}+{len} ({:?})", self.buffers[*index].origin());
+            let wrong =
+                unsafe { plain::first_difference(found.add(done), self.buffers[*index].mirror_at(*at), now) };
+            assert_eq!(
+                wrong,
+                None,
+                "{what:?} sent a wrong byte of buffer {index} {at}+{len} ({:?})",
+                self.buffers[*index].origin()
+            );
             done += now;
         }
     }
@@ -229,7 +245,8 @@ impl Walk {
         let seed = self.random.word();
         self.wire.fill(0, len, seed, 0);
         // SAFETY: the wire holds `len` bytes.
-        let ready = unsafe { plain::raw_write(link.far, self.wire.pointer(), len) }.expect("an empty queue takes some");
+        let ready = unsafe { plain::raw_write(link.far, self.wire.pointer(), len) }
+            .expect("an empty queue takes some");
         let mut got = 0;
         while got < ready {
             let call = self.random.pick(if link.socket { InputCall::SOCKET } else { InputCall::ANY });
@@ -279,7 +296,9 @@ impl Walk {
         // SAFETY: the parts are inside the buffers.
         assert_eq!(unsafe { call.input(link.near, &mut vectors, 0) }, Err(libc::EAGAIN), "{call:?}");
         // SAFETY: no byte is asked for.
-        let nothing = unsafe { InputCall::Read.input(self.file.as_raw_fd(), &mut [iovec { iov_len: 0, ..vectors[0] }], 0) };
+        let nothing = unsafe {
+            InputCall::Read.input(self.file.as_raw_fd(), &mut [iovec { iov_len: 0, ..vectors[0] }], 0)
+        };
         assert_eq!(nothing, Ok(0), "read of no bytes");
         for (index, at, len) in parts {
             self.buffers[index].check(at, len, "a buffer that received nothing");
@@ -329,7 +348,8 @@ impl Walk {
         while got < sent {
             wait_ready(link.far, libc::POLLIN);
             // SAFETY: the wire has room for everything that was sent.
-            got += unsafe { plain::raw_read(link.far, self.wire.at(got), self.wire.len() - got) }.expect("bytes");
+            got += unsafe { plain::raw_read(link.far, self.wire.at(got), self.wire.len() - got) }
+                .expect("bytes");
         }
         assert_eq!(got, sent, "{call:?} sent more than it said");
         self.expect_gathered(&parts, self.wire.pointer(), sent, &call);
@@ -452,7 +472,9 @@ impl Walk {
             let local = iovec { iov_base: self.wire.pointer().cast(), iov_len: len };
             let remote = buffer.part(at, len);
             // SAFETY: both ranges are this process's and big enough.
-            let got = unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+            let got = unsafe {
+                libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+            };
             assert_eq!(usize::try_from(got), Ok(len), "process_vm_readv");
             self.expect_gathered(&[(index, at, len)], self.wire.pointer(), len, &"process_vm_readv");
             return;
@@ -546,7 +568,11 @@ impl Walk {
             2 => buffer.move_mapping(len),
             _ => buffer.map_over(at, range),
         }
-        buffer.check(at.min(buffer.len()), range.min(buffer.len() - at.min(buffer.len())), "a remapped range");
+        buffer.check(
+            at.min(buffer.len()),
+            range.min(buffer.len() - at.min(buffer.len())),
+            "a remapped range",
+        );
     }
 
     fn finish(&mut self) {
