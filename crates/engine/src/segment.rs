@@ -145,7 +145,7 @@ impl Segment {
     /// Whether a view at `offset_bytes` has its pages where the segment has them.
     #[must_use]
     pub const fn is_congruent(offset_bytes: usize) -> bool {
-        offset_bytes % PAGE_BYTES == 0
+        offset_bytes.is_multiple_of(PAGE_BYTES)
     }
 }
 

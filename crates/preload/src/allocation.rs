@@ -249,7 +249,7 @@ pub unsafe extern "C" fn memalign(alignment: usize, len: usize) -> Pointer {
 pub unsafe extern "C" fn posix_memalign(result: *mut Pointer, alignment: usize, len: usize) -> i32 {
     // SAFETY: the caller's promise for `result`; libc checks the rest.
     unsafe {
-        if alignment % size_of::<Pointer>() == 0
+        if alignment.is_multiple_of(size_of::<Pointer>())
             && let Some(pointer) = aligned_block(alignment, len, posix_memalign as *const () as usize)
         {
             *result = pointer;

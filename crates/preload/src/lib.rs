@@ -17,6 +17,10 @@
 //! of POSIX for the function of the same name.
 #![cfg(target_os = "linux")]
 #![allow(
+    clippy::cast_possible_truncation,
+    reason = "addresses and lengths have 64 bits, here as in the kernel's structures"
+)]
+#![allow(
     clippy::missing_safety_doc,
     reason = "each hook has the contract of the libc function of the same name"
 )]

@@ -249,7 +249,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
             replaced.msg_iovlen = count as _;
             real(fd, &replaced, flags)
         };
-        let number = (*message).msg_iovlen as usize;
+        let number = (*message).msg_iovlen;
         send_several(fd, (*message).msg_iov, number, gathered, || real(fd, message, flags))
     }
 }
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
         let given = core::slice::from_raw_parts_mut(messages, number);
         let concerned = given.iter().any(|message| {
             let header = &message.msg_hdr;
-            let parts = header.msg_iovlen as usize;
+            let parts = header.msg_iovlen;
             !header.msg_iov.is_null()
                 && parts > 0
                 && parts <= PARTS_MOST
@@ -290,7 +290,7 @@ unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Opt
     let mut used = 0;
     for (message, parts_of_message) in given.iter().zip(&mut counts) {
         let header = &message.msg_hdr;
-        let number = header.msg_iovlen as usize;
+        let number = header.msg_iovlen;
         if number > PARTS_MOST - used || (header.msg_iov.is_null() && number > 0) {
             return None;
         }

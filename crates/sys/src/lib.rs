@@ -7,6 +7,10 @@
 //!
 //! Nothing here may call a function that `libuncopy.so` interposes on, except through [`bytes`].
 #![cfg(target_os = "linux")]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "addresses and lengths have 64 bits, here as in the kernel's structures"
+)]
 
 pub mod alloc;
 pub mod bytes;

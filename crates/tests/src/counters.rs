@@ -23,7 +23,7 @@ impl Counters {
             let text = std::fs::read_to_string(&path).expect("stats file");
             let json: serde_json::Value = serde_json::from_str(&text)
                 .unwrap_or_else(|error| panic!("{} is not JSON ({error}): {text}", path.display()));
-            let sum = sum.get_or_insert_with(|| Self { values: [0; Counter::ALL.len()], reason: None });
+            let sum = sum.get_or_insert(Self { values: [0; Counter::ALL.len()], reason: None });
             for counter in Counter::ALL {
                 let value = json[counter.name()].as_u64();
                 let value =

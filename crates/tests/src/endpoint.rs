@@ -337,7 +337,7 @@ impl Endpoint {
         // SAFETY: the parts are inside a buffer of the pool.
         let received = unsafe { call.input(self.channel.input, &mut parts, 0) };
         assert_eq!(received, Ok(whole), "{call:?}: a datagram must come whole");
-        self.pool[place.buffer].received(place.at, prefix.as_ptr(), prefix.len());
+        self.pool[place.buffer].received(place.at, prefix);
         self.pool[place.buffer].received_stream(place.at + prefix.len(), len, seed, 0);
     }
 

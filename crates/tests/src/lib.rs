@@ -8,7 +8,7 @@
 //!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`],
 //!   [`resp`], [`redis`], [`memcached`];
 //! - the *programs* (`src/bin/*.rs`) that run under uncopy and check their own memory byte by byte
-//!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`],
+//!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`], [`links`],
 //!   [`endpoint`], [`jump`], [`random`].
 //!
 //! Environment of the harness:
@@ -28,6 +28,7 @@ pub mod endpoint;
 pub mod feeder;
 pub mod jump;
 pub mod launch;
+pub mod links;
 pub mod memcached;
 pub mod mirror;
 pub mod plain;

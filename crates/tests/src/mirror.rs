@@ -153,6 +153,15 @@ impl Buffer {
         self.mirror.at(at)
     }
 
+    /// A range of the mirror.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    #[must_use]
+    pub fn mirror(&self, at: usize, len: usize) -> &[u8] {
+        self.mirror.slice(at, len)
+    }
+
     /// A part of a vector call.
     ///
     /// # Panics
@@ -163,14 +172,14 @@ impl Buffer {
         iovec { iov_base: self.at(at).cast(), iov_len: len }
     }
 
-    /// Records that the kernel put `len` bytes from `source` at `at`.
+    /// Records that the kernel put the bytes of `source` at `at`.
     ///
     /// # Panics
-    /// When the range is not inside.
-    pub fn received(&mut self, at: usize, source: *const u8, len: usize) {
-        assert!(at + len <= self.len, "range inside");
-        // SAFETY: the range is inside the mirror; the source is an oracle's range of that length.
-        unsafe { plain::copy(self.mirror.at(at), source, len) };
+    /// When they do not fit.
+    pub fn received(&mut self, at: usize, source: &[u8]) {
+        assert!(at + source.len() <= self.len, "range inside");
+        // SAFETY: the range is inside the mirror, which only this value writes.
+        unsafe { plain::copy(self.mirror.at(at), source.as_ptr(), source.len()) };
     }
 
     /// Records that the kernel put `len` bytes of the stream `seed`, from its byte `skip` on, at
@@ -200,7 +209,7 @@ impl Buffer {
             // SAFETY: the range is inside the memory.
             unsafe { self.at(at + index).write_volatile(*byte) };
         }
-        self.received(at, bytes.as_ptr(), bytes.len());
+        self.received(at, bytes);
     }
 
     /// `memset`.

@@ -66,6 +66,17 @@ impl PlainBytes {
         unsafe { self.start.add(at) }
     }
 
+    /// A range of the bytes.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    #[must_use]
+    pub fn slice(&self, at: usize, len: usize) -> &[u8] {
+        assert!(at + len <= self.len, "range inside");
+        // SAFETY: the range is inside the mapping, which is initialised (zeroed) and outlives `self`.
+        unsafe { std::slice::from_raw_parts(self.start.add(at), len) }
+    }
+
     /// Fills `at..at + len` with the stream `seed` from its byte `skip` on.
     ///
     /// # Panics
@@ -215,7 +226,9 @@ unsafe fn write_word(start: *mut u8, word: u64) {
 pub type Outcome = Result<usize, i32>;
 
 /// Turns a return value of libc into an [`Outcome`].
-#[must_use]
+///
+/// # Errors
+/// errno.
 pub fn outcome(returned: isize) -> Outcome {
     usize::try_from(returned).map_err(|_| errno())
 }

@@ -223,7 +223,8 @@ impl Finished {
     #[must_use]
     pub fn text(&self) -> String {
         let output = String::from_utf8_lossy(&self.output[..self.output.len().min(4000)]).into_owned();
-        let errors = &self.errors[self.errors.floor_char_boundary(self.errors.len().saturating_sub(8000))..];
+        let skipped = self.errors.chars().count().saturating_sub(8000);
+        let errors: String = self.errors.chars().skip(skipped).collect();
         format!("--- output\n{output}\n--- errors\n{errors}")
     }
 }

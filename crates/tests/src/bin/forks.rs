@@ -239,7 +239,7 @@ fn other_programs(seed: u64) {
             assert_eq!((got, libc::pclose(stream)), (300_000, 0), "popen");
         }
         let zeroes = plain::PlainBytes::new(300_000);
-        buffers[0].received(5, zeroes.pointer(), 300_000);
+        buffers[0].received(5, zeroes.slice(0, 300_000));
         let mut cat = std::process::Command::new("/bin/cat")
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
@@ -269,7 +269,7 @@ fn other_programs(seed: u64) {
             assert_eq!(output.read(&mut [0; 16]).expect("end"), 0, "more than was written");
         });
         assert!(cat.wait().expect("cat").success());
-        target.received(0, source.mirror_at(0), 700_000);
+        target.received(0, source.mirror(0, 700_000));
         check(&buffers, "after other programs");
         feeder.receive(InputCall::Recv, &mut buffers[3], 0, MIB);
     }
@@ -305,7 +305,7 @@ fn child_that_shares_memory(seed: u64) {
             unsafe { libc::clone(copy_in_shared_memory, stack.at(MIB).cast(), flags, std::ptr::null_mut()) };
         assert!(pid > 0, "clone: errno {}", plain::errno());
         join(pid);
-        target.received(0, source.mirror_at(0), MIB);
+        target.received(0, source.mirror(0, MIB));
         source.check_all("read by a child in shared memory");
         target.check_all("copied by a child in shared memory");
     }
@@ -341,7 +341,7 @@ fn fork_handlers_touch_buffers(seed: u64) {
         let mut target = feeder.copied(MIB);
         SHARED_SOURCE.store(source.at(0), Ordering::Relaxed);
         SHARED_TARGET.store(target.at(0), Ordering::Relaxed);
-        target.received(0, source.mirror_at(0), MIB / 2);
+        target.received(0, source.mirror(0, MIB / 2));
         let pid = child(|| {
             source.check_all("source in the child");
             target.check_all("target in the child");

@@ -225,11 +225,11 @@ fn cut_datagrams() {
             output(OutputCall::Send, far.as_raw_fd(), &mut [source.part(0, 150_000)], 0).expect("sent");
             let got = input(*call, near.as_raw_fd(), &mut [target.part(7, 70_000)], flags);
             println!("{call:?} {flags:#x}: {got:?}");
-            target.received(7, source.mirror_at(0), 70_000);
+            target.received(7, source.mirror(0, 70_000));
             target.check_all("a cut datagram and what is around it");
             if flags & libc::MSG_PEEK != 0 {
                 input(InputCall::Raw, near.as_raw_fd(), &mut [target.part(0, 1)], 0).expect("the datagram");
-                target.received(0, source.mirror_at(0), 1);
+                target.received(0, source.mirror(0, 1));
             }
         }
     }
@@ -240,9 +240,9 @@ fn cut_datagrams() {
     // SAFETY: the header describes parts of a live buffer.
     let got = unsafe { libc::recvmsg(near.as_raw_fd(), &raw mut header, 0) };
     println!("recvmsg of a long datagram: {got}, flags {:#x}", header.msg_flags);
-    target.received(0, source.mirror_at(0), 50_000);
-    target.received(60_000, source.mirror_at(50_000), 40_000);
-    target.received(100_000, source.mirror_at(0), 10_000);
+    target.received(0, source.mirror(0, 50_000));
+    target.received(60_000, source.mirror(50_000, 40_000));
+    target.received(100_000, source.mirror(0, 10_000));
     target.check_all("a scattered datagram");
 }
 
@@ -279,7 +279,7 @@ fn many_messages() {
         println!("recvmmsg: {got} {lens:?}");
         let mut from = 0;
         for (target, len) in targets.iter_mut().zip(lengths) {
-            target.received(100 * round, source.mirror_at(from), len);
+            target.received(100 * round, source.mirror(from, len));
             from += len;
         }
         for target in &targets {
@@ -322,7 +322,7 @@ fn control_messages() {
         let got = unsafe { libc::recvmsg(feeder.far(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
         println!("recvmsg: {got}, control {}, flags {:#x}", header.msg_controllen, header.msg_flags);
         let got = usize::try_from(got).expect("received");
-        target.received(at, source.mirror_at(at), got);
+        target.received(at, source.mirror(at, got));
         at += got;
         // SAFETY: the kernel filled the control buffer up to msg_controllen.
         unsafe {
@@ -402,7 +402,7 @@ fn files_and_devices() {
     let snapshot = plain::PlainBytes::new(MIB);
     // SAFETY: both have a megabyte.
     unsafe { plain::copy(snapshot.pointer(), buffer.at(0), MIB) };
-    buffer.received(0, snapshot.pointer(), MIB);
+    buffer.received(0, snapshot.slice(0, MIB));
     let mut copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
     copy.store(70_000, 1, 3);
     copy.check_all("a copy of random bytes");

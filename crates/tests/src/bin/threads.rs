@@ -138,7 +138,7 @@ fn writes_to_the_same_pages(seed: u64) {
             let mut at = number;
             while at < MIB {
                 let byte = plain::stream_byte(seed, at);
-                buffer.received(at, &raw const byte, 1);
+                buffer.received(at, &[byte]);
                 at += THREADS * 331;
             }
         }

@@ -20,6 +20,7 @@ use libc::iovec;
 use uncopy_tests::calls::{
     CopyCall, FileInput, FileOutput, InputCall, OutputCall, set_buffer_size, set_nonblocking, wait_ready,
 };
+use uncopy_tests::links::{Link, links};
 use uncopy_tests::mirror::{Buffer, Origin, STATIC_BYTES};
 use uncopy_tests::plain::{self, PlainBytes};
 use uncopy_tests::random::Random;
@@ -42,14 +43,11 @@ fn log(line: String) {
     log.push_back(line);
 }
 
-/// Two connected ends: the near one is used by the calls under test.
-#[derive(Clone, Copy, Debug)]
-struct Link {
-    near: i32,
-    far: i32,
-    socket: bool,
-    /// What is written is readable at once, so that counts are exact.
-    exact: bool,
+/// Bytes that the oracle knows.
+#[derive(Clone, Copy)]
+enum Known {
+    Wire,
+    File,
 }
 
 struct Walk {
@@ -67,30 +65,6 @@ struct Walk {
     content: PlainBytes,
     size: usize,
     foreign: bool,
-}
-
-fn links() -> (Vec<Link>, Link, Link) {
-    let mut ends = [0; 2];
-    // SAFETY: the array takes two descriptors.
-    assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr()) }, 0);
-    let unix = Link { near: ends[0], far: ends[1], socket: true, exact: true };
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
-    let far = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
-    far.set_nodelay(true).expect("nodelay");
-    let near = listener.accept().expect("accept").0.into_raw_fd();
-    let tcp = Link { near, far: far.into_raw_fd(), socket: true, exact: false };
-    for fd in [unix.near, unix.far, tcp.near, tcp.far] {
-        set_buffer_size(fd, libc::SO_SNDBUF, 4 << 20);
-    }
-    let (from, to) = std::io::pipe().expect("pipe");
-    let pipe_in = Link { near: from.into_raw_fd(), far: to.into_raw_fd(), socket: false, exact: true };
-    let (from, to) = std::io::pipe().expect("pipe");
-    let pipe_out = Link { near: to.into_raw_fd(), far: from.into_raw_fd(), socket: false, exact: true };
-    for link in [unix, tcp, pipe_in, pipe_out] {
-        set_nonblocking(link.near, true);
-        set_nonblocking(link.far, true);
-    }
-    (vec![unix, tcp], pipe_in, pipe_out)
 }
 
 impl Walk {
@@ -202,13 +176,16 @@ impl Walk {
         parts.iter().map(|(index, at, len)| self.buffers[*index].part(*at, *len)).collect()
     }
 
-    /// Records `count` bytes that arrived in `parts`, taken from `source`.
-    fn scatter(&mut self, parts: &[(usize, usize, usize)], source: *const u8, count: usize) {
+    /// Records `count` bytes that arrived in `parts`, taken from the wire or the file at `from`.
+    fn scatter(&mut self, parts: &[(usize, usize, usize)], source: Known, from: usize, count: usize) {
         let mut done = 0;
         for (index, at, len) in parts {
             let now = (*len).min(count - done);
-            // SAFETY: `source` has `count` bytes, and `done` does not exceed that.
-            self.buffers[*index].received(*at, unsafe { source.add(done) }, now);
+            let bytes = match source {
+                Known::Wire => self.wire.slice(from + done, now),
+                Known::File => self.content.slice(from + done, now),
+            };
+            self.buffers[*index].received(*at, bytes);
             self.remember(*index, *at, now);
             done += now;
         }
@@ -274,8 +251,7 @@ impl Walk {
                     assert!(count > 0 && count <= most, "{call:?} gave {count} of {most}");
                     assert!(!link.exact || count == most, "{call:?} gave {count} of {most}");
                     if !discards {
-                        let source = self.wire.at(got);
-                        self.scatter(&parts, source, count);
+                        self.scatter(&parts, Known::Wire, got, count);
                     }
                     if flags & libc::MSG_PEEK == 0 {
                         got += count;
@@ -366,8 +342,7 @@ impl Walk {
         let got = unsafe { call.input(self.file.as_raw_fd(), &self.vectors(&parts), offset) };
         let got = got.unwrap_or_else(|error| panic!("{call:?}: errno {error}"));
         assert_eq!(got, room.min(self.size.saturating_sub(at)), "{call:?} at {at}");
-        let source = self.content.at(at.min(self.size));
-        self.scatter(&parts, source, got);
+        self.scatter(&parts, Known::File, at.min(self.size), got);
     }
 
     fn write_file(&mut self) {
@@ -449,7 +424,7 @@ impl Walk {
             // SAFETY: the part is inside the buffer.
             let got = unsafe { call.input(direct.as_raw_fd(), &[buffer.part(from, len)], offset) };
             assert_eq!(got, Ok(len), "{call:?} with O_DIRECT");
-            buffer.received(from, self.content.at(at), len);
+            buffer.received(from, self.content.slice(at, len));
         } else {
             let call = self.random.pick(FileOutput::ALL);
             // SAFETY: the part is inside the buffer.
@@ -493,7 +468,7 @@ impl Walk {
             assert_eq!(libc::fread(self.wire.pointer().cast(), 1, half, stream), half, "fread");
             libc::rewind(stream);
             assert_eq!(libc::fread(buffer.at(at).cast(), 1, half, stream), half, "fread");
-            buffer.received(at, self.wire.pointer(), half);
+            buffer.received(at, self.wire.slice(0, half));
             libc::fclose(stream);
         }
         self.expect_gathered(&[(index, at, len / 2)], self.wire.pointer(), len / 2, &"fwrite");
