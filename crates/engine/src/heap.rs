@@ -127,6 +127,8 @@ impl Heap {
             match reserved {
                 Ok((blocks, records)) => {
                     records.advise(records.base(), records.len_bytes(), Advice::NoHugePages);
+                    records.advise(records.base(), records.len_bytes(), Advice::NotInCoreDumps);
+                    blocks.advise(blocks.base(), blocks.len_bytes(), Advice::NotInCoreDumps);
                     // SAFETY: nobody reads it before `len_bytes` is published below.
                     unsafe { *self.reservations.get() = Some((blocks, records)) };
                     self.shift.store(shift, Relaxed);
@@ -254,6 +256,7 @@ impl Heap {
             let from = base + index as usize * class.bytes();
             let len_bytes = step as usize * class.bytes();
             blocks.commit(from, len_bytes).ok()?;
+            blocks.advise(from, len_bytes, Advice::InCoreDumps);
             if class.bytes() < HUGE_BYTES {
                 blocks.advise(from, len_bytes, Advice::NoHugePages);
             }

@@ -179,13 +179,7 @@ pub extern "C" fn finish() {
         if !is_root {
             path.extend_from_slice(format!(".{pid}").as_bytes());
         }
-        std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(std::ffi::OsStr::from_bytes(&path))
-            .and_then(|mut file| file.write_all(line.as_bytes()))
+        write_whole(std::ffi::OsStr::from_bytes(&path), line.as_bytes())
     };
     if let Err(error) = written
         && error.kind() != std::io::ErrorKind::BrokenPipe
@@ -193,4 +187,18 @@ pub extern "C" fn finish() {
         let shown = stats.path.escape_ascii();
         mem::say(format_args!("uncopy: the counters could not be written to {shown}: {error}\n"));
     }
+}
+
+/// Writes a file so that no reader, and no kill in between, finds half of it. What exists and is not a
+/// regular file (a pipe, a terminal) is written to as it is.
+fn write_whole(path: &std::ffi::OsStr, bytes: &[u8]) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).mode(0o600);
+    if std::fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
+        return options.open(path)?.write_all(bytes);
+    }
+    let mut beside = path.to_os_string();
+    beside.push(format!(".{}.part", std::process::id()));
+    options.truncate(true).open(&beside)?.write_all(bytes)?;
+    std::fs::rename(&beside, path)
 }

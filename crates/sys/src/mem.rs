@@ -70,6 +70,7 @@ impl Reservation {
             let advice = match advice {
                 Advice::NoHugePages => libc::MADV_NOHUGEPAGE,
                 Advice::NotInCoreDumps => libc::MADV_DONTDUMP,
+                Advice::InCoreDumps => libc::MADV_DODUMP,
             };
             // SAFETY: neither advice changes any byte.
             unsafe { libc::syscall(libc::SYS_madvise, address, len_bytes, advice) };
@@ -117,8 +118,10 @@ impl Reservation {
 pub enum Advice {
     /// Pages are moved one by one: huge ones would be split.
     NoHugePages,
-    /// Hidden memory is of no use in a core dump.
+    /// Hidden memory, and addresses without memory, are of no use in a core dump.
     NotInCoreDumps,
+    /// The program's own memory is.
+    InCoreDumps,
 }
 
 /// A read-only range of zeroes that takes no memory beyond the page tables.
