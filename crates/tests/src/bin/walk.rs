@@ -11,15 +11,13 @@
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use libc::iovec;
-use uncopy_tests::calls::{
-    CopyCall, FileInput, FileOutput, InputCall, OutputCall, set_buffer_size, set_nonblocking, wait_ready,
-};
+use uncopy_tests::calls::{CopyCall, FileInput, FileOutput, InputCall, OutputCall, wait_ready};
 use uncopy_tests::links::{Link, links};
 use uncopy_tests::mirror::{Buffer, Origin, STATIC_BYTES};
 use uncopy_tests::plain::{self, PlainBytes};

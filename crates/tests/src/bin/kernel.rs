@@ -1,0 +1,366 @@
+//! The kernel reading and writing viewed buffers by ways that nothing interposes on, or later than
+//! the call that asked for it.
+//!
+//! ```text
+//! kernel SCENARIO SEED
+//! ```
+
+use std::ffi::{c_int, c_void};
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use uncopy_tests::calls::{CopyCall, InputCall, OutputCall, message, set_buffer_size, wait_ready};
+use uncopy_tests::feeder::Feeder;
+use uncopy_tests::mirror::{Buffer, Origin};
+use uncopy_tests::plain::{self, PlainBytes, errno};
+
+const MIB: usize = 1 << 20;
+
+/// A scratch file in the working directory.
+fn scratch_file(name: &str) -> File {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true).open(name).expect("scratch file")
+}
+
+/// Fails unless the file holds the buffer's bytes at `at`.
+fn expect_file(file: &File, at: u64, buffer: &Buffer, from: usize, len: usize) {
+    let found = PlainBytes::new(len);
+    let offset = i64::try_from(at).expect("small");
+    // SAFETY: the mapping has room.
+    let got = unsafe { libc::syscall(libc::SYS_pread64, file.as_raw_fd(), found.pointer(), len, offset) };
+    assert_eq!(usize::try_from(got), Ok(len), "length of the file");
+    assert!(found.slice(0, len) == buffer.mirror(from, len), "the file holds other bytes at {at}");
+}
+
+/// `aio_write` and `aio_read`, which glibc serves in threads of its own.
+fn posix_aio(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let file = scratch_file("aio");
+    for round in 0..10 {
+        let source = feeder.copied(MIB);
+        let mut target = feeder.copied(MIB);
+        for write in [true, false] {
+            let buffer = if write { source.at(0) } else { target.at(0) };
+            // SAFETY: the control block lives until the request is done, as does the buffer.
+            unsafe {
+                let mut request: libc::aiocb = std::mem::zeroed();
+                request.aio_fildes = file.as_raw_fd();
+                request.aio_buf = buffer.cast();
+                request.aio_nbytes = MIB;
+                request.aio_offset = round * 5000;
+                let request = &raw mut request;
+                assert_eq!(if write { libc::aio_write(request) } else { libc::aio_read(request) }, 0);
+                let start = Instant::now();
+                while libc::aio_error(request) == libc::EINPROGRESS {
+                    assert!(start.elapsed() < Duration::from_secs(10), "aio hangs");
+                    libc::sched_yield();
+                }
+                assert_eq!((libc::aio_error(request), libc::aio_return(request)), (0, 1 << 20));
+            }
+        }
+        target.received(0, source.mirror(0, MIB));
+        source.check_all("written by aio");
+        target.check_all("read by aio");
+    }
+}
+
+/// The parts of io_uring's rings that one request at a time needs.
+struct Ring {
+    fd: OwnedFd,
+    submissions: *mut u8,
+    completions: *mut u8,
+    entries: *mut u8,
+    offsets: [u32; 20],
+}
+
+/// `struct io_uring_params` is thirty words; offsets of the submission ring begin at word 10, those
+/// of the completion ring at word 20.
+const PARAMETER_WORDS: usize = 30;
+const OP_READ: u8 = 22;
+const OP_WRITE: u8 = 23;
+const FORCE_ASYNC: u8 = 1 << 4;
+
+impl Ring {
+    /// `None` where the machine does not allow io_uring.
+    fn new() -> Option<Self> {
+        let mut parameters = [0u32; PARAMETER_WORDS];
+        // SAFETY: the array has the size of io_uring_params; mappings are of the ring's own size.
+        unsafe {
+            let fd = libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr());
+            if fd < 0 {
+                return None;
+            }
+            let fd = OwnedFd::from_raw_fd(c_int::try_from(fd).expect("descriptor"));
+            let map = |offset: i64| {
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                let start =
+                    libc::mmap(null_mut(), 4096, protection, libc::MAP_SHARED, fd.as_raw_fd(), offset);
+                assert_ne!(start, libc::MAP_FAILED, "ring: errno {}", errno());
+                start.cast::<u8>()
+            };
+            let (submissions, completions, entries) = (map(0), map(0x800_0000), map(0x1000_0000));
+            let mut offsets = [0; 20];
+            offsets.copy_from_slice(&parameters[10..]);
+            Some(Self { fd, submissions, completions, entries, offsets })
+        }
+    }
+
+    fn word(ring: *mut u8, offset: u32) -> &'static AtomicU32 {
+        // SAFETY: the kernel gave the offset of an aligned word of a mapping that is never unmapped.
+        unsafe { AtomicU32::from_ptr(ring.add(offset as usize).cast()) }
+    }
+
+    /// Makes one request and waits for it; its result.
+    fn run(&self, operation: u8, flags: u8, file: &File, at: u64, buffer: *mut u8, len: usize) -> i32 {
+        let tail = Self::word(self.submissions, self.offsets[1]);
+        let mask = Self::word(self.submissions, self.offsets[2]).load(Ordering::Relaxed);
+        let index = tail.load(Ordering::Relaxed) & mask;
+        let mut entry = [0u8; 64];
+        entry[0] = operation;
+        entry[1] = flags;
+        entry[4..8].copy_from_slice(&file.as_raw_fd().to_ne_bytes());
+        entry[8..16].copy_from_slice(&at.to_ne_bytes());
+        entry[16..24].copy_from_slice(&buffer.expose_provenance().to_ne_bytes());
+        entry[24..28].copy_from_slice(&u32::try_from(len).expect("small").to_ne_bytes());
+        // SAFETY: `index` is one of the four entries of 64 bytes.
+        unsafe { plain::copy(self.entries.add(64 * index as usize), entry.as_ptr(), 64) };
+        // The array of indices begins at the seventh offset.
+        Self::word(self.submissions, self.offsets[6] + 4 * index).store(index, Ordering::Relaxed);
+        tail.fetch_add(1, Ordering::Release);
+        // SAFETY: io_uring_enter takes integers here; 1 asks to wait for completions.
+        let entered = unsafe {
+            libc::syscall(libc::SYS_io_uring_enter, self.fd.as_raw_fd(), 1, 1, 1, null_mut::<c_void>(), 0)
+        };
+        assert_eq!(entered, 1, "io_uring_enter: errno {}", errno());
+        let head = Self::word(self.completions, self.offsets[10]);
+        let ready = Self::word(self.completions, self.offsets[11]).load(Ordering::Acquire);
+        let taken = head.load(Ordering::Relaxed);
+        assert_ne!(taken, ready, "no completion");
+        let mask = Self::word(self.completions, self.offsets[12]).load(Ordering::Relaxed);
+        // A completion is 16 bytes; the result is its third word.
+        let result = Self::word(self.completions, self.offsets[15] + 16 * (taken & mask) + 8);
+        let result = result.load(Ordering::Acquire).cast_signed();
+        head.store(taken.wrapping_add(1), Ordering::Release);
+        result
+    }
+}
+
+/// Reads and writes by io_uring, in the calling thread and in the kernel's workers.
+fn io_uring(seed: u64) {
+    let Some(ring) = Ring::new() else {
+        println!("io_uring is not allowed here");
+        return;
+    };
+    let mut feeder = Feeder::new(seed);
+    let file = scratch_file("ring");
+    for round in 0..20 {
+        let flags = if round % 2 == 0 { 0 } else { FORCE_ASYNC };
+        let source = feeder.copied(MIB);
+        let mut target = feeder.copied(MIB);
+        let at = round * 4999;
+        let len = MIB - 100;
+        assert_eq!(ring.run(OP_WRITE, flags, &file, at, source.at(77), len), 1_048_476, "write");
+        expect_file(&file, at, &source, 77, len);
+        assert_eq!(ring.run(OP_READ, flags, &file, at, target.at(5), len), 1_048_476, "read");
+        target.received(5, source.mirror(77, len));
+        source.check_all("written by io_uring");
+        target.check_all("read by io_uring");
+    }
+}
+
+/// `vmsplice` puts references to a buffer's pages into a pipe; the buffer is reused only when the
+/// pipe was read.
+fn vmsplice(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let (reader, writer) = std::io::pipe().expect("pipe");
+    let wire = PlainBytes::new(65_536);
+    for round in 0..10 {
+        let mut buffer = feeder.copied(400_000);
+        let copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, 400_000);
+        let mut done = 0;
+        while done < 400_000 {
+            let part = buffer.part(done, (400_000 - done).min(60_000));
+            // SAFETY: the part is inside the buffer.
+            let sent = unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const part, 1, 0) };
+            let sent = usize::try_from(sent).expect("vmsplice");
+            // Others that hold the same bytes come and go while the pipe refers to the pages.
+            drop(Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, 400_000));
+            let mut got = 0;
+            while got < sent {
+                // SAFETY: the wire has room.
+                got +=
+                    unsafe { plain::raw_read(reader.as_raw_fd(), wire.at(got), sent - got) }.expect("read");
+            }
+            assert!(wire.slice(0, sent) == buffer.mirror(done, sent), "vmsplice of {done}+{sent}");
+            done += sent;
+        }
+        feeder.receive(InputCall::Recv, &mut buffer, round * 100, 300_000);
+        buffer.check_all("received after vmsplice");
+        copy.check_all("copied before vmsplice");
+    }
+}
+
+/// Waits for the notification that the kernel is done with `sends` sends.
+fn wait_for_notifications(fd: c_int, sends: u32) {
+    let mut seen = 0;
+    while seen < sends {
+        wait_ready(fd, 0);
+        let mut control = [0u64; 64];
+        let mut header = message(&mut []);
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = 512;
+        // SAFETY: the header describes live buffers; the kernel fills the control buffer with
+        // well-formed messages, whose data is a sock_extended_err.
+        unsafe {
+            if libc::recvmsg(fd, &raw mut header, libc::MSG_ERRQUEUE) < 0 {
+                assert_eq!(errno(), libc::EAGAIN, "error queue");
+                continue;
+            }
+            let mut one = libc::CMSG_FIRSTHDR(&raw const header);
+            while !one.is_null() {
+                let words = libc::CMSG_DATA(one).cast::<u32>();
+                // ee_info and ee_data: the first and the last send that this one is about.
+                let (first, last) = (words.add(2).read_unaligned(), words.add(3).read_unaligned());
+                seen += last - first + 1;
+                one = libc::CMSG_NXTHDR(&raw const header, one);
+            }
+        }
+    }
+}
+
+/// `MSG_ZEROCOPY`: the kernel may read the buffer until it says that it is done.
+fn zero_copy_sends(seed: u64) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let far = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
+    let (near, _) = listener.accept().expect("accept");
+    let on: c_int = 1;
+    // SAFETY: the option's value is one int.
+    let set = unsafe {
+        libc::setsockopt(near.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, (&raw const on).cast(), 4)
+    };
+    assert_eq!(set, 0, "SO_ZEROCOPY");
+    set_buffer_size(near.as_raw_fd(), libc::SO_SNDBUF, 4 << 20);
+    let mut feeder = Feeder::new(seed);
+    let wire = PlainBytes::new(MIB);
+    for call in OutputCall::WITH_FLAGS.iter().cycle().take(12) {
+        let mut buffer = feeder.copied(300_000);
+        let mut part = [buffer.part(11, 280_000)];
+        // SAFETY: the part is inside the buffer, which stays until the notification.
+        let sent = unsafe { call.output(near.as_raw_fd(), &mut part, libc::MSG_ZEROCOPY) }.expect("sent");
+        let sent_bytes = PlainBytes::new(sent);
+        // SAFETY: the mapping has room; the mirror has the range.
+        unsafe { plain::copy(sent_bytes.pointer(), buffer.mirror_at(11), sent) };
+        let mut got = 0;
+        while got < sent {
+            // SAFETY: the wire has room.
+            got += unsafe { plain::raw_read(far.as_raw_fd(), wire.at(got), sent - got) }.expect("read");
+        }
+        wait_for_notifications(near.as_raw_fd(), 1);
+        feeder.receive(InputCall::Recv, &mut buffer, 0, 300_000);
+        assert!(
+            wire.slice(0, sent) == sent_bytes.slice(0, sent),
+            "{call:?} with MSG_ZEROCOPY sent other bytes"
+        );
+        buffer.check_all("reused after the notification");
+    }
+}
+
+/// Two threads append records to one file: each record stays whole.
+fn appending_threads(seed: u64) {
+    const RECORD: usize = 250_000;
+    const RECORDS: u64 = 20;
+    drop(scratch_file("appended"));
+    std::thread::scope(|scope| {
+        for number in 0..2 {
+            scope.spawn(move || {
+                let file = OpenOptions::new().append(true).open("appended").expect("file");
+                let mut feeder = Feeder::new(seed + number);
+                for record in 0..RECORDS {
+                    let mut parts = [feeder.copied(RECORD), Buffer::new(Origin::Malloc, RECORD)];
+                    // A record says whose and which it is at its start; every byte follows from that.
+                    parts[1].store(0, RECORD, number << 32 | record);
+                    parts[1].put(0, &(number << 32 | record).to_le_bytes());
+                    let [scratch, stored] = &mut parts;
+                    scratch.copy_from(CopyCall::Memcpy, 0, stored, 0, RECORD);
+                    let call = if record % 2 == 0 { OutputCall::Write } else { OutputCall::Writev };
+                    let mut vector = [scratch.part(0, 70_001), scratch.part(70_001, RECORD - 70_001)];
+                    if !call.is_vector() {
+                        vector[0].iov_len = RECORD;
+                    }
+                    // SAFETY: the parts are inside the buffer.
+                    let written = unsafe { call.output(file.as_raw_fd(), &mut vector, 0) };
+                    assert_eq!(written, Ok(RECORD), "one write of one record");
+                }
+            });
+        }
+    });
+    let file = File::open("appended").expect("file");
+    let mut record = vec![0; RECORD];
+    let mut next = [0, 0];
+    for number in 0..2 * RECORDS {
+        file.read_exact_at(&mut record, number * RECORD as u64).expect("a whole record");
+        let name = u64::from_le_bytes(record[..8].try_into().expect("eight bytes"));
+        let writer = usize::from(name >> 32 != 0);
+        assert_eq!(name & 0xffff_ffff, next[writer], "order of records");
+        next[writer] += 1;
+        for (index, byte) in record.iter().enumerate().skip(8) {
+            assert_eq!(*byte, plain::stream_byte(name, index), "byte {index} of record {name:#x}");
+        }
+    }
+    assert_eq!(next, [RECORDS, RECORDS]);
+}
+
+/// A terminal takes and gives what it takes and gives without uncopy.
+fn terminal(seed: u64) {
+    let mut ends = [0; 2];
+    // SAFETY: both integers are written; the rest may be null.
+    unsafe {
+        assert_eq!(
+            libc::openpty(&raw mut ends[0], &raw mut ends[1], null_mut(), null_mut(), null_mut()),
+            0,
+            "openpty"
+        );
+        let mut settings: libc::termios = std::mem::zeroed();
+        libc::tcgetattr(ends[1], &raw mut settings);
+        libc::cfmakeraw(&raw mut settings);
+        libc::tcsetattr(ends[1], libc::TCSANOW, &raw const settings);
+    }
+    let mut feeder = Feeder::new(seed);
+    let source = feeder.copied(100_000);
+    let mut target = feeder.copied(100_000);
+    let mut done = 0;
+    while done < 40_000 {
+        let mut part = [source.part(done, 2000)];
+        // SAFETY: the parts are inside the buffers.
+        let sent = unsafe { OutputCall::Write.output(ends[0], &mut part, 0) }.expect("written");
+        let mut got = 0;
+        while got < sent {
+            let mut part = [target.part(done + got, 60_000)];
+            // SAFETY: the parts are inside the buffers.
+            let now = unsafe { InputCall::Read.input(ends[1], &mut part, 0) }.expect("read");
+            target.received(done + got, source.mirror(done + got, now));
+            got += now;
+        }
+        done += sent;
+    }
+    target.check_all("read from a terminal");
+    println!("{done} bytes");
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let seed = arguments[1].parse().expect("seed");
+    match arguments[0].as_str() {
+        "posix_aio" => posix_aio(seed),
+        "io_uring" => io_uring(seed),
+        "vmsplice" => vmsplice(seed),
+        "zero_copy_sends" => zero_copy_sends(seed),
+        "appending_threads" => appending_threads(seed),
+        "terminal" => terminal(seed),
+        other => panic!("unknown scenario {other}"),
+    }
+}
