@@ -20,6 +20,7 @@ mod program;
 mod run;
 mod settings;
 mod stats;
+mod sweep;
 
 use std::ffi::OsString;
 

@@ -11,6 +11,8 @@ use crate::output::{self, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_USAGE, Quote
 use crate::probe;
 use crate::program;
 use crate::settings::{self, Settings};
+use crate::stats;
+use crate::sweep::sweep;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
@@ -52,6 +54,7 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
             return unfound.status();
         }
     };
+    sweep(stats::shared_memory());
     let preloaded = environment.get(b"LD_PRELOAD").unwrap_or_default().to_vec();
     match activate(&path, &settings) {
         Ok(active) => {

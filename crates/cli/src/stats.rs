@@ -9,6 +9,7 @@ use crate::line;
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use crate::probe::is_denial;
+use crate::sweep::sweep;
 use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -64,6 +65,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
         ));
         return EXIT_USAGE;
     };
+    sweep(shared_memory());
     match counters(pid) {
         Ok(snapshot) => output::print(format!("{}\n", snapshot.to_json()).as_bytes(), EXIT_OK),
         Err(failure) => {
@@ -79,7 +81,7 @@ fn parse_pid(text: &OsStr) -> Option<u32> {
 }
 
 /// The live directory's parent.
-fn shared_memory() -> &'static Path {
+pub fn shared_memory() -> &'static Path {
     let usual = Path::new("/dev/shm");
     if usual.is_dir() { usual } else { Path::new("/tmp") }
 }

@@ -67,30 +67,26 @@ impl Extents {
     /// Takes `len` pages from the shortest extent that has them.
     pub fn take(&mut self, len: u32) -> Option<PageRange> {
         let &(found_len, start) = self.by_len.range((len, 0)..).next()?;
-        self.forget(PageRange::new(start, start + found_len));
-        if found_len > len {
-            self.by_start.insert(start + len, start + found_len);
-            self.by_len.insert((found_len - len, start + len));
-        }
-        self.pages -= len as usize;
-        Some(PageRange::new(start, start + len))
+        Some(self.carve(PageRange::new(start, start + found_len), len))
     }
 
     /// Takes the longest extent, or the first `at_most` pages of it.
     pub fn take_longest(&mut self, at_most: u32) -> Option<PageRange> {
-        let len = self.longest().min(at_most);
-        if len == 0 { None } else { self.take_from_longest(len) }
+        let &(found_len, start) = self.by_len.last()?;
+        Some(self.carve(PageRange::new(start, start + found_len), found_len.min(at_most)))
     }
 
-    fn take_from_longest(&mut self, len: u32) -> Option<PageRange> {
-        let &(found_len, start) = self.by_len.last()?;
-        self.forget(PageRange::new(start, start + found_len));
-        if found_len > len {
-            self.by_start.insert(start + len, start + found_len);
-            self.by_len.insert((found_len - len, start + len));
+    /// Takes the first `len` pages of an extent.
+    fn carve(&mut self, extent: PageRange, len: u32) -> PageRange {
+        self.forget(extent);
+        let taken = PageRange::new(extent.start, extent.start + len);
+        let rest = PageRange::new(taken.end, extent.end);
+        if !rest.is_empty() {
+            self.by_start.insert(rest.start, rest.end);
+            self.by_len.insert((rest.len(), rest.start));
         }
-        self.pages -= len as usize;
-        Some(PageRange::new(start, start + len))
+        self.pages -= taken.len() as usize;
+        taken
     }
 
     /// Whether the invariants hold.

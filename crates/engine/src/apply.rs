@@ -155,27 +155,24 @@ type Runs = SmallVec<[PageRange; 8]>;
 
 /// The runs of pages in `pages` that are not present.
 fn absent_runs(block: &Locked, pages: PageRange) -> Runs {
-    let mut runs = Runs::new();
-    if let Some(map) = block.map() {
-        map.for_each(pages, |run, state| {
-            if state != State::Present {
-                match runs.last_mut() {
-                    Some(last) if last.end == run.start => last.end = run.end,
-                    _ => runs.push(run),
-                }
-            }
-        });
-    }
-    runs
+    runs(block, pages, |state| *state != State::Present)
 }
 
 /// The runs of pages in `pages` that are present.
 fn present_runs(block: &Locked, pages: PageRange) -> Runs {
+    runs(block, pages, |state| *state == State::Present)
+}
+
+/// The runs of pages in `pages` whose state is one of those wanted.
+fn runs(block: &Locked, pages: PageRange, wanted: impl Fn(&State<Segment>) -> bool) -> Runs {
     let mut runs = Runs::new();
     if let Some(map) = block.map() {
         map.for_each(pages, |run, state| {
-            if state == State::Present {
-                runs.push(run);
+            if wanted(&state) {
+                match runs.last_mut() {
+                    Some(last) if last.end == run.start => last.end = run.end,
+                    _ => runs.push(run),
+                }
             }
         });
     }

@@ -191,6 +191,11 @@ pub fn restart_in_child(alive: Gauges) {
     }
 }
 
+/// Removes what an earlier process with this pid, or this one before its exec, left behind.
+pub fn remove_stale() {
+    mem::unlink(paths().1.as_c_str());
+}
+
 /// Removes the file: at exit.
 pub fn unpublish() {
     if HAS_FILE.swap(false, Relaxed) {

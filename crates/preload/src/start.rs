@@ -88,6 +88,9 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
     ENGINE.configure(&options);
     if ENGINE.heap_min_bytes() != usize::MAX {
+        live::remove_stale();
+    }
+    if ENGINE.heap_min_bytes() != usize::MAX {
         crate::process::watch_forks();
     }
 }

@@ -1,0 +1,48 @@
+//! Removes counters that ended programs left behind.
+//!
+//! A program that a signal ends cannot remove its own file. Whoever runs or looks at the next one
+//! does: only in the user's own directory, only files that are named for a process that is gone.
+
+use std::path::Path;
+
+use crate::os;
+
+/// Removes the files of ended processes from `parent/uncopy-USER`. What cannot be removed stays.
+pub fn sweep(parent: &Path) {
+    let directory = parent.join(format!("uncopy-{}", os::effective_user_id()));
+    let Ok(entries) = std::fs::read_dir(&directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_ended = name.to_str().is_some_and(|name| {
+            !name.is_empty()
+                && name.bytes().all(|byte| byte.is_ascii_digit())
+                && !Path::new("/proc").join(name).exists()
+        });
+        if is_ended {
+            // Someone else may have been faster.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_of_ended_processes_are_removed() {
+        let parent = std::env::temp_dir().join(format!("uncopy-sweep-test-{}", std::process::id()));
+        let directory = parent.join(format!("uncopy-{}", os::effective_user_id()));
+        std::fs::create_dir_all(&directory).expect("temporary directory");
+        let alive = std::process::id().to_string();
+        // Above the largest pid of any kernel.
+        let ended = "4194999";
+        for name in [&alive, ended, "note"] {
+            std::fs::write(directory.join(name), "x").expect("written");
+        }
+        sweep(&parent);
+        let left = |name: &str| directory.join(name).exists();
+        assert!(left(&alive) && left("note") && !left(ended));
+        std::fs::remove_dir_all(&parent).expect("cleaned up");
+    }
+}
