@@ -19,6 +19,8 @@ slots! {
     MREMAP = c"mremap": unsafe extern "C" fn(Pointer, size_t, size_t, c_int, Pointer) -> Pointer;
     MLOCK = c"mlock": unsafe extern "C" fn(*const c_void, size_t) -> c_int;
     MLOCK2 = c"mlock2": unsafe extern "C" fn(*const c_void, size_t, u32) -> c_int;
+    FSTAT = c"fstat": unsafe extern "C" fn(c_int, *mut libc::stat) -> c_int;
+    FCNTL = c"fcntl": unsafe extern "C" fn(c_int, c_int, usize) -> c_int;
     DUP2 = c"dup2": unsafe extern "C" fn(c_int, c_int) -> c_int;
     DUP3 = c"dup3": unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
     CLOSE = c"close": unsafe extern "C" fn(c_int) -> c_int;
@@ -115,10 +117,44 @@ fn hidden_descriptor() -> c_int {
     ENGINE.uffd().map_or(-1, |uffd| uffd.fd())
 }
 
+/// Whether `fd` is ours and so, to the program, not open; `errno` then says so.
+fn is_hidden(fd: c_int) -> bool {
+    let hidden = fd >= 0 && fd == hidden_descriptor();
+    if hidden {
+        uncopy_sys::errno::set(libc::EBADF);
+    }
+    hidden
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fstat(fd: c_int, found: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's promise.
+    if is_hidden(fd) { -1 } else { unsafe { FSTAT.call()(fd, found) } }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fstat64(fd: c_int, found: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's promise; the structures are the same.
+    unsafe { fstat(fd, found) }
+}
+
+/// The third argument is only looked at for commands that have one; taking it in any case is what
+/// every libc does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    if is_hidden(fd) { -1 } else { unsafe { FCNTL.call()(fd, command, argument) } }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: as above; both are one function where off_t has 64 bits.
+    unsafe { fcntl(fd, command, argument) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if fd >= 0 && fd == hidden_descriptor() {
-        uncopy_sys::errno::set(libc::EBADF);
+    if is_hidden(fd) {
         return -1;
     }
     // SAFETY: the caller's promise.

@@ -19,7 +19,7 @@ pub fn kind(fd: i32) -> FdKind {
     // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
     let mut found: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: the buffer is valid.
-    if unsafe { libc::fstat(fd, &mut found) } != 0 {
+    if unsafe { libc::syscall(libc::SYS_fstat, fd, &raw mut found) } != 0 {
         return FdKind::Other;
     }
     match found.st_mode & libc::S_IFMT {
@@ -37,7 +37,7 @@ pub fn duplicate_high(fd: i32) -> Option<i32> {
     [900, 200, 60]
         .into_iter()
         // SAFETY: makes a new descriptor, touches no memory.
-        .map(|least| unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, least) })
+        .map(|least| unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, least) } as i32)
         .find(|fd| *fd >= 0)
 }
 

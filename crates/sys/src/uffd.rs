@@ -94,7 +94,7 @@ fn is_device(fd: i32) -> bool {
     // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
     let mut found: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: the buffer is valid.
-    let known = unsafe { libc::fstat(fd, &mut found) } == 0;
+    let known = unsafe { libc::syscall(libc::SYS_fstat, fd, &raw mut found) } == 0;
     known && found.st_mode & libc::S_IFMT == libc::S_IFCHR && libc::major(found.st_rdev) == 10
 }
 
@@ -133,11 +133,7 @@ impl Uffd {
     /// [`OpenError`].
     pub fn open(inherited_device: Option<i32>) -> Result<Self, OpenError> {
         let low = open_any(inherited_device).map_err(OpenError::Refused)?;
-        let fd = [900, 200, 60]
-            .into_iter()
-            // SAFETY: duplicates a descriptor of ours.
-            .map(|least| unsafe { libc::fcntl(low, libc::F_DUPFD_CLOEXEC, least) })
-            .find(|fd| *fd >= 0);
+        let fd = crate::fd::duplicate_high(low);
         let uffd = Self { fd: fd.unwrap_or(low) };
         if fd.is_some() {
             // SAFETY: the low number is ours and no longer needed.
