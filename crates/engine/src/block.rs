@@ -176,12 +176,12 @@ impl Locked {
     pub fn register(&mut self, uffd: Uffd) -> Result<(), Errno> {
         let block = self.at.block;
         let flags = block.flags.load(Relaxed);
-        if flags & REGISTERED != 0 {
-            return Ok(());
-        }
         if flags & (RELOCATED | DISOWNED) != 0 {
             // UFFDIO_MOVE does not cross mappings; a disowned block's are the program's.
             return Err(Errno(22));
+        }
+        if flags & REGISTERED != 0 {
+            return Ok(());
         }
         if live::get(Counter::RegisteredBlocks) >= ENGINE.most_registered() {
             return Err(Errno(12));

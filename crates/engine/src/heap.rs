@@ -421,6 +421,9 @@ impl Heap {
                 let _critical = Critical::enter();
                 let mut dropped = Dropped::new();
                 let mut locked = block.lock();
+                if let Some(open) = locked.exchange_open(None) {
+                    open.close();
+                }
                 if let Some(uffd) = ENGINE.uffd() {
                     make_present(uffd, &mut locked, block.all(), &mut dropped);
                     if locked.map().is_some_and(PageMap::is_all_present) {

@@ -197,10 +197,8 @@ fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) 
     let mut dropped = Dropped::new();
     let mut locked = at.lock();
     let (segment, filled_bytes) = match target {
-        Target::Open(open) => {
-            // A view whatever the site's account says: what it goes on with is one already.
-            (open.segment, lead_bytes + len_bytes)
-        }
+        // A view whatever the site's account says: what it goes on with is one already.
+        Target::Open(open) => (open.segment, lead_bytes + len_bytes),
         Target::Draft(draft) if is_worth_it && allowed && locked.register(uffd).is_ok() => {
             (draft.freeze(site), lead_bytes + len_bytes)
         }
@@ -212,7 +210,11 @@ fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) 
     let pieces = [Piece::Segment { segment: segment.clone(), offset_bytes: lead_bytes, len_bytes }];
     let source = Source { start: range.start, pieces: &pieces, plain: 0 };
     let mut missing = smallvec::SmallVec::new();
-    if len_bytes > 0 {
+    // Disowned while the system call ran: the bytes go to the buffer, which faults like any memory.
+    let can_view = locked.register(uffd).is_ok();
+    if len_bytes > 0 && !can_view {
+        missing.push(range);
+    } else if len_bytes > 0 {
         let steps = plan(range.start, &pieces, 1);
         // SAFETY: the block is registered and locked; the segment is present and not in the heap.
         let done = unsafe { apply(uffd, &mut locked, &source, &steps, site, &mut dropped) };
@@ -225,7 +227,7 @@ fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) 
     }
     let open = Open { segment, filled_bytes, next_address: at.base + range.end };
     // Kept only while the program is likely to ask for the rest; else its room goes back at once.
-    let keeps = room_bytes >= ENGINE.min_size_bytes() && open.has_place();
+    let keeps = can_view && room_bytes >= ENGINE.min_size_bytes() && open.has_place();
     let closed = if keeps { locked.exchange_open(Some(open)) } else { Some(open) };
     if let Some(open) = closed {
         open.close();
