@@ -351,6 +351,32 @@ fn steady_state(seed: u64) {
     }
 }
 
+/// A program that changes the protection of buffers that held received data, and goes on with them.
+fn protected_and_used_again(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut received = feeder.received(MIB);
+    let mut copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, MIB);
+    for buffer in [&received, &copy] {
+        // SAFETY: the pages that the buffer lies in are the program's, and stay readable and writable.
+        let changed = unsafe {
+            let first = buffer.at(0) as usize / 4096 * 4096;
+            libc::mprotect(first as *mut c_void, MIB, libc::PROT_READ | libc::PROT_WRITE)
+        };
+        assert_eq!(changed, 0, "mprotect: {}", errno());
+    }
+    received.check_all("received before mprotect");
+    copy.check_all("copied before mprotect");
+    for _ in 0..3 {
+        feeder.receive(InputCall::Recv, &mut received, 0, MIB);
+        copy.copy_from(CopyCall::Memcpy, 0, &received, 0, MIB);
+        received.check_all("received after mprotect");
+        copy.check_all("copied after mprotect");
+        let fresh = feeder.received(MIB);
+        copy.copy_from(CopyCall::Memmove, 0, &fresh, 0, MIB);
+        copy.check_all("copied from a view after mprotect");
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seed = arguments[1].parse().expect("seed");
@@ -362,6 +388,7 @@ fn main() {
         "freed_by_another_thread" => freed_by_another_thread(seed),
         "very_large_blocks" => very_large_blocks(seed),
         "steady_state" => steady_state(seed),
+        "protected_and_used_again" => protected_and_used_again(seed),
         other => panic!("unknown scenario {other}"),
     }
 }
