@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, SiteId, State, View};
 use uncopy_core::plan::{Piece, Step};
-use uncopy_core::policy::{COPY_OVER_PAGES, moves_out};
+use uncopy_core::policy::{COPY_OVER_PAGES, MOVE_CALL_NS, MOVE_PAGE_NS, moves_out};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
@@ -98,6 +98,14 @@ pub struct Done {
     pub moved_pages: usize,
     /// Bytes that could not be put in place: the caller copies them once it holds no lock, and faults.
     pub missing: SmallVec<[ByteRange; 2]>,
+}
+
+impl Done {
+    /// What moving pages out of the way cost, ns.
+    #[must_use]
+    pub const fn moves_ns(&self) -> i64 {
+        self.moves as i64 * MOVE_CALL_NS + self.moved_pages as i64 * MOVE_PAGE_NS
+    }
 }
 
 /// Carries out `steps`. Where pages cannot be made absent, their bytes are copied; where absent pages cannot

@@ -9,7 +9,7 @@ use uncopy_core::addr::ByteRange;
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId};
 use uncopy_core::plan::{Piece, Pieces, elided_bytes, plan};
-use uncopy_core::policy::{Kind, MOVE_CALL_NS, MOVE_PAGE_NS, TRACK_NS, copy_ns};
+use uncopy_core::policy::{Kind, TRACK_NS, copy_ns};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
@@ -109,13 +109,14 @@ unsafe fn between(
     };
     if !pays || to_locked.register(uffd).is_err() {
         let is_plain = pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. }));
-        prepare_overwrite_unless(overlaps, uffd, &mut to_locked, to_range, &mut dropped);
         if overlaps {
             let union = ByteRange {
                 start: from_range.start.min(to_range.start),
                 end: from_range.end.max(to_range.end),
             };
             make_present(uffd, &mut to_locked, union.touched_pages(), &mut dropped);
+        } else {
+            prepare_overwrite(uffd, &mut to_locked, to_range, &mut dropped);
         }
         drop((from_locked, to_locked));
         drop(dropped);
@@ -130,16 +131,17 @@ unsafe fn between(
         live::add(Counter::CopiedBytes, len_bytes);
         return true;
     }
-    let staged = if overlaps { stage(uffd, to_range.start, &pieces, source) } else { Some(pieces.clone()) };
-    let Some(staged) = staged else {
+    let staged = overlaps.then(|| stage(uffd, to_range.start, &pieces, source));
+    if let Some(None) = staged {
         // No memory to stage in: let memmove fault its way through.
         make_present(uffd, &mut to_locked, to_range.touched_pages(), &mut dropped);
         make_present(uffd, &mut to_locked, from_range.touched_pages(), &mut dropped);
         drop((from_locked, to_locked));
         drop(dropped);
         return false;
-    };
-    let all = Source { start: to_range.start, pieces: &staged, plain: source };
+    }
+    let staged = staged.flatten();
+    let all = Source { start: to_range.start, pieces: staged.as_ref().unwrap_or(&pieces), plain: source };
     // SAFETY: the caller's promise; both blocks are locked and the destination is registered. What was
     // plain in the source is copied, never viewed, so the steps hold for the staged pieces too.
     let done = unsafe { apply(uffd, &mut to_locked, &all, &steps, site, &mut dropped) };
@@ -149,18 +151,6 @@ unsafe fn between(
     drop(dropped);
     account(site, &pieces, &done);
     true
-}
-
-fn prepare_overwrite_unless(
-    skip: bool,
-    uffd: Uffd,
-    block: &mut Locked,
-    range: ByteRange,
-    dropped: &mut Dropped<Segment>,
-) {
-    if !skip {
-        prepare_overwrite(uffd, block, range, dropped);
-    }
 }
 
 /// The pieces of an overlapping move with the plain bytes, which could change under us, set aside in a
@@ -204,9 +194,7 @@ fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done) {
     live::add(Counter::CopiedBytes, done.copied_bytes);
     let saved_ns = copy_ns(done.elided_bytes);
     ENGINE.sites.credit(site, saved_ns);
-    ENGINE
-        .sites
-        .debit(site, TRACK_NS + done.moves as i64 * MOVE_CALL_NS + done.moved_pages as i64 * MOVE_PAGE_NS);
+    ENGINE.sites.debit(site, TRACK_NS + done.moves_ns());
     let total_bytes: usize = pieces.iter().map(Piece::len_bytes).sum();
     for piece in pieces {
         if let Piece::Segment { segment, len_bytes, .. } = piece {

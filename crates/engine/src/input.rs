@@ -10,7 +10,7 @@ use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId, State};
 use uncopy_core::plan::{Piece, plan};
-use uncopy_core::policy::{INPUT_NS, Kind, MOVE_CALL_NS, MOVE_PAGE_NS, TRACK_NS, copy_ns};
+use uncopy_core::policy::{INPUT_NS, Kind, TRACK_NS, copy_ns};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
@@ -221,8 +221,7 @@ fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) 
         live::add(Counter::ElidedInputs, 1);
         live::add(Counter::InputBytes, len_bytes);
         live::add(Counter::CopiedBytes, done.copied_bytes);
-        let moves_ns = done.moves as i64 * MOVE_CALL_NS + done.moved_pages as i64 * MOVE_PAGE_NS;
-        ENGINE.sites.debit(site, moves_ns);
+        ENGINE.sites.debit(site, done.moves_ns());
         missing = done.missing;
     }
     let open = Open { segment, filled_bytes, next_address: at.base + range.end };
