@@ -71,6 +71,15 @@ Prints one JSON object, the same that `run --stats` writes at exit. Only the use
 runs as, and root, can read it. Exit status: 0, or 1 if there is no such process, it does not run
 under uncopy or its counters cannot be read, or 2 if the command line is wrong.";
 
+const RELEASE_NOTES: &str = "\
+Example:
+  uncopy release $(pidof redis-server) && gcore $(pidof redis-server)
+
+For debuggers, core dumps and checkpoints, which do not find the bytes of pages that are views. The
+process goes on with plain copies and elides nothing from then on; its children likewise. It must be
+running: release it before it is stopped. Exit status: 0, or 1 if there is no such process, it does
+not run under uncopy, cannot be reached or does not answer, or 2 if the command line is wrong.";
+
 /// Takes any bytes, and lists the legal words for completions. The table in the core judges them.
 #[derive(Clone)]
 struct Words(Vec<&'static str>);
@@ -145,18 +154,27 @@ fn doctor() -> Command {
         .after_help(DOCTOR_NOTES)
 }
 
+fn process() -> Arg {
+    Arg::new(PID)
+        .value_name("PID")
+        .help("A process that runs under uncopy")
+        .required(true)
+        .allow_hyphen_values(true)
+        .value_parser(value_parser!(OsString))
+}
+
 fn stats() -> Command {
     Command::new("stats")
         .about("Print the counters of a running process as JSON")
-        .arg(
-            Arg::new(PID)
-                .value_name("PID")
-                .help("A process that runs under uncopy")
-                .required(true)
-                .allow_hyphen_values(true)
-                .value_parser(value_parser!(OsString)),
-        )
+        .arg(process())
         .after_help(STATS_NOTES)
+}
+
+fn release() -> Command {
+    Command::new("release")
+        .about("Turn every view of a running process back into plain memory")
+        .arg(process())
+        .after_help(RELEASE_NOTES)
 }
 
 fn bench() -> Command {
@@ -208,7 +226,7 @@ pub fn whole() -> Command {
         .about("Runs unmodified programs with their I/O copies elided")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands([run(), doctor(), stats(), bench(), completions(), man()])
+        .subcommands([run(), doctor(), stats(), release(), bench(), completions(), man()])
         .after_help(format!("{EXAMPLES}\n\n{STATUSES}"))
 }
 

@@ -1,6 +1,6 @@
 //! The `uncopy` command: `run` starts a program with `libuncopy.so` preloaded, `doctor` says
-//! whether that can work, `stats` reads the counters of a running program, `bench` measures, and
-//! `completions` and `man` describe the command itself.
+//! whether that can work, `stats` reads the counters of a running program, `release` turns its views back
+//! into plain memory, `bench` measures, and `completions` and `man` describe the command itself.
 //!
 //! The C entry point is used instead of Rust's, which would ignore `SIGPIPE` before anything could
 //! see what it was: CMD must inherit exactly the signals that `uncopy run` was given.
@@ -12,11 +12,13 @@ mod elf;
 mod environment;
 mod library;
 mod line;
+mod live;
 mod os;
 mod output;
 mod pages;
 mod probe;
 mod program;
+mod release;
 mod run;
 mod settings;
 mod stats;
@@ -49,6 +51,7 @@ fn dispatch(arguments: &[OsString], sigpipe: &os::Disposition) -> u8 {
     match matches.subcommand() {
         Some(("doctor", matches)) => doctor::main(matches),
         Some(("stats", matches)) => stats::main(matches),
+        Some(("release", matches)) => release::main(matches),
         Some(("completions", matches)) => pages::completions(matches),
         Some(("man", matches)) => pages::man(matches),
         _ => output::EXIT_USAGE,

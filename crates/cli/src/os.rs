@@ -360,10 +360,23 @@ pub fn query_own_mapping() -> io::Result<bool> {
     Ok((query.vma_start..query.vma_end).contains(&address))
 }
 
-/// Opens `name` below `directory` for reading, following no symbolic link and waiting for nothing.
-pub fn open_below(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<File> {
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading only.
+    Read,
+    /// Writing only.
+    Write,
+}
+
+/// Opens `name` below `directory`, following no symbolic link and waiting for nothing.
+pub fn open_below(directory: BorrowedFd<'_>, name: &OsStr, access: Access) -> io::Result<File> {
     let name = CString::new(name.as_bytes())?;
-    let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+    let access = match access {
+        Access::Read => libc::O_RDONLY,
+        Access::Write => libc::O_WRONLY,
+    };
+    let flags = access | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: name is a C string and directory is open for the time of the call.
     let fd = unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) };
     owned(libc::c_long::from(fd)).map(File::from)

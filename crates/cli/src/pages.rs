@@ -133,6 +133,7 @@ mod tests {
                 "uncopy-run",
                 "uncopy-doctor",
                 "uncopy-stats",
+                "uncopy-release",
                 "uncopy-bench",
                 "uncopy-completions",
                 "uncopy-man"

@@ -6,12 +6,12 @@
 use crate::environment::Environment;
 use crate::library;
 use crate::line;
+use crate::live;
 use crate::os::{self, Disposition};
 use crate::output::{self, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_USAGE, Quoted, Reason};
 use crate::probe;
 use crate::program;
 use crate::settings::{self, Settings};
-use crate::stats;
 use crate::sweep::sweep;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::OpenOptions;
@@ -54,7 +54,7 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
             return unfound.status();
         }
     };
-    sweep(stats::shared_memory());
+    sweep(live::shared_memory());
     let preloaded = environment.get(b"LD_PRELOAD").unwrap_or_default().to_vec();
     match activate(&path, &settings) {
         Ok(active) => {

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use crate::os;
+use uncopy_core::stats::CONTROL_SUFFIX;
 
 /// Removes the files of ended processes from `parent/uncopy-USER`. What cannot be removed stays.
 pub fn sweep(parent: &Path) {
@@ -14,9 +15,10 @@ pub fn sweep(parent: &Path) {
     for entry in entries.flatten() {
         let name = entry.file_name();
         let is_ended = name.to_str().is_some_and(|name| {
-            !name.is_empty()
-                && name.bytes().all(|byte| byte.is_ascii_digit())
-                && !Path::new("/proc").join(name).exists()
+            let pid = name.strip_suffix(CONTROL_SUFFIX).unwrap_or(name);
+            !pid.is_empty()
+                && pid.bytes().all(|byte| byte.is_ascii_digit())
+                && !Path::new("/proc").join(pid).exists()
         });
         if is_ended {
             // Someone else may have been faster.
@@ -37,12 +39,14 @@ mod tests {
         let alive = std::process::id().to_string();
         // Above the largest pid of any kernel.
         let ended = "4194999";
-        for name in [&alive, ended, "note"] {
+        let pipes = [format!("{alive}{CONTROL_SUFFIX}"), format!("{ended}{CONTROL_SUFFIX}")];
+        for name in [&alive, ended, "note", &pipes[0], &pipes[1]] {
             std::fs::write(directory.join(name), "x").expect("written");
         }
         sweep(&parent);
         let left = |name: &str| directory.join(name).exists();
         assert!(left(&alive) && left("note") && !left(ended));
+        assert!(left(&pipes[0]) && !left(&pipes[1]));
         std::fs::remove_dir_all(&parent).expect("cleaned up");
     }
 }

@@ -18,6 +18,12 @@ use std::string::String;
 
 /// Size of the stats file, bytes.
 pub const FILE_BYTES: usize = 4096;
+/// What follows the pid in the name of the pipe, beside the stats file, that takes commands.
+pub const CONTROL_SUFFIX: &str = ".control";
+/// Written to that pipe: turn every view back into plain memory.
+pub const CONTROL_RELEASE: u8 = b'r';
+/// Reason of a process that was told to.
+pub const REASON_RELEASED: &str = "released: every view was turned back into plain memory";
 /// First bytes of the stats file.
 pub const MAGIC: [u8; 8] = *b"uncopy\0\x01";
 /// Offset of the pid.

@@ -408,6 +408,14 @@ pub fn prepare_overwrite(uffd: Uffd, block: &mut Locked, range: ByteRange, dropp
     make_present(uffd, block, PageRange::new(whole.end.max(touched.start), touched.end), dropped);
 }
 
+/// Puts the bytes of the views among `pages` in place, as far as it gets.
+pub fn fill_views(uffd: Uffd, block: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) {
+    let is_viewed = |state: &State<Segment>| matches!(state, State::Viewed(_));
+    for run in runs(block, pages, is_viewed) {
+        make_present(uffd, block, run, dropped);
+    }
+}
+
 /// Puts the bytes of `pages` in place.
 pub fn make_present(uffd: Uffd, block: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) {
     let mut at = pages.start;

@@ -1,6 +1,7 @@
 //! One block of the heap: its lock, its page map, its registration.
 
-use crate::engine::ENGINE;
+use crate::apply::fill_views;
+use crate::engine::{ENGINE, Phase};
 use crate::live;
 use crate::segment::{Open, Segment};
 use core::cell::UnsafeCell;
@@ -176,7 +177,7 @@ impl Locked {
     pub fn register(&mut self, uffd: Uffd) -> Result<(), Errno> {
         let block = self.at.block;
         let flags = block.flags.load(Relaxed);
-        if flags & (RELOCATED | DISOWNED) != 0 {
+        if flags & (RELOCATED | DISOWNED) != 0 || ENGINE.phase() != Phase::Active {
             // UFFDIO_MOVE does not cross mappings; a disowned block's are the program's.
             return Err(Errno(22));
         }
@@ -210,6 +211,30 @@ impl Locked {
         block.flags.fetch_and(!FRESH, Relaxed);
         live::add(Counter::RegisteredBlocks, 1);
         Ok(())
+    }
+
+    /// Puts the bytes of every view in place and takes the registration back: the block is ordinary memory
+    /// from here on, whose empty pages are the kernel's to fill. False: that could not be done for all
+    /// of it; what is left goes on being served.
+    pub fn make_plain(&mut self, uffd: Uffd, dropped: &mut Dropped<Segment>) -> bool {
+        if self.at.block.flags.load(Relaxed) & REGISTERED == 0 {
+            return true;
+        }
+        if let Some(open) = self.exchange_open(None) {
+            open.close();
+        }
+        fill_views(uffd, self, self.at.all(), dropped);
+        let is_filled = self.map().is_some_and(|map| map.views() == 0);
+        if !is_filled || uffd.unregister(self.at.base, self.at.bytes()).is_err() {
+            return false;
+        }
+        let all = self.at.all();
+        self.change(|map| map.set_present(all, &mut Dropped::new()));
+        // SAFETY: as in `change`; without the flag nobody looks at the state again before it is written.
+        unsafe { (*self.at.block.state.get()).assume_init_drop() };
+        self.at.block.flags.fetch_and(!REGISTERED, Relaxed);
+        live::subtract(Counter::RegisteredBlocks, 1);
+        true
     }
 
     /// Exchanges what waits for the next input.

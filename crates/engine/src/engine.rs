@@ -4,12 +4,14 @@
 //! userfaultfd, hidden memory, the handler thread and the stats file come with the first large input
 //! into a block.
 
+use crate::block::BlockRef;
 use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES};
 use crate::heap::Heap;
 use crate::hidden::Hidden;
 use crate::{fault, live};
 use core::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
 };
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::{Options, Policy};
@@ -248,6 +250,39 @@ impl Engine {
             self.uffd.store(new, Relaxed);
             old.close();
         }
+    }
+
+    /// Ends elision for good, without a message: for a reason that is not a failure. Returns the
+    /// userfaultfd that serves what there is, if there is one.
+    pub(crate) fn retire(&self, why: &str) -> Option<Uffd> {
+        let _critical = Critical::enter();
+        let _guard = self.start.guard();
+        self.retire_now(why)
+    }
+
+    /// The same for a thread that never waits: false if it must be tried again.
+    pub(crate) fn try_retire(&self, why: &str) -> bool {
+        let is_free = self.start.try_lock();
+        if is_free {
+            self.retire_now(why);
+            self.start.unlock();
+        }
+        is_free
+    }
+
+    fn retire_now(&self, why: &str) -> Option<Uffd> {
+        let uffd = self.uffd();
+        if self.phase.swap(Phase::Inactive as u8, AcqRel) != Phase::Inactive as u8 {
+            MIN_SIZE_BYTES.store(usize::MAX, Relaxed);
+            HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
+            live::set_reason(why);
+        }
+        uffd
+    }
+
+    /// Calls `each` for every block.
+    pub fn for_each_block(&self, each: impl FnMut(BlockRef)) {
+        self.heap.for_each_block(each);
     }
 
     /// Lock of activation, to be held across a fork.

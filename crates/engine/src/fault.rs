@@ -6,8 +6,9 @@
 //! back to the kernel behind our back: it reads as zeroes.
 
 use crate::block::{BlockRef, Locked};
-use crate::engine::ENGINE;
+use crate::engine::{ENGINE, Phase};
 use crate::live;
+use crate::release;
 use crate::segment::Segment;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -15,10 +16,12 @@ use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State, View};
 use uncopy_core::policy::{FAULT_NS, FILL_PAGE_NS};
 use uncopy_core::stats::Counter;
+use uncopy_core::stats::{CONTROL_RELEASE, REASON_RELEASED};
+use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::thread;
-use uncopy_sys::uffd::{Fault, Uffd};
+use uncopy_sys::uffd::{Fault, Uffd, Woken};
 
 /// Pages put in place by one fault at most: sequential touching doubles up to here.
 const BATCH_MOST: u32 = 128;
@@ -54,25 +57,35 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     let uffd = Uffd::from_fd(argument as usize as i32);
     let _critical = Critical::enter();
     // A refusal (seccomp) leaves the descriptor shared with the program, which then must not close it.
-    let _ = thread::isolate(uffd.fd());
+    let is_isolated = thread::isolate(uffd.fd()).is_ok();
+    let control = if is_isolated { live::open_control() } else { Control::NONE };
     READY.fetch_add(1, Release);
+    let mut releases = false;
     let mut waiting: Vec<Fault> = Vec::with_capacity(64);
     let mut tries = 0;
     loop {
         let timeout_ms = match waiting.len() {
-            0 => -1,
+            0 if !releases => -1,
             _ if tries < EAGER_TRIES => 0,
             _ => RETRY_MS,
         };
         let before = waiting.len();
-        if !uffd.wait(timeout_ms, |fault| waiting.push(fault)) {
-            return core::ptr::null_mut();
+        match uffd.wait(timeout_ms, control, |fault| waiting.push(fault)) {
+            Woken::Served => {}
+            Woken::Control => {
+                releases |= control.says(CONTROL_RELEASE);
+            }
+            Woken::Closed => return core::ptr::null_mut(),
+        }
+        if releases {
+            let is_retired = ENGINE.phase() == Phase::Inactive || ENGINE.try_retire(REASON_RELEASED);
+            releases = !(is_retired && release::round_without_waiting(uffd));
         }
         let served_all = waiting.len();
         waiting.retain(|fault| !serve(uffd, *fault));
         if waiting.len() < served_all || waiting.len() != before {
             tries = 0;
-        } else if !waiting.is_empty() {
+        } else if !waiting.is_empty() || releases {
             tries += 1;
             thread::pause();
         }

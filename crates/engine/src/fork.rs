@@ -133,7 +133,10 @@ pub fn child() {
     if let Some(alive) = unsafe { (*HELD.gauges.get()).take() } {
         live::restart_in_child(alive);
     }
-    if ENGINE.phase() == Phase::Active {
+    if ENGINE.phase() != Phase::Active {
+        // What could not be released is served by the parent's handler only.
+        fill_all_views();
+    } else {
         if let Some(old) = ENGINE.uffd() {
             // The parent's: what is done through it would happen to the parent.
             old.close_if_ours();

@@ -9,7 +9,7 @@
 //! userfaultfd once and stays so. Each class keeps registered and plain free blocks apart, and hands
 //! out the kind that the allocation site's earlier blocks turned out to be.
 
-use crate::apply::{clear_long_runs, make_present};
+use crate::apply::clear_long_runs;
 use crate::block::{ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED};
 use crate::engine::ENGINE;
 use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
@@ -18,7 +18,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::classes::{CLASSES, Class};
-use uncopy_core::page_map::{Dropped, PageMap, State};
+use uncopy_core::page_map::{Dropped, State};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
@@ -421,15 +421,9 @@ impl Heap {
                 let _critical = Critical::enter();
                 let mut dropped = Dropped::new();
                 let mut locked = block.lock();
-                if let Some(open) = locked.exchange_open(None) {
-                    open.close();
-                }
                 if let Some(uffd) = ENGINE.uffd() {
-                    make_present(uffd, &mut locked, block.all(), &mut dropped);
-                    if locked.map().is_some_and(PageMap::is_all_present) {
-                        // Where this fails, absent pages go on being served.
-                        let _ = uffd.unregister(block.base, block.bytes());
-                    }
+                    // Where this fails, absent pages go on being served.
+                    let _ = locked.make_plain(uffd, &mut dropped);
                 }
                 drop(locked);
                 drop(dropped);

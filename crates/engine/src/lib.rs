@@ -12,6 +12,7 @@
 //! | [`copy`] | memcpy and memmove |
 //! | [`input`], [`output`] | what comes from and goes to the kernel |
 //! | [`fault`] | the handler thread |
+//! | [`release`] | every view back into plain memory |
 //! | [`fork`] | what a forked child needs before it runs |
 //! | [`live`] | the counters |
 //!
@@ -40,4 +41,5 @@ pub mod hidden;
 pub mod input;
 pub mod live;
 pub mod output;
+pub mod release;
 pub mod segment;

@@ -4,9 +4,10 @@
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uncopy_core::stats::{
-    COUNTERS_OFFSET, Counter, FILE_BYTES, MAGIC, PID_OFFSET, REASON_CAPACITY_BYTES, REASON_LEN_OFFSET,
-    REASON_OFFSET, Snapshot,
+    CONTROL_SUFFIX, COUNTERS_OFFSET, Counter, FILE_BYTES, MAGIC, PID_OFFSET, REASON_CAPACITY_BYTES,
+    REASON_LEN_OFFSET, REASON_OFFSET, Snapshot,
 };
+use uncopy_sys::control::Control;
 use uncopy_sys::mem;
 
 /// Counters that say what is alive now.
@@ -27,6 +28,7 @@ static PRIVATE: Page = Page([const { AtomicU64::new(0) }; WORDS]);
 /// Address of the page in use; 0: `PRIVATE`.
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 static HAS_FILE: AtomicBool = AtomicBool::new(false);
+static HAS_CONTROL: AtomicBool = AtomicBool::new(false);
 
 fn page() -> &'static Page {
     match SHARED.load(Relaxed) {
@@ -126,12 +128,19 @@ impl Write for Text {
     }
 }
 
-fn paths() -> (Text, Text) {
+fn in_directory(suffix: core::fmt::Arguments<'_>) -> Text {
     let user = uncopy_sys::ids::effective_user();
     let root = if uncopy_sys::mem::exists(c"/dev/shm") { "/dev/shm" } else { "/tmp" };
-    let directory = Text::new(format_args!("{root}/uncopy-{user}"));
-    let file = Text::new(format_args!("{root}/uncopy-{user}/{}", std::process::id()));
-    (directory, file)
+    Text::new(format_args!("{root}/uncopy-{user}{suffix}"))
+}
+
+/// The directory and the file.
+fn paths() -> (Text, Text) {
+    (in_directory(format_args!("")), in_directory(format_args!("/{}", std::process::id())))
+}
+
+fn control_path() -> Text {
+    in_directory(format_args!("/{}{CONTROL_SUFFIX}", std::process::id()))
 }
 
 /// Puts the counters into the file that `uncopy stats` reads. Without it (no such directory, not
@@ -191,13 +200,25 @@ pub fn restart_in_child(alive: Gauges) {
     }
 }
 
+/// Makes the pipe that takes commands, for the handler thread. Without it there are none.
+pub fn open_control() -> Control {
+    let (directory, path) = (paths().0, control_path());
+    let control = Control::open(directory.as_c_str(), path.as_c_str());
+    HAS_CONTROL.store(control.is_ok(), Relaxed);
+    control.unwrap_or(Control::NONE)
+}
+
 /// Removes what an earlier process with this pid, or this one before its exec, left behind.
 pub fn remove_stale() {
     mem::unlink(paths().1.as_c_str());
+    mem::unlink(control_path().as_c_str());
 }
 
-/// Removes the file: at exit.
+/// Removes the file and the pipe: at exit.
 pub fn unpublish() {
+    if HAS_CONTROL.swap(false, Relaxed) {
+        mem::unlink(control_path().as_c_str());
+    }
     if HAS_FILE.swap(false, Relaxed) {
         mem::unlink(paths().1.as_c_str());
     }

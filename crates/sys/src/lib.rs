@@ -14,6 +14,7 @@
 
 pub mod alloc;
 pub mod bytes;
+pub mod control;
 pub mod errno;
 pub mod fd;
 pub mod ids;

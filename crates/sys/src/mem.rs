@@ -164,19 +164,9 @@ pub unsafe fn map_private_file(
     len_bytes: usize,
     address: Option<usize>,
 ) -> Result<usize, Errno> {
-    // SAFETY: the strings are terminated; the stat buffer is valid; the fd is ours to close.
+    make_private_directory(directory)?;
+    // SAFETY: the strings are terminated; the fd is ours to close.
     unsafe {
-        if libc::mkdir(directory.as_ptr(), 0o700) == -1 && crate::errno::get() != libc::EEXIST {
-            return Err(Errno(crate::errno::get()));
-        }
-        let mut found: libc::stat = core::mem::zeroed();
-        check(i64::from(libc::lstat(directory.as_ptr(), &mut found)))?;
-        let ours = found.st_mode & libc::S_IFMT == libc::S_IFDIR
-            && found.st_uid == libc::geteuid()
-            && found.st_mode & 0o777 == 0o700;
-        if !ours {
-            return Err(Errno(libc::EPERM));
-        }
         libc::unlink(path.as_ptr());
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let fd = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) as i32;
@@ -198,6 +188,25 @@ pub unsafe fn map_private_file(
             libc::unlink(path.as_ptr());
         }
         mapped
+    }
+}
+
+/// Makes a directory that only its owner can enter, or finds that it is one.
+///
+/// # Errors
+/// EPERM if it is not a real directory of ours with mode 0700; else what failed.
+pub fn make_private_directory(directory: &CStr) -> Result<(), Errno> {
+    // SAFETY: the string is terminated; an all-zero stat is a valid buffer.
+    unsafe {
+        if libc::mkdir(directory.as_ptr(), 0o700) == -1 && crate::errno::get() != libc::EEXIST {
+            return Err(Errno(crate::errno::get()));
+        }
+        let mut found: libc::stat = core::mem::zeroed();
+        check(i64::from(libc::lstat(directory.as_ptr(), &mut found)))?;
+        let ours = found.st_mode & libc::S_IFMT == libc::S_IFDIR
+            && found.st_uid == libc::geteuid()
+            && found.st_mode & 0o777 == 0o700;
+        if ours { Ok(()) } else { Err(Errno(libc::EPERM)) }
     }
 }
 

@@ -4,6 +4,7 @@
 //! (Documentation/admin-guide/mm/userfaultfd.rst). The structures and numbers are those of
 //! include/uapi/linux/userfaultfd.h; distributions' headers may be older than the kernel.
 
+use crate::control::Control;
 use crate::errno::{Errno, check};
 
 const API: u64 = 0xAA;
@@ -250,17 +251,21 @@ impl Uffd {
         self.place(IOCTL_MOVE, destination, source, len_bytes, 0)
     }
 
-    /// Waits up to `timeout_ms` (-1: without limit) for faults and hands them to `each`.
-    /// Returns false when the descriptor is of no use any more.
-    pub fn wait(self, timeout_ms: i32, mut each: impl FnMut(Fault)) -> bool {
-        let mut poll = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid pollfd.
-        let ready = unsafe { libc::poll(&mut poll, 1, timeout_ms) };
+    /// Waits up to `timeout_ms` (-1: without limit) for faults, which it hands to `each`, or until
+    /// there is something to read from `control`.
+    pub fn wait(self, timeout_ms: i32, control: Control, mut each: impl FnMut(Fault)) -> Woken {
+        let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut polls = [watch(self.fd), watch(control.fd())];
+        // SAFETY: two valid pollfds; a negative descriptor is passed over.
+        let ready = unsafe { libc::poll(polls.as_mut_ptr(), 2, timeout_ms) };
         if ready == 0 || (ready == -1 && crate::errno::get() == libc::EINTR) {
-            return true;
+            return Woken::Served;
         }
-        if ready == -1 || poll.revents & libc::POLLNVAL != 0 {
-            return false;
+        if ready == -1 || polls[0].revents & libc::POLLNVAL != 0 {
+            return Woken::Closed;
+        }
+        if polls[0].revents == 0 {
+            return Woken::Control;
         }
         let mut messages = [[0u64; 4]; 16];
         // SAFETY: the buffer is valid for its size; a message is 32 bytes.
@@ -268,7 +273,8 @@ impl Uffd {
             libc::syscall(libc::SYS_read, self.fd, messages.as_mut_ptr(), core::mem::size_of_val(&messages))
         };
         if got == -1 {
-            return matches!(crate::errno::get(), libc::EAGAIN | libc::EINTR);
+            let again = matches!(crate::errno::get(), libc::EAGAIN | libc::EINTR);
+            return if again { Woken::Served } else { Woken::Closed };
         }
         for message in &messages[..usize::try_from(got).unwrap_or(0) / 32] {
             // uffd_msg: event u8 + padding, flags u64, address u64, ptid u32.
@@ -276,8 +282,19 @@ impl Uffd {
                 each(Fault { address: message[2] as usize, thread_id: message[3] as u32 });
             }
         }
-        true
+        Woken::Served
     }
+}
+
+/// Why [`Uffd::wait`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// Every fault there was has been handed over.
+    Served,
+    /// There is something to read from the control pipe.
+    Control,
+    /// The descriptor is of no use any more.
+    Closed,
 }
 
 /// How far a placement got.

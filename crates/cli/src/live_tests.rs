@@ -146,10 +146,10 @@ fn another_users_directory_is_refused() {
 #[test]
 fn process_ids_are_decimal_numbers_in_range() {
     for text in ["1", "007", "4194304"] {
-        assert!(parse_pid(text.as_ref()).is_some(), "{text}");
+        assert!(decimal_pid(text.as_ref()).is_some(), "{text}");
     }
     for text in ["", "0", "-1", "+1", "1x", " 1", "4194305", "99999999999999999999", "self"] {
-        assert!(parse_pid(text.as_ref()).is_none(), "{text}");
+        assert!(decimal_pid(text.as_ref()).is_none(), "{text}");
     }
 }
 

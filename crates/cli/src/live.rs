@@ -1,0 +1,263 @@
+//! What `libuncopy.so` keeps in shared memory for a running program: its counters, and the pipe that takes
+//! commands.
+//!
+//! The directory that holds them is writable by everybody, so nothing in it is trusted: the
+//! user's directory and the files must have the process's owner, exactly the modes that the library
+//! gives them, and be neither symbolic nor hard links to something else.
+
+use crate::library;
+use crate::os;
+use crate::output::{Quoted, Reason};
+use crate::probe::is_denial;
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use uncopy_core::stats::{CONTROL_SUFFIX, FILE_BYTES, MAGIC, Snapshot};
+
+/// Largest process id that Linux gives out (`PID_MAX_LIMIT`).
+const PID_HIGH: u32 = 1 << 22;
+const MODE_BITS: u32 = 0o7777;
+const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+/// Why there are no counters to print. `Display` is a whole message.
+#[derive(Debug)]
+pub enum Failure {
+    NoProcess(u32),
+    NotUnderUncopy(u32),
+    NotPermitted { pid: u32, owner: u32 },
+    Refused { path: PathBuf, why: &'static str },
+    Io { path: PathBuf, error: io::Error },
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoProcess(pid) => write!(f, "there is no process {pid}"),
+            Self::NotUnderUncopy(pid) => {
+                write!(f, "process {pid} does not run under uncopy; start it with: uncopy run -- CMD")
+            }
+            Self::NotPermitted { pid, owner } => {
+                write!(f, "process {pid} belongs to user {owner}; type it again with sudo")
+            }
+            Self::Refused { path, why } => {
+                write!(f, "{} {why}; it is not trusted", Quoted(path.as_os_str()))
+            }
+            Self::Io { path, error } => {
+                write!(f, "cannot read {}: {}", Quoted(path.as_os_str()), Reason(error))
+            }
+        }
+    }
+}
+
+/// The process id that a command line names.
+///
+/// # Errors
+/// A whole message.
+pub fn parse_pid(text: &OsStr) -> Result<u32, String> {
+    decimal_pid(text)
+        .ok_or_else(|| format!("PID is {}; it must be a whole number from 1 to {PID_HIGH}", Quoted(text)))
+}
+
+fn decimal_pid(text: &OsStr) -> Option<u32> {
+    let text = text.to_str().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
+    text.parse().ok().filter(|pid| (1..=PID_HIGH).contains(pid))
+}
+
+/// The live directory's parent.
+pub fn shared_memory() -> &'static Path {
+    let usual = Path::new("/dev/shm");
+    if usual.is_dir() { usual } else { Path::new("/tmp") }
+}
+
+/// The counters of a process; all zero if it has done no work yet.
+///
+/// # Errors
+/// Why they cannot be had.
+pub fn counters(pid: u32) -> Result<Snapshot, Failure> {
+    let owners = owners(pid)?;
+    let mapped = library_is_mapped(pid);
+    if mapped.as_ref().is_ok_and(|mapped| !mapped) {
+        return Err(Failure::NotUnderUncopy(pid));
+    }
+    for owner in &owners {
+        if let Some(snapshot) = read_live(shared_memory(), *owner, pid)? {
+            return Ok(snapshot);
+        }
+    }
+    match mapped {
+        Ok(_) => Ok(Snapshot::empty(u64::from(pid), None)),
+        Err(error) if is_denial(&error) => {
+            Err(Failure::NotPermitted { pid, owner: owners.first().copied().unwrap_or(0) })
+        }
+        // A kernel thread has no maps, and a process that has just ended neither.
+        Err(_) if Path::new(&format!("/proc/{pid}")).exists() => Err(Failure::NotUnderUncopy(pid)),
+        Err(_) => Err(Failure::NoProcess(pid)),
+    }
+}
+
+/// The users whose directory may hold the counters: effective, real, saved. A server that changes
+/// its user keeps the file that it made before.
+fn owners(pid: u32) -> Result<Vec<u32>, Failure> {
+    let path = PathBuf::from(format!("/proc/{pid}/status"));
+    let mut text = Vec::new();
+    let read = File::open(&path).and_then(|mut file| file.read_to_end(&mut text));
+    match read {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Err(Failure::NoProcess(pid)),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(Failure::NoProcess(pid)),
+        Err(error) => return Err(Failure::Io { path, error }),
+        Ok(_) => {}
+    }
+    let text = String::from_utf8_lossy(&text);
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    // A thread's number has an entry in /proc too.
+    if field("Tgid:").trim() != pid.to_string() {
+        return Err(Failure::NoProcess(pid));
+    }
+    let ids: Vec<u32> = field("Uid:").split_whitespace().filter_map(|id| id.parse().ok()).collect();
+    let mut owners = Vec::new();
+    for id in [1, 0, 2].into_iter().filter_map(|index| ids.get(index)) {
+        if !owners.contains(id) {
+            owners.push(*id);
+        }
+    }
+    Ok(owners)
+}
+
+/// Whether the process has `libuncopy.so` mapped.
+///
+/// # Errors
+/// What keeps its maps from being read.
+fn library_is_mapped(pid: u32) -> io::Result<bool> {
+    let mut maps = Vec::new();
+    File::open(format!("/proc/{pid}/maps"))?.read_to_end(&mut maps)?;
+    Ok(maps.split(|byte| *byte == b'\n').any(names_library))
+}
+
+fn names_library(line: &[u8]) -> bool {
+    // A replaced library is shown with this behind its path.
+    let path = line.strip_suffix(b" (deleted)").unwrap_or(line);
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    path.contains(&b'/') && name == library::FILE_NAME.as_bytes()
+}
+
+/// Writes `command` to the pipe of a process; false if it has none: it has done no work yet.
+///
+/// # Errors
+/// Why it cannot be reached.
+pub fn command(pid: u32, command: u8) -> Result<bool, Failure> {
+    for owner in owners(pid)? {
+        let name = format!("{pid}{CONTROL_SUFFIX}");
+        let Some((path, mut pipe)) = open_live(shared_memory(), owner, pid, &name, os::Access::Write)? else {
+            continue;
+        };
+        return match pipe.write_all(&[command]) {
+            Ok(()) => Ok(true),
+            Err(error) => Err(Failure::Io { path, error }),
+        };
+    }
+    Ok(false)
+}
+
+/// Opens `parent/uncopy-OWNER/NAME` after a look at whose it is; `None` if there is none.
+fn open_live(
+    parent: &Path,
+    owner: u32,
+    pid: u32,
+    name: &str,
+    access: os::Access,
+) -> Result<Option<(PathBuf, File)>, Failure> {
+    let directory_path = parent.join(format!("uncopy-{owner}"));
+    let path = directory_path.join(name);
+    let refuse = |path: &Path, why| Err(Failure::Refused { path: path.to_path_buf(), why });
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
+        .open(&directory_path);
+    let directory = match opened {
+        Ok(directory) => directory,
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT) => return Ok(None),
+            Some(libc::ELOOP) => return refuse(&directory_path, "is a symbolic link"),
+            Some(libc::ENOTDIR) if directory_path.is_symlink() => {
+                return refuse(&directory_path, "is a symbolic link");
+            }
+            Some(libc::ENOTDIR) => return refuse(&directory_path, "is not a directory"),
+            Some(libc::EACCES) => return Err(Failure::NotPermitted { pid, owner }),
+            _ => return Err(Failure::Io { path: directory_path, error }),
+        },
+    };
+    let io = |error| Failure::Io { path: path.clone(), error };
+    let metadata = directory.metadata().map_err(io)?;
+    if metadata.uid() != owner {
+        return refuse(&directory_path, "belongs to another user");
+    }
+    if metadata.mode() & MODE_BITS != DIRECTORY_MODE {
+        return refuse(&directory_path, "does not have mode 0700");
+    }
+    let file = match os::open_below(directory.as_fd(), name.as_ref(), access) {
+        Ok(file) => file,
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT) => return Ok(None),
+            // Nobody reads from the pipe: its process is gone.
+            Some(libc::ENXIO) => return Err(Failure::NoProcess(pid)),
+            Some(libc::ELOOP) => return refuse(&path, "is a symbolic link"),
+            Some(libc::EACCES) => return Err(Failure::NotPermitted { pid, owner }),
+            _ => return Err(io(error)),
+        },
+    };
+    let metadata = file.metadata().map_err(io)?;
+    let (is_right, what) = match access {
+        os::Access::Read => (metadata.is_file(), "is not a file"),
+        os::Access::Write => (metadata.file_type().is_fifo(), "is not a pipe"),
+    };
+    if !is_right {
+        return refuse(&path, what);
+    }
+    if metadata.uid() != owner {
+        return refuse(&path, "belongs to another user");
+    }
+    if metadata.mode() & MODE_BITS != FILE_MODE {
+        return refuse(&path, "does not have mode 0600");
+    }
+    if metadata.nlink() != 1 {
+        return refuse(&path, "has another name too");
+    }
+    Ok(Some((path, file)))
+}
+
+/// Reads the counters from `parent/uncopy-OWNER/PID`; `None` if there are none.
+fn read_live(parent: &Path, owner: u32, pid: u32) -> Result<Option<Snapshot>, Failure> {
+    let Some((path, file)) = open_live(parent, owner, pid, &pid.to_string(), os::Access::Read)? else {
+        return Ok(None);
+    };
+    let refuse = |path: &Path, why| Err(Failure::Refused { path: path.to_path_buf(), why });
+    let io = |error| Failure::Io { path: path.clone(), error };
+    let metadata = file.metadata().map_err(io)?;
+    // The library is still making it.
+    if metadata.len() == 0 {
+        return Ok(None);
+    }
+    if metadata.len() != FILE_BYTES as u64 {
+        return refuse(&path, "does not have the size of a stats file");
+    }
+    let mut bytes = Vec::with_capacity(FILE_BYTES);
+    file.take(FILE_BYTES as u64).read_to_end(&mut bytes).map_err(io)?;
+    // The magic is what the library writes last.
+    if bytes.starts_with(&[0; MAGIC.len()]) {
+        return Ok(None);
+    }
+    match Snapshot::parse(&bytes) {
+        Ok(snapshot) if snapshot.pid == u64::from(pid) => Ok(Some(snapshot)),
+        Ok(_) => refuse(&path, "holds another process's counters"),
+        Err(why) => refuse(&path, why),
+    }
+}
+
+#[cfg(test)]
+#[path = "live_tests.rs"]
+mod tests;

@@ -1,0 +1,42 @@
+//! Turning every view of the process back into plain memory: `uncopy release`, and whatever the program
+//! is about to do that views would not survive.
+//!
+//! It is for good: nothing is elided in this process from then on. Calls that are under way when it begins
+//! find their blocks plain when they come back, and copy.
+
+use crate::block::{BlockRef, Locked, REGISTERED};
+use crate::engine::ENGINE;
+use core::sync::atomic::Ordering::Relaxed;
+use uncopy_core::page_map::Dropped;
+use uncopy_sys::lock::Critical;
+use uncopy_sys::uffd::Uffd;
+
+/// Rounds over all blocks that [`release_all`] makes before it leaves the rest to the fault service.
+const ROUNDS_MOST: u32 = 8;
+
+/// Releases everything and returns when it is done. False: some views could not be written back (no
+/// memory); they go on being served.
+///
+/// No lock may be held. Not for the handler thread, which never waits for one.
+pub fn release_all(why: &str) -> bool {
+    let Some(uffd) = ENGINE.retire(why) else { return true };
+    let _critical = Critical::enter();
+    (0..ROUNDS_MOST).any(|_| round(uffd, |at| Some(at.lock())))
+}
+
+/// One round for the handler thread of `uffd`, after [`crate::engine::Engine::retire`]: blocks that another
+/// thread holds are left for the next one. Returns whether nothing is left.
+pub(crate) fn round_without_waiting(uffd: Uffd) -> bool {
+    round(uffd, BlockRef::try_lock)
+}
+
+fn round(uffd: Uffd, lock: impl Fn(BlockRef) -> Option<Locked>) -> bool {
+    let mut is_done = true;
+    ENGINE.for_each_block(|at| {
+        if at.block.flags.load(Relaxed) & REGISTERED != 0 {
+            let mut dropped = Dropped::new();
+            is_done &= lock(at).is_some_and(|mut locked| locked.make_plain(uffd, &mut dropped));
+        }
+    });
+    is_done
+}
