@@ -64,6 +64,8 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     if ids::is_privileged_start() {
         return;
     }
+    #[cfg(feature = "inject")]
+    uncopy_sys::inject::begin();
     own_process();
     if let Some(memmove) = crate::memory::MEMMOVE.get() {
         // SAFETY: libc's own memmove.

@@ -1,6 +1,7 @@
 //! The pipe by which `uncopy release` reaches the handler thread of a running process: a FIFO beside the
 //! counters' file, in the directory that only its owner can enter.
 
+use crate::call::kernel;
 use crate::errno::{Errno, check};
 use crate::mem::make_private_directory;
 use std::ffi::CStr;
@@ -25,11 +26,13 @@ impl Control {
         let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         // SAFETY: the paths are terminated; the stat buffer is valid; the descriptor is ours.
         unsafe {
-            libc::unlink(path.as_ptr());
-            check(i64::from(libc::mkfifo(path.as_ptr(), 0o600)))?;
-            let fd = check(libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))? as i32;
+            kernel!(Name, libc::unlink(path.as_ptr()));
+            check(i64::from(kernel!(Name, libc::mkfifo(path.as_ptr(), 0o600))))?;
+            let opened =
+                kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
+            let fd = check(opened)? as i32;
             let mut found: libc::stat = core::mem::zeroed();
-            let known = libc::syscall(libc::SYS_fstat, fd, &raw mut found) == 0;
+            let known = kernel!(Stat, libc::syscall(libc::SYS_fstat, fd, &raw mut found)) == 0;
             if known && found.st_mode & libc::S_IFMT == libc::S_IFIFO && found.st_uid == libc::geteuid() {
                 Ok(Self { fd })
             } else {
@@ -52,7 +55,9 @@ impl Control {
         let mut found = false;
         loop {
             // SAFETY: the buffer is valid for its size.
-            let got = unsafe { libc::syscall(libc::SYS_read, self.fd, bytes.as_mut_ptr(), bytes.len()) };
+            let got = unsafe {
+                kernel!(Read, libc::syscall(libc::SYS_read, self.fd, bytes.as_mut_ptr(), bytes.len()))
+            };
             let Some(got) = usize::try_from(got).ok().filter(|got| *got > 0) else { return found };
             found |= bytes[..got].contains(&word);
         }

@@ -1,5 +1,7 @@
 //! What a file descriptor is.
 
+use crate::call::kernel;
+
 /// The kinds that matter to an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FdKind {
@@ -19,7 +21,7 @@ pub fn kind(fd: i32) -> FdKind {
     // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
     let mut found: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: the buffer is valid.
-    if unsafe { libc::syscall(libc::SYS_fstat, fd, &raw mut found) } != 0 {
+    if unsafe { kernel!(Stat, libc::syscall(libc::SYS_fstat, fd, &raw mut found)) } != 0 {
         return FdKind::Other;
     }
     match found.st_mode & libc::S_IFMT {
@@ -37,7 +39,9 @@ pub fn duplicate_high(fd: i32) -> Option<i32> {
     [900, 200, 60]
         .into_iter()
         // SAFETY: makes a new descriptor, touches no memory.
-        .map(|least| unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, least) } as i32)
+        .map(|least| unsafe {
+            kernel!(Fcntl, libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, least))
+        } as i32)
         .find(|fd| *fd >= 0)
 }
 
@@ -60,6 +64,6 @@ fn is_pseudo_file(fd: i32) -> bool {
     // SAFETY: an all-zero statfs is a valid buffer for fstatfs to fill.
     let mut found: libc::statfs = unsafe { core::mem::zeroed() };
     // SAFETY: the buffer is valid.
-    let known = unsafe { libc::fstatfs(fd, &mut found) } == 0;
+    let known = unsafe { kernel!(Stat, libc::fstatfs(fd, &mut found)) } == 0;
     !known || !ORDINARY.contains(&(found.f_type as u32))
 }

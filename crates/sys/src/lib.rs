@@ -5,6 +5,8 @@
 //! ([`lock`]), the handler thread ([`thread`]), byte copies that bypass the hooks ([`bytes`]) and
 //! the allocator for uncopy's own data ([`alloc`]).
 //!
+//! Whatever can fail goes through one door, `call`, so that tests can let it fail.
+//!
 //! Nothing here may call a function that `libuncopy.so` interposes on, except through [`bytes`].
 #![cfg(target_os = "linux")]
 #![allow(
@@ -14,10 +16,13 @@
 
 pub mod alloc;
 pub mod bytes;
+mod call;
 pub mod control;
 pub mod errno;
 pub mod fd;
 pub mod ids;
+#[cfg(feature = "inject")]
+pub mod inject;
 pub mod lock;
 pub mod mem;
 pub mod procmap;

@@ -7,6 +7,7 @@
 //! The owner is a thread id, as in the kernel's priority-inheritance futexes, so that the fault
 //! service can see that the very thread whose fault it serves holds the lock.
 
+use crate::call::kernel;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -120,8 +121,13 @@ impl Lock {
 fn futex(word: &AtomicU32, operation: i32, value: u32) {
     let _errno = crate::errno::Keep::new();
     // SAFETY: the word outlives the call; the kernel reads it (WAIT) or only its address (WAKE).
-    unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, core::ptr::null::<libc::timespec>());
+    let call = || unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, core::ptr::null::<libc::timespec>())
+    };
+    if operation & libc::FUTEX_WAKE == 0 {
+        kernel!(Futex, call());
+    } else {
+        call();
     }
 }
 

@@ -1,5 +1,6 @@
 //! Mappings of our own: reserved ranges that are committed piece by piece.
 
+use crate::call::kernel;
 use crate::errno::{Errno, check};
 use std::ffi::CStr;
 
@@ -12,7 +13,8 @@ pub struct Reservation {
 
 fn map(len_bytes: usize, protection: i32, flags: i32, fd: i32) -> Result<usize, Errno> {
     // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-    let address = unsafe { libc::mmap(core::ptr::null_mut(), len_bytes, protection, flags, fd, 0) };
+    let address =
+        unsafe { kernel!(Map, libc::mmap(core::ptr::null_mut(), len_bytes, protection, flags, fd, 0)) };
     if address == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address as usize) }
 }
 
@@ -47,7 +49,8 @@ impl Reservation {
         self.within(address, len_bytes)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the range is our own reservation; giving access to it disturbs nothing.
-        check(unsafe { libc::syscall(libc::SYS_mprotect, address, len_bytes, protection) }).map(drop)
+        check(unsafe { kernel!(Protect, libc::syscall(libc::SYS_mprotect, address, len_bytes, protection)) })
+            .map(drop)
     }
 
     /// Gives the pages of part of the range back to the kernel. They read as zeroes afterwards,
@@ -61,7 +64,9 @@ impl Reservation {
     pub unsafe fn discard(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         self.within(address, len_bytes)?;
         // SAFETY: the caller's promise.
-        check(unsafe { libc::syscall(libc::SYS_madvise, address, len_bytes, libc::MADV_DONTNEED) }).map(drop)
+        let advice = libc::MADV_DONTNEED;
+        check(unsafe { kernel!(Discard, libc::syscall(libc::SYS_madvise, address, len_bytes, advice)) })
+            .map(drop)
     }
 
     /// Advises the kernel about part of the range; a refusal is not an error.
@@ -73,7 +78,7 @@ impl Reservation {
                 Advice::InCoreDumps => libc::MADV_DODUMP,
             };
             // SAFETY: neither advice changes any byte.
-            unsafe { libc::syscall(libc::SYS_madvise, address, len_bytes, advice) };
+            unsafe { kernel!(Advise, libc::syscall(libc::SYS_madvise, address, len_bytes, advice)) };
         }
     }
 
@@ -90,7 +95,8 @@ impl Reservation {
         self.within(to, len_bytes)?;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         // SAFETY: both parts are ours; the caller gives up the destination's bytes.
-        let moved = unsafe { libc::syscall(libc::SYS_mremap, from, len_bytes, len_bytes, flags, to) };
+        let moved =
+            unsafe { kernel!(Remap, libc::syscall(libc::SYS_mremap, from, len_bytes, len_bytes, flags, to)) };
         check(moved).map(drop)
     }
 
@@ -101,8 +107,9 @@ impl Reservation {
     pub fn populate(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         self.within(address, len_bytes)?;
         // SAFETY: changes no byte.
+        let advice = libc::MADV_POPULATE_WRITE;
         let result =
-            unsafe { libc::syscall(libc::SYS_madvise, address, len_bytes, libc::MADV_POPULATE_WRITE) };
+            unsafe { kernel!(Populate, libc::syscall(libc::SYS_madvise, address, len_bytes, advice)) };
         check(result).map(drop)
     }
 
@@ -137,7 +144,7 @@ pub fn map_zeroes(len_bytes: usize) -> Result<usize, Errno> {
 pub fn address_space_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is valid for the call.
-    let result = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+    let result = unsafe { kernel!(Limit, libc::getrlimit(libc::RLIMIT_AS, &mut limit)) };
     (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
@@ -167,25 +174,26 @@ pub unsafe fn map_private_file(
     make_private_directory(directory)?;
     // SAFETY: the strings are terminated; the fd is ours to close.
     unsafe {
-        libc::unlink(path.as_ptr());
+        kernel!(Name, libc::unlink(path.as_ptr()));
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        let fd = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) as i32;
+        let fd = kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600))
+            as i32;
         check(i64::from(fd))?;
         // Really allocated: touching a page for which there is no room would end the program.
-        let sized = check(i64::from(libc::fallocate(fd, 0, 0, len_bytes as libc::off_t)));
+        let sized = check(i64::from(kernel!(Allocate, libc::fallocate(fd, 0, 0, len_bytes as libc::off_t))));
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let mapped = match (sized, address) {
             (Err(errno), _) => Err(errno),
             (Ok(_), None) => map(len_bytes, protection, libc::MAP_SHARED, fd),
             (Ok(_), Some(address)) => {
                 let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-                let mapped = libc::mmap(address as *mut _, len_bytes, protection, flags, fd, 0);
+                let mapped = kernel!(Map, libc::mmap(address as *mut _, len_bytes, protection, flags, fd, 0));
                 if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address) }
             }
         };
-        libc::syscall(libc::SYS_close, fd);
+        kernel!(Close, libc::syscall(libc::SYS_close, fd));
         if mapped.is_err() {
-            libc::unlink(path.as_ptr());
+            kernel!(Name, libc::unlink(path.as_ptr()));
         }
         mapped
     }
@@ -198,11 +206,12 @@ pub unsafe fn map_private_file(
 pub fn make_private_directory(directory: &CStr) -> Result<(), Errno> {
     // SAFETY: the string is terminated; an all-zero stat is a valid buffer.
     unsafe {
-        if libc::mkdir(directory.as_ptr(), 0o700) == -1 && crate::errno::get() != libc::EEXIST {
+        if kernel!(Name, libc::mkdir(directory.as_ptr(), 0o700)) == -1 && crate::errno::get() != libc::EEXIST
+        {
             return Err(Errno(crate::errno::get()));
         }
         let mut found: libc::stat = core::mem::zeroed();
-        check(i64::from(libc::lstat(directory.as_ptr(), &mut found)))?;
+        check(i64::from(kernel!(Stat, libc::lstat(directory.as_ptr(), &mut found))))?;
         let ours = found.st_mode & libc::S_IFMT == libc::S_IFDIR
             && found.st_uid == libc::geteuid()
             && found.st_mode & 0o777 == 0o700;
@@ -217,16 +226,11 @@ pub fn mappings_limit() -> Option<u64> {
     let mut text = [0u8; 24];
     // SAFETY: the path is terminated, the buffer valid, the descriptor ours to close.
     let len_bytes = unsafe {
-        let fd = libc::syscall(
-            libc::SYS_openat,
-            libc::AT_FDCWD,
-            path.as_ptr(),
-            libc::O_RDONLY | libc::O_CLOEXEC,
-            0,
-        );
-        let read = libc::syscall(libc::SYS_read, fd, text.as_mut_ptr(), text.len());
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        let fd = kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
+        let read = kernel!(Read, libc::syscall(libc::SYS_read, fd, text.as_mut_ptr(), text.len()));
         if fd >= 0 {
-            libc::syscall(libc::SYS_close, fd);
+            kernel!(Close, libc::syscall(libc::SYS_close, fd));
         }
         read
     };
@@ -249,20 +253,20 @@ pub fn say(message: core::fmt::Arguments<'_>) {
     // Writing to the buffer cannot fail.
     let _ = core::fmt::Write::write_fmt(&mut buffer, message);
     // SAFETY: the buffer is valid for its length.
-    unsafe { libc::syscall(libc::SYS_write, 2, buffer.0.as_ptr(), buffer.1) };
+    unsafe { kernel!(Write, libc::syscall(libc::SYS_write, 2, buffer.0.as_ptr(), buffer.1)) };
 }
 
 /// Whether something exists under this path.
 #[must_use]
 pub fn exists(path: &CStr) -> bool {
     // SAFETY: the path is terminated.
-    unsafe { libc::access(path.as_ptr(), libc::F_OK) == 0 }
+    unsafe { kernel!(Stat, libc::access(path.as_ptr(), libc::F_OK)) == 0 }
 }
 
 /// Removes a file; it may be gone already.
 pub fn unlink(path: &CStr) {
     // SAFETY: the path is terminated.
-    unsafe { libc::unlink(path.as_ptr()) };
+    unsafe { kernel!(Name, libc::unlink(path.as_ptr())) };
 }
 
 /// Maps private zeroes at `address`, replacing what is there; or anywhere.
@@ -277,8 +281,8 @@ pub unsafe fn map_private(len_bytes: usize, address: Option<usize>) -> Result<us
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let Some(address) = address else { return map(len_bytes, protection, flags, -1) };
     // SAFETY: the caller's promise.
-    let mapped =
-        unsafe { libc::mmap(address as *mut _, len_bytes, protection, flags | libc::MAP_FIXED, -1, 0) };
+    let flags = flags | libc::MAP_FIXED;
+    let mapped = unsafe { kernel!(Map, libc::mmap(address as *mut _, len_bytes, protection, flags, -1, 0)) };
     if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address) }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! `PROCMAP_QUERY` came in Linux 6.11 (include/uapi/linux/fs.h).
 
+use crate::call::kernel;
 use crate::errno::{Errno, check};
 
 const IOCTL_QUERY: u64 = 0xC068_6611;
@@ -49,7 +50,8 @@ pub fn query(address: usize) -> Result<Option<Mapping>, Errno> {
     let path = c"/proc/self/maps";
     // SAFETY: the path is terminated.
     let fd = check(unsafe {
-        libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC, 0)
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
     })?;
     let mut argument = QueryArgument {
         size_bytes: core::mem::size_of::<QueryArgument>() as u64,
@@ -57,9 +59,10 @@ pub fn query(address: usize) -> Result<Option<Mapping>, Errno> {
         ..QueryArgument::default()
     };
     // SAFETY: the argument is the structure that the request takes and names no buffers.
-    let result = check(i64::from(unsafe { libc::ioctl(fd as i32, IOCTL_QUERY, &raw mut argument) }));
+    let result =
+        check(i64::from(unsafe { kernel!(Query, libc::ioctl(fd as i32, IOCTL_QUERY, &raw mut argument)) }));
     // SAFETY: the descriptor is ours.
-    unsafe { libc::syscall(libc::SYS_close, fd) };
+    unsafe { kernel!(Close, libc::syscall(libc::SYS_close, fd)) };
     match result {
         Err(Errno(libc::ENOENT)) => Ok(None),
         Err(errno) => Err(errno),

@@ -4,6 +4,7 @@
 //! program that closes every descriptor (as daemons do) cannot take its views' bytes away with it;
 //! and it blocks every signal, so that the program's handlers never run on it.
 
+use crate::call::kernel;
 use crate::errno::{Errno, check};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -39,25 +40,33 @@ fn spawn_with(
         libc::pthread_attr_init(attributes.as_mut_ptr());
         libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
         libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
-        let result = libc::pthread_create(&mut thread, attributes.as_ptr(), body, argument as *mut c_void);
+        let mut create =
+            || match libc::pthread_create(&mut thread, attributes.as_ptr(), body, argument as *mut c_void) {
+                0 => 0,
+                number => {
+                    crate::errno::set(number);
+                    -1
+                }
+            };
+        let result = check(i64::from(kernel!(Thread, create())));
         libc::pthread_attr_destroy(attributes.as_mut_ptr());
         result
     };
-    if result == 0 { Ok(()) } else { Err(Errno(result)) }
+    result.map(drop)
 }
 
 /// Lets other threads run, also those of lower priority.
 pub fn pause() {
     let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
     // SAFETY: the time is valid; the rest is not asked for.
-    unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
+    unsafe { kernel!(Sleep, libc::nanosleep(&time, core::ptr::null_mut())) };
 }
 
 /// Waits a while for something that other threads take long for.
 pub fn doze() {
     let time = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
     // SAFETY: the time is valid; the rest is not asked for.
-    unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
+    unsafe { kernel!(Sleep, libc::nanosleep(&time, core::ptr::null_mut())) };
 }
 
 /// Kernel id of the handler thread; 0: there is none.
@@ -67,7 +76,7 @@ static HANDLER: AtomicU32 = AtomicU32::new(0);
 #[must_use]
 pub fn others_live() -> bool {
     let (me, handler) = (crate::lock::thread_id(), HANDLER.load(Relaxed));
-    std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| {
+    kernel!(List, std::fs::read_dir("/proc/self/task")).is_ok_and(|tasks| {
         tasks.flatten().any(|task| {
             let id = task.file_name().to_str().and_then(|name| name.parse().ok());
             id.is_some_and(|id: u32| id != me && id != handler)
@@ -82,16 +91,16 @@ pub fn others_live() -> bool {
 pub fn isolate(kept: i32) -> Result<(), Errno> {
     HANDLER.store(crate::lock::thread_id(), Relaxed);
     // SAFETY: a terminated name; prctl copies it.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"uncopy-faults".as_ptr()) };
+    unsafe { kernel!(Limit, libc::prctl(libc::PR_SET_NAME, c"uncopy-faults".as_ptr())) };
     // SAFETY: affects only this thread's table.
-    check(i64::from(unsafe { libc::unshare(libc::CLONE_FILES) }))?;
+    check(i64::from(unsafe { kernel!(Unshare, libc::unshare(libc::CLONE_FILES)) }))?;
     let kept = u32::try_from(kept).map_err(|_| Errno(libc::EBADF))?;
     // SAFETY: this table belongs to this thread alone, which uses nothing but `kept`.
     unsafe {
         if kept > 0 {
-            libc::syscall(libc::SYS_close_range, 0, kept - 1, 0);
+            kernel!(Close, libc::syscall(libc::SYS_close_range, 0, kept - 1, 0));
         }
-        libc::syscall(libc::SYS_close_range, kept + 1, u32::MAX, 0);
+        kernel!(Close, libc::syscall(libc::SYS_close_range, kept + 1, u32::MAX, 0));
     }
     Ok(())
 }

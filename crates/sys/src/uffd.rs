@@ -4,6 +4,7 @@
 //! (Documentation/admin-guide/mm/userfaultfd.rst). The structures and numbers are those of
 //! include/uapi/linux/userfaultfd.h; distributions' headers may be older than the kernel.
 
+use crate::call::kernel;
 use crate::control::Control;
 use crate::errno::{Errno, check};
 
@@ -17,7 +18,11 @@ const IOCTL_REGISTER: u64 = 0xC020_AA00;
 const IOCTL_UNREGISTER: u64 = 0x8010_AA01;
 const IOCTL_WAKE: u64 = 0x8010_AA02;
 const IOCTL_COPY: u64 = 0xC028_AA03;
+const IOCTL_ZEROPAGE: u64 = 0xC020_AA04;
 const IOCTL_MOVE: u64 = 0xC028_AA05;
+
+/// Bytes of a page; the engine stays out where the kernel's are others.
+const PAGE_BYTES: usize = 4096;
 
 const REGISTER_MODE_MISSING: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
@@ -54,6 +59,29 @@ struct PlaceArgument {
     mode: u64,
     /// Bytes placed, or a negated error number.
     done: i64,
+}
+
+#[repr(C)]
+struct ZeroArgument {
+    start: u64,
+    len_bytes: u64,
+    mode: u64,
+    /// Bytes placed, or a negated error number.
+    done: i64,
+}
+
+/// Where a test wants it, a placement that stops half-way as if it had been interrupted.
+fn cut(argument: &mut PlaceArgument, call: impl Fn(&mut PlaceArgument) -> i32) -> i32 {
+    #[cfg(feature = "inject")]
+    if crate::inject::next_is_cut() {
+        argument.len_bytes = argument.len_bytes / 2 / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        if argument.len_bytes > 0 && call(argument) != 0 {
+            return -1;
+        }
+        crate::errno::set(libc::EAGAIN);
+        return -1;
+    }
+    call(argument)
 }
 
 /// One fault to serve.
@@ -95,33 +123,34 @@ fn is_device(fd: i32) -> bool {
     // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
     let mut found: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: the buffer is valid.
-    let known = unsafe { libc::syscall(libc::SYS_fstat, fd, &raw mut found) } == 0;
+    let known = unsafe { kernel!(Stat, libc::syscall(libc::SYS_fstat, fd, &raw mut found)) } == 0;
     known && found.st_mode & libc::S_IFMT == libc::S_IFCHR && libc::major(found.st_rdev) == 10
 }
 
 fn open_any(inherited: Option<i32>) -> Result<i32, Errno> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: creates a descriptor, touches no memory.
-    let by_call = check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) });
+    let by_call = check(unsafe { kernel!(Uffd, libc::syscall(libc::SYS_userfaultfd, flags)) });
     if let Ok(fd) = by_call {
         return Ok(fd as i32);
     }
     if let Some(device) = inherited.filter(|fd| is_device(*fd)) {
         // SAFETY: the ioctl of the device creates a descriptor, touches no memory.
-        if let Ok(fd) = check(i64::from(unsafe { libc::ioctl(device, IOCTL_NEW, flags) })) {
+        if let Ok(fd) = check(i64::from(unsafe { kernel!(Uffd, libc::ioctl(device, IOCTL_NEW, flags)) })) {
             return Ok(fd as i32);
         }
     }
     let path = c"/dev/userfaultfd";
     // SAFETY: the path is terminated.
     let device = check(unsafe {
-        libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC, 0)
+        let flags = libc::O_RDWR | libc::O_CLOEXEC;
+        kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
     });
     let Ok(device) = device else { return by_call.map(|fd| fd as i32) };
     // SAFETY: as above.
-    let fd = check(i64::from(unsafe { libc::ioctl(device as i32, IOCTL_NEW, flags) }));
+    let fd = check(i64::from(unsafe { kernel!(Uffd, libc::ioctl(device as i32, IOCTL_NEW, flags)) }));
     // SAFETY: the descriptor is ours.
-    unsafe { libc::syscall(libc::SYS_close, device) };
+    unsafe { kernel!(Close, libc::syscall(libc::SYS_close, device)) };
     fd.map(|fd| fd as i32)
 }
 
@@ -138,10 +167,13 @@ impl Uffd {
         let uffd = Self { fd: fd.unwrap_or(low) };
         if fd.is_some() {
             // SAFETY: the low number is ours and no longer needed.
-            unsafe { libc::syscall(libc::SYS_close, low) };
+            unsafe { kernel!(Close, libc::syscall(libc::SYS_close, low)) };
         }
         let mut api = ApiArgument { api: API, features: FEATURE_THREAD_ID | FEATURE_MOVE, ioctls: 0 };
-        if let Err(errno) = uffd.ioctl(IOCTL_API, (&raw mut api).cast()) {
+        // SAFETY: the structure that the request takes.
+        if let Err(errno) =
+            check(i64::from(unsafe { kernel!(Api, libc::ioctl(uffd.fd, IOCTL_API, &raw mut api)) }))
+        {
             uffd.close();
             return Err(OpenError::NoFeature(errno));
         }
@@ -163,22 +195,24 @@ impl Uffd {
     /// Closes the descriptor.
     pub fn close(self) {
         // SAFETY: the descriptor is ours.
-        unsafe { libc::syscall(libc::SYS_close, self.fd) };
+        unsafe { kernel!(Close, libc::syscall(libc::SYS_close, self.fd)) };
     }
 
     /// Closes the descriptor unless the program has closed it and uses the number for something else.
     pub fn close_if_ours(self) {
         let mut nothing = RangeArgument { start: 0, len_bytes: 0 };
         // A userfaultfd finds fault with an empty range; anything else does not know the request.
-        if self.ioctl(IOCTL_WAKE, (&raw mut nothing).cast()) == Err(Errno(libc::EINVAL)) {
+        if self.ask_to_wake(&mut nothing) == Err(Errno(libc::EINVAL)) {
             self.close();
         }
     }
 
-    fn ioctl(self, request: u64, argument: *mut libc::c_void) -> Result<(), Errno> {
-        // SAFETY: every caller passes the structure that the request takes. On a descriptor that
-        // the program closed and reused the kernel answers ENOTTY or EBADF and touches nothing.
-        check(i64::from(unsafe { libc::ioctl(self.fd, request, argument) })).map(drop)
+    /// On a descriptor that the program closed and reused the kernel answers ENOTTY or EBADF to this and
+    /// to the other requests, and touches nothing.
+    fn ask_to_wake(self, range: &mut RangeArgument) -> Result<(), Errno> {
+        // SAFETY: the structure that the request takes.
+        let result = unsafe { kernel!(Wake, libc::ioctl(self.fd, IOCTL_WAKE, &raw mut *range)) };
+        check(i64::from(result)).map(drop)
     }
 
     /// Registers pages: from here on, touching an absent one is reported as a [`Fault`].
@@ -188,7 +222,9 @@ impl Uffd {
     pub fn register(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         let range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
         let mut argument = RegisterArgument { range, mode: REGISTER_MODE_MISSING, ioctls: 0 };
-        self.ioctl(IOCTL_REGISTER, (&raw mut argument).cast())
+        // SAFETY: the structure that the request takes.
+        let result = unsafe { kernel!(Register, libc::ioctl(self.fd, IOCTL_REGISTER, &raw mut argument)) };
+        check(i64::from(result)).map(drop)
     }
 
     /// Takes the registration back; threads that wait are woken and touch again.
@@ -197,30 +233,44 @@ impl Uffd {
     /// What the kernel says.
     pub fn unregister(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         let mut range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
-        self.ioctl(IOCTL_UNREGISTER, (&raw mut range).cast())
+        // SAFETY: the structure that the request takes.
+        let result = unsafe { kernel!(Forget, libc::ioctl(self.fd, IOCTL_UNREGISTER, &raw mut range)) };
+        check(i64::from(result)).map(drop)
     }
 
-    /// Wakes threads that wait on these pages; they touch again.
-    pub fn wake(self, address: usize, len_bytes: usize) {
+    /// Wakes threads that wait on these pages; they touch again. False if the kernel refused, which it
+    /// has no reason to while the descriptor is open.
+    pub fn wake(self, address: usize, len_bytes: usize) -> bool {
         let mut range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
-        // Fails only if the descriptor is gone, and then nobody waits.
-        let _ = self.ioctl(IOCTL_WAKE, (&raw mut range).cast());
+        (0..RETRIES).any(|_| self.ask_to_wake(&mut range).is_ok())
     }
 
-    fn place(self, request: u64, destination: usize, source: usize, len_bytes: usize, mode: u64) -> Placed {
+    fn place(
+        len_bytes: usize,
+        (mut destination, mut source): (usize, usize),
+        call: impl Fn(&mut PlaceArgument) -> i32,
+    ) -> Placed {
         let mut done_bytes = 0;
+        // A page that is said to be there already is asked for twice: whoever believes it wrongly has lost
+        // the page's bytes.
+        let mut doubted = false;
         for _ in 0..RETRIES {
             let mut argument = PlaceArgument {
-                destination: (destination + done_bytes) as u64,
-                source: (source + done_bytes) as u64,
+                destination: destination as u64,
+                source: source as u64,
                 len_bytes: (len_bytes - done_bytes) as u64,
-                mode,
+                mode: 0,
                 done: 0,
             };
-            let result = self.ioctl(request, (&raw mut argument).cast());
-            done_bytes += usize::try_from(argument.done).unwrap_or(0);
+            let result = check(i64::from(call(&mut argument)));
+            let step_bytes = usize::try_from(argument.done).unwrap_or(0);
+            done_bytes += step_bytes;
+            destination += step_bytes;
+            source += step_bytes;
+            doubted &= step_bytes == 0;
             match result {
-                Ok(()) => return Placed { done_bytes: len_bytes, error: None },
+                Ok(_) => return Placed { done_bytes: len_bytes, error: None },
+                Err(Errno(libc::EEXIST)) if !doubted => doubted = true,
                 // Interrupted part-way, or the mappings are changing.
                 Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
                 Err(errno) => return Placed { done_bytes, error: Some(errno) },
@@ -237,7 +287,22 @@ impl Uffd {
     /// would have to serve if the caller is that handler.
     #[must_use]
     pub unsafe fn copy(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
-        self.place(IOCTL_COPY, destination, source, len_bytes, 0)
+        Self::place(len_bytes, (destination, source), |argument| {
+            // SAFETY: the structure that the request takes; the caller's promise for the source.
+            cut(argument, |argument| unsafe { kernel!(Copy, libc::ioctl(self.fd, IOCTL_COPY, argument)) })
+        })
+    }
+
+    /// Lets one absent page read as zeroes and wakes whoever waits for it.
+    ///
+    /// # Errors
+    /// What the kernel says; EEXIST if it is present.
+    pub fn zero_page(self, address: usize) -> Result<(), Errno> {
+        let mut argument =
+            ZeroArgument { start: address as u64, len_bytes: PAGE_BYTES as u64, mode: 0, done: 0 };
+        // SAFETY: the structure that the request takes.
+        let result = unsafe { kernel!(Zero, libc::ioctl(self.fd, IOCTL_ZEROPAGE, &raw mut argument)) };
+        check(i64::from(result)).map(drop)
     }
 
     /// Moves pages into absent ones and wakes whoever waits for them; the source pages are absent
@@ -248,7 +313,10 @@ impl Uffd {
     /// Both ranges must be whole pages of memory that the caller may rearrange.
     #[must_use]
     pub unsafe fn move_pages(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
-        self.place(IOCTL_MOVE, destination, source, len_bytes, 0)
+        Self::place(len_bytes, (destination, source), |argument| {
+            // SAFETY: the structure that the request takes; the caller's promise for both ranges.
+            cut(argument, |argument| unsafe { kernel!(Move, libc::ioctl(self.fd, IOCTL_MOVE, argument)) })
+        })
     }
 
     /// Waits up to `timeout_ms` (-1: without limit) for faults, which it hands to `each`, or until
@@ -257,24 +325,32 @@ impl Uffd {
         let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut polls = [watch(self.fd), watch(control.fd())];
         // SAFETY: two valid pollfds; a negative descriptor is passed over.
-        let ready = unsafe { libc::poll(polls.as_mut_ptr(), 2, timeout_ms) };
-        if ready == 0 || (ready == -1 && crate::errno::get() == libc::EINTR) {
+        let ready = unsafe { kernel!(Poll, libc::poll(polls.as_mut_ptr(), 2, timeout_ms)) };
+        if ready == 0 {
             return Woken::Served;
         }
-        if ready == -1 || polls[0].revents & libc::POLLNVAL != 0 {
+        if polls[0].revents & libc::POLLNVAL != 0 {
             return Woken::Closed;
         }
-        if polls[0].revents == 0 {
+        if ready > 0 && polls[0].revents == 0 {
             return Woken::Control;
+        }
+        if ready == -1 {
+            // Interrupted, or no memory: reading does not wait, so it tells as well.
+            crate::thread::pause();
         }
         let mut messages = [[0u64; 4]; 16];
         // SAFETY: the buffer is valid for its size; a message is 32 bytes.
         let got = unsafe {
-            libc::syscall(libc::SYS_read, self.fd, messages.as_mut_ptr(), core::mem::size_of_val(&messages))
+            let len_bytes = core::mem::size_of_val(&messages);
+            kernel!(Read, libc::syscall(libc::SYS_read, self.fd, messages.as_mut_ptr(), len_bytes))
         };
         if got == -1 {
-            let again = matches!(crate::errno::get(), libc::EAGAIN | libc::EINTR);
-            return if again { Woken::Served } else { Woken::Closed };
+            let is_gone = matches!(crate::errno::get(), libc::EBADF | libc::EINVAL);
+            if !is_gone && crate::errno::get() != libc::EAGAIN {
+                crate::thread::pause();
+            }
+            return if is_gone { Woken::Closed } else { Woken::Served };
         }
         for message in &messages[..usize::try_from(got).unwrap_or(0) / 32] {
             // uffd_msg: event u8 + padding, flags u64, address u64, ptid u32.
