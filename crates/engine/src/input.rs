@@ -1,7 +1,7 @@
 //! What comes from the kernel: received into a fresh segment, of which the buffer becomes a view.
 
 use crate::apply::{Source, apply, prepare_overwrite};
-use crate::block::{BlockRef, Locked, REGISTERED};
+use crate::block::{BlockRef, DISOWNED, Locked, REGISTERED};
 use crate::engine::ENGINE;
 use crate::live;
 use crate::segment::{Draft, Open, Segment};
@@ -90,6 +90,10 @@ impl<'a> Input<'a> {
                 continue;
             }
             let Some(at) = ENGINE.heap.find(part.address) else { continue };
+            if at.block.flags.load(Relaxed) & DISOWNED != 0 {
+                // What may be stored there is the program's and the kernel's to know.
+                continue;
+            }
             let Some(range) = at.range(part.address, part.len_bytes) else { continue };
             let site = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
             let allowed = allows(site, part.len_bytes);

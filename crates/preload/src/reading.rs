@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
 use uncopy_engine::gate::MIN_SIZE_BYTES;
 use uncopy_engine::input::{Input, PARTS_MOST, Part, concerns};
+use uncopy_sys::readable::is_readable;
 
 type Pointer = *mut c_void;
 
@@ -43,9 +44,10 @@ fn one(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) -> ssi
     got
 }
 
-/// The parts of an iovec array in an array of ours; `None` if they are too many to look at.
+/// The parts of an iovec array in an array of ours; `None` if they are too many to look at, or not there:
+/// that is the kernel's to say.
 unsafe fn parts_of(parts: &mut [Part; PARTS_MOST], vector: *const iovec, count: usize) -> Option<usize> {
-    if count == 0 || count > PARTS_MOST || vector.is_null() {
+    if count == 0 || count > PARTS_MOST || !is_readable(vector as usize, count * size_of::<iovec>()) {
         return None;
     }
     for (at, part) in parts[..count].iter_mut().enumerate() {
@@ -279,8 +281,9 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     // SAFETY: the caller's promise. Where the buffers are replaced, a copy of the header names the
     // replacements, and what the kernel stores in the header is copied back.
     unsafe {
-        let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0 || message.is_null();
-        if gated || (*message).msg_iovlen > PARTS_MOST {
+        let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
+        if gated || !is_readable(message as usize, size_of::<msghdr>()) || (*message).msg_iovlen > PARTS_MOST
+        {
             return real(fd, message, flags);
         }
         let count = (*message).msg_iovlen as c_int;
@@ -310,8 +313,12 @@ pub unsafe extern "C" fn recvmmsg(
     let number = count as usize;
     // SAFETY: as for recvmsg, for each message.
     unsafe {
-        let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0 || messages.is_null();
-        if gated || number == 0 || number > MESSAGES_MOST {
+        let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
+        if gated
+            || number == 0
+            || number > MESSAGES_MOST
+            || !is_readable(messages as usize, number * size_of::<mmsghdr>())
+        {
             return real(fd, messages, count, flags, timeout);
         }
         let given = core::slice::from_raw_parts_mut(messages, number);
@@ -320,7 +327,9 @@ pub unsafe extern "C" fn recvmmsg(
         let mut used = 0;
         for (message, (parts_of_message, _)) in given.iter().zip(&mut counts) {
             let header = &message.msg_hdr;
-            if header.msg_iovlen > PARTS_MOST - used || (header.msg_iov.is_null() && header.msg_iovlen > 0) {
+            if header.msg_iovlen > PARTS_MOST - used
+                || !is_readable(header.msg_iov as usize, header.msg_iovlen * size_of::<iovec>())
+            {
                 return real(fd, messages, count, flags, timeout);
             }
             for at in 0..header.msg_iovlen {

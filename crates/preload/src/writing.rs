@@ -3,9 +3,11 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
+use uncopy_engine::engine::ENGINE;
 use uncopy_engine::gate::MIN_SIZE_BYTES;
 use uncopy_engine::input::Part;
 use uncopy_engine::output::{Output, PARTS_MOST, concerns};
+use uncopy_sys::readable::is_readable;
 
 type Pointer = *const c_void;
 
@@ -27,6 +29,16 @@ const BY_REFERENCE: c_int = libc::MSG_ZEROCOPY;
 
 /// Messages of one sendmmsg that are looked at.
 const MESSAGES_MOST: usize = 64;
+
+/// Whether any buffer can hold a view: until then vectors are not looked at.
+fn may_have_views() -> bool {
+    MIN_SIZE_BYTES.load(Relaxed) != usize::MAX && ENGINE.uffd().is_some()
+}
+
+/// Whether the vector is there; if not, that is the kernel's to say.
+fn is_vector_readable(vector: *const iovec, count: usize) -> bool {
+    is_readable(vector as usize, count * size_of::<iovec>())
+}
 
 /// Sends parts; `gathered` is the call that takes several, `unchanged` the program's own.
 fn send_parts(
@@ -68,7 +80,7 @@ unsafe fn send_several(
     gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    if MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || count == 0 || count > PARTS_MOST || vector.is_null() {
+    if !may_have_views() || count == 0 || count > PARTS_MOST || !is_vector_readable(vector, count) {
         return unchanged();
     }
     // SAFETY: the program passes `count` parts; Part has the layout of iovec.
@@ -240,7 +252,8 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     let real = SENDMSG.call();
     // SAFETY: as above; a copy of the header names the gathered parts.
     unsafe {
-        if message.is_null() || flags & BY_REFERENCE != 0 {
+        let gated = !may_have_views() || flags & BY_REFERENCE != 0;
+        if gated || !is_readable(message as usize, size_of::<msghdr>()) {
             return real(fd, message, flags);
         }
         let gathered = |vector: *const iovec, count: usize| {
@@ -260,18 +273,21 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
     let number = count as usize;
     // SAFETY: as for sendmsg, for each message.
     unsafe {
-        let gated =
-            MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & BY_REFERENCE != 0 || messages.is_null();
-        if gated || number == 0 || number > MESSAGES_MOST {
+        let gated = !may_have_views() || flags & BY_REFERENCE != 0;
+        if gated
+            || number == 0
+            || number > MESSAGES_MOST
+            || !is_readable(messages as usize, number * size_of::<mmsghdr>())
+        {
             return real(fd, messages, count, flags);
         }
         let given = core::slice::from_raw_parts_mut(messages, number);
         let concerned = given.iter().any(|message| {
             let header = &message.msg_hdr;
             let parts = header.msg_iovlen;
-            !header.msg_iov.is_null()
-                && parts > 0
+            parts > 0
                 && parts <= PARTS_MOST
+                && is_vector_readable(header.msg_iov, parts)
                 && concerns(core::slice::from_raw_parts(header.msg_iov.cast::<Part>(), parts))
         });
         if !concerned {
@@ -291,7 +307,7 @@ unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Opt
     for (message, parts_of_message) in given.iter().zip(&mut counts) {
         let header = &message.msg_hdr;
         let number = header.msg_iovlen;
-        if number > PARTS_MOST - used || (header.msg_iov.is_null() && number > 0) {
+        if number > PARTS_MOST - used || !is_vector_readable(header.msg_iov, number) {
             return None;
         }
         for at in 0..number {

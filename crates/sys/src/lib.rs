@@ -1,7 +1,8 @@
 //! System layer of uncopy: the only place that talks to the kernel on behalf of the engine.
 //!
 //! Everything above it works with these typed contracts: userfaultfd ([`uffd`]), mappings
-//! ([`mem`]), what a mapping is ([`procmap`]), locks that know their owner and the signal mask
+//! ([`mem`]), what a mapping is ([`procmap`]), whether the program's pointers can be followed
+//! ([`readable`]), locks that know their owner and the signal mask
 //! ([`lock`]), the handler thread ([`thread`]), byte copies that bypass the hooks ([`bytes`]) and
 //! the allocator for uncopy's own data ([`alloc`]).
 //!
@@ -26,5 +27,6 @@ pub mod inject;
 pub mod lock;
 pub mod mem;
 pub mod procmap;
+pub mod readable;
 pub mod thread;
 pub mod uffd;
