@@ -122,6 +122,17 @@ fn finish() {
 
 /// After a fork, in the child, before anything of the program runs.
 pub fn child() {
+    child_that(false, true);
+}
+
+/// The same where no fork handlers run. `stays_plain`: without a handler thread, because libc's locks
+/// may be held by threads that the child does not have. `has_own_descriptors`: they are not shared with
+/// the parent.
+pub fn child_without_handlers(stays_plain: bool, has_own_descriptors: bool) {
+    child_that(stays_plain, has_own_descriptors);
+}
+
+fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     let was_prepared = prepared();
     forget_thread_id();
     if !was_prepared {
@@ -137,11 +148,14 @@ pub fn child() {
         // What could not be released is served by the parent's handler only.
         fill_all_views();
     } else {
-        if let Some(old) = ENGINE.uffd() {
+        if let Some(old) = ENGINE.uffd().filter(|_| has_own_descriptors) {
             // The parent's: what is done through it would happen to the parent.
             old.close_if_ours();
         }
-        if let Err(why) = go_on() {
+        if stays_plain {
+            fill_all_views();
+            ENGINE.retire("a child made without fork handlers by a program with threads");
+        } else if let Err(why) = go_on() {
             fill_all_views();
             ENGINE.give_up(&why);
         }

@@ -11,6 +11,7 @@
 //! | [`writing`] | write, send and their families |
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
+//! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
 //! | [`start`] | what happens when the library is loaded and unloaded |
 //!
 //! Exported functions have libc's contracts; their safety conditions are those of the C standard and
@@ -30,6 +31,8 @@
 mod real;
 
 mod allocation;
+#[cfg(target_arch = "x86_64")]
+mod calls;
 mod mapping;
 mod memory;
 mod process;

@@ -53,19 +53,42 @@ pub unsafe extern "C" fn __register_atfork(
     unsafe { REGISTER.call()(prepare, parent, child, library) }
 }
 
-/// `_Fork` runs no handlers (POSIX): we do what ours would.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Fork() -> libc::pid_t {
-    let real = FORK.call();
+/// What a child that runs no fork handlers has to itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// Its memory, not its descriptors (CLONE_FILES).
+    OfItsOwnOnly,
+    /// Its memory and its descriptors.
+    AndDescriptors,
+}
+
+/// A fork that runs no handlers: we do what ours would. The `errno` that `fork` leaves is kept.
+///
+/// Other threads may have held libc's locks when the child was made, which is why POSIX lets the child of
+/// a program with threads do little before it executes another: it does without a handler thread of its
+/// own, as plain memory.
+pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
+    // Before anything is locked: it allocates from uncopy's own memory.
+    let has_threads = ENGINE.phase() == Phase::Active && uncopy_sys::thread::others_live();
     prepare();
-    // SAFETY: as libc's.
-    let result = unsafe { real() };
+    let result = fork();
+    let errno = uncopy_sys::errno::get();
     if result == 0 {
-        child();
+        crate::start::own_process();
+        uncopy_engine::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
     } else {
         parent();
     }
+    uncopy_sys::errno::set(errno);
     result
+}
+
+/// `_Fork` runs no handlers (POSIX).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Fork() -> libc::pid_t {
+    let real = FORK.call();
+    // SAFETY: as libc's.
+    forked(Memory::AndDescriptors, || i64::from(unsafe { real() })) as libc::pid_t
 }
 
 /// A program ends when its last thread does, and our handler thread would be that one: a main thread that

@@ -46,6 +46,7 @@ pub fn fill_slots() {
     crate::reading::fill();
     crate::writing::fill();
     crate::process::fill();
+    crate::calls::fill();
     crate::mapping::fill();
     FILLING.store(0, Relaxed);
     FILLED.store(true, Relaxed);

@@ -27,6 +27,7 @@ pub mod inject;
 pub mod lock;
 pub mod mem;
 pub mod procmap;
+pub mod raw;
 pub mod readable;
 pub mod thread;
 pub mod uffd;

@@ -3,6 +3,9 @@
 uncopy_tests::scenarios! { "forks":
     child_overwrites_what_parent_keeps => [ElidedBytes, InputBytes, OutputBytes],
     bare_fork => [ElidedBytes, InputBytes],
+    forks_by_number => [ElidedBytes, InputBytes],
+    forks_by_number_among_threads => [ElidedBytes, InputBytes],
+    clones_with_memory_of_their_own => [ElidedBytes, InputBytes],
     generations => [ElidedBytes, InputBytes],
     daemon => [ElidedBytes, InputBytes],
     fork_among_threads => [ElidedBytes, InputBytes, OutputBytes],

@@ -43,6 +43,11 @@ fn child(work: impl FnOnce()) -> libc::pid_t {
 
 /// Waits for a child, which must end well and in time.
 fn join(pid: libc::pid_t) {
+    join_with(pid, 0);
+}
+
+/// Waits for a child, which must end in time and with this exit status.
+fn join_with(pid: libc::pid_t, expected: c_int) {
     // SAFETY: pidfd_open takes integers; the descriptor it gives is nobody else's.
     let exit = unsafe {
         let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
@@ -58,7 +63,7 @@ fn join(pid: libc::pid_t) {
     let mut status = 0;
     // SAFETY: `status` is one int.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!(status, 0, "child {pid} ended with wait status {status:#x}");
+    assert_eq!(status, expected << 8, "child {pid} ended with wait status {status:#x}");
 }
 
 /// A received megabyte and three copies of it, one shifted.
@@ -132,6 +137,173 @@ fn bare_fork(seed: u64) {
         join(pid);
         check(&buffers, "in the parent");
     }
+}
+
+fn pid(result: libc::c_long) -> libc::pid_t {
+    libc::pid_t::try_from(result).expect("a process id")
+}
+
+unsafe extern "C" fn fork_by_number() -> libc::pid_t {
+    // SAFETY: as fork.
+    pid(unsafe { libc::syscall(libc::SYS_fork) })
+}
+
+unsafe extern "C" fn clone_by_number() -> libc::pid_t {
+    // SAFETY: no flag but the signal: as fork.
+    pid(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) })
+}
+
+/// The child shares the table of descriptors with its parent.
+unsafe extern "C" fn clone_with_shared_descriptors() -> libc::pid_t {
+    let flags = libc::SIGCHLD | libc::CLONE_FILES | libc::CLONE_FS;
+    // SAFETY: the child has its own memory and a copy of this stack.
+    pid(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) })
+}
+
+unsafe extern "C" fn clone3_by_number() -> libc::pid_t {
+    // Of the structure's words, the fifth is the signal; the rest may be zero.
+    let mut arguments = [0u64; 8];
+    arguments[4] = u64::from(libc::SIGCHLD.cast_unsigned());
+    // SAFETY: the structure has the size that is passed.
+    pid(unsafe { libc::syscall(libc::SYS_clone3, arguments.as_ptr(), size_of_val(&arguments)) })
+}
+
+const FORKS_BY_NUMBER: [unsafe extern "C" fn() -> libc::pid_t; 4] =
+    [fork_by_number, clone_by_number, clone_with_shared_descriptors, clone3_by_number];
+
+/// The same by system calls made through `syscall`.
+fn forks_by_number(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut buffers = four_buffers(&mut feeder);
+    for (round, fork) in FORKS_BY_NUMBER.into_iter().enumerate() {
+        let pid = child_of(fork, || work_in_child(&mut buffers, seed + round as u64));
+        feeder.receive(InputCall::Recv, &mut buffers[0], 0, MIB);
+        check(&buffers, "in the parent while the child lives");
+        join(pid);
+        let copy = feeder.copied(MIB);
+        copy.check_all("copied after the child");
+        check(&buffers, "in the parent");
+    }
+    // One that must fail, and says why.
+    plain::set_errno(0);
+    // SAFETY: the kernel refuses the flags.
+    let refused = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_NEWNS | libc::CLONE_FS, 0, 0, 0, 0) };
+    println!("refused: {refused} errno {}", plain::errno());
+    check(&buffers, "after a clone that was refused");
+}
+
+/// The same while other threads receive and copy: the child may hold none of their locks.
+fn forks_by_number_among_threads(seed: u64) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for number in 0..2 {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut feeder = Feeder::new(seed + 50 + number);
+                let mut random = Random::new(seed + number);
+                while !stop.load(Ordering::Relaxed) {
+                    let copy = feeder.copied(random.length(MIB).max(50_000));
+                    let small = vec![1u8; random.between(1, 30_000)];
+                    copy.check_sparsely(&mut random, "in a thread");
+                    drop(std::hint::black_box(small));
+                }
+            });
+        }
+        let mut feeder = Feeder::new(seed);
+        let mut buffers = four_buffers(&mut feeder);
+        let mut forks = FORKS_BY_NUMBER.to_vec();
+        forks.push(_Fork);
+        for (round, fork) in forks.iter().cycle().take(20).enumerate() {
+            // SAFETY: such a child may only make system calls and use its own memory.
+            let pid = unsafe { std::hint::black_box(*fork)() };
+            assert!(pid >= 0, "fork: errno {}", plain::errno());
+            if pid == 0 {
+                let mut status = 0;
+                for buffer in &buffers {
+                    // SAFETY: both have the buffer's length.
+                    let wrong = unsafe {
+                        plain::first_difference(buffer.at(0), buffer.mirror_at(0), buffer.len()).is_some()
+                    };
+                    status |= i32::from(wrong);
+                }
+                // SAFETY: a copy between two live buffers of a megabyte at least.
+                unsafe {
+                    CopyCall::Memcpy.copy(buffers[0].at(0), buffers[3].at(0), MIB - 45);
+                    let same = plain::first_difference(buffers[0].at(0), buffers[3].mirror_at(0), MIB - 45);
+                    status |= i32::from(same.is_some()) << 1;
+                    libc::syscall(libc::SYS_exit_group, status);
+                }
+            }
+            feeder.receive(InputCall::Recv, &mut buffers[round % 3], 0, MIB - 45);
+            join(pid);
+            check(&buffers, "in the forking thread");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// What a child made by `clone` works on.
+struct Clones<'a> {
+    buffers: &'a mut Vec<Buffer>,
+    seed: u64,
+    way: u64,
+    outside: *const u8,
+}
+
+/// The function of such a child: checks and changes its memory and ends in one of three ways.
+extern "C" fn in_a_clone(argument: *mut c_void) -> c_int {
+    // SAFETY: the parent passes one, of which this process has a copy.
+    let clones = unsafe { &mut *argument.cast::<Clones>() };
+    let local = 0u8;
+    let on_own_stack = (&raw const local).addr().abs_diff(clones.outside.addr()) > MIB / 2;
+    let work = || work_in_child(clones.buffers, clones.seed);
+    let wrong = catch_unwind(AssertUnwindSafe(work)).is_err() || !on_own_stack;
+    let status = if wrong { 1 } else { 40 + c_int::try_from(clones.way).expect("small") };
+    // SAFETY: ends this process.
+    unsafe {
+        match clones.way {
+            0 => {}
+            1 => libc::_exit(status),
+            _ => {
+                libc::syscall(libc::SYS_exit, status);
+            }
+        }
+    }
+    status
+}
+
+/// `clone` with a function, a stack and memory of its own.
+fn clones_with_memory_of_their_own(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut buffers = four_buffers(&mut feeder);
+    let stack = plain::PlainBytes::new(2 * MIB);
+    for way in 0..3 {
+        for extra in [0, libc::CLONE_FILES, libc::CLONE_PARENT_SETTID] {
+            let local = 0u8;
+            let mut tid: libc::pid_t = 0;
+            let mut clones = Clones { buffers: &mut buffers, seed, way, outside: &raw const local };
+            let argument = (&raw mut clones).cast();
+            // SAFETY: the child has the upper half of the stack and a copy of everything else.
+            let pid = unsafe {
+                libc::clone(
+                    in_a_clone,
+                    stack.at(2 * MIB).cast(),
+                    libc::SIGCHLD | extra,
+                    argument,
+                    &raw mut tid,
+                )
+            };
+            assert!(pid > 0, "clone: errno {}", plain::errno());
+            assert_eq!(tid, if extra == libc::CLONE_PARENT_SETTID { pid } else { 0 });
+            feeder.receive(InputCall::Recv, &mut buffers[0], 0, MIB);
+            join_with(pid, 40 + c_int::try_from(way).expect("small"));
+            check(&buffers, "in the parent of a clone");
+        }
+    }
+    // SAFETY: refused without a stack.
+    let refused =
+        unsafe { libc::clone(in_a_clone, std::ptr::null_mut(), libc::SIGCHLD, std::ptr::null_mut()) };
+    println!("without a stack: {refused} errno {}", plain::errno());
 }
 
 /// Children of children, each with more changes.
@@ -397,6 +569,9 @@ fn main() {
     match arguments[0].as_str() {
         "child_overwrites_what_parent_keeps" => child_overwrites_what_parent_keeps(seed),
         "bare_fork" => bare_fork(seed),
+        "forks_by_number" => forks_by_number(seed),
+        "forks_by_number_among_threads" => forks_by_number_among_threads(seed),
+        "clones_with_memory_of_their_own" => clones_with_memory_of_their_own(seed),
         "generations" => generations(seed),
         "daemon" => daemon(seed),
         "fork_among_threads" => fork_among_threads(seed),

@@ -1,0 +1,234 @@
+//! `clone` and `syscall`: the ways to a new process that are not `fork`.
+//!
+//! | call | what is done |
+//! |---|---|
+//! | shares the memory (CLONE_VM, vfork) | nothing: the child's faults are served by this process's handler |
+//! | a process of its own memory | what `_Fork` does |
+//! | `SYS_exit` of the main thread | waits for the program's other threads: our handler would be the last |
+//! | anything else | libc's `syscall`, by two compares and a jump |
+//!
+//! A clone instruction of the program's own, and one that gives a forked child another stack through
+//! `syscall`, cannot be followed: viewed pages read as zeroes in that child.
+
+use crate::process::{Memory, forked};
+use core::ffi::{c_int, c_long, c_void};
+use uncopy_engine::engine::{ENGINE, Phase};
+use uncopy_sys::raw::{call, run_on};
+use uncopy_sys::readable::is_readable;
+use uncopy_sys::{errno, lock, thread};
+
+type Function = unsafe extern "C" fn(*mut c_void) -> c_int;
+type Clone =
+    unsafe extern "C" fn(Option<Function>, *mut c_void, c_int, *mut c_void, usize, usize, usize) -> c_int;
+type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+
+slots! {
+    CLONE = c"clone": Clone;
+    SYSCALL = c"syscall": Syscall;
+}
+
+const VM: usize = libc::CLONE_VM as usize;
+const FILES: usize = libc::CLONE_FILES as usize;
+/// A child with another thread-specific area than its parent's: ours would be lost there too.
+const SETTLS: usize = libc::CLONE_SETTLS as usize;
+
+/// The head of `struct clone_args` (linux/sched.h).
+#[repr(C)]
+struct CloneArguments {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+}
+
+/// What libc makes of the kernel's result.
+fn result_of(result: i64) -> c_long {
+    if (-4095..0).contains(&result) {
+        errno::set(-result as c_int);
+        return -1;
+    }
+    result
+}
+
+/// Whether descriptors are shared with a child of these flags, which must then not close the parent's.
+fn memory_of(flags: usize) -> Memory {
+    if flags & FILES != 0 { Memory::OfItsOwnOnly } else { Memory::AndDescriptors }
+}
+
+/// `clone`. The fifth to seventh argument are only looked at by the kernel where a flag says so; taking
+/// them in any case is what every libc does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clone(
+    function: Option<Function>,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent_tid: usize,
+    tls: usize,
+    child_tid: usize,
+) -> c_int {
+    let bits = flags as u32 as usize;
+    let (Some(function), false, false) = (function, stack.is_null(), bits & (VM | SETTLS) != 0) else {
+        // SAFETY: the caller's promise.
+        return unsafe { CLONE.call()(function, stack, flags, argument, parent_tid, tls, child_tid) };
+    };
+    // The child begins on its copy of this stack, whatever room the one that it is given has, and goes
+    // over there when the engine works in it.
+    let arguments = [bits, 0, parent_tid, child_tid, tls, 0];
+    // SAFETY: the child gets a copy of this memory and of this stack.
+    let result = forked(memory_of(bits), || unsafe { call(libc::SYS_clone as usize, arguments) });
+    if result == 0 {
+        // SAFETY: the caller's promise about the stack; the child needs nothing of this one any more.
+        unsafe { run_on(stack as usize, function, argument, end_thread) };
+    }
+    result_of(result) as c_int
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __clone(
+    function: Option<Function>,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent_tid: usize,
+    tls: usize,
+    child_tid: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { clone(function, stack, flags, argument, parent_tid, tls, child_tid) }
+}
+
+/// Ends the calling thread; the program with it, if it is the one that began it.
+extern "C" fn end_thread(status: c_int) -> ! {
+    let is_main = lock::thread_id() == std::process::id();
+    let mut number = libc::SYS_exit;
+    if is_main && ENGINE.phase() == Phase::Active {
+        while thread::others_live() {
+            thread::doze();
+        }
+        crate::start::finish();
+        number = libc::SYS_exit_group;
+    }
+    loop {
+        // SAFETY: ends the thread or the process; nothing of it is needed any more.
+        unsafe { call(number as usize, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// `syscall`, entry: what makes a process of its own memory, or ends a thread, goes to the body; the rest
+/// on to libc, or straight to the kernel while libc's own address is not known.
+///
+/// A child that shares this memory comes back from here on its parent's stack, or on another: no frame of
+/// ours may lie in its way.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall() {
+    core::arch::naked_asm!(
+        "lea rax, [rdi - {clone}]",
+        "cmp rax, {exit} - {clone}",
+        "ja 2f",
+        "cmp rdi, {fork}",
+        "je {body}",
+        "cmp rdi, {exit}",
+        "je {body}",
+        "cmp rdi, {clone}",
+        "jne 3f",
+        "test esi, {vm}",
+        "jne 3f",
+        "test rdx, rdx",
+        "je {body}",
+        "jmp 3f",
+        "2:",
+        "cmp rdi, {clone3}",
+        "jne 3f",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push rcx",
+        "push r8",
+        "push r9",
+        "sub rsp, 8",
+        "call {forks}",
+        "add rsp, 8",
+        "pop r9",
+        "pop r8",
+        "pop rcx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "test al, al",
+        "jne {body}",
+        "3:",
+        "mov rax, qword ptr [rip + {slot}]",
+        "test rax, rax",
+        "je {direct}",
+        "jmp rax",
+        clone = const libc::SYS_clone,
+        fork = const libc::SYS_fork,
+        exit = const libc::SYS_exit,
+        clone3 = const libc::SYS_clone3,
+        vm = const libc::CLONE_VM,
+        slot = sym SYSCALL,
+        body = sym body,
+        direct = sym direct,
+        forks = sym clone3_forks,
+    )
+}
+
+/// The arguments of `clone3` if they ask for a child with memory of its own, on a copy of this stack.
+fn forking_arguments(address: usize, len_bytes: usize) -> Option<CloneArguments> {
+    let known_bytes = size_of::<CloneArguments>();
+    if len_bytes < known_bytes || !is_readable(address, known_bytes) {
+        return None;
+    }
+    // SAFETY: just found to be readable; the program passes the structure.
+    let arguments = unsafe { (address as *const CloneArguments).read_unaligned() };
+    (arguments.stack == 0 && arguments.flags as usize & VM == 0).then_some(arguments)
+}
+
+/// Whether a `clone3` goes to the body.
+extern "C" fn clone3_forks(_number: c_long, address: usize, len_bytes: usize) -> bool {
+    forking_arguments(address, len_bytes).is_some()
+}
+
+/// A system call before libc's function is known.
+unsafe extern "C" fn direct(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: the caller's promise.
+    result_of(unsafe { call(number as usize, [a, b, c, d, e, f]) })
+}
+
+/// A child of its own memory, or the end of a thread.
+unsafe extern "C" fn body(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    let flags = match number {
+        libc::SYS_exit => end_thread(a as c_int),
+        libc::SYS_clone => a,
+        libc::SYS_clone3 => forking_arguments(a, b).map_or(SETTLS, |arguments| arguments.flags as usize),
+        _ => 0,
+    };
+    if flags & SETTLS != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { direct(number, a, b, c, d, e, f) };
+    }
+    // SAFETY: the child gets a copy of this memory and of this stack.
+    result_of(forked(memory_of(flags), || unsafe { call(number as usize, [a, b, c, d, e, f]) }))
+}
