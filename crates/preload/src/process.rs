@@ -13,7 +13,7 @@ type Register = unsafe extern "C" fn(Option<Handler>, Option<Handler>, Option<Ha
 
 slots! {
     REGISTER = c"__register_atfork": Register;
-    PTHREAD_EXIT = c"pthread_exit": unsafe extern "C-unwind" fn(*mut c_void) -> !;
+    PTHREAD_EXIT = c"pthread_exit": unsafe extern "C" fn(*mut c_void) -> !;
     FORK = c"_Fork": unsafe extern "C" fn() -> libc::pid_t;
     EXIT = c"_exit": unsafe extern "C" fn(c_int) -> !;
 }
@@ -95,8 +95,12 @@ pub unsafe extern "C" fn _Fork() -> libc::pid_t {
 /// ends before the others waits for them here, and then ends the program as the last one would have.
 ///
 /// Its cleanup handlers and thread-specific data are left alone in that case.
+///
+/// libc's function unwinds the stack (glibc), as cancellation does through every hook. Neither type says
+/// `C-unwind`: with `panic = "abort"` the compiler would end the process where such a call unwinds; without, it
+/// leaves nothing in the way.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pthread_exit(result: *mut c_void) -> ! {
+pub unsafe extern "C" fn pthread_exit(result: *mut c_void) -> ! {
     let is_main = uncopy_sys::lock::thread_id() == std::process::id();
     if is_main && ENGINE.phase() != Phase::Inactive && ENGINE.min_size_bytes() != usize::MAX {
         while uncopy_sys::thread::others_live() {

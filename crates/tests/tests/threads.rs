@@ -8,6 +8,7 @@ uncopy_tests::scenarios! { "threads":
     closes_every_descriptor => [ElidedBytes, InputBytes],
     takes_any_descriptor_number => [ElidedBytes, InputBytes],
     threads_that_come_and_go => [ElidedBytes, InputBytes],
+    threads_that_end_themselves => [ElidedBytes, InputBytes],
     exit_while_others_work => [ElidedBytes, InputBytes],
     cancelled_receive => [ElidedBytes, InputBytes],
 }

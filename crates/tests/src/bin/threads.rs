@@ -319,6 +319,7 @@ static ENTERED: AtomicBool = AtomicBool::new(false);
 unsafe extern "C-unwind" {
     fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
     fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+    fn pthread_exit(result: *mut c_void) -> !;
 }
 
 /// Blocks in `recv` of a large buffer until it is cancelled.
@@ -375,6 +376,38 @@ fn cancelled_receive(seed: u64) {
     }
 }
 
+/// Copies a buffer of received bytes, frees the copy, and ends itself with the length.
+extern "C-unwind" fn copy_and_exit(argument: *mut c_void) -> *mut c_void {
+    let received: *const Buffer = argument.cast_const().cast();
+    // SAFETY: the thread that started this one keeps the buffer and waits.
+    let received = unsafe { &*received };
+    Buffer::copy_of(CopyCall::Memcpy, received, 0, received.len()).check_all("in a thread that ends itself");
+    // SAFETY: no object with a destructor is alive in the frames of this thread.
+    unsafe { pthread_exit(received.len() as *mut c_void) }
+}
+
+/// Threads that end by `pthread_exit`, which unwinds their stacks.
+fn threads_that_end_themselves(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    for round in 0..20 {
+        let received = feeder.copied(MIB + round);
+        let mut thread: libc::pthread_t = 0;
+        let start = copy_and_exit as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+        // SAFETY: the two types differ in what may happen while unwinding only, and glibc unwinds
+        // threads that end themselves.
+        let start: extern "C" fn(*mut c_void) -> *mut c_void = unsafe { std::mem::transmute(start) };
+        let argument = (&raw const received).cast_mut().cast();
+        // SAFETY: the buffer outlives the thread, which is joined here.
+        unsafe {
+            assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), start, argument), 0);
+            let mut result = std::ptr::null_mut();
+            assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
+            assert_eq!(result, (MIB + round) as *mut c_void, "the thread's result");
+        }
+        received.check_all("after the thread that copied it");
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seed = arguments[1].parse().expect("seed");
@@ -387,6 +420,7 @@ fn main() {
         "takes_any_descriptor_number" => takes_any_descriptor_number(seed),
         "threads_that_come_and_go" => threads_that_come_and_go(seed),
         "exit_while_others_work" => exit_while_others_work(seed),
+        "threads_that_end_themselves" => threads_that_end_themselves(seed),
         "cancelled_receive" => cancelled_receive(seed),
         other => panic!("unknown scenario {other}"),
     }
