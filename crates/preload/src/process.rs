@@ -6,6 +6,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::OnceLock;
 use uncopy_engine::engine::{ENGINE, Phase};
 
 type Handler = extern "C" fn();
@@ -13,7 +14,6 @@ type Register = unsafe extern "C" fn(Option<Handler>, Option<Handler>, Option<Ha
 
 slots! {
     REGISTER = c"__register_atfork": Register;
-    PTHREAD_EXIT = c"pthread_exit": unsafe extern "C" fn(*mut c_void) -> !;
     FORK = c"_Fork": unsafe extern "C" fn() -> libc::pid_t;
     EXIT = c"_exit": unsafe extern "C" fn(c_int) -> !;
 }
@@ -28,13 +28,52 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     crate::start::own_process();
+    watch_end();
     uncopy_engine::fork::child();
+}
+
+/// The thread-specific datum of a process's first thread.
+static END: OnceLock<libc::pthread_key_t> = OnceLock::new();
+
+/// A process ends when its last thread does, and our handler thread would be that one: a first thread that ends
+/// before the others (by `pthread_exit`; in the child of a thread's fork also by a return) has to wait for them.
+/// Called in the first thread.
+fn watch_end() {
+    let key = *END.get_or_init(|| {
+        let mut key = 0;
+        // SAFETY: the destructor is a function of this library, which is never unloaded.
+        let result = unsafe { libc::pthread_key_create(&mut key, Some(first_thread_ends)) };
+        if result == 0 { key } else { libc::pthread_key_t::MAX }
+    });
+    // SAFETY: the datum is a number, never dereferenced; a key that does not exist is refused.
+    unsafe { libc::pthread_setspecific(key, core::ptr::without_provenance(1)) };
+}
+
+/// Destructor of the datum, which counts the rounds: in the last of them the program's own destructors have run.
+extern "C" fn first_thread_ends(round: *mut c_void) {
+    const LAST: usize = 4; // PTHREAD_DESTRUCTOR_ITERATIONS (glibc)
+    if ENGINE.phase() == Phase::Inactive || ENGINE.min_size_bytes() == usize::MAX {
+        return;
+    }
+    if round.addr() < LAST
+        && let Some(key) = END.get()
+    {
+        // SAFETY: as above.
+        unsafe { libc::pthread_setspecific(*key, core::ptr::without_provenance(round.addr() + 1)) };
+        return;
+    }
+    while uncopy_sys::thread::others_live() {
+        uncopy_sys::thread::doze();
+    }
+    // What glibc does in the last thread.
+    std::process::exit(0);
 }
 
 /// Registers the fork handlers, once, before anyone else's.
 pub fn watch_forks() {
     static WATCHING: AtomicBool = AtomicBool::new(false);
     if !WATCHING.swap(true, Relaxed) {
+        watch_end();
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { REGISTER.call()(Some(prepare), Some(parent), Some(child), core::ptr::null_mut()) };
     }
@@ -89,27 +128,6 @@ pub unsafe extern "C" fn _Fork() -> libc::pid_t {
     let real = FORK.call();
     // SAFETY: as libc's.
     forked(Memory::AndDescriptors, || i64::from(unsafe { real() })) as libc::pid_t
-}
-
-/// A program ends when its last thread does, and our handler thread would be that one: a main thread that
-/// ends before the others waits for them here, and then ends the program as the last one would have.
-///
-/// Its cleanup handlers and thread-specific data are left alone in that case.
-///
-/// libc's function unwinds the stack (glibc), as cancellation does through every hook. Neither type says
-/// `C-unwind`: with `panic = "abort"` the compiler would end the process where such a call unwinds; without, it
-/// leaves nothing in the way.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pthread_exit(result: *mut c_void) -> ! {
-    let is_main = uncopy_sys::lock::thread_id() == std::process::id();
-    if is_main && ENGINE.phase() != Phase::Inactive && ENGINE.min_size_bytes() != usize::MAX {
-        while uncopy_sys::thread::others_live() {
-            uncopy_sys::thread::doze();
-        }
-        std::process::exit(0);
-    }
-    // SAFETY: as libc's.
-    unsafe { PTHREAD_EXIT.call()(result) }
 }
 
 /// Exits that run no destructors still write the counters that were asked for.

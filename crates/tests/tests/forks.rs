@@ -12,5 +12,6 @@ uncopy_tests::scenarios! { "forks":
     other_programs => [ElidedBytes, InputBytes],
     child_that_shares_memory => [ElidedBytes, InputBytes],
     fork_handlers_touch_buffers => [ElidedBytes, InputBytes],
+    first_thread_ends_early => [ElidedBytes, InputBytes],
     ways_to_end => [ElidedBytes, InputBytes],
 }

@@ -22,6 +22,7 @@ const CHILD_LIMIT_MS: c_int = 20_000;
 
 unsafe extern "C" {
     fn _Fork() -> libc::pid_t;
+    fn pthread_exit(result: *mut c_void) -> !;
 }
 
 /// Runs `work` in a child made by `fork`; its process id.
@@ -563,6 +564,49 @@ fn ways_to_end(seed: u64) {
     }
 }
 
+/// Forks; the child's one thread starts another and ends, by `pthread_exit` if the argument is not null.
+extern "C-unwind" fn fork_and_end(by_exit: *mut c_void) -> *mut c_void {
+    // SAFETY: both go on with what is theirs.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: errno {}", plain::errno());
+    if pid == 0 {
+        let mut feeder = Feeder::new(77);
+        let received = feeder.copied(MIB);
+        std::thread::spawn(move || {
+            received.check_all("behind the first thread");
+            feeder.copied(MIB).check_all("received behind the first thread");
+        });
+        if !by_exit.is_null() {
+            // SAFETY: no object with a destructor is alive in this thread.
+            unsafe { pthread_exit(std::ptr::null_mut()) };
+        }
+    }
+    std::ptr::without_provenance_mut(pid.cast_unsigned() as usize)
+}
+
+/// A first thread that ends leaves it to the others to end the process. In the child of a thread's fork
+/// that thread is the first.
+fn first_thread_ends_early(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let buffers = four_buffers(&mut feeder);
+    for by_exit in [0, 1, 0, 1] {
+        let mut thread: libc::pthread_t = 0;
+        let start = fork_and_end as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+        // SAFETY: the two types differ in what may happen while unwinding only, and glibc unwinds
+        // threads that end themselves.
+        let start: extern "C" fn(*mut c_void) -> *mut c_void = unsafe { std::mem::transmute(start) };
+        let mut pid = std::ptr::null_mut();
+        // SAFETY: the thread is joined here and uses nothing of this one's.
+        unsafe {
+            let argument = std::ptr::without_provenance_mut(by_exit);
+            assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), start, argument), 0);
+            assert_eq!(libc::pthread_join(thread, &raw mut pid), 0);
+        }
+        join(libc::pid_t::try_from(pid.addr()).expect("pid"));
+        check(&buffers, "after the child");
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seed = arguments[1].parse().expect("seed");
@@ -578,6 +622,7 @@ fn main() {
         "other_programs" => other_programs(seed),
         "child_that_shares_memory" => child_that_shares_memory(seed),
         "fork_handlers_touch_buffers" => fork_handlers_touch_buffers(seed),
+        "first_thread_ends_early" => first_thread_ends_early(seed),
         "ways_to_end" => ways_to_end(seed),
         other => panic!("unknown scenario {other}"),
     }
