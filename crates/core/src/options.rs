@@ -76,6 +76,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Serve large allocations from the block heap; without it nothing can be elided [default: on]",
     },
     OptionSpec {
+        flag: "foreign",
+        variable: "UNCOPY_FOREIGN",
+        value: Some("on|off"),
+        help: "Let memory outside the block heap (static buffers, the program's own mappings) hold views too [default: on]",
+    },
+    OptionSpec {
         flag: "stats",
         variable: "UNCOPY_STATS",
         value: Some("FILE|-"),
@@ -107,6 +113,8 @@ pub struct Options<'a> {
     pub policy: Policy,
     /// `--heap`.
     pub heap: bool,
+    /// `--foreign`.
+    pub foreign: bool,
     /// `--stats`: a path, or `-`.
     pub stats: Option<&'a [u8]>,
     /// `--no-follow`.
@@ -124,6 +132,7 @@ impl Default for Options<'_> {
             min_size_bytes: MIN_SIZE_DEFAULT_BYTES,
             policy: Policy::Auto,
             heap: true,
+            foreign: true,
             stats: None,
             no_follow: false,
             stats_root: None,
@@ -179,7 +188,7 @@ impl fmt::Display for OptionError<'_> {
 const LEGAL_SWITCH: &str = "1, 0, or empty";
 const LEGAL_SIZE: &str = "a whole number of bytes from 4096 to 1073741824";
 const LEGAL_POLICY: &str = "auto, always or never";
-const LEGAL_HEAP: &str = "on or off";
+const LEGAL_ON_OFF: &str = "on or off";
 const LEGAL_STATS: &str = "a file's path, or -";
 const LEGAL_NUMBER: &str = "a number that uncopy run sets; unset it";
 
@@ -192,6 +201,14 @@ fn decimal(value: &[u8]) -> Option<u64> {
         let digit = byte.checked_sub(b'0').filter(|digit| *digit < 10)?;
         sum.checked_mul(10)?.checked_add(u64::from(digit))
     })
+}
+
+fn on_off(value: &[u8]) -> Option<bool> {
+    match value {
+        b"on" => Some(true),
+        b"off" => Some(false),
+        _ => None,
+    }
 }
 
 fn switch(value: &[u8]) -> Option<bool> {
@@ -230,13 +247,8 @@ impl<'a> Options<'a> {
                     _ => return Err(bad("UNCOPY_POLICY", LEGAL_POLICY)),
                 }
             }
-            b"UNCOPY_HEAP" => {
-                self.heap = match value {
-                    b"on" => true,
-                    b"off" => false,
-                    _ => return Err(bad("UNCOPY_HEAP", LEGAL_HEAP)),
-                }
-            }
+            b"UNCOPY_HEAP" => self.heap = on_off(value).ok_or(bad("UNCOPY_HEAP", LEGAL_ON_OFF))?,
+            b"UNCOPY_FOREIGN" => self.foreign = on_off(value).ok_or(bad("UNCOPY_FOREIGN", LEGAL_ON_OFF))?,
             b"UNCOPY_STATS" => {
                 if value.is_empty() {
                     return Err(bad("UNCOPY_STATS", LEGAL_STATS));
@@ -291,6 +303,7 @@ mod tests {
             ("UNCOPY_MIN_SIZE", "4096"),
             ("UNCOPY_POLICY", "always"),
             ("UNCOPY_HEAP", "off"),
+            ("UNCOPY_FOREIGN", "off"),
             ("UNCOPY_STATS", "-"),
             ("UNCOPY_NO_FOLLOW", "1"),
         ] {
@@ -312,6 +325,7 @@ mod tests {
             ("UNCOPY_MIN_SIZE", "99999999999999999999999"),
             ("UNCOPY_POLICY", "sometimes"),
             ("UNCOPY_HEAP", "1"),
+            ("UNCOPY_FOREIGN", "yes"),
             ("UNCOPY_STATS", ""),
             ("UNCOPY_NO_FOLLOW", "x"),
         ] {

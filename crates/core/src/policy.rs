@@ -26,6 +26,8 @@ pub const MOVE_CALL_NS: i64 = 1_000;
 pub const MOVE_PAGE_NS: i64 = 45;
 /// Receiving into a segment instead of the buffer.
 pub const INPUT_NS: i64 = 500;
+/// Asking the kernel what a foreign range is, and claiming it.
+pub const CLAIM_NS: i64 = 5_000;
 /// A run of present pages this short may be copied over; a longer one is moved out of the way.
 pub const COPY_OVER_PAGES: u32 = 8;
 

@@ -94,6 +94,8 @@ counters! {
     RegisteredBlocks => "registered_blocks",
     /// Times that something failed inside and plain copying took over.
     Fallbacks => "fallbacks",
+    /// Ranges outside the block heap that can hold views.
+    ForeignRanges => "foreign_ranges",
 }
 
 /// A snapshot of the counters.

@@ -205,6 +205,7 @@ unsafe fn make_absent(
         let (moves, spent_ns) = moves_out(run.len(), spent_ns);
         block.at.block.copied_over_ns.store(spent_ns, Relaxed);
         if moves {
+            block.populate(run);
             let out = move_out(uffd, block, run);
             done.moves += 1;
             done.moved_pages += out as usize;
@@ -362,7 +363,7 @@ unsafe fn fill(
     }
     // SAFETY: the warm pages are ours alone; the caller's promise for the source.
     unsafe { source.fetch(part, address + (part.start - whole.start)) };
-    let placed = put_pages(uffd, block.at.base + whole.start, warm);
+    let placed = put_pages(block.at.uffd(uffd), block.at.base + whole.start, warm);
     block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
     placed == run.len()
 }
@@ -400,7 +401,7 @@ pub fn prepare_overwrite(uffd: Uffd, block: &mut Locked, range: ByteRange, dropp
     let whole = range.whole_pages();
     for run in absent_runs(block, whole) {
         let Ok(warm) = ENGINE.hidden.take_warm(uffd, run.len()) else { continue };
-        let placed = put_pages(uffd, block.at.base + run.start_bytes(), warm);
+        let placed = put_pages(block.at.uffd(uffd), block.at.base + run.start_bytes(), warm);
         block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
     }
     let touched = range.touched_pages();

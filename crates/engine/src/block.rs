@@ -2,6 +2,7 @@
 
 use crate::apply::fill_views;
 use crate::engine::{ENGINE, Phase};
+use crate::foreign::{Slot, can_hold_views};
 use crate::live;
 use crate::segment::{Open, Segment};
 use core::cell::UnsafeCell;
@@ -13,6 +14,7 @@ use uncopy_core::plan::{Piece, Pieces};
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
+use uncopy_sys::mem;
 use uncopy_sys::uffd::Uffd;
 
 /// The program has it.
@@ -32,6 +34,13 @@ const SEAM_BYTES: usize = 2 * PAGE_BYTES;
 /// The program has changed the block's mapping itself (mprotect, munmap …): it never holds a view
 /// again and is never handed out again.
 pub const DISOWNED: u32 = 1 << 5;
+
+/// Of a foreign range: every page was made present when it was registered.
+pub const POPULATED: u32 = 1 << 6;
+
+/// Foreign ranges up to here are made present as a whole: the input that is about to come will fill most of
+/// it. Of longer ones only what is to be viewed is.
+const POPULATE_BYTES: usize = 4 << 20;
 
 /// What is known of a block. All-zero bytes are a block that was never allocated.
 #[repr(C, align(64))]
@@ -71,6 +80,32 @@ struct BlockState {
 // SAFETY: `state` is only touched under `lock`.
 unsafe impl Sync for Block {}
 
+impl Block {
+    /// One that was never allocated.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            lock: Lock::new(),
+            flags: AtomicU32::new(0),
+            next_free: AtomicU32::new(0),
+            absent_pages: AtomicU32::new(0),
+            fault_end: AtomicU32::new(0),
+            fault_batch: AtomicU32::new(0),
+            asked_pages: AtomicU32::new(0),
+            retained_pages: AtomicU32::new(0),
+            copied_over_ns: AtomicU32::new(0),
+            alloc_site: AtomicU16::new(0),
+            state: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+}
+
+impl Default for Block {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// A block and where it is.
 #[derive(Clone, Copy)]
 pub struct BlockRef {
@@ -80,6 +115,8 @@ pub struct BlockRef {
     pub base: usize,
     /// Its pages.
     pub pages: u32,
+    /// Of a foreign range: its slot.
+    pub slot: Option<&'static Slot>,
 }
 
 impl BlockRef {
@@ -109,23 +146,58 @@ impl BlockRef {
         self.block.absent_pages.load(Relaxed) != 0
     }
 
+    /// Whether its lock is to be taken before the other's.
+    #[must_use]
+    pub fn comes_before(&self, other: &Self) -> bool {
+        let key = |at: &Self| (at.slot.is_some(), core::ptr::from_ref(at.block) as usize);
+        key(self) < key(other)
+    }
+
+    /// Whether both have one lock.
+    #[must_use]
+    pub fn shares_record(&self, other: &Self) -> bool {
+        core::ptr::eq(self.block, other.block)
+    }
+
     /// Whether it is the same block.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         self.base == other.base
     }
 
-    /// Takes the lock.
+    /// Takes the lock, for a hook: a foreign range whose mapping the program may have changed meanwhile
+    /// looks like ordinary memory.
     #[must_use]
     pub fn lock(self) -> Locked {
         self.block.lock.lock();
-        Locked { at: self }
+        let is_doubtful = self.slot.is_some_and(|slot| {
+            !slot.is(&self) || self.block.flags.load(Relaxed) & DISOWNED != 0 || ENGINE.foreign.is_changing()
+        });
+        Locked { at: self, is_doubtful }
     }
 
-    /// Takes the lock if it is free.
+    /// Takes the lock, for whoever serves faults or takes views away: what is there shows, whatever becomes
+    /// of the mapping.
+    #[must_use]
+    pub fn lock_for_service(self) -> Locked {
+        self.block.lock.lock();
+        self.locked_for_service()
+    }
+
+    /// The same if the lock is free.
     #[must_use]
     pub fn try_lock(self) -> Option<Locked> {
-        self.block.lock.try_lock().then(|| Locked { at: self })
+        self.block.lock.try_lock().then(|| self.locked_for_service())
+    }
+
+    fn locked_for_service(self) -> Locked {
+        Locked { at: self, is_doubtful: self.slot.is_some_and(|slot| !slot.is(&self)) }
+    }
+
+    /// The userfaultfd that it is registered with, given that of the heap and the hidden memory.
+    #[must_use]
+    pub fn uffd(&self, main: Uffd) -> Uffd {
+        if self.slot.is_some() { ENGINE.foreign.uffd_or_none() } else { main }
     }
 }
 
@@ -133,6 +205,8 @@ impl BlockRef {
 pub struct Locked {
     /// Where it is.
     pub at: BlockRef,
+    /// What is known of it may not hold any more: it is taken for ordinary memory.
+    is_doubtful: bool,
 }
 
 impl Drop for Locked {
@@ -145,14 +219,17 @@ impl Locked {
     /// The page map; `None` while the block is not registered.
     #[must_use]
     pub fn map(&self) -> Option<&PageMap<Segment>> {
-        let registered = self.at.block.flags.load(Relaxed) & REGISTERED != 0;
         // SAFETY: `self` is the proof that the lock is held; a registered block's map is initialised.
-        registered.then(|| unsafe { &(*self.at.block.state.get()).assume_init_ref().map })
+        self.is_registered().then(|| unsafe { &(*self.at.block.state.get()).assume_init_ref().map })
+    }
+
+    fn is_registered(&self) -> bool {
+        self.at.block.flags.load(Relaxed) & REGISTERED != 0 && !self.is_doubtful
     }
 
     /// Changes the page map and keeps the counts in step.
     pub fn change(&mut self, change: impl FnOnce(&mut PageMap<Segment>)) {
-        if self.at.block.flags.load(Relaxed) & REGISTERED == 0 {
+        if !self.is_registered() {
             return;
         }
         // SAFETY: `self` is the proof that the lock is held, and borrowed mutably; a registered
@@ -177,7 +254,8 @@ impl Locked {
     pub fn register(&mut self, uffd: Uffd) -> Result<(), Errno> {
         let block = self.at.block;
         let flags = block.flags.load(Relaxed);
-        if flags & (RELOCATED | DISOWNED) != 0 || ENGINE.phase() != Phase::Active {
+        let is_refused = flags & (RELOCATED | DISOWNED) != 0 || self.is_doubtful;
+        if is_refused || ENGINE.phase() != Phase::Active {
             // UFFDIO_MOVE does not cross mappings; a disowned block's are the program's.
             return Err(Errno(22));
         }
@@ -189,7 +267,9 @@ impl Locked {
         }
         let (base, bytes) = (self.at.base, self.at.bytes());
         let mut map = PageMap::new();
-        if flags & FRESH != 0 {
+        if self.at.slot.is_some() {
+            self.register_foreign()?;
+        } else if flags & FRESH != 0 {
             uffd.register(base, bytes)?;
             // Never touched, but pages may be there all the same: locked memory is populated, and a huge
             // page may reach over from a neighbour.
@@ -213,11 +293,40 @@ impl Locked {
         Ok(())
     }
 
+    /// Registers a foreign range. What can be done to its mapping is reported from then on; so this is
+    /// when to look whether it still is what it was when the range was claimed.
+    fn register_foreign(&self) -> Result<(), Errno> {
+        let BlockRef { block, base, .. } = self.at;
+        let bytes = self.at.bytes();
+        if bytes <= POPULATE_BYTES {
+            mem::populate(base, bytes)?;
+            block.flags.fetch_or(POPULATED, Relaxed);
+        }
+        let uffd = ENGINE.foreign.uffd_or_none();
+        uffd.register(base, bytes)?;
+        if can_hold_views(base, base + bytes) {
+            return Ok(());
+        }
+        block.flags.fetch_or(DISOWNED, Relaxed);
+        // Where it is refused, absent pages are served as what they are, empty.
+        let _ = uffd.unregister(base, bytes);
+        Err(Errno(22))
+    }
+
+    /// Of a foreign range: makes pages present that are about to be moved out, if that was not done when
+    /// it was registered.
+    pub fn populate(&self, pages: PageRange) {
+        if self.at.slot.is_some() && self.at.block.flags.load(Relaxed) & POPULATED == 0 {
+            // Where it is refused they are copied over, and fault.
+            let _ = mem::populate(self.at.base + pages.start_bytes(), pages.len_bytes());
+        }
+    }
+
     /// Puts the bytes of every view in place and takes the registration back: the block is ordinary memory
     /// from here on, whose empty pages are the kernel's to fill. False: that could not be done for all
     /// of it; what is left goes on being served.
     pub fn make_plain(&mut self, uffd: Uffd, dropped: &mut Dropped<Segment>) -> bool {
-        if self.at.block.flags.load(Relaxed) & REGISTERED == 0 {
+        if !self.is_registered() {
             return true;
         }
         if let Some(open) = self.exchange_open(None) {
@@ -225,22 +334,49 @@ impl Locked {
         }
         fill_views(uffd, self, self.at.all(), dropped);
         let is_filled = self.map().is_some_and(|map| map.views() == 0);
-        if !is_filled || uffd.unregister(self.at.base, self.at.bytes()).is_err() {
+        if !is_filled {
             return false;
+        }
+        let unregistered = self.at.uffd(uffd).unregister(self.at.base, self.at.bytes());
+        // Faults outside every known range are answered with zeroes, which is what a foreign range's absent
+        // pages hold once its views are gone.
+        if unregistered.is_err() && self.at.slot.is_none() {
+            return false;
+        }
+        self.forget_registration();
+        true
+    }
+
+    /// Takes note that the block is not registered any more; it must hold no views.
+    pub fn forget_registration(&mut self) {
+        if !self.is_registered() {
+            return;
         }
         let all = self.at.all();
         self.change(|map| map.set_present(all, &mut Dropped::new()));
+        // Its room goes back; a call that still fills it holds a reference of its own.
+        if let Some(open) = self.exchange_open(None) {
+            open.close();
+        }
         // SAFETY: as in `change`; without the flag nobody looks at the state again before it is written.
         unsafe { (*self.at.block.state.get()).assume_init_drop() };
         self.at.block.flags.fetch_and(!REGISTERED, Relaxed);
         live::subtract(Counter::RegisteredBlocks, 1);
-        true
+    }
+
+    /// Begins anew: for a slot that comes to stand for another range. It must not be registered.
+    pub fn reset(&mut self) {
+        let block = self.at.block;
+        debug_assert_eq!(block.flags.load(Relaxed) & REGISTERED, 0);
+        for field in [&block.flags, &block.absent_pages, &block.fault_end, &block.copied_over_ns] {
+            field.store(0, Relaxed);
+        }
     }
 
     /// Exchanges what waits for the next input.
     #[must_use]
     pub fn exchange_open(&mut self, open: Option<Open>) -> Option<Open> {
-        if self.at.block.flags.load(Relaxed) & REGISTERED == 0 {
+        if !self.is_registered() {
             return open;
         }
         // SAFETY: as in `change`.

@@ -24,8 +24,8 @@ const LEAST_PAGES: u32 = 1;
 /// # Safety
 /// As for memmove. `caller` is only used to tell call sites apart.
 pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: usize) -> bool {
-    let from = ENGINE.heap.find(source).filter(BlockRef::may_have_absent_pages);
-    let to = ENGINE.heap.find(destination);
+    let from = ENGINE.find(source).filter(BlockRef::may_have_absent_pages);
+    let to = ENGINE.find(destination);
     if from.is_none() && !to.as_ref().is_some_and(BlockRef::may_have_absent_pages) {
         return false;
     }
@@ -42,13 +42,41 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
             false
         }
         // SAFETY: the caller's promise.
-        (Some((at, range)), None) => unsafe { gather(at, range, destination, source) },
+        (Some((at, range)), None) => unsafe {
+            match claim(destination, len_bytes, caller) {
+                // The claim may have joined the source's range with the destination's.
+                Some(to) => match ENGINE.find(source).and_then(|at| Some((at, at.range(source, len_bytes)?)))
+                {
+                    Some(from) => between(uffd, from, to, destination, source, caller),
+                    None => false,
+                },
+                None => gather(at, range, destination, source),
+            }
+        },
         // SAFETY: the caller's promise.
         (Some(from), Some(to)) => unsafe { between(uffd, from, to, destination, source, caller) },
     }
 }
 
-/// Copies from a block to memory outside the heap, straight from the segments.
+/// Makes memory outside the heap a foreign range that the copy can make a view in, if that may pay.
+fn claim(destination: usize, len_bytes: usize, caller: usize) -> Option<(BlockRef, ByteRange)> {
+    if !ENGINE.foreign.is_on() {
+        return None;
+    }
+    let pays = match ENGINE.policy() {
+        Policy::Always => true,
+        Policy::Never => false,
+        Policy::Auto => {
+            copy_ns(len_bytes) > TRACK_NS
+                && ENGINE.sites.allows(ENGINE.sites.site(Kind::Copy, caller, len_bytes), Policy::Auto)
+        }
+    };
+    let _critical = pays.then(Critical::enter)?;
+    let at = ENGINE.foreign.claim(destination, len_bytes)?;
+    Some((at, at.range(destination, len_bytes)?))
+}
+
+/// Copies from a block to memory that holds no views, straight from the segments.
 ///
 /// # Safety
 /// As for memmove; the destination does not overlap the block.
@@ -68,11 +96,11 @@ unsafe fn gather(at: BlockRef, range: ByteRange, destination: usize, source: usi
     true
 }
 
-/// Locks two blocks in order of address; one if they are the same.
+/// Locks two blocks, the heap's before foreign ranges, in order of address or slot; one if they are the same.
 fn lock_both(from: BlockRef, to: BlockRef) -> (Option<Locked>, Locked) {
     if from.is(&to) {
         (None, to.lock())
-    } else if from.base < to.base {
+    } else if from.comes_before(&to) {
         let from = from.lock();
         (Some(from), to.lock())
     } else {
@@ -93,6 +121,10 @@ unsafe fn between(
     source: usize,
     caller: usize,
 ) -> bool {
+    if from.shares_record(&to) && !from.is(&to) {
+        // One of them is a foreign range that has just given way to the other: what it held is in place.
+        return false;
+    }
     let len_bytes = from_range.len();
     let site = ENGINE.sites.site(Kind::Copy, caller, len_bytes);
     let critical = Critical::enter();

@@ -5,6 +5,7 @@
 //! into a block.
 
 use crate::block::BlockRef;
+use crate::foreign::Foreign;
 use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES};
 use crate::heap::Heap;
 use crate::hidden::Hidden;
@@ -19,7 +20,7 @@ use uncopy_core::policy::{Placement, Sites};
 use uncopy_core::stats::Counter;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem;
-use uncopy_sys::uffd::Uffd;
+use uncopy_sys::uffd::{Reports, Uffd};
 
 /// Where the engine is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ const REGISTERED_DEFAULT: u64 = 16_000;
 pub struct Engine {
     /// The program's large allocations.
     pub heap: Heap,
+    /// Memory outside the heap that holds views.
+    pub foreign: Foreign,
     /// Where segments live.
     pub hidden: Hidden,
     /// Accounts of the call sites.
@@ -59,6 +62,7 @@ pub struct Engine {
 /// The process's engine.
 pub static ENGINE: Engine = Engine {
     heap: Heap::new(),
+    foreign: Foreign::new(),
     hidden: Hidden::new(),
     sites: Sites::new(),
     placement: Placement::new(),
@@ -99,6 +103,9 @@ impl Engine {
             live::set_reason("nothing is elided: UNCOPY_POLICY is never");
         } else {
             MIN_SIZE_BYTES.store(options.min_size_bytes, Relaxed);
+            if options.foreign {
+                self.foreign.switch_on();
+            }
         }
     }
 
@@ -199,8 +206,8 @@ impl Engine {
         let _guard = self.start.guard();
         if self.phase() == Phase::Dormant {
             match self.start() {
-                Ok(uffd) => {
-                    self.uffd.store(uffd.fd(), Relaxed);
+                Ok((main, foreign)) => {
+                    self.replace_uffds(main, foreign);
                     self.phase.store(Phase::Active as u8, Release);
                     live::publish();
                 }
@@ -210,46 +217,61 @@ impl Engine {
         self.uffd()
     }
 
-    fn start(&self) -> Result<Uffd, String> {
+    fn start(&self) -> Result<(Uffd, Option<Uffd>), String> {
         self.hidden
             .reserve(address_space_share(8))
             .map_err(|errno| format!("no addresses for hidden memory: {errno}"))?;
         if let Some(most) = mem::mappings_limit() {
             self.most_registered.store(most / REGISTERED_SHARE, Relaxed);
         }
-        self.open_uffd()
+        self.open_uffds()
     }
 
-    /// Opens a userfaultfd and starts its handler thread.
+    /// Opens the userfaultfd of the heap and, if foreign ranges are wanted, theirs, and starts the handler
+    /// thread of both.
     ///
     /// # Errors
     /// Why not, as a sentence part.
-    pub(crate) fn open_uffd(&self) -> Result<Uffd, String> {
-        let device = self.inherited_device.load(Relaxed);
-        let uffd = Uffd::open((device >= 0).then_some(device)).map_err(|error| error.to_string())?;
-        match fault::start_handler(uffd) {
-            Ok(()) => Ok(uffd),
+    pub(crate) fn open_uffds(&self) -> Result<(Uffd, Option<Uffd>), String> {
+        let device = Some(self.inherited_device.load(Relaxed)).filter(|device| *device >= 0);
+        let main = Uffd::open(device, Reports::Faults).map_err(|error| error.to_string())?;
+        // Without it there are no foreign ranges, and all else is as it was.
+        let foreign = self.foreign.is_on().then(|| Uffd::open(device, Reports::Changes).ok()).flatten();
+        match fault::start_handler(main, foreign) {
+            Ok(()) => Ok((main, foreign)),
             Err(errno) => {
-                uffd.close();
+                main.close();
+                if let Some(foreign) = foreign {
+                    foreign.close();
+                }
                 Err(format!("the handler thread could not be started: {errno}"))
             }
         }
     }
 
-    /// In a forked child: goes on with this userfaultfd.
-    pub(crate) fn replace_uffd(&self, uffd: Uffd) {
-        self.uffd.store(uffd.fd(), Relaxed);
+    /// In a forked child: goes on with these.
+    pub(crate) fn replace_uffds(&self, main: Uffd, foreign: Option<Uffd>) {
+        self.uffd.store(main.fd(), Relaxed);
+        self.foreign.set_uffd(foreign);
     }
 
-    /// Gives our descriptor another number, because the program is about to use this one. Where there is
-    /// no other, placements fail from here on and bytes are copied instead; the handler has a table of
-    /// its own.
-    pub fn renumber_descriptor(&self) {
-        if let Some(old) = self.uffd() {
-            let new = uncopy_sys::fd::duplicate_high(old.fd()).unwrap_or(-1);
-            self.uffd.store(new, Relaxed);
-            old.close();
+    /// Our descriptors, as the program must not find them.
+    #[must_use]
+    pub fn descriptors(&self) -> [Option<i32>; 2] {
+        [self.uffd().map(Uffd::fd), self.foreign.uffd().map(Uffd::fd)]
+    }
+
+    /// Gives a descriptor of ours another number, because the program is about to use this one. Where
+    /// there is no other, placements fail from here on and bytes are copied instead; the handler has a
+    /// table of its own.
+    pub fn renumber_descriptor(&self, fd: i32) {
+        let new = uncopy_sys::fd::duplicate_high(fd);
+        if self.uffd.load(Relaxed) == fd {
+            self.uffd.store(new.unwrap_or(-1), Relaxed);
+        } else {
+            self.foreign.set_uffd(new.map(Uffd::from_fd));
         }
+        Uffd::from_fd(fd).close();
     }
 
     /// Ends elision for good, without a message: for a reason that is not a failure. Returns the
@@ -280,9 +302,24 @@ impl Engine {
         uffd
     }
 
-    /// Calls `each` for every block.
-    pub fn for_each_block(&self, each: impl FnMut(BlockRef)) {
-        self.heap.for_each_block(each);
+    /// The block of the heap, or the foreign range, that holds `address`.
+    #[inline]
+    #[must_use]
+    pub fn find(&'static self, address: usize) -> Option<BlockRef> {
+        self.heap.find(address).or_else(|| self.foreign.find(address))
+    }
+
+    /// Makes what `address..address + len_bytes` touches ordinary memory, because the program is about to
+    /// change its mapping.
+    pub fn disown(&'static self, address: usize, len_bytes: usize) {
+        self.heap.disown(address, len_bytes);
+        self.foreign.disown(address, address.saturating_add(len_bytes));
+    }
+
+    /// Calls `each` for every block of the heap and every foreign range.
+    pub fn for_each_block(&'static self, mut each: impl FnMut(BlockRef)) {
+        self.heap.for_each_block(&mut each);
+        self.foreign.for_each_range(each);
     }
 
     /// Lock of activation, to be held across a fork.

@@ -11,7 +11,7 @@ use crate::live;
 use crate::release;
 use crate::segment::Segment;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State, View};
 use uncopy_core::policy::{FAULT_NS, FILL_PAGE_NS};
@@ -21,7 +21,7 @@ use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::thread;
-use uncopy_sys::uffd::{Fault, Uffd, Woken};
+use uncopy_sys::uffd::{Change, Fault, Message, Uffd, wait};
 
 /// Pages put in place by one fault at most: sequential touching doubles up to here.
 const BATCH_MOST: u32 = 128;
@@ -34,70 +34,134 @@ const EAGER_TRIES: u32 = 200;
 
 const EEXIST: Errno = Errno(17);
 
-/// Descriptor that a starting handler takes over; -1 once it has.
-static STARTING: AtomicI32 = AtomicI32::new(-1);
 /// Counts handler threads: one that a fork left behind in the parent's copy does not exist.
 static READY: AtomicU32 = AtomicU32::new(0);
 
-/// Starts the handler thread of `uffd` and waits until it holds the descriptor by itself.
+/// Starts the handler thread of the heap's userfaultfd and of the foreign ranges', and waits until it holds
+/// the descriptors by itself.
 ///
 /// # Errors
 /// What pthread_create says.
-pub fn start_handler(uffd: Uffd) -> Result<(), Errno> {
+pub fn start_handler(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
     let before = READY.load(Acquire);
-    STARTING.store(uffd.fd(), Release);
-    thread::spawn(run, uffd.fd() as usize)?;
+    let foreign_fd = foreign.map_or(-1, Uffd::fd);
+    thread::spawn(run, main.fd() as u32 as usize | (foreign_fd as u32 as usize) << 32)?;
     while READY.load(Acquire) == before {
         thread::pause();
     }
     Ok(())
 }
 
+/// What the handler thread knows.
+struct Handler {
+    main: Uffd,
+    foreign: Option<Uffd>,
+    control: Control,
+    /// Faults that cannot be served yet.
+    waiting: Vec<(Uffd, Fault)>,
+    /// Changes that are not dealt with yet.
+    changes: Vec<Change>,
+    /// Views are being turned back into plain memory.
+    releases: bool,
+}
+
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
-    let uffd = Uffd::from_fd(argument as usize as i32);
+    let (main, foreign) = (argument as usize as i32, (argument as usize >> 32) as i32);
     let _critical = Critical::enter();
-    // A refusal (seccomp) leaves the descriptor shared with the program, which then must not close it.
-    let is_isolated = thread::isolate(uffd.fd()).is_ok();
-    let control = if is_isolated { live::open_control() } else { Control::NONE };
+    // A refusal (seccomp) leaves the descriptors shared with the program, which then must not close them.
+    let is_isolated = thread::isolate([main, foreign]).is_ok();
+    let mut handler = Handler {
+        main: Uffd::from_fd(main),
+        foreign: (foreign >= 0).then(|| Uffd::from_fd(foreign)),
+        control: if is_isolated { live::open_control() } else { Control::NONE },
+        waiting: Vec::with_capacity(64),
+        changes: Vec::new(),
+        releases: false,
+    };
     READY.fetch_add(1, Release);
-    let mut releases = false;
-    let mut waiting: Vec<Fault> = Vec::with_capacity(64);
-    let mut tries = 0;
-    loop {
-        let timeout_ms = match waiting.len() {
-            0 if !releases => -1,
-            _ if tries < EAGER_TRIES => 0,
-            _ => RETRY_MS,
-        };
-        let before = waiting.len();
-        match uffd.wait(timeout_ms, control, |fault| waiting.push(fault)) {
-            Woken::Served => {}
-            Woken::Control => {
-                releases |= control.says(CONTROL_RELEASE);
+    handler.serve_all();
+    core::ptr::null_mut()
+}
+
+impl Handler {
+    fn serve_all(&mut self) {
+        let mut tries = 0;
+        loop {
+            let is_idle = self.waiting.is_empty() && self.changes.is_empty() && !self.releases;
+            let timeout_ms = match tries {
+                _ if is_idle => -1,
+                0..EAGER_TRIES => 0,
+                _ => RETRY_MS,
+            };
+            let before = (self.waiting.len(), self.changes.len());
+            if !self.read(timeout_ms) {
+                return;
             }
-            Woken::Closed => return core::ptr::null_mut(),
+            let after = (self.waiting.len(), self.changes.len());
+            self.work();
+            let left = (self.waiting.len(), self.changes.len());
+            if left != after || left != before {
+                tries = 0;
+            } else if left != (0, 0) || self.releases {
+                tries += 1;
+                thread::pause();
+            }
         }
-        if releases {
+    }
+
+    /// Waits and takes in what there is; false when there is nothing left to serve.
+    fn read(&mut self, timeout_ms: i32) -> bool {
+        let ready = wait(self.main, self.foreign, self.control, timeout_ms);
+        if ready.is_closed {
+            return false;
+        }
+        if let Some(foreign) = self.foreign.filter(|_| ready.second) {
+            ENGINE.foreign.begin_change();
+            let is_open = foreign.read(|message| match message {
+                Message::Fault(fault) => self.waiting.push((foreign, fault)),
+                Message::Change(change) => self.changes.push(change),
+            });
+            ENGINE.foreign.mark_changed(&self.changes);
+            if !is_open {
+                self.foreign = None;
+            }
+        }
+        self.releases |= ready.control && self.control.says(CONTROL_RELEASE);
+        let main = self.main;
+        !ready.first
+            || main.read(|message| {
+                if let Message::Fault(fault) = message {
+                    self.waiting.push((main, fault));
+                }
+            })
+    }
+
+    /// One try at everything that is to be done.
+    fn work(&mut self) {
+        if !self.changes.is_empty() {
+            // In order: a mapping that has moved is reported as gone right after.
+            let done = self.changes.iter().take_while(|change| ENGINE.foreign.follow(**change)).count();
+            self.changes.drain(..done);
+            ENGINE.foreign.mark_changed(&self.changes);
+        }
+        if self.releases {
             let is_retired = ENGINE.phase() == Phase::Inactive || ENGINE.try_retire(REASON_RELEASED);
-            releases = !(is_retired && release::round_without_waiting(uffd));
+            self.releases = !(is_retired && release::round_without_waiting(self.main));
         }
-        let served_all = waiting.len();
-        waiting.retain(|fault| !serve(uffd, *fault));
-        if waiting.len() < served_all || waiting.len() != before {
-            tries = 0;
-        } else if !waiting.is_empty() || releases {
-            tries += 1;
-            thread::pause();
-        }
+        // A fault where nothing is known may lie where a mapping has just moved to.
+        let is_settled = self.changes.is_empty();
+        self.waiting.retain(|(uffd, fault)| !serve(*uffd, *fault, is_settled));
     }
 }
 
-/// Serves one fault; false if it has to be tried again.
-fn serve(uffd: Uffd, fault: Fault) -> bool {
+/// Serves one fault; false if it has to be tried again. `is_settled`: every change of mappings has been
+/// dealt with.
+fn serve(uffd: Uffd, fault: Fault, is_settled: bool) -> bool {
     let page_address = fault.address / PAGE_BYTES * PAGE_BYTES;
-    let Some(at) = ENGINE.heap.find(page_address) else {
-        // Hidden memory is always present while in use; should it not be, zeroes beat a hang.
-        return zeroes(uffd, page_address);
+    let Some(at) = ENGINE.find(page_address) else {
+        // Hidden memory is always present while in use; should it not be, zeroes beat a hang. What is left
+        // of a foreign range that is gone is empty.
+        return is_settled && zeroes(uffd, page_address);
     };
     match at.try_lock() {
         Some(mut locked) => serve_locked(uffd, &mut locked, page_address),
@@ -169,6 +233,7 @@ pub(crate) fn fill_empty(
     pages: PageRange,
     dropped: &mut Dropped<Segment>,
 ) -> bool {
+    let uffd = locked.at.uffd(uffd);
     let address = locked.at.base + pages.start_bytes();
     let done_bytes = match ENGINE.hidden.fill_zeroes(uffd, address, pages.len_bytes()) {
         Ok(()) => pages.len_bytes(),
@@ -192,6 +257,7 @@ pub(crate) fn materialize(
     view: View<Segment>,
     dropped: &mut Dropped<Segment>,
 ) -> bool {
+    let uffd = locked.at.uffd(uffd);
     let destination = locked.at.base + pages.start_bytes();
     let View { mut segment, offset_bytes, .. } = view;
     let source = segment.address() + offset_bytes;

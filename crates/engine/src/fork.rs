@@ -17,6 +17,11 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::{Critical, Lock, forget_thread_id, thread_id};
 use uncopy_sys::uffd::Uffd;
 
+/// Times that a fork waits 20 µs for the handler to deal with changes of mappings.
+const SETTLE_TRIES: u32 = 50_000;
+
+const EBADF: Errno = Errno(9);
+
 struct Held {
     /// Only one fork at a time.
     lock: Lock,
@@ -63,6 +68,7 @@ fn lock_all() {
         }
     }
     ENGINE.heap.for_each_block(|at| at.block.lock.lock());
+    ENGINE.foreign.lock_all();
     ENGINE.hidden.lock().lock();
     if let Some(lock) = private_lock() {
         lock.lock();
@@ -75,6 +81,7 @@ fn unlock_all() {
         lock.unlock();
     }
     ENGINE.hidden.lock().unlock();
+    ENGINE.foreign.unlock_all();
     ENGINE.heap.for_each_block(|at| at.block.lock.unlock());
     let skipped = HELD.skipped_classes.swap(0, Relaxed);
     for (index, lock) in ENGINE.heap.class_locks().enumerate() {
@@ -87,12 +94,21 @@ fn unlock_all() {
 
 /// Before a fork: waits until no engine work is under way, and keeps it so.
 pub fn prepare() {
-    if !ENGINE.heap.is_reserved() {
+    if !ENGINE.heap.is_reserved() && ENGINE.phase() == Phase::Dormant {
         return;
     }
     let critical = Critical::enter();
     HELD.lock.lock();
     lock_all();
+    // What the handler has read of the program's own changes must be dealt with: the child's cannot know.
+    for _ in 0..SETTLE_TRIES {
+        if ENGINE.foreign.is_settled() {
+            break;
+        }
+        unlock_all();
+        uncopy_sys::thread::pause();
+        lock_all();
+    }
     // SAFETY: this thread holds `HELD.lock`.
     unsafe {
         *HELD.critical.get() = Some(critical);
@@ -148,9 +164,12 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
         // What could not be released is served by the parent's handler only.
         fill_all_views();
     } else {
-        if let Some(old) = ENGINE.uffd().filter(|_| has_own_descriptors) {
-            // The parent's: what is done through it would happen to the parent.
-            old.close_if_ours();
+        ENGINE.foreign.settle_in_child();
+        if has_own_descriptors {
+            // The parent's: what is done through them would happen to the parent.
+            for old in ENGINE.uffd().into_iter().chain(ENGINE.foreign.uffd()) {
+                old.close_if_ours();
+            }
         }
         if stays_plain {
             fill_all_views();
@@ -164,18 +183,21 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
 }
 
 fn go_on() -> Result<(), String> {
-    let uffd = ENGINE.open_uffd()?;
-    let registered = register_everything(uffd);
+    let (main, foreign) = ENGINE.open_uffds()?;
+    let registered = register_everything(main, foreign);
     if let Err(errno) = registered {
-        uffd.close();
+        main.close();
+        if let Some(foreign) = foreign {
+            foreign.close();
+        }
         return Err(format!("a forked child's memory could not be registered: {errno}"));
     }
-    ENGINE.replace_uffd(uffd);
+    ENGINE.replace_uffds(main, foreign);
     Ok(())
 }
 
-fn register_everything(uffd: Uffd) -> Result<(), Errno> {
-    ENGINE.hidden.register_again(uffd)?;
+fn register_everything(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
+    ENGINE.hidden.register_again(main)?;
     // Adjacent blocks are registered with one call.
     let mut run: Option<(usize, usize)> = None;
     let mut result = Ok(());
@@ -183,11 +205,12 @@ fn register_everything(uffd: Uffd) -> Result<(), Errno> {
         if let Some((start, end)) = run.take()
             && result.is_ok()
         {
-            result = uffd.register(start, end - start);
+            result = main.register(start, end - start);
         }
     };
+    let is_registered = |at: &BlockRef| at.block.flags.load(Relaxed) & REGISTERED != 0;
     ENGINE.heap.for_each_block(|at| {
-        let registered = at.block.flags.load(Relaxed) & REGISTERED != 0;
+        let registered = is_registered(&at);
         match &mut run {
             Some((_, end)) if registered && *end == at.base => *end += at.bytes(),
             _ => {
@@ -199,6 +222,11 @@ fn register_everything(uffd: Uffd) -> Result<(), Errno> {
         }
     });
     flush(&mut run);
+    ENGINE.foreign.for_each_range(|at| {
+        if result.is_ok() && is_registered(&at) {
+            result = foreign.map_or(Err(EBADF), |uffd| uffd.register(at.base, at.bytes()));
+        }
+    });
     result
 }
 
@@ -210,7 +238,7 @@ fn fill_all_views() {
             return;
         }
         let mut dropped = Dropped::new();
-        let mut locked = at.lock();
+        let mut locked = at.lock_for_service();
         if let Some(map) = locked.map() {
             map.for_each(at.all(), |pages, state| {
                 if let State::Viewed(view) = state {
@@ -226,5 +254,5 @@ fn fill_all_views() {
         drop(locked);
         drop(dropped);
     };
-    ENGINE.heap.for_each_block(fill);
+    ENGINE.for_each_block(fill);
 }

@@ -187,7 +187,7 @@ impl Heap {
             + index as usize * class.bytes();
         // SAFETY: the record is committed (index < committed), stays so, and all-zero bytes are a
         // valid Block.
-        BlockRef { block: unsafe { &*(record as *const Block) }, base, pages: class.pages() }
+        BlockRef { block: unsafe { &*(record as *const Block) }, base, pages: class.pages(), slot: None }
     }
 
     /// Allocates a block of at least `len_bytes`; `caller` is the return address in the program.
@@ -420,7 +420,7 @@ impl Heap {
             if block.block.flags.fetch_or(DISOWNED, Relaxed) & DISOWNED == 0 {
                 let _critical = Critical::enter();
                 let mut dropped = Dropped::new();
-                let mut locked = block.lock();
+                let mut locked = block.lock_for_service();
                 if let Some(uffd) = ENGINE.uffd() {
                     // Where this fails, absent pages go on being served.
                     let _ = locked.make_plain(uffd, &mut dropped);

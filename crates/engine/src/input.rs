@@ -10,7 +10,7 @@ use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId, State};
 use uncopy_core::plan::{Piece, plan};
-use uncopy_core::policy::{INPUT_NS, Kind, TRACK_NS, copy_ns};
+use uncopy_core::policy::{CLAIM_NS, INPUT_NS, Kind, TRACK_NS, copy_ns};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
@@ -66,7 +66,9 @@ impl Target {
 pub fn concerns(parts: &[Part]) -> bool {
     let least_bytes = ENGINE.min_size_bytes();
     parts.len() <= PARTS_MOST
-        && parts.iter().any(|part| part.len_bytes >= least_bytes && ENGINE.heap.contains(part.address))
+        && parts.iter().any(|part| {
+            part.len_bytes >= least_bytes && (ENGINE.heap.contains(part.address) || ENGINE.foreign.is_on())
+        })
 }
 
 /// Inputs that have been redirected; to be finished with the number of bytes that arrived.
@@ -89,14 +91,19 @@ impl<'a> Input<'a> {
             if part.len_bytes < ENGINE.min_size_bytes() || part.len_bytes > PART_MOST_BYTES {
                 continue;
             }
-            let Some(at) = ENGINE.heap.find(part.address) else { continue };
+            let site = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
+            let allowed = allows(site, part.len_bytes);
+            let found =
+                ENGINE.find(part.address).and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
+            let claimed = match found {
+                None if allowed => claim(site, part),
+                found => found,
+            };
+            let Some((at, range)) = claimed else { continue };
             if at.block.flags.load(Relaxed) & DISOWNED != 0 {
                 // What may be stored there is the program's and the kernel's to know.
                 continue;
             }
-            let Some(range) = at.range(part.address, part.len_bytes) else { continue };
-            let site = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
-            let allowed = allows(site, part.len_bytes);
             // Receiving into absent pages would fault page by page, allowed or not.
             let (open, absent) = look(at, range, part);
             if !allowed && !absent {
@@ -164,6 +171,17 @@ impl<'a> Input<'a> {
             first += count;
         }
     }
+}
+
+/// Makes a buffer outside the heap a foreign range.
+fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
+    if !ENGINE.foreign.is_on() || ENGINE.heap.contains(part.address) {
+        return None;
+    }
+    ENGINE.activate()?;
+    ENGINE.sites.debit(site, CLAIM_NS);
+    let at = ENGINE.foreign.claim(part.address, part.len_bytes)?;
+    Some((at, at.range(part.address, part.len_bytes)?))
 }
 
 fn allows(site: SiteId, len_bytes: usize) -> bool {
@@ -299,7 +317,10 @@ fn move_in(
         drop(state);
         let from = draft.address() + (run.start - first_page) as usize * PAGE_BYTES;
         // SAFETY: the destination is absent and locked, the draft ours alone.
-        let placed = unsafe { uffd.move_pages(locked.at.base + run.start_bytes(), from, run.len_bytes()) };
+        let placed = unsafe {
+            let destination = locked.at.base + run.start_bytes();
+            locked.at.uffd(uffd).move_pages(destination, from, run.len_bytes())
+        };
         let moved = PageRange::new(run.start, run.start + (placed.done_bytes / PAGE_BYTES) as u32);
         live::add(Counter::MovedPages, moved.len() as usize);
         draft.moved_out(PageRange::new(moved.start - first_page, moved.end - first_page));

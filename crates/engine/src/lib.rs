@@ -6,6 +6,7 @@
 //! | [`gate`] | the words that hooks compare with first |
 //! | [`heap`] | the block heap: the program's large allocations |
 //! | [`block`] | one block: its lock, its page map, its registration |
+//! | [`foreign`] | memory outside the heap that holds views |
 //! | [`hidden`] | hidden memory: where segments live, and the reservoir of warm pages |
 //! | [`segment`] | refcounted immutable runs of hidden memory |
 //! | [`apply`] | carrying out a copy plan on a block's pages |
@@ -18,8 +19,8 @@
 //!
 //! Rules that keep it from deadlock:
 //! 1. Engine work runs inside a `Critical` (signals blocked); the program's own system calls do not.
-//! 2. Order of locks: classes, then blocks by address, then hidden memory, then the private
-//!    allocator. No code path holds a class's lock and a block's.
+//! 2. Order of locks: classes, the heap's blocks by address, the registry of foreign ranges, their blocks
+//!    by slot, then hidden memory, then the private allocator. No code path holds a class's lock and a block's.
 //! 3. Under a block's lock only pages known to be present are touched. Should one be absent all the
 //!    same (the program gave it back to the kernel behind our back), the fault service sees that
 //!    the waiting thread owns the lock and puts a page of zeroes there.
@@ -34,6 +35,7 @@ pub mod block;
 pub mod copy;
 pub mod engine;
 pub mod fault;
+pub mod foreign;
 pub mod fork;
 pub mod gate;
 pub mod heap;

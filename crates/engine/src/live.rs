@@ -11,12 +11,13 @@ use uncopy_sys::control::Control;
 use uncopy_sys::mem;
 
 /// Counters that say what is alive now.
-const GAUGES: [Counter; 5] = [
+const GAUGES: [Counter; 6] = [
     Counter::SegmentsBytes,
     Counter::Views,
     Counter::ReservoirBytes,
     Counter::BlocksBytes,
     Counter::RegisteredBlocks,
+    Counter::ForeignRanges,
 ];
 
 const WORDS: usize = FILE_BYTES / 8;

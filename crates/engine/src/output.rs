@@ -32,7 +32,7 @@ pub fn concerns(parts: &[Part]) -> bool {
 }
 
 fn may_be_absent(part: &Part) -> bool {
-    ENGINE.heap.find(part.address).as_ref().is_some_and(BlockRef::may_have_absent_pages)
+    ENGINE.find(part.address).as_ref().is_some_and(BlockRef::may_have_absent_pages)
 }
 
 impl Output {
@@ -76,7 +76,7 @@ impl Output {
 
     /// Adds one part of the program's to the message whose parts begin at index `first`.
     fn push(&mut self, part: &Part, first: usize) {
-        let found = ENGINE.heap.find(part.address).filter(BlockRef::may_have_absent_pages);
+        let found = ENGINE.find(part.address).filter(BlockRef::may_have_absent_pages);
         let Some((at, range)) = found.and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)))
         else {
             self.parts.push(*part);

@@ -21,7 +21,7 @@ const ROUNDS_MOST: u32 = 8;
 pub fn release_all(why: &str) -> bool {
     let Some(uffd) = ENGINE.retire(why) else { return true };
     let _critical = Critical::enter();
-    (0..ROUNDS_MOST).any(|_| round(uffd, |at| Some(at.lock())))
+    (0..ROUNDS_MOST).any(|_| round(uffd, |at| Some(at.lock_for_service())))
 }
 
 /// One round for the handler thread of `uffd`, after [`crate::engine::Engine::retire`]: blocks that another

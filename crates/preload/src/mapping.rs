@@ -4,10 +4,8 @@
 //! A block whose mapping the program changes becomes plain memory for good before the call is made.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::Ordering::Relaxed;
 use libc::size_t;
 use uncopy_engine::engine::ENGINE;
-use uncopy_engine::gate::HEAP_LEN_BYTES;
 
 type Pointer = *mut c_void;
 
@@ -29,9 +27,7 @@ slots! {
 }
 
 fn disown(address: Pointer, len: size_t) {
-    if HEAP_LEN_BYTES.load(Relaxed) != 0 {
-        ENGINE.heap.disown(address as usize, len);
-    }
+    ENGINE.disown(address as usize, len);
 }
 
 #[unsafe(no_mangle)]
@@ -112,14 +108,9 @@ pub unsafe extern "C" fn mlock2(address: *const c_void, len: size_t, flags: u32)
     unsafe { MLOCK2.call()(address, len, flags) }
 }
 
-/// Our descriptor, as a program that closes every number must not find it: -1 if there is none.
-fn hidden_descriptor() -> c_int {
-    ENGINE.uffd().map_or(-1, |uffd| uffd.fd())
-}
-
 /// Whether `fd` is ours and so, to the program, not open; `errno` then says so.
 fn is_hidden(fd: c_int) -> bool {
-    let hidden = fd >= 0 && fd == hidden_descriptor();
+    let hidden = fd >= 0 && ENGINE.descriptors().contains(&Some(fd));
     if hidden {
         uncopy_sys::errno::set(libc::EBADF);
     }
@@ -163,9 +154,9 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 /// Makes way for a descriptor of the program's own at number `fd`.
 fn make_way(fd: c_int) {
-    if fd >= 0 && fd == hidden_descriptor() {
+    if fd >= 0 && ENGINE.descriptors().contains(&Some(fd)) {
         let _errno = uncopy_sys::errno::Keep::new();
-        ENGINE.renumber_descriptor();
+        ENGINE.renumber_descriptor(fd);
     }
 }
 
@@ -183,35 +174,48 @@ pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     unsafe { DUP3.call()(from, to, flags) }
 }
 
+/// Our descriptors in order.
+fn hidden_in_order() -> [Option<u32>; 2] {
+    let mut hidden = ENGINE.descriptors().map(|fd| fd.and_then(|fd| u32::try_from(fd).ok()));
+    hidden.sort_unstable();
+    hidden
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
-    let hidden = hidden_descriptor();
     let real = CLOSE_RANGE.call();
-    // SAFETY: the caller's promise.
-    unsafe {
-        match u32::try_from(hidden) {
-            Ok(hidden) if first <= hidden && hidden <= last => {
-                let below = if hidden > first { real(first, hidden - 1, flags) } else { 0 };
-                // UNSHARE is done by the first call.
-                if below == 0 && last > hidden { real(hidden + 1, last, flags) } else { below }
+    let mut next = first;
+    if first <= last {
+        for hidden in hidden_in_order().into_iter().flatten().filter(|fd| (first..=last).contains(fd)) {
+            // UNSHARE is done by the first call.
+            // SAFETY: the caller's promise.
+            if hidden > next && unsafe { real(next, hidden - 1, flags) } != 0 {
+                return -1;
             }
-            _ => real(first, last, flags),
+            next = hidden + 1;
+        }
+        if next > last {
+            return 0;
         }
     }
+    // SAFETY: the caller's promise; a range that is none is the kernel's to refuse.
+    unsafe { real(next, last, flags) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
-    let hidden = hidden_descriptor();
+    let mut next = first.max(0);
     // SAFETY: the caller's promise.
     unsafe {
-        if hidden < first.max(0) {
-            CLOSEFROM.call()(first);
-        } else {
-            if hidden > 0 {
-                close_range(first.max(0) as u32, hidden as u32 - 1, 0);
+        for hidden in hidden_in_order().into_iter().flatten() {
+            let hidden = hidden as c_int;
+            if hidden >= next {
+                if hidden > next {
+                    close_range(next as u32, hidden as u32 - 1, 0);
+                }
+                next = hidden + 1;
             }
-            CLOSEFROM.call()(hidden + 1);
         }
+        CLOSEFROM.call()(next);
     }
 }

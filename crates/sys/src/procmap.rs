@@ -8,6 +8,7 @@ use crate::errno::{Errno, check};
 const IOCTL_QUERY: u64 = 0xC068_6611;
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
+const EXECUTABLE: u64 = 1 << 2;
 const SHARED: u64 = 1 << 3;
 
 #[repr(C)]
@@ -37,43 +38,69 @@ pub struct Mapping {
     pub start: usize,
     /// One past the last address.
     pub end: usize,
-    /// Whether it is private, anonymous, readable, writable and made of ordinary pages: the only
-    /// kind that can hold views.
+    /// Whether it is private, anonymous, readable, writable, made of ordinary pages and no thread's first
+    /// stack: the only kind that can hold views.
     pub can_hold_views: bool,
 }
 
-/// The mapping that covers `address`; `None` if there is none.
+/// Name of the mapping that the first thread's stack is.
+const STACK: &[u8] = b"[stack";
+
+/// Calls `each` for the mappings that cover `start..end`, in order of address, until it returns false.
+/// Returns whether they cover it without a gap and it always returned true.
 ///
 /// # Errors
 /// ENOTTY before Linux 6.11; what open says without /proc.
-pub fn query(address: usize) -> Result<Option<Mapping>, Errno> {
+pub fn all(start: usize, end: usize, mut each: impl FnMut(Mapping) -> bool) -> Result<bool, Errno> {
     let path = c"/proc/self/maps";
     // SAFETY: the path is terminated.
     let fd = check(unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
     })?;
+    let mut at = start;
+    let result = loop {
+        if at >= end {
+            break Ok(true);
+        }
+        match query_with(fd as i32, at) {
+            Ok(Some(mapping)) if each(mapping) => at = mapping.end,
+            Ok(_) => break Ok(false),
+            Err(errno) => break Err(errno),
+        }
+    };
+    // SAFETY: the descriptor is ours.
+    unsafe { kernel!(Close, libc::syscall(libc::SYS_close, fd)) };
+    result
+}
+
+fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
+    let mut name = [0u8; 128];
     let mut argument = QueryArgument {
         size_bytes: core::mem::size_of::<QueryArgument>() as u64,
         query_address: address as u64,
+        name_size: name.len() as u32,
+        name_address: name.as_mut_ptr() as u64,
         ..QueryArgument::default()
     };
-    // SAFETY: the argument is the structure that the request takes and names no buffers.
-    let result =
-        check(i64::from(unsafe { kernel!(Query, libc::ioctl(fd as i32, IOCTL_QUERY, &raw mut argument)) }));
-    // SAFETY: the descriptor is ours.
-    unsafe { kernel!(Close, libc::syscall(libc::SYS_close, fd)) };
+    // SAFETY: the argument is the structure that the request takes; the buffer it names is valid.
+    let result = check(i64::from(unsafe { kernel!(Query, libc::ioctl(fd, IOCTL_QUERY, &raw mut argument)) }));
     match result {
         Err(Errno(libc::ENOENT)) => Ok(None),
+        // A name that long is a file's.
+        Err(Errno(libc::ENAMETOOLONG)) => {
+            Ok(Some(Mapping { start: address, end: address + 1, can_hold_views: false }))
+        }
         Err(errno) => Err(errno),
         Ok(_) => {
-            let access = argument.flags & (READABLE | WRITABLE | SHARED);
+            let access = argument.flags & (READABLE | WRITABLE | EXECUTABLE | SHARED);
             Ok(Some(Mapping {
                 start: argument.start as usize,
                 end: argument.end as usize,
                 can_hold_views: access == READABLE | WRITABLE
                     && argument.inode == 0
-                    && argument.page_size_bytes as usize == crate::mem::page_size(),
+                    && argument.page_size_bytes as usize == crate::mem::page_size()
+                    && !name.starts_with(STACK),
             }))
         }
     }
@@ -87,14 +114,24 @@ mod tests {
     fn memory_of_ours_can_hold_views_and_code_cannot() {
         let heap = vec![0u8; 1 << 20];
         let address = heap.as_ptr() as usize + 4096;
-        match query(address) {
+        let one = |address: usize| {
+            let mut found = None;
+            all(address, address + 1, |mapping| {
+                found = Some(mapping);
+                true
+            })
+            .map(|_| found)
+        };
+        match one(address) {
             Err(Errno(libc::ENOTTY)) => eprintln!("skipped: PROCMAP_QUERY needs Linux 6.11"),
             found => {
                 let mapping = found.expect("query works").expect("mapped");
                 assert!(mapping.start <= address && address < mapping.end && mapping.can_hold_views);
-                let code = query(query as *const () as usize).expect("query works").expect("mapped");
-                assert!(!code.can_hold_views);
-                assert_eq!(query(8).expect("query works"), None);
+                let code = one(query_with as *const () as usize);
+                assert!(!code.expect("query works").expect("mapped").can_hold_views);
+                let stack = one(&raw const address as usize).expect("query works").expect("mapped");
+                assert!(stack.start <= &raw const address as usize);
+                assert_eq!(one(8).expect("query works"), None);
             }
         }
     }

@@ -84,23 +84,27 @@ pub fn others_live() -> bool {
     })
 }
 
-/// Gives the calling thread a table of descriptors that holds only `kept`, and a name.
+/// Gives the calling thread a table of descriptors that holds only `kept` (in any order), and a name.
 ///
 /// # Errors
 /// What unshare says; the thread then shares the program's table.
-pub fn isolate(kept: i32) -> Result<(), Errno> {
+pub fn isolate(mut kept: [i32; 2]) -> Result<(), Errno> {
     HANDLER.store(crate::lock::thread_id(), Relaxed);
     // SAFETY: a terminated name; prctl copies it.
     unsafe { kernel!(Limit, libc::prctl(libc::PR_SET_NAME, c"uncopy-faults".as_ptr())) };
     // SAFETY: affects only this thread's table.
     check(i64::from(unsafe { kernel!(Unshare, libc::unshare(libc::CLONE_FILES)) }))?;
-    let kept = u32::try_from(kept).map_err(|_| Errno(libc::EBADF))?;
+    kept.sort_unstable();
+    let mut next = 0;
     // SAFETY: this table belongs to this thread alone, which uses nothing but `kept`.
     unsafe {
-        if kept > 0 {
-            kernel!(Close, libc::syscall(libc::SYS_close_range, 0, kept - 1, 0));
+        for kept in kept.into_iter().filter_map(|kept| u32::try_from(kept).ok()) {
+            if kept > next {
+                kernel!(Close, libc::syscall(libc::SYS_close_range, next, kept - 1, 0));
+            }
+            next = kept + 1;
         }
-        kernel!(Close, libc::syscall(libc::SYS_close_range, kept + 1, u32::MAX, 0));
+        kernel!(Close, libc::syscall(libc::SYS_close_range, next, u32::MAX, 0));
     }
     Ok(())
 }

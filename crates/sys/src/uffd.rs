@@ -26,6 +26,12 @@ const PAGE_BYTES: usize = 4096;
 
 const REGISTER_MODE_MISSING: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
+const EVENT_REMAP: u8 = 0x14;
+const EVENT_REMOVE: u8 = 0x15;
+const EVENT_UNMAP: u8 = 0x16;
+/// Changes of mappings are reported: mremap, madvise that drops pages, munmap and whatever replaces a
+/// mapping (Linux 4.11).
+const FEATURE_EVENTS: u64 = (1 << 2) | (1 << 3) | (1 << 6);
 
 /// Times an ioctl that says "try again" is tried again before the caller must fall back.
 const RETRIES: u32 = 64;
@@ -91,6 +97,36 @@ pub struct Fault {
     pub address: usize,
     /// Kernel id of the thread that waits.
     pub thread_id: u32,
+}
+
+/// The program has changed registered mappings. It waits until this is read, and then goes on: pages that
+/// are given back vanish after that, pages of a mapping that is gone or moved have vanished before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// First address.
+    pub start: usize,
+    /// One past the last address.
+    pub end: usize,
+    /// Where `start` is now, if the mapping was moved.
+    pub moved_to: Option<usize>,
+}
+
+/// What a userfaultfd reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// A thread waits for a page.
+    Fault(Fault),
+    /// Mappings have changed; only where [`Reports::Changes`] were asked for.
+    Change(Change),
+}
+
+/// What a userfaultfd is to report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reports {
+    /// Faults only: for memory whose mappings only we change.
+    Faults,
+    /// Changes of the mappings too: for memory that the program maps.
+    Changes,
 }
 
 /// A userfaultfd of this process.
@@ -161,7 +197,7 @@ impl Uffd {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn open(inherited_device: Option<i32>) -> Result<Self, OpenError> {
+    pub fn open(inherited_device: Option<i32>, reports: Reports) -> Result<Self, OpenError> {
         let low = open_any(inherited_device).map_err(OpenError::Refused)?;
         let fd = crate::fd::duplicate_high(low);
         let uffd = Self { fd: fd.unwrap_or(low) };
@@ -169,7 +205,9 @@ impl Uffd {
             // SAFETY: the low number is ours and no longer needed.
             unsafe { kernel!(Close, libc::syscall(libc::SYS_close, low)) };
         }
-        let mut api = ApiArgument { api: API, features: FEATURE_THREAD_ID | FEATURE_MOVE, ioctls: 0 };
+        let events = if reports == Reports::Changes { FEATURE_EVENTS } else { 0 };
+        let features = FEATURE_THREAD_ID | FEATURE_MOVE | events;
+        let mut api = ApiArgument { api: API, features, ioctls: 0 };
         // SAFETY: the structure that the request takes.
         if let Err(errno) =
             check(i64::from(unsafe { kernel!(Api, libc::ioctl(uffd.fd, IOCTL_API, &raw mut api)) }))
@@ -319,26 +357,8 @@ impl Uffd {
         })
     }
 
-    /// Waits up to `timeout_ms` (-1: without limit) for faults, which it hands to `each`, or until
-    /// there is something to read from `control`.
-    pub fn wait(self, timeout_ms: i32, control: Control, mut each: impl FnMut(Fault)) -> Woken {
-        let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut polls = [watch(self.fd), watch(control.fd())];
-        // SAFETY: two valid pollfds; a negative descriptor is passed over.
-        let ready = unsafe { kernel!(Poll, libc::poll(polls.as_mut_ptr(), 2, timeout_ms)) };
-        if ready == 0 {
-            return Woken::Served;
-        }
-        if polls[0].revents & libc::POLLNVAL != 0 {
-            return Woken::Closed;
-        }
-        if ready > 0 && polls[0].revents == 0 {
-            return Woken::Control;
-        }
-        if ready == -1 {
-            // Interrupted, or no memory: reading does not wait, so it tells as well.
-            crate::thread::pause();
-        }
+    /// Hands what there is to `each`; waits for nothing. False when the descriptor is of no use any more.
+    pub fn read(self, mut each: impl FnMut(Message)) -> bool {
         let mut messages = [[0u64; 4]; 16];
         // SAFETY: the buffer is valid for its size; a message is 32 bytes.
         let got = unsafe {
@@ -350,27 +370,58 @@ impl Uffd {
             if !is_gone && crate::errno::get() != libc::EAGAIN {
                 crate::thread::pause();
             }
-            return if is_gone { Woken::Closed } else { Woken::Served };
+            return !is_gone;
         }
         for message in &messages[..usize::try_from(got).unwrap_or(0) / 32] {
-            // uffd_msg: event u8 + padding, flags u64, address u64, ptid u32.
-            if message[0].to_ne_bytes()[0] == EVENT_PAGEFAULT {
-                each(Fault { address: message[2] as usize, thread_id: message[3] as u32 });
+            // uffd_msg: event u8 + padding; then for faults flags u64, address u64, ptid u32, for
+            // moves from, to, len_bytes, for the others start, end.
+            let [event, first, second, third] = *message;
+            let (start, end) = (first as usize, second as usize);
+            match event.to_ne_bytes()[0] {
+                EVENT_PAGEFAULT => each(Message::Fault(Fault { address: end, thread_id: third as u32 })),
+                EVENT_REMOVE | EVENT_UNMAP => each(Message::Change(Change { start, end, moved_to: None })),
+                EVENT_REMAP => {
+                    let moved_to = Some(end);
+                    each(Message::Change(Change { start, end: start + third as usize, moved_to }));
+                }
+                _ => {}
             }
         }
-        Woken::Served
+        true
     }
 }
 
-/// Why [`Uffd::wait`] returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Woken {
-    /// Every fault there was has been handed over.
-    Served,
-    /// There is something to read from the control pipe.
-    Control,
-    /// The descriptor is of no use any more.
-    Closed,
+/// What [`wait`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ready {
+    /// The first userfaultfd has something to read.
+    pub first: bool,
+    /// The second has.
+    pub second: bool,
+    /// The control pipe has.
+    pub control: bool,
+    /// The first descriptor is of no use any more.
+    pub is_closed: bool,
+}
+
+/// Waits up to `timeout_ms` (-1: without limit) until there is something to read.
+pub fn wait(first: Uffd, second: Option<Uffd>, control: Control, timeout_ms: i32) -> Ready {
+    let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut polls = [watch(first.fd), watch(second.map_or(-1, |second| second.fd)), watch(control.fd())];
+    // SAFETY: three valid pollfds; a negative descriptor is passed over.
+    let ready = unsafe { kernel!(Poll, libc::poll(polls.as_mut_ptr(), 3, timeout_ms)) };
+    if ready == -1 {
+        // Interrupted, or no memory: reading does not wait, so it tells as well.
+        crate::thread::pause();
+        return Ready { first: true, second: second.is_some(), ..Ready::default() };
+    }
+    let [first, second, control] = polls.map(|poll| poll.revents);
+    Ready {
+        first: first != 0,
+        second: second != 0,
+        control: control != 0,
+        is_closed: first & libc::POLLNVAL != 0,
+    }
 }
 
 /// How far a placement got.
