@@ -135,21 +135,33 @@ impl Running {
     ///
     /// # Panics
     /// When it takes longer than `limit`: the message holds the state of every thread.
-    pub fn finish(mut self, limit: Duration) -> Finished {
+    pub fn finish(self, limit: Duration) -> Finished {
+        self.try_finish(limit).unwrap_or_else(|hang| panic!("{hang}"))
+    }
+
+    /// Waits for the end of the program.
+    ///
+    /// # Errors
+    /// When it takes longer than `limit`: the state of every thread.
+    ///
+    /// # Panics
+    /// When the files of its output are gone.
+    pub fn try_finish(mut self, limit: Duration) -> Result<Finished, String> {
         let start = Instant::now();
         if !self.wait_for_exit(limit) {
             let report = hang_report(self.pid());
-            panic!("{} still runs after {:?}\n{}\n{report}", self.title, start.elapsed(), self.errors());
+            let (title, errors) = (&self.title, self.errors());
+            return Err(format!("{title} still runs after {:?}\n{errors}\n{report}", start.elapsed()));
         }
         let status = self.reap();
-        Finished {
+        Ok(Finished {
             status,
             output: std::fs::read(&self.output).expect("output file"),
             errors: self.errors(),
             counters: if self.mode == Mode::Plain { None } else { Counters::read(&self.stats) },
             mode: self.mode,
             title: self.title.clone(),
-        }
+        })
     }
 
     /// Asks the program to end with `signal` and waits for it.

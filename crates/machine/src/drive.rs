@@ -1,0 +1,143 @@
+//! Many programs, several at a time, until so many operations were done, or time is up.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use uncopy_core::stats::Counter;
+use uncopy_tests::launch::Mode;
+
+use crate::generator::generate;
+use crate::shrink::shrink;
+use crate::trial::{Subject, Sum, Trial};
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The first seed; the others follow.
+    pub seed: u64,
+    /// Operations in all.
+    pub operations: u64,
+    /// Operations of one program.
+    pub length: usize,
+    /// Programs at a time.
+    pub jobs: usize,
+    /// No program is begun after this time.
+    pub time: Duration,
+    /// The modes that programs are run in, in turn.
+    pub modes: Vec<Mode>,
+    /// The binary that carries programs out.
+    pub machine: PathBuf,
+    /// Where failing programs are written.
+    pub failures: PathBuf,
+    /// How long one failing program is made smaller.
+    pub shrink_time: Duration,
+    /// Failing programs after which to stop.
+    pub failures_most: usize,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What was done.
+    pub sum: Sum,
+    /// Where each failing program was written.
+    pub failures: Vec<PathBuf>,
+}
+
+/// Carries a plan out; tells on standard error how it goes.
+///
+/// # Panics
+/// When the directory for failures cannot be written.
+#[must_use]
+pub fn drive(plan: &Plan) -> Outcome {
+    let start = Instant::now();
+    let begun = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
+    let outcome = Mutex::new(Outcome::default());
+    let shown = Mutex::new(Instant::now());
+    let programs = plan.operations.div_ceil(plan.length as u64);
+    std::thread::scope(|scope| {
+        for _ in 0..plan.jobs {
+            scope.spawn(|| {
+                loop {
+                    let number = begun.fetch_add(1, Relaxed);
+                    if number >= programs || start.elapsed() > plan.time || stop.load(Relaxed) {
+                        return;
+                    }
+                    let failed = one(plan, number, &outcome);
+                    if failed >= plan.failures_most {
+                        stop.store(true, Relaxed);
+                    }
+                    show(&outcome, &shown, start, plan.operations);
+                }
+            });
+        }
+    });
+    if std::io::stderr().is_terminal() {
+        eprintln!();
+    }
+    outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs one program; gives the number of failures so far.
+fn one(plan: &Plan, number: u64, outcome: &Mutex<Outcome>) -> usize {
+    let seed = plan.seed.wrapping_add(number);
+    let mode = plan.modes[usize::try_from(number).unwrap_or(0) % plan.modes.len()];
+    let trial = Trial::new(&plan.machine, mode);
+    let report = trial.run(Subject::Seed(seed, plan.length));
+    let lock = || outcome.lock().unwrap_or_else(PoisonError::into_inner);
+    lock().sum.add(&report);
+    let Some(failure) = report.failure else { return lock().failures.len() };
+    std::fs::create_dir_all(&plan.failures).expect("directory for failing programs");
+    let path = plan.failures.join(format!("seed-{seed}.txt"));
+    let program = generate(seed, plan.length);
+    let comment = |text: &str| text.lines().map(|line| format!("# {line}\n")).collect::<String>();
+    let head = format!("# mode {mode:?}, seed {seed}, {} operations\n", plan.length);
+    std::fs::write(&path, format!("{head}{}{program}", comment(&failure))).expect("failing program");
+    eprintln!("\nseed {seed} in mode {mode:?} FAILED: {failure}\nmaking it smaller ({}) …", path.display());
+    if let Some(small) = shrink(&trial, &program, plan.shrink_time) {
+        let text = format!("{head}{}{}", comment(&small.failure), small.program);
+        std::fs::write(&path, text).expect("failing program");
+        eprintln!(
+            "seed {seed}: {} operations are left after {} tries, in {}",
+            small.program.operations.len(),
+            small.tried,
+            path.display()
+        );
+    } else {
+        eprintln!("seed {seed} did not fail again; the whole program is in {}", path.display());
+    }
+    let mut outcome = lock();
+    outcome.failures.push(path);
+    outcome.failures.len()
+}
+
+fn show(outcome: &Mutex<Outcome>, shown: &Mutex<Instant>, start: Instant, goal: u64) {
+    let terminal = std::io::stderr().is_terminal();
+    let every = Duration::from_secs(if terminal { 1 } else { 30 });
+    let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+    if shown.elapsed() < every {
+        return;
+    }
+    *shown = Instant::now();
+    let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+    let (done, seconds) = (outcome.sum.operations(), start.elapsed().as_secs().max(1));
+    let line = format!(
+        "{done} of {goal} operations, {} a second, {} programs, {} failed, {} MiB elided, {} faults",
+        done / seconds,
+        outcome.sum.programs,
+        outcome.failures.len(),
+        outcome.sum.counter(Counter::ElidedBytes) >> 20,
+        outcome.sum.counter(Counter::Faults),
+    );
+    if terminal {
+        eprint!("\r{line}\x1b[K")
+    } else {
+        eprintln!("{line}")
+    }
+    // Only a report of progress.
+    let _ = std::io::stderr().flush();
+}

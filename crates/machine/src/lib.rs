@@ -1,0 +1,19 @@
+//! The differential machine: random programs run under `libuncopy.so` next to a plain byte-array model.
+//!
+//! A program is data ([`program`]), made from a seed ([`generator`]). The interpreter carries it out by
+//! real calls of libc and follows every byte in memory that no interposed call touches ([`model`]).
+//! The driver runs many programs, each in a process of its own under the library ([`drive`]), and
+//! makes small those that fail ([`shrink`]).
+
+pub mod buffer;
+pub mod drive;
+pub mod generator;
+pub mod interpreter;
+pub mod known;
+pub mod link;
+pub mod model;
+pub mod program;
+pub mod progress;
+pub mod room;
+pub mod shrink;
+pub mod trial;

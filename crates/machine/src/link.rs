@@ -1,0 +1,287 @@
+//! The worker's links: sockets and pipes whose other end is driven by bare system calls.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+
+use uncopy_tests::calls::{set_buffer_size, set_nonblocking, wait_ready};
+use uncopy_tests::plain::{self, PlainBytes};
+
+use crate::model::{Mirror, pool, pool_place};
+
+/// Longest message on a link that keeps messages apart, bytes.
+pub const MESSAGE_MOST: usize = 150_000;
+/// Most bytes under way to the peer.
+const OUTGOING_MOST: usize = 4 << 20;
+
+/// What a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkKind {
+    /// A Unix stream socket.
+    Stream,
+    /// A Unix stream socket with a small send buffer: writes are partial.
+    Narrow,
+    /// TCP over loopback.
+    Tcp,
+    /// A pipe to the program.
+    PipeIn,
+    /// A pipe from the program.
+    PipeOut,
+    /// Unix datagrams.
+    Datagram,
+    /// Unix sequenced packets.
+    Packet,
+}
+
+impl LinkKind {
+    /// Every kind: a worker has one link of each.
+    pub const ALL: &'static [Self] =
+        &[Self::Stream, Self::Narrow, Self::Tcp, Self::PipeIn, Self::PipeOut, Self::Datagram, Self::Packet];
+
+    /// Whether messages stay apart.
+    #[must_use]
+    pub const fn keeps_messages(self) -> bool {
+        matches!(self, Self::Datagram | Self::Packet)
+    }
+
+    /// Whether socket calls work.
+    #[must_use]
+    pub const fn is_socket(self) -> bool {
+        !matches!(self, Self::PipeIn | Self::PipeOut)
+    }
+}
+
+/// Bytes of the pool on their way to the program.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk {
+    /// Where in the pool.
+    pub place: usize,
+    /// How many.
+    pub len: usize,
+}
+
+/// A link and what is under way on it.
+#[derive(Debug)]
+pub struct Link {
+    /// What it is.
+    pub kind: LinkKind,
+    near: c_int,
+    far: c_int,
+    incoming: VecDeque<Chunk>,
+    outgoing: Mirror,
+    /// The part of `outgoing` that the peer has not taken yet.
+    under_way: (usize, usize),
+    messages: VecDeque<usize>,
+}
+
+impl Link {
+    /// One link of each kind.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        LinkKind::ALL.iter().map(|kind| Self::new(*kind)).collect()
+    }
+
+    fn new(kind: LinkKind) -> Self {
+        let (near, far) = match kind {
+            LinkKind::Stream | LinkKind::Narrow => pair(libc::SOCK_STREAM),
+            LinkKind::Datagram => pair(libc::SOCK_DGRAM),
+            LinkKind::Packet => pair(libc::SOCK_SEQPACKET),
+            LinkKind::Tcp => tcp(),
+            LinkKind::PipeIn => pipe(),
+            LinkKind::PipeOut => {
+                let (reader, writer) = pipe();
+                (writer, reader)
+            }
+        };
+        if kind == LinkKind::Narrow {
+            set_buffer_size(near, libc::SO_SNDBUF, 20_000);
+        }
+        set_nonblocking(near, true);
+        set_nonblocking(far, true);
+        Self {
+            kind,
+            near,
+            far,
+            incoming: VecDeque::new(),
+            outgoing: Mirror::new(OUTGOING_MOST),
+            under_way: (0, 0),
+            messages: VecDeque::new(),
+        }
+    }
+
+    /// The program's end.
+    #[must_use]
+    pub const fn near(&self) -> c_int {
+        self.near
+    }
+
+    /// Bytes (of the first message, where they stay apart) that wait for the program.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        if self.kind.keeps_messages() {
+            self.incoming.front().map_or(0, |chunk| chunk.len)
+        } else {
+            self.incoming.iter().map(|chunk| chunk.len).sum()
+        }
+    }
+
+    /// What waits, in order.
+    #[must_use]
+    pub const fn incoming(&self) -> &VecDeque<Chunk> {
+        &self.incoming
+    }
+
+    /// Puts up to `len` bytes of the pool into the program's queue.
+    pub fn feed(&mut self, len: usize, seed: usize) {
+        if len == 0 || self.kind == LinkKind::PipeOut {
+            return;
+        }
+        let len = if self.kind.keeps_messages() { len.min(MESSAGE_MOST) } else { len.min(1 << 20) };
+        let place = pool_place(seed, len);
+        // SAFETY: the pool has the range.
+        if let Ok(len) = unsafe { plain::raw_write(self.far, pool().at(place), len) } {
+            self.incoming.push_back(Chunk { place, len });
+        }
+    }
+
+    /// The program took `len` bytes, or the first message.
+    pub fn took(&mut self, len: usize) {
+        if self.kind.keeps_messages() {
+            self.incoming.pop_front();
+            return;
+        }
+        let mut left = len;
+        while left > 0 {
+            let Some(first) = self.incoming.front_mut() else { return };
+            let now = left.min(first.len);
+            first.place += now;
+            first.len -= now;
+            left -= now;
+            if first.len == 0 {
+                self.incoming.pop_front();
+            }
+        }
+    }
+
+    /// Room for what the program is about to send, in bytes.
+    #[must_use]
+    pub const fn room(&self) -> usize {
+        OUTGOING_MOST - self.under_way.1
+    }
+
+    /// The program sent bytes that `mirror` has at `from`.
+    pub fn sent(&mut self, mirror: &Mirror, from: usize, len: usize) {
+        self.outgoing.copy_from(self.under_way.1, mirror, from, len);
+        self.under_way.1 += len;
+    }
+
+    /// What was sent last was a message of `len` bytes.
+    pub fn sent_message(&mut self, len: usize) {
+        if self.kind.keeps_messages() {
+            self.messages.push_back(len);
+        }
+    }
+
+    /// The peer takes up to `len` bytes, or one message, and compares.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn drain(&mut self, len: usize, scratch: &PlainBytes) -> Result<(), String> {
+        let (start, end) = self.under_way;
+        if start == end || self.kind == LinkKind::PipeIn {
+            return Ok(());
+        }
+        let want = len.clamp(1, scratch.len());
+        let want = if self.kind.keeps_messages() { scratch.len() } else { want };
+        // SAFETY: the scratch has the room.
+        let got = match unsafe { plain::raw_read(self.far, scratch.pointer(), want) } {
+            Ok(got) => got,
+            Err(libc::EAGAIN) if self.kind == LinkKind::Tcp => return Ok(()),
+            Err(error) => return Err(format!("{:?}: {} sent bytes, errno {error}", self.kind, end - start)),
+        };
+        let most = if self.kind.keeps_messages() {
+            let message = self.messages.pop_front().ok_or("a message that was never sent")?;
+            if got != message {
+                return Err(format!("{:?}: a message of {message} bytes came as {got}", self.kind));
+            }
+            message
+        } else {
+            end - start
+        };
+        if got == 0 || got > most {
+            return Err(format!("{:?}: the peer got {got} bytes of {most}", self.kind));
+        }
+        // SAFETY: the scratch holds `got` bytes.
+        if let Some(difference) = unsafe { self.outgoing.difference(scratch.pointer(), start, got) } {
+            return Err(format!(
+                "{:?}: the peer got wrong bytes: {difference} (range {start}+{got})",
+                self.kind
+            ));
+        }
+        self.under_way.0 += got;
+        if self.under_way.0 == end {
+            self.under_way = (0, 0);
+        }
+        Ok(())
+    }
+
+    /// The peer takes everything.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn drain_all(&mut self, scratch: &PlainBytes) -> Result<(), String> {
+        while self.under_way.0 < self.under_way.1 {
+            if self.kind == LinkKind::Tcp {
+                wait_ready(self.far, libc::POLLIN);
+            }
+            self.drain(scratch.len(), scratch)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // SAFETY: both descriptors belong to the link alone.
+        unsafe {
+            libc::close(self.near);
+            libc::close(self.far);
+        }
+    }
+}
+
+/// Two connected Unix sockets.
+#[must_use]
+pub fn pair(kind: c_int) -> (c_int, c_int) {
+    let mut ends = [0; 2];
+    // SAFETY: the array has room for two descriptors.
+    let returned =
+        unsafe { libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) };
+    assert_eq!(returned, 0, "socketpair: errno {}", plain::errno());
+    (ends[0], ends[1])
+}
+
+/// A pipe: the end to read and the end to write.
+#[must_use]
+pub fn pipe() -> (c_int, c_int) {
+    let mut ends = [0; 2];
+    // SAFETY: the array has room for two descriptors.
+    let returned = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+    assert_eq!(returned, 0, "pipe: errno {}", plain::errno());
+    // A larger pipe where the user may have one.
+    // SAFETY: fcntl with this command takes integers only.
+    unsafe { libc::fcntl(ends[1], libc::F_SETPIPE_SZ, 256 << 10) };
+    (ends[0], ends[1])
+}
+
+/// A loopback connection: both of its ends.
+fn tcp() -> (c_int, c_int) {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::IntoRawFd;
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let near = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
+    let (far, _) = listener.accept().expect("loopback");
+    for end in [&near, &far] {
+        end.set_nodelay(true).expect("nodelay");
+    }
+    (near.into_raw_fd(), far.into_raw_fd())
+}

@@ -1,0 +1,131 @@
+//! Makes a failing program small: delta debugging over its operations, then over their numbers.
+
+use std::time::{Duration, Instant};
+
+use crate::program::{NUMBERS, Operation, Program};
+use crate::trial::{Subject, Trial};
+
+/// What is left of a failing program.
+#[derive(Clone, Debug)]
+pub struct Shrunk {
+    /// The smallest one that still failed.
+    pub program: Program,
+    /// What it said.
+    pub failure: String,
+    /// Programs tried.
+    pub tried: usize,
+}
+
+struct Search<'a> {
+    trial: &'a Trial,
+    best: Shrunk,
+    tries: usize,
+    end: Instant,
+}
+
+/// Shrinks `program` for at most `time`. `None`: it does not fail again.
+#[must_use]
+pub fn shrink(trial: &Trial, program: &Program, time: Duration) -> Option<Shrunk> {
+    let quick = Trial { limit: Duration::from_secs(30).min(trial.limit), ..trial.clone() };
+    // Where threads or signals take part, a failing program need not fail every time.
+    let steady = program.workers() == 1 && program.alarm_us == 0;
+    let tries = if steady { 1 } else { 4 };
+    let best = Shrunk { program: program.clone(), failure: String::new(), tried: 0 };
+    let mut search = Search { trial: &quick, best, tries: tries + 4, end: Instant::now() + time };
+    if !search.fails(program.clone()) {
+        return None;
+    }
+    search.tries = tries;
+    if program.alarm_us > 0 {
+        search.fails(Program { alarm_us: 0, ..program.clone() });
+    }
+    search.workers();
+    search.operations();
+    search.numbers();
+    search.operations();
+    Some(search.best)
+}
+
+impl Search<'_> {
+    /// Tries a program; keeps it if it fails.
+    fn fails(&mut self, mut program: Program) -> bool {
+        for _ in 0..self.tries {
+            if Instant::now() > self.end {
+                return false;
+            }
+            self.best.tried += 1;
+            let report = self.trial.run(Subject::Program(&program));
+            let Some(failure) = report.failure else { continue };
+            // What nobody had reached plays no part.
+            let last = report.reached.iter().flatten().max().copied();
+            if let Some(last) = last {
+                program.operations.truncate(last + 41);
+            }
+            self.best.failure = failure;
+            self.best.program = program;
+            return true;
+        }
+        false
+    }
+
+    /// Leaves out whole workers.
+    fn workers(&mut self) {
+        for worker in (0..self.best.program.workers()).rev() {
+            let mut program = self.best.program.clone();
+            program.operations.retain(|operation| operation.worker != worker);
+            if program.operations.len() < self.best.program.operations.len() && !program.operations.is_empty()
+            {
+                self.fails(program);
+            }
+        }
+    }
+
+    /// Leaves out runs of operations, long ones first.
+    fn operations(&mut self) {
+        let mut run = self.best.program.operations.len().div_ceil(2);
+        while run >= 1 {
+            let mut at = 0;
+            let mut removed = false;
+            while at < self.best.program.operations.len() {
+                let mut program = self.best.program.clone();
+                let end = (at + run).min(program.operations.len());
+                program.operations.drain(at..end);
+                if !program.operations.is_empty() && self.fails(program) {
+                    removed = true;
+                } else {
+                    at += run;
+                }
+                if Instant::now() > self.end {
+                    return;
+                }
+            }
+            if !removed || run > 1 {
+                run /= 2;
+            }
+        }
+    }
+
+    /// Makes numbers smaller.
+    fn numbers(&mut self) {
+        let mut at = 0;
+        while at < self.best.program.operations.len() {
+            for place in 0..NUMBERS {
+                let Operation { numbers, .. } = self.best.program.operations[at];
+                let number = numbers[place];
+                for smaller in [0, number / 4096 * 4096, number / 2] {
+                    if smaller < self.best.program.operations[at].numbers[place] {
+                        let mut program = self.best.program.clone();
+                        program.operations[at].numbers[place] = smaller;
+                        if self.fails(program) {
+                            break;
+                        }
+                    }
+                    if Instant::now() > self.end || at >= self.best.program.operations.len() {
+                        return;
+                    }
+                }
+            }
+            at += 1;
+        }
+    }
+}

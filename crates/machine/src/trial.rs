@@ -1,0 +1,172 @@
+//! One run of a program in a process of its own, under the library or plain.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use uncopy_core::stats::Counter;
+use uncopy_tests::counters::Counters;
+use uncopy_tests::launch::{Mode, Program as Command};
+use uncopy_tests::scratch::Scratch;
+
+use crate::program::{Kind, Program, WORKERS_MOST};
+use crate::progress::Progress;
+
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+pub enum Subject<'a> {
+    /// The program of a seed, so many operations long.
+    Seed(u64, usize),
+    /// This program.
+    Program(&'a Program),
+}
+
+/// How to run it.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// The binary that carries programs out.
+    pub machine: PathBuf,
+    /// Plain or under the library, and with which options.
+    pub mode: Mode,
+    /// Longest run.
+    pub limit: Duration,
+}
+
+/// What a run did.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Operations done of each kind, in the order of [`Kind::ALL`].
+    pub kinds: Vec<u64>,
+    /// Of those: done by forked children.
+    pub in_children: u64,
+    /// The library's counters in the order of [`Counter::ALL`]; zeroes when run plain.
+    pub counters: Vec<u64>,
+    /// What went wrong: the program's messages, or every thread's stack if it hung.
+    pub failure: Option<String>,
+    /// The operation that each worker had reached.
+    pub reached: [Option<usize>; WORKERS_MOST],
+}
+
+impl Trial {
+    /// A trial with this binary (`machine` itself) and mode, and two minutes of time.
+    #[must_use]
+    pub fn new(machine: impl AsRef<Path>, mode: Mode) -> Self {
+        Self { machine: machine.as_ref().to_owned(), mode, limit: Duration::from_secs(120) }
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Panics
+    /// When the binary or the library is not there.
+    #[must_use]
+    pub fn run(&self, subject: Subject) -> Report {
+        let scratch = Scratch::new("machine");
+        let progress = scratch.join("progress");
+        let page = Progress::open(&progress);
+        let mut command = Command::new(&self.machine).args(["execute", "--progress"]).args([&progress]);
+        command = match subject {
+            Subject::Seed(seed, operations) => command.args([
+                "--seed".to_owned(),
+                seed.to_string(),
+                "--length".to_owned(),
+                operations.to_string(),
+            ]),
+            Subject::Program(program) => {
+                command.args(["--program"]).args([scratch.write("program", program.to_string())])
+            }
+        };
+        let running = command.mode(self.mode).directory(scratch.path()).start(&scratch, "run");
+        let mut counters = vec![0; Counter::ALL.len()];
+        let failure = match running.try_finish(self.limit) {
+            Err(hang) => Some(hang),
+            Ok(done) => {
+                if let Some(found) = &done.counters {
+                    counters = Counter::ALL.iter().map(|counter| found.get(*counter)).collect();
+                }
+                let complains = done.errors.lines().any(|line| line.starts_with("uncopy: "));
+                let why = !done.status.success() || complains;
+                why.then(|| format!("{}\n{}{}", done.status, done.errors, text(done.counters.as_ref())))
+            }
+        };
+        Report {
+            kinds: page.kinds(),
+            in_children: page.in_children(),
+            counters,
+            failure,
+            reached: page.reached(),
+        }
+    }
+}
+
+fn text(counters: Option<&Counters>) -> String {
+    counters.map_or_else(String::new, |counters| format!("counters: {counters}\n"))
+}
+
+/// Sums of many reports.
+#[derive(Clone, Debug)]
+pub struct Sum {
+    /// Programs that were run.
+    pub programs: u64,
+    kinds: Vec<u64>,
+    in_children: u64,
+    counters: Vec<u64>,
+}
+
+impl Default for Sum {
+    fn default() -> Self {
+        Self {
+            programs: 0,
+            kinds: vec![0; Kind::ALL.len()],
+            in_children: 0,
+            counters: vec![0; Counter::ALL.len()],
+        }
+    }
+}
+
+impl Sum {
+    /// Adds one report.
+    pub fn add(&mut self, report: &Report) {
+        self.programs += 1;
+        self.in_children += report.in_children;
+        for (sum, number) in self.kinds.iter_mut().zip(&report.kinds) {
+            *sum += number;
+        }
+        for (counter, (sum, number)) in
+            Counter::ALL.iter().zip(self.counters.iter_mut().zip(&report.counters))
+        {
+            let peak = matches!(counter, Counter::ViewsPeak | Counter::SegmentsPeakBytes);
+            *sum = if peak { *number.max(sum) } else { *sum + number };
+        }
+    }
+
+    /// Operations done.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        self.kinds.iter().sum()
+    }
+
+    /// One counter's sum.
+    #[must_use]
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize]
+    }
+}
+
+impl std::fmt::Display for Sum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(
+            f,
+            "{} operations in {} programs ({} of them in forked children)",
+            self.operations(),
+            self.programs,
+            self.in_children
+        )?;
+        for (kind, number) in Kind::ALL.iter().zip(&self.kinds) {
+            writeln!(f, "  {:<14}{number:>12}", kind.name())?;
+        }
+        writeln!(f, "counters of the library")?;
+        for (counter, number) in Counter::ALL.iter().zip(&self.counters) {
+            writeln!(f, "  {:<20}{number:>20}", counter.name())?;
+        }
+        Ok(())
+    }
+}
