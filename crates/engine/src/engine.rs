@@ -156,6 +156,13 @@ impl Engine {
         }
     }
 
+    /// The userfaultfd, also where it only serves what is left since elision ended.
+    #[must_use]
+    pub(crate) fn descriptor(&self) -> Option<Uffd> {
+        let fd = self.uffd.load(Relaxed);
+        (fd >= 0).then(|| Uffd::from_fd(fd))
+    }
+
     /// The phase.
     #[must_use]
     pub fn phase(&self) -> Phase {

@@ -11,7 +11,9 @@ use crate::live;
 use crate::release;
 use crate::segment::Segment;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{
+    AtomicU32, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State, View};
 use uncopy_core::policy::{FAULT_NS, FILL_PAGE_NS};
@@ -36,6 +38,34 @@ const EEXIST: Errno = Errno(17);
 
 /// Counts handler threads: one that a fork left behind in the parent's copy does not exist.
 static READY: AtomicU32 = AtomicU32::new(0);
+
+/// The page whose fault tells the handler thread to end; 0: none; [`ENDS`]: it does.
+static BELL: AtomicUsize = AtomicUsize::new(0);
+const ENDS: usize = 1;
+/// Pauses until it is believed that it will not.
+const PAUSES_MOST: u32 = 50_000;
+
+/// Ends the handler thread and waits until the kernel has forgotten it. False: it goes on.
+///
+/// For the only thread that the program has, with signals blocked: nobody may touch a view from here on
+/// until a handler runs again.
+pub(crate) fn stop_handler(uffd: Uffd) -> bool {
+    if uffd.ring(|page| BELL.store(page, Release)).is_err() {
+        return false;
+    }
+    for _ in 0..PAUSES_MOST {
+        if BELL.load(Acquire) == ENDS {
+            break;
+        }
+        thread::pause();
+    }
+    // Once it has said that it ends, it does.
+    let ends = BELL.swap(0, AcqRel) == ENDS;
+    while ends && thread::handler_lives() {
+        thread::pause();
+    }
+    ends
+}
 
 /// Starts the handler thread of the heap's userfaultfd and of the foreign ranges', and waits until it holds
 /// the descriptors by itself.
@@ -63,6 +93,8 @@ struct Handler {
     changes: Vec<Change>,
     /// Views are being turned back into plain memory.
     releases: bool,
+    /// It has been told to end, once it has nothing left to do.
+    is_called: bool,
 }
 
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
@@ -77,6 +109,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         waiting: Vec::with_capacity(64),
         changes: Vec::new(),
         releases: false,
+        is_called: false,
     };
     READY.fetch_add(1, Release);
     handler.serve_all();
@@ -100,6 +133,13 @@ impl Handler {
             let after = (self.waiting.len(), self.changes.len());
             self.work();
             let left = (self.waiting.len(), self.changes.len());
+            if self.is_called && left == (0, 0) && !self.releases {
+                let bell = BELL.load(Acquire);
+                if bell > ENDS && BELL.compare_exchange(bell, ENDS, AcqRel, Acquire).is_ok() {
+                    return;
+                }
+                self.is_called = false;
+            }
             if left != after || left != before {
                 tries = 0;
             } else if left != (0, 0) || self.releases {
@@ -131,6 +171,7 @@ impl Handler {
         !ready.first
             || main.read(|message| {
                 if let Message::Fault(fault) = message {
+                    self.is_called |= fault.address / PAGE_BYTES * PAGE_BYTES == BELL.load(Acquire);
                     self.waiting.push((main, fault));
                 }
             })

@@ -232,7 +232,7 @@ fn register_everything(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
 
 /// Without a userfaultfd: absent pages are ordinary ones in this process, so every view's bytes are
 /// simply written where they belong.
-fn fill_all_views() {
+pub(crate) fn fill_all_views() {
     let fill = |at: BlockRef| {
         if at.block.flags.load(Relaxed) & REGISTERED == 0 {
             return;

@@ -14,6 +14,7 @@
 //! | [`input`], [`output`] | what comes from and goes to the kernel |
 //! | [`fault`] | the handler thread |
 //! | [`release`] | every view back into plain memory |
+//! | [`alone`] | calls that a process with one thread only may make |
 //! | [`fork`] | what a forked child needs before it runs |
 //! | [`live`] | the counters |
 //!
@@ -30,6 +31,7 @@
     reason = "page numbers of a block or of the hidden memory fit 32 bits"
 )]
 
+pub mod alone;
 pub mod apply;
 pub mod block;
 pub mod copy;

@@ -129,7 +129,14 @@ impl Write for Text {
     }
 }
 
+/// Set where the user id says nothing: the process is in another user namespace.
+static IS_NOBODY: AtomicBool = AtomicBool::new(false);
+
 fn in_directory(suffix: core::fmt::Arguments<'_>) -> Text {
+    if IS_NOBODY.load(Relaxed) {
+        // Nothing can be made under this path.
+        return Text::new(format_args!(""));
+    }
     let user = uncopy_sys::ids::effective_user();
     let root = if uncopy_sys::mem::exists(c"/dev/shm") { "/dev/shm" } else { "/tmp" };
     Text::new(format_args!("{root}/uncopy-{user}{suffix}"))
@@ -209,6 +216,21 @@ pub fn open_control() -> Control {
     control.unwrap_or(Control::NONE)
 }
 
+/// Removes the pipe: nobody reads it any more.
+pub fn close_control() {
+    if HAS_CONTROL.swap(false, Relaxed) {
+        mem::unlink(control_path().as_c_str());
+    }
+}
+
+/// After a call that may have changed the user namespace: `before` is the effective user id from before
+/// it. Where ids mean something else, the counters stay private from here on.
+pub fn follow_user(before: u32) {
+    if uncopy_sys::ids::effective_user() != before {
+        IS_NOBODY.store(true, Relaxed);
+    }
+}
+
 /// Removes what an earlier process with this pid, or this one before its exec, left behind.
 pub fn remove_stale() {
     mem::unlink(paths().1.as_c_str());
@@ -217,9 +239,7 @@ pub fn remove_stale() {
 
 /// Removes the file and the pipe: at exit.
 pub fn unpublish() {
-    if HAS_CONTROL.swap(false, Relaxed) {
-        mem::unlink(control_path().as_c_str());
-    }
+    close_control();
     if HAS_FILE.swap(false, Relaxed) {
         mem::unlink(paths().1.as_c_str());
     }

@@ -12,6 +12,7 @@
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
 //! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
+//! | [`namespaces`] | unshare and setns |
 //! | [`start`] | what happens when the library is loaded and unloaded |
 //!
 //! Exported functions have libc's contracts; their safety conditions are those of the C standard and
@@ -35,6 +36,7 @@ mod allocation;
 mod calls;
 mod mapping;
 mod memory;
+mod namespaces;
 mod process;
 mod reading;
 mod start;

@@ -47,6 +47,7 @@ pub fn fill_slots() {
     crate::writing::fill();
     crate::process::fill();
     crate::calls::fill();
+    crate::namespaces::fill();
     crate::mapping::fill();
     FILLING.store(0, Relaxed);
     FILLED.store(true, Relaxed);

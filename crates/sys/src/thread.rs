@@ -84,6 +84,15 @@ pub fn others_live() -> bool {
     })
 }
 
+/// Whether the handler thread exists.
+#[must_use]
+pub fn handler_lives() -> bool {
+    let handler = HANDLER.load(Relaxed);
+    let _errno = crate::errno::Keep::new();
+    // SAFETY: signal 0 is only a question.
+    handler != 0 && unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), handler, 0) } == 0
+}
+
 /// Gives the calling thread a table of descriptors that holds only `kept` (in any order), and a name.
 ///
 /// # Errors
@@ -93,7 +102,7 @@ pub fn isolate(mut kept: [i32; 2]) -> Result<(), Errno> {
     // SAFETY: a terminated name; prctl copies it.
     unsafe { kernel!(Limit, libc::prctl(libc::PR_SET_NAME, c"uncopy-faults".as_ptr())) };
     // SAFETY: affects only this thread's table.
-    check(i64::from(unsafe { kernel!(Unshare, libc::unshare(libc::CLONE_FILES)) }))?;
+    check(unsafe { kernel!(Unshare, libc::syscall(libc::SYS_unshare, libc::CLONE_FILES)) })?;
     kept.sort_unstable();
     let mut next = 0;
     // SAFETY: this table belongs to this thread alone, which uses nothing but `kept`.

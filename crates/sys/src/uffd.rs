@@ -357,6 +357,26 @@ impl Uffd {
         })
     }
 
+    /// Makes the handler of this userfaultfd look up, and returns when it has: by touching a page that it
+    /// has to put in place. `announce` is told the page's address before.
+    ///
+    /// # Errors
+    /// What mmap or the registration say; nothing was announced or touched then.
+    pub fn ring(self, announce: impl FnOnce(usize)) -> Result<(), Errno> {
+        const PAGE_BYTES: usize = 4096;
+        // SAFETY: a fresh mapping.
+        let page = unsafe { crate::mem::map_private(PAGE_BYTES, None) }?;
+        let registered = self.register(page, PAGE_BYTES);
+        if registered.is_ok() {
+            announce(page);
+            // SAFETY: the page is readable once the handler has put it there.
+            unsafe { (page as *const u8).read_volatile() };
+        }
+        // SAFETY: the mapping made above, of which nobody else knows.
+        unsafe { libc::syscall(libc::SYS_munmap, page, PAGE_BYTES) };
+        registered
+    }
+
     /// Hands what there is to `each`; waits for nothing. False when the descriptor is of no use any more.
     pub fn read(self, mut each: impl FnMut(Message)) -> bool {
         let mut messages = [[0u64; 4]; 16];

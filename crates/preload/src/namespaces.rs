@@ -1,0 +1,31 @@
+//! `unshare` and `setns`: several of their kinds are refused to a process with more than one thread, and
+//! all of them reach the calling thread only. Our handler thread must not be in the way, nor stay behind.
+
+use core::ffi::c_int;
+use uncopy_engine::alone::alone;
+
+slots! {
+    UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
+    SETNS = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;
+}
+
+/// What the handler thread has of its own anyway.
+const OF_THE_CALLER_ONLY: c_int = libc::CLONE_FILES | libc::CLONE_SYSVSEM;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unshare(flags: c_int) -> c_int {
+    let real = UNSHARE.call();
+    if flags & !OF_THE_CALLER_ONLY == 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { real(flags) };
+    }
+    // SAFETY: the caller's promise.
+    alone(|| unsafe { real(flags) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setns(fd: c_int, kind: c_int) -> c_int {
+    let real = SETNS.call();
+    // SAFETY: the caller's promise.
+    alone(|| unsafe { real(fd, kind) })
+}

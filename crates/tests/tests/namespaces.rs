@@ -1,0 +1,8 @@
+//! Programs that leave their namespaces while buffers hold received data.
+
+uncopy_tests::scenarios! { "namespaces":
+    new_user_namespace => [ElidedBytes, InputBytes],
+    mount_namespaces_back_and_forth => [ElidedBytes, InputBytes],
+    new_process_namespace => [ElidedBytes, InputBytes],
+    refused_to_a_program_with_threads => [ElidedBytes, InputBytes],
+}
