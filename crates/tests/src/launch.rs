@@ -59,6 +59,8 @@ pub struct Program {
     arguments: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
     mode: Mode,
+    preloaded_before: Vec<PathBuf>,
+    preloaded_after: Vec<PathBuf>,
     directory: Option<PathBuf>,
     input: Option<PathBuf>,
     limit: Duration,
@@ -73,6 +75,8 @@ impl Program {
             arguments: Vec::new(),
             variables: Vec::new(),
             mode: Mode::Plain,
+            preloaded_before: Vec::new(),
+            preloaded_after: Vec::new(),
             directory: None,
             input: None,
             limit: Duration::from_secs(60),
@@ -104,6 +108,28 @@ impl Program {
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode.effective();
         self
+    }
+
+    /// Preloads another library in front of uncopy: its functions are found first.
+    #[must_use]
+    pub fn preload_before(mut self, library: impl AsRef<Path>) -> Self {
+        self.preloaded_before.push(library.as_ref().to_owned());
+        self
+    }
+
+    /// Preloads another library behind uncopy: its functions are what uncopy finds next.
+    #[must_use]
+    pub fn preload_after(mut self, library: impl AsRef<Path>) -> Self {
+        self.preloaded_after.push(library.as_ref().to_owned());
+        self
+    }
+
+    /// What `LD_PRELOAD` holds.
+    fn preloaded(&self) -> OsString {
+        let uncopy = (self.mode != Mode::Plain).then(artifacts::library);
+        let all = self.preloaded_before.iter().chain(&uncopy).chain(&self.preloaded_after);
+        let all: Vec<&OsStr> = all.map(|path| path.as_os_str()).collect();
+        all.join(OsStr::new(":"))
     }
 
     /// Sets the working directory.
@@ -141,7 +167,7 @@ impl Program {
             // Only the program itself knows its pid before it starts.
             let mut shell = Command::new("/bin/sh");
             shell.args(["-c", "export UNCOPY_STATS_ROOT=$$ LD_PRELOAD=\"$0\"; exec \"$@\""]);
-            shell.arg(artifacts::library()).arg(&self.path);
+            shell.arg(self.preloaded()).arg(&self.path);
             shell
         };
         command.args(&self.arguments).env_remove("LD_PRELOAD");
@@ -149,7 +175,11 @@ impl Program {
         {
             command.env_remove(variable);
         }
-        if self.mode != Mode::Plain {
+        if self.mode == Mode::Plain {
+            if !self.preloaded().is_empty() {
+                command.env("LD_PRELOAD", self.preloaded());
+            }
+        } else {
             command.env("UNCOPY_STATS", &stats).envs(self.mode.variables().iter().copied());
         }
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));

@@ -6,8 +6,8 @@
 //!   [`Mode`]s, waits for them with a deadline, reports every thread's stack when one hangs, and
 //!   reads the counters that the program leaves behind, so that no test passes because nothing
 //!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`],
-//!   [`resp`], [`redis`], [`memcached`];
-//! - the *programs* (`src/bin/*.rs`) that run under uncopy and check their own memory byte by byte
+//!   [`programs`], [`resp`], [`redis`], [`memcached`];
+//! - the *programs* (`src/bin/*.rs`, and `programs/*.c`) that run under uncopy and check their own memory byte by byte
 //!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`], [`links`],
 //!   [`endpoint`], [`jump`], [`random`].
 //!
@@ -32,6 +32,7 @@ pub mod links;
 pub mod memcached;
 pub mod mirror;
 pub mod plain;
+pub mod programs;
 pub mod random;
 pub mod redis;
 pub mod resp;

@@ -1,0 +1,114 @@
+//! Programs whose memory comes from other allocators: behind uncopy in the order of libraries (linked or
+//! preloaded), in front of it, or defined in the program. Bytes are right in each case; behind uncopy, large
+//! buffers come from its heap and are elided too.
+
+use std::path::PathBuf;
+
+use uncopy_core::stats::Counter;
+use uncopy_tests::artifacts::packaged;
+use uncopy_tests::programs::compiled;
+use uncopy_tests::{Mode, Program, Scratch};
+
+const WORKED: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes, Counter::OutputBytes];
+
+fn jemalloc() -> PathBuf {
+    packaged("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2")
+}
+
+fn tcmalloc() -> PathBuf {
+    packaged("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "libtcmalloc-minimal4")
+}
+
+fn mimalloc() -> PathBuf {
+    packaged("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2", "libmimalloc2.0")
+}
+
+/// Runs a program plain and in both modes; what it prints must be the same.
+fn same_output(program: &Program, scratch: &Scratch, expected: &[Counter]) {
+    let plain = program.clone().run(scratch, "plain").expect_success();
+    assert!(plain.text().contains("done"), "it says that it is done");
+    for mode in Mode::BOTH {
+        let done = program.clone().mode(mode).run(scratch, "preloaded").expect_success();
+        let counted = if mode == Mode::Always { expected } else { &[] };
+        let done = done.expect_counters(counted);
+        assert!(done.output == plain.output, "mode {mode:?} printed\n{}", done.text());
+    }
+}
+
+/// A program linked with the library.
+fn linked(library: PathBuf) {
+    let scratch = Scratch::new("linked");
+    let path = library.to_str().expect("UTF-8");
+    // Named so that the linker keeps it although the program needs nothing that libc does not have.
+    let program = compiled(&scratch, "allocator", &["-Wl,--no-as-needed", path]);
+    same_output(&Program::new(program).directory(scratch.path()), &scratch, WORKED);
+}
+
+/// Blocks that grow and shrink, zeroes where received data were, and a walk, with the library preloaded.
+fn preloaded(library: &PathBuf, is_before: bool) {
+    let scratch = Scratch::new("preloaded");
+    let steps = uncopy_tests::random::rounds(600).to_string();
+    let file = scratch.join("file");
+    let file = file.to_str().expect("UTF-8");
+    let (memory, walk) = (env!("CARGO_BIN_EXE_memory"), env!("CARGO_BIN_EXE_walk"));
+    let runs: [(&str, &[&str]); 3] = [
+        (memory, &["calloc_after_received_data", "3"]),
+        (memory, &["realloc_walk", "3"]),
+        (walk, &["31", &steps, file]),
+    ];
+    for (path, arguments) in runs {
+        let program = Program::new(path).args(arguments).mode(Mode::Always);
+        let program =
+            if is_before { program.preload_before(library) } else { program.preload_after(library) };
+        let done = program.run(&scratch, "preloaded").expect_success();
+        if !is_before {
+            let _ = done.expect_counters(&[Counter::ElidedBytes, Counter::InputBytes]);
+        }
+    }
+}
+
+#[test]
+fn linked_with_jemalloc() {
+    linked(jemalloc());
+}
+
+#[test]
+fn linked_with_tcmalloc() {
+    linked(tcmalloc());
+}
+
+#[test]
+fn linked_with_mimalloc() {
+    linked(mimalloc());
+}
+
+#[test]
+fn jemalloc_preloaded_after_uncopy() {
+    preloaded(&jemalloc(), false);
+}
+
+#[test]
+fn tcmalloc_preloaded_after_uncopy() {
+    preloaded(&tcmalloc(), false);
+}
+
+#[test]
+fn mimalloc_preloaded_after_uncopy() {
+    preloaded(&mimalloc(), false);
+}
+
+/// Then every buffer is memory that the other allocator mapped itself.
+#[test]
+fn allocators_preloaded_before_uncopy() {
+    for library in [jemalloc(), tcmalloc(), mimalloc()] {
+        preloaded(&library, true);
+    }
+}
+
+/// A program that defines malloc itself: its buffers are static, or mapped by itself.
+#[test]
+fn allocator_in_the_program_itself() {
+    let scratch = Scratch::new("own");
+    let program = compiled(&scratch, "allocator", &["-DOWN_ALLOCATOR"]);
+    same_output(&Program::new(program).directory(scratch.path()), &scratch, &[]);
+}

@@ -1,0 +1,51 @@
+//! io_uring and Linux's asynchronous input and output, by their own libraries, on buffers that hold views.
+
+use uncopy_core::stats::Counter;
+use uncopy_tests::artifacts::packaged;
+use uncopy_tests::programs::compiled;
+use uncopy_tests::{Mode, Program, Scratch};
+
+const WORKED: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes, Counter::Faults];
+
+fn same_output(name: &str, library: &str, arguments: &[&str]) {
+    let scratch = Scratch::new(name);
+    let program = compiled(&scratch, name, &[library]);
+    let program = Program::new(program).args(arguments).directory(scratch.path());
+    let plain = program.clone().run(&scratch, "plain").expect_success();
+    for mode in Mode::BOTH {
+        let done = program.clone().mode(mode).run(&scratch, "preloaded").expect_success();
+        assert!(done.output == plain.output, "mode {mode:?} printed\n{}", done.text());
+        if done.text().ends_with("done\n") {
+            let _ = done.expect_counters(WORKED);
+        } else {
+            eprintln!("skipped: asynchronous::{name}: {}", done.text().trim_end());
+        }
+    }
+}
+
+fn io_uring(part: &str) {
+    let _ = packaged("/usr/include/liburing.h", "liburing-dev");
+    same_output("uring", "-luring", &[part]);
+}
+
+#[test]
+fn io_uring_on_files() {
+    io_uring("files");
+}
+
+#[test]
+fn io_uring_on_sockets() {
+    io_uring("sockets");
+}
+
+/// The kernel goes on using the pages that a buffer had when it was registered.
+#[test]
+fn io_uring_with_registered_buffers() {
+    io_uring("registered");
+}
+
+#[test]
+fn linux_aio_and_direct_io() {
+    let _ = packaged("/usr/include/libaio.h", "libaio-dev");
+    same_output("aio", "-laio", &[]);
+}
