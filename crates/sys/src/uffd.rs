@@ -373,7 +373,7 @@ impl Uffd {
             unsafe { (page as *const u8).read_volatile() };
         }
         // SAFETY: the mapping made above, of which nobody else knows.
-        unsafe { libc::syscall(libc::SYS_munmap, page, PAGE_BYTES) };
+        unsafe { kernel!(Unmap, libc::syscall(libc::SYS_munmap, page, PAGE_BYTES)) };
         registered
     }
 

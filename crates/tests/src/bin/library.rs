@@ -28,6 +28,7 @@ unsafe extern "C" {
     fn wmempcpy(to: *mut c_void, from: *const c_void, count: usize) -> *mut c_void;
     fn __wmemcpy_chk(to: *mut c_void, from: *const c_void, count: usize, room: usize) -> *mut c_void;
     fn __wmemmove_chk(to: *mut c_void, from: *const c_void, count: usize, room: usize) -> *mut c_void;
+    fn __memcpy_chk(to: *mut c_void, from: *const c_void, len: usize, room: usize) -> *mut c_void;
     fn memccpy(to: *mut c_void, from: *const c_void, stop: c_int, len: usize) -> *mut c_void;
     fn swab(from: *const c_void, to: *mut c_void, len: isize);
     fn setvbuf(stream: *mut libc::FILE, buffer: *mut c_void, mode: c_int, len: usize) -> c_int;
@@ -76,6 +77,18 @@ fn wide_and_other_copies(seed: u64) {
         source.check_all("its source");
         feeder.send(OutputCall::Send, &target, 100, 500_000);
     }
+}
+
+/// A checked copy out of a view to where there is less room ends the program.
+fn checked_copy_without_room(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let (source, target) = (feeder.copied(MIB), feeder.copied(MIB));
+    println!("before");
+    // SAFETY: libc ends the program.
+    unsafe {
+        black_box::<WideCopyChecked>(__memcpy_chk)(target.at(0).cast(), source.at(0).cast(), MIB, MIB - 1)
+    };
+    println!("after");
 }
 
 fn stream(path: &CStr, mode: &CStr) -> *mut libc::FILE {
@@ -292,6 +305,7 @@ fn main() {
     let seed = arguments[1].parse().expect("seed");
     match arguments[0].as_str() {
         "wide_and_other_copies" => wide_and_other_copies(seed),
+        "checked_copy_without_room" => checked_copy_without_room(seed),
         "stdio_streams" => stdio_streams(seed),
         "cxx_operators" => cxx_operators(seed),
         "thread_specific_destructors" => thread_specific_destructors(seed),

@@ -154,10 +154,10 @@ fn a_traced_child(seed: u64) {
         let pid = libc::fork();
         if pid == 0 {
             libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
-            let touched = kept.at(MIB / 2).read_volatile();
+            let _ = std::hint::black_box(kept.at(MIB / 2).read_volatile());
             libc::raise(libc::SIGSTOP);
             kept.check_all("after tracing");
-            libc::_exit(c_int::from(touched == 0 && touched != 0));
+            libc::_exit(0);
         }
         let mut status = 0;
         assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
