@@ -5,13 +5,16 @@
 //! | shares the memory (CLONE_VM, vfork) | nothing: the child's faults are served by this process's handler |
 //! | a process of its own memory | what `_Fork` does |
 //! | `SYS_exit` of the main thread | waits for the program's other threads: our handler would be the last |
-//! | anything else | libc's `syscall`, by two compares and a jump |
+//! | `SYS_unshare`, `SYS_setns` | what the functions of that name do |
+//! | anything else | libc's `syscall`, by a few compares and a jump |
 //!
 //! A clone instruction of the program's own, and one that gives a forked child another stack through
 //! `syscall`, cannot be followed: viewed pages read as zeroes in that child.
 
+use crate::namespaces;
 use crate::process::{Memory, forked};
 use core::ffi::{c_int, c_long, c_void};
+use uncopy_engine::alone::alone;
 use uncopy_engine::engine::{ENGINE, Phase};
 use uncopy_sys::raw::{call, run_on};
 use uncopy_sys::readable::is_readable;
@@ -143,6 +146,10 @@ pub unsafe extern "C" fn syscall() {
         "je {body}",
         "jmp 3f",
         "2:",
+        "cmp rdi, {unshare}",
+        "je {body}",
+        "cmp rdi, {setns}",
+        "je {body}",
         "cmp rdi, {clone3}",
         "jne 3f",
         "push rdi",
@@ -171,6 +178,8 @@ pub unsafe extern "C" fn syscall() {
         fork = const libc::SYS_fork,
         exit = const libc::SYS_exit,
         clone3 = const libc::SYS_clone3,
+        unshare = const libc::SYS_unshare,
+        setns = const libc::SYS_setns,
         vm = const libc::CLONE_VM,
         slot = sym SYSCALL,
         body = sym body,
@@ -209,7 +218,7 @@ unsafe extern "C" fn direct(
     result_of(unsafe { call(number as usize, [a, b, c, d, e, f]) })
 }
 
-/// A child of its own memory, or the end of a thread.
+/// A child of its own memory, another namespace, or the end of a thread.
 unsafe extern "C" fn body(
     number: c_long,
     a: usize,
@@ -219,15 +228,18 @@ unsafe extern "C" fn body(
     e: usize,
     f: usize,
 ) -> c_long {
+    // SAFETY: the caller's promise.
+    let as_it_is = || unsafe { direct(number, a, b, c, d, e, f) };
     let flags = match number {
+        libc::SYS_unshare => return namespaces::unshared(a as c_int, as_it_is),
+        libc::SYS_setns => return alone(as_it_is),
         libc::SYS_exit => end_thread(a as c_int),
         libc::SYS_clone => a,
         libc::SYS_clone3 => forking_arguments(a, b).map_or(SETTLS, |arguments| arguments.flags as usize),
         _ => 0,
     };
     if flags & SETTLS != 0 {
-        // SAFETY: the caller's promise.
-        return unsafe { direct(number, a, b, c, d, e, f) };
+        return as_it_is();
     }
     // SAFETY: the child gets a copy of this memory and of this stack.
     result_of(forked(memory_of(flags), || unsafe { call(number as usize, [a, b, c, d, e, f]) }))

@@ -15,12 +15,13 @@ const OF_THE_CALLER_ONLY: c_int = libc::CLONE_FILES | libc::CLONE_SYSVSEM;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unshare(flags: c_int) -> c_int {
     let real = UNSHARE.call();
-    if flags & !OF_THE_CALLER_ONLY == 0 {
-        // SAFETY: the caller's promise.
-        return unsafe { real(flags) };
-    }
     // SAFETY: the caller's promise.
-    alone(|| unsafe { real(flags) })
+    unshared(flags, || unsafe { real(flags) })
+}
+
+/// Makes an unshare of these flags.
+pub fn unshared<T>(flags: c_int, call: impl FnOnce() -> T) -> T {
+    if flags & !OF_THE_CALLER_ONLY == 0 { call() } else { alone(call) }
 }
 
 #[unsafe(no_mangle)]

@@ -34,6 +34,24 @@ fn namespace(name: &str) -> std::fs::File {
     std::fs::File::open(format!("/proc/self/ns/{name}")).expect("a namespace")
 }
 
+/// `unshare` and `setns` by system calls.
+fn namespaces_by_number(seed: u64) {
+    let (mut feeder, mut buffers) = start(seed);
+    let network = namespace("net");
+    for _ in 0..2 {
+        // SAFETY: both take integers.
+        unsafe {
+            println!("unshare: {}", libc::syscall(libc::SYS_unshare, libc::CLONE_NEWNET));
+            go_on(&mut feeder, &mut buffers, "in a new network namespace");
+            println!("setns: {}", libc::syscall(libc::SYS_setns, network.as_raw_fd(), 0));
+            go_on(&mut feeder, &mut buffers, "in the old network namespace");
+            println!("unshare: {}", libc::syscall(libc::SYS_unshare, libc::CLONE_NEWUSER));
+            println!("unshare: {} errno {}", libc::syscall(libc::SYS_unshare, 0x40), errno());
+        }
+        go_on(&mut feeder, &mut buffers, "in a new user namespace");
+    }
+}
+
 /// Checks what there was, then receives, copies, touches and sends.
 fn go_on(feeder: &mut Feeder, buffers: &mut [Buffer], what: &str) {
     for buffer in buffers.iter() {
@@ -138,6 +156,7 @@ fn main() {
     match arguments[0].as_str() {
         "new_user_namespace" => new_user_namespace(seed),
         "mount_namespaces_back_and_forth" => mount_namespaces_back_and_forth(seed),
+        "namespaces_by_number" => namespaces_by_number(seed),
         "new_process_namespace" => new_process_namespace(seed),
         "refused_to_a_program_with_threads" => refused_to_a_program_with_threads(seed),
         other => panic!("unknown scenario {other}"),
