@@ -6,7 +6,7 @@
 //!   [`Mode`]s, waits for them with a deadline, reports every thread's stack when one hangs, and
 //!   reads the counters that the program leaves behind, so that no test passes because nothing
 //!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`],
-//!   [`programs`], [`resp`], [`redis`], [`memcached`];
+//!   [`programs`], [`resp`], [`redis`], [`memcached`], [`http`], [`nginx`];
 //! - the *programs* (`src/bin/*.rs`, and `programs/*.c`) that run under uncopy and check their own memory byte by byte
 //!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`], [`links`],
 //!   [`endpoint`], [`jump`], [`random`].
@@ -26,11 +26,13 @@ pub mod calls;
 pub mod counters;
 pub mod endpoint;
 pub mod feeder;
+pub mod http;
 pub mod jump;
 pub mod launch;
 pub mod links;
 pub mod memcached;
 pub mod mirror;
+pub mod nginx;
 pub mod plain;
 pub mod programs;
 pub mod random;

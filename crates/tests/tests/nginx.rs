@@ -1,76 +1,15 @@
 //! The packaged nginx: large static files, proxied uploads and downloads, with curl as the client,
-//! also under uncopy. Every byte is compared.
+//! ab and wrk as those that ask often, also under uncopy. Every byte is compared (by ab: every length).
 
 use std::path::{Path, PathBuf};
 
 use uncopy_core::stats::Counter;
-use uncopy_tests::artifacts::packaged;
+use uncopy_tests::http::{ab, curl, expect_same, wrk};
+use uncopy_tests::nginx::Nginx;
 use uncopy_tests::random::{bytes, seed};
-use uncopy_tests::running::Running;
-use uncopy_tests::scratch::{connect, free_port};
-use uncopy_tests::{Mode, Program, Scratch};
+use uncopy_tests::{Mode, Scratch};
 
 const SIZES: [usize; 6] = [1, 4096, 65_537, 300_000, (1 << 20) + 1, (12 << 20) + 3];
-
-/// A server: front and back are two of them.
-struct Nginx {
-    server: Running,
-    port: u16,
-}
-
-impl Nginx {
-    fn start(mode: Mode, scratch: &Scratch, name: &str, locations: &str) -> Self {
-        let port = free_port();
-        let home = scratch.directory(name);
-        let path = home.to_str().expect("UTF-8");
-        // SAFETY: geteuid has no preconditions.
-        let user = if unsafe { libc::geteuid() } == 0 { "user root;" } else { "" };
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .iter()
-            .map(|kind| format!("  {kind}_temp_path {path}/{kind};\n"))
-            .collect();
-        let configuration = format!(
-            "{user}\nworker_processes 2;\ndaemon off;\nmaster_process on;\npid {path}/pid;\n\
-             error_log {path}/error.log warn;\nevents {{ worker_connections 64; }}\n\
-             http {{\n  access_log off;\n{temporary}  client_max_body_size 0;\n\
-             server {{\n    listen 127.0.0.1:{port};\n{locations}  }}\n}}\n"
-        );
-        let file = scratch.write(&format!("{name}.conf"), configuration);
-        let server = Program::new(packaged("/usr/sbin/nginx", "nginx"))
-            .args(["-p", path, "-c", file.to_str().expect("UTF-8")])
-            .mode(mode)
-            .start(scratch, &format!("{name}-nginx"));
-        drop(connect(port));
-        Self { server, port }
-    }
-
-    fn url(&self, path: &str) -> String {
-        format!("http://127.0.0.1:{}{path}", self.port)
-    }
-
-    fn stop(self, home: &Path, expected: &[Counter]) {
-        let done = self.server.stop(libc::SIGQUIT).expect_success();
-        let log = std::fs::read_to_string(home.join("error.log")).unwrap_or_default();
-        assert!(!log.contains("exited on signal") && !log.contains("[alert]"), "{log}");
-        let _ = done.expect_counters(expected);
-    }
-}
-
-/// Runs curl; gives what it wrote.
-fn curl(mode: Mode, scratch: &Scratch, arguments: &[&str]) -> Vec<u8> {
-    let output = scratch.join("curl.bin");
-    let done = Program::new(packaged("/usr/bin/curl", "curl"))
-        .args(["-sS", "--fail", "--max-time", "40", "-o", output.to_str().expect("UTF-8")])
-        .args(arguments)
-        .mode(mode)
-        .run(scratch, "curl")
-        .expect_success();
-    drop(done);
-    let bytes = std::fs::read(&output).unwrap_or_default();
-    // An answer without a body leaves no file.
-    let _ = std::fs::remove_file(&output);
-    bytes
-}
 
 /// The files that are served, with their contents.
 fn files(scratch: &Scratch) -> Vec<(PathBuf, Vec<u8>)> {
@@ -83,12 +22,6 @@ fn files(scratch: &Scratch) -> Vec<(PathBuf, Vec<u8>)> {
             (scratch.write(&format!("files/{size}"), &content), content)
         })
         .collect()
-}
-
-fn expect_same(found: &[u8], expected: &[u8], what: &str) {
-    let wrong = found.iter().zip(expected).position(|(found, expected)| found != expected);
-    assert!(wrong.is_none(), "{what}: byte {wrong:?} is wrong");
-    assert_eq!(found.len(), expected.len(), "{what}: length");
 }
 
 fn static_files(mode: Mode) {
@@ -116,7 +49,7 @@ fn static_files(mode: Mode) {
             expect_same(&got, &content[5000..100_000], &format!("a part of /copied/{name}"));
         }
     }
-    nginx.stop(&scratch.join("front"), &[Counter::InputBytes, Counter::OutputBytes]);
+    let _ = nginx.stop(&[Counter::InputBytes, Counter::OutputBytes]);
 }
 
 fn proxied(mode: Mode) {
@@ -148,14 +81,53 @@ fn proxied(mode: Mode) {
         let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
         for location in ["buffered", "large", "through", "file"] {
             let url = front.url(&format!("/{location}/{name}"));
-            curl(mode, &scratch, &["-T", path.to_str().expect("UTF-8"), &url]);
+            let _ = curl(mode, &scratch, &["-T", path.to_str().expect("UTF-8"), &url]);
             let stored = std::fs::read(Path::new(&root).join(location).join(name)).expect("uploaded file");
             expect_same(&stored, content, &format!("upload of {location}/{name}"));
             expect_same(&curl(mode, &scratch, &[&url]), content, &format!("download of {location}/{name}"));
         }
     }
-    front.stop(&scratch.join("front"), &[Counter::InputBytes, Counter::OutputBytes]);
-    back.stop(&scratch.join("back"), &[]);
+    let _ = front.stop(&[Counter::InputBytes, Counter::OutputBytes]);
+    let _ = back.stop(&[]);
+}
+
+/// Many requests at once, for files as they are and through a proxy that reads them into its buffers.
+fn many_requests(mode: Mode) {
+    let scratch = Scratch::new("nginx-many");
+    let files = files(&scratch);
+    let root = scratch.path().to_str().expect("UTF-8").to_owned();
+    let copied = format!("    location /files/ {{ root {root}; sendfile off; output_buffers 2 256k; }}\n");
+    let back = Nginx::start(Mode::Plain, &scratch, "back", &copied);
+    let proxied = format!(
+        "{copied}    location /proxied/ {{ proxy_pass {}/; proxy_buffers 8 256k; proxy_busy_buffers_size 512k; }}\n",
+        back.url("")
+    );
+    let front = Nginx::start(mode, &scratch, "front", &proxied);
+    for path in ["/files/", "/proxied/files/"] {
+        for size in [4096, 300_000, (1 << 20) + 1] {
+            ab(mode, &scratch, &front.url(&format!("{path}{size}")), size, 60, 4);
+        }
+        let asked: Vec<String> = SIZES[2..].iter().map(|size| format!("{path}{size}")).collect();
+        let asked: Vec<(&str, &Path)> = asked
+            .iter()
+            .zip(&files[2..])
+            .map(|(asked, (file, _))| (asked.as_str(), file.as_path()))
+            .collect();
+        let answers = wrk(mode, &scratch, &front.url(""), &asked, 2);
+        eprintln!("{path}: {answers} answers compared");
+    }
+    let _ = front.stop(&[Counter::InputBytes, Counter::OutputBytes]);
+    let _ = back.stop(&[]);
+}
+
+#[test]
+fn many_requests_with_everything_elided() {
+    many_requests(Mode::Always);
+}
+
+#[test]
+fn many_requests_with_the_default_policy() {
+    many_requests(Mode::Auto);
 }
 
 #[test]

@@ -1,0 +1,78 @@
+//! The packaged HAProxy with large buffers between curl and nginx, as a proxy of HTTP and of plain TCP.
+//! Every byte is compared.
+
+use std::path::Path;
+
+use uncopy_core::stats::Counter;
+use uncopy_tests::artifacts::packaged;
+use uncopy_tests::http::{ab, curl, expect_same, wrk};
+use uncopy_tests::nginx::Nginx;
+use uncopy_tests::random::{bytes, seed};
+use uncopy_tests::scratch::{connect, free_port};
+use uncopy_tests::{Mode, Program, Scratch};
+
+const SIZES: [usize; 5] = [1, 65_537, 300_000, (1 << 20) + 1, (12 << 20) + 3];
+
+fn both_ways(mode: Mode) {
+    let scratch = Scratch::new("haproxy");
+    let seed = seed(85);
+    let root = scratch.directory("root");
+    let backend = Nginx::start(
+        Mode::Plain,
+        &scratch,
+        "back",
+        &format!("    location / {{ root {}; dav_methods PUT; create_full_put_path on; }}\n", root.display()),
+    );
+    let (http, tcp) = (free_port(), free_port());
+    let timeouts = "timeout connect 20s\n  timeout client 30s\n  timeout server 30s";
+    let configuration = scratch.write(
+        "haproxy.cfg",
+        format!(
+            "global\n  nbthread 2\n  tune.bufsize 262144\n  tune.maxrewrite 4096\n  stats socket {}/haproxy.sock\n\
+             defaults\n  {timeouts}\n\
+             listen http\n  mode http\n  bind 127.0.0.1:{http}\n  server back 127.0.0.1:{port}\n\
+             listen tcp\n  mode tcp\n  bind 127.0.0.1:{tcp}\n  server back 127.0.0.1:{port}\n",
+            scratch.path().display(),
+            port = backend.port()
+        ),
+    );
+    let server = Program::new(packaged("/usr/sbin/haproxy", "haproxy"))
+        .args(["-db".as_ref(), "-f".as_ref(), configuration.as_path()])
+        .mode(mode)
+        .start(&scratch, "haproxy");
+    drop((connect(http), connect(tcp)));
+    let mut files = Vec::new();
+    for (number, size) in SIZES.into_iter().enumerate() {
+        let content = bytes(seed + number as u64, size);
+        let file = scratch.write(&size.to_string(), &content);
+        for (port, name) in [(http, "http"), (tcp, "tcp")] {
+            let url = format!("http://127.0.0.1:{port}/{name}/{size}");
+            let _ = curl(mode, &scratch, &["-T", file.to_str().expect("UTF-8"), &url]);
+            let stored = std::fs::read(root.join(name).join(size.to_string())).expect("uploaded file");
+            expect_same(&stored, &content, &format!("upload of {size} by {name}"));
+            expect_same(&curl(mode, &scratch, &[&url]), &content, &format!("download of {size} by {name}"));
+        }
+        files.push((format!("/http/{size}"), file));
+    }
+    let url = |path: &str| format!("http://127.0.0.1:{http}{path}");
+    ab(mode, &scratch, &url("/http/300000"), 300_000, 60, 4);
+    let asked: Vec<(&str, &Path)> =
+        files[1..4].iter().map(|(path, file)| (path.as_str(), file.as_path())).collect();
+    let answers = wrk(mode, &scratch, &url(""), &asked, 2);
+    eprintln!("{answers} answers compared");
+    let _ = server
+        .stop(libc::SIGUSR1)
+        .expect_success()
+        .expect_counters(&[Counter::InputBytes, Counter::OutputBytes]);
+    let _ = backend.stop(&[]);
+}
+
+#[test]
+fn proxied_transfers_with_everything_elided() {
+    both_ways(Mode::Always);
+}
+
+#[test]
+fn proxied_transfers_with_the_default_policy() {
+    both_ways(Mode::Auto);
+}
