@@ -20,7 +20,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build demo test test-checked audit install uninstall clean help
+.PHONY: build demo test test-suites test-checked audit install uninstall clean help
 
 build: ## Build target/release/uncopy and target/release/libuncopy.so
 	@scripts/need-cargo
@@ -33,6 +33,11 @@ demo: ## Install Redis if it is missing, build, measure plain against uncopy (ab
 
 test: ## Install what the checks need if it is missing, build, run every check
 	@scripts/test
+
+test-suites: ## Build, run CPython's own tests plain and under uncopy in three ways (about an hour)
+	@scripts/install-packages test
+	@$(MAKE) --no-print-directory build
+	scripts/suites all
 
 test-checked: ## Run the end-to-end tests against a library with debug assertions
 	@scripts/install-packages test
