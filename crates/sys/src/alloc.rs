@@ -6,7 +6,7 @@
 //! then makes no new views and turns those that exist back into plain memory, for which the reserve is
 //! large enough: that takes views and segments away and adds a few extents and handles.
 
-use crate::call::kernel;
+use crate::call::{kernel, syscall};
 use crate::lock::Lock;
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
@@ -79,8 +79,7 @@ unsafe impl dlmalloc::Allocator for Pages {
         let flags = if can_move { libc::MREMAP_MAYMOVE } else { 0 };
         // SAFETY: a mapping that `alloc` made; the system call itself, because the library interposes on
         // libc's function.
-        let moved =
-            unsafe { kernel!(Remap, libc::syscall(libc::SYS_mremap, pointer, old_size, new_size, flags)) };
+        let moved = unsafe { kernel!(Remap, syscall!(libc::SYS_mremap, pointer, old_size, new_size, flags)) };
         if moved == -1 { core::ptr::null_mut() } else { moved as *mut u8 }
     }
 
@@ -92,7 +91,7 @@ unsafe impl dlmalloc::Allocator for Pages {
         let _errno = crate::errno::Keep::new();
         // SAFETY: a mapping that `alloc` made, or the end of one, of which nothing is in use.
         !Self::in_reserve(pointer)
-            && unsafe { kernel!(Unmap, libc::syscall(libc::SYS_munmap, pointer, size)) } == 0
+            && unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, pointer, size)) } == 0
     }
 
     fn can_release_part(&self, _flags: u32) -> bool {

@@ -1,7 +1,7 @@
 //! The pipe by which `uncopy release` reaches the handler thread of a running process: a FIFO beside the
 //! counters' file, in the directory that only its owner can enter.
 
-use crate::call::kernel;
+use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 use crate::mem::make_private_directory;
 use std::ffi::CStr;
@@ -28,15 +28,14 @@ impl Control {
         unsafe {
             kernel!(Name, libc::unlink(path.as_ptr()));
             check(i64::from(kernel!(Name, libc::mkfifo(path.as_ptr(), 0o600))))?;
-            let opened =
-                kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
+            let opened = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
             let fd = check(opened)? as i32;
             let mut found: libc::stat = core::mem::zeroed();
-            let known = kernel!(Stat, libc::syscall(libc::SYS_fstat, fd, &raw mut found)) == 0;
+            let known = kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)) == 0;
             if known && found.st_mode & libc::S_IFMT == libc::S_IFIFO && found.st_uid == libc::geteuid() {
                 Ok(Self { fd })
             } else {
-                libc::syscall(libc::SYS_close, fd);
+                kernel!(Close, syscall!(libc::SYS_close, fd));
                 Err(Errno(libc::EPERM))
             }
         }
@@ -55,9 +54,8 @@ impl Control {
         let mut found = false;
         loop {
             // SAFETY: the buffer is valid for its size.
-            let got = unsafe {
-                kernel!(Read, libc::syscall(libc::SYS_read, self.fd, bytes.as_mut_ptr(), bytes.len()))
-            };
+            let got =
+                unsafe { kernel!(Read, syscall!(libc::SYS_read, self.fd, bytes.as_mut_ptr(), bytes.len())) };
             let Some(got) = usize::try_from(got).ok().filter(|got| *got > 0) else { return found };
             found |= bytes[..got].contains(&word);
         }

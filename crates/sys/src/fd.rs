@@ -1,6 +1,6 @@
 //! What a file descriptor is.
 
-use crate::call::kernel;
+use crate::call::{kernel, syscall};
 
 /// The kinds that matter to an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub fn kind(fd: i32) -> FdKind {
     // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
     let mut found: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: the buffer is valid.
-    if unsafe { kernel!(Stat, libc::syscall(libc::SYS_fstat, fd, &raw mut found)) } != 0 {
+    if unsafe { kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)) } != 0 {
         return FdKind::Other;
     }
     match found.st_mode & libc::S_IFMT {
@@ -39,9 +39,8 @@ pub fn duplicate_high(fd: i32) -> Option<i32> {
     [900, 200, 60]
         .into_iter()
         // SAFETY: makes a new descriptor, touches no memory.
-        .map(|least| unsafe {
-            kernel!(Fcntl, libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, least))
-        } as i32)
+        .map(|least| unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, least)) }
+            as i32)
         .find(|fd| *fd >= 0)
 }
 

@@ -6,12 +6,14 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `INJECT_FAULT=N:ERRNO` | call N fails with that error number |
-//! | `INJECT_FAULT=N+:ERRNO` | so does every later call of the same kind |
+//! | `INJECT_FAULT=N+:ERRNO` | so does every later call of the same kind, unless that is one the kernel cannot go on refusing |
 //! | `INJECT_FAULT=N~:ERRNO` | call N, if it places pages, does half of its work and says EAGAIN; the next one fails |
+//! | `INJECT_RESERVE_MOST=BYTES` | no range of addresses longer than this is to be had |
 //! | `INJECT_FAULT_LOG=FILE` | a file of 8 byte records: the number of calls, then the name of each call's kind |
 //!
 //! Their names do not begin as the options' do, because an unknown option is an error.
 
+use crate::call::syscall;
 use crate::errno;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -154,6 +156,25 @@ static ERRNO: AtomicI32 = AtomicI32::new(0);
 /// The character behind N, or 0.
 static MODE: AtomicI32 = AtomicI32::new(0);
 
+/// Whether so long a range of addresses is not to be had.
+#[must_use]
+pub fn is_too_long(len_bytes: usize) -> bool {
+    static MOST: AtomicUsize = AtomicUsize::new(0);
+    if MOST.load(Relaxed) == 0 {
+        // SAFETY: the name is terminated; nobody changes the environment meanwhile; the value is terminated.
+        let most = unsafe {
+            let value = libc::getenv(c"INJECT_RESERVE_MOST".as_ptr());
+            if value.is_null() {
+                None
+            } else {
+                CStr::from_ptr(value).to_str().ok().and_then(|text| text.parse().ok())
+            }
+        };
+        MOST.store(most.unwrap_or(usize::MAX), Relaxed);
+    }
+    len_bytes > MOST.load(Relaxed)
+}
+
 /// Begins to count, and takes the plan from the environment. Called once, when the library is loaded.
 pub fn begin() {
     // SAFETY: the strings are terminated; nobody changes the environment while a library is loaded; a
@@ -170,7 +191,7 @@ pub fn begin() {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let log = libc::mmap(core::ptr::null_mut(), len_bytes, protection, kind, fd, 0);
         if fd >= 0 {
-            libc::syscall(libc::SYS_close, fd);
+            syscall!(libc::SYS_close, fd);
         }
         let plan = libc::getenv(c"INJECT_FAULT".as_ptr());
         if !plan.is_null() {
@@ -195,6 +216,13 @@ fn log() -> Option<&'static Log> {
     }
 }
 
+/// Whether the kernel can go on with this answer. It cannot for ever refuse to wake threads on an open
+/// descriptor, or to say what happened there, or say that an absent page is present: its bytes would be lost.
+fn can_last(kind: Kind) -> bool {
+    let lies = matches!(kind, Kind::Copy | Kind::Zero) && ERRNO.load(Relaxed) == libc::EEXIST;
+    !lies && !matches!(kind, Kind::Wake | Kind::Read)
+}
+
 /// Counts a call; true: it must fail, with `errno` as it is then.
 #[must_use]
 pub fn refuses(kind: Kind) -> bool {
@@ -208,7 +236,7 @@ pub fn refuses(kind: Kind) -> bool {
         return false;
     }
     let refused = match MODE.load(Relaxed) as u8 {
-        b'+' => {
+        b'+' if can_last(kind) => {
             number >= at
                 && log.kinds.get(at as usize - 1).is_some_and(|first| first.load(Relaxed) == kind.name())
         }

@@ -21,6 +21,7 @@ mod call;
 pub mod control;
 pub mod errno;
 pub mod fd;
+pub mod filter;
 pub mod ids;
 #[cfg(feature = "inject")]
 pub mod inject;

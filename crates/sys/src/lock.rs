@@ -7,7 +7,7 @@
 //! The owner is a thread id, as in the kernel's priority-inheritance futexes, so that the fault
 //! service can see that the very thread whose fault it serves holds the lock.
 
-use crate::call::kernel;
+use crate::call::{kernel, syscall};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,7 +27,7 @@ pub fn thread_id() -> u32 {
     THREAD_ID.with(|cached| {
         if cached.get() == 0 {
             // SAFETY: gettid has no requirements.
-            let id = unsafe { libc::syscall(libc::SYS_gettid) };
+            let id = unsafe { syscall!(libc::SYS_gettid) };
             cached.set(u32::try_from(id).unwrap_or(1));
         }
         cached.get()
@@ -122,7 +122,7 @@ fn futex(word: &AtomicU32, operation: i32, value: u32) {
     let _errno = crate::errno::Keep::new();
     // SAFETY: the word outlives the call; the kernel reads it (WAIT) or only its address (WAKE).
     let call = || unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, core::ptr::null::<libc::timespec>())
+        syscall!(libc::SYS_futex, word.as_ptr(), operation, value, core::ptr::null::<libc::timespec>())
     };
     if operation & libc::FUTEX_WAKE == 0 {
         kernel!(Futex, call());
@@ -187,6 +187,11 @@ impl Drop for Critical {
     }
 }
 
+/// Makes the call that a [`Critical`] makes: to see whether it is allowed.
+pub(crate) fn try_mask() {
+    drop(Critical::enter());
+}
+
 fn set_mask(mask: u64, old: Option<&mut u64>) {
     let old = old.map_or(core::ptr::null_mut(), |old| old as *mut u64);
     // The call itself, not libc's wrapper: it is made twice for every copy that is looked at.
@@ -209,7 +214,7 @@ fn set_mask(mask: u64, old: Option<&mut u64>) {
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: as above.
     unsafe {
-        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, old, 8);
+        syscall!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, old, 8);
     }
 }
 

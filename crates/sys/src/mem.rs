@@ -1,6 +1,6 @@
 //! Mappings of our own: reserved ranges that are committed piece by piece.
 
-use crate::call::kernel;
+use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 use std::ffi::CStr;
 
@@ -24,9 +24,27 @@ impl Reservation {
     /// # Errors
     /// What mmap says; ENOMEM where `RLIMIT_AS` is too low.
     pub fn new(len_bytes: usize) -> Result<Self, Errno> {
+        #[cfg(feature = "inject")]
+        if crate::inject::is_too_long(len_bytes) {
+            return Err(Errno(libc::ENOMEM));
+        }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let base = map(len_bytes, libc::PROT_NONE, flags, -1)?;
         Ok(Self { base, len_bytes })
+    }
+
+    /// What is left after the part from `len_bytes` on is given back.
+    ///
+    /// # Safety
+    /// Nobody may need that part.
+    #[must_use]
+    pub unsafe fn shortened(self, len_bytes: usize) -> Self {
+        if len_bytes >= self.len_bytes {
+            return self;
+        }
+        // SAFETY: the caller's promise. What cannot be given back stays and is not used.
+        let _ = unsafe { unmap(self.base + len_bytes, self.len_bytes - len_bytes) };
+        Self { len_bytes, ..self }
     }
 
     /// First address.
@@ -49,7 +67,7 @@ impl Reservation {
         self.within(address, len_bytes)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the range is our own reservation; giving access to it disturbs nothing.
-        check(unsafe { kernel!(Protect, libc::syscall(libc::SYS_mprotect, address, len_bytes, protection)) })
+        check(unsafe { kernel!(Protect, syscall!(libc::SYS_mprotect, address, len_bytes, protection)) })
             .map(drop)
     }
 
@@ -63,10 +81,9 @@ impl Reservation {
     /// Nobody may need the bytes any more.
     pub unsafe fn discard(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         self.within(address, len_bytes)?;
-        // SAFETY: the caller's promise.
         let advice = libc::MADV_DONTNEED;
-        check(unsafe { kernel!(Discard, libc::syscall(libc::SYS_madvise, address, len_bytes, advice)) })
-            .map(drop)
+        // SAFETY: the caller's promise.
+        check(unsafe { kernel!(Discard, syscall!(libc::SYS_madvise, address, len_bytes, advice)) }).map(drop)
     }
 
     /// Advises the kernel about part of the range; a refusal is not an error.
@@ -78,7 +95,7 @@ impl Reservation {
                 Advice::InCoreDumps => libc::MADV_DODUMP,
             };
             // SAFETY: neither advice changes any byte.
-            unsafe { kernel!(Advise, libc::syscall(libc::SYS_madvise, address, len_bytes, advice)) };
+            unsafe { kernel!(Advise, syscall!(libc::SYS_madvise, address, len_bytes, advice)) };
         }
     }
 
@@ -96,7 +113,7 @@ impl Reservation {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         // SAFETY: both parts are ours; the caller gives up the destination's bytes.
         let moved =
-            unsafe { kernel!(Remap, libc::syscall(libc::SYS_mremap, from, len_bytes, len_bytes, flags, to)) };
+            unsafe { kernel!(Remap, syscall!(libc::SYS_mremap, from, len_bytes, len_bytes, flags, to)) };
         check(moved).map(drop)
     }
 
@@ -106,10 +123,9 @@ impl Reservation {
     /// What madvise says (EINVAL before Linux 5.14).
     pub fn populate(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         self.within(address, len_bytes)?;
-        // SAFETY: changes no byte.
         let advice = libc::MADV_POPULATE_WRITE;
-        let result =
-            unsafe { kernel!(Populate, libc::syscall(libc::SYS_madvise, address, len_bytes, advice)) };
+        // SAFETY: changes no byte.
+        let result = unsafe { kernel!(Populate, syscall!(libc::SYS_madvise, address, len_bytes, advice)) };
         check(result).map(drop)
     }
 
@@ -131,6 +147,40 @@ pub enum Advice {
     InCoreDumps,
 }
 
+/// Puts a new private mapping in the place of what is at `address`, at once: `fill` gets the address of its
+/// bytes, zeroes at first, beforehand.
+///
+/// # Errors
+/// What mmap or mremap say; nothing has changed then.
+///
+/// # Safety
+/// The range must be whole pages of ours whose old bytes nobody needs.
+pub unsafe fn replace(address: usize, len_bytes: usize, fill: impl FnOnce(usize)) -> Result<(), Errno> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let made = map(len_bytes, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
+    fill(made);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the source was made above; the caller's promise for the destination.
+    unsafe {
+        let moved = kernel!(Remap, syscall!(libc::SYS_mremap, made, len_bytes, len_bytes, flags, address));
+        check(moved).map(drop).inspect_err(|_| {
+            kernel!(Unmap, syscall!(libc::SYS_munmap, made, len_bytes));
+        })
+    }
+}
+
+/// Takes a range of addresses, and what is there, out of the process.
+///
+/// # Errors
+/// What munmap says.
+///
+/// # Safety
+/// Nobody may need the range any more.
+pub unsafe fn unmap(address: usize, len_bytes: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    check(unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, address, len_bytes)) }).map(drop)
+}
+
 /// A read-only range of zeroes that takes no memory beyond the page tables.
 ///
 /// # Errors
@@ -142,9 +192,19 @@ pub fn map_zeroes(len_bytes: usize) -> Result<usize, Errno> {
 /// The soft limit on a process's address space, bytes; `None` if there is none.
 #[must_use]
 pub fn address_space_limit() -> Option<u64> {
+    limit(libc::RLIMIT_AS)
+}
+
+/// The soft limit on a process's private writable memory, touched or not, bytes; `None` if there is none.
+#[must_use]
+pub fn data_limit() -> Option<u64> {
+    limit(libc::RLIMIT_DATA)
+}
+
+fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is valid for the call.
-    let result = unsafe { kernel!(Limit, libc::getrlimit(libc::RLIMIT_AS, &mut limit)) };
+    let result = unsafe { kernel!(Limit, libc::getrlimit(resource, &mut limit)) };
     (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
@@ -176,8 +236,8 @@ pub unsafe fn map_private_file(
     unsafe {
         kernel!(Name, libc::unlink(path.as_ptr()));
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        let fd = kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600))
-            as i32;
+        let fd =
+            kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600)) as i32;
         check(i64::from(fd))?;
         // Really allocated: touching a page for which there is no room would end the program.
         let sized = check(i64::from(kernel!(Allocate, libc::fallocate(fd, 0, 0, len_bytes as libc::off_t))));
@@ -191,7 +251,7 @@ pub unsafe fn map_private_file(
                 if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address) }
             }
         };
-        kernel!(Close, libc::syscall(libc::SYS_close, fd));
+        kernel!(Close, syscall!(libc::SYS_close, fd));
         if mapped.is_err() {
             kernel!(Name, libc::unlink(path.as_ptr()));
         }
@@ -207,7 +267,7 @@ pub unsafe fn map_private_file(
 pub fn populate(address: usize, len_bytes: usize) -> Result<(), Errno> {
     // SAFETY: changes no byte.
     let result = unsafe {
-        kernel!(Populate, libc::syscall(libc::SYS_madvise, address, len_bytes, libc::MADV_POPULATE_WRITE))
+        kernel!(Populate, syscall!(libc::SYS_madvise, address, len_bytes, libc::MADV_POPULATE_WRITE))
     };
     check(result).map(drop)
 }
@@ -240,10 +300,10 @@ pub fn mappings_limit() -> Option<u64> {
     // SAFETY: the path is terminated, the buffer valid, the descriptor ours to close.
     let len_bytes = unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        let fd = kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
-        let read = kernel!(Read, libc::syscall(libc::SYS_read, fd, text.as_mut_ptr(), text.len()));
+        let fd = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
+        let read = kernel!(Read, syscall!(libc::SYS_read, fd, text.as_mut_ptr(), text.len()));
         if fd >= 0 {
-            kernel!(Close, libc::syscall(libc::SYS_close, fd));
+            kernel!(Close, syscall!(libc::SYS_close, fd));
         }
         read
     };
@@ -266,7 +326,7 @@ pub fn say(message: core::fmt::Arguments<'_>) {
     // Writing to the buffer cannot fail.
     let _ = core::fmt::Write::write_fmt(&mut buffer, message);
     // SAFETY: the buffer is valid for its length.
-    unsafe { kernel!(Write, libc::syscall(libc::SYS_write, 2, buffer.0.as_ptr(), buffer.1)) };
+    unsafe { kernel!(Write, syscall!(libc::SYS_write, 2, buffer.0.as_ptr(), buffer.1)) };
 }
 
 /// Whether something exists under this path.
@@ -293,8 +353,8 @@ pub unsafe fn map_private(len_bytes: usize, address: Option<usize>) -> Result<us
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let Some(address) = address else { return map(len_bytes, protection, flags, -1) };
-    // SAFETY: the caller's promise.
     let flags = flags | libc::MAP_FIXED;
+    // SAFETY: the caller's promise.
     let mapped = unsafe { kernel!(Map, libc::mmap(address as *mut _, len_bytes, protection, flags, -1, 0)) };
     if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address) }
 }

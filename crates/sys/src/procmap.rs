@@ -2,7 +2,7 @@
 //!
 //! `PROCMAP_QUERY` came in Linux 6.11 (include/uapi/linux/fs.h).
 
-use crate::call::kernel;
+use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 
 const IOCTL_QUERY: u64 = 0xC068_6611;
@@ -56,7 +56,7 @@ pub fn all(start: usize, end: usize, mut each: impl FnMut(Mapping) -> bool) -> R
     // SAFETY: the path is terminated.
     let fd = check(unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
+        kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
     })?;
     let mut at = start;
     let result = loop {
@@ -70,7 +70,7 @@ pub fn all(start: usize, end: usize, mut each: impl FnMut(Mapping) -> bool) -> R
         }
     };
     // SAFETY: the descriptor is ours.
-    unsafe { kernel!(Close, libc::syscall(libc::SYS_close, fd)) };
+    unsafe { kernel!(Close, syscall!(libc::SYS_close, fd)) };
     result
 }
 

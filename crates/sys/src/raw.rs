@@ -8,6 +8,7 @@ use core::ffi::{c_int, c_void};
 /// # Safety
 /// What the call requires. One that forks must leave the stack pointer alone.
 #[cfg(target_arch = "x86_64")]
+#[inline(always)]
 pub unsafe fn call(number: usize, arguments: [usize; 6]) -> i64 {
     let result: i64;
     // SAFETY: the caller's promise; a system call clobbers rax, rcx and r11 only.

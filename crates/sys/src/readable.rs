@@ -1,6 +1,7 @@
 //! Whether memory that the program points to can be read: its vectors and message headers, which the
 //! kernel answers with EFAULT where they are bad and which a hook must not die of.
 
+use crate::call::syscall;
 use crate::errno::Keep;
 
 /// The smallest page there is: a larger one is only looked at more often.
@@ -16,13 +17,7 @@ fn is_word_readable(address: usize) -> bool {
     const NO_SUCH_ACTION: i32 = -1;
     // SAFETY: the kernel reads the word if it can, refuses the action and changes nothing.
     let result = unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            NO_SUCH_ACTION,
-            address,
-            core::ptr::null_mut::<u64>(),
-            WORD_BYTES,
-        )
+        syscall!(libc::SYS_rt_sigprocmask, NO_SUCH_ACTION, address, core::ptr::null_mut::<u64>(), WORD_BYTES,)
     };
     result == -1 && crate::errno::get() == libc::EINVAL
 }

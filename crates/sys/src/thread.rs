@@ -4,7 +4,7 @@
 //! program that closes every descriptor (as daemons do) cannot take its views' bytes away with it;
 //! and it blocks every signal, so that the program's handlers never run on it.
 
-use crate::call::kernel;
+use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -100,7 +100,7 @@ pub fn handler_lives() -> bool {
 pub fn isolate(mut kept: [i32; 2]) -> Result<(), Errno> {
     HANDLER.store(crate::lock::thread_id(), Relaxed);
     // SAFETY: a terminated name; prctl copies it.
-    unsafe { kernel!(Limit, libc::prctl(libc::PR_SET_NAME, c"uncopy-faults".as_ptr())) };
+    unsafe { kernel!(Limit, syscall!(libc::SYS_prctl, libc::PR_SET_NAME, c"uncopy-faults".as_ptr())) };
     // SAFETY: affects only this thread's table.
     check(unsafe { kernel!(Unshare, libc::syscall(libc::SYS_unshare, libc::CLONE_FILES)) })?;
     kept.sort_unstable();
@@ -109,11 +109,11 @@ pub fn isolate(mut kept: [i32; 2]) -> Result<(), Errno> {
     unsafe {
         for kept in kept.into_iter().filter_map(|kept| u32::try_from(kept).ok()) {
             if kept > next {
-                kernel!(Close, libc::syscall(libc::SYS_close_range, next, kept - 1, 0));
+                kernel!(Close, syscall!(libc::SYS_close_range, next, kept - 1, 0));
             }
             next = kept + 1;
         }
-        kernel!(Close, libc::syscall(libc::SYS_close_range, next, u32::MAX, 0));
+        kernel!(Close, syscall!(libc::SYS_close_range, next, u32::MAX, 0));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! (Documentation/admin-guide/mm/userfaultfd.rst). The structures and numbers are those of
 //! include/uapi/linux/userfaultfd.h; distributions' headers may be older than the kernel.
 
-use crate::call::kernel;
+use crate::call::{kernel, syscall};
 use crate::control::Control;
 use crate::errno::{Errno, check};
 
@@ -159,14 +159,14 @@ fn is_device(fd: i32) -> bool {
     // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
     let mut found: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: the buffer is valid.
-    let known = unsafe { kernel!(Stat, libc::syscall(libc::SYS_fstat, fd, &raw mut found)) } == 0;
+    let known = unsafe { kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)) } == 0;
     known && found.st_mode & libc::S_IFMT == libc::S_IFCHR && libc::major(found.st_rdev) == 10
 }
 
 fn open_any(inherited: Option<i32>) -> Result<i32, Errno> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: creates a descriptor, touches no memory.
-    let by_call = check(unsafe { kernel!(Uffd, libc::syscall(libc::SYS_userfaultfd, flags)) });
+    let by_call = check(unsafe { kernel!(Uffd, syscall!(libc::SYS_userfaultfd, flags)) });
     if let Ok(fd) = by_call {
         return Ok(fd as i32);
     }
@@ -180,13 +180,13 @@ fn open_any(inherited: Option<i32>) -> Result<i32, Errno> {
     // SAFETY: the path is terminated.
     let device = check(unsafe {
         let flags = libc::O_RDWR | libc::O_CLOEXEC;
-        kernel!(Open, libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
+        kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
     });
     let Ok(device) = device else { return by_call.map(|fd| fd as i32) };
     // SAFETY: as above.
     let fd = check(i64::from(unsafe { kernel!(Uffd, libc::ioctl(device as i32, IOCTL_NEW, flags)) }));
     // SAFETY: the descriptor is ours.
-    unsafe { kernel!(Close, libc::syscall(libc::SYS_close, device)) };
+    unsafe { kernel!(Close, syscall!(libc::SYS_close, device)) };
     fd.map(|fd| fd as i32)
 }
 
@@ -203,15 +203,14 @@ impl Uffd {
         let uffd = Self { fd: fd.unwrap_or(low) };
         if fd.is_some() {
             // SAFETY: the low number is ours and no longer needed.
-            unsafe { kernel!(Close, libc::syscall(libc::SYS_close, low)) };
+            unsafe { kernel!(Close, syscall!(libc::SYS_close, low)) };
         }
         let events = if reports == Reports::Changes { FEATURE_EVENTS } else { 0 };
         let features = FEATURE_THREAD_ID | FEATURE_MOVE | events;
         let mut api = ApiArgument { api: API, features, ioctls: 0 };
         // SAFETY: the structure that the request takes.
-        if let Err(errno) =
-            check(i64::from(unsafe { kernel!(Api, libc::ioctl(uffd.fd, IOCTL_API, &raw mut api)) }))
-        {
+        let result = unsafe { kernel!(Api, libc::ioctl(uffd.fd, IOCTL_API, &raw mut api)) };
+        if let Err(errno) = check(i64::from(result)) {
             uffd.close();
             return Err(OpenError::NoFeature(errno));
         }
@@ -233,7 +232,7 @@ impl Uffd {
     /// Closes the descriptor.
     pub fn close(self) {
         // SAFETY: the descriptor is ours.
-        unsafe { kernel!(Close, libc::syscall(libc::SYS_close, self.fd)) };
+        unsafe { kernel!(Close, syscall!(libc::SYS_close, self.fd)) };
     }
 
     /// Closes the descriptor unless the program has closed it and uses the number for something else.
@@ -383,7 +382,7 @@ impl Uffd {
         // SAFETY: the buffer is valid for its size; a message is 32 bytes.
         let got = unsafe {
             let len_bytes = core::mem::size_of_val(&messages);
-            kernel!(Read, libc::syscall(libc::SYS_read, self.fd, messages.as_mut_ptr(), len_bytes))
+            kernel!(Read, syscall!(libc::SYS_read, self.fd, messages.as_mut_ptr(), len_bytes))
         };
         if got == -1 {
             let is_gone = matches!(crate::errno::get(), libc::EBADF | libc::EINVAL);

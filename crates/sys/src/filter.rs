@@ -1,0 +1,89 @@
+//! What a seccomp filter would do to us.
+//!
+//! A filter may refuse a call, which shows when the call is made, or end the process for it, which must
+//! never happen because of us. So where a filter is in force, the calls that the engine makes are first
+//! made by a child process of our own that nobody waits for but us.
+
+use crate::call::syscall;
+use crate::control::Control;
+use crate::errno::{Errno, check};
+use crate::uffd::{Reports, Uffd, wait};
+
+/// Whether system calls of this process are filtered; also where that cannot be told.
+#[must_use]
+pub fn is_filtered() -> bool {
+    // SAFETY: returns a number, touches no memory.
+    unsafe { syscall!(libc::SYS_prctl, libc::PR_GET_SECCOMP, 0, 0, 0, 0) != 0 }
+}
+
+/// Makes each of the calls that the engine needs, in a throw-away process.
+///
+/// # Errors
+/// EPERM if the filter ends processes for one of them; else what making the process says.
+pub fn try_out(inherited_device: Option<i32>) -> Result<(), Errno> {
+    // SAFETY: a process with a copy of our memory, of which only this thread goes on, and whose end is
+    // reported to nobody who does not ask for processes of this kind (__WCLONE).
+    let child = check(unsafe { syscall!(libc::SYS_clone, 0, 0, 0, 0, 0) })?;
+    if child == 0 {
+        make_the_calls(inherited_device);
+    }
+    let mut status = 0;
+    loop {
+        // SAFETY: the status is valid; the process is ours.
+        let waited = unsafe { syscall!(libc::SYS_wait4, child, &raw mut status, libc::__WCLONE, 0) };
+        match check(waited) {
+            Err(Errno(libc::EINTR)) => {}
+            Err(errno) => return Err(errno),
+            Ok(_) if libc::WIFEXITED(status) => return Ok(()),
+            Ok(_) => return Err(Errno(libc::EPERM)),
+        }
+    }
+}
+
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+static ZEROES: Page = Page([0; 4096]);
+
+/// The calls, whatever they say: only whether the process lives on is of interest.
+fn make_the_calls(inherited_device: Option<i32>) -> ! {
+    const LEN_BYTES: usize = 4 * 4096;
+    // SAFETY: this process has nothing but copies, and ends here. SIGSYS, by which a filter may report a call
+    // instead, must end it, too.
+    unsafe {
+        libc::signal(libc::SIGSYS, libc::SIG_DFL);
+        // Its end is no reason for a core dump.
+        syscall!(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let memory = libc::mmap(core::ptr::null_mut(), LEN_BYTES, protection, flags, -1, 0);
+        if memory != libc::MAP_FAILED {
+            let at = memory as usize;
+            syscall!(libc::SYS_mprotect, at, LEN_BYTES, protection);
+            syscall!(libc::SYS_madvise, at, 2 * 4096, libc::MADV_POPULATE_WRITE);
+            syscall!(libc::SYS_madvise, at + 4096, 4096, libc::MADV_DONTNEED);
+            if let Ok(uffd) = Uffd::open(inherited_device, Reports::Faults) {
+                let _ = uffd.register(at, LEN_BYTES);
+                let _ = uffd.move_pages(at + 2 * 4096, at, 4096);
+                // From memory that is not registered: nobody serves faults here.
+                let _ = uffd.copy(at, ZEROES.0.as_ptr() as usize, 4096);
+                let _ = uffd.zero_page(at + 3 * 4096);
+                uffd.wake(at, 4096);
+                wait(uffd, None, Control::NONE, 0);
+                uffd.read(|_| ());
+                let _ = uffd.unregister(at, LEN_BYTES);
+                uffd.close();
+            }
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+            syscall!(libc::SYS_mremap, at, 4096, 4096, flags, at + 4096);
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            syscall!(libc::SYS_mremap, at, 4096, 4096, flags, at + 4096);
+        }
+        crate::lock::try_mask();
+        libc::unshare(libc::CLONE_FILES);
+        syscall!(libc::SYS_close_range, 900, 900, 0);
+        syscall!(libc::SYS_gettid);
+        crate::thread::pause();
+        syscall!(libc::SYS_exit_group, 0);
+        core::hint::unreachable_unchecked()
+    }
+}
