@@ -409,11 +409,20 @@ pub fn prepare_overwrite(uffd: Uffd, block: &mut Locked, range: ByteRange, dropp
     make_present(uffd, block, PageRange::new(whole.end.max(touched.start), touched.end), dropped);
 }
 
-/// Puts the bytes of the views among `pages` in place, as far as it gets.
+/// Times that a page which cannot be put in place is tried again.
+const TRIES: u32 = 100;
+
+/// Puts the bytes of the views among `pages` in place, and does not give up easily.
 pub fn fill_views(uffd: Uffd, block: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) {
     let is_viewed = |state: &State<Segment>| matches!(state, State::Viewed(_));
-    for run in runs(block, pages, is_viewed) {
-        make_present(uffd, block, run, dropped);
+    for _ in 0..TRIES {
+        for run in runs(block, pages, is_viewed) {
+            make_present(uffd, block, run, dropped);
+        }
+        if runs(block, pages, is_viewed).is_empty() {
+            return;
+        }
+        uncopy_sys::thread::pause();
     }
 }
 

@@ -254,6 +254,9 @@ impl Locked {
     pub fn register(&mut self, uffd: Uffd) -> Result<(), Errno> {
         let block = self.at.block;
         let flags = block.flags.load(Relaxed);
+        if uncopy_sys::alloc::is_low() {
+            return Err(Errno(12));
+        }
         let is_refused = flags & (RELOCATED | DISOWNED) != 0 || self.is_doubtful;
         if is_refused || ENGINE.phase() != Phase::Active {
             // UFFDIO_MOVE does not cross mappings; a disowned block's are the program's.
@@ -276,6 +279,8 @@ impl Locked {
             if ENGINE.heap.discard_pages(base, bytes).is_ok() {
                 map.set_empty(self.at.all(), &mut Dropped::new());
             } else {
+                // Whatever fails from here on: no page of it holds anything, and what is registered and not
+                // known to be so reads as zeroes.
                 uffd.unregister(base, bytes)?;
                 ENGINE.heap.populate(base, bytes)?;
                 uffd.register(base, bytes)?;

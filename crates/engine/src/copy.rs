@@ -29,6 +29,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     if from.is_none() && !to.as_ref().is_some_and(BlockRef::may_have_absent_pages) {
         return false;
     }
+    ENGINE.look_after_memory();
     let Some(uffd) = ENGINE.uffd() else { return false };
     let from = from.and_then(|at| Some((at, at.range(source, len_bytes)?)));
     let to = to.and_then(|at| Some((at, at.range(destination, len_bytes)?)));

@@ -34,6 +34,12 @@ pub enum Phase {
     Inactive = 2,
 }
 
+/// What the block heap and the hidden memory may take of a limit on the address space: the rest is what the
+/// program has left.
+const HEAP_SHARE: u64 = 16;
+const HIDDEN_SHARE: u64 = 32;
+/// Memory is committed some MiB at a time for each size of blocks; below this limit the program would miss it.
+const DATA_LIMIT_LEAST_BYTES: u64 = 4 << 30;
 /// Registered blocks at most: each may cost two mappings.
 const REGISTERED_SHARE: u64 = 4;
 const REGISTERED_DEFAULT: u64 = 16_000;
@@ -57,6 +63,7 @@ pub struct Engine {
     inherited_device: AtomicI32,
     most_registered: AtomicU64,
     said: AtomicBool,
+    has_given_back: AtomicBool,
 }
 
 /// The process's engine.
@@ -73,6 +80,7 @@ pub static ENGINE: Engine = Engine {
     inherited_device: AtomicI32::new(-1),
     most_registered: AtomicU64::new(REGISTERED_DEFAULT),
     said: AtomicBool::new(false),
+    has_given_back: AtomicBool::new(false),
 };
 
 impl Engine {
@@ -156,9 +164,9 @@ impl Engine {
         }
     }
 
-    /// The userfaultfd, also where it only serves what is left since elision ended.
+    /// The userfaultfd, also after elision has ended: it serves what is left.
     #[must_use]
-    pub(crate) fn descriptor(&self) -> Option<Uffd> {
+    pub fn uffd_so_far(&self) -> Option<Uffd> {
         let fd = self.uffd.load(Relaxed);
         (fd >= 0).then(|| Uffd::from_fd(fd))
     }
@@ -186,13 +194,7 @@ impl Engine {
         if self.heap.is_reserved() {
             return true;
         }
-        let reserved = if mem::page_size() == PAGE_BYTES {
-            self.heap
-                .reserve(address_space_share(4))
-                .map_err(|errno| format!("no addresses for the block heap: {errno}"))
-        } else {
-            Err(format!("the kernel's pages have {} bytes, not {PAGE_BYTES}", mem::page_size()))
-        };
+        let reserved = self.reserve_heap();
         match reserved {
             Ok(()) => true,
             Err(why) => {
@@ -200,6 +202,21 @@ impl Engine {
                 false
             }
         }
+    }
+
+    fn reserve_heap(&self) -> Result<(), String> {
+        if mem::page_size() != PAGE_BYTES {
+            return Err(format!("the kernel's pages have {} bytes, not {PAGE_BYTES}", mem::page_size()));
+        }
+        if let Some(limit) = mem::data_limit().filter(|limit| *limit < DATA_LIMIT_LEAST_BYTES) {
+            let (limit, least) = (limit >> 20, DATA_LIMIT_LEAST_BYTES >> 20);
+            return Err(format!(
+                "RLIMIT_DATA is {limit} MiB; uncopy takes memory ahead and needs {least} MiB"
+            ));
+        }
+        self.heap
+            .reserve(address_space_share(HEAP_SHARE))
+            .map_err(|errno| format!("no addresses for the block heap: {errno}"))
     }
 
     /// The userfaultfd; activates the engine if it was not needed before. `None`: inactive.
@@ -225,8 +242,15 @@ impl Engine {
     }
 
     fn start(&self) -> Result<(Uffd, Option<Uffd>), String> {
+        if uncopy_sys::filter::is_filtered() {
+            let device = self.inherited_device.load(Relaxed);
+            uncopy_sys::filter::try_out((device >= 0).then_some(device)).map_err(|errno| match errno.0 {
+                1 => "a seccomp filter ends processes for calls that uncopy makes".to_owned(),
+                _ => format!("the seccomp filter could not be tried out: {errno}"),
+            })?;
+        }
         self.hidden
-            .reserve(address_space_share(8))
+            .reserve(address_space_share(HIDDEN_SHARE))
             .map_err(|errno| format!("no addresses for hidden memory: {errno}"))?;
         if let Some(most) = mem::mappings_limit() {
             self.most_registered.store(most / REGISTERED_SHARE, Relaxed);
@@ -300,7 +324,7 @@ impl Engine {
     }
 
     fn retire_now(&self, why: &str) -> Option<Uffd> {
-        let uffd = self.uffd();
+        let uffd = self.uffd_so_far();
         if self.phase.swap(Phase::Inactive as u8, AcqRel) != Phase::Inactive as u8 {
             MIN_SIZE_BYTES.store(usize::MAX, Relaxed);
             HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
@@ -334,6 +358,30 @@ impl Engine {
         &self.start
     }
 
+    /// Turns everything back into plain memory where uncopy's own data had to come from the reserve. Called
+    /// where no lock is held.
+    #[inline]
+    pub fn look_after_memory(&self) {
+        if uncopy_sys::alloc::is_low() && self.phase() == Phase::Active {
+            let why = "the kernel gives no memory for uncopy's own data";
+            crate::release::release_all(why);
+            self.say_once(why);
+        }
+    }
+
+    /// Gives unused addresses back as well: the program limits itself to less of them.
+    ///
+    /// False if that was done before, or there is nothing to give back.
+    pub fn give_back_addresses(&self) -> bool {
+        if !self.heap.is_reserved() || self.has_given_back.swap(true, Relaxed) {
+            return false;
+        }
+        let _critical = Critical::enter();
+        self.heap.give_back_addresses();
+        self.hidden.give_back_addresses();
+        true
+    }
+
     /// Plain copies from here on: for the reason given, said once.
     pub fn give_up(&self, why: &str) {
         self.phase.store(Phase::Inactive as u8, Release);
@@ -341,6 +389,10 @@ impl Engine {
         HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
         live::add(Counter::Fallbacks, 1);
         live::set_reason(why);
+        self.say_once(why);
+    }
+
+    fn say_once(&self, why: &str) {
         if !self.said.swap(true, Relaxed) {
             mem::say(format_args!("uncopy: inactive: {why}; see 'uncopy doctor'\n"));
         }

@@ -5,7 +5,8 @@
 //! a fault in a block whose lock the faulting thread itself holds is a page that the program gave
 //! back to the kernel behind our back: it reads as zeroes.
 
-use crate::block::{BlockRef, Locked};
+use crate::apply::put_pages;
+use crate::block::{BlockRef, DISOWNED, Locked};
 use crate::engine::{ENGINE, Phase};
 use crate::live;
 use crate::release;
@@ -22,8 +23,8 @@ use uncopy_core::stats::{CONTROL_RELEASE, REASON_RELEASED};
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
-use uncopy_sys::thread;
 use uncopy_sys::uffd::{Change, Fault, Message, Uffd, wait};
+use uncopy_sys::{bytes, mem, thread};
 
 /// Pages put in place by one fault at most: sequential touching doubles up to here.
 const BATCH_MOST: u32 = 128;
@@ -214,18 +215,44 @@ fn serve(uffd: Uffd, fault: Fault, is_settled: bool) -> bool {
 /// Puts a page of zeroes in place, or wakes the thread if the page is there already.
 fn zeroes(uffd: Uffd, page_address: usize) -> bool {
     match ENGINE.hidden.fill_zeroes(uffd, page_address, PAGE_BYTES) {
-        Err((_, EEXIST)) => {
-            uffd.wake(page_address, PAGE_BYTES);
-            true
-        }
         Ok(()) => true,
-        // Not registered any more, or the mapping is gone: whoever waits must see for itself.
-        Err((_, Errno(2 | 3 | 14 | 22))) => {
-            uffd.wake(page_address, PAGE_BYTES);
-            true
-        }
-        Err(_) => false,
+        // Present, or not registered any more, or the mapping is gone: whoever waits must see for itself.
+        Err((_, EEXIST | Errno(2 | 3 | 14 | 22))) => uffd.wake(page_address, PAGE_BYTES),
+        // Takes less memory.
+        Err(_) => match uffd.zero_page(page_address) {
+            Ok(()) => true,
+            Err(EEXIST) => uffd.wake(page_address, PAGE_BYTES),
+            Err(_) => false,
+        },
     }
+}
+
+/// Placements that the kernel refused in a row.
+static REFUSED: AtomicU32 = AtomicU32::new(0);
+/// So many of them, and the bytes are put in place by replacing the mapping.
+const REFUSED_MOST: u32 = 64;
+
+/// Counts whether a placement succeeded; true: the kernel does not come round.
+fn is_desperate(placed: bool) -> bool {
+    if placed {
+        REFUSED.store(0, Relaxed);
+        return false;
+    }
+    REFUSED.fetch_add(1, Relaxed) >= REFUSED_MOST
+}
+
+/// The last resort where userfaultfd fails: a mapping with the right bytes takes the place of absent pages.
+/// What it replaces is not registered any more, so the block can hold no further view.
+fn replace(uffd: Uffd, locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> bool {
+    let address = locked.at.base + pages.start_bytes();
+    if !ENGINE.heap.contains(address) {
+        // The kernel would report it, and wait until the handler has read that.
+        return false;
+    }
+    locked.at.block.flags.fetch_or(DISOWNED, Relaxed);
+    // SAFETY: absent pages of a block that is locked; `fill` writes the bytes that belong there.
+    let replaced = unsafe { mem::replace(address, pages.len_bytes(), fill) }.is_ok();
+    replaced && uffd.wake(address, pages.len_bytes())
 }
 
 fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
@@ -279,14 +306,31 @@ pub(crate) fn fill_empty(
     let done_bytes = match ENGINE.hidden.fill_zeroes(uffd, address, pages.len_bytes()) {
         Ok(()) => pages.len_bytes(),
         Err((done_bytes, EEXIST)) => done_bytes + PAGE_BYTES,
-        Err((done_bytes, _)) => done_bytes,
+        Err((done_bytes @ 1.., _)) => done_bytes,
+        Err((0, _)) if uffd.zero_page(address) == Ok(()) => PAGE_BYTES,
+        Err((0, _)) if is_desperate(false) && replace(uffd, locked, pages, |_| ()) => pages.len_bytes(),
+        Err((0, _)) => 0,
     };
+    if done_bytes > 0 {
+        is_desperate(true);
+    }
     let done = PageRange::new(pages.start, pages.start + (done_bytes / PAGE_BYTES) as u32);
     locked.change(|map| map.set_present(done, dropped));
     if !done.is_empty() {
+        // Those who wait on what was placed just now were woken by that.
         uffd.wake(locked.at.base + done.start_bytes(), done.len_bytes());
     }
     !done.is_empty()
+}
+
+/// Where copying pages in fails: moves some in that `fill` has filled, or replaces the mapping. Returns how
+/// many pages were placed, from the start.
+fn place_otherwise(uffd: Uffd, locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> u32 {
+    let placed = ENGINE.hidden.take_warm(uffd, pages.len()).map_or(0, |warm| {
+        fill(ENGINE.hidden.address(warm.start));
+        put_pages(uffd, locked.at.base + pages.start_bytes(), warm)
+    });
+    if is_desperate(placed > 0) && replace(uffd, locked, pages, fill) { pages.len() } else { placed }
 }
 
 /// Puts the bytes of `pages`, which are viewed by `view` from their first page on, in place: moves the
@@ -329,6 +373,17 @@ pub(crate) fn materialize(
             Some(EEXIST) => done += 1,
             Some(_) => break,
         }
+    }
+    if done < pages.len() {
+        done += place_otherwise(uffd, locked, PageRange::new(pages.start + done, pages.end), |to| {
+            let skip = done as usize * PAGE_BYTES;
+            // SAFETY: `to` has room for the rest; the segment's bytes are present.
+            unsafe {
+                bytes::copy(to as *mut u8, (source + skip) as *const u8, pages.len_bytes() - skip);
+            }
+        });
+    } else {
+        is_desperate(true);
     }
     live::add(Counter::MaterializedBytes, done as usize * PAGE_BYTES);
     let rest = PageRange::new(pages.start + done, pages.end);

@@ -161,6 +161,7 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
         live::restart_in_child(alive);
     }
     if ENGINE.phase() != Phase::Active {
+        ENGINE.replace_uffds(Uffd::from_fd(-1), None);
         // What could not be released is served by the parent's handler only.
         fill_all_views();
     } else {
@@ -171,6 +172,7 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
                 old.close_if_ours();
             }
         }
+        ENGINE.replace_uffds(Uffd::from_fd(-1), None);
         if stays_plain {
             fill_all_views();
             ENGINE.retire("a child made without fork handlers by a program with threads");

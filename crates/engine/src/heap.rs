@@ -11,11 +11,13 @@
 
 use crate::apply::clear_long_runs;
 use crate::block::{ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED};
-use crate::engine::ENGINE;
+use crate::engine::{ENGINE, Phase};
 use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use crate::live;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::classes::{CLASSES, Class};
 use uncopy_core::page_map::{Dropped, State};
@@ -23,7 +25,7 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::{Critical, Lock};
-use uncopy_sys::mem::{Advice, Reservation};
+use uncopy_sys::mem::{self, Advice, Reservation};
 
 /// Log2 of a span where nothing limits the address space.
 const SHIFT_MOST: u32 = 34;
@@ -53,6 +55,8 @@ struct ClassState {
     blocks: AtomicU32,
     /// Blocks whose addresses and records are committed.
     committed: AtomicU32,
+    /// No more blocks: the addresses behind them were given back.
+    closed: AtomicBool,
 }
 
 /// The block heap of a process.
@@ -100,6 +104,7 @@ impl Heap {
                     free: UnsafeCell::new(Free { registered: 0, plain: 0 }),
                     blocks: AtomicU32::new(0),
                     committed: AtomicU32::new(0),
+                    closed: AtomicBool::new(false),
                 }
             }; CLASSES],
             retained_pages: AtomicUsize::new(0),
@@ -119,7 +124,12 @@ impl Heap {
             let fits = len_bytes + CLASSES * records_step <= most_bytes;
             let reserved = if fits {
                 Reservation::new(len_bytes).and_then(|blocks| {
-                    Reservation::new(CLASSES * records_step).map(|records| (blocks, records))
+                    Reservation::new(CLASSES * records_step).map(|records| (blocks, records)).inspect_err(
+                        |_| {
+                            // SAFETY: just reserved; nobody knows it.
+                            let _ = unsafe { mem::unmap(blocks.base(), blocks.len_bytes()) };
+                        },
+                    )
                 })
             } else {
                 Err(Errno(12))
@@ -246,7 +256,7 @@ impl Heap {
         let (blocks, records) = self.reservations()?;
         let index = state.blocks.load(Relaxed);
         let most = (1usize << self.shift.load(Relaxed)) / class.bytes();
-        if index as usize >= most {
+        if index as usize >= most || state.closed.load(Relaxed) {
             return None;
         }
         let committed = state.committed.load(Relaxed);
@@ -305,6 +315,14 @@ impl Heap {
         let flags = at.block.flags.load(Relaxed);
         ENGINE.placement.record(at.block.alloc_site.load(Relaxed), flags & HELD_A_VIEW != 0);
         live::subtract(Counter::BlocksBytes, at.bytes());
+        if ENGINE.phase() == Phase::Inactive && flags & REGISTERED == 0 {
+            // Nobody asks for blocks any more. One call, as libc would make: the program may have installed
+            // a filter that knows of no other.
+            at.block.flags.fetch_or(DISOWNED, Relaxed);
+            // SAFETY: the program gave the block back; it is in no list and never will be.
+            let _ = unsafe { mem::unmap(at.base, at.bytes()) };
+            return;
+        }
         let registered = flags & REGISTERED != 0;
         // Of a plain block only what was asked for is likely to have been touched.
         let mut present_pages = at.block.asked_pages.load(Relaxed);
@@ -421,7 +439,7 @@ impl Heap {
                 let _critical = Critical::enter();
                 let mut dropped = Dropped::new();
                 let mut locked = block.lock_for_service();
-                if let Some(uffd) = ENGINE.uffd() {
+                if let Some(uffd) = ENGINE.uffd_so_far() {
                     // Where this fails, absent pages go on being served.
                     let _ = locked.make_plain(uffd, &mut dropped);
                 }
@@ -429,6 +447,32 @@ impl Heap {
                 drop(dropped);
             }
             at = block.base + block.bytes();
+        }
+    }
+
+    /// Gives the addresses that no block has used back, because the program limits itself to less of them.
+    /// No block is made from here on.
+    pub fn give_back_addresses(&self) {
+        let Some((blocks, records)) = self.reservations() else { return };
+        for (index, state) in self.classes.iter().enumerate() {
+            let Some(class) = Class::from_index(index) else { return };
+            let _guard = state.lock.guard();
+            let blocks_made = state.blocks.load(Relaxed) as usize;
+            if state.closed.swap(true, Relaxed) {
+                continue;
+            }
+            let span_bytes = 1usize << self.shift.load(Relaxed);
+            let span = blocks.base() + index * span_bytes;
+            let used_bytes = blocks_made * class.bytes();
+            let first = records.base() + index * self.records_step.load(Relaxed);
+            let recorded_bytes = (blocks_made * core::mem::size_of::<Block>()).next_multiple_of(PAGE_BYTES);
+            let rest_bytes = self.records_step.load(Relaxed) - recorded_bytes;
+            // SAFETY: beyond the last block that exists, and the class makes no more. What cannot be given
+            // back stays.
+            unsafe {
+                let _ = mem::unmap(span + used_bytes, span_bytes - used_bytes);
+                let _ = mem::unmap(first + recorded_bytes, rest_bytes);
+            }
         }
     }
 

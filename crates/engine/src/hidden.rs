@@ -85,7 +85,6 @@ impl Hidden {
         if self.base.load(Relaxed) != 0 {
             return Ok(());
         }
-        let zeroes = map_zeroes(ZEROES_BYTES)?;
         let mut len_bytes = RESERVED_BYTES.min(most_bytes) / PAGE_BYTES * PAGE_BYTES;
         let reservation = loop {
             match Reservation::new(len_bytes) {
@@ -94,6 +93,10 @@ impl Hidden {
                 Err(_) => len_bytes = len_bytes / 4 / PAGE_BYTES * PAGE_BYTES,
             }
         };
+        let zeroes = map_zeroes(ZEROES_BYTES).inspect_err(|_| {
+            // SAFETY: just reserved; nobody knows it.
+            let _ = unsafe { reservation.shortened(0) };
+        })?;
         reservation.advise(reservation.base(), len_bytes, Advice::NotInCoreDumps);
         reservation.advise(reservation.base(), len_bytes, Advice::NoHugePages);
         let _guard = self.lock.guard();
@@ -103,6 +106,17 @@ impl Hidden {
         self.len_bytes.store(len_bytes, Relaxed);
         self.base.store(reservation.base(), Relaxed);
         Ok(())
+    }
+
+    /// Gives the addresses that nothing has used back.
+    pub fn give_back_addresses(&self) {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *self.inner.get() };
+        if let Some(reservation) = inner.reservation {
+            // SAFETY: nothing beyond was ever handed out.
+            inner.reservation = Some(unsafe { reservation.shortened(inner.committed as usize * PAGE_BYTES) });
+        }
     }
 
     /// Whether `address` is in the hidden memory.

@@ -85,6 +85,7 @@ impl<'a> Input<'a> {
     #[must_use]
     pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
         let critical = Critical::enter();
+        ENGINE.look_after_memory();
         let mut redirected = smallvec::SmallVec::new();
         let mut uffd = ENGINE.uffd();
         for (index, part) in parts.iter_mut().enumerate() {

@@ -33,6 +33,9 @@ impl Draft {
     /// # Errors
     /// ENOMEM.
     pub fn new(uffd: Uffd, len_bytes: usize) -> Result<Self, Errno> {
+        if uncopy_sys::alloc::is_low() {
+            return Err(Errno(12));
+        }
         let pages = ENGINE.hidden.take_warm(uffd, pages_up(len_bytes).max(1))?;
         live::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
         Ok(Self { pages, end: AtomicU32::new(pages.end), holes: Vec::new() })
