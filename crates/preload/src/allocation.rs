@@ -79,7 +79,19 @@ unsafe fn real_malloc(len: usize) -> Pointer {
         return early::allocate(len);
     }
     // SAFETY: malloc takes any length.
-    unsafe { MALLOC.call()(len) }
+    or_again(|| unsafe { MALLOC.call()(len) })
+}
+
+/// Asks the program's allocator again where it has nothing left and a limit on the address space may be why:
+/// what we have reserved and not used then goes back first.
+fn or_again(ask: impl Fn() -> Pointer) -> Pointer {
+    let errno = uncopy_sys::errno::get();
+    let found = ask();
+    if !found.is_null() || uncopy_sys::mem::address_space_limit().is_none() || !ENGINE.give_back_addresses() {
+        return found;
+    }
+    uncopy_sys::errno::set(errno);
+    ask()
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -122,7 +134,8 @@ pub unsafe extern "C" fn malloc(len: usize) -> Pointer {
 }
 
 unsafe extern "C" fn free_body(pointer: Pointer) {
-    if ENGINE.heap.contains(pointer as usize) {
+    // Not every address of the heap's range is the heap's for ever: unused ones may have been given back.
+    if ENGINE.heap.find(pointer as usize).is_some() {
         ENGINE.heap.free(pointer as usize);
     } else if !pointer.is_null() && !early::contains(pointer) {
         // SAFETY: the program got it from its own allocator.
@@ -145,7 +158,7 @@ pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
         return found.at.base as Pointer;
     }
     // SAFETY: calloc takes any numbers.
-    unsafe { CALLOC.call()(count, each) }
+    or_again(|| unsafe { CALLOC.call()(count, each) })
 }
 
 #[unsafe(no_mangle)]
@@ -160,14 +173,13 @@ unsafe fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
         if pointer.is_null() {
             return malloc_body(len, caller);
         }
-        if !ENGINE.heap.contains(pointer as usize) {
+        let Some(old) = ENGINE.heap.find(pointer as usize) else {
             return realloc_foreign(pointer, len, caller);
-        }
+        };
         if len == 0 {
             ENGINE.heap.free(pointer as usize);
             return core::ptr::null_mut();
         }
-        let Some(old) = ENGINE.heap.find(pointer as usize) else { return core::ptr::null_mut() };
         if len <= old.bytes() && len > old.bytes() / 2 {
             return pointer;
         }
@@ -176,7 +188,7 @@ unsafe fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
             ENGINE.heap.free(pointer as usize);
             return new.at.base as Pointer;
         }
-        let new = MALLOC.call()(len);
+        let new = or_again(|| MALLOC.call()(len));
         if !new.is_null() {
             crate::memory::memmove_from_block(new.cast(), pointer.cast(), len.min(old.bytes()));
             ENGINE.heap.free(pointer as usize);
@@ -201,7 +213,7 @@ unsafe fn realloc_foreign(pointer: Pointer, len: usize, caller: usize) -> Pointe
             return new.at.base as Pointer;
         }
         if !is_early {
-            return REALLOC.call()(pointer, len);
+            return or_again(|| REALLOC.call()(pointer, len));
         }
         let new = real_malloc(len);
         if !new.is_null() {

@@ -10,6 +10,7 @@
 //! | [`reading`] | read, recv and their families |
 //! | [`writing`] | write, send and their families |
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
+//! | [`limits`] | calls after which the kernel allows less: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
 //! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
 //! | [`namespaces`] | unshare and setns |
@@ -34,6 +35,7 @@ mod real;
 mod allocation;
 #[cfg(target_arch = "x86_64")]
 mod calls;
+mod limits;
 mod mapping;
 mod memory;
 mod namespaces;

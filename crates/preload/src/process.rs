@@ -19,14 +19,23 @@ slots! {
 }
 
 extern "C" fn prepare() {
+    if crate::start::is_sealed() {
+        return;
+    }
     uncopy_engine::fork::prepare();
 }
 
 extern "C" fn parent() {
+    if crate::start::is_sealed() {
+        return;
+    }
     uncopy_engine::fork::parent();
 }
 
 extern "C" fn child() {
+    if crate::start::is_sealed() {
+        return;
+    }
     crate::start::own_process();
     watch_end();
     uncopy_engine::fork::child();
@@ -52,7 +61,8 @@ fn watch_end() {
 /// Destructor of the datum, which counts the rounds: in the last of them the program's own destructors have run.
 extern "C" fn first_thread_ends(round: *mut c_void) {
     const LAST: usize = 4; // PTHREAD_DESTRUCTOR_ITERATIONS (glibc)
-    if ENGINE.phase() == Phase::Inactive || ENGINE.min_size_bytes() == usize::MAX {
+    // The handler outlives what it served.
+    if ENGINE.uffd_so_far().is_none() {
         return;
     }
     if round.addr() < LAST
@@ -107,6 +117,9 @@ pub enum Memory {
 /// a program with threads do little before it executes another: it does without a handler thread of its
 /// own, as plain memory.
 pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
+    if crate::start::is_sealed() {
+        return fork();
+    }
     // Before anything is locked: it allocates from uncopy's own memory.
     let has_threads = ENGINE.phase() == Phase::Active && uncopy_sys::thread::others_live();
     prepare();

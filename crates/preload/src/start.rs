@@ -49,6 +49,7 @@ pub fn fill_slots() {
     crate::calls::fill();
     crate::namespaces::fill();
     crate::mapping::fill();
+    crate::limits::fill();
     FILLING.store(0, Relaxed);
     FILLED.store(true, Relaxed);
 }
@@ -92,9 +93,10 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
     ENGINE.configure(&options);
     if ENGINE.heap_min_bytes() != usize::MAX {
-        live::remove_stale();
-    }
-    if ENGINE.heap_min_bytes() != usize::MAX {
+        // A filter may end the process for it.
+        if !uncopy_sys::filter::is_filtered() {
+            live::remove_stale();
+        }
         crate::process::watch_forks();
     }
 }
@@ -160,8 +162,27 @@ pub fn own_process() {
     OWNER.store(std::process::id(), Relaxed);
 }
 
+/// Whether the program has forbidden itself system calls: we make none of our own any more.
+static SEALED: AtomicBool = AtomicBool::new(false);
+
+/// See [`seal`].
+pub fn is_sealed() -> bool {
+    SEALED.load(Relaxed)
+}
+
+/// Does what is otherwise done at the end, because the program is about to forbid itself system calls.
+pub fn seal() {
+    if !is_sealed() {
+        finish();
+        SEALED.store(true, Relaxed);
+    }
+}
+
 /// Writes the counters where they were asked for, and removes the file of the running program. Once.
 pub extern "C" fn finish() {
+    if is_sealed() {
+        return;
+    }
     let pid = std::process::id();
     if OWNER.compare_exchange(pid, 0, Relaxed, Relaxed).is_err() {
         return;

@@ -1,0 +1,115 @@
+//! Calls after which the kernel allows the process less: seccomp filters, setrlimit, mlockall.
+//!
+//! uncopy's own calls must not be the ones that a filter of the program ends it for, and uncopy's addresses
+//! must not be those that a limit of the program counts. So before such a call every view becomes plain
+//! memory, and uncopy does nothing from there on.
+
+use core::ffi::{c_int, c_long, c_ulong};
+use libc::{pid_t, rlimit};
+use uncopy_engine::engine::ENGINE;
+use uncopy_engine::release::release_all;
+
+slots! {
+    PRCTL = c"prctl": unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
+    SETRLIMIT = c"setrlimit": unsafe extern "C" fn(c_int, *const rlimit) -> c_int;
+    PRLIMIT = c"prlimit": unsafe extern "C" fn(pid_t, c_int, *const rlimit, *mut rlimit) -> c_int;
+    MLOCKALL = c"mlockall": unsafe extern "C" fn(c_int) -> c_int;
+}
+
+/// Before the program installs a seccomp filter.
+fn before_filter() {
+    let _errno = uncopy_sys::errno::Keep::new();
+    release_all("the program installed a seccomp filter");
+    crate::start::seal();
+}
+
+/// Before the program limits what counts our reservations, too.
+fn before_limit(resource: c_int, limit: *const rlimit) {
+    let is_counted = resource == libc::RLIMIT_AS as c_int || resource == libc::RLIMIT_DATA as c_int;
+    // SAFETY: the program passes a limit to read, or null.
+    if !is_counted || limit.is_null() || unsafe { (*limit).rlim_cur } == libc::RLIM_INFINITY {
+        return;
+    }
+    let _errno = uncopy_sys::errno::Keep::new();
+    release_all("the program limited its memory");
+    ENGINE.give_back_addresses();
+}
+
+/// Before the program locks all of its memory.
+fn before_lock() {
+    let _errno = uncopy_sys::errno::Keep::new();
+    release_all("the program locked its memory");
+    ENGINE.give_back_addresses();
+}
+
+/// Looks at a system call that the program makes through libc's `syscall`, before it is made.
+pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize) {
+    match number {
+        libc::SYS_seccomp if a <= libc::SECCOMP_SET_MODE_FILTER as usize => before_filter(),
+        libc::SYS_prctl if a == libc::PR_SET_SECCOMP as usize => before_filter(),
+        libc::SYS_mlockall => before_lock(),
+        libc::SYS_setrlimit => before_limit(a as c_int, b as *const rlimit),
+        libc::SYS_prlimit64 if is_own(a as pid_t) => before_limit(b as c_int, c as *const rlimit),
+        _ => {}
+    }
+}
+
+fn is_own(pid: pid_t) -> bool {
+    pid == 0 || u32::try_from(pid) == Ok(std::process::id())
+}
+
+/// The arguments behind the first are only looked at for options that have them; taking them in any case
+/// is what every libc does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+    if option == libc::PR_SET_SECCOMP {
+        before_filter();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { PRCTL.call()(option, a, b, c, d) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setrlimit(resource: c_int, limit: *const rlimit) -> c_int {
+    before_limit(resource, limit);
+    // SAFETY: the caller's promise.
+    unsafe { SETRLIMIT.call()(resource, limit) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const rlimit) -> c_int {
+    // SAFETY: the caller's promise; the structures are the same.
+    unsafe { setrlimit(resource, limit) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prlimit(
+    pid: pid_t,
+    resource: c_int,
+    limit: *const rlimit,
+    old: *mut rlimit,
+) -> c_int {
+    if is_own(pid) {
+        before_limit(resource, limit);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { PRLIMIT.call()(pid, resource, limit, old) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prlimit64(
+    pid: pid_t,
+    resource: c_int,
+    limit: *const rlimit,
+    old: *mut rlimit,
+) -> c_int {
+    // SAFETY: the caller's promise; the structures are the same.
+    unsafe { prlimit(pid, resource, limit, old) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    before_lock();
+    // SAFETY: the caller's promise.
+    unsafe { MLOCKALL.call()(flags) }
+}
