@@ -20,7 +20,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build demo test test-suites test-checked audit install uninstall clean help
+.PHONY: build demo test test-suites test-checked test-faults audit install uninstall clean help
 
 build: ## Build target/release/uncopy and target/release/libuncopy.so
 	@scripts/need-cargo
@@ -43,6 +43,10 @@ test-checked: ## Run the end-to-end tests against a library with debug assertion
 	@scripts/install-packages test
 	$(CARGO) build --profile checked --locked -p uncopy-cli -p uncopy-preload
 	UNCOPY_BIN_DIR=$(target)/checked $(CARGO) test --locked -p uncopy-tests
+
+test-faults: ## Let every call to the kernel fail with every error number, once and from there on (about 15 minutes)
+	@scripts/install-packages test
+	UNCOPY_TEST_FAULTS=all $(CARGO) test --locked -p uncopy-tests --test faults -- --nocapture
 
 audit: ## Licences, duplicates, sources and known advisories of all dependencies (needs cargo-deny and network)
 	$(CARGO) deny --locked check

@@ -2,6 +2,8 @@
 //! fails the test with the command that mends it; nothing is skipped silently.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
 /// Whether `UNCOPY_TEST_PLAIN` asks to start every program without uncopy.
 #[must_use]
@@ -29,6 +31,34 @@ pub fn library() -> PathBuf {
         Ok(path) => path,
         Err(error) => panic!("{}: {error}; build it with: make build", path.display()),
     }
+}
+
+/// Path of a `libuncopy.so` whose calls to the kernel a test can let fail, built here if it is not up to date.
+///
+/// It has a target directory of its own, so that it neither waits for the build that runs the tests nor
+/// takes the place of the ordinary library.
+///
+/// # Panics
+/// When it cannot be built.
+#[must_use]
+pub fn injecting_library() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+        let target = root.join(target).join("inject");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built = Command::new(cargo)
+            .current_dir(&root)
+            .args(["build", "--locked", "--quiet", "--profile", "checked", "-p", "uncopy-preload"])
+            .args(["--features", "inject", "--target-dir"])
+            .arg(&target)
+            .status()
+            .expect("cargo");
+        assert!(built.success(), "the library for fault injection could not be built: {built}");
+        target.join("checked/libuncopy.so").canonicalize().expect("the library")
+    };
+    BUILT.get_or_init(build).clone()
 }
 
 /// Path of a packaged program.

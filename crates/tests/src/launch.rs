@@ -5,6 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -63,6 +64,8 @@ pub struct Program {
     preloaded_after: Vec<PathBuf>,
     directory: Option<PathBuf>,
     input: Option<PathBuf>,
+    library: Option<PathBuf>,
+    descriptor: Option<(i32, PathBuf)>,
     limit: Duration,
 }
 
@@ -79,6 +82,8 @@ impl Program {
             preloaded_after: Vec::new(),
             directory: None,
             input: None,
+            library: None,
+            descriptor: None,
             limit: Duration::from_secs(60),
         }
     }
@@ -126,7 +131,8 @@ impl Program {
 
     /// What `LD_PRELOAD` holds.
     fn preloaded(&self) -> OsString {
-        let uncopy = (self.mode != Mode::Plain).then(artifacts::library);
+        let built = || self.library.clone().unwrap_or_else(artifacts::library);
+        let uncopy = (self.mode != Mode::Plain).then(built);
         let all = self.preloaded_before.iter().chain(&uncopy).chain(&self.preloaded_after);
         let all: Vec<&OsStr> = all.map(|path| path.as_os_str()).collect();
         all.join(OsStr::new(":"))
@@ -143,6 +149,20 @@ impl Program {
     #[must_use]
     pub fn input(mut self, path: impl AsRef<Path>) -> Self {
         self.input = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// Loads another library than the one that was built for the tests.
+    #[must_use]
+    pub fn library(mut self, path: impl AsRef<Path>) -> Self {
+        self.library = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// Gives the program an open file, to read and write, as descriptor `fd`.
+    #[must_use]
+    pub fn descriptor(mut self, fd: i32, path: impl AsRef<Path>) -> Self {
+        self.descriptor = Some((fd, path.as_ref().to_owned()));
         self
     }
 
@@ -191,11 +211,20 @@ impl Program {
         command.stdout(Stdio::from(File::create(&output).expect("output file")));
         command.stderr(Stdio::from(File::create(&errors).expect("error file")));
         command.process_group(0);
-        // SAFETY: the closure runs between fork and exec and makes one async-signal-safe call.
+        let given = self.descriptor.as_ref().map(|(fd, path)| {
+            let file = File::options().read(true).write(true).open(path);
+            (*fd, file.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+        });
+        let copied = given.as_ref().map(|(fd, file)| (*fd, file.as_raw_fd()));
+        // SAFETY: the closure runs between fork and exec and makes two async-signal-safe calls.
         unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
+            command.pre_exec(move || {
+                if copied.is_some_and(|(fd, file)| libc::dup2(file, fd) < 0)
+                    || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0
+                {
+                    return Err(std::io::Error::last_os_error());
+                }
+                Ok(())
             });
         }
         let child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", self.path.display()));

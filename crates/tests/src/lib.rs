@@ -26,6 +26,7 @@ pub mod calls;
 pub mod counters;
 pub mod endpoint;
 pub mod feeder;
+pub mod hostile;
 pub mod http;
 pub mod jump;
 pub mod launch;

@@ -1,0 +1,232 @@
+//! A fixed, small workload whose every byte is checked, and what a program may do to itself in between.
+//!
+//! ```text
+//! faults workload            the workload once
+//! faults alone               without threads and processes
+//! faults hoard               keeps a page of each of many received buffers
+//! faults under FILTER CMD    runs a command under a seccomp filter
+//! faults between ACTION      half of it, the action, the whole of it
+//! ```
+//!
+//! Prints a digest of what its buffers hold: the same with and without uncopy, whatever goes wrong inside.
+
+use std::ffi::CString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use uncopy_tests::calls::{CopyCall, FileInput, FileOutput, InputCall, OutputCall};
+use uncopy_tests::feeder::Feeder;
+use uncopy_tests::hostile;
+use uncopy_tests::mirror::{Buffer, Origin};
+use uncopy_tests::plain;
+
+const PAGE: usize = 4096;
+/// Length of a buffer that [`hoard`] receives, and how many it receives.
+const HOARD_LEN: usize = 1 << 20;
+const HOARDED: usize = 400;
+/// Length of most buffers: a few whole pages more than one size class, and fringes.
+const LEN: usize = 40 * PAGE + 77;
+/// Longest wait for a child, milliseconds.
+const CHILD_LIMIT_MS: i32 = 10_000;
+
+/// Checks a buffer and prints a digest of what it holds.
+fn show(what: &str, buffer: &Buffer) {
+    buffer.check_all(what);
+    let digest = buffer.mirror(0, buffer.len()).iter().fold(0xcbf2_9ce4_8422_2325u64, |digest, byte| {
+        (digest ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    println!("{what}: {} bytes, {digest:016x}", buffer.len());
+}
+
+/// Runs `work` in a forked child and waits for it.
+fn in_child(work: impl FnOnce()) {
+    // SAFETY: the child runs `work` and ends by _exit.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: errno {}", plain::errno());
+    if pid == 0 {
+        let status = i32::from(catch_unwind(AssertUnwindSafe(work)).is_err());
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(status) };
+    }
+    // SAFETY: pidfd_open takes two integers; the poll structure and the status are valid.
+    unsafe {
+        let exit = i32::try_from(libc::syscall(libc::SYS_pidfd_open, pid, 0)).expect("descriptor");
+        let mut poll = libc::pollfd { fd: exit, events: libc::POLLIN, revents: 0 };
+        if libc::poll(&raw mut poll, 1, CHILD_LIMIT_MS) != 1 {
+            eprintln!("{}", uncopy_tests::running::hang_report(pid.cast_unsigned()));
+            panic!("child {pid} hangs");
+        }
+        libc::close(exit);
+        let mut status = 0;
+        assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+        assert_eq!(status, 0, "the child ended with wait status {status:#x}");
+    }
+}
+
+/// A received buffer and copies of it: views of one segment, at several offsets.
+fn family(feeder: &mut Feeder) -> Vec<Buffer> {
+    let received = feeder.received(LEN);
+    let aligned = Buffer::copy_of(CopyCall::Memcpy, &received, 0, LEN);
+    let shifted = Buffer::copy_of(CopyCall::Memmove, &received, 45, LEN - 45);
+    vec![received, aligned, shifted]
+}
+
+fn copies_and_moves(feeder: &mut Feeder, buffers: &mut [Buffer]) {
+    // The buffer is used again; its copies stay what they are.
+    feeder.receive(InputCall::Read, &mut buffers[0], 0, LEN);
+    let [received, aligned, shifted] = buffers else { panic!("three buffers") };
+    let len = shifted.len();
+    shifted.copy_within(CopyCall::Memmove, 0, 45, len - 45);
+    shifted.copy_within(CopyCall::Memmove, PAGE + 13, 0, len - 2 * PAGE);
+    aligned.copy_from(CopyCall::Memcpy, 3 * PAGE + 5, received, 5, 20 * PAGE);
+    aligned.store(10_000, 300, 7);
+    shifted.store(30 * PAGE - 2, 4, 8);
+    for buffer in buffers.iter() {
+        feeder.send(OutputCall::Send, buffer, 0, buffer.len());
+    }
+    for (index, buffer) in buffers.iter().enumerate() {
+        show(&format!("copies and moves {index}"), buffer);
+    }
+}
+
+fn lives_of_blocks(feeder: &mut Feeder) {
+    let mut buffers = family(feeder);
+    buffers[1].resize(2 * LEN);
+    feeder.receive(InputCall::Readv, &mut buffers[1], LEN - 100, LEN);
+    buffers[1].resize(LEN / 3);
+    buffers[2].resize(8 * LEN);
+    let mut zeroed = Buffer::new(Origin::Calloc, LEN);
+    zeroed.copy_from(CopyCall::Mempcpy, 100, &buffers[0], 77, LEN - 200);
+    for (index, buffer) in buffers.iter().chain([&zeroed]).enumerate() {
+        show(&format!("lives of blocks {index}"), buffer);
+    }
+    drop(buffers);
+    // What comes from the same places again.
+    let again = family(feeder);
+    feeder.send(OutputCall::Writev, &again[2], 0, again[2].len());
+    zeroed.copy_from(CopyCall::Memcpy, 0, &again[0], 0, LEN);
+    show("lives of blocks, again", &zeroed);
+}
+
+fn files(feeder: &mut Feeder) {
+    let buffers = family(feeder);
+    // SAFETY: the name is terminated.
+    let file = unsafe { libc::memfd_create(c"faults".as_ptr(), 0) };
+    assert!(file >= 0, "memory file");
+    let mut back = Buffer::new(Origin::Malloc, LEN);
+    // SAFETY: the parts are inside the buffers; the descriptor is ours to close.
+    unsafe {
+        let part = [buffers[1].part(0, LEN)];
+        assert_eq!(FileOutput::Pwrite.output(file, &part, 10), Ok(LEN));
+        let part = [back.part(0, LEN)];
+        assert_eq!(FileInput::Pread.input(file, &part, 10), Ok(LEN));
+        libc::close(file);
+    }
+    back.received(0, buffers[1].mirror(0, LEN));
+    let copy = Buffer::copy_of(CopyCall::Memcpy, &back, 1, LEN - 1);
+    show("files", &back);
+    show("files, copied", &copy);
+}
+
+fn mappings(feeder: &mut Feeder) {
+    let mut buffers = family(feeder);
+    let whole = buffers[1].at(0).map_addr(|address| address.next_multiple_of(PAGE));
+    // SAFETY: whole pages inside the buffer, which nobody writes to while they are read-only.
+    unsafe {
+        assert_eq!(libc::mprotect(whole.cast(), 8 * PAGE, libc::PROT_READ), 0, "mprotect");
+        buffers[1].check_all("a read-only range");
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        assert_eq!(libc::mprotect(whole.cast(), 8 * PAGE, both), 0, "mprotect");
+    }
+    feeder.receive(InputCall::Recvmsg, &mut buffers[1], 0, LEN);
+    let copy = Buffer::copy_of(CopyCall::Memcpy, &buffers[1], 0, LEN);
+    show("mappings", &copy);
+}
+
+fn threads(feeder: &mut Feeder) {
+    let mut buffers = family(feeder);
+    let last = buffers.pop().expect("three buffers");
+    let handed = std::thread::spawn(move || {
+        let mut copy = Buffer::copy_of(CopyCall::Memcpy, &last, 0, last.len());
+        copy.store(5 * PAGE, 9, 11);
+        show("threads, there", &copy);
+        copy
+    });
+    let copy = handed.join().expect("the thread ends well");
+    drop(buffers);
+    show("threads, here", &copy);
+}
+
+fn forks(feeder: &mut Feeder) {
+    let mut buffers = family(feeder);
+    in_child(|| {
+        let mut feeder = Feeder::new(99);
+        buffers[1].store(PAGE, 2 * PAGE, 12);
+        feeder.receive(InputCall::Recv, &mut buffers[2], 0, LEN - PAGE);
+        for (index, buffer) in buffers.iter().enumerate() {
+            buffer.check_all(&format!("in a child, buffer {index}"));
+        }
+        let copy = Buffer::copy_of(CopyCall::Memcpy, &buffers[2], 0, LEN - PAGE);
+        copy.check_all("in a child, copied");
+    });
+    for (index, buffer) in buffers.iter().enumerate() {
+        show(&format!("forks {index}"), buffer);
+    }
+}
+
+/// Copies two pages of each received buffer, so that what was received is kept for the sake of them.
+fn hoard(feeder: &mut Feeder) {
+    let mut kept = Vec::new();
+    let mut received = Buffer::new(Origin::Malloc, HOARD_LEN);
+    for number in 0..HOARDED {
+        feeder.receive(InputCall::Recv, &mut received, 0, HOARD_LEN);
+        // Blocks of one size do not suffice.
+        let pages = 8 + 2 * (number % 5);
+        kept.push(Buffer::copy_of(CopyCall::Memcpy, &received, 0, pages * PAGE));
+    }
+    for (index, buffer) in kept.iter().enumerate() {
+        show(&format!("kept {index}"), buffer);
+    }
+    show("received last", &received);
+}
+
+/// The whole workload, on buffers that are there already.
+fn workload(feeder: &mut Feeder, buffers: &mut [Buffer], may_fork: bool) {
+    copies_and_moves(feeder, buffers);
+    lives_of_blocks(feeder);
+    files(feeder);
+    mappings(feeder);
+    if may_fork {
+        threads(feeder);
+        forks(feeder);
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut feeder = Feeder::new(1);
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["workload"] => {
+            let mut buffers = family(&mut feeder);
+            workload(&mut feeder, &mut buffers, true);
+        }
+        ["alone"] => {
+            let mut buffers = family(&mut feeder);
+            workload(&mut feeder, &mut buffers, false);
+        }
+        ["hoard"] => hoard(&mut feeder),
+        ["under", filter, ref command @ ..] => {
+            let command: Vec<_> = command.iter().map(|word| CString::new(*word).expect("no NUL")).collect();
+            hostile::exec_under_filter(filter, &command);
+        }
+        ["between", action] => {
+            let mut buffers = family(&mut feeder);
+            lives_of_blocks(&mut feeder);
+            println!("{action}: {}", hostile::act(action));
+            for (index, buffer) in buffers.iter().enumerate() {
+                show(&format!("after {action} {index}"), buffer);
+            }
+            workload(&mut feeder, &mut buffers, hostile::may_fork(action));
+        }
+        _ => panic!("usage: faults workload | alone | hoard | under FILTER COMMAND | between ACTION"),
+    }
+}

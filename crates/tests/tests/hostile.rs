@@ -1,0 +1,234 @@
+//! Limits, filters and missing things: before the program starts, or by its own doing while it holds views.
+//! It prints what it prints without uncopy, and uncopy says one line at most.
+
+use std::io::Write;
+use std::time::Duration;
+
+use uncopy_core::stats::Counter;
+use uncopy_tests::artifacts::{injecting_library, packaged};
+use uncopy_tests::running::Finished;
+use uncopy_tests::{Mode, Program, Scratch};
+
+const FAULTS: &str = env!("CARGO_BIN_EXE_faults");
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What uncopy is expected to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Uncopy {
+    /// Elide copies, before the condition binds or all the time.
+    Works,
+    /// Elide copies, and do without where it gets no memory.
+    RunsShort,
+    /// Say why not, or nothing.
+    Any,
+}
+
+fn skip(test: &str, why: &str) {
+    // Not through the harness, which would keep it to itself.
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
+}
+
+/// Runs a program plain and in both modes and compares.
+fn same(title: &str, uncopy: Uncopy, program: impl Fn(&Scratch) -> Program) {
+    let scratch = Scratch::new(title);
+    // Other users write their counters there.
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(scratch.path(), everybody).expect("chmod");
+    let run =
+        |mode: Mode| program(&scratch).mode(mode).limit(LIMIT).run(&scratch, &format!("{title}-{mode:?}"));
+    let plain = run(Mode::Plain).expect_success();
+    for mode in Mode::BOTH {
+        let done = run(mode);
+        let text = |done: &Finished| String::from_utf8_lossy(&done.output).into_owned();
+        assert!(done.status.success(), "{title} {mode:?}: {}\n{}{}", done.status, text(&done), done.errors);
+        assert_eq!(text(&done), text(&plain), "{title} {mode:?}: {}", done.errors);
+        let ours = done.errors.lines().filter(|line| line.starts_with("uncopy: ")).count();
+        let theirs = plain.errors.lines().count();
+        assert!(
+            ours <= 1 && done.errors.lines().count() <= ours + theirs,
+            "{title} {mode:?}: {}",
+            done.errors
+        );
+        if uncopy != Uncopy::Any && mode == Mode::Always && mode.effective() != Mode::Plain {
+            let counters = done.counters.unwrap_or_else(|| panic!("{title}: no counters: {}", done.errors));
+            counters.expect_above_zero(title, &[Counter::ElidedBytes, Counter::InputBytes]);
+            if uncopy == Uncopy::RunsShort {
+                counters.expect_above_zero(title, &[Counter::Fallbacks]);
+            }
+        }
+    }
+}
+
+/// The workload after a shell has done something.
+fn after(title: &str, uncopy: Uncopy, script: &str) {
+    same(title, uncopy, |_| Program::shell(&format!("{script}; exec {FAULTS} workload")));
+}
+
+/// The workload in two halves with an action of the program in between.
+fn between(action: &str) {
+    same(action, Uncopy::Works, |_| Program::new(FAULTS).args(["between", action]));
+}
+
+#[test]
+fn little_address_space_from_the_start() {
+    after("address-space-300M", Uncopy::Any, "ulimit -v 300000");
+    after("address-space-2G", Uncopy::Any, "ulimit -v 2000000");
+    after("address-space-100G", Uncopy::Works, "ulimit -v 100000000");
+}
+
+#[test]
+fn little_data_from_the_start() {
+    after("data-40M", Uncopy::Any, "ulimit -d 40000");
+    after("data-8G", Uncopy::Works, "ulimit -d 8000000");
+}
+
+#[test]
+fn few_descriptors_from_the_start() {
+    after("descriptors-14", Uncopy::Works, "ulimit -n 14");
+    after("descriptors-10", Uncopy::Any, "ulimit -n 10");
+}
+
+#[test]
+fn small_and_unlimited_stacks() {
+    after("stack-small", Uncopy::Works, "ulimit -s 256");
+    after("stack-unlimited", Uncopy::Works, "ulimit -s unlimited");
+}
+
+#[test]
+fn limits_that_the_program_sets_itself() {
+    between("address-space");
+    between("address-space-by-prlimit");
+    between("data");
+}
+
+#[test]
+fn descriptors_and_mappings_that_the_program_uses_up() {
+    between("descriptors");
+    between("mappings");
+}
+
+#[test]
+fn memory_that_the_program_locks() {
+    between("lock-all");
+    between("lock-future");
+}
+
+#[test]
+fn filters_that_the_program_installs() {
+    between("filter-refusing");
+    between("filter-killing");
+    between("filter-by-seccomp");
+}
+
+#[test]
+fn filters_from_the_start() {
+    for filter in ["eperm", "enosys", "kill", "trap"] {
+        same(&format!("under-{filter}"), Uncopy::Any, |_| {
+            Program::new(FAULTS).args(["under", filter, FAULTS, "workload"])
+        });
+    }
+}
+
+/// `setpriv` to the user nobody, followed by a shell's script.
+fn as_nobody(script: &str) -> Program {
+    let setpriv = packaged("/usr/bin/setpriv", "util-linux");
+    let user = "--reuid 65534 --regid 65534 --clear-groups";
+    Program::shell(&format!("exec {} {user} sh -ec '{script}'", setpriv.display()))
+}
+
+fn is_root() -> bool {
+    // SAFETY: geteuid has no preconditions.
+    unsafe { libc::geteuid() == 0 }
+}
+
+#[test]
+fn an_unprivileged_user() {
+    if !is_root() {
+        return skip("an_unprivileged_user", "only root can become another user");
+    }
+    same("nobody", Uncopy::Any, |_| as_nobody(&format!("exec {FAULTS} workload")));
+    same("nobody-locks", Uncopy::Any, |_| as_nobody(&format!("exec {FAULTS} between lock-all")));
+    same("nobody-locks-little", Uncopy::Any, |_| {
+        as_nobody(&format!("ulimit -l 64; exec {FAULTS} between lock-all"))
+    });
+}
+
+#[test]
+fn no_thread_for_the_handler() {
+    if !is_root() {
+        return skip("no_thread_for_the_handler", "only root can become another user");
+    }
+    // An inherited device is what gives another user a userfaultfd; the limit does not bind root.
+    same("no-thread", Uncopy::Any, |_| {
+        let prlimit = packaged("/usr/bin/prlimit", "util-linux");
+        let script = format!("UNCOPY_UFFD_FD=9 exec {} --nproc=1 {FAULTS} alone", prlimit.display());
+        as_nobody(&script).descriptor(9, "/dev/userfaultfd")
+    });
+}
+
+#[test]
+fn without_proc_or_shared_memory() {
+    let unshare = packaged("/usr/bin/unshare", "util-linux");
+    let probe = std::process::Command::new(&unshare).args(["--mount", "true"]).output().expect("unshare");
+    if !probe.status.success() {
+        return skip("without_proc_or_shared_memory", "no mount namespace can be made here");
+    }
+    for (title, mount) in [
+        ("no-proc", "mount -t tmpfs none /proc"),
+        ("no-shm", "mount -t tmpfs -o ro none /dev/shm"),
+        ("full-shm", "mount -t tmpfs -o size=4k none /dev/shm; head -c 4096 /dev/zero > /dev/shm/full || :"),
+    ] {
+        let inside = format!("{mount}; exec {FAULTS} workload");
+        same(title, Uncopy::Works, |_| {
+            Program::shell(&format!("exec {} --mount sh -ec \"{inside}\"", unshare.display()))
+        });
+    }
+}
+
+/// Makes a memory control group with this limit, in version 2 or 1 of the interface; `None` if that cannot be
+/// done here.
+fn control_group(limit_bytes: usize) -> Option<ControlGroup> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path =
+        |prefix: &str| own.lines().find_map(|line| line.split_once(prefix).map(|(_, path)| path.to_owned()));
+    let candidates = [
+        ("/sys/fs/cgroup", path("0::"), "memory.max"),
+        ("/sys/fs/cgroup", Some(String::new()), "memory.max"),
+        ("/sys/fs/cgroup/memory", path(":memory:"), "memory.limit_in_bytes"),
+        ("/sys/fs/cgroup/memory", Some(String::new()), "memory.limit_in_bytes"),
+    ];
+    candidates.into_iter().find_map(|(root, path, file)| {
+        let path = format!("{root}{}/uncopy-test-{}", path?.trim_end_matches('/'), std::process::id());
+        std::fs::create_dir(&path).ok()?;
+        let group = ControlGroup(path.clone());
+        std::fs::write(format!("{path}/{file}"), limit_bytes.to_string()).ok()?;
+        // Swap must not hide the limit.
+        let _ = std::fs::write(format!("{path}/memory.swap.max"), "0");
+        Some(group)
+    })
+}
+
+struct ControlGroup(String);
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_control_group_with_little_memory() {
+    let Some(group) = control_group(40 << 20) else {
+        return skip("a_control_group_with_little_memory", "no memory control group can be made here");
+    };
+    let enter = format!("echo $$ > {}/cgroup.procs", group.0);
+    after("control-group", Uncopy::Works, &enter);
+}
+
+#[test]
+fn an_exhausted_reservoir() {
+    same("exhausted", Uncopy::RunsShort, |_| {
+        let program = Program::new(FAULTS).args(["hoard"]);
+        program.library(injecting_library()).env("INJECT_RESERVE_MOST", (256 << 20).to_string())
+    });
+}
