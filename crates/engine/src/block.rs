@@ -28,6 +28,9 @@ pub const FRESH: u32 = 1 << 3;
 /// Its addresses consist of more than one mapping since `mremap` moved pages in.
 pub const RELOCATED: u32 = 1 << 4;
 
+/// Views of one block at most, except for those that overwriting splits.
+const VIEWS_MOST: usize = 2048;
+
 /// Longest run between two inputs that is compared with the segment, bytes.
 const SEAM_BYTES: usize = 2 * PAGE_BYTES;
 
@@ -227,6 +230,13 @@ impl Locked {
         self.at.block.flags.load(Relaxed) & REGISTERED != 0 && !self.is_doubtful
     }
 
+    /// Whether there are so many views in the block that no copy adds to them, and no fault splits one: the
+    /// list of them is to fit the reserve of the allocator for our own data many times over.
+    #[must_use]
+    pub fn has_many_views(&self) -> bool {
+        self.map().is_some_and(|map| map.views() > VIEWS_MOST)
+    }
+
     /// Changes the page map and keeps the counts in step.
     pub fn change(&mut self, change: impl FnOnce(&mut PageMap<Segment>)) {
         if !self.is_registered() {
@@ -263,7 +273,7 @@ impl Locked {
             return Err(Errno(22));
         }
         if flags & REGISTERED != 0 {
-            return Ok(());
+            return if self.has_many_views() { Err(Errno(12)) } else { Ok(()) };
         }
         if live::get(Counter::RegisteredBlocks) >= ENGINE.most_registered() {
             return Err(Errno(12));

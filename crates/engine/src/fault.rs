@@ -265,7 +265,8 @@ fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
         return zeroes(uffd, page_address);
     }
     live::add(Counter::Faults, 1);
-    let pages = batch(at, page, run, &state);
+    let is_whole = locked.has_many_views() && state != State::Empty;
+    let pages = if is_whole { run } else { batch(at, page, run, &state) };
     let mut dropped = Dropped::new();
     let served = match state {
         State::Present => true,
