@@ -57,6 +57,12 @@ const PROBE_BUDGET_NS: i64 = BUDGET_NS / 4;
 const CREDIT_CAP_NS: i64 = 400_000;
 const OFF_CALLS: u32 = 64;
 const BACKOFF_MOST: u32 = 12;
+/// Room up to here is served from the reservoir, whatever arrives.
+const LARGE_ROOM_BYTES: usize = 2 << 20;
+/// Of larger room an input must be likely to fill this share, one in so many.
+const FILLS_SHARE: usize = 4;
+/// Calls that are passed over before it is tried again whether they do.
+const PASSED_MOST: u32 = 1 << 14;
 const SITES: usize = 1024;
 const PROBES: usize = 4;
 
@@ -92,6 +98,10 @@ struct Account {
     balance_ns: AtomicI64,
     off_calls: AtomicU32,
     backoff: AtomicU32,
+    /// What recent inputs brought, bytes: the most, fading. 0: not known.
+    recent_bytes: AtomicU32,
+    /// Calls with far more room than that, since one was looked at.
+    passed_calls: AtomicU32,
 }
 
 /// The accounts of all sites. A fixed table: a site that finds no place shares one.
@@ -116,6 +126,8 @@ impl Sites {
                     balance_ns: AtomicI64::new(0),
                     off_calls: AtomicU32::new(0),
                     backoff: AtomicU32::new(0),
+                    recent_bytes: AtomicU32::new(0),
+                    passed_calls: AtomicU32::new(0),
                 }
             }; SITES],
         }
@@ -165,6 +177,30 @@ impl Sites {
                 off == 0
             }
         }
+    }
+
+    /// Whether an input with room for `room_bytes` is likely to fill a good part of it. Room beyond what the
+    /// reservoir holds costs a fill of every page, whatever arrives: a client library whose buffer has
+    /// grown to 32 MiB once asks for that much at each answer of a few bytes.
+    #[must_use]
+    pub fn fills(&self, site: SiteId, room_bytes: usize) -> bool {
+        let account = self.account(site);
+        let recent_bytes = account.recent_bytes.load(Relaxed) as usize;
+        if room_bytes <= LARGE_ROOM_BYTES || recent_bytes == 0 || recent_bytes >= room_bytes / FILLS_SHARE {
+            return true;
+        }
+        let passed = account.passed_calls.load(Relaxed);
+        account.passed_calls.store((passed + 1) % PASSED_MOST, Relaxed);
+        passed + 1 == PASSED_MOST
+    }
+
+    /// Takes note of what an input brought.
+    pub fn record_input(&self, site: SiteId, got_bytes: usize) {
+        let account = self.account(site);
+        let recent_bytes = account.recent_bytes.load(Relaxed);
+        let faded_bytes = recent_bytes - recent_bytes / 8;
+        let got_bytes = u32::try_from(got_bytes).unwrap_or(u32::MAX);
+        account.recent_bytes.store(got_bytes.max(faded_bytes).max(1), Relaxed);
     }
 
     /// Adds what an elision saved.
@@ -246,6 +282,23 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_room_that_stays_empty_is_passed_over_and_tried_again() {
+        let sites = Sites::new();
+        let site = sites.site(Kind::Input, 0x1234, 32 << 20);
+        assert!(sites.fills(site, 32 << 20), "nothing is known yet");
+        sites.record_input(site, 16);
+        assert!(sites.fills(site, 64 << 10), "the reservoir has that much");
+        let tried = (0..2 * PASSED_MOST).filter(|_| sites.fills(site, 32 << 20)).count();
+        assert_eq!(tried, 2);
+        sites.record_input(site, 12 << 20);
+        assert!(sites.fills(site, 32 << 20));
+        for _ in 0..20 {
+            sites.record_input(site, 16);
+        }
+        assert!(!sites.fills(site, 32 << 20), "what came once fades");
+    }
 
     #[test]
     fn a_site_that_loses_is_switched_off_for_ever_longer() {

@@ -18,7 +18,8 @@ const REASON: &str = "the handler thread could not be started again in another n
 /// Where no handler thread can be started afterwards (the next processes belong to another process id
 /// namespace, to which no thread of this one may), every view is turned into plain memory.
 pub fn alone<T>(call: impl FnOnce() -> T) -> T {
-    let Some(uffd) = ENGINE.uffd_so_far().filter(|_| thread::handler_lives() && !thread::others_live()) else {
+    let Some(uffd) = ENGINE.uffd_so_far().filter(|_| thread::handler_lives() && !thread::others_live())
+    else {
         return call();
     };
     let critical = Critical::enter();

@@ -120,6 +120,8 @@ impl<'a> Input<'a> {
             let (target, lead_bytes) = if let Some(open) = open {
                 let filled_bytes = open.filled_bytes;
                 (Target::Open(open), filled_bytes)
+            } else if !ENGINE.sites.fills(site, part.len_bytes) {
+                continue;
             } else {
                 let lead_bytes = range.start % PAGE_BYTES;
                 let Ok(draft) = Draft::new(active, lead_bytes + part.len_bytes) else {
@@ -214,6 +216,7 @@ fn look(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
 fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) {
     let Redirected { at, range, target, lead_bytes, site, allowed } = part;
     ENGINE.sites.debit(site, INPUT_NS);
+    ENGINE.sites.record_input(site, len_bytes);
     let room_bytes = range.len() - len_bytes;
     let range = ByteRange::at(range.start, len_bytes);
     let is_worth_it = len_bytes >= ENGINE.min_size_bytes() && range.whole_pages().len() > 1;
