@@ -33,6 +33,11 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     let Some(uffd) = ENGINE.uffd() else { return false };
     let from = from.and_then(|at| Some((at, at.range(source, len_bytes)?)));
     let to = to.and_then(|at| Some((at, at.range(destination, len_bytes)?)));
+    let overlaps = source.abs_diff(destination) < len_bytes;
+    if overlaps && from.is_some() != to.is_some() {
+        // One end reaches out of a foreign range that holds the other: memmove finds its way by faults.
+        return false;
+    }
     match (from, to) {
         (None, None) => false,
         (None, Some((at, range))) => {
@@ -122,7 +127,8 @@ unsafe fn between(
     source: usize,
     caller: usize,
 ) -> bool {
-    if from.shares_record(&to) && !from.is(&to) {
+    let overlaps = source.abs_diff(destination) < from_range.len();
+    if !from.is(&to) && (overlaps || from.shares_record(&to)) {
         // One of them is a foreign range that has just given way to the other: what it held is in place.
         return false;
     }
@@ -134,7 +140,6 @@ unsafe fn between(
     let pieces = from_locked.as_ref().unwrap_or(&to_locked).pieces(from_range);
     let steps = plan(to_range.start, &pieces, LEAST_PAGES);
     let elidable_bytes = elided_bytes(&steps);
-    let overlaps = from.is(&to) && !from_range.intersection(to_range).is_empty();
     let pays = match ENGINE.policy() {
         Policy::Always => elidable_bytes > 0,
         Policy::Never => false,
