@@ -7,6 +7,7 @@
 //! | `SYS_exit` of the main thread | waits for the program's other threads: our handler would be the last |
 //! | `SYS_unshare`, `SYS_setns` | what the functions of that name do |
 //! | seccomp, limits, mlockall | [`crate::limits`] is told first |
+//! | mprotect, munmap, mremap, madvise | [`crate::mapping`] is told first |
 //! | anything else | libc's `syscall`, by a few compares and a jump |
 //!
 //! A clone instruction of the program's own, and one that gives a forked child another stack through
@@ -185,6 +186,14 @@ pub unsafe extern "C" fn syscall() {
         "cmp rdi, {prctl}",
         "je 5f",
         "cmp rdi, {mlockall}",
+        "je 5f",
+        "cmp rdi, {mprotect}",
+        "je 5f",
+        "cmp rdi, {munmap}",
+        "je 5f",
+        "cmp rdi, {mremap}",
+        "je 5f",
+        "cmp rdi, {madvise}",
         "jne 3b",
         "5:",
         "push rdi",
@@ -208,6 +217,10 @@ pub unsafe extern "C" fn syscall() {
         setrlimit = const libc::SYS_setrlimit,
         prctl = const libc::SYS_prctl,
         mlockall = const libc::SYS_mlockall,
+        mprotect = const libc::SYS_mprotect,
+        munmap = const libc::SYS_munmap,
+        mremap = const libc::SYS_mremap,
+        madvise = const libc::SYS_madvise,
         limits = sym crate::limits::before_call,
         clone = const libc::SYS_clone,
         fork = const libc::SYS_fork,

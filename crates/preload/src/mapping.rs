@@ -3,7 +3,7 @@
 //!
 //! A block whose mapping the program changes becomes plain memory for good before the call is made.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_long, c_void};
 use libc::size_t;
 use uncopy_engine::engine::ENGINE;
 
@@ -30,6 +30,32 @@ fn disown(address: Pointer, len: size_t) {
     ENGINE.disown(address as usize, len);
 }
 
+/// Advice that changes no byte and no fault leaves views alone.
+const fn is_harmless(advice: c_int) -> bool {
+    matches!(
+        advice,
+        libc::MADV_NORMAL
+            | libc::MADV_RANDOM
+            | libc::MADV_SEQUENTIAL
+            | libc::MADV_WILLNEED
+            | libc::MADV_NOHUGEPAGE
+            | libc::MADV_DONTDUMP
+            | libc::MADV_DODUMP
+    )
+}
+
+/// Looks at one of these calls that the program makes through libc's `syscall`, before it is made.
+pub fn before_call(number: c_long, [address, len, new_len, detail, new_address]: [usize; 5]) {
+    match number {
+        libc::SYS_madvise if is_harmless(new_len as c_int) => {}
+        libc::SYS_mremap if detail as c_int & libc::MREMAP_FIXED != 0 => {
+            ENGINE.disown(address, len);
+            ENGINE.disown(new_address, new_len);
+        }
+        _ => ENGINE.disown(address, len),
+    }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(address: Pointer, len: size_t, protection: c_int) -> c_int {
     disown(address, len);
@@ -51,18 +77,7 @@ pub unsafe extern "C" fn pkey_mprotect(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: Pointer, len: size_t, advice: c_int) -> c_int {
-    // Advice that changes no byte and no fault leaves views alone.
-    let is_harmless = matches!(
-        advice,
-        libc::MADV_NORMAL
-            | libc::MADV_RANDOM
-            | libc::MADV_SEQUENTIAL
-            | libc::MADV_WILLNEED
-            | libc::MADV_NOHUGEPAGE
-            | libc::MADV_DONTDUMP
-            | libc::MADV_DODUMP
-    );
-    if !is_harmless {
+    if !is_harmless(advice) {
         disown(address, len);
     }
     // SAFETY: the caller's promise.

@@ -10,6 +10,7 @@ use uncopy_core::options::{OptionError, Options};
 use uncopy_core::stats::Counter;
 use uncopy_engine::engine::ENGINE;
 use uncopy_engine::{fork, live};
+use uncopy_sys::lock::Critical;
 use uncopy_sys::{bytes, ids, mem};
 
 /// Set while libc's functions are looked up, by thread id: dlsym may allocate.
@@ -187,6 +188,8 @@ pub extern "C" fn finish() {
     if OWNER.compare_exchange(pid, 0, Relaxed, Relaxed).is_err() {
         return;
     }
+    // From here on uncopy's own memory is allocated: no signal handler may want some in between.
+    let _critical = Critical::enter();
     live::unpublish();
     let Some(stats) = STATS.get() else { return };
     let is_root = stats.root.is_none_or(|root| root == pid);

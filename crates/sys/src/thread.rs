@@ -75,6 +75,8 @@ static HANDLER: AtomicU32 = AtomicU32::new(0);
 /// Whether there are threads besides the calling one and the handler. False if that cannot be told.
 #[must_use]
 pub fn others_live() -> bool {
+    // What it allocates is uncopy's own: no signal handler may come in between and want some too.
+    let _critical = crate::lock::Critical::enter();
     let (me, handler) = (crate::lock::thread_id(), HANDLER.load(Relaxed));
     kernel!(List, std::fs::read_dir("/proc/self/task")).is_ok_and(|tasks| {
         tasks.flatten().any(|task| {
@@ -102,7 +104,7 @@ pub fn isolate(mut kept: [i32; 2]) -> Result<(), Errno> {
     // SAFETY: a terminated name; prctl copies it.
     unsafe { kernel!(Limit, syscall!(libc::SYS_prctl, libc::PR_SET_NAME, c"uncopy-faults".as_ptr())) };
     // SAFETY: affects only this thread's table.
-    check(unsafe { kernel!(Unshare, libc::syscall(libc::SYS_unshare, libc::CLONE_FILES)) })?;
+    check(unsafe { kernel!(Unshare, syscall!(libc::SYS_unshare, libc::CLONE_FILES)) })?;
     kept.sort_unstable();
     let mut next = 0;
     // SAFETY: this table belongs to this thread alone, which uses nothing but `kept`.

@@ -372,7 +372,7 @@ impl Uffd {
             unsafe { (page as *const u8).read_volatile() };
         }
         // SAFETY: the mapping made above, of which nobody else knows.
-        unsafe { kernel!(Unmap, libc::syscall(libc::SYS_munmap, page, PAGE_BYTES)) };
+        unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, page, PAGE_BYTES)) };
         registered
     }
 

@@ -124,7 +124,7 @@ impl Worker<'_> {
             match how % 8 {
                 0 | 1 => {
                     let target: *mut c_void = buffer.at(at).cast();
-                    if how % 8 == 0 {
+                    if how.is_multiple_of(8) {
                         assert_eq!(unmap(target, len), 0, "munmap");
                     }
                     let placed = map(target, len, protection, plain | libc::MAP_FIXED, -1, 0i64);
