@@ -79,7 +79,7 @@ fn make_the_calls(inherited_device: Option<i32>) -> ! {
             syscall!(libc::SYS_mremap, at, 4096, 4096, flags, at + 4096);
         }
         crate::lock::try_mask();
-        libc::unshare(libc::CLONE_FILES);
+        syscall!(libc::SYS_unshare, libc::CLONE_FILES);
         syscall!(libc::SYS_close_range, 900, 900, 0);
         syscall!(libc::SYS_gettid);
         crate::thread::pause();

@@ -92,7 +92,7 @@ pub fn handler_lives() -> bool {
     let handler = HANDLER.load(Relaxed);
     let _errno = crate::errno::Keep::new();
     // SAFETY: signal 0 is only a question.
-    handler != 0 && unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), handler, 0) } == 0
+    handler != 0 && unsafe { syscall!(libc::SYS_tgkill, std::process::id(), handler, 0) } == 0
 }
 
 /// Gives the calling thread a table of descriptors that holds only `kept` (in any order), and a name.

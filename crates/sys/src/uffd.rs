@@ -291,29 +291,41 @@ impl Uffd {
         // A page that is said to be there already is asked for twice: whoever believes it wrongly has lost
         // the page's bytes.
         let mut doubted = false;
-        for _ in 0..RETRIES {
+        let mut most_bytes = len_bytes;
+        let mut tries = 0;
+        while done_bytes < len_bytes {
             let mut argument = PlaceArgument {
                 destination: destination as u64,
                 source: source as u64,
-                len_bytes: (len_bytes - done_bytes) as u64,
+                len_bytes: (len_bytes - done_bytes).min(most_bytes) as u64,
                 mode: 0,
                 done: 0,
             };
+            let asked_bytes = argument.len_bytes as usize;
             let result = check(i64::from(call(&mut argument)));
             let step_bytes = usize::try_from(argument.done).unwrap_or(0);
             done_bytes += step_bytes;
             destination += step_bytes;
             source += step_bytes;
-            doubted &= step_bytes == 0;
+            if step_bytes > 0 {
+                (doubted, most_bytes, tries) = (false, len_bytes, 0);
+            }
+            tries += 1;
             match result {
-                Ok(_) => return Placed { done_bytes: len_bytes, error: None },
+                Ok(_) if step_bytes > 0 => {}
                 Err(Errno(libc::EEXIST)) if !doubted => doubted = true,
                 // Interrupted part-way, or the mappings are changing.
-                Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
+                Ok(_) | Err(Errno(libc::EAGAIN | libc::EINTR)) if tries < RETRIES => {}
+                Ok(_) => return Placed { done_bytes, error: Some(Errno(libc::EAGAIN)) },
+                // A range that crosses mappings is refused as a whole; madvise and mprotect by the program
+                // split them.
+                Err(Errno(libc::ENOENT | libc::EINVAL)) if asked_bytes > PAGE_BYTES => {
+                    most_bytes = (asked_bytes / 2).next_multiple_of(PAGE_BYTES);
+                }
                 Err(errno) => return Placed { done_bytes, error: Some(errno) },
             }
         }
-        Placed { done_bytes, error: Some(Errno(libc::EAGAIN)) }
+        Placed { done_bytes, error: None }
     }
 
     /// Puts copies of `source`'s bytes into absent pages and wakes whoever waits for them.
