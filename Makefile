@@ -20,7 +20,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build demo test test-suites test-checked test-faults audit install uninstall clean help
+.PHONY: build demo test test-suites test-checked test-faults machine audit install uninstall clean help
 
 build: ## Build target/release/uncopy and target/release/libuncopy.so
 	@scripts/need-cargo
@@ -47,6 +47,10 @@ test-checked: ## Run the end-to-end tests against a library with debug assertion
 test-faults: ## Let every call to the kernel fail with every error number, once and from there on (about 15 minutes)
 	@scripts/install-packages test
 	UNCOPY_TEST_FAULTS=all $(CARGO) test --locked -p uncopy-tests --test faults -- --nocapture
+
+machine: ## Run ten million random operations next to a model (about ten minutes)
+	$(CARGO) build --release --locked -p uncopy-cli -p uncopy-preload -p uncopy-machine
+	UNCOPY_BIN_DIR=$(release) $(release)/machine run --ops 10000000
 
 audit: ## Licences, duplicates, sources and known advisories of all dependencies (needs cargo-deny and network)
 	$(CARGO) deny --locked check
