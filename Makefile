@@ -20,7 +20,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build demo test test-suites test-checked test-faults machine audit install uninstall clean help
+.PHONY: build demo test test-suites test-checked test-faults machine fuzz audit install uninstall clean help
 
 build: ## Build target/release/uncopy and target/release/libuncopy.so
 	@scripts/need-cargo
@@ -51,6 +51,10 @@ test-faults: ## Let every call to the kernel fail with every error number, once 
 machine: ## Run ten million random operations next to a model (about ten minutes)
 	$(CARGO) build --release --locked -p uncopy-cli -p uncopy-preload -p uncopy-machine
 	UNCOPY_BIN_DIR=$(release) $(release)/machine run --ops 10000000
+
+fuzz: ## Fuzz the pure core, a minute for each target
+	@scripts/need-cargo
+	scripts/fuzz
 
 audit: ## Licences, duplicates, sources and known advisories of all dependencies (needs cargo-deny and network)
 	$(CARGO) deny --locked check
