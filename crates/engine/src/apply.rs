@@ -8,7 +8,6 @@ use crate::block::{HELD_A_VIEW, Locked};
 use crate::engine::ENGINE;
 use crate::live;
 use crate::segment::{Draft, Segment};
-use core::sync::atomic::Ordering::Relaxed;
 use smallvec::SmallVec;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, SiteId, State, View};
@@ -18,6 +17,7 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
+use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::uffd::Uffd;
 
 /// Where the bytes of a copy come from.

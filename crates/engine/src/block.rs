@@ -5,9 +5,7 @@ use crate::engine::{ENGINE, Phase};
 use crate::foreign::{Slot, can_hold_views};
 use crate::live;
 use crate::segment::{Open, Segment};
-use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, PageMap, State};
 use uncopy_core::plan::{Piece, Pieces};
@@ -15,6 +13,8 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::mem;
+use uncopy_sys::sync::UnsafeCell;
+use uncopy_sys::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
 use uncopy_sys::uffd::Uffd;
 
 /// The program has it.
@@ -84,6 +84,7 @@ struct BlockState {
 unsafe impl Sync for Block {}
 
 impl Block {
+    uncopy_sys::constant! {
     /// One that was never allocated.
     #[must_use]
     pub const fn new() -> Self {
@@ -100,6 +101,7 @@ impl Block {
             alloc_site: AtomicU16::new(0),
             state: UnsafeCell::new(MaybeUninit::uninit()),
         }
+    }
     }
 }
 
@@ -174,7 +176,9 @@ impl BlockRef {
     pub fn lock(self) -> Locked {
         self.block.lock.lock();
         let is_doubtful = self.slot.is_some_and(|slot| {
-            !slot.is(&self) || self.block.flags.load(Relaxed) & DISOWNED != 0 || ENGINE.foreign.is_changing()
+            !slot.is(&self)
+                || self.block.flags.load(Relaxed) & DISOWNED != 0
+                || ENGINE.foreign.may_be_changing()
         });
         Locked { at: self, is_doubtful }
     }
@@ -194,7 +198,9 @@ impl BlockRef {
     }
 
     fn locked_for_service(self) -> Locked {
-        Locked { at: self, is_doubtful: self.slot.is_some_and(|slot| !slot.is(&self)) }
+        let mut locked = Locked { at: self, is_doubtful: false };
+        locked.is_doubtful = locked.is_another();
+        locked
     }
 
     /// The userfaultfd that it is registered with, given that of the heap and the hidden memory.
@@ -224,6 +230,12 @@ impl Locked {
     pub fn map(&self) -> Option<&PageMap<Segment>> {
         // SAFETY: `self` is the proof that the lock is held; a registered block's map is initialised.
         self.is_registered().then(|| unsafe { &(*self.at.block.state.get()).assume_init_ref().map })
+    }
+
+    /// Whether the slot of a foreign range has come to stand for another one.
+    #[must_use]
+    pub fn is_another(&self) -> bool {
+        self.at.slot.is_some_and(|slot| !slot.is(&self.at))
     }
 
     fn is_registered(&self) -> bool {

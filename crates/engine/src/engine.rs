@@ -10,16 +10,16 @@ use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES};
 use crate::heap::Heap;
 use crate::hidden::Hidden;
 use crate::{fault, live};
-use core::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release,
-};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::{Options, Policy};
 use uncopy_core::policy::{Placement, Sites};
 use uncopy_core::stats::Counter;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem;
+use uncopy_sys::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
 use uncopy_sys::uffd::{Reports, Uffd};
 
 /// Where the engine is in its life.
@@ -66,22 +66,24 @@ pub struct Engine {
     has_given_back: AtomicBool,
 }
 
-/// The process's engine.
-pub static ENGINE: Engine = Engine {
-    heap: Heap::new(),
-    foreign: Foreign::new(),
-    hidden: Hidden::new(),
-    sites: Sites::new(),
-    placement: Placement::new(),
-    start: Lock::new(),
-    phase: AtomicU8::new(Phase::Dormant as u8),
-    uffd: AtomicI32::new(-1),
-    policy: AtomicU8::new(0),
-    inherited_device: AtomicI32::new(-1),
-    most_registered: AtomicU64::new(REGISTERED_DEFAULT),
-    said: AtomicBool::new(false),
-    has_given_back: AtomicBool::new(false),
-};
+uncopy_sys::statics! {
+    /// The process's engine.
+    pub static ENGINE: Engine = Engine {
+        heap: Heap::new(),
+        foreign: Foreign::new(),
+        hidden: Hidden::new(),
+        sites: Sites::new(),
+        placement: Placement::new(),
+        start: Lock::new(),
+        phase: AtomicU8::new(Phase::Dormant as u8),
+        uffd: AtomicI32::new(-1),
+        policy: AtomicU8::new(0),
+        inherited_device: AtomicI32::new(-1),
+        most_registered: AtomicU64::new(REGISTERED_DEFAULT),
+        said: AtomicBool::new(false),
+        has_given_back: AtomicBool::new(false),
+    };
+}
 
 impl Engine {
     /// Takes the options. Called once, before any other thread exists.

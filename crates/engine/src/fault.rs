@@ -12,9 +12,6 @@ use crate::live;
 use crate::release;
 use crate::segment::Segment;
 use core::ffi::c_void;
-use core::sync::atomic::{
-    AtomicU32, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State, View};
 use uncopy_core::policy::{FAULT_NS, FILL_PAGE_NS};
@@ -23,6 +20,10 @@ use uncopy_core::stats::{CONTROL_RELEASE, REASON_RELEASED};
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
+use uncopy_sys::sync::Futex;
+use uncopy_sys::sync::atomic::{
+    AtomicU32, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use uncopy_sys::uffd::{Change, Fault, Message, Uffd, wait};
 use uncopy_sys::{bytes, mem, thread};
 
@@ -35,13 +36,23 @@ const RETRY_MS: i32 = 1;
 /// Tries without a pause before that.
 const EAGER_TRIES: u32 = 200;
 
+/// Tries to make ranges plain whose mappings have changed.
+const CLEAR_TRIES: u32 = 2_000;
+
 const EEXIST: Errno = Errno(17);
 
-/// Counts handler threads: one that a fork left behind in the parent's copy does not exist.
-static READY: AtomicU32 = AtomicU32::new(0);
+/// Everybody who waits for a handler to be ready.
+const ALL: u32 = i32::MAX as u32;
 
-/// The page whose fault tells the handler thread to end; 0: none; [`ENDS`]: it does.
-static BELL: AtomicUsize = AtomicUsize::new(0);
+uncopy_sys::statics! {
+    /// Counts handler threads: one that a fork left behind in the parent's copy does not exist.
+    static READY: Futex = Futex::new(0);
+    /// The page whose fault tells the handler thread to end; 0: none; [`ENDS`]: it does.
+    static BELL: AtomicUsize = AtomicUsize::new(0);
+    /// Placements that the kernel refused in a row.
+    static REFUSED: AtomicU32 = AtomicU32::new(0);
+}
+
 const ENDS: usize = 1;
 /// Pauses until it is believed that it will not.
 const PAUSES_MOST: u32 = 50_000;
@@ -78,7 +89,7 @@ pub fn start_handler(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
     let foreign_fd = foreign.map_or(-1, Uffd::fd);
     thread::spawn(run, main.fd() as u32 as usize | (foreign_fd as u32 as usize) << 32)?;
     while READY.load(Acquire) == before {
-        thread::pause();
+        READY.wait(before);
     }
     Ok(())
 }
@@ -92,6 +103,8 @@ struct Handler {
     waiting: Vec<(Uffd, Fault)>,
     /// Changes that are not dealt with yet.
     changes: Vec<Change>,
+    /// Ranges that changes concerned are not all plain yet.
+    clears: bool,
     /// Views are being turned back into plain memory.
     releases: bool,
     /// It has been told to end, once it has nothing left to do.
@@ -109,10 +122,12 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         control: if is_isolated { live::open_control() } else { Control::NONE },
         waiting: Vec::with_capacity(64),
         changes: Vec::new(),
+        clears: false,
         releases: false,
         is_called: false,
     };
     READY.fetch_add(1, Release);
+    READY.wake(ALL);
     handler.serve_all();
     core::ptr::null_mut()
 }
@@ -121,7 +136,8 @@ impl Handler {
     fn serve_all(&mut self) {
         let mut tries = 0;
         loop {
-            let is_idle = self.waiting.is_empty() && self.changes.is_empty() && !self.releases;
+            let is_idle =
+                self.waiting.is_empty() && self.changes.is_empty() && !self.clears && !self.releases;
             let timeout_ms = match tries {
                 _ if is_idle => -1,
                 0..EAGER_TRIES => 0,
@@ -143,8 +159,10 @@ impl Handler {
             }
             if left != after || left != before {
                 tries = 0;
-            } else if left != (0, 0) || self.releases {
+            } else if left != (0, 0) || self.clears || self.releases {
                 tries += 1;
+                // What cannot be made plain by now goes on being served.
+                self.clears &= tries < CLEAR_TRIES;
                 thread::pause();
             }
         }
@@ -156,8 +174,7 @@ impl Handler {
         if ready.is_closed {
             return false;
         }
-        if let Some(foreign) = self.foreign.filter(|_| ready.second) {
-            ENGINE.foreign.begin_change();
+        if let Some(foreign) = self.foreign.filter(|_| ready.second && ENGINE.foreign.begin_change()) {
             let is_open = foreign.read(|message| match message {
                 Message::Fault(fault) => self.waiting.push((foreign, fault)),
                 Message::Change(change) => self.changes.push(change),
@@ -166,6 +183,10 @@ impl Handler {
             if !is_open {
                 self.foreign = None;
             }
+        } else if ready.second {
+            thread::pause();
+        } else {
+            ENGINE.foreign.end_change();
         }
         self.releases |= ready.control && self.control.says(CONTROL_RELEASE);
         let main = self.main;
@@ -184,9 +205,13 @@ impl Handler {
             // In order: a mapping that has moved is reported as gone right after.
             let done = self.changes.iter().take_while(|change| ENGINE.foreign.follow(**change)).count();
             self.changes.drain(..done);
+            self.clears = true;
             ENGINE.foreign.mark_changed(&self.changes);
         }
-        if self.releases {
+        if self.clears && self.changes.is_empty() {
+            self.clears = !ENGINE.foreign.clear_changed();
+        }
+        if self.releases && self.changes.is_empty() {
             let is_retired = ENGINE.phase() == Phase::Inactive || ENGINE.try_retire(REASON_RELEASED);
             self.releases = !(is_retired && release::round_without_waiting(self.main));
         }
@@ -205,11 +230,15 @@ fn serve(uffd: Uffd, fault: Fault, is_settled: bool) -> bool {
         // of a foreign range that is gone is empty.
         return is_settled && zeroes(uffd, page_address);
     };
-    match at.try_lock() {
-        Some(mut locked) => serve_locked(uffd, &mut locked, page_address),
-        None if at.block.lock.owner() == fault.thread_id => zeroes(uffd, page_address),
-        None => false,
+    if at.block.lock.owner() == fault.thread_id {
+        return zeroes(uffd, page_address);
     }
+    if at.slot.is_some() && !is_settled {
+        // The page may be one that a change took away.
+        return false;
+    }
+    at.try_lock()
+        .is_some_and(|mut locked| !locked.is_another() && serve_locked(uffd, &mut locked, page_address))
 }
 
 /// Puts a page of zeroes in place, or wakes the thread if the page is there already.
@@ -227,8 +256,6 @@ fn zeroes(uffd: Uffd, page_address: usize) -> bool {
     }
 }
 
-/// Placements that the kernel refused in a row.
-static REFUSED: AtomicU32 = AtomicU32::new(0);
 /// So many of them, and the bytes are put in place by replacing the mapping.
 const REFUSED_MOST: u32 = 64;
 

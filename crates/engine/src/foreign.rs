@@ -9,37 +9,44 @@
 //!  claim ──► plain ──► registered ──► (mapping changes, or a range that overlaps is claimed) ──► gone
 //! ```
 //!
-//! The program's thread goes on as soon as a change is *read*. So the handler raises [`Foreign::is_changing`]
-//! before it reads, marks the ranges concerned as [`DISOWNED`], and lowers it again. A hook that has locked
-//! a range looks at both; where either is set it takes the range for ordinary memory, which is always right:
-//! what it then touches faults. The handler puts the views' bytes in place when it gets the locks.
+//! The program's thread goes on as soon as a change is *read*. Until then the kernel says so to whoever asks
+//! ([`Uffd::is_changing`]). Before it reads, the handler raises a flag of ours, marks the ranges
+//! concerned as [`DISOWNED`], and lowers it again. A hook that has locked a range looks at all three; where one
+//! is set it takes the range for ordinary memory, which is always right: what it then touches faults, and
+//! faults are served once the changes that were read have been followed. That is done in order and first
+//! for all of them: what a change took away is taken out of the page maps, what it moved is put where it is.
+//! What is left of the ranges concerned is made plain afterwards.
+//!
+//! Whoever makes a range plain puts back bytes that a change may be taking away. So no change is read meanwhile
+//! ([`Undoing`]): its thread has to wait, and until then the kernel refuses to place anything.
 //!
 //! Slots are used again: whoever locks one checks that it still stands for the range that was looked up.
 
-use crate::apply::fill_views;
-use crate::block::{Block, BlockRef, DISOWNED, Locked, REGISTERED};
+use crate::block::{Block, BlockRef, DISOWNED, Locked};
 use crate::engine::ENGINE;
 use crate::live;
-use core::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release, Ordering::SeqCst,
-};
 use smallvec::SmallVec;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_core::stats::Counter;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::procmap;
+use uncopy_sys::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release, Ordering::SeqCst,
+};
 use uncopy_sys::uffd::{Change, Uffd};
 
-/// Ranges at a time.
-const SLOTS: usize = 256;
+/// Ranges at a time; a model makes them all anew for every order that it tries.
+const SLOTS: usize = if cfg!(loom) { 1 } else { 256 };
 /// Longest range, bytes.
 const MOST_BYTES: usize = 64 << 20;
 /// Addresses that a bit of the filter stands for.
 const FILTER_SHIFT: u32 = 21;
+/// Times that somebody waits 20 µs for the handler to follow changes of mappings.
+const SETTLE_TRIES: u32 = 50_000;
 /// Remembered addresses at which nothing could be claimed.
-const REFUSALS: usize = 64;
+const REFUSALS: usize = if cfg!(loom) { 1 } else { 64 };
 
 /// Place for one range.
 pub struct Slot {
@@ -50,8 +57,10 @@ pub struct Slot {
 }
 
 impl Slot {
-    const fn new() -> Self {
-        Self { block: Block::new(), base: AtomicUsize::new(0), pages: AtomicU32::new(0) }
+    uncopy_sys::constant! {
+        const fn new() -> Self {
+            Self { block: Block::new(), base: AtomicUsize::new(0), pages: AtomicU32::new(0) }
+        }
     }
 
     fn at(&'static self) -> BlockRef {
@@ -87,6 +96,17 @@ pub struct Foreign {
     is_changing: AtomicBool,
     /// Changes that the handler has read and not yet dealt with.
     pending: AtomicU32,
+    /// Hooks that are making ranges plain: no changes are read meanwhile.
+    undoing: AtomicU32,
+}
+
+/// While it lives, no change is read, and all that were read have been followed.
+pub(crate) struct Undoing<'a>(&'a AtomicU32);
+
+impl Drop for Undoing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
 }
 
 impl Default for Foreign {
@@ -112,21 +132,30 @@ fn touched(address: usize, len_bytes: usize) -> Option<(usize, usize)> {
 }
 
 impl Foreign {
-    /// None yet.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self {
-            lock: Lock::new(),
-            slots: [const { Slot::new() }; SLOTS],
-            used: AtomicU32::new(0),
-            ranges: AtomicU32::new(0),
-            filter: AtomicU64::new(0),
-            next_victim: AtomicU32::new(0),
-            refusals: [const { AtomicUsize::new(0) }; REFUSALS],
-            is_on: AtomicBool::new(false),
-            uffd: AtomicI32::new(-1),
-            is_changing: AtomicBool::new(false),
-            pending: AtomicU32::new(0),
+    uncopy_sys::constant! {
+        /// None yet.
+        #[must_use]
+        pub const fn new() -> Self {
+            Self {
+                lock: Lock::new(),
+                #[cfg(not(loom))]
+                slots: [const { Slot::new() }; SLOTS],
+                #[cfg(loom)]
+                slots: core::array::from_fn(|_| Slot::new()),
+                used: AtomicU32::new(0),
+                ranges: AtomicU32::new(0),
+                filter: AtomicU64::new(0),
+                next_victim: AtomicU32::new(0),
+                #[cfg(not(loom))]
+                refusals: [const { AtomicUsize::new(0) }; REFUSALS],
+                #[cfg(loom)]
+                refusals: core::array::from_fn(|_| AtomicUsize::new(0)),
+                is_on: AtomicBool::new(false),
+                uffd: AtomicI32::new(-1),
+                is_changing: AtomicBool::new(false),
+                pending: AtomicU32::new(0),
+                undoing: AtomicU32::new(0),
+            }
         }
     }
 
@@ -197,6 +226,8 @@ impl Foreign {
     }
 
     fn claim_pages(&'static self, mut start: usize, mut end: usize) -> Option<BlockRef> {
+        // A change that is still to be followed would be taken for one of the range that is made here.
+        let _undoing = self.begin_undo()?;
         let _guard = self.lock.guard();
         // Two buffers that share a page become one range.
         let mut before = (0, 0);
@@ -279,13 +310,20 @@ impl Foreign {
             return;
         }
         let _critical = Critical::enter();
+        let undoing = self.begin_undo();
         let mut dropped = Dropped::new();
         let guard = self.lock.guard();
         for at in self.overlapping(start, end) {
             // Where this fails, its absent pages go on being served.
-            let _ = self.undo(at.lock_for_service(), &mut dropped);
+            let locked = at.lock_for_service();
+            if undoing.is_some() {
+                let _ = self.undo(locked, &mut dropped);
+            } else {
+                locked.at.block.flags.fetch_or(DISOWNED, Relaxed);
+            }
         }
         drop(guard);
+        drop(undoing);
         drop(dropped);
     }
 
@@ -313,26 +351,48 @@ impl Foreign {
     }
 
     /// Whether the program may have changed mappings that nobody has looked at yet.
-    #[inline]
     #[must_use]
-    pub fn is_changing(&self) -> bool {
-        self.is_changing.load(SeqCst)
+    pub fn may_be_changing(&self) -> bool {
+        // In this order: who is not changing any more was read, and the flag was up before that.
+        self.uffd().is_some_and(Uffd::is_changing) || self.is_changing.load(SeqCst)
     }
 
-    /// Whether every change that was read has been dealt with.
+    /// Whether every change has been read and followed.
     pub(crate) fn is_settled(&self) -> bool {
-        !self.is_changing() && self.pending.load(SeqCst) == 0
+        !self.may_be_changing() && self.pending.load(SeqCst) == 0
+    }
+
+    /// Keeps changes from being read, once those that were read have been followed. `None`: that takes too
+    /// long. No lock may be held, and not for the handler.
+    pub(crate) fn begin_undo(&self) -> Option<Undoing<'_>> {
+        for _ in 0..SETTLE_TRIES {
+            self.undoing.fetch_add(1, SeqCst);
+            let undoing = Undoing(&self.undoing);
+            if !self.is_changing.load(SeqCst) && self.pending.load(SeqCst) == 0 {
+                return Some(undoing);
+            }
+            drop(undoing);
+            uncopy_sys::thread::pause();
+        }
+        None
     }
 
     /// In a forked child, whose parent's handler had nothing pending.
     pub(crate) fn settle_in_child(&self) {
         self.is_changing.store(false, SeqCst);
         self.pending.store(0, SeqCst);
+        self.undoing.store(0, SeqCst);
     }
 
-    /// Before the handler reads changes.
-    pub(crate) fn begin_change(&self) {
+    /// Before the handler reads changes; false: not yet, but nobody begins to make ranges plain until it has.
+    pub(crate) fn begin_change(&self) -> bool {
         self.is_changing.store(true, SeqCst);
+        self.undoing.load(SeqCst) == 0
+    }
+
+    /// The handler finds nothing to read.
+    pub(crate) fn end_change(&self) {
+        self.is_changing.store(false, SeqCst);
     }
 
     /// After the handler has read `changes` in all that are not dealt with: from here on no hook believes
@@ -347,8 +407,8 @@ impl Foreign {
         self.is_changing.store(false, SeqCst);
     }
 
-    /// Deals with a change: what lies in it is the kernel's to fill, or has moved; the rest of the ranges
-    /// concerned becomes plain. False: another thread holds a lock, or the kernel is not done; try again.
+    /// Follows a change: takes what lies in it out of the page maps, or puts it where it has moved. False:
+    /// another thread holds a lock, or the kernel is not done; try again.
     pub(crate) fn follow(&'static self, change: Change) -> bool {
         if !self.lock.try_lock() {
             return false;
@@ -369,12 +429,7 @@ impl Foreign {
         change: Change,
         dropped: &mut Dropped<crate::segment::Segment>,
     ) -> bool {
-        let Some(slot) = locked.at.slot else { return true };
         let at = locked.at;
-        if at.block.flags.load(Relaxed) & REGISTERED == 0 {
-            self.forget(slot);
-            return true;
-        }
         let page = |address: usize| (address.clamp(at.base, at.base + at.bytes()) - at.base) / PAGE_BYTES;
         let gone = PageRange::new(page(change.start) as u32, page(change.end) as u32);
         if let Some(moved_to) = change.moved_to {
@@ -383,20 +438,30 @@ impl Foreign {
                 return false;
             }
         }
+        // Present or not, it is the kernel's to fill.
         locked.change(|map| map.set_present(gone, dropped));
-        fill_views(self.uffd_or_none(), &mut locked, at.all(), dropped);
-        if locked.map().is_none_or(|map| map.views() > 0) {
+        true
+    }
+
+    /// After every change that was read has been followed: makes the ranges concerned plain. False: some are
+    /// left, whose views go on being served.
+    pub(crate) fn clear_changed(&'static self) -> bool {
+        if self.ranges.load(Relaxed) == 0 {
+            return true;
+        }
+        if !self.lock.try_lock() {
             return false;
         }
-        // The kernel refuses a range in which other kinds of memory have come to lie.
-        for part in [PageRange::new(0, gone.start), PageRange::new(gone.end, at.pages)] {
-            if !part.is_empty() {
-                let _ = self.uffd_or_none().unregister(at.base + part.start_bytes(), part.len_bytes());
+        let mut dropped = Dropped::new();
+        let mut is_done = true;
+        for at in self.overlapping(0, usize::MAX) {
+            if at.block.flags.load(Relaxed) & DISOWNED != 0 {
+                is_done &= at.try_lock().is_some_and(|locked| self.undo(locked, &mut dropped));
             }
         }
-        locked.forget_registration();
-        self.forget(slot);
-        true
+        self.lock.unlock();
+        drop(dropped);
+        is_done
     }
 
     /// Puts the bytes of the views among `pages` where the program has moved their mapping.

@@ -7,14 +7,16 @@
 
 use crate::block::{BlockRef, REGISTERED};
 use crate::engine::{ENGINE, Phase};
+use crate::foreign::can_hold_views;
 use crate::live;
-use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use uncopy_core::addr::PAGE_BYTES;
+use crate::segment::Segment;
+use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::{Critical, Lock, forget_thread_id, thread_id};
+use uncopy_sys::sync::UnsafeCell;
+use uncopy_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uncopy_sys::uffd::Uffd;
 
 /// Times that a fork waits 20 µs for the handler to deal with changes of mappings.
@@ -36,13 +38,15 @@ struct Held {
 // SAFETY: the cells are only touched by the thread that holds `lock`, and once at start.
 unsafe impl Sync for Held {}
 
-static HELD: Held = Held {
-    lock: Lock::new(),
-    critical: UnsafeCell::new(None),
-    gauges: UnsafeCell::new(None),
-    skipped_classes: AtomicU64::new(0),
-    private: UnsafeCell::new(None),
-};
+uncopy_sys::statics! {
+    static HELD: Held = Held {
+        lock: Lock::new(),
+        critical: UnsafeCell::new(None),
+        gauges: UnsafeCell::new(None),
+        skipped_classes: AtomicU64::new(0),
+        private: UnsafeCell::new(None),
+    };
+}
 
 /// Names the lock of the allocator for uncopy's own data. Called once, before threads exist.
 pub fn set_private_allocator_lock(lock: &'static Lock) {
@@ -225,7 +229,15 @@ fn register_everything(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
     });
     flush(&mut run);
     ENGINE.foreign.for_each_range(|at| {
-        if result.is_ok() && is_registered(&at) {
+        if !is_registered(&at) {
+            return;
+        }
+        if !can_hold_views(at.base, at.base + at.bytes()) {
+            // Another thread was changing it, and the parent's handler had not read that yet.
+            let mut dropped = Dropped::new();
+            fill_views(at, &mut dropped);
+            at.lock_for_service().forget_registration();
+        } else if result.is_ok() {
             result = foreign.map_or(Err(EBADF), |uffd| uffd.register(at.base, at.bytes()));
         }
     });
@@ -235,26 +247,40 @@ fn register_everything(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
 /// Without a userfaultfd: absent pages are ordinary ones in this process, so every view's bytes are
 /// simply written where they belong.
 pub(crate) fn fill_all_views() {
-    let fill = |at: BlockRef| {
-        if at.block.flags.load(Relaxed) & REGISTERED == 0 {
-            return;
-        }
+    ENGINE.for_each_block(|at| {
         let mut dropped = Dropped::new();
-        let mut locked = at.lock_for_service();
-        if let Some(map) = locked.map() {
-            map.for_each(at.all(), |pages, state| {
-                if let State::Viewed(view) = state {
-                    let to = (at.base + pages.start as usize * PAGE_BYTES) as *mut u8;
-                    let from = (view.segment.address() + view.offset_bytes) as *const u8;
-                    // SAFETY: absent pages of this process that nothing is registered for; the
-                    // segment is held by the view.
-                    unsafe { bytes::copy(to, from, pages.len_bytes()) };
-                }
-            });
-        }
-        locked.change(|map| map.set_present(at.all(), &mut dropped));
-        drop(locked);
+        fill_views(at, &mut dropped);
         drop(dropped);
+    });
+}
+
+/// The same for one block. Of a foreign range only where there still is memory that can hold views: another
+/// thread may have put something else there.
+fn fill_views(at: BlockRef, dropped: &mut Dropped<Segment>) {
+    if at.block.flags.load(Relaxed) & REGISTERED == 0 {
+        return;
+    }
+    let is_there = |pages: PageRange| {
+        let start = at.base + pages.start_bytes();
+        at.slot.is_none() || can_hold_views(start, start + pages.len_bytes())
     };
-    ENGINE.for_each_block(fill);
+    let mut locked = at.lock_for_service();
+    if let Some(map) = locked.map() {
+        map.for_each(at.all(), |pages, state| {
+            let State::Viewed(view) = state else { return };
+            let step = if is_there(pages) { pages.len() } else { 1 };
+            for first in (pages.start..pages.end).step_by(step as usize) {
+                let part = PageRange::new(first, (first + step).min(pages.end));
+                if step > 1 || is_there(part) {
+                    let skip_bytes = (first - pages.start) as usize * PAGE_BYTES;
+                    let to = (at.base + part.start_bytes()) as *mut u8;
+                    let from = (view.segment.address() + view.offset_bytes + skip_bytes) as *const u8;
+                    // SAFETY: absent pages of this process that nothing is registered for; the segment is
+                    // held by the view.
+                    unsafe { bytes::copy(to, from, part.len_bytes()) };
+                }
+            }
+        });
+    }
+    locked.change(|map| map.set_present(at.all(), dropped));
 }

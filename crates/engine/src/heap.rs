@@ -14,10 +14,6 @@ use crate::block::{ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REG
 use crate::engine::{ENGINE, Phase};
 use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use crate::live;
-use core::cell::UnsafeCell;
-use core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::classes::{CLASSES, Class};
 use uncopy_core::page_map::{Dropped, State};
@@ -26,6 +22,10 @@ use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem::{self, Advice, Reservation};
+use uncopy_sys::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+use uncopy_sys::sync::{Peek, UnsafeCell};
 
 /// Log2 of a span where nothing limits the address space.
 const SHIFT_MOST: u32 = 34;
@@ -59,6 +59,20 @@ struct ClassState {
     closed: AtomicBool,
 }
 
+impl ClassState {
+    uncopy_sys::constant! {
+        const fn new() -> Self {
+            Self {
+                lock: Lock::new(),
+                free: UnsafeCell::new(Free { registered: 0, plain: 0 }),
+                blocks: AtomicU32::new(0),
+                committed: AtomicU32::new(0),
+                closed: AtomicBool::new(false),
+            }
+        }
+    }
+}
+
 /// The block heap of a process.
 pub struct Heap {
     shift: AtomicU32,
@@ -90,24 +104,21 @@ impl Default for Heap {
 }
 
 impl Heap {
-    /// Nothing reserved.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self {
-            shift: AtomicU32::new(0),
-            records: AtomicUsize::new(0),
-            records_step: AtomicUsize::new(0),
-            reservations: UnsafeCell::new(None),
-            classes: [const {
-                ClassState {
-                    lock: Lock::new(),
-                    free: UnsafeCell::new(Free { registered: 0, plain: 0 }),
-                    blocks: AtomicU32::new(0),
-                    committed: AtomicU32::new(0),
-                    closed: AtomicBool::new(false),
-                }
-            }; CLASSES],
-            retained_pages: AtomicUsize::new(0),
+    uncopy_sys::constant! {
+        /// Nothing reserved.
+        #[must_use]
+        pub const fn new() -> Self {
+            Self {
+                shift: AtomicU32::new(0),
+                records: AtomicUsize::new(0),
+                records_step: AtomicUsize::new(0),
+                reservations: UnsafeCell::new(None),
+                #[cfg(not(loom))]
+                classes: [const { ClassState::new() }; CLASSES],
+                #[cfg(loom)]
+                classes: core::array::from_fn(|_| ClassState::new()),
+                retained_pages: AtomicUsize::new(0),
+            }
         }
     }
 
@@ -164,7 +175,9 @@ impl Heap {
     #[inline]
     #[must_use]
     pub fn contains(&self, address: usize) -> bool {
-        address.wrapping_sub(HEAP_BASE.load(Relaxed)) < HEAP_LEN_BYTES.load(Acquire)
+        // The length first: it is published last.
+        let len_bytes = HEAP_LEN_BYTES.load(Acquire);
+        address.wrapping_sub(HEAP_BASE.load(Relaxed)) < len_bytes
     }
 
     fn reservations(&self) -> Option<(Reservation, Reservation)> {
@@ -172,14 +185,15 @@ impl Heap {
             return None;
         }
         // SAFETY: written before `len_bytes` was published, never again.
-        unsafe { *self.reservations.get() }
+        unsafe { *self.reservations.peek() }
     }
 
     /// The block that holds `address`.
     #[must_use]
     pub fn find(&self, address: usize) -> Option<BlockRef> {
+        let len_bytes = HEAP_LEN_BYTES.load(Acquire);
         let offset = address.wrapping_sub(HEAP_BASE.load(Relaxed));
-        if offset >= HEAP_LEN_BYTES.load(Acquire) {
+        if offset >= len_bytes {
             return None;
         }
         let shift = self.shift.load(Relaxed);
@@ -277,9 +291,18 @@ impl Heap {
             records.commit(from, to - from).ok()?;
             state.committed.store(committed + step, Relaxed);
         }
+        #[cfg(loom)]
+        self.begin_record(class, index);
         self.block(class, index).block.flags.store(FRESH, Relaxed);
         state.blocks.store(index + 1, Release);
         Some(index)
+    }
+
+    #[cfg(loom)]
+    fn begin_record(&self, class: Class, index: u32) {
+        let record = core::ptr::from_ref(self.block(class, index).block).cast_mut();
+        // SAFETY: the record was just committed and nobody knows the block.
+        unsafe { record.write(Block::new()) };
     }
 
     /// Zeroes the first `len_bytes` bytes of a block that was just allocated.

@@ -6,14 +6,14 @@
 //! copies nor the kernel's ever fault there.
 
 use crate::live;
-use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::extents::Extents;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::mem::{Advice, Reservation, map_zeroes};
+use uncopy_sys::sync::UnsafeCell;
+use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_sys::uffd::Uffd;
 
 /// Addresses reserved where nothing limits them.
@@ -58,16 +58,18 @@ impl Default for Hidden {
 }
 
 impl Hidden {
-    /// Nothing reserved.
-    #[must_use]
-    pub const fn new() -> Self {
-        let inner = Inner { reservation: None, committed: 0, warm: Extents::new(), cold: Extents::new() };
-        Self {
-            lock: Lock::new(),
-            inner: UnsafeCell::new(inner),
-            base: AtomicUsize::new(0),
-            len_bytes: AtomicUsize::new(0),
-            zeroes: AtomicUsize::new(0),
+    uncopy_sys::constant! {
+        /// Nothing reserved.
+        #[must_use]
+        pub const fn new() -> Self {
+            let inner = Inner { reservation: None, committed: 0, warm: Extents::new(), cold: Extents::new() };
+            Self {
+                lock: Lock::new(),
+                inner: UnsafeCell::new(inner),
+                base: AtomicUsize::new(0),
+                len_bytes: AtomicUsize::new(0),
+                zeroes: AtomicUsize::new(0),
+            }
         }
     }
 

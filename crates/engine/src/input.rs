@@ -5,7 +5,6 @@ use crate::block::{BlockRef, DISOWNED, Locked, REGISTERED};
 use crate::engine::ENGINE;
 use crate::live;
 use crate::segment::{Draft, Open, Segment};
-use core::sync::atomic::Ordering::Relaxed;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId, State};
@@ -14,6 +13,7 @@ use uncopy_core::policy::{CLAIM_NS, INPUT_NS, Kind, TRACK_NS, copy_ns};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
+use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::uffd::Uffd;
 
 /// Parts of a scattered input at most; calls with more go to libc as they are.

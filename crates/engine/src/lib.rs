@@ -47,3 +47,6 @@ pub mod live;
 pub mod output;
 pub mod release;
 pub mod segment;
+
+#[cfg(all(test, loom))]
+mod models;

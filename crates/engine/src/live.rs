@@ -2,13 +2,16 @@
 //! only its owner can read, so that `uncopy stats PID` can look at a running program.
 
 use core::fmt::Write;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uncopy_core::stats::{
     CONTROL_SUFFIX, COUNTERS_OFFSET, Counter, FILE_BYTES, MAGIC, PID_OFFSET, REASON_CAPACITY_BYTES,
     REASON_LEN_OFFSET, REASON_OFFSET, Snapshot,
 };
 use uncopy_sys::control::Control;
 use uncopy_sys::mem;
+use uncopy_sys::sync::Tally;
+use uncopy_sys::sync::atomic::{
+    AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 /// Counters that say what is alive now.
 const GAUGES: [Counter; 6] = [
@@ -23,51 +26,101 @@ const GAUGES: [Counter; 6] = [
 const WORDS: usize = FILE_BYTES / 8;
 
 #[repr(C, align(4096))]
-struct Page([AtomicU64; WORDS]);
+struct Page([Tally; WORDS]);
 
-static PRIVATE: Page = Page([const { AtomicU64::new(0) }; WORDS]);
-/// Address of the page in use; 0: `PRIVATE`.
-static SHARED: AtomicUsize = AtomicUsize::new(0);
-static HAS_FILE: AtomicBool = AtomicBool::new(false);
-static HAS_CONTROL: AtomicBool = AtomicBool::new(false);
-
-fn page() -> &'static Page {
-    match SHARED.load(Relaxed) {
-        0 => &PRIVATE,
-        // SAFETY: only `publish` stores here: a mapping of FILE_BYTES that is never unmapped, only
-        // replaced in place.
-        address => unsafe { &*(address as *const Page) },
+impl Page {
+    uncopy_sys::constant! {
+        const fn new() -> Self {
+            #[cfg(not(loom))]
+            return Self([const { Tally::new(0) }; WORDS]);
+            #[cfg(loom)]
+            Self(core::array::from_fn(|_| Tally::new(0)))
+        }
     }
 }
 
-fn counter(counter: Counter) -> &'static AtomicU64 {
-    &page().0[COUNTERS_OFFSET / 8 + counter as usize]
+uncopy_sys::statics! {
+    static PRIVATE: Page = Page::new();
+    /// Address of the page in use; 0: `PRIVATE`.
+    static SHARED: AtomicUsize = AtomicUsize::new(0);
+    static HAS_FILE: AtomicBool = AtomicBool::new(false);
+    static HAS_CONTROL: AtomicBool = AtomicBool::new(false);
+}
+
+/// The page at an address that `publish` stored.
+fn page_at(address: usize) -> &'static Page {
+    // SAFETY: only `publish` stores addresses: of a mapping of FILE_BYTES that is never unmapped, only
+    // replaced in place.
+    unsafe { &*(address as *const Page) }
+}
+
+fn page() -> &'static Page {
+    match SHARED.load(Acquire) {
+        0 => &PRIVATE,
+        address => page_at(address),
+    }
+}
+
+fn index(which: Counter) -> usize {
+    COUNTERS_OFFSET / 8 + which as usize
+}
+
+fn counter(which: Counter) -> &'static Tally {
+    &page().0[index(which)]
+}
+
+/// Adds (modulo 2^64) to a counter; returns its new value.
+fn tally(which: Counter, value: u64) -> u64 {
+    let index = index(which);
+    match SHARED.load(Acquire) {
+        0 => {
+            let new = PRIVATE.0[index].fetch_add(value, Acquire).wrapping_add(value);
+            // `publish` may have emptied the private page just before.
+            if SHARED.load(Acquire) != 0 {
+                carry_over(index);
+            }
+            new
+        }
+        address => page_at(address).0[index].fetch_add(value, Relaxed).wrapping_add(value),
+    }
+}
+
+/// Moves what a counter holds in the private page to the shared one.
+fn carry_over(index: usize) {
+    let rest = PRIVATE.0[index].swap(0, Release);
+    if rest != 0 {
+        page().0[index].fetch_add(rest, Relaxed);
+    }
 }
 
 /// Adds to a counter.
 pub fn add(which: Counter, value: usize) {
-    counter(which).fetch_add(value as u64, Relaxed);
+    tally(which, value as u64);
 }
 
 /// Subtracts from a gauge.
 pub fn subtract(which: Counter, value: usize) {
-    counter(which).fetch_sub(value as u64, Relaxed);
+    tally(which, (value as u64).wrapping_neg());
 }
 
 /// Adds to a gauge and raises its peak.
 pub fn raise(gauge: Counter, peak: Counter, value: usize) {
-    let new = counter(gauge).fetch_add(value as u64, Relaxed).wrapping_add(value as u64);
+    let new = tally(gauge, value as u64);
     // Between threads views may come and go in any order; a gauge that dips below zero for a
     // moment must not look like a peak.
-    if new > counter(peak).load(Relaxed) && new < 1 << 62 {
+    if new > counter(peak).load(Relaxed) && new < NEGATIVE {
         counter(peak).fetch_max(new, Relaxed);
     }
 }
 
+/// Values from here on are a gauge that dipped below zero for a moment.
+const NEGATIVE: u64 = 1 << 62;
+
 /// A counter's value.
 #[must_use]
 pub fn get(which: Counter) -> u64 {
-    counter(which).load(Relaxed)
+    let value = counter(which).load(Relaxed);
+    if value < NEGATIVE { value } else { 0 }
 }
 
 /// Records why nothing is elided (cut to what fits).
@@ -129,8 +182,10 @@ impl Write for Text {
     }
 }
 
-/// Set where the user id says nothing: the process is in another user namespace.
-static IS_NOBODY: AtomicBool = AtomicBool::new(false);
+uncopy_sys::statics! {
+    /// Set where the user id says nothing: the process is in another user namespace.
+    static IS_NOBODY: AtomicBool = AtomicBool::new(false);
+}
 
 fn in_directory(suffix: core::fmt::Arguments<'_>) -> Text {
     if IS_NOBODY.load(Relaxed) {
@@ -152,37 +207,69 @@ fn control_path() -> Text {
 }
 
 /// Puts the counters into the file that `uncopy stats` reads. Without it (no such directory, not
-/// ours, disk full) they stay private; nothing else changes.
+/// ours, disk full) they stay private; nothing else changes. Other threads may be counting.
 pub fn publish() {
-    let (directory, file) = paths();
     let in_place = match SHARED.load(Relaxed) {
         0 => None,
         address => Some(address),
     };
     let before: Vec<u64> = page().0.iter().map(|word| word.load(Relaxed)).collect();
+    let (mapped, has_file) = map_page(in_place);
+    HAS_FILE.store(has_file, Relaxed);
+    let Ok(address) = mapped else {
+        // A forked child's page may still be its parent's: it counts in memory of its own then.
+        if in_place.is_some() {
+            for (word, value) in PRIVATE.0.iter().zip(before) {
+                word.store(value, Relaxed);
+            }
+            SHARED.store(0, Relaxed);
+        }
+        return;
+    };
+    let shared = page_at(address);
+    if in_place.is_some() {
+        // A forked child: nobody else counts.
+        for (word, value) in shared.0.iter().zip(before) {
+            word.store(value, Relaxed);
+        }
+    } else {
+        let reason = REASON_LEN_OFFSET / 8..COUNTERS_OFFSET / 8;
+        for (word, value) in shared.0[reason.clone()].iter().zip(&before[reason]) {
+            word.store(*value, Relaxed);
+        }
+    }
+    shared.0[PID_OFFSET / 8].store(u64::from(std::process::id()), Relaxed);
+    SHARED.store(address, Release);
+    if in_place.is_none() {
+        counters().for_each(carry_over);
+    }
+    shared.0[0].store(u64::from_ne_bytes(MAGIC), Relaxed);
+}
+
+/// Indices of the counters' words.
+fn counters() -> core::ops::Range<usize> {
+    COUNTERS_OFFSET / 8..COUNTERS_OFFSET / 8 + Counter::ALL.len()
+}
+
+/// Maps a page for the counters, in place of an earlier one if there is; says whether it is the file.
+#[cfg(not(loom))]
+fn map_page(in_place: Option<usize>) -> (Result<usize, uncopy_sys::errno::Errno>, bool) {
+    let (directory, file) = paths();
     // SAFETY: the address is the mapping made by an earlier call.
     let mapped =
         unsafe { mem::map_private_file(directory.as_c_str(), file.as_c_str(), FILE_BYTES, in_place) };
-    HAS_FILE.store(mapped.is_ok(), Relaxed);
+    let has_file = mapped.is_ok();
     // A forked child must not go on counting in its parent's file.
     // SAFETY: as above.
-    let mapped = mapped.or_else(|_| unsafe { mem::map_private(FILE_BYTES, in_place) });
-    let Ok(address) = mapped else {
-        // A forked child's page may still be its parent's: it counts in memory of its own then.
-        for (word, value) in PRIVATE.0.iter().zip(before) {
-            word.store(value, Relaxed);
-        }
-        SHARED.store(0, Relaxed);
-        return;
-    };
-    // SAFETY: just mapped, FILE_BYTES long, page-aligned; AtomicU64 allows any bytes.
-    let shared = unsafe { &*(address as *const Page) };
-    for (word, value) in shared.0.iter().zip(before) {
-        word.store(value, Relaxed);
+    (mapped.or_else(|_| unsafe { mem::map_private(FILE_BYTES, in_place) }), has_file)
+}
+
+#[cfg(loom)]
+fn map_page(_in_place: Option<usize>) -> (Result<usize, uncopy_sys::errno::Errno>, bool) {
+    uncopy_sys::statics! {
+        static MAPPED: Page = Page::new();
     }
-    shared.0[PID_OFFSET / 8].store(u64::from(std::process::id()), Relaxed);
-    SHARED.store(address, Relaxed);
-    shared.0[0].store(u64::from_ne_bytes(MAGIC), Relaxed);
+    (Ok(core::ptr::from_ref::<Page>(&MAPPED) as usize), false)
 }
 
 /// What is alive, to be handed to a forked child: the shared page goes on changing in the parent.
@@ -210,6 +297,9 @@ pub fn restart_in_child(alive: Gauges) {
 
 /// Makes the pipe that takes commands, for the handler thread. Without it there are none.
 pub fn open_control() -> Control {
+    if cfg!(loom) {
+        return Control::NONE;
+    }
     let (directory, path) = (paths().0, control_path());
     let control = Control::open(directory.as_c_str(), path.as_c_str());
     HAS_CONTROL.store(control.is_ok(), Relaxed);
@@ -219,7 +309,7 @@ pub fn open_control() -> Control {
 /// Removes the pipe: nobody reads it any more.
 pub fn close_control() {
     if HAS_CONTROL.swap(false, Relaxed) {
-        mem::unlink(control_path().as_c_str());
+        remove(format_args!("{}{CONTROL_SUFFIX}", std::process::id()));
     }
 }
 
@@ -231,21 +321,26 @@ pub fn follow_user(before: u32) {
     }
 }
 
+/// Removes a file of the user's own directory.
+fn remove(name: core::fmt::Arguments<'_>) {
+    mem::unlink_in(paths().0.as_c_str(), Text::new(name).as_c_str());
+}
+
 /// Removes what an earlier process with this pid, or this one before its exec, left behind.
 pub fn remove_stale() {
-    mem::unlink(paths().1.as_c_str());
-    mem::unlink(control_path().as_c_str());
+    remove(format_args!("{}", std::process::id()));
+    remove(format_args!("{}{CONTROL_SUFFIX}", std::process::id()));
 }
 
 /// Removes the file and the pipe: at exit.
 pub fn unpublish() {
     close_control();
     if HAS_FILE.swap(false, Relaxed) {
-        mem::unlink(paths().1.as_c_str());
+        remove(format_args!("{}", std::process::id()));
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -4,9 +4,8 @@
 //! It is for good: nothing is elided in this process from then on. Calls that are under way when it begins
 //! find their blocks plain when they come back, and copy.
 
-use crate::block::{BlockRef, Locked, REGISTERED};
+use crate::block::{BlockRef, Locked};
 use crate::engine::ENGINE;
-use core::sync::atomic::Ordering::Relaxed;
 use uncopy_core::page_map::Dropped;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::uffd::Uffd;
@@ -21,6 +20,7 @@ const ROUNDS_MOST: u32 = 8;
 pub fn release_all(why: &str) -> bool {
     let Some(uffd) = ENGINE.retire(why) else { return true };
     let _critical = Critical::enter();
+    let _undoing = ENGINE.foreign.begin_undo();
     (0..ROUNDS_MOST).any(|_| round(uffd, |at| Some(at.lock_for_service())))
 }
 
@@ -33,10 +33,9 @@ pub(crate) fn round_without_waiting(uffd: Uffd) -> bool {
 fn round(uffd: Uffd, lock: impl Fn(BlockRef) -> Option<Locked>) -> bool {
     let mut is_done = true;
     ENGINE.for_each_block(|at| {
-        if at.block.flags.load(Relaxed) & REGISTERED != 0 {
-            let mut dropped = Dropped::new();
-            is_done &= lock(at).is_some_and(|mut locked| locked.make_plain(uffd, &mut dropped));
-        }
+        // Locked before it is looked at: a hook may be about to register it.
+        let mut dropped = Dropped::new();
+        is_done &= lock(at).is_some_and(|mut locked| locked.make_plain(uffd, &mut dropped));
     });
     is_done
 }

@@ -9,12 +9,12 @@
 
 use crate::engine::ENGINE;
 use crate::live;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
-use std::sync::Arc;
 use uncopy_core::addr::{PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::page_map::SiteId;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::sync::Arc;
+use uncopy_sys::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use uncopy_sys::uffd::Uffd;
 
 /// A run of hidden memory that a call is still filling. Owned by that call alone.
@@ -154,8 +154,10 @@ impl Segment {
 
 /// Room that all open ends together may keep, bytes.
 const OPEN_ROOM_MOST_BYTES: usize = 16 << 20;
-/// Room that they keep, bytes.
-static OPEN_ROOM_BYTES: AtomicUsize = AtomicUsize::new(0);
+uncopy_sys::statics! {
+    /// Room that they keep, bytes.
+    static OPEN_ROOM_BYTES: AtomicUsize = AtomicUsize::new(0);
+}
 
 /// A segment with room behind its filled bytes, waiting for the input that goes on where the last
 /// one ended. Kept with the block that the last one went to.

@@ -99,9 +99,11 @@ fn or_again(ask: impl Fn() -> Pointer) -> Pointer {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: Pointer) {
     core::arch::naked_asm!(
+        // The length first: it is published last.
+        "mov rcx, qword ptr [rip + {len}]",
         "mov rax, rdi",
         "sub rax, qword ptr [rip + {base}]",
-        "cmp rax, qword ptr [rip + {len}]",
+        "cmp rax, rcx",
         "jb 2f",
         "mov rax, qword ptr [rip + {slot}]",
         "test rax, rax",

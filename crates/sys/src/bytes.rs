@@ -22,6 +22,8 @@ pub unsafe fn set_memmove(memmove: Memmove) {
 /// `source` must be readable and `destination` writable for `len_bytes`. Pages may be absent, in
 /// which case a fault is served while this runs: see the engine's rules about locks.
 pub unsafe fn copy(destination: *mut u8, source: *const u8, len_bytes: usize) {
+    #[cfg(loom)]
+    crate::uffd::touch(&[(source as usize, len_bytes), (destination as usize, len_bytes)]);
     let memmove = MEMMOVE.load(Relaxed);
     if memmove.is_null() {
         // SAFETY: the caller's promise.
@@ -39,6 +41,8 @@ pub unsafe fn copy(destination: *mut u8, source: *const u8, len_bytes: usize) {
 /// # Safety
 /// `destination` must be writable for `len_bytes`.
 pub unsafe fn zero(destination: *mut u8, len_bytes: usize) {
+    #[cfg(loom)]
+    crate::uffd::touch(&[(destination as usize, len_bytes)]);
     // SAFETY: the caller's promise. memset is not interposed.
     unsafe { core::ptr::write_bytes(destination, 0, len_bytes) };
 }
@@ -49,6 +53,8 @@ pub unsafe fn zero(destination: *mut u8, len_bytes: usize) {
 /// Both must be readable for `len_bytes`.
 #[must_use]
 pub unsafe fn equal(left: *const u8, right: *const u8, len_bytes: usize) -> bool {
+    #[cfg(loom)]
+    crate::uffd::touch(&[(left as usize, len_bytes), (right as usize, len_bytes)]);
     // SAFETY: the caller's promise. memcmp is not interposed.
     unsafe { libc::memcmp(left.cast(), right.cast(), len_bytes) == 0 }
 }

@@ -15,7 +15,17 @@
     reason = "addresses and lengths have 64 bits, here as in the kernel's structures"
 )]
 
+#[cfg(not(loom))]
 pub mod alloc;
+/// Under loom the engine's own data comes from the ordinary allocator.
+#[cfg(loom)]
+pub mod alloc {
+    /// It never is.
+    #[must_use]
+    pub const fn is_low() -> bool {
+        false
+    }
+}
 pub mod bytes;
 mod call;
 pub mod control;
@@ -30,5 +40,7 @@ pub mod mem;
 pub mod procmap;
 pub mod raw;
 pub mod readable;
+pub mod sync;
 pub mod thread;
+#[cfg_attr(loom, path = "simulated.rs")]
 pub mod uffd;

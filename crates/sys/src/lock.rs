@@ -7,18 +7,43 @@
 //! The owner is a thread id, as in the kernel's priority-inheritance futexes, so that the fault
 //! service can see that the very thread whose fault it serves holds the lock.
 
-use crate::call::{kernel, syscall};
+use crate::sync::atomic::Ordering;
+use crate::sync::{Futex, SPINS, spin_loop};
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU32, Ordering};
 
 const WAITERS: u32 = 1 << 31;
-const SPINS: u32 = 200;
 /// glibc's internal signal by which setuid and its like reach every thread (nptl/internaltypes.h): a
 /// thread that blocks it makes them wait for ever.
 const SETXID: i32 = 33;
 
+#[cfg(not(loom))]
 thread_local! {
     static THREAD_ID: Cell<u32> = const { Cell::new(0) };
+}
+
+#[cfg(loom)]
+loom::thread_local! {
+    static THREAD_ID: Cell<u32> = Cell::new(0);
+}
+
+#[cfg(not(loom))]
+fn kernel_id() -> u32 {
+    // SAFETY: gettid has no requirements.
+    let id = unsafe { crate::call::syscall!(libc::SYS_gettid) };
+    u32::try_from(id).unwrap_or(1)
+}
+
+#[cfg(loom)]
+static LAST_ID: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
+
+#[cfg(loom)]
+fn kernel_id() -> u32 {
+    LAST_ID.fetch_add(1, core::sync::atomic::Ordering::Relaxed) + 1
+}
+
+#[cfg(loom)]
+pub(crate) fn begin_model() {
+    LAST_ID.store(0, core::sync::atomic::Ordering::Relaxed);
 }
 
 /// The calling thread's kernel thread id.
@@ -26,9 +51,7 @@ thread_local! {
 pub fn thread_id() -> u32 {
     THREAD_ID.with(|cached| {
         if cached.get() == 0 {
-            // SAFETY: gettid has no requirements.
-            let id = unsafe { syscall!(libc::SYS_gettid) };
-            cached.set(u32::try_from(id).unwrap_or(1));
+            cached.set(kernel_id());
         }
         cached.get()
     })
@@ -41,14 +64,16 @@ pub fn forget_thread_id() {
 
 /// A mutual exclusion lock. All-zero bytes are an unlocked lock.
 #[derive(Debug, Default)]
-#[repr(transparent)]
-pub struct Lock(AtomicU32);
+#[cfg_attr(not(loom), repr(transparent))]
+pub struct Lock(Futex);
 
 impl Lock {
-    /// An unlocked lock.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self(AtomicU32::new(0))
+    crate::constant! {
+        /// An unlocked lock.
+        #[must_use]
+        pub const fn new() -> Self {
+            Self(Futex::new(0))
+        }
     }
 
     /// Takes the lock if it is free.
@@ -67,7 +92,7 @@ impl Lock {
     #[cold]
     fn lock_contended(&self) {
         for _ in 0..SPINS {
-            core::hint::spin_loop();
+            spin_loop();
             if self.0.load(Ordering::Relaxed) == 0 && self.try_lock() {
                 return;
             }
@@ -90,7 +115,7 @@ impl Lock {
             {
                 continue;
             }
-            futex(&self.0, libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, value | WAITERS);
+            self.0.wait(value | WAITERS);
         }
     }
 
@@ -100,7 +125,7 @@ impl Lock {
     /// the forking thread took.
     pub fn unlock(&self) {
         if self.0.swap(0, Ordering::Release) & WAITERS != 0 {
-            futex(&self.0, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1);
+            self.0.wake(1);
         }
     }
 
@@ -115,19 +140,6 @@ impl Lock {
     pub fn guard(&self) -> Guard<'_> {
         self.lock();
         Guard(self)
-    }
-}
-
-fn futex(word: &AtomicU32, operation: i32, value: u32) {
-    let _errno = crate::errno::Keep::new();
-    // SAFETY: the word outlives the call; the kernel reads it (WAIT) or only its address (WAKE).
-    let call = || unsafe {
-        syscall!(libc::SYS_futex, word.as_ptr(), operation, value, core::ptr::null::<libc::timespec>())
-    };
-    if operation & libc::FUTEX_WAKE == 0 {
-        kernel!(Futex, call());
-    } else {
-        call();
     }
 }
 
@@ -192,6 +204,10 @@ pub(crate) fn try_mask() {
     drop(Critical::enter());
 }
 
+#[cfg(loom)]
+fn set_mask(_mask: u64, _old: Option<&mut u64>) {}
+
+#[cfg(not(loom))]
 fn set_mask(mask: u64, old: Option<&mut u64>) {
     let old = old.map_or(core::ptr::null_mut(), |old| old as *mut u64);
     // The call itself, not libc's wrapper: it is made twice for every copy that is looked at.
@@ -218,7 +234,7 @@ fn set_mask(mask: u64, old: Option<&mut u64>) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::Arc;
@@ -282,5 +298,138 @@ mod tests {
         }
         assert_eq!(HITS.load(SeqCst), 2);
         assert_eq!(crate::errno::get(), 77);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use crate::sync::{Arc, UnsafeCell, check, spawn};
+    use crate::uffd;
+
+    struct Guarded {
+        lock: Lock,
+        count: UnsafeCell<u32>,
+    }
+
+    // SAFETY: the count is only touched under the lock; loom checks that.
+    unsafe impl Sync for Guarded {}
+    // SAFETY: as above.
+    unsafe impl Send for Guarded {}
+
+    fn guarded() -> Arc<Guarded> {
+        Arc::new(Guarded { lock: Lock::new(), count: UnsafeCell::new(0) })
+    }
+
+    fn count_one(shared: &Guarded) {
+        let _guard = shared.lock.guard();
+        assert_eq!(shared.lock.owner(), thread_id(), "whoever is inside is the owner");
+        // SAFETY: under the lock.
+        unsafe { *shared.count.get() += 1 };
+    }
+
+    /// A wake-up that gets lost would leave a thread asleep for ever, which loom reports.
+    #[test]
+    fn three_threads_take_turns_and_none_sleeps_for_ever() {
+        check(3, || {
+            let shared = guarded();
+            let others: Vec<_> = (0..2)
+                .map(|_| {
+                    let shared = Arc::clone(&shared);
+                    spawn(move || count_one(&shared))
+                })
+                .collect();
+            count_one(&shared);
+            others.into_iter().for_each(|other| other.join().expect("thread"));
+            assert_eq!(shared.lock.owner(), 0);
+            // SAFETY: the others have ended.
+            assert_eq!(unsafe { *shared.count.get() }, 3);
+        });
+    }
+
+    #[test]
+    fn a_thread_that_comes_back_for_the_lock_gets_it() {
+        check(3, || {
+            let shared = guarded();
+            let other = {
+                let shared = Arc::clone(&shared);
+                spawn(move || (0..2).for_each(|_| count_one(&shared)))
+            };
+            (0..2).for_each(|_| count_one(&shared));
+            other.join().expect("thread");
+            // SAFETY: the other has ended.
+            assert_eq!(unsafe { *shared.count.get() }, 4);
+        });
+    }
+
+    /// One that only tries never waits and never takes what others hold.
+    #[test]
+    fn who_only_tries_never_enters_while_others_are_inside() {
+        check(3, || {
+            let shared = guarded();
+            let holders: Vec<_> = (0..2)
+                .map(|_| {
+                    let shared = Arc::clone(&shared);
+                    spawn(move || count_one(&shared))
+                })
+                .collect();
+            let mut expected = 2;
+            if shared.lock.try_lock() {
+                // SAFETY: under the lock.
+                unsafe { *shared.count.get() += 1 };
+                shared.lock.unlock();
+                expected += 1;
+            }
+            holders.into_iter().for_each(|other| other.join().expect("thread"));
+            // SAFETY: the others have ended.
+            assert_eq!(unsafe { *shared.count.get() }, expected);
+        });
+    }
+
+    /// The fault service asks for the owner without the lock: a thread that waits for a page is named
+    /// if and only if it holds the lock, however often it held it before.
+    #[test]
+    fn the_owner_that_the_fault_service_sees_is_the_waiting_thread_only_if_it_is() {
+        check(3, || {
+            let lock = Arc::new(Lock::new());
+            let kernel = uffd::Uffd::open(None, uffd::Reports::Faults).expect("simulated");
+            let memory = crate::mem::Reservation::new(2 * 4096).expect("addresses");
+            memory.commit(memory.base(), 2 * 4096).expect("memory");
+            kernel.register(memory.base(), 2 * 4096).expect("registered");
+            let (outside, inside) = (memory.base(), memory.base() + 4096);
+            let toucher = {
+                let lock = Arc::clone(&lock);
+                spawn(move || {
+                    drop(lock.guard());
+                    uffd::touch(&[(outside, 1)]);
+                    let _guard = lock.guard();
+                    uffd::touch(&[(inside, 1)]);
+                })
+            };
+            let other = {
+                let lock = Arc::clone(&lock);
+                spawn(move || drop(lock.guard()))
+            };
+            let mut served = 0;
+            while served < 2 {
+                uffd::wait(kernel, None, crate::control::Control::NONE, -1);
+                kernel.read(|message| {
+                    let uffd::Message::Fault(fault) = message else { return };
+                    if lock.try_lock() {
+                        assert_eq!(fault.address, outside, "the lock is held by the thread that waits");
+                        lock.unlock();
+                    } else if fault.address == inside {
+                        assert_eq!(lock.owner(), fault.thread_id);
+                    } else {
+                        assert_ne!(lock.owner(), fault.thread_id);
+                    }
+                    uffd::set_present(fault.address, 4096, true);
+                    kernel.wake(fault.address, 4096);
+                    served += 1;
+                });
+            }
+            toucher.join().expect("thread");
+            other.join().expect("thread");
+        });
     }
 }

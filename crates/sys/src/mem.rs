@@ -29,7 +29,10 @@ impl Reservation {
             return Err(Errno(libc::ENOMEM));
         }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        #[cfg(not(loom))]
         let base = map(len_bytes, libc::PROT_NONE, flags, -1)?;
+        #[cfg(loom)]
+        let base = model::reserve(len_bytes, flags)?;
         Ok(Self { base, len_bytes })
     }
 
@@ -83,7 +86,10 @@ impl Reservation {
         self.within(address, len_bytes)?;
         let advice = libc::MADV_DONTNEED;
         // SAFETY: the caller's promise.
-        check(unsafe { kernel!(Discard, syscall!(libc::SYS_madvise, address, len_bytes, advice)) }).map(drop)
+        check(unsafe { kernel!(Discard, syscall!(libc::SYS_madvise, address, len_bytes, advice)) })?;
+        #[cfg(loom)]
+        crate::uffd::set_present(address, len_bytes, false);
+        Ok(())
     }
 
     /// Advises the kernel about part of the range; a refusal is not an error.
@@ -126,7 +132,10 @@ impl Reservation {
         let advice = libc::MADV_POPULATE_WRITE;
         // SAFETY: changes no byte.
         let result = unsafe { kernel!(Populate, syscall!(libc::SYS_madvise, address, len_bytes, advice)) };
-        check(result).map(drop)
+        check(result)?;
+        #[cfg(loom)]
+        crate::uffd::set_present(address, len_bytes, true);
+        Ok(())
     }
 
     fn within(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
@@ -186,21 +195,32 @@ pub unsafe fn unmap(address: usize, len_bytes: usize) -> Result<(), Errno> {
 /// # Errors
 /// What mmap says.
 pub fn map_zeroes(len_bytes: usize) -> Result<usize, Errno> {
+    #[cfg(loom)]
+    return Reservation::new(len_bytes)
+        .and_then(|zeroes| zeroes.commit(zeroes.base(), len_bytes).map(|()| zeroes.base()));
+    #[cfg(not(loom))]
     map(len_bytes, libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
 }
 
 /// The soft limit on a process's address space, bytes; `None` if there is none.
 #[must_use]
 pub fn address_space_limit() -> Option<u64> {
+    #[cfg(loom)]
+    return Some(1 << 32);
+    #[cfg(not(loom))]
     limit(libc::RLIMIT_AS)
 }
 
 /// The soft limit on a process's private writable memory, touched or not, bytes; `None` if there is none.
 #[must_use]
 pub fn data_limit() -> Option<u64> {
+    #[cfg(loom)]
+    return None;
+    #[cfg(not(loom))]
     limit(libc::RLIMIT_DATA)
 }
 
+#[cfg(not(loom))]
 fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is valid for the call.
@@ -336,10 +356,22 @@ pub fn exists(path: &CStr) -> bool {
     unsafe { kernel!(Stat, libc::access(path.as_ptr(), libc::F_OK)) == 0 }
 }
 
-/// Removes a file; it may be gone already.
-pub fn unlink(path: &CStr) {
-    // SAFETY: the path is terminated.
-    unsafe { kernel!(Name, libc::unlink(path.as_ptr())) };
+/// Removes a file of a directory that only its owner can enter, if it is one of ours; it may be gone already.
+pub fn unlink_in(directory: &CStr, name: &CStr) {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: the strings are terminated; the stat buffer is valid; the descriptor is ours to close.
+    unsafe {
+        let fd = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, directory.as_ptr(), flags, 0));
+        if fd < 0 {
+            return;
+        }
+        let mut found: libc::stat = core::mem::zeroed();
+        let known = kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)) == 0;
+        if known && found.st_uid == libc::geteuid() && found.st_mode & 0o7777 == 0o700 {
+            kernel!(Name, syscall!(libc::SYS_unlinkat, fd, name.as_ptr(), 0));
+        }
+        kernel!(Close, syscall!(libc::SYS_close, fd));
+    }
 }
 
 /// Maps private zeroes at `address`, replacing what is there; or anywhere.
@@ -359,7 +391,42 @@ pub unsafe fn map_private(len_bytes: usize, address: Option<usize>) -> Result<us
     if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address) }
 }
 
-#[cfg(test)]
+/// Reservations of a model, which are used again by its next run.
+#[cfg(loom)]
+mod model {
+    use super::{Errno, map};
+    use std::sync::Mutex;
+
+    /// Address, length, whether this run has it.
+    static MADE: Mutex<Vec<(usize, usize, bool)>> = Mutex::new(Vec::new());
+
+    pub fn begin() {
+        for made in MADE.lock().expect("not poisoned").iter_mut() {
+            made.2 = false;
+        }
+    }
+
+    pub fn reserve(len_bytes: usize, flags: i32) -> Result<usize, Errno> {
+        let mut all = MADE.lock().expect("not poisoned");
+        if let Some(found) = all.iter_mut().find(|made| made.1 == len_bytes && !made.2) {
+            found.2 = true;
+            let flags = flags | libc::MAP_FIXED;
+            // SAFETY: the range is ours, and the run that used it has ended.
+            unsafe { libc::mmap(found.0 as *mut _, len_bytes, libc::PROT_NONE, flags, -1, 0) };
+            return Ok(found.0);
+        }
+        let base = map(len_bytes, libc::PROT_NONE, flags, -1)?;
+        all.push((base, len_bytes, true));
+        Ok(base)
+    }
+}
+
+#[cfg(loom)]
+pub(crate) fn begin_model() {
+    model::begin();
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

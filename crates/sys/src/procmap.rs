@@ -106,7 +106,7 @@ fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

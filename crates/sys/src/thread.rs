@@ -6,8 +6,8 @@
 
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const STACK_BYTES: usize = 256 << 10;
 
@@ -27,6 +27,19 @@ pub fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: usize) -
     result
 }
 
+#[cfg(loom)]
+fn spawn_with(
+    body: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: usize,
+    _stack_bytes: usize,
+) -> Result<(), Errno> {
+    crate::sync::spawn_detached(move || {
+        body(argument as *mut c_void);
+    });
+    Ok(())
+}
+
+#[cfg(not(loom))]
 fn spawn_with(
     body: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: usize,
@@ -57,9 +70,14 @@ fn spawn_with(
 
 /// Lets other threads run, also those of lower priority.
 pub fn pause() {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
-    // SAFETY: the time is valid; the rest is not asked for.
-    unsafe { kernel!(Sleep, libc::nanosleep(&time, core::ptr::null_mut())) };
+    #[cfg(loom)]
+    return loom::thread::yield_now();
+    #[cfg(not(loom))]
+    {
+        let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
+        // SAFETY: the time is valid; the rest is not asked for.
+        unsafe { kernel!(Sleep, libc::nanosleep(&time, core::ptr::null_mut())) };
+    }
 }
 
 /// Waits a while for something that other threads take long for.
@@ -69,8 +87,10 @@ pub fn doze() {
     unsafe { kernel!(Sleep, libc::nanosleep(&time, core::ptr::null_mut())) };
 }
 
-/// Kernel id of the handler thread; 0: there is none.
-static HANDLER: AtomicU32 = AtomicU32::new(0);
+crate::statics! {
+    /// Kernel id of the handler thread; 0: there is none.
+    static HANDLER: AtomicU32 = AtomicU32::new(0);
+}
 
 /// Whether there are threads besides the calling one and the handler. False if that cannot be told.
 #[must_use]
@@ -101,6 +121,9 @@ pub fn handler_lives() -> bool {
 /// What unshare says; the thread then shares the program's table.
 pub fn isolate(mut kept: [i32; 2]) -> Result<(), Errno> {
     HANDLER.store(crate::lock::thread_id(), Relaxed);
+    if cfg!(loom) {
+        return Ok(());
+    }
     // SAFETY: a terminated name; prctl copies it.
     unsafe { kernel!(Limit, syscall!(libc::SYS_prctl, libc::PR_SET_NAME, c"uncopy-faults".as_ptr())) };
     // SAFETY: affects only this thread's table.

@@ -328,6 +328,17 @@ impl Uffd {
         Placed { done_bytes, error: None }
     }
 
+    /// Whether a thread is just now changing registered mappings, from before the change until it has been read:
+    /// the kernel then refuses every placement, also one of nothing (`mmap_changing`, fs/userfaultfd.c). Only where
+    /// [`Reports::Changes`] were asked for.
+    #[must_use]
+    pub fn is_changing(self) -> bool {
+        let mut nothing = PlaceArgument { destination: 0, source: 0, len_bytes: 0, mode: 0, done: 0 };
+        // SAFETY: the structure that the request takes; nothing is placed.
+        let result = check(i64::from(unsafe { libc::ioctl(self.fd, IOCTL_COPY, &raw mut nothing) }));
+        result == Err(Errno(libc::EAGAIN))
+    }
+
     /// Puts copies of `source`'s bytes into absent pages and wakes whoever waits for them.
     /// All three are whole pages, except that `source` need not be aligned.
     ///

@@ -1,0 +1,81 @@
+//! Whoever sees a part of the engine published sees it whole.
+
+use super::{DEEP, active, block, configure, end};
+use crate::engine::ENGINE;
+use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_sys::sync::atomic::Ordering::Relaxed;
+use uncopy_sys::sync::{check, spawn};
+
+#[test]
+fn a_hook_that_sees_the_engine_active_finds_all_of_it() {
+    check(DEEP, || {
+        configure();
+        let activating = spawn(|| {
+            assert!(ENGINE.ensure_heap());
+            let at = block();
+            let uffd = ENGINE.activate().expect("active");
+            at.lock().register(uffd).expect("registered");
+        });
+        // What every hook does: a look at the gate, then at the heap, then at the engine.
+        if let Some(uffd) = ENGINE.uffd() {
+            assert!(ENGINE.heap.is_reserved());
+            assert_ne!(ENGINE.hidden.address(0), 0, "hidden memory is reserved");
+            uffd.register(ENGINE.hidden.address(0), PAGE_BYTES).expect("an open userfaultfd");
+        }
+        activating.join().expect("thread");
+        end();
+    });
+}
+
+#[test]
+fn two_hooks_that_need_the_engine_at_once_get_the_same_one() {
+    check(DEEP, || {
+        configure();
+        let other = spawn(|| {
+            assert!(ENGINE.ensure_heap());
+            ENGINE.activate().expect("active").fd()
+        });
+        assert!(ENGINE.ensure_heap());
+        let fd = ENGINE.activate().expect("active").fd();
+        assert_eq!(other.join().expect("thread"), fd);
+        assert_eq!(fd, 1, "opened once");
+        end();
+    });
+}
+
+/// Addresses below the heap must never seem to be in it, also while it comes into being.
+#[test]
+fn no_address_outside_the_heap_is_ever_found_in_it() {
+    check(DEEP, || {
+        configure();
+        let reserving = spawn(|| {
+            assert!(ENGINE.ensure_heap());
+            let _ = block();
+        });
+        assert!(!ENGINE.heap.contains(PAGE_BYTES), "a static variable");
+        assert!(ENGINE.heap.find(PAGE_BYTES).is_none(), "a static variable");
+        let base = HEAP_BASE.load(Relaxed);
+        assert!(
+            HEAP_LEN_BYTES.load(Relaxed) == 0 || base != 0 || !ENGINE.heap.contains(base.wrapping_sub(1))
+        );
+        reserving.join().expect("thread");
+        end();
+    });
+}
+
+#[test]
+fn two_threads_never_get_the_same_block() {
+    check(DEEP, || {
+        let (first, second) = active(|_| (block(), block()));
+        ENGINE.heap.free(first.base);
+        let other = spawn(move || {
+            ENGINE.heap.free(second.base);
+            block()
+        });
+        let mine = block();
+        let theirs = other.join().expect("thread");
+        assert_ne!(mine.base, theirs.base);
+        end();
+    });
+}

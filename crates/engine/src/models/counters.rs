@@ -1,0 +1,22 @@
+//! Counters are counted while the page that they are in is exchanged for another.
+
+use super::DEEP;
+use crate::live;
+use uncopy_core::stats::Counter;
+use uncopy_sys::sync::{check_with_tallies, spawn};
+
+#[test]
+fn nothing_that_is_counted_is_lost_when_the_counters_are_published() {
+    check_with_tallies(DEEP, || {
+        let counting = spawn(|| {
+            live::add(Counter::BlocksBytes, 100);
+            live::add(Counter::BlocksBytes, 20);
+            live::subtract(Counter::BlocksBytes, 100);
+        });
+        let publishing = spawn(live::publish);
+        live::raise(Counter::BlocksBytes, Counter::SegmentsPeakBytes, 3);
+        counting.join().expect("thread");
+        publishing.join().expect("thread");
+        assert_eq!(live::get(Counter::BlocksBytes), 23);
+    });
+}

@@ -1,0 +1,154 @@
+//! Touching pages while hooks hold, change and free the blocks that they are in.
+
+use super::{DEEP, PREEMPTIONS, active, block, copy, end, fill};
+use crate::engine::ENGINE;
+use crate::live;
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_core::stats::Counter;
+use uncopy_sys::sync::{check, spawn};
+use uncopy_sys::uffd::{load, store};
+
+fn no_segment_is_left() {
+    assert_eq!(live::get(Counter::Views), 0);
+    assert_eq!(live::get(Counter::SegmentsBytes), 0);
+}
+
+#[test]
+fn a_page_touched_while_a_hook_copies_it_holds_its_bytes() {
+    check(PREEMPTIONS, || {
+        let (from, to) = active(|uffd| {
+            let (from, to) = (block(), block());
+            fill(uffd, from, 2, 7);
+            (from, to)
+        });
+        let touching = spawn(move || assert_eq!(load(from.base + PAGE_BYTES), 7));
+        copy(from, to, 2);
+        touching.join().expect("thread");
+        assert_eq!(load(to.base), 7);
+        assert_eq!(load(to.base + PAGE_BYTES), 7);
+        assert_eq!(load(from.base), 7);
+        ENGINE.heap.free(from.base);
+        ENGINE.heap.free(to.base);
+        no_segment_is_left();
+        end();
+    });
+}
+
+#[test]
+fn two_threads_that_touch_the_same_page_both_go_on() {
+    check(PREEMPTIONS, || {
+        let at = active(|uffd| {
+            let at = block();
+            fill(uffd, at, 2, 7);
+            at
+        });
+        let other = spawn(move || assert_eq!(load(at.base), 7));
+        assert_eq!(load(at.base), 7);
+        other.join().expect("thread");
+        ENGINE.heap.free(at.base);
+        no_segment_is_left();
+        end();
+    });
+}
+
+/// A view keeps what was copied although the original is overwritten at the same time.
+#[test]
+fn a_copy_keeps_its_bytes_when_the_original_is_overwritten_afterwards() {
+    check(DEEP, || {
+        let (from, to, other) = active(|uffd| {
+            let (from, to, other) = (block(), block(), block());
+            fill(uffd, from, 2, 7);
+            copy(from, to, 2);
+            (from, to, other)
+        });
+        let writing = spawn(move || {
+            store(from.base, 9);
+            assert_eq!(load(from.base), 9);
+        });
+        copy(to, other, 2);
+        writing.join().expect("thread");
+        assert_eq!(load(other.base), 7);
+        assert_eq!(load(to.base), 7);
+        for at in [from, to, other] {
+            ENGINE.heap.free(at.base);
+        }
+        no_segment_is_left();
+        end();
+    });
+}
+
+/// The last two views of a segment are served at the same time: one by moving its pages, which nobody else may
+/// still need.
+#[test]
+fn pages_are_moved_only_for_the_last_reference() {
+    check(DEEP, || {
+        let (from, to) = active(|uffd| {
+            let (from, to) = (block(), block());
+            fill(uffd, from, 2, 7);
+            copy(from, to, 2);
+            (from, to)
+        });
+        let freeing = spawn(move || ENGINE.heap.free(from.base));
+        let uffd = ENGINE.uffd().expect("active");
+        let mut dropped = uncopy_core::page_map::Dropped::new();
+        crate::apply::make_present(uffd, &mut to.lock(), to.all(), &mut dropped);
+        drop(dropped);
+        assert_eq!(load(to.base), 7);
+        assert_eq!(load(to.base + PAGE_BYTES), 7);
+        freeing.join().expect("thread");
+        ENGINE.heap.free(to.base);
+        no_segment_is_left();
+        end();
+    });
+}
+
+/// A page that the kernel dropped behind the engine's back faults under the hook's own lock: the fault
+/// service sees whose lock it is and does not wait for it.
+#[test]
+fn a_fault_under_the_faulting_threads_own_lock_is_served() {
+    check(PREEMPTIONS, || {
+        let (lost, at) = active(|uffd| {
+            let (lost, at) = (block(), block());
+            fill(uffd, at, 2, 7);
+            store(lost.base, 1);
+            uncopy_sys::uffd::set_present(lost.base, PAGE_BYTES, false);
+            (lost, at)
+        });
+        let other = spawn(move || assert_eq!(load(at.base), 7));
+        {
+            let _locked = lost.lock();
+            assert_eq!(load(lost.base), 0, "given back: zeroes");
+        }
+        other.join().expect("thread");
+        ENGINE.heap.free(lost.base);
+        ENGINE.heap.free(at.base);
+        no_segment_is_left();
+        end();
+    });
+}
+
+/// A block's lock is held for long while a thread waits for one of its pages: the fault is tried again until
+/// it can be served.
+#[test]
+fn a_fault_in_a_block_that_another_thread_holds_waits_and_is_served() {
+    check(DEEP, || {
+        let (from, to) = active(|uffd| {
+            let (from, to) = (block(), block());
+            fill(uffd, from, 2, 7);
+            fill(uffd, to, 2, 8);
+            (from, to)
+        });
+        let touching = spawn(move || assert_eq!(load(to.base + PAGE_BYTES), 8));
+        {
+            let _from = from.lock();
+            let _to = to.lock();
+        }
+        copy(from, to, 1);
+        touching.join().expect("thread");
+        assert_eq!(load(to.base), 7);
+        ENGINE.heap.free(from.base);
+        ENGINE.heap.free(to.base);
+        no_segment_is_left();
+        end();
+    });
+}

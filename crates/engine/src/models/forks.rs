@@ -1,0 +1,109 @@
+//! A fork among hooks and faults.
+
+use super::{DEEP, PREEMPTIONS, active, block, copy, end, fill};
+use crate::engine::ENGINE;
+use crate::fork;
+use crate::live;
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_core::stats::Counter;
+use uncopy_sys::lock::thread_id;
+use uncopy_sys::sync::{check, spawn};
+use uncopy_sys::uffd::load;
+
+/// What a child inherits: every lock is the forking thread's, and no work is half done.
+fn all_is_held() {
+    let me = thread_id();
+    ENGINE.heap.class_locks().for_each(|lock| assert_eq!(lock.owner(), me));
+    assert_eq!(ENGINE.hidden.lock().owner(), me);
+    ENGINE.heap.for_each_block(|at| {
+        assert_eq!(at.block.lock.owner(), me);
+    });
+}
+
+#[test]
+fn a_fork_waits_for_hooks_and_holds_every_lock() {
+    check(PREEMPTIONS, || {
+        let (low, high) = active(|uffd| {
+            let (low, high) = (block(), block());
+            fill(uffd, low, 1, 7);
+            fill(uffd, high, 2, 7);
+            (low, high)
+        });
+        // Each takes both locks; which one is first depends on the addresses, not on the direction.
+        let hooks = [spawn(move || copy(low, high, 1)), spawn(move || copy(high, low, 1))];
+        fork::prepare();
+        all_is_held();
+        fork::parent();
+        hooks.into_iter().for_each(|hook| hook.join().expect("thread"));
+        assert_eq!(load(low.base), 7);
+        assert_eq!(load(high.base), 7);
+        ENGINE.heap.free(low.base);
+        ENGINE.heap.free(high.base);
+        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        end();
+    });
+}
+
+#[test]
+fn a_fork_among_faults_and_allocations_goes_on() {
+    check(PREEMPTIONS, || {
+        let at = active(|uffd| {
+            let at = block();
+            fill(uffd, at, 2, 7);
+            at
+        });
+        let touching = spawn(move || assert_eq!(load(at.base + PAGE_BYTES), 7));
+        let allocating = spawn(|| ENGINE.heap.free(block().base));
+        fork::prepare();
+        all_is_held();
+        fork::parent();
+        touching.join().expect("thread");
+        allocating.join().expect("thread");
+        ENGINE.heap.free(at.base);
+        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        end();
+    });
+}
+
+#[test]
+fn two_threads_that_fork_at_once_take_turns() {
+    check(DEEP, || {
+        let at = active(|uffd| {
+            let at = block();
+            fill(uffd, at, 2, 7);
+            at
+        });
+        let fork_once = || {
+            fork::prepare();
+            all_is_held();
+            fork::parent();
+        };
+        let other = spawn(fork_once);
+        fork_once();
+        other.join().expect("thread");
+        assert_eq!(load(at.base), 7);
+        ENGINE.heap.free(at.base);
+        end();
+    });
+}
+
+/// The child has the maps but no handler; its own one is ready before the program goes on.
+#[test]
+fn a_child_serves_the_faults_of_what_it_inherited() {
+    check(1, || {
+        let at = active(|uffd| {
+            let at = block();
+            fill(uffd, at, 2, 7);
+            at
+        });
+        fork::prepare();
+        fork::child();
+        let other = spawn(move || assert_eq!(load(at.base + PAGE_BYTES), 7));
+        assert_eq!(load(at.base), 7);
+        other.join().expect("thread");
+        assert!(ENGINE.uffd().is_some_and(|uffd| uffd.fd() > 1), "the parent's is the first");
+        ENGINE.heap.free(at.base);
+        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        end();
+    });
+}

@@ -1,0 +1,95 @@
+//! References to a segment come and go in several threads; its pages go back once, with the last one.
+
+use super::{DEEP, PREEMPTIONS, active, end};
+use crate::engine::ENGINE;
+use crate::live;
+use crate::segment::{Draft, Open};
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_core::stats::Counter;
+use uncopy_sys::sync::{check, spawn};
+use uncopy_sys::uffd::Uffd;
+
+const PAGES: usize = 4;
+
+fn draft(uffd: Uffd) -> Draft {
+    Draft::new(uffd, PAGES * PAGE_BYTES).expect("a draft")
+}
+
+/// Every page of the one segment went back, and none twice.
+fn all_is_given_back(uffd: Uffd, warm_bytes: u64) {
+    assert_eq!(live::get(Counter::SegmentsBytes), 0);
+    assert_eq!(live::get(Counter::ReservoirBytes), warm_bytes);
+    let pages = (warm_bytes as usize / PAGE_BYTES) as u32;
+    let all = ENGINE.hidden.take_warm(uffd, pages).expect("one run of pages");
+    assert_eq!(live::get(Counter::ReservoirBytes), 0, "the run is {all:?}");
+}
+
+#[test]
+fn the_last_of_several_references_gives_the_pages_back_once() {
+    check(DEEP, || {
+        let (uffd, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
+        // A view is dropped, a call ends, an open end is closed.
+        let others: Vec<_> = (0..2)
+            .map(|_| {
+                let reference = segment.clone();
+                spawn(move || drop(reference))
+            })
+            .collect();
+        let open = Open { segment, filled_bytes: PAGE_BYTES, next_address: 0 };
+        open.close();
+        others.into_iter().for_each(|other| other.join().expect("thread"));
+        all_is_given_back(uffd, (PAGES * PAGE_BYTES) as u64);
+        end();
+    });
+}
+
+/// Pages may be moved out only by whoever has the only reference.
+#[test]
+fn of_several_that_drop_a_reference_at_most_one_finds_itself_alone() {
+    check(DEEP, || {
+        let (uffd, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
+        let mut mine = segment.clone();
+        let other = spawn(move || {
+            let mut segment = segment;
+            let alone = segment.sole().is_some();
+            // SAFETY: a reference is held: the bytes are there.
+            assert!(unsafe { (segment.address() as *const u8).read_volatile() } == 0);
+            alone
+        });
+        let alone = mine.sole().is_some();
+        drop(mine);
+        let other_alone = other.join().expect("thread");
+        assert!(!(alone && other_alone), "both found themselves alone");
+        all_is_given_back(uffd, (PAGES * PAGE_BYTES) as u64);
+        end();
+    });
+}
+
+/// Two inputs may find the same buffer's open end: one of them gets it.
+#[test]
+fn an_open_end_goes_to_one_input_only() {
+    check(PREEMPTIONS, || {
+        let (uffd, at) = active(|uffd| {
+            let at = super::block();
+            let open =
+                Open { segment: draft(uffd).freeze(0), filled_bytes: PAGE_BYTES, next_address: at.base };
+            assert!(at.lock().exchange_open(Some(open)).is_none());
+            (uffd, at)
+        });
+        let take = move || match at.lock().exchange_open(None) {
+            Some(open) => {
+                open.close();
+                1
+            }
+            None => 0,
+        };
+        let other = spawn(take);
+        let freeing = spawn(move || ENGINE.heap.free(at.base));
+        let mine = take();
+        let theirs = other.join().expect("thread");
+        freeing.join().expect("thread");
+        assert!(mine + theirs <= 1, "taken twice");
+        all_is_given_back(uffd, (PAGES * PAGE_BYTES) as u64);
+        end();
+    });
+}
