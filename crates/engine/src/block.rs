@@ -45,6 +45,10 @@ pub const POPULATED: u32 = 1 << 6;
 /// it. Of longer ones only what is to be viewed is.
 const POPULATE_BYTES: usize = 4 << 20;
 
+/// A stack lies in it that a hook ran on (a coroutine's): it is plain memory until it is freed. Nobody may fault
+/// on his own stack while he holds locks.
+pub const STACK: u32 = 1 << 7;
+
 /// What is known of a block. All-zero bytes are a block that was never allocated.
 #[repr(C, align(64))]
 pub struct Block {
@@ -279,7 +283,7 @@ impl Locked {
         if uncopy_sys::alloc::is_low() {
             return Err(Errno(12));
         }
-        let is_refused = flags & (RELOCATED | DISOWNED) != 0 || self.is_doubtful;
+        let is_refused = flags & (RELOCATED | DISOWNED | STACK) != 0 || self.is_doubtful;
         if is_refused || ENGINE.phase() != Phase::Active {
             // UFFDIO_MOVE does not cross mappings; a disowned block's are the program's.
             return Err(Errno(22));

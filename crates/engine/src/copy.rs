@@ -31,6 +31,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     }
     ENGINE.look_after_memory();
     let Some(uffd) = ENGINE.uffd() else { return false };
+    ENGINE.heap.leave_stack_alone();
     let from = from.and_then(|at| Some((at, at.range(source, len_bytes)?)));
     let to = to.and_then(|at| Some((at, at.range(destination, len_bytes)?)));
     let overlaps = source.abs_diff(destination) < len_bytes;

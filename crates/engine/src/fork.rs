@@ -6,6 +6,7 @@
 //! starts a handler of its own before anything else of the program runs in it.
 
 use crate::block::{BlockRef, REGISTERED};
+use crate::calls;
 use crate::engine::{ENGINE, Phase};
 use crate::foreign::can_hold_views;
 use crate::live;
@@ -73,6 +74,7 @@ fn lock_all() {
     }
     ENGINE.heap.for_each_block(|at| at.block.lock.lock());
     ENGINE.foreign.lock_all();
+    calls::lock().lock();
     ENGINE.hidden.lock().lock();
     if let Some(lock) = private_lock() {
         lock.lock();
@@ -85,6 +87,7 @@ fn unlock_all() {
         lock.unlock();
     }
     ENGINE.hidden.lock().unlock();
+    calls::lock().unlock();
     ENGINE.foreign.unlock_all();
     ENGINE.heap.for_each_block(|at| at.block.lock.unlock());
     let skipped = HELD.skipped_classes.swap(0, Relaxed);
@@ -154,6 +157,7 @@ pub fn child_without_handlers(stays_plain: bool, has_own_descriptors: bool) {
 
 fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     let was_prepared = prepared();
+    let parent = thread_id();
     forget_thread_id();
     if !was_prepared {
         return;
@@ -164,6 +168,7 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     if let Some(alive) = unsafe { (*HELD.gauges.get()).take() } {
         live::restart_in_child(alive);
     }
+    calls::in_child(parent);
     if ENGINE.phase() != Phase::Active {
         ENGINE.replace_uffds(Uffd::from_fd(-1), None);
         // What could not be released is served by the parent's handler only.

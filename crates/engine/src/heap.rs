@@ -10,7 +10,7 @@
 //! out the kind that the allocation site's earlier blocks turned out to be.
 
 use crate::apply::clear_long_runs;
-use crate::block::{ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED};
+use crate::block::{ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED, STACK};
 use crate::engine::{ENGINE, Phase};
 use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use crate::live;
@@ -328,6 +328,35 @@ impl Heap {
         }
     }
 
+    /// Makes the block or the foreign range that the caller's own stack lies in plain memory, if there is one. For all that take
+    /// blocks' locks: it costs a comparison.
+    #[inline]
+    pub fn leave_stack_alone(&self) {
+        let here = 0u8;
+        let address = core::ptr::from_ref(core::hint::black_box(&here)) as usize;
+        if self.contains(address) {
+            self.keep_plain(address);
+        } else if ENGINE.foreign.find(address).is_some() {
+            ENGINE.foreign.disown(address, address + 1);
+        }
+    }
+
+    #[cold]
+    fn keep_plain(&self, address: usize) {
+        let Some(at) = self.find(address) else { return };
+        if at.block.flags.load(Relaxed) & STACK != 0 {
+            return;
+        }
+        let _critical = Critical::enter();
+        at.block.flags.fetch_or(STACK, Relaxed);
+        let mut dropped = Dropped::new();
+        if let Some(uffd) = ENGINE.uffd() {
+            // Where this fails, its pages go on being served.
+            let _ = at.lock().make_plain(uffd, &mut dropped);
+        }
+        drop(dropped);
+    }
+
     /// Frees the block that begins at `address`. Anything else is ignored, as is a second free:
     /// a program that does this is wrong, but it must not end because of us.
     pub fn free(&self, address: usize) {
@@ -335,7 +364,8 @@ impl Heap {
         if at.base != address || at.block.flags.fetch_and(!ALLOCATED, Relaxed) & ALLOCATED == 0 {
             return;
         }
-        let flags = at.block.flags.load(Relaxed);
+        self.leave_stack_alone();
+        let flags = at.block.flags.fetch_and(!STACK, Relaxed);
         ENGINE.placement.record(at.block.alloc_site.load(Relaxed), flags & HELD_A_VIEW != 0);
         live::subtract(Counter::BlocksBytes, at.bytes());
         if ENGINE.phase() == Phase::Inactive && flags & REGISTERED == 0 {

@@ -2,6 +2,7 @@
 
 use crate::apply::{Source, apply, prepare_overwrite};
 use crate::block::{BlockRef, DISOWNED, Locked, REGISTERED};
+use crate::calls::{Held, InProgress, RedirectedParts};
 use crate::engine::ENGINE;
 use crate::live;
 use crate::segment::{Draft, Open, Segment};
@@ -34,7 +35,7 @@ pub struct Part {
 }
 
 /// A part that is received into a segment.
-struct Redirected {
+pub(crate) struct Redirected {
     at: BlockRef,
     range: ByteRange,
     target: Target,
@@ -61,6 +62,15 @@ impl Target {
     }
 }
 
+impl Redirected {
+    /// Nothing arrived, and nothing will.
+    pub(crate) fn give_back(self) {
+        if let Target::Open(open) = self.target {
+            open.close();
+        }
+    }
+}
+
 /// Whether an input into these parts is worth a closer look: cheap, no lock.
 #[must_use]
 pub fn concerns(parts: &[Part]) -> bool {
@@ -75,7 +85,7 @@ pub fn concerns(parts: &[Part]) -> bool {
 pub struct Input<'a> {
     uffd: Uffd,
     parts: &'a mut [Part],
-    redirected: smallvec::SmallVec<[(usize, Redirected); 2]>,
+    progress: InProgress,
     /// Last, so that everything else is dropped with signals blocked.
     critical: Critical,
 }
@@ -84,9 +94,10 @@ impl<'a> Input<'a> {
     /// Redirects those of `parts` that are worth it, in place. `None`: make the call unchanged.
     #[must_use]
     pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
+        ENGINE.heap.leave_stack_alone();
         let critical = Critical::enter();
         ENGINE.look_after_memory();
-        let mut redirected = smallvec::SmallVec::new();
+        let mut redirected = RedirectedParts::new();
         let mut uffd = ENGINE.uffd();
         for (index, part) in parts.iter_mut().enumerate() {
             if part.len_bytes < ENGINE.min_size_bytes() || part.len_bytes > PART_MOST_BYTES {
@@ -134,7 +145,10 @@ impl<'a> Input<'a> {
             redirected.push((index, Redirected { at, range, target, lead_bytes, site, allowed }));
         }
         match uffd {
-            Some(uffd) if !redirected.is_empty() => Some(Self { critical, uffd, parts, redirected }),
+            Some(uffd) if !redirected.is_empty() => {
+                let progress = InProgress::new(Held::Input(redirected));
+                Some(Self { critical, uffd, parts, progress })
+            }
             _ => None,
         }
     }
@@ -147,7 +161,7 @@ impl<'a> Input<'a> {
 
     /// Runs the program's system call, signals unblocked.
     pub fn call<T>(&self, call: impl FnOnce(&[Part]) -> T) -> T {
-        self.critical.leave_for(|| call(self.parts))
+        self.progress.run(|| self.critical.leave_for(|| call(self.parts)))
     }
 
     /// Puts what arrived (`got_bytes` in all, in order of the parts; 0 if the call failed) where the
@@ -159,7 +173,8 @@ impl<'a> Input<'a> {
 
     /// The same for several messages: for each, its number of parts and what arrived in them.
     pub fn finish_messages(self, messages: &[(usize, usize)]) {
-        let Self { critical, uffd, parts, redirected } = self;
+        let Self { critical, uffd, parts, progress } = self;
+        let Held::Input(redirected) = progress.take() else { return };
         let mut redirected = redirected.into_iter().peekable();
         let mut first = 0;
         for &(count, got_bytes) in messages {

@@ -12,6 +12,7 @@
 //! | [`apply`] | carrying out a copy plan on a block's pages |
 //! | [`copy`] | memcpy and memmove |
 //! | [`input`], [`output`] | what comes from and goes to the kernel |
+//! | `calls` | what calls in progress hold, also those that never come back |
 //! | [`fault`] | the handler thread |
 //! | [`release`] | every view back into plain memory |
 //! | [`alone`] | calls that a process with one thread only may make |
@@ -34,6 +35,7 @@
 pub mod alone;
 pub mod apply;
 pub mod block;
+mod calls;
 pub mod copy;
 pub mod engine;
 pub mod fault;

@@ -1,10 +1,10 @@
 //! What goes to the kernel: gathered straight from the segments.
 
 use crate::block::BlockRef;
+use crate::calls::{Held, InProgress, Segments};
 use crate::engine::ENGINE;
 use crate::input::Part;
 use crate::live;
-use crate::segment::Segment;
 use uncopy_core::plan::Piece;
 use uncopy_core::stats::Counter;
 use uncopy_sys::fd::{FdKind, kind};
@@ -18,7 +18,9 @@ pub struct Output {
     parts: smallvec::SmallVec<[Part; 16]>,
     /// Number of `parts` of each message.
     messages: smallvec::SmallVec<[usize; 2]>,
-    segments: smallvec::SmallVec<[Segment; 8]>,
+    /// What keeps the bytes, until the call is made.
+    segments: Segments,
+    progress: Option<InProgress>,
     gathered_bytes: usize,
     /// Last, so that everything else is dropped with signals blocked.
     critical: Critical,
@@ -48,6 +50,7 @@ impl Output {
     /// operations.
     #[must_use]
     pub fn begin_messages(fd: i32, parts: &[Part], messages: &[usize]) -> Option<Self> {
+        ENGINE.heap.leave_stack_alone();
         let critical = Critical::enter();
         if kind(fd) == FdKind::Other {
             return None;
@@ -55,7 +58,8 @@ impl Output {
         let mut output = Self {
             parts: smallvec::SmallVec::new(),
             messages: smallvec::SmallVec::new(),
-            segments: smallvec::SmallVec::new(),
+            segments: Segments::new(),
+            progress: None,
             gathered_bytes: 0,
             critical,
         };
@@ -71,7 +75,11 @@ impl Output {
             }
             output.messages.push(gathered);
         }
-        (output.gathered_bytes > 0).then_some(output)
+        if output.gathered_bytes == 0 {
+            return None;
+        }
+        output.progress = Some(InProgress::new(Held::Output(core::mem::take(&mut output.segments))));
+        Some(output)
     }
 
     /// Adds one part of the program's to the message whose parts begin at index `first`.
@@ -103,7 +111,11 @@ impl Output {
 
     /// Runs the system call, signals unblocked, and keeps the segments until it is done.
     pub fn call<T>(&self, call: impl FnOnce(&[Part]) -> T) -> T {
-        self.critical.leave_for(|| call(&self.parts))
+        let call = || self.critical.leave_for(|| call(&self.parts));
+        match &self.progress {
+            Some(progress) => progress.run(call),
+            None => call(),
+        }
     }
 
     /// Counts what was sent.

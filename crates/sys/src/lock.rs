@@ -16,13 +16,7 @@ const WAITERS: u32 = 1 << 31;
 /// thread that blocks it makes them wait for ever.
 const SETXID: i32 = 33;
 
-#[cfg(not(loom))]
-thread_local! {
-    static THREAD_ID: Cell<u32> = const { Cell::new(0) };
-}
-
-#[cfg(loom)]
-loom::thread_local! {
+crate::locals! {
     static THREAD_ID: Cell<u32> = Cell::new(0);
 }
 

@@ -28,6 +28,19 @@ macro_rules! statics {
     () => {};
 }
 
+/// Defines what each thread has of its own. No destructors: they would allocate from the program's heap.
+#[macro_export]
+macro_rules! locals {
+    ($($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;)*) => {
+        #[cfg(not(loom))]
+        thread_local! { $($(#[$attribute])* static $name: $type = const { $value };)* }
+        $(
+            #[cfg(loom)]
+            $crate::sync::loom::thread_local! { $(#[$attribute])* static $name: $type = $value; }
+        )*
+    };
+}
+
 /// Defines functions that are `const`, except under loom: its primitives are made while a model runs.
 #[macro_export]
 macro_rules! constant {

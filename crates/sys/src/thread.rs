@@ -142,3 +142,41 @@ pub fn isolate(mut kept: [i32; 2]) -> Result<(), Errno> {
     }
     Ok(())
 }
+
+crate::statics! {
+    /// Key whose destructor runs at a thread's end, plus one; 0: there is none yet.
+    static END_KEY: AtomicU32 = AtomicU32::new(0);
+}
+
+/// Has `end` called when the calling thread ends (not when the process does). Always the same function. Where
+/// that is refused, it is not called.
+///
+/// Not a `thread_local!` with a destructor: registering one allocates from the program's heap.
+pub fn watch_end(end: extern "C" fn()) {
+    if cfg!(loom) {
+        return;
+    }
+    extern "C" fn at_end(end: *mut c_void) {
+        // SAFETY: the value of the key is only set below, to a function of this type.
+        let end: extern "C" fn() = unsafe { core::mem::transmute::<*mut c_void, extern "C" fn()>(end) };
+        end();
+    }
+    let mut key = END_KEY.load(Relaxed);
+    if key == 0 {
+        let mut made: libc::pthread_key_t = 0;
+        // SAFETY: the pointer is valid; the destructor takes what is set below.
+        if unsafe { libc::pthread_key_create(&raw mut made, Some(at_end)) } != 0 {
+            return;
+        }
+        match END_KEY.compare_exchange(0, made + 1, Relaxed, Relaxed) {
+            Ok(_) => key = made + 1,
+            Err(other) => {
+                // SAFETY: made just now and used by nobody.
+                unsafe { libc::pthread_key_delete(made) };
+                key = other;
+            }
+        }
+    }
+    // SAFETY: the key exists and is never deleted.
+    unsafe { libc::pthread_setspecific(key - 1, end as *const c_void) };
+}

@@ -5,6 +5,7 @@ use uncopy_tests::scenario::Scenario;
 
 uncopy_tests::scenarios! { "signals":
     jump_out_of_receive => [ElidedBytes, InputBytes],
+    jumps_keep_no_memory => [ElidedBytes, InputBytes],
     interrupted_calls => [ElidedBytes, InputBytes],
     blocked_signals_wait => [ElidedBytes, InputBytes],
 }

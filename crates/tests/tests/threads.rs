@@ -10,5 +10,7 @@ uncopy_tests::scenarios! { "threads":
     threads_that_come_and_go => [ElidedBytes, InputBytes],
     threads_that_end_themselves => [ElidedBytes, InputBytes],
     exit_while_others_work => [ElidedBytes, InputBytes],
+    cancelled_receives_keep_no_memory => [ElidedBytes],
+    coroutines_on_the_heap => [ElidedBytes, InputBytes],
     cancelled_receive => [ElidedBytes, InputBytes],
 }

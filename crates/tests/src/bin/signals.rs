@@ -9,7 +9,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use uncopy_core::stats::Counter;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall, set_nonblocking};
+use uncopy_tests::counters::Counters;
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::jump::JumpPoint;
 use uncopy_tests::mirror::{Buffer, Origin};
@@ -182,6 +184,45 @@ fn jump_out_of_receive(seed: u64) {
     keep.check_all("another buffer");
 }
 
+/// The buffer of `receive_much`.
+const MUCH_BYTES: usize = 8 * MIB;
+
+/// Blocks in `recv` of much more than arrives, `depth` frames further down.
+extern "C" fn receive_much(buffer: *mut c_void) {
+    ARMED.store(true, Ordering::Relaxed);
+    let mut part = [libc::iovec { iov_base: buffer, iov_len: MUCH_BYTES }];
+    // SAFETY: the caller passes as much.
+    let _ = unsafe { InputCall::Recv.input(FD.load(Ordering::Relaxed), &mut part, 0) };
+    ARMED.store(false, Ordering::Relaxed);
+}
+
+/// What calls that were left by a jump held is given back: fifty of them would hold 400 MiB.
+fn jumps_keep_no_memory(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let empty = Feeder::new(seed);
+    set_nonblocking(empty.near(), false);
+    FD.store(empty.near(), Ordering::Relaxed);
+    handle(libc::SIGALRM, on_alarm_jump, 0);
+    let buffer = Buffer::new(Origin::Malloc, MUCH_BYTES);
+    feeder.copied(MIB).check_all("before any jump");
+    for _ in 0..50 {
+        set_timer(2000);
+        // SAFETY: the frames between hold nothing that must be dropped.
+        assert!(
+            unsafe { POINT.catch(receive_much, buffer.at(0).cast()) },
+            "recv on an empty socket came back"
+        );
+        set_timer(0);
+    }
+    buffer.check_all("a buffer that received nothing");
+    feeder.copied(MIB).check_all("received after the jumps");
+    if let Some(counters) = Counters::live(std::process::id()) {
+        let held = counters.get(Counter::SegmentsBytes);
+        assert!(held <= 3 * MUCH_BYTES as u64, "{held} bytes are held: {counters}");
+        assert!(counters.get(Counter::SegmentsPeakBytes) >= MUCH_BYTES as u64, "nothing was received into");
+    }
+}
+
 /// What the endless loop works on.
 struct Work {
     source: *mut u8,
@@ -308,6 +349,7 @@ fn main() {
         "copies_in_a_timer_handler" => copies_in_a_timer_handler(seed, 0),
         "copies_on_an_alternate_stack" => copies_on_an_alternate_stack(seed),
         "jump_out_of_receive" => jump_out_of_receive(seed),
+        "jumps_keep_no_memory" => jumps_keep_no_memory(seed),
         "jump_out_of_anything" => jump_out_of_anything(seed),
         "interrupted_calls" => interrupted_calls(seed),
         "blocked_signals_wait" => blocked_signals_wait(seed),

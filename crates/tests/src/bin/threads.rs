@@ -12,7 +12,9 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::sync::mpsc;
 
+use uncopy_core::stats::Counter;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
+use uncopy_tests::counters::Counters;
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::plain;
@@ -408,6 +410,160 @@ fn threads_that_end_themselves(seed: u64) {
     }
 }
 
+/// What cancelled threads' calls held is given back when they end, and what other threads' calls hold
+/// is not the child's: its threads are gone.
+fn cancelled_receives_keep_no_memory(seed: u64) {
+    const MUCH_BYTES: usize = 8 * MIB;
+    let mut feeder = Feeder::new(seed);
+    feeder.copied(MIB).check_all("before any thread");
+    let mut ends = [0; 2];
+    // SAFETY: the array takes two descriptors.
+    assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr()) }, 0);
+    BLOCKED_ON.store(ends[0], Ordering::Relaxed);
+    let held = || {
+        let counters = Counters::live(std::process::id())?;
+        Some(counters.get(Counter::SegmentsBytes) as usize)
+    };
+    for round in 0..12 {
+        let buffer = Buffer::new(Origin::Calloc, MUCH_BYTES);
+        BLOCKED_BUFFER.store(buffer.at(0).cast(), Ordering::Relaxed);
+        ENTERED.store(false, Ordering::Relaxed);
+        let mut thread: libc::pthread_t = 0;
+        let start = receive_much as extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+        // SAFETY: as in `cancelled_receive`.
+        let start: extern "C" fn(*mut c_void) -> *mut c_void = unsafe { std::mem::transmute(start) };
+        // SAFETY: the thread uses statics only and is joined below.
+        unsafe {
+            let made = libc::pthread_create(&raw mut thread, std::ptr::null(), start, std::ptr::null_mut());
+            assert_eq!(made, 0);
+        }
+        uncopy_tests::scratch::wait_until("the blocked thread", std::time::Duration::from_secs(10), || {
+            let is_blocked = held().is_none_or(|held| held >= MUCH_BYTES);
+            (ENTERED.load(Ordering::Acquire) && is_blocked).then_some(())
+        });
+        if round % 4 == 0 {
+            // SAFETY: the child ends by _exit.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                let kept = held().is_some_and(|held| held >= MUCH_BYTES);
+                // SAFETY: ends the child without running the parent's exit handlers.
+                unsafe { libc::_exit(i32::from(kept)) };
+            }
+            let mut status = 0;
+            // SAFETY: `status` is one int.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            assert_eq!(status, 0, "the child holds what a thread of its parent was receiving into");
+        }
+        // SAFETY: the thread was made above.
+        unsafe {
+            assert_eq!(pthread_cancel(thread), 0);
+            let mut result = std::ptr::null_mut();
+            assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
+            assert_eq!(result, usize::MAX as *mut c_void, "PTHREAD_CANCELED");
+        }
+        let held = held().unwrap_or(0);
+        assert!(held < MUCH_BYTES, "{held} bytes are held after {} threads", round + 1);
+        buffer.check_all("a buffer that received nothing");
+    }
+    feeder.copied(MIB).check_all("after the threads");
+}
+
+/// Blocks in `recv` of 8 MiB, cancelled asynchronously.
+extern "C-unwind" fn receive_much(_argument: *mut c_void) -> *mut c_void {
+    ENTERED.store(true, Ordering::Release);
+    loop {
+        let buffer = BLOCKED_BUFFER.load(Ordering::Relaxed);
+        // SAFETY: the buffer has as much and nobody else uses it.
+        unsafe { recv(BLOCKED_ON.load(Ordering::Relaxed), buffer, 8 * MIB, 0) };
+    }
+}
+
+/// What a coroutine works on.
+struct Coroutine {
+    main: libc::ucontext_t,
+    own: libc::ucontext_t,
+    feeder: Feeder,
+    source: Buffer,
+    turn: usize,
+}
+
+static COROUTINE: AtomicPtr<Coroutine> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Receives into and copies to, from and through its own stack, which lies in a block of malloc.
+extern "C" fn coroutine() {
+    // SAFETY: set before the coroutine is entered; main waits meanwhile.
+    let given = unsafe { &mut *COROUTINE.load(Ordering::Relaxed) };
+    let mut room = std::hint::black_box([5u8; 60_000]);
+    let len = room.len();
+    let copies: [CopyCall; 2] = [CopyCall::Memcpy, CopyCall::Memmove];
+    // SAFETY: the ranges are inside the array and the buffers.
+    unsafe {
+        copies[given.turn % 2].copy(room.as_mut_ptr(), given.source.at(given.turn * 100), len);
+        let wrong = plain::first_difference(room.as_ptr(), given.source.mirror_at(given.turn * 100), len);
+        assert_eq!(wrong, None, "copied to a coroutine's stack");
+        let (stream, offered) = given.feeder.offer(len);
+        let mut got = 0;
+        while got < offered {
+            let mut part =
+                [libc::iovec { iov_base: room.as_mut_ptr().add(got).cast(), iov_len: offered - got }];
+            got += InputCall::Recv.input(given.feeder.near(), &mut part, 0).expect("received");
+        }
+        assert_eq!(plain::stream_difference(room.as_ptr(), len, stream, 0), None, "received on a stack");
+        let target = libc::malloc(len).cast::<u8>();
+        CopyCall::Memcpy.copy(target, room.as_ptr(), len);
+        assert_eq!(plain::first_difference(target, room.as_ptr(), len), None, "copied from a stack");
+        libc::free(target.cast());
+        descend(40, given);
+        assert_eq!(plain::stream_difference(room.as_ptr(), len, stream, 0), None, "still on the stack");
+        libc::swapcontext(&raw mut given.own, &raw const given.main);
+    }
+}
+
+/// Touches stack pages that were never touched, and copies while it does.
+#[inline(never)]
+fn descend(depth: usize, given: &mut Coroutine) {
+    let room = std::hint::black_box([depth as u8; 4000]);
+    let copy = Buffer::copy_of(CopyCall::Memcpy, &given.source, depth, 40_000);
+    if depth > 0 {
+        descend(depth - 1, given);
+    }
+    copy.check(depth * 10, 5000, "copied on a coroutine's stack");
+    assert!(std::hint::black_box(&room).iter().all(|byte| *byte == depth as u8), "a coroutine's frame");
+}
+
+/// Coroutines whose stacks are memory that held views, and is received into again.
+fn coroutines_on_the_heap(seed: u64) {
+    const STACK_BYTES: usize = 512 << 10;
+    let mut feeder = Feeder::new(seed);
+    for turn in 0..40 {
+        let source = feeder.copied(MIB);
+        let stack = feeder.copied(STACK_BYTES);
+        // SAFETY: the stack is a buffer's memory, which the coroutine has for itself until it is done.
+        unsafe {
+            let mut given = Coroutine {
+                main: std::mem::zeroed(),
+                own: std::mem::zeroed(),
+                feeder: Feeder::new(seed + turn as u64),
+                source,
+                turn,
+            };
+            COROUTINE.store(&raw mut given, Ordering::Relaxed);
+            assert_eq!(libc::getcontext(&raw mut given.own), 0);
+            given.own.uc_stack.ss_sp = stack.at(0).cast();
+            given.own.uc_stack.ss_size = STACK_BYTES;
+            libc::makecontext(&raw mut given.own, coroutine, 0);
+            assert_eq!(libc::swapcontext(&raw mut given.main, &raw const given.own), 0);
+            given.source.check_all("what coroutines copied from");
+        }
+        drop(stack);
+        feeder.received(STACK_BYTES).check_all("memory that was a stack");
+    }
+    if let Some(counters) = Counters::live(std::process::id()) {
+        let blocks = counters.get(Counter::BlocksBytes) as usize;
+        assert!(blocks < 8 * MIB, "{counters}");
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seed = arguments[1].parse().expect("seed");
@@ -421,6 +577,8 @@ fn main() {
         "threads_that_come_and_go" => threads_that_come_and_go(seed),
         "exit_while_others_work" => exit_while_others_work(seed),
         "threads_that_end_themselves" => threads_that_end_themselves(seed),
+        "cancelled_receives_keep_no_memory" => cancelled_receives_keep_no_memory(seed),
+        "coroutines_on_the_heap" => coroutines_on_the_heap(seed),
         "cancelled_receive" => cancelled_receive(seed),
         other => panic!("unknown scenario {other}"),
     }
