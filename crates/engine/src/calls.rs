@@ -120,6 +120,14 @@ impl InProgress {
         result
     }
 
+    /// A call that never comes back.
+    #[cfg(all(test, loom))]
+    pub(crate) fn leave_by_a_jump(self) {
+        // SAFETY: as in `run`.
+        unsafe { link(self.record) };
+        core::mem::forget(self);
+    }
+
     /// What the call holds.
     pub(crate) fn take(self) -> Held {
         // SAFETY: the record is this call's, not in the list, and forgotten here.
@@ -220,7 +228,7 @@ fn take_where(is_over: impl Fn(&Record) -> bool) {
 }
 
 /// A thread ends: whatever calls it made are over.
-extern "C" fn end_of_thread() {
+pub(crate) extern "C" fn end_of_thread() {
     let _critical = Critical::enter();
     WATCHED.with(|watched| watched.set(false));
     if MINE.with(Cell::get) > 0 {

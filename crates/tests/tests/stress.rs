@@ -25,7 +25,12 @@ fn stress(name: &str, mode: Mode, amount: u64, limit: Duration) {
         .limit(limit);
     let done = program.run(&scratch, name).expect_success();
     println!("{}", done.errors);
-    done.expect_counters(&[Counter::ElidedBytes, Counter::InputBytes, Counter::OutputBytes, Counter::Faults]);
+    let _ = done.expect_counters(&[
+        Counter::ElidedBytes,
+        Counter::InputBytes,
+        Counter::OutputBytes,
+        Counter::Faults,
+    ]);
 }
 
 fn passing(mode: Mode) {

@@ -1,9 +1,11 @@
 //! References to a segment come and go in several threads; its pages go back once, with the last one.
 
 use super::{DEEP, PREEMPTIONS, active, end};
+use crate::calls::{self, Held, InProgress, Segments};
 use crate::engine::ENGINE;
+use crate::fork;
 use crate::live;
-use crate::segment::{Draft, Open};
+use crate::segment::{Draft, Open, Segment};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::stats::Counter;
 use uncopy_sys::sync::{check, spawn};
@@ -60,6 +62,40 @@ fn of_several_that_drop_a_reference_at_most_one_finds_itself_alone() {
         drop(mine);
         let other_alone = other.join().expect("thread");
         assert!(!(alone && other_alone), "both found themselves alone");
+        all_is_given_back(uffd, (PAGES * PAGE_BYTES) as u64);
+        end();
+    });
+}
+
+/// Calls begin and end in several threads while the process forks, and one never comes back.
+#[test]
+fn what_calls_hold_is_given_back_once() {
+    check(PREEMPTIONS, || {
+        let (uffd, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
+        let hold = |segment: &Segment| {
+            let call = InProgress::new(Held::Output(Segments::from_iter([segment.clone()])));
+            call.run(|| ());
+            drop(call);
+        };
+        let other = {
+            let segment = segment.clone();
+            spawn(move || hold(&segment))
+        };
+        let leaving = {
+            let segment = segment.clone();
+            spawn(move || {
+                let call = InProgress::new(Held::Output(Segments::from_iter([segment])));
+                // Jumped out of: nothing is unlinked, and the frame is used again.
+                call.leave_by_a_jump();
+                calls::end_of_thread();
+            })
+        };
+        fork::prepare();
+        fork::parent();
+        hold(&segment);
+        drop(segment);
+        other.join().expect("thread");
+        leaving.join().expect("thread");
         all_is_given_back(uffd, (PAGES * PAGE_BYTES) as u64);
         end();
     });

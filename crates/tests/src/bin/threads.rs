@@ -321,6 +321,7 @@ static ENTERED: AtomicBool = AtomicBool::new(false);
 unsafe extern "C-unwind" {
     fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
     fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
     fn pthread_exit(result: *mut c_void) -> !;
 }
 
@@ -434,7 +435,8 @@ fn cancelled_receives_keep_no_memory(seed: u64) {
         let start: extern "C" fn(*mut c_void) -> *mut c_void = unsafe { std::mem::transmute(start) };
         // SAFETY: the thread uses statics only and is joined below.
         unsafe {
-            let made = libc::pthread_create(&raw mut thread, std::ptr::null(), start, std::ptr::null_mut());
+            let argument = std::ptr::without_provenance_mut(round % 2);
+            let made = libc::pthread_create(&raw mut thread, std::ptr::null(), start, argument);
             assert_eq!(made, 0);
         }
         uncopy_tests::scratch::wait_until("the blocked thread", std::time::Duration::from_secs(10), || {
@@ -468,8 +470,13 @@ fn cancelled_receives_keep_no_memory(seed: u64) {
     feeder.copied(MIB).check_all("after the threads");
 }
 
-/// Blocks in `recv` of 8 MiB, cancelled asynchronously.
-extern "C-unwind" fn receive_much(_argument: *mut c_void) -> *mut c_void {
+/// Blocks in `recv` of 8 MiB; every other time it may be cancelled anywhere.
+extern "C-unwind" fn receive_much(argument: *mut c_void) -> *mut c_void {
+    const ASYNCHRONOUS: c_int = 1;
+    if !argument.is_null() {
+        // SAFETY: the thread does nothing but receive.
+        assert_eq!(unsafe { pthread_setcanceltype(ASYNCHRONOUS, std::ptr::null_mut()) }, 0);
+    }
     ENTERED.store(true, Ordering::Release);
     loop {
         let buffer = BLOCKED_BUFFER.load(Ordering::Relaxed);
@@ -513,7 +520,7 @@ extern "C" fn coroutine() {
         CopyCall::Memcpy.copy(target, room.as_ptr(), len);
         assert_eq!(plain::first_difference(target, room.as_ptr(), len), None, "copied from a stack");
         libc::free(target.cast());
-        descend(40, given);
+        descend(5, given);
         assert_eq!(plain::stream_difference(room.as_ptr(), len, stream, 0), None, "still on the stack");
         libc::swapcontext(&raw mut given.own, &raw const given.main);
     }
@@ -522,18 +529,20 @@ extern "C" fn coroutine() {
 /// Touches stack pages that were never touched, and copies while it does.
 #[inline(never)]
 fn descend(depth: usize, given: &mut Coroutine) {
-    let room = std::hint::black_box([depth as u8; 4000]);
+    let room = std::hint::black_box([depth as u8; 10_000]);
+    let from_stack = Buffer::copied_from(&room);
     let copy = Buffer::copy_of(CopyCall::Memcpy, &given.source, depth, 40_000);
     if depth > 0 {
         descend(depth - 1, given);
     }
     copy.check(depth * 10, 5000, "copied on a coroutine's stack");
+    from_stack.check_all("copied from a coroutine's frame");
     assert!(std::hint::black_box(&room).iter().all(|byte| *byte == depth as u8), "a coroutine's frame");
 }
 
 /// Coroutines whose stacks are memory that held views, and is received into again.
 fn coroutines_on_the_heap(seed: u64) {
-    const STACK_BYTES: usize = 512 << 10;
+    const STACK_BYTES: usize = 1 << 20;
     let mut feeder = Feeder::new(seed);
     for turn in 0..40 {
         let source = feeder.copied(MIB);
