@@ -26,12 +26,14 @@ pub enum Origin {
     PrivateFile,
     /// `.bss`.
     Static,
+    /// Memory that belongs to somebody else: a part of a mapping, of the stack, of another buffer.
+    Lent,
 }
 
 impl Origin {
     /// Memory of the allocator.
     pub const HEAP: &'static [Self] = &[Self::Malloc, Self::Calloc, Self::Aligned];
-    /// Every origin but `.bss`, of which there is one.
+    /// Every origin that can be asked for but `.bss`, of which there is one.
     pub const ALLOCATED: &'static [Self] =
         &[Self::Malloc, Self::Calloc, Self::Aligned, Self::Mapped, Self::Shared, Self::PrivateFile];
 }
@@ -92,6 +94,7 @@ impl Buffer {
                     assert!(len <= STATIC_BYTES, "size of the static buffer");
                     STATIC.0.get().cast()
                 }
+                Origin::Lent => panic!("memory that is lent is there already"),
             }
         };
         assert!(!start.is_null(), "no memory for {len} bytes");
@@ -102,6 +105,19 @@ impl Buffer {
             buffer.check(0, len, "memory that must be zero");
         }
         buffer
+    }
+
+    /// Memory that belongs to somebody else, with what it holds.
+    ///
+    /// # Safety
+    /// `len` bytes from `start` on must be readable and writable, and used by nobody else, while the buffer
+    /// lives.
+    #[must_use]
+    pub unsafe fn over(start: *mut u8, len: usize) -> Self {
+        let mirror = PlainBytes::new(len);
+        // SAFETY: the caller's promise; the mirror has `len` bytes.
+        unsafe { plain::copy(mirror.pointer(), start, len) };
+        Self { start, len, origin: Origin::Lent, mirror }
     }
 
     /// Allocates memory and makes it a copy of a part of `source` without touching it otherwise.
@@ -115,23 +131,6 @@ impl Buffer {
         assert!(!start.is_null(), "no memory for {len} bytes");
         let mut copy = Self { start, len, origin: Origin::Malloc, mirror: PlainBytes::new(len) };
         copy.copy_from(call, 0, source, from, len);
-        copy
-    }
-
-    /// Allocates memory and copies these bytes there by `memcpy`.
-    ///
-    /// # Panics
-    /// When there is no memory.
-    #[must_use]
-    pub fn copied_from(bytes: &[u8]) -> Self {
-        let len = bytes.len();
-        // SAFETY: allocation of fresh memory; a null pointer is refused below.
-        let start: *mut u8 = unsafe { libc::malloc(len) }.cast();
-        assert!(!start.is_null(), "no memory for {len} bytes");
-        let mut copy = Self { start, len, origin: Origin::Malloc, mirror: PlainBytes::new(len) };
-        // SAFETY: the memory is as long as the bytes.
-        unsafe { CopyCall::Memcpy.copy(start, bytes.as_ptr(), len) };
-        copy.received(0, bytes);
         copy
     }
 
@@ -415,7 +414,7 @@ impl Drop for Buffer {
                 Origin::Mapped | Origin::Shared | Origin::PrivateFile => {
                     libc::munmap(self.start.cast(), self.len);
                 }
-                Origin::Static => {}
+                Origin::Static | Origin::Lent => {}
             }
         }
     }
