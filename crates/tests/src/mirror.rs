@@ -134,6 +134,23 @@ impl Buffer {
         copy
     }
 
+    /// Allocates memory and copies these bytes there by `memcpy`.
+    ///
+    /// # Panics
+    /// When there is no memory.
+    #[must_use]
+    pub fn copied_from(bytes: &[u8]) -> Self {
+        let len = bytes.len();
+        // SAFETY: allocation of fresh memory; a null pointer is refused below.
+        let start: *mut u8 = unsafe { libc::malloc(len) }.cast();
+        assert!(!start.is_null(), "no memory for {len} bytes");
+        let mut copy = Self { start, len, origin: Origin::Malloc, mirror: PlainBytes::new(len) };
+        // SAFETY: the memory is as long as the bytes.
+        unsafe { CopyCall::Memcpy.copy(start, bytes.as_ptr(), len) };
+        copy.received(0, bytes);
+        copy
+    }
+
     /// Size in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {

@@ -5,6 +5,11 @@
 //! foreign SCENARIO SEED
 //! ```
 
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "arguments and results of system calls have 64 bits here"
+)]
+
 use std::arch::asm;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_long};

@@ -209,6 +209,7 @@ fn jumps_keep_no_memory(seed: u64) {
         set_timer(2000);
         // SAFETY: the frames between hold nothing that must be dropped.
         assert!(
+            // SAFETY: nothing between the call and the jump has anything to drop.
             unsafe { POINT.catch(receive_much, buffer.at(0).cast()) },
             "recv on an empty socket came back"
         );

@@ -5,6 +5,8 @@
 //! threads SCENARIO SEED
 //! ```
 
+#![allow(clippy::cast_possible_truncation, reason = "counts and lengths are small, or have 64 bits here")]
+
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
