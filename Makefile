@@ -13,7 +13,7 @@ man := $(DESTDIR)$(PREFIX)/share/man/man1
 bash := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zsh := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fish := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
-pages := uncopy uncopy-run uncopy-doctor uncopy-stats uncopy-bench uncopy-completions uncopy-man
+pages := uncopy uncopy-run uncopy-doctor uncopy-stats uncopy-release uncopy-bench uncopy-completions uncopy-man
 
 # RUSTFLAGS from the environment replace those of .cargo/config.toml; the unwind tables must stay.
 ifneq ($(strip $(RUSTFLAGS)),)
