@@ -103,6 +103,8 @@ struct Handler {
     waiting: Vec<(Uffd, Fault)>,
     /// Changes that are not dealt with yet.
     changes: Vec<Change>,
+    /// There is something to read of foreign ranges, but a hook is making one plain.
+    wants_changes: bool,
     /// Ranges that changes concerned are not all plain yet.
     clears: bool,
     /// Views are being turned back into plain memory.
@@ -122,6 +124,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         control: if is_isolated { live::open_control() } else { Control::NONE },
         waiting: Vec::with_capacity(64),
         changes: Vec::new(),
+        wants_changes: false,
         clears: false,
         releases: false,
         is_called: false,
@@ -136,8 +139,7 @@ impl Handler {
     fn serve_all(&mut self) {
         let mut tries = 0;
         loop {
-            let is_idle =
-                self.waiting.is_empty() && self.changes.is_empty() && !self.clears && !self.releases;
+            let is_idle = self.waiting.is_empty() && self.changes.is_empty() && !self.is_busy();
             let timeout_ms = match tries {
                 _ if is_idle => -1,
                 0..EAGER_TRIES => 0,
@@ -159,13 +161,18 @@ impl Handler {
             }
             if left != after || left != before {
                 tries = 0;
-            } else if left != (0, 0) || self.clears || self.releases {
+            } else if left != (0, 0) || self.is_busy() {
                 tries += 1;
                 // What cannot be made plain by now goes on being served.
                 self.clears &= tries < CLEAR_TRIES;
                 thread::pause();
             }
         }
+    }
+
+    /// Whether there is more to do than faults and changes to serve.
+    const fn is_busy(&self) -> bool {
+        self.wants_changes || self.clears || self.releases
     }
 
     /// Waits and takes in what there is; false when there is nothing left to serve.
@@ -180,12 +187,14 @@ impl Handler {
                 Message::Change(change) => self.changes.push(change),
             });
             ENGINE.foreign.mark_changed(&self.changes);
+            self.wants_changes = false;
             if !is_open {
                 self.foreign = None;
             }
         } else if ready.second {
+            self.wants_changes = true;
             thread::pause();
-        } else {
+        } else if core::mem::take(&mut self.wants_changes) {
             ENGINE.foreign.end_change();
         }
         self.releases |= ready.control && self.control.says(CONTROL_RELEASE);
