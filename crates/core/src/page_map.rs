@@ -126,6 +126,15 @@ impl<S: Clone + PartialEq> PageMap<S> {
         }
     }
 
+    /// The segment that a page is a view of, and the offset in it of the page's first byte. The reference
+    /// is the map's own: none is counted.
+    #[must_use]
+    pub fn target(&self, page: u32) -> Option<(&S, usize)> {
+        let run = self.runs.get(self.position(page)).filter(|run| run.pages.start <= page)?;
+        let view = run.view.as_ref()?;
+        Some((&view.segment, view.offset_bytes + (page - run.pages.start) as usize * PAGE_BYTES))
+    }
+
     /// Calls `each` for the runs of equal state that make up `within`, in order.
     pub fn for_each(&self, within: PageRange, mut each: impl FnMut(PageRange, State<S>)) {
         let mut page = within.start;
@@ -351,6 +360,11 @@ mod tests {
                 });
                 prop_assert_eq!(pages_seen, PAGES);
                 for page in 0..PAGES {
+                    let expected = match &model[page as usize] {
+                        State::Viewed(view) => Some((&view.segment, view.offset_bytes)),
+                        _ => None,
+                    };
+                    prop_assert_eq!(map.target(page), expected);
                     let one = PageRange::new(page, page + 1);
                     prop_assert_eq!(map.is_present(one), model[page as usize] == State::Present);
                 }

@@ -16,7 +16,7 @@ use uncopy_core::policy::{COPY_OVER_PAGES, MOVE_CALL_NS, MOVE_PAGE_NS, moves_out
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::lock::Critical;
+use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::uffd::Uffd;
 
@@ -35,12 +35,12 @@ impl Source<'_> {
     ///
     /// # Safety
     /// As for [`Source::fetch`]; `base` is the address of the destination's block.
-    pub unsafe fn fetch_missing(&self, critical: &Critical, missing: &[ByteRange], base: usize) {
+    pub unsafe fn fetch_missing(&self, section: &Section, missing: &[ByteRange], base: usize) {
         if missing.is_empty() {
             return;
         }
         live::add(Counter::Fallbacks, 1);
-        critical.leave_for(|| {
+        section.leave_for(|| {
             for range in missing {
                 // SAFETY: the caller's promise.
                 unsafe { self.fetch(*range, base + range.start) };

@@ -201,6 +201,21 @@ impl BlockRef {
         self.block.lock.try_lock().then(|| self.locked_for_service())
     }
 
+    /// The block as the thread that has locked it sees it; the lock is neither taken nor given back.
+    ///
+    /// # Safety
+    /// The caller must be the thread that has it locked, or know that this one does nothing with it.
+    #[must_use]
+    pub(crate) unsafe fn seen_through(self) -> core::mem::ManuallyDrop<Locked> {
+        core::mem::ManuallyDrop::new(self.locked_for_service())
+    }
+
+    /// The number of the page at an address inside it.
+    #[must_use]
+    pub const fn page(&self, address: usize) -> u32 {
+        ((address - self.base) / PAGE_BYTES) as u32
+    }
+
     fn locked_for_service(self) -> Locked {
         let mut locked = Locked { at: self, is_doubtful: false };
         locked.is_doubtful = locked.is_another();

@@ -17,6 +17,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;
 use smallvec::SmallVec;
 use uncopy_sys::lock::{Critical, Lock, thread_id};
+use uncopy_sys::presence;
 use uncopy_sys::readable;
 use uncopy_sys::sync::UnsafeCell;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
@@ -114,6 +115,11 @@ impl InProgress {
             link(self.record);
         }
         let result = call();
+        if presence::is_outside() {
+            // It stays in the list, where the thread's next call, or a child, finds that it is over.
+            self.mark.store(0, Relaxed);
+            return result;
+        }
         // SAFETY: linked above.
         unsafe { unlink(self.record) };
         self.mark.store(0, Relaxed);
@@ -128,6 +134,14 @@ impl InProgress {
         core::mem::forget(self);
     }
 
+    /// Ends a call whose thread could not come back in ([`presence::is_outside`]): `look` sees what it holds,
+    /// which is given back later.
+    pub(crate) fn leave(self, look: impl FnOnce(&Held)) {
+        // SAFETY: the record is in the list, and only this thread, or a child, takes it out.
+        look(unsafe { &(*self.record).held });
+        core::mem::forget(self);
+    }
+
     /// What the call holds.
     pub(crate) fn take(self) -> Held {
         // SAFETY: the record is this call's, not in the list, and forgotten here.
@@ -139,6 +153,9 @@ impl InProgress {
 
 impl Drop for InProgress {
     fn drop(&mut self) {
+        if presence::is_outside() {
+            return;
+        }
         // SAFETY: the record is this call's and not in the list.
         unsafe { Box::from_raw(self.record) }.held.give_back();
     }

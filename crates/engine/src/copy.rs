@@ -12,7 +12,7 @@ use uncopy_core::plan::{Piece, Pieces, elided_bytes, plan};
 use uncopy_core::policy::{Kind, TRACK_NS, copy_ns};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
-use uncopy_sys::lock::Critical;
+use uncopy_sys::presence::Section;
 use uncopy_sys::uffd::Uffd;
 
 /// Shortest view that a copy makes, pages. A patch of one page is viewed on by the next copy.
@@ -29,9 +29,10 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     if from.is_none() && !to.as_ref().is_some_and(BlockRef::may_have_absent_pages) {
         return false;
     }
+    ENGINE.heap.leave_stack_alone();
+    let Some(section) = Section::enter() else { return false };
     ENGINE.look_after_memory();
     let Some(uffd) = ENGINE.uffd() else { return false };
-    ENGINE.heap.leave_stack_alone();
     let from = from.and_then(|at| Some((at, at.range(source, len_bytes)?)));
     let to = to.and_then(|at| Some((at, at.range(destination, len_bytes)?)));
     let overlaps = source.abs_diff(destination) < len_bytes;
@@ -42,7 +43,6 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     match (from, to) {
         (None, None) => false,
         (None, Some((at, range))) => {
-            let _critical = Critical::enter();
             let mut dropped = Dropped::new();
             prepare_overwrite(uffd, &mut at.lock(), range, &mut dropped);
             drop(dropped);
@@ -54,14 +54,14 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
                 // The claim may have joined the source's range with the destination's.
                 Some(to) => match ENGINE.find(source).and_then(|at| Some((at, at.range(source, len_bytes)?)))
                 {
-                    Some(from) => between(uffd, from, to, destination, source, caller),
+                    Some(from) => between(&section, uffd, from, to, destination, source, caller),
                     None => false,
                 },
-                None => gather(at, range, destination, source),
+                None => gather(&section, at, range, destination, source),
             }
         },
         // SAFETY: the caller's promise.
-        (Some(from), Some(to)) => unsafe { between(uffd, from, to, destination, source, caller) },
+        (Some(from), Some(to)) => unsafe { between(&section, uffd, from, to, destination, source, caller) },
     }
 }
 
@@ -78,8 +78,7 @@ fn claim(destination: usize, len_bytes: usize, caller: usize) -> Option<(BlockRe
                 && ENGINE.sites.allows(ENGINE.sites.site(Kind::Copy, caller, len_bytes), Policy::Auto)
         }
     };
-    let _critical = pays.then(Critical::enter)?;
-    let at = ENGINE.foreign.claim(destination, len_bytes)?;
+    let at = pays.then(|| ENGINE.foreign.claim(destination, len_bytes))??;
     Some((at, at.range(destination, len_bytes)?))
 }
 
@@ -87,14 +86,19 @@ fn claim(destination: usize, len_bytes: usize, caller: usize) -> Option<(BlockRe
 ///
 /// # Safety
 /// As for memmove; the destination does not overlap the block.
-unsafe fn gather(at: BlockRef, range: ByteRange, destination: usize, source: usize) -> bool {
-    let critical = Critical::enter();
+unsafe fn gather(
+    section: &Section,
+    at: BlockRef,
+    range: ByteRange,
+    destination: usize,
+    source: usize,
+) -> bool {
     let pieces = at.lock().pieces(range);
     if pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. })) {
         return false;
     }
     // No lock is held: the destination may fault. The pieces keep the segments alive.
-    critical.leave_for(|| {
+    section.leave_for(|| {
         let all = Source { start: range.start, pieces: &pieces, plain: source };
         // SAFETY: the caller's promise.
         unsafe { all.fetch(range, destination) };
@@ -121,6 +125,7 @@ fn lock_both(from: BlockRef, to: BlockRef) -> (Option<Locked>, Locked) {
 /// # Safety
 /// As for memmove.
 unsafe fn between(
+    section: &Section,
     uffd: Uffd,
     (from, from_range): (BlockRef, ByteRange),
     (to, to_range): (BlockRef, ByteRange),
@@ -135,7 +140,6 @@ unsafe fn between(
     }
     let len_bytes = from_range.len();
     let site = ENGINE.sites.site(Kind::Copy, caller, len_bytes);
-    let critical = Critical::enter();
     let mut dropped = Dropped::new();
     let (from_locked, mut to_locked) = lock_both(from, to);
     let pieces = from_locked.as_ref().unwrap_or(&to_locked).pieces(from_range);
@@ -162,7 +166,7 @@ unsafe fn between(
         if is_plain || overlaps {
             return false;
         }
-        critical.leave_for(|| {
+        section.leave_for(|| {
             let all = Source { start: from_range.start, pieces: &pieces, plain: source };
             // SAFETY: the caller's promise; no lock is held.
             unsafe { all.fetch(from_range, destination) };
@@ -186,7 +190,7 @@ unsafe fn between(
     let done = unsafe { apply(uffd, &mut to_locked, &all, &steps, site, &mut dropped) };
     drop((from_locked, to_locked));
     // SAFETY: the caller's promise; no lock is held.
-    unsafe { all.fetch_missing(&critical, &done.missing, to.base) };
+    unsafe { all.fetch_missing(section, &done.missing, to.base) };
     drop(dropped);
     account(site, &pieces, &done);
     true

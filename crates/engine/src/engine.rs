@@ -16,6 +16,7 @@ use uncopy_core::policy::{Placement, Sites};
 use uncopy_core::stats::Counter;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem;
+use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
@@ -191,7 +192,7 @@ impl Engine {
         if self.heap_min_bytes() == usize::MAX {
             return false;
         }
-        let _critical = Critical::enter();
+        let Some(_section) = Section::enter() else { return false };
         let _guard = self.start.guard();
         if self.heap.is_reserved() {
             return true;

@@ -11,6 +11,7 @@ use crate::engine::{ENGINE, Phase};
 use crate::live;
 use crate::release;
 use crate::segment::Segment;
+use crate::window::Turn;
 use core::ffi::c_void;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State, View};
@@ -35,6 +36,9 @@ const BATCH_EMPTY: u32 = 4;
 const RETRY_MS: i32 = 1;
 /// Tries without a pause before that.
 const EAGER_TRIES: u32 = 200;
+/// Faults, and changes of mappings, that there is room for from the start: the handler must not wait for the
+/// allocator while a fork holds it.
+const LIST_MOST: usize = 2048;
 
 /// Tries to make ranges plain whose mappings have changed.
 const CLEAR_TRIES: u32 = 2_000;
@@ -122,8 +126,8 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         main: Uffd::from_fd(main),
         foreign: (foreign >= 0).then(|| Uffd::from_fd(foreign)),
         control: if is_isolated { live::open_control() } else { Control::NONE },
-        waiting: Vec::with_capacity(64),
-        changes: Vec::new(),
+        waiting: Vec::with_capacity(LIST_MOST),
+        changes: Vec::with_capacity(LIST_MOST),
         wants_changes: false,
         clears: false,
         releases: false,
@@ -150,7 +154,13 @@ impl Handler {
                 return;
             }
             let after = (self.waiting.len(), self.changes.len());
-            self.work();
+            let turn = Turn::begin();
+            if turn.is_free() {
+                self.work();
+            } else {
+                self.work_during_a_fork(&turn);
+            }
+            drop(turn);
             let left = (self.waiting.len(), self.changes.len());
             if self.is_called && left == (0, 0) && !self.releases {
                 let bell = BELL.load(Acquire);
@@ -228,6 +238,15 @@ impl Handler {
         let is_settled = self.changes.is_empty();
         self.waiting.retain(|(uffd, fault)| !serve(*uffd, *fault, is_settled));
     }
+
+    /// The same while a fork is under way: nothing but faults, as far as they can be served.
+    fn work_during_a_fork(&mut self, turn: &Turn) {
+        let changes = &self.changes;
+        self.waiting.retain(|(uffd, fault)| {
+            let page_address = fault.address / PAGE_BYTES * PAGE_BYTES;
+            !turn.serve(*uffd, page_address, changes)
+        });
+    }
 }
 
 /// Serves one fault; false if it has to be tried again. `is_settled`: every change of mappings has been
@@ -251,7 +270,7 @@ fn serve(uffd: Uffd, fault: Fault, is_settled: bool) -> bool {
 }
 
 /// Puts a page of zeroes in place, or wakes the thread if the page is there already.
-fn zeroes(uffd: Uffd, page_address: usize) -> bool {
+pub(crate) fn zeroes(uffd: Uffd, page_address: usize) -> bool {
     match ENGINE.hidden.fill_zeroes(uffd, page_address, PAGE_BYTES) {
         Ok(()) => true,
         // Present, or not registered any more, or the mapping is gone: whoever waits must see for itself.

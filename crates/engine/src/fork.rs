@@ -11,11 +11,13 @@ use crate::engine::{ENGINE, Phase};
 use crate::foreign::can_hold_views;
 use crate::live;
 use crate::segment::Segment;
+use crate::window;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::{Critical, Lock, forget_thread_id, thread_id};
+use uncopy_sys::presence;
 use uncopy_sys::sync::UnsafeCell;
 use uncopy_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uncopy_sys::uffd::Uffd;
@@ -60,7 +62,20 @@ fn private_lock() -> Option<&'static Lock> {
     unsafe { *HELD.private.get() }
 }
 
-/// Takes every lock, in the order of the engine's rules.
+/// Waits until nobody is at work and takes every lock, in the order of the engine's rules.
+fn close() {
+    presence::close();
+    window::close();
+    lock_all();
+}
+
+/// The contrary.
+fn open() {
+    unlock_all();
+    window::end();
+    presence::open();
+}
+
 fn lock_all() {
     ENGINE.start_lock().lock();
     for (index, lock) in ENGINE.heap.class_locks().enumerate() {
@@ -83,11 +98,21 @@ fn lock_all() {
 
 /// Gives every lock back, in reverse: blocks come into being only under their class's lock.
 fn unlock_all() {
+    unlock_inner();
+    unlock_outer();
+}
+
+/// The locks that are taken under those of blocks.
+fn unlock_inner() {
     if let Some(lock) = private_lock() {
         lock.unlock();
     }
     ENGINE.hidden.lock().unlock();
     calls::lock().unlock();
+}
+
+/// Those of blocks, and the ones above.
+fn unlock_outer() {
     ENGINE.foreign.unlock_all();
     ENGINE.heap.for_each_block(|at| at.block.lock.unlock());
     let skipped = HELD.skipped_classes.swap(0, Relaxed);
@@ -106,21 +131,22 @@ pub fn prepare() {
     }
     let critical = Critical::enter();
     HELD.lock.lock();
-    lock_all();
+    close();
     // What the handler has read of the program's own changes must be dealt with: the child's cannot know.
     for _ in 0..SETTLE_TRIES {
         if ENGINE.foreign.is_settled() {
             break;
         }
-        unlock_all();
+        open();
         uncopy_sys::thread::pause();
-        lock_all();
+        close();
     }
     // SAFETY: this thread holds `HELD.lock`.
     unsafe {
         *HELD.critical.get() = Some(critical);
         *HELD.gauges.get() = Some(live::gauges());
     }
+    window::open();
 }
 
 /// Whether the calling thread is the one that prepared a fork.
@@ -131,7 +157,13 @@ fn prepared() -> bool {
 /// After a fork, in the parent, also if it failed.
 pub fn parent() {
     if prepared() {
-        unlock_all();
+        let mut dropped = Dropped::new();
+        unlock_inner();
+        window::shut(&mut dropped);
+        unlock_outer();
+        window::end();
+        presence::open();
+        drop(dropped);
         finish();
     }
 }
@@ -163,12 +195,16 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
         return;
     }
     unlock_all();
+    presence::open_in_child();
     // Before anything is counted: the page of counters is still the parent's.
     // SAFETY: this thread holds `HELD.lock`.
     if let Some(alive) = unsafe { (*HELD.gauges.get()).take() } {
         live::restart_in_child(alive);
     }
     calls::in_child(parent);
+    let mut served = Dropped::new();
+    window::end_in_child(&mut served);
+    drop(served);
     if ENGINE.phase() != Phase::Active {
         ENGINE.replace_uffds(Uffd::from_fd(-1), None);
         // What could not be released is served by the parent's handler only.

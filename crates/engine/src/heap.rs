@@ -22,6 +22,7 @@ use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem::{self, Advice, Reservation};
+use uncopy_sys::presence::{Presence, Section};
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -223,6 +224,7 @@ impl Heap {
         if !self.is_reserved() || class.bytes() > 1 << shift {
             return None;
         }
+        let _presence = Presence::enter()?;
         let site = uncopy_core::policy::Placement::site(caller, class.index());
         let wants_registered = ENGINE.placement.prefers_registered(site) || ENGINE.always_places_registered();
         let state = &self.classes[class.index()];
@@ -317,7 +319,10 @@ impl Heap {
             present(at.all());
             return;
         }
-        let _critical = Critical::enter();
+        let Some(_section) = Section::enter() else {
+            present(at.all());
+            return;
+        };
         if let Some(map) = at.lock().map() {
             // A free block has no views; its empty pages read as zeroes.
             map.for_each(range.touched_pages(), |pages, state| {
@@ -347,7 +352,7 @@ impl Heap {
         if at.block.flags.load(Relaxed) & STACK != 0 {
             return;
         }
-        let _critical = Critical::enter();
+        let Some(_section) = Section::enter() else { return };
         at.block.flags.fetch_or(STACK, Relaxed);
         let mut dropped = Dropped::new();
         if let Some(uffd) = ENGINE.uffd() {
@@ -361,6 +366,8 @@ impl Heap {
     /// a program that does this is wrong, but it must not end because of us.
     pub fn free(&self, address: usize) {
         let Some(at) = self.find(address) else { return };
+        // Where a fork waits for this very thread, the block is lost.
+        let Some(_presence) = Presence::enter() else { return };
         if at.base != address || at.block.flags.fetch_and(!ALLOCATED, Relaxed) & ALLOCATED == 0 {
             return;
         }
@@ -466,7 +473,7 @@ impl Heap {
             return false;
         }
         let Some((blocks, _)) = self.reservations() else { return false };
-        let _critical = Critical::enter();
+        let Some(_section) = Section::enter() else { return false };
         let (first, second) = if from.base < to.base { (from, to) } else { (to, from) };
         let _first = first.lock();
         let _second = second.lock();

@@ -12,6 +12,7 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::mem::{Advice, Reservation, map_zeroes};
+use uncopy_sys::presence::is_outside;
 use uncopy_sys::sync::UnsafeCell;
 use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_sys::uffd::Uffd;
@@ -246,7 +247,7 @@ impl Hidden {
 
     /// Gives present pages back to the reservoir.
     pub fn give_warm(&self, pages: PageRange) {
-        if pages.is_empty() {
+        if pages.is_empty() || is_outside() {
             return;
         }
         let most_bytes = RESERVOIR_BYTES.max(live::get(Counter::SegmentsBytes) as usize / 4);
@@ -278,7 +279,7 @@ impl Hidden {
 
     /// Gives absent pages back.
     pub fn give_cold(&self, pages: PageRange) {
-        if !pages.is_empty() {
+        if !pages.is_empty() && !is_outside() {
             let _guard = self.lock.guard();
             // SAFETY: under the lock.
             unsafe { (*self.inner.get()).cold.insert(pages) };

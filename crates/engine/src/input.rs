@@ -13,7 +13,7 @@ use uncopy_core::plan::{Piece, plan};
 use uncopy_core::policy::{CLAIM_NS, INPUT_NS, Kind, TRACK_NS, copy_ns};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
-use uncopy_sys::lock::Critical;
+use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::uffd::Uffd;
 
@@ -87,7 +87,7 @@ pub struct Input<'a> {
     parts: &'a mut [Part],
     progress: InProgress,
     /// Last, so that everything else is dropped with signals blocked.
-    critical: Critical,
+    section: Section,
 }
 
 impl<'a> Input<'a> {
@@ -95,7 +95,7 @@ impl<'a> Input<'a> {
     #[must_use]
     pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
         ENGINE.heap.leave_stack_alone();
-        let critical = Critical::enter();
+        let section = Section::enter()?;
         ENGINE.look_after_memory();
         let mut redirected = RedirectedParts::new();
         let mut uffd = ENGINE.uffd();
@@ -147,7 +147,7 @@ impl<'a> Input<'a> {
         match uffd {
             Some(uffd) if !redirected.is_empty() => {
                 let progress = InProgress::new(Held::Input(redirected));
-                Some(Self { critical, uffd, parts, progress })
+                Some(Self { section, uffd, parts, progress })
             }
             _ => None,
         }
@@ -161,7 +161,7 @@ impl<'a> Input<'a> {
 
     /// Runs the program's system call, signals unblocked.
     pub fn call<T>(&self, call: impl FnOnce(&[Part]) -> T) -> T {
-        self.progress.run(|| self.critical.leave_for(|| call(self.parts)))
+        self.progress.run(|| self.section.leave_for(|| call(self.parts)))
     }
 
     /// Puts what arrived (`got_bytes` in all, in order of the parts; 0 if the call failed) where the
@@ -173,20 +173,46 @@ impl<'a> Input<'a> {
 
     /// The same for several messages: for each, its number of parts and what arrived in them.
     pub fn finish_messages(self, messages: &[(usize, usize)]) {
-        let Self { critical, uffd, parts, progress } = self;
+        let Self { section, uffd, parts, progress } = self;
+        if section.is_outside() {
+            progress.leave(|held| put_in_buffers(&section, held, parts, messages));
+            return;
+        }
         let Held::Input(redirected) = progress.take() else { return };
         let mut redirected = redirected.into_iter().peekable();
-        let mut first = 0;
-        for &(count, got_bytes) in messages {
-            let mut missing = got_bytes;
-            for (index, part) in parts.iter().enumerate().skip(first).take(count) {
-                let len_bytes = missing.min(part.len_bytes);
-                missing -= len_bytes;
-                if let Some((_, target)) = redirected.next_if(|(at, _)| *at == index) {
-                    install(&critical, uffd, target, len_bytes);
-                }
+        for (index, len_bytes) in arrivals(parts, messages) {
+            if let Some((_, target)) = redirected.next_if(|(at, _)| *at == index) {
+                install(&section, uffd, target, len_bytes);
             }
-            first += count;
+        }
+    }
+}
+
+/// The index of each part that a call was made with, and what arrived in it.
+fn arrivals(parts: &[Part], messages: &[(usize, usize)]) -> impl Iterator<Item = (usize, usize)> {
+    let mut next = 0;
+    messages.iter().flat_map(move |&(count, got_bytes)| {
+        let first = next;
+        next += count;
+        let fill = |missing: &mut usize, (index, part): (usize, &Part)| {
+            let len_bytes = part.len_bytes.min(*missing);
+            *missing -= len_bytes;
+            Some((index, len_bytes))
+        };
+        parts.iter().enumerate().skip(first).take(count).scan(got_bytes, fill)
+    })
+}
+
+/// Copies what arrived to the program's buffers and leaves all else as it is.
+fn put_in_buffers(section: &Section, held: &Held, parts: &[Part], messages: &[(usize, usize)]) {
+    let Held::Input(redirected) = held else { return };
+    for (index, len_bytes) in arrivals(parts, messages) {
+        if let Some((_, part)) = redirected.iter().find(|(at, _)| *at == index) {
+            let to = part.at.base + part.range.start;
+            // SAFETY: the program gave this buffer to an input; no lock is held.
+            section.leave_for(|| unsafe {
+                bytes::copy(to as *mut u8, (part.target.address() + part.lead_bytes) as *const u8, len_bytes);
+            });
         }
     }
 }
@@ -228,7 +254,7 @@ fn look(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
     }
 }
 
-fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) {
+fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
     let Redirected { at, range, target, lead_bytes, site, allowed } = part;
     ENGINE.sites.debit(site, INPUT_NS);
     ENGINE.sites.record_input(site, len_bytes);
@@ -244,7 +270,7 @@ fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) 
             (draft.freeze(site), lead_bytes + len_bytes)
         }
         Target::Draft(draft) => {
-            put_in_buffer(critical, uffd, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
+            put_in_buffer(section, uffd, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
             return;
         }
     };
@@ -274,14 +300,14 @@ fn install(critical: &Critical, uffd: Uffd, part: Redirected, len_bytes: usize) 
     }
     drop(locked);
     // SAFETY: the program gave this buffer to an input; no lock is held.
-    unsafe { source.fetch_missing(critical, &missing, at.base) };
+    unsafe { source.fetch_missing(section, &missing, at.base) };
     drop(dropped);
 }
 
 /// Puts what was received into the buffer itself: by moving pages where it has none, else by copying.
 #[allow(clippy::too_many_arguments, reason = "the parts of one redirected input")]
 fn put_in_buffer(
-    critical: &Critical,
+    section: &Section,
     uffd: Uffd,
     mut locked: Locked,
     mut draft: Draft,
@@ -304,7 +330,7 @@ fn put_in_buffer(
         prepare_overwrite(uffd, &mut locked, *part, dropped);
     }
     drop(locked);
-    critical.leave_for(|| {
+    section.leave_for(|| {
         for part in &missing {
             let from = draft.address() + lead_bytes + (part.start - range.start);
             // SAFETY: the program gave this buffer to an input; no lock is held.

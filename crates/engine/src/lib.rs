@@ -17,6 +17,7 @@
 //! | [`release`] | every view back into plain memory |
 //! | [`alone`] | calls that a process with one thread only may make |
 //! | [`fork`] | what a forked child needs before it runs |
+//! | `window` | faults that are served while a fork holds every lock |
 //! | [`live`] | the counters |
 //!
 //! Rules that keep it from deadlock:
@@ -27,6 +28,9 @@
 //!    same (the program gave it back to the kernel behind our back), the fault service sees that
 //!    the waiting thread owns the lock and puts a page of zeroes there.
 //! 4. The fault service never waits for a lock; it comes back to a fault it cannot serve yet.
+//! 5. A hook begins its work by entering a `Section` (or a `Presence`, where signals may come), which a fork
+//!    that is under way refuses: it then goes on without the engine. So nobody who holds one of libc's locks,
+//!    for which the fork waits, waits for a lock that the forking thread holds.
 #![allow(
     clippy::cast_possible_truncation,
     reason = "page numbers of a block or of the hidden memory fit 32 bits"
@@ -49,6 +53,7 @@ pub mod live;
 pub mod output;
 pub mod release;
 pub mod segment;
+mod window;
 
 #[cfg(all(test, loom))]
 mod models;

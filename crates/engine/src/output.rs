@@ -8,7 +8,7 @@ use crate::live;
 use uncopy_core::plan::Piece;
 use uncopy_core::stats::Counter;
 use uncopy_sys::fd::{FdKind, kind};
-use uncopy_sys::lock::Critical;
+use uncopy_sys::presence::Section;
 
 /// Parts of one call that the kernel takes (IOV_MAX).
 pub const PARTS_MOST: usize = 1024;
@@ -23,7 +23,7 @@ pub struct Output {
     progress: Option<InProgress>,
     gathered_bytes: usize,
     /// Last, so that everything else is dropped with signals blocked.
-    critical: Critical,
+    section: Section,
 }
 
 /// Whether an output of these parts may have bytes in segments: cheap, no lock.
@@ -51,7 +51,7 @@ impl Output {
     #[must_use]
     pub fn begin_messages(fd: i32, parts: &[Part], messages: &[usize]) -> Option<Self> {
         ENGINE.heap.leave_stack_alone();
-        let critical = Critical::enter();
+        let section = Section::enter()?;
         if kind(fd) == FdKind::Other {
             return None;
         }
@@ -61,7 +61,7 @@ impl Output {
             segments: Segments::new(),
             progress: None,
             gathered_bytes: 0,
-            critical,
+            section,
         };
         let mut parts = parts.iter();
         for count in messages {
@@ -111,7 +111,7 @@ impl Output {
 
     /// Runs the system call, signals unblocked, and keeps the segments until it is done.
     pub fn call<T>(&self, call: impl FnOnce(&[Part]) -> T) -> T {
-        let call = || self.critical.leave_for(|| call(&self.parts));
+        let call = || self.section.leave_for(|| call(&self.parts));
         match &self.progress {
             Some(progress) => progress.run(call),
             None => call(),

@@ -155,6 +155,9 @@ unsafe impl GlobalAlloc for Private {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        if crate::presence::is_outside() {
+            return;
+        }
         // SAFETY: the caller passes what `alloc` returned for this layout.
         self.with(|heap| unsafe { heap.free(pointer, layout.size(), layout.align()) });
     }

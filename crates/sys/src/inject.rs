@@ -51,7 +51,7 @@ pub enum Kind {
     Poll,
     /// fcntl.
     Fcntl,
-    /// fstat, lstat, fstatfs, access.
+    /// fstat, lstat, fstatfs, access, mincore.
     Stat,
     /// mkdir, unlink.
     Name,

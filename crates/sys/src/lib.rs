@@ -37,6 +37,7 @@ pub mod ids;
 pub mod inject;
 pub mod lock;
 pub mod mem;
+pub mod presence;
 pub mod procmap;
 pub mod raw;
 pub mod readable;

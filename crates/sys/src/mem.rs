@@ -156,6 +156,16 @@ pub enum Advice {
     InCoreDumps,
 }
 
+/// Whether the page at an address is there: not absent, not swapped out.
+#[must_use]
+pub fn is_resident(page_address: usize) -> bool {
+    let mut found = 0u8;
+    // SAFETY: one byte is written for the one page.
+    let result =
+        unsafe { kernel!(Stat, syscall!(libc::SYS_mincore, page_address, 4096usize, &raw mut found)) };
+    check(result).is_ok() && found & 1 == 1
+}
+
 /// Puts a new private mapping in the place of what is at `address`, at once: `fill` gets the address of its
 /// bytes, zeroes at first, beforehand.
 ///

@@ -1,8 +1,9 @@
 //! A fork among hooks and faults.
 
-use super::{DEEP, PREEMPTIONS, active, block, copy, end, fill};
+use super::{BROAD, DEEP, PREEMPTIONS, active, block, copy, end, fill};
 use crate::engine::ENGINE;
 use crate::fork;
+use crate::heap::Allocation;
 use crate::live;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::stats::Counter;
@@ -22,7 +23,7 @@ fn all_is_held() {
 
 #[test]
 fn a_fork_waits_for_hooks_and_holds_every_lock() {
-    check(PREEMPTIONS, || {
+    check(BROAD, || {
         let (low, high) = active(|uffd| {
             let (low, high) = (block(), block());
             fill(uffd, low, 1, 7);
@@ -46,19 +47,69 @@ fn a_fork_waits_for_hooks_and_holds_every_lock() {
 
 #[test]
 fn a_fork_among_faults_and_allocations_goes_on() {
-    check(PREEMPTIONS, || {
+    check(BROAD, || {
         let at = active(|uffd| {
             let at = block();
             fill(uffd, at, 2, 7);
             at
         });
         let touching = spawn(move || assert_eq!(load(at.base + PAGE_BYTES), 7));
-        let allocating = spawn(|| ENGINE.heap.free(block().base));
+        let allocating = spawn(|| {
+            // Refused while the fork is under way: the program's own allocator serves it then.
+            if let Some(Allocation { at, .. }) = ENGINE.heap.allocate(2 * PAGE_BYTES, 1) {
+                ENGINE.heap.free(at.base);
+            }
+        });
         fork::prepare();
         all_is_held();
         fork::parent();
         touching.join().expect("thread");
         allocating.join().expect("thread");
+        ENGINE.heap.free(at.base);
+        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        end();
+    });
+}
+
+/// A hook on top of one of libc's locks, for which the fork waits: it goes on without the engine.
+#[test]
+fn a_hook_ends_while_a_fork_holds_every_lock() {
+    check(PREEMPTIONS, || {
+        let (from, to) = active(|uffd| {
+            let (from, to) = (block(), block());
+            fill(uffd, from, 1, 7);
+            (from, to)
+        });
+        fork::prepare();
+        let hook = spawn(move || copy(from, to, 1));
+        hook.join().expect("thread");
+        all_is_held();
+        fork::parent();
+        assert_eq!(load(from.base), 7);
+        assert_eq!(load(to.base), 7);
+        ENGINE.heap.free(from.base);
+        ENGINE.heap.free(to.base);
+        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        end();
+    });
+}
+
+/// libc's locks are taken after the fork handlers have run: a thread that holds one may wait for a page.
+#[test]
+fn a_page_is_served_while_a_fork_holds_every_lock() {
+    check(PREEMPTIONS, || {
+        let at = active(|uffd| {
+            let at = block();
+            fill(uffd, at, 2, 7);
+            at
+        });
+        fork::prepare();
+        let touching = spawn(move || assert_eq!(load(at.base + PAGE_BYTES), 7));
+        touching.join().expect("thread");
+        all_is_held();
+        fork::parent();
+        assert_eq!(load(at.base), 7);
+        assert_eq!(load(at.base + PAGE_BYTES), 7);
         ENGINE.heap.free(at.base);
         assert_eq!(live::get(Counter::SegmentsBytes), 0);
         end();

@@ -25,6 +25,8 @@ use uncopy_sys::uffd::Uffd;
 const PREEMPTIONS: usize = 2;
 /// The same for models with few steps.
 const DEEP: usize = 3;
+/// The same for models with many steps.
+const BROAD: usize = 1;
 
 /// Takes the options; everything is elided.
 fn configure() {
