@@ -70,6 +70,8 @@ pub struct Block {
     pub retained_pages: AtomicU32,
     /// What copying over short present runs has cost since a run was last moved out, ns.
     pub copied_over_ns: AtomicU32,
+    /// How often the lock was taken: tells the fault service that a thread has held it all the while.
+    pub turns: AtomicU32,
     /// Allocation site, for placement.
     pub alloc_site: AtomicU16,
     /// Initialised when the block is registered. Here and not behind a pointer: a copy that is elided
@@ -102,6 +104,7 @@ impl Block {
             asked_pages: AtomicU32::new(0),
             retained_pages: AtomicU32::new(0),
             copied_over_ns: AtomicU32::new(0),
+            turns: AtomicU32::new(0),
             alloc_site: AtomicU16::new(0),
             state: UnsafeCell::new(MaybeUninit::uninit()),
         }
@@ -179,6 +182,7 @@ impl BlockRef {
     #[must_use]
     pub fn lock(self) -> Locked {
         self.block.lock.lock();
+        self.count_turn();
         let is_doubtful = self.slot.is_some_and(|slot| {
             !slot.is(&self)
                 || self.block.flags.load(Relaxed) & DISOWNED != 0
@@ -192,13 +196,17 @@ impl BlockRef {
     #[must_use]
     pub fn lock_for_service(self) -> Locked {
         self.block.lock.lock();
+        self.count_turn();
         self.locked_for_service()
     }
 
     /// The same if the lock is free.
     #[must_use]
     pub fn try_lock(self) -> Option<Locked> {
-        self.block.lock.try_lock().then(|| self.locked_for_service())
+        self.block.lock.try_lock().then(|| {
+            self.count_turn();
+            self.locked_for_service()
+        })
     }
 
     /// The block as the thread that has locked it sees it; the lock is neither taken nor given back.
@@ -214,6 +222,11 @@ impl BlockRef {
     #[must_use]
     pub const fn page(&self, address: usize) -> u32 {
         ((address - self.base) / PAGE_BYTES) as u32
+    }
+
+    fn count_turn(&self) {
+        // Under the lock: nobody else writes.
+        self.block.turns.store(self.block.turns.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
     fn locked_for_service(self) -> Locked {

@@ -107,6 +107,7 @@ struct Handler {
     waiting: Vec<(Uffd, Fault)>,
     /// Changes that are not dealt with yet.
     changes: Vec<Change>,
+    owners: Owners,
     /// There is something to read of foreign ranges, but a hook is making one plain.
     wants_changes: bool,
     /// Ranges that changes concerned are not all plain yet.
@@ -128,6 +129,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         control: if is_isolated { live::open_control() } else { Control::NONE },
         waiting: Vec::with_capacity(LIST_MOST),
         changes: Vec::with_capacity(LIST_MOST),
+        owners: Owners::default(),
         wants_changes: false,
         clears: false,
         releases: false,
@@ -236,7 +238,8 @@ impl Handler {
         }
         // A fault where nothing is known may lie where a mapping has just moved to.
         let is_settled = self.changes.is_empty();
-        self.waiting.retain(|(uffd, fault)| !serve(*uffd, *fault, is_settled));
+        let owners = &mut self.owners;
+        self.waiting.retain(|(uffd, fault)| !serve(*uffd, *fault, is_settled, owners));
     }
 
     /// The same while a fork is under way: nothing but faults, as far as they can be served.
@@ -249,9 +252,35 @@ impl Handler {
     }
 }
 
+/// Times that a fault under the faulting thread's own lock must be seen before it is believed.
+const OWNERS_FAULTS: u32 = 4;
+
+/// The last fault of a thread that holds the lock of the block that it touched.
+///
+/// Such a fault may be an old one: another thread has served the page meanwhile, and the one that waited for
+/// it has gone on, taken the lock and made the page a view. Zeroes there would be wrong bytes. So the thread
+/// is woken; if it does wait, it faults again, and has not given the lock back in between.
+#[derive(Default)]
+struct Owners {
+    thread: u32,
+    address: usize,
+    turns: u32,
+    seen: u32,
+}
+
+impl Owners {
+    fn is_waiting(&mut self, at: &BlockRef, fault: Fault) -> bool {
+        let turns = at.block.turns.load(Acquire);
+        let is_same = (self.thread, self.address, self.turns) == (fault.thread_id, fault.address, turns);
+        let seen = if is_same { self.seen + 1 } else { 1 };
+        *self = Self { thread: fault.thread_id, address: fault.address, turns, seen };
+        seen >= OWNERS_FAULTS
+    }
+}
+
 /// Serves one fault; false if it has to be tried again. `is_settled`: every change of mappings has been
 /// dealt with.
-fn serve(uffd: Uffd, fault: Fault, is_settled: bool) -> bool {
+fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners: &mut Owners) -> bool {
     let page_address = fault.address / PAGE_BYTES * PAGE_BYTES;
     let Some(at) = ENGINE.find(page_address) else {
         // Hidden memory is always present while in use; should it not be, zeroes beat a hang. What is left
@@ -259,7 +288,8 @@ fn serve(uffd: Uffd, fault: Fault, is_settled: bool) -> bool {
         return is_settled && zeroes(uffd, page_address);
     };
     if at.block.lock.owner() == fault.thread_id {
-        return zeroes(uffd, page_address);
+        let is_waiting = owners.is_waiting(&at, fault);
+        return if is_waiting { zeroes(uffd, page_address) } else { uffd.wake(page_address, PAGE_BYTES) };
     }
     if at.slot.is_some() && !is_settled {
         // The page may be one that a change took away.

@@ -185,7 +185,7 @@ pub(crate) fn end_in_child(dropped: &mut Dropped<Segment>) {
         // SAFETY: nobody else is there, and this thread gave the locks back.
         let seen = unsafe { at.seen_through() };
         if let Some((segment, offset_bytes)) = seen.map().and_then(|map| map.target(at.page(page_address)))
-            && !mem::is_resident(page_address)
+            && !mem::is_there(page_address)
         {
             let source = segment.address() + offset_bytes;
             // SAFETY: a page of the program's that nothing is registered for; the view holds the segment.

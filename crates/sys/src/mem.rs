@@ -156,9 +156,27 @@ pub enum Advice {
     InCoreDumps,
 }
 
-/// Whether the page at an address is there: not absent, not swapped out.
+/// Whether the page at an address is there, in memory or swapped out (`/proc/self/pagemap`; where there is no
+/// /proc, `mincore`, which takes a page that is swapped out for an absent one).
 #[must_use]
-pub fn is_resident(page_address: usize) -> bool {
+pub fn is_there(page_address: usize) -> bool {
+    const PRESENT_OR_SWAPPED: u64 = 3 << 62;
+    let path = c"/proc/self/pagemap";
+    let mut entry = 0u64;
+    // SAFETY: the path is terminated, the entry valid for its 8 bytes, the descriptor ours to close.
+    let got = unsafe {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        let fd = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
+        let at = page_address / 4096 * 8;
+        let got = kernel!(Read, syscall!(libc::SYS_pread64, fd, &raw mut entry, 8usize, at));
+        if fd >= 0 {
+            kernel!(Close, syscall!(libc::SYS_close, fd));
+        }
+        got
+    };
+    if got == 8 {
+        return entry & PRESENT_OR_SWAPPED != 0;
+    }
     let mut found = 0u8;
     // SAFETY: one byte is written for the one page.
     let result =

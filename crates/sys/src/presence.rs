@@ -134,6 +134,7 @@ impl Drop for Presence {
 /// Engine work of a hook: inside, with signals blocked.
 pub struct Section {
     critical: Critical,
+    is_outside: Cell<bool>,
 }
 
 impl Section {
@@ -143,7 +144,7 @@ impl Section {
     pub fn enter() -> Option<Self> {
         let critical = Critical::enter();
         if enter() {
-            return Some(Self { critical });
+            return Some(Self { critical, is_outside: Cell::new(false) });
         }
         drop(critical);
         Self::enter_later()
@@ -155,7 +156,7 @@ impl Section {
         while waits(&mut tries, PATIENCE) {
             let critical = Critical::enter();
             if enter() {
-                return Some(Self { critical });
+                return Some(Self { critical, is_outside: Cell::new(false) });
             }
         }
         None
@@ -165,7 +166,11 @@ impl Section {
     /// jump away. Afterwards the section goes on; if a fork does not let it, [`Section::is_outside`] says so.
     pub fn leave_for<T>(&self, call: impl FnOnce() -> T) -> T {
         if self.is_outside() {
-            return self.critical.leave_for(call);
+            // A signal handler's own sections are none of this one's business.
+            OUTSIDE.with(|outside| outside.set(false));
+            let result = self.critical.leave_for(call);
+            OUTSIDE.with(|outside| outside.set(true));
+            return result;
         }
         leave();
         let result = self.critical.leave_for(call);
@@ -183,6 +188,7 @@ impl Section {
                 return;
             }
         }
+        self.is_outside.set(true);
         OUTSIDE.with(|outside| outside.set(true));
     }
 
@@ -192,16 +198,17 @@ impl Section {
     #[inline]
     #[must_use]
     pub fn is_outside(&self) -> bool {
-        is_outside()
+        self.is_outside.get()
     }
 }
 
 impl Drop for Section {
     fn drop(&mut self) {
-        if OUTSIDE.with(|outside| outside.replace(false)) {
-            return;
+        if self.is_outside.get() {
+            OUTSIDE.with(|outside| outside.set(false));
+        } else {
+            leave();
         }
-        leave();
     }
 }
 

@@ -4,6 +4,7 @@ use super::{GENERAL_SLOTS, SLOTS, Verdict, Worker};
 use crate::buffer::Origin;
 use crate::link::Link;
 use crate::room::set_alarm;
+use std::sync::mpsc::channel;
 use uncopy_tests::plain::errno;
 
 /// Deepest fork in a fork.
@@ -40,10 +41,10 @@ impl Worker<'_> {
     fn go_on_in_child(&mut self) {
         self.depth += 1;
         self.children.clear();
-        self.peers.clear();
-        while let Ok(buffer) = self.inbox.try_recv() {
-            let _ = buffer.release();
-        }
+        // Another worker may have been in the middle of a hand-over, and will never end it here: not even
+        // looked at, or this would wait for it.
+        core::mem::forget(core::mem::take(&mut self.peers));
+        core::mem::forget(core::mem::replace(&mut self.inbox, channel().1));
         for slot in 0..SLOTS {
             if self.slots[slot].as_ref().is_some_and(|buffer| buffer.origin() == Origin::Shared) {
                 self.empty(slot);
