@@ -29,7 +29,8 @@ use smallvec::SmallVec;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_core::stats::Counter;
-use uncopy_sys::lock::{Critical, Lock};
+use uncopy_sys::lock::Lock;
+use uncopy_sys::presence::Section;
 use uncopy_sys::procmap;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
@@ -207,7 +208,7 @@ impl Foreign {
     /// Makes the pages that a buffer touches a range that can hold views; one that is there already and
     /// holds them all is returned as it is. `None` where the kind of memory does not allow it.
     ///
-    /// To be called in a [`Critical`], with no lock held.
+    /// To be called in a [`Section`], with no lock held.
     #[must_use]
     pub fn claim(&'static self, address: usize, len_bytes: usize) -> Option<BlockRef> {
         if !self.is_on() || self.uffd().is_none() || ENGINE.heap.contains(address) {
@@ -309,7 +310,8 @@ impl Foreign {
         if self.ranges.load(Relaxed) == 0 || self.overlapping(start, end).next().is_none() {
             return;
         }
-        let _critical = Critical::enter();
+        // Where a fork waits for this very thread, absent pages go on being served.
+        let Some(_section) = Section::enter() else { return };
         let undoing = self.begin_undo();
         let mut dropped = Dropped::new();
         let guard = self.lock.guard();

@@ -496,7 +496,8 @@ impl Heap {
         while at < address.saturating_add(len_bytes) {
             let Some(block) = self.find(at) else { return };
             if block.block.flags.fetch_or(DISOWNED, Relaxed) & DISOWNED == 0 {
-                let _critical = Critical::enter();
+                // Where a fork waits for this very thread, absent pages go on being served.
+                let Some(_section) = Section::enter() else { return };
                 let mut dropped = Dropped::new();
                 let mut locked = block.lock_for_service();
                 if let Some(uffd) = ENGINE.uffd_so_far() {
