@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::echo_server::Order;
+use crate::side::Side;
 
 /// Longest message and value, bytes: the longest string that Redis stores.
 const SIZE_LIMIT_BYTES: u64 = 512 << 20;
@@ -28,6 +31,19 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok()
         .filter(|seconds| (0.01..=600.0).contains(seconds))
         .map(Duration::from_secs_f64)
+        .ok_or_else(|| "it must be a number from 0.01 to 600".to_owned())
+}
+
+fn percent_parser() -> clap::builder::RangedI64ValueParser<u8> {
+    clap::value_parser!(u8).range(0..=100)
+}
+
+/// Minutes from 0.01 to 600.
+fn minutes(text: &str) -> Result<Duration, String> {
+    text.parse::<f64>()
+        .ok()
+        .filter(|minutes| (0.01..=600.0).contains(minutes))
+        .map(|minutes| Duration::from_secs_f64(minutes * 60.0))
         .ok_or_else(|| "it must be a number from 0.01 to 600".to_owned())
 }
 
@@ -55,12 +71,24 @@ pub struct Arguments {
 pub enum Experiment {
     /// Echo server and Redis in one table, plain and under uncopy
     Demo(Demo),
-    /// Echo server that copies each message a number of times
+    /// Echo server that copies each message a number of times (zIO, Figure 4)
     Copies(Copies),
-    /// Packaged redis-server under redis-benchmark, append-only file on
+    /// Echo server with messages of several lengths (zIO, Figure 6)
+    Sizes(Sizes),
+    /// Echo server with several threads (zIO, Figure 8)
+    Threads(Threads),
+    /// Echo server that reads a part of each message; the break-even (zIO, Figure 10)
+    Touched(Touched),
+    /// Echo server that touches pages of each message; the cost of a fault (zIO, Figure 9)
+    Faults(Faults),
+    /// Server that checksums all it stores (zIO, MongoDB)
+    Checksum(Checksum),
+    /// Packaged redis-server, append-only file on: SET, GET, YCSB A (zIO, Figures 11 and 12)
     Redis(Redis),
-    /// Cost of a 64-byte memcpy and of starting a program
+    /// Small I/O of packaged servers, a 64-byte memcpy, the start of a program
     Small(Small),
+    /// Resident memory of redis-server whose values of mixed sizes are overwritten
+    Memory(Memory),
     /// The echo server by itself
     EchoServer(EchoServer),
     /// Time calls of memcpy in this process
@@ -79,6 +107,54 @@ pub struct Demo {
     pub json: Option<PathBuf>,
 }
 
+/// How the result of an experiment is given.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Form {
+    /// Measure less and shorter: a few seconds, figures too rough for conclusions
+    #[arg(long)]
+    pub quick: bool,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Also draw the figures, as an SVG image in FILE
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+/// How often and how long each point is measured, and under what.
+#[derive(Clone, Debug, Args)]
+pub struct Repeat {
+    /// Rounds; each runs every side once
+    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
+    pub rounds: usize,
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.6", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
+    pub seconds: Duration,
+    /// What is compared with plain
+    #[arg(
+        long,
+        value_name = "SIDE,…",
+        default_value = "uncopy,heap-only,limit",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub sides: Vec<Side>,
+}
+
+impl Repeat {
+    /// The sides with plain as the first, each once.
+    #[must_use]
+    pub fn all_sides(&self) -> Vec<Side> {
+        let mut sides = vec![Side::Plain];
+        for side in &self.sides {
+            if !sides.contains(side) {
+                sides.push(*side);
+            }
+        }
+        sides
+    }
+}
+
 /// Arguments of `copies`.
 #[derive(Debug, Args)]
 pub struct Copies {
@@ -88,55 +164,214 @@ pub struct Copies {
     /// Numbers of copies
     #[arg(long, value_name = "N,N,…", default_value = "0,1,5,12", value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
-    /// Pages of the last copy that the server reads
+    /// Pages of the last copy of which the server reads one byte each
     #[arg(long, value_name = "PAGES", default_value = "0")]
     pub touch: usize,
+    #[command(flatten)]
+    pub repeat: Repeat,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// Arguments of `sizes`.
+#[derive(Debug, Args)]
+pub struct Sizes {
+    /// Lengths of messages, in bytes
+    #[arg(long, value_name = "BYTES,…", default_value = "8192,16384,32768,65536,131072,262144,524288,1048576",
+        default_value_if("quick", "true", "8192,65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// Copies of each message
+    #[arg(long, value_name = "N", default_value = "5", value_parser = copies_parser())]
+    pub copies: usize,
+    #[command(flatten)]
+    pub repeat: Repeat,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// Arguments of `threads`.
+#[derive(Debug, Args)]
+pub struct Threads {
+    /// Numbers of the server's threads; as many connections
+    #[arg(long, value_name = "N,N,…", default_value = "1,2", value_delimiter = ',', value_parser = count_parser())]
+    pub threads: Vec<usize>,
+    /// Length of a message, in bytes
+    #[arg(long, value_name = "BYTES", default_value = "524288", value_parser = size_parser())]
+    pub size: usize,
+    /// Copies of each message
+    #[arg(long, value_name = "N", default_value = "1", value_parser = copies_parser())]
+    pub copies: usize,
+    #[command(flatten)]
+    pub repeat: Repeat,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// Arguments of `touched`.
+#[derive(Debug, Args)]
+pub struct Touched {
+    /// Shares of each message that the server reads, in percent
+    #[arg(long, value_name = "PERCENT,…", default_value = "0,5,10,20,30,40,60,80,100",
+        default_value_if("quick", "true", "0,20,100"), value_delimiter = ',', value_parser = percent_parser())]
+    pub shares: Vec<u8>,
+    /// Lengths of messages, in bytes
+    #[arg(long, value_name = "BYTES,…", default_value = "262144", value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// Numbers of copies
+    #[arg(long, value_name = "N,N,…", default_value = "1,3,6", default_value_if("quick", "true", "3"), value_delimiter = ',', value_parser = copies_parser())]
+    pub copies: Vec<usize>,
+    #[command(flatten)]
+    pub repeat: Repeat,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// Arguments of `faults`.
+#[derive(Debug, Args)]
+pub struct Faults {
+    /// Numbers of pages of each message that the server touches
+    #[arg(
+        long,
+        value_name = "PAGES,…",
+        default_value = "0,1,2,4,8,32",
+        default_value_if("quick", "true", "0,4"),
+        value_delimiter = ','
+    )]
+    pub pages: Vec<usize>,
+    /// Which pages
+    #[arg(
+        long,
+        value_name = "ORDER,…",
+        default_value = "sequential,random",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub orders: Vec<Order>,
+    /// Numbers of the server's threads; as many connections
+    #[arg(long, value_name = "N,N,…", default_value = "1,2", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = count_parser())]
+    pub threads: Vec<usize>,
+    /// Length of a message, in bytes
+    #[arg(long, value_name = "BYTES", default_value = "524288", value_parser = size_parser())]
+    pub size: usize,
+    /// Copies of each message
+    #[arg(long, value_name = "N", default_value = "1", value_parser = copies_parser())]
+    pub copies: usize,
     /// Rounds; each runs every side once
-    #[arg(long, value_name = "N", default_value = "5", value_parser = count_parser())]
+    #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub rounds: usize,
-    /// Length of each measurement
-    #[arg(long, value_name = "SECONDS", default_value = "1.0", value_parser = seconds)]
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.4", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
     pub seconds: Duration,
-    /// Leave out the third side, the block heap without elision
-    #[arg(long)]
-    pub no_heap_only: bool,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// Arguments of `checksum`.
+#[derive(Debug, Args)]
+pub struct Checksum {
+    /// Lengths of messages, in bytes
+    #[arg(long, value_name = "BYTES,…", default_value = "16384,65536,262144,1048576",
+        default_value_if("quick", "true", "65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// Copies of each message
+    #[arg(long, value_name = "N", default_value = "2", value_parser = copies_parser())]
+    pub copies: usize,
+    #[command(flatten)]
+    pub repeat: Repeat,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// A load for Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Workload {
+    /// redis-benchmark sets one key
+    Set,
+    /// redis-benchmark reads one key
+    Get,
+    /// YCSB's workload A: half reads, half updates, Zipfian keys, every value read is checked
+    YcsbA,
 }
 
 /// Arguments of `redis`.
 #[derive(Debug, Args)]
 pub struct Redis {
+    /// Loads
+    #[arg(long, value_name = "LOAD,…", default_value = "set,get,ycsb-a", value_delimiter = ',', value_enum)]
+    pub workload: Vec<Workload>,
     /// Lengths of values, in bytes
-    #[arg(long, value_name = "BYTES,…", default_value = "64,65536,262144,1048576", value_delimiter = ',', value_parser = size_parser())]
+    #[arg(long, value_name = "BYTES,…", default_value = "64,65536,262144,1048576",
+        default_value_if("quick", "true", "65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// Rounds; each runs every side once
-    #[arg(long, value_name = "N", default_value = "5", value_parser = count_parser())]
-    pub rounds: usize,
-    /// Length of each measurement, about
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
-    pub seconds: Duration,
-    /// Connections that redis-benchmark opens
+    /// Connections
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub clients: usize,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub repeat: Repeat,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// A row of `small`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SmallRow {
+    /// A memcpy of 64 bytes
+    Memcpy,
+    /// The start of `true`
+    Start,
+    /// redis-benchmark with values of 64 bytes
+    Redis,
+    /// memcached with values of 100 bytes
+    Memcached,
+    /// nginx with a file of 1 KiB
+    Nginx,
 }
 
 /// Arguments of `small`.
 #[derive(Debug, Args)]
 pub struct Small {
-    /// Rounds of memcpy; each runs both sides once
-    #[arg(long, value_name = "N", default_value = "9", value_parser = count_parser())]
+    /// What is measured
+    #[arg(
+        long,
+        value_name = "ROW,…",
+        default_value = "memcpy,start,redis,memcached,nginx",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub only: Vec<SmallRow>,
+    /// Rounds; each runs every side once
+    #[arg(long, value_name = "N", default_value = "9", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub rounds: usize,
     /// Starts of `true` under each side
-    #[arg(long, value_name = "N", default_value = "200", value_parser = count_parser())]
+    #[arg(long, value_name = "N", default_value = "200", default_value_if("quick", "true", "20"), value_parser = count_parser())]
     pub starts: usize,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
+    /// Length of each measurement of a server, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.8", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
+    pub seconds: Duration,
+    /// Connections to a server
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
+    pub clients: usize,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// Arguments of `memory`.
+#[derive(Debug, Args)]
+pub struct Memory {
+    /// How long values are overwritten
+    #[arg(long, value_name = "MINUTES", default_value = "1", default_value_if("quick", "true", "0.1"), value_parser = minutes)]
+    pub minutes: Duration,
+    /// Shortest value, in bytes
+    #[arg(long, value_name = "BYTES", default_value = "16384", value_parser = size_parser())]
+    pub smallest: usize,
+    /// Longest value, in bytes
+    #[arg(long, value_name = "BYTES", default_value = "4194304", value_parser = size_parser())]
+    pub largest: usize,
+    /// Keys
+    #[arg(long, value_name = "N", default_value = "200", default_value_if("quick", "true", "50"), value_parser = count_parser())]
+    pub keys: usize,
+    #[command(flatten)]
+    pub form: Form,
 }
 
 /// Arguments of `echo-server`.
@@ -154,9 +389,18 @@ pub struct EchoServer {
     /// Copies made of each message before it is sent back
     #[arg(long, value_name = "N", value_parser = copies_parser())]
     pub copies: usize,
-    /// Pages of the last copy that are read before it is sent
+    /// Pages of the last copy of which one byte each is read before it is sent
     #[arg(long, value_name = "PAGES", default_value = "0")]
     pub touch: usize,
+    /// Which pages these are
+    #[arg(long, value_enum, default_value_t)]
+    pub order: Order,
+    /// Bytes from the last copy's start that are all read before it is sent
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    pub read: usize,
+    /// Store each message in a file in memory and send back its checksum only
+    #[arg(long)]
+    pub checksum: bool,
     /// Connections served at the same time; others wait
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub threads: usize,
@@ -192,12 +436,36 @@ mod tests {
         let Ok(Arguments { experiment: Experiment::Copies(copies) }) = parse("copies") else {
             panic!("copies needs no arguments")
         };
-        assert_eq!((copies.size, copies.rounds, copies.seconds), (524_288, 5, Duration::from_secs(1)));
+        let repeat = &copies.repeat;
+        assert_eq!((copies.size, repeat.rounds, repeat.seconds), (524_288, 7, Duration::from_millis(600)));
         assert_eq!(copies.copies, [0, 1, 5, 12]);
+        assert_eq!(repeat.all_sides(), [Side::Plain, Side::Uncopy, Side::HeapOnly, Side::Limit]);
         let Ok(Arguments { experiment: Experiment::Redis(redis) }) = parse("redis") else {
             panic!("redis needs no arguments")
         };
         assert_eq!(redis.sizes, [64, 65_536, 262_144, 1_048_576]);
+    }
+
+    #[test]
+    fn the_quick_form_of_every_experiment_measures_less_unless_told_otherwise() {
+        let Ok(Arguments { experiment: Experiment::Sizes(sizes) }) = parse("sizes --quick --rounds 2") else {
+            panic!("sizes has a quick form")
+        };
+        assert_eq!(sizes.sizes, [8192, 65_536, 1_048_576]);
+        assert_eq!((sizes.repeat.rounds, sizes.repeat.seconds), (2, Duration::from_millis(100)));
+        for experiment in ["copies", "threads", "touched", "faults", "checksum", "redis", "small", "memory"] {
+            assert!(parse(&format!("{experiment} --quick --json --svg x")).is_ok(), "{experiment}");
+        }
+    }
+
+    #[test]
+    fn plain_is_always_the_first_side_and_each_comes_once() {
+        let Ok(Arguments { experiment: Experiment::Copies(copies) }) =
+            parse("copies --sides always,plain,always")
+        else {
+            panic!("these are sides")
+        };
+        assert_eq!(copies.repeat.all_sides(), [Side::Plain, Side::Always]);
     }
 
     #[test]
@@ -225,6 +493,9 @@ mod tests {
             ("copies --seconds 1e9", "1e9", "0.01 to 600"),
             ("redis --rounds 0", "0", "1..=1000"),
             ("redis --clients 1001", "1001", "1..=1000"),
+            ("touched --shares 101", "101", "0..=100"),
+            ("memory --minutes 0", "0", "0.01 to 600"),
+            ("copies --sides other", "other", "heap-only"),
             ("small --rounds 99999999999999999999", "99999999999999999999", "too large"),
         ] {
             let error = parse(words).expect_err(words).to_string();

@@ -20,8 +20,14 @@ pub struct Sample {
     pub latency_p50_us: f64,
     /// 99th percentile of the latency, µs.
     pub latency_p99_us: f64,
+    /// 99.9th percentile of the latency, µs.
+    pub latency_p999_us: f64,
     /// Server's processor time per operation, µs.
     pub cpu_us: f64,
+    /// Page faults per operation that uncopy served.
+    pub faults: f64,
+    /// How long the server took to touch a page, ns.
+    pub touch_ns: f64,
     /// Server's resident memory after the work, bytes.
     pub resident_bytes: f64,
     /// Bytes that were compared with what they should be, all of them right; `None` if nothing was
@@ -37,11 +43,14 @@ pub struct Sample {
 pub type Metric = fn(&Sample) -> f64;
 
 /// Figures that go to JSON, by key.
-const METRICS: [(&str, Metric); 5] = [
+const METRICS: [(&str, Metric); 8] = [
     ("operations_per_s", |sample| sample.operations_per_s),
     ("latency_p50_us", |sample| sample.latency_p50_us),
     ("latency_p99_us", |sample| sample.latency_p99_us),
+    ("latency_p999_us", |sample| sample.latency_p999_us),
     ("server_cpu_us_per_operation", |sample| sample.cpu_us),
+    ("faults_per_operation", |sample| sample.faults),
+    ("server_touch_ns_per_page", |sample| sample.touch_ns),
     ("server_resident_bytes", |sample| sample.resident_bytes),
 ];
 
@@ -50,10 +59,13 @@ const METRICS: [(&str, Metric); 5] = [
 pub struct Comparison {
     title: String,
     operation_bytes: u64,
+    parameters: Vec<(&'static str, f64)>,
     sides: Vec<Side>,
     /// Samples of each complete round, in the order of `sides`.
     rounds: Vec<Vec<Sample>>,
     failure: Option<String>,
+    /// Why it was left out.
+    skipped: Option<String>,
 }
 
 impl Comparison {
@@ -61,7 +73,28 @@ impl Comparison {
     #[must_use]
     pub fn new(title: impl Into<String>, operation_bytes: u64, sides: &[Side]) -> Self {
         let title = title.into();
-        Self { title, operation_bytes, sides: sides.to_vec(), rounds: Vec::new(), failure: None }
+        Self {
+            title,
+            operation_bytes,
+            parameters: Vec::new(),
+            sides: sides.to_vec(),
+            rounds: Vec::new(),
+            failure: None,
+            skipped: None,
+        }
+    }
+
+    /// The same with a parameter of the work, which goes to JSON and to the axes of plots.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: f64) -> Self {
+        self.parameters.push((name, value));
+        self
+    }
+
+    /// The value of a parameter.
+    #[must_use]
+    pub fn parameter(&self, name: &str) -> Option<f64> {
+        self.parameters.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
     /// What is compared.
@@ -110,6 +143,11 @@ impl Comparison {
         self.failure.get_or_insert_with(|| failure.to_string());
     }
 
+    /// Leaves the work out because of something that this machine lacks; no failure.
+    pub fn skip(&mut self, why: impl Into<String>) {
+        self.skipped = Some(why.into());
+    }
+
     fn samples(&self, side: Side) -> Option<impl Iterator<Item = &Sample>> {
         let index = self.sides.iter().position(|known| *known == side)?;
         Some(self.rounds.iter().map(move |round| &round[index]))
@@ -132,7 +170,8 @@ impl Comparison {
     /// Whether everything was verified and nothing else went wrong either.
     #[must_use]
     pub fn is_flawless(&self) -> bool {
-        self.is_verified() && self.rounds.iter().flatten().all(|sample| sample.defect.is_none())
+        self.skipped.is_some()
+            || self.is_verified() && self.rounds.iter().flatten().all(|sample| sample.defect.is_none())
     }
 
     /// Bytes verified under a side.
@@ -145,6 +184,20 @@ impl Comparison {
     #[must_use]
     pub fn ratio(&self, side: Side, metric: Metric) -> Option<Spread> {
         self.ratio_to(self, side, Side::Plain, metric)
+    }
+
+    /// The spread of a figure under `side` over the same under [`Side::Limit`], round by round;
+    /// `None` for sides that it is no limit of.
+    #[must_use]
+    pub fn ratio_to_limit(&self, side: Side, metric: Metric) -> Option<Spread> {
+        self.ratio_to(self, side, Side::Limit, metric).filter(|_| side != Side::Limit)
+    }
+
+    /// Processor time per MiB, µs, of one sample.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+    pub fn cpu_us_per_mib(&self, cpu_us: f64) -> f64 {
+        cpu_us * f64::from(1 << 20) / self.operation_bytes.max(1) as f64
     }
 
     /// The spread of a figure under `side` over the same in `other` under `other_side`, round by
@@ -183,6 +236,7 @@ impl Comparison {
             }
         }
         notes.extend(self.failure.clone());
+        notes.extend(self.skipped.as_ref().map(|why| format!("left out: {why}")));
         notes
     }
 
@@ -202,6 +256,17 @@ impl Comparison {
                     if let (Some(ratio), true) = (self.ratio(*side, metric), *side != Side::Plain) {
                         figures[key]["ratio_to_plain"] = spread_json(ratio);
                     }
+                    if let Some(ratio) = self.ratio_to_limit(*side, metric) {
+                        figures[key]["ratio_to_zero_copy_limit"] = spread_json(ratio);
+                    }
+                }
+            }
+            let cpu: Vec<f64> =
+                self.samples(*side).into_iter().flatten().map(|sample| sample.cpu_us).collect();
+            if self.operation_bytes > 0 && cpu.iter().any(|sample| *sample > 0.0) {
+                let per_mib: Vec<f64> = cpu.iter().map(|cpu_us| self.cpu_us_per_mib(*cpu_us)).collect();
+                if let Some(spread) = Spread::of(&per_mib) {
+                    figures.insert("server_cpu_us_per_mib".to_owned(), with_samples(spread, &per_mib));
                 }
             }
             figures.insert("verified_bytes".to_owned(), json!(self.verified_bytes(*side)));
@@ -210,16 +275,19 @@ impl Comparison {
         json!({
             "experiment": self.title,
             "bytes_per_operation": self.operation_bytes,
+            "parameters": self.parameters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<Map<_, _>>(),
             "rounds": self.rounds.len(),
             "sides": sides,
             "verified": self.is_verified(),
             "failure": self.failure,
+            "skipped": self.skipped,
             "notes": self.notes(),
         })
     }
 }
 
-fn spread_json(spread: Spread) -> Value {
+/// A spread for programs.
+pub fn spread_json(spread: Spread) -> Value {
     json!({ "median": spread.median, "low": spread.low, "high": spread.high })
 }
 

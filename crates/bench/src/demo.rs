@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::comparison::{Comparison, Metric};
 use crate::copies;
+use crate::echo::{self, Schedule};
 use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::redis;
@@ -56,20 +57,16 @@ impl Demo {
             (7, 9, Duration::from_millis(600), Duration::from_millis(1000))
         };
         let mut progress = Progress::new();
-        let echo = copies::Settings {
-            size_bytes: ECHO_BYTES,
-            copies: ECHO_COPIES.to_vec(),
-            touched_pages: 0,
-            rounds: echo_rounds,
-            duration: echo_time,
-            sides: vec![Side::Plain, Side::Uncopy],
-        };
-        let echo = copies::measure(launcher, &echo, &mut progress);
+        let sides = vec![Side::Plain, Side::Uncopy];
+        let schedule = Schedule { rounds: echo_rounds, duration: echo_time, sides: sides.clone() };
+        let points = copies::points(ECHO_BYTES, &ECHO_COPIES, 0);
+        let echo = echo::measure(launcher, &points, &schedule, &mut progress);
         let settings = redis::Settings {
             work: REDIS_WORK.to_vec(),
             rounds: redis_rounds,
             duration: redis_time,
             clients: REDIS_CLIENTS,
+            sides,
         };
         let redis = redis::measure(launcher, programs, &settings, &mut progress);
         Self { machine: Machine::describe(), echo, redis }

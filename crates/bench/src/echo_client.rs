@@ -1,37 +1,26 @@
-//! The client of the echo server: one connection, one message at a time, every byte of every echo
-//! compared with what was sent.
+//! The client of the echo server: connections with one message at a time each, every byte of every
+//! echo compared with what was sent, or its checksum where the server is a store.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::checksum;
+use crate::echo_server::Reply;
 use crate::failure::{Failure, Result, While};
 use crate::pattern::{Pattern, compare};
+use crate::traffic::{Exchange, Load, repeat};
 
 /// How long the server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);
-
-/// What was measured.
-#[derive(Clone, Debug, Default)]
-pub struct Load {
-    /// Messages that came back, all of them right.
-    pub messages: u64,
-    /// Bytes of echoes that were compared with what was sent.
-    pub verified_bytes: u64,
-    /// From the first message's first byte to the last echo's last, with the time in between in
-    /// which the client stamps messages and compares echoes.
-    pub elapsed: Duration,
-    /// Time of each exchange, from sending a message's first byte to receiving its echo's last,
-    /// ns, sorted.
-    pub latencies_ns: Vec<u64>,
-}
 
 /// A connection to an echo server.
 #[derive(Debug)]
 pub struct EchoClient {
     stream: TcpStream,
     pattern: Pattern,
-    echo: Vec<u8>,
+    reply: Reply,
+    answer: Vec<u8>,
 }
 
 impl EchoClient {
@@ -39,13 +28,17 @@ impl EchoClient {
     ///
     /// # Errors
     /// [`Failure`] when the server does not accept.
-    pub fn connect(address: SocketAddr, size_bytes: usize, seed: u64) -> Result<Self> {
+    pub fn connect(address: SocketAddr, size_bytes: usize, reply: Reply, seed: u64) -> Result<Self> {
         let what = || format!("connecting to the echo server at {address}");
         let stream = TcpStream::connect_timeout(&address, TIMEOUT).doing(what())?;
         stream.set_nodelay(true).doing(what())?;
         stream.set_read_timeout(Some(TIMEOUT)).doing(what())?;
         stream.set_write_timeout(Some(TIMEOUT)).doing(what())?;
-        Ok(Self { stream, pattern: Pattern::new(size_bytes, seed), echo: vec![0; size_bytes] })
+        let answer_bytes = match reply {
+            Reply::Echo => size_bytes,
+            Reply::Checksum => size_of::<u64>(),
+        };
+        Ok(Self { stream, pattern: Pattern::new(size_bytes, seed), reply, answer: vec![0; answer_bytes] })
     }
 
     /// Exchanges messages for `duration`, at least one.
@@ -53,27 +46,21 @@ impl EchoClient {
     /// # Errors
     /// [`Failure`] when the connection fails, or an echo differs from what was sent.
     pub fn run(&mut self, duration: Duration) -> Result<Load> {
-        let mut load = Load::default();
-        let begin = Instant::now();
-        loop {
+        repeat(duration, |number| {
             let message = self.pattern.advance();
             let sent = Instant::now();
             self.stream.write_all(message).doing("sending to the echo server")?;
-            self.stream.read_exact(&mut self.echo).doing("receiving from the echo server")?;
+            self.stream.read_exact(&mut self.answer).doing("receiving from the echo server")?;
             let received = Instant::now();
-            compare(message, &self.echo).map_err(|mismatch| {
-                Failure::new(format!("wrong echo of message {}: {mismatch}", load.messages + 1))
+            let (what, compared) = match self.reply {
+                Reply::Echo => ("echo", compare(message, &self.answer)),
+                Reply::Checksum => ("checksum", compare(&checksum::of(message).to_le_bytes(), &self.answer)),
+            };
+            compared.map_err(|mismatch| {
+                Failure::new(format!("wrong {what} of message {}: {mismatch}", number + 1))
             })?;
-            load.messages += 1;
-            load.verified_bytes += self.echo.len() as u64;
-            let latency_ns = received.duration_since(sent).as_nanos();
-            load.latencies_ns.push(u64::try_from(latency_ns).unwrap_or(u64::MAX));
-            load.elapsed = received.duration_since(begin);
-            if load.elapsed >= duration {
-                load.latencies_ns.sort_unstable();
-                return Ok(load);
-            }
-        }
+            Ok(Exchange { sent, received, verified_bytes: message.len() as u64 })
+        })
     }
 }
 
@@ -105,12 +92,22 @@ mod tests {
     #[test]
     fn every_echoed_byte_is_counted() {
         let (address, thread) = flipping(3000, usize::MAX);
-        let mut client = EchoClient::connect(address, 3000, 1).expect("listening");
+        let mut client = EchoClient::connect(address, 3000, Reply::Echo, 1).expect("listening");
         let load = client.run(Duration::from_millis(20)).expect("right echoes");
-        assert!(load.messages > 0);
-        assert_eq!(load.verified_bytes, 3000 * load.messages);
-        assert_eq!(load.latencies_ns.len() as u64, load.messages);
+        assert!(load.exchanges > 0);
+        assert_eq!(load.verified_bytes, 3000 * load.exchanges);
+        assert_eq!(load.latencies_ns.len() as u64, load.exchanges);
         assert!(load.latencies_ns.is_sorted());
+        drop(client);
+        thread.join().expect("no panic");
+    }
+
+    #[test]
+    fn a_wrong_checksum_fails_the_run() {
+        let (address, thread) = flipping(8, usize::MAX);
+        let mut client = EchoClient::connect(address, 8, Reply::Checksum, 1).expect("listening");
+        let failure = client.run(Duration::from_secs(10)).expect_err("an echo, no checksum").to_string();
+        assert!(failure.contains("wrong checksum of message 1"), "{failure}");
         drop(client);
         thread.join().expect("no panic");
     }
@@ -118,7 +115,7 @@ mod tests {
     #[test]
     fn a_flipped_bit_fails_the_run() {
         let (address, thread) = flipping(3000, 2);
-        let mut client = EchoClient::connect(address, 3000, 1).expect("listening");
+        let mut client = EchoClient::connect(address, 3000, Reply::Echo, 1).expect("listening");
         let failure = client.run(Duration::from_secs(10)).expect_err("a wrong echo").to_string();
         assert!(failure.contains("message 3") && failure.contains("byte 1500"), "{failure}");
         drop(client);
@@ -128,8 +125,8 @@ mod tests {
     #[test]
     fn a_server_that_goes_away_fails_the_run() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let mut client =
-            EchoClient::connect(listener.local_addr().expect("bound"), 10, 1).expect("listening");
+        let mut client = EchoClient::connect(listener.local_addr().expect("bound"), 10, Reply::Echo, 1)
+            .expect("listening");
         drop(listener);
         assert!(client.run(Duration::from_secs(10)).is_err());
     }

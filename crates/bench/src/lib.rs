@@ -3,10 +3,14 @@
 //! ```text
 //!   arguments     the command line
 //!   demo          echo server and Redis in one table
-//!   copies        echo_server ⇄ echo_client, messages of pattern
+//!   copies, sizes, threads, touched, faults, stores
+//!                 points for echo: echo_server ⇄ echo_client, messages of pattern, checksum
 //!   redis         redis_server (log_trimmer) ⇄ redis_load (redis-benchmark), values read back through resp
-//!   small         a short memcpy, the start of a program
-//!   comparison    samples of alternating sides, ratios; statistics, table, machine, load
+//!   ycsb, memory  redis_server ⇄ this program's own clients over resp
+//!   small         a short memcpy, the start of a program; small_servers: packaged servers
+//!   traffic       load by own clients, and the sample that comes of it
+//!   comparison    samples of alternating sides, ratios; statistics, machine, load
+//!   report        what comes of an experiment: figures in a table, JSON, plot
 //!   side          what runs under uncopy and what plain
 //!   process       servers and helpers; cleanup and signals end them whatever happens
 //! ```
@@ -19,41 +23,59 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use clap::{CommandFactory, Parser};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 mod arguments;
+mod checksum;
 mod cleanup;
 mod comparison;
 mod copies;
 mod demo;
+mod echo;
 mod echo_client;
 mod echo_server;
 mod failure;
+mod faults;
+mod figures;
 mod load;
 mod log_trimmer;
 mod machine;
+mod memory;
+mod packaged;
 mod pattern;
+mod plot;
 mod process;
 mod progress;
 mod random;
 mod redis;
 mod redis_load;
 mod redis_server;
+mod report;
 mod resp;
 mod side;
 mod signals;
+mod sizes;
 mod small;
+mod small_servers;
 mod statistics;
+mod stores;
 mod table;
+mod threads;
+mod touched;
+mod traffic;
 mod wait;
+mod ycsb;
 
-use arguments::{Arguments, Experiment};
+use arguments::{Arguments, Experiment, Form, Repeat, SmallRow, Workload};
 use comparison::Comparison;
+use echo::Schedule;
+use echo_server::{Reply, Work};
 use failure::{Failure, Result, While};
 use load::Load;
 use machine::Machine;
 use progress::Progress;
 use redis_load::Operation;
+use report::{Report, notes};
 use side::{Launcher, Side};
 
 /// Exit status of an experiment that failed, in whole or in part.
@@ -106,27 +128,92 @@ pub fn command() -> clap::Command {
 fn run(experiment: &Experiment) -> Result<u8> {
     match experiment {
         Experiment::EchoServer(server) => {
-            let work = echo_server::Work {
+            let reply = if server.checksum { Reply::Checksum } else { Reply::Echo };
+            let work = Work {
                 size_bytes: server.size,
                 copies: server.copies,
                 touched_pages: server.touch,
+                order: server.order,
+                read_bytes: server.read,
+                reply,
             };
             echo_server::run(server.listen, work, server.threads).map(|()| 0)
         }
         Experiment::MemcpyLoop(memcpy) => {
             print(&small::memcpy_line(small::memcpy_loop(memcpy.size, memcpy.calls)?))
         }
-        Experiment::Copies(arguments) => run_copies(arguments),
-        Experiment::Redis(arguments) => run_redis(arguments),
-        Experiment::Small(arguments) => {
-            let launcher = begin()?;
-            let before = Load::read();
-            let (rounds, starts) = (arguments.rounds, arguments.starts);
-            let comparisons = small::measure(&launcher, rounds, starts, &mut Progress::new())?;
-            report(&machine_after(before), &comparisons, arguments.json, || small::render(&comparisons))
-        }
         Experiment::Demo(arguments) => run_demo(arguments),
+        Experiment::Copies(arguments) => measured(&arguments.form, |launcher, progress| {
+            let points = copies::points(arguments.size, &arguments.copies, arguments.touch);
+            let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
+            let (text, plot) = (copies::render(&comparisons), copies::plot(&comparisons));
+            Ok(Report::new(comparisons, text, plot))
+        }),
+        Experiment::Sizes(arguments) => measured(&arguments.form, |launcher, progress| {
+            let points = sizes::points(&arguments.sizes, arguments.copies);
+            let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
+            let (text, plot) = (sizes::render(&comparisons), sizes::plot(&comparisons));
+            Ok(Report::new(comparisons, text, plot))
+        }),
+        Experiment::Threads(arguments) => measured(&arguments.form, |launcher, progress| {
+            let points = threads::points(arguments.size, arguments.copies, &arguments.threads);
+            let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
+            let (text, plot) = (threads::render(&comparisons), threads::plot(&comparisons));
+            let findings = threads::findings(&comparisons);
+            Ok(Report { findings, ..Report::new(comparisons, text, plot) })
+        }),
+        Experiment::Touched(arguments) => measured(&arguments.form, |launcher, progress| {
+            let points = touched::points(&arguments.sizes, &arguments.copies, &arguments.shares);
+            let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
+            let (text, plot) = (touched::render(&comparisons), touched::plot(&comparisons));
+            let findings = touched::findings(&comparisons);
+            Ok(Report { findings, ..Report::new(comparisons, text, plot) })
+        }),
+        Experiment::Faults(arguments) => measured(&arguments.form, |launcher, progress| {
+            let settings = faults::Settings {
+                size_bytes: arguments.size,
+                copies: arguments.copies,
+                pages: arguments.pages.clone(),
+                orders: arguments.orders.clone(),
+                threads: arguments.threads.clone(),
+            };
+            let sides = vec![Side::Plain, Side::Uncopy, Side::Always];
+            let schedule = Schedule { rounds: arguments.rounds, duration: arguments.seconds, sides };
+            let comparisons = echo::measure(launcher, &faults::points(&settings), &schedule, progress);
+            let (text, plot) = (faults::render(&comparisons), faults::plot(&comparisons, &settings));
+            Ok(Report::new(comparisons, text, plot))
+        }),
+        Experiment::Checksum(arguments) => measured(&arguments.form, |launcher, progress| {
+            let points = stores::points(&arguments.sizes, arguments.copies);
+            let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
+            let (text, plot) = (stores::render(&comparisons), stores::plot(&comparisons));
+            Ok(Report::new(comparisons, text, plot))
+        }),
+        Experiment::Redis(arguments) => {
+            measured(&arguments.form, |launcher, progress| run_redis(arguments, launcher, progress))
+        }
+        Experiment::Small(arguments) => {
+            measured(&arguments.form, |launcher, progress| run_small(arguments, launcher, progress))
+        }
+        Experiment::Memory(arguments) => {
+            measured(&arguments.form, |launcher, progress| run_memory(arguments, launcher, progress))
+        }
     }
+}
+
+/// Does what every experiment needs before and after `experiment`, and prints its report.
+fn measured(form: &Form, experiment: impl FnOnce(&Launcher, &mut Progress) -> Result<Report>) -> Result<u8> {
+    let launcher = begin()?;
+    let before = Load::read();
+    let mut progress = Progress::new();
+    let report = experiment(&launcher, &mut progress)?;
+    drop(progress);
+    print(&report.present(machine_after(before), form)?)?;
+    Ok(if report.is_flawless() { 0 } else { STATUS_FAILED })
+}
+
+fn schedule(repeat: &Repeat) -> Schedule {
+    Schedule { rounds: repeat.rounds, duration: repeat.seconds, sides: repeat.all_sides() }
 }
 
 /// What every experiment does before it starts anything.
@@ -145,42 +232,117 @@ fn machine_after(before: Option<Load>) -> Machine {
     machine
 }
 
-fn run_copies(arguments: &arguments::Copies) -> Result<u8> {
-    let launcher = begin()?;
-    let mut sides = vec![Side::Plain, Side::Uncopy, Side::HeapOnly];
-    sides.truncate(if arguments.no_heap_only { 2 } else { 3 });
-    let settings = copies::Settings {
-        size_bytes: arguments.size,
-        copies: arguments.copies.clone(),
-        touched_pages: arguments.touch,
-        rounds: arguments.rounds,
-        duration: arguments.seconds,
-        sides,
-    };
-    let before = Load::read();
-    let comparisons = copies::measure(&launcher, &settings, &mut Progress::new());
-    report(&machine_after(before), &comparisons, arguments.json, || copies::render(&comparisons, &settings))
+fn run_redis(arguments: &arguments::Redis, launcher: &Launcher, progress: &mut Progress) -> Result<Report> {
+    let programs = redis_server::Programs::find()?;
+    redis::check_room()?;
+    let mut schedule = schedule(&arguments.repeat);
+    // Redis has no version without copies.
+    schedule.sides.retain(|side| *side != Side::Limit);
+    let mut comparisons = Vec::new();
+    for workload in &arguments.workload {
+        let operation = match workload {
+            Workload::Set => Operation::Set,
+            Workload::Get => Operation::Get,
+            Workload::YcsbA => {
+                let (sizes, clients) = (&arguments.sizes, arguments.clients);
+                comparisons.extend(ycsb::measure(launcher, &programs, sizes, clients, &schedule, progress));
+                continue;
+            }
+        };
+        let settings = redis::Settings {
+            work: arguments.sizes.iter().map(|size_bytes| (operation, *size_bytes as u64)).collect(),
+            rounds: schedule.rounds,
+            duration: schedule.duration,
+            clients: arguments.clients,
+            sides: schedule.sides.clone(),
+        };
+        comparisons.extend(redis::measure(launcher, &programs, &settings, progress));
+    }
+    let (text, plot) = (redis::render(&comparisons), redis::plot(&comparisons));
+    let versions = vec![("redis", programs.version)];
+    Ok(Report { versions, ..Report::new(comparisons, text, plot) })
 }
 
-fn run_redis(arguments: &arguments::Redis) -> Result<u8> {
-    let launcher = begin()?;
-    let programs = redis_server::Programs::find()?;
-    let sizes = || arguments.sizes.iter().map(|size| *size as u64);
+fn run_small(arguments: &arguments::Small, launcher: &Launcher, progress: &mut Progress) -> Result<Report> {
+    let sides = vec![Side::Plain, Side::Uncopy];
+    let schedule = Schedule { rounds: arguments.rounds, duration: arguments.seconds, sides };
+    let calls = if arguments.form.quick { small::QUICK_CALLS } else { small::CALLS };
+    let (mut own, mut servers) = (Vec::new(), Vec::new());
+    for row in &arguments.only {
+        let mut server = |kind| {
+            servers.push(small_servers::measure(launcher, kind, arguments.clients, &schedule, progress));
+        };
+        match row {
+            SmallRow::Memcached => server(small_servers::Kind::Memcached),
+            SmallRow::Nginx => server(small_servers::Kind::Nginx),
+            SmallRow::Memcpy => own.push(small::measure_memcpy(launcher, schedule.rounds, calls, progress)),
+            SmallRow::Start => own.push(small::measure_start(launcher, arguments.starts, progress)?),
+            SmallRow::Redis => {
+                let work = [Operation::Set, Operation::Get].map(|operation| (operation, 64)).to_vec();
+                servers.extend(small_redis(arguments, launcher, &schedule, work, progress));
+            }
+        }
+    }
+    let mut text = String::new();
+    if !own.is_empty() {
+        text = small::render(&own) + "\n";
+    }
+    if !servers.is_empty() {
+        text += &format!("{}\n{}", figures::table(&servers, &[]), figures::LEGEND);
+    }
+    own.extend(servers);
+    let plot = small::plot(&own);
+    Ok(Report::new(own, text, plot))
+}
+
+/// Redis's rows of `small`; left out where it is not installed.
+fn small_redis(
+    arguments: &arguments::Small,
+    launcher: &Launcher,
+    schedule: &Schedule,
+    work: Vec<(Operation, u64)>,
+    progress: &mut Progress,
+) -> Vec<Comparison> {
     let settings = redis::Settings {
-        work: [Operation::Set, Operation::Get]
-            .into_iter()
-            .flat_map(|operation| sizes().map(move |size_bytes| (operation, size_bytes)))
-            .collect(),
-        rounds: arguments.rounds,
-        duration: arguments.seconds,
+        work,
+        rounds: schedule.rounds,
+        duration: schedule.duration,
         clients: arguments.clients,
+        sides: schedule.sides.clone(),
     };
+    match redis_server::Programs::find() {
+        Ok(programs) => redis::measure(launcher, &programs, &settings, progress),
+        Err(missing) => {
+            let mut comparison = Comparison::new("redis 64 B", 64, &settings.sides);
+            comparison.skip(missing.to_string());
+            vec![comparison]
+        }
+    }
+}
+
+fn run_memory(arguments: &arguments::Memory, launcher: &Launcher, progress: &mut Progress) -> Result<Report> {
+    let programs = redis_server::Programs::find()?;
     redis::check_room()?;
-    let before = Load::read();
-    let comparisons = redis::measure(&launcher, &programs, &settings, &mut Progress::new());
-    let mut machine = machine_after(before);
-    machine.add("redis", programs.version);
-    report(&machine, &comparisons, arguments.json, || redis::render(&comparisons))
+    if arguments.smallest > arguments.largest || arguments.smallest < ycsb::STAMP_BYTES {
+        return Err(Failure::new(format!(
+            "--smallest is {}; it must be from {} to --largest, which is {}",
+            arguments.smallest,
+            ycsb::STAMP_BYTES,
+            arguments.largest
+        )));
+    }
+    let settings = memory::Settings {
+        sizes_bytes: (arguments.smallest, arguments.largest),
+        keys: arguments.keys as u64,
+        duration: arguments.minutes,
+        interval: (arguments.minutes / 200).max(std::time::Duration::from_millis(100)),
+        sides: vec![Side::Plain, Side::Uncopy, Side::HeapOnly],
+    };
+    let (comparison, moments) = memory::measure(launcher, &programs, &settings, progress);
+    let (text, plot) = (memory::render(&comparison, &moments), memory::plot(&comparison, &moments));
+    let findings = memory::findings(&comparison, &moments);
+    let versions = vec![("redis", programs.version)];
+    Ok(Report { findings, versions, ..Report::new(vec![comparison], text, plot) })
 }
 
 fn run_demo(arguments: &arguments::Demo) -> Result<u8> {
@@ -207,37 +369,8 @@ fn run_demo(arguments: &arguments::Demo) -> Result<u8> {
     Ok(status)
 }
 
-/// Prints the result of one experiment as a table with notes, or as JSON.
-fn report(
-    machine: &Machine,
-    comparisons: &[Comparison],
-    as_json: bool,
-    render: impl FnOnce() -> String,
-) -> Result<u8> {
-    let text = if as_json {
-        let comparisons: Vec<Value> = comparisons.iter().map(Comparison::to_json).collect();
-        pretty(&json!({ "machine": machine.to_json(), "comparisons": comparisons }))
-    } else {
-        format!("{}\n{}{}", machine.render(), render(), notes(comparisons))
-    };
-    print(&text)?;
-    Ok(status(comparisons))
-}
-
 fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
-}
-
-/// The comparisons' notes, a line each.
-fn notes(comparisons: &[Comparison]) -> String {
-    let line = |title: &str, note: &str| {
-        let note: String = note.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        format!("note: {title}: {note}\n")
-    };
-    comparisons
-        .iter()
-        .flat_map(|comparison| comparison.notes().into_iter().map(|note| line(comparison.title(), &note)))
-        .collect()
 }
 
 fn status(comparisons: &[Comparison]) -> u8 {

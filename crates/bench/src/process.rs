@@ -241,6 +241,11 @@ impl Server {
         Ok(String::from_utf8_lossy(&line).into_owned())
     }
 
+    /// What is left of what it wrote to stdout, once it has ended.
+    pub fn rest_of_stdout(&mut self) -> String {
+        self.stdout.take().map(|pipe| rest(pipe.into())).unwrap_or_default()
+    }
+
     /// What it wrote to stderr, at most 4 KiB of it.
     #[must_use]
     pub fn stderr_text(&self) -> String {

@@ -18,17 +18,30 @@ impl Progress {
 
     /// Tells that `what` is being measured, in round `round` (from 0) of `rounds`, under `side`.
     pub fn tell(&mut self, what: &str, round: usize, rounds: usize, side: &str) {
+        let line = format!("uncopy: {what}, round {} of {rounds}", round + 1);
+        self.line(&format!("{line}, {side}"), line);
+    }
+
+    /// Tells that `percent` of what takes long without rounds, `what`, are done.
+    pub fn part(&mut self, what: &str, percent: usize) {
+        self.line(
+            &format!("uncopy: {what}, {percent} %"),
+            format!("uncopy: {what}, {} %", percent / 10 * 10),
+        );
+    }
+
+    /// Shows `exact` on a terminal, and elsewhere `rough` if it is not what was shown last.
+    fn line(&mut self, exact: &str, rough: String) {
         let mut stderr = std::io::stderr().lock();
         // Nobody may be listening; that is no reason to stop.
         let _ = if self.terminal {
-            write!(stderr, "\r\x1b[Kuncopy: {what}, round {} of {rounds}, {side}", round + 1)
+            write!(stderr, "\r\x1b[K{exact}")
         } else {
-            let line = format!("uncopy: {what}, round {} of {rounds}", round + 1);
-            if line == self.last {
+            if rough == self.last {
                 return;
             }
-            let told = writeln!(stderr, "{line}");
-            self.last = line;
+            let told = writeln!(stderr, "{rough}");
+            self.last = rough;
             told
         };
         let _ = stderr.flush();

@@ -3,15 +3,17 @@
 
 use std::time::Duration;
 
-use crate::comparison::{Comparison, Metric, Sample};
+use crate::comparison::{Comparison, Sample};
 use crate::failure::{Failure, Result, While};
+use crate::figures::{self, LEGEND};
 use crate::pattern::compare;
+use crate::plot::{Plot, Scale, Series};
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::redis_load::{KEY, Load, Operation, is_benchmark_value};
 use crate::redis_server::{Programs, RedisServer};
 use crate::side::{Launcher, Side};
-use crate::table::{Align, Table, amount, number, size};
+use crate::table::{amount, number, size};
 
 /// Room that the temporary directory must have, bytes: many times what a log grows to.
 const ROOM_BYTES: u64 = 1 << 30;
@@ -35,6 +37,8 @@ pub struct Settings {
     pub duration: Duration,
     /// Connections.
     pub clients: usize,
+    /// What is compared.
+    pub sides: Vec<Side>,
 }
 
 /// Runs the experiment: one comparison for each operation and length.
@@ -44,11 +48,12 @@ pub fn measure(
     settings: &Settings,
     progress: &mut Progress,
 ) -> Vec<Comparison> {
-    let sides = [Side::Plain, Side::Uncopy];
     let mut comparisons = Vec::new();
     for (operation, size_bytes) in &settings.work {
         let title = format!("redis {} {}", operation.name(), size(*size_bytes));
-        let mut comparison = Comparison::new(title.clone(), *size_bytes, &sides);
+        #[expect(clippy::cast_precision_loss, reason = "sizes of values")]
+        let mut comparison = Comparison::new(title.clone(), *size_bytes, &settings.sides)
+            .with("size_bytes", *size_bytes as f64);
         let run = Run {
             launcher,
             programs,
@@ -121,6 +126,7 @@ impl Run<'_> {
                 operations_per_s: report.operations_per_s,
                 latency_p50_us: report.latency_p50_us,
                 latency_p99_us: report.latency_p99_us,
+                latency_p999_us: report.latency_p999_us,
                 cpu_us: cpu_ns as f64 / 1e3 / requests as f64,
                 resident_bytes: resident_bytes as f64,
                 verified_bytes: Some(verified_bytes),
@@ -187,46 +193,40 @@ pub fn check_room() -> Result<()> {
     )))
 }
 
-/// The figures, a line for each operation and length.
+/// The figures.
 #[must_use]
 pub fn render(comparisons: &[Comparison]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("experiment", Left),
-        ("plain op/s", Right),
-        ("uncopy op/s", Right),
-        ("ratio", Right),
-        ("spread", Right),
-        ("CPU ratio", Right),
-        ("p99 µs plain", Right),
-        ("uncopy", Right),
-        ("RSS plain", Right),
-        ("uncopy", Right),
-        ("verified", Right),
-    ]);
-    let rate: Metric = |sample| sample.operations_per_s;
+    let memory: figures::Extra<'_> = (
+        "RSS",
+        Box::new(|comparison, side| {
+            let resident = comparison.spread(side, |sample| sample.resident_bytes / f64::from(1 << 20));
+            resident.map_or_else(|| "-".to_owned(), |spread| format!("{} MiB", number(spread.median)))
+        }),
+    );
+    format!(
+        "{}\n{LEGEND}RSS: the server's resident memory after the load\n",
+        figures::table(comparisons, &[memory])
+    )
+}
+
+/// The ratio to plain over the length of values: a line for each kind of load and side.
+#[must_use]
+pub fn plot(comparisons: &[Comparison]) -> Plot {
+    let mut series: Vec<Series> = Vec::new();
     for comparison in comparisons {
-        let median = |side, metric: Metric| comparison.spread(side, metric).map(|spread| spread.median);
-        let figure = |side, metric: Metric| number(median(side, metric).unwrap_or(f64::NAN));
-        let memory = |side| {
-            median(side, |sample| sample.resident_bytes / f64::from(1 << 20))
-                .map_or_else(|| "-".to_owned(), |mib| format!("{} MiB", number(mib)))
-        };
-        let ratio = comparison.ratio(Side::Uncopy, rate);
-        let cpu = comparison.ratio(Side::Uncopy, |sample| sample.cpu_us);
-        table.row(vec![
-            comparison.title().to_owned(),
-            figure(Side::Plain, rate),
-            figure(Side::Uncopy, rate),
-            ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}", ratio.median)),
-            ratio.map_or_else(String::new, |ratio| format!("{:.2}–{:.2}", ratio.low, ratio.high)),
-            cpu.map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}", ratio.median)),
-            figure(Side::Plain, |sample| sample.latency_p99_us),
-            figure(Side::Uncopy, |sample| sample.latency_p99_us),
-            memory(Side::Plain),
-            memory(Side::Uncopy),
-            amount(comparison.verified_bytes(Side::Plain).min(comparison.verified_bytes(Side::Uncopy))),
-        ]);
+        let Some(size_bytes) = comparison.parameter("size_bytes") else { continue };
+        let load = comparison.title().trim_end_matches(&size(comparison.operation_bytes())).trim_end();
+        for side in comparison.sides() {
+            let Some(ratio) = comparison.ratio(*side, figures::RATE).filter(|_| *side != Side::Plain) else {
+                continue;
+            };
+            let name = format!("{load}, {}", side.name());
+            match series.iter_mut().find(|series| series.name == name) {
+                Some(series) => series.points.push((size_bytes, ratio)),
+                None => series.push(Series { name, points: vec![(size_bytes, ratio)] }),
+            }
+        }
     }
-    table.render()
+    let x = ("length of a value".to_owned(), Scale::Doubling);
+    Plot { title: "Redis".to_owned(), x, y: "throughput over plain".to_owned(), series }
 }

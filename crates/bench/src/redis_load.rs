@@ -51,6 +51,8 @@ pub struct Report {
     pub latency_p50_us: f64,
     /// 99th percentile of the latency, µs.
     pub latency_p99_us: f64,
+    /// 99.9th percentile of the latency, µs.
+    pub latency_p999_us: f64,
 }
 
 /// One run of redis-benchmark.
@@ -74,7 +76,7 @@ impl Load<'_> {
     /// [`Failure`] when redis-benchmark fails.
     pub fn output(&self, address: SocketAddr, requests: u64) -> Result<String> {
         let mut command = Command::new(self.program);
-        command.args(["-t", self.operation.word(), "--csv", "-h"]).arg(address.ip().to_string());
+        command.args(["-t", self.operation.word(), "-h"]).arg(address.ip().to_string());
         for (flag, value) in [
             ("-p", u64::from(address.port())),
             ("-d", self.size_bytes),
@@ -127,24 +129,35 @@ impl Load<'_> {
     }
 }
 
-/// Reads redis-benchmark's CSV: a heading, then `"SET","rps","avg","min","p50","p95","p99","max"`
-/// with latencies in ms. The rate is infinite where the run took less than a millisecond.
+/// Reads redis-benchmark's report (Redis 6.2 and later): a heading with the operation, lines
+/// `PERCENT% <= N milliseconds (…)` of the latency's distribution, `throughput summary: N requests
+/// per second`, and a table of the latency in ms whose columns are named. The rate is infinite where
+/// the run took less than a millisecond.
 fn parse_report(text: &str, operation: Operation) -> Option<Report> {
-    let fields = |line: &str| -> Vec<String> {
-        line.trim().split(',').map(|field| field.trim_matches('"').to_owned()).collect()
-    };
-    let mut lines = text.lines().map(fields);
-    let heading = lines.by_ref().find(|fields| fields.first().is_some_and(|field| field == "test"))?;
-    let values = lines.find(|fields| fields.first().is_some_and(|field| field == operation.name()))?;
-    let value = |name: &str| -> Option<f64> {
-        let index = heading.iter().position(|field| field == name)?;
-        values.get(index)?.parse().ok().filter(|value: &f64| *value >= 0.0)
-    };
-    let operations_per_s = value("rps").filter(|rate| *rate > 0.0)?;
+    // Progress is told on the same line, again and again, each time from its beginning.
+    let text = text.replace('\r', "\n");
+    let mut lines = text.lines().map(str::trim);
+    let heading = format!("====== {} ======", operation.name());
+    lines.by_ref().find(|line| *line == heading)?;
+    let lines: Vec<&str> = lines.take_while(|line| !line.starts_with("======")).collect();
+    let latency = |text: &str| text.parse().ok().filter(|value: &f64| *value >= 0.0).map(|ms: f64| ms * 1e3);
+    let latency_p999_us = lines.iter().find_map(|line| {
+        let (percent, rest) = line.split_once("% <= ")?;
+        percent.parse::<f64>().ok().filter(|percent| *percent >= 99.9)?;
+        latency(rest.split_once(" milliseconds")?.0)
+    })?;
+    let rate = lines.iter().find_map(|line| {
+        line.strip_prefix("throughput summary: ")?.strip_suffix(" requests per second")?.parse::<f64>().ok()
+    });
+    let at = lines.iter().position(|line| line.starts_with("latency summary"))?;
+    let named: Vec<&str> = lines.get(at + 1)?.split_whitespace().collect();
+    let values: Vec<&str> = lines.get(at + 2)?.split_whitespace().collect();
+    let value = |name: &str| latency(values.get(named.iter().position(|known| *known == name)?)?);
     Some(Report {
-        operations_per_s,
-        latency_p50_us: value("p50_latency_ms")? * 1e3,
-        latency_p99_us: value("p99_latency_ms")? * 1e3,
+        operations_per_s: rate.filter(|rate| *rate > 0.0)?,
+        latency_p50_us: value("p50")?,
+        latency_p99_us: value("p99")?,
+        latency_p999_us,
     })
 }
 
@@ -170,39 +183,60 @@ fn generated() -> impl Iterator<Item = u8> {
 mod tests {
     use super::*;
 
-    const HEADING: &str = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\
-                           \"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n";
+    const REPORT: &str = "\
+SET: rps=0.0 (overall: inf) avg_msec=0.3 (overall: 0.3)\r                     \r====== SET ======
+  20000 requests completed in 0.25 seconds
+  host configuration \"save\": 
+
+Latency by percentile distribution:
+0.000% <= 0.023 milliseconds (cumulative count 4)
+99.805% <= 0.255 milliseconds (cumulative count 19963)
+99.902% <= 0.287 milliseconds (cumulative count 19982)
+100.000% <= 0.399 milliseconds (cumulative count 20000)
+
+Cumulative distribution of latencies:
+96.245% <= 0.103 milliseconds (cumulative count 19249)
+100.000% <= 0.407 milliseconds (cumulative count 20000)
+
+Summary:
+  throughput summary: 365.90 requests per second
+  latency summary (msec):
+          avg       min       p50       p95       p99       max
+        0.059     0.016     0.055     0.095     0.151     0.399
+";
 
     #[test]
     fn the_report_of_redis_7_is_read() {
-        let text = format!(
-            "{HEADING}\"SET\",\"365.90\",\"21.297\",\"8.864\",\"20.863\",\"25.151\",\"27.007\",\"50.495\"\n"
-        );
-        let report = parse_report(&text, Operation::Set).expect("well-formed");
+        let report = parse_report(REPORT, Operation::Set).expect("well-formed");
         assert!((report.operations_per_s - 365.9).abs() < 1e-9);
-        assert!((report.latency_p50_us - 20_863.0).abs() < 1e-6);
-        assert!((report.latency_p99_us - 27_007.0).abs() < 1e-6);
-        assert_eq!(parse_report(&text, Operation::Get), None);
+        assert!((report.latency_p50_us - 55.0).abs() < 1e-6);
+        assert!((report.latency_p99_us - 151.0).abs() < 1e-6);
+        assert!((report.latency_p999_us - 287.0).abs() < 1e-6);
+        assert_eq!(parse_report(REPORT, Operation::Get), None);
     }
 
     #[test]
     fn reports_that_make_no_sense_are_refused() {
-        for row in [
-            "",
-            "\"SET\"",
-            "\"SET\",\"\",\"\"",
-            "\"SET\",\"nan\",\"1\",\"1\",\"1\",\"1\",\"1\",\"1\"",
-            "\"SET\",\"0.00\",\"1\",\"1\",\"1\",\"1\",\"1\",\"1\"",
+        for (part, other) in [
+            ("====== SET", "====== GET"),
+            ("365.90", "nan"),
+            ("365.90", "0.00"),
+            ("365.90", ""),
+            ("  p99 ", "  p98 "),
+            ("0.151", "-0.151"),
+            ("% <= ", "% < "),
+            ("summary (msec):\n", "summary (msec)"),
         ] {
-            assert_eq!(parse_report(&format!("{HEADING}{row}\n"), Operation::Set), None, "{row}");
+            assert_eq!(parse_report(&REPORT.replace(part, other), Operation::Set), None, "{part} is {other}");
         }
         assert_eq!(parse_report("Could not connect", Operation::Set), None);
+        assert_eq!(parse_report(&REPORT[..REPORT.len() - 80], Operation::Set), None);
     }
 
     #[test]
     fn a_run_too_short_for_the_clock_has_an_infinite_rate() {
-        let text = format!("{HEADING}\"GET\",\"inf\",\"0.1\",\"0.1\",\"0.1\",\"0.1\",\"0.1\",\"0.1\"\n");
-        assert!(parse_report(&text, Operation::Get).expect("well-formed").operations_per_s.is_infinite());
+        let text = REPORT.replace("365.90", "inf");
+        assert!(parse_report(&text, Operation::Set).expect("well-formed").operations_per_s.is_infinite());
     }
 
     #[test]

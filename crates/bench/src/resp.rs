@@ -1,7 +1,7 @@
 //! A small client of the Redis protocol (RESP 2): just enough to set values, read them back and
 //! ask a server whether it is there. The server's replies are not trusted.
 
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ const ARRAY_LIMIT: usize = 1 << 16;
 const DEPTH_LIMIT: usize = 4;
 /// Bytes asked for in one read.
 const READ_BYTES: usize = 256 * 1024;
+/// Bytes asked for before a value's length is known.
+const HEAD_BYTES: usize = 64;
 
 /// One reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,6 +164,11 @@ impl Connection {
     pub fn call(&mut self, words: &[&[u8]]) -> Result<Reply> {
         let name = String::from_utf8_lossy(words.first().copied().unwrap_or_default()).into_owned();
         self.stream.write_all(&encode(words)).doing(format_args!("sending {name}"))?;
+        self.reply(&name)
+    }
+
+    /// Waits for the reply to the command `name`.
+    fn reply(&mut self, name: &str) -> Result<Reply> {
         loop {
             match parse(&self.received) {
                 Ok(Some((reply, used_bytes))) => {
@@ -198,6 +205,78 @@ impl Connection {
             Reply::Simple(text) if text == "OK" => Ok(()),
             other => Err(unexpected("SET", &other)),
         }
+    }
+
+    /// Sets a value that is given in parts, without putting them together.
+    ///
+    /// # Errors
+    /// As [`Connection::set`].
+    pub fn set_parts(&mut self, key: &[u8], parts: &[&[u8]]) -> Result<()> {
+        let len_bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let head = [
+            format!("*3\r\n$3\r\nSET\r\n${}\r\n", key.len()).as_bytes(),
+            key,
+            format!("\r\n${len_bytes}\r\n").as_bytes(),
+        ]
+        .concat();
+        let all = [&head[..]].into_iter().chain(parts.iter().copied()).chain([&b"\r\n"[..]]);
+        let mut slices: Vec<IoSlice<'_>> = all.map(IoSlice::new).collect();
+        let mut left = &mut slices[..];
+        while !left.is_empty() {
+            match self.stream.write_vectored(left) {
+                Ok(0) => return Err(Failure::new("the server took no more of a SET")),
+                Ok(sent_bytes) => IoSlice::advance_slices(&mut left, sent_bytes),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Failure::while_doing("sending SET", &error)),
+            }
+        }
+        match self.reply("SET")? {
+            Reply::Simple(text) if text == "OK" => Ok(()),
+            other => Err(unexpected("SET", &other)),
+        }
+    }
+
+    /// Reads a value into `value`, in place of what it held; `false` if there is none.
+    ///
+    /// # Errors
+    /// As [`Connection::get`].
+    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
+        let what = "waiting for the reply to GET";
+        self.stream.write_all(&encode(&[b"GET", key])).doing("sending GET")?;
+        let mut head = [0; HEAD_BYTES];
+        let mut filled = 0;
+        let line_bytes = loop {
+            if let Some(line_bytes) = head[..filled].windows(2).position(|pair| pair == b"\r\n") {
+                break line_bytes;
+            }
+            match self.stream.read(&mut head[filled..]).doing(what)? {
+                0 if filled == HEAD_BYTES => {
+                    return Err(Failure::new("the reply to GET has a line without an end"));
+                }
+                0 => return Err(Failure::new("the server closed the connection during GET")),
+                got => filled += got,
+            }
+        };
+        let line = &head[..line_bytes];
+        let len_bytes = match line.split_first() {
+            Some((b'$', digits)) => length(digits, BULK_LIMIT_BYTES)
+                .map_err(|Malformed(how)| Failure::new(format!("the reply to GET {how}")))?,
+            _ => return Err(Failure::new(format!("unexpected reply to GET: {}", line.escape_ascii()))),
+        };
+        let Some(len_bytes) = len_bytes else { return Ok(false) };
+        let begun = &head[line_bytes + 2..filled];
+        value.resize(len_bytes + 2, 0);
+        if begun.len() > value.len() {
+            return Err(Failure::new("the reply to GET is longer than it says"));
+        }
+        let (there, missing) = value.split_at_mut(begun.len());
+        there.copy_from_slice(begun);
+        self.stream.read_exact(missing).doing(what)?;
+        if !value.ends_with(b"\r\n") {
+            return Err(Failure::new("the reply to GET has a string that does not end where it says"));
+        }
+        value.truncate(len_bytes);
+        Ok(true)
     }
 
     /// Reads a value; `None` if there is none.
@@ -316,6 +395,50 @@ mod tests {
             assert!(failure.contains(part), "{failure}");
             thread.join().expect("no panic");
         }
+    }
+
+    #[test]
+    fn values_are_read_in_place_and_bad_replies_are_told() {
+        let mut value = b"older and longer".to_vec();
+        let mut get = |answer| {
+            let (address, thread) = answering(answer);
+            let mut connection = Connection::open(address, Duration::from_secs(5)).expect("listening");
+            let got = connection.get_into(b"k", &mut value);
+            thread.join().expect("no panic");
+            got.map(|found| found.then(|| value.clone())).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(get(b"$3\r\nabc\r\n"), Ok(Some(b"abc".to_vec())));
+        assert_eq!(get(b"$-1\r\n"), Ok(None));
+        for (answer, part) in [
+            (&b"-ERR told you\r\n"[..], "told you"),
+            (b"$3\r\nab", "waiting for the reply to GET"),
+            (b"$3\r\nabcde", "does not end where it says"),
+            (b"$3\r\nabc\r\nmore", "longer than it says"),
+            (b"$x\r\n", "number that is none"),
+            (b"$3", "closed the connection"),
+            (&[b'$'; 100], "without an end"),
+        ] {
+            let failure = get(answer).expect_err("a bad answer");
+            assert!(failure.contains(part), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_value_in_parts_is_one_command() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let expected = encode(&[b"SET", b"key", b"abcdef"]);
+        let len_bytes = expected.len();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let mut request = vec![0; len_bytes];
+            stream.read_exact(&mut request).expect("the command");
+            stream.write_all(b"+OK\r\n").expect("the client waits");
+            request
+        });
+        let mut connection = Connection::open(address, Duration::from_secs(5)).expect("listening");
+        connection.set_parts(b"key", &[b"ab", b"", b"cdef"]).expect("OK");
+        assert_eq!(server.join().expect("no panic"), expected);
     }
 
     #[test]

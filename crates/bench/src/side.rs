@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use rustix::process::Pid;
 use serde_json::Value;
 use uncopy_core::stats::Counter;
@@ -16,14 +17,18 @@ use crate::process;
 const EXE_VARIABLE: &str = "UNCOPY_BENCH_EXE";
 
 /// Under what a program runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Side {
-    /// Nothing.
+    /// Nothing
     Plain,
-    /// `uncopy run`.
+    /// `uncopy run`
     Uncopy,
-    /// `uncopy run --heap on --policy never`: the block heap without elision.
+    /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
     HeapOnly,
+    /// `uncopy run --policy always --min-size 4096`: every copy elided, whether that pays or not
+    Always,
+    /// Nothing, and the same server without its copies: what the best elision could reach
+    Limit,
 }
 
 impl Side {
@@ -34,6 +39,8 @@ impl Side {
             Self::Plain => "plain",
             Self::Uncopy => "uncopy",
             Self::HeapOnly => "heap only",
+            Self::Always => "always",
+            Self::Limit => "0 copies",
         }
     }
 
@@ -42,6 +49,7 @@ impl Side {
     pub const fn key(self) -> &'static str {
         match self {
             Self::HeapOnly => "heap_only",
+            Self::Limit => "zero_copy_limit",
             side => side.name(),
         }
     }
@@ -49,9 +57,10 @@ impl Side {
     /// The words between `uncopy` and the program; `None` where it runs by itself.
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Plain => None,
+            Self::Plain | Self::Limit => None,
             Self::Uncopy => Some(&["run", "--"]),
             Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never", "--"]),
+            Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096", "--"]),
         }
     }
 }
@@ -63,6 +72,8 @@ pub struct Activity {
     pub reason: Option<String>,
     /// Bytes that were not copied.
     pub elided_bytes: u64,
+    /// Page faults that were served.
+    pub faults: u64,
 }
 
 impl Activity {
@@ -70,11 +81,13 @@ impl Activity {
         let bad = |what: &str| Failure::new(format!("uncopy stats wrote {what}"));
         let value: Value =
             serde_json::from_str(json.trim()).map_err(|_| bad("something that is not JSON"))?;
-        let name = Counter::ElidedBytes.name();
-        let elided_bytes =
-            value.get(name).and_then(Value::as_u64).ok_or_else(|| bad(&format!("no {name}")))?;
+        let counter = |counter: Counter| {
+            let name = counter.name();
+            value.get(name).and_then(Value::as_u64).ok_or_else(|| bad(&format!("no {name}")))
+        };
         let reason = value.get("reason").and_then(Value::as_str).map(str::to_owned);
-        Ok(Self { reason, elided_bytes })
+        let (elided_bytes, faults) = (counter(Counter::ElidedBytes)?, counter(Counter::Faults)?);
+        Ok(Self { reason, elided_bytes, faults })
     }
 }
 
@@ -158,20 +171,33 @@ impl Launcher {
     /// worked as it should. `stderr` is what the process wrote there.
     #[must_use]
     pub fn notes(&self, side: Side, pid: Pid, stderr: &str, elision_expected: bool) -> Vec<String> {
-        if side == Side::Plain {
-            return Vec::new();
+        self.inspect(side, pid, stderr, elision_expected).0
+    }
+
+    /// [`Launcher::notes`], and what uncopy did in `pid` if it tells.
+    #[must_use]
+    pub fn inspect(
+        &self,
+        side: Side,
+        pid: Pid,
+        stderr: &str,
+        elision_expected: bool,
+    ) -> (Vec<String>, Option<Activity>) {
+        if side.run_words().is_none() {
+            return (Vec::new(), None);
         }
-        let mut notes: Vec<String> = match self.activity(pid) {
+        let activity = self.activity(pid);
+        let mut notes: Vec<String> = match &activity {
             Err(failure) => vec![format!("uncopy may have been inactive: {failure}")],
             Ok(Activity { reason: Some(reason), .. }) => vec![format!("uncopy was inactive: {reason}")],
-            Ok(Activity { elided_bytes: 0, .. }) if elision_expected && side == Side::Uncopy => {
+            Ok(Activity { elided_bytes: 0, .. }) if elision_expected && side != Side::HeapOnly => {
                 vec!["uncopy elided nothing".to_owned()]
             }
             Ok(_) => Vec::new(),
         };
         let said = stderr.lines().filter(|line| line.starts_with("uncopy: ")).take(2);
         notes.extend(said.map(|line| format!("stderr: {}", line.chars().take(200).collect::<String>())));
-        notes
+        (notes, activity.ok())
     }
 }
 
@@ -193,6 +219,8 @@ mod tests {
         assert_eq!(line(Side::Plain), ["redis-server", "--port", "7"]);
         assert_eq!(line(Side::Uncopy), ["/opt/uncopy", "run", "--", "redis-server", "--port", "7"]);
         assert_eq!(line(Side::HeapOnly)[1..6], ["run", "--heap", "on", "--policy", "never"]);
+        assert_eq!(line(Side::Limit), line(Side::Plain));
+        assert_eq!(line(Side::Always)[1..6], ["run", "--policy", "always", "--min-size", "4096"]);
         let own = words(&launcher.bench(Side::Uncopy, &["echo-server".into()]));
         assert_eq!(own, ["/opt/uncopy", "run", "--", "/opt/uncopy", "bench", "echo-server"]);
     }
@@ -201,8 +229,9 @@ mod tests {
     fn counters_are_read_from_what_stats_prints() {
         let mut snapshot = uncopy_core::stats::Snapshot::empty(5, None);
         snapshot.values[Counter::ElidedBytes as usize] = 77;
+        snapshot.values[Counter::Faults as usize] = 3;
         let active = Activity::parse(&snapshot.to_json()).expect("well-formed");
-        assert_eq!(active, Activity { reason: None, elided_bytes: 77 });
+        assert_eq!(active, Activity { reason: None, elided_bytes: 77, faults: 3 });
         let inactive = uncopy_core::stats::Snapshot::empty(5, Some("no \"permission\"".into()));
         let activity = Activity::parse(&inactive.to_json()).expect("well-formed");
         assert_eq!(activity.reason.as_deref(), Some("no \"permission\""));

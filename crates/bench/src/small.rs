@@ -1,5 +1,5 @@
 //! What uncopy costs where it has nothing to gain: a short `memcpy`, and the start of a program
-//! that ends at once.
+//! that ends at once. (Small I/O of servers is in `small_servers` and `redis`.)
 
 use std::hint::black_box;
 use std::process::Command;
@@ -8,15 +8,19 @@ use std::time::{Duration, Instant};
 use crate::comparison::{Comparison, Metric, Sample};
 use crate::failure::{Failure, Result};
 use crate::pattern::compare;
+use crate::plot::{Plot, Scale, Series};
 use crate::process::{self, Output};
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::redis_server::on_path;
 use crate::side::{Launcher, Side};
+use crate::statistics::Spread;
 use crate::table::{Align, Table, number, size};
 
 /// Calls of memcpy in one sample: about a tenth of a second.
-const CALLS: u64 = 50_000_000;
+pub const CALLS: u64 = 50_000_000;
+/// Calls in one sample where a rough figure will do.
+pub const QUICK_CALLS: u64 = 5_000_000;
 /// Calls before the measurement.
 const WARM_UP_CALLS: u64 = 1_000_000;
 /// Length of a short copy, bytes.
@@ -67,25 +71,19 @@ fn parse_memcpy_line(line: &str) -> Option<f64> {
     (ns.is_finite() && ns > 0.0).then_some(ns)
 }
 
-/// Runs the experiment: the short copy and the start, each a comparison.
-///
-/// # Errors
-/// [`Failure`] when there is no program `true`.
-pub fn measure(
-    launcher: &Launcher,
-    rounds: usize,
-    starts: usize,
-    progress: &mut Progress,
-) -> Result<Vec<Comparison>> {
-    let sides = [Side::Plain, Side::Uncopy];
+/// The sides: what the heap alone gives is of no interest here.
+const SIDES: [Side; 2] = [Side::Plain, Side::Uncopy];
+
+/// Compares the short copy.
+pub fn measure_memcpy(launcher: &Launcher, rounds: usize, calls: u64, progress: &mut Progress) -> Comparison {
     let title = format!("memcpy of {}", size(SHORT_BYTES as u64));
-    let mut short = Comparison::new(title, SHORT_BYTES as u64, &sides);
+    let mut short = Comparison::new(title, SHORT_BYTES as u64, &SIDES);
     for round in 0..rounds {
         let title = short.title().to_owned();
         short.round(|side| {
             progress.tell(&title, round, rounds, side.name());
             let arguments =
-                ["memcpy-loop".to_owned(), format!("--size={SHORT_BYTES}"), format!("--calls={CALLS}")];
+                ["memcpy-loop".to_owned(), format!("--size={SHORT_BYTES}"), format!("--calls={calls}")];
             let output = process::run(launcher.bench(side, &arguments), "memcpy-loop", TIMEOUT)?;
             let notes = notes(&output);
             let output = output.success("memcpy-loop")?;
@@ -96,10 +94,17 @@ pub fn measure(
             Ok(Sample { latency_p50_us: ns / 1e3, verified_bytes, notes, ..Sample::default() })
         });
     }
+    short
+}
 
+/// Compares the start of `true`.
+///
+/// # Errors
+/// [`Failure`] when there is no such program.
+pub fn measure_start(launcher: &Launcher, starts: usize, progress: &mut Progress) -> Result<Comparison> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let program = on_path(&path, "true").ok_or_else(|| Failure::new("true is not on PATH"))?;
-    let mut start = Comparison::new("start of true", 0, &sides);
+    let mut start = Comparison::new("start of true", 0, &SIDES);
     progress.tell(start.title(), 0, 1, "both sides");
     for _ in 0..starts {
         start.round(|side| {
@@ -115,7 +120,7 @@ pub fn measure(
             Ok(Sample { latency_p50_us, verified_bytes: Some(0), notes, ..Sample::default() })
         });
     }
-    Ok(vec![short, start])
+    Ok(start)
 }
 
 /// What uncopy said.
@@ -152,6 +157,30 @@ pub fn render(comparisons: &[Comparison]) -> String {
         ]);
     }
     table.render()
+}
+
+/// The ratio of each row to plain: of times for what is timed, of rates for servers.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "few rows")]
+pub fn plot(comparisons: &[Comparison]) -> Plot {
+    let ratio = |comparison: &Comparison| {
+        let rate = comparison.ratio(Side::Uncopy, |sample| sample.operations_per_s);
+        // A row without a rate has a time: less is better, so it is drawn upside down.
+        rate.or_else(|| {
+            let time = comparison.ratio(Side::Uncopy, TIME)?;
+            Some(Spread { median: 1.0 / time.median, low: 1.0 / time.high, high: 1.0 / time.low })
+        })
+    };
+    let points = comparisons.iter().enumerate().filter_map(|(at, row)| Some((at as f64, ratio(row)?)));
+    Plot {
+        title: "Small I/O".to_owned(),
+        x: (
+            String::new(),
+            Scale::Words(comparisons.iter().map(|comparison| comparison.title().to_owned()).collect()),
+        ),
+        y: "speed over plain".to_owned(),
+        series: vec![Series { name: Side::Uncopy.name().to_owned(), points: points.collect() }],
+    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,12 @@ impl Spread {
         let outside = if sorted.len() >= MANY { 0.25 } else { 0.0 };
         Some(Self { median, low: quantile(&sorted, outside)?, high: quantile(&sorted, 1.0 - outside)? })
     }
+
+    /// The same in another unit, of which one of this one has `factor`.
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Self {
+        Self { median: self.median * factor, low: self.low * factor, high: self.high * factor }
+    }
 }
 
 /// The `quantile` (0 to 1) of `sorted` by the nearest rank; `None` if it is empty.

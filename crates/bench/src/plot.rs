@@ -1,0 +1,226 @@
+//! Line plots as SVG images: points are medians, bars their spread, a line for each series.
+
+use plotters::element::ErrorBar;
+use plotters::prelude::{
+    ChartBuilder, Circle, Color, IntoDrawingArea, IntoFont, LineSeries, PathElement, RGBColor, SVGBackend,
+    SeriesLabelPosition, WHITE,
+};
+
+use crate::comparison::Comparison;
+use crate::failure::{Failure, Result};
+use crate::side::Side;
+use crate::statistics::Spread;
+use crate::table::size;
+
+/// Size of the image, pixels.
+const IMAGE: (u32, u32) = (960, 540);
+/// Okabe and Ito's colours, which people of every colour vision can tell apart, black last.
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0, 0, 0),
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(120, 120, 120),
+];
+
+/// How places on the horizontal axis are labelled.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scale {
+    /// The number itself.
+    Linear,
+    /// A size in bytes; each doubling takes the same room.
+    Doubling,
+    /// These words, at 0, 1, 2, ….
+    Words(Vec<String>),
+}
+
+/// One line of a plot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// Its name in the legend.
+    pub name: String,
+    /// Its points from left to right: place and figure.
+    pub points: Vec<(f64, Spread)>,
+}
+
+/// A plot.
+#[derive(Clone, Debug)]
+pub struct Plot {
+    /// What stands above it.
+    pub title: String,
+    /// What the horizontal axis shows, and how.
+    pub x: (String, Scale),
+    /// What the vertical axis shows. It begins at 0.
+    pub y: String,
+    /// The lines.
+    pub series: Vec<Series>,
+}
+
+impl Plot {
+    /// A plot with a series for each side: places are the value of `parameter`, figures what `figure` gives.
+    #[must_use]
+    pub fn by_side(
+        title: &str,
+        x: (&str, Scale),
+        y: &str,
+        comparisons: &[Comparison],
+        parameter: &str,
+        figure: impl Fn(&Comparison, Side) -> Option<Spread>,
+    ) -> Self {
+        let mut sides: Vec<Side> = Vec::new();
+        for side in comparisons.iter().flat_map(Comparison::sides) {
+            if !sides.contains(side) {
+                sides.push(*side);
+            }
+        }
+        let points = |side: Side| {
+            let shown = comparisons.iter().filter(|comparison| comparison.sides().contains(&side));
+            shown.filter_map(|shown| Some((shown.parameter(parameter)?, figure(shown, side)?))).collect()
+        };
+        let series = sides.iter().map(|side| Series { name: side.name().to_owned(), points: points(*side) });
+        let series = series.collect();
+        Self { title: title.to_owned(), x: (x.0.to_owned(), x.1), y: y.to_owned(), series }
+    }
+
+    /// The image as text.
+    ///
+    /// # Errors
+    /// [`Failure`] when there is nothing to draw.
+    pub fn to_svg(&self) -> Result<String> {
+        let points = || self.series.iter().flat_map(|series| &series.points);
+        if points().next().is_none() {
+            return Err(Failure::new(format!("there is nothing to draw in the plot of {}", self.title)));
+        }
+        let places = || points().map(|(x, _)| self.place(*x));
+        let (left, right) =
+            places().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
+        let margin = ((right - left) * 0.05).max(0.1);
+        let top = points().map(|(_, spread)| spread.high).fold(0.0, f64::max) * 1.08;
+        let mut svg = String::new();
+        self.draw(&mut svg, (left - margin, right + margin), if top > 0.0 { top } else { 1.0 })
+            .map_err(|error| Failure::new(format!("drawing the plot of {}: {error}", self.title)))?;
+        Ok(svg)
+    }
+
+    /// Where on the axis `x` is.
+    fn place(&self, x: f64) -> f64 {
+        if self.x.1 == Scale::Doubling { x.max(1.0).log2() } else { x }
+    }
+
+    /// The label of a place on the axis.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes and small indices")]
+    fn label(&self, place: f64) -> String {
+        match &self.x.1 {
+            Scale::Linear => format!("{}", (place * 100.0).round() / 100.0),
+            Scale::Doubling => size(place.exp2().round() as u64),
+            // Labels between two words, or outside, say nothing.
+            Scale::Words(words) if place > -0.01 && (place - place.round()).abs() < 0.01 => {
+                words.get(place.round() as usize).cloned().unwrap_or_default()
+            }
+            Scale::Words(_) => String::new(),
+        }
+    }
+
+    fn draw(
+        &self,
+        svg: &mut String,
+        (left, right): (f64, f64),
+        top: f64,
+    ) -> std::result::Result<(), Box<dyn std::error::Error>> {
+        let area = SVGBackend::with_string(svg, IMAGE).into_drawing_area();
+        area.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&area)
+            .caption(&self.title, ("sans-serif", 28).into_font())
+            .margin(12)
+            .x_label_area_size(52)
+            .y_label_area_size(88)
+            .build_cartesian_2d(left..right, 0.0..top)?;
+        let (labels, label_size) = match &self.x.1 {
+            Scale::Words(words) => (2 * words.len() + 1, 12),
+            _ => (12, 17),
+        };
+        chart
+            .configure_mesh()
+            .x_desc(&self.x.0)
+            .y_desc(&self.y)
+            .x_labels(labels)
+            .x_label_formatter(&|place| self.label(*place))
+            .max_light_lines(0)
+            .label_style(("sans-serif", label_size))
+            .axis_desc_style(("sans-serif", 19))
+            .draw()?;
+        for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
+            let colour = *colour;
+            let points: Vec<(f64, Spread)> =
+                series.points.iter().map(|(x, spread)| (self.place(*x), *spread)).collect();
+            let medians = points.iter().map(|(x, spread)| (*x, spread.median));
+            chart
+                .draw_series(LineSeries::new(medians.clone(), colour.stroke_width(2)))?
+                .label(&series.name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(2)));
+            chart.draw_series(medians.map(|place| Circle::new(place, 3, colour.filled())))?;
+            chart.draw_series(points.iter().map(|(x, spread)| {
+                ErrorBar::new_vertical(*x, spread.low, spread.median, spread.high, colour.stroke_width(1), 6)
+            }))?;
+        }
+        chart
+            .configure_series_labels()
+            .label_font(("sans-serif", 17))
+            .position(SeriesLabelPosition::LowerRight)
+            .background_style(WHITE.mix(0.8))
+            .border_style(COLOURS[7])
+            .draw()?;
+        area.present()?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plot(scale: Scale, places: &[f64]) -> Plot {
+        let points = |factor: f64| {
+            let spread = |y: f64| Spread { median: y, low: y * 0.9, high: y * 1.1 };
+            places.iter().enumerate().map(|(at, x)| (*x, spread(factor * (1.0 + at as f64)))).collect()
+        };
+        let series = ["plain", "<uncopy> & co"].iter().zip([1.0, 2.0]);
+        Plot {
+            title: "echo".into(),
+            x: ("size".into(), scale),
+            y: "MiB/s".into(),
+            series: series
+                .map(|(name, factor)| Series { name: (*name).to_owned(), points: points(factor) })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn every_series_is_drawn_and_named() {
+        for scale in [Scale::Linear, Scale::Doubling, Scale::Words(vec!["a".into(), "b".into(), "c".into()])]
+        {
+            let svg = plot(scale.clone(), &[0.0, 1.0, 2.0]).to_svg().expect("something to draw");
+            assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{scale:?}");
+            assert!(svg.contains("plain") && svg.contains("&lt;uncopy&gt; &amp; co"), "{scale:?}: {svg}");
+            assert!(svg.matches("<polyline").count() >= 4, "{scale:?}");
+        }
+    }
+
+    #[test]
+    fn one_point_is_a_plot_and_none_is_not() {
+        assert!(plot(Scale::Linear, &[3.0]).to_svg().is_ok());
+        let failure = plot(Scale::Linear, &[]).to_svg().expect_err("no points").to_string();
+        assert!(failure.contains("nothing to draw"), "{failure}");
+    }
+
+    #[test]
+    fn labels_are_sizes_or_words_where_the_axis_shows_these() {
+        let doubling = plot(Scale::Doubling, &[]);
+        assert_eq!(doubling.label(doubling.place(65_536.0)), "64 KiB");
+        let words = plot(Scale::Words(vec!["a".into(), "b".into()]), &[]);
+        assert_eq!([1.0, 0.5, 2.0, -1.0].map(|place| words.label(place)), ["b", "", "", ""]);
+    }
+}

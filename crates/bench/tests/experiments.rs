@@ -1,0 +1,279 @@
+//! Every experiment of `uncopy bench`, as short as can be, by the built command: what it prints is
+//! well-formed, every byte was verified, nothing is left behind. Figures are not looked at.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// As short as a measurement can be.
+const SHORT: [&str; 3] = ["--quick", "--rounds=1", "--seconds=0.01"];
+
+/// The built command: in `UNCOPY_BIN_DIR`, or where `make build` puts it.
+fn uncopy() -> PathBuf {
+    let directory = std::env::var_os("UNCOPY_BIN_DIR").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release"),
+        |directory| PathBuf::from(&directory),
+    );
+    let path = directory.join("uncopy");
+    match path.canonicalize() {
+        Ok(path) => path,
+        Err(error) => panic!("{}: {error}; build it with: make build", path.display()),
+    }
+}
+
+/// A directory of one test's own for all temporary files, removed with it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a directory");
+        Self(path)
+    }
+
+    fn bench(&self, words: &[&str]) -> Output {
+        Command::new("timeout")
+            .args(["--kill-after=5", "120"])
+            .arg(uncopy())
+            .arg("bench")
+            .args(words)
+            .env("TMPDIR", &self.0)
+            .env_remove("LD_PRELOAD")
+            .env_remove("UNCOPY_BENCH_EXE")
+            .output()
+            .expect("timeout runs")
+    }
+
+    /// Runs an experiment and returns its JSON and its plot.
+    fn experiment(&self, words: &[&str]) -> (Value, String) {
+        let plot = self.0.join("plot.svg");
+        let form = ["--json", "--svg", plot.to_str().expect("UTF-8")];
+        let output = self.bench(&[words, &form].concat());
+        let (text, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{words:?}: {told}{text}");
+        let json: Value = serde_json::from_str(&text).expect("JSON");
+        assert!(json["machine"]["kernel"].is_string(), "{json:#}");
+        for comparison in comparisons(&json) {
+            assert_eq!(comparison["verified"], true, "{comparison:#}");
+        }
+        let svg = std::fs::read_to_string(&plot).expect("the plot");
+        assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
+        std::fs::remove_file(&plot).expect("the plot");
+        let left: Vec<_> = std::fs::read_dir(&self.0).expect("the directory").flatten().collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+        (json, svg)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn comparisons(json: &Value) -> &[Value] {
+    json["comparisons"].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn titles(json: &Value) -> Vec<&str> {
+    comparisons(json).iter().filter_map(|comparison| comparison["experiment"].as_str()).collect()
+}
+
+/// Whether each comparison has these sides with throughput, all latencies, processor time and
+/// verified bytes.
+fn assert_figures(json: &Value, sides: &[&str]) {
+    for comparison in comparisons(json) {
+        for side in sides {
+            let figures = &comparison["sides"][side];
+            for key in [
+                "operations_per_s",
+                "latency_p50_us",
+                "latency_p99_us",
+                "latency_p999_us",
+                "server_cpu_us_per_mib",
+                "server_resident_bytes",
+            ] {
+                assert!(
+                    figures[key]["median"].as_f64().is_some_and(|value| value > 0.0),
+                    "{side} {key}: {comparison:#}"
+                );
+            }
+            assert!(
+                figures["verified_bytes"].as_u64().is_some_and(|bytes| bytes > 0),
+                "{side}: {comparison:#}"
+            );
+            let ratio = &figures["operations_per_s"]["ratio_to_plain"]["median"];
+            assert_eq!(ratio.is_number(), *side != "plain", "{side}: {comparison:#}");
+        }
+    }
+}
+
+#[test]
+fn copies_compares_every_side_with_plain_and_with_the_limit() {
+    let scratch = Scratch::new("copies");
+    let words =
+        [&["copies", "--copies=0,3", "--size=70000", "--sides=uncopy,heap-only,limit,always"], &SHORT[..]];
+    let (json, svg) = scratch.experiment(&words.concat());
+    assert_eq!(titles(&json), ["echo 70000 B, 0 copies", "echo 70000 B, 3 copies"]);
+    assert_figures(&json, &["plain", "uncopy", "heap_only", "always"]);
+    let copied = &comparisons(&json)[1];
+    assert_eq!(copied["parameters"]["copies"], 3.0);
+    assert!(copied["sides"]["zero_copy_limit"]["operations_per_s"]["ratio_to_plain"]["median"].is_number());
+    assert!(copied["sides"]["uncopy"]["operations_per_s"]["ratio_to_zero_copy_limit"]["median"].is_number());
+    assert!(comparisons(&json)[0]["sides"]["zero_copy_limit"].is_null(), "plain is the limit without copies");
+    for name in ["plain", "uncopy", "heap only", "0 copies", "always"] {
+        assert!(svg.contains(name), "{name}");
+    }
+}
+
+#[test]
+fn sizes_measures_each_length() {
+    let scratch = Scratch::new("sizes");
+    let (json, _) = scratch.experiment(&[&["sizes", "--sizes=8192,65536"], &SHORT[..]].concat());
+    assert_eq!(titles(&json), ["echo 8 KiB, 5 copies", "echo 64 KiB, 5 copies"]);
+    assert_figures(&json, &["plain", "uncopy", "heap_only", "zero_copy_limit"]);
+}
+
+#[test]
+fn threads_tells_how_each_side_scales() {
+    let scratch = Scratch::new("threads");
+    let (json, _) =
+        scratch.experiment(&[&["threads", "--size=65536", "--sides=uncopy"], &SHORT[..]].concat());
+    assert_figures(&json, &["plain", "uncopy"]);
+    let scaling = json["scaling"].as_array().expect("entries");
+    assert_eq!(scaling.len(), 4);
+    assert_eq!((&scaling[0]["scaling"]["median"], &scaling[0]["side"]), (&1.0.into(), &"plain".into()));
+    assert!(scaling[3]["scaling"]["median"].is_number() && scaling[3]["threads"] == 2.0, "{scaling:?}");
+}
+
+#[test]
+fn touched_finds_a_break_even_for_each_length_and_number_of_copies() {
+    let scratch = Scratch::new("touched");
+    let words = ["touched", "--shares=0,100", "--sizes=65536", "--copies=1,3", "--sides=uncopy,limit"];
+    let (json, _) = scratch.experiment(&[&words[..], &SHORT].concat());
+    assert_figures(&json, &["plain", "uncopy", "zero_copy_limit"]);
+    let found = json["break_even"].as_array().expect("entries");
+    assert_eq!(found.len(), 2);
+    assert!(found[1]["copies"] == 3.0 && found[1]["lowest_ratio"].is_number(), "{found:?}");
+}
+
+#[test]
+fn faults_counts_faults_and_times_pages() {
+    let scratch = Scratch::new("faults");
+    let (json, _) = scratch.experiment(&[&["faults", "--pages=0,3"], &SHORT[..]].concat());
+    assert_eq!(comparisons(&json).len(), 4);
+    assert_figures(&json, &["plain", "uncopy", "always"]);
+    for touching in [1, 3] {
+        let sides = &comparisons(&json)[touching]["sides"];
+        assert!(sides["plain"]["server_touch_ns_per_page"]["median"].is_number());
+        assert!(sides["always"]["faults_per_operation"]["median"].as_f64() > Some(0.0), "{sides:#}");
+    }
+}
+
+#[test]
+fn checksum_verifies_what_the_server_stored() {
+    let scratch = Scratch::new("checksum");
+    let (json, _) = scratch
+        .experiment(&[&["checksum", "--sizes=20000,65536", "--sides=uncopy,always"], &SHORT[..]].concat());
+    assert_eq!(titles(&json), ["store 20000 B, 2 copies", "store 64 KiB, 2 copies"]);
+    assert_figures(&json, &["plain", "uncopy", "always"]);
+}
+
+#[test]
+fn redis_is_loaded_by_redis_benchmark_and_by_workload_a() {
+    let scratch = Scratch::new("redis");
+    let words = ["redis", "--sizes=65536", "--clients=2", "--quick", "--rounds=1", "--seconds=0.05"];
+    let (json, svg) = scratch.experiment(&words);
+    assert_eq!(titles(&json), ["redis SET 64 KiB", "redis GET 64 KiB", "redis YCSB A 64 KiB"]);
+    assert_figures(&json, &["plain", "uncopy", "heap_only"]);
+    assert!(svg.contains("redis YCSB A, uncopy") && svg.contains("redis SET, heap only"), "{svg}");
+}
+
+#[test]
+fn small_measures_every_row() {
+    let scratch = Scratch::new("small");
+    let words = ["small", "--quick", "--rounds=1", "--seconds=0.05", "--starts=2", "--clients=2"];
+    let (json, svg) = scratch.experiment(&words);
+    let rows = [
+        "memcpy of 64 B",
+        "start of true",
+        "redis SET 64 B",
+        "redis GET 64 B",
+        "memcached set and get 100 B",
+        "nginx 1 KiB",
+    ];
+    assert_eq!(titles(&json), rows);
+    assert!(rows.iter().all(|row| svg.contains(row)), "{svg}");
+}
+
+#[test]
+fn memory_follows_both_servers_to_the_end() {
+    let scratch = Scratch::new("memory");
+    let (json, _) = scratch.experiment(&["memory", "--minutes=0.01", "--keys=10", "--largest=200000"]);
+    let course = json["course"].as_array().expect("moments");
+    assert!(course.len() >= 2, "{course:?}");
+    for moment in course {
+        for side in ["plain", "uncopy", "heap_only"] {
+            assert!(moment["resident_bytes"][side].as_u64() > Some(0), "{moment}");
+        }
+    }
+    let memory = json["memory"].as_array().expect("sides");
+    assert!(memory.len() == 3 && memory[1]["highest_part_of_bound"].is_number(), "{memory:?}");
+    assert!(comparisons(&json)[0]["sides"]["uncopy"]["verified_bytes"].as_u64() > Some(0));
+}
+
+#[test]
+fn the_table_has_a_line_for_each_side_and_the_legend() {
+    let scratch = Scratch::new("table");
+    let words = [&["copies", "--copies=1", "--size=20000"], &SHORT[..]].concat();
+    let output = scratch.bench(&words);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for part in ["plain", "uncopy", "heap only", "0 copies", "p99.9 µs", "CPU µs/MiB", "of limit: "] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn a_plot_that_cannot_be_written_fails_the_command() {
+    let scratch = Scratch::new("unwritable");
+    let words = ["copies", "--copies=0", "--size=1000", "--sides=plain", "--svg=/nonexistent/plot.svg"];
+    let output = scratch.bench(&[&words[..], &SHORT].concat());
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("uncopy: writing /nonexistent/plot.svg: "), "{told}");
+}
+
+#[test]
+fn an_interrupted_experiment_leaves_nothing_behind() {
+    let scratch = Scratch::new("interrupted");
+    let mut child = Command::new(uncopy())
+        .args(["bench", "copies", "--copies=0", "--seconds=60", "--rounds=1"])
+        .env("TMPDIR", &scratch.0)
+        .env_remove("LD_PRELOAD")
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let entries = || std::fs::read_dir(&scratch.0).expect("the directory").count();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    // The server's directory is there once the signal handler is.
+    while entries() == 0 && std::time::Instant::now() < deadline {
+        assert!(child.try_wait().expect("a child").is_none(), "it ended before it was interrupted");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(entries() > 0, "it made no directory for its server");
+    let pid = i32::try_from(child.id()).expect("a pid");
+    // SAFETY: the child has not been waited for, so the pid is still its own.
+    unsafe { libc::kill(pid, libc::SIGINT) };
+    while child.try_wait().expect("a child").is_none() {
+        if std::time::Instant::now() > deadline {
+            child.kill().expect("it is still there");
+            panic!("it did not end when it was interrupted");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(child.wait().expect("a child").code(), Some(128 + libc::SIGINT));
+    assert_eq!(entries(), 0);
+}
