@@ -134,7 +134,7 @@ pub struct Repeat {
     #[arg(
         long,
         value_name = "SIDE,…",
-        default_value = "uncopy,heap-only,limit",
+        default_value = "uncopy,limit,heap-only",
         value_delimiter = ',',
         value_enum
     )]
@@ -439,7 +439,7 @@ mod tests {
         let repeat = &copies.repeat;
         assert_eq!((copies.size, repeat.rounds, repeat.seconds), (524_288, 7, Duration::from_millis(600)));
         assert_eq!(copies.copies, [0, 1, 5, 12]);
-        assert_eq!(repeat.all_sides(), [Side::Plain, Side::Uncopy, Side::HeapOnly, Side::Limit]);
+        assert_eq!(repeat.all_sides(), [Side::Plain, Side::Uncopy, Side::Limit, Side::HeapOnly]);
         let Ok(Arguments { experiment: Experiment::Redis(redis) }) = parse("redis") else {
             panic!("redis needs no arguments")
         };

@@ -84,7 +84,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
     )
 }
 
-/// What a page costs over the number of pages: a line for each number of threads, order and side.
+/// Throughput over the number of pages: a line for each number of threads, order and side.
 #[must_use]
 pub fn plot(comparisons: &[Comparison], settings: &Settings) -> Plot {
     let mut series: Vec<Series> = Vec::new();
@@ -99,11 +99,11 @@ pub fn plot(comparisons: &[Comparison], settings: &Settings) -> Plot {
             continue;
         };
         for side in [Side::Plain, Side::Uncopy, Side::Always] {
-            let Some(ratio) = comparison.spread(side, RATE) else { continue };
+            let Some(rate) = comparison.spread(side, RATE) else { continue };
             let name = format!("{}, {}, threads: {threads}", side.name(), name(*order));
             match series.iter_mut().find(|series| series.name == name) {
-                Some(series) => series.points.push((pages, ratio)),
-                None => series.push(Series { name, points: vec![(pages, ratio)] }),
+                Some(series) => series.points.push((pages, rate)),
+                None => series.push(Series { name, points: vec![(pages, rate)] }),
             }
         }
     }

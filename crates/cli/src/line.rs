@@ -177,19 +177,9 @@ fn release() -> Command {
         .after_help(RELEASE_NOTES)
 }
 
+/// `bench`, which parses its own command line; here it is for help, man pages and completions.
 fn bench() -> Command {
-    Command::new("bench")
-        .about("Measure what uncopy gives; see `uncopy bench --help`")
-        .disable_help_flag(true)
-        .arg(
-            Arg::new(COMMAND)
-                .value_name("ARGS")
-                .num_args(0..)
-                .help("Arguments of the benchmark")
-                .value_parser(value_parser!(OsString))
-                .trailing_var_arg(true)
-                .allow_hyphen_values(true),
-        )
+    uncopy_bench::command().name("bench")
 }
 
 fn completions() -> Command {

@@ -2,6 +2,7 @@
 
 use crate::line;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, Quoted, Reason};
+use clap::builder::StyledStr;
 use clap::{ArgMatches, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
@@ -59,6 +60,7 @@ fn commands() -> Vec<(String, Command)> {
 fn page(command: &Command) -> io::Result<Vec<u8>> {
     // `uncopy help` has no page to refer to.
     let command = command.clone().disable_help_subcommand(true);
+    let is_bench = command.get_name() == "bench";
     let man = Man::new(command.clone())
         .manual("uncopy manual")
         .source(concat!("uncopy ", env!("CARGO_PKG_VERSION")));
@@ -68,7 +70,9 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
-    if command.has_subcommands() {
+    if is_bench {
+        experiments(&command).to_writer(&mut page)?;
+    } else if command.has_subcommands() {
         man.render_subcommands_section(&mut page)?;
     }
     if command.get_name() == "run" {
@@ -77,6 +81,37 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
     let notes = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     sections(&notes).to_writer(&mut page)?;
     Ok(page)
+}
+
+/// The experiments of `bench`, each with its options: they have no pages of their own.
+fn experiments(bench: &Command) -> Roff {
+    let mut page = Roff::new();
+    page.control("SH", ["EXPERIMENTS"]);
+    let text = |help: Option<&StyledStr>| help.map(ToString::to_string).unwrap_or_default();
+    for experiment in
+        bench.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
+    {
+        page.control("SS", [experiment.get_name()]);
+        page.text([roman(text(experiment.get_about()))]);
+        for option in
+            experiment.get_arguments().filter(|option| !option.is_hide_set() && option.get_id() != "help")
+        {
+            let Some(long) = option.get_long() else { continue };
+            let values = option.get_value_names().unwrap_or_default().join(" ");
+            let values =
+                if option.get_action().takes_values() { format!(" {values}") } else { String::new() };
+            page.control("TP", []);
+            page.text([bold(format!("--{long}")), roman(&*values)]);
+            let defaults: Vec<_> =
+                option.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+            let default = match defaults.as_slice() {
+                defaults if values.is_empty() || defaults.is_empty() => String::new(),
+                defaults => format!(" (default: {})", defaults.join(",")),
+            };
+            page.text([roman(text(option.get_help()) + &default)]);
+        }
+    }
+    page
 }
 
 /// The variables that carry the options.
@@ -147,5 +182,18 @@ mod tests {
             assert!(run.contains(&format!(".SH {section}\n")), "{section}");
         }
         assert!(run.contains(".SH \"EXIT STATUS\"\n"), "{run}");
+    }
+
+    #[test]
+    fn the_page_of_bench_names_every_experiment_with_its_options() {
+        let commands = commands();
+        let (_, bench) = commands.iter().find(|(name, _)| name == "uncopy-bench").expect("a page");
+        let text = String::from_utf8(page(bench).expect("rendered")).expect("text");
+        for experiment in bench.get_subcommands().filter(|command| !command.is_hide_set()) {
+            let name = experiment.get_name();
+            assert!(name == "help" || text.contains(&format!(".SS {name}\n")), "{name}: {text}");
+        }
+        assert!(text.contains("\\fB\\-\\-svg\\fR FILE") && text.contains("(default: 0,1,5,12)"), "{text}");
+        assert!(!text.contains("memcpy\\-loop"), "what is hidden stays hidden");
     }
 }

@@ -37,6 +37,10 @@ fn every_shell_has_completions_with_the_options_values() {
         for option in OPTIONS {
             assert!(text.contains(option.flag), "{shell}: {}", option.flag);
         }
+        for word in ["touched", "checksum", "--shares", "--svg"] {
+            let bare = word.trim_start_matches('-');
+            assert!(text.contains(bare), "{shell}: {word}");
+        }
     }
     let bash = finish(&mut stage.uncopy(&["completions", "bash"])).text();
     assert!(bash.contains("auto always never"), "the words of --policy are completed");
