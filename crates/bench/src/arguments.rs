@@ -34,6 +34,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "it must be a number from 0.01 to 600".to_owned())
 }
 
+fn views_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1_000_000)
+}
+
 fn percent_parser() -> clap::builder::RangedI64ValueParser<u8> {
     clap::value_parser!(u8).range(0..=100)
 }
@@ -83,6 +87,8 @@ pub enum Experiment {
     Faults(Faults),
     /// Server that checksums all it stores (zIO, MongoDB)
     Checksum(Checksum),
+    /// Copies that replace a view among many; what tracking costs (zIO, §5.2.1)
+    Tracking(Tracking),
     /// Packaged redis-server, append-only file on: SET, GET, YCSB A (zIO, Figures 11 and 12)
     Redis(Redis),
     /// Small I/O of packaged servers, a 64-byte memcpy, the start of a program
@@ -94,6 +100,9 @@ pub enum Experiment {
     /// Time calls of memcpy in this process
     #[command(hide = true)]
     MemcpyLoop(MemcpyLoop),
+    /// Time copies that replace views in this process
+    #[command(hide = true)]
+    ViewLoop(ViewLoop),
 }
 
 /// Arguments of `demo`.
@@ -282,6 +291,33 @@ pub struct Checksum {
     pub form: Form,
 }
 
+/// Arguments of `tracking`.
+#[derive(Debug, Args)]
+pub struct Tracking {
+    /// Numbers of views alive
+    #[arg(long, value_name = "N,N,…", default_value = "10,1000,100000", default_value_if("quick", "true", "10,1000"), value_delimiter = ',', value_parser = views_parser())]
+    pub views: Vec<usize>,
+    /// Copies that are timed in each measurement
+    #[arg(long, value_name = "N", default_value = "100000", default_value_if("quick", "true", "10000"))]
+    pub calls: u32,
+    /// Rounds; each runs every side once
+    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
+    pub rounds: usize,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// Arguments of `view-loop`.
+#[derive(Debug, Args)]
+pub struct ViewLoop {
+    /// Views alive
+    #[arg(long, value_name = "N", value_parser = views_parser())]
+    pub views: usize,
+    /// Copies that are timed
+    #[arg(long, value_name = "N")]
+    pub calls: u32,
+}
+
 /// A load for Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Workload {
@@ -453,7 +489,9 @@ mod tests {
         };
         assert_eq!(sizes.sizes, [8192, 65_536, 1_048_576]);
         assert_eq!((sizes.repeat.rounds, sizes.repeat.seconds), (2, Duration::from_millis(100)));
-        for experiment in ["copies", "threads", "touched", "faults", "checksum", "redis", "small", "memory"] {
+        for experiment in
+            ["copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory"]
+        {
             assert!(parse(&format!("{experiment} --quick --json --svg x")).is_ok(), "{experiment}");
         }
     }
@@ -494,6 +532,7 @@ mod tests {
             ("redis --rounds 0", "0", "1..=1000"),
             ("redis --clients 1001", "1001", "1..=1000"),
             ("touched --shares 101", "101", "0..=100"),
+            ("tracking --views 0", "0", "1..=1000000"),
             ("memory --minutes 0", "0", "0.01 to 600"),
             ("copies --sides other", "other", "heap-only"),
             ("small --rounds 99999999999999999999", "99999999999999999999", "too large"),

@@ -15,6 +15,7 @@
 //!
 //! Peers are not trusted: whatever one does, only its own connection ends.
 
+use std::ffi::CStr;
 use std::hint::black_box;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -106,7 +107,8 @@ pub fn touch_ns(text: &str) -> Option<f64> {
 
 /// A block from `malloc`, freed when dropped. Its bytes are only reached through pointers: they
 /// begin uninitialised.
-struct Buffer {
+#[derive(Debug)]
+pub struct Buffer {
     start: *mut libc::c_void,
 }
 
@@ -116,19 +118,41 @@ impl Buffer {
         let start = unsafe { libc::malloc(black_box(size_bytes)) };
         if start.is_null() { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(Self { start }) }
     }
+
+    /// A block that begins with a page.
+    ///
+    /// # Errors
+    /// When there is no such memory.
+    pub fn aligned(size_bytes: usize) -> io::Result<Self> {
+        let mut start = std::ptr::null_mut();
+        // SAFETY: the block's address is written to `start`; a page is a power of two.
+        match unsafe { libc::posix_memalign(&raw mut start, PAGE_BYTES, black_box(size_bytes)) } {
+            0 => Ok(Self { start }),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub fn start(&self) -> *mut libc::c_void {
+        self.start
+    }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: start came from malloc and is freed once.
+        // SAFETY: start came from malloc or posix_memalign and is freed once.
         unsafe { libc::free(self.start) };
     }
 }
 
-/// A file in memory for the messages of a store.
-fn store_file() -> io::Result<OwnedFd> {
+/// A file in memory.
+///
+/// # Errors
+/// When there is no memory or descriptor for it.
+pub fn memory_file(name: &CStr) -> io::Result<OwnedFd> {
     // SAFETY: the name is a string that ends with a zero byte.
-    let fd = unsafe { libc::memfd_create(c"store".as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -241,7 +265,8 @@ fn touch(buffer: &Buffer, work: &Work, random: &mut Random, touched: &Touched) {
 
 /// The place of `page` in an order of `all` pages that follows from `first`: steps of a fixed odd
 /// length that no common number of pages is a multiple of, so that no page comes twice.
-fn shuffled(page: usize, first: u64, all: usize) -> usize {
+#[must_use]
+pub fn shuffled(page: usize, first: u64, all: usize) -> usize {
     const STEP: u64 = 7919;
     let all = all.max(1) as u64;
     let step = if all.is_multiple_of(STEP) { 1 } else { STEP };
@@ -263,7 +288,7 @@ impl Store {
         // Without copies the message is stored where it was received.
         let kept = if copies == 0 { 0 } else { STORED - 1 };
         let kept = (0..kept).map(|_| Buffer::allocate(size_bytes)).collect::<io::Result<_>>()?;
-        Ok(Self { file: store_file()?, kept, next: 0, size_bytes })
+        Ok(Self { file: memory_file(c"store")?, kept, next: 0, size_bytes })
     }
 
     /// Keeps the last buffer and gives the oldest one kept in its place.

@@ -5,6 +5,7 @@
 //!   demo          echo server and Redis in one table
 //!   copies, sizes, threads, touched, faults, stores
 //!                 points for echo: echo_server ⇄ echo_client, messages of pattern, checksum
+//!   tracking      copies that replace a view, in this program itself
 //!   redis         redis_server (log_trimmer) ⇄ redis_load (redis-benchmark), values read back through resp
 //!   ycsb, memory  redis_server ⇄ this program's own clients over resp
 //!   small         a short memcpy, the start of a program; small_servers: packaged servers
@@ -62,6 +63,7 @@ mod stores;
 mod table;
 mod threads;
 mod touched;
+mod tracking;
 mod traffic;
 mod wait;
 mod ycsb;
@@ -187,6 +189,13 @@ fn run(experiment: &Experiment) -> Result<u8> {
             let points = stores::points(&arguments.sizes, arguments.copies);
             let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
             let (text, plot) = (stores::render(&comparisons), stores::plot(&comparisons));
+            Ok(Report::new(comparisons, text, plot))
+        }),
+        Experiment::ViewLoop(views) => tracking::view_loop(views.views, u64::from(views.calls)).map(|()| 0),
+        Experiment::Tracking(arguments) => measured(&arguments.form, |launcher, progress| {
+            let (calls, rounds) = (u64::from(arguments.calls), arguments.rounds);
+            let comparisons = tracking::measure(launcher, &arguments.views, calls, rounds, progress);
+            let (text, plot) = (tracking::render(&comparisons), tracking::plot(&comparisons));
             Ok(Report::new(comparisons, text, plot))
         }),
         Experiment::Redis(arguments) => {

@@ -74,6 +74,8 @@ pub struct Activity {
     pub elided_bytes: u64,
     /// Page faults that were served.
     pub faults: u64,
+    /// Most views that were alive at a time.
+    pub views_peak: u64,
 }
 
 impl Activity {
@@ -87,7 +89,7 @@ impl Activity {
         };
         let reason = value.get("reason").and_then(Value::as_str).map(str::to_owned);
         let (elided_bytes, faults) = (counter(Counter::ElidedBytes)?, counter(Counter::Faults)?);
-        Ok(Self { reason, elided_bytes, faults })
+        Ok(Self { reason, elided_bytes, faults, views_peak: counter(Counter::ViewsPeak)? })
     }
 }
 
@@ -231,7 +233,7 @@ mod tests {
         snapshot.values[Counter::ElidedBytes as usize] = 77;
         snapshot.values[Counter::Faults as usize] = 3;
         let active = Activity::parse(&snapshot.to_json()).expect("well-formed");
-        assert_eq!(active, Activity { reason: None, elided_bytes: 77, faults: 3 });
+        assert_eq!(active, Activity { reason: None, elided_bytes: 77, faults: 3, views_peak: 0 });
         let inactive = uncopy_core::stats::Snapshot::empty(5, Some("no \"permission\"".into()));
         let activity = Activity::parse(&inactive.to_json()).expect("well-formed");
         assert_eq!(activity.reason.as_deref(), Some("no \"permission\""));

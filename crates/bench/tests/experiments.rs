@@ -41,6 +41,7 @@ impl Scratch {
             .env("TMPDIR", &self.0)
             .env_remove("LD_PRELOAD")
             .env_remove("UNCOPY_BENCH_EXE")
+            .env_remove("UNCOPY_BIN_DIR")
             .output()
             .expect("timeout runs")
     }
@@ -178,6 +179,20 @@ fn checksum_verifies_what_the_server_stored() {
         .experiment(&[&["checksum", "--sizes=20000,65536", "--sides=uncopy,always"], &SHORT[..]].concat());
     assert_eq!(titles(&json), ["store 20000 B, 2 copies", "store 64 KiB, 2 copies"]);
     assert_figures(&json, &["plain", "uncopy", "always"]);
+}
+
+#[test]
+fn tracking_keeps_as_many_views_alive_as_it_says() {
+    let scratch = Scratch::new("tracking");
+    let (json, _) = scratch.experiment(&["tracking", "--views=10,3000", "--calls=100", "--rounds=1"]);
+    assert_eq!(titles(&json), ["copy of 4 KiB, 10 views", "copy of 4 KiB, 3000 views"]);
+    for comparison in comparisons(&json) {
+        assert_eq!(comparison["notes"].as_array().map(Vec::len), Some(0), "{comparison:#}");
+        assert!(
+            comparison["sides"]["always"]["verified_bytes"].as_u64() >= Some(10 * 4096),
+            "{comparison:#}"
+        );
+    }
 }
 
 #[test]
