@@ -20,7 +20,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build demo test test-suites test-checked test-faults machine fuzz audit install uninstall clean help
+.PHONY: build demo test test-suites test-checked test-faults machine fuzz bench-tracking audit install uninstall clean help
 
 build: ## Build target/release/uncopy and target/release/libuncopy.so
 	@scripts/need-cargo
@@ -55,6 +55,10 @@ machine: ## Run ten million random operations next to a model (about ten minutes
 fuzz: ## Fuzz the pure core, a minute for each target
 	@scripts/need-cargo
 	scripts/fuzz
+
+bench-tracking: ## Measure what tracking costs: lookup, insert and drop of a view, and a copy (about three minutes)
+	@scripts/need-cargo
+	$(CARGO) bench --locked -p uncopy-core -p uncopy-engine -- --noplot --verbose
 
 audit: ## Licences, duplicates, sources and known advisories of all dependencies (needs cargo-deny and network)
 	$(CARGO) deny --locked check

@@ -7,7 +7,10 @@
 //! `S` is the handle of a segment; the engine's counts references, so every operation that makes
 //! a view disappear hands its handle to the caller, who drops it where no lock is held.
 
+extern crate alloc;
 use crate::addr::{PAGE_BYTES, PageRange};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
@@ -40,6 +43,16 @@ struct Run<S> {
     view: Option<View<S>>,
 }
 
+impl<S: Clone> Run<S> {
+    /// The state of the run's pages from `start` on.
+    fn state(&self, start: u32) -> State<S> {
+        match &self.view {
+            None => State::Empty,
+            Some(view) => State::Viewed(view.skip(start - self.pages.start)),
+        }
+    }
+}
+
 /// What a page is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State<S> {
@@ -54,18 +67,59 @@ pub enum State<S> {
 /// Handles of views that an operation removed. Drop it where no lock is held.
 pub type Dropped<S> = SmallVec<[S; 6]>;
 
+/// What a page is, without what it stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// See [`State::Present`].
+    Present,
+    /// See [`State::Empty`].
+    Empty,
+    /// See [`State::Viewed`].
+    Viewed,
+}
+
+/// Some of a map's runs, in order.
+type Chunk<S> = SmallVec<[Run<S>; 2]>;
+
+/// Runs of one chunk at most: what an insertion moves. A larger chunk becomes two of half as many.
+const CHUNK_RUNS: usize = if cfg!(test) { 4 } else { 32 };
+/// A chunk that shrinks below this joins a neighbour, if both together are no larger than half a chunk.
+const CHUNK_RUNS_LEAST: usize = CHUNK_RUNS / 4;
+
+/// The chunks of a map behind the first; none is empty.
+#[derive(Clone, Debug)]
+struct More<S> {
+    /// Each chunk's first page.
+    starts: Vec<u32>,
+    chunks: Vec<Chunk<S>>,
+}
+
 /// The map of a block's pages.
+///
+/// ```text
+/// runs:  | run | run | … |     at most CHUNK_RUNS; all of them in most maps
+/// more:  | run | … |  | run | … |  …    by first page: `starts`
+/// ```
 #[derive(Clone, Debug)]
 pub struct PageMap<S> {
-    /// A block in use usually has one run, or two: those need no memory of their own.
-    runs: SmallVec<[Run<S>; 2]>,
+    /// The first chunk. A block in use usually has one run, or two: those need no memory of their own.
+    runs: Chunk<S>,
+    more: Option<Box<More<S>>>,
     views: usize,
+    absent_pages: u32,
 }
 
 impl<S> Default for PageMap<S> {
     fn default() -> Self {
-        Self { runs: SmallVec::new(), views: 0 }
+        Self { runs: SmallVec::new(), more: None, views: 0, absent_pages: 0 }
     }
+}
+
+/// Index in `runs` of the first run that ends after `page`.
+fn position<S>(runs: &[Run<S>], page: u32) -> usize {
+    // All of them, of which there are few: the processor fetches them side by side. A binary search waits for
+    // one cache line after the other, each time it guesses wrong.
+    runs.iter().map(|run| usize::from(run.pages.end <= page)).sum()
 }
 
 impl<S: Clone + PartialEq> PageMap<S> {
@@ -84,23 +138,38 @@ impl<S: Clone + PartialEq> PageMap<S> {
     /// Whether every page is present.
     #[must_use]
     pub fn is_all_present(&self) -> bool {
-        self.runs.is_empty()
+        self.absent_pages == 0
     }
 
     /// Pages that are viewed or empty.
     #[must_use]
     pub fn absent_pages(&self) -> u32 {
-        self.runs.iter().map(|run| run.pages.len()).sum()
+        self.absent_pages
     }
 
-    /// Index of the first run that ends after `page`.
-    fn position(&self, page: u32) -> usize {
-        // Most maps hold a handful of runs, where a scan beats a binary search.
-        if self.runs.len() <= 8 {
-            self.runs.iter().take_while(|run| run.pages.end <= page).count()
-        } else {
-            self.runs.partition_point(|run| run.pages.end <= page)
+    fn chunks(&self) -> usize {
+        1 + self.more.as_ref().map_or(0, |more| more.chunks.len())
+    }
+
+    /// A chunk by its index; empty if there is none.
+    fn chunk(&self, index: usize) -> &[Run<S>] {
+        match (index.checked_sub(1), &self.more) {
+            (None, _) => &self.runs,
+            (Some(index), Some(more)) => more.chunks.get(index).map_or(&[], |chunk| chunk),
+            (Some(_), None) => &[],
         }
+    }
+
+    fn chunk_mut(&mut self, index: usize) -> &mut Chunk<S> {
+        match &mut self.more {
+            Some(more) if index > 0 => &mut more.chunks[index - 1],
+            _ => &mut self.runs,
+        }
+    }
+
+    /// Index of the chunk that `page` belongs to: the last one that does not begin after it.
+    fn chunk_of(&self, page: u32) -> usize {
+        self.more.as_ref().map_or(0, |more| more.starts.partition_point(|start| *start <= page))
     }
 
     /// The state of `page` and the run of pages around it, within `within`, that continue it.
@@ -108,20 +177,46 @@ impl<S: Clone + PartialEq> PageMap<S> {
     /// `within` must contain `page`. A viewed run's view begins at the returned range's first page.
     #[must_use]
     pub fn at(&self, page: u32, within: PageRange) -> (PageRange, State<S>) {
-        let index = self.position(page);
-        match self.runs.get(index) {
-            Some(run) if run.pages.start <= page => {
-                let pages = run.pages.intersection(within);
-                let state = match &run.view {
-                    None => State::Empty,
-                    Some(view) => State::Viewed(view.skip(pages.start - run.pages.start)),
-                };
-                (pages, state)
+        let chunk = self.chunk_of(page);
+        let runs = self.chunk(chunk);
+        let index = position(runs, page);
+        if let Some(run) = runs.get(index).filter(|run| run.pages.start <= page) {
+            let pages = run.pages.intersection(within);
+            return (pages, run.state(pages.start));
+        }
+        let start = if index > 0 {
+            runs[index - 1].pages.end
+        } else {
+            chunk.checked_sub(1).and_then(|chunk| self.chunk(chunk).last()).map_or(0, |run| run.pages.end)
+        };
+        let next = runs.get(index).or_else(|| self.chunk(chunk + 1).first());
+        let end = next.map_or(u32::MAX, |run| run.pages.start);
+        (PageRange::new(start, end).intersection(within), State::Present)
+    }
+
+    /// Calls `each` for the runs of equal state that make up `within`, in order; for the present ones with
+    /// `None`.
+    fn walk<'a>(&'a self, within: PageRange, mut each: impl FnMut(PageRange, Option<&'a Run<S>>)) {
+        let mut page = within.start;
+        let mut chunk = self.chunk_of(page);
+        let mut index = position(self.chunk(chunk), page);
+        while page < within.end {
+            let next = self.chunk(chunk).get(index);
+            if next.is_none() && chunk + 1 < self.chunks() {
+                chunk += 1;
+                index = 0;
+                continue;
             }
-            next => {
-                let start = if index == 0 { 0 } else { self.runs[index - 1].pages.end };
-                let end = next.map_or(u32::MAX, |run| run.pages.start);
-                (PageRange::new(start, end).intersection(within), State::Present)
+            let start = next.map_or(u32::MAX, |run| run.pages.start).min(within.end);
+            if page < start {
+                each(PageRange::new(page, start), None);
+                page = start;
+            }
+            if let Some(run) = next.filter(|run| run.pages.start < within.end) {
+                let pages = run.pages.intersection(within);
+                each(pages, Some(run));
+                page = pages.end;
+                index += 1;
             }
         }
     }
@@ -130,26 +225,39 @@ impl<S: Clone + PartialEq> PageMap<S> {
     /// is the map's own: none is counted.
     #[must_use]
     pub fn target(&self, page: u32) -> Option<(&S, usize)> {
-        let run = self.runs.get(self.position(page)).filter(|run| run.pages.start <= page)?;
+        let runs = self.chunk(self.chunk_of(page));
+        let run = runs.get(position(runs, page)).filter(|run| run.pages.start <= page)?;
         let view = run.view.as_ref()?;
         Some((&view.segment, view.offset_bytes + (page - run.pages.start) as usize * PAGE_BYTES))
     }
 
     /// Calls `each` for the runs of equal state that make up `within`, in order.
     pub fn for_each(&self, within: PageRange, mut each: impl FnMut(PageRange, State<S>)) {
-        let mut page = within.start;
-        while page < within.end {
-            let (pages, state) = self.at(page, PageRange::new(page, within.end));
-            each(pages, state);
-            page = pages.end;
-        }
+        self.walk(within, |pages, run| each(pages, run.map_or(State::Present, |run| run.state(pages.start))));
+    }
+
+    /// The same without the views' targets, which would have to be counted.
+    pub fn for_each_kind(&self, within: PageRange, mut each: impl FnMut(PageRange, Kind)) {
+        self.walk(within, |pages, run| {
+            let kind = match run {
+                None => Kind::Present,
+                Some(Run { view: None, .. }) => Kind::Empty,
+                Some(_) => Kind::Viewed,
+            };
+            each(pages, kind);
+        });
     }
 
     /// Whether every page of `within` is present.
     #[must_use]
     pub fn is_present(&self, within: PageRange) -> bool {
-        within.is_empty()
-            || self.runs.get(self.position(within.start)).is_none_or(|run| run.pages.start >= within.end)
+        if within.is_empty() {
+            return true;
+        }
+        let chunk = self.chunk_of(within.start);
+        let runs = self.chunk(chunk);
+        let next = runs.get(position(runs, within.start)).or_else(|| self.chunk(chunk + 1).first());
+        next.is_none_or(|run| run.pages.start >= within.end)
     }
 
     /// Makes `pages` present.
@@ -172,6 +280,7 @@ impl<S: Clone + PartialEq> PageMap<S> {
 
     /// Makes every view empty: what happens to a block's pages when it is freed.
     pub fn empty_all_views(&mut self, dropped: &mut Dropped<S>) {
+        self.join_chunks(0, self.chunks() - 1);
         for run in &mut self.runs {
             if let Some(view) = run.view.take() {
                 dropped.push(view.segment);
@@ -185,6 +294,7 @@ impl<S: Clone + PartialEq> PageMap<S> {
             }
             joins
         });
+        self.tidy(0);
         debug_assert!(self.is_valid());
     }
 
@@ -193,49 +303,88 @@ impl<S: Clone + PartialEq> PageMap<S> {
         if pages.is_empty() {
             return;
         }
-        let first = self.position(pages.start);
-        // The usual case: a buffer is used again for a message of the same size.
-        if let (Some(old), Some(new)) = (self.runs.get_mut(first), &run)
-            && old.pages == pages
-            && old.view.is_some()
-            && new.view.is_some()
-        {
-            let replaced = core::mem::replace(&mut old.view, run.and_then(|run| run.view));
-            dropped.extend(replaced.map(|view| view.segment));
-            self.join_around(first, dropped);
-            return;
-        }
-        let mut last = first;
-        while self.runs.get(last).is_some_and(|run| run.pages.start < pages.end) {
-            last += 1;
-        }
-        // What is left of the runs at both ends.
-        let before = self.runs[first..last]
-            .first()
-            .filter(|run| run.pages.start < pages.start)
-            .map(|run| Run { pages: PageRange::new(run.pages.start, pages.start), view: run.view.clone() });
-        let after = self.runs[first..last].last().filter(|run| run.pages.end > pages.end).map(|run| Run {
-            pages: PageRange::new(pages.end, run.pages.end),
-            view: run.view.as_ref().map(|view| view.skip(pages.end - run.pages.start)),
-        });
-        let fresh: SmallVec<[Run<S>; 3]> = [before, run, after].into_iter().flatten().collect();
-        self.views += fresh.iter().filter(|run| run.view.is_some()).count();
-        for old in self.runs.drain(first..last) {
-            if let Some(view) = old.view {
-                self.views -= 1;
-                dropped.push(view.segment);
+        let mut chunk = self.chunk_of(pages.start);
+        let mut first = position(self.chunk(chunk), pages.start);
+        if let Some(more) = &self.more {
+            // The chunks that hold what is replaced and the runs on either side of it become one.
+            let behind = more.starts[chunk..].iter().take_while(|start| **start <= pages.end).count();
+            let before = usize::from(first == 0 && chunk > 0);
+            if before + behind > 0 {
+                self.join_chunks(chunk - before, chunk + behind);
+                chunk -= before;
+                first = position(self.chunk(chunk), pages.start);
             }
         }
-        self.runs.insert_many(first, fresh);
-        self.join_around(first, dropped);
+        let has_more = self.more.is_some();
+        let (views, absent_pages) = (&mut self.views, &mut self.absent_pages);
+        let runs = match &mut self.more {
+            Some(more) if chunk > 0 => &mut more.chunks[chunk - 1],
+            _ => &mut self.runs,
+        };
+        match (runs.get_mut(first), run) {
+            // The usual cases: a buffer is used again for a message of the same size,
+            (Some(old), Some(new)) if old.pages == pages => {
+                *views += usize::from(new.view.is_some());
+                if let Some(view) = core::mem::replace(&mut old.view, new.view) {
+                    *views -= 1;
+                    dropped.push(view.segment);
+                }
+            }
+            // for the first time,
+            (next, Some(new)) if next.as_ref().is_none_or(|next| next.pages.start >= pages.end) => {
+                *views += usize::from(new.view.is_some());
+                *absent_pages += pages.len();
+                runs.insert(first, new);
+            }
+            // or its pages come back.
+            (Some(old), None) if old.pages == pages => {
+                *absent_pages -= pages.len();
+                if let Some(view) = runs.remove(first).view {
+                    *views -= 1;
+                    dropped.push(view.segment);
+                }
+            }
+            (_, run) => {
+                let covered = runs[first..].iter().take_while(|run| run.pages.start < pages.end).count();
+                let old = &runs[first..first + covered];
+                // What is left of the runs at both ends.
+                let before = old.first().filter(|run| run.pages.start < pages.start).map(|run| Run {
+                    pages: PageRange::new(run.pages.start, pages.start),
+                    view: run.view.clone(),
+                });
+                let after = old.last().filter(|run| run.pages.end > pages.end).map(|run| Run {
+                    pages: PageRange::new(pages.end, run.pages.end),
+                    view: run.view.as_ref().map(|view| view.skip(pages.end - run.pages.start)),
+                });
+                let fresh: SmallVec<[Run<S>; 3]> = [before, run, after].into_iter().flatten().collect();
+                for run in &fresh {
+                    *views += usize::from(run.view.is_some());
+                    *absent_pages += run.pages.len();
+                }
+                for old in runs.drain(first..first + covered) {
+                    *absent_pages -= old.pages.len();
+                    if let Some(view) = old.view {
+                        *views -= 1;
+                        dropped.push(view.segment);
+                    }
+                }
+                runs.insert_many(first, fresh);
+            }
+        }
+        Self::join_around(runs, first, views, dropped);
+        if runs.len() > CHUNK_RUNS || runs.len() < CHUNK_RUNS_LEAST && has_more {
+            self.tidy(chunk);
+        } else if first == 0 {
+            self.begin_at_first_run(chunk);
+        }
     }
 
     /// Joins the runs next to `index` (at most the three just written and one on either side).
-    fn join_around(&mut self, index: usize, dropped: &mut Dropped<S>) {
+    fn join_around(runs: &mut Chunk<S>, index: usize, views: &mut usize, dropped: &mut Dropped<S>) {
         let mut at = index.saturating_sub(1);
         for _ in 0..4 {
             let Some([left, right]) =
-                self.runs.get(at..at + 2).and_then(|pair| <&[Run<S>; 2]>::try_from(pair).ok())
+                runs.get(at..at + 2).and_then(|pair| <&[Run<S>; 2]>::try_from(pair).ok())
             else {
                 return;
             };
@@ -243,10 +392,10 @@ impl<S: Clone + PartialEq> PageMap<S> {
                 at += 1;
                 continue;
             }
-            let right = self.runs.remove(at + 1);
-            self.runs[at].pages.end = right.pages.end;
+            let right = runs.remove(at + 1);
+            runs[at].pages.end = right.pages.end;
             if let Some(view) = right.view {
-                self.views -= 1;
+                *views -= 1;
                 dropped.push(view.segment);
             }
         }
@@ -265,15 +414,80 @@ impl<S: Clone + PartialEq> PageMap<S> {
             }
     }
 
+    /// Makes the chunks from `first` to `last` one.
+    fn join_chunks(&mut self, first: usize, last: usize) {
+        let Some(more) = &mut self.more else { return };
+        if first >= last {
+            return;
+        }
+        more.starts.drain(first..last);
+        let mut joined =
+            core::mem::take(if first == 0 { &mut self.runs } else { &mut more.chunks[first - 1] });
+        for mut chunk in more.chunks.drain(first..last) {
+            joined.append(&mut chunk);
+        }
+        *self.chunk_mut(first) = joined;
+        if self.chunks() == 1 {
+            self.more = None;
+        }
+    }
+
+    /// Gives a chunk that has changed its place and size again.
+    fn tidy(&mut self, chunk: usize) {
+        let runs = self.chunk(chunk).len();
+        if runs < CHUNK_RUNS_LEAST && self.more.is_some() {
+            let fits = |other: usize| self.chunk(other).len() + runs <= CHUNK_RUNS / 2;
+            if runs == 0 || chunk + 1 < self.chunks() && fits(chunk + 1) {
+                // An empty last chunk joins the one before it.
+                let first = if chunk + 1 < self.chunks() { chunk } else { chunk - 1 };
+                self.join_chunks(first, first + 1);
+                return self.begin_at_first_run(first);
+            } else if chunk > 0 && fits(chunk - 1) {
+                return self.join_chunks(chunk - 1, chunk);
+            }
+        }
+        self.begin_at_first_run(chunk);
+        if runs <= CHUNK_RUNS {
+            return;
+        }
+        // From the end, so that what is behind moves once.
+        let parts = runs.div_ceil(CHUNK_RUNS / 2 + 1);
+        for part in (1..parts).rev() {
+            let tail: Chunk<S> = self.chunk_mut(chunk).drain(runs * part / parts..).collect();
+            let Some(start) = tail.first().map(|run| run.pages.start) else { continue };
+            let more =
+                self.more.get_or_insert_with(|| Box::new(More { starts: Vec::new(), chunks: Vec::new() }));
+            more.starts.insert(chunk, start);
+            more.chunks.insert(chunk, tail);
+        }
+    }
+
+    /// Takes note of the page that a chunk begins with.
+    fn begin_at_first_run(&mut self, chunk: usize) {
+        if let (Some(more), Some(index)) = (&mut self.more, chunk.checked_sub(1))
+            && let Some(run) = more.chunks[index].first()
+        {
+            more.starts[index] = run.pages.start;
+        }
+    }
+
     /// Whether the invariants hold.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.runs.iter().all(|run| !run.pages.is_empty())
-            && self
-                .runs
-                .windows(2)
-                .all(|pair| pair[0].pages.end <= pair[1].pages.start && !Self::joins(&pair[0], &pair[1]))
-            && self.views == self.runs.iter().filter(|run| run.view.is_some()).count()
+        let chunks = || (0..self.chunks()).map(|chunk| self.chunk(chunk));
+        let runs = || chunks().flatten();
+        let more = self.more.as_ref();
+        runs().all(|run| !run.pages.is_empty())
+            && runs()
+                .zip(runs().skip(1))
+                .all(|(run, next)| run.pages.end <= next.pages.start && !Self::joins(run, next))
+            && self.views == runs().filter(|run| run.view.is_some()).count()
+            && self.absent_pages == runs().map(|run| run.pages.len()).sum::<u32>()
+            && chunks().all(|chunk| chunk.len() <= CHUNK_RUNS && (!chunk.is_empty() || more.is_none()))
+            && more.is_none_or(|more| {
+                let starts = more.chunks.iter().filter_map(|chunk| Some(chunk.first()?.pages.start));
+                !more.chunks.is_empty() && starts.eq(more.starts.iter().copied())
+            })
     }
 }
 
@@ -282,7 +496,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const PAGES: u32 = 24;
+    const PAGES: u32 = 40;
 
     #[derive(Clone, Debug)]
     enum Operation {
@@ -293,7 +507,11 @@ mod tests {
     }
 
     fn range() -> impl Strategy<Value = PageRange> {
-        (0..PAGES, 0..=PAGES).prop_map(|(a, b)| PageRange::new(a.min(b), a.max(b)))
+        // Short ones, so that the map comes to have several chunks, and long ones that take them away.
+        prop_oneof![
+            4 => (0..PAGES, 0u32..4).prop_map(|(start, len)| PageRange::new(start, (start + len).min(PAGES))),
+            1 => (0..PAGES, 0..=PAGES).prop_map(|(a, b)| PageRange::new(a.min(b), a.max(b))),
+        ]
     }
 
     fn operation() -> impl Strategy<Value = Operation> {
@@ -312,7 +530,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_operations_agree_with_one_state_per_page(operations in prop::collection::vec(operation(), 1..60)) {
+        fn random_operations_agree_with_one_state_per_page(operations in prop::collection::vec(operation(), 1..120)) {
             let mut map = PageMap::new();
             let mut model: Vec<State<u8>> = (0..PAGES).map(|_| State::Present).collect();
             for operation in operations {
@@ -359,6 +577,16 @@ mod tests {
                     }
                 });
                 prop_assert_eq!(pages_seen, PAGES);
+                let mut kinds = std::vec::Vec::new();
+                map.for_each_kind(PageRange::new(0, PAGES), |pages, kind| {
+                    kinds.extend((pages.start..pages.end).map(|_| kind));
+                });
+                let kind = |state: &State<u8>| match state {
+                    State::Present => Kind::Present,
+                    State::Empty => Kind::Empty,
+                    State::Viewed(_) => Kind::Viewed,
+                };
+                prop_assert!(kinds.into_iter().eq(model.iter().map(kind)));
                 for page in 0..PAGES {
                     let expected = match &model[page as usize] {
                         State::Viewed(view) => Some((&view.segment, view.offset_bytes)),
@@ -366,7 +594,16 @@ mod tests {
                     };
                     prop_assert_eq!(map.target(page), expected);
                     let one = PageRange::new(page, page + 1);
-                    prop_assert_eq!(map.is_present(one), model[page as usize] == State::Present);
+                    let expected = &model[page as usize];
+                    prop_assert_eq!(map.is_present(one), *expected == State::Present);
+                    prop_assert_eq!(&map.at(page, one).1, expected);
+                    let (around, state) = map.at(page, PageRange::new(0, PAGES));
+                    prop_assert!(around.start <= page && page < around.end);
+                    if state == State::Present {
+                        prop_assert!(model[around.start as usize..around.end as usize].iter().all(|state| *state == State::Present));
+                        prop_assert!(around.end == PAGES || model[around.end as usize] != State::Present);
+                        prop_assert!(around.start == 0 || model[around.start as usize - 1] != State::Present);
+                    }
                 }
                 let absent = model.iter().filter(|state| **state != State::Present).count();
                 prop_assert_eq!(map.absent_pages() as usize, absent);
@@ -374,7 +611,7 @@ mod tests {
         }
 
         #[test]
-        fn references_equal_views(operations in prop::collection::vec(operation(), 1..60)) {
+        fn references_equal_views(operations in prop::collection::vec(operation(), 1..120)) {
             use std::sync::Arc;
             let segments: Vec<Arc<u8>> = (0..3).map(Arc::new).collect();
             let mut map = PageMap::new();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, PageMap, State, View};
 
-const PAGES: u32 = 96;
+const PAGES: u32 = 192;
 
 /// What a page is, and for a view which byte its first one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,9 @@ pub fn page_map(data: &[u8]) {
     let mut model = [Page::Present; PAGES as usize];
     while !bytes.is_empty() {
         let start = bytes.below(PAGES);
-        let pages = PageRange::new(start, start + bytes.below(PAGES - start + 1));
+        // Mostly short: a map of many runs has several chunks.
+        let most = if bytes.below(8) == 0 { PAGES } else { 4 };
+        let pages = PageRange::new(start, start + bytes.below((PAGES - start + 1).min(most)));
         let range = pages.start as usize..pages.end as usize;
         let mut dropped = Dropped::new();
         match bytes.below(5) {
