@@ -40,7 +40,15 @@ impl Progress {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a shared mapping at an address of the kernel's choice disturbs nothing.
         let start = unsafe {
-            libc::syscall(libc::SYS_mmap, 0, BYTES, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+            libc::syscall(
+                libc::SYS_mmap,
+                0usize,
+                BYTES,
+                protection,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0usize,
+            )
         };
         let start = usize::try_from(start).expect("mmap of the progress file");
         const { assert!(size_of::<Self>() <= BYTES && Kind::ALL.len() <= 64) };

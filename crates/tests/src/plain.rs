@@ -32,7 +32,7 @@ impl PlainBytes {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: an anonymous mapping at an address of the kernel's choice disturbs nothing.
-        let start = unsafe { libc::syscall(libc::SYS_mmap, 0, len, protection, flags, -1, 0) };
+        let start = unsafe { libc::syscall(libc::SYS_mmap, 0usize, len, protection, flags, -1, 0usize) };
         let start = usize::try_from(start).unwrap_or_else(|_| panic!("mmap of {len} bytes failed"));
         Self { start: std::ptr::with_exposed_provenance_mut(start), len }
     }
