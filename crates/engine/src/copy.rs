@@ -12,6 +12,7 @@ use uncopy_core::plan::{Piece, Pieces, elided_bytes, plan};
 use uncopy_core::policy::{Kind, TRACK_NS, copy_ns};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
+use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
 use uncopy_sys::uffd::Uffd;
 
@@ -78,7 +79,9 @@ fn claim(destination: usize, len_bytes: usize, caller: usize) -> Option<(BlockRe
                 && ENGINE.sites.allows(ENGINE.sites.site(Kind::Copy, caller, len_bytes), Policy::Auto)
         }
     };
-    let at = pays.then(|| ENGINE.foreign.claim(destination, len_bytes))??;
+    // It opens a file, which a cancelled thread may not do in a section that holds locks.
+    let _critical = pays.then(Critical::enter)?;
+    let at = ENGINE.foreign.claim(destination, len_bytes)?;
     Some((at, at.range(destination, len_bytes)?))
 }
 

@@ -387,7 +387,7 @@ impl Heap {
         // Of a plain block only what was asked for is likely to have been touched.
         let mut present_pages = at.block.asked_pages.load(Relaxed);
         if registered {
-            let _critical = Critical::enter();
+            let _critical = Critical::enter_briefly();
             let mut dropped = Dropped::new();
             {
                 let mut locked = at.lock();

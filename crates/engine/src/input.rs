@@ -13,6 +13,7 @@ use uncopy_core::plan::{Piece, plan};
 use uncopy_core::policy::{CLAIM_NS, INPUT_NS, Kind, TRACK_NS, copy_ns};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
+use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::uffd::Uffd;
@@ -222,6 +223,8 @@ fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
     if !ENGINE.foreign.is_on() || ENGINE.heap.contains(part.address) {
         return None;
     }
+    // It opens a file, which a cancelled thread may not do in a section that holds locks.
+    let _critical = Critical::enter();
     ENGINE.activate()?;
     ENGINE.sites.debit(site, CLAIM_NS);
     let at = ENGINE.foreign.claim(part.address, part.len_bytes)?;

@@ -7,6 +7,7 @@
 //! | `SYS_exit` of the main thread | waits for the program's other threads: our handler would be the last |
 //! | `SYS_unshare`, `SYS_setns` | what the functions of that name do |
 //! | seccomp, limits, mlockall | [`crate::limits`] is told first |
+//! | rt_sigaction | handlers are not put off from then on |
 //! | mprotect, munmap, mremap, madvise | [`crate::mapping`] is told first |
 //! | anything else | libc's `syscall`, by a few compares and a jump |
 //!
@@ -152,6 +153,8 @@ pub unsafe extern "C" fn syscall() {
         "je {body}",
         "cmp rdi, {setns}",
         "je {body}",
+        "cmp rdi, {sigaction}",
+        "je {body}",
         "cmp rdi, {clone3}",
         "jne 4f",
         "push rdi",
@@ -216,6 +219,7 @@ pub unsafe extern "C" fn syscall() {
         prlimit = const libc::SYS_prlimit64,
         setrlimit = const libc::SYS_setrlimit,
         prctl = const libc::SYS_prctl,
+        sigaction = const libc::SYS_rt_sigaction,
         mlockall = const libc::SYS_mlockall,
         mprotect = const libc::SYS_mprotect,
         munmap = const libc::SYS_munmap,
@@ -281,6 +285,18 @@ unsafe extern "C" fn body(
     let flags = match number {
         libc::SYS_unshare => return namespaces::unshared(a as c_int, as_it_is),
         libc::SYS_setns => return alone(as_it_is),
+        libc::SYS_rt_sigaction => {
+            if b != 0 {
+                // A handler that is not wrapped, perhaps.
+                uncopy_sys::deferral::end();
+            }
+            let result = as_it_is();
+            if result == 0 && c != 0 {
+                // SAFETY: the kernel stored the action that there was.
+                unsafe { uncopy_sys::deferral::unwrap_stored(c) };
+            }
+            return result;
+        }
         libc::SYS_exit => end_thread(a as c_int),
         libc::SYS_clone => a,
         libc::SYS_clone3 => forking_arguments(a, b).map_or(SETTLS, |arguments| arguments.flags as usize),

@@ -14,6 +14,7 @@
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
 //! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
 //! | [`namespaces`] | unshare and setns |
+//! | [`signals`] | sigaction and its older relatives: handlers are wrapped |
 //! | [`start`] | what happens when the library is loaded and unloaded |
 //!
 //! Exported functions have libc's contracts; their safety conditions are those of the C standard and
@@ -41,6 +42,8 @@ mod memory;
 mod namespaces;
 mod process;
 mod reading;
+#[cfg(target_arch = "x86_64")]
+mod signals;
 mod start;
 mod writing;
 

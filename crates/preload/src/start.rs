@@ -51,6 +51,8 @@ pub fn fill_slots() {
     crate::namespaces::fill();
     crate::mapping::fill();
     crate::limits::fill();
+    #[cfg(target_arch = "x86_64")]
+    crate::signals::fill();
     FILLING.store(0, Relaxed);
     FILLED.store(true, Relaxed);
 }
@@ -99,6 +101,8 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
             live::remove_stale();
         }
         crate::process::watch_forks();
+        #[cfg(target_arch = "x86_64")]
+        uncopy_sys::deferral::begin();
     }
 }
 

@@ -50,7 +50,8 @@ fn make_the_calls(inherited_device: Option<i32>) -> ! {
     // SAFETY: this process has nothing but copies, and ends here. SIGSYS, by which a filter may report a call
     // instead, must end it, too.
     unsafe {
-        libc::signal(libc::SIGSYS, libc::SIG_DFL);
+        let default = [0usize; 4];
+        syscall!(libc::SYS_rt_sigaction, libc::SIGSYS, default.as_ptr(), 0, 8);
         // Its end is no reason for a core dump.
         syscall!(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         let protection = libc::PROT_READ | libc::PROT_WRITE;

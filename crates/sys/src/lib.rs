@@ -29,6 +29,8 @@ pub mod alloc {
 pub mod bytes;
 mod call;
 pub mod control;
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+pub mod deferral;
 pub mod errno;
 pub mod fd;
 pub mod filter;
@@ -37,6 +39,8 @@ pub mod ids;
 pub mod inject;
 pub mod lock;
 pub mod mem;
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+mod own;
 pub mod presence;
 pub mod procmap;
 pub mod raw;

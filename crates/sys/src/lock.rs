@@ -16,6 +16,7 @@ const WAITERS: u32 = 1 << 31;
 /// thread that blocks it makes them wait for ever.
 const SETXID: i32 = 33;
 
+#[cfg(not(all(target_arch = "x86_64", not(loom))))]
 crate::locals! {
     static THREAD_ID: Cell<u32> = Cell::new(0);
 }
@@ -41,19 +42,42 @@ pub(crate) fn begin_model() {
 }
 
 /// The calling thread's kernel thread id.
+#[inline]
 #[must_use]
 pub fn thread_id() -> u32 {
-    THREAD_ID.with(|cached| {
-        if cached.get() == 0 {
-            cached.set(kernel_id());
-        }
-        cached.get()
-    })
+    let id = remembered_id();
+    if id != 0 {
+        return id;
+    }
+    let id = kernel_id();
+    remember_id(id);
+    id
 }
 
 /// Forgets the cached thread id: to be called in a forked child.
 pub fn forget_thread_id() {
-    THREAD_ID.with(|cached| cached.set(0));
+    remember_id(0);
+}
+
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+#[inline]
+fn remembered_id() -> u32 {
+    crate::own::own().id.load(Ordering::Relaxed)
+}
+
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+fn remember_id(id: u32) {
+    crate::own::own().id.store(id, Ordering::Relaxed);
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+fn remembered_id() -> u32 {
+    THREAD_ID.with(Cell::get)
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+fn remember_id(id: u32) {
+    THREAD_ID.with(|cached| cached.set(id));
 }
 
 /// A mutual exclusion lock. All-zero bytes are an unlocked lock.
@@ -146,50 +170,93 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Signals blocked, except those that report a fault of the instruction itself. Dropping it
-/// restores the mask and `errno`.
+const fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+/// Signals that wait while a thread is in a [`Critical`]: all but those that report a fault of the
+/// instruction itself.
+pub(crate) const BLOCKED: u64 = !(bit(libc::SIGSEGV)
+    | bit(libc::SIGBUS)
+    | bit(libc::SIGFPE)
+    | bit(libc::SIGILL)
+    | bit(libc::SIGTRAP)
+    | bit(libc::SIGABRT)
+    | bit(SETXID));
+
+/// A section in which no handler of the program runs, except for a fault of the instruction itself. Dropping
+/// it restores `errno` and lets the others run.
 pub struct Critical {
-    mask: Cell<u64>,
+    held: Held,
     errno: Cell<i32>,
+}
+
+/// How handlers are kept away.
+enum Held {
+    /// Signals are blocked; the mask to restore.
+    Mask(Cell<u64>),
+    /// Handlers are put off; what the thread's word was.
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    Word(u32),
 }
 
 impl Critical {
     /// Blocks signals for the calling thread.
     #[must_use]
     pub fn enter() -> Self {
-        const fn bit(signal: i32) -> u64 {
-            1 << (signal - 1)
-        }
-        const BLOCKED: u64 = !(bit(libc::SIGSEGV)
-            | bit(libc::SIGBUS)
-            | bit(libc::SIGFPE)
-            | bit(libc::SIGILL)
-            | bit(libc::SIGTRAP)
-            | bit(libc::SIGABRT)
-            | bit(SETXID));
         let errno = crate::errno::get();
         let mut mask = 0;
         set_mask(BLOCKED, Some(&mut mask));
-        Self { mask: Cell::new(mask), errno: Cell::new(errno) }
+        Self { held: Held::Mask(Cell::new(mask)), errno: Cell::new(errno) }
     }
 
-    /// Restores the mask, runs `section`, blocks signals again; the `errno` that `section` leaves is
+    /// Puts handlers off without a system call, where that is possible ([`crate::deferral`]), else blocks
+    /// signals. For sections that make no system call which a signal could end early, and do not wait for
+    /// anything but locks.
+    #[inline]
+    #[must_use]
+    pub fn enter_briefly() -> Self {
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        if crate::deferral::is_on() {
+            let errno = crate::errno::get();
+            return Self { held: Held::Word(crate::deferral::enter()), errno: Cell::new(errno) };
+        }
+        Self::enter()
+    }
+
+    fn leave(&self) {
+        match &self.held {
+            Held::Mask(mask) => set_mask(mask.get(), None),
+            #[cfg(all(target_arch = "x86_64", not(loom)))]
+            Held::Word(before) => crate::deferral::leave(*before),
+        }
+        crate::errno::set(self.errno.get());
+    }
+
+    /// Lets handlers run, runs `section`, keeps them away again; the `errno` that `section` leaves is
     /// the one restored in the end. For the program's own system calls.
     pub fn leave_for<T>(&self, section: impl FnOnce() -> T) -> T {
-        set_mask(self.mask.get(), None);
-        crate::errno::set(self.errno.get());
+        self.leave();
         let result = section();
         self.errno.set(crate::errno::get());
-        // A signal handler may have changed the mask meanwhile: that is the one to restore.
-        self.mask.set(core::mem::ManuallyDrop::new(Self::enter()).mask.get());
+        match &self.held {
+            Held::Mask(old) => {
+                // A signal handler may have changed the mask meanwhile: that is the one to restore.
+                let mut mask = 0;
+                set_mask(BLOCKED, Some(&mut mask));
+                old.set(mask);
+            }
+            #[cfg(all(target_arch = "x86_64", not(loom)))]
+            Held::Word(_) => _ = crate::deferral::enter(),
+        }
         result
     }
 }
 
 impl Drop for Critical {
+    #[inline]
     fn drop(&mut self) {
-        set_mask(self.mask.get(), None);
-        crate::errno::set(self.errno.get());
+        self.leave();
     }
 }
 
@@ -199,10 +266,10 @@ pub(crate) fn try_mask() {
 }
 
 #[cfg(loom)]
-fn set_mask(_mask: u64, _old: Option<&mut u64>) {}
+pub(crate) fn set_mask(_mask: u64, _old: Option<&mut u64>) {}
 
 #[cfg(not(loom))]
-fn set_mask(mask: u64, old: Option<&mut u64>) {
+pub(crate) fn set_mask(mask: u64, old: Option<&mut u64>) {
     let old = old.map_or(core::ptr::null_mut(), |old| old as *mut u64);
     // The call itself, not libc's wrapper: it is made twice for every copy that is looked at.
     #[cfg(target_arch = "x86_64")]

@@ -131,7 +131,7 @@ impl Drop for Presence {
     }
 }
 
-/// Engine work of a hook: inside, with signals blocked.
+/// Engine work of a hook: inside, with the program's handlers kept away.
 pub struct Section {
     critical: Critical,
     is_outside: Cell<bool>,
@@ -142,7 +142,7 @@ impl Section {
     #[inline]
     #[must_use]
     pub fn enter() -> Option<Self> {
-        let critical = Critical::enter();
+        let critical = Critical::enter_briefly();
         if enter() {
             return Some(Self { critical, is_outside: Cell::new(false) });
         }
@@ -154,7 +154,7 @@ impl Section {
     fn enter_later() -> Option<Self> {
         let mut tries = 0;
         while waits(&mut tries, PATIENCE) {
-            let critical = Critical::enter();
+            let critical = Critical::enter_briefly();
             if enter() {
                 return Some(Self { critical, is_outside: Cell::new(false) });
             }

@@ -68,6 +68,47 @@ fn spawn_with(
     result.map(drop)
 }
 
+/// Threads that have a number.
+static NUMBERS: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
+
+/// Number of threads that have one.
+#[must_use]
+pub fn numbers() -> u32 {
+    NUMBERS.load(Relaxed)
+}
+
+#[cold]
+fn next_number() -> u32 {
+    NUMBERS.fetch_add(1, Relaxed) + 1
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+crate::locals! {
+    static NUMBER: core::cell::Cell<u32> = core::cell::Cell::new(0);
+}
+
+/// The calling thread's number, from 0 in the order in which threads first asked for theirs. Never given
+/// to another.
+#[inline]
+#[must_use]
+pub fn number() -> u32 {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    {
+        let own = &crate::own::own().number;
+        if own.load(Relaxed) == 0 {
+            own.store(next_number(), Relaxed);
+        }
+        own.load(Relaxed) - 1
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    NUMBER.with(|own| {
+        if own.get() == 0 {
+            own.set(next_number());
+        }
+        own.get() - 1
+    })
+}
+
 /// Lets other threads run, also those of lower priority.
 pub fn pause() {
     #[cfg(loom)]
@@ -75,8 +116,10 @@ pub fn pause() {
     #[cfg(not(loom))]
     {
         let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
-        // SAFETY: the time is valid; the rest is not asked for.
-        unsafe { kernel!(Sleep, libc::nanosleep(&time, core::ptr::null_mut())) };
+        let _errno = crate::errno::Keep::new();
+        // SAFETY: the time is valid; the rest is not asked for. The call itself: libc's function would be a
+        // point of cancellation, and locks may be held.
+        unsafe { kernel!(Sleep, syscall!(libc::SYS_nanosleep, &raw const time, 0)) };
     }
 }
 

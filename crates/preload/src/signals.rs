@@ -1,0 +1,184 @@
+//! `sigaction` and its older relatives: the program's handlers are wrapped, so that they can be put off
+//! without a system call while the engine works ([`uncopy_sys::deferral`]).
+//!
+//! The relatives are made of `sigaction` here as they are in glibc, which does not call its own through
+//! the symbol. `sigignore`, `sighold` and the like install no handlers and need no hook.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use libc::{sighandler_t, sigset_t};
+use uncopy_sys::deferral::{cancels_anywhere, unwrap, wrap};
+use uncopy_sys::errno;
+
+type Action = libc::sigaction;
+
+slots! {
+    SIGACTION = c"sigaction": unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
+    SIGINTERRUPT = c"siginterrupt": unsafe extern "C" fn(c_int, c_int) -> c_int;
+    SETCANCELTYPE = c"pthread_setcanceltype": unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+}
+
+/// Signals that `siginterrupt` was told to let end system calls, a bit each.
+static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
+
+/// `SIG_HOLD` of `sigset`.
+const SIG_HOLD: sighandler_t = 2;
+/// Of glibc (pthread.h).
+const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
+/// glibc's own signals, which these functions refuse: 32 and 33.
+const INTERNAL: core::ops::RangeInclusive<c_int> = 32..=33;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+    let real = SIGACTION.call();
+    // SAFETY: the caller's promise; the structure handed on is a copy of the program's.
+    unsafe {
+        let result = if new.is_null() {
+            real(signal, new, old)
+        } else {
+            let mut action = *new;
+            wrap(signal, &mut action);
+            real(signal, &raw const action, old)
+        };
+        if result == 0 && !old.is_null() {
+            unwrap(&mut *old);
+        }
+        result
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { sigaction(signal, new, old) }
+}
+
+/// An action with an empty mask.
+fn action(handler: sighandler_t, flags: c_int) -> Action {
+    // SAFETY: zero bytes are an action.
+    let mut action: Action = unsafe { core::mem::zeroed() };
+    action.sa_sigaction = handler;
+    action.sa_flags = flags;
+    action
+}
+
+/// Installs an action; returns the handler that there was, or `SIG_ERR`.
+fn install(signal: c_int, new: &Action) -> sighandler_t {
+    let mut old = action(libc::SIG_DFL, 0);
+    // SAFETY: both structures are valid.
+    let result = unsafe { sigaction(signal, new, &raw mut old) };
+    if result == 0 { old.sa_sigaction } else { libc::SIG_ERR }
+}
+
+fn refused() -> sighandler_t {
+    errno::set(libc::EINVAL);
+    libc::SIG_ERR
+}
+
+fn is_signal(signal: c_int) -> bool {
+    (1..=64).contains(&signal) && !INTERNAL.contains(&signal)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    if handler == libc::SIG_ERR || !is_signal(signal) {
+        return refused();
+    }
+    let interrupts = INTERRUPTING.load(Relaxed) & (1 << (signal - 1)) != 0;
+    let mut new = action(handler, if interrupts { 0 } else { libc::SA_RESTART });
+    // SAFETY: a valid set and a valid signal.
+    unsafe { libc::sigaddset(&raw mut new.sa_mask, signal) };
+    install(signal, &new)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bsd_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: the caller's promise.
+    unsafe { signal(number, handler) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ssignal(number: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: the caller's promise.
+    unsafe { signal(number, handler) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    // glibc's SA_INTERRUPT, which the kernel ignores.
+    const INTERRUPT: c_int = 0x2000_0000;
+    if handler == libc::SIG_ERR || !is_signal(signal) {
+        return refused();
+    }
+    install(signal, &action(handler, libc::SA_RESETHAND | libc::SA_NODEFER | INTERRUPT))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: the caller's promise.
+    unsafe { __sysv_signal(signal, handler) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    if handler == libc::SIG_ERR || !is_signal(signal) {
+        return refused();
+    }
+    // SAFETY: zero bytes are an empty set; all pointers are valid.
+    unsafe {
+        let mut set: sigset_t = core::mem::zeroed();
+        let mut before: sigset_t = core::mem::zeroed();
+        libc::sigaddset(&raw mut set, signal);
+        let mut change = |how| libc::sigprocmask(how, &raw const set, &raw mut before);
+        let old = if handler == SIG_HOLD {
+            if change(libc::SIG_BLOCK) < 0 {
+                return libc::SIG_ERR;
+            }
+            let mut old = action(libc::SIG_DFL, 0);
+            if libc::sigismember(&raw const before, signal) == 0
+                && sigaction(signal, core::ptr::null(), &raw mut old) < 0
+            {
+                return libc::SIG_ERR;
+            }
+            old.sa_sigaction
+        } else {
+            let old = install(signal, &action(handler, 0));
+            if old == libc::SIG_ERR || change(libc::SIG_UNBLOCK) < 0 {
+                return libc::SIG_ERR;
+            }
+            old
+        };
+        if libc::sigismember(&raw const before, signal) == 1 { SIG_HOLD } else { old }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    // SAFETY: the caller's promise. It changes a flag of the action that the kernel has.
+    let result = unsafe { SIGINTERRUPT.call()(signal, interrupts) };
+    if result == 0 && is_signal(signal) {
+        let bit = 1 << (signal - 1);
+        if interrupts == 0 {
+            INTERRUPTING.fetch_and(!bit, Relaxed);
+        } else {
+            INTERRUPTING.fetch_or(bit, Relaxed);
+        }
+    }
+    result
+}
+
+/// A thread that can be cancelled at any instruction must not be while it holds locks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_setcanceltype(new: c_int, old: *mut c_int) -> c_int {
+    let real = SETCANCELTYPE.call();
+    let is_async = new == PTHREAD_CANCEL_ASYNCHRONOUS;
+    if is_async {
+        cancels_anywhere(true);
+    }
+    // SAFETY: the caller's promise.
+    let result = unsafe { real(new, old) };
+    if result == 0 && !is_async {
+        cancels_anywhere(false);
+    }
+    result
+}
