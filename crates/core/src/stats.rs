@@ -8,7 +8,7 @@
 //!          8  pid (u64)
 //!         16  reason_len_bytes (u64)   0: active or not yet needed
 //!         24  reason (UTF-8, at most REASON_CAPACITY_BYTES)
-//!        512  counters (u64 each, native byte order, in the order of Counter)
+//!        512  shards of SHARD_BYTES: counters (u64 each, native byte order, in the order of Counter)
 //! ```
 
 use core::fmt::Write as _;
@@ -25,7 +25,7 @@ pub const CONTROL_RELEASE: u8 = b'r';
 /// Reason of a process that was told to.
 pub const REASON_RELEASED: &str = "released: every view was turned back into plain memory";
 /// First bytes of the stats file.
-pub const MAGIC: [u8; 8] = *b"uncopy\0\x01";
+pub const MAGIC: [u8; 8] = *b"uncopy\0\x02";
 /// Offset of the pid.
 pub const PID_OFFSET: usize = 8;
 /// Offset of the reason's length.
@@ -36,6 +36,11 @@ pub const REASON_OFFSET: usize = 24;
 pub const REASON_CAPACITY_BYTES: usize = COUNTERS_OFFSET - REASON_OFFSET;
 /// Offset of the first counter.
 pub const COUNTERS_OFFSET: usize = 512;
+/// Length of a shard, bytes: cache lines that no other shard shares.
+pub const SHARD_BYTES: usize = 256;
+/// Shards: threads count in different ones. A counter's value is the sum of its shards' (modulo 2^64), a
+/// highest value the largest of them.
+pub const SHARDS: usize = (FILE_BYTES - COUNTERS_OFFSET) / SHARD_BYTES;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $variant:ident => $name:literal,)*) => {
@@ -98,6 +103,14 @@ counters! {
     ForeignRanges => "foreign_ranges",
 }
 
+impl Counter {
+    /// Whether it is the highest value that another one had.
+    #[must_use]
+    pub const fn is_peak(self) -> bool {
+        matches!(self, Self::SegmentsPeakBytes | Self::ViewsPeak)
+    }
+}
+
 /// A snapshot of the counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -139,7 +152,12 @@ impl Snapshot {
         let reason = &bytes[REASON_OFFSET..REASON_OFFSET + reason_len_bytes];
         let mut values = [0; Counter::ALL.len()];
         for (index, value) in values.iter_mut().enumerate() {
-            *value = word(COUNTERS_OFFSET + 8 * index);
+            let in_shards = (0..SHARDS).map(|shard| word(COUNTERS_OFFSET + shard * SHARD_BYTES + 8 * index));
+            *value = if Counter::ALL[index].is_peak() {
+                in_shards.max().unwrap_or(0)
+            } else {
+                in_shards.fold(0, u64::wrapping_add)
+            };
         }
         Ok(Self {
             pid: word(PID_OFFSET),
@@ -197,8 +215,15 @@ mod tests {
         bytes[8..16].copy_from_slice(&77u64.to_ne_bytes());
         bytes[16..24].copy_from_slice(&(reason.len() as u64).to_ne_bytes());
         bytes[24..24 + reason.len()].copy_from_slice(reason.as_bytes());
+        // One thread counted more than there are, another fewer than none.
         let faults = COUNTERS_OFFSET + 8 * Counter::Faults as usize;
-        bytes[faults..faults + 8].copy_from_slice(&5u64.to_ne_bytes());
+        bytes[faults..faults + 8].copy_from_slice(&7u64.to_ne_bytes());
+        let last = faults + (SHARDS - 1) * SHARD_BYTES;
+        bytes[last..last + 8].copy_from_slice(&2u64.wrapping_neg().to_ne_bytes());
+        for (shard, value) in [(0, 20u64), (1, 30)] {
+            let peak = COUNTERS_OFFSET + shard * SHARD_BYTES + 8 * Counter::ViewsPeak as usize;
+            bytes[peak..peak + 8].copy_from_slice(&value.to_ne_bytes());
+        }
         bytes
     }
 
@@ -206,6 +231,7 @@ mod tests {
     fn a_written_file_reads_back() {
         let snapshot = Snapshot::parse(&file("a \"quoted\" reason\n")).expect("well-formed");
         assert_eq!((snapshot.pid, snapshot.get(Counter::Faults)), (77, 5));
+        assert_eq!(snapshot.get(Counter::ViewsPeak), 30, "the largest of the shards");
         let json = snapshot.to_json();
         assert!(json.contains("\"faults\": 5") && json.contains("\\\"quoted\\\" reason\\u000a"), "{json}");
         assert!(Snapshot::parse(&file("")).expect("well-formed").to_json().ends_with("\"reason\": null}"));
@@ -225,6 +251,7 @@ mod tests {
 
     #[test]
     fn the_counters_fit_the_file() {
-        assert!(COUNTERS_OFFSET + 8 * Counter::ALL.len() <= FILE_BYTES);
+        const { assert!(8 * Counter::ALL.len() <= SHARD_BYTES && SHARDS > 1) };
+        const { assert!(COUNTERS_OFFSET + SHARDS * SHARD_BYTES <= FILE_BYTES) };
     }
 }

@@ -1,10 +1,14 @@
 //! The counters: a page in the layout of `uncopy_core::stats`, private at first, then a file that
 //! only its owner can read, so that `uncopy stats PID` can look at a running program.
+//!
+//! Each thread counts in a shard, by its number, so that threads do not share a cache line; where there are more
+//! threads than shards, several count in one. What is asked for is the sum.
 
 use core::fmt::Write;
+use core::sync::atomic::AtomicU64;
 use uncopy_core::stats::{
-    CONTROL_SUFFIX, COUNTERS_OFFSET, Counter, FILE_BYTES, MAGIC, PID_OFFSET, REASON_CAPACITY_BYTES,
-    REASON_LEN_OFFSET, REASON_OFFSET, Snapshot,
+    self, CONTROL_SUFFIX, COUNTERS_OFFSET, Counter, FILE_BYTES, MAGIC, PID_OFFSET, REASON_CAPACITY_BYTES,
+    REASON_LEN_OFFSET, REASON_OFFSET, SHARD_BYTES, Snapshot,
 };
 use uncopy_sys::control::Control;
 use uncopy_sys::mem;
@@ -12,6 +16,7 @@ use uncopy_sys::sync::Tally;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
+use uncopy_sys::thread;
 
 /// Counters that say what is alive now.
 const GAUGES: [Counter; 6] = [
@@ -61,17 +66,32 @@ fn page() -> &'static Page {
     }
 }
 
-fn index(which: Counter) -> usize {
-    COUNTERS_OFFSET / 8 + which as usize
+/// Shards that are in use: a model's threads share one.
+const SHARDS: usize = if cfg!(loom) { 1 } else { stats::SHARDS };
+
+/// The shard that the calling thread counts in.
+#[inline]
+fn own_shard() -> usize {
+    if cfg!(loom) { 0 } else { thread::number() as usize % SHARDS }
 }
 
-fn counter(which: Counter) -> &'static Tally {
-    &page().0[index(which)]
+/// Shards that a thread has ever counted in.
+fn used_shards() -> usize {
+    if cfg!(loom) { 1 } else { (thread::numbers() as usize).clamp(1, SHARDS) }
 }
 
-/// Adds (modulo 2^64) to a counter; returns its new value.
+fn index(which: Counter, shard: usize) -> usize {
+    (COUNTERS_OFFSET + shard * SHARD_BYTES) / 8 + which as usize
+}
+
+fn counter(which: Counter, shard: usize) -> &'static Tally {
+    &page().0[index(which, shard)]
+}
+
+/// Adds (modulo 2^64) to a counter; returns the new value of the calling thread's shard.
+#[inline]
 fn tally(which: Counter, value: u64) -> u64 {
-    let index = index(which);
+    let index = index(which, own_shard());
     match SHARED.load(Acquire) {
         0 => {
             let new = PRIVATE.0[index].fetch_add(value, Acquire).wrapping_add(value);
@@ -94,22 +114,41 @@ fn carry_over(index: usize) {
 }
 
 /// Adds to a counter.
+#[inline]
 pub fn add(which: Counter, value: usize) {
-    tally(which, value as u64);
+    if value != 0 {
+        tally(which, value as u64);
+    }
 }
 
 /// Subtracts from a gauge.
+#[inline]
 pub fn subtract(which: Counter, value: usize) {
-    tally(which, (value as u64).wrapping_neg());
+    if value != 0 {
+        tally(which, (value as u64).wrapping_neg());
+    }
 }
 
+/// For each shard, the values of its gauges up to which its threads need not ask what all shards hold: with
+/// one thread the highest there were, so that peaks are exact; with several a 64th more, so that these do
+/// not look at each other's shards all the time.
+#[repr(align(128))]
+struct Asked([AtomicU64; Counter::ALL.len()]);
+
+static ASKED: [Asked; stats::SHARDS] =
+    [const { Asked([const { AtomicU64::new(0) }; Counter::ALL.len()]) }; stats::SHARDS];
+
 /// Adds to a gauge and raises its peak.
+#[inline]
 pub fn raise(gauge: Counter, peak: Counter, value: usize) {
-    let new = tally(gauge, value as u64);
-    // Between threads views may come and go in any order; a gauge that dips below zero for a
-    // moment must not look like a peak.
-    if new > counter(peak).load(Relaxed) && new < NEGATIVE {
-        counter(peak).fetch_max(new, Relaxed);
+    let in_shard = tally(gauge, value as u64) as i64;
+    let shard = own_shard();
+    let asked = &ASKED[shard].0[gauge as usize];
+    if in_shard > asked.load(Relaxed) as i64 {
+        let all = get(gauge);
+        let margin = if used_shards() == 1 { 0 } else { all >> 6 };
+        asked.store((in_shard as u64).wrapping_add(margin), Relaxed);
+        counter(peak, shard).fetch_max(all, Relaxed);
     }
 }
 
@@ -119,7 +158,11 @@ const NEGATIVE: u64 = 1 << 62;
 /// A counter's value.
 #[must_use]
 pub fn get(which: Counter) -> u64 {
-    let value = counter(which).load(Relaxed);
+    let shards = (0..used_shards()).map(|shard| counter(which, shard).load(Relaxed));
+    if which.is_peak() {
+        return shards.max().unwrap_or(0);
+    }
+    let value = shards.fold(0, u64::wrapping_add);
     if value < NEGATIVE { value } else { 0 }
 }
 
@@ -247,8 +290,8 @@ pub fn publish() {
 }
 
 /// Indices of the counters' words.
-fn counters() -> core::ops::Range<usize> {
-    COUNTERS_OFFSET / 8..COUNTERS_OFFSET / 8 + Counter::ALL.len()
+fn counters() -> impl Iterator<Item = usize> {
+    (0..SHARDS).flat_map(|shard| Counter::ALL.iter().map(move |which| index(*which, shard)))
 }
 
 /// Maps a page for the counters, in place of an earlier one if there is; says whether it is the file.
@@ -287,11 +330,14 @@ pub fn restart_in_child(alive: Gauges) {
     if SHARED.load(Relaxed) != 0 {
         publish();
     }
-    for which in Counter::ALL {
-        counter(*which).store(0, Relaxed);
+    for index in counters() {
+        page().0[index].store(0, Relaxed);
+    }
+    for asked in ASKED.iter().flat_map(|shard| &shard.0) {
+        asked.store(0, Relaxed);
     }
     for (which, value) in GAUGES.into_iter().zip(alive.0) {
-        counter(which).store(value, Relaxed);
+        counter(which, 0).store(value, Relaxed);
     }
 }
 
