@@ -10,7 +10,7 @@ use crate::live;
 use crate::segment::{Draft, Segment};
 use smallvec::SmallVec;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
-use uncopy_core::page_map::{Dropped, SiteId, State, View};
+use uncopy_core::page_map::{Dropped, Kind, SiteId, State, View};
 use uncopy_core::plan::{Piece, Step};
 use uncopy_core::policy::{COPY_OVER_PAGES, MOVE_CALL_NS, MOVE_PAGE_NS, moves_out};
 use uncopy_core::stats::Counter;
@@ -163,20 +163,20 @@ type Runs = SmallVec<[PageRange; 8]>;
 
 /// The runs of pages in `pages` that are not present.
 fn absent_runs(block: &Locked, pages: PageRange) -> Runs {
-    runs(block, pages, |state| *state != State::Present)
+    runs(block, pages, |kind| kind != Kind::Present)
 }
 
 /// The runs of pages in `pages` that are present.
 fn present_runs(block: &Locked, pages: PageRange) -> Runs {
-    runs(block, pages, |state| *state == State::Present)
+    runs(block, pages, |kind| kind == Kind::Present)
 }
 
 /// The runs of pages in `pages` whose state is one of those wanted.
-fn runs(block: &Locked, pages: PageRange, wanted: impl Fn(&State<Segment>) -> bool) -> Runs {
+fn runs(block: &Locked, pages: PageRange, wanted: impl Fn(Kind) -> bool) -> Runs {
     let mut runs = Runs::new();
     if let Some(map) = block.map() {
-        map.for_each(pages, |run, state| {
-            if wanted(&state) {
+        map.for_each_kind(pages, |run, kind| {
+            if wanted(kind) {
                 match runs.last_mut() {
                     Some(last) if last.end == run.start => last.end = run.end,
                     _ => runs.push(run),
@@ -414,7 +414,7 @@ const TRIES: u32 = 100;
 
 /// Puts the bytes of the views among `pages` in place, and does not give up easily.
 pub fn fill_views(uffd: Uffd, block: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) {
-    let is_viewed = |state: &State<Segment>| matches!(state, State::Viewed(_));
+    let is_viewed = |kind| kind == Kind::Viewed;
     for _ in 0..TRIES {
         for run in runs(block, pages, is_viewed) {
             make_present(uffd, block, run, dropped);

@@ -9,6 +9,8 @@
 //!   (an alternate one, a coroutine's), so that none is ever given back too early;
 //! - at the end of its thread;
 //! - in a forked child, if it was another thread's.
+//!
+//! There are several lists, of which each thread uses one, so that threads do not wait for each other.
 
 use crate::input::Redirected;
 use crate::segment::Segment;
@@ -45,9 +47,11 @@ impl Held {
     }
 }
 
-/// An entry of the list.
+/// An entry of a list.
 struct Record {
     thread: u32,
+    /// Index of its list.
+    list: usize,
     /// Address of the word in the call's frame.
     mark: usize,
     /// What is there while the call is in progress.
@@ -57,10 +61,23 @@ struct Record {
     held: Held,
 }
 
+/// Lists; a model's threads share one.
+const LISTS: usize = if cfg!(loom) { 1 } else { 64 };
+
+#[repr(align(128))]
 struct List {
-    /// Taken last of the engine's locks; nothing is allocated or released under it.
+    /// Taken last of the engine's locks, with those of the other lists in order; nothing is allocated or
+    /// released under it.
     lock: Lock,
     first: UnsafeCell<*mut Record>,
+}
+
+impl List {
+    uncopy_sys::constant! {
+        const fn new() -> Self {
+            Self { lock: Lock::new(), first: UnsafeCell::new(null_mut()) }
+        }
+    }
 }
 
 // SAFETY: the records are only linked and unlinked under the lock.
@@ -68,17 +85,26 @@ unsafe impl Sync for List {}
 // SAFETY: as above.
 unsafe impl Send for List {}
 
+#[cfg(not(loom))]
+static ALL: [List; LISTS] = [const { List::new() }; LISTS];
+#[cfg(loom)]
 uncopy_sys::statics! {
-    static LIST: List = List { lock: Lock::new(), first: UnsafeCell::new(null_mut()) };
+    static ALL: [List; LISTS] = core::array::from_fn(|_| List::new());
+}
+
+/// Index of the calling thread's list.
+fn own_list() -> usize {
+    if cfg!(loom) { 0 } else { thread::number() as usize % LISTS }
 }
 
 /// Makes marks differ from one another, and from what else may be in a frame.
-static MARKS: AtomicUsize = AtomicUsize::new(0);
 const MARK_STEP: usize = 0x9E37_79B9_7F4A_7C15 | 1;
 
 uncopy_sys::locals! {
     /// Records of this thread in the list.
     static MINE: Cell<usize> = Cell::new(0);
+    /// Calls that this thread has made.
+    static CALLS: Cell<usize> = Cell::new(0);
     /// Whether this thread's end is watched.
     static WATCHED: Cell<bool> = Cell::new(false);
 }
@@ -92,7 +118,8 @@ pub(crate) struct InProgress {
 impl InProgress {
     pub(crate) fn new(held: Held) -> Self {
         let thread = thread_id();
-        let record = Record { thread, mark: 0, value: 0, previous: null_mut(), next: null_mut(), held };
+        let (previous, next) = (null_mut(), null_mut());
+        let record = Record { thread, list: own_list(), mark: 0, value: 0, previous, next, held };
         Self { record: Box::into_raw(Box::new(record)), mark: AtomicUsize::new(0) }
     }
 
@@ -101,12 +128,13 @@ impl InProgress {
         if !WATCHED.with(|watched| watched.replace(true)) {
             thread::watch_end(end_of_thread);
         }
-        let value = MARKS.fetch_add(MARK_STEP, Relaxed) | 1;
+        let calls = CALLS.with(|calls| calls.replace(calls.get() + 1));
+        let value = ((thread::number() as usize) << 40 | calls).wrapping_mul(MARK_STEP) | 1;
         self.mark.store(value, Relaxed);
         // Calls that ended in the middle are few, and usually none.
         if MINE.with(Cell::get) > 0 {
             let me = thread_id();
-            take_where(|record| record.thread == me && !record.is_in_progress());
+            take_where(own_list(), |record| record.thread == me && !record.is_in_progress());
         }
         // SAFETY: the record is this call's, and not in the list.
         unsafe {
@@ -173,10 +201,12 @@ impl Record {
 /// # Safety
 /// The record must be the caller's and not in the list.
 unsafe fn link(record: *mut Record) {
-    let _guard = LIST.lock.guard();
+    // SAFETY: the caller's promise.
+    let list = &ALL[unsafe { (*record).list }];
+    let _guard = list.lock.guard();
     // SAFETY: under the lock; the caller's promise.
     unsafe {
-        let first = LIST.first.get();
+        let first = list.first.get();
         (*record).previous = null_mut();
         (*record).next = *first;
         if let Some(next) = (*first).as_mut() {
@@ -190,7 +220,9 @@ unsafe fn link(record: *mut Record) {
 /// # Safety
 /// The record must be the calling thread's and in the list.
 unsafe fn unlink(record: *mut Record) {
-    let _guard = LIST.lock.guard();
+    // SAFETY: the caller's promise.
+    let list = &ALL[unsafe { (*record).list }];
+    let _guard = list.lock.guard();
     // SAFETY: the caller's promise.
     unsafe { unlink_locked(record) };
     MINE.with(|mine| mine.set(mine.get() - 1));
@@ -201,10 +233,10 @@ unsafe fn unlink(record: *mut Record) {
 unsafe fn unlink_locked(record: *mut Record) {
     // SAFETY: the caller's promise: both neighbours are in the list too.
     unsafe {
-        let Record { previous, next, .. } = *record;
+        let Record { list, previous, next, .. } = *record;
         match previous.as_mut() {
             Some(previous) => previous.next = next,
-            None => *LIST.first.get() = next,
+            None => *ALL[list].first.get() = next,
         }
         if let Some(next) = next.as_mut() {
             next.previous = previous;
@@ -212,14 +244,15 @@ unsafe fn unlink_locked(record: *mut Record) {
     }
 }
 
-/// Takes records out of the list and gives back what they hold.
-fn take_where(is_over: impl Fn(&Record) -> bool) {
+/// Takes records out of a list and gives back what they hold.
+fn take_where(list: usize, is_over: impl Fn(&Record) -> bool) {
     let me = thread_id();
     let mut over: *mut Record = null_mut();
     {
-        let _guard = LIST.lock.guard();
+        let list = &ALL[list];
+        let _guard = list.lock.guard();
         // SAFETY: under the lock.
-        let mut at = unsafe { *LIST.first.get() };
+        let mut at = unsafe { *list.first.get() };
         while !at.is_null() {
             // SAFETY: records in the list are alive, and linked only under the lock.
             unsafe {
@@ -250,27 +283,34 @@ pub(crate) extern "C" fn end_of_thread() {
     WATCHED.with(|watched| watched.set(false));
     if MINE.with(Cell::get) > 0 {
         let me = thread_id();
-        take_where(|record| record.thread == me);
+        take_where(own_list(), |record| record.thread == me);
     }
 }
 
-/// The list's lock, to be held across a fork.
-pub(crate) fn lock() -> &'static Lock {
-    &LIST.lock
+/// Takes the lists' locks, to be held across a fork.
+pub(crate) fn lock_all() {
+    ALL.iter().for_each(|list| list.lock.lock());
+}
+
+/// Gives them back.
+pub(crate) fn unlock_all() {
+    ALL.iter().for_each(|list| list.lock.unlock());
 }
 
 /// In a forked child: the calls of other threads are over. `parent` is the forking thread's id in the parent.
 pub(crate) fn in_child(parent: u32) {
-    take_where(|record| record.thread != parent);
     let me = thread_id();
-    let _guard = LIST.lock.guard();
-    // SAFETY: under the lock.
-    let mut at = unsafe { *LIST.first.get() };
-    while !at.is_null() {
-        // SAFETY: as above.
-        unsafe {
-            (*at).thread = me;
-            at = (*at).next;
+    for (index, list) in ALL.iter().enumerate() {
+        take_where(index, |record| record.thread != parent);
+        let _guard = list.lock.guard();
+        // SAFETY: under the lock.
+        let mut at = unsafe { *list.first.get() };
+        while !at.is_null() {
+            // SAFETY: as above.
+            unsafe {
+                (*at).thread = me;
+                at = (*at).next;
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem;
 use uncopy_sys::presence::Section;
+use uncopy_sys::sync::Apart;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
@@ -45,19 +46,19 @@ const DATA_LIMIT_LEAST_BYTES: u64 = 4 << 30;
 const REGISTERED_SHARE: u64 = 4;
 const REGISTERED_DEFAULT: u64 = 16_000;
 
-/// The engine.
+/// The engine. Its parts lie apart: what one thread writes must not slow down what another reads.
 pub struct Engine {
     /// The program's large allocations.
-    pub heap: Heap,
+    pub heap: Apart<Heap>,
     /// Memory outside the heap that holds views.
-    pub foreign: Foreign,
+    pub foreign: Apart<Foreign>,
     /// Where segments live.
-    pub hidden: Hidden,
+    pub hidden: Apart<Hidden>,
     /// Accounts of the call sites.
-    pub sites: Sites,
+    pub sites: Apart<Sites>,
     /// Accounts of the allocation sites.
-    pub placement: Placement,
-    start: Lock,
+    pub placement: Apart<Placement>,
+    start: Apart<Lock>,
     phase: AtomicU8,
     uffd: AtomicI32,
     policy: AtomicU8,
@@ -70,12 +71,12 @@ pub struct Engine {
 uncopy_sys::statics! {
     /// The process's engine.
     pub static ENGINE: Engine = Engine {
-        heap: Heap::new(),
-        foreign: Foreign::new(),
-        hidden: Hidden::new(),
-        sites: Sites::new(),
-        placement: Placement::new(),
-        start: Lock::new(),
+        heap: Apart(Heap::new()),
+        foreign: Apart(Foreign::new()),
+        hidden: Apart(Hidden::new()),
+        sites: Apart(Sites::new()),
+        placement: Apart(Placement::new()),
+        start: Apart(Lock::new()),
         phase: AtomicU8::new(Phase::Dormant as u8),
         uffd: AtomicI32::new(-1),
         policy: AtomicU8::new(0),

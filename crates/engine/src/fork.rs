@@ -89,7 +89,7 @@ fn lock_all() {
     }
     ENGINE.heap.for_each_block(|at| at.block.lock.lock());
     ENGINE.foreign.lock_all();
-    calls::lock().lock();
+    calls::lock_all();
     ENGINE.hidden.lock().lock();
     if let Some(lock) = private_lock() {
         lock.lock();
@@ -108,7 +108,7 @@ fn unlock_inner() {
         lock.unlock();
     }
     ENGINE.hidden.lock().unlock();
-    calls::lock().unlock();
+    calls::unlock_all();
 }
 
 /// Those of blocks, and the ones above.

@@ -26,7 +26,7 @@ use uncopy_sys::presence::{Presence, Section};
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
-use uncopy_sys::sync::{Peek, UnsafeCell};
+use uncopy_sys::sync::{Apart, Peek, UnsafeCell};
 
 /// Log2 of a span where nothing limits the address space.
 const SHIFT_MOST: u32 = 34;
@@ -49,6 +49,7 @@ struct Free {
     plain: u32,
 }
 
+#[repr(align(128))]
 struct ClassState {
     lock: Lock,
     free: UnsafeCell<Free>,
@@ -82,7 +83,7 @@ pub struct Heap {
     records_step: AtomicUsize,
     reservations: UnsafeCell<Option<(Reservation, Reservation)>>,
     classes: [ClassState; CLASSES],
-    retained_pages: AtomicUsize,
+    retained_pages: Apart<AtomicUsize>,
 }
 
 // SAFETY: `free` is only touched under its class's lock; `reservations` is written once, before
@@ -118,7 +119,7 @@ impl Heap {
                 classes: [const { ClassState::new() }; CLASSES],
                 #[cfg(loom)]
                 classes: core::array::from_fn(|_| ClassState::new()),
-                retained_pages: AtomicUsize::new(0),
+                retained_pages: Apart(AtomicUsize::new(0)),
             }
         }
     }

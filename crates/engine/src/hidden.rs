@@ -13,8 +13,8 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::mem::{Advice, Reservation, map_zeroes};
 use uncopy_sys::presence::is_outside;
-use uncopy_sys::sync::UnsafeCell;
 use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use uncopy_sys::sync::{Apart, UnsafeCell};
 use uncopy_sys::uffd::Uffd;
 
 /// Addresses reserved where nothing limits them.
@@ -42,8 +42,8 @@ struct Inner {
 
 /// The hidden memory of a process.
 pub struct Hidden {
-    lock: Lock,
-    inner: UnsafeCell<Inner>,
+    lock: Apart<Lock>,
+    inner: Apart<UnsafeCell<Inner>>,
     base: AtomicUsize,
     len_bytes: AtomicUsize,
     zeroes: AtomicUsize,
@@ -65,8 +65,8 @@ impl Hidden {
         pub const fn new() -> Self {
             let inner = Inner { reservation: None, committed: 0, warm: Extents::new(), cold: Extents::new() };
             Self {
-                lock: Lock::new(),
-                inner: UnsafeCell::new(inner),
+                lock: Apart(Lock::new()),
+                inner: Apart(UnsafeCell::new(inner)),
                 base: AtomicUsize::new(0),
                 len_bytes: AtomicUsize::new(0),
                 zeroes: AtomicUsize::new(0),
@@ -77,7 +77,7 @@ impl Hidden {
     /// The lock, to be held across a fork.
     #[must_use]
     pub const fn lock(&self) -> &Lock {
-        &self.lock
+        &self.lock.0
     }
 
     /// Reserves the range. `most_bytes` is what the address space still allows.

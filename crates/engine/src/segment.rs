@@ -191,8 +191,13 @@ impl Open {
 
     /// Counts the room of an open end that is put in the place of another.
     pub(crate) fn count(put: Option<&Self>, taken: Option<&Self>) {
-        OPEN_ROOM_BYTES.fetch_add(put.map_or(0, Self::room_bytes), Relaxed);
-        OPEN_ROOM_BYTES.fetch_sub(taken.map_or(0, Self::room_bytes), Relaxed);
+        // Mostly there is none: all threads would write the same word.
+        if let Some(put) = put {
+            OPEN_ROOM_BYTES.fetch_add(put.room_bytes(), Relaxed);
+        }
+        if let Some(taken) = taken {
+            OPEN_ROOM_BYTES.fetch_sub(taken.room_bytes(), Relaxed);
+        }
     }
 
     /// Gives the room back.

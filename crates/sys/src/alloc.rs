@@ -107,14 +107,65 @@ unsafe impl dlmalloc::Allocator for Pages {
     }
 }
 
-/// A dlmalloc of our own behind a lock of our own.
+/// Blocks up to here are kept by threads, bytes.
+const SMALL_BYTES: usize = 256;
+/// Small blocks have a multiple of this length, bytes.
+const STEP_BYTES: usize = 32;
+const SIZES: usize = SMALL_BYTES / STEP_BYTES;
+/// Free blocks of one size that a lane keeps at most.
+const KEPT_MOST: usize = 8;
+const LANES: usize = 16;
+
+/// Free blocks of one size.
+struct Kept {
+    count: usize,
+    blocks: [*mut u8; KEPT_MOST],
+}
+
+/// Small free blocks of a few threads, mostly one.
+#[repr(align(128))]
+struct Lane {
+    /// Only ever tried: whoever finds it taken goes to the heap, also in a forked child whose parent had it.
+    lock: Lock,
+    kept: UnsafeCell<[Kept; SIZES]>,
+}
+
+impl Lane {
+    const fn new() -> Self {
+        let kept = [const { Kept { count: 0, blocks: [core::ptr::null_mut(); KEPT_MOST] } }; SIZES];
+        Self { lock: Lock::new(), kept: UnsafeCell::new(kept) }
+    }
+
+    /// What `section` makes of the free blocks of a size; `None` if another thread is at it.
+    fn with<T>(&self, size: usize, section: impl FnOnce(&mut Kept) -> T) -> Option<T> {
+        if !self.lock.try_lock() {
+            return None;
+        }
+        // SAFETY: under the lock, so this is the only reference.
+        let result = section(unsafe { &mut (*self.kept.get())[size] });
+        self.lock.unlock();
+        Some(result)
+    }
+}
+
+/// Which size of small blocks serves a layout.
+fn small(layout: Layout) -> Option<usize> {
+    let is_small = layout.size() <= SMALL_BYTES && layout.align() <= 16;
+    is_small.then(|| layout.size().saturating_sub(1) / STEP_BYTES)
+}
+
+/// A dlmalloc of our own behind a lock of our own, and lanes in front of it in which threads find small blocks
+/// without that lock.
 pub struct Private {
     lock: Lock,
     heap: UnsafeCell<dlmalloc::Dlmalloc<Pages>>,
+    lanes: [Lane; LANES],
 }
 
-// SAFETY: the heap is only touched under the lock.
+// SAFETY: the heap is only touched under the lock, and what a lane keeps under the lane's.
 unsafe impl Sync for Private {}
+// SAFETY: as above; blocks belong to no thread.
+unsafe impl Send for Private {}
 
 impl Default for Private {
     fn default() -> Self {
@@ -126,7 +177,11 @@ impl Private {
     /// An allocator that has not asked the kernel for anything yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { lock: Lock::new(), heap: UnsafeCell::new(dlmalloc::Dlmalloc::new_with_allocator(Pages)) }
+        Self {
+            lock: Lock::new(),
+            heap: UnsafeCell::new(dlmalloc::Dlmalloc::new_with_allocator(Pages)),
+            lanes: [const { Lane::new() }; LANES],
+        }
     }
 
     /// The lock, to be held across a fork.
@@ -140,30 +195,130 @@ impl Private {
         // SAFETY: under the lock, so this is the only reference.
         section(unsafe { &mut *self.heap.get() })
     }
+
+    fn lane(&self) -> &Lane {
+        &self.lanes[crate::thread::number() as usize % LANES]
+    }
+
+    /// The layout that the heap is asked for.
+    fn in_heap(layout: Layout) -> Layout {
+        match small(layout).map(|size| Layout::from_size_align((size + 1) * STEP_BYTES, layout.align())) {
+            Some(Ok(whole)) => whole,
+            _ => layout,
+        }
+    }
 }
 
-// SAFETY: dlmalloc returns blocks of the asked size and alignment, or null.
+// SAFETY: dlmalloc returns blocks of the asked size and alignment, or null; a lane holds blocks of its size that
+// are aligned as every block of dlmalloc is, to 16 bytes.
 unsafe impl GlobalAlloc for Private {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if let Some(size) = small(layout) {
+            let take = |kept: &mut Kept| {
+                kept.count = kept.count.checked_sub(1)?;
+                Some(kept.blocks[kept.count])
+            };
+            if let Some(Some(block)) = self.lane().with(size, take) {
+                return block;
+            }
+        }
+        let layout = Self::in_heap(layout);
         // SAFETY: dlmalloc takes any size and any power-of-two alignment.
         self.with(|heap| unsafe { heap.malloc(layout.size(), layout.align()) })
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let layout = Self::in_heap(layout);
         // SAFETY: as above.
         self.with(|heap| unsafe { heap.calloc(layout.size(), layout.align()) })
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        if crate::presence::is_outside() {
-            return;
+        if let Some(size) = small(layout) {
+            let keep = |kept: &mut Kept| {
+                let has_room = kept.count < KEPT_MOST;
+                if has_room {
+                    kept.blocks[kept.count] = pointer;
+                    kept.count += 1;
+                }
+                has_room
+            };
+            if self.lane().with(size, keep) == Some(true) {
+                return;
+            }
         }
+        let layout = Self::in_heap(layout);
         // SAFETY: the caller passes what `alloc` returned for this layout.
         self.with(|heap| unsafe { heap.free(pointer, layout.size(), layout.align()) });
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // SAFETY: as above.
-        self.with(|heap| unsafe { heap.realloc(pointer, layout.size(), layout.align(), new_size) })
+        let old = Self::in_heap(layout);
+        let Ok(new) = Layout::from_size_align(new_size, layout.align()) else { return core::ptr::null_mut() };
+        let new = Self::in_heap(new);
+        // SAFETY: as above. What is small before or after is of the same length to the heap and to lanes.
+        self.with(|heap| unsafe { heap.realloc(pointer, old.size(), old.align(), new.size()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// Blocks that wander between threads, each filled with its own byte while it is in use.
+    #[test]
+    fn no_block_has_two_owners_and_all_keep_their_bytes() {
+        let private = Arc::new(Private::new());
+        let (send, receive) = std::sync::mpsc::channel::<(usize, Layout, u8)>();
+        let receive = Arc::new(std::sync::Mutex::new(receive));
+        let check = |private: &Private, (block, layout, byte): (usize, Layout, u8)| {
+            // SAFETY: the block has the layout's length and is this thread's; it was filled.
+            unsafe {
+                let bytes = core::slice::from_raw_parts(block as *const u8, layout.size());
+                assert!(bytes.iter().all(|found| *found == byte));
+                private.dealloc(block as *mut u8, layout);
+            }
+        };
+        let threads: Vec<_> = (0u8..4)
+            .map(|byte| {
+                let (private, send, receive) = (Arc::clone(&private), send.clone(), Arc::clone(&receive));
+                std::thread::spawn(move || {
+                    for round in 0..4_000usize {
+                        let size = 1 + round * 37 % 600;
+                        let layout = Layout::from_size_align(size, 8).expect("a layout");
+                        // SAFETY: a layout of some bytes; the new block is this thread's.
+                        let block = unsafe {
+                            let mut block = if round % 5 == 0 {
+                                let block = private.alloc_zeroed(layout);
+                                assert!((0..size).all(|at| block.add(at).read() == 0));
+                                block
+                            } else {
+                                private.alloc(layout)
+                            };
+                            block.write_bytes(byte, size);
+                            if round % 7 == 0 {
+                                block = private.realloc(block, layout, size * 2);
+                                assert!((0..size).all(|at| block.add(at).read() == byte));
+                                block.write_bytes(byte, size * 2);
+                            }
+                            block as usize
+                        };
+                        let size = if round % 7 == 0 { size * 2 } else { size };
+                        let layout = Layout::from_size_align(size, 8).expect("a layout");
+                        send.send((block, layout, byte)).expect("the receiver lives");
+                        if round % 3 != 0 {
+                            let block = receive.lock().expect("not poisoned").recv().expect("a block");
+                            check(&private, block);
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("thread ends"));
+        drop(send);
+        while let Ok(block) = receive.lock().expect("not poisoned").recv() {
+            check(&private, block);
+        }
     }
 }

@@ -313,6 +313,20 @@ mod modelled {
     }
 }
 
+/// Something that shares no cache line with what lies next to it. Processors fetch lines in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Apart<T>(pub T);
+
+impl<T> core::ops::Deref for Apart<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
 #[cfg(loom)]
 pub use modelled::*;
 #[cfg(not(loom))]
