@@ -98,7 +98,10 @@ impl Plot {
         let (left, right) =
             places().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
         let margin = ((right - left) * 0.05).max(0.1);
-        let top = points().map(|(_, spread)| spread.high).fold(0.0, f64::max) * 1.08;
+        let highest =
+            |figure: fn(&Spread) -> f64| points().map(|(_, spread)| figure(spread)).fold(0.0, f64::max);
+        // A single disturbed round must not make the medians a flat line: bars may be cut off.
+        let top = (highest(|spread| spread.high) * 1.08).min(highest(|spread| spread.median) * 2.0);
         let mut svg = String::new();
         self.draw(&mut svg, (left - margin, right + margin), if top > 0.0 { top } else { 1.0 })
             .map_err(|error| Failure::new(format!("drawing the plot of {}: {error}", self.title)))?;
@@ -163,7 +166,14 @@ impl Plot {
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(2)));
             chart.draw_series(medians.map(|place| Circle::new(place, 3, colour.filled())))?;
             chart.draw_series(points.iter().map(|(x, spread)| {
-                ErrorBar::new_vertical(*x, spread.low, spread.median, spread.high, colour.stroke_width(1), 6)
+                ErrorBar::new_vertical(
+                    *x,
+                    spread.low,
+                    spread.median,
+                    spread.high.min(top),
+                    colour.stroke_width(1),
+                    6,
+                )
             }))?;
         }
         chart
@@ -207,6 +217,16 @@ mod tests {
             assert!(svg.contains("plain") && svg.contains("&lt;uncopy&gt; &amp; co"), "{scale:?}: {svg}");
             assert!(svg.matches("<polyline").count() >= 4, "{scale:?}");
         }
+    }
+
+    #[test]
+    fn bars_are_cut_off_where_they_would_flatten_the_medians() {
+        let mut plot = plot(Scale::Linear, &[0.0, 1.0]);
+        plot.series[0].points[0].1.high = 1e6;
+        let svg = plot.to_svg().expect("something to draw");
+        assert!(!svg.contains("100000"), "{svg}");
+        let outside = [" y=\"-", "y1=\"-", "y2=\"-", "cy=\"-"].iter().find(|part| svg.contains(**part));
+        assert_eq!(outside, None, "{svg}");
     }
 
     #[test]
