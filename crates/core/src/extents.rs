@@ -76,6 +76,12 @@ impl Extents {
         Some(self.carve(PageRange::new(start, start + found_len), found_len.min(at_most)))
     }
 
+    /// Takes the shortest extent, if it is shorter than `below` pages.
+    pub fn take_shortest(&mut self, below: u32) -> Option<PageRange> {
+        let &(len, start) = self.by_len.first().filter(|(len, _)| *len < below)?;
+        Some(self.carve(PageRange::new(start, start + len), len))
+    }
+
     /// Takes the first `len` pages of an extent.
     fn carve(&mut self, extent: PageRange, len: u32) -> PageRange {
         self.forget(extent);
@@ -155,5 +161,7 @@ mod tests {
         assert_eq!(extents.take(10), Some(PageRange::new(200, 210)));
         assert_eq!(extents.take_longest(4), Some(PageRange::new(0, 4)));
         assert_eq!(extents.take(97), None);
+        assert_eq!(extents.take_shortest(96), None);
+        assert_eq!(extents.take_shortest(97), Some(PageRange::new(4, 100)));
     }
 }

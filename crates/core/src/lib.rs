@@ -10,6 +10,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "see above: page numbers fit 32 bits")]
 
 pub mod addr;
+pub mod bounds;
 pub mod classes;
 pub mod extents;
 pub mod options;

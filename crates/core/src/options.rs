@@ -36,6 +36,11 @@ pub const MIN_SIZE_HIGH_BYTES: usize = 1 << 30;
 /// Default `--min-size` (zIO §3.1.6).
 pub const MIN_SIZE_DEFAULT_BYTES: usize = 16384;
 
+/// Smallest legal `--memory`.
+pub const MEMORY_LOW_BYTES: usize = 1 << 20;
+/// Largest legal `--memory`.
+pub const MEMORY_HIGH_BYTES: usize = 1 << 46;
+
 /// One option of `uncopy run`.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionSpec {
@@ -82,6 +87,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Let memory outside the block heap (static buffers, the program's own mappings) hold views too [default: on]",
     },
     OptionSpec {
+        flag: "memory",
+        variable: "UNCOPY_MEMORY",
+        value: Some("BYTES"),
+        help: "Most memory that uncopy keeps for itself, in bytes (1048576 to 70368744177664) [default: what the program uses, and its limits, allow]",
+    },
+    OptionSpec {
         flag: "stats",
         variable: "UNCOPY_STATS",
         value: Some("FILE|-"),
@@ -115,6 +126,8 @@ pub struct Options<'a> {
     pub heap: bool,
     /// `--foreign`.
     pub foreign: bool,
+    /// `--memory`, bytes.
+    pub memory_bytes: Option<usize>,
     /// `--stats`: a path, or `-`.
     pub stats: Option<&'a [u8]>,
     /// `--no-follow`.
@@ -133,6 +146,7 @@ impl Default for Options<'_> {
             policy: Policy::Auto,
             heap: true,
             foreign: true,
+            memory_bytes: None,
             stats: None,
             no_follow: false,
             stats_root: None,
@@ -187,6 +201,7 @@ impl fmt::Display for OptionError<'_> {
 
 const LEGAL_SWITCH: &str = "1, 0, or empty";
 const LEGAL_SIZE: &str = "a whole number of bytes from 4096 to 1073741824";
+const LEGAL_MEMORY: &str = "a whole number of bytes from 1048576 to 70368744177664";
 const LEGAL_POLICY: &str = "auto, always or never";
 const LEGAL_ON_OFF: &str = "on or off";
 const LEGAL_STATS: &str = "a file's path, or -";
@@ -201,6 +216,10 @@ fn decimal(value: &[u8]) -> Option<u64> {
         let digit = byte.checked_sub(b'0').filter(|digit| *digit < 10)?;
         sum.checked_mul(10)?.checked_add(u64::from(digit))
     })
+}
+
+fn bytes(value: &[u8], legal: core::ops::RangeInclusive<usize>) -> Option<usize> {
+    decimal(value).and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| legal.contains(bytes))
 }
 
 fn on_off(value: &[u8]) -> Option<bool> {
@@ -234,10 +253,12 @@ impl<'a> Options<'a> {
                 self.no_follow = switch(value).ok_or_else(|| bad("UNCOPY_NO_FOLLOW", LEGAL_SWITCH))?;
             }
             b"UNCOPY_MIN_SIZE" => {
-                self.min_size_bytes = decimal(value)
-                    .and_then(|bytes| usize::try_from(bytes).ok())
-                    .filter(|bytes| (MIN_SIZE_LOW_BYTES..=MIN_SIZE_HIGH_BYTES).contains(bytes))
+                self.min_size_bytes = bytes(value, MIN_SIZE_LOW_BYTES..=MIN_SIZE_HIGH_BYTES)
                     .ok_or_else(|| bad("UNCOPY_MIN_SIZE", LEGAL_SIZE))?;
+            }
+            b"UNCOPY_MEMORY" => {
+                let most_bytes = bytes(value, MEMORY_LOW_BYTES..=MEMORY_HIGH_BYTES);
+                self.memory_bytes = Some(most_bytes.ok_or_else(|| bad("UNCOPY_MEMORY", LEGAL_MEMORY))?);
             }
             b"UNCOPY_POLICY" => {
                 self.policy = match value {
@@ -304,6 +325,7 @@ mod tests {
             ("UNCOPY_POLICY", "always"),
             ("UNCOPY_HEAP", "off"),
             ("UNCOPY_FOREIGN", "off"),
+            ("UNCOPY_MEMORY", "1048576"),
             ("UNCOPY_STATS", "-"),
             ("UNCOPY_NO_FOLLOW", "1"),
         ] {
@@ -326,6 +348,9 @@ mod tests {
             ("UNCOPY_POLICY", "sometimes"),
             ("UNCOPY_HEAP", "1"),
             ("UNCOPY_FOREIGN", "yes"),
+            ("UNCOPY_MEMORY", "1048575"),
+            ("UNCOPY_MEMORY", "70368744177665"),
+            ("UNCOPY_MEMORY", "64m"),
             ("UNCOPY_STATS", ""),
             ("UNCOPY_NO_FOLLOW", "x"),
         ] {

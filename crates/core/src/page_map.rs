@@ -248,6 +248,15 @@ impl<S: Clone + PartialEq> PageMap<S> {
         });
     }
 
+    /// Calls `each` for every view with its pages, in order.
+    pub fn for_each_view(&self, mut each: impl FnMut(PageRange, &View<S>)) {
+        for run in (0..self.chunks()).flat_map(|chunk| self.chunk(chunk)) {
+            if let Some(view) = &run.view {
+                each(run.pages, view);
+            }
+        }
+    }
+
     /// Whether every page of `within` is present.
     #[must_use]
     pub fn is_present(&self, within: PageRange) -> bool {
@@ -587,6 +596,15 @@ mod tests {
                     State::Viewed(_) => Kind::Viewed,
                 };
                 prop_assert!(kinds.into_iter().eq(model.iter().map(kind)));
+                let mut views = 0;
+                map.for_each_view(|pages, view| {
+                    views += 1;
+                    for page in pages.start..pages.end {
+                        let got = State::Viewed(view.skip(page - pages.start));
+                        assert_eq!(got, model[page as usize], "page {page}");
+                    }
+                });
+                prop_assert_eq!(views, map.views());
                 for page in 0..PAGES {
                     let expected = match &model[page as usize] {
                         State::Viewed(view) => Some((&view.segment, view.offset_bytes)),

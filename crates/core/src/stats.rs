@@ -101,6 +101,14 @@ counters! {
     Fallbacks => "fallbacks",
     /// Ranges outside the block heap that can hold views.
     ForeignRanges => "foreign_ranges",
+    /// Bytes of segments that no view needs, when they were last looked at.
+    WasteBytes => "waste_bytes",
+    /// Bytes of segments given back while older views kept the rest.
+    CompactedBytes => "compacted_bytes",
+    /// Bytes of warm pages and of free blocks given back to the kernel because nobody needed them.
+    TrimmedBytes => "trimmed_bytes",
+    /// Bytes that were not received or copied into a segment because of the bound on memory.
+    RefusedBytes => "refused_bytes",
 }
 
 impl Counter {

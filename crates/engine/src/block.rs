@@ -432,6 +432,16 @@ impl Locked {
         }
     }
 
+    /// What waits for the next input.
+    #[must_use]
+    pub fn open(&self) -> Option<&Open> {
+        if !self.is_registered() {
+            return None;
+        }
+        // SAFETY: as in `map`.
+        unsafe { (*self.at.block.state.get()).assume_init_ref().open.as_ref() }
+    }
+
     /// Exchanges what waits for the next input.
     #[must_use]
     pub fn exchange_open(&mut self, open: Option<Open>) -> Option<Open> {

@@ -244,6 +244,7 @@ fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done) {
     let total_bytes: usize = pieces.iter().map(Piece::len_bytes).sum();
     for piece in pieces {
         if let Piece::Segment { segment, len_bytes, .. } = piece {
+            segment.touch();
             ENGINE.sites.credit(segment.site(), copy_ns(done.elided_bytes.min(*len_bytes)) / 2);
         }
     }

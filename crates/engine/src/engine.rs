@@ -9,7 +9,7 @@ use crate::foreign::Foreign;
 use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES};
 use crate::heap::Heap;
 use crate::hidden::Hidden;
-use crate::{fault, live};
+use crate::{bounds, fault, live};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::{Options, Policy};
 use uncopy_core::policy::{Placement, Sites};
@@ -104,6 +104,7 @@ impl Engine {
             Relaxed,
         );
         self.inherited_device.store(options.uffd_fd.unwrap_or(-1), Relaxed);
+        bounds::configure(options.memory_bytes);
         if !options.heap {
             live::set_reason("nothing can be elided: UNCOPY_HEAP is off");
             self.phase.store(Phase::Inactive as u8, Relaxed);
@@ -253,6 +254,7 @@ impl Engine {
                 _ => format!("the seccomp filter could not be tried out: {errno}"),
             })?;
         }
+        bounds::read_limits();
         self.hidden
             .reserve(address_space_share(HIDDEN_SHARE))
             .map_err(|errno| format!("no addresses for hidden memory: {errno}"))?;

@@ -11,6 +11,7 @@ use crate::engine::{ENGINE, Phase};
 use crate::live;
 use crate::release;
 use crate::segment::Segment;
+use crate::upkeep::Rounds;
 use crate::window::Turn;
 use core::ffi::c_void;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
@@ -116,6 +117,8 @@ struct Handler {
     releases: bool,
     /// It has been told to end, once it has nothing left to do.
     is_called: bool,
+    /// What it does when there is nothing else to do.
+    rounds: Rounds,
 }
 
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
@@ -134,10 +137,12 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         clears: false,
         releases: false,
         is_called: false,
+        rounds: Rounds::new(Uffd::from_fd(main)),
     };
     READY.fetch_add(1, Release);
     READY.wake(ALL);
     handler.serve_all();
+    handler.rounds.end();
     core::ptr::null_mut()
 }
 
@@ -147,7 +152,7 @@ impl Handler {
         loop {
             let is_idle = self.waiting.is_empty() && self.changes.is_empty() && !self.is_busy();
             let timeout_ms = match tries {
-                _ if is_idle => -1,
+                _ if is_idle => self.rounds.timeout_ms(),
                 0..EAGER_TRIES => 0,
                 _ => RETRY_MS,
             };
@@ -155,10 +160,14 @@ impl Handler {
             if !self.read(timeout_ms) {
                 return;
             }
+            self.rounds.wake();
             let after = (self.waiting.len(), self.changes.len());
             let turn = Turn::begin();
             if turn.is_free() {
                 self.work();
+                if self.waiting.is_empty() && self.changes.is_empty() && !self.is_busy() {
+                    self.rounds.step();
+                }
             } else {
                 self.work_during_a_fork(&turn);
             }
@@ -244,6 +253,10 @@ impl Handler {
 
     /// The same while a fork is under way: nothing but faults, as far as they can be served.
     fn work_during_a_fork(&mut self, turn: &Turn) {
+        if self.waiting.is_empty() {
+            // A round of upkeep goes on as soon as the fork is over.
+            thread::pause();
+        }
         let changes = &self.changes;
         self.waiting.retain(|(uffd, fault)| {
             let page_address = fault.address / PAGE_BYTES * PAGE_BYTES;
@@ -282,9 +295,13 @@ impl Owners {
 /// dealt with.
 fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners: &mut Owners) -> bool {
     let page_address = fault.address / PAGE_BYTES * PAGE_BYTES;
+    if ENGINE.hidden.contains(page_address) {
+        // The bell of `upkeep`, or the handler's own. Else hidden memory is always present while in use; should it not
+        // be, zeroes beat a hang.
+        return zeroes(uffd, page_address);
+    }
     let Some(at) = ENGINE.find(page_address) else {
-        // Hidden memory is always present while in use; should it not be, zeroes beat a hang. What is left
-        // of a foreign range that is gone is empty.
+        // What is left of a foreign range that is gone is empty.
         return is_settled && zeroes(uffd, page_address);
     };
     if at.block.lock.owner() == fault.thread_id {

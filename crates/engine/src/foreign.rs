@@ -24,7 +24,7 @@
 
 use crate::block::{Block, BlockRef, DISOWNED, Locked};
 use crate::engine::ENGINE;
-use crate::live;
+use crate::{bounds, live};
 use smallvec::SmallVec;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
@@ -33,8 +33,8 @@ use uncopy_sys::lock::Lock;
 use uncopy_sys::presence::Section;
 use uncopy_sys::procmap;
 use uncopy_sys::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release, Ordering::SeqCst,
+    AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire,
+    Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
 };
 use uncopy_sys::uffd::{Change, Uffd};
 
@@ -263,6 +263,7 @@ impl Foreign {
         self.ranges.fetch_add(1, Relaxed);
         self.filter.fetch_or(filter_of(start, slot.pages.load(Relaxed)), Relaxed);
         live::add(Counter::ForeignRanges, 1);
+        bounds::count_foreign(end - start, 0);
         Some(slot.at())
     }
 
@@ -297,7 +298,7 @@ impl Foreign {
 
     /// Frees the slot of a range that is plain; both it and the registry are locked.
     fn forget(&self, slot: &Slot) {
-        slot.pages.store(0, Release);
+        bounds::count_foreign(0, slot.pages.swap(0, AcqRel) as usize * PAGE_BYTES);
         slot.base.store(0, Release);
         live::subtract(Counter::ForeignRanges, 1);
         if self.ranges.fetch_sub(1, Relaxed) == 1 {

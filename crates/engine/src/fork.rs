@@ -11,7 +11,7 @@ use crate::engine::{ENGINE, Phase};
 use crate::foreign::can_hold_views;
 use crate::live;
 use crate::segment::Segment;
-use crate::window;
+use crate::{upkeep, window};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_sys::bytes;
@@ -196,6 +196,7 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     }
     unlock_all();
     presence::open_in_child();
+    upkeep::in_child();
     // Before anything is counted: the page of counters is still the parent's.
     // SAFETY: this thread holds `HELD.lock`.
     if let Some(alive) = unsafe { (*HELD.gauges.get()).take() } {

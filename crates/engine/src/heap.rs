@@ -10,10 +10,12 @@
 //! out the kind that the allocation site's earlier blocks turned out to be.
 
 use crate::apply::clear_long_runs;
-use crate::block::{ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED, STACK};
+use crate::block::{
+    ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, Locked, REGISTERED, RELOCATED, STACK,
+};
 use crate::engine::{ENGINE, Phase};
 use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
-use crate::live;
+use crate::{bounds, live, upkeep};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::classes::{CLASSES, Class};
 use uncopy_core::page_map::{Dropped, State};
@@ -36,17 +38,60 @@ const SHIFT_LEAST: u32 = 22;
 const STEP_BYTES: usize = 4 << 20;
 /// Classes below this keep clear of huge pages: one would span several blocks.
 const HUGE_BYTES: usize = 2 << 20;
-/// Free blocks may always retain this much memory, bytes.
-const RETAINED_BYTES: usize = 40 << 20;
 /// Relocating by mremap pays from here on. Below, the block's next user would pay more for the first
 /// touch of its pages (0.9 µs each) than copying costs: with 128 KiB here, Redis SET of 64 KiB took
 /// 1.4 times the CPU time.
 const RELOCATE_BYTES: usize = 4 << 20;
 
+/// Free blocks of a class and kind: three lists, linked by their records. A number is an index plus one.
+///
+/// ```text
+///  freed ──► recent ──► old ──► bare          the handler moves them on, once a second at most, and gives
+///              │         │        │           the pages of those that become bare back to the kernel
+///              └─────────┴────────┴──► allocated
+/// ```
+#[derive(Clone, Copy)]
+struct FreeBlocks {
+    recent: u32,
+    old: u32,
+    bare: u32,
+    /// Blocks in `recent` and `old`.
+    recents: u32,
+    olds: u32,
+}
+
+impl FreeBlocks {
+    const NONE: Self = Self { recent: 0, old: 0, bare: 0, recents: 0, olds: 0 };
+
+    /// The list from which the next block comes.
+    const fn first(&mut self) -> &mut u32 {
+        if self.recent != 0 {
+            self.recents -= 1;
+            &mut self.recent
+        } else if self.old != 0 {
+            self.olds -= 1;
+            &mut self.old
+        } else {
+            &mut self.bare
+        }
+    }
+}
+
+/// The kinds of free blocks.
 #[derive(Clone, Copy)]
 struct Free {
-    registered: u32,
-    plain: u32,
+    registered: FreeBlocks,
+    plain: FreeBlocks,
+}
+
+/// A free block that the handler has taken out of the lists.
+#[derive(Clone, Copy)]
+pub(crate) struct Taken {
+    class: usize,
+    is_registered: bool,
+    index: u32,
+    /// Its pages could not be given back.
+    is_bare: bool,
 }
 
 #[repr(align(128))]
@@ -66,7 +111,7 @@ impl ClassState {
         const fn new() -> Self {
             Self {
                 lock: Lock::new(),
-                free: UnsafeCell::new(Free { registered: 0, plain: 0 }),
+                free: UnsafeCell::new(Free { registered: FreeBlocks::NONE, plain: FreeBlocks::NONE }),
                 blocks: AtomicU32::new(0),
                 committed: AtomicU32::new(0),
                 closed: AtomicBool::new(false),
@@ -262,7 +307,11 @@ impl Heap {
         Some(Allocation { at, is_zero: is_fresh })
     }
 
-    fn pop(&self, class: Class, list: &mut u32) -> Option<u32> {
+    fn pop(&self, class: Class, free: &mut FreeBlocks) -> Option<u32> {
+        self.pop_from(class, free.first())
+    }
+
+    fn pop_from(&self, class: Class, list: &mut u32) -> Option<u32> {
         let index = list.checked_sub(1)?;
         *list = self.block(class, index).block.next_free.swap(0, Relaxed);
         Some(index)
@@ -408,32 +457,126 @@ impl Heap {
         if present_pages > 0 && self.retains_too_much(present_pages) && self.discard(at, registered) {
             present_pages = 0;
         }
-        at.block.retained_pages.store(present_pages, Relaxed);
-        self.retained_pages.fetch_add(present_pages as usize, Relaxed);
         if at.block.flags.load(Relaxed) & DISOWNED != 0 {
             return;
         }
+        at.block.retained_pages.store(present_pages, Relaxed);
+        self.retained_pages.fetch_add(present_pages as usize, Relaxed);
         let Some(class) = Class::for_len(at.bytes()) else { return };
         let span = HEAP_BASE.load(Relaxed) + (class.index() << self.shift.load(Relaxed));
         let index = ((address - span) / class.bytes()) as u32;
         let state = &self.classes[class.index()];
-        let _guard = state.lock.guard();
-        // SAFETY: under the lock.
-        let free = unsafe { &mut *state.free.get() };
-        let list = if registered { &mut free.registered } else { &mut free.plain };
-        at.block.next_free.store(*list, Relaxed);
-        *list = index + 1;
+        {
+            let _guard = state.lock.guard();
+            // SAFETY: under the lock.
+            let free = unsafe { &mut *state.free.get() };
+            let list = if registered { &mut free.registered } else { &mut free.plain };
+            at.block.next_free.store(list.recent, Relaxed);
+            list.recent = index + 1;
+            list.recents += 1;
+        }
+        if present_pages > 0 {
+            upkeep::is_needed();
+        }
     }
 
     fn retains_too_much(&self, more_pages: u32) -> bool {
-        let most_bytes = RETAINED_BYTES.max(live::get(Counter::BlocksBytes) as usize / 4);
-        (self.retained_pages.load(Relaxed) + more_pages as usize) * PAGE_BYTES > most_bytes
+        self.retained_pages() + more_pages as usize > bounds::retained_most_bytes() / PAGE_BYTES
+    }
+
+    /// Present pages of free blocks.
+    pub(crate) fn retained_pages(&self) -> usize {
+        self.retained_pages.load(Relaxed)
+    }
+
+    /// Of a class, how many free blocks are to become bare now: half of those, registered and plain, that were
+    /// free already when this was last asked, and that nobody has needed since. `None`: another thread holds
+    /// the class's lock.
+    pub(crate) fn surplus_blocks(&self, class: usize) -> Option<[u32; 2]> {
+        let state = &self.classes[class];
+        if !state.lock.try_lock() {
+            return None;
+        }
+        // SAFETY: under the lock.
+        let free = unsafe { &mut *state.free.get() };
+        let surplus = [&mut free.registered, &mut free.plain].map(|list| {
+            let surplus = list.olds.div_ceil(2);
+            if list.old == 0 {
+                (list.old, list.olds) = (list.recent, list.recents);
+                (list.recent, list.recents) = (0, 0);
+            }
+            surplus
+        });
+        state.lock.unlock();
+        Some(surplus)
+    }
+
+    /// Takes an old block out of the lists. `None`: there is none, or another thread holds the class's lock.
+    pub(crate) fn take_old(&self, class_index: usize, is_registered: bool) -> Option<Taken> {
+        let class = Class::from_index(class_index)?;
+        let state = &self.classes[class_index];
+        if !state.lock.try_lock() {
+            return None;
+        }
+        // SAFETY: under the lock.
+        let free = unsafe { &mut *state.free.get() };
+        let list = if is_registered { &mut free.registered } else { &mut free.plain };
+        let index = self.pop_from(class, &mut list.old);
+        if index.is_some() {
+            list.olds -= 1;
+        }
+        state.lock.unlock();
+        Some(Taken { class: class_index, is_registered, index: index?, is_bare: false })
+    }
+
+    /// Gives the pages of a block that was taken out of the lists back to the kernel.
+    pub(crate) fn make_bare(&self, taken: &mut Taken) {
+        let Some(class) = Class::from_index(taken.class) else { return };
+        let at = self.block(class, taken.index);
+        let retained = at.block.retained_pages.load(Relaxed);
+        if retained > 0 {
+            let Some(mut locked) = at.try_lock() else { return };
+            if self.discard_locked(&mut locked, taken.is_registered) {
+                live::add(Counter::TrimmedBytes, retained as usize * PAGE_BYTES);
+            }
+            // Where it is refused (locked memory), there is no use in asking again.
+            at.block.retained_pages.store(0, Relaxed);
+            self.retained_pages.fetch_sub(retained as usize, Relaxed);
+        }
+        taken.is_bare = true;
+    }
+
+    /// Puts it back, among the bare ones if it is. False: another thread holds the class's lock.
+    pub(crate) fn put_back(&self, taken: Taken) -> bool {
+        let (Some(class), state) = (Class::from_index(taken.class), &self.classes[taken.class]) else {
+            return true;
+        };
+        if !state.lock.try_lock() {
+            return false;
+        }
+        // SAFETY: under the lock.
+        let free = unsafe { &mut *state.free.get() };
+        let free = if taken.is_registered { &mut free.registered } else { &mut free.plain };
+        let list = if taken.is_bare {
+            &mut free.bare
+        } else {
+            free.recents += 1;
+            &mut free.recent
+        };
+        self.block(class, taken.index).block.next_free.store(*list, Relaxed);
+        *list = taken.index + 1;
+        state.lock.unlock();
+        true
     }
 
     /// Gives a free block's pages back to the kernel.
     fn discard(&self, at: BlockRef, registered: bool) -> bool {
         let _critical = Critical::enter();
-        let mut locked = at.lock();
+        self.discard_locked(&mut at.lock(), registered)
+    }
+
+    fn discard_locked(&self, locked: &mut Locked, registered: bool) -> bool {
+        let at = locked.at;
         if self.discard_pages(at.base, at.bytes()).is_err() {
             return false;
         }
@@ -546,6 +689,12 @@ impl Heap {
                 each(self.block(class, block));
             }
         }
+    }
+
+    /// Block number `index` of a class.
+    pub(crate) fn nth(&self, class: usize, index: u32) -> Option<BlockRef> {
+        let exists = index < self.classes.get(class)?.blocks.load(Acquire);
+        Class::from_index(class).filter(|_| exists).map(|class| self.block(class, index))
     }
 
     /// The locks of all classes, to be held across a fork.

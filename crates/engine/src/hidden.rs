@@ -4,8 +4,10 @@
 //! use by a segment or an extent, or *warm* (free and present), or *cold* (free and absent).
 //! Registered, so that pages can be moved in; always present while in use, so that neither our own
 //! copies nor the kernel's ever fault there.
+//!
+//! The reservoir is bounded, and shrinks by what nobody has needed for a while (`upkeep`).
 
-use crate::live;
+use crate::{bounds, live, upkeep};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::extents::Extents;
 use uncopy_core::stats::Counter;
@@ -27,8 +29,10 @@ const STEP_PAGES: u32 = 4096;
 const ZEROES_BYTES: usize = 256 << 10;
 /// A warm extent this long is worth a move of its own when pages are gathered.
 const GATHER_PAGES: u32 = 8;
-/// The reservoir may always hold this much, bytes.
-const RESERVOIR_BYTES: usize = 16 << 20;
+/// Fewer surplus pages than this are all given back at once.
+const SURPLUS_LEAST_PAGES: usize = 64;
+/// Extents given back in one go, and their pages, at most.
+const TRIM_EXTENTS: usize = 32;
 
 const EEXIST: Errno = Errno(17);
 
@@ -38,6 +42,21 @@ struct Inner {
     committed: u32,
     warm: Extents,
     cold: Extents,
+    /// Fewest warm pages there were since the last look.
+    least_warm: usize,
+}
+
+impl Inner {
+    /// Takes note of warm pages that were taken.
+    fn took_warm(&mut self, pages: PageRange) {
+        live::subtract(Counter::ReservoirBytes, pages.len_bytes());
+        self.least_warm = self.least_warm.min(self.warm.pages());
+    }
+
+    fn put_warm(&mut self, pages: PageRange) {
+        self.warm.insert(pages);
+        live::add(Counter::ReservoirBytes, pages.len_bytes());
+    }
 }
 
 /// The hidden memory of a process.
@@ -63,7 +82,13 @@ impl Hidden {
         /// Nothing reserved.
         #[must_use]
         pub const fn new() -> Self {
-            let inner = Inner { reservation: None, committed: 0, warm: Extents::new(), cold: Extents::new() };
+            let inner = Inner {
+                reservation: None,
+                committed: 0,
+                warm: Extents::new(),
+                cold: Extents::new(),
+                least_warm: 0,
+            };
             Self {
                 lock: Apart(Lock::new()),
                 inner: Apart(UnsafeCell::new(inner)),
@@ -134,6 +159,13 @@ impl Hidden {
         self.base.load(Relaxed) + page as usize * PAGE_BYTES
     }
 
+    /// The page with this address.
+    #[must_use]
+    pub fn page_of(&self, address: usize) -> PageRange {
+        let page = ((address - self.base.load(Relaxed)) / PAGE_BYTES) as u32;
+        PageRange::new(page, page + 1)
+    }
+
     /// Registers what is committed with another userfaultfd: in a forked child.
     ///
     /// # Errors
@@ -200,14 +232,14 @@ impl Hidden {
             // SAFETY: under the lock.
             let inner = unsafe { &mut *self.inner.get() };
             if let Some(found) = inner.warm.take(pages) {
-                live::subtract(Counter::ReservoirBytes, found.len_bytes());
+                inner.took_warm(found);
                 return Ok(found);
             }
             let range = self.cold(inner, uffd, pages)?;
             let mut missing = pages;
             while missing > 0 && count < pieces.len() && inner.warm.longest() >= GATHER_PAGES.min(missing) {
                 let Some(piece) = inner.warm.take_longest(missing) else { break };
-                live::subtract(Counter::ReservoirBytes, piece.len_bytes());
+                inner.took_warm(piece);
                 missing -= piece.len();
                 pieces[count] = piece;
                 count += 1;
@@ -250,31 +282,114 @@ impl Hidden {
         if pages.is_empty() || is_outside() {
             return;
         }
-        let most_bytes = RESERVOIR_BYTES.max(live::get(Counter::SegmentsBytes) as usize / 4);
-        let _guard = self.lock.guard();
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *self.inner.get() };
-        inner.warm.insert(pages);
-        live::add(Counter::ReservoirBytes, pages.len_bytes());
-        // Trim to seven eighths at once, so that a full reservoir does not trim on every call.
-        if inner.warm.pages() * PAGE_BYTES > most_bytes {
-            while inner.warm.pages() * PAGE_BYTES > most_bytes / 8 * 7 {
-                let Some(extent) = inner.warm.take_longest(STEP_PAGES) else { break };
-                live::subtract(Counter::ReservoirBytes, extent.len_bytes());
-                // SAFETY: free pages of ours.
-                let discarded = inner.reservation.map(|reservation| unsafe {
-                    reservation.discard(self.address(extent.start), extent.len_bytes())
-                });
-                if matches!(discarded, Some(Ok(()))) {
+        let most_bytes = bounds::reservoir_most_bytes();
+        {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            inner.put_warm(pages);
+            // Trim to seven eighths at once, so that a full reservoir does not trim on every call.
+            if inner.warm.pages() * PAGE_BYTES > most_bytes {
+                while inner.warm.pages() * PAGE_BYTES > most_bytes / 8 * 7 {
+                    let Some(extent) = inner.warm.take_longest(STEP_PAGES) else { break };
+                    inner.took_warm(extent);
+                    if !self.discard(inner.reservation, extent) {
+                        // Cannot be given back: keep it, and keep it out of this loop.
+                        inner.put_warm(extent);
+                        break;
+                    }
                     inner.cold.insert(extent);
-                } else {
-                    // Cannot be given back: keep it, and keep it out of this loop.
-                    inner.warm.insert(extent);
-                    live::add(Counter::ReservoirBytes, extent.len_bytes());
-                    break;
                 }
             }
         }
+        upkeep::is_needed();
+    }
+
+    /// Gives free pages of ours back to the kernel.
+    fn discard(&self, reservation: Option<Reservation>, pages: PageRange) -> bool {
+        // SAFETY: the caller has taken the pages; nobody needs them.
+        let discarded = reservation
+            .map(|reservation| unsafe { reservation.discard(self.address(pages.start), pages.len_bytes()) });
+        matches!(discarded, Some(Ok(())))
+    }
+
+    /// Gives present pages back, those of long runs to the reservoir, the others to the kernel. For the handler
+    /// thread in a round of upkeep, with no lock of a block held.
+    pub(crate) fn give_back(&self, pages: PageRange) {
+        let reservation = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            unsafe { (*self.inner.get()).reservation }
+        };
+        if pages.len() < GATHER_PAGES && self.discard(reservation, pages) {
+            self.give_cold(pages);
+        } else {
+            self.give_warm(pages);
+        }
+    }
+
+    /// The warm pages to be given back now: half of those that nobody has needed since the last time that this
+    /// was asked.
+    pub(crate) fn surplus_pages(&self) -> usize {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *self.inner.get() };
+        let least = core::mem::replace(&mut inner.least_warm, inner.warm.pages());
+        if least <= SURPLUS_LEAST_PAGES { least } else { least.div_ceil(2) }
+    }
+
+    /// Gives some of `pages` warm pages back to the kernel: short runs, of which no segment can be made, first.
+    /// Returns how many are left to be given back. For the handler thread in a round of upkeep.
+    pub(crate) fn trim(&self, pages: usize) -> usize {
+        let mut extents: [PageRange; TRIM_EXTENTS] = [PageRange::new(0, 0); TRIM_EXTENTS];
+        let mut count = 0;
+        let mut missing = pages.min(STEP_PAGES as usize);
+        let mut left = pages - missing;
+        let reservation = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            while missing > 0 && count < extents.len() {
+                let longest = |warm: &mut Extents| warm.take_longest(missing as u32);
+                let Some(extent) =
+                    inner.warm.take_shortest(GATHER_PAGES).or_else(|| longest(&mut inner.warm))
+                else {
+                    missing = 0;
+                    break;
+                };
+                inner.took_warm(extent);
+                missing -= missing.min(extent.len() as usize);
+                extents[count] = extent;
+                count += 1;
+            }
+            inner.reservation
+        };
+        left += missing;
+        for extent in &extents[..count] {
+            let is_cold = self.discard(reservation, *extent);
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            if is_cold {
+                live::add(Counter::TrimmedBytes, extent.len_bytes());
+                inner.cold.insert(*extent);
+            } else {
+                // Locked: as long as it is, there is nothing to be had here.
+                inner.put_warm(*extent);
+                left = 0;
+            }
+        }
+        left
+    }
+
+    /// Makes a page absent again that [`Hidden::take_cold`] gave. False where that is refused.
+    pub(crate) fn make_absent(&self, page: PageRange) -> bool {
+        let reservation = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            unsafe { (*self.inner.get()).reservation }
+        };
+        self.discard(reservation, page)
     }
 
     /// Gives absent pages back.

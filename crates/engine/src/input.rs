@@ -268,7 +268,10 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
     let mut locked = at.lock();
     let (segment, filled_bytes) = match target {
         // A view whatever the site's account says: what it goes on with is one already.
-        Target::Open(open) => (open.segment, lead_bytes + len_bytes),
+        Target::Open(open) => {
+            open.segment.touch();
+            (open.segment, lead_bytes + len_bytes)
+        }
         Target::Draft(draft) if is_worth_it && allowed && locked.register(uffd).is_ok() => {
             (draft.freeze(site), lead_bytes + len_bytes)
         }
@@ -328,7 +331,7 @@ fn put_in_buffer(
         move_in(uffd, &mut locked, &mut draft, range, dropped);
     }
     let mut missing = Ranges::new();
-    subtract(range, &draft_moved(&draft, range), &mut missing);
+    subtract(range, &draft_moved(&mut draft, range), &mut missing);
     for part in &missing {
         prepare_overwrite(uffd, &mut locked, *part, dropped);
     }
@@ -377,7 +380,7 @@ fn move_in(
 }
 
 /// The ranges of the block whose bytes [`move_in`] put in place.
-fn draft_moved(draft: &Draft, range: ByteRange) -> Ranges {
+fn draft_moved(draft: &mut Draft, range: ByteRange) -> Ranges {
     let first_page = (range.start / PAGE_BYTES) as u32;
     draft
         .holes()

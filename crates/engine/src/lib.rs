@@ -12,6 +12,8 @@
 //! | [`apply`] | carrying out a copy plan on a block's pages |
 //! | [`copy`] | memcpy and memmove |
 //! | [`input`], [`output`] | what comes from and goes to the kernel |
+//! | [`bounds`] | what may be kept in memory |
+//! | `upkeep`, `compaction` | giving back what nobody needs: reservoir, free blocks, parts of segments |
 //! | `calls` | what calls in progress hold, also those that never come back |
 //! | [`fault`] | the handler thread |
 //! | [`release`] | every view back into plain memory |
@@ -39,7 +41,9 @@
 pub mod alone;
 pub mod apply;
 pub mod block;
+pub mod bounds;
 mod calls;
+mod compaction;
 pub mod copy;
 pub mod engine;
 pub mod fault;
@@ -53,6 +57,7 @@ pub mod live;
 pub mod output;
 pub mod release;
 pub mod segment;
+mod upkeep;
 mod window;
 
 #[cfg(all(test, loom))]

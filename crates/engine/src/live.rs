@@ -129,6 +129,11 @@ pub fn subtract(which: Counter, value: usize) {
     }
 }
 
+/// Sets a gauge that one thread alone measures.
+pub fn set(gauge: Counter, value: usize) {
+    counter(gauge, 0).store(value as u64, Relaxed);
+}
+
 /// For each shard, the values of its gauges up to which its threads need not ask what all shards hold: with
 /// one thread the highest there were, so that peaks are exact; with several a 64th more, so that these do
 /// not look at each other's shards all the time.

@@ -101,6 +101,7 @@ impl Output {
                 },
                 Piece::Segment { segment, offset_bytes, .. } => {
                     self.parts.push(Part { address: segment.address() + offset_bytes, len_bytes });
+                    segment.touch();
                     self.segments.push(segment);
                     self.gathered_bytes += len_bytes;
                 }

@@ -5,16 +5,18 @@
 //! one view and not several with seams between them.
 //!
 //! `references = views + calls in progress + open ends`. When the last reference goes, the pages go back to
-//! the reservoir.
+//! the reservoir. Pages that no view needs any more may go before that ([`Segment::release_all_but`]).
 
 use crate::engine::ENGINE;
-use crate::live;
+use crate::{bounds, live};
+use smallvec::SmallVec;
 use uncopy_core::addr::{PAGE_BYTES, PageRange, pages_up};
+use uncopy_core::bounds::Kept;
 use uncopy_core::page_map::SiteId;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::sync::Arc;
-use uncopy_sys::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use uncopy_sys::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, fence};
+use uncopy_sys::sync::{Arc, UnsafeCell};
 use uncopy_sys::uffd::Uffd;
 
 /// A run of hidden memory that a call is still filling. Owned by that call alone.
@@ -23,22 +25,27 @@ pub struct Draft {
     pages: PageRange,
     /// End of the pages that are still the run's: a frozen run can give its unfilled end back.
     end: AtomicU32,
-    /// Pages that were moved out and are absent.
-    holes: Vec<PageRange>,
+    /// Pages before `end` that are not the run's any more, in order of their going.
+    holes: UnsafeCell<Vec<PageRange>>,
 }
+
+// SAFETY: `holes` is only touched by whoever has the run alone (`&mut`, or at the end), and by
+// `Segment::release_all_but`, whose caller keeps everybody else away.
+unsafe impl Sync for Draft {}
 
 impl Draft {
     /// Takes present pages for `len_bytes` bytes.
     ///
     /// # Errors
-    /// ENOMEM.
+    /// ENOMEM, also where that is more than uncopy may keep.
     pub fn new(uffd: Uffd, len_bytes: usize) -> Result<Self, Errno> {
-        if uncopy_sys::alloc::is_low() {
+        let wanted = pages_up(len_bytes).max(1);
+        if uncopy_sys::alloc::is_low() || !bounds::admits(wanted as usize * PAGE_BYTES) {
             return Err(Errno(12));
         }
-        let pages = ENGINE.hidden.take_warm(uffd, pages_up(len_bytes).max(1))?;
+        let pages = ENGINE.hidden.take_warm(uffd, wanted)?;
         live::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
-        Ok(Self { pages, end: AtomicU32::new(pages.end), holes: Vec::new() })
+        Ok(Self { pages, end: AtomicU32::new(pages.end), holes: UnsafeCell::new(Vec::new()) })
     }
 
     /// Address of the first byte.
@@ -66,37 +73,44 @@ impl Draft {
         ENGINE.hidden.give_warm(rest);
     }
 
-    /// Records that pages (by index in the run) were moved out.
+    /// Records that pages (by index in the run) were moved out: they are absent.
     pub fn moved_out(&mut self, pages: PageRange) {
         if !pages.is_empty() {
-            self.holes.push(PageRange::new(self.pages.start + pages.start, self.pages.start + pages.end));
+            let hole = PageRange::new(self.pages.start + pages.start, self.pages.start + pages.end);
+            live::subtract(Counter::SegmentsBytes, hole.len_bytes());
+            ENGINE.hidden.give_cold(hole);
+            // SAFETY: the run is the caller's alone.
+            unsafe { (*self.holes.get()).push(hole) };
         }
     }
 
     /// The pages that were moved out, by index in the run, in order.
-    pub fn holes(&self) -> impl Iterator<Item = PageRange> {
+    pub fn holes(&mut self) -> impl Iterator<Item = PageRange> {
         let start = self.pages.start;
-        self.holes.iter().map(move |hole| PageRange::new(hole.start - start, hole.end - start))
+        // SAFETY: the run is the caller's alone.
+        let holes = unsafe { &*self.holes.get() };
+        holes.iter().map(move |hole| PageRange::new(hole.start - start, hole.end - start))
     }
 
     /// Makes it a segment: its bytes never change again.
     #[must_use]
     pub fn freeze(self, site: SiteId) -> Segment {
-        Segment(Arc::new(Frozen { draft: self, site }))
+        Segment(Arc::new(Frozen { draft: self, site, used_at: AtomicU32::new(bounds::round()) }))
     }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        live::subtract(Counter::SegmentsBytes, self.owned().len_bytes());
+        // SAFETY: nobody else knows the run any more.
+        let holes = unsafe { &mut *self.holes.get() };
+        holes.sort_unstable_by_key(|hole| hole.start);
         let mut start = self.pages.start;
-        self.holes.sort_unstable_by_key(|hole| hole.start);
-        for hole in &self.holes {
-            ENGINE.hidden.give_warm(PageRange::new(start, hole.start));
-            ENGINE.hidden.give_cold(*hole);
+        for hole in holes.iter().chain([&PageRange::new(self.owned().end, self.owned().end)]) {
+            let part = PageRange::new(start, hole.start);
+            live::subtract(Counter::SegmentsBytes, part.len_bytes());
+            ENGINE.hidden.give_warm(part);
             start = hole.end;
         }
-        ENGINE.hidden.give_warm(PageRange::new(start, self.owned().end));
     }
 }
 
@@ -104,6 +118,8 @@ impl Drop for Draft {
 struct Frozen {
     draft: Draft,
     site: SiteId,
+    /// The round of upkeep in which it was filled or last used.
+    used_at: AtomicU32,
 }
 
 /// A reference to a segment.
@@ -121,6 +137,70 @@ impl Segment {
     #[must_use]
     pub fn address(&self) -> usize {
         self.0.draft.address()
+    }
+
+    /// Its first page, by which it is told from all others while it lives.
+    #[must_use]
+    pub fn first_page(&self) -> u32 {
+        self.0.draft.pages.start
+    }
+
+    /// Its pages, needed or not.
+    #[must_use]
+    pub fn pages(&self) -> u32 {
+        self.0.draft.owned().len()
+    }
+
+    /// Takes note that a copy, an input or an output has used it.
+    #[inline]
+    pub fn touch(&self) {
+        let round = bounds::round();
+        if self.0.used_at.load(Relaxed) != round {
+            self.0.used_at.store(round, Relaxed);
+        }
+    }
+
+    /// The round of upkeep in which it was last used.
+    #[must_use]
+    pub fn used_at(&self) -> u32 {
+        self.0.used_at.load(Relaxed)
+    }
+
+    /// How many references there are. What those that are gone did with its bytes has happened before.
+    #[must_use]
+    pub fn references(&self) -> usize {
+        let count = Arc::strong_count(&self.0);
+        fence(Acquire);
+        count
+    }
+
+    /// Takes the pages that are not kept out of the segment; they are the caller's then, and `gone` is told each
+    /// run of them.
+    ///
+    /// # Safety
+    /// Every view of the segment must lie in pages that are kept, and the caller must hold the locks of all
+    /// blocks that have one; there must be no other reference but the caller's own.
+    pub unsafe fn release_all_but(&self, kept: &Kept, mut gone: impl FnMut(PageRange)) {
+        let draft = &self.0.draft;
+        // SAFETY: whoever else could look at them would need a reference; the caller's promise.
+        let holes = unsafe { &mut *draft.holes.get() };
+        holes.sort_unstable_by_key(|hole| hole.start);
+        let first = draft.pages.start;
+        let mut fresh: SmallVec<[PageRange; 8]> = SmallVec::new();
+        for gap in kept.gaps(self.pages()) {
+            let gap = PageRange::new(first + gap.start, first + gap.end);
+            let mut start = gap.start;
+            for hole in holes.iter().map(|hole| hole.intersection(gap)).filter(|hole| !hole.is_empty()) {
+                fresh.push(PageRange::new(start, hole.start));
+                start = hole.end;
+            }
+            fresh.push(PageRange::new(start, gap.end));
+        }
+        for run in fresh.into_iter().filter(|run| !run.is_empty()) {
+            live::subtract(Counter::SegmentsBytes, run.len_bytes());
+            holes.push(run);
+            gone(run);
+        }
     }
 
     /// The input site that filled it.

@@ -28,6 +28,7 @@ pub mod alloc {
 }
 pub mod bytes;
 mod call;
+pub mod cgroup;
 pub mod control;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 pub mod deferral;

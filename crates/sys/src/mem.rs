@@ -343,20 +343,25 @@ pub fn make_private_directory(directory: &CStr) -> Result<(), Errno> {
 /// The kernel's limit on a process's mappings (vm.max_map_count).
 #[must_use]
 pub fn mappings_limit() -> Option<u64> {
-    let path = c"/proc/sys/vm/max_map_count";
     let mut text = [0u8; 24];
+    let len_bytes = read_file(c"/proc/sys/vm/max_map_count", &mut text)?;
+    core::str::from_utf8(&text[..len_bytes]).ok()?.trim().parse().ok()
+}
+
+/// Reads the beginning of a file; how many bytes it got.
+pub(crate) fn read_file(path: &CStr, text: &mut [u8]) -> Option<usize> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: the path is terminated, the buffer valid, the descriptor ours to close.
-    let len_bytes = unsafe {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let got = unsafe {
         let fd = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
-        let read = kernel!(Read, syscall!(libc::SYS_read, fd, text.as_mut_ptr(), text.len()));
-        if fd >= 0 {
-            kernel!(Close, syscall!(libc::SYS_close, fd));
+        if fd < 0 {
+            return None;
         }
-        read
+        let got = kernel!(Read, syscall!(libc::SYS_read, fd, text.as_mut_ptr(), text.len()));
+        kernel!(Close, syscall!(libc::SYS_close, fd));
+        got
     };
-    let text = text.get(..usize::try_from(len_bytes).ok()?)?;
-    core::str::from_utf8(text).ok()?.trim().parse().ok()
+    usize::try_from(got).ok()
 }
 
 /// Writes one message to standard error with one system call, cut to 512 bytes, without allocating.

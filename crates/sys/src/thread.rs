@@ -130,6 +130,18 @@ pub fn doze() {
     unsafe { kernel!(Sleep, libc::nanosleep(&time, core::ptr::null_mut())) };
 }
 
+/// Milliseconds since some moment, to within a few. A model's time stands still.
+#[must_use]
+pub fn now_ms() -> u64 {
+    if cfg!(loom) {
+        return 0;
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
 crate::statics! {
     /// Kernel id of the handler thread; 0: there is none.
     static HANDLER: AtomicU32 = AtomicU32::new(0);

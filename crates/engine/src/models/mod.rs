@@ -11,6 +11,7 @@ mod counters;
 mod faults;
 mod forks;
 mod segments;
+mod upkeep;
 
 use crate::block::BlockRef;
 use crate::engine::ENGINE;
