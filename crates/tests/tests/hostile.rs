@@ -10,6 +10,7 @@ use uncopy_tests::running::Finished;
 use uncopy_tests::{Mode, Program, Scratch};
 
 const FAULTS: &str = env!("CARGO_BIN_EXE_faults");
+const BOUNDS: &str = env!("CARGO_BIN_EXE_bounds");
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// What uncopy is expected to do.
@@ -226,6 +227,21 @@ fn a_control_group_with_little_memory() {
     };
     let enter = format!("echo $$ > {}/cgroup.procs", group.0);
     after("control-group", Uncopy::Works, &enter);
+}
+
+/// The reservoir of a program that has just freed all it had is a 64th of the limit; without one it would be 16 MiB.
+#[test]
+fn a_control_group_bounds_what_is_kept() {
+    const LIMIT_BYTES: usize = 128 << 20;
+    let Some(group) = control_group(LIMIT_BYTES) else {
+        return skip("a_control_group_bounds_what_is_kept", "no memory control group can be made here");
+    };
+    let scratch = Scratch::new("group");
+    let script = format!("echo $$ > {}/cgroup.procs; exec {BOUNDS} more_than_there_may_be 1", group.0);
+    let done = Program::shell(&script).mode(Mode::Always).limit(LIMIT).run(&scratch, "group");
+    if let Some(counters) = done.expect_success().expect_counters(&[Counter::InputBytes]).counters {
+        assert!(counters.get(Counter::ReservoirBytes) <= LIMIT_BYTES as u64 / 64, "{counters}");
+    }
 }
 
 #[test]
