@@ -202,10 +202,13 @@ fn control_group(limit_bytes: usize) -> Option<ControlGroup> {
         ("/sys/fs/cgroup/memory", Some(String::new()), "memory.limit_in_bytes"),
     ];
     candidates.into_iter().find_map(|(root, path, file)| {
-        let path = format!("{root}{}/uncopy-test-{}", path?.trim_end_matches('/'), std::process::id());
+        let name = format!("uncopy-test-{}-{limit_bytes}", std::process::id());
+        let path = format!("{root}{}/{name}", path?.trim_end_matches('/'));
         std::fs::create_dir(&path).ok()?;
         let group = ControlGroup(path.clone());
-        std::fs::write(format!("{path}/{file}"), limit_bytes.to_string()).ok()?;
+        // In a directory that is no control group the file is not there.
+        let mut limit = std::fs::OpenOptions::new().write(true).open(format!("{path}/{file}")).ok()?;
+        limit.write_all(limit_bytes.to_string().as_bytes()).ok()?;
         // Swap must not hide the limit.
         let _ = std::fs::write(format!("{path}/memory.swap.max"), "0");
         Some(group)
