@@ -16,6 +16,10 @@ pub const COMMAND: &str = "command";
 pub const PID: &str = "pid";
 /// Id of `doctor --json`.
 pub const JSON: &str = "json";
+/// Id of `doctor --calibrate`.
+pub const CALIBRATE: &str = "calibrate";
+/// Id of what `doctor --calibrate` starts under the library.
+pub const CALIBRATE_HERE: &str = "calibrate-here";
 /// Id of the shell that completions are for.
 pub const SHELL: &str = "shell";
 /// Id of `man --dir`.
@@ -36,10 +40,13 @@ Examples:
       The same for nginx; what was elided is in counters.json when it exits.
   uncopy run --policy always --min-size 4096 -- ./server
       Elide every copy that can be, for testing a program under uncopy.
+  uncopy run --explain sites.txt -- nginx -g 'daemon off;'
+      Which calls saved time, which cost time, and why, by function.
   UNCOPY_HEAP=off uncopy run -- ./server
       Every option can also come from the environment; the command line wins.
 
-CMD replaces this process: its pid, its signals and its exit status are those of CMD. Where uncopy
+CMD replaces this process: its pid, its signals and its exit status are those of CMD. With --explain
+it is a child process that gets the same signals, and this one ends as it did. Where uncopy
 cannot work, one line on standard error says why and CMD runs plainly. An unknown variable that
 begins with UNCOPY_ is reported on one line and ignored.";
 
@@ -58,10 +65,15 @@ Examples:
       Check this machine and whether nginx can be reached.
   uncopy doctor --json -- nginx
       The same for a program to read.
+  uncopy doctor --calibrate
+      Measure once, so that programs under run need not when they start.
 
 Each line says what was checked, its state (ok, warning or missing) and what was found; under it is
 the command that mends it. Exit status: 0 if run will be active (for CMD, if one is given), 1 if
-not, 2 if the command line is wrong.";
+not, 2 if the command line is wrong.
+
+What --calibrate measures is kept in $XDG_CACHE_HOME/uncopy/costs, or ~/.cache/uncopy/costs, and
+ignored with another processor or kernel.";
 
 const STATS_NOTES: &str = "\
 Example:
@@ -143,13 +155,21 @@ pub fn run() -> Command {
 fn doctor() -> Command {
     Command::new("doctor")
         .about("Check whether uncopy can work on this machine, and for a program")
-        .override_usage("uncopy doctor [--json] [-- CMD [ARGS]...]")
+        .override_usage("uncopy doctor [--json] [--calibrate | -- CMD [ARGS]...]")
         .arg(
             Arg::new(JSON)
                 .long("json")
                 .help("Print one JSON object: checks (an array), active, verdict and next")
                 .action(ArgAction::SetTrue),
         )
+        .arg(
+            Arg::new(CALIBRATE)
+                .long("calibrate")
+                .help("Measure what copies, moves and faults cost here, and store it for run")
+                .conflicts_with(COMMAND)
+                .action(ArgAction::SetTrue),
+        )
+        .arg(Arg::new(CALIBRATE_HERE).long("calibrate-here").hide(true).action(ArgAction::SetTrue))
         .arg(program("The program that is to run under uncopy"))
         .after_help(DOCTOR_NOTES)
 }

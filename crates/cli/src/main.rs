@@ -7,9 +7,11 @@
 #![cfg_attr(not(test), no_main)]
 #![deny(unsafe_code)]
 
+mod costs;
 mod doctor;
 mod elf;
 mod environment;
+mod explain;
 mod library;
 mod line;
 mod live;

@@ -382,6 +382,131 @@ pub fn open_below(directory: BorrowedFd<'_>, name: &OsStr, access: Access) -> io
     owned(libc::c_long::from(fd)).map(File::from)
 }
 
+/// A file in memory of so many bytes, all of which there is room for, that only this user can open and nobody
+/// can make shorter.
+pub fn memory_file(name: &CStr, len_bytes: usize) -> io::Result<File> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is a C string.
+    let file = File::from(owned(libc::c_long::from(unsafe { libc::memfd_create(name.as_ptr(), flags) }))?);
+    let fd = file.as_raw_fd();
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let len = libc::off_t::try_from(len_bytes).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open; none of the calls takes a pointer.
+    let done = unsafe {
+        libc::fchmod(fd, 0o600) == 0
+            && libc::fallocate(fd, 0, 0, len) == 0
+            && libc::fcntl(fd, libc::F_ADD_SEALS, seals) == 0
+    };
+    if done { Ok(file) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Signals that this process keeps from being delivered, to look at them when it wants to, and what `SIGCHLD`
+/// did before.
+pub struct Watch {
+    before: libc::sigset_t,
+    child_before: libc::sighandler_t,
+}
+
+/// How a child has ended, or that it was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With this exit status.
+    Exited(u8),
+    /// By this signal.
+    Killed(i32),
+}
+
+impl Watch {
+    /// Begins to keep signals back.
+    pub fn begin() -> Self {
+        // SAFETY: signal sets are plain data that sigfillset and sigprocmask write; SIG_DFL installs no handler.
+        unsafe {
+            let mut all: libc::sigset_t = mem::zeroed();
+            let mut before: libc::sigset_t = mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::sigprocmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+            // If it were ignored, nobody could tell how a child has ended.
+            Self { before, child_before: libc::signal(libc::SIGCHLD, libc::SIG_DFL) }
+        }
+    }
+
+    /// Puts everything back as it was.
+    pub fn end(&self) {
+        // SAFETY: the set and the disposition are those that `begin` found.
+        unsafe {
+            libc::signal(libc::SIGCHLD, self.child_before);
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut());
+        }
+    }
+
+    /// Runs `section` in a child process, which ends with the status that it returns; to be called while this
+    /// process has one thread. Signals that somebody sends to this process go to the child.
+    pub fn run(&self, section: impl FnOnce() -> u8) -> io::Result<Ending> {
+        // SAFETY: this process has one thread, so the child can do whatever the parent could.
+        let child = unsafe { libc::fork() };
+        match child {
+            -1 => Err(io::Error::last_os_error()),
+            0 => {
+                self.end();
+                std::process::exit(i32::from(section()))
+            }
+            _ => Ok(Self::wait(child)),
+        }
+    }
+
+    fn wait(child: libc::pid_t) -> Ending {
+        loop {
+            let mut status = 0;
+            // SAFETY: status is writable; the child is ours and not waited for by anybody else.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG | libc::WUNTRACED) };
+            if waited == child {
+                if libc::WIFEXITED(status) {
+                    return Ending::Exited(u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX));
+                } else if libc::WIFSIGNALED(status) {
+                    return Ending::Killed(libc::WTERMSIG(status));
+                }
+                // The child was stopped: so is this process, for whoever waits for it.
+                // SAFETY: raise takes a number.
+                unsafe { libc::raise(libc::SIGSTOP) };
+                continue;
+            }
+            // SAFETY: the set and the information are plain data; every signal is kept back.
+            unsafe {
+                let mut all: libc::sigset_t = mem::zeroed();
+                let mut information: libc::siginfo_t = mem::zeroed();
+                libc::sigfillset(&raw mut all);
+                let signal = libc::sigwaitinfo(&raw const all, &raw mut information);
+                // What the terminal sends reaches the child by itself.
+                let is_sent = information.si_code <= 0 && information.si_pid() != child;
+                if signal > 0 && signal != libc::SIGCHLD && (is_sent || signal == libc::SIGCONT) {
+                    libc::kill(child, signal);
+                }
+            }
+        }
+    }
+}
+
+/// Ends this process as another one ended: without a core dump of its own.
+pub fn end_like(ending: Ending) -> u8 {
+    match ending {
+        Ending::Exited(status) => status,
+        Ending::Killed(signal) => {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: the limit and the set are plain data; SIG_DFL installs no handler.
+            unsafe {
+                libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+                libc::signal(signal, libc::SIG_DFL);
+                let mut only: libc::sigset_t = mem::zeroed();
+                libc::sigemptyset(&raw mut only);
+                libc::sigaddset(&raw mut only, signal);
+                libc::sigprocmask(libc::SIG_UNBLOCK, &raw const only, std::ptr::null_mut());
+                libc::raise(signal);
+            }
+            u8::try_from(128 + signal).unwrap_or(u8::MAX)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

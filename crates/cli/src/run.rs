@@ -1,9 +1,12 @@
 //! `uncopy run`: checks the options, decides whether uncopy can work, and becomes CMD.
 //!
 //! Nothing is started, nothing is waited for and nothing is searched but `PATH`: two opens and
-//! two ioctls of userfaultfd, one look at CMD's first page, and `execve`.
+//! two ioctls of userfaultfd, one look at CMD's first page, and `execve`. Only `--explain` makes CMD a child,
+//! because what it did is put into words when it has ended.
 
+use crate::costs;
 use crate::environment::Environment;
+use crate::explain::Explanation;
 use crate::library;
 use crate::line;
 use crate::live;
@@ -34,9 +37,8 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
         Err(error) => return line::answer(&error),
     };
     let command = line::command(&matches);
-    let mut environment = Environment::inherited();
-    let pid = std::process::id();
-    let settings = match settings::settle(&mut environment, &line::given(&matches), pid) {
+    let given = line::given(&matches);
+    let settings = match settings::settle(&mut Environment::inherited(), &given, std::process::id()) {
         Ok(settings) => settings,
         Err(message) => {
             output::complain(message);
@@ -45,6 +47,33 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
     };
     if let Some(warning) = &settings.warning {
         output::complain(warning);
+    }
+    match settings.explain.as_deref().map(|file| (file, Explanation::begin())) {
+        None => start(&command, &given, sigpipe, None),
+        Some((_, Ok(explanation))) => {
+            let status = explanation.watch(|| start(&command, &given, sigpipe, Some(&explanation)));
+            explanation.finish(settings.explain.as_deref().unwrap_or_default(), &command, status)
+        }
+        Some((file, Err(error))) => {
+            output::complain(format_args!("no --explain {}: {}", Quoted(file), Reason(&error)));
+            start(&command, &given, sigpipe, None)
+        }
+    }
+}
+
+/// Becomes CMD; returns only if it could not be started.
+fn start(
+    command: &[OsString],
+    given: &[settings::Given],
+    sigpipe: &Disposition,
+    explanation: Option<&Explanation>,
+) -> u8 {
+    let mut environment = Environment::inherited();
+    let pid = std::process::id();
+    // Once more: this may be another process than the one that checked them.
+    let Ok(settings) = settings::settle(&mut environment, given, pid) else { return EXIT_USAGE };
+    if let Some(explanation) = explanation {
+        environment.set(settings::LEDGER, explanation.path().as_bytes());
     }
     let Some(name) = command.first() else { return EXIT_USAGE };
     let path = match program::find(name, environment.get(b"PATH")) {
@@ -59,6 +88,11 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
     match activate(&path, &settings) {
         Ok(active) => {
             environment.set("LD_PRELOAD", &library::preload(&active.library, &preloaded));
+            if environment.get(costs::COSTS.as_bytes()).is_none()
+                && let Some(stored) = costs::path(&environment).and_then(|path| costs::load(&path).ok())
+            {
+                environment.set(costs::COSTS, stored.to_text().as_bytes());
+            }
             match active.uffd_fd {
                 Some(fd) => environment.set(settings::UFFD_FD, fd.to_string().as_bytes()),
                 None => environment.remove(settings::UFFD_FD),
@@ -67,6 +101,9 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
         Err(why) => {
             output::complain(format_args!("inactive: {why}; see 'uncopy doctor'"));
             environment.remove(settings::UFFD_FD);
+            if let Some(explanation) = explanation {
+                explanation.say_why_plain(&why);
+            }
             leave_plain(&mut environment, &preloaded);
             if let Some(file) = &settings.stats {
                 write_stats(file, &Snapshot::empty(u64::from(pid), Some(why)));
@@ -74,7 +111,7 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
         }
     }
     os::restore_sigpipe(sigpipe);
-    become_program(&path, &command, &environment)
+    become_program(&path, command, &environment)
 }
 
 /// Decides whether uncopy can work for the program at `path`.

@@ -13,8 +13,12 @@ use uncopy_core::options::{OptionError, OptionSpec, Options};
 pub const STATS_ROOT: &str = "UNCOPY_STATS_ROOT";
 /// Variable that names the inherited descriptor of `/dev/userfaultfd`.
 pub const UFFD_FD: &str = "UNCOPY_UFFD_FD";
+/// Variable that names the ledger of `--explain`.
+pub const LEDGER: &str = "UNCOPY_LEDGER";
 /// Variable of `--stats`.
 const STATS: &str = "UNCOPY_STATS";
+/// Variable of `--explain`.
+const EXPLAIN: &str = "UNCOPY_EXPLAIN";
 
 /// An option given on the command line, with its value (`1` for a switch).
 pub type Given = (&'static OptionSpec, OsString);
@@ -26,6 +30,8 @@ pub struct Settings {
     pub off: bool,
     /// Where this process, rather than an outer one, is to write its counters.
     pub stats: Option<OsString>,
+    /// Where this process, rather than an outer one, is to write the account of the call sites.
+    pub explain: Option<OsString>,
     /// Inherited descriptor of `/dev/userfaultfd`, if an outer `uncopy run` left one.
     pub uffd_fd: Option<RawFd>,
     /// One line about variables that nobody knows.
@@ -58,16 +64,21 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
             .apply(option.variable.as_bytes(), value.as_bytes())
             .map_err(|error| on_command_line(option, &error))?;
     }
-    let given_stats = given.iter().any(|(option, _)| option.variable == STATS);
-    let stats = options
-        .stats
-        .map(|value| stats_path(OsStr::from_bytes(value), if given_stats { "--stats" } else { STATS }))
-        .transpose()?;
+    let is_given = |variable| given.iter().any(|(option, _)| option.variable == variable);
+    let output = |value: Option<&[u8]>, flag, variable| {
+        let name = if is_given(variable) { flag } else { variable };
+        value.map(|value| output_path(OsStr::from_bytes(value), name)).transpose()
+    };
+    let given_stats = is_given(STATS);
+    let stats = output(options.stats, "--stats", STATS)?;
+    let explain = output(options.explain, "--explain", EXPLAIN)?;
+    let explanation_is_ours = is_given(EXPLAIN) || options.ledger.is_none();
     // Asked for on the command line, or asked for by nobody above this process.
     let stats_are_ours = given_stats || options.stats_root.is_none_or(|root| root == pid);
     let settings = Settings {
         off: options.off,
         stats: stats.clone().filter(|_| stats_are_ours),
+        explain: explain.filter(|_| explanation_is_ours),
         uffd_fd: options.uffd_fd,
         warning,
     };
@@ -92,8 +103,8 @@ fn on_command_line(option: &OptionSpec, error: &OptionError<'_>) -> String {
     }
 }
 
-/// The stats file's absolute path: servers change their directory before they exit.
-fn stats_path(value: &OsStr, name: &str) -> Result<OsString, String> {
+/// An output file's absolute path: servers change their directory before they exit.
+fn output_path(value: &OsStr, name: &str) -> Result<OsString, String> {
     if value == "-" {
         return Ok(value.to_os_string());
     }

@@ -1,5 +1,6 @@
 //! The pure core of uncopy: page arithmetic, block size classes, the map of a block's pages,
-//! extents of hidden memory, copy plans, the policy's account, options and counters.
+//! extents of hidden memory, copy plans, the policy's accounts, options, counters and the
+//! ledger of what each call site did.
 //!
 //! Nothing here makes a system call, touches the program's memory or needs userfaultfd, so all of
 //! it is tested on any machine.
@@ -13,6 +14,7 @@ pub mod addr;
 pub mod bounds;
 pub mod classes;
 pub mod extents;
+pub mod ledger;
 pub mod options;
 pub mod page_map;
 pub mod plan;

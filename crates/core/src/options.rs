@@ -4,6 +4,7 @@
 //! Values are parsed here and only here, from byte strings, because an environment need not be
 //! UTF-8. Parsing never panics; a bad value is reported with the value and the legal range.
 
+use crate::policy::Costs;
 use core::fmt;
 
 /// When a copy is elided.
@@ -93,10 +94,22 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Most memory that uncopy keeps for itself, in bytes (1048576 to 70368744177664) [default: what the program uses, and its limits, allow]",
     },
     OptionSpec {
+        flag: "costs",
+        variable: "UNCOPY_COSTS",
+        value: Some("COSTS"),
+        help: "What copies, moves and faults cost here: measure (when they are first needed), assume, or NAME=NS,... as 'uncopy doctor --calibrate' prints [default: what that has stored, else measure]",
+    },
+    OptionSpec {
         flag: "stats",
         variable: "UNCOPY_STATS",
         value: Some("FILE|-"),
         help: "Write counters as JSON to FILE (- for standard output) when the program exits",
+    },
+    OptionSpec {
+        flag: "explain",
+        variable: "UNCOPY_EXPLAIN",
+        value: Some("FILE|-"),
+        help: "Write what each call site saved and cost, and why, to FILE (- for standard output; JSON if it ends in .json) when the program has ended",
     },
     OptionSpec {
         flag: "no-follow",
@@ -110,8 +123,19 @@ pub const OPTIONS: &[OptionSpec] = &[
 ///
 /// `UNCOPY_STATS_ROOT` holds the pid whose counters go to the `--stats` file; `UNCOPY_UFFD_FD`
 /// the number of an inherited file descriptor of `/dev/userfaultfd`, so that a program that
-/// drops its privileges keeps working.
-pub const INTERNAL_VARIABLES: &[&str] = &["UNCOPY_STATS_ROOT", "UNCOPY_UFFD_FD"];
+/// drops its privileges keeps working; `UNCOPY_LEDGER` the file in memory that `--explain` is made from.
+pub const INTERNAL_VARIABLES: &[&str] = &["UNCOPY_STATS_ROOT", "UNCOPY_UFFD_FD", "UNCOPY_LEDGER"];
+
+/// Where the constants of the machine come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CostSource {
+    /// Measured when the library starts to work.
+    Measure,
+    /// Those of the machine that the library was written on.
+    Assume,
+    /// These.
+    Given(Costs),
+}
 
 /// The options in force, as plain values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,14 +152,20 @@ pub struct Options<'a> {
     pub foreign: bool,
     /// `--memory`, bytes.
     pub memory_bytes: Option<usize>,
+    /// `--costs`.
+    pub costs: CostSource,
     /// `--stats`: a path, or `-`.
     pub stats: Option<&'a [u8]>,
+    /// `--explain`: a path, or `-`.
+    pub explain: Option<&'a [u8]>,
     /// `--no-follow`.
     pub no_follow: bool,
     /// Pid whose counters are written to `stats` (internal).
     pub stats_root: Option<u32>,
     /// Inherited descriptor of `/dev/userfaultfd` (internal).
     pub uffd_fd: Option<i32>,
+    /// The ledger of `--explain` (internal).
+    pub ledger: Option<&'a [u8]>,
 }
 
 impl Default for Options<'_> {
@@ -147,10 +177,13 @@ impl Default for Options<'_> {
             heap: true,
             foreign: true,
             memory_bytes: None,
+            costs: CostSource::Measure,
             stats: None,
+            explain: None,
             no_follow: false,
             stats_root: None,
             uffd_fd: None,
+            ledger: None,
         }
     }
 }
@@ -205,6 +238,8 @@ const LEGAL_MEMORY: &str = "a whole number of bytes from 1048576 to 703687441776
 const LEGAL_POLICY: &str = "auto, always or never";
 const LEGAL_ON_OFF: &str = "on or off";
 const LEGAL_STATS: &str = "a file's path, or -";
+const LEGAL_COSTS: &str = "measure, assume, or the line that uncopy doctor --calibrate prints";
+const LEGAL_LEDGER: &str = "a path that uncopy run sets; unset it";
 const LEGAL_NUMBER: &str = "a number that uncopy run sets; unset it";
 
 /// Parses a decimal number that consists of digits only.
@@ -270,11 +305,31 @@ impl<'a> Options<'a> {
             }
             b"UNCOPY_HEAP" => self.heap = on_off(value).ok_or(bad("UNCOPY_HEAP", LEGAL_ON_OFF))?,
             b"UNCOPY_FOREIGN" => self.foreign = on_off(value).ok_or(bad("UNCOPY_FOREIGN", LEGAL_ON_OFF))?,
+            b"UNCOPY_COSTS" => {
+                self.costs = match value {
+                    b"measure" => CostSource::Measure,
+                    b"assume" => CostSource::Assume,
+                    list => CostSource::Given(Costs::parse(list).ok_or(bad("UNCOPY_COSTS", LEGAL_COSTS))?),
+                };
+            }
             b"UNCOPY_STATS" => {
                 if value.is_empty() {
                     return Err(bad("UNCOPY_STATS", LEGAL_STATS));
                 }
                 self.stats = Some(value);
+            }
+            b"UNCOPY_EXPLAIN" => {
+                if value.is_empty() {
+                    return Err(bad("UNCOPY_EXPLAIN", LEGAL_STATS));
+                }
+                self.explain = Some(value);
+            }
+            b"UNCOPY_LEDGER" => {
+                // Only what the command makes: a descriptor of its own.
+                if !value.starts_with(b"/proc/") {
+                    return Err(bad("UNCOPY_LEDGER", LEGAL_LEDGER));
+                }
+                self.ledger = Some(value);
             }
             b"UNCOPY_STATS_ROOT" => {
                 self.stats_root = Some(
@@ -326,7 +381,9 @@ mod tests {
             ("UNCOPY_HEAP", "off"),
             ("UNCOPY_FOREIGN", "off"),
             ("UNCOPY_MEMORY", "1048576"),
+            ("UNCOPY_COSTS", "assume"),
             ("UNCOPY_STATS", "-"),
+            ("UNCOPY_EXPLAIN", "sites.txt"),
             ("UNCOPY_NO_FOLLOW", "1"),
         ] {
             let before = options;
@@ -351,7 +408,11 @@ mod tests {
             ("UNCOPY_MEMORY", "1048575"),
             ("UNCOPY_MEMORY", "70368744177665"),
             ("UNCOPY_MEMORY", "64m"),
+            ("UNCOPY_COSTS", "fault=1"),
+            ("UNCOPY_COSTS", ""),
             ("UNCOPY_STATS", ""),
+            ("UNCOPY_EXPLAIN", ""),
+            ("UNCOPY_LEDGER", "/etc/passwd"),
             ("UNCOPY_NO_FOLLOW", "x"),
         ] {
             let mut options = Options::default();

@@ -7,6 +7,7 @@
 //! by 45 bytes is the same view with its offset shifted.
 
 use crate::addr::{ByteRange, PAGE_BYTES, PageRange};
+use crate::policy::Learned;
 
 use smallvec::SmallVec;
 
@@ -65,6 +66,11 @@ pub enum Step<S> {
     },
     /// These pages become empty.
     Empty {
+        /// Pages of the destination.
+        pages: PageRange,
+    },
+    /// These pages are really copied, and present afterwards: the program is known to touch them.
+    Touched {
         /// Pages of the destination.
         pages: PageRange,
     },
@@ -129,9 +135,37 @@ pub fn elided_bytes<S>(steps: &[Step<S>]) -> usize {
         .iter()
         .map(|step| match step {
             Step::View { pages, .. } | Step::Empty { pages } => pages.len_bytes(),
-            Step::Bytes { .. } => 0,
+            Step::Bytes { .. } | Step::Touched { .. } => 0,
         })
         .sum()
+}
+
+/// The plan with those pages of its views copied that `learned` names; the destination touches `buffer`.
+#[must_use]
+pub fn with_touched<S: Clone>(steps: Steps<S>, buffer: PageRange, learned: Learned) -> Steps<S> {
+    if learned.is_empty() {
+        return steps;
+    }
+    let mut changed = Steps::new();
+    for step in steps {
+        let Step::View { pages, segment, offset_bytes } = step else {
+            changed.push(step);
+            continue;
+        };
+        let view = |start: u32, end: u32| {
+            let skip_bytes = (start - pages.start) as usize * PAGE_BYTES;
+            let (pages, segment) = (PageRange::new(start, end), segment.clone());
+            (start < end).then_some(Step::View { pages, segment, offset_bytes: offset_bytes + skip_bytes })
+        };
+        let mut at = pages.start;
+        for run in learned.runs(buffer, pages) {
+            changed.extend(view(at, run.start));
+            changed.push(Step::Touched { pages: run });
+            at = run.end;
+        }
+        changed.extend(view(at, pages.end));
+    }
+    changed
 }
 
 #[cfg(test)]
@@ -181,6 +215,7 @@ mod tests {
                 let range = match &step {
                     Step::View { pages, .. } | Step::Empty { pages } => ByteRange::from(*pages),
                     Step::Bytes { range } => *range,
+                    Step::Touched { .. } => unreachable!("nothing was learned"),
                 };
                 prop_assert_eq!(range.start, at);
                 prop_assert!(!range.is_empty());
@@ -195,7 +230,7 @@ mod tests {
                             prop_assert_eq!(byte, expected);
                         }
                         Step::Empty { .. } => prop_assert_eq!(byte, Piece::Zeroes { len_bytes: 1 }),
-                        Step::Bytes { .. } => {}
+                        Step::Bytes { .. } | Step::Touched { .. } => {}
                     }
                 }
                 let is_bytes = matches!(step, Step::Bytes { .. });
@@ -204,6 +239,33 @@ mod tests {
             }
             prop_assert_eq!(at, start + total);
         }
+    }
+
+    #[test]
+    fn learned_pages_are_taken_out_of_views() {
+        let pieces = [Piece::Segment { segment: 's', offset_bytes: 0, len_bytes: 10 * PAGE_BYTES }];
+        let learned = Learned { head: 0b11, tail: 0b1000 };
+        let steps = with_touched(plan(100, &pieces, 1), PageRange::new(0, 11), learned);
+        let view = |start, end| Step::View {
+            pages: PageRange::new(start, end),
+            segment: 's',
+            offset_bytes: start as usize * PAGE_BYTES - 100,
+        };
+        assert_eq!(
+            steps.as_slice(),
+            [
+                Step::Bytes { range: ByteRange { start: 100, end: PAGE_BYTES } },
+                Step::Touched { pages: PageRange::new(1, 2) },
+                view(2, 7),
+                Step::Touched { pages: PageRange::new(7, 8) },
+                view(8, 10),
+                Step::Bytes { range: ByteRange { start: 10 * PAGE_BYTES, end: 10 * PAGE_BYTES + 100 } },
+            ]
+        );
+        assert_eq!(elided_bytes(&steps), 7 * PAGE_BYTES);
+        let all = Learned { head: u64::MAX, tail: 0 };
+        assert_eq!(elided_bytes(&with_touched(plan(0, &pieces, 1), PageRange::new(0, 10), all)), 0);
+        assert_eq!(with_touched(plan(0, &pieces, 1), PageRange::new(0, 10), Learned::default()).len(), 1);
     }
 
     #[test]

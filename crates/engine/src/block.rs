@@ -7,7 +7,7 @@ use crate::live;
 use crate::segment::{Open, Segment};
 use core::mem::MaybeUninit;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
-use uncopy_core::page_map::{Dropped, PageMap, State};
+use uncopy_core::page_map::{Dropped, PageMap, SiteId, State};
 use uncopy_core::plan::{Piece, Pieces};
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
@@ -72,6 +72,12 @@ pub struct Block {
     pub copied_over_ns: AtomicU32,
     /// How often the lock was taken: tells the fault service that a thread has held it all the while.
     pub turns: AtomicU32,
+    /// Pages that the last copy or input into it touched, from here …
+    pub buffer_start: AtomicU32,
+    /// … to here, exclusive.
+    pub buffer_end: AtomicU32,
+    /// The site of that copy or input.
+    pub buffer_site: AtomicU16,
     /// Allocation site, for placement.
     pub alloc_site: AtomicU16,
     /// Initialised when the block is registered. Here and not behind a pointer: a copy that is elided
@@ -105,6 +111,9 @@ impl Block {
             retained_pages: AtomicU32::new(0),
             copied_over_ns: AtomicU32::new(0),
             turns: AtomicU32::new(0),
+            buffer_start: AtomicU32::new(0),
+            buffer_end: AtomicU32::new(0),
+            buffer_site: AtomicU16::new(0),
             alloc_site: AtomicU16::new(0),
             state: UnsafeCell::new(MaybeUninit::uninit()),
         }
@@ -156,6 +165,22 @@ impl BlockRef {
     #[must_use]
     pub fn may_have_absent_pages(&self) -> bool {
         self.block.absent_pages.load(Relaxed) != 0
+    }
+
+    /// Takes note of the buffer that a copy or an input of `site` has made views in. Under the lock.
+    pub fn note_buffer(&self, site: SiteId, pages: PageRange) {
+        self.block.buffer_start.store(pages.start, Relaxed);
+        self.block.buffer_end.store(pages.end, Relaxed);
+        self.block.buffer_site.store(site, Relaxed);
+    }
+
+    /// The pages of the buffer that `page` belongs to, if `site` was the last to make views in the block.
+    #[must_use]
+    pub fn buffer(&self, site: SiteId, page: u32) -> Option<PageRange> {
+        let field = |field: &AtomicU32| field.load(Relaxed);
+        let pages = PageRange::new(field(&self.block.buffer_start), field(&self.block.buffer_end));
+        let is_its = self.block.buffer_site.load(Relaxed) == site;
+        (is_its && pages.start <= page && page < pages.end).then_some(pages)
     }
 
     /// Whether its lock is to be taken before the other's.

@@ -1,15 +1,17 @@
 //! memcpy and memmove between the program's buffers.
 
+use crate::accounts;
 use crate::apply::{Done, Source, apply, make_present, prepare_overwrite};
 use crate::block::{BlockRef, Locked};
 use crate::engine::ENGINE;
 use crate::live;
 use crate::segment::Segment;
 use uncopy_core::addr::ByteRange;
+use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId};
-use uncopy_core::plan::{Piece, Pieces, elided_bytes, plan};
-use uncopy_core::policy::{Kind, TRACK_NS, copy_ns};
+use uncopy_core::plan::{Piece, Pieces, elided_bytes, plan, with_touched};
+use uncopy_core::policy::Kind;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
@@ -28,6 +30,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     let from = ENGINE.find(source).filter(BlockRef::may_have_absent_pages);
     let to = ENGINE.find(destination);
     if from.is_none() && !to.as_ref().is_some_and(BlockRef::may_have_absent_pages) {
+        left_alone(caller, len_bytes, Field::Plain);
         return false;
     }
     ENGINE.heap.leave_stack_alone();
@@ -44,6 +47,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     match (from, to) {
         (None, None) => false,
         (None, Some((at, range))) => {
+            left_alone(caller, len_bytes, Field::Plain);
             let mut dropped = Dropped::new();
             prepare_overwrite(uffd, &mut at.lock(), range, &mut dropped);
             drop(dropped);
@@ -58,11 +62,38 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
                     Some(from) => between(&section, uffd, from, to, destination, source, caller),
                     None => false,
                 },
-                None => gather(&section, at, range, destination, source),
+                None => {
+                    left_alone(caller, len_bytes, Field::Refused);
+                    gather(&section, at, range, destination, source)
+                }
             }
         },
         // SAFETY: the caller's promise.
         (Some(from), Some(to)) => unsafe { between(&section, uffd, from, to, destination, source, caller) },
+    }
+}
+
+/// Enters a copy that is made as it is, for the reason given.
+#[inline]
+fn left_alone(caller: usize, len_bytes: usize, why: Field) {
+    if accounts::are_kept() {
+        let site = ENGINE.sites.site(Kind::Copy, caller, len_bytes);
+        accounts::call(site, Kind::Copy, caller, len_bytes);
+        accounts::add(site, why, 1);
+    }
+}
+
+/// Why a copy that could elide so many bytes does not. Asked once for each call: it brings the next probe of
+/// a site that is switched off nearer.
+fn objection(site: SiteId, elidable_bytes: usize, pieces: &[Piece<Segment>]) -> Option<Field> {
+    let is_probed = |piece: &Piece<Segment>| matches!(piece, Piece::Segment { segment, .. } if ENGINE.sites.is_probed(segment.site()));
+    match ENGINE.policy() {
+        _ if elidable_bytes == 0 => Some(Field::Plain),
+        Policy::Always => None,
+        Policy::Never => Some(Field::Off),
+        Policy::Auto if ENGINE.costs.copy_ns(elidable_bytes) <= ENGINE.costs.track_ns() => Some(Field::Small),
+        Policy::Auto if ENGINE.sites.allows(site, Policy::Auto) => None,
+        Policy::Auto => (!pieces.iter().any(is_probed)).then_some(Field::Off),
     }
 }
 
@@ -75,7 +106,7 @@ fn claim(destination: usize, len_bytes: usize, caller: usize) -> Option<(BlockRe
         Policy::Always => true,
         Policy::Never => false,
         Policy::Auto => {
-            copy_ns(len_bytes) > TRACK_NS
+            ENGINE.costs.copy_ns(len_bytes) > ENGINE.costs.track_ns()
                 && ENGINE.sites.allows(ENGINE.sites.site(Kind::Copy, caller, len_bytes), Policy::Auto)
         }
     };
@@ -143,17 +174,20 @@ unsafe fn between(
     }
     let len_bytes = from_range.len();
     let site = ENGINE.sites.site(Kind::Copy, caller, len_bytes);
+    accounts::call(site, Kind::Copy, caller, len_bytes);
     let mut dropped = Dropped::new();
     let (from_locked, mut to_locked) = lock_both(from, to);
     let pieces = from_locked.as_ref().unwrap_or(&to_locked).pieces(from_range);
-    let steps = plan(to_range.start, &pieces, LEAST_PAGES);
-    let elidable_bytes = elided_bytes(&steps);
-    let pays = match ENGINE.policy() {
-        Policy::Always => elidable_bytes > 0,
-        Policy::Never => false,
-        Policy::Auto => copy_ns(elidable_bytes) > TRACK_NS && ENGINE.sites.allows(site, Policy::Auto),
-    };
-    if !pays || to_locked.register(uffd).is_err() {
+    let mut steps = plan(to_range.start, &pieces, LEAST_PAGES);
+    let mut elidable_bytes = elided_bytes(&steps);
+    if elidable_bytes > 0 {
+        steps = with_touched(steps, to_range.touched_pages(), ENGINE.to_copy(site));
+        elidable_bytes = elided_bytes(&steps);
+    }
+    let why_not = objection(site, elidable_bytes, &pieces)
+        .or_else(|| to_locked.register(uffd).is_err().then_some(Field::Refused));
+    if let Some(why_not) = why_not {
+        accounts::refused(site, why_not);
         let is_plain = pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. }));
         if overlaps {
             let union = ByteRange {
@@ -175,6 +209,7 @@ unsafe fn between(
             unsafe { all.fetch(from_range, destination) };
         });
         live::add(Counter::CopiedBytes, len_bytes);
+        accounts::add(site, Field::CopiedBytes, len_bytes as u64);
         return true;
     }
     let staged = overlaps.then(|| stage(uffd, to_range.start, &pieces, source));
@@ -191,6 +226,7 @@ unsafe fn between(
     // SAFETY: the caller's promise; both blocks are locked and the destination is registered. What was
     // plain in the source is copied, never viewed, so the steps hold for the staged pieces too.
     let done = unsafe { apply(uffd, &mut to_locked, &all, &steps, site, &mut dropped) };
+    to_locked.at.note_buffer(site, to_range.touched_pages());
     drop((from_locked, to_locked));
     // SAFETY: the caller's promise; no lock is held.
     unsafe { all.fetch_missing(section, &done.missing, to.base) };
@@ -238,14 +274,15 @@ fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done) {
     live::add(Counter::ElidedCopies, usize::from(done.elided_bytes > 0));
     live::add(Counter::ElidedBytes, done.elided_bytes);
     live::add(Counter::CopiedBytes, done.copied_bytes);
-    let saved_ns = copy_ns(done.elided_bytes);
-    ENGINE.sites.credit(site, saved_ns);
-    ENGINE.sites.debit(site, TRACK_NS + done.moves_ns());
+    let saved_ns = ENGINE.costs.copy_ns(done.elided_bytes);
+    accounts::credit(site, saved_ns);
+    accounts::debit(site, ENGINE.costs.track_ns() + done.moves_ns(saved_ns));
+    accounts::elided(site, done);
     let total_bytes: usize = pieces.iter().map(Piece::len_bytes).sum();
     for piece in pieces {
         if let Piece::Segment { segment, len_bytes, .. } = piece {
             segment.touch();
-            ENGINE.sites.credit(segment.site(), copy_ns(done.elided_bytes.min(*len_bytes)) / 2);
+            accounts::credit(segment.site(), ENGINE.costs.copy_ns(done.elided_bytes.min(*len_bytes)) / 2);
         }
     }
     debug_assert!(done.elided_bytes <= total_bytes);

@@ -9,10 +9,11 @@ use crate::foreign::Foreign;
 use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES};
 use crate::heap::Heap;
 use crate::hidden::Hidden;
-use crate::{bounds, fault, live};
+use crate::{accounts, bounds, calibration, fault, live};
 use uncopy_core::addr::PAGE_BYTES;
-use uncopy_core::options::{Options, Policy};
-use uncopy_core::policy::{Placement, Sites};
+use uncopy_core::options::{CostSource, Options, Policy};
+use uncopy_core::page_map::SiteId;
+use uncopy_core::policy::{Learned, Placement, SharedCosts, Sites, Touches};
 use uncopy_core::stats::Counter;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem;
@@ -56,6 +57,10 @@ pub struct Engine {
     pub hidden: Apart<Hidden>,
     /// Accounts of the call sites.
     pub sites: Apart<Sites>,
+    /// What things cost on this machine.
+    pub costs: Apart<SharedCosts>,
+    /// What programs touch of the sites' buffers.
+    pub touches: Apart<Touches>,
     /// Accounts of the allocation sites.
     pub placement: Apart<Placement>,
     start: Apart<Lock>,
@@ -64,6 +69,7 @@ pub struct Engine {
     policy: AtomicU8,
     inherited_device: AtomicI32,
     most_registered: AtomicU64,
+    measures_costs: AtomicBool,
     said: AtomicBool,
     has_given_back: AtomicBool,
 }
@@ -77,11 +83,14 @@ uncopy_sys::statics! {
         sites: Apart(Sites::new()),
         placement: Apart(Placement::new()),
         start: Apart(Lock::new()),
+        costs: Apart(SharedCosts::new()),
+        touches: Apart(Touches::new()),
         phase: AtomicU8::new(Phase::Dormant as u8),
         uffd: AtomicI32::new(-1),
         policy: AtomicU8::new(0),
         inherited_device: AtomicI32::new(-1),
         most_registered: AtomicU64::new(REGISTERED_DEFAULT),
+        measures_costs: AtomicBool::new(false),
         said: AtomicBool::new(false),
         has_given_back: AtomicBool::new(false),
     };
@@ -103,6 +112,11 @@ impl Engine {
             },
             Relaxed,
         );
+        match options.costs {
+            CostSource::Measure => self.measures_costs.store(true, Relaxed),
+            CostSource::Assume => {}
+            CostSource::Given(costs) => self.costs.adopt(&costs),
+        }
         self.inherited_device.store(options.uffd_fd.unwrap_or(-1), Relaxed);
         bounds::configure(options.memory_bytes);
         if !options.heap {
@@ -144,6 +158,13 @@ impl Engine {
             2 => Policy::Never,
             _ => Policy::Auto,
         }
+    }
+
+    /// Which pages of the site's next buffer are copied because the program touches them. Asked once for each
+    /// call that could elide.
+    #[must_use]
+    pub fn to_copy(&self, site: SiteId) -> Learned {
+        if self.policy() == Policy::Auto { self.touches.to_copy(site) } else { Learned::default() }
     }
 
     /// Whether every block is registered from the start (for testing).
@@ -237,6 +258,7 @@ impl Engine {
             match self.start() {
                 Ok((main, foreign)) => {
                     self.replace_uffds(main, foreign);
+                    self.settle_costs(main);
                     self.phase.store(Phase::Active as u8, Release);
                     live::publish();
                 }
@@ -262,6 +284,16 @@ impl Engine {
             self.most_registered.store(most / REGISTERED_SHARE, Relaxed);
         }
         self.open_uffds()
+    }
+
+    /// Puts the constants of the machine in force that nobody has given. Under the lock of activation.
+    fn settle_costs(&self, uffd: Uffd) {
+        let measures = self.measures_costs.load(Relaxed) && !cfg!(loom);
+        // A filter may end the process for reading the clock.
+        if measures && self.policy() == Policy::Auto && !uncopy_sys::filter::is_filtered() {
+            self.costs.adopt(&calibration::measure(&self.hidden, uffd));
+        }
+        accounts::set_costs(&self.costs.snapshot());
     }
 
     /// Opens the userfaultfd of the heap and, if foreign ranges are wanted, theirs, and starts the handler

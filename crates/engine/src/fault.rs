@@ -5,6 +5,7 @@
 //! a fault in a block whose lock the faulting thread itself holds is a page that the program gave
 //! back to the kernel behind our back: it reads as zeroes.
 
+use crate::accounts;
 use crate::apply::put_pages;
 use crate::block::{BlockRef, DISOWNED, Locked};
 use crate::engine::{ENGINE, Phase};
@@ -15,8 +16,8 @@ use crate::upkeep::Rounds;
 use crate::window::Turn;
 use core::ffi::c_void;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
+use uncopy_core::ledger::Field;
 use uncopy_core::page_map::{Dropped, State, View};
-use uncopy_core::policy::{FAULT_NS, FILL_PAGE_NS};
 use uncopy_core::stats::Counter;
 use uncopy_core::stats::{CONTROL_RELEASE, REASON_RELEASED};
 use uncopy_sys::control::Control;
@@ -372,9 +373,26 @@ fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
     let mut dropped = Dropped::new();
     let served = match state {
         State::Present => true,
-        State::Empty => fill_empty(uffd, locked, pages, &mut dropped),
+        State::Empty => {
+            let site = at.block.alloc_site.load(Relaxed);
+            if let Some(entry) = accounts::allocation(site).filter(|_| at.slot.is_none()) {
+                entry.fault(pages.len());
+                entry.add(Field::SpentNs, ENGINE.costs.fault_ns(pages.len()).cast_unsigned());
+            }
+            fill_empty(uffd, locked, pages, &mut dropped)
+        }
         State::Viewed(view) => {
-            ENGINE.sites.debit(view.site, FAULT_NS + i64::from(pages.len()) * FILL_PAGE_NS);
+            if let Some(buffer) = at.buffer(view.site, page) {
+                ENGINE.touches.record(view.site, buffer, pages);
+            }
+            if let Some(entry) = accounts::entry(view.site) {
+                entry.fault(pages.len());
+            }
+            let cost_ns = ENGINE.costs.fault_ns(pages.len());
+            accounts::debit(view.site, cost_ns);
+            if view.segment.site() != view.site {
+                accounts::debit(view.segment.site(), cost_ns / 2);
+            }
             materialize(uffd, locked, pages, view, &mut dropped)
         }
     };

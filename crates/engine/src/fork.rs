@@ -191,6 +191,7 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     let was_prepared = prepared();
     let parent = thread_id();
     forget_thread_id();
+    crate::accounts::restart_in_child();
     if !was_prepared {
         return;
     }

@@ -9,6 +9,7 @@
 //! userfaultfd once and stays so. Each class keeps registered and plain free blocks apart, and hands
 //! out the kind that the allocation site's earlier blocks turned out to be.
 
+use crate::accounts;
 use crate::apply::clear_long_runs;
 use crate::block::{
     ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, Locked, REGISTERED, RELOCATED, STACK,
@@ -18,6 +19,7 @@ use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use crate::{bounds, live, upkeep};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::classes::{CLASSES, Class};
+use uncopy_core::ledger::Field;
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
@@ -271,7 +273,7 @@ impl Heap {
             return None;
         }
         let _presence = Presence::enter()?;
-        let site = uncopy_core::policy::Placement::site(caller, class.index());
+        let site = ENGINE.placement.site(caller, class.index());
         let wants_registered = ENGINE.placement.prefers_registered(site) || ENGINE.always_places_registered();
         let state = &self.classes[class.index()];
         let index = {
@@ -304,6 +306,8 @@ impl Heap {
         at.block.flags.fetch_and(!FRESH, Relaxed);
         at.block.flags.fetch_or(ALLOCATED, Relaxed);
         live::add(Counter::BlocksBytes, at.bytes());
+        let is_registered = at.block.flags.load(Relaxed) & REGISTERED != 0;
+        accounts::allocated(site, caller, len_bytes, is_registered);
         Some(Allocation { at, is_zero: is_fresh })
     }
 
@@ -423,7 +427,12 @@ impl Heap {
         }
         self.leave_stack_alone();
         let flags = at.block.flags.fetch_and(!STACK, Relaxed);
-        ENGINE.placement.record(at.block.alloc_site.load(Relaxed), flags & HELD_A_VIEW != 0);
+        let site = at.block.alloc_site.load(Relaxed);
+        ENGINE.placement.record(site, flags & HELD_A_VIEW != 0);
+        if let Some(entry) = accounts::allocation(site).filter(|_| flags & HELD_A_VIEW != 0) {
+            entry.add(Field::Elided, 1);
+            entry.add(Field::ElidedBytes, at.bytes() as u64);
+        }
         live::subtract(Counter::BlocksBytes, at.bytes());
         if ENGINE.phase() == Phase::Inactive && flags & REGISTERED == 0 {
             // Nobody asks for blocks any more. One call, as libc would make: the program may have installed

@@ -1,5 +1,6 @@
 //! What comes from the kernel: received into a fresh segment, of which the buffer becomes a view.
 
+use crate::accounts;
 use crate::apply::{Source, apply, prepare_overwrite};
 use crate::block::{BlockRef, DISOWNED, Locked, REGISTERED};
 use crate::calls::{Held, InProgress, RedirectedParts};
@@ -7,10 +8,12 @@ use crate::engine::ENGINE;
 use crate::live;
 use crate::segment::{Draft, Open, Segment};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
+use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId, State};
-use uncopy_core::plan::{Piece, plan};
-use uncopy_core::policy::{CLAIM_NS, INPUT_NS, Kind, TRACK_NS, copy_ns};
+use uncopy_core::plan::{Piece, plan, with_touched};
+use uncopy_core::policy::Kind;
+use uncopy_core::policy::sites::{CLAIM_NS, INPUT_NS};
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
@@ -105,22 +108,31 @@ impl<'a> Input<'a> {
                 continue;
             }
             let site = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
-            let allowed = allows(site, part.len_bytes);
+            accounts::call(site, Kind::Input, caller, part.len_bytes);
+            let why_not = objection(site, part.len_bytes);
+            let allowed = why_not.is_none();
             let found =
                 ENGINE.find(part.address).and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
             let claimed = match found {
                 None if allowed => claim(site, part),
                 found => found,
             };
-            let Some((at, range)) = claimed else { continue };
+            let Some((at, range)) = claimed else {
+                accounts::refused(site, why_not.unwrap_or(Field::Refused));
+                continue;
+            };
             if at.block.flags.load(Relaxed) & DISOWNED != 0 {
                 // What may be stored there is the program's and the kernel's to know.
+                accounts::refused(site, Field::Refused);
                 continue;
             }
             // Receiving into absent pages would fault page by page, allowed or not.
             let (open, absent) = look(at, range, part);
-            if !allowed && !absent {
-                continue;
+            if let Some(why_not) = why_not {
+                accounts::refused(site, why_not);
+                if !absent {
+                    continue;
+                }
             }
             let active = match uffd {
                 Some(active) => active,
@@ -133,11 +145,13 @@ impl<'a> Input<'a> {
                 let filled_bytes = open.filled_bytes;
                 (Target::Open(open), filled_bytes)
             } else if !ENGINE.sites.fills(site, part.len_bytes) {
+                accounts::refused(site, Field::Roomy);
                 continue;
             } else {
                 let lead_bytes = range.start % PAGE_BYTES;
                 let Ok(draft) = Draft::new(active, lead_bytes + part.len_bytes) else {
                     live::add(Counter::Fallbacks, 1);
+                    accounts::refused(site, Field::Refused);
                     continue;
                 };
                 (Target::Draft(draft), lead_bytes)
@@ -226,16 +240,19 @@ fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
     // It opens a file, which a cancelled thread may not do in a section that holds locks.
     let _critical = Critical::enter();
     ENGINE.activate()?;
-    ENGINE.sites.debit(site, CLAIM_NS);
+    accounts::debit(site, CLAIM_NS);
     let at = ENGINE.foreign.claim(part.address, part.len_bytes)?;
     Some((at, at.range(part.address, part.len_bytes)?))
 }
 
-fn allows(site: SiteId, len_bytes: usize) -> bool {
+/// Why an input of so many bytes is not to become a view.
+fn objection(site: SiteId, len_bytes: usize) -> Option<Field> {
     match ENGINE.policy() {
+        Policy::Always => None,
+        Policy::Never => Some(Field::Off),
         // An input can save a later copy only if that copy could pay.
-        Policy::Auto => copy_ns(len_bytes) > TRACK_NS && ENGINE.sites.allows(site, Policy::Auto),
-        policy => policy == Policy::Always,
+        Policy::Auto if ENGINE.costs.copy_ns(len_bytes) <= ENGINE.costs.track_ns() => Some(Field::Small),
+        Policy::Auto => (!ENGINE.sites.allows(site, Policy::Auto)).then_some(Field::Off),
     }
 }
 
@@ -259,7 +276,7 @@ fn look(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
 
 fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
     let Redirected { at, range, target, lead_bytes, site, allowed } = part;
-    ENGINE.sites.debit(site, INPUT_NS);
+    accounts::debit(site, INPUT_NS);
     ENGINE.sites.record_input(site, len_bytes);
     let room_bytes = range.len() - len_bytes;
     let range = ByteRange::at(range.start, len_bytes);
@@ -277,6 +294,7 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
         }
         Target::Draft(draft) => {
             put_in_buffer(section, uffd, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
+            accounts::add(site, Field::CopiedBytes, len_bytes as u64);
             return;
         }
     };
@@ -288,13 +306,17 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
     if len_bytes > 0 && !can_view {
         missing.push(range);
     } else if len_bytes > 0 {
-        let steps = plan(range.start, &pieces, 1);
+        let steps = with_touched(plan(range.start, &pieces, 1), range.touched_pages(), ENGINE.to_copy(site));
         // SAFETY: the block is registered and locked; the segment is present and not in the heap.
         let done = unsafe { apply(uffd, &mut locked, &source, &steps, site, &mut dropped) };
         live::add(Counter::ElidedInputs, 1);
         live::add(Counter::InputBytes, len_bytes);
         live::add(Counter::CopiedBytes, done.copied_bytes);
-        ENGINE.sites.debit(site, done.moves_ns());
+        accounts::debit(site, done.moves_ns(ENGINE.costs.copy_ns(done.elided_bytes) / 2));
+        // These would have been received where they belong.
+        accounts::debit(site, ENGINE.costs.copy_ns(done.learned_bytes));
+        accounts::elided(site, &done);
+        at.note_buffer(site, range.touched_pages());
         missing = done.missing;
     }
     let open = Open { segment, filled_bytes, next_address: at.base + range.end };

@@ -21,6 +21,8 @@
 //! | [`fork`] | what a forked child needs before it runs |
 //! | `window` | faults that are served while a fork holds every lock |
 //! | [`live`] | the counters |
+//! | `calibration` | what things cost on this machine |
+//! | [`accounts`] | what each site did, for `--explain` |
 //!
 //! Rules that keep it from deadlock:
 //! 1. Engine work runs inside a `Critical` (signals blocked); the program's own system calls do not.
@@ -38,10 +40,13 @@
     reason = "page numbers of a block or of the hidden memory fit 32 bits"
 )]
 
+pub mod accounts;
 pub mod alone;
 pub mod apply;
 pub mod block;
 pub mod bounds;
+#[cfg_attr(loom, allow(dead_code, reason = "a model measures nothing"))]
+mod calibration;
 mod calls;
 mod compaction;
 pub mod copy;

@@ -2,7 +2,8 @@
 
 use crate::bytes::Bytes;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES};
-use uncopy_core::plan::{Piece, Step, elided_bytes, plan as plan_steps};
+use uncopy_core::plan::{Piece, Step, elided_bytes, plan as plan_steps, with_touched};
+use uncopy_core::policy::Learned;
 
 /// Where a byte comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,10 @@ pub fn plan(data: &[u8]) {
             }
         }
     }
-    let steps = plan_steps(start, &pieces, least_pages);
+    let mut mask = || u64::from(bytes.below(1 << 16));
+    let learned = Learned { head: mask(), tail: mask() };
+    let buffer = ByteRange::at(start, source.len()).touched_pages();
+    let steps = with_touched(plan_steps(start, &pieces, least_pages), buffer, learned);
     let mut found = vec![Byte::Unset; source.len()];
     let mut put = |range: ByteRange, byte: &dyn Fn(usize) -> Byte| {
         assert!(range.start >= start && range.end <= start + source.len(), "{range:?} is outside");
@@ -57,6 +61,9 @@ pub fn plan(data: &[u8]) {
     for step in &steps {
         match step {
             Step::Bytes { range } => put(*range, &|at| source[at - start]),
+            Step::Touched { pages } => {
+                put(ByteRange::from(*pages), &|at| source[at - start]);
+            }
             Step::Empty { pages } => {
                 elided += pages.len_bytes();
                 assert!(pages.len() >= least_pages.max(1));
@@ -64,7 +71,7 @@ pub fn plan(data: &[u8]) {
             }
             Step::View { pages, segment, offset_bytes } => {
                 elided += pages.len_bytes();
-                assert!(pages.len() >= least_pages.max(1));
+                assert!(!pages.is_empty());
                 let first = pages.start as usize * PAGE_BYTES;
                 put(ByteRange::from(*pages), &|at| Byte::Segment(*segment, offset_bytes + at - first));
             }

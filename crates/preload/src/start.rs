@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use uncopy_core::options::{OptionError, Options};
 use uncopy_core::stats::Counter;
 use uncopy_engine::engine::ENGINE;
-use uncopy_engine::{fork, live};
+use uncopy_engine::{accounts, fork, live};
 use uncopy_sys::lock::Critical;
 use uncopy_sys::{bytes, ids, mem};
 
@@ -92,6 +92,11 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     }
     if let Some(path) = options.stats {
         let _ = STATS.set(Stats { path: path.to_vec(), root: options.stats_root });
+    }
+    if let Some(ledger) = options.ledger.and_then(|path| std::ffi::CString::new(path).ok())
+        && !uncopy_sys::filter::is_filtered()
+    {
+        accounts::open(&ledger);
     }
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
     ENGINE.configure(&options);
@@ -195,6 +200,7 @@ pub extern "C" fn finish() {
     // From here on uncopy's own memory is allocated: no signal handler may want some in between.
     let _critical = Critical::enter();
     live::unpublish();
+    accounts::end();
     let Some(stats) = STATS.get() else { return };
     let is_root = stats.root.is_none_or(|root| root == pid);
     if !is_root && live::get(Counter::InputBytes) == 0 {

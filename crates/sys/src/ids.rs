@@ -7,6 +7,32 @@ pub fn effective_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// The program's name as it was started, without directories, cut to what fits.
+#[must_use]
+pub fn program_name() -> [u8; 16] {
+    unsafe extern "C" {
+        /// glibc's; points into the arguments that the kernel put on the stack.
+        static program_invocation_short_name: *const core::ffi::c_char;
+    }
+    let mut name = [0; 16];
+    // SAFETY: glibc sets the pointer before any library's code runs, to a terminated string in memory that
+    // stays; a program that writes there ends what it writes.
+    unsafe {
+        let start = program_invocation_short_name;
+        if start.is_null() {
+            return name;
+        }
+        for (index, byte) in name.iter_mut().enumerate() {
+            match *start.add(index) {
+                0 => break,
+                #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, reason = "c_char is i8 or u8")]
+                other => *byte = other as u8,
+            }
+        }
+    }
+    name
+}
+
 /// Whether the program gained privileges when it was started (set-user-ID, set-group-ID, file
 /// capabilities): the environment must then not be believed.
 #[must_use]

@@ -307,6 +307,31 @@ pub unsafe fn map_private_file(
     }
 }
 
+/// Maps a file that exists, shared, if it is an ordinary one of ours and as long.
+///
+/// # Errors
+/// EPERM if it is something else; else what failed.
+pub fn map_file(path: &CStr, len_bytes: usize) -> Result<usize, Errno> {
+    // SAFETY: the path is terminated; an all-zero stat is a valid buffer; the fd is ours to close.
+    unsafe {
+        let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let fd = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)) as i32;
+        check(i64::from(fd))?;
+        let mut found: libc::stat = core::mem::zeroed();
+        let known = check(kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)));
+        let is_ours = found.st_mode & libc::S_IFMT == libc::S_IFREG
+            && found.st_uid == libc::geteuid()
+            && usize::try_from(found.st_size) == Ok(len_bytes);
+        let mapped = match known {
+            Err(errno) => Err(errno),
+            Ok(_) if !is_ours => Err(Errno(libc::EPERM)),
+            Ok(_) => map(len_bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd),
+        };
+        kernel!(Close, syscall!(libc::SYS_close, fd));
+        mapped
+    }
+}
+
 /// Makes the pages of a range of ordinary memory present.
 ///
 /// # Errors

@@ -74,6 +74,55 @@ pub fn all(start: usize, end: usize, mut each: impl FnMut(Mapping) -> bool) -> R
     result
 }
 
+/// A place in a file that is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FilePlace {
+    /// Offset in the file.
+    pub offset: u64,
+    /// Inode of the file.
+    pub inode: u64,
+    /// Bytes of its path.
+    pub path_len_bytes: usize,
+}
+
+/// Of which file, and where in it, the code at `address` is. The path, as the kernel shows it and cut to what
+/// fits, is put into `path`. `None` for memory that no file was mapped to.
+///
+/// # Errors
+/// ENOTTY before Linux 6.11; what open says without /proc.
+pub fn file_at(address: usize, path: &mut [u8]) -> Result<Option<FilePlace>, Errno> {
+    // SAFETY: the path is terminated.
+    let fd = check(unsafe {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/maps".as_ptr(), flags, 0))
+    })?;
+    // Longer than any path that the kernel shows (PATH_MAX): with less room it shows nothing.
+    let mut name = [0u8; libc::PATH_MAX as usize + 16];
+    let mut argument = QueryArgument {
+        size_bytes: core::mem::size_of::<QueryArgument>() as u64,
+        query_address: address as u64,
+        name_size: name.len() as u32,
+        name_address: name.as_mut_ptr() as u64,
+        ..QueryArgument::default()
+    };
+    // SAFETY: as in `query_with`; the descriptor is ours.
+    let result = unsafe {
+        let result = check(i64::from(kernel!(Query, libc::ioctl(fd as i32, IOCTL_QUERY, &raw mut argument))));
+        kernel!(Close, syscall!(libc::SYS_close, fd));
+        result
+    };
+    match result {
+        Err(Errno(libc::ENOENT)) => return Ok(None),
+        Err(errno) => return Err(errno),
+        Ok(_) if argument.inode == 0 => return Ok(None),
+        Ok(_) => {}
+    }
+    let len = name.iter().position(|byte| *byte == 0).unwrap_or(name.len()).min(path.len());
+    path[..len].copy_from_slice(&name[..len]);
+    let offset = argument.offset + (address as u64 - argument.start);
+    Ok(Some(FilePlace { offset, inode: argument.inode, path_len_bytes: len }))
+}
+
 fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
     let mut name = [0u8; 128];
     let mut argument = QueryArgument {
@@ -109,6 +158,26 @@ fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_is_found_in_its_file() {
+        let mut path = [0; 256];
+        match file_at(file_at as *const () as usize, &mut path) {
+            Err(Errno(libc::ENOTTY)) => eprintln!("skipped: PROCMAP_QUERY needs Linux 6.11"),
+            found => {
+                let place = found.expect("query works").expect("mapped");
+                let own = std::env::current_exe().expect("a path");
+                assert_eq!(&path[..place.path_len_bytes], own.as_os_str().as_encoded_bytes());
+                let bytes = std::fs::read(own).expect("readable");
+                let offset = usize::try_from(place.offset).expect("short");
+                // SAFETY: the function has at least one byte of code.
+                let first = unsafe { *(file_at as *const u8) };
+                assert_eq!(bytes[offset], first);
+                let variable = 0u8;
+                assert_eq!(file_at(&raw const variable as usize, &mut path), Ok(None));
+            }
+        }
+    }
 
     #[test]
     fn memory_of_ours_can_hold_views_and_code_cannot() {

@@ -3,6 +3,7 @@
 //!
 //! `active = no check is missing`. A warning never keeps `run` from being active.
 
+mod calibration;
 mod kernel;
 mod limits;
 mod permission;
@@ -10,6 +11,7 @@ mod preload;
 mod report;
 mod target;
 
+use crate::costs;
 use crate::environment::Environment;
 use crate::line;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK};
@@ -78,6 +80,12 @@ impl Check {
 
 /// Prints the report and returns 0 only if `run` will be active.
 pub fn main(matches: &ArgMatches) -> u8 {
+    if matches.get_flag(line::CALIBRATE_HERE) {
+        return if costs::receive_something().is_ok() { EXIT_OK } else { EXIT_FAILURE };
+    }
+    if matches.get_flag(line::CALIBRATE) {
+        return calibration::main(matches.get_flag(line::JSON));
+    }
     let command = line::command(matches);
     let environment = Environment::inherited();
     let report = report::Report { checks: checks(&environment, &command), command };
@@ -97,6 +105,7 @@ fn checks(environment: &Environment, command: &[OsString]) -> Vec<Check> {
     checks.push(features.check());
     checks.extend(limits::checks());
     checks.push(options(environment));
+    checks.push(calibration::check(environment));
     checks.push(preload::check());
     if let Some(name) = command.first() {
         checks.extend(target::checks(name, command, environment.get(b"PATH")));

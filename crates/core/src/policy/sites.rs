@@ -6,51 +6,19 @@
 //! probed again with a fraction of the budget, so that a site that always loses costs ever less.
 //!
 //! An input by itself saves nothing; it is credited with half of what each later copy of its
-//! segment saved, and charged when its views are touched.
+//! segment saved, and charged when its views are touched: wholly for its own, half for those of copies.
+//!
+//! Copies can only show what they save while the input elides, and the input only while they do. So while an
+//! input is probed, the copies of what it received are made views whether their sites are off or not.
 
-use crate::addr::PAGE_BYTES;
 use crate::options::Policy;
 use crate::page_map::SiteId;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Tracking one copy: locks, signal mask, plan, runs, their cache misses. Between 470 ns (twelve copies in
-/// a row) and 900 ns (one at a time); `uncopy bench copies` shows it.
-pub const TRACK_NS: i64 = 900;
-/// A fault served by the handler thread; between its cost on the same and on the other CPU.
-pub const FAULT_NS: i64 = 8_000;
-/// Putting one page of a view in place, beside the fault itself.
-pub const FILL_PAGE_NS: i64 = 350;
-/// One `UFFDIO_MOVE`, and each page of it.
-pub const MOVE_CALL_NS: i64 = 1_000;
-/// See [`MOVE_CALL_NS`].
-pub const MOVE_PAGE_NS: i64 = 45;
 /// Receiving into a segment instead of the buffer.
 pub const INPUT_NS: i64 = 500;
 /// Asking the kernel what a foreign range is, and claiming it.
 pub const CLAIM_NS: i64 = 5_000;
-/// A run of present pages this short may be copied over; a longer one is moved out of the way.
-pub const COPY_OVER_PAGES: u32 = 8;
-
-/// Whether to move a run of `pages` present pages out of a view's way rather than copy over them, given
-/// what copying over has cost this block since the last move. Adds to that cost.
-///
-/// As in the ski-rental problem: copying is repeated until it has cost as much as moving would, so the
-/// sum is at most twice that of knowing beforehand.
-#[must_use]
-pub const fn moves_out(pages: u32, copied_over_ns: u32) -> (bool, u32) {
-    let move_ns = (MOVE_CALL_NS + pages as i64 * MOVE_PAGE_NS) as u32;
-    let total_ns = copied_over_ns.saturating_add(pages * COPY_PAGE_NS);
-    if pages > COPY_OVER_PAGES {
-        (true, copied_over_ns)
-    } else if total_ns >= move_ns {
-        (true, total_ns - move_ns)
-    } else {
-        (false, total_ns)
-    }
-}
-
-/// Copying one page with warm caches.
-const COPY_PAGE_NS: u32 = 100;
 
 const BUDGET_NS: i64 = 50_000;
 const PROBE_BUDGET_NS: i64 = BUDGET_NS / 4;
@@ -63,25 +31,9 @@ const LARGE_ROOM_BYTES: usize = 2 << 20;
 const FILLS_SHARE: usize = 4;
 /// Calls that are passed over before it is tried again whether they do.
 const PASSED_MOST: u32 = 1 << 14;
-const SITES: usize = 1024;
+/// Sites of copies and inputs that are told apart. A model makes them anew for every order that it tries.
+pub const SITES: usize = if cfg!(loom) { 16 } else { 1024 };
 const PROBES: usize = 4;
-
-/// What copying `len_bytes` costs, taken low, so that doubt decides for copying.
-///
-/// A small copy that stays in the second-level cache costs 45 ns a page; the larger it is, the more it
-/// also costs whoever copies next from colder caches (the kernel's copy into the page cache took a
-/// quarter of the time once the copies before it were elided: Redis SET of 256 KiB).
-#[must_use]
-pub const fn copy_ns(len_bytes: usize) -> i64 {
-    let page_ns = match len_bytes >> 10 {
-        0..96 => 45,
-        96..192 => 60,
-        192..1024 => 100,
-        1024..2560 => 160,
-        _ => 300,
-    };
-    (len_bytes / PAGE_BYTES) as i64 * page_ns
-}
 
 /// What a call site does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +43,26 @@ pub enum Kind {
     Copy = 1,
     /// read, recv and their like.
     Input = 2,
+    /// malloc and its like: see `placement`.
+    Allocation = 3,
+}
+
+impl Kind {
+    /// The word in tables and in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Input => "input",
+            Self::Allocation => "allocation",
+        }
+    }
+}
+
+/// The size class of a site: buffers from half of 2^class bytes up to it, exclusive.
+#[must_use]
+pub const fn size_class(len_bytes: usize) -> u32 {
+    usize::BITS - len_bytes.leading_zeros()
 }
 
 struct Account {
@@ -136,7 +108,7 @@ impl Sites {
     /// The account of a site. `caller` is a return address in the program.
     #[must_use]
     pub fn site(&self, kind: Kind, caller: usize, len_bytes: usize) -> SiteId {
-        let size = u64::from(usize::BITS - len_bytes.leading_zeros());
+        let size = u64::from(size_class(len_bytes));
         let key = ((caller as u64) << 8) ^ (size << 2) ^ kind as u64;
         let hash = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize;
         let first = hash % SITES;
@@ -208,80 +180,55 @@ impl Sites {
         let account = self.account(site);
         let balance = account.balance_ns.load(Relaxed).saturating_add(ns).min(CREDIT_CAP_NS);
         account.balance_ns.store(balance, Relaxed);
-        if balance > BUDGET_NS {
+        if balance > 0 && account.off_calls.load(Relaxed) > 0 {
+            account.off_calls.store(0, Relaxed);
+        }
+        if balance > BUDGET_NS && account.backoff.load(Relaxed) > 0 {
             account.backoff.store(0, Relaxed);
         }
     }
 
-    /// Subtracts what an elision cost; switches the site off when its budget is used up.
-    pub fn debit(&self, site: SiteId, ns: i64) {
+    /// Subtracts what an elision cost; switches the site off when its budget is used up. Whether it did.
+    pub fn debit(&self, site: SiteId, ns: i64) -> bool {
         let account = self.account(site);
+        if account.off_calls.load(Relaxed) > 0 {
+            // What views from before still cost shows nothing that is not known, and must not double the
+            // time until the next probe once for each page of one message.
+            return false;
+        }
         let balance = account.balance_ns.load(Relaxed).saturating_sub(ns);
         if balance >= -BUDGET_NS {
             account.balance_ns.store(balance, Relaxed);
-            return;
+            return false;
         }
         let backoff = account.backoff.load(Relaxed).min(BACKOFF_MOST);
         account.off_calls.store(OFF_CALLS << backoff, Relaxed);
         account.backoff.store(backoff + 1, Relaxed);
         account.balance_ns.store(PROBE_BUDGET_NS - BUDGET_NS, Relaxed);
+        true
     }
-}
 
-/// Where to place the blocks of an allocation site: with blocks that hold views or apart from them.
-///
-/// Blocks that never take part in I/O stay unregistered, so that their first touch is an ordinary
-/// kernel fault and not one that our handler serves.
-pub struct Placement {
-    scores: [core::sync::atomic::AtomicI8; SITES],
-}
-
-impl Default for Placement {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Placement {
-    const MOST: i8 = 8;
-
-    /// No history.
+    /// Whether the site was switched off, elides again, and has not won yet.
     #[must_use]
-    pub const fn new() -> Self {
-        Self { scores: [const { core::sync::atomic::AtomicI8::new(0) }; SITES] }
+    pub fn is_probed(&self, site: SiteId) -> bool {
+        let account = self.account(site);
+        account.backoff.load(Relaxed) > 0 && account.off_calls.load(Relaxed) == 0
     }
 
-    /// The entry of an allocation site.
+    /// What the site has to its credit, ns; how many calls it is off for; how often it was switched off since
+    /// it last won.
     #[must_use]
-    pub const fn site(caller: usize, class_index: usize) -> u16 {
-        let key = (caller as u64).wrapping_add((class_index as u64) << 56);
-        ((key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize % SITES) as u16
-    }
-
-    /// Whether this site's next block should be one that can hold views at once.
-    #[must_use]
-    pub fn prefers_registered(&self, site: u16) -> bool {
-        self.scores[usize::from(site) % SITES].load(Relaxed) > 0
-    }
-
-    /// Records whether a block held a view between its allocation and its release.
-    pub fn record(&self, site: u16, held_a_view: bool) {
-        let score = &self.scores[usize::from(site) % SITES];
-        let old = score.load(Relaxed);
-        let new = if held_a_view {
-            old.saturating_add(2).min(Self::MOST)
-        } else {
-            old.saturating_sub(1).max(-Self::MOST)
-        };
-        if new != old {
-            score.store(new, Relaxed);
-        }
+    pub fn standing(&self, site: SiteId) -> (i64, u32, u32) {
+        let account = self.account(site);
+        let field = |field: &AtomicU32| field.load(Relaxed);
+        (account.balance_ns.load(Relaxed), field(&account.off_calls), field(&account.backoff))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::SharedCosts;
 
     #[test]
     fn large_room_that_stays_empty_is_passed_over_and_tried_again() {
@@ -304,13 +251,14 @@ mod tests {
     fn a_site_that_loses_is_switched_off_for_ever_longer() {
         let sites = Sites::new();
         let site = sites.site(Kind::Copy, 0x1234, 65536);
+        let costs = SharedCosts::new();
         let mut allowed_in = [0u32; 4];
         for allowed in &mut allowed_in {
             for _ in 0..4_000 {
                 if sites.allows(site, Policy::Auto) {
                     *allowed += 1;
-                    sites.credit(site, copy_ns(65536));
-                    sites.debit(site, TRACK_NS + 16 * FAULT_NS);
+                    sites.credit(site, costs.copy_ns(65536));
+                    sites.debit(site, costs.track_ns() + 16 * costs.fault_ns(1));
                 }
             }
         }
@@ -322,11 +270,22 @@ mod tests {
     fn a_site_that_wins_stays_on_and_forgives_rare_touches() {
         let sites = Sites::new();
         let site = sites.site(Kind::Copy, 0x1234, 524_288);
+        let costs = SharedCosts::new();
         for call in 0..10_000 {
             assert!(sites.allows(site, Policy::Auto));
-            sites.credit(site, copy_ns(524_288));
-            sites.debit(site, TRACK_NS + if call % 4 == 0 { FAULT_NS } else { 0 });
+            sites.credit(site, costs.copy_ns(524_288));
+            sites.debit(site, costs.track_ns() + if call % 4 == 0 { costs.fault_ns(1) } else { 0 });
         }
+    }
+
+    #[test]
+    fn the_rest_of_what_one_message_costs_does_not_put_the_next_probe_off() {
+        let sites = Sites::new();
+        let site = sites.site(Kind::Copy, 0x1234, 1 << 20);
+        let switched_off = (0..128).filter(|_| sites.debit(site, 8_000)).count();
+        assert_eq!(switched_off, 1);
+        let calls = (0..1_000).take_while(|_| !sites.allows(site, Policy::Auto)).count();
+        assert_eq!(calls as u32, OFF_CALLS);
     }
 
     #[test]
@@ -334,7 +293,7 @@ mod tests {
         let sites = Sites::new();
         let site = sites.site(Kind::Input, 0x99, 1 << 20);
         while sites.allows(site, Policy::Auto) {
-            sites.debit(site, 10 * FAULT_NS);
+            sites.debit(site, 80_000);
         }
         let allowed = (0..2_000)
             .filter(|_| {
@@ -349,6 +308,21 @@ mod tests {
     }
 
     #[test]
+    fn a_site_that_wins_while_it_is_off_comes_back_at_once() {
+        let sites = Sites::new();
+        let site = sites.site(Kind::Copy, 0x99, 1 << 20);
+        assert!(!sites.is_probed(site));
+        while !sites.debit(site, 10_000) {}
+        assert!(!sites.allows(site, Policy::Auto) && !sites.is_probed(site));
+        sites.credit(site, 10_000);
+        assert!(!sites.allows(site, Policy::Auto), "what it won does not make up for what it lost");
+        sites.credit(site, 40_000);
+        assert!(sites.allows(site, Policy::Auto) && sites.is_probed(site));
+        sites.credit(site, 100_000);
+        assert!(!sites.is_probed(site), "it has won");
+    }
+
+    #[test]
     fn sites_differ_by_caller_kind_and_size() {
         let sites = Sites::new();
         let one = sites.site(Kind::Copy, 0x1000, 65536);
@@ -356,34 +330,5 @@ mod tests {
         assert_ne!(one, sites.site(Kind::Copy, 0x1000, 200_000));
         assert_ne!(one, sites.site(Kind::Copy, 0x1008, 65536));
         assert_ne!(one, sites.site(Kind::Input, 0x1000, 65536));
-    }
-
-    #[test]
-    fn copying_over_costs_at_most_one_move_before_the_run_is_moved_out() {
-        let mut spent_ns = 0;
-        let mut copies = 0;
-        loop {
-            let (moves, rest_ns) = moves_out(2, spent_ns);
-            if moves {
-                break;
-            }
-            spent_ns = rest_ns;
-            copies += 1;
-        }
-        assert_eq!(copies, 5);
-        assert!(moves_out(COPY_OVER_PAGES + 1, 0).0);
-    }
-
-    #[test]
-    fn placement_follows_what_blocks_did() {
-        let placement = Placement::new();
-        let site = Placement::site(0x4000, 9);
-        assert!(!placement.prefers_registered(site));
-        placement.record(site, true);
-        assert!(placement.prefers_registered(site));
-        for _ in 0..4 {
-            placement.record(site, false);
-        }
-        assert!(!placement.prefers_registered(site));
     }
 }

@@ -1,0 +1,244 @@
+//! What copies, moves and faults cost on this machine: measured by the library in a few processes of our own,
+//! kept in the user's cache, and handed to the programs that `run` starts.
+//!
+//! The file names the machine it is true for; for another processor or kernel it counts as missing. Nothing in
+//! it is trusted beyond what `Costs` believes.
+
+use crate::environment::Environment;
+use crate::library;
+use crate::os;
+use crate::output::{Quoted, Reason};
+use crate::settings::LEDGER;
+use std::fmt;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use uncopy_core::ledger::{LEDGER_BYTES, Ledger, MAGIC};
+use uncopy_core::policy::Costs;
+use uncopy_core::policy::costs::Cost;
+
+/// Variable of `--costs`.
+pub const COSTS: &str = "UNCOPY_COSTS";
+/// First line of the file.
+const HEADING: &str = "uncopy costs 1";
+/// A longer file is not one of ours, bytes.
+const FILE_MOST_BYTES: u64 = 4096;
+/// Processes that measure; odd, so that there is a median.
+const PROCESSES: usize = 9;
+/// What each of them receives: enough that the library starts to work, bytes.
+const INPUT_BYTES: usize = 1 << 20;
+
+/// Why stored costs are not used. `Display` is part of a sentence.
+#[derive(Debug)]
+pub enum Unusable {
+    /// There are none.
+    Missing,
+    /// The file cannot be read.
+    Unreadable(io::Error),
+    /// It is not this user's alone to write.
+    NotTrusted,
+    /// It is not one of ours, or damaged.
+    Damaged,
+    /// They were measured with another processor or kernel.
+    OfAnotherMachine,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("does not exist"),
+            Self::Unreadable(error) => write!(f, "cannot be read: {}", Reason(error)),
+            Self::NotTrusted => f.write_str("can be written by others"),
+            Self::Damaged => f.write_str("does not hold what uncopy writes"),
+            Self::OfAnotherMachine => f.write_str("is of another processor or kernel"),
+        }
+    }
+}
+
+/// Where the file is: below `XDG_CACHE_HOME`, else below `~/.cache`. `None` without either.
+pub fn path(environment: &Environment) -> Option<PathBuf> {
+    let directory = |name: &[u8]| {
+        let path = Path::new(std::ffi::OsStr::from_bytes(environment.get(name)?)).to_path_buf();
+        path.is_absolute().then_some(path)
+    };
+    let cache = directory(b"XDG_CACHE_HOME").or_else(|| Some(directory(b"HOME")?.join(".cache")))?;
+    Some(cache.join("uncopy/costs"))
+}
+
+/// The processor and the kernel, a line each.
+fn machine() -> String {
+    let mut text = String::new();
+    // The first processor's entry is within this; the rest takes long where there are many.
+    if let Ok(file) = File::open("/proc/cpuinfo") {
+        let _ = file.take(FILE_MOST_BYTES).read_to_string(&mut text);
+    }
+    let processor = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let (release, architecture) = os::kernel();
+    let processor = processor.map_or(architecture.as_str(), |(_, name)| name.trim());
+    format!("cpu: {processor}\nkernel: {release}\n")
+}
+
+/// The stored costs.
+///
+/// # Errors
+/// Why there are none that can be used.
+pub fn load(path: &Path) -> Result<Costs, Unusable> {
+    let mut options = OpenOptions::new();
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = options.read(true).custom_flags(flags).open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Unusable::Missing,
+        _ => Unusable::Unreadable(error),
+    })?;
+    let found = file.metadata().map_err(Unusable::Unreadable)?;
+    if !found.is_file() || found.uid() != os::effective_user_id() || found.mode() & 0o022 != 0 {
+        return Err(Unusable::NotTrusted);
+    }
+    let mut text = String::new();
+    file.take(FILE_MOST_BYTES).read_to_string(&mut text).map_err(|_| Unusable::Damaged)?;
+    parse(&text, &machine())
+}
+
+fn parse(text: &str, machine: &str) -> Result<Costs, Unusable> {
+    let rest =
+        text.strip_prefix(HEADING).and_then(|rest| rest.strip_prefix('\n')).ok_or(Unusable::Damaged)?;
+    let (named, costs) = rest.split_once("costs: ").ok_or(Unusable::Damaged)?;
+    let costs = costs.strip_suffix('\n').and_then(|costs| Costs::parse(costs.as_bytes()));
+    let costs = costs.ok_or(Unusable::Damaged)?;
+    if named == machine { Ok(costs) } else { Err(Unusable::OfAnotherMachine) }
+}
+
+fn to_text(costs: &Costs, machine: &str) -> String {
+    format!("{HEADING}\n{machine}costs: {}\n", costs.to_text())
+}
+
+/// Stores costs of this machine, so that no reader finds half of them.
+///
+/// # Errors
+/// A whole message.
+pub fn store(path: &Path, costs: &Costs) -> Result<(), String> {
+    let write = || {
+        if let Some(directory) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        }
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(format!(".{}.part", std::process::id()));
+        let _ = fs::remove_file(&beside);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        let written = file.write_all(to_text(costs, &machine()).as_bytes());
+        written.and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
+            let _ = fs::remove_file(&beside);
+        })
+    };
+    write()
+        .map_err(|error: io::Error| format!("cannot write {}: {}", Quoted(path.as_os_str()), Reason(&error)))
+}
+
+/// Measures: the library in [`PROCESSES`] processes, and the median of each constant.
+///
+/// # Errors
+/// Why that is not possible, as part of a sentence.
+pub fn measure() -> Result<Costs, String> {
+    let library = library::locate()?;
+    let failed = |error: io::Error| format!("measuring failed: {}", Reason(&error));
+    let ledger = os::memory_file(c"uncopy-ledger", LEDGER_BYTES).map_err(failed)?;
+    ledger.write_all_at(&MAGIC, 0).map_err(failed)?;
+    let ledger_path = format!("/proc/{}/fd/{}", std::process::id(), ledger.as_raw_fd());
+    for _ in 0..PROCESSES {
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["doctor", "--calibrate-here"]).stdin(Stdio::null()).stdout(Stdio::null());
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"UNCOPY_")) {
+            command.env_remove(name);
+        }
+        command.env("LD_PRELOAD", &library).env(COSTS, "measure").env(LEDGER, &ledger_path);
+        command.status().map_err(failed)?;
+    }
+    let mut bytes = vec![0; LEDGER_BYTES];
+    ledger.read_exact_at(&mut bytes, 0).map_err(failed)?;
+    let ledger = Ledger::parse(&bytes).map_err(str::to_owned)?;
+    let measured: Vec<Costs> = ledger.processes.iter().filter_map(|process| process.costs).collect();
+    if measured.len() < PROCESSES {
+        let reason = ledger.processes.iter().find_map(|process| process.reason.clone());
+        return Err(reason.unwrap_or_else(|| "the library did not start to work".to_owned()));
+    }
+    Ok(medians(&measured))
+}
+
+/// The median of each constant.
+fn medians(measured: &[Costs]) -> Costs {
+    let mut costs = Costs::DEFAULT;
+    for which in Cost::ALL {
+        let mut all: Vec<u32> = measured.iter().map(|costs| costs.get(*which)).collect();
+        all.sort_unstable();
+        if let Some(median) = all.get(all.len() / 2) {
+            costs.set(*which, u64::from(*median));
+        }
+    }
+    costs
+}
+
+/// What a measuring process does: an input that the library looks at.
+pub fn receive_something() -> io::Result<()> {
+    let mut buffer = vec![0u8; INPUT_BYTES];
+    File::open("/dev/zero")?.read_exact(std::hint::black_box(&mut buffer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: &str = "cpu: One\nkernel: 6.18\n";
+
+    #[test]
+    fn what_is_written_reads_back_on_this_machine_only() {
+        let mut costs = Costs::DEFAULT;
+        costs.set(Cost::Fault, 4_321);
+        let text = to_text(&costs, MACHINE);
+        assert_eq!(parse(&text, MACHINE).expect("well-formed"), costs);
+        let other = parse(&text, "cpu: One\nkernel: 6.19\n");
+        assert!(matches!(other, Err(Unusable::OfAnotherMachine)), "{other:?}");
+        for damaged in [&text[1..], &text[..text.len() - 1], "", &text.replace("fault=", "fault=9999999")] {
+            let read = parse(damaged, MACHINE);
+            assert!(matches!(read, Err(Unusable::Damaged)), "{damaged}: {read:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_can_write_is_not_read() {
+        let directory = std::env::temp_dir().join(format!("uncopy-costs-test-{}", std::process::id()));
+        let path = directory.join("uncopy/costs");
+        assert!(matches!(load(&path), Err(Unusable::Missing)));
+        store(&path, &Costs::DEFAULT).expect("stored");
+        assert_eq!(load(&path).expect("ours"), Costs::DEFAULT);
+        assert_eq!(fs::metadata(&path).expect("stored").mode() & 0o777, 0o600);
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o622)).expect("ours");
+        assert!(matches!(load(&path), Err(Unusable::NotTrusted)));
+        // Replaced, whatever it was.
+        store(&path, &Costs::DEFAULT).expect("stored");
+        assert!(load(&path).is_ok());
+        fs::remove_file(&path).expect("ours");
+        std::os::unix::fs::symlink("/etc/passwd", &path).expect("made");
+        assert!(matches!(load(&path), Err(Unusable::Unreadable(_))));
+        fs::remove_dir_all(&directory).expect("cleaned up");
+    }
+
+    #[test]
+    fn the_cache_is_where_the_user_says_or_at_home() {
+        let environment =
+            |entries: &[&'static std::ffi::CStr]| Environment::from_entries(entries.iter().copied());
+        let found = |entries| path(&environment(entries)).map(|path| path.display().to_string());
+        assert_eq!(found(&[c"HOME=/h", c"XDG_CACHE_HOME=/c"]).as_deref(), Some("/c/uncopy/costs"));
+        assert_eq!(found(&[c"HOME=/h", c"XDG_CACHE_HOME=c"]).as_deref(), Some("/h/.cache/uncopy/costs"));
+        assert_eq!(found(&[c"HOME="]), None);
+    }
+
+    #[test]
+    fn one_disturbed_process_changes_nothing() {
+        let mut disturbed = Costs::DEFAULT;
+        disturbed.set(Cost::Fault, u64::MAX);
+        assert_eq!(medians(&[disturbed, Costs::DEFAULT, Costs::DEFAULT]), Costs::DEFAULT);
+    }
+}

@@ -1,0 +1,49 @@
+//! `uncopy doctor --calibrate`, and what the report says about stored costs.
+
+use super::Check;
+use crate::costs::{self, Unusable};
+use crate::environment::Environment;
+use crate::output::{self, EXIT_FAILURE, EXIT_OK};
+use serde_json::json;
+use uncopy_core::policy::costs::{COSTS, Cost};
+
+/// Measures, stores and prints what things cost here.
+pub fn main(wants_json: bool) -> u8 {
+    let stored = costs::measure().map_err(|why| format!("nothing was measured: {why}; see 'uncopy doctor'"));
+    let stored = stored.and_then(|costs| {
+        let path = costs::path(&Environment::inherited())
+            .ok_or("neither XDG_CACHE_HOME nor HOME names a directory to store the costs in")?;
+        costs::store(&path, &costs).map(|()| (costs, path))
+    });
+    let (costs, path) = match stored {
+        Ok(stored) => stored,
+        Err(message) => {
+            output::complain(message);
+            return EXIT_FAILURE;
+        }
+    };
+    let each = Cost::ALL.iter().zip(COSTS).map(|(which, spec)| (spec.name, costs.get(*which)));
+    let text = if wants_json {
+        let costs: serde_json::Map<_, _> = each.map(|(name, ns)| (name.to_owned(), json!(ns))).collect();
+        format!("{:#}\n", json!({ "costs_ns": costs, "stored": path.to_string_lossy() }))
+    } else {
+        format!("{}\nstored in {}; uncopy run uses it from here on\n", costs.to_text(), path.display())
+    };
+    output::print(text.as_bytes(), EXIT_OK)
+}
+
+/// Where the costs come from that `run` goes by.
+pub fn check(environment: &Environment) -> Check {
+    const NAME: &str = "costs";
+    const MEASURED: &str = "measured when a program first needs them";
+    if environment.get(costs::COSTS.as_bytes()).is_some() {
+        return Check::ok(NAME, format!("given by {}", costs::COSTS));
+    }
+    let Some(path) = costs::path(environment) else { return Check::ok(NAME, MEASURED) };
+    match costs::load(&path) {
+        Ok(_) => Check::ok(NAME, format!("read from {}", path.display())),
+        Err(Unusable::Missing) => Check::ok(NAME, MEASURED),
+        Err(why) => Check::warning(NAME, format!("{MEASURED}: {} {why}", path.display()))
+            .mended_by("uncopy doctor --calibrate"),
+    }
+}

@@ -1,0 +1,104 @@
+//! `uncopy run --explain`: what each call site of a program saved and cost, in words, when it has ended.
+//!
+//! The command makes a ledger, a file in memory, and passes its name to the library, which enters what each
+//! site does. CMD is a child process here; the signals that the command gets are passed on to it, and the
+//! command ends as it ended. The account of a process that a signal ended is there like any other.
+
+mod report;
+mod symbols;
+mod words;
+
+use crate::os::{self, Ending, Watch};
+use crate::output::{self, Quoted, Reason};
+use report::Report;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use uncopy_core::ledger::{LEDGER_BYTES, Ledger, MAGIC, SLOTS_OFFSET, WHY_PLAIN_LEN_OFFSET};
+
+/// A run that is to be explained.
+pub struct Explanation {
+    ledger: File,
+    /// Name of the ledger for the programs of the run.
+    path: String,
+    watch: Watch,
+}
+
+impl Explanation {
+    /// Makes a ledger, and keeps signals back from here on.
+    pub fn begin() -> io::Result<Self> {
+        let ledger = os::memory_file(c"uncopy-ledger", LEDGER_BYTES)?;
+        ledger.write_all_at(&MAGIC, 0)?;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), ledger.as_raw_fd());
+        Ok(Self { ledger, path, watch: Watch::begin() })
+    }
+
+    /// Name of the ledger, for the environment.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Notes why the program is started without the library.
+    pub fn say_why_plain(&self, why: &str) {
+        let why = &why.as_bytes()[..why.len().min(SLOTS_OFFSET - WHY_PLAIN_LEN_OFFSET - 8)];
+        let text = [&(why.len() as u64).to_ne_bytes(), why].concat();
+        // Without it the report only knows that no process has entered anything.
+        let _ = self.ledger.write_all_at(&text, WHY_PLAIN_LEN_OFFSET as u64);
+    }
+
+    /// Runs `section` in a child process and waits for its end.
+    pub fn watch(&self, section: impl FnOnce() -> u8) -> io::Result<Ending> {
+        self.watch.run(section)
+    }
+
+    /// Writes the report to `file`, and ends as the program ended.
+    pub fn finish(&self, file: &OsStr, command: &[OsString], ending: io::Result<Ending>) -> u8 {
+        let ending = match ending {
+            Ok(ending) => ending,
+            Err(error) => {
+                output::complain(format_args!("cannot start a process: {}", Reason(&error)));
+                return output::EXIT_NOT_EXECUTABLE;
+            }
+        };
+        if let Err(error) = self.report(file, command, ending)
+            && error.kind() != io::ErrorKind::BrokenPipe
+        {
+            output::complain(format_args!("cannot write --explain {}: {}", Quoted(file), Reason(&error)));
+        }
+        self.watch.end();
+        os::end_like(ending)
+    }
+
+    fn report(&self, file: &OsStr, command: &[OsString], ending: Ending) -> io::Result<()> {
+        let mut bytes = vec![0; LEDGER_BYTES];
+        self.ledger.read_exact_at(&mut bytes, 0)?;
+        let ledger = Ledger::parse(&bytes).map_err(io::Error::other)?;
+        let report = Report::new(&ledger, command, ending);
+        let is_json = Path::new(file).extension() == Some("json".as_ref());
+        let text = if is_json { format!("{:#}\n", report.to_json()) } else { report.to_table() };
+        if file == "-" {
+            let mut output = io::stdout();
+            return output.write_all(text.as_bytes()).and_then(|()| output.flush());
+        }
+        write_whole(Path::new(file), text.as_bytes())
+    }
+}
+
+/// Writes a file so that no reader finds half of it. What exists and is not a regular file (a pipe, a
+/// terminal) is written to as it is.
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).mode(0o600);
+    if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
+        return options.open(path)?.write_all(bytes);
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.part", std::process::id()));
+    options.truncate(true).open(&beside)?.write_all(bytes)?;
+    fs::rename(&beside, path).inspect_err(|_| {
+        let _ = fs::remove_file(&beside);
+    })
+}

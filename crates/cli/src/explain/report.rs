@@ -1,0 +1,319 @@
+//! The report of `--explain` as a table for people and as JSON for programs.
+
+use super::symbols::{self, Place};
+use super::words;
+use crate::library;
+use crate::os::Ending;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::Path;
+use uncopy_core::ledger::{Entry, Field, Ledger, Process};
+use uncopy_core::policy::Costs;
+
+const HEADINGS: [&str; 10] =
+    ["kind", "size", "calls", "bytes", "elided", "copied", "saved", "spent", "state", "site and reason"];
+/// Fields that only make sense together with others, or that the report shows in another form.
+const NOT_SHOWN: [Field; 3] = [Field::What, Field::Caller, Field::Shared];
+
+/// One site, named.
+struct Site {
+    entry: Entry,
+    module: Option<String>,
+    place: Place,
+}
+
+/// What one process did.
+struct Account {
+    pid: u32,
+    name: String,
+    /// How it ended, and what that means for its account.
+    ending: String,
+    reason: Option<String>,
+    costs: Option<Costs>,
+    /// The ones that mattered most first.
+    sites: Vec<Site>,
+}
+
+/// The whole report.
+pub struct Report {
+    command: String,
+    ending: String,
+    why_plain: Option<String>,
+    processes: Vec<Account>,
+    without_room: u64,
+}
+
+impl Report {
+    /// Names the sites and puts them in order.
+    pub fn new(ledger: &Ledger, command: &[OsString], ending: Ending) -> Self {
+        let mut processes: Vec<Account> = Vec::new();
+        for (index, process) in ledger.processes.iter().enumerate() {
+            let is_replaced = ledger.processes[index + 1..].iter().any(|later| later.pid == process.pid);
+            processes.push(Account {
+                pid: process.pid,
+                name: process.name.clone(),
+                ending: ending_of(process, is_replaced),
+                reason: process.reason.clone(),
+                costs: process.costs,
+                sites: sites(process),
+            });
+        }
+        let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        Self {
+            command: words.join(" "),
+            ending: match ending {
+                Ending::Exited(status) => format!("exited with status {status}"),
+                Ending::Killed(signal) => format!("ended by signal {signal}"),
+            },
+            why_plain: ledger.why_plain.clone(),
+            processes,
+            without_room: ledger.without_room,
+        }
+    }
+
+    /// What there is to know beside the sites.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if let Some(why) = &self.why_plain {
+            notes.push(format!("uncopy was not loaded: {why}"));
+        } else if self.processes.is_empty() {
+            notes.push(
+                "no process made an allocation, a copy or an input that is large enough to be looked at, \
+                 or uncopy was not loaded into any"
+                    .to_owned(),
+            );
+        }
+        match self.without_room {
+            0 => {}
+            more => notes.push(format!("missing: {more} further processes, for which there was no room")),
+        }
+        notes
+    }
+
+    /// The table.
+    pub fn to_table(&self) -> String {
+        let mut table = format!("{}: {}\n", one_line(&self.command), self.ending);
+        for note in self.notes() {
+            // Writing to a String cannot fail.
+            let _ = writeln!(table, "{}", one_line(&note));
+        }
+        for process in &self.processes {
+            let _ = writeln!(
+                table,
+                "\nprocess {} ({}): {}",
+                process.pid,
+                one_line(&process.name),
+                one_line(&process.ending)
+            );
+            if let Some(reason) = &process.reason {
+                let _ = writeln!(table, "inactive: {}", one_line(reason));
+            }
+            if let Some(costs) = &process.costs {
+                let _ = writeln!(table, "costs here, ns: {}", costs.to_text().replace(',', ", "));
+            }
+            if !process.sites.is_empty() {
+                rows(&mut table, &process.sites);
+            }
+        }
+        table
+    }
+
+    /// One object: `command`, `ending`, `notes`, `processes`.
+    pub fn to_json(&self) -> Value {
+        let processes: Vec<Value> = self
+            .processes
+            .iter()
+            .map(|process| {
+                json!({
+                    "pid": process.pid,
+                    "name": process.name,
+                    "ending": process.ending,
+                    "reason": process.reason,
+                    "costs": process.costs.map(|costs| costs.to_text()),
+                    "sites": process.sites.iter().map(Site::to_json).collect::<Vec<_>>(),
+                })
+            })
+            .collect();
+        json!({
+            "command": self.command,
+            "ending": self.ending,
+            "notes": self.notes(),
+            "processes": processes,
+        })
+    }
+}
+
+/// How a process ended, as far as the ledger tells.
+fn ending_of(process: &Process, is_replaced: bool) -> String {
+    if process.is_ended {
+        return "ended; the account is complete".to_owned();
+    }
+    if is_replaced {
+        return "executed another program; the account is complete".to_owned();
+    }
+    if Path::new("/proc").join(process.pid.to_string()).exists() {
+        return "still running; missing: what it does from here on".to_owned();
+    }
+    "ended by a signal, or without running any exit handler; the account is complete up to then, but for calls \
+     that it was in the middle of"
+        .to_owned()
+}
+
+/// The sites of a process, named, the ones that mattered most first.
+fn sites(process: &Process) -> Vec<Site> {
+    let mut by_module: BTreeMap<Option<usize>, Vec<&Entry>> = BTreeMap::new();
+    for entry in &process.entries {
+        by_module.entry(entry.module).or_default().push(entry);
+    }
+    let mut sites = Vec::new();
+    for (module, entries) in by_module {
+        let path = module.and_then(|module| process.modules.get(module)).map(|module| module.path.as_slice());
+        let offsets: Vec<u64> = entries.iter().map(|entry| entry.get(Field::FileOffset)).collect();
+        let places = match path {
+            Some(path) => symbols::places(path, &offsets),
+            None => vec![Place::default(); offsets.len()],
+        };
+        let module = path.map(|path| String::from_utf8_lossy(path).into_owned());
+        sites.extend(entries.into_iter().zip(places).map(|(entry, place)| Site {
+            entry: entry.clone(),
+            module: module.clone(),
+            place,
+        }));
+    }
+    let weight = |site: &Site| {
+        let get = |field| site.entry.get(field);
+        (get(Field::SavedNs).max(get(Field::SpentNs)), get(Field::Bytes))
+    };
+    sites.sort_by_key(|site| core::cmp::Reverse(weight(site)));
+    sites
+}
+
+impl Site {
+    /// `function (file:line) in module`, as far as it is known.
+    fn name(&self) -> String {
+        let Some(module) = &self.module else {
+            return format!("code at {:#x}", self.entry.get(Field::Caller));
+        };
+        let file = module.rsplit('/').next().unwrap_or(module);
+        if file == library::FILE_NAME {
+            return "callers of calloc, realloc and their like, which are not told apart".to_owned();
+        }
+        let function = self.place.function.as_deref().unwrap_or("?");
+        match &self.place.line {
+            Some(line) => format!("{function} ({line}) in {file}"),
+            None => format!("{function} in {file}+{:#x}", self.entry.get(Field::FileOffset)),
+        }
+    }
+
+    fn cells(&self) -> [String; HEADINGS.len() - 1] {
+        let get = |field| self.entry.get(field);
+        [
+            self.entry.kind.name().to_owned(),
+            words::sizes(self.entry.size_class),
+            get(Field::Calls).to_string(),
+            words::bytes(get(Field::Bytes)),
+            words::bytes(get(Field::ElidedBytes)),
+            words::bytes(get(Field::CopiedBytes)),
+            words::duration(get(Field::SavedNs)),
+            words::duration(get(Field::SpentNs)),
+            words::state(&self.entry).to_owned(),
+        ]
+    }
+
+    fn to_json(&self) -> Value {
+        let mut object = Map::new();
+        object.insert("site".to_owned(), json!(self.name()));
+        object.insert("kind".to_owned(), json!(self.entry.kind.name()));
+        object.insert("size".to_owned(), json!(words::sizes(self.entry.size_class)));
+        object.insert("module".to_owned(), json!(self.module));
+        object.insert("function".to_owned(), json!(self.place.function));
+        object.insert("line".to_owned(), json!(self.place.line));
+        object.insert("address".to_owned(), json!(format!("{:#x}", self.entry.get(Field::Caller))));
+        for field in Field::ALL.iter().filter(|field| !NOT_SHOWN.contains(field)) {
+            let value = match field {
+                Field::Balance => json!(self.entry.balance()),
+                field => json!(self.entry.get(*field)),
+            };
+            object.insert(field.name().to_owned(), value);
+        }
+        object.insert("state".to_owned(), json!(words::state(&self.entry)));
+        object.insert("reason".to_owned(), json!(words::reason(&self.entry)));
+        Value::Object(object)
+    }
+}
+
+/// Two lines for each site: the figures and its name, then the reason.
+fn rows(table: &mut String, sites: &[Site]) {
+    let cells: Vec<_> = sites.iter().map(Site::cells).collect();
+    let width = |column: usize| {
+        let widths = cells.iter().map(|row| row[column].chars().count());
+        widths.chain([HEADINGS[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..HEADINGS.len() - 1).map(width).collect();
+    // Words to the left, numbers to the right.
+    let line = |table: &mut String, row: &[&str], last: &str| {
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let _ = match column {
+                0 | 1 | 8 => write!(table, "{cell:<width$}  "),
+                _ => write!(table, "{cell:>width$}  "),
+            };
+        }
+        let _ = writeln!(table, "{last}");
+    };
+    line(table, &HEADINGS[..HEADINGS.len() - 1], HEADINGS[HEADINGS.len() - 1]);
+    let indent: usize = widths.iter().map(|width| width + 2).sum();
+    for (site, cells) in sites.iter().zip(&cells) {
+        let row: Vec<&str> = cells.iter().map(String::as_str).collect();
+        line(table, &row, &one_line(&site.name()));
+        let reason = words::reason(&site.entry);
+        if !reason.is_empty() {
+            let _ = writeln!(table, "{:indent$}{}", "", one_line(&reason));
+        }
+    }
+}
+
+/// Keeps names that a program chose on one line, and control characters off the terminal.
+fn one_line(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn empty(why_plain: Option<&str>, without_room: u64) -> Report {
+        let ledger = Ledger { processes: Vec::new(), without_room, why_plain: why_plain.map(str::to_owned) };
+        Report::new(&ledger, &["sh".into(), "-c".into(), "a\nb".into()], Ending::Killed(9))
+    }
+
+    #[test]
+    fn a_report_without_sites_says_why() {
+        let table = empty(None, 0).to_table();
+        assert!(table.starts_with("sh -c a\u{fffd}b: ended by signal 9\nno process made"), "{table}");
+        let table = empty(Some("no permission"), 2).to_table();
+        assert!(table.contains("\nuncopy was not loaded: no permission\nmissing: 2 further"), "{table}");
+        assert_eq!(empty(None, 0).to_json()["ending"], "ended by signal 9");
+    }
+
+    #[test]
+    fn processes_that_did_not_say_that_they_ended_are_told_apart() {
+        let mut process = Process {
+            // Above the largest pid of any kernel.
+            pid: 4_194_999,
+            name: "sh".to_owned(),
+            is_ended: false,
+            reason: None,
+            costs: None,
+            modules: Vec::new(),
+            entries: Vec::new(),
+        };
+        assert!(ending_of(&process, false).starts_with("ended by a signal"));
+        assert!(ending_of(&process, true).starts_with("executed another"));
+        process.pid = std::process::id();
+        assert!(ending_of(&process, false).starts_with("still running"));
+        process.is_ended = true;
+        assert!(ending_of(&process, true).starts_with("ended;"));
+    }
+}

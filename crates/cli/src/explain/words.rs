@@ -1,0 +1,176 @@
+//! What an entry of the ledger means, in words.
+
+use std::fmt::Write as _;
+use uncopy_core::ledger::{Entry, Field};
+use uncopy_core::policy::Kind;
+
+/// Bytes, with at most four digits: `512`, `16K`, `3.1M`.
+pub fn bytes(bytes: u64) -> String {
+    scaled(bytes, 1024, &["", "K", "M", "G", "T", "P"])
+}
+
+/// A duration: `512ns`, `16µs`, `3.1ms`.
+pub fn duration(ns: u64) -> String {
+    scaled(ns, 1000, &["ns", "µs", "ms", "s", "ks", "Ms"])
+}
+
+fn scaled(value: u64, step: u64, units: &[&str]) -> String {
+    let mut divisor = 1;
+    let mut unit = 0;
+    while value / divisor >= step && unit + 1 < units.len() {
+        divisor *= step;
+        unit += 1;
+    }
+    let (whole, tenth) = (value / divisor, value % divisor * 10 / divisor);
+    if divisor > 1 && whole < 10 && tenth > 0 {
+        format!("{whole}.{tenth}{}", units[unit])
+    } else {
+        format!("{whole}{}", units[unit])
+    }
+}
+
+/// The sizes of a class: `64K-128K`.
+pub fn sizes(size_class: u32) -> String {
+    let power = |exponent: u32| bytes(1u64.checked_shl(exponent).unwrap_or(u64::MAX));
+    match size_class {
+        0 => "0".to_owned(),
+        class => format!("{}-{}", power(class - 1), power(class)),
+    }
+}
+
+/// `1 call`, `2 calls`.
+fn count(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// What the policy does with the site, in a word or two.
+pub fn state(entry: &Entry) -> &'static str {
+    let elided = entry.get(Field::Elided);
+    if entry.kind == Kind::Allocation {
+        return if entry.balance() > 0 { "ready for views" } else { "ordinary" };
+    }
+    match entry.get(Field::OffCalls) {
+        1.. => "off",
+        0 if elided == 0 => "copying",
+        0 if entry.get(Field::LearnedBytes) > 0 => "eliding in part",
+        0 => "eliding",
+    }
+}
+
+/// Why, as a sentence without a full stop.
+pub fn reason(entry: &Entry) -> String {
+    if entry.kind == Kind::Allocation {
+        return allocation(entry);
+    }
+    let get = |field| entry.get(field);
+    let mut parts = Vec::new();
+    if get(Field::Elided) > 0 {
+        parts.push(verdict(entry));
+    }
+    let (head, tail) = (get(Field::LearnedHead), get(Field::LearnedTail));
+    if head | tail != 0 {
+        parts.push(learned(head, tail));
+    }
+    let refusals = [
+        (Field::Plain, plain(entry.kind)),
+        (Field::Small, "too little of it could be elided to pay for the tracking"),
+        (Field::Off, "switched off, because it cost more than it saved"),
+        (Field::Refused, "the buffer can hold no views, or there was no memory"),
+        (Field::Roomy, "the buffer has far more room than ever arrives"),
+    ];
+    for (field, why) in refusals {
+        match get(field) {
+            0 => {}
+            calls if calls == get(Field::Calls) => parts.push(why.to_owned()),
+            calls => parts.push(format!("{}: {why}", count(calls, "call"))),
+        }
+    }
+    if get(Field::SwitchedOff) > 0 {
+        let again = match get(Field::OffCalls) {
+            0 => String::new(),
+            calls => format!(", tried again in {}", count(calls, "call")),
+        };
+        parts.push(format!("switched off {}{again}", count(get(Field::SwitchedOff), "time")));
+    }
+    if get(Field::Shared) > 0 {
+        parts.push("several sites share this entry: there was no room for more".to_owned());
+    }
+    parts.join("; ")
+}
+
+const fn plain(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Copy => "its bytes are the program's own, not a view of something received",
+        Kind::Input | Kind::Allocation => "nothing to elide",
+    }
+}
+
+/// What the calls that elided came to.
+fn verdict(entry: &Entry) -> String {
+    let (saved, spent) = (entry.get(Field::SavedNs), entry.get(Field::SpentNs));
+    let (elided, faults) = (entry.get(Field::Elided), entry.get(Field::Faults));
+    let mut text = match (saved > spent, entry.kind) {
+        (true, _) => "saved more than it cost".to_owned(),
+        (false, Kind::Input) if saved == 0 => "no copy passed on what was received here".to_owned(),
+        (false, _) => "cost more than it saved".to_owned(),
+    };
+    if faults > 0 {
+        let pages = entry.get(Field::FaultPages);
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            ": {} of the program on {} after {}",
+            count(faults, "fault"),
+            count(pages, "page"),
+            count(elided, "elided call")
+        );
+    }
+    text
+}
+
+fn learned(head: u64, tail: u64) -> String {
+    let ends = [(head, "first"), (tail, "last")].map(|(mask, end)| match mask.count_ones() {
+        0 => None,
+        pages => {
+            Some(format!("{pages} of the {end} {}", count(u64::from(64 - mask.leading_zeros()), "page")))
+        }
+    });
+    let ends: Vec<String> = ends.into_iter().flatten().collect();
+    format!("copies what the program touches ({})", ends.join(" and "))
+}
+
+fn allocation(entry: &Entry) -> String {
+    let (calls, held) = (entry.get(Field::Calls), entry.get(Field::Elided));
+    let mut text = match held {
+        0 => "no block held a view until freed".to_owned(),
+        _ => format!("{held} of {} held a view until freed", count(calls, "block")),
+    };
+    let (faults, pages) = (entry.get(Field::Faults), entry.get(Field::FaultPages));
+    if faults > 0 {
+        let _ = write!(text, "; {} on {} that were empty", count(faults, "fault"), count(pages, "page"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        let shown = [0, 1023, 1024, 1536, 16 << 10, (3 << 20) + 200_000].map(bytes);
+        assert_eq!(shown, ["0", "1023", "1K", "1.5K", "16K", "3.1M"]);
+        assert_eq!([999, 1_000, 16_500, 3_100_000].map(duration), ["999ns", "1µs", "16µs", "3.1ms"]);
+        assert_eq!(bytes(u64::MAX), "16384P");
+        assert_eq!([0, 1, 17, 64].map(sizes), ["0", "1-2", "64K-128K", "8192P-16384P"]);
+    }
+
+    #[test]
+    fn learned_pages_are_counted_from_both_ends() {
+        assert_eq!(learned(0b1011, 0), "copies what the program touches (3 of the first 4 pages)");
+        assert_eq!(
+            learned(1, 1),
+            "copies what the program touches (1 of the first 1 page and 1 of the last 1 page)"
+        );
+    }
+}

@@ -1,0 +1,18 @@
+//! When eliding pays, by call site: what it saves and costs in time, and what is known of each site.
+//!
+//! | module | what it decides |
+//! |---|---|
+//! | [`costs`] | what copying, moving, faulting and tracking cost on this machine |
+//! | [`sites`] | whether a call site elides: a running account of time saved and spent |
+//! | [`touches`] | which pages of a site's buffers the program touches anyway, so that they are copied |
+//! | [`placement`] | which kind of block an allocation site gets |
+
+pub mod costs;
+pub mod placement;
+pub mod sites;
+pub mod touches;
+
+pub use costs::{COPY_OVER_PAGES, Costs, SharedCosts};
+pub use placement::Placement;
+pub use sites::{Kind, Sites};
+pub use touches::{Learned, Touches};
