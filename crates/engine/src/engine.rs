@@ -55,10 +55,10 @@ pub struct Engine {
     pub foreign: Apart<Foreign>,
     /// Where segments live.
     pub hidden: Apart<Hidden>,
-    /// Accounts of the call sites.
-    pub sites: Apart<Sites>,
     /// What things cost on this machine.
     pub costs: Apart<SharedCosts>,
+    /// Accounts of the call sites.
+    pub sites: Apart<Sites>,
     /// What programs touch of the sites' buffers.
     pub touches: Apart<Touches>,
     /// Accounts of the allocation sites.
@@ -80,11 +80,11 @@ uncopy_sys::statics! {
         heap: Apart(Heap::new()),
         foreign: Apart(Foreign::new()),
         hidden: Apart(Hidden::new()),
+        costs: Apart(SharedCosts::new()),
         sites: Apart(Sites::new()),
+        touches: Apart(Touches::new()),
         placement: Apart(Placement::new()),
         start: Apart(Lock::new()),
-        costs: Apart(SharedCosts::new()),
-        touches: Apart(Touches::new()),
         phase: AtomicU8::new(Phase::Dormant as u8),
         uffd: AtomicI32::new(-1),
         policy: AtomicU8::new(0),
