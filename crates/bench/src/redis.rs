@@ -116,7 +116,8 @@ impl Run<'_> {
             if self.load.operation == Operation::Get {
                 self.prepare(&redis)?;
             }
-            self.load.run(redis.address(), (requests / WARM_UP_PART).max(self.load.clients as u64))?;
+            // Its figures are not looked at: it may be too short for them.
+            self.load.output(redis.address(), (requests / WARM_UP_PART).max(self.load.clients as u64))?;
             let cpu_before_ns = redis.server().process().cpu_ns()?;
             let report = self.load.run(redis.address(), requests)?;
             let cpu_ns = redis.server().process().cpu_ns()?.saturating_sub(cpu_before_ns);

@@ -11,6 +11,9 @@ use crate::process;
 
 /// The key that redis-benchmark uses where none is asked for.
 pub const KEY: &[u8] = b"key:__rand_int__";
+/// A run moves about as many bytes, or does as many requests where they are short: some milliseconds.
+const FEWEST_BYTES: u64 = 32 << 20;
+const FEWEST_SHORT: u64 = 1024;
 /// Longest time a run may take.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -112,8 +115,11 @@ impl Load<'_> {
         reason = "a number of requests, roughly"
     )]
     pub fn requests_for(&self, address: SocketAddr, duration: Duration) -> Result<u64> {
-        let fewest = self.clients as u64;
-        let mut requests = 16 * fewest;
+        // A server that is disturbed while this tries must not make the run too short for
+        // redis-benchmark's clock of milliseconds.
+        let fewest =
+            (self.clients as u64).max(FEWEST_BYTES / self.size_bytes.max(FEWEST_BYTES / FEWEST_SHORT));
+        let mut requests = 16 * self.clients as u64;
         loop {
             let output = self.output(address, requests)?;
             let report = parse_report(&output, self.operation)
