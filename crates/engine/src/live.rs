@@ -146,13 +146,20 @@ static ASKED: [Asked; stats::SHARDS] =
 /// Adds to a gauge and raises its peak.
 #[inline]
 pub fn raise(gauge: Counter, peak: Counter, value: usize) {
-    let in_shard = tally(gauge, value as u64) as i64;
-    let shard = own_shard();
+    let new = tally(gauge, value as u64);
+    if SHARDS == 1 {
+        // What was asked outlives a model's run, and each must take the same steps.
+        if new > counter(peak, 0).load(Relaxed) && new < NEGATIVE {
+            counter(peak, 0).fetch_max(new, Relaxed);
+        }
+        return;
+    }
+    let (in_shard, shard) = (new as i64, own_shard());
     let asked = &ASKED[shard].0[gauge as usize];
     if in_shard > asked.load(Relaxed) as i64 {
         let all = get(gauge);
         let margin = if used_shards() == 1 { 0 } else { all >> 6 };
-        asked.store((in_shard as u64).wrapping_add(margin), Relaxed);
+        asked.store(new.wrapping_add(margin), Relaxed);
         counter(peak, shard).fetch_max(all, Relaxed);
     }
 }
