@@ -40,7 +40,11 @@ int main(void) {
     open_wire();
     received = malloc(LEN);
     receive(received, LEN, SEED);
-    for (int copy = 0; copy < COPIES; copy++) copies[copy] = malloc(LEN);
+    for (int copy = 0; copy < COPIES; copy++) {
+        copies[copy] = malloc(LEN);
+        memcpy(copies[copy], received, LEN);
+        check(copies[copy], 5000, SEED, 0, "copied before");
+    }
     sigset_t alarms;
     sigemptyset(&alarms);
     sigaddset(&alarms, SIGALRM);
