@@ -87,7 +87,7 @@ pub enum Experiment {
     Faults(Faults),
     /// Server that checksums all it stores (zIO, MongoDB)
     Checksum(Checksum),
-    /// Copies that replace a view among many; what tracking costs (zIO, §5.2.1)
+    /// Copies that replace a view among many; what tracking costs (zIO, section 5.2.1)
     Tracking(Tracking),
     /// Packaged redis-server, append-only file on: SET, GET, YCSB A (zIO, Figures 11 and 12)
     Redis(Redis),
@@ -142,7 +142,7 @@ pub struct Repeat {
     /// What is compared with plain
     #[arg(
         long,
-        value_name = "SIDE,…",
+        value_name = "SIDE,...",
         default_value = "uncopy,limit,heap-only",
         value_delimiter = ',',
         value_enum
@@ -171,7 +171,7 @@ pub struct Copies {
     #[arg(long, value_name = "BYTES", default_value = "524288", value_parser = size_parser())]
     pub size: usize,
     /// Numbers of copies
-    #[arg(long, value_name = "N,N,…", default_value = "0,1,5,12", value_delimiter = ',', value_parser = copies_parser())]
+    #[arg(long, value_name = "N,N,...", default_value = "0,1,5,12", value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
     /// Pages of the last copy of which the server reads one byte each
     #[arg(long, value_name = "PAGES", default_value = "0")]
@@ -186,7 +186,7 @@ pub struct Copies {
 #[derive(Debug, Args)]
 pub struct Sizes {
     /// Lengths of messages, in bytes
-    #[arg(long, value_name = "BYTES,…", default_value = "8192,16384,32768,65536,131072,262144,524288,1048576",
+    #[arg(long, value_name = "BYTES,...", default_value = "8192,16384,32768,65536,131072,262144,524288,1048576",
         default_value_if("quick", "true", "8192,65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// Copies of each message
@@ -202,7 +202,7 @@ pub struct Sizes {
 #[derive(Debug, Args)]
 pub struct Threads {
     /// Numbers of the server's threads; as many connections
-    #[arg(long, value_name = "N,N,…", default_value = "1,2", value_delimiter = ',', value_parser = count_parser())]
+    #[arg(long, value_name = "N,N,...", default_value = "1,2", value_delimiter = ',', value_parser = count_parser())]
     pub threads: Vec<usize>,
     /// Length of a message, in bytes
     #[arg(long, value_name = "BYTES", default_value = "524288", value_parser = size_parser())]
@@ -220,14 +220,14 @@ pub struct Threads {
 #[derive(Debug, Args)]
 pub struct Touched {
     /// Shares of each message that the server reads, in percent
-    #[arg(long, value_name = "PERCENT,…", default_value = "0,5,10,20,30,40,60,80,100",
+    #[arg(long, value_name = "PERCENT,...", default_value = "0,5,10,20,30,40,60,80,100",
         default_value_if("quick", "true", "0,20,100"), value_delimiter = ',', value_parser = percent_parser())]
     pub shares: Vec<u8>,
     /// Lengths of messages, in bytes
-    #[arg(long, value_name = "BYTES,…", default_value = "262144", value_delimiter = ',', value_parser = size_parser())]
+    #[arg(long, value_name = "BYTES,...", default_value = "262144", value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// Numbers of copies
-    #[arg(long, value_name = "N,N,…", default_value = "1,3,6", default_value_if("quick", "true", "3"), value_delimiter = ',', value_parser = copies_parser())]
+    #[arg(long, value_name = "N,N,...", default_value = "1,3,6", default_value_if("quick", "true", "3"), value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
     #[command(flatten)]
     pub repeat: Repeat,
@@ -241,7 +241,7 @@ pub struct Faults {
     /// Numbers of pages of each message that the server touches
     #[arg(
         long,
-        value_name = "PAGES,…",
+        value_name = "PAGES,...",
         default_value = "0,1,2,4,8,32",
         default_value_if("quick", "true", "0,4"),
         value_delimiter = ','
@@ -250,14 +250,14 @@ pub struct Faults {
     /// Which pages
     #[arg(
         long,
-        value_name = "ORDER,…",
+        value_name = "ORDER,...",
         default_value = "sequential,random",
         value_delimiter = ',',
         value_enum
     )]
     pub orders: Vec<Order>,
     /// Numbers of the server's threads; as many connections
-    #[arg(long, value_name = "N,N,…", default_value = "1,2", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = count_parser())]
+    #[arg(long, value_name = "N,N,...", default_value = "1,2", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = count_parser())]
     pub threads: Vec<usize>,
     /// Length of a message, in bytes
     #[arg(long, value_name = "BYTES", default_value = "524288", value_parser = size_parser())]
@@ -279,7 +279,7 @@ pub struct Faults {
 #[derive(Debug, Args)]
 pub struct Checksum {
     /// Lengths of messages, in bytes
-    #[arg(long, value_name = "BYTES,…", default_value = "16384,65536,262144,1048576",
+    #[arg(long, value_name = "BYTES,...", default_value = "16384,65536,262144,1048576",
         default_value_if("quick", "true", "65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// Copies of each message
@@ -295,7 +295,7 @@ pub struct Checksum {
 #[derive(Debug, Args)]
 pub struct Tracking {
     /// Numbers of views alive
-    #[arg(long, value_name = "N,N,…", default_value = "10,1000,100000", default_value_if("quick", "true", "10,1000"), value_delimiter = ',', value_parser = views_parser())]
+    #[arg(long, value_name = "N,N,...", default_value = "10,1000,100000", default_value_if("quick", "true", "10,1000"), value_delimiter = ',', value_parser = views_parser())]
     pub views: Vec<usize>,
     /// Copies that are timed in each measurement
     #[arg(long, value_name = "N", default_value = "100000", default_value_if("quick", "true", "10000"))]
@@ -333,10 +333,10 @@ pub enum Workload {
 #[derive(Debug, Args)]
 pub struct Redis {
     /// Loads
-    #[arg(long, value_name = "LOAD,…", default_value = "set,get,ycsb-a", value_delimiter = ',', value_enum)]
+    #[arg(long, value_name = "LOAD,...", default_value = "set,get,ycsb-a", value_delimiter = ',', value_enum)]
     pub workload: Vec<Workload>,
     /// Lengths of values, in bytes
-    #[arg(long, value_name = "BYTES,…", default_value = "64,65536,262144,1048576",
+    #[arg(long, value_name = "BYTES,...", default_value = "64,65536,262144,1048576",
         default_value_if("quick", "true", "65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// Connections
@@ -369,7 +369,7 @@ pub struct Small {
     /// What is measured
     #[arg(
         long,
-        value_name = "ROW,…",
+        value_name = "ROW,...",
         default_value = "memcpy,start,redis,memcached,nginx",
         value_delimiter = ',',
         value_enum

@@ -59,7 +59,7 @@ pub enum Reply {
     /// The last copy.
     #[default]
     Echo,
-    /// The [checksum](crate::checksum) of the last copy, eight bytes, the lowest first.
+    /// The [`crate::checksum`] of the last copy, eight bytes, the lowest first.
     Checksum,
 }
 
