@@ -161,8 +161,8 @@ mod tests {
         let shown = [0, 1023, 1024, 1536, 16 << 10, (3 << 20) + 200_000].map(bytes);
         assert_eq!(shown, ["0", "1023", "1K", "1.5K", "16K", "3.1M"]);
         assert_eq!([999, 1_000, 16_500, 3_100_000].map(duration), ["999ns", "1µs", "16µs", "3.1ms"]);
-        assert_eq!(bytes(u64::MAX), "16384P");
-        assert_eq!([0, 1, 17, 64].map(sizes), ["0", "1-2", "64K-128K", "8192P-16384P"]);
+        assert_eq!(bytes(u64::MAX), "16383P");
+        assert_eq!([0, 1, 17, 64].map(sizes), ["0", "1-2", "64K-128K", "8192P-16383P"]);
     }
 
     #[test]
