@@ -333,7 +333,13 @@ pub enum Workload {
 #[derive(Debug, Args)]
 pub struct Redis {
     /// Loads
-    #[arg(long, value_name = "LOAD,...", default_value = "set,get,ycsb-a", value_delimiter = ',', value_enum)]
+    #[arg(
+        long,
+        value_name = "LOAD,...",
+        default_value = "set,get,ycsb-a",
+        value_delimiter = ',',
+        value_enum
+    )]
     pub workload: Vec<Workload>,
     /// Lengths of values, in bytes
     #[arg(long, value_name = "BYTES,...", default_value = "64,65536,262144,1048576",
