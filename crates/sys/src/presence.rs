@@ -88,6 +88,19 @@ fn leave() {
     }
 }
 
+/// Attempts again, a moment apart, what a fork that is under way has refused, so many times at most.
+#[cold]
+fn after_a_fork<T>(most: u32, attempt: impl Fn() -> Option<T>) -> Option<T> {
+    let mut tries = 0;
+    while waits(&mut tries, most) {
+        let done = attempt();
+        if done.is_some() {
+            return done;
+        }
+    }
+    None
+}
+
 /// Whether to look again, after a moment, at a fork that is under way.
 fn waits(tries: &mut u32, most: u32) -> bool {
     let fork = TABLE.forks.load(Ordering::Relaxed);
@@ -110,18 +123,12 @@ impl Presence {
     #[inline]
     #[must_use]
     pub fn enter() -> Option<Self> {
-        if enter() { Some(Self(())) } else { Self::enter_later() }
+        Self::enter_now().or_else(|| after_a_fork(PATIENCE, Self::enter_now))
     }
 
-    #[cold]
-    fn enter_later() -> Option<Self> {
-        let mut tries = 0;
-        while waits(&mut tries, PATIENCE) {
-            if enter() {
-                return Some(Self(()));
-            }
-        }
-        None
+    #[inline]
+    fn enter_now() -> Option<Self> {
+        enter().then(|| Self(()))
     }
 }
 
@@ -142,24 +149,13 @@ impl Section {
     #[inline]
     #[must_use]
     pub fn enter() -> Option<Self> {
-        let critical = Critical::enter_briefly();
-        if enter() {
-            return Some(Self { critical, is_outside: Cell::new(false) });
-        }
-        drop(critical);
-        Self::enter_later()
+        Self::enter_now().or_else(|| after_a_fork(PATIENCE, Self::enter_now))
     }
 
-    #[cold]
-    fn enter_later() -> Option<Self> {
-        let mut tries = 0;
-        while waits(&mut tries, PATIENCE) {
-            let critical = Critical::enter_briefly();
-            if enter() {
-                return Some(Self { critical, is_outside: Cell::new(false) });
-            }
-        }
-        None
+    #[inline]
+    fn enter_now() -> Option<Self> {
+        let critical = Critical::enter_briefly();
+        enter().then(|| Self { critical, is_outside: Cell::new(false) })
     }
 
     /// Runs the program's own code or system call: outside, with its signals, from which the thread may
@@ -182,14 +178,10 @@ impl Section {
 
     #[cold]
     fn come_back(&self) {
-        let mut tries = 0;
-        while waits(&mut tries, PATIENCE_TO_END) {
-            if enter() {
-                return;
-            }
+        if after_a_fork(PATIENCE_TO_END, || enter().then_some(())).is_none() {
+            self.is_outside.set(true);
+            OUTSIDE.with(|outside| outside.set(true));
         }
-        self.is_outside.set(true);
-        OUTSIDE.with(|outside| outside.set(true));
     }
 
     /// Whether a fork that waits for this very thread keeps it out until the end of the section: no lock

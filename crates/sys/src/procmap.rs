@@ -52,18 +52,13 @@ const STACK: &[u8] = b"[stack";
 /// # Errors
 /// ENOTTY before Linux 6.11; what open says without /proc.
 pub fn all(start: usize, end: usize, mut each: impl FnMut(Mapping) -> bool) -> Result<bool, Errno> {
-    let path = c"/proc/self/maps";
-    // SAFETY: the path is terminated.
-    let fd = check(unsafe {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
-    })?;
+    let fd = open_maps()?;
     let mut at = start;
     let result = loop {
         if at >= end {
             break Ok(true);
         }
-        match query_with(fd as i32, at) {
+        match query_with(fd, at) {
             Ok(Some(mapping)) if each(mapping) => at = mapping.end,
             Ok(_) => break Ok(false),
             Err(errno) => break Err(errno),
@@ -91,40 +86,34 @@ pub struct FilePlace {
 /// # Errors
 /// ENOTTY before Linux 6.11; what open says without /proc.
 pub fn file_at(address: usize, path: &mut [u8]) -> Result<Option<FilePlace>, Errno> {
-    // SAFETY: the path is terminated.
-    let fd = check(unsafe {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/maps".as_ptr(), flags, 0))
-    })?;
+    let fd = open_maps()?;
     // Longer than any path that the kernel shows (PATH_MAX): with less room it shows nothing.
     let mut name = [0u8; libc::PATH_MAX as usize + 16];
-    let mut argument = QueryArgument {
-        size_bytes: core::mem::size_of::<QueryArgument>() as u64,
-        query_address: address as u64,
-        name_size: name.len() as u32,
-        name_address: name.as_mut_ptr() as u64,
-        ..QueryArgument::default()
-    };
-    // SAFETY: as in `query_with`; the descriptor is ours.
-    let result = unsafe {
-        let result = check(i64::from(kernel!(Query, libc::ioctl(fd as i32, IOCTL_QUERY, &raw mut argument))));
-        kernel!(Close, syscall!(libc::SYS_close, fd));
-        result
-    };
-    match result {
+    let result = ask(fd, address, &mut name);
+    // SAFETY: the descriptor is ours.
+    unsafe { kernel!(Close, syscall!(libc::SYS_close, fd)) };
+    let argument = match result {
         Err(Errno(libc::ENOENT)) => return Ok(None),
         Err(errno) => return Err(errno),
-        Ok(_) if argument.inode == 0 => return Ok(None),
-        Ok(_) => {}
-    }
+        Ok(argument) if argument.inode == 0 => return Ok(None),
+        Ok(argument) => argument,
+    };
     let len = name.iter().position(|byte| *byte == 0).unwrap_or(name.len()).min(path.len());
     path[..len].copy_from_slice(&name[..len]);
     let offset = argument.offset + (address as u64 - argument.start);
     Ok(Some(FilePlace { offset, inode: argument.inode, path_len_bytes: len }))
 }
 
-fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
-    let mut name = [0u8; 128];
+fn open_maps() -> Result<i32, Errno> {
+    let (path, flags) = (c"/proc/self/maps", libc::O_RDONLY | libc::O_CLOEXEC);
+    // SAFETY: the path is terminated.
+    let fd =
+        check(unsafe { kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)) })?;
+    Ok(fd as i32)
+}
+
+/// Asks for the mapping that covers an address; its name goes to `name`.
+fn ask(fd: i32, address: usize, name: &mut [u8]) -> Result<QueryArgument, Errno> {
     let mut argument = QueryArgument {
         size_bytes: core::mem::size_of::<QueryArgument>() as u64,
         query_address: address as u64,
@@ -133,15 +122,20 @@ fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
         ..QueryArgument::default()
     };
     // SAFETY: the argument is the structure that the request takes; the buffer it names is valid.
-    let result = check(i64::from(unsafe { kernel!(Query, libc::ioctl(fd, IOCTL_QUERY, &raw mut argument)) }));
-    match result {
+    check(i64::from(unsafe { kernel!(Query, libc::ioctl(fd, IOCTL_QUERY, &raw mut argument)) }))?;
+    Ok(argument)
+}
+
+fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
+    let mut name = [0u8; 128];
+    match ask(fd, address, &mut name) {
         Err(Errno(libc::ENOENT)) => Ok(None),
         // A name that long is a file's.
         Err(Errno(libc::ENAMETOOLONG)) => {
             Ok(Some(Mapping { start: address, end: address + 1, can_hold_views: false }))
         }
         Err(errno) => Err(errno),
-        Ok(_) => {
+        Ok(argument) => {
             let access = argument.flags & (READABLE | WRITABLE | EXECUTABLE | SHARED);
             Ok(Some(Mapping {
                 start: argument.start as usize,
