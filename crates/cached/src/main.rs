@@ -1,0 +1,3 @@
+//! `uncopy-cached`: a cache that speaks memcached's protocol, its values in twin memory.
+
+fn main() {}
