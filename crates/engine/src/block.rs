@@ -121,6 +121,14 @@ impl Block {
     }
 }
 
+impl Block {
+    /// The first page and the last that the program asked for.
+    #[must_use]
+    pub fn edges(&self) -> (u32, u32) {
+        (0, self.asked_pages.load(Relaxed).saturating_sub(1))
+    }
+}
+
 impl Default for Block {
     fn default() -> Self {
         Self::new()

@@ -379,6 +379,10 @@ fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
                 entry.fault(pages.len());
                 entry.add(Field::SpentNs, ENGINE.costs.fault_ns(pages.len()).cast_unsigned());
             }
+            let (first, last) = at.block.edges();
+            if (page == first || page == last) && at.slot.is_none() {
+                ENGINE.placement.touched_an_edge(site);
+            }
             fill_empty(uffd, locked, pages, &mut dropped)
         }
         State::Viewed(view) => {

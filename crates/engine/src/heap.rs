@@ -10,7 +10,7 @@
 //! out the kind that the allocation site's earlier blocks turned out to be.
 
 use crate::accounts;
-use crate::apply::clear_long_runs;
+use crate::apply::{clear_long_runs, fill_edges};
 use crate::block::{
     ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, Locked, REGISTERED, RELOCATED, STACK,
 };
@@ -307,8 +307,20 @@ impl Heap {
         at.block.flags.fetch_or(ALLOCATED, Relaxed);
         live::add(Counter::BlocksBytes, at.bytes());
         let is_registered = at.block.flags.load(Relaxed) & REGISTERED != 0;
+        if is_registered && at.may_have_absent_pages() && ENGINE.placement.fills_edges(site) {
+            Self::fill_edges(at);
+        }
         accounts::allocated(site, caller, len_bytes, is_registered);
         Some(Allocation { at, is_zero: is_fresh })
+    }
+
+    /// Saves the faults at the edges of a block that nobody knows yet.
+    fn fill_edges(at: BlockRef) {
+        let Some(uffd) = ENGINE.uffd() else { return };
+        let _critical = Critical::enter_briefly();
+        let mut dropped = Dropped::new();
+        fill_edges(uffd, &mut at.lock(), &mut dropped);
+        drop(dropped);
     }
 
     fn pop(&self, class: Class, free: &mut FreeBlocks) -> Option<u32> {

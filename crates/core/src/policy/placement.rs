@@ -10,11 +10,15 @@ pub const ALLOCATION_SITES: usize = if cfg!(loom) { 16 } else { 512 };
 const PROBES: usize = 4;
 /// Most and least of a score.
 const MOST: i8 = 8;
+/// Blocks whose edges are filled beforehand for each one at whose edge the program faulted.
+const EDGES_FOR_A_FAULT: i8 = 32;
 
 /// What the blocks of each allocation site did. A fixed table: a site that finds no place shares one.
 pub struct Placement {
     keys: [AtomicU64; ALLOCATION_SITES],
     scores: [AtomicI8; ALLOCATION_SITES],
+    /// Blocks whose first and last page are still to be filled beforehand.
+    edges: [AtomicI8; ALLOCATION_SITES],
 }
 
 impl Default for Placement {
@@ -30,6 +34,7 @@ impl Placement {
         Self {
             keys: [const { AtomicU64::new(0) }; ALLOCATION_SITES],
             scores: [const { AtomicI8::new(0) }; ALLOCATION_SITES],
+            edges: [const { AtomicI8::new(0) }; ALLOCATION_SITES],
         }
     }
 
@@ -76,11 +81,43 @@ impl Placement {
             score.store(new, Relaxed);
         }
     }
+
+    /// Takes note that the program touched the first or the last page of a block of this site, which was absent.
+    pub fn touched_an_edge(&self, site: u16) {
+        let edges = &self.edges[usize::from(site) % ALLOCATION_SITES];
+        edges.store(edges.load(Relaxed).saturating_add(EDGES_FOR_A_FAULT), Relaxed);
+    }
+
+    /// Whether to fill the edges of this site's next block beforehand: a page costs a tenth of a fault. Now and
+    /// then it says no, to see whether they are still touched.
+    #[must_use]
+    pub fn fills_edges(&self, site: u16) -> bool {
+        let edges = &self.edges[usize::from(site) % ALLOCATION_SITES];
+        let left = edges.load(Relaxed);
+        if left > 0 {
+            edges.store(left - 1, Relaxed);
+        }
+        left > 0
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn edges_are_filled_while_now_and_then_one_is_touched() {
+        let placement = Placement::new();
+        let site = placement.site(0x4000, 9);
+        assert!(!placement.fills_edges(site));
+        placement.touched_an_edge(site);
+        let filled = (0..1000).take_while(|_| placement.fills_edges(site)).count();
+        assert_eq!(filled, EDGES_FOR_A_FAULT as usize);
+        for _ in 0..100 {
+            placement.touched_an_edge(site);
+        }
+        assert!((0..1000).take_while(|_| placement.fills_edges(site)).count() <= i8::MAX as usize);
+    }
 
     #[test]
     fn placement_follows_what_blocks_did() {
