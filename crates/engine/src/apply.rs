@@ -6,6 +6,7 @@
 
 use crate::block::{HELD_A_VIEW, Locked};
 use crate::engine::ENGINE;
+use crate::hidden::Warm;
 use crate::live;
 use crate::segment::{Draft, Segment};
 use smallvec::SmallVec;
@@ -402,7 +403,7 @@ unsafe fn fill(
     state: &State<Segment>,
     dropped: &mut Dropped<Segment>,
 ) -> bool {
-    let Ok(warm) = ENGINE.hidden.take_warm(uffd, run.len()) else { return false };
+    let Ok(Warm { pages: warm, .. }) = ENGINE.hidden.take_warm(uffd, run.len()) else { return false };
     let address = ENGINE.hidden.address(warm.start);
     let whole = ByteRange::from(run);
     let keep =
@@ -459,7 +460,7 @@ pub fn put_pages(uffd: Uffd, destination: usize, warm: PageRange) -> u32 {
 pub fn prepare_overwrite(uffd: Uffd, block: &mut Locked, range: ByteRange, dropped: &mut Dropped<Segment>) {
     let whole = range.whole_pages();
     for run in absent_runs(block, whole) {
-        let Ok(warm) = ENGINE.hidden.take_warm(uffd, run.len()) else { continue };
+        let Ok(Warm { pages: warm, .. }) = ENGINE.hidden.take_warm(uffd, run.len()) else { continue };
         let placed = put_pages(block.at.uffd(uffd), block.at.base + run.start_bytes(), warm);
         block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
     }

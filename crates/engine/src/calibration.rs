@@ -57,7 +57,7 @@ fn since(begin: Instant) -> u64 {
 impl Calibration<'_> {
     fn all(&mut self) -> Result<(), Stop> {
         // Pages that are taken and not given back when something fails are lost, not wrong.
-        let warm = self.hidden.take_warm(self.uffd, BUFFERS * HOT_PAGES).map_err(|_| Stop)?;
+        let warm = self.hidden.take_warm(self.uffd, BUFFERS * HOT_PAGES).map_err(|_| Stop)?.pages;
         let copied = self.copies(warm);
         let cold = self.hidden.take_cold(self.uffd, MOVED_PAGES).map_err(|_| Stop)?;
         self.moves(warm, cold)?;

@@ -184,7 +184,10 @@ unsafe fn between(
         steps = with_touched(steps, to_range.touched_pages(), ENGINE.to_copy(site));
         elidable_bytes = elided_bytes(&steps);
     }
+    // Within one block the alternative is to put every view in place first, which costs more than tracking.
+    let must_shift = overlaps && elidable_bytes > len_bytes / 2;
     let why_not = objection(site, elidable_bytes, &pieces)
+        .filter(|_| !must_shift)
         .or_else(|| to_locked.register(uffd).is_err().then_some(Field::Refused));
     if let Some(why_not) = why_not {
         accounts::refused(site, why_not);

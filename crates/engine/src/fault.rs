@@ -9,6 +9,7 @@ use crate::accounts;
 use crate::apply::put_pages;
 use crate::block::{BlockRef, DISOWNED, Locked};
 use crate::engine::{ENGINE, Phase};
+use crate::hidden::Warm;
 use crate::live;
 use crate::release;
 use crate::segment::Segment;
@@ -451,7 +452,7 @@ pub(crate) fn fill_empty(
 /// Where copying pages in fails: moves some in that `fill` has filled, or replaces the mapping. Returns how
 /// many pages were placed, from the start.
 fn place_otherwise(uffd: Uffd, locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> u32 {
-    let placed = ENGINE.hidden.take_warm(uffd, pages.len()).map_or(0, |warm| {
+    let placed = ENGINE.hidden.take_warm(uffd, pages.len()).map_or(0, |Warm { pages: warm, .. }| {
         fill(ENGINE.hidden.address(warm.start));
         put_pages(uffd, locked.at.base + pages.start_bytes(), warm)
     });

@@ -45,6 +45,9 @@ const HUGE_BYTES: usize = 2 << 20;
 /// 1.4 times the CPU time.
 const RELOCATE_BYTES: usize = 4 << 20;
 
+/// A free block with no more present pages than this keeps them, however much others retain.
+const RETAINED_FREELY_PAGES: u32 = 8;
+
 /// Free blocks of a class and kind: three lists, linked by their records. A number is an index plus one.
 ///
 /// ```text
@@ -283,12 +286,17 @@ impl Heap {
             if wants_registered {
                 self.pop(class, &mut free.registered).or_else(|| self.pop(class, &mut free.plain))
             } else {
-                self.pop(class, &mut free.plain)
+                // Rather one that was registered than another one: a site that views and no longer views, by
+                // turns, would have blocks of both kinds for each turn.
+                self.pop(class, &mut free.plain).or_else(|| self.pop(class, &mut free.registered))
             }
             .or_else(|| self.extend(class, state))
             .or_else(|| self.pop(class, &mut free.registered))
         }?;
         let at = self.block(class, index);
+        if !wants_registered && at.block.flags.load(Relaxed) & REGISTERED != 0 && at.may_have_absent_pages() {
+            Self::unregister(at);
+        }
         let retained = at.block.retained_pages.swap(0, Relaxed);
         self.retained_pages.fetch_sub(retained as usize, Relaxed);
         at.block.alloc_site.store(site, Relaxed);
@@ -312,6 +320,14 @@ impl Heap {
         }
         accounts::allocated(site, caller, len_bytes, is_registered);
         Some(Allocation { at, is_zero: is_fresh })
+    }
+
+    /// Makes a free block plain, whose absent pages are then the kernel's to fill. Where that is refused, they are
+    /// filled by faults of ours.
+    fn unregister(at: BlockRef) {
+        let Some(uffd) = ENGINE.uffd() else { return };
+        let _critical = Critical::enter_briefly();
+        at.lock().make_plain(uffd, &mut Dropped::new());
     }
 
     /// Saves the faults at the edges of a block that nobody knows yet.
@@ -475,7 +491,11 @@ impl Heap {
             }
             drop(dropped);
         }
-        if present_pages > 0 && self.retains_too_much(present_pages) && self.discard(at, registered) {
+        // A call for a few pages costs more than they are worth: upkeep gives them back in its time.
+        if present_pages > RETAINED_FREELY_PAGES
+            && self.retains_too_much(present_pages)
+            && self.discard(at, registered)
+        {
             present_pages = 0;
         }
         if at.block.flags.load(Relaxed) & DISOWNED != 0 {

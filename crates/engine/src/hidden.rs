@@ -7,9 +7,11 @@
 //!
 //! The reservoir is bounded, and shrinks by what nobody has needed for a while (`upkeep`).
 
+use crate::engine::ENGINE;
 use crate::{bounds, live, upkeep};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::extents::Extents;
+use uncopy_core::policy::costs::Cost;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
@@ -57,6 +59,14 @@ impl Inner {
         self.warm.insert(pages);
         live::add(Counter::ReservoirBytes, pages.len_bytes());
     }
+}
+
+/// Present pages that the caller alone has.
+pub struct Warm {
+    /// Which.
+    pub pages: PageRange,
+    /// What making them present has cost, ns.
+    pub cost_ns: i64,
 }
 
 /// The hidden memory of a process.
@@ -224,7 +234,7 @@ impl Hidden {
     ///
     /// # Errors
     /// ENOMEM; nothing is taken then.
-    pub fn take_warm(&self, uffd: Uffd, pages: u32) -> Result<PageRange, Errno> {
+    pub fn take_warm(&self, uffd: Uffd, pages: u32) -> Result<Warm, Errno> {
         let mut pieces: [PageRange; 8] = [PageRange::new(0, 0); 8];
         let mut count = 0;
         let range = {
@@ -233,7 +243,7 @@ impl Hidden {
             let inner = unsafe { &mut *self.inner.get() };
             if let Some(found) = inner.warm.take(pages) {
                 inner.took_warm(found);
-                return Ok(found);
+                return Ok(Warm { pages: found, cost_ns: 0 });
             }
             let range = self.cold(inner, uffd, pages)?;
             let mut missing = pages;
@@ -246,6 +256,9 @@ impl Hidden {
             }
             range
         };
+        let moved_pages: u32 = pieces[..count].iter().map(|piece| piece.len()).sum();
+        let fill_ns = i64::from(pages - moved_pages) * ENGINE.costs.get(Cost::FillPage);
+        let cost_ns = ENGINE.costs.moves_ns(count, moved_pages as usize) + fill_ns;
         let mut filled = range.start;
         for piece in &pieces[..count] {
             // SAFETY: both ranges were taken and belong to this call alone.
@@ -262,7 +275,7 @@ impl Hidden {
             let rest = PageRange::new(filled, range.end);
             let (done_bytes, errno) = match self.fill_zeroes(uffd, self.address(rest.start), rest.len_bytes())
             {
-                Ok(()) => return Ok(range),
+                Ok(()) => return Ok(Warm { pages: range, cost_ns }),
                 Err(stopped) => stopped,
             };
             let present = rest.start + (done_bytes / PAGE_BYTES) as u32;

@@ -290,6 +290,8 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
             (open.segment, lead_bytes + len_bytes)
         }
         Target::Draft(draft) if is_worth_it && allowed && locked.register(uffd).is_ok() => {
+            // An investment: the next draft finds these pages in the reservoir. See `Done::moves_ns`.
+            accounts::debit(site, draft.cost_ns().min(ENGINE.costs.copy_ns(len_bytes) / 2));
             (draft.freeze(site), lead_bytes + len_bytes)
         }
         Target::Draft(draft) => {

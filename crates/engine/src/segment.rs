@@ -8,6 +8,7 @@
 //! the reservoir. Pages that no view needs any more may go before that ([`Segment::release_all_but`]).
 
 use crate::engine::ENGINE;
+use crate::hidden::Warm;
 use crate::{bounds, live};
 use smallvec::SmallVec;
 use uncopy_core::addr::{PAGE_BYTES, PageRange, pages_up};
@@ -25,6 +26,8 @@ pub struct Draft {
     pages: PageRange,
     /// End of the pages that are still the run's: a frozen run can give its unfilled end back.
     end: AtomicU32,
+    /// What gathering and filling the pages has cost.
+    cost_ns: i64,
     /// Pages before `end` that are not the run's any more, in order of their going.
     holes: UnsafeCell<Vec<PageRange>>,
 }
@@ -43,15 +46,21 @@ impl Draft {
         if uncopy_sys::alloc::is_low() || !bounds::admits(wanted as usize * PAGE_BYTES) {
             return Err(Errno(12));
         }
-        let pages = ENGINE.hidden.take_warm(uffd, wanted)?;
+        let Warm { pages, cost_ns } = ENGINE.hidden.take_warm(uffd, wanted)?;
         live::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
-        Ok(Self { pages, end: AtomicU32::new(pages.end), holes: UnsafeCell::new(Vec::new()) })
+        Ok(Self { pages, cost_ns, end: AtomicU32::new(pages.end), holes: UnsafeCell::new(Vec::new()) })
     }
 
     /// Address of the first byte.
     #[must_use]
     pub fn address(&self) -> usize {
         ENGINE.hidden.address(self.pages.start)
+    }
+
+    /// What making its pages present has cost, ns: 0 if the reservoir had them at hand.
+    #[must_use]
+    pub const fn cost_ns(&self) -> i64 {
+        self.cost_ns
     }
 
     /// Length, bytes.

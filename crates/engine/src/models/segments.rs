@@ -22,7 +22,7 @@ fn all_is_given_back(uffd: Uffd, warm_bytes: u64) {
     assert_eq!(live::get(Counter::SegmentsBytes), 0);
     assert_eq!(live::get(Counter::ReservoirBytes), warm_bytes);
     let pages = (warm_bytes as usize / PAGE_BYTES) as u32;
-    let all = ENGINE.hidden.take_warm(uffd, pages).expect("one run of pages");
+    let all = ENGINE.hidden.take_warm(uffd, pages).expect("one run of pages").pages;
     assert_eq!(live::get(Counter::ReservoirBytes), 0, "the run is {all:?}");
 }
 
