@@ -1,0 +1,69 @@
+//! The standard allocator traits: collections in twin memory.
+
+use allocator_api2::alloc::{AllocError, Allocator};
+use core::alloc::{GlobalAlloc, Layout};
+use core::ptr::NonNull;
+
+/// The twin allocator, for collections that take an allocator and for `#[global_allocator]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Twin;
+
+// SAFETY: objects have the size and alignment asked for and are nobody else's until they are given back.
+unsafe impl GlobalAlloc for Twin {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        crate::allocate_aligned(layout.size(), layout.align())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if layout.align() <= crate::ALIGNMENT {
+            return crate::allocate_zeroed(layout.size());
+        }
+        let object = crate::allocate_aligned(layout.size(), layout.align());
+        if !object.is_null() {
+            // SAFETY: a fresh object of at least so many bytes.
+            unsafe { uncopy_sys::bytes::zero(object, layout.size()) };
+        }
+        object
+    }
+
+    unsafe fn dealloc(&self, object: *mut u8, _layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { crate::deallocate(object) };
+    }
+
+    unsafe fn realloc(&self, object: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        if layout.align() <= crate::ALIGNMENT {
+            // SAFETY: the caller's promise.
+            return unsafe { crate::reallocate(object, new_size) };
+        }
+        let new = crate::allocate_aligned(new_size, layout.align());
+        if !new.is_null() {
+            // SAFETY: both have as many bytes; the old one is the caller's to give up.
+            unsafe {
+                uncopy_sys::bytes::copy(new, object, layout.size().min(new_size));
+                crate::deallocate(object);
+            }
+        }
+        new
+    }
+}
+
+// SAFETY: as above; every copy of the value is the same allocator.
+unsafe impl Allocator for Twin {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        let object = crate::allocate_aligned(layout.size(), layout.align());
+        let object = NonNull::new(object).ok_or(AllocError)?;
+        Ok(NonNull::slice_from_raw_parts(object, layout.size()))
+    }
+
+    fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: a layout may have no bytes here: the twin allocator takes that.
+        let object = NonNull::new(unsafe { self.alloc_zeroed(layout) }).ok_or(AllocError)?;
+        Ok(NonNull::slice_from_raw_parts(object, layout.size()))
+    }
+
+    unsafe fn deallocate(&self, object: NonNull<u8>, _layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { crate::deallocate(object.as_ptr()) };
+    }
+}
