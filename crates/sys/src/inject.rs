@@ -85,6 +85,8 @@ pub enum Kind {
     Zero,
     /// UFFDIO_MOVE.
     Move,
+    /// UFFDIO_WRITEPROTECT.
+    Guard,
     /// PROCMAP_QUERY.
     Query,
 }

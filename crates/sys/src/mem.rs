@@ -36,6 +36,12 @@ impl Reservation {
         Ok(Self { base, len_bytes })
     }
 
+    /// A reservation made before, of which address and length were kept.
+    #[must_use]
+    pub const fn part_of_ours(base: usize, len_bytes: usize) -> Self {
+        Self { base, len_bytes }
+    }
+
     /// What is left after the part from `len_bytes` on is given back.
     ///
     /// # Safety
@@ -103,6 +109,18 @@ impl Reservation {
             // SAFETY: neither advice changes any byte.
             unsafe { kernel!(Advise, syscall!(libc::SYS_madvise, address, len_bytes, advice)) };
         }
+    }
+
+    /// Makes the whole range read as zeroes in children forked from here on (Linux 4.14).
+    ///
+    /// # Errors
+    /// What madvise says.
+    pub fn wipe_on_fork(self) -> Result<(), Errno> {
+        let advice = libc::MADV_WIPEONFORK;
+        // SAFETY: changes no byte of this process.
+        let result =
+            unsafe { kernel!(Advise, syscall!(libc::SYS_madvise, self.base, self.len_bytes, advice)) };
+        check(result).map(drop)
     }
 
     /// Moves the pages of one part of the range to another part; the source reads as zeroes

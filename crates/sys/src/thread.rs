@@ -145,18 +145,20 @@ pub fn now_ms() -> u64 {
 crate::statics! {
     /// Kernel id of the handler thread; 0: there is none.
     static HANDLER: AtomicU32 = AtomicU32::new(0);
+    /// The same for the one that serves the twin allocator.
+    static SECOND: AtomicU32 = AtomicU32::new(0);
 }
 
-/// Whether there are threads besides the calling one and the handler. False if that cannot be told.
+/// Whether there are threads besides the calling one and the handlers. False if that cannot be told.
 #[must_use]
 pub fn others_live() -> bool {
     // What it allocates is uncopy's own: no signal handler may come in between and want some too.
     let _critical = crate::lock::Critical::enter();
-    let (me, handler) = (crate::lock::thread_id(), HANDLER.load(Relaxed));
+    let ours = [crate::lock::thread_id(), HANDLER.load(Relaxed), SECOND.load(Relaxed)];
     kernel!(List, std::fs::read_dir("/proc/self/task")).is_ok_and(|tasks| {
         tasks.flatten().any(|task| {
             let id = task.file_name().to_str().and_then(|name| name.parse().ok());
-            id.is_some_and(|id: u32| id != me && id != handler)
+            id.is_some_and(|id: u32| !ours.contains(&id))
         })
     })
 }
@@ -174,13 +176,26 @@ pub fn handler_lives() -> bool {
 ///
 /// # Errors
 /// What unshare says; the thread then shares the program's table.
-pub fn isolate(mut kept: [i32; 2]) -> Result<(), Errno> {
+pub fn isolate(kept: [i32; 2]) -> Result<(), Errno> {
     HANDLER.store(crate::lock::thread_id(), Relaxed);
+    keep_only(kept, c"uncopy-faults")
+}
+
+/// The same for the thread that serves the twin allocator.
+///
+/// # Errors
+/// As for [`isolate`].
+pub fn isolate_second(kept: i32) -> Result<(), Errno> {
+    SECOND.store(crate::lock::thread_id(), Relaxed);
+    keep_only([kept, -1], c"uncopy-twin")
+}
+
+fn keep_only(mut kept: [i32; 2], name: &core::ffi::CStr) -> Result<(), Errno> {
     if cfg!(loom) {
         return Ok(());
     }
     // SAFETY: a terminated name; prctl copies it.
-    unsafe { kernel!(Limit, syscall!(libc::SYS_prctl, libc::PR_SET_NAME, c"uncopy-faults".as_ptr())) };
+    unsafe { kernel!(Limit, syscall!(libc::SYS_prctl, libc::PR_SET_NAME, name.as_ptr())) };
     // SAFETY: affects only this thread's table.
     check(unsafe { kernel!(Unshare, syscall!(libc::SYS_unshare, libc::CLONE_FILES)) })?;
     kept.sort_unstable();
@@ -199,8 +214,8 @@ pub fn isolate(mut kept: [i32; 2]) -> Result<(), Errno> {
 }
 
 crate::statics! {
-    /// Key whose destructor runs at a thread's end, plus one; 0: there is none yet.
-    static END_KEY: AtomicU32 = AtomicU32::new(0);
+    /// Key whose destructor runs at a thread's end.
+    static END_KEY: EndKey = EndKey::new();
 }
 
 /// Has `end` called when the calling thread ends (not when the process does). Always the same function. Where
@@ -208,30 +223,57 @@ crate::statics! {
 ///
 /// Not a `thread_local!` with a destructor: registering one allocates from the program's heap.
 pub fn watch_end(end: extern "C" fn()) {
-    if cfg!(loom) {
-        return;
+    END_KEY.watch(end);
+}
+
+/// A key whose destructor calls one function: [`watch_end`] for another layer.
+pub struct EndKey(
+    /// The key plus one; 0: there is none yet.
+    AtomicU32,
+);
+
+impl EndKey {
+    crate::constant! {
+        /// A key that has not been made yet.
+        #[must_use]
+        pub const fn new() -> Self {
+            Self(AtomicU32::new(0))
+        }
     }
-    extern "C" fn at_end(end: *mut c_void) {
-        // SAFETY: the value of the key is only set below, to a function of this type.
-        let end: extern "C" fn() = unsafe { core::mem::transmute::<*mut c_void, extern "C" fn()>(end) };
-        end();
-    }
-    let mut key = END_KEY.load(Relaxed);
-    if key == 0 {
-        let mut made: libc::pthread_key_t = 0;
-        // SAFETY: the pointer is valid; the destructor takes what is set below.
-        if unsafe { libc::pthread_key_create(&raw mut made, Some(at_end)) } != 0 {
+
+    /// Has `end` called when the calling thread ends, as [`watch_end`] does.
+    pub fn watch(&self, end: extern "C" fn()) {
+        if cfg!(loom) {
             return;
         }
-        match END_KEY.compare_exchange(0, made + 1, Relaxed, Relaxed) {
-            Ok(_) => key = made + 1,
-            Err(other) => {
-                // SAFETY: made just now and used by nobody.
-                unsafe { libc::pthread_key_delete(made) };
-                key = other;
+        extern "C" fn at_end(end: *mut c_void) {
+            // SAFETY: the value of the key is only set below, to a function of this type.
+            let end: extern "C" fn() = unsafe { core::mem::transmute::<*mut c_void, extern "C" fn()>(end) };
+            end();
+        }
+        let mut key = self.0.load(Relaxed);
+        if key == 0 {
+            let mut made: libc::pthread_key_t = 0;
+            // SAFETY: the pointer is valid; the destructor takes what is set below.
+            if unsafe { libc::pthread_key_create(&raw mut made, Some(at_end)) } != 0 {
+                return;
+            }
+            match self.0.compare_exchange(0, made + 1, Relaxed, Relaxed) {
+                Ok(_) => key = made + 1,
+                Err(other) => {
+                    // SAFETY: made just now and used by nobody.
+                    unsafe { libc::pthread_key_delete(made) };
+                    key = other;
+                }
             }
         }
+        // SAFETY: the key exists and is never deleted.
+        unsafe { libc::pthread_setspecific(key - 1, end as *const c_void) };
     }
-    // SAFETY: the key exists and is never deleted.
-    unsafe { libc::pthread_setspecific(key - 1, end as *const c_void) };
+}
+
+impl Default for EndKey {
+    fn default() -> Self {
+        Self::new()
+    }
 }

@@ -9,6 +9,7 @@ use crate::control::Control;
 use crate::errno::{Errno, check};
 
 const API: u64 = 0xAA;
+const FEATURE_WRITES: u64 = 1;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_MOVE: u64 = 1 << 16;
 
@@ -20,11 +21,18 @@ const IOCTL_WAKE: u64 = 0x8010_AA02;
 const IOCTL_COPY: u64 = 0xC028_AA03;
 const IOCTL_ZEROPAGE: u64 = 0xC020_AA04;
 const IOCTL_MOVE: u64 = 0xC028_AA05;
+const IOCTL_WRITE_PROTECT: u64 = 0xC018_AA06;
 
 /// Bytes of a page; the engine stays out where the kernel's are others.
 const PAGE_BYTES: usize = 4096;
 
 const REGISTER_MODE_MISSING: u64 = 1;
+const REGISTER_MODE_WRITES: u64 = 1 << 1;
+/// The pages that `UFFDIO_COPY` puts there are write-protected.
+const COPY_MODE_PROTECTED: u64 = 1 << 1;
+const WRITE_PROTECT: u64 = 1;
+/// A write to a protected page, `uffd_msg.arg.pagefault.flags`.
+const FLAG_PROTECTED: u64 = 1 << 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
@@ -76,6 +84,12 @@ struct ZeroArgument {
     done: i64,
 }
 
+#[repr(C)]
+struct ProtectArgument {
+    range: RangeArgument,
+    mode: u64,
+}
+
 /// Where a test wants it, a placement that stops half-way as if it had been interrupted.
 fn cut(argument: &mut PlaceArgument, call: impl Fn(&mut PlaceArgument) -> i32) -> i32 {
     #[cfg(feature = "inject")]
@@ -97,6 +111,15 @@ pub struct Fault {
     pub address: usize,
     /// Kernel id of the thread that waits.
     pub thread_id: u32,
+}
+
+/// What a thread that waits wanted of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The page is absent.
+    Missing,
+    /// The page is write-protected, and the thread writes.
+    Protected,
 }
 
 /// The program has changed registered mappings. It waits until this is read, and then goes on: pages that
@@ -127,6 +150,8 @@ pub enum Reports {
     Faults,
     /// Changes of the mappings too: for memory that the program maps.
     Changes,
+    /// Faults, and writes to protected pages (Linux 5.7); pages need not be movable.
+    Writes,
 }
 
 /// A userfaultfd of this process.
@@ -148,7 +173,12 @@ impl core::fmt::Display for OpenError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Refused(errno) => write!(f, "userfaultfd was refused: {errno}"),
-            Self::NoFeature(errno) => write!(f, "userfaultfd lacks UFFDIO_MOVE (Linux 6.8): {errno}"),
+            Self::NoFeature(errno) => {
+                write!(
+                    f,
+                    "userfaultfd lacks UFFDIO_MOVE (Linux 6.8) or write protection (Linux 5.7): {errno}"
+                )
+            }
         }
     }
 }
@@ -205,8 +235,12 @@ impl Uffd {
             // SAFETY: the low number is ours and no longer needed.
             unsafe { kernel!(Close, syscall!(libc::SYS_close, low)) };
         }
-        let events = if reports == Reports::Changes { FEATURE_EVENTS } else { 0 };
-        let features = FEATURE_THREAD_ID | FEATURE_MOVE | events;
+        let features = FEATURE_THREAD_ID
+            | match reports {
+                Reports::Faults => FEATURE_MOVE,
+                Reports::Changes => FEATURE_MOVE | FEATURE_EVENTS,
+                Reports::Writes => FEATURE_WRITES,
+            };
         let mut api = ApiArgument { api: API, features, ioctls: 0 };
         // SAFETY: the structure that the request takes.
         let result = unsafe { kernel!(Api, libc::ioctl(uffd.fd, IOCTL_API, &raw mut api)) };
@@ -257,11 +291,54 @@ impl Uffd {
     /// # Errors
     /// What the kernel says; ENOMEM when there are too many mappings.
     pub fn register(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        self.register_for(address, len_bytes, REGISTER_MODE_MISSING)
+    }
+
+    /// The same, and writes to pages that [`Uffd::protect`] protects are reported too.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn register_with_writes(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        self.register_for(address, len_bytes, REGISTER_MODE_MISSING | REGISTER_MODE_WRITES)
+    }
+
+    fn register_for(self, address: usize, len_bytes: usize, mode: u64) -> Result<(), Errno> {
         let range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
-        let mut argument = RegisterArgument { range, mode: REGISTER_MODE_MISSING, ioctls: 0 };
+        let mut argument = RegisterArgument { range, mode, ioctls: 0 };
         // SAFETY: the structure that the request takes.
         let result = unsafe { kernel!(Register, libc::ioctl(self.fd, IOCTL_REGISTER, &raw mut argument)) };
         check(i64::from(result)).map(drop)
+    }
+
+    /// Protects the present pages of a range against writes: when this returns, no thread can write there.
+    ///
+    /// # Errors
+    /// What the kernel says; some of the pages may be protected then.
+    pub fn protect(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        self.set_protection(address, len_bytes, WRITE_PROTECT)
+    }
+
+    /// Lifts the protection and wakes whoever waits to write there.
+    ///
+    /// # Errors
+    /// What the kernel says; some of the pages may be free then.
+    pub fn unprotect(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        self.set_protection(address, len_bytes, 0)
+    }
+
+    fn set_protection(self, address: usize, len_bytes: usize, mode: u64) -> Result<(), Errno> {
+        let mut tries = 0;
+        loop {
+            let range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
+            let mut argument = ProtectArgument { range, mode };
+            // SAFETY: the structure that the request takes.
+            let result =
+                unsafe { kernel!(Guard, libc::ioctl(self.fd, IOCTL_WRITE_PROTECT, &raw mut argument)) };
+            match check(i64::from(result)) {
+                Err(Errno(libc::EAGAIN | libc::EINTR)) if tries < RETRIES => tries += 1,
+                result => return result.map(drop),
+            }
+        }
     }
 
     /// Takes the registration back; threads that wait are woken and touch again.
@@ -353,6 +430,19 @@ impl Uffd {
         })
     }
 
+    /// The same; the new pages are protected against writes.
+    ///
+    /// # Safety
+    /// As for [`Uffd::copy`].
+    #[must_use]
+    pub unsafe fn copy_protected(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
+        Self::place(len_bytes, (destination, source), |argument| {
+            argument.mode = COPY_MODE_PROTECTED;
+            // SAFETY: the structure that the request takes; the caller's promise for the source.
+            cut(argument, |argument| unsafe { kernel!(Copy, libc::ioctl(self.fd, IOCTL_COPY, argument)) })
+        })
+    }
+
     /// Lets one absent page read as zeroes and wakes whoever waits for it.
     ///
     /// # Errors
@@ -401,6 +491,34 @@ impl Uffd {
 
     /// Hands what there is to `each`; waits for nothing. False when the descriptor is of no use any more.
     pub fn read(self, mut each: impl FnMut(Message)) -> bool {
+        self.read_words(|message| {
+            // uffd_msg: event u8 + padding; then for faults flags u64, address u64, ptid u32, for
+            // moves from, to, len_bytes, for the others start, end.
+            let [event, first, second, third] = message;
+            let (start, end) = (first as usize, second as usize);
+            match event.to_ne_bytes()[0] {
+                EVENT_PAGEFAULT => each(Message::Fault(Fault { address: end, thread_id: third as u32 })),
+                EVENT_REMOVE | EVENT_UNMAP => each(Message::Change(Change { start, end, moved_to: None })),
+                EVENT_REMAP => {
+                    let moved_to = Some(end);
+                    each(Message::Change(Change { start, end: start + third as usize, moved_to }));
+                }
+                _ => {}
+            }
+        })
+    }
+
+    /// The same for faults of both kinds.
+    pub fn read_faults(self, mut each: impl FnMut(Fault, Access)) -> bool {
+        self.read_words(|[event, flags, address, thread_id]| {
+            if event.to_ne_bytes()[0] == EVENT_PAGEFAULT {
+                let access = if flags & FLAG_PROTECTED == 0 { Access::Missing } else { Access::Protected };
+                each(Fault { address: address as usize, thread_id: thread_id as u32 }, access);
+            }
+        })
+    }
+
+    fn read_words(self, mut each: impl FnMut([u64; 4])) -> bool {
         let mut messages = [[0u64; 4]; 16];
         // SAFETY: the buffer is valid for its size; a message is 32 bytes.
         let got = unsafe {
@@ -414,21 +532,7 @@ impl Uffd {
             }
             return !is_gone;
         }
-        for message in &messages[..usize::try_from(got).unwrap_or(0) / 32] {
-            // uffd_msg: event u8 + padding; then for faults flags u64, address u64, ptid u32, for
-            // moves from, to, len_bytes, for the others start, end.
-            let [event, first, second, third] = *message;
-            let (start, end) = (first as usize, second as usize);
-            match event.to_ne_bytes()[0] {
-                EVENT_PAGEFAULT => each(Message::Fault(Fault { address: end, thread_id: third as u32 })),
-                EVENT_REMOVE | EVENT_UNMAP => each(Message::Change(Change { start, end, moved_to: None })),
-                EVENT_REMAP => {
-                    let moved_to = Some(end);
-                    each(Message::Change(Change { start, end: start + third as usize, moved_to }));
-                }
-                _ => {}
-            }
-        }
+        messages[..usize::try_from(got).unwrap_or(0) / 32].iter().for_each(|message| each(*message));
         true
     }
 }

@@ -1,0 +1,293 @@
+//! The fault service: a thread that lets writers go on.
+//!
+//! It never waits for a lock: a fault whose unit another thread is at work on is kept and tried again. It serves faults
+//! that the kernel takes on the program's behalf (`read` into an object that is in flight) as it serves the program's.
+
+use crate::counters::{COUNTERS, count};
+use crate::pages::{self, PAGE_BYTES, PAGES, address_of};
+use crate::process::{BATCH_PAGES, process, zeroes};
+use crate::replace::{Replaced, replace, replace_at_once};
+use crate::unit::{Id, Kind, Live, Unit, state};
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicI32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
+use uncopy_sys::control::Control;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::Critical;
+use uncopy_sys::sync::Futex;
+use uncopy_sys::uffd::{Access, Fault, Uffd, wait};
+use uncopy_sys::{mem, thread};
+
+/// Faults that can wait here; others wait in the kernel.
+const WAITING_MOST: usize = 64;
+/// Faults that are read at once at most.
+const READ_MOST: usize = 16;
+/// Tries without a pause in between.
+const EAGER_TRIES: u32 = 50;
+/// Tries, some 70 µs apart, after which a page is replaced in a way that a fork need not wait for: libc's locks, which
+/// the fork waits for, may be held by the very thread whose write is to be served.
+const PATIENT_TRIES: u32 = 200;
+/// Times that a fault under the faulting thread's own lock must be seen before it is believed: the thread may have
+/// been woken since.
+const OWNERS_FAULTS: u32 = 4;
+/// What one fault costs, and each page that it replaces, in pages that are sent by reference instead of being copied:
+/// 10 µs and 1 µs, at 0.4 µs a page (loopback TCP: 21 µs for 64 KiB against 12, 143 for 512 KiB against 101).
+const FAULT_COST_PAGES: u32 = 24;
+const PAGE_COST_PAGES: u32 = 2;
+/// Largest power of two of refused loans.
+const BACK_OFF_MOST: u8 = 14;
+
+const EEXIST: Errno = Errno(17);
+
+static READY: Futex = Futex::new(0);
+static READY_ERRNO: AtomicI32 = AtomicI32::new(0);
+
+/// Starts the handler thread of a userfaultfd and waits until it holds the descriptor by itself.
+///
+/// # Errors
+/// What `pthread_create` says, or that there is no memory for the handler's buffer.
+pub(crate) fn start(uffd: Uffd) -> Result<(), Errno> {
+    let before = READY.load(Acquire);
+    thread::spawn(run, uffd.fd() as usize)?;
+    while READY.load(Acquire) == before {
+        READY.wait(before);
+    }
+    match READY_ERRNO.load(Relaxed) {
+        0 => Ok(()),
+        errno => Err(Errno(errno)),
+    }
+}
+
+struct Handler {
+    uffd: Uffd,
+    /// A batch of pages of its own.
+    room: usize,
+    waiting: [Option<(Fault, Access)>; WAITING_MOST],
+    count: usize,
+    /// Where the last write would go on, and how many pages it had.
+    next: (Option<Id>, u32, u32),
+    /// The last fault of a thread that holds the lock of the unit, and how often it was seen.
+    owner: (u32, usize, u32),
+    tries: u32,
+}
+
+extern "C" fn run(argument: *mut c_void) -> *mut c_void {
+    let _critical = Critical::enter();
+    let fd = argument as usize as i32;
+    // A refusal (seccomp) leaves the descriptors shared with the program, which then must not close them.
+    let _ = thread::isolate_second(fd);
+    // SAFETY: a mapping at an address of the kernel's choice.
+    let room = unsafe { mem::map_private(BATCH_PAGES as usize * PAGE_BYTES, None) };
+    READY_ERRNO.store(room.err().map_or(0, |errno| errno.0), Relaxed);
+    READY.fetch_add(1, SeqCst);
+    READY.wake(i32::MAX as u32);
+    if let Ok(room) = room {
+        let mut handler = Handler {
+            uffd: Uffd::from_fd(fd),
+            room,
+            waiting: [None; WAITING_MOST],
+            count: 0,
+            next: (None, 0, 0),
+            owner: (0, 0, 0),
+            tries: 0,
+        };
+        handler.serve_all();
+    }
+    core::ptr::null_mut()
+}
+
+impl Handler {
+    fn serve_all(&mut self) {
+        loop {
+            let timeout_ms = match self.tries {
+                _ if self.count == 0 => -1,
+                0..EAGER_TRIES => 0,
+                _ => 1,
+            };
+            let ready = wait(self.uffd, None, Control::NONE, timeout_ms);
+            if ready.is_closed {
+                return;
+            }
+            if ready.first && self.count + READ_MOST <= WAITING_MOST {
+                let (waiting, count) = (&mut self.waiting, &mut self.count);
+                let is_open = self.uffd.read_faults(|fault, access| {
+                    waiting[*count] = Some((fault, access));
+                    *count += 1;
+                });
+                if !is_open {
+                    return;
+                }
+            }
+            let before = self.count;
+            self.count = 0;
+            for index in 0..before {
+                let Some((fault, access)) = self.waiting[index].take() else { continue };
+                if !self.serve(fault, access) {
+                    self.waiting[self.count] = Some((fault, access));
+                    self.count += 1;
+                }
+            }
+            if self.count == 0 || self.count < before {
+                self.tries = 0;
+            } else {
+                self.tries += 1;
+                thread::pause();
+            }
+        }
+    }
+
+    /// Serves one fault; false if it has to be tried again.
+    fn serve(&mut self, fault: Fault, access: Access) -> bool {
+        if !pages::contains(fault.address) {
+            return self.uffd.wake(fault.address / PAGE_BYTES * PAGE_BYTES, PAGE_BYTES);
+        }
+        let page = pages::page_of(fault.address);
+        let Some(id) = PAGES.unit_at(page) else {
+            return self.zeroes(page, 1, false);
+        };
+        let (unit, live) = (PAGES.unit(id), PAGES.live(id));
+        if live.lock.owner() == fault.thread_id {
+            return self.serve_owner(page, fault, access);
+        }
+        if !live.lock.try_lock() {
+            return false;
+        }
+        let is_served = match access {
+            Access::Missing => self.serve_missing(id, unit, page),
+            Access::Protected => self.serve_write(id, unit, live, page),
+        };
+        live.lock.unlock();
+        is_served
+    }
+
+    /// A thread that is at work on a unit touches only what is present there, unless the program gave the page back
+    /// to the kernel behind our back: then it reads as zeroes.
+    fn serve_owner(&mut self, page: u32, fault: Fault, access: Access) -> bool {
+        let is_same = (self.owner.0, self.owner.1) == (fault.thread_id, fault.address);
+        self.owner = (fault.thread_id, fault.address, if is_same { self.owner.2 + 1 } else { 1 });
+        if access == Access::Missing && self.owner.2 >= OWNERS_FAULTS {
+            return self.zeroes(page, 1, false);
+        }
+        self.uffd.wake(address_of(page), PAGE_BYTES)
+    }
+
+    /// How many pages to serve at once: doubling while a thread goes on where it was.
+    fn batch(&mut self, id: Id, unit: &Unit, page: u32) -> u32 {
+        let (last, next, pages) = self.next;
+        let goes_on = last == Some(id) && next == page;
+        let most = if goes_on { (pages * 2).min(BATCH_PAGES) } else { 1 };
+        most.min(unit.span().1 - page)
+    }
+
+    fn serve_missing(&mut self, id: Id, unit: &Unit, page: u32) -> bool {
+        count(&COUNTERS.missing_faults, 1);
+        let most = if unit.kind() == Kind::Large { self.batch(id, unit, page) } else { 1 };
+        let protected = PAGES.state(page).load(SeqCst) & state::PROTECTED;
+        let is_alike = |more: &u32| {
+            let found = PAGES.state(page + more).load(SeqCst);
+            found & state::FILLED == 0 && found & state::PROTECTED == protected
+        };
+        let run = (1..most).take_while(is_alike).count() as u32 + 1;
+        self.next = (Some(id), page + run, run);
+        self.zeroes(page, run, protected != 0)
+    }
+
+    /// Puts pages of zeroes in place; whoever waits for one that is there already is woken.
+    fn zeroes(&self, first: u32, pages: u32, is_protected: bool) -> bool {
+        let (address, len_bytes) = (address_of(first), pages as usize * PAGE_BYTES);
+        // SAFETY: the zeroes are readable for a batch, without a fault of ours.
+        let placed = unsafe {
+            if is_protected {
+                self.uffd.copy_protected(address, zeroes(), len_bytes)
+            } else {
+                self.uffd.copy(address, zeroes(), len_bytes)
+            }
+        };
+        let done = (placed.done_bytes / PAGE_BYTES) as u32;
+        if first < PAGES.frontier() {
+            (first..first + done).for_each(|page| _ = PAGES.state(page).fetch_or(state::FILLED, Relaxed));
+        }
+        if done > 0 {
+            return true;
+        }
+        match placed.error {
+            // Present, or not registered any more: whoever waits must see for itself.
+            None | Some(EEXIST | Errno(2 | 3 | 14 | 22)) => self.uffd.wake(address, PAGE_BYTES),
+            // Takes less memory; but it cannot be put there protected.
+            Some(_) if is_protected => false,
+            Some(_) => match self.uffd.zero_page(address) {
+                Ok(()) => true,
+                Err(EEXIST) => self.uffd.wake(address, PAGE_BYTES),
+                Err(_) => false,
+            },
+        }
+    }
+
+    /// A write to a protected page. Under the unit's lock.
+    fn serve_write(&mut self, id: Id, unit: &Unit, live: &Live, page: u32) -> bool {
+        let found = PAGES.state(page).load(SeqCst);
+        if found & state::PROTECTED == 0 {
+            // Lifted meanwhile; the protection of a page that is not known to be protected guards nothing.
+            let address = address_of(page);
+            let lifted = self.uffd.unprotect(address, PAGE_BYTES);
+            return lifted.is_ok() || self.uffd.wake(address, PAGE_BYTES);
+        }
+        let most = self.batch(id, unit, page);
+        let kind = state::PROTECTED | state::LENT;
+        let is_alike = |more: &u32| PAGES.state(page + more).load(SeqCst) & kind == found & kind;
+        let run = (1..most).take_while(is_alike).count() as u32 + 1;
+        let may_vanish = process().replacing.try_lock();
+        let is_patient = self.tries < PATIENT_TRIES;
+        if !may_vanish && is_patient && (found & state::LENT != 0 || live.tally().1 > 0) {
+            return false;
+        }
+        // First, so that whoever lends these pages just now does not believe that they stay as they are.
+        (page..page + run).for_each(|page| _ = PAGES.state(page).fetch_and(!kind, SeqCst));
+        live.generation.fetch_add(1, SeqCst);
+        let is_in_flight = found & state::LENT != 0 || live.tally().1 > 0;
+        let is_served = if !is_in_flight {
+            let lifted = self.uffd.unprotect(address_of(page), run as usize * PAGE_BYTES).is_ok();
+            count(&COUNTERS.lifted_pages, if lifted { run as usize } else { 0 });
+            lifted
+        } else if may_vanish {
+            // SAFETY: the unit's lock, and the right to let pages vanish, are held; the room is the handler's; the
+            // pages are protected, and were there when they were protected.
+            unsafe { replace(self.uffd, unit, page, run, self.room) != Replaced::Refused }
+        } else if !is_patient {
+            // SAFETY: as above.
+            unsafe { replace_at_once(self.uffd, unit, page, run) != Replaced::Refused }
+        } else {
+            false
+        };
+        if may_vanish {
+            process().replacing.unlock();
+        }
+        if is_served {
+            count(&COUNTERS.write_faults, 1);
+            charge(unit, run, self.next != (Some(id), page, self.next.2));
+            self.next = (Some(id), page + run, run);
+        } else {
+            // A page whose protection cannot be lifted is replaced at the next try.
+            (page..page + run).for_each(|page| _ = PAGES.state(page).fetch_or(kind, SeqCst));
+        }
+        is_served
+    }
+}
+
+/// Keeps account of what protecting a unit costs and has earned: one that is written too often is not lent for a while,
+/// twice as long each time (ZCopy §3.2.3 lifts the protection; it does not say when to give up).
+fn charge(unit: &Unit, pages: u32, is_first: bool) {
+    let cost = FAULT_COST_PAGES + PAGE_COST_PAGES * pages;
+    let earned = unit.earned.load(Relaxed);
+    unit.earned.store(earned.saturating_sub(cost), Relaxed);
+    if !is_first {
+        return;
+    }
+    let level = unit.back_off.load(Relaxed);
+    if earned >= cost {
+        unit.back_off.store(level.saturating_sub(1), Relaxed);
+    } else {
+        let level = (level + 1).min(BACK_OFF_MOST);
+        unit.back_off.store(level, Relaxed);
+        unit.refusals.store((1 << level) - 1, Relaxed);
+    }
+}

@@ -1,0 +1,121 @@
+//! What the tests share: sending by reference, as a transmit engine does, and reading on the other side.
+#![allow(
+    dead_code,
+    clippy::cast_possible_truncation,
+    reason = "each test program uses a part of it; numbers of tests are small"
+)]
+
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use uncopy_twin::{Loan, Until, lend};
+
+/// Reading and writing end of a pipe that holds a megabyte.
+pub struct Pipe {
+    read: OwnedFd,
+    write: OwnedFd,
+}
+
+impl Pipe {
+    pub fn new() -> Self {
+        let mut ends = [0; 2];
+        // SAFETY: room for two descriptors, which are ours from then on.
+        unsafe {
+            assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+            assert!(libc::fcntl(ends[1], libc::F_SETPIPE_SZ, 1 << 20) >= 1 << 20);
+            Self { read: OwnedFd::from_raw_fd(ends[0]), write: OwnedFd::from_raw_fd(ends[1]) }
+        }
+    }
+
+    /// Puts references to these bytes into the pipe.
+    pub fn gather(&self, bytes: &[u8]) {
+        let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: the part is readable.
+        let done = unsafe { libc::vmsplice(self.write.as_raw_fd(), &raw const part, 1, 0) };
+        assert_eq!(done, bytes.len() as isize, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Moves so many bytes on.
+    pub fn pass_on(&self, to: i32, len: usize) {
+        let mut left = len;
+        while left > 0 {
+            // SAFETY: descriptors only.
+            let done = unsafe {
+                let none = core::ptr::null_mut();
+                libc::splice(self.read.as_raw_fd(), none, to, none, left, libc::SPLICE_F_MOVE)
+            };
+            assert!(done > 0, "{}", std::io::Error::last_os_error());
+            left -= done as usize;
+        }
+    }
+}
+
+/// A connection whose buffers hold what a test sends without anybody reading.
+pub fn connection() -> (OwnedFd, UnixStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let sender = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+    let (receiver, _) = listener.accept().expect("a connection");
+    for (socket, option) in [(sender.as_raw_fd(), libc::SO_SNDBUF), (receiver.as_raw_fd(), libc::SO_RCVBUF)] {
+        let bytes: i32 = 4 << 20;
+        // SAFETY: the option takes a number.
+        unsafe {
+            let len = size_of::<i32>() as u32;
+            libc::setsockopt(socket, libc::SOL_SOCKET, option, (&raw const bytes).cast(), len);
+        }
+    }
+    receiver.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    // Reading does not care about the family.
+    (OwnedFd::from(sender), UnixStream::from(OwnedFd::from(receiver)))
+}
+
+/// Reads so many bytes.
+pub fn receive(from: &mut UnixStream, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    from.read_exact(&mut bytes).expect("the bytes arrive");
+    bytes
+}
+
+/// Whether this machine lets us protect pages; else says that the test is skipped.
+pub fn can_lend(test: &str) -> bool {
+    let object = uncopy_twin::allocate(8192);
+    assert!(!object.is_null());
+    let loan = lend(object as usize, 8192, Until::Dropped);
+    let can = loan.is_some();
+    drop(loan);
+    // SAFETY: allocated above.
+    unsafe { uncopy_twin::deallocate(object) };
+    if !can {
+        use std::io::Write;
+        // Not through the harness, which would keep it to itself.
+        let _ = writeln!(std::io::stderr().lock(), "skipped: {test}: {}", uncopy_twin::status());
+    }
+    can
+}
+
+/// Lends all of a slice.
+pub fn lend_all(bytes: &[u8], until: Until) -> Option<Loan> {
+    lend(bytes.as_ptr() as usize, bytes.len(), until)
+}
+
+/// Bytes that say where they belong.
+pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(97)) as u8).collect()
+}
+
+/// Runs `body` in a child and returns its exit status; at most 30 seconds.
+pub fn in_child(body: impl FnOnce() -> bool) -> i32 {
+    // SAFETY: the child runs the body and ends.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            libc::alarm(30);
+            let ok = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
+            libc::_exit(i32::from(!ok));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        status
+    }
+}
