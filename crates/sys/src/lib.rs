@@ -46,6 +46,7 @@ pub mod presence;
 pub mod procmap;
 pub mod raw;
 pub mod readable;
+pub mod socket;
 pub mod sync;
 pub mod thread;
 #[cfg_attr(loom, path = "simulated.rs")]
