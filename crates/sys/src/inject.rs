@@ -39,7 +39,7 @@ pub enum Kind {
     Populate,
     /// madvise with any other advice.
     Advise,
-    /// openat.
+    /// openat, pipe2.
     Open,
     /// close, close_range.
     Close,
@@ -89,6 +89,10 @@ pub enum Kind {
     Guard,
     /// PROCMAP_QUERY.
     Query,
+    /// vmsplice, splice.
+    Splice,
+    /// getsockopt.
+    Ask,
 }
 
 impl Kind {

@@ -26,6 +26,8 @@ pub mod alloc {
         false
     }
 }
+#[cfg(not(loom))]
+pub mod area;
 pub mod bytes;
 mod call;
 pub mod cgroup;
@@ -38,14 +40,18 @@ pub mod filter;
 pub mod ids;
 #[cfg(feature = "inject")]
 pub mod inject;
+pub mod lineage;
 pub mod lock;
 pub mod mem;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 mod own;
+pub mod pipe;
 pub mod presence;
 pub mod procmap;
 pub mod raw;
 pub mod readable;
+#[cfg(not(loom))]
+pub mod signal;
 pub mod socket;
 pub mod sync;
 pub mod thread;

@@ -3,7 +3,7 @@
 //! The program's own messages are not among the calls that a test may let fail: what the kernel says to them is the
 //! program's to hear.
 
-use crate::call::syscall;
+use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 
 /// One part of a message as the kernel takes it: the layout of `iovec`.
@@ -66,6 +66,121 @@ pub fn write(fd: i32, vectors: &[Vector]) -> Result<usize, Errno> {
     // SAFETY: the kernel only reads what the vectors name, and says EFAULT where it cannot.
     check(unsafe { syscall!(libc::SYS_writev, fd, vectors.as_ptr(), vectors.len()) })
         .map(|sent| sent as usize)
+}
+
+fn option<const WORDS: usize>(fd: i32, level: i32, name: i32) -> Result<[u32; WORDS], Errno> {
+    let mut value = [0u32; WORDS];
+    let mut len_bytes = size_of_val(&value) as u32;
+    // SAFETY: room for as many bytes as is said.
+    let result = unsafe {
+        kernel!(Ask, syscall!(libc::SYS_getsockopt, fd, level, name, value.as_mut_ptr(), &raw mut len_bytes))
+    };
+    check(result).map(|_| value)
+}
+
+/// What kind of socket a descriptor is: its domain (AF_…), type (SOCK_…) and protocol (IPPROTO_…).
+///
+/// # Errors
+/// What getsockopt says: EBADF, ENOTSOCK.
+pub fn kind(fd: i32) -> Result<(i32, i32, i32), Errno> {
+    let ask = |name| option::<1>(fd, libc::SOL_SOCKET, name).map(|[value]| value as i32);
+    Ok((ask(libc::SO_DOMAIN)?, ask(libc::SO_TYPE)?, ask(libc::SO_PROTOCOL)?))
+}
+
+/// A number that no other socket of the same network namespace ever has.
+///
+/// # Errors
+/// What getsockopt says: EBADF, ENOTSOCK.
+pub fn cookie(fd: i32) -> Result<u64, Errno> {
+    option::<2>(fd, libc::SOL_SOCKET, libc::SO_COOKIE)
+        .map(|[low, high]| u64::from(low) | u64::from(high) << 32)
+}
+
+/// A send buffer, in bytes as the kernel counts them: with its own overhead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// What it takes without waiting.
+    pub free_bytes: usize,
+    /// What it takes when it is empty.
+    pub limit_bytes: usize,
+}
+
+/// Bytes that a send buffer takes without waiting, as the kernel counts them: with its own overhead.
+///
+/// # Errors
+/// What getsockopt says: EBADF, ENOTSOCK.
+pub fn room(fd: i32) -> Result<Room, Errno> {
+    /// SK_MEMINFO_WMEM_ALLOC, SK_MEMINFO_SNDBUF, SK_MEMINFO_WMEM_QUEUED (linux/sock_diag.h).
+    const ALLOCATED: usize = 2;
+    const LIMIT: usize = 3;
+    const QUEUED: usize = 5;
+    let found: [u32; 9] = option(fd, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
+    // A stream of TCP counts what is queued, others what is allocated; the other one is smaller or of no matter.
+    let used = if found[QUEUED] == 0 { found[ALLOCATED] } else { found[QUEUED] };
+    let limit_bytes = found[LIMIT] as usize;
+    Ok(Room { free_bytes: limit_bytes.saturating_sub(used as usize), limit_bytes })
+}
+
+/// How long a send may wait, milliseconds; `None`: for ever.
+#[must_use]
+pub fn patience_ms(fd: i32) -> Option<i32> {
+    let [seconds, _, micros, _] = option::<4>(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO).ok()?;
+    match (seconds, micros) {
+        (0, 0) => None,
+        _ => i32::try_from(u64::from(seconds) * 1000 + u64::from(micros).div_ceil(1000)).ok(),
+    }
+}
+
+/// Whether a TCP socket has an upper-layer protocol (TLS in the kernel).
+#[must_use]
+pub fn has_upper_layer(fd: i32) -> bool {
+    option::<4>(fd, libc::SOL_TCP, libc::TCP_ULP).is_ok_and(|[name, ..]| name != 0)
+}
+
+/// The addresses of both ends, as the kernel writes them; `None`: not connected, or no such addresses.
+#[must_use]
+pub fn ends(fd: i32) -> Option<[[u8; 28]; 2]> {
+    let mut found = [[0; 28]; 2];
+    for (call, address) in [libc::SYS_getsockname, libc::SYS_getpeername].into_iter().zip(&mut found) {
+        let mut len_bytes = address.len() as u32;
+        // SAFETY: room for as many bytes as is said.
+        let result = unsafe { kernel!(Ask, syscall!(call, fd, address.as_mut_ptr(), &raw mut len_bytes)) };
+        check(result).ok()?;
+    }
+    Some(found)
+}
+
+/// Whether calls on this descriptor do not wait.
+#[must_use]
+pub fn is_non_blocking(fd: i32) -> bool {
+    // SAFETY: touches no memory.
+    let flags = unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETFL)) };
+    flags >= 0 && flags as i32 & libc::O_NONBLOCK != 0
+}
+
+/// What a socket can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// There is room to send.
+    Room,
+    /// There is none.
+    Full,
+    /// It was reset, shut down or closed, or the wait was ended: by a signal or after `timeout_ms`.
+    Ended,
+}
+
+/// Looks whether a socket has room, without taking its pending error; waits for up to `timeout_ms` (-1: for ever).
+#[must_use]
+pub fn readiness(fd: i32, timeout_ms: i32) -> Readiness {
+    let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one valid structure.
+    let count = unsafe { kernel!(Poll, syscall!(libc::SYS_poll, &raw mut asked, 1, timeout_ms)) };
+    match count {
+        1 if asked.revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0 => Readiness::Ended,
+        1 => Readiness::Room,
+        0 if timeout_ms == 0 => Readiness::Full,
+        _ => Readiness::Ended,
+    }
 }
 
 /// The send family as the program called it: the arguments go to the kernel as they are.

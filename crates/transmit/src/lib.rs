@@ -8,10 +8,21 @@
 //! Whatever the way, a message is sent as `sendmsg` would have sent it: the same result, the same error numbers,
 //! partial sends, order, and one datagram stays one.
 #![cfg(target_os = "linux")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "addresses and lengths have 64 bits, here as in the kernel's structures"
+)]
 
+mod bump;
+mod choice;
+mod facts;
 mod gather;
 mod part;
+mod pool;
+mod splice;
 
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 pub use part::Part;
 pub use uncopy_sys::errno::Errno;
 pub use uncopy_sys::socket::Envelope;
@@ -52,13 +63,59 @@ pub struct Sent {
     pub hold: Hold,
 }
 
-/// How a message of `len_bytes` bytes of which `lent_bytes` could be lent would go out now.
+/// What was decided about one message: ask with [`plan`], lend, and [`send`] with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// How lent parts go.
+    pub way: Way,
+    kind: facts::Kind,
+    promises: u8,
+    len_bytes: usize,
+    is_timed: bool,
+}
+
+impl Plan {
+    /// A plan that copies.
+    #[must_use]
+    pub const fn copy() -> Self {
+        Self { way: Way::Copy, kind: facts::Kind::Other, promises: 0, len_bytes: 0, is_timed: false }
+    }
+}
+
+/// Flags that do not ask for anything but what every way does.
+const ORDINARY_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
+/// The largest datagram there is.
+const DATAGRAM_MOST_BYTES: usize = 65_507;
+
+static TRUSTED: AtomicBool = AtomicBool::new(false);
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// Decides how a message of `len_bytes` bytes, `lent_bytes` of which could be lent, goes to `fd`. Seldom makes a
+/// system call. `errno` is kept.
 ///
 /// [`Way::Copy`] where a reference does not pay or is not possible (flags, an address, this kind of descriptor).
 #[must_use]
+pub fn plan(fd: i32, len_bytes: usize, lent_bytes: usize, flags: i32, envelope: &Envelope) -> Plan {
+    if lent_bytes < least_bytes() || flags & !ORDINARY_FLAGS != 0 || STOPPED.load(Relaxed) {
+        return Plan::copy();
+    }
+    let (kind, promises) = facts::of(fd);
+    let is_datagram = kind.is_datagram();
+    let is_possible = kind != facts::Kind::Other
+        && (envelope.is_blank() || is_datagram && promises & Owner::SENDS_ALONE != 0)
+        && (!is_datagram || len_bytes <= DATAGRAM_MOST_BYTES && flags & libc::MSG_MORE == 0);
+    if !is_possible {
+        return Plan::copy();
+    }
+    let choice = choice::choose(kind as usize, lent_bytes);
+    let way = if choice.refers { Way::Splice } else { Way::Copy };
+    Plan { way, kind, promises, len_bytes: lent_bytes, is_timed: choice.is_timed }
+}
+
+/// How a message would go out now: see [`plan`].
+#[must_use]
 pub fn way(fd: i32, len_bytes: usize, lent_bytes: usize, flags: i32, envelope: &Envelope) -> Way {
-    let _ = (fd, len_bytes, lent_bytes, flags, envelope);
-    Way::Copy
+    plan(fd, len_bytes, lent_bytes, flags, envelope).way
 }
 
 /// Whether it pays to lend a part of `len_bytes` bytes that goes to `fd`; calibrated. Below that a caller need
@@ -69,28 +126,79 @@ pub fn pays(fd: i32, len_bytes: usize) -> bool {
 }
 
 /// The fewest bytes that pay anywhere: a comparison, no system call.
+#[inline]
 #[must_use]
 pub fn least_bytes() -> usize {
-    usize::MAX
+    choice::least_bytes()
 }
 
-/// Sends the parts as one message, as `sendmsg(fd, …, flags)` would. `way` is what [`way`] said when the parts
-/// were lent: what is sent by reference is never held longer than that way says.
+/// Sets the size from which on parts go by reference, bytes: 1 is always, `usize::MAX` never. `None`: measured,
+/// as it is from the start. For experiments and tests.
+pub fn set_break_even(least_bytes: Option<usize>) {
+    choice::set(least_bytes);
+}
+
+/// From here on everything is copied: for a program that forbids itself system calls.
+pub fn stop() {
+    STOPPED.store(true, Relaxed);
+}
+
+/// Sends the parts as one message, as `sendmsg(fd, …, flags)` would. `plan` is what [`plan`] said before the parts
+/// were lent; what is sent by reference is never held longer than its way says.
 ///
 /// # Errors
 /// What sendmsg says. Nothing was sent and nothing is held then.
-pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, way: Way) -> Result<Sent, Errno> {
-    let _ = way;
-    gather::send(fd, parts, flags, envelope).map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
+pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan) -> Result<Sent, Errno> {
+    let begun = if plan.is_timed { choice::now() } else { 0 };
+    let result = match plan.way {
+        Way::Copy => {
+            gather::send(fd, parts, flags, envelope).map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
+        }
+        Way::Splice | Way::Completion => splice(fd, parts, flags, envelope, plan),
+    };
+    if plan.is_timed
+        && let Ok(sent) = &result
+        && sent.len_bytes >= plan.len_bytes
+    {
+        let refers = sent.hold != Hold::Nothing;
+        // What was to go by reference and could not says nothing about copying.
+        if refers == (plan.way != Way::Copy) {
+            choice::note(plan.kind as usize, plan.len_bytes, refers, choice::now().wrapping_sub(begun));
+        }
+    }
+    result
+}
+
+fn splice(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan) -> Result<Sent, Errno> {
+    let promises = splice::Promises {
+        ends_on_errors: plan.promises & Owner::ENDS_ON_ERRORS != 0,
+        sends_alone: plan.promises & Owner::SENDS_ALONE != 0,
+        trusts_descriptors: TRUSTED.load(Relaxed),
+    };
+    let outcome = if plan.kind.is_datagram() {
+        splice::datagram(fd, parts, flags, envelope, promises)
+    } else {
+        splice::stream(fd, parts, flags, promises)
+    }?;
+    let hold = if outcome.is_referred { Hold::Spliced } else { Hold::Nothing };
+    Ok(Sent { len_bytes: outcome.len_bytes, hold })
 }
 
 /// Writes the parts as `writev(fd, …)` would, whatever the descriptor is.
 ///
 /// # Errors
 /// What writev says. Nothing was written and nothing is held then.
-pub fn write(fd: i32, parts: &[Part], way: Way) -> Result<Sent, Errno> {
-    let _ = way;
-    gather::write(fd, parts).map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
+pub fn write(fd: i32, parts: &[Part], plan: Plan) -> Result<Sent, Errno> {
+    if plan.way == Way::Copy {
+        return gather::write(fd, parts).map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing });
+    }
+    match send(fd, parts, 0, &Envelope::default(), plan) {
+        // The number stands for something else by now.
+        Err(Errno(libc::ENOTSOCK)) => {
+            gather::write(fd, parts).map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
+        }
+        result => result,
+    }
 }
 
 /// Gives what the kernel has done with since the last call, without waiting. Returns whether it still holds
@@ -111,10 +219,25 @@ pub struct Owner {
     pub reads_errors: bool,
 }
 
+impl Owner {
+    const ENDS_ON_ERRORS: u8 = 1;
+    const SENDS_ALONE: u8 = 2;
+    const READS_ERRORS: u8 = 4;
+
+    fn bits(self) -> u8 {
+        let bit = |promised: bool, bit: u8| if promised { bit } else { 0 };
+        bit(self.ends_on_errors, Self::ENDS_ON_ERRORS)
+            | bit(self.sends_alone, Self::SENDS_ALONE)
+            | bit(self.reads_errors, Self::READS_ERRORS)
+    }
+}
+
 /// Says what the owner of a socket promises, until it is closed. For servers that know their sockets.
 pub fn own(fd: i32, owner: Owner) {
-    let _ = (fd, owner);
+    facts::own(fd, owner.bits());
 }
 
 /// Says that nothing in this process closes or replaces descriptors that it did not open. For servers.
-pub fn trust_descriptors() {}
+pub fn trust_descriptors() {
+    TRUSTED.store(true, Relaxed);
+}

@@ -51,6 +51,24 @@ impl Part {
         matches!(self, Self::Lent { .. })
     }
 
+    /// Without its first `offset` bytes, of which it must have as many.
+    #[must_use]
+    pub fn from(self, offset: usize) -> Self {
+        match self {
+            Self::Copied { ptr, len } => Self::Copied { ptr: ptr.wrapping_add(offset), len: len - offset },
+            Self::Lent { ptr, len } => Self::Lent { ptr: ptr.wrapping_add(offset), len: len - offset },
+        }
+    }
+
+    /// At most its first `most` bytes.
+    #[must_use]
+    pub fn cut(self, most: usize) -> Self {
+        match self {
+            Self::Copied { ptr, len } => Self::Copied { ptr, len: len.min(most) },
+            Self::Lent { ptr, len } => Self::Lent { ptr, len: len.min(most) },
+        }
+    }
+
     /// As the kernel takes it.
     #[must_use]
     pub fn vector(self) -> Vector {

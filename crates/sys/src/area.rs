@@ -1,0 +1,95 @@
+//! A few pages of private memory, to which fresh pages can be given while the kernel still refers to the old ones.
+
+use crate::call::{kernel, syscall};
+use crate::errno::{Errno, check};
+
+/// A mapping of our own. Unmapped by [`Area::unmap`], not when dropped.
+#[derive(Debug)]
+pub struct Area {
+    base: usize,
+    len_bytes: usize,
+}
+
+fn map(address: usize, len_bytes: usize, fixed: i32) -> Result<usize, Errno> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
+    // SAFETY: at an address of the kernel's choice, or over a mapping that the caller gives up.
+    let mapped = unsafe { kernel!(Map, libc::mmap(address as *mut _, len_bytes, protection, flags, -1, 0)) };
+    if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(mapped as usize) }
+}
+
+impl Area {
+    /// Maps `len_bytes` bytes (whole pages), zeroes. `errno` is changed.
+    ///
+    /// # Errors
+    /// What mmap says.
+    pub fn new(len_bytes: usize) -> Result<Self, Errno> {
+        let base = map(0, len_bytes, 0)?;
+        // One page at a time: a large one would be cleared as a whole. A refusal is not an error.
+        // SAFETY: changes no byte of a mapping of our own.
+        unsafe { kernel!(Advise, syscall!(libc::SYS_madvise, base, len_bytes, libc::MADV_NOHUGEPAGE)) };
+        Ok(Self { base, len_bytes })
+    }
+
+    /// The same addresses with fresh pages. On an error it is unmapped.
+    ///
+    /// # Errors
+    /// What mmap says.
+    pub fn renewed(self) -> Result<Self, Errno> {
+        let (base, len_bytes) = (self.base, self.len_bytes);
+        // SAFETY: our own mapping, whose bytes nobody needs.
+        let dropped =
+            unsafe { kernel!(Discard, syscall!(libc::SYS_madvise, base, len_bytes, libc::MADV_DONTNEED)) };
+        // Locked memory (mlockall) cannot be dropped, but it can be mapped over.
+        if check(dropped).is_err() {
+            map(base, len_bytes, libc::MAP_FIXED).inspect_err(|_| Self { base, len_bytes }.unmap())?;
+        }
+        Ok(self)
+    }
+
+    /// First address.
+    #[must_use]
+    pub const fn base(&self) -> usize {
+        self.base
+    }
+
+    /// Unmaps it.
+    pub fn unmap(self) {
+        // SAFETY: our own mapping, which nobody uses any more.
+        unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, self.base, self.len_bytes)) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::pipe::Pipe;
+    use crate::socket::Vector;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+
+    /// What everything by reference rests on: dropped pages keep their bytes for whoever refers to them.
+    #[test]
+    fn renewed_pages_leave_the_old_ones_to_the_kernel() {
+        let area = Area::new(4096).expect("memory");
+        let base = area.base();
+        // SAFETY: the page is ours.
+        unsafe { (base as *mut u8).write_bytes(1, 4096) };
+        let pipe = Pipe::open(13).expect("a pipe");
+        assert_eq!(pipe.put(&[Vector { address: base, len_bytes: 4096 }]), Ok(4096));
+        let area = area.renewed().expect("memory");
+        assert_eq!(area.base(), base);
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(*(base as *const u8), 0);
+            (base as *mut u8).write_bytes(2, 4096);
+        }
+        let (here, mut there) = std::os::unix::net::UnixStream::pair().expect("sockets");
+        assert_eq!(pipe.pass(here.as_raw_fd(), 4096, false), Ok(4096));
+        let mut read = [0; 4096];
+        there.read_exact(&mut read).expect("bytes");
+        assert_eq!(read, [1; 4096]);
+        pipe.close();
+        area.unmap();
+    }
+}

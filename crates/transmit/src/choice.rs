@@ -1,0 +1,173 @@
+//! From which size on a reference pays: measured by timing messages as they are sent.
+//!
+//! Where the copy ends and the reference begins to pay depends on the machine, the kernel and the socket. So there is
+//! an account for each kind of socket and each doubling of the size between [`LEAST_BYTES`], below which a copy always
+//! wins, and [`MOST_BYTES`], from which on it never does. The first messages of an account take turns; later every
+//! 64th goes the other way, so that an account can change its mind.
+//!
+//! A time is that of one call, so now and then it contains what the processor did for others. What is kept is
+//! therefore near the lowest: it follows a shorter time at once by a quarter, a longer one by a 32nd at most.
+
+use crate::facts::KINDS;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Below this a message is copied: two system calls more cost what the copy does.
+pub const LEAST_BYTES: usize = 4 << 10;
+/// From here on it goes by reference: the copy costs several times what the calls do.
+const MOST_BYTES: usize = 256 << 10;
+const CLASSES: usize = (MOST_BYTES / LEAST_BYTES).ilog2() as usize;
+/// Messages that take turns.
+const TURNS: u32 = 16;
+/// Every so many goes the other way.
+const PROBE: u32 = 64;
+
+/// Break-even that is set from outside, bytes; 0: none is, the accounts decide.
+static SET: AtomicUsize = AtomicUsize::new(0);
+
+struct Account {
+    messages: AtomicU32,
+    /// Cycles of one call: copied, by reference.
+    cycles: [AtomicU64; 2],
+}
+
+static ACCOUNTS: [[Account; CLASSES]; KINDS] = [const {
+    [const { Account { messages: AtomicU32::new(0), cycles: [AtomicU64::new(0), AtomicU64::new(0)] } };
+        CLASSES]
+}; KINDS];
+
+/// What was chosen for one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// By reference, or not.
+    pub refers: bool,
+    /// Whether its time is wanted.
+    pub is_timed: bool,
+}
+
+/// Decides for a message of `len_bytes` bytes that could go by reference.
+pub fn choose(kind: usize, len_bytes: usize) -> Choice {
+    let set = SET.load(Relaxed);
+    if set != 0 {
+        return Choice { refers: len_bytes >= set, is_timed: false };
+    }
+    if !(LEAST_BYTES..MOST_BYTES).contains(&len_bytes) {
+        return Choice { refers: len_bytes >= MOST_BYTES, is_timed: false };
+    }
+    let account = account(kind, len_bytes);
+    let messages = account.messages.load(Relaxed);
+    account.messages.store(messages.wrapping_add(1), Relaxed);
+    if messages < TURNS {
+        return Choice { refers: messages % 2 == 1, is_timed: true };
+    }
+    let pays = account.pays();
+    let is_probe = messages.is_multiple_of(PROBE);
+    // The message after a probe goes the usual way and is timed too, so that both sides stay fresh.
+    Choice { refers: pays != is_probe, is_timed: messages % PROBE < 2 }
+}
+
+/// Notes what a message cost.
+pub fn note(kind: usize, len_bytes: usize, refers: bool, cycles: u64) {
+    if (LEAST_BYTES..MOST_BYTES).contains(&len_bytes) {
+        account(kind, len_bytes).note(refers, cycles);
+    }
+}
+
+/// Sets the break-even, bytes: 1 is always, `usize::MAX` never; `None`: measured.
+pub fn set(least_bytes: Option<usize>) {
+    SET.store(least_bytes.map_or(0, |bytes| bytes.max(1)), Relaxed);
+}
+
+/// The fewest bytes for which a reference can be chosen.
+#[inline]
+pub fn least_bytes() -> usize {
+    match SET.load(Relaxed) {
+        0 => LEAST_BYTES,
+        set => set,
+    }
+}
+
+fn account(kind: usize, len_bytes: usize) -> &'static Account {
+    &ACCOUNTS[kind % KINDS][(len_bytes / LEAST_BYTES).ilog2() as usize % CLASSES]
+}
+
+impl Account {
+    fn note(&self, refers: bool, cycles: u64) {
+        let kept = &self.cycles[usize::from(refers)];
+        let before = kept.load(Relaxed);
+        let after = if before == 0 {
+            cycles
+        } else if cycles < before {
+            before - (before - cycles) / 4
+        } else {
+            before + ((cycles - before).min(before) / 32)
+        };
+        kept.store(after.max(1), Relaxed);
+    }
+
+    /// Whether a reference costs a sixteenth less at least: what is not timed (lending, dropping) has a price too.
+    fn pays(&self) -> bool {
+        let [copied, referred] = [0, 1].map(|side| self.cycles[side].load(Relaxed));
+        referred != 0 && referred + referred / 16 < copied
+    }
+}
+
+/// The processor's clock.
+#[inline]
+pub fn now() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction; where the kernel forbids it (PR_SET_TSC), the program gets
+    // a signal, which no program known does.
+    unsafe {
+        core::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the pointer is valid for the call.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kind that no socket has.
+    const KIND: usize = 0;
+
+    fn run(len_bytes: usize, messages: usize, cost: impl Fn(bool) -> u64) -> usize {
+        (0..messages)
+            .filter(|_| {
+                let choice = choose(KIND, len_bytes);
+                if choice.is_timed {
+                    note(KIND, len_bytes, choice.refers, cost(choice.refers));
+                }
+                choice.refers
+            })
+            .count()
+    }
+
+    #[test]
+    fn what_costs_less_is_chosen_and_a_change_is_noticed() {
+        let refers_less = |refers| if refers { 700 } else { 1000 };
+        run(8 << 10, 64, refers_less);
+        assert!(run(8 << 10, 640, refers_less) > 600);
+        let copies_less = |refers| if refers { 1500 } else { 1000 };
+        run(8 << 10, 6400, copies_less);
+        assert!(run(8 << 10, 640, copies_less) < 40);
+    }
+
+    #[test]
+    fn a_disturbed_time_changes_nothing() {
+        run(16 << 10, 64, |refers| if refers { 700 } else { 1000 });
+        note(KIND, 16 << 10, true, 10_000_000);
+        assert!(run(16 << 10, 63, |refers| if refers { 700 } else { 1000 }) > 60);
+    }
+
+    #[test]
+    fn small_ones_are_never_tried_and_large_ones_always_refer() {
+        assert_eq!(run(LEAST_BYTES - 1, 1000, |_| 1), 0);
+        assert_eq!(run(MOST_BYTES, 1000, |_| 1), 1000);
+    }
+}

@@ -1,0 +1,189 @@
+//! What is known of a descriptor: asked once for each socket, and now and then whether it is still the same one.
+//!
+//! A number may come to stand for another socket at any time, and nobody tells. What is kept here decides only
+//! which way is *tried*: every way does what is right on every descriptor, or refuses it and copies.
+//!
+//! ```text
+//! a word   │ cookie (40) │ promises (8) │ kind (4) │ uses (12) │
+//! ```
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use uncopy_sys::errno::Keep;
+use uncopy_sys::socket;
+
+/// Descriptors of which anything is kept; those above share places.
+const PLACES: usize = 1 << 16;
+/// Uses after which the socket is asked for its cookie again.
+const USES: u64 = 64;
+const USES_MASK: u64 = (1 << 12) - 1;
+const KIND_SHIFT: u32 = 12;
+const PROMISES_SHIFT: u32 = 16;
+const COOKIE_SHIFT: u32 = 24;
+
+/// Kinds of descriptors that references can go to. To a peer on this machine, to another, by a UNIX socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Nothing else: bytes are copied.
+    Other = 1,
+    /// TCP on this machine.
+    TcpHere,
+    /// TCP to another one.
+    TcpFar,
+    /// UDP on this machine, or not connected.
+    UdpHere,
+    /// UDP to another one.
+    UdpFar,
+    /// A UNIX stream.
+    Unix,
+}
+
+/// Kinds that the accounts know.
+pub const KINDS: usize = 7;
+
+impl Kind {
+    fn of(number: u64) -> Option<Self> {
+        Some(match number {
+            1 => Self::Other,
+            2 => Self::TcpHere,
+            3 => Self::TcpFar,
+            4 => Self::UdpHere,
+            5 => Self::UdpFar,
+            6 => Self::Unix,
+            _ => return None,
+        })
+    }
+
+    /// Whether messages are datagrams.
+    pub const fn is_datagram(self) -> bool {
+        matches!(self, Self::UdpHere | Self::UdpFar)
+    }
+}
+
+static WORDS: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+
+fn word(fd: i32) -> &'static AtomicU64 {
+    &WORDS[fd as u32 as usize % PLACES]
+}
+
+/// Whether both ends have the same address, or the peer a loopback one (127.0.0.0/8, ::1).
+fn is_here(ends: &[[u8; 28]; 2]) -> bool {
+    let [own, peer] = ends;
+    match i32::from(u16::from_ne_bytes([peer[0], peer[1]])) {
+        libc::AF_INET => peer[4] == 127 || own[4..8] == peer[4..8],
+        libc::AF_INET6 => own[8..24] == peer[8..24],
+        _ => false,
+    }
+}
+
+fn ask(fd: i32) -> Kind {
+    let Ok((domain, kind, protocol)) = socket::kind(fd) else { return Kind::Other };
+    let is_here = || socket::ends(fd).is_none_or(|ends| is_here(&ends));
+    match (domain, kind, protocol) {
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, libc::IPPROTO_TCP) => {
+            match (socket::has_upper_layer(fd), is_here()) {
+                (true, _) => Kind::Other,
+                (_, true) => Kind::TcpHere,
+                (_, false) => Kind::TcpFar,
+            }
+        }
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_UDP) => {
+            if is_here() {
+                Kind::UdpHere
+            } else {
+                Kind::UdpFar
+            }
+        }
+        (libc::AF_UNIX, libc::SOCK_STREAM, _) => Kind::Unix,
+        _ => Kind::Other,
+    }
+}
+
+fn pack(cookie: u64, promises: u8, kind: Kind) -> u64 {
+    cookie << COOKIE_SHIFT | u64::from(promises) << PROMISES_SHIFT | (kind as u64) << KIND_SHIFT
+}
+
+/// What is kept of `fd`: its kind and its owner's promises. `errno` is kept.
+pub fn of(fd: i32) -> (Kind, u8) {
+    let word = word(fd);
+    let kept = word.load(Relaxed);
+    if let Some(kind) = Kind::of(kept >> KIND_SHIFT & 0xf)
+        && kept & USES_MASK < USES
+    {
+        word.store(kept + 1, Relaxed);
+        return (kind, (kept >> PROMISES_SHIFT) as u8);
+    }
+    refresh(fd, kept)
+}
+
+#[cold]
+fn refresh(fd: i32, kept: u64) -> (Kind, u8) {
+    let _errno = Keep::new();
+    let cookie = socket::cookie(fd).unwrap_or(0);
+    if let Some(kind) = Kind::of(kept >> KIND_SHIFT & 0xf)
+        && kept >> COOKIE_SHIFT == cookie << COOKIE_SHIFT >> COOKIE_SHIFT
+        && kind != Kind::Other
+    {
+        word(fd).store(kept & !USES_MASK, Relaxed);
+        return (kind, (kept >> PROMISES_SHIFT) as u8);
+    }
+    let kind = ask(fd);
+    word(fd).store(pack(cookie, 0, kind), Relaxed);
+    (kind, 0)
+}
+
+/// Notes what the owner of a socket promises, and what kind it is now.
+pub fn own(fd: i32, promises: u8) {
+    let _errno = Keep::new();
+    word(fd).store(pack(socket::cookie(fd).unwrap_or(0), promises, ask(fd)), Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    #[test]
+    fn sockets_are_told_apart() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let stream = TcpStream::connect(listener.local_addr().expect("address")).expect("connected");
+        assert_eq!(of(stream.as_raw_fd()).0, Kind::TcpHere);
+        let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        assert_eq!(of(datagrams.as_raw_fd()).0, Kind::UdpHere);
+        let (one, _other) = UnixStream::pair().expect("sockets");
+        assert_eq!(of(one.as_raw_fd()).0, Kind::Unix);
+        let (messages, _end) = UnixDatagram::pair().expect("sockets");
+        assert_eq!(of(messages.as_raw_fd()).0, Kind::Other);
+        let file = std::fs::File::open("/dev/null").expect("a file");
+        assert_eq!(of(file.as_raw_fd()).0, Kind::Other);
+        assert_eq!(of(-1).0, Kind::Other);
+    }
+
+    #[test]
+    fn a_number_that_is_used_again_is_noticed() {
+        let (one, _other) = UnixStream::pair().expect("sockets");
+        let fd = one.as_raw_fd();
+        own(fd, 3);
+        assert_eq!(of(fd), (Kind::Unix, 3));
+        let (messages, _end) = UnixDatagram::pair().expect("sockets");
+        // SAFETY: replaces our own descriptor.
+        unsafe { libc::dup2(messages.as_raw_fd(), fd) };
+        (0..=USES).for_each(|_| _ = of(fd));
+        assert_eq!(of(fd), (Kind::Other, 0));
+    }
+
+    #[test]
+    fn a_machine_is_not_far_from_itself() {
+        let address = |bytes: [u8; 4]| {
+            let mut address = [0; 28];
+            address[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+            address[4..8].copy_from_slice(&bytes);
+            address
+        };
+        assert!(is_here(&[address([10, 0, 0, 1]), address([10, 0, 0, 1])]));
+        assert!(is_here(&[address([127, 0, 0, 1]), address([127, 0, 0, 9])]));
+        assert!(!is_here(&[address([10, 0, 0, 1]), address([10, 0, 0, 2])]));
+    }
+}
