@@ -8,6 +8,12 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
+use message::is_readable;
+use message::{Call, Given};
+use uncopy_transmit::Envelope;
+
+mod message;
+mod plain;
 
 /// Whether a buffer of so many bytes is too small for any way but copying: a comparison, no system call. A hook's
 /// first question.
@@ -15,6 +21,12 @@ use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
 #[must_use]
 pub fn is_small(len_bytes: usize) -> bool {
     len_bytes < uncopy_transmit::least_bytes()
+}
+
+/// Whether there is any twin memory.
+#[inline]
+fn is_in_use() -> bool {
+    true
 }
 
 /// `send`, or `None`.
@@ -38,8 +50,12 @@ pub unsafe fn try_sendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> Option<ssize_t> {
-    let _ = (fd, buffer, len, flags, to, to_len);
-    None
+    if is_small(len) || !uncopy_twin::contains(buffer as usize) {
+        return None;
+    }
+    let envelope = Envelope { to: to as usize, to_len_bytes: to_len, ..Envelope::default() };
+    let call = Call::Message { flags, envelope: &envelope };
+    message::send(fd, &[Given { address: buffer as usize, len_bytes: len }], call)
 }
 
 /// `sendmsg`, or `None`.
@@ -47,8 +63,20 @@ pub unsafe fn try_sendto(
 /// # Safety
 /// As libc's.
 pub unsafe fn try_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> Option<ssize_t> {
-    let _ = (fd, message, flags);
-    None
+    if !is_in_use() || !message.is_aligned() || !is_readable(message as usize, size_of::<msghdr>()) {
+        return None;
+    }
+    // SAFETY: aligned and readable.
+    let header = unsafe { &*message };
+    // SAFETY: the program does not change the vector during its call.
+    let given = unsafe { message::given(header.msg_iov, header.msg_iovlen) }?;
+    let envelope = Envelope {
+        to: header.msg_name as usize,
+        to_len_bytes: header.msg_namelen,
+        control: header.msg_control as usize,
+        control_len_bytes: header.msg_controllen,
+    };
+    message::send(fd, given, Call::Message { flags, envelope: &envelope })
 }
 
 /// `sendmmsg`, or `None`.
@@ -56,8 +84,19 @@ pub unsafe fn try_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> Op
 /// # Safety
 /// As libc's.
 pub unsafe fn try_sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> Option<c_int> {
-    let _ = (fd, messages, count, flags);
-    None
+    // The kernel looks at no more.
+    let number = (count as usize).min(MESSAGES_MOST);
+    let is_readable =
+        is_in_use() && messages.is_aligned() && is_readable(messages as usize, number * size_of::<mmsghdr>());
+    if number == 0 || !is_readable {
+        return None;
+    }
+    // SAFETY: aligned and readable; that they can be written to is what the call asks for.
+    let messages = unsafe { core::slice::from_raw_parts_mut(messages, number) };
+    // SAFETY: the program does not change the vectors during its call.
+    let has_twin = messages.iter().any(|message| unsafe { has_twin(&message.msg_hdr) });
+    // SAFETY: the caller's promise.
+    has_twin.then(|| unsafe { send_in_turn(fd, messages, flags) })
 }
 
 /// `write`, or `None`.
@@ -65,8 +104,10 @@ pub unsafe fn try_sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, fla
 /// # Safety
 /// As libc's.
 pub unsafe fn try_write(fd: c_int, buffer: *const c_void, len: usize) -> Option<ssize_t> {
-    let _ = (fd, buffer, len);
-    None
+    if is_small(len) || !uncopy_twin::contains(buffer as usize) {
+        return None;
+    }
+    message::send(fd, &[Given { address: buffer as usize, len_bytes: len }], Call::Write)
 }
 
 /// `writev`, or `None`.
@@ -74,11 +115,48 @@ pub unsafe fn try_write(fd: c_int, buffer: *const c_void, len: usize) -> Option<
 /// # Safety
 /// As libc's.
 pub unsafe fn try_writev(fd: c_int, vector: *const iovec, count: c_int) -> Option<ssize_t> {
-    let _ = (fd, vector, count);
-    None
+    if !is_in_use() {
+        return None;
+    }
+    // SAFETY: the program does not change the vector during its call.
+    let given = unsafe { message::given(vector, usize::try_from(count).unwrap_or(0)) }?;
+    message::send(fd, given, Call::Write)
 }
 
-mod plain;
+/// Messages of one `sendmmsg` that the kernel looks at.
+const MESSAGES_MOST: usize = 1024;
+
+/// Whether a message has a part in twin memory.
+///
+/// # Safety
+/// Nobody changes its vector meanwhile.
+unsafe fn has_twin(header: &msghdr) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { message::given(header.msg_iov, header.msg_iovlen) }
+        .is_some_and(|given| given.iter().any(|part| uncopy_twin::contains(part.address)))
+}
+
+/// Sends one message after the other, as the kernel does: up to the first that fails or is cut.
+///
+/// # Safety
+/// As libc's `sendmmsg`.
+unsafe fn send_in_turn(fd: c_int, messages: &mut [mmsghdr], flags: c_int) -> c_int {
+    let mut count = 0;
+    for message in messages {
+        // SAFETY: the caller's promise.
+        let sent = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
+        let Ok(sent) = usize::try_from(sent) else { break };
+        message.msg_len = c_uint::try_from(sent).unwrap_or(c_uint::MAX);
+        count += 1;
+        // SAFETY: the program does not change the vector during its call.
+        let given = unsafe { message::given(message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) };
+        let len_bytes: usize = given.unwrap_or(&[]).iter().map(|part| part.len_bytes).sum();
+        if sent < len_bytes {
+            break;
+        }
+    }
+    if count == 0 { -1 } else { count }
+}
 
 /// `send`.
 ///

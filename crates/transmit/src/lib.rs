@@ -75,6 +75,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether the message is to be sent by [`send`] even if it copies, because its time is wanted.
+    #[must_use]
+    pub const fn is_timed(&self) -> bool {
+        self.is_timed
+    }
+
     /// A plan that copies.
     #[must_use]
     pub const fn copy() -> Self {

@@ -1,0 +1,195 @@
+//! One message: split into parts, those in twin memory lent, and sent.
+
+use core::mem::MaybeUninit;
+use libc::{iovec, ssize_t};
+use uncopy_sys::errno::{Errno, Keep};
+use uncopy_sys::readable;
+use uncopy_transmit::{Envelope, Hold, Part, Plan, Sent, Way};
+use uncopy_twin::{Loan, Until};
+
+/// Parts that the kernel takes in one message (`UIO_MAXIOV`).
+const PARTS_MOST: usize = 1024;
+/// Parts of most messages.
+const PARTS_FEW: usize = 32;
+/// Parts of one message that are lent; others of it are copied.
+const LOANS_MOST: usize = 32;
+/// Bytes below which a part is not worth protecting its pages for: it goes along as a copy.
+const PART_LEAST_BYTES: usize = 1024;
+
+/// A part as the program gave it: the layout of `iovec`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Given {
+    /// First byte.
+    pub address: usize,
+    /// Bytes.
+    pub len_bytes: usize,
+}
+
+impl Given {
+    fn copied(self) -> Part {
+        Part::Copied { ptr: self.address as *const u8, len: self.len_bytes }
+    }
+
+    /// Whether it lies in twin memory and is large enough.
+    fn is_lendable(self) -> bool {
+        self.len_bytes >= PART_LEAST_BYTES
+            && uncopy_twin::contains(self.address)
+            && uncopy_twin::contains(self.address.wrapping_add(self.len_bytes - 1))
+    }
+}
+
+/// Whether what the program points to can be read. What lies in the page of the stack that this call runs on needs no
+/// question to the kernel.
+#[inline]
+pub fn is_readable(address: usize, len_bytes: usize) -> bool {
+    const PAGE_BYTES: usize = 4096;
+    let here = core::hint::black_box(0u8);
+    let top = &raw const here as usize;
+    let is_above = address.wrapping_sub(top) < PAGE_BYTES - top % PAGE_BYTES;
+    (is_above && len_bytes <= PAGE_BYTES - address % PAGE_BYTES) || readable::is_readable(address, len_bytes)
+}
+
+/// The parts of a vector of the program's; `None`: it is empty, too long or cannot be read, which is the kernel's to
+/// say.
+///
+/// # Safety
+/// Nobody changes the vector while the result is in use.
+pub unsafe fn given<'a>(vector: *const iovec, count: usize) -> Option<&'a [Given]> {
+    let fits = (1..=PARTS_MOST).contains(&count) && vector.cast::<Given>().is_aligned();
+    let readable = fits && is_readable(vector as usize, count * size_of::<iovec>());
+    // SAFETY: aligned and readable, and of the layout of `iovec`.
+    readable.then(|| unsafe { core::slice::from_raw_parts(vector.cast(), count) })
+}
+
+/// How a call sends.
+#[derive(Clone, Copy)]
+pub enum Call<'a> {
+    /// The `send` family: with flags.
+    Message { flags: i32, envelope: &'a Envelope },
+    /// `write` and `writev`: the descriptor may be anything.
+    Write,
+}
+
+impl Call<'_> {
+    fn plan(self, fd: i32, len_bytes: usize, lendable_bytes: usize) -> Plan {
+        match self {
+            Self::Message { flags, envelope } => {
+                uncopy_transmit::plan(fd, len_bytes, lendable_bytes, flags, envelope)
+            }
+            Self::Write => uncopy_transmit::plan(fd, len_bytes, lendable_bytes, 0, &Envelope::default()),
+        }
+    }
+
+    fn make(self, fd: i32, parts: &[Part], plan: Plan) -> Result<Sent, Errno> {
+        match self {
+            Self::Message { flags, envelope } => uncopy_transmit::send(fd, parts, flags, envelope, plan),
+            Self::Write => uncopy_transmit::write(fd, parts, plan),
+        }
+    }
+}
+
+/// What a message's loans become when it has been sent.
+struct Loans {
+    loans: [MaybeUninit<(usize, Loan)>; LOANS_MOST],
+    count: usize,
+}
+
+impl Loans {
+    const fn new() -> Self {
+        Self { loans: [const { MaybeUninit::uninit() }; LOANS_MOST], count: 0 }
+    }
+
+    /// Lends a part that begins `offset` bytes into the message.
+    fn lend(&mut self, offset: usize, given: Given, until: Until) -> Part {
+        if self.count < LOANS_MOST
+            && let Some(loan) = uncopy_twin::lend(given.address, given.len_bytes, until)
+        {
+            self.loans[self.count].write((offset, loan));
+            self.count += 1;
+            return Part::Lent { ptr: given.address as *const u8, len: given.len_bytes };
+        }
+        given.copied()
+    }
+
+    /// The kernel may hold the first `referred_bytes` bytes of the message for good, and nothing of the rest.
+    fn end(self, referred_bytes: usize) {
+        for loan in &self.loans[..self.count] {
+            // SAFETY: the first `count` are initialised, and read once: `self` has no other use for them.
+            let (offset, loan) = unsafe { loan.assume_init_read() };
+            if offset < referred_bytes {
+                drop(loan);
+            } else {
+                uncopy_twin::settle(loan);
+            }
+        }
+    }
+}
+
+/// Sends the parts as one message; `None`: nothing was done, because nothing is to be gained.
+pub fn send(fd: i32, given: &[Given], call: Call<'_>) -> Option<ssize_t> {
+    let mut len_bytes = 0usize;
+    let mut lendable_bytes = 0;
+    for part in given {
+        // The kernel refuses sums that do not fit.
+        len_bytes = len_bytes.checked_add(part.len_bytes).filter(|sum| isize::try_from(*sum).is_ok())?;
+        if part.is_lendable() {
+            lendable_bytes += part.len_bytes;
+        }
+    }
+    if crate::is_small(lendable_bytes) {
+        return None;
+    }
+    let keep = Keep::new();
+    let plan = call.plan(fd, len_bytes, lendable_bytes);
+    if plan.way == Way::Copy && !plan.is_timed() {
+        return None;
+    }
+    let result = if given.len() <= PARTS_FEW {
+        split::<PARTS_FEW>(fd, given, call, plan)
+    } else {
+        split_many(fd, given, call, plan)
+    }?;
+    drop(keep);
+    Some(match result {
+        Ok(sent) => sent.len_bytes.cast_signed(),
+        Err(error) => {
+            uncopy_sys::errno::set(error.0);
+            -1
+        }
+    })
+}
+
+#[cold]
+#[inline(never)]
+fn split_many(fd: i32, given: &[Given], call: Call<'_>, plan: Plan) -> Option<Result<Sent, Errno>> {
+    split::<PARTS_MOST>(fd, given, call, plan)
+}
+
+fn split<const MOST: usize>(
+    fd: i32,
+    given: &[Given],
+    call: Call<'_>,
+    plan: Plan,
+) -> Option<Result<Sent, Errno>> {
+    let mut parts = [Part::Copied { ptr: core::ptr::null(), len: 0 }; MOST];
+    let parts = parts.get_mut(..given.len())?;
+    let mut loans = Loans::new();
+    let until = if plan.way == Way::Completion { Until::Completed } else { Until::Dropped };
+    let mut offset = 0;
+    for (part, given) in parts.iter_mut().zip(given) {
+        let lends = plan.way != Way::Copy && given.is_lendable();
+        *part = if lends { loans.lend(offset, *given, until) } else { given.copied() };
+        offset += given.len_bytes;
+    }
+    if plan.way != Way::Copy && loans.count == 0 {
+        return None;
+    }
+    let result = call.make(fd, parts, plan);
+    let referred_bytes = match &result {
+        Ok(Sent { hold: Hold::Nothing, .. }) | Err(_) => 0,
+        Ok(sent) => sent.len_bytes,
+    };
+    loans.end(referred_bytes);
+    Some(result)
+}
