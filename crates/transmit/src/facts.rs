@@ -132,6 +132,11 @@ fn refresh(fd: i32, kept: u64) -> (Kind, u8) {
     (kind, 0)
 }
 
+/// Has the descriptor looked at again the next time: what was kept does not seem to be true.
+pub fn doubt(fd: i32) {
+    word(fd).fetch_or(USES_MASK, Relaxed);
+}
+
 /// Notes what the owner of a socket promises, and what kind it is now.
 pub fn own(fd: i32, promises: u8) {
     let _errno = Keep::new();

@@ -16,7 +16,7 @@ use uncopy_sys::pipe::Pipe;
 use uncopy_sys::{lineage, lock};
 
 /// At most so many threads send by reference at the same moment, and so many descriptors are taken.
-const SLOTS: usize = 32;
+const SLOTS: usize = 64;
 /// Pipes that may be made anew because the program closed them or put something in their place: one that goes on
 /// doing so gets copies.
 const REMADE_MOST: usize = 1000;

@@ -12,6 +12,7 @@
 //! - What it cannot do at all (EINVAL and its like), the other way does.
 
 use crate::bump::{AREA_BYTES, Refusal};
+use crate::facts;
 use crate::gather;
 use crate::part::Part;
 use crate::pool::{self, Taken};
@@ -453,6 +454,8 @@ pub fn datagram(
     pass.fill(Cursor::new(rest), usize::MAX, &mut taken, pipe);
     let first_bytes = first.map_or(0, Part::len);
     if pass.chunk_count != 1 || pass.len_bytes + first_bytes != len_bytes {
+        // Or it is a stream by now.
+        facts::doubt(fd);
         return copied();
     }
     if pipe.put(&pass.vectors[..pass.count]) != Ok(pass.len_bytes) {
