@@ -1,3 +1,7 @@
 //! `uncopy-cached`: a cache that speaks memcached's protocol, its values in twin memory.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    uncopy_cached::main()
+}
