@@ -16,6 +16,7 @@ use crate::tokens::Tokens;
 use crate::value::{Draft, Value};
 
 const BAD_LINE: &str = "CLIENT_ERROR bad command line format";
+const LONG_OPAQUE: &str = "CLIENT_ERROR opaque token too long";
 const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
 /// Words of a meta command at most.
 const WORDS_LIMIT: usize = 19;
@@ -68,7 +69,7 @@ impl Flags {
                 b'b' => flags.is_key_binary = true,
                 b'I' => flags.invalidates = true,
                 b'O' if word.len() > OPAQUE_LIMIT_BYTES => {
-                    error = Some("CLIENT_ERROR opaque token too long");
+                    error = Some(LONG_OPAQUE);
                 }
                 b'O' | b'P' | b'L' | b'k' | b's' | b't' | b'c' | b'f' | b'l' | b'h' => {}
                 b'F' => match number::unsigned_32(token) {
@@ -113,13 +114,21 @@ impl<'a> Request<'a> {
         if tokens.len() > WORDS_LIMIT {
             return Err("CLIENT_ERROR options flags are too long");
         }
-        let flags = Flags::parse(tokens.from(first_flag))?;
-        let key = if flags.is_key_binary {
-            Cow::Owned(base64::decode(key).ok_or("CLIENT_ERROR error decoding key")?)
-        } else {
-            Cow::Borrowed(key)
+        let parse = || {
+            let flags = Flags::parse(tokens.from(first_flag))?;
+            let key = if flags.is_key_binary {
+                Cow::Owned(base64::decode(key).ok_or("CLIENT_ERROR error decoding key")?)
+            } else {
+                Cow::Borrowed(key)
+            };
+            Ok(Self { key, flags })
         };
-        Ok(Self { key, flags })
+        // memcached has one line for all that may be wrong with these.
+        let says_all = !matches!(tokens.get(0), b"md" | b"ma");
+        parse().map_err(|error| match says_all || error == LONG_OPAQUE {
+            true => error,
+            false => "CLIENT_ERROR invalid or duplicate flag",
+        })
     }
 }
 
@@ -150,10 +159,6 @@ pub fn run(kind: u8, tokens: &Tokens<'_>, caller: &mut Caller<'_>) -> Next {
         _ => debug(&request, tokens, caller),
     });
     if let Err(error) = done {
-        let error = match kind {
-            b'd' | b'a' if error.ends_with("flag") => "CLIENT_ERROR invalid or duplicate flag",
-            _ => error,
-        };
         caller.response.truncate(mark);
         caller.response.line(error.as_bytes());
     }
@@ -246,25 +251,20 @@ fn get(request: &Request<'_>, tokens: &Tokens<'_>, caller: &mut Caller<'_>) -> R
         return Ok(());
     };
     let (used_s, was_fetched) = (age_s(item, &slot), item.is_fetched);
-    let mut wins = is_made;
-    if let Some(item) = slot.item_mut() {
-        // A token of a time before the item's own is judged by the expiry that it then has.
-        for word in tokens.from(2) {
-            match (word[0], flags.expiry, flags.recache) {
-                (b'T', Some(expiry), _) => item.expiry = expiry,
-                (b'R', _, Some(recache)) => {
-                    wins |= !item.has_winner && !is_made && item.expiry.is_before(recache);
-                }
-                _ => {}
-            }
-        }
-    }
     let now = slot.now();
     let response = &mut *caller.response;
     let Some(item) = slot.item_mut() else { return Ok(()) };
     head(flags.with_value.then_some(&item.value), response);
+    let mut wins = is_made;
+    // In the order in which the client gave them: `t` before `T` tells the time that was left.
     for word in tokens.from(2) {
-        tell_item(word, item, now, used_s, was_fetched, response);
+        match (word[0], flags.expiry, flags.recache) {
+            (b'T', Some(expiry), _) => item.expiry = expiry,
+            (b'R', _, Some(recache)) => {
+                wins |= !item.has_winner && !is_made && item.expiry.is_before(recache);
+            }
+            _ => tell_item(word, item, now, used_s, was_fetched, response),
+        }
         tell_request(word, key, item.is_key_binary, response);
     }
     if item.has_winner {
@@ -309,11 +309,11 @@ fn set(tokens: &Tokens<'_>, caller: &mut Caller<'_>) -> Next {
     let begin = |caller: &Caller<'_>| {
         let Request { key, flags } = Request::parse(tokens, 3)?;
         let mode = match flags.mode {
-            None | Some(b'S' | b's') => Mode::Set,
-            Some(b'E' | b'e') => Mode::Add,
-            Some(b'A' | b'a') => Mode::Append,
-            Some(b'P' | b'p') => Mode::Prepend,
-            Some(b'R' | b'r') => Mode::Replace,
+            None | Some(b'S') => Mode::Set,
+            Some(b'E') => Mode::Add,
+            Some(b'A') => Mode::Append,
+            Some(b'P') => Mode::Prepend,
+            Some(b'R') => Mode::Replace,
             Some(_) => return Err("CLIENT_ERROR invalid mode for ms M token"),
         };
         let draft = session::begin_value(&key, len_bytes, caller).inspect_err(|_| {
@@ -402,9 +402,9 @@ fn delete(request: &Request<'_>, tokens: &Tokens<'_>, caller: &mut Caller<'_>) -
     Ok(())
 }
 
-/// A code with what was asked for that is known without an item. Quiet clients want to know of surprises only.
+/// A code with what was asked for that is known without an item. Quiet clients want to know of failures only.
 fn tell(code: &str, request: &Request<'_>, tokens: &Tokens<'_>, caller: &mut Caller<'_>) {
-    if request.flags.is_quiet && matches!(code, "HD" | "NF") {
+    if request.flags.is_quiet && code == "HD" {
         return;
     }
     caller.response.push(code.as_bytes());
@@ -421,8 +421,8 @@ fn arithmetic(
 ) -> Result<(), &'static str> {
     let Request { key, flags } = request;
     let is_increment = match flags.mode {
-        None | Some(b'I' | b'i' | b'+') => true,
-        Some(b'D' | b'd' | b'-') => false,
+        None | Some(b'I' | b'+') => true,
+        Some(b'D' | b'-') => false,
         Some(_) => return Err("CLIENT_ERROR invalid mode for ma M token"),
     };
     let mut slot = caller.cache.store.slot(key);

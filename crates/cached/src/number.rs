@@ -34,14 +34,11 @@ pub fn signed_32(token: &[u8]) -> Option<i32> {
     }
 }
 
-/// The number that an item holds: digits, then perhaps the blanks that decrementing left behind.
+/// The number that an item holds, with blanks before it, and behind it as decrementing leaves them.
 #[must_use]
 pub fn stored(value: &[u8]) -> Option<u64> {
-    const LONGEST: usize = 20;
-    if value.len() > LONGEST {
-        return None;
-    }
-    unsigned(value.split(|byte| *byte == b' ').next()?)
+    let digits = value.trim_ascii_start();
+    unsigned(digits.split(u8::is_ascii_whitespace).next()?)
 }
 
 /// Writes `number` into `digits`; the part that it took.
@@ -76,9 +73,7 @@ mod tests {
         for token in ["2147483648", "-2147483649", "-", "--1", "-+1", ""] {
             assert_eq!(signed_32(token.as_bytes()), None, "{token}");
         }
-        assert_eq!(
-            (stored(b"12  "), stored(b" 12"), stored(b""), stored(&[b'1'; 21])),
-            (Some(12), None, None, None)
-        );
+        assert_eq!((stored(b"12  "), stored(b" 12"), stored(b"1 2")), (Some(12), Some(12), Some(1)));
+        assert_eq!((stored(b""), stored(b"  "), stored(b"12x"), stored(b"-1")), (None, None, None, None));
     }
 }

@@ -326,10 +326,14 @@ impl Slot<'_> {
         true
     }
 
-    /// Puts `value` there instead of what is there, as a new version.
+    /// Puts `value` there instead of what is there, as a new version; as memcached does it, one that is longer is a
+    /// new item as well: neither fetched nor stale.
     pub fn replace_value(&mut self, value: Value) -> u64 {
         let cas = self.store.next_cas();
         if let Some(item) = self.item_mut() {
+            if value.line().len() > item.value.line().len() {
+                (item.is_fetched, item.is_stale, item.has_winner) = (false, false, false);
+            }
             let old = std::mem::replace(&mut item.value, value);
             item.cas = cas;
             self.garbage.get_or_insert_default().1 = Some(old);
@@ -411,7 +415,7 @@ impl Slot<'_> {
                 if let Some(item) = self.item_mut()
                     && is_stale
                 {
-                    (item.is_stale, item.has_winner) = (true, true);
+                    item.is_stale = true;
                 }
                 Outcome::Stored(cas)
             }

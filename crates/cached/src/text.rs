@@ -69,6 +69,7 @@ fn run_short(command: &[u8], tokens: &Tokens<'_>, caller: &mut Caller<'_>) {
             b"reset" => caller.response.line(b"RESET"),
             _ => caller.response.line(b"ERROR"),
         },
+        b"shutdown" => caller.response.line(b"ERROR: shutdown not enabled"),
         _ => caller.response.line(b"ERROR"),
     }
 }
