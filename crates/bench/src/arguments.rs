@@ -25,6 +25,15 @@ fn count_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=1000)
 }
 
+/// Lengths of values that the cache takes.
+fn cached_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=32 << 20)
+}
+
+fn threads_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=128)
+}
+
 /// Seconds from 0.01 to 600.
 fn seconds(text: &str) -> Result<Duration, String> {
     text.parse::<f64>()
@@ -95,6 +104,8 @@ pub enum Experiment {
     Small(Small),
     /// Resident memory of redis-server whose values of mixed sizes are overwritten
     Memory(Memory),
+    /// uncopy-cached, sending values by reference and copying them (ZCopy, section 4)
+    Cache(Cache),
     /// The echo server by itself
     EchoServer(EchoServer),
     /// Time calls of memcpy in this process
@@ -416,6 +427,38 @@ pub struct Memory {
     pub form: Form,
 }
 
+/// Arguments of `cache`.
+#[derive(Debug, Args)]
+pub struct Cache {
+    /// Lengths of values, in bytes
+    #[arg(long, value_name = "BYTES,...", default_value = "1024,4096,16384,65536,524288",
+        default_value_if("quick", "true", "1024,65536,524288"), value_delimiter = ',', value_parser = cached_parser())]
+    pub sizes: Vec<usize>,
+    /// Loads
+    #[arg(long, value_name = "LOAD,...", default_value = "get,udp,mixed", value_delimiter = ',', value_enum)]
+    pub only: Vec<crate::cache::Load>,
+    /// Numbers of the server's threads
+    #[arg(long, value_name = "N,N,...", default_value = "1,2", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = threads_parser())]
+    pub threads: Vec<usize>,
+    /// Connections
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
+    pub clients: usize,
+    /// Values
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count_parser())]
+    pub keys: usize,
+    /// How the server sends where it does not copy: auto, splice or zerocopy
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = ["auto", "splice", "zerocopy", "copy"])]
+    pub transmit: String,
+    /// Rounds; each runs every side once
+    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
+    pub rounds: usize,
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.6", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
+    pub seconds: Duration,
+    #[command(flatten)]
+    pub form: Form,
+}
+
 /// Arguments of `echo-server`.
 #[derive(Debug, Args)]
 pub struct EchoServer {
@@ -495,9 +538,10 @@ mod tests {
         };
         assert_eq!(sizes.sizes, [8192, 65_536, 1_048_576]);
         assert_eq!((sizes.repeat.rounds, sizes.repeat.seconds), (2, Duration::from_millis(100)));
-        for experiment in
-            ["copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory"]
-        {
+        for experiment in [
+            "copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory",
+            "cache",
+        ] {
             assert!(parse(&format!("{experiment} --quick --json --svg x")).is_ok(), "{experiment}");
         }
     }

@@ -8,6 +8,7 @@
 //!   tracking      copies that replace a view, in this program itself
 //!   redis         redis_server (log_trimmer) ⇄ redis_load (redis-benchmark), values read back through resp
 //!   ycsb, memory  redis_server ⇄ this program's own clients over resp
+//!   cache         cache_server (uncopy-cached) ⇄ cache_client, sending by reference and copying
 //!   small         a short memcpy, the start of a program; small_servers: packaged servers
 //!   traffic       load by own clients, and the sample that comes of it
 //!   comparison    samples of alternating sides, ratios; statistics, machine, load
@@ -27,6 +28,9 @@ use clap::{CommandFactory, Parser};
 use serde_json::Value;
 
 mod arguments;
+mod cache;
+mod cache_client;
+mod cache_server;
 mod checksum;
 mod cleanup;
 mod comparison;
@@ -201,6 +205,9 @@ fn run(experiment: &Experiment) -> Result<u8> {
         Experiment::Redis(arguments) => {
             measured(&arguments.form, |launcher, progress| run_redis(arguments, launcher, progress))
         }
+        Experiment::Cache(arguments) => {
+            measured(&arguments.form, |launcher, progress| run_cache(arguments, launcher, progress))
+        }
         Experiment::Small(arguments) => {
             measured(&arguments.form, |launcher, progress| run_small(arguments, launcher, progress))
         }
@@ -270,6 +277,23 @@ fn run_redis(arguments: &arguments::Redis, launcher: &Launcher, progress: &mut P
     let (text, plot) = (redis::render(&comparisons), redis::plot(&comparisons));
     let versions = vec![("redis", programs.version)];
     Ok(Report { versions, ..Report::new(comparisons, text, plot) })
+}
+
+fn run_cache(arguments: &arguments::Cache, launcher: &Launcher, progress: &mut Progress) -> Result<Report> {
+    let settings = cache::Settings {
+        sizes_bytes: arguments.sizes.clone(),
+        loads: arguments.only.clone(),
+        threads: arguments.threads.clone(),
+        clients: arguments.clients,
+        keys: arguments.keys,
+        transmit: arguments.transmit.clone(),
+        rounds: arguments.rounds,
+        duration: arguments.seconds,
+    };
+    let comparisons = cache::measure(launcher, &settings, progress)?;
+    let (text, plot) = (cache::render(&comparisons), cache::plot(&comparisons));
+    let findings = cache::findings(&comparisons);
+    Ok(Report { findings, ..Report::new(comparisons, text, plot) })
 }
 
 fn run_small(arguments: &arguments::Small, launcher: &Launcher, progress: &mut Progress) -> Result<Report> {

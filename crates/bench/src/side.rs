@@ -29,6 +29,9 @@ pub enum Side {
     Always,
     /// Nothing, and the same server without its copies: what the best elision could reach
     Limit,
+    /// Nothing, and a server of our own whose values lie in twin memory and are sent by reference
+    #[value(skip)]
+    Twin,
 }
 
 impl Side {
@@ -41,6 +44,7 @@ impl Side {
             Self::HeapOnly => "heap only",
             Self::Always => "always",
             Self::Limit => "0 copies",
+            Self::Twin => "twin",
         }
     }
 
@@ -57,7 +61,7 @@ impl Side {
     /// The words between `uncopy` and the program; `None` where it runs by itself.
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Plain | Self::Limit => None,
+            Self::Plain | Self::Limit | Self::Twin => None,
             Self::Uncopy => Some(&["run", "--"]),
             Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never", "--"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096", "--"]),
@@ -122,6 +126,12 @@ impl Launcher {
     #[cfg(test)]
     pub fn of(exe: impl Into<PathBuf>) -> Self {
         Self { exe: exe.into() }
+    }
+
+    /// Where another program of ours would be: beside `uncopy`.
+    #[must_use]
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.exe.with_file_name(name)
     }
 
     fn uncopy(&self) -> Command {

@@ -1,0 +1,110 @@
+//! `uncopy-cached`, started for one measurement on free ports of the loopback address.
+
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use rustix::thread::CpuSet;
+
+use crate::cleanup::TemporaryDirectory;
+use crate::failure::{Failure, Result, While};
+use crate::process::Server;
+use crate::redis_server::on_path;
+use crate::side::{Launcher, Side};
+
+/// Name of the program.
+const NAME: &str = "uncopy-cached";
+/// Memory besides the values themselves, MiB.
+const SPARE_MIB: usize = 64;
+
+/// A server that listens.
+#[derive(Debug)]
+pub struct CacheServer {
+    /// The process.
+    pub server: Server,
+    /// Where it listens by TCP.
+    pub tcp: SocketAddr,
+    /// Where it listens by UDP.
+    pub udp: SocketAddr,
+    /// The processors that are the client's: all that the server does not run on, if it has not all.
+    pub client_processors: Option<CpuSet>,
+}
+
+/// The program: beside `uncopy`, or on `PATH`.
+///
+/// # Errors
+/// [`Failure`] that says where it was looked for.
+pub fn find(launcher: &Launcher) -> Result<PathBuf> {
+    let beside = launcher.beside(NAME);
+    if beside.is_file() {
+        return Ok(beside);
+    }
+    on_path(&std::env::var_os("PATH").unwrap_or_default(), NAME).ok_or_else(|| {
+        let beside = beside.display();
+        Failure::new(format!("there is neither {beside} nor an {NAME} on PATH; build it with: make build"))
+    })
+}
+
+/// The processors that this program may use, in two parts: the first `first` of them, and the others.
+fn processors(first: usize) -> Option<(CpuSet, CpuSet)> {
+    let all = rustix::thread::sched_getaffinity(None).ok()?;
+    let (mut ours, mut others) = (CpuSet::new(), CpuSet::new());
+    for number in (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)) {
+        if ours.count() as usize == first {
+            others.set(number);
+        } else {
+            ours.set(number);
+        }
+    }
+    (others.count() > 0).then_some((ours, others))
+}
+
+/// Starts it with `threads` threads, each with a processor of its own if there are more than that, and waits until it
+/// listens.
+///
+/// # Errors
+/// [`Failure`] when it cannot be started or does not listen.
+pub fn start(
+    launcher: &Launcher,
+    program: &Path,
+    transmit: &str,
+    threads: usize,
+    values_bytes: usize,
+) -> Result<CacheServer> {
+    let memory = (2 * values_bytes).div_ceil(1 << 20) + SPARE_MIB;
+    let arguments = [
+        "--port=-1".to_owned(),
+        "--udp-port=-1".to_owned(),
+        "--datagram-bytes=65507".to_owned(),
+        "--item-limit=64m".to_owned(),
+        format!("--memory-limit={memory}"),
+        format!("--threads={threads}"),
+        format!("--transmit={transmit}"),
+    ];
+    let mut command = launcher.command(Side::Plain, program.as_os_str(), &arguments);
+    let processors = processors(threads);
+    if let Some((ours, _)) = processors {
+        // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &ours)?));
+        }
+    }
+    let mut server = Server::start(command, NAME, TemporaryDirectory::make()?)?;
+    let line = server.first_line()?;
+    let address = |kind: &str| {
+        let mut words = line.split([' ', ';']).skip_while(|word| *word != kind);
+        words.nth(1).and_then(|word| word.parse().ok())
+    };
+    let (Some(tcp), Some(udp)) = (address("tcp"), address("udp")) else {
+        return Err(Failure::new(format!("{NAME} wrote {}", line.escape_debug())));
+    };
+    Ok(CacheServer { server, tcp, udp, client_processors: processors.map(|(_, others)| others) })
+}
+
+/// Binds this thread to `processors`.
+///
+/// # Errors
+/// [`Failure`] when that is refused.
+pub fn bind_to(processors: &CpuSet) -> Result<()> {
+    rustix::thread::sched_setaffinity(None, processors).doing("choosing processors")
+}
