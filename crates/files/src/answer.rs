@@ -1,0 +1,200 @@
+//! What a request is answered with.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::io::Write;
+use std::ops::Range;
+use std::time::SystemTime;
+
+use crate::cache::Cache;
+use crate::clock::Clock;
+use crate::content_type::{self, UNKNOWN};
+use crate::ranges::{Selection, select};
+use crate::request::{Method, Request};
+use crate::root::{Found, Opened, Root};
+use crate::status::Status;
+use crate::target::Target;
+use crate::transmission::Transmission;
+use crate::validators::{Identity, Verdict, ranges_apply, weigh};
+use crate::ways::{Content, Tools, Way, header};
+
+/// What is served, and how.
+#[derive(Debug)]
+pub struct Site {
+    /// The directory.
+    pub root: Root,
+    /// The way that files are sent.
+    pub way: Way,
+    /// Files in twin memory.
+    pub cache: Cache,
+}
+
+/// What every head of one answer needs to know.
+struct Manner<'a> {
+    date: &'a str,
+    is_1_0: bool,
+    keep_alive: bool,
+    /// Whether a body follows where the status has one.
+    body: bool,
+}
+
+/// Answers `request`; `keep_alive`: another may follow.
+#[must_use]
+pub fn answer(
+    site: &Site,
+    request: &Request,
+    keep_alive: bool,
+    clock: &mut Clock,
+    tools: &mut Tools,
+) -> Transmission {
+    let (now, date) = clock.date();
+    let body = request.method != Method::Head;
+    let manner = Manner { date, is_1_0: request.is_1_0, keep_alive, body };
+    let found = match request.method {
+        Method::NotAllowed => Err(Status::MethodNotAllowed),
+        Method::Unknown => Err(Status::NotImplemented),
+        Method::Get | Method::Head => Target::parse(&request.target)
+            .and_then(|target| site.root.find(&target).map(|found| (target, found))),
+    };
+    match found {
+        Ok((_, Found::File(opened))) => file(site, request, opened, now, &manner, tools)
+            .unwrap_or_else(|status| plain(status, &manner, "")),
+        Ok((target, Found::Elsewhere)) => {
+            let location = format!("Location: {}\r\n", target.as_directory());
+            plain(Status::MovedPermanently, &manner, &location)
+        }
+        Err(status @ Status::MethodNotAllowed) => plain(status, &manner, "Allow: GET, HEAD\r\n"),
+        Err(status) => plain(status, &manner, ""),
+    }
+}
+
+/// The answer to something that is no request, or comes too late; the connection ends with it.
+#[must_use]
+pub fn refusal(status: Status, clock: &mut Clock) -> Transmission {
+    let (_, date) = clock.date();
+    plain(status, &Manner { date, is_1_0: false, keep_alive: false, body: true }, "")
+}
+
+fn file(
+    site: &Site,
+    request: &Request,
+    opened: Opened,
+    now: SystemTime,
+    manner: &Manner<'_>,
+    tools: &mut Tools,
+) -> Result<Transmission, Status> {
+    let identity = Identity::of(&opened.stat);
+    let validators = format!(
+        "Last-Modified: {}\r\nETag: {}\r\n",
+        httpdate::fmt_http_date(identity.last_modified(now)),
+        identity.etag()
+    );
+    match weigh(request, &identity, now) {
+        Verdict::Send => {}
+        Verdict::NotModified => {
+            let mut text = Vec::new();
+            head(&mut text, Status::NotModified, manner, &validators);
+            return Ok(Transmission::of_text(text));
+        }
+        Verdict::Failed => return Err(Status::PreconditionFailed),
+    }
+    let len_bytes = identity.len_bytes;
+    // HEAD has no ranges (RFC 9110, section 14.2).
+    let wanted = request.range.as_deref().filter(|_| request.method == Method::Get);
+    let selection = match wanted {
+        Some(range) if ranges_apply(request.if_range.as_deref(), &identity, now) => select(range, len_bytes),
+        _ => Selection::Whole,
+    };
+    if selection == Selection::Unsatisfiable {
+        let range = format!("Content-Range: bytes */{len_bytes}\r\n");
+        return Ok(plain(Status::RangeNotSatisfiable, manner, &range));
+    }
+    let kind = content_type::by_name(&opened.path).unwrap_or_else(|| {
+        let header = header(site.way, &opened.file, len_bytes);
+        header.map_or(UNKNOWN, |header| content_type::by_content(&header))
+    });
+    let mut transmission = if manner.body && len_bytes > 0 {
+        let content = Content::new(site.way, opened.file, &identity, &site.cache, tools);
+        Transmission::of_content(content.map_err(|_| Status::ServiceUnavailable)?)
+    } else {
+        Transmission::default()
+    };
+    let common = format!("{validators}Accept-Ranges: bytes\r\nX-Content-Type-Options: nosniff\r\n");
+    match selection {
+        Selection::Several(ranges) => several(&mut transmission, &ranges, len_bytes, kind, &common, manner),
+        Selection::One(range) => {
+            let content_range = content_range(&range, len_bytes);
+            let len = range.end - range.start;
+            let fields = format!("{common}{content_range}Content-Type: {kind}\r\nContent-Length: {len}\r\n");
+            head(transmission.text(), Status::PartialContent, manner, &fields);
+            transmission.end_step(range);
+        }
+        Selection::Whole | Selection::Unsatisfiable => {
+            let fields = format!("{common}Content-Type: {kind}\r\nContent-Length: {len_bytes}\r\n");
+            head(transmission.text(), Status::Ok, manner, &fields);
+            transmission.end_step(if manner.body { 0..len_bytes } else { 0..0 });
+        }
+    }
+    Ok(transmission)
+}
+
+/// An answer of type multipart/byteranges (RFC 9110, section 14.6).
+fn several(
+    transmission: &mut Transmission,
+    ranges: &[Range<u64>],
+    len_bytes: u64,
+    kind: &str,
+    common: &str,
+    manner: &Manner<'_>,
+) {
+    let random = || RandomState::new().hash_one(len_bytes);
+    let boundary = format!("uncopy-{:016x}{:016x}", random(), random());
+    let part_head = |range: &Range<u64>| {
+        let content_range = content_range(range, len_bytes);
+        format!("\r\n--{boundary}\r\nContent-Type: {kind}\r\n{content_range}\r\n")
+    };
+    let end = format!("\r\n--{boundary}--\r\n");
+    let total: u64 = ranges.iter().map(|range| part_head(range).len() as u64 + range.end - range.start).sum();
+    let total = total + end.len() as u64;
+    let fields = format!(
+        "{common}Content-Type: multipart/byteranges; boundary={boundary}\r\nContent-Length: {total}\r\n"
+    );
+    head(transmission.text(), Status::PartialContent, manner, &fields);
+    for range in ranges {
+        transmission.text().extend_from_slice(part_head(range).as_bytes());
+        transmission.end_step(range.clone());
+    }
+    transmission.text().extend_from_slice(end.as_bytes());
+    transmission.end_step(0..0);
+}
+
+fn content_range(range: &Range<u64>, len_bytes: u64) -> String {
+    format!("Content-Range: bytes {}-{}/{len_bytes}\r\n", range.start, range.end - 1)
+}
+
+/// An answer that names its status in its body.
+fn plain(status: Status, manner: &Manner<'_>, fields: &str) -> Transmission {
+    let body = format!("{} {}\n", status.code(), status.reason());
+    let fields =
+        format!("{fields}Content-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n", body.len());
+    let mut text = Vec::new();
+    head(&mut text, status, manner, &fields);
+    if manner.body {
+        text.extend_from_slice(body.as_bytes());
+    }
+    Transmission::of_text(text)
+}
+
+fn head(text: &mut Vec<u8>, status: Status, manner: &Manner<'_>, fields: &str) {
+    let connection = match (manner.keep_alive, manner.is_1_0) {
+        (false, _) => "Connection: close\r\n",
+        (true, true) => "Connection: keep-alive\r\n",
+        (true, false) => "",
+    };
+    let (code, reason, date) = (status.code(), status.reason(), manner.date);
+    // Writing into memory does not fail.
+    let _ = write!(
+        text,
+        "HTTP/1.1 {code} {reason}\r\nDate: {date}\r\nServer: uncopy-files\r\n{connection}{fields}\r\n"
+    );
+}

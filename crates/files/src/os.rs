@@ -1,0 +1,153 @@
+//! What this server asks of the kernel and `rustix` does not offer, or must go through the C library
+//! because `uncopy run` is to see it: sends of memory, completions, signals, a look at mapped memory.
+
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use libc::{c_int, c_void};
+
+/// Origin of a completion of MSG_ZEROCOPY (`linux/errqueue.h`).
+const SO_EE_ORIGIN_ZEROCOPY: u8 = 5;
+/// In a completion: the kernel copied after all (`linux/errqueue.h`).
+const SO_EE_CODE_ZEROCOPY_COPIED: u8 = 1;
+
+/// A part of a message that is in memory.
+pub type Part = libc::iovec;
+
+/// The part that `bytes` are.
+#[must_use]
+pub fn part(bytes: &[u8]) -> Part {
+    Part { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+}
+
+/// The message that consists of `parts`.
+#[must_use]
+pub fn message(parts: &[Part]) -> libc::msghdr {
+    // SAFETY: all-zero is a valid msghdr: no address, no parts, no control data.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = parts.as_ptr().cast_mut();
+    message.msg_iovlen = parts.len();
+    message
+}
+
+/// Sends `parts`, copied by the kernel or as `flags` say; returns how many bytes it took.
+///
+/// # Errors
+/// The kernel's; EFAULT where a part is mapped from a file that has become shorter.
+///
+/// # Safety
+/// Every part must be memory that stays mapped during the call, and, with MSG_ZEROCOPY, whose pages are not
+/// written to before the completion. What the memory holds may change.
+pub unsafe fn send(socket: BorrowedFd<'_>, parts: &[Part], flags: c_int) -> io::Result<usize> {
+    let message = message(parts);
+    // SAFETY: the message has parts only, which the kernel reads; the caller keeps them mapped.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags | libc::MSG_NOSIGNAL) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Allows MSG_ZEROCOPY on a socket.
+///
+/// # Errors
+/// The kernel's.
+pub fn allow_zerocopy(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let one: c_int = 1;
+    let len = libc::socklen_t::try_from(size_of::<c_int>()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the option takes an int, which `one` is, of `len` bytes.
+    let outcome = unsafe {
+        let value = (&raw const one).cast::<c_void>();
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, value, len)
+    };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What a socket's error queue held.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Completions {
+    /// Sends that are completed.
+    pub sends: u32,
+    /// Whether the kernel copied one of them.
+    pub copied: bool,
+}
+
+/// Takes all completions of MSG_ZEROCOPY from a socket's error queue.
+#[must_use]
+pub fn completions(socket: BorrowedFd<'_>) -> Completions {
+    let mut all = Completions::default();
+    let mut control = [0u64; 16];
+    loop {
+        // SAFETY: all-zero is a valid msghdr.
+        let mut message: libc::msghdr = unsafe { zeroed() };
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&control);
+        // SAFETY: the message has a buffer for control data of the length it says, and nothing else.
+        let got = unsafe {
+            libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT)
+        };
+        if got < 0 {
+            return all;
+        }
+        // SAFETY: the kernel has filled in the message's control data.
+        let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+        while !header.is_null() {
+            // SAFETY: a header that these macros give lies in the control data, aligned by it being u64.
+            let (level, kind) = unsafe { ((*header).cmsg_level, (*header).cmsg_type) };
+            if matches!(
+                (level, kind),
+                (libc::SOL_IP, libc::IP_RECVERR) | (libc::SOL_IPV6, libc::IPV6_RECVERR)
+            ) {
+                // SAFETY: control data of this kind is a sock_extended_err; it may be unaligned.
+                let error: libc::sock_extended_err =
+                    unsafe { libc::CMSG_DATA(header).cast::<libc::sock_extended_err>().read_unaligned() };
+                if error.ee_errno == 0 && error.ee_origin == SO_EE_ORIGIN_ZEROCOPY {
+                    // From ee_info to ee_data, both included; the numbers wrap around.
+                    all.sends =
+                        all.sends.wrapping_add(error.ee_data.wrapping_sub(error.ee_info).wrapping_add(1));
+                    all.copied |= error.ee_code & SO_EE_CODE_ZEROCOPY_COPIED != 0;
+                }
+            }
+            // SAFETY: as for the first header.
+            header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
+        }
+    }
+}
+
+/// Copies memory that may be mapped from a file that becomes shorter at any moment, where reading it
+/// would end the program by SIGBUS: the kernel reads it, and stops where there is nothing.
+/// Returns how many bytes there were.
+#[must_use]
+pub fn peek(from: *const c_void, into: &mut [u8]) -> usize {
+    let local = Part { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let remote = Part { iov_base: from.cast_mut(), iov_len: into.len() };
+    // SAFETY: the kernel writes to `into` only and checks the other address, which is our own process's.
+    let got = unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+    usize::try_from(got).unwrap_or(0)
+}
+
+/// The signals that end the server.
+#[derive(Debug)]
+pub struct EndSignals(libc::sigset_t);
+
+impl EndSignals {
+    /// Blocks SIGTERM and SIGINT in this thread and those it starts, so that [`EndSignals::wait`] takes them.
+    #[must_use]
+    pub fn block() -> Self {
+        // SAFETY: all-zero is a valid set for sigemptyset to begin with.
+        let mut set: libc::sigset_t = unsafe { zeroed() };
+        // SAFETY: the set is ours and these signals exist; no old mask is asked for.
+        unsafe {
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGTERM);
+            libc::sigaddset(&raw mut set, libc::SIGINT);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        }
+        Self(set)
+    }
+
+    /// Waits for one of them.
+    pub fn wait(&self) {
+        let mut signal = 0;
+        // SAFETY: the set was filled by `block`; the signal's number goes to `signal`.
+        while unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } != 0 {}
+    }
+}
