@@ -9,6 +9,8 @@ use clap::builder::RangedU64ValueParser;
 
 use crate::ways::Way;
 
+/// Most connections at a time where nothing else is said.
+pub const CONNECTIONS: usize = 16_384;
 /// Longest time that can be set, seconds.
 const SECONDS_LIMIT: u64 = 86_400;
 
@@ -54,9 +56,9 @@ pub struct Arguments {
     /// Threads, each with connections of its own [default: one for each processor]
     #[arg(long, short, value_name = "N", value_parser = count_parser(1024))]
     pub threads: Option<usize>,
-    /// Most connections at a time; one more gets 503
-    #[arg(long, value_name = "N", default_value = "16384", value_parser = count_parser(1 << 24))]
-    pub connections: usize,
+    /// Most connections at a time; one more gets 503 [default: as many as descriptors allow, up to 16384]
+    #[arg(long, value_name = "N", value_parser = count_parser(1 << 24))]
+    pub connections: Option<usize>,
     /// Most memory for files with --way twin, in MiB; files longer than a quarter of it are sent by sendfile
     #[arg(long, value_name = "MIB", default_value = "256", value_parser = RangedU64ValueParser::<u64>::new().range(1..=1 << 20))]
     pub cache: u64,

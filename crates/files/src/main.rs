@@ -50,7 +50,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     let settings = Settings {
         listen: arguments.listen,
         threads: arguments.threads.unwrap_or(processors),
-        connections: arguments.connections,
+        connections: arguments.connections.unwrap_or(arguments::CONNECTIONS),
         timeouts: Timeouts {
             head_ms: arguments.head_timeout * 1000,
             idle_ms: arguments.idle_timeout * 1000,
@@ -61,8 +61,8 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     };
     let server = Server::listen(site, settings)
         .map_err(|error| format!("cannot listen on {}: {error}", arguments.listen))?;
-    if server.connections() < arguments.connections {
-        let (most, asked) = (server.connections(), arguments.connections);
+    if let Some(asked) = arguments.connections.filter(|asked| server.connections() < *asked) {
+        let most = server.connections();
         eprintln!(
             "uncopy-files: at most {most} connections, not {asked}: raise the limit of descriptors (ulimit -n)"
         );

@@ -94,10 +94,11 @@ fn line_len(bytes: &[u8]) -> usize {
     bytes[begin..].iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len() - begin)
 }
 
-/// Whether the first line ends with the name of some version of HTTP.
+/// Whether the first line is right but for its version, which exists or may some day.
 fn names_a_version(bytes: &[u8]) -> bool {
     let line = bytes.trim_ascii_start().split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let last = line.trim_ascii_end().rsplit(|byte| *byte == b' ').next().unwrap_or_default();
+    let words: Vec<&[u8]> = line.trim_ascii_end().split(|byte| *byte == b' ').collect();
+    let [_, _, last] = words[..] else { return false };
     let Some(version) = last.strip_prefix(b"HTTP/") else { return false };
     version.first().is_some_and(u8::is_ascii_digit)
         && version.iter().all(|byte| byte.is_ascii_digit() || *byte == b'.')
