@@ -101,6 +101,7 @@ enum Phase {
 pub struct Connection {
     socket: OwnedFd,
     zerocopy: Zerocopy,
+    owned: bool,
     phase: Phase,
     /// What was received and not yet understood.
     pending: Vec<u8>,
@@ -122,6 +123,7 @@ impl Connection {
         Self {
             socket,
             zerocopy: Zerocopy::default(),
+            owned: false,
             phase: Phase::Reading,
             pending: Vec::new(),
             discard_bytes: 0,
@@ -166,7 +168,8 @@ impl Connection {
                     return Next::Turn;
                 }
                 Phase::Sending(transmission) => {
-                    let mut link = Link { socket: self.socket.as_fd(), zerocopy: &mut self.zerocopy };
+                    let (zerocopy, owned) = (&mut self.zerocopy, &mut self.owned);
+                    let mut link = Link { socket: self.socket.as_fd(), zerocopy, owned };
                     match transmission.advance(&mut link, false) {
                         Ok(sent) => {
                             sent_bytes += sent;

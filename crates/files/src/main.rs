@@ -7,8 +7,10 @@ use uncopy_files::answer::Site;
 use uncopy_files::arguments::{self, Arguments};
 use uncopy_files::cache::Cache;
 use uncopy_files::connection::Timeouts;
+use uncopy_files::memory;
 use uncopy_files::root::Root;
 use uncopy_files::server::{Server, Settings};
+use uncopy_files::ways::Way;
 
 /// Exit status of a wrong command line.
 const STATUS_USAGE: u8 = 2;
@@ -45,6 +47,9 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     let directory = &arguments.directory;
     let root = Root::open(directory, arguments.index.clone(), arguments.hidden)
         .map_err(|error| format!("cannot serve {}: {error}", directory.display()))?;
+    if arguments.way == Way::Twin {
+        memory::begin();
+    }
     let site = Site { root, way: arguments.way, cache: Cache::new(arguments.cache << 20) };
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let settings = Settings {

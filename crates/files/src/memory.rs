@@ -1,25 +1,24 @@
 //! Twin memory as this server uses it: buffers for whole files, and the send that passes them by
-//! reference. Everything that it knows of `uncopy-twin` and `uncopy-proxy` is here.
+//! reference. Everything that it knows of the twin allocator, the proxy and the transmit engine is here.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::c_int;
+use uncopy_transmit::Owner;
+use uncopy_twin::Bytes;
 
 use crate::os;
 
 /// Memory for one file's bytes.
 #[derive(Debug)]
-pub struct Buffer(Box<[u8]>);
+pub struct Buffer(Bytes);
 
 impl Buffer {
     /// `len_bytes` of it, zeroed; `None` where there is none left.
     #[must_use]
     pub fn new(len_bytes: usize) -> Option<Self> {
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(len_bytes).ok()?;
-        bytes.resize(len_bytes, 0);
-        Some(Self(bytes.into_boxed_slice()))
+        Bytes::zeroed(len_bytes).map(Self)
     }
 
     /// The bytes.
@@ -34,12 +33,29 @@ impl Buffer {
     }
 }
 
+/// Tells the transmit engine what this program never does: close descriptors that it does not own.
+pub fn begin() {
+    uncopy_transmit::trust_descriptors();
+}
+
+/// Tells the transmit engine what becomes of `socket`, once for each: only its thread sends on it, it does
+/// not block, SIGPIPE is ignored (Rust's runtime sees to that), and after an error it is closed.
+pub fn own(socket: BorrowedFd<'_>) {
+    let owner = Owner { ends_on_errors: true, sends_alone: true, reads_errors: false };
+    uncopy_transmit::own(socket.as_raw_fd(), owner);
+}
+
 /// Sends `head`, copied, and `body`, which lies in a [`Buffer`], by reference where that pays; returns how
 /// many bytes of both were taken.
 ///
 /// # Errors
 /// As sendmsg.
 pub fn send(socket: BorrowedFd<'_>, head: &[u8], body: &[u8], flags: c_int) -> io::Result<usize> {
-    // SAFETY: both are borrowed for the length of the call, and without MSG_ZEROCOPY the kernel copies.
-    unsafe { os::send(socket, &[os::part(head), os::part(body)], flags) }
+    let parts = [os::part(head), os::part(body)];
+    let message = os::message(&parts);
+    let flags = flags | libc::MSG_NOSIGNAL;
+    // SAFETY: the message has two parts, both borrowed for the length of the call. Twin memory sees to it
+    // that what the kernel may hold beyond that does not change.
+    let sent = unsafe { uncopy_proxy::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }

@@ -116,6 +116,8 @@ pub struct Link<'a> {
     pub socket: BorrowedFd<'a>,
     /// What it is known to do.
     pub zerocopy: &'a mut Zerocopy,
+    /// Whether the transmit engine knows what becomes of it.
+    pub owned: &'a mut bool,
 }
 
 /// A file that is being sent.
@@ -182,6 +184,9 @@ impl Content {
                 let body = body.ok_or(io::ErrorKind::UnexpectedEof)?;
                 // All that is left, not `wanted`: nothing is prepared for bytes that do not fit.
                 let body = &body[..usize::try_from(len).map_or(body.len(), |len| len.min(body.len()))];
+                if !std::mem::replace(link.owned, true) {
+                    memory::own(link.socket);
+                }
                 memory::send(link.socket, head, body, more_flag)
             }
             How::Sendfile => {
