@@ -11,12 +11,10 @@
 
 use crate::accounts;
 use crate::apply::{clear_long_runs, fill_edges};
-use crate::block::{
-    ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, Locked, REGISTERED, RELOCATED, STACK,
-};
+use crate::block::{ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED, STACK};
 use crate::engine::{ENGINE, Phase};
 use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
-use crate::{bounds, live, upkeep};
+use crate::{live, upkeep};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::classes::{CLASSES, Class};
 use uncopy_core::ledger::Field;
@@ -32,6 +30,12 @@ use uncopy_sys::sync::atomic::{
 };
 use uncopy_sys::sync::{Apart, Peek, UnsafeCell};
 
+mod free_blocks;
+mod retention;
+
+use free_blocks::{Free, FreeBlocks};
+pub(crate) use retention::Taken;
+
 /// Log2 of a span where nothing limits the address space.
 const SHIFT_MOST: u32 = 34;
 /// Log2 of the smallest useful span.
@@ -44,60 +48,6 @@ const HUGE_BYTES: usize = 2 << 20;
 /// touch of its pages (0.9 µs each) than copying costs: with 128 KiB here, Redis SET of 64 KiB took
 /// 1.4 times the CPU time.
 const RELOCATE_BYTES: usize = 4 << 20;
-
-/// A free block with no more present pages than this keeps them, however much others retain.
-const RETAINED_FREELY_PAGES: u32 = 8;
-
-/// Free blocks of a class and kind: three lists, linked by their records. A number is an index plus one.
-///
-/// ```text
-///  freed ──► recent ──► old ──► bare          the handler moves them on, once a second at most, and gives
-///              │         │        │           the pages of those that become bare back to the kernel
-///              └─────────┴────────┴──► allocated
-/// ```
-#[derive(Clone, Copy)]
-struct FreeBlocks {
-    recent: u32,
-    old: u32,
-    bare: u32,
-    /// Blocks in `recent` and `old`.
-    recents: u32,
-    olds: u32,
-}
-
-impl FreeBlocks {
-    const NONE: Self = Self { recent: 0, old: 0, bare: 0, recents: 0, olds: 0 };
-
-    /// The list from which the next block comes.
-    const fn first(&mut self) -> &mut u32 {
-        if self.recent != 0 {
-            self.recents -= 1;
-            &mut self.recent
-        } else if self.old != 0 {
-            self.olds -= 1;
-            &mut self.old
-        } else {
-            &mut self.bare
-        }
-    }
-}
-
-/// The kinds of free blocks.
-#[derive(Clone, Copy)]
-struct Free {
-    registered: FreeBlocks,
-    plain: FreeBlocks,
-}
-
-/// A free block that the handler has taken out of the lists.
-#[derive(Clone, Copy)]
-pub(crate) struct Taken {
-    class: usize,
-    is_registered: bool,
-    index: u32,
-    /// Its pages could not be given back.
-    is_bare: bool,
-}
 
 #[repr(align(128))]
 struct ClassState {
@@ -491,11 +441,7 @@ impl Heap {
             }
             drop(dropped);
         }
-        // A call for a few pages costs more than they are worth: upkeep gives them back in its time.
-        if present_pages > RETAINED_FREELY_PAGES
-            && self.retains_too_much(present_pages)
-            && self.discard(at, registered)
-        {
+        if self.retains_too_much(present_pages) && self.discard(at, registered) {
             present_pages = 0;
         }
         if at.block.flags.load(Relaxed) & DISOWNED != 0 {
@@ -519,124 +465,6 @@ impl Heap {
         if present_pages > 0 {
             upkeep::is_needed();
         }
-    }
-
-    fn retains_too_much(&self, more_pages: u32) -> bool {
-        self.retained_pages() + more_pages as usize > bounds::retained_most_bytes() / PAGE_BYTES
-    }
-
-    /// Present pages of free blocks.
-    pub(crate) fn retained_pages(&self) -> usize {
-        self.retained_pages.load(Relaxed)
-    }
-
-    /// Of a class, how many free blocks are to become bare now: half of those, registered and plain, that were
-    /// free already when this was last asked, and that nobody has needed since. `None`: another thread holds
-    /// the class's lock.
-    pub(crate) fn surplus_blocks(&self, class: usize) -> Option<[u32; 2]> {
-        let state = &self.classes[class];
-        if !state.lock.try_lock() {
-            return None;
-        }
-        // SAFETY: under the lock.
-        let free = unsafe { &mut *state.free.get() };
-        let surplus = [&mut free.registered, &mut free.plain].map(|list| {
-            let surplus = list.olds.div_ceil(2);
-            if list.old == 0 {
-                (list.old, list.olds) = (list.recent, list.recents);
-                (list.recent, list.recents) = (0, 0);
-            }
-            surplus
-        });
-        state.lock.unlock();
-        Some(surplus)
-    }
-
-    /// Takes an old block out of the lists. `None`: there is none, or another thread holds the class's lock.
-    pub(crate) fn take_old(&self, class_index: usize, is_registered: bool) -> Option<Taken> {
-        let class = Class::from_index(class_index)?;
-        let state = &self.classes[class_index];
-        if !state.lock.try_lock() {
-            return None;
-        }
-        // SAFETY: under the lock.
-        let free = unsafe { &mut *state.free.get() };
-        let list = if is_registered { &mut free.registered } else { &mut free.plain };
-        let index = self.pop_from(class, &mut list.old);
-        if index.is_some() {
-            list.olds -= 1;
-        }
-        state.lock.unlock();
-        Some(Taken { class: class_index, is_registered, index: index?, is_bare: false })
-    }
-
-    /// Gives the pages of a block that was taken out of the lists back to the kernel.
-    pub(crate) fn make_bare(&self, taken: &mut Taken) {
-        let Some(class) = Class::from_index(taken.class) else { return };
-        let at = self.block(class, taken.index);
-        let retained = at.block.retained_pages.load(Relaxed);
-        if retained > 0 {
-            let Some(mut locked) = at.try_lock() else { return };
-            if self.discard_locked(&mut locked, taken.is_registered) {
-                live::add(Counter::TrimmedBytes, retained as usize * PAGE_BYTES);
-            }
-            // Where it is refused (locked memory), there is no use in asking again.
-            at.block.retained_pages.store(0, Relaxed);
-            self.retained_pages.fetch_sub(retained as usize, Relaxed);
-        }
-        taken.is_bare = true;
-    }
-
-    /// Puts it back, among the bare ones if it is. False: another thread holds the class's lock.
-    pub(crate) fn put_back(&self, taken: Taken) -> bool {
-        let (Some(class), state) = (Class::from_index(taken.class), &self.classes[taken.class]) else {
-            return true;
-        };
-        if !state.lock.try_lock() {
-            return false;
-        }
-        // SAFETY: under the lock.
-        let free = unsafe { &mut *state.free.get() };
-        let free = if taken.is_registered { &mut free.registered } else { &mut free.plain };
-        let list = if taken.is_bare {
-            &mut free.bare
-        } else {
-            free.recents += 1;
-            &mut free.recent
-        };
-        self.block(class, taken.index).block.next_free.store(*list, Relaxed);
-        *list = taken.index + 1;
-        state.lock.unlock();
-        true
-    }
-
-    /// Gives a free block's pages back to the kernel.
-    fn discard(&self, at: BlockRef, registered: bool) -> bool {
-        let _critical = Critical::enter();
-        self.discard_locked(&mut at.lock(), registered)
-    }
-
-    fn discard_locked(&self, locked: &mut Locked, registered: bool) -> bool {
-        let at = locked.at;
-        if self.discard_pages(at.base, at.bytes()).is_err() {
-            return false;
-        }
-        if registered {
-            locked.change(|map| map.set_empty(at.all(), &mut Dropped::new()));
-        } else {
-            at.block.flags.fetch_or(FRESH, Relaxed);
-        }
-        true
-    }
-
-    /// Gives pages of a block back to the kernel.
-    ///
-    /// # Errors
-    /// What the kernel says; EINVAL for locked memory.
-    pub fn discard_pages(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
-        let (blocks, _) = self.reservations().ok_or(Errno(12))?;
-        // SAFETY: called for blocks that hold nothing: never touched, or free and in no list.
-        unsafe { blocks.discard(address, len_bytes) }
     }
 
     /// Makes the pages of a plain block present.
