@@ -43,6 +43,7 @@ pub mod inject;
 pub mod lineage;
 pub mod lock;
 pub mod mem;
+pub mod messages;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 mod own;
 pub mod pipe;

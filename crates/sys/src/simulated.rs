@@ -5,6 +5,7 @@
 
 use crate::control::Control;
 use crate::errno::Errno;
+pub use crate::messages::{Change, Fault, Message, Placed, Ready, Reports};
 use loom::sync::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,15 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const PAGE_BYTES: usize = 4096;
 /// What memory holds that was moved away or never filled.
 const GONE: u8 = 0xEE;
-
-/// A thread waits for a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// Address that was touched.
-    pub address: usize,
-    /// Kernel id of the thread that waits.
-    pub thread_id: u32,
-}
 
 /// A userfaultfd of this process.
 #[derive(Clone, Copy, Debug)]
@@ -30,65 +22,6 @@ pub struct Uffd {
 
 /// Why there is no userfaultfd.
 pub type OpenError = Errno;
-
-/// As the real one; models change no mappings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// First address.
-    pub start: usize,
-    /// One past the last address.
-    pub end: usize,
-    /// Where `start` is now, if the mapping was moved.
-    pub moved_to: Option<usize>,
-}
-
-/// What a userfaultfd reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Message {
-    /// A thread waits for a page.
-    Fault(Fault),
-    /// Mappings have changed.
-    Change(Change),
-}
-
-/// What a userfaultfd is to report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reports {
-    /// Faults only.
-    Faults,
-    /// Changes of the mappings too.
-    Changes,
-}
-
-/// What [`wait`] found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ready {
-    /// The first userfaultfd has something to read.
-    pub first: bool,
-    /// The second has.
-    pub second: bool,
-    /// The control pipe has.
-    pub control: bool,
-    /// The first descriptor is closed.
-    pub is_closed: bool,
-}
-
-/// How far a placement got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
-    /// Bytes placed, from the start of the range.
-    pub done_bytes: usize,
-    /// Why it stopped; `None` if all was placed.
-    pub error: Option<Errno>,
-}
-
-impl Placed {
-    /// Whether every page was placed.
-    #[must_use]
-    pub const fn is_complete(self) -> bool {
-        self.error.is_none()
-    }
-}
 
 #[derive(Debug, Default)]
 struct State {
