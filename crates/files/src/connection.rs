@@ -114,12 +114,15 @@ pub struct Connection {
     /// Sent since the deadline was set.
     progress_bytes: usize,
     deadline_ms: u64,
+    /// When it began to wait for a request.
+    waits_since_ms: u64,
 }
 
 impl Connection {
     /// A connection that was just accepted.
     #[must_use]
     pub fn new(socket: OwnedFd, shared: &Shared<'_>) -> Self {
+        let now_ms = shared.clock.now_ms();
         Self {
             socket,
             zerocopy: Zerocopy::default(),
@@ -130,7 +133,8 @@ impl Connection {
             is_last: false,
             was_refused: false,
             progress_bytes: 0,
-            deadline_ms: shared.clock.now_ms() + shared.timeouts.head_ms,
+            deadline_ms: now_ms + shared.timeouts.head_ms,
+            waits_since_ms: now_ms,
         }
     }
 
@@ -138,6 +142,12 @@ impl Connection {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Reading) && self.pending.is_empty()
+    }
+
+    /// Whether it waits for a request for so long.
+    #[must_use]
+    pub fn is_idle_for(&self, now_ms: u64, idle_ms: u64) -> bool {
+        self.is_idle() && now_ms.saturating_sub(self.waits_since_ms) >= idle_ms
     }
 
     /// Whether the client took too long.
@@ -212,6 +222,7 @@ impl Connection {
         }
         let now_ms = shared.clock.now_ms();
         self.deadline_ms = now_ms + shared.timeouts.idle_ms;
+        self.waits_since_ms = now_ms;
         if self.is_last {
             let unread = self.was_refused || self.discard_bytes > 0 || !self.pending.is_empty();
             if unread {

@@ -5,7 +5,10 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, listen, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketFlags, SocketType, bind, getsockname, listen, shutdown, socket_with,
+    sockopt,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::answer::Site;
@@ -94,6 +97,8 @@ impl Server {
                 .collect();
             self.signals.wait();
             self.crew.ending.store(true, Ordering::Relaxed);
+            // From here on clients are refused, while threads still hold the descriptor.
+            let _ = shutdown(&self.crew.listener, Shutdown::Both);
             for wake in &self.wakes {
                 // An event counter that was never read has room for this.
                 let _ = wake_up(wake);

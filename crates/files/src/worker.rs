@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, SocketFlags, accept_with, send, sockopt};
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send, sockopt};
 
 use crate::connection::{Connection, Next, Shared};
 
@@ -176,8 +176,10 @@ impl<'a> Worker<'a> {
         if self.crew.open.fetch_add(1, Ordering::Relaxed) >= self.crew.limit {
             self.crew.open.fetch_sub(1, Ordering::Relaxed);
             self.shared.tally.turned_away += 1;
-            // A socket that was just accepted has room for this.
+            // A socket that was just accepted has room for this. A request that came already is taken out,
+            // so that closing does not reset the connection.
             let _ = send(&socket, TURNED_AWAY, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            let _ = recv(&socket, &mut self.shared.received[..], RecvFlags::DONTWAIT);
             return;
         }
         self.shared.tally.connections += 1;
@@ -238,8 +240,8 @@ impl<'a> Worker<'a> {
         for index in 0..self.places.len() {
             let Some(connection) = &mut self.places[index].connection else { continue };
             let idle = connection.is_idle();
-            let late = connection.is_late(now_ms)
-                || crowded && idle && connection.is_late(now_ms + self.shared.timeouts.idle_ms * 3 / 4);
+            let idle_ms = self.shared.timeouts.idle_ms / 4;
+            let late = connection.is_late(now_ms) || crowded && connection.is_idle_for(now_ms, idle_ms);
             let next = if cut || ending && idle {
                 Next::Nothing
             } else if late {
