@@ -35,8 +35,8 @@ const LOOKS: usize = 16;
 /// 64 bit words of a page's part of the bitmap: a bit for 16 bytes.
 pub(crate) const BITMAP_WORDS: usize = PAGE_BYTES / 16 / 64;
 /// Free pages that stay present: so many, and a share of those in use.
-const WARM_PAGES: usize = 4096;
-const WARM_SHARE: usize = 8;
+const WARM_PAGES: u32 = 4096;
+const WARM_SHARE: u32 = 8;
 
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static LEN_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -253,10 +253,11 @@ impl Pages {
         // SAFETY: the caller's promise.
         let pool = unsafe { self.pool() };
         pool.used -= self.unit(id).pages.load(Relaxed);
-        let id = self.free(pool, id, warm);
-        let most = WARM_PAGES + pool.used as usize / WARM_SHARE;
-        if pool.warm as usize > most {
-            self.drop_pages(pool, id);
+        self.free(pool, id, warm);
+        let most = WARM_PAGES + pool.used / WARM_SHARE;
+        if pool.warm > most {
+            // Well below, so that what comes and goes at the bound is not dropped each time.
+            self.cool(pool, most / 2);
         }
     }
 
@@ -417,7 +418,7 @@ impl Pages {
     }
 
     /// Joins the unit with its free neighbours and links the whole.
-    fn free(&self, pool: &mut Pool, id: Id, warm: u32) -> Id {
+    fn free(&self, pool: &mut Pool, id: Id, warm: u32) {
         let (mut start, mut end) = self.unit(id).span();
         let mut warm = warm;
         let left = start.checked_sub(1).and_then(|page| self.free_at(page));
@@ -437,7 +438,6 @@ impl Pages {
         unit.start.store(start, Relaxed);
         unit.pages.store(end - start, Relaxed);
         self.link(pool, id, warm);
-        id
     }
 
     /// The free run that begins or ends at this page.

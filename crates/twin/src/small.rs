@@ -401,8 +401,13 @@ pub(crate) unsafe fn deallocate(id: Id, object: usize) {
         // Freed twice. Better ignored than an object that two own.
         return;
     }
+    let place = unit.place();
+    if place == Place::Attached {
+        // Whoever closes it looks at the bitmap after that.
+        return;
+    }
     let freed = unit.freed.fetch_add(1, SeqCst) + 1;
-    let matters = match unit.place() {
+    let matters = match place {
         Place::Attached => false,
         Place::Closed => freed >= least_free(unit) || freed >= unit.slots.load(Relaxed),
         Place::Listed => freed >= unit.slots.load(Relaxed),

@@ -42,9 +42,7 @@ fn without_protection_the_hazard_is_real() {
 
 #[test]
 fn overwritten_bytes_arrive_as_they_were_sent() {
-    if !can_lend("overwritten_bytes_arrive_as_they_were_sent") {
-        return;
-    }
+    let Some(_alone) = can_lend("overwritten_bytes_arrive_as_they_were_sent") else { return };
     for len in [4097, LARGE, LARGE + 123, 1 << 20] {
         let before = statistics().replaced_pages;
         sent_then(len, |mut buffer| {
@@ -58,9 +56,7 @@ fn overwritten_bytes_arrive_as_they_were_sent() {
 
 #[test]
 fn a_single_write_replaces_one_page_and_keeps_its_other_bytes() {
-    if !can_lend("a_single_write_replaces_one_page_and_keeps_its_other_bytes") {
-        return;
-    }
+    let Some(_alone) = can_lend("a_single_write_replaces_one_page_and_keeps_its_other_bytes") else { return };
     sent_then(LARGE, |mut buffer| {
         buffer[5 * 4096 + 7] ^= 0xFF;
         let mut expected = pattern(1, LARGE);
@@ -74,9 +70,7 @@ fn a_single_write_replaces_one_page_and_keeps_its_other_bytes() {
 
 #[test]
 fn freed_and_allocated_again_what_was_sent_arrives() {
-    if !can_lend("freed_and_allocated_again_what_was_sent_arrives") {
-        return;
-    }
+    let Some(_alone) = can_lend("freed_and_allocated_again_what_was_sent_arrives") else { return };
     sent_then(LARGE, |buffer| {
         let address = buffer.as_ptr() as usize;
         drop(buffer);
@@ -94,9 +88,9 @@ fn freed_and_allocated_again_what_was_sent_arrives() {
 
 #[test]
 fn what_the_kernel_reads_into_the_buffer_does_not_change_what_was_sent() {
-    if !can_lend("what_the_kernel_reads_into_the_buffer_does_not_change_what_was_sent") {
+    let Some(_alone) = can_lend("what_the_kernel_reads_into_the_buffer_does_not_change_what_was_sent") else {
         return;
-    }
+    };
     sent_then(LARGE, |mut buffer| {
         let new = pattern(9, LARGE);
         let (mut read, mut write) = std::os::unix::net::UnixStream::pair().expect("a pair");
@@ -112,9 +106,11 @@ fn what_the_kernel_reads_into_the_buffer_does_not_change_what_was_sent() {
 
 #[test]
 fn small_objects_in_a_full_pageblock_are_sent_by_reference_and_stay_as_they_were() {
-    if !can_lend("small_objects_in_a_full_pageblock_are_sent_by_reference_and_stay_as_they_were") {
+    let Some(_alone) =
+        can_lend("small_objects_in_a_full_pageblock_are_sent_by_reference_and_stay_as_they_were")
+    else {
         return;
-    }
+    };
     const SIZE: usize = 2000;
     let mut objects: Vec<Bytes> =
         (0..200).map(|index| Bytes::copy_of(&pattern(index, SIZE)).expect("memory")).collect();
@@ -150,9 +146,11 @@ fn small_objects_in_a_full_pageblock_are_sent_by_reference_and_stay_as_they_were
 
 #[test]
 fn a_write_between_lending_and_the_end_of_the_call_does_not_open_the_page_for_later_ones() {
-    if !can_lend("a_write_between_lending_and_the_end_of_the_call_does_not_open_the_page_for_later_ones") {
+    let Some(_alone) =
+        can_lend("a_write_between_lending_and_the_end_of_the_call_does_not_open_the_page_for_later_ones")
+    else {
         return;
-    }
+    };
     for until in [Until::Dropped, Until::Completed] {
         let mut buffer = Bytes::copy_of(&pattern(3, LARGE)).expect("memory");
         let (socket, mut receiver) = connection();
@@ -172,9 +170,7 @@ fn a_write_between_lending_and_the_end_of_the_call_does_not_open_the_page_for_la
 
 #[test]
 fn completed_loans_let_their_pages_be_written_in_place() {
-    if !can_lend("completed_loans_let_their_pages_be_written_in_place") {
-        return;
-    }
+    let Some(_alone) = can_lend("completed_loans_let_their_pages_be_written_in_place") else { return };
     let mut buffer = Bytes::zeroed(16 * LARGE).expect("memory");
     let before = statistics();
     let loan = lend_all(&buffer, Until::Completed).expect("lent");
@@ -193,9 +189,9 @@ fn completed_loans_let_their_pages_be_written_in_place() {
 
 #[test]
 fn an_object_that_is_written_after_every_send_is_lent_ever_more_rarely() {
-    if !can_lend("an_object_that_is_written_after_every_send_is_lent_ever_more_rarely") {
+    let Some(_alone) = can_lend("an_object_that_is_written_after_every_send_is_lent_ever_more_rarely") else {
         return;
-    }
+    };
     let mut buffer = Bytes::zeroed(8192).expect("memory");
     let mut lent = 0;
     for round in 0..1000 {

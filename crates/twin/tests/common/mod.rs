@@ -8,6 +8,7 @@
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use uncopy_twin::{Loan, Until, lend};
 
@@ -76,8 +77,15 @@ pub fn receive(from: &mut UnixStream, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Whether this machine lets us protect pages; else says that the test is skipped.
-pub fn can_lend(test: &str) -> bool {
+/// The right to count what the allocator does: one test at a time.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same where this machine lets us protect pages; else says that the test is skipped.
+pub fn can_lend(test: &str) -> Option<MutexGuard<'static, ()>> {
+    let alone = alone();
     let object = uncopy_twin::allocate(8192);
     assert!(!object.is_null());
     let loan = lend(object as usize, 8192, Until::Dropped);
@@ -90,7 +98,7 @@ pub fn can_lend(test: &str) -> bool {
         // Not through the harness, which would keep it to itself.
         let _ = writeln!(std::io::stderr().lock(), "skipped: {test}: {}", uncopy_twin::status());
     }
-    can
+    can.then_some(alone)
 }
 
 /// Lends all of a slice.

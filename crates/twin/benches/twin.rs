@@ -1,0 +1,186 @@
+//! What the twin allocator costs: allocating and freeing, lending, a write to an object in flight, and a
+//! write-protect fault next to a native page fault (ZCopy Table 2); and what it wastes.
+//!
+//! Needs permission to use userfaultfd. `make bench-twin` runs it.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of a benchmark fit 32 bits")]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use uncopy_twin::{Bytes, Until, allocate, deallocate, lend, settle, statistics};
+
+const PAGE: usize = 4096;
+
+fn allocating(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("allocate and free");
+    for size in [64usize, 1000, 4096, 16 << 10, 64 << 10] {
+        group.bench_function(BenchmarkId::new("twin", size), |bencher| {
+            bencher.iter(|| {
+                let object = allocate(black_box(size));
+                // SAFETY: allocated just now, and not used.
+                unsafe { deallocate(black_box(object)) };
+            });
+        });
+        group.bench_function(BenchmarkId::new("malloc", size), |bencher| {
+            bencher.iter(|| {
+                // SAFETY: freed as it was allocated.
+                unsafe { libc::free(black_box(libc::malloc(black_box(size)))) };
+            });
+        });
+    }
+    group.finish();
+    // A thousand at a time, in the order of a queue.
+    let mut group = criterion.benchmark_group("a thousand of 1000 bytes");
+    group.bench_function("twin", |bencher| {
+        bencher.iter(|| {
+            let objects: [*mut u8; 1000] = core::array::from_fn(|_| allocate(1000));
+            // SAFETY: allocated just now, and not used.
+            objects.iter().for_each(|object| unsafe { deallocate(*object) });
+        });
+    });
+    group.bench_function("malloc", |bencher| {
+        bencher.iter(|| {
+            // SAFETY: freed as they were allocated.
+            unsafe {
+                let objects: [*mut libc::c_void; 1000] = core::array::from_fn(|_| libc::malloc(1000));
+                objects.iter().for_each(|object| libc::free(*object));
+            }
+        });
+    });
+    group.finish();
+}
+
+fn lending(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("lend");
+    for size in [4 * PAGE, 16 * PAGE, 128 * PAGE] {
+        let buffer = Bytes::zeroed(size).expect("memory");
+        group.bench_function(BenchmarkId::new("again", size >> 10), |bencher| {
+            bencher.iter(|| drop(black_box(lend(buffer.as_ptr() as usize, size, Until::Dropped))));
+        });
+        group.bench_function(BenchmarkId::new("fresh, and its end", size >> 10), |bencher| {
+            bencher.iter_custom(|rounds| {
+                let mut spent = Duration::ZERO;
+                for _ in 0..rounds {
+                    let begin = Instant::now();
+                    let object = allocate(size);
+                    let loan = lend(object as usize, size, Until::Dropped);
+                    drop(loan.expect("lent"));
+                    // SAFETY: allocated just now.
+                    unsafe { deallocate(object) };
+                    spent += begin.elapsed();
+                }
+                spent
+            });
+        });
+    }
+    group.finish();
+}
+
+/// Time of the first write to each page of fresh objects that `prepare` has prepared.
+fn first_writes(rounds: u64, pages: usize, prepare: impl Fn(&mut [u8])) -> Duration {
+    let mut spent = Duration::ZERO;
+    for _ in 0..rounds {
+        let mut buffer = Bytes::zeroed(pages * PAGE).expect("memory");
+        prepare(&mut buffer);
+        let begin = Instant::now();
+        buffer[black_box(pages / 2 * PAGE)] = 1;
+        spent += begin.elapsed();
+    }
+    spent
+}
+
+fn mutations(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("write of one byte");
+    let lend_all =
+        |buffer: &mut [u8], until| lend(buffer.as_ptr() as usize, buffer.len(), until).expect("lent");
+    group.bench_function("to a page in flight", |bencher| {
+        bencher
+            .iter_custom(|rounds| first_writes(rounds, 16, |buffer| drop(lend_all(buffer, Until::Dropped))));
+    });
+    group.bench_function("to a protected page not in flight", |bencher| {
+        bencher.iter_custom(|rounds| {
+            first_writes(rounds, 16, |buffer| settle(lend_all(buffer, Until::Completed)))
+        });
+    });
+    group.bench_function("to an ordinary page", |bencher| {
+        bencher.iter_custom(|rounds| first_writes(rounds, 16, |_| {}));
+    });
+    // The kernel's own: a fresh anonymous page.
+    group.bench_function("native page fault", |bencher| {
+        bencher.iter_custom(|rounds| {
+            let mut spent = Duration::ZERO;
+            for _ in 0..rounds {
+                // SAFETY: a mapping of this function's own.
+                unsafe {
+                    let (protection, flags) =
+                        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+                    let memory = libc::mmap(core::ptr::null_mut(), PAGE, protection, flags, -1, 0);
+                    assert!(memory != libc::MAP_FAILED);
+                    let begin = Instant::now();
+                    memory.cast::<u8>().write_volatile(1);
+                    spent += begin.elapsed();
+                    libc::munmap(memory, PAGE);
+                }
+            }
+            spent
+        });
+    });
+    for size in [16 * PAGE, 128 * PAGE] {
+        group.bench_function(BenchmarkId::new("all of an object in flight, KiB", size >> 10), |bencher| {
+            bencher.iter_custom(|rounds| {
+                let mut spent = Duration::ZERO;
+                for round in 0..rounds {
+                    let mut buffer = Bytes::zeroed(size).expect("memory");
+                    drop(lend_all(&mut buffer, Until::Dropped));
+                    let begin = Instant::now();
+                    buffer.fill(round as u8);
+                    spent += begin.elapsed();
+                }
+                spent
+            });
+        });
+    }
+    group.finish();
+}
+
+/// Sizes as memcached's values have them (Atikoglu et al., SIGMETRICS 2012, pool ETC: many small, a long tail), drawn
+/// from a generalised Pareto distribution with their parameters.
+fn report_waste(_criterion: &mut Criterion) {
+    let mut random = 0x9E37_79B9_7F4A_7C15u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 11) as f64 / (1u64 << 53) as f64
+    };
+    // All are kept, so that no size finds another one's free slots.
+    let mut objects = Vec::new();
+    for (name, least, most) in [("up to a page", 1usize, 4096usize), ("of all sizes", 1, 1 << 20)] {
+        let before = statistics().used_bytes;
+        let mut asked = 0usize;
+        let begin = objects.len();
+        while asked < 64 << 20 {
+            let (scale, shape) = (214.476, 0.348_238);
+            let size = (scale / shape * ((1.0 - next()).powf(-shape) - 1.0)) as usize;
+            let size = size.clamp(least, most);
+            asked += size;
+            objects.push(Bytes::zeroed(size).expect("memory"));
+        }
+        let used = (statistics().used_bytes - before) as usize;
+        println!(
+            "waste, ETC value sizes {name}: {} objects, {} bytes asked for, {} bytes of pages: {:.2} %",
+            objects.len() - begin,
+            asked,
+            used,
+            100.0 * (1.0 - asked as f64 / used as f64)
+        );
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(20);
+    targets = report_waste, allocating, lending, mutations
+}
+criterion_main!(benches);

@@ -1,0 +1,75 @@
+//! Where userfaultfd is refused: everything works, nothing is lent, and it says why. A process of its own.
+
+mod common;
+
+use common::{alone, in_child, lend_all, pattern};
+use uncopy_twin::{Bytes, Status, Until, Why, status};
+
+/// Lets no descriptor be opened any more.
+fn refuse_descriptors() {
+    let limit = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
+    // SAFETY: the limit is valid.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+}
+
+#[test]
+fn without_userfaultfd_memory_is_ordinary_and_the_reason_is_known() {
+    let _alone = alone();
+    let child = in_child(|| {
+        refuse_descriptors();
+        let mut buffer = Bytes::copy_of(&pattern(1, 100_000)).expect("memory");
+        assert_eq!(status(), Status::Dormant);
+        assert!(lend_all(&buffer, Until::Dropped).is_none());
+        let Status::Inactive { why, errno } = status() else { return false };
+        assert_eq!((why, errno), (Why::Refused, libc::EMFILE));
+        assert_eq!(
+            status().to_string(),
+            "inactive: userfaultfd was refused: Too many open files (os error 24)"
+        );
+        buffer.fill(2);
+        let more: Vec<Bytes> =
+            (0..200).map(|seed| Bytes::copy_of(&pattern(seed, 3000)).expect("memory")).collect();
+        assert!(lend_all(&more[0], Until::Completed).is_none());
+        more.iter().enumerate().all(|(seed, object)| **object == pattern(seed, 3000)[..])
+    });
+    assert_eq!(child, 0);
+}
+
+#[test]
+fn switched_off_nothing_is_lent() {
+    let _alone = alone();
+    let child = in_child(|| {
+        let buffer = Bytes::copy_of(&pattern(1, 100_000)).expect("memory");
+        uncopy_twin::switch_off();
+        assert_eq!(status().to_string(), "inactive: switched off");
+        lend_all(&buffer, Until::Dropped).is_none()
+    });
+    assert_eq!(child, 0);
+}
+
+#[test]
+fn a_descriptor_that_the_program_closes_ends_lending_and_nothing_else() {
+    let Some(_alone) = common::can_lend("a_descriptor_that_the_program_closes_ends_lending_and_nothing_else")
+    else {
+        return;
+    };
+    let child = in_child(|| {
+        let mut buffers: Vec<Bytes> =
+            (0..8).map(|seed| Bytes::copy_of(&pattern(seed, 100_000)).expect("memory")).collect();
+        let mut small: Vec<Bytes> =
+            (0..100).map(|seed| Bytes::copy_of(&pattern(seed, 2000)).expect("memory")).collect();
+        small.iter().for_each(|object| drop(lend_all(object, Until::Dropped)));
+        drop(lend_all(&buffers[0], Until::Dropped).expect("lent"));
+        // SAFETY: nothing here uses a descriptor.
+        unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
+        assert!(lend_all(&buffers[1], Until::Dropped).is_none());
+        assert!(status().to_string().starts_with("inactive: pages could not be protected"));
+        buffers[0].fill(1);
+        assert!(buffers[0].iter().all(|byte| *byte == 1));
+        small.truncate(30);
+        small.extend((0..200).map(|seed| Bytes::copy_of(&pattern(seed, 2000)).expect("memory")));
+        small[30..].iter().enumerate().all(|(seed, object)| **object == pattern(seed, 2000)[..])
+            && small[..30].iter().enumerate().all(|(seed, object)| **object == pattern(seed, 2000)[..])
+    });
+    assert_eq!(child, 0);
+}
