@@ -1,7 +1,7 @@
 //! `libuncopy.so`: stands between a program and libc, and does nothing else.
 //!
 //! Every hook is a few lines: decide, call the engine, else go to libc. What is below the threshold
-//! goes there by a compare and a tail jump ([`real`] describes how).
+//! goes there by a compare and a tail jump ([`uncopy_hooks`] describes how).
 //!
 //! | module | hooks |
 //! |---|---|
@@ -29,9 +29,6 @@
     reason = "each hook has the contract of the libc function of the same name"
 )]
 #![allow(missing_docs, reason = "as above")]
-
-#[macro_use]
-mod real;
 
 mod allocation;
 #[cfg(target_arch = "x86_64")]

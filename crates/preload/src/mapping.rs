@@ -6,6 +6,7 @@
 use core::ffi::{c_int, c_long, c_void};
 use libc::size_t;
 use uncopy_engine::engine::ENGINE;
+use uncopy_hooks::slots;
 
 type Pointer = *mut c_void;
 

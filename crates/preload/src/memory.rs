@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 use uncopy_engine::copy::copy;
 use uncopy_engine::gate::MIN_SIZE_BYTES;
+use uncopy_hooks::{gate, slots};
 
 type Move = unsafe extern "C" fn(*mut u8, *const u8, usize) -> *mut u8;
 type MoveChecked = unsafe extern "C" fn(*mut u8, *const u8, usize, usize) -> *mut u8;

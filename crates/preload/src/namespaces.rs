@@ -3,6 +3,7 @@
 
 use core::ffi::c_int;
 use uncopy_engine::alone::alone;
+use uncopy_hooks::slots;
 
 slots! {
     UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;

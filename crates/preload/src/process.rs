@@ -8,6 +8,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::OnceLock;
 use uncopy_engine::engine::{ENGINE, Phase};
+use uncopy_hooks::slots;
 
 type Handler = extern "C" fn();
 type Register = unsafe extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>, *mut c_void) -> c_int;

@@ -7,6 +7,7 @@ use uncopy_engine::engine::ENGINE;
 use uncopy_engine::gate::MIN_SIZE_BYTES;
 use uncopy_engine::input::Part;
 use uncopy_engine::output::{Output, PARTS_MOST, concerns};
+use uncopy_hooks::{gate, slots};
 use uncopy_sys::readable::is_readable;
 
 type Pointer = *const c_void;

@@ -40,3 +40,11 @@ pub fn is_privileged_start() -> bool {
     // SAFETY: getauxval has no requirements.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
+
+/// Whether a dynamic linker started the program: not so if it is linked statically, also as a position-independent
+/// executable. The kernel says where it put the linker (AT_BASE).
+#[must_use]
+pub fn has_dynamic_linker() -> bool {
+    // SAFETY: getauxval has no requirements.
+    unsafe { libc::getauxval(libc::AT_BASE) != 0 }
+}

@@ -1,0 +1,179 @@
+//! The C interface to the twin allocator. `libuncopy.so` and `libuncopy_send` export the same names by linking
+//! this crate; `uncopy.h` is made from this file (`scripts/header`), so its comments speak to C programmers.
+//!
+//! Nothing here has a decision of its own: memory, protection and `errno` are the twin allocator's.
+#![cfg(target_os = "linux")]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "what C programmers are told is what makes a call safe; uncopy.h has no headings"
+)]
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use uncopy_sys::errno;
+use uncopy_twin as twin;
+
+/// What the twin allocator may be told, by uncopy_options. 0 stands for the default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(non_camel_case_types, reason = "its name in C")]
+pub struct uncopy_settings {
+    /// Pages of 4096 bytes in a pageblock, 1 to 64. Default: 16.
+    pub pageblock_pages: usize,
+    /// Objects of more bytes have pages of their own; 16 to 32768, at most half a pageblock. Default: 4096.
+    pub large_threshold: usize,
+    /// Most bytes of pages that objects may take; beyond, allocation fails. Default: no limit.
+    pub memory_cap: usize,
+    /// To be zero.
+    pub reserved: [usize; 5],
+}
+
+/// Whether nothing is to go by reference, although it could.
+static OFF: AtomicBool = AtomicBool::new(false);
+
+/// Lets everything be copied from here on: `UNCOPY_OFF`.
+pub fn turn_off() {
+    OFF.store(true, Relaxed);
+}
+
+/// Whether parts in twin memory may go by reference; if not, the send family is libc's alone.
+#[inline]
+#[must_use]
+pub fn is_on() -> bool {
+    !OFF.load(Relaxed)
+}
+
+/// Large enough for pages of its own.
+const PROBE_BYTES: usize = 64 << 10;
+
+/// Sets errno for an allocation that failed.
+fn checked(pointer: *mut u8) -> *mut c_void {
+    if pointer.is_null() {
+        errno::set(libc::ENOMEM);
+    }
+    pointer.cast()
+}
+
+/// Allocates `size` bytes whose pages the kernel can be given by reference: what send, sendto, sendmsg, sendmmsg,
+/// write and writev take from here to a socket or a pipe is not copied where that is faster. The contents are
+/// indeterminate, the address is a multiple of 16. Otherwise as malloc; to be freed by uncopy_free.
+#[unsafe(no_mangle)]
+pub extern "C" fn uncopy_alloc(size: usize) -> *mut c_void {
+    checked(twin::allocate(size))
+}
+
+/// As uncopy_alloc, at an address that is a multiple of `alignment`, a power of two. Otherwise as aligned_alloc;
+/// any size will do.
+#[unsafe(no_mangle)]
+pub extern "C" fn uncopy_aligned_alloc(alignment: usize, size: usize) -> *mut c_void {
+    if !alignment.is_power_of_two() {
+        errno::set(libc::EINVAL);
+        return core::ptr::null_mut();
+    }
+    checked(twin::allocate_aligned(size, alignment))
+}
+
+/// As uncopy_alloc, for `count` objects of `size` bytes that are all zero. Otherwise as calloc.
+#[unsafe(no_mangle)]
+pub extern "C" fn uncopy_calloc(count: usize, size: usize) -> *mut c_void {
+    checked(count.checked_mul(size).map_or(core::ptr::null_mut(), twin::allocate_zeroed))
+}
+
+/// Changes the size of memory that came from here. Otherwise as realloc: the memory may move, the contents stay, and
+/// on failure the old memory is as it was. A size of 0 gives memory of the smallest size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uncopy_realloc(pointer: *mut c_void, size: usize) -> *mut c_void {
+    if pointer.is_null() {
+        return uncopy_alloc(size);
+    }
+    // SAFETY: the caller's promise.
+    checked(unsafe { twin::reallocate(pointer.cast(), size) })
+}
+
+/// Frees memory that came from here; null is allowed. What is still on its way to a peer arrives as it was. errno is
+/// kept.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uncopy_free(pointer: *mut c_void) {
+    if !pointer.is_null() {
+        let _errno = errno::Keep::new();
+        // SAFETY: the caller's promise.
+        unsafe { twin::deallocate(pointer.cast()) };
+    }
+}
+
+/// Bytes that can be used from `pointer` on, which came from here: at least as many as were asked for. 0 for null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uncopy_usable_size(pointer: *const c_void) -> usize {
+    if pointer.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { twin::usable_size(pointer.cast_mut().cast()) }
+}
+
+/// Whether `pointer` points into memory of this allocator (1) or not (0): for programs that free memory of both kinds
+/// in one place.
+#[unsafe(no_mangle)]
+pub extern "C" fn uncopy_owns(pointer: *const c_void) -> c_int {
+    c_int::from(twin::contains(pointer as usize))
+}
+
+/// Sets options. To be called before the first allocation. Returns 0; or -1 with errno set to EINVAL (a value that is
+/// not legal, and nothing was changed) or EBUSY (memory was allocated before).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uncopy_options(settings: *const uncopy_settings) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(settings) = (unsafe { settings.as_ref() }) else { return refused(libc::EINVAL) };
+    let uncopy_settings { pageblock_pages, large_threshold, memory_cap, reserved } = *settings;
+    if reserved != [0; 5] {
+        return refused(libc::EINVAL);
+    }
+    let mut options = twin::Options::new();
+    if pageblock_pages != 0 {
+        options.pageblock_pages = pageblock_pages;
+    }
+    if large_threshold != 0 {
+        options.large_threshold = large_threshold;
+    }
+    options.memory_cap = memory_cap;
+    match twin::configure(options) {
+        Ok(()) => 0,
+        Err(twin::ConfigureError::InUse) => refused(libc::EBUSY),
+        Err(_) => refused(libc::EINVAL),
+    }
+}
+
+fn refused(number: c_int) -> c_int {
+    errno::set(number);
+    -1
+}
+
+/// Whether memory from here is sent by reference (1) or copied (0). `why`, if it is not null, is set to a sentence that
+/// says so, or what is missing. Asks the kernel if nothing was allocated so far. The sentence is never freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uncopy_status(why: *mut *const c_char) -> c_int {
+    let _errno = errno::Keep::new();
+    let sentence = missing();
+    // SAFETY: the caller's promise.
+    if let Some(why) = unsafe { why.as_mut() } {
+        *why = sentence.unwrap_or(c"memory is sent by reference").as_ptr();
+    }
+    c_int::from(sentence.is_none())
+}
+
+/// What is missing for references.
+fn missing() -> Option<&'static CStr> {
+    if !is_on() {
+        return Some(c"memory is copied: UNCOPY_OFF is set");
+    }
+    let probe = twin::allocate(PROBE_BYTES);
+    let loan =
+        (!probe.is_null()).then(|| twin::lend(probe as usize, PROBE_BYTES, twin::Until::Completed)).flatten();
+    let works = loan.is_some();
+    if let Some(loan) = loan {
+        twin::settle(loan);
+    }
+    // SAFETY: null, or allocated above and used no more.
+    unsafe { twin::deallocate(probe) };
+    (!works).then_some(c"memory is copied: userfaultfd is refused")
+}
