@@ -10,9 +10,15 @@ release := $(target)/release
 bin := $(DESTDIR)$(PREFIX)/bin
 lib := $(DESTDIR)$(PREFIX)/lib/uncopy
 man := $(DESTDIR)$(PREFIX)/share/man/man1
+# What programs are linked with.
+libraries := $(DESTDIR)$(PREFIX)/lib
+include := $(DESTDIR)$(PREFIX)/include
+man3 := $(DESTDIR)$(PREFIX)/share/man/man3
 bash := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zsh := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fish := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+functions := $(addprefix uncopy_,alloc aligned_alloc calloc realloc free usable_size owns options status)
+soname := libuncopy_send.so.0
 pages := uncopy uncopy-run uncopy-doctor uncopy-stats uncopy-release uncopy-bench uncopy-completions uncopy-man
 
 # RUSTFLAGS from the environment replace those of .cargo/config.toml; the unwind tables must stay.
@@ -22,9 +28,9 @@ endif
 
 .PHONY: build demo test test-suites test-checked test-faults machine fuzz bench-tracking audit install uninstall clean help
 
-build: ## Build target/release/uncopy and target/release/libuncopy.so
+build: ## Build target/release/uncopy, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 	@scripts/need-cargo
-	$(CARGO) build --release --locked -p uncopy-cli -p uncopy-preload
+	$(CARGO) build --release --locked -p uncopy-cli -p uncopy-preload -p uncopy-send
 
 demo: ## Install Redis if it is missing, build, measure plain against uncopy (about four minutes)
 	@scripts/install-packages demo
@@ -64,18 +70,29 @@ audit: ## Licences, duplicates, sources and known advisories of all dependencies
 	$(CARGO) deny --locked check
 
 install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
-	@test -x $(release)/uncopy -a -f $(release)/libuncopy.so || $(MAKE) --no-print-directory build
+	@test -x $(release)/uncopy -a -f $(release)/libuncopy.so -a -f $(release)/libuncopy_send.a || $(MAKE) --no-print-directory build
 	install -D -m 755 $(release)/uncopy $(bin)/uncopy
 	install -D -m 644 $(release)/libuncopy.so $(lib)/libuncopy.so
-	install -d $(man) $(bash) $(zsh) $(fish)
+	install -D -m 644 $(release)/libuncopy_send.so $(libraries)/$(soname)
+	ln -sf $(soname) $(libraries)/libuncopy_send.so
+	install -D -m 644 $(release)/libuncopy_send.a $(libraries)/libuncopy_send.a
+	install -D -m 644 crates/interface/include/uncopy.h $(include)/uncopy.h
+	install -d $(libraries)/pkgconfig $(man) $(man3) $(bash) $(zsh) $(fish)
+	sed -e 's|@prefix@|$(PREFIX)|' -e "s|@version@|$$($(release)/uncopy --version | cut -d ' ' -f 2)|" \
+	    crates/send/uncopy.pc.in > $(libraries)/pkgconfig/uncopy.pc
+	for name in $(functions); do echo ".so man3/uncopy_alloc.3" > $(man3)/$$name.3; done
+	install -m 644 crates/send/man/uncopy_alloc.3 $(man3)/uncopy_alloc.3
 	$(release)/uncopy man --dir $(man)
 	$(release)/uncopy completions bash > $(bash)/uncopy
 	$(release)/uncopy completions zsh > $(zsh)/_uncopy
 	$(release)/uncopy completions fish > $(fish)/uncopy.fish
+	chmod 644 $(libraries)/pkgconfig/uncopy.pc $(functions:%=$(man3)/%.3)
 	chmod 644 $(pages:%=$(man)/%.1) $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
 
 uninstall: ## Remove what install put there
 	rm -f $(bin)/uncopy $(lib)/libuncopy.so $(pages:%=$(man)/%.1)
+	rm -f $(addprefix $(libraries)/,$(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
+	rm -f $(include)/uncopy.h $(functions:%=$(man3)/%.3)
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
 	-@rmdir $(lib) 2>/dev/null
 
