@@ -5,7 +5,8 @@
 //! fills them itself, by the library's own `crate::start::fill_slots`.
 //!
 //! A gate is a hook's entry on x86-64: it compares the size with a threshold and jumps on to libc, or
-//! passes the return address along, by which call sites are told apart, to the hook's body.
+//! passes the return address along, by which call sites are told apart, to the hook's body. An entry is the same
+//! without the return address, for any condition.
 #![cfg(target_os = "linux")]
 
 use core::ffi::{CStr, c_char, c_void};
@@ -114,6 +115,32 @@ macro_rules! gate {
                 slot = sym $slot,
                 body = sym $body,
             )
+        }
+    };
+}
+
+/// A hook's entry where the caller's address is not needed: `entry!(name SLOT (arguments) -> result, CONDITION, BODY)`.
+///
+/// Where the condition does not hold and the slot is filled, that is a comparison or two, a load and a jump to libc;
+/// the body is out of line.
+#[macro_export]
+macro_rules! entry {
+    ($name:ident $slot:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty, $concerned:expr, $body:expr) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C" fn body($($argument: $type),*) -> $result {
+                // SAFETY: the caller's promise.
+                unsafe { $body }
+            }
+            // SAFETY: the caller's promise.
+            unsafe {
+                match $slot.get() {
+                    Some(real) if !$concerned => real($($argument),*),
+                    _ => body($($argument),*),
+                }
+            }
         }
     };
 }

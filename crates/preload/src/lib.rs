@@ -9,6 +9,7 @@
 //! | [`allocation`] | malloc and its family |
 //! | [`reading`] | read, recv and their families |
 //! | [`writing`] | write, send and their families |
+//! | [`lending`] | none: libc's send family with the parts that lie in twin memory lent |
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
 //! | [`limits`] | calls after which the kernel allows less: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
@@ -33,6 +34,7 @@
 mod allocation;
 #[cfg(target_arch = "x86_64")]
 mod calls;
+mod lending;
 mod limits;
 mod mapping;
 mod memory;
@@ -43,6 +45,9 @@ mod reading;
 mod signals;
 mod start;
 mod writing;
+
+/// Links the C interface to the twin allocator in, which nothing here calls.
+pub use uncopy_interface as interface;
 
 /// uncopy's own data never live in the program's heap.
 #[global_allocator]

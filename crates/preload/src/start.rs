@@ -86,6 +86,9 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
             return;
         }
     };
+    if options.off {
+        uncopy_interface::turn_off();
+    }
     if options.no_follow {
         // SAFETY: as above; no other thread exists.
         unsafe { stop_following(environment) };

@@ -1,5 +1,6 @@
 //! write, send and their families.
 
+use crate::lending;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
@@ -7,7 +8,7 @@ use uncopy_engine::engine::ENGINE;
 use uncopy_engine::gate::MIN_SIZE_BYTES;
 use uncopy_engine::input::Part;
 use uncopy_engine::output::{Output, PARTS_MOST, concerns};
-use uncopy_hooks::{gate, slots};
+use uncopy_hooks::{entry, gate, slots};
 use uncopy_sys::readable::is_readable;
 
 type Pointer = *const c_void;
@@ -34,6 +35,12 @@ const MESSAGES_MOST: usize = 64;
 /// Whether any buffer can hold a view: until then vectors are not looked at.
 fn may_have_views() -> bool {
     MIN_SIZE_BYTES.load(Relaxed) != usize::MAX && ENGINE.uffd().is_some()
+}
+
+/// Whether one buffer may have views, or may be lent.
+#[inline]
+fn concerns_one(buffer: Pointer, len: usize) -> bool {
+    len >= MIN_SIZE_BYTES.load(Relaxed) || lending::is_twin(buffer)
 }
 
 /// Whether the vector is there; if not, that is the kernel's to say.
@@ -89,23 +96,19 @@ unsafe fn send_several(
     send_parts(fd, parts, gathered, unchanged)
 }
 
-gate!(write, "rdx", "rcx", MIN_SIZE_BYTES, WRITE, write_body);
 gate!(pwrite, "rdx", "r8", MIN_SIZE_BYTES, PWRITE, pwrite_body);
 gate!(pwrite64, "rdx", "r8", MIN_SIZE_BYTES, PWRITE, pwrite_body);
-gate!(send, "rdx", "r8", MIN_SIZE_BYTES, SEND, send_body);
 
-unsafe extern "C" fn write_body(fd: c_int, buffer: Pointer, len: usize, _caller: usize) -> ssize_t {
-    // SAFETY: the caller's promise; gathered parts are readable while the output holds them.
-    unsafe {
-        send_one(
-            fd,
-            buffer,
-            len,
-            |vector, count| WRITEV.call()(fd, vector, count as c_int),
-            || WRITE.call()(fd, buffer, len),
-        )
-    }
-}
+entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, concerns_one(buffer, len), {
+    // Gathered parts are readable while the output holds them; here and below.
+    send_one(
+        fd,
+        buffer,
+        len,
+        |vector, count| lending::writev(fd, vector, count as c_int),
+        || lending::write(fd, buffer, len),
+    )
+});
 
 unsafe extern "C" fn pwrite_body(
     fd: c_int,
@@ -137,48 +140,37 @@ fn header(vector: *const iovec, count: usize, to: *const sockaddr, to_len: sockl
     message
 }
 
-unsafe extern "C" fn send_body(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    flags: c_int,
-    _caller: usize,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe {
-        let unchanged = || SEND.call()(fd, buffer, len, flags);
-        if flags & BY_REFERENCE != 0 {
-            return unchanged();
-        }
-        let gathered =
-            |vector, count| SENDMSG.call()(fd, &header(vector, count, core::ptr::null(), 0), flags);
-        send_one(fd, buffer, len, gathered, unchanged)
+entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize_t, concerns_one(buffer, len), {
+    if flags & BY_REFERENCE != 0 {
+        return SEND.call()(fd, buffer, len, flags);
     }
-}
+    send_one(
+        fd,
+        buffer,
+        len,
+        |vector, count| lending::sendmsg(fd, &header(vector, count, core::ptr::null(), 0), flags),
+        || lending::send(fd, buffer, len, flags),
+    )
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendto(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    flags: c_int,
-    to: *const sockaddr,
-    to_len: socklen_t,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe {
-        let unchanged = || SENDTO.call()(fd, buffer, len, flags, to, to_len);
-        if len < MIN_SIZE_BYTES.load(Relaxed) || flags & BY_REFERENCE != 0 {
-            return unchanged();
-        }
-        let gathered = |vector, count| SENDMSG.call()(fd, &header(vector, count, to, to_len), flags);
-        send_one(fd, buffer, len, gathered, unchanged)
+entry!(sendto SENDTO
+(fd: c_int, buffer: Pointer, len: usize, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t,
+concerns_one(buffer, len), {
+    if flags & BY_REFERENCE != 0 {
+        return SENDTO.call()(fd, buffer, len, flags, to, to_len);
     }
-}
+    send_one(
+        fd,
+        buffer,
+        len,
+        |vector, count| lending::sendmsg(fd, &header(vector, count, to, to_len), flags),
+        || lending::sendto(fd, buffer, len, flags, to, to_len),
+    )
+});
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    let real = WRITEV.call();
+    let real = lending::writev;
     let number = usize::try_from(count).unwrap_or(0);
     // SAFETY: as above.
     unsafe {
@@ -250,7 +242,7 @@ pub unsafe extern "C" fn pwritev64v2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let real = SENDMSG.call();
+    let real = lending::sendmsg;
     // SAFETY: as above; a copy of the header names the gathered parts.
     unsafe {
         let gated = !may_have_views() || flags & BY_REFERENCE != 0;
@@ -270,7 +262,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
-    let real = SENDMMSG.call();
+    let real = lending::sendmmsg;
     let number = count as usize;
     // SAFETY: as for sendmsg, for each message.
     unsafe {
@@ -330,7 +322,7 @@ unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Opt
     }
     // SAFETY: the program's promise; the gathered parts are readable while `output` holds them.
     let sent =
-        output.call(|_| unsafe { SENDMMSG.call()(fd, replaced.as_mut_ptr(), given.len() as u32, flags) });
+        output.call(|_| unsafe { lending::sendmmsg(fd, replaced.as_mut_ptr(), given.len() as u32, flags) });
     if sent == -1 && uncopy_sys::errno::get() == libc::EINVAL {
         return None;
     }

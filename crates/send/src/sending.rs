@@ -1,11 +1,10 @@
 //! The send family: parts of a message that lie in twin memory go to the proxy, everything else straight to libc.
 //!
-//! A call that has none is a comparison and a jump: libc's function is called in the last place, with the same
-//! arguments. Without a libc behind ours (a statically linked program) the system call is made here.
+//! A call that has none is a comparison and a jump. Without a libc behind ours (a statically linked program) the system call is made here.
 
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
-use uncopy_hooks::slots;
+use uncopy_hooks::{entry, slots};
 use uncopy_interface::is_on;
 use uncopy_proxy as proxy;
 use uncopy_twin as twin;
@@ -39,35 +38,18 @@ fn cancellable<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A hook: `name SLOT try_of_the_proxy whole_of_the_proxy (arguments) -> result, if what may be twin memory`.
-///
-/// What goes straight to libc is a comparison or two, a load and a jump; all else is out of line.
+/// A hook of a function that the proxy has as well.
 macro_rules! hook {
     ($name:ident $slot:ident $try:ident ($($argument:ident: $type:ty),*) -> $result:ty, if $may_be_twin:expr) => {
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-            #[cold]
-            #[inline(never)]
-            unsafe extern "C" fn otherwise($($argument: $type),*) -> $result {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    if $may_be_twin && is_on() && let Some(sent) = proxy::$try($($argument),*) {
-                        return sent;
-                    }
-                    match $slot.find() {
-                        Some(real) => real($($argument),*),
-                        None => cancellable(|| proxy::$name($($argument),*)),
-                    }
-                }
+        entry!($name $slot ($($argument: $type),*) -> $result, $may_be_twin, {
+            if $may_be_twin && is_on() && let Some(sent) = proxy::$try($($argument),*) {
+                return sent;
             }
-            // SAFETY: the caller's promise.
-            unsafe {
-                match $slot.get() {
-                    Some(real) if !$may_be_twin => real($($argument),*),
-                    _ => otherwise($($argument),*),
-                }
+            match $slot.find() {
+                Some(real) => real($($argument),*),
+                None => cancellable(|| proxy::$name($($argument),*)),
             }
-        }
+        });
     };
 }
 
