@@ -9,7 +9,7 @@
 //! | [`allocation`] | malloc and its family |
 //! | [`reading`] | read, recv and their families |
 //! | [`writing`] | write, send and their families |
-//! | [`lending`] | none: libc's send family with the parts that lie in twin memory lent |
+//! | [`sending`] | none: libc's send family with the parts that lie in twin memory lent |
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
 //! | [`limits`] | calls after which the kernel allows less: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
@@ -34,13 +34,14 @@
 mod allocation;
 #[cfg(target_arch = "x86_64")]
 mod calls;
-mod lending;
+
 mod limits;
 mod mapping;
 mod memory;
 mod namespaces;
 mod process;
 mod reading;
+mod sending;
 #[cfg(target_arch = "x86_64")]
 mod signals;
 mod start;

@@ -1,6 +1,6 @@
 //! write, send and their families.
 
-use crate::lending;
+use crate::sending;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
@@ -40,7 +40,7 @@ fn may_have_views() -> bool {
 /// Whether one buffer may have views, or may be lent.
 #[inline]
 fn concerns_one(buffer: Pointer, len: usize) -> bool {
-    len >= MIN_SIZE_BYTES.load(Relaxed) || lending::is_twin(buffer)
+    len >= MIN_SIZE_BYTES.load(Relaxed) || sending::is_twin(buffer)
 }
 
 /// Whether the vector is there; if not, that is the kernel's to say.
@@ -105,8 +105,8 @@ entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, concerns
         fd,
         buffer,
         len,
-        |vector, count| lending::writev(fd, vector, count as c_int),
-        || lending::write(fd, buffer, len),
+        |vector, count| sending::writev(fd, vector, count as c_int),
+        || sending::write(fd, buffer, len),
     )
 });
 
@@ -148,8 +148,8 @@ entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize
         fd,
         buffer,
         len,
-        |vector, count| lending::sendmsg(fd, &header(vector, count, core::ptr::null(), 0), flags),
-        || lending::send(fd, buffer, len, flags),
+        |vector, count| sending::sendmsg(fd, &header(vector, count, core::ptr::null(), 0), flags),
+        || sending::send(fd, buffer, len, flags),
     )
 });
 
@@ -163,14 +163,14 @@ concerns_one(buffer, len), {
         fd,
         buffer,
         len,
-        |vector, count| lending::sendmsg(fd, &header(vector, count, to, to_len), flags),
-        || lending::sendto(fd, buffer, len, flags, to, to_len),
+        |vector, count| sending::sendmsg(fd, &header(vector, count, to, to_len), flags),
+        || sending::sendto(fd, buffer, len, flags, to, to_len),
     )
 });
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    let real = lending::writev;
+    let real = sending::writev;
     let number = usize::try_from(count).unwrap_or(0);
     // SAFETY: as above.
     unsafe {
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn pwritev64v2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let real = lending::sendmsg;
+    let real = sending::sendmsg;
     // SAFETY: as above; a copy of the header names the gathered parts.
     unsafe {
         let gated = !may_have_views() || flags & BY_REFERENCE != 0;
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
-    let real = lending::sendmmsg;
+    let real = sending::sendmmsg;
     let number = count as usize;
     // SAFETY: as for sendmsg, for each message.
     unsafe {
@@ -322,7 +322,7 @@ unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Opt
     }
     // SAFETY: the program's promise; the gathered parts are readable while `output` holds them.
     let sent =
-        output.call(|_| unsafe { lending::sendmmsg(fd, replaced.as_mut_ptr(), given.len() as u32, flags) });
+        output.call(|_| unsafe { sending::sendmmsg(fd, replaced.as_mut_ptr(), given.len() as u32, flags) });
     if sent == -1 && uncopy_sys::errno::get() == libc::EINVAL {
         return None;
     }

@@ -23,7 +23,7 @@ pub fn may_be_twin() -> bool {
     twin::is_used() && is_on()
 }
 
-macro_rules! lending {
+macro_rules! sending {
     ($($name:ident $slot:ident $try:ident ($($argument:ident: $type:ty),*) -> $result:ty, if $concerned:expr;)*) => {
         $(
             pub unsafe fn $name($($argument: $type),*) -> $result {
@@ -39,7 +39,7 @@ macro_rules! lending {
     };
 }
 
-lending! {
+sending! {
     write WRITE try_write (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, if is_twin(buffer);
     writev WRITEV try_writev (fd: c_int, vector: *const iovec, count: c_int) -> ssize_t, if may_be_twin();
     send SEND try_send (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize_t, if is_twin(buffer);
