@@ -5,14 +5,13 @@
 //! │ id   │ number  │ count    │ 0       │ request, or a piece of the answer …
 //! ```
 //!
-//! A reference cannot be sent to an address, only on a connected socket. So a peer that gets a large value has a socket
-//! of its own, bound to the same port and connected to it; the kernel then gives it that peer's requests as well.
+//! The header, and the text that precedes a value, go ahead with the address; the value follows by reference. So
+//! a datagram is put together in several calls, which is why a socket belongs to one thread.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrAny, SocketFlags, SocketType, sockopt};
+use rustix::net::{RecvFlags, SocketAddrAny};
 use smallvec::SmallVec;
 
 use crate::arguments::Transmit;
@@ -20,81 +19,49 @@ use crate::cache::{Cache, Caller};
 use crate::outlet::{self, PAGE_BYTES};
 use crate::response::Response;
 use crate::session::Session;
-use crate::statistics::Counter;
-use crate::statistics::Counters;
+use crate::statistics::{Counter, Counters};
 
 /// The frame header, bytes.
 const HEADER_BYTES: usize = 8;
+/// Room for the frame header and the text that precedes a value, bytes.
+const HEAD_BYTES: usize = 512;
 /// The longest datagram, bytes.
 const DATAGRAM_LIMIT_BYTES: usize = 65_507;
 /// Requests answered in one turn.
 const ROUNDS: usize = 64;
-/// Peers that have a socket of their own.
-const PEERS: usize = 32;
-/// From this length on a value is worth a socket of its own.
+/// From this length on a value may be worth a reference.
 const REFERENCE_BYTES: usize = 8 << 10;
-/// Pages of values in one datagram: a socket buffer has 17 fragments, a splice of one datagram takes 16, and one holds
-/// the header.
+/// Pages of values in one datagram: one splice takes 16, and one of them is for the text behind the value.
 const PAGES: usize = 15;
-
-/// A peer with a socket of its own.
-#[derive(Debug)]
-struct Peer {
-    address: SocketAddrAny,
-    socket: OwnedFd,
-    used: u64,
-}
 
 /// A UDP socket of one thread.
 #[derive(Debug)]
 pub struct Endpoint {
     socket: OwnedFd,
-    event: u64,
-    peers: Vec<Peer>,
-    clock: u64,
     buffer: Vec<u8>,
     response: Response,
 }
 
 impl Endpoint {
-    /// On a bound, non-blocking socket, whose events are told by `epoll` as `event`, and those of peers' sockets with
-    /// their numbers from 1 on, 16 bits above.
-    ///
-    /// # Errors
-    /// As epoll_ctl(2).
-    pub fn new(socket: OwnedFd, epoll: &OwnedFd, event: u64) -> rustix::io::Result<Self> {
-        epoll::add(epoll, &socket, EventData::new_u64(event), EventFlags::IN)?;
-        let buffer = vec![0; DATAGRAM_LIMIT_BYTES];
-        Ok(Self { socket, event, peers: Vec::new(), clock: 0, buffer, response: Response::default() })
+    /// On a bound, non-blocking socket that only this thread uses.
+    #[must_use]
+    pub fn new(socket: OwnedFd, transmit: Transmit) -> Self {
+        outlet::own_datagrams(transmit, socket.as_fd());
+        Self { socket, buffer: vec![0; DATAGRAM_LIMIT_BYTES], response: Response::default() }
     }
 
-    /// Answers what has come on one of its sockets, for a while.
-    pub fn turn(&mut self, socket: usize, cache: &Cache, counters: &Counters, epoll: &OwnedFd) {
+    /// Answers what has come, for a while.
+    pub fn turn(&mut self, cache: &Cache, counters: &Counters) {
         for _ in 0..ROUNDS {
-            let from = match socket.checked_sub(1) {
-                None => &self.socket,
-                Some(peer) => match self.peers.get(peer) {
-                    Some(peer) => &peer.socket,
-                    None => return,
-                },
-            };
-            match rustix::net::recvfrom(from, &mut self.buffer[..], RecvFlags::DONTWAIT) {
-                Ok((len_bytes, _, Some(peer))) => self.serve(len_bytes, &peer, cache, counters, epoll),
-                // An answer to an earlier datagram of ours: that peer is gone.
-                Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::INTR) | Ok(_) => {}
+            match rustix::net::recvfrom(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+                Ok((len_bytes, _, Some(peer))) => self.serve(len_bytes, &peer, cache, counters),
+                Err(rustix::io::Errno::INTR) | Ok(_) => {}
                 Err(_) => return,
             }
         }
     }
 
-    fn serve(
-        &mut self,
-        len_bytes: usize,
-        peer: &SocketAddrAny,
-        cache: &Cache,
-        counters: &Counters,
-        epoll: &OwnedFd,
-    ) {
+    fn serve(&mut self, len_bytes: usize, peer: &SocketAddrAny, cache: &Cache, counters: &Counters) {
         if len_bytes <= HEADER_BYTES {
             return;
         }
@@ -111,48 +78,39 @@ impl Endpoint {
         }
         self.buffer = buffer;
         if self.response.pending_bytes() > 0 {
-            self.answer(id, peer, cache, counters, epoll);
+            self.answer(id, peer, cache, counters);
         }
         self.response.clear();
     }
 
-    fn answer(
-        &mut self,
-        id: [u8; 2],
-        peer: &SocketAddrAny,
-        cache: &Cache,
-        counters: &Counters,
-        epoll: &OwnedFd,
-    ) {
+    fn answer(&self, id: [u8; 2], peer: &SocketAddrAny, cache: &Cache, counters: &Counters) {
         let mut parts = SmallVec::<[IoSlice<'_>; 8]>::new();
         self.response.gather(&mut parts);
         let transmit = cache.settings.transmit;
-        let by_reference =
-            transmit != Transmit::Copy && parts.iter().any(|part| part.len() >= REFERENCE_BYTES);
+        let refers = transmit != Transmit::Copy && parts.iter().any(|part| part.len() >= REFERENCE_BYTES);
         let room = usize::try_from(cache.settings.datagram_bytes).unwrap_or(0) - HEADER_BYTES;
-        let pieces = cut(&parts, room, if by_reference { PAGES } else { usize::MAX });
+        let pieces = cut(&parts, room, if refers { PAGES } else { usize::MAX });
         let Ok(count) = u16::try_from(pieces.len()) else { return };
-        let own = if by_reference {
-            let (endpoint, event) = (&self.socket, self.event);
-            self.clock += 1;
-            peer_socket(&mut self.peers, peer, self.clock, endpoint, event, epoll)
-        } else {
-            None
-        };
         let mut at = Place::default();
         for (number, piece) in (0..count).zip(&pieces) {
-            let mut header = [0; HEADER_BYTES];
-            header[..2].copy_from_slice(&id);
-            header[2..4].copy_from_slice(&number.to_be_bytes());
-            header[4..6].copy_from_slice(&count.to_be_bytes());
+            let mut head = SmallVec::<[u8; HEAD_BYTES]>::new();
+            head.extend_from_slice(&id);
+            head.extend_from_slice(&number.to_be_bytes());
+            head.extend_from_slice(&count.to_be_bytes());
+            head.extend_from_slice(&[0, 0]);
+            let mut slices = SmallVec::<[&[u8]; 8]>::new();
+            at = at.take(&parts, *piece, |slice| slices.push(slice));
+            let mut slices = &slices[..];
+            if let [text, rest @ ..] = slices
+                && text.len() < HEAD_BYTES - HEADER_BYTES
+            {
+                head.extend_from_slice(text);
+                slices = rest;
+            }
             let mut datagram = SmallVec::<[IoSlice<'_>; 8]>::new();
-            datagram.push(IoSlice::new(&header));
-            at = at.take(&parts, *piece, |slice| datagram.push(IoSlice::new(slice)));
-            let sent = match own {
-                Some(socket) => outlet::send(transmit, self.peers[socket].socket.as_fd(), &datagram),
-                None => outlet::send_to(self.socket.as_fd(), &datagram, peer),
-            };
-            match sent {
+            datagram.push(IoSlice::new(&head));
+            datagram.extend(slices.iter().map(|slice| IoSlice::new(slice)));
+            match outlet::send_to(transmit, self.socket.as_fd(), &datagram, peer) {
                 Ok(sent_bytes) => counters.add(Counter::BytesWritten, sent_bytes as u64),
                 // The rest would be of no use.
                 Err(_) => return counters.count(Counter::DatagramsDropped),
@@ -223,48 +181,6 @@ fn cut(parts: &[IoSlice<'_>], room: usize, pages: usize) -> SmallVec<[usize; 8]>
         pieces.push(len_bytes);
     }
     pieces
-}
-
-/// The number of the socket that is connected to `address`; it is made if there is none.
-fn peer_socket(
-    peers: &mut Vec<Peer>,
-    address: &SocketAddrAny,
-    clock: u64,
-    endpoint: &OwnedFd,
-    event: u64,
-    epoll: &OwnedFd,
-) -> Option<usize> {
-    if let Some(at) = peers.iter().position(|peer| peer.address == *address) {
-        peers[at].used = clock;
-        return Some(at);
-    }
-    let make = || -> rustix::io::Result<OwnedFd> {
-        let local = rustix::net::getsockname(endpoint)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let family: AddressFamily = local.address_family();
-        let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
-        sockopt::set_socket_reuseport(&socket, true)?;
-        if family == AddressFamily::INET6 {
-            sockopt::set_ipv6_v6only(&socket, true)?;
-        }
-        let _ = sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER_BYTES);
-        rustix::net::bind(&socket, &local)?;
-        rustix::net::connect(&socket, address)?;
-        Ok(socket)
-    };
-    let socket = make().ok()?;
-    outlet::own_datagrams(socket.as_fd());
-    let at =
-        if peers.len() < PEERS { peers.len() } else { (0..peers.len()).min_by_key(|at| peers[*at].used)? };
-    let number = at as u64 + 1;
-    epoll::add(epoll, &socket, EventData::new_u64(event | number << 16), EventFlags::IN).ok()?;
-    let peer = Peer { address: address.clone(), socket, used: clock };
-    if at == peers.len() {
-        peers.push(peer);
-    } else {
-        peers[at] = peer;
-    }
-    Some(at)
 }
 
 /// What UDP sockets may queue, bytes; the kernel's own limit is lower on most machines.

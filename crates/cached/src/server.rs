@@ -37,7 +37,7 @@ pub fn run(settings: Settings) -> Result<(), String> {
     let _ = clock::now();
     let signal = signals::ending().map_err(|error| format!("cannot wait for signals: {error}"))?;
     raise_descriptor_limit(settings.connections.into());
-    outlet::prepare();
+    outlet::prepare(settings.transmit);
     let mut listening = Listening::begin(&settings)?;
     let threads = usize::try_from(settings.threads).unwrap_or(1);
     let limit_bytes = usize::try_from(settings.memory_limit).unwrap_or(usize::MAX).saturating_mul(1 << 20);

@@ -27,8 +27,7 @@ const STALL_LIMIT_MS: u64 = 5000;
 const FAREWELL: Duration = Duration::from_secs(2);
 /// The event of [`Door`].
 const DOOR: u64 = u64::MAX;
-/// Events of UDP sockets have this bit, the endpoint's number, and 16 bits above it the number of its socket; those
-/// of connections are descriptors.
+/// Events of UDP sockets have this bit and their number, those of connections are descriptors.
 const DATAGRAMS: u64 = 1 << 32;
 
 /// Where connections are handed to a worker.
@@ -94,7 +93,9 @@ impl Worker {
         epoll::add(&epoll, &door.bell, EventData::new_u64(DOOR), EventFlags::IN)?;
         let mut endpoints = Vec::new();
         for (number, socket) in sockets.into_iter().enumerate() {
-            endpoints.push(Endpoint::new(socket, &epoll, DATAGRAMS | number as u64)?);
+            let event = EventData::new_u64(DATAGRAMS | number as u64);
+            epoll::add(&epoll, &socket, event, EventFlags::IN)?;
+            endpoints.push(Endpoint::new(socket, cache.settings.transmit));
         }
         let scratch = Box::new([0; SCRATCH_BYTES]);
         let (connections, again) = (Vec::new(), VecDeque::new());
@@ -125,11 +126,9 @@ impl Worker {
                 match data {
                     DOOR => self.welcome(),
                     _ if data & DATAGRAMS != 0 => {
-                        let number = usize::try_from(data & 0xffff).unwrap_or(usize::MAX);
-                        let socket = usize::try_from(data >> 16 & 0xffff).unwrap_or(usize::MAX);
+                        let number = usize::try_from(data & !DATAGRAMS).unwrap_or(usize::MAX);
                         if let Some(endpoint) = self.endpoints.get_mut(number) {
-                            let counters = &self.cache.counters[self.index];
-                            endpoint.turn(socket, &self.cache, counters, &self.epoll);
+                            endpoint.turn(&self.cache, &self.cache.counters[self.index]);
                         }
                     }
                     _ => {
