@@ -106,6 +106,8 @@ pub enum Experiment {
     Memory(Memory),
     /// uncopy-cached, sending values by reference and copying them (ZCopy, section 4)
     Cache(Cache),
+    /// uncopy-files: ways to send a file, from read and send to twin memory (zIO, section 5.3.1)
+    Files(Files),
     /// The echo server by itself
     EchoServer(EchoServer),
     /// Time calls of memcpy in this process
@@ -454,6 +456,35 @@ pub struct Cache {
     pub rounds: usize,
     /// Length of each measurement, about
     #[arg(long, value_name = "SECONDS", default_value = "0.6", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
+    pub seconds: Duration,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// Arguments of `files`.
+#[derive(Debug, Args)]
+pub struct Files {
+    /// Lengths of files, in bytes
+    #[arg(long, value_name = "BYTES,...", default_value = "1024,16384,65536,350000,1100000,8388608",
+        default_value_if("quick", "true", "1024,65536,1100000"), value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// What is compared with read and send: ways of uncopy-files, or uncopy for read and send under uncopy run
+    #[arg(long, value_name = "WAY,...",
+        default_value = "uncopy,mmap-send,mmap-sendfile,read-sendfile,sendfile,splice,zerocopy,twin",
+        value_delimiter = ',',
+        value_parser = ["uncopy", "mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"])]
+    pub ways: Vec<String>,
+    /// Numbers of the server's threads
+    #[arg(long, value_name = "N,N,...", default_value = "1", value_delimiter = ',', value_parser = threads_parser())]
+    pub threads: Vec<usize>,
+    /// Connections
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
+    pub clients: usize,
+    /// Rounds; each runs every side once
+    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
+    pub rounds: usize,
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
     pub seconds: Duration,
     #[command(flatten)]
     pub form: Form,

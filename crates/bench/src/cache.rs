@@ -91,7 +91,7 @@ fn points(settings: &Settings) -> Vec<Point> {
 /// [`crate::failure::Failure`] when there is no server to be found.
 #[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
 pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress) -> Result<Vec<Comparison>> {
-    let program = cache_server::find(launcher)?;
+    let program = cache_server::find(launcher, cache_server::NAME)?;
     let points = points(settings);
     let compared = |point: &Point| {
         Comparison::new(&point.title, point.size_bytes as u64, &[Side::Plain, Side::Twin])

@@ -13,7 +13,7 @@ use crate::redis_server::on_path;
 use crate::side::{Launcher, Side};
 
 /// Name of the program.
-const NAME: &str = "uncopy-cached";
+pub const NAME: &str = "uncopy-cached";
 /// Memory besides the values themselves, MiB.
 const SPARE_MIB: usize = 64;
 
@@ -30,23 +30,23 @@ pub struct CacheServer {
     pub client_processors: Option<CpuSet>,
 }
 
-/// The program: beside `uncopy`, or on `PATH`.
+/// The program `name`: beside `uncopy`, or on `PATH`.
 ///
 /// # Errors
 /// [`Failure`] that says where it was looked for.
-pub fn find(launcher: &Launcher) -> Result<PathBuf> {
-    let beside = launcher.beside(NAME);
+pub fn find(launcher: &Launcher, name: &str) -> Result<PathBuf> {
+    let beside = launcher.beside(name);
     if beside.is_file() {
         return Ok(beside);
     }
-    on_path(&std::env::var_os("PATH").unwrap_or_default(), NAME).ok_or_else(|| {
+    on_path(&std::env::var_os("PATH").unwrap_or_default(), name).ok_or_else(|| {
         let beside = beside.display();
-        Failure::new(format!("there is neither {beside} nor an {NAME} on PATH; build it with: make build"))
+        Failure::new(format!("there is neither {beside} nor an {name} on PATH; build it with: make build"))
     })
 }
 
 /// The processors that this program may use, in two parts: the first `first` of them, and the others.
-fn processors(first: usize) -> Option<(CpuSet, CpuSet)> {
+pub fn processors(first: usize) -> Option<(CpuSet, CpuSet)> {
     let all = rustix::thread::sched_getaffinity(None).ok()?;
     let (mut ours, mut others) = (CpuSet::new(), CpuSet::new());
     for number in (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)) {

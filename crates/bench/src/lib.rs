@@ -9,6 +9,7 @@
 //!   redis         redis_server (log_trimmer) ⇄ redis_load (redis-benchmark), values read back through resp
 //!   ycsb, memory  redis_server ⇄ this program's own clients over resp
 //!   cache         cache_server (uncopy-cached) ⇄ cache_client, sending by reference and copying
+//!   files         uncopy-files ⇄ files_client, by each way of sending a file
 //!   small         a short memcpy, the start of a program; small_servers: packaged servers
 //!   traffic       load by own clients, and the sample that comes of it
 //!   comparison    samples of alternating sides, ratios; statistics, machine, load
@@ -42,6 +43,8 @@ mod echo_server;
 mod failure;
 mod faults;
 mod figures;
+mod files;
+mod files_client;
 mod load;
 mod log_trimmer;
 mod machine;
@@ -208,6 +211,9 @@ fn run(experiment: &Experiment) -> Result<u8> {
         Experiment::Cache(arguments) => {
             measured(&arguments.form, |launcher, progress| run_cache(arguments, launcher, progress))
         }
+        Experiment::Files(arguments) => {
+            measured(&arguments.form, |launcher, progress| run_files(arguments, launcher, progress))
+        }
         Experiment::Small(arguments) => {
             measured(&arguments.form, |launcher, progress| run_small(arguments, launcher, progress))
         }
@@ -293,6 +299,23 @@ fn run_cache(arguments: &arguments::Cache, launcher: &Launcher, progress: &mut P
     let comparisons = cache::measure(launcher, &settings, progress)?;
     let (text, plot) = (cache::render(&comparisons), cache::plot(&comparisons));
     let findings = cache::findings(&comparisons);
+    Ok(Report { findings, ..Report::new(comparisons, text, plot) })
+}
+
+fn run_files(arguments: &arguments::Files, launcher: &Launcher, progress: &mut Progress) -> Result<Report> {
+    let way = |name: &String| files::WAYS.iter().copied().find(|known| known == name);
+    let settings = files::Settings {
+        sizes_bytes: arguments.sizes.clone(),
+        ways: arguments.ways.iter().filter_map(way).collect(),
+        uncopy: arguments.ways.iter().any(|name| name == Side::Uncopy.name()),
+        threads: arguments.threads.clone(),
+        clients: arguments.clients,
+        rounds: arguments.rounds,
+        duration: arguments.seconds,
+    };
+    let comparisons = files::measure(launcher, &settings, progress)?;
+    let (text, plot) = (files::render(&comparisons), files::plot(&comparisons));
+    let findings = files::findings(&comparisons);
     Ok(Report { findings, ..Report::new(comparisons, text, plot) })
 }
 

@@ -32,6 +32,9 @@ pub enum Side {
     /// Nothing, and a server of our own whose values lie in twin memory and are sent by reference
     #[value(skip)]
     Twin,
+    /// Nothing, and a server of our own that is told to send in this way
+    #[value(skip)]
+    Way(&'static str),
 }
 
 impl Side {
@@ -45,6 +48,7 @@ impl Side {
             Self::Always => "always",
             Self::Limit => "0 copies",
             Self::Twin => "twin",
+            Self::Way(name) => name,
         }
     }
 
@@ -61,7 +65,7 @@ impl Side {
     /// The words between `uncopy` and the program; `None` where it runs by itself.
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Plain | Self::Limit | Self::Twin => None,
+            Self::Plain | Self::Limit | Self::Twin | Self::Way(_) => None,
             Self::Uncopy => Some(&["run", "--"]),
             Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never", "--"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096", "--"]),

@@ -174,11 +174,11 @@ impl Content {
         more: bool,
     ) -> io::Result<usize> {
         let wanted = len.min(CALL_LIMIT_BYTES);
-        let more_flag = more_flag(more || len > wanted);
+        let more_of_it = more || len > wanted;
         match &mut self.how {
             How::Read(buffered) => buffered.send(link, &self.file, head, at, len, more),
-            How::Mapped(mapped) => mapped.send(link, &self.file, head, at, wanted, more_flag),
-            How::Piped(piped) => piped.send(link, &self.file, head, at, wanted, more || len > wanted),
+            How::Mapped(mapped) => mapped.send(link, &self.file, head, at, wanted, more_flag(more_of_it)),
+            How::Piped(piped) => piped.send(link, &self.file, head, at, wanted, more_of_it),
             How::Stored(stored) => {
                 let body = usize::try_from(at).ok().and_then(|at| stored.bytes().get(at..));
                 let body = body.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -187,7 +187,7 @@ impl Content {
                 if !std::mem::replace(link.owned, true) {
                     memory::own(link.socket);
                 }
-                memory::send(link.socket, head, body, more_flag)
+                memory::send(link.socket, head, body, more_flag(more))
             }
             How::Sendfile => {
                 if !head.is_empty() {

@@ -1,0 +1,213 @@
+//! `uncopy-files` against itself: the same files sent by each of its ways (the read-send and sendfile lab, zIO §5.3.1,
+//! and the mail of 2001 on sendfile by CPU load: 63 files of 350 KB on average).
+
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::thread::CpuSet;
+use serde_json::{Value, json};
+
+use crate::cache_server;
+use crate::cleanup::TemporaryDirectory;
+use crate::comparison::{Comparison, Sample, spread_json};
+use crate::echo::counted;
+use crate::failure::{Failure, Result};
+use crate::figures::{self, CPU, RATE};
+use crate::files_client::{Connections, Content};
+use crate::plot::{Plot, Scale};
+use crate::process::Server;
+use crate::progress::Progress;
+use crate::side::{Launcher, Side};
+use crate::table::size;
+use crate::traffic;
+
+/// Name of the program.
+const NAME: &str = "uncopy-files";
+/// The way of the sides plain and uncopy: what programs do that know of nothing better.
+const PLAIN_WAY: &str = "read-send";
+/// The other ways of `uncopy-files`, as its command line names them.
+pub const WAYS: [&str; 7] =
+    ["mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"];
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Lengths of files, bytes.
+    pub sizes_bytes: Vec<usize>,
+    /// Ways besides read and send.
+    pub ways: Vec<&'static str>,
+    /// Whether read and send is also measured under uncopy.
+    pub uncopy: bool,
+    /// Numbers of the server's threads.
+    pub threads: Vec<usize>,
+    /// Connections.
+    pub clients: usize,
+    /// Rounds.
+    pub rounds: usize,
+    /// Length of each measurement.
+    pub duration: Duration,
+}
+
+impl Settings {
+    fn sides(&self) -> Vec<Side> {
+        let uncopy = self.uncopy.then_some(Side::Uncopy);
+        [Side::Plain].into_iter().chain(uncopy).chain(self.ways.iter().map(|way| Side::Way(way))).collect()
+    }
+}
+
+/// One line of the experiment.
+#[derive(Debug)]
+struct Point {
+    content: Content,
+    size_bytes: usize,
+    threads: usize,
+}
+
+impl Point {
+    fn title(&self) -> String {
+        format!("GET {}, {}", size(self.size_bytes as u64), counted(self.threads, "thread", "threads"))
+    }
+}
+
+/// Runs the experiment, the rounds as the outer loop.
+///
+/// # Errors
+/// [`Failure`] when there is no server to be found, or no room for the files.
+#[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
+pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress) -> Result<Vec<Comparison>> {
+    let program = cache_server::find(launcher, NAME)?;
+    let root = TemporaryDirectory::make()?;
+    let mut points = Vec::new();
+    for threads in &settings.threads {
+        for size_bytes in &settings.sizes_bytes {
+            let content = Content::new(*size_bytes);
+            content.write(root.path())?;
+            points.push(Point { content, size_bytes: *size_bytes, threads: *threads });
+        }
+    }
+    let sides = settings.sides();
+    let compared = |point: &Point| {
+        Comparison::new(point.title(), point.size_bytes as u64, &sides)
+            .with("size", point.size_bytes as f64)
+            .with("threads", point.threads as f64)
+    };
+    let mut comparisons: Vec<Comparison> = points.iter().map(compared).collect();
+    for round in 0..settings.rounds {
+        for (comparison, point) in comparisons.iter_mut().zip(&points) {
+            comparison.round(|side| {
+                progress.tell(&point.title(), round, settings.rounds, side.name());
+                sample(launcher, &program, side, point, settings, root.path())
+            });
+        }
+    }
+    Ok(comparisons)
+}
+
+/// Starts the server under `side`, each thread with a processor of its own if there are more than that.
+fn start(
+    launcher: &Launcher,
+    program: &Path,
+    side: Side,
+    threads: usize,
+    root: &Path,
+) -> Result<(Server, SocketAddr, Option<CpuSet>)> {
+    let way = if let Side::Way(way) = side { way } else { PLAIN_WAY };
+    let arguments = [
+        "--listen=0".into(),
+        format!("--way={way}").into(),
+        format!("--threads={threads}").into(),
+        root.as_os_str().to_owned(),
+    ];
+    let mut command = launcher.command(side, program.as_os_str(), &arguments);
+    let processors = cache_server::processors(threads);
+    if let Some((ours, _)) = processors {
+        // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &ours)?));
+        }
+    }
+    let mut server = Server::start(command, NAME, TemporaryDirectory::make()?)?;
+    let line = server.first_line()?;
+    let address = line.split_once("http://").and_then(|(_, rest)| rest.trim_end_matches('/').parse().ok());
+    match address {
+        Some(address) => Ok((server, address, processors.map(|(_, others)| others))),
+        None => Err(Failure::new(format!("{NAME} wrote {}", line.escape_debug()))),
+    }
+}
+
+fn sample(
+    launcher: &Launcher,
+    program: &Path,
+    side: Side,
+    point: &Point,
+    settings: &Settings,
+    root: &Path,
+) -> Result<Sample> {
+    let (mut server, address, processors) = start(launcher, program, side, point.threads, root)?;
+    // One thread of the client for each of the server's: it has enough to do.
+    let connect = |thread: usize| {
+        let numbers = (thread..settings.clients).step_by(point.threads);
+        Connections::open(address, &point.content, numbers, processors)
+    };
+    let clients = (0..point.threads.min(settings.clients)).map(connect).collect::<Result<Vec<_>>>();
+    let mut clients = clients.map_err(|failure| server.process().explain(&failure))?;
+    let (sample, _) = traffic::sample(&mut server, settings.duration, |duration| {
+        traffic::at_once(&mut clients, |client| client.run(duration))
+    })?;
+    drop(clients);
+    let pid = server.process().pid();
+    let notes = launcher.notes(side, pid, &server.stderr_text(), false);
+    let defect = server.process().stop().err().map(|failure| failure.to_string());
+    Ok(Sample { notes, defect, ..sample })
+}
+
+/// The figures.
+#[must_use]
+pub fn render(comparisons: &[Comparison]) -> String {
+    let per_operation: figures::Extra<'_> = (
+        "CPU µs/op",
+        Box::new(|comparison, side| crate::table::number(figures::median(comparison, side, CPU))),
+    );
+    let table = figures::table(comparisons, &[per_operation]);
+    format!(
+        "{table}\nplain: read and send; uncopy: the same under uncopy run; the others: the ways of uncopy-files\n\
+         {}CPU: the server's\n",
+        figures::LEGEND
+    )
+}
+
+/// Ratios by way, for programs.
+#[must_use]
+pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
+    let entry = |comparison: &Comparison, side: Side| {
+        Some(json!({
+            "experiment": comparison.title(),
+            "way": side.name(),
+            "throughput_ratio": spread_json(comparison.ratio(side, RATE)?),
+            "server_cpu_ratio": spread_json(comparison.ratio(side, CPU)?),
+        }))
+    };
+    let entries = comparisons
+        .iter()
+        .flat_map(|comparison| comparison.sides().iter().filter_map(move |side| entry(comparison, *side)));
+    vec![("files", entries.collect())]
+}
+
+/// The server's processor time over that of read and send, by length, for the first number of threads.
+#[must_use]
+pub fn plot(comparisons: &[Comparison]) -> Plot {
+    let threads = comparisons.first().and_then(|comparison| comparison.parameter("threads"));
+    let shown: Vec<Comparison> =
+        comparisons.iter().filter(|comparison| comparison.parameter("threads") == threads).cloned().collect();
+    let ratio = |comparison: &Comparison, side| comparison.ratio(side, CPU).filter(|_| side != Side::Plain);
+    Plot::by_side(
+        "uncopy-files: ways to send a file",
+        ("length of a file", Scale::Doubling),
+        "server CPU over read and send",
+        &shown,
+        "size",
+        ratio,
+    )
+}
