@@ -1,9 +1,10 @@
 //! Line plots as SVG images: points are medians, bars their spread, a line for each series.
 
-use plotters::element::ErrorBar;
+use plotters::coord::Shift;
+use plotters::element::{ErrorBar, Text};
 use plotters::prelude::{
-    ChartBuilder, Circle, Color, IntoDrawingArea, IntoFont, LineSeries, PathElement, RGBColor, SVGBackend,
-    SeriesLabelPosition, WHITE,
+    ChartBuilder, Circle, Color, DrawingArea, DrawingBackend, IntoDrawingArea, IntoFont, LineSeries,
+    PathElement, RGBColor, SVGBackend, WHITE,
 };
 
 use crate::comparison::Comparison;
@@ -14,6 +15,12 @@ use crate::table::size;
 
 /// Size of the image, pixels.
 const IMAGE: (u32, u32) = (960, 540);
+/// Room for the legend beside the chart, pixels.
+const LEGEND: u32 = 190;
+/// From one line of the legend to the next, pixels.
+const LEGEND_LINE: i32 = 24;
+/// Between the bars of two series at one place, in parts of the chart's width: they would hide one another.
+const APART: f64 = 0.006;
 /// Okabe and Ito's colours, which people of every colour vision can tell apart, black last.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
@@ -97,7 +104,9 @@ impl Plot {
         let places = || points().map(|(x, _)| self.place(*x));
         let (left, right) =
             places().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
-        let margin = ((right - left) * 0.05).max(0.1);
+        // Around a single size, half of it and its double.
+        let least = if self.x.1 == Scale::Doubling { 1.0 } else { 0.1 };
+        let margin = if right > left { (right - left) * 0.05 } else { least };
         let highest =
             |figure: fn(&Spread) -> f64| points().map(|(_, spread)| figure(spread)).fold(0.0, f64::max);
         // A single disturbed round must not make the medians a flat line: bars may be cut off.
@@ -118,8 +127,9 @@ impl Plot {
     fn label(&self, place: f64) -> String {
         match &self.x.1 {
             Scale::Linear => format!("{}", (place * 100.0).round() / 100.0),
-            Scale::Doubling => size(place.exp2().round() as u64),
-            // Labels between two words, or outside, say nothing.
+            Scale::Doubling if (place - place.round()).abs() < 0.01 => size(place.exp2().round() as u64),
+            // Labels between two doublings or two words, or outside, say nothing.
+            Scale::Doubling => String::new(),
             Scale::Words(words) if place > -0.01 && (place - place.round()).abs() < 0.01 => {
                 words.get(place.round() as usize).cloned().unwrap_or_default()
             }
@@ -127,6 +137,7 @@ impl Plot {
         }
     }
 
+    #[expect(clippy::cast_precision_loss, reason = "a few series")]
     fn draw(
         &self,
         svg: &mut String,
@@ -135,7 +146,8 @@ impl Plot {
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         let area = SVGBackend::with_string(svg, IMAGE).into_drawing_area();
         area.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&area)
+        let (chart, legend) = area.split_horizontally(IMAGE.0 - LEGEND);
+        let mut chart = ChartBuilder::on(&chart)
             .caption(&self.title, ("sans-serif", 28).into_font())
             .margin(12)
             .x_label_area_size(52)
@@ -145,45 +157,51 @@ impl Plot {
             Scale::Words(words) => (2 * words.len() + 1, 12),
             _ => (12, 17),
         };
+        let decimals = usize::from(top < 10.0) + usize::from(top < 1.0);
         chart
             .configure_mesh()
             .x_desc(&self.x.0)
             .y_desc(&self.y)
             .x_labels(labels)
             .x_label_formatter(&|place| self.label(*place))
+            .y_label_formatter(&|figure| format!("{figure:.decimals$}"))
             .max_light_lines(0)
             .label_style(("sans-serif", label_size))
             .axis_desc_style(("sans-serif", 19))
             .draw()?;
-        for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
-            let colour = *colour;
-            let points: Vec<(f64, Spread)> =
-                series.points.iter().map(|(x, spread)| (self.place(*x), *spread)).collect();
-            let medians = points.iter().map(|(x, spread)| (*x, spread.median));
-            chart
-                .draw_series(LineSeries::new(medians.clone(), colour.stroke_width(2)))?
-                .label(&series.name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(2)));
+        let apart = (right - left) * APART;
+        let middle = (self.series.len() as f64 - 1.0) / 2.0;
+        for (index, (series, colour)) in self.series.iter().zip(COLOURS.iter().cycle()).enumerate() {
+            let aside = (index as f64 - middle) * apart;
+            let points = series.points.iter().map(|(x, spread)| (self.place(*x) + aside, *spread));
+            let medians = points.clone().map(|(x, spread)| (x, spread.median));
+            chart.draw_series(LineSeries::new(medians.clone(), colour.stroke_width(2)))?;
             chart.draw_series(medians.map(|place| Circle::new(place, 3, colour.filled())))?;
-            chart.draw_series(points.iter().map(|(x, spread)| {
-                ErrorBar::new_vertical(
-                    *x,
-                    spread.low,
-                    spread.median,
-                    spread.high.min(top),
-                    colour.stroke_width(1),
-                    6,
-                )
+            chart.draw_series(points.map(|(x, spread)| {
+                let high = spread.high.min(top);
+                ErrorBar::new_vertical(x, spread.low, spread.median, high, colour.stroke_width(1), 6)
             }))?;
         }
-        chart
-            .configure_series_labels()
-            .label_font(("sans-serif", 17))
-            .position(SeriesLabelPosition::LowerRight)
-            .background_style(WHITE.mix(0.8))
-            .border_style(COLOURS[7])
-            .draw()?;
+        self.draw_legend(&legend)?;
         area.present()?;
+        Ok(())
+    }
+
+    /// The names of the series, one below the other.
+    fn draw_legend<B: DrawingBackend>(
+        &self,
+        area: &DrawingArea<B, Shift>,
+    ) -> std::result::Result<(), Box<dyn std::error::Error>>
+    where
+        B::ErrorType: 'static,
+    {
+        let mut y = 60;
+        for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
+            area.draw(&PathElement::new([(4, y), (26, y)], colour.stroke_width(2)))?;
+            area.draw(&Circle::new((15, y), 3, colour.filled()))?;
+            area.draw(&Text::new(series.name.clone(), (34, y - 8), ("sans-serif", 16).into_font()))?;
+            y += LEGEND_LINE;
+        }
         Ok(())
     }
 }
