@@ -77,6 +77,13 @@ pub fn contains(address: usize) -> bool {
     pages::contains(address)
 }
 
+/// Whether anything was ever allocated: before that, no address lies in twin memory.
+#[inline]
+#[must_use]
+pub fn is_used() -> bool {
+    pages::is_used()
+}
+
 #[cold]
 fn none() -> *mut u8 {
     uncopy_sys::errno::set(libc::ENOMEM);

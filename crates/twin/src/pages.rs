@@ -97,6 +97,12 @@ pub(crate) fn contains(address: usize) -> bool {
     address.wrapping_sub(BASE.load(Relaxed)) < len_bytes
 }
 
+/// Whether there are any addresses of ours.
+#[inline]
+pub(crate) fn is_used() -> bool {
+    LEN_BYTES.load(Relaxed) != 0
+}
+
 /// Address of a page.
 #[inline]
 pub(crate) fn address_of(page: u32) -> usize {
