@@ -98,6 +98,8 @@ pub enum Experiment {
     Checksum(Checksum),
     /// Copies that replace a view among many; what tracking costs (zIO, section 5.2.1)
     Tracking(Tracking),
+    /// Ways to transmit: copied, spliced, sendfile, MSG_ZEROCOPY, and what uncopy chooses (ZCopy, section 4)
+    Transmit(Transmit),
     /// Packaged redis-server, append-only file on: SET, GET, YCSB A (zIO, Figures 11 and 12)
     Redis(Redis),
     /// Small I/O of packaged servers, a 64-byte memcpy, the start of a program
@@ -316,6 +318,35 @@ pub struct Tracking {
     /// Rounds; each runs every side once
     #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub rounds: usize,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+/// Arguments of `transmit`.
+#[derive(Debug, Args)]
+pub struct Transmit {
+    /// Lengths of bodies, in bytes
+    #[arg(long, value_name = "BYTES,...", default_value = "1024,4096,8192,16384,32768,61440,131072,262144,524288,1048576",
+        default_value_if("quick", "true", "1024,16384,61440,1048576"), value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// What they go through
+    #[arg(
+        long,
+        value_name = "SOCKET,...",
+        default_value = "tcp,unix,udp",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub sockets: Vec<crate::transmit::Socket>,
+    /// Bytes of all bodies together; 1: the same body each time, which stays in the processor's cache
+    #[arg(long, value_name = "BYTES", default_value = "67108864", value_parser = size_parser())]
+    pub set: usize,
+    /// Rounds; each runs every side once
+    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
+    pub rounds: usize,
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.3", default_value_if("quick", "true", "0.05"), value_parser = seconds)]
+    pub seconds: Duration,
     #[command(flatten)]
     pub form: Form,
 }

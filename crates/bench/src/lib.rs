@@ -6,6 +6,7 @@
 //!   copies, sizes, threads, touched, faults, stores
 //!                 points for echo: echo_server ⇄ echo_client, messages of pattern, checksum
 //!   tracking      copies that replace a view, in this program itself
+//!   transmit      ways to send the same body, in this program itself
 //!   redis         redis_server (log_trimmer) ⇄ redis_load (redis-benchmark), values read back through resp
 //!   ycsb, memory  redis_server ⇄ this program's own clients over resp
 //!   cache         cache_server (uncopy-cached) ⇄ cache_client, sending by reference and copying
@@ -72,6 +73,7 @@ mod threads;
 mod touched;
 mod tracking;
 mod traffic;
+mod transmit;
 mod wait;
 mod ycsb;
 
@@ -203,6 +205,19 @@ fn run(experiment: &Experiment) -> Result<u8> {
             let (calls, rounds) = (u64::from(arguments.calls), arguments.rounds);
             let comparisons = tracking::measure(launcher, &arguments.views, calls, rounds, progress);
             let (text, plot) = (tracking::render(&comparisons), tracking::plot(&comparisons));
+            Ok(Report::new(comparisons, text, plot))
+        }),
+        Experiment::Transmit(arguments) => measured(&arguments.form, |_, progress| {
+            let (sockets, sizes) = (&arguments.sockets, &arguments.sizes);
+            let comparisons = transmit::measure(
+                sockets,
+                sizes,
+                arguments.set,
+                arguments.rounds,
+                arguments.seconds,
+                progress,
+            );
+            let (text, plot) = (transmit::render(&comparisons), transmit::plot(&comparisons));
             Ok(Report::new(comparisons, text, plot))
         }),
         Experiment::Redis(arguments) => {

@@ -1,6 +1,7 @@
 //! Overwrite in flight: send, do not read, write other bytes to the same addresses, then read. The old bytes arrive,
 //! whatever happens in between.
 #![cfg(target_os = "linux")]
+#![allow(clippy::cast_possible_truncation, reason = "bytes of patterns")]
 
 mod common;
 
