@@ -7,6 +7,7 @@
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 use crate::socket::Vector;
+use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 /// Bytes that a pipe is made for: what an unprivileged process may have (`/proc/sys/fs/pipe-max-size`).
 const WANTED_BYTES: usize = 1 << 20;
@@ -100,6 +101,21 @@ impl Pipe {
         unsafe { kernel!(Stat, syscall!(libc::SYS_fcntl, self.fd, F_GETSIG)) == i64::from(self.mark) }
     }
 
+    /// Throws away the `len_bytes` bytes that are in it. Whether it is empty then.
+    #[must_use]
+    pub fn empty(self, len_bytes: usize) -> bool {
+        let Some(nowhere) = nowhere() else { return false };
+        let mut left = len_bytes;
+        while left > 0 {
+            match self.pass(nowhere, left, false) {
+                Ok(bytes) if bytes > 0 => left -= bytes,
+                Err(Errno(libc::EINTR)) => {}
+                _ => return false,
+            }
+        }
+        true
+    }
+
     /// Closes it, unless the program has done so.
     pub fn close(self) {
         if self.is_ours() {
@@ -136,6 +152,42 @@ impl Pipe {
     }
 }
 
+/// A descriptor of `/dev/null`, where a pipe's bytes go that nobody wants; -1: none yet.
+static NOWHERE: AtomicI32 = AtomicI32::new(-1);
+
+/// Whether a descriptor is `/dev/null`, whoever opened it: what goes there is lost by intent.
+fn is_nowhere(fd: i32) -> bool {
+    // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
+    let mut found: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: the buffer is valid.
+    let known = fd >= 0 && unsafe { kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)) } == 0;
+    known && found.st_mode & libc::S_IFMT == libc::S_IFCHR && found.st_rdev == libc::makedev(1, 3)
+}
+
+fn nowhere() -> Option<i32> {
+    let known = NOWHERE.load(Relaxed);
+    if is_nowhere(known) {
+        return Some(known);
+    }
+    let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+    // SAFETY: a terminated path.
+    let opened = unsafe {
+        kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, c"/dev/null".as_ptr(), flags, 0)) as i32
+    };
+    let high = (opened >= 0).then(|| crate::fd::duplicate_high(opened)).flatten();
+    if opened >= 0 {
+        close(opened);
+    }
+    let high = high?;
+    if !is_nowhere(high) {
+        close(high);
+        return None;
+    }
+    // Another thread's, if it was faster, stays open: one descriptor at most for each thread, once.
+    NOWHERE.store(high, Relaxed);
+    Some(high)
+}
+
 /// `vmsplice` into a pipe of the program's, waiting for room if the pipe's descriptor says so.
 ///
 /// # Errors
@@ -168,6 +220,9 @@ mod tests {
         let mut read = [0; 11];
         there.read_exact(&mut read).expect("bytes");
         assert_eq!(read, text);
+        assert_eq!(pipe.put(&vectors), Ok(11));
+        assert!(pipe.empty(11), "what is not wanted is thrown away");
+        assert_eq!(pipe.pass(here.as_raw_fd(), 11, false), Err(Errno(libc::EAGAIN)));
         pipe.close();
         assert!(!pipe.is_ours());
     }

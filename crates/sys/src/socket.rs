@@ -183,6 +183,14 @@ pub fn readiness(fd: i32, timeout_ms: i32) -> Readiness {
     }
 }
 
+/// Whether the other end has ended its side, or the connection is no more. Takes no pending error.
+#[must_use]
+pub fn has_peer_ended(fd: i32) -> bool {
+    let mut asked = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one valid structure.
+    unsafe { kernel!(Poll, syscall!(libc::SYS_poll, &raw mut asked, 1, 0)) != 0 }
+}
+
 /// The send family as the program called it: the arguments go to the kernel as they are.
 pub mod raw {
     use super::{Errno, check};

@@ -184,7 +184,8 @@ fn splice(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan) 
     let outcome = if plan.kind.is_datagram() {
         splice::datagram(fd, parts, flags, envelope, promises)
     } else {
-        splice::stream(fd, parts, flags, promises)
+        let is_tcp = plan.kind != facts::Kind::Unix;
+        splice::stream(fd, parts, flags, is_tcp, promises)
     }?;
     let hold = if outcome.is_referred { Hold::Spliced } else { Hold::Nothing };
     Ok(Sent { len_bytes: outcome.len_bytes, hold })

@@ -117,6 +117,13 @@ impl Drop for Taken {
 }
 
 impl Tools {
+    /// Throws away the `len_bytes` bytes that are left in the pipe.
+    pub fn empty(&mut self, len_bytes: usize) {
+        if !self.pipe.is_some_and(|pipe| pipe.empty(len_bytes)) {
+            self.discard();
+        }
+    }
+
     /// Closes the pipe and what is left in it.
     pub fn discard(&mut self) {
         if let Some(pipe) = self.pipe.take() {

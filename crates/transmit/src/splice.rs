@@ -6,7 +6,8 @@
 //! - `splice` waits or does not as the descriptor says, whatever MSG_DONTWAIT says. So nothing is spliced for which
 //!   there is no room: then nothing ever waits, and what has no room goes the way that copies.
 //! - Between two messages of the kernel's a reset may arrive, which the second would report and take away, while the
-//!   program hears of the bytes of the first. So the socket is looked at in between.
+//!   program hears of the bytes of the first. So the socket is looked at in between; or, on TCP, before and after, and a
+//!   reset in between is reported as if it had come before.
 //! - A signal that is pending ends `splice` even where there is nothing to wait for: it is made again.
 //! - It has no MSG_NOSIGNAL: SIGPIPE is held back and taken away again.
 //! - What it cannot do at all (EINVAL and its like), the other way does.
@@ -222,6 +223,7 @@ struct Sending<'a> {
     cursor: Cursor<'a>,
     flags: i32,
     promises: Promises,
+    is_tcp: bool,
     sent: Outcome,
 }
 
@@ -236,7 +238,13 @@ enum Step {
 }
 
 /// Sends a message on a stream.
-pub fn stream(fd: i32, parts: &[Part], flags: i32, promises: Promises) -> Result<Outcome, Errno> {
+pub fn stream(
+    fd: i32,
+    parts: &[Part],
+    flags: i32,
+    is_tcp: bool,
+    promises: Promises,
+) -> Result<Outcome, Errno> {
     let copied = || {
         let sent = gather::send(fd, parts, flags, &Envelope::default())?;
         Ok(Outcome { len_bytes: sent, is_referred: false })
@@ -244,7 +252,7 @@ pub fn stream(fd: i32, parts: &[Part], flags: i32, promises: Promises) -> Result
     let Some(mut taken) = pool::take() else { return copied() };
     let quiet = Quiet::new(flags & libc::MSG_NOSIGNAL != 0 && !promises.ends_on_errors);
     let sent = Outcome { len_bytes: 0, is_referred: false };
-    let mut sending = Sending { fd, cursor: Cursor::new(parts), flags, promises, sent };
+    let mut sending = Sending { fd, cursor: Cursor::new(parts), flags, promises, is_tcp, sent };
     let result = sending.run(&mut taken);
     drop(quiet);
     drop(taken);
@@ -376,23 +384,29 @@ impl Sending<'_> {
             // What cannot be read: the kernel says so.
             return Ok(Step::Copy);
         }
-        if pipe.put(&pass.vectors[..pass.count]) != Ok(pass.len_bytes) {
-            taken.tools().discard();
+        let put = pipe.put(&pass.vectors[..pass.count]);
+        if put != Ok(pass.len_bytes) {
+            taken.tools().empty(put.unwrap_or(0));
             return Ok(Step::Copy);
         }
+        // What a message in the kernel would report after another one took bytes is lost, and with it the error that
+        // the program would have got. From TCP it can only be a reset, unless the peer has ended its side.
+        let is_one = self.promises.ends_on_errors
+            || pass.chunk_count > 1 && self.is_tcp && !socket::has_peer_ended(self.fd);
         let whole = [pass.len_bytes];
-        let chunks = if self.promises.ends_on_errors { &whole[..] } else { &pass.chunks[..pass.chunk_count] };
+        let chunks = if is_one { &whole[..] } else { &pass.chunks[..pass.chunk_count] };
+        let before_bytes = self.sent.len_bytes;
         let mut left = pass.len_bytes;
         for (index, chunk) in chunks.iter().enumerate() {
             if index > 0 && socket::readiness(self.fd, 0) == Readiness::Ended {
-                taken.tools().discard();
+                taken.tools().empty(left);
                 return Ok(Step::End);
             }
-            left -= chunk;
-            let ends_here = left == 0 && self.ends_after(*chunk);
+            let ends_here = left == *chunk && self.ends_after(*chunk);
             let more = !ends_here || self.flags & libc::MSG_MORE != 0;
             let passed = pass_on(pipe, self.fd, *chunk, more);
             if let Ok(bytes) = passed {
+                left -= bytes;
                 self.sent.len_bytes += bytes;
                 self.sent.is_referred |= bytes > 0;
                 self.cursor.advance(bytes);
@@ -400,8 +414,18 @@ impl Sending<'_> {
             if passed == Ok(*chunk) {
                 continue;
             }
-            taken.tools().discard();
+            taken.tools().empty(left);
             return match passed {
+                // Reset while it was sent: the same as if it had been before, and nobody reads these bytes.
+                Ok(_)
+                    if is_one
+                        && before_bytes == 0
+                        && !self.promises.ends_on_errors
+                        && socket::readiness(self.fd, 0) == Readiness::Ended =>
+                {
+                    self.sent.len_bytes = 0;
+                    Err(Errno(libc::ECONNRESET))
+                }
                 Ok(_) => Ok(Step::End),
                 Err(error) if is_refusal(error) => Ok(Step::Copy),
                 Err(error) => Err(error),
@@ -458,24 +482,25 @@ pub fn datagram(
         facts::doubt(fd);
         return copied();
     }
-    if pipe.put(&pass.vectors[..pass.count]) != Ok(pass.len_bytes) {
-        taken.tools().discard();
+    let put = pipe.put(&pass.vectors[..pass.count]);
+    if put != Ok(pass.len_bytes) {
+        taken.tools().empty(put.unwrap_or(0));
         return copied();
     }
     if let Some(first) = first
         && let Err(error) = gather::send(fd, &[first], flags | libc::MSG_MORE, envelope)
     {
-        taken.tools().discard();
+        taken.tools().empty(pass.len_bytes);
         return Err(error);
     }
     match pass_on(pipe, fd, pass.len_bytes, flags & libc::MSG_MORE != 0) {
         Ok(bytes) if bytes == pass.len_bytes => Ok(Outcome { len_bytes, is_referred: true }),
         Ok(bytes) => {
-            taken.tools().discard();
+            taken.tools().empty(pass.len_bytes - bytes);
             Ok(Outcome { len_bytes: first_bytes + bytes, is_referred: true })
         }
         Err(error) => {
-            taken.tools().discard();
+            taken.tools().empty(pass.len_bytes);
             if is_refusal(error) && first.is_none() { copied() } else { Err(error) }
         }
     }
