@@ -26,7 +26,7 @@ pub fn is_small(len_bytes: usize) -> bool {
 /// Whether there is any twin memory.
 #[inline]
 fn is_in_use() -> bool {
-    true
+    uncopy_twin::is_used()
 }
 
 /// `send`, or `None`.
