@@ -1,7 +1,8 @@
-//! What is known of a descriptor: asked once for each socket, and now and then whether it is still the same one.
+//! What is known of a descriptor: asked once for each socket, and for each message whether it is still the same one.
 //!
-//! A number may come to stand for another socket at any time, and nobody tells. What is kept here decides only
-//! which way is *tried*: every way does what is right on every descriptor, or refuses it and copies.
+//! A number may come to stand for another socket at any time, and nobody tells; and a datagram must not go the way
+//! of a stream, which takes a long message to pieces. Only where the owner of a socket promises something is it asked
+//! now and then.
 //!
 //! ```text
 //! a word   │ cookie (40) │ promises (8) │ kind (4) │ uses (12) │
@@ -13,7 +14,7 @@ use uncopy_sys::socket;
 
 /// Descriptors of which anything is kept; those above share places.
 const PLACES: usize = 1 << 16;
-/// Uses after which the socket is asked for its cookie again.
+/// Uses after which a socket whose owner promised something is asked for its cookie again.
 const USES: u64 = 64;
 const USES_MASK: u64 = (1 << 12) - 1;
 const KIND_SHIFT: u32 = 12;
@@ -107,11 +108,13 @@ fn pack(cookie: u64, promises: u8, kind: Kind) -> u64 {
 pub fn of(fd: i32) -> (Kind, u8) {
     let word = word(fd);
     let kept = word.load(Relaxed);
+    let promises = (kept >> PROMISES_SHIFT) as u8;
     if let Some(kind) = Kind::of(kept >> KIND_SHIFT & 0xf)
+        && promises != 0
         && kept & USES_MASK < USES
     {
         word.store(kept + 1, Relaxed);
-        return (kind, (kept >> PROMISES_SHIFT) as u8);
+        return (kind, promises);
     }
     refresh(fd, kept)
 }
@@ -177,6 +180,15 @@ mod tests {
         unsafe { libc::dup2(messages.as_raw_fd(), fd) };
         (0..=USES).for_each(|_| _ = of(fd));
         assert_eq!(of(fd), (Kind::Other, 0));
+        let stream = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        for _ in 0..3 {
+            // SAFETY: as above.
+            unsafe { libc::dup2(stream.as_raw_fd(), fd) };
+            assert_eq!(of(fd).0, Kind::TcpHere, "at once where nothing was promised");
+            // SAFETY: as above.
+            unsafe { libc::dup2(messages.as_raw_fd(), fd) };
+            assert_eq!(of(fd).0, Kind::Other);
+        }
     }
 
     #[test]

@@ -70,7 +70,9 @@ fn a_datagram_keeps_the_bytes_that_were_sent() {
                 let len = memory.len() - offset;
                 expected.push(bytes_of(&header, &memory.bytes()[offset..], b""));
                 let sent = send(link.fd(), &[copied(&header), memory.part(offset, len)], 0).expect("sent");
-                assert_eq!((sent.len_bytes, sent.hold), (len + 8, Hold::Spliced), "{family:?}");
+                // A page that begins at an odd place would spoil the kernel's own checksum.
+                let hold = if offset % 2 == 0 { Hold::Spliced } else { Hold::Nothing };
+                assert_eq!((sent.len_bytes, sent.hold), (len + 8, hold), "{family:?}");
             }
             memory.fill(pattern(9));
             for expected in expected {
