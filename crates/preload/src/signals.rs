@@ -8,7 +8,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use libc::{sighandler_t, sigset_t};
 use uncopy_hooks::slots;
-use uncopy_sys::deferral::{cancels_anywhere, unwrap, wrap};
+use uncopy_sys::deferral::{cancels, cancels_anywhere, unwrap, wrap};
 use uncopy_sys::errno;
 
 type Action = libc::sigaction;
@@ -16,6 +16,7 @@ type Action = libc::sigaction;
 slots! {
     SIGACTION = c"sigaction": unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
     SIGINTERRUPT = c"siginterrupt": unsafe extern "C" fn(c_int, c_int) -> c_int;
+    CANCEL = c"pthread_cancel": unsafe extern "C" fn(libc::pthread_t) -> c_int;
     SETCANCELTYPE = c"pthread_setcanceltype": unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 }
 
@@ -182,4 +183,13 @@ pub unsafe extern "C" fn pthread_setcanceltype(new: c_int, old: *mut c_int) -> c
         cancels_anywhere(false);
     }
     result
+}
+
+/// Threads that can be cancelled at any instruction block signals while they hold locks, from here on. Redis makes its
+/// main thread one, to be able to kill it when it has crashed; it took two system calls for each section.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
+    cancels();
+    // SAFETY: the caller's promise.
+    unsafe { CANCEL.call()(thread) }
 }

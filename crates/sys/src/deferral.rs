@@ -30,12 +30,15 @@
 //! signals. Not wrapped, and not
 //! looked at, are the signals that a section lets through in any case, and glibc's 32, by which
 //! `pthread_cancel` reaches a thread: it does nothing to a thread that cannot be cancelled anywhere, and one that
-//! can has told so ([`cancels_anywhere`]).
+//! can has told so ([`cancels_anywhere`]). Such a thread blocks signals in its sections once the program calls
+//! `pthread_cancel` ([`cancels`]); until then nobody sends that signal.
 
 use crate::lock::{BLOCKED, set_mask};
 use crate::own::own;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 /// Handlers that can be wrapped: with and without SA_SIGINFO, so many each.
 const EACH: usize = 32;
@@ -51,6 +54,8 @@ const ON: u8 = 1;
 const OFF: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+/// The program cancels threads.
+static CANCELS: AtomicBool = AtomicBool::new(false);
 /// The handlers that wrappers stand for: those without SA_SIGINFO first. An entry is written once.
 static HANDLERS: [AtomicUsize; WRAPPERS] = [const { AtomicUsize::new(0) }; WRAPPERS];
 
@@ -167,12 +172,22 @@ pub fn begin() {
 /// From here on signals are blocked: a handler that cannot be wrapped is about to be installed.
 pub fn end() {
     if STATE.swap(OFF, Relaxed) == ON {
-        // Sections that have begun end meanwhile: each takes a microsecond.
-        let time = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-        // SAFETY: the time is valid. The call itself: libc's function would be a point of cancellation.
-        unsafe {
-            crate::raw::call(libc::SYS_nanosleep as usize, [(&raw const time) as usize, 0, 0, 0, 0, 0])
-        };
+        wait_for_sections();
+    }
+}
+
+/// Sections that have begun end meanwhile: each takes a microsecond.
+fn wait_for_sections() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+    // SAFETY: the time is valid. The call itself: libc's function would be a point of cancellation.
+    unsafe { crate::raw::call(libc::SYS_nanosleep as usize, [(&raw const time) as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// From here on the sections of threads that can be cancelled at any instruction block signals: the program is
+/// about to cancel one.
+pub fn cancels() {
+    if !CANCELS.swap(true, Relaxed) && STATE.load(Relaxed) == ON {
+        wait_for_sections();
     }
 }
 
@@ -191,7 +206,7 @@ pub(crate) fn is_on() -> bool {
     if own.has_looked.load(Relaxed) == 0 {
         look_again();
     }
-    own.blocks.load(Relaxed) == 0 && STATE.load(Relaxed) == ON
+    (own.blocks.load(Relaxed) == 0 || !CANCELS.load(Relaxed)) && STATE.load(Relaxed) == ON
 }
 
 #[cold]
