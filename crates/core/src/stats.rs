@@ -109,6 +109,10 @@ counters! {
     TrimmedBytes => "trimmed_bytes",
     /// Bytes that were not received or copied into a segment because of the bound on memory.
     RefusedBytes => "refused_bytes",
+    /// Bytes that were sent by reference: pages of segments, or memory that is only read.
+    LentBytes => "lent_bytes",
+    /// Bytes of pages given back to the kernel because it may still have been holding them.
+    DroppedBytes => "dropped_bytes",
 }
 
 impl Counter {

@@ -28,7 +28,7 @@ use uncopy_sys::thread;
 /// Parts of an input that are redirected, with their index.
 pub(crate) type RedirectedParts = SmallVec<[(usize, Redirected); 2]>;
 /// What keeps the bytes of an output.
-pub(crate) type Segments = SmallVec<[Segment; 8]>;
+pub(crate) type Segments = SmallVec<[Segment; 16]>;
 
 /// What a call holds.
 pub(crate) enum Held {
@@ -168,6 +168,12 @@ impl InProgress {
         // SAFETY: the record is in the list, and only this thread, or a child, takes it out.
         look(unsafe { &(*self.record).held });
         core::mem::forget(self);
+    }
+
+    /// Looks at what the call holds: before it is made, or after it came back in.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Held) -> T) -> T {
+        // SAFETY: the record is this call's, and not in the list.
+        look(unsafe { &(*self.record).held })
     }
 
     /// What the call holds.

@@ -233,11 +233,15 @@ fn release(key: u32, usage: &Usage) -> Option<usize> {
     }
     let mut gone: SmallVec<[_; 8]> = SmallVec::new();
     // SAFETY: the references are the views that were found and `segment`, and the views' blocks are locked.
-    unsafe { segment.release_all_but(&kept, |run| gone.push(run)) };
+    unsafe { segment.release_all_but(&kept, |run, is_lent| gone.push((run, is_lent))) };
     drop(blocks);
     drop(segment);
-    for run in &gone {
-        ENGINE.hidden.give_back(*run);
+    for (run, is_lent) in &gone {
+        if *is_lent {
+            ENGINE.hidden.give_spent(*run);
+        } else {
+            ENGINE.hidden.give_back(*run);
+        }
     }
-    Some(gone.iter().map(|run| run.len_bytes()).sum())
+    Some(gone.iter().map(|(run, _)| run.len_bytes()).sum())
 }

@@ -9,7 +9,7 @@ use crate::foreign::Foreign;
 use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES};
 use crate::heap::Heap;
 use crate::hidden::Hidden;
-use crate::{accounts, bounds, calibration, fault, live};
+use crate::{accounts, bounds, calibration, constants, fault, live};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::{CostSource, Options, Policy};
 use uncopy_core::page_map::SiteId;
@@ -383,6 +383,7 @@ impl Engine {
     pub fn disown(&'static self, address: usize, len_bytes: usize) {
         self.heap.disown(address, len_bytes);
         self.foreign.disown(address, address.saturating_add(len_bytes));
+        constants::forget(address, len_bytes);
     }
 
     /// Calls `each` for every block of the heap and every foreign range.

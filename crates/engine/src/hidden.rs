@@ -1,7 +1,8 @@
 //! Hidden memory: where segments live, and the reservoir of warm pages.
 //!
 //! One reserved range, committed and registered with userfaultfd step by step. A page of it is in
-//! use by a segment or an extent, or *warm* (free and present), or *cold* (free and absent).
+//! use by a segment or an extent, or *warm* (free and present), or *cold* (free and absent), or *spent*: free, but
+//! the kernel may still refer to what is there, so that it has to become cold before it is used again.
 //! Registered, so that pages can be moved in; always present while in use, so that neither our own
 //! copies nor the kernel's ever fault there.
 //!
@@ -35,6 +36,8 @@ const GATHER_PAGES: u32 = 8;
 const SURPLUS_LEAST_PAGES: usize = 64;
 /// Extents given back in one go, and their pages, at most.
 const TRIM_EXTENTS: usize = 32;
+/// Spent pages that wait to be given back together: neighbours are dropped with one call.
+const SPENT_MOST_PAGES: usize = 256;
 
 const EEXIST: Errno = Errno(17);
 
@@ -44,6 +47,7 @@ struct Inner {
     committed: u32,
     warm: Extents,
     cold: Extents,
+    spent: Extents,
     /// Fewest warm pages there were since the last look.
     least_warm: usize,
 }
@@ -97,6 +101,7 @@ impl Hidden {
                 committed: 0,
                 warm: Extents::new(),
                 cold: Extents::new(),
+                spent: Extents::new(),
                 least_warm: 0,
             };
             Self {
@@ -316,6 +321,52 @@ impl Hidden {
             }
         }
         upkeep::is_needed();
+    }
+
+    /// Gives present pages back that the kernel may still refer to.
+    pub(crate) fn give_spent(&self, pages: PageRange) {
+        if pages.is_empty() || is_outside() {
+            return;
+        }
+        live::add(Counter::DroppedBytes, pages.len_bytes());
+        let is_full = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            inner.spent.insert(pages);
+            inner.spent.pages() >= SPENT_MOST_PAGES
+        };
+        if is_full {
+            while self.drop_spent() {}
+        } else {
+            upkeep::is_needed();
+        }
+    }
+
+    /// Whether pages wait to be given back for good.
+    pub(crate) fn has_spent(&self) -> bool {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        unsafe { (*self.inner.get()).spent.pages() > 0 }
+    }
+
+    /// Makes some spent pages cold. Returns whether there are more of them. In a `Section`, or by the handler thread in
+    /// a round of upkeep: a fork must not find pages on a stack.
+    pub(crate) fn drop_spent(&self) -> bool {
+        let (extent, reservation) = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            let Some(extent) = inner.spent.take_longest(STEP_PAGES) else { return false };
+            (extent, inner.reservation)
+        };
+        if self.discard(reservation, extent) {
+            self.give_cold(extent);
+        } else {
+            // Locked memory: these pages are never used again.
+            live::add(Counter::Fallbacks, 1);
+        }
+        true
     }
 
     /// Gives free pages of ours back to the kernel.

@@ -5,10 +5,12 @@
 //! one view and not several with seams between them.
 //!
 //! `references = views + calls in progress + open ends`. When the last reference goes, the pages go back to
-//! the reservoir. Pages that no view needs any more may go before that ([`Segment::release_all_but`]).
+//! the reservoir, except those that were lent to the kernel (`loan`). Pages that no view needs any more may
+//! go before that ([`Segment::release_all_but`]).
 
 use crate::engine::ENGINE;
 use crate::hidden::Warm;
+use crate::loan::{Sends, split};
 use crate::{bounds, live};
 use smallvec::SmallVec;
 use uncopy_core::addr::{PAGE_BYTES, PageRange, pages_up};
@@ -30,6 +32,7 @@ pub struct Draft {
     cost_ns: i64,
     /// Pages before `end` that are not the run's any more, in order of their going.
     holes: UnsafeCell<Vec<PageRange>>,
+    sends: Sends,
 }
 
 // SAFETY: `holes` is only touched by whoever has the run alone (`&mut`, or at the end), and by
@@ -48,7 +51,8 @@ impl Draft {
         }
         let Warm { pages, cost_ns } = ENGINE.hidden.take_warm(uffd, wanted)?;
         live::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
-        Ok(Self { pages, cost_ns, end: AtomicU32::new(pages.end), holes: UnsafeCell::new(Vec::new()) })
+        let (end, holes) = (AtomicU32::new(pages.end), UnsafeCell::new(Vec::new()));
+        Ok(Self { pages, cost_ns, end, holes, sends: Sends::new() })
     }
 
     /// Address of the first byte.
@@ -73,7 +77,13 @@ impl Draft {
         PageRange::new(self.pages.start, self.end.load(Relaxed))
     }
 
-    /// Gives the pages beyond `len_bytes` back. Nobody may be filling them.
+    /// The pages that the kernel may hold, numbered as hidden memory's are.
+    fn lent(&self) -> PageRange {
+        let lent = self.sends.lent();
+        PageRange::new(self.pages.start + lent.start, self.pages.start + lent.end)
+    }
+
+    /// Gives the pages beyond `len_bytes` back. Nobody may be filling them, or have lent any of them.
     pub fn shorten(&self, len_bytes: usize) {
         let end = (self.pages.start + pages_up(len_bytes).max(1)).min(self.pages.end);
         let old_end = self.end.fetch_min(end, Relaxed);
@@ -114,10 +124,17 @@ impl Drop for Draft {
         let holes = unsafe { &mut *self.holes.get() };
         holes.sort_unstable_by_key(|hole| hole.start);
         let mut start = self.pages.start;
-        for hole in holes.iter().chain([&PageRange::new(self.owned().end, self.owned().end)]) {
+        let (end, lent) = (self.owned().end, self.lent());
+        for hole in holes.iter().chain([&PageRange::new(end, end)]) {
             let part = PageRange::new(start, hole.start);
             live::subtract(Counter::SegmentsBytes, part.len_bytes());
-            ENGINE.hidden.give_warm(part);
+            for (part, is_lent) in split(part, lent) {
+                if is_lent {
+                    ENGINE.hidden.give_spent(part);
+                } else {
+                    ENGINE.hidden.give_warm(part);
+                }
+            }
             start = hole.end;
         }
     }
@@ -183,13 +200,31 @@ impl Segment {
         count
     }
 
+    /// Takes note of a part that was sent.
+    pub fn count_sent(&self, offset_bytes: usize, len_bytes: usize) {
+        self.0.draft.sends.count(offset_bytes, len_bytes);
+    }
+
+    /// Whether a part has been sent `times` times.
+    #[must_use]
+    pub fn was_sent(&self, offset_bytes: usize, len_bytes: usize, times: usize) -> bool {
+        self.0.draft.sends.has_gone(offset_bytes, len_bytes, times)
+    }
+
+    /// Notes that the kernel is about to get references to the pages of a part, for good. Returns how many were
+    /// not lent before.
+    #[must_use]
+    pub fn lend(&self, offset_bytes: usize, len_bytes: usize) -> u32 {
+        self.0.draft.sends.lend(offset_bytes, len_bytes)
+    }
+
     /// Takes the pages that are not kept out of the segment; they are the caller's then, and `gone` is told each
-    /// run of them.
+    /// run of them, and whether it is lent.
     ///
     /// # Safety
     /// Every view of the segment must lie in pages that are kept, and the caller must hold the locks of all
     /// blocks that have one; there must be no other reference but the caller's own.
-    pub unsafe fn release_all_but(&self, kept: &Kept, mut gone: impl FnMut(PageRange)) {
+    pub unsafe fn release_all_but(&self, kept: &Kept, mut gone: impl FnMut(PageRange, bool)) {
         let draft = &self.0.draft;
         // SAFETY: whoever else could look at them would need a reference; the caller's promise.
         let holes = unsafe { &mut *draft.holes.get() };
@@ -208,7 +243,11 @@ impl Segment {
         for run in fresh.into_iter().filter(|run| !run.is_empty()) {
             live::subtract(Counter::SegmentsBytes, run.len_bytes());
             holes.push(run);
-            gone(run);
+            for (part, is_lent) in split(run, draft.lent()) {
+                if !part.is_empty() {
+                    gone(part, is_lent);
+                }
+            }
         }
     }
 
@@ -229,9 +268,10 @@ impl Segment {
         self.0.draft.shorten(len_bytes);
     }
 
-    /// The run itself, if this is the only reference: its pages may then be moved out.
+    /// The run itself, if this is the only reference and none of it is lent: its pages may then be moved out.
     pub fn sole(&mut self) -> Option<&mut Draft> {
-        Arc::get_mut(&mut self.0).map(|frozen| &mut frozen.draft)
+        let draft = Arc::get_mut(&mut self.0).map(|frozen| &mut frozen.draft);
+        draft.filter(|draft| draft.sends.lent().is_empty())
     }
 
     /// Whether a view at `offset_bytes` has its pages where the segment has them.

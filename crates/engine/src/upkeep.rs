@@ -224,6 +224,7 @@ impl State {
     fn has_more(&self) -> bool {
         self.is_early
             || live::get(Counter::ReservoirBytes) > 0
+            || ENGINE.hidden.has_spent()
             || ENGINE.heap.retained_pages() > 0
             || self.seen != Some(watched()) && may_waste()
     }
@@ -237,6 +238,7 @@ impl State {
             return Progress::Later;
         }
         match self.stage {
+            Stage::Rest if ENGINE.hidden.drop_spent() => {}
             Stage::Rest => {
                 bounds::next_round();
                 self.stage = Stage::Reservoir(ENGINE.hidden.surplus_pages());

@@ -34,7 +34,7 @@
 mod allocation;
 #[cfg(target_arch = "x86_64")]
 mod calls;
-
+mod lending;
 mod limits;
 mod mapping;
 mod memory;

@@ -6,10 +6,10 @@ use std::io::Write;
 use std::os::fd::FromRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
-use uncopy_core::options::{OptionError, Options};
+use uncopy_core::options::{OptionError, Options, Policy};
 use uncopy_core::stats::Counter;
 use uncopy_engine::engine::ENGINE;
-use uncopy_engine::{accounts, fork, live};
+use uncopy_engine::{accounts, constants, fork, live};
 use uncopy_sys::lock::Critical;
 use uncopy_sys::{bytes, ids, mem};
 
@@ -103,12 +103,17 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     }
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
     ENGINE.configure(&options);
+    if options.policy == Policy::Always {
+        // What may go by reference does, whether that pays or not.
+        uncopy_transmit::set_break_even(Some(1));
+    }
     if ENGINE.heap_min_bytes() != usize::MAX {
         // A filter may end the process for it.
         if !uncopy_sys::filter::is_filtered() {
             live::remove_stale();
         }
         crate::process::watch_forks();
+        constants::find();
         #[cfg(target_arch = "x86_64")]
         uncopy_sys::deferral::begin();
     }

@@ -1,5 +1,6 @@
 //! write, send and their families.
 
+use crate::lending::{Flags, send_lent};
 use crate::sending;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
@@ -29,6 +30,9 @@ slots! {
 /// own pages.
 const BY_REFERENCE: c_int = libc::MSG_ZEROCOPY;
 
+/// What `write` and its like do.
+const NO_FLAGS: Flags = Some(0);
+
 /// Messages of one sendmmsg that are looked at.
 const MESSAGES_MOST: usize = 64;
 
@@ -52,13 +56,26 @@ fn is_vector_readable(vector: *const iovec, count: usize) -> bool {
 fn send_parts(
     fd: c_int,
     parts: &[Part],
+    flags: Flags,
     gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     if !concerns(parts) {
         return unchanged();
     }
-    let Some(output) = Output::begin(fd, parts) else { return unchanged() };
+    let Some(mut output) = Output::begin(fd, parts) else { return unchanged() };
+    match flags.and_then(|flags| send_lent(fd, &mut output, flags)) {
+        None => {}
+        Some(Ok(sent)) => {
+            output.finish(sent);
+            return sent as ssize_t;
+        }
+        Some(Err(error)) => {
+            drop(output);
+            uncopy_sys::errno::set(error.0);
+            return -1;
+        }
+    }
     let sent = output.call(|parts| gathered(parts.as_ptr().cast(), parts.len()));
     if let Ok(sent) = usize::try_from(sent) {
         output.finish(sent);
@@ -74,10 +91,11 @@ fn send_one(
     fd: c_int,
     buffer: Pointer,
     len: usize,
+    flags: Flags,
     gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    send_parts(fd, &[Part { address: buffer as usize, len_bytes: len }], gathered, unchanged)
+    send_parts(fd, &[Part { address: buffer as usize, len_bytes: len }], flags, gathered, unchanged)
 }
 
 /// The same for an iovec array.
@@ -85,6 +103,7 @@ unsafe fn send_several(
     fd: c_int,
     vector: *const iovec,
     count: usize,
+    flags: Flags,
     gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
@@ -93,7 +112,7 @@ unsafe fn send_several(
     }
     // SAFETY: the program passes `count` parts; Part has the layout of iovec.
     let parts = unsafe { core::slice::from_raw_parts(vector.cast::<Part>(), count) };
-    send_parts(fd, parts, gathered, unchanged)
+    send_parts(fd, parts, flags, gathered, unchanged)
 }
 
 gate!(pwrite, "rdx", "r8", MIN_SIZE_BYTES, PWRITE, pwrite_body);
@@ -105,6 +124,7 @@ entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, concerns
         fd,
         buffer,
         len,
+        NO_FLAGS,
         |vector, count| sending::writev(fd, vector, count as c_int),
         || sending::write(fd, buffer, len),
     )
@@ -123,6 +143,7 @@ unsafe extern "C" fn pwrite_body(
             fd,
             buffer,
             len,
+            None,
             |vector, count| PWRITEV.call()(fd, vector, count as c_int, offset),
             || PWRITE.call()(fd, buffer, len, offset),
         )
@@ -148,6 +169,7 @@ entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize
         fd,
         buffer,
         len,
+        Some(flags),
         |vector, count| sending::sendmsg(fd, &header(vector, count, core::ptr::null(), 0), flags),
         || sending::send(fd, buffer, len, flags),
     )
@@ -163,6 +185,7 @@ concerns_one(buffer, len), {
         fd,
         buffer,
         len,
+        (to.is_null() && to_len == 0).then_some(flags),
         |vector, count| sending::sendmsg(fd, &header(vector, count, to, to_len), flags),
         || sending::sendto(fd, buffer, len, flags, to, to_len),
     )
@@ -178,6 +201,7 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
             fd,
             vector,
             number,
+            NO_FLAGS,
             |vector, count| real(fd, vector, count as c_int),
             || real(fd, vector, count),
         )
@@ -194,6 +218,7 @@ pub unsafe extern "C" fn pwritev(fd: c_int, vector: *const iovec, count: c_int, 
             fd,
             vector,
             number,
+            None,
             |vector, count| real(fd, vector, count as c_int, offset),
             || real(fd, vector, count, offset),
         )
@@ -222,6 +247,7 @@ pub unsafe extern "C" fn pwritev2(
             fd,
             vector,
             number,
+            None,
             |vector, count| real(fd, vector, count as c_int, offset, flags),
             || real(fd, vector, count, offset, flags),
         )
@@ -256,7 +282,9 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
             real(fd, &replaced, flags)
         };
         let number = (*message).msg_iovlen;
-        send_several(fd, (*message).msg_iov, number, gathered, || real(fd, message, flags))
+        let is_bare = (*message).msg_namelen == 0 && (*message).msg_controllen == 0;
+        let lent_flags = is_bare.then_some(flags);
+        send_several(fd, (*message).msg_iov, number, lent_flags, gathered, || real(fd, message, flags))
     }
 }
 

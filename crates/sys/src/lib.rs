@@ -44,6 +44,7 @@ pub mod lineage;
 pub mod lock;
 pub mod mem;
 pub mod messages;
+pub mod objects;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 mod own;
 pub mod pipe;

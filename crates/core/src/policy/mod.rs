@@ -5,9 +5,11 @@
 //! | [`costs`] | what copying, moving, faulting and tracking cost on this machine |
 //! | [`sites`] | whether a call site elides: a running account of time saved and spent |
 //! | [`touches`] | which pages of a site's buffers the program touches anyway, so that they are copied |
+//! | [`loans`] | how often the same bytes are sent as copies before they go by reference |
 //! | [`placement`] | which kind of block an allocation site gets |
 
 pub mod costs;
+pub mod loans;
 pub mod placement;
 pub mod sites;
 pub mod touches;

@@ -1,0 +1,158 @@
+//! What has been sent of a segment, and which of its pages the kernel may hold for good.
+//!
+//! A part of a segment that goes by reference without completions is in flight until nobody can say when. So
+//! its pages are *lent* as long as the segment lives:
+//!
+//! ```text
+//! sent as a copy ──► sent often enough ──► lent ──► last reference gone ──► spent ──► given back to the kernel
+//!       (policy::loans)                     │                                (hidden)           cold
+//!                                           └── moved into a block, or warm again: never
+//! ```
+//!
+//! The bytes of a lent page that were not sent may still be filled by the input that goes on there: the kernel refers
+//! to a page, an offset and a length, and nobody reads beyond that.
+//!
+//! Both runs of pages are hulls: what lies between two parts counts as part of them. That errs on the side of a
+//! page dropped for nothing.
+
+use uncopy_core::addr::{PAGE_BYTES, PageRange, pages_up};
+use uncopy_sys::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// A run of pages that only grows, numbered from the segment's first page.
+///
+/// Whoever adds to it holds a reference to the segment, and whoever acts on it has the last one, or every other
+/// is known: so no order of its own is needed.
+#[derive(Debug)]
+struct Hull(AtomicU64);
+
+impl Hull {
+    fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    const fn unpack(word: u64) -> PageRange {
+        PageRange::new((word >> 32) as u32, word as u32)
+    }
+
+    fn get(&self) -> PageRange {
+        Self::unpack(self.0.load(Relaxed))
+    }
+
+    /// Adds pages; returns how many are in it that were not before.
+    fn add(&self, pages: PageRange) -> u32 {
+        let mut word = self.0.load(Relaxed);
+        loop {
+            let old = Self::unpack(word);
+            let hull = if old.is_empty() {
+                pages
+            } else {
+                PageRange::new(old.start.min(pages.start), old.end.max(pages.end))
+            };
+            if hull == old || hull.is_empty() {
+                return 0;
+            }
+            let new = u64::from(hull.start) << 32 | u64::from(hull.end);
+            match self.0.compare_exchange(word, new, Relaxed, Relaxed) {
+                Ok(_) => return hull.len() - old.len(),
+                Err(other) => word = other,
+            }
+        }
+    }
+}
+
+/// The sends of a segment.
+#[derive(Debug)]
+pub(crate) struct Sends {
+    lent: Hull,
+    sent: Hull,
+    sent_bytes: AtomicUsize,
+}
+
+/// The pages that a part touches.
+const fn touched(offset_bytes: usize, len_bytes: usize) -> PageRange {
+    PageRange::new((offset_bytes / PAGE_BYTES) as u32, pages_up(offset_bytes + len_bytes))
+}
+
+impl Sends {
+    /// Nothing was sent.
+    pub(crate) fn new() -> Self {
+        Self { lent: Hull::new(), sent: Hull::new(), sent_bytes: AtomicUsize::new(0) }
+    }
+
+    /// Takes note of a part that was sent.
+    pub(crate) fn count(&self, offset_bytes: usize, len_bytes: usize) {
+        self.sent.add(touched(offset_bytes, len_bytes));
+        self.sent_bytes.fetch_add(len_bytes, Relaxed);
+    }
+
+    /// Whether a part has been sent `times` times, as far as that is known: all of what was sent of the segment
+    /// counts as sent equally often.
+    pub(crate) fn has_gone(&self, offset_bytes: usize, len_bytes: usize, times: usize) -> bool {
+        let (sent, part) = (self.sent.get(), touched(offset_bytes, len_bytes));
+        // The first and the last page are seldom sent whole.
+        let whole_bytes = (sent.len() as usize).saturating_sub(2) * PAGE_BYTES;
+        let is_within = !sent.is_empty() && sent.intersection(part) == part;
+        is_within && self.sent_bytes.load(Relaxed) >= times * whole_bytes.max(len_bytes)
+    }
+
+    /// Notes that a part is about to be lent; returns how many of its pages were not lent before.
+    pub(crate) fn lend(&self, offset_bytes: usize, len_bytes: usize) -> u32 {
+        self.lent.add(touched(offset_bytes, len_bytes))
+    }
+
+    /// The pages that may be in flight.
+    pub(crate) fn lent(&self) -> PageRange {
+        self.lent.get()
+    }
+}
+
+/// The parts of `pages` before, within and after those that are lent.
+pub(crate) fn split(pages: PageRange, lent: PageRange) -> [(PageRange, bool); 3] {
+    let within = pages.intersection(lent);
+    if within.is_empty() {
+        let none = PageRange::new(pages.end, pages.end);
+        return [(pages, false), (none, true), (none, false)];
+    }
+    let before = PageRange::new(pages.start, within.start);
+    let after = PageRange::new(within.end, pages.end);
+    [(before, false), (within, true), (after, false)]
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const MESSAGE: usize = 20 * PAGE_BYTES;
+
+    #[test]
+    fn one_message_in_many_sends_counts_once() {
+        let sends = Sends::new();
+        let lead = 45;
+        for step in 0..10 {
+            let offset_bytes = lead + step * MESSAGE / 10;
+            assert!(!sends.has_gone(offset_bytes, MESSAGE - step * MESSAGE / 10, 1), "step {step}");
+            sends.count(offset_bytes, MESSAGE / 10);
+        }
+        assert!(sends.has_gone(lead, MESSAGE, 1));
+        assert!(!sends.has_gone(lead, MESSAGE, 2));
+        sends.count(lead, MESSAGE);
+        assert!(sends.has_gone(lead, MESSAGE, 2));
+        assert!(!sends.has_gone(lead, MESSAGE + PAGE_BYTES, 1), "more than was ever sent");
+    }
+
+    #[test]
+    fn lent_pages_only_grow_and_split_what_is_given_back() {
+        let sends = Sends::new();
+        assert!(sends.lent().is_empty());
+        assert_eq!(sends.lend(5 * PAGE_BYTES + 1, PAGE_BYTES), 2);
+        assert_eq!(sends.lend(5 * PAGE_BYTES, 10), 0);
+        assert_eq!(sends.lend(2 * PAGE_BYTES, 1), 3);
+        assert_eq!(sends.lent(), PageRange::new(2, 7));
+        let lens = |start, end| split(PageRange::new(start, end), sends.lent()).map(|(part, _)| part.len());
+        assert_eq!(lens(0, 10), [2, 5, 3]);
+        assert_eq!(lens(3, 5), [0, 2, 0]);
+        assert_eq!(lens(0, 4), [2, 2, 0]);
+        assert_eq!(lens(8, 9), [1, 0, 0]);
+        assert_eq!(lens(0, 2), [2, 0, 0]);
+    }
+}

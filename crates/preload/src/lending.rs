@@ -1,0 +1,98 @@
+//! Outputs whose bytes go again and again, by reference.
+//!
+//! A call that waits for room must be one that a thread can be cancelled in, and that a signal ends as it ends the
+//! program's own. So nothing waits in here but libc's `poll`; what finds no room at all is the program's own call.
+
+use core::ffi::c_int;
+use uncopy_engine::output::Output;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::fd::FdKind;
+use uncopy_sys::socket;
+use uncopy_transmit::{self as transmit, Envelope, Hold, Part, Plan, Sent, Way};
+
+/// How a call may go out by reference: as `send` does with these flags. `None`: it may not.
+pub type Flags = Option<c_int>;
+
+/// Sends an output by reference where it is time for that and it pays: bytes sent. `None`: nothing was sent, and it is to
+/// be gathered.
+pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Option<Result<usize, Errno>> {
+    let lendable_bytes = output.lendable_bytes();
+    if lendable_bytes < transmit::least_bytes() || output.kind() != FdKind::Socket {
+        return None;
+    }
+    let plan = transmit::plan(fd, output.len_bytes(), lendable_bytes, flags, &Envelope::default());
+    if plan.way != Way::Splice {
+        return None;
+    }
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
+    let flags = if waits { flags | libc::MSG_DONTWAIT } else { flags };
+    let mut parts = output.lend(|part, is_lent| {
+        let (ptr, len) = (part.address as *const u8, part.len_bytes);
+        if is_lent { Part::Lent { ptr, len } } else { Part::Copied { ptr, len } }
+    });
+    let mut is_referred = false;
+    let sent = output.call(|_| send(fd, &mut parts, flags, plan, waits, &mut is_referred));
+    if !is_referred {
+        output.was_copied();
+    }
+    match sent {
+        Err(Errno(libc::EAGAIN)) if waits => None,
+        sent => Some(sent),
+    }
+}
+
+/// Sends the parts, or as many as there is room for, unless it `waits` for more. Says whether any of it was really
+/// referred to.
+fn send(
+    fd: c_int,
+    parts: &mut [Part],
+    flags: c_int,
+    plan: Plan,
+    waits: bool,
+    is_referred: &mut bool,
+) -> Result<usize, Errno> {
+    let whole_bytes: usize = parts.iter().map(|part| part.len()).sum();
+    let mut send_some = |parts: &[Part]| -> Result<usize, Errno> {
+        let Sent { len_bytes, hold } = transmit::send(fd, parts, flags, &Envelope::default(), plan)?;
+        *is_referred |= hold != Hold::Nothing;
+        Ok(len_bytes)
+    };
+    let mut sent_bytes = send_some(parts)?;
+    let mut behind_bytes = sent_bytes;
+    let mut first = 0;
+    while waits && sent_bytes < whole_bytes && wait_for_room(fd) {
+        first += skip(&mut parts[first..], behind_bytes);
+        behind_bytes = match send_some(&parts[first..]) {
+            Ok(len_bytes) => len_bytes,
+            Err(Errno(libc::EAGAIN)) => {
+                uncopy_sys::thread::pause();
+                0
+            }
+            // The next call is told.
+            Err(_) => break,
+        };
+        sent_bytes += behind_bytes;
+    }
+    Ok(sent_bytes)
+}
+
+/// Takes `len_bytes` bytes off the front of the parts; returns how many parts are gone.
+fn skip(parts: &mut [Part], mut len_bytes: usize) -> usize {
+    for (index, part) in parts.iter_mut().enumerate() {
+        if len_bytes < part.len() {
+            *part = part.from(len_bytes);
+            return index;
+        }
+        len_bytes -= part.len();
+    }
+    parts.len()
+}
+
+/// Waits until a socket has room, as long as its owner wants to. False: the time is over, a signal came, or the
+/// connection has ended.
+fn wait_for_room(fd: c_int) -> bool {
+    let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one entry.
+    let ready = unsafe { libc::poll(&raw mut asked, 1, socket::patience_ms(fd).unwrap_or(-1)) };
+    ready == 1 && asked.revents == libc::POLLOUT
+}
