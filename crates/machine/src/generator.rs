@@ -57,6 +57,8 @@ struct Generator {
     /// What this worker probably has: lengths of buffers.
     lens: [usize; SLOTS],
     recent: VecDeque<Recent>,
+    /// What was sent lately: servers send the same bytes again and again.
+    sent: VecDeque<Recent>,
 }
 
 /// The program of a seed: `operations` of them.
@@ -112,7 +114,14 @@ impl Generator {
                 (sum, *kind)
             })
             .collect();
-        Self { random, kinds, len_most, lens: [200_000; SLOTS], recent: VecDeque::new() }
+        Self {
+            random,
+            kinds,
+            len_most,
+            lens: [200_000; SLOTS],
+            recent: VecDeque::new(),
+            sent: VecDeque::new(),
+        }
     }
 
     /// The length of a new buffer.
@@ -151,6 +160,20 @@ impl Generator {
             }
             self.recent.push_back(Recent { slot, at, len });
         }
+    }
+
+    /// What to send: every other time what was sent before, on any link.
+    fn message(&mut self) -> (usize, usize, usize) {
+        if !self.sent.is_empty() && self.random.one_in(2) {
+            let Recent { slot, at, len } = self.sent[self.random.below(self.sent.len())];
+            return (slot, at, len);
+        }
+        let (slot, at, len) = self.source();
+        if self.sent.len() == 3 {
+            self.sent.pop_front();
+        }
+        self.sent.push_back(Recent { slot, at, len });
+        (slot, at, len)
     }
 
     /// A number for choices of the interpreter's.
@@ -267,7 +290,7 @@ impl Generator {
                 ]
             }
             Kind::Send => {
-                let (slot, at, len) = self.source();
+                let (slot, at, len) = self.message();
                 vec![link, self.random.below(9), 0, slot, at, len, self.random.between(1, 6), self.seed()]
             }
             Kind::SendMany => {

@@ -43,7 +43,14 @@ fn plan(seed: u64, operations: u64, modes: &[Mode]) -> Outcome {
 #[test]
 fn known_programs_make_no_difference() {
     let sum = plan(1, operations(), &[Mode::Always]).sum;
-    for counter in [Counter::ElidedBytes, Counter::InputBytes, Counter::OutputBytes, Counter::Faults] {
+    for counter in [
+        Counter::ElidedBytes,
+        Counter::InputBytes,
+        Counter::OutputBytes,
+        Counter::Faults,
+        Counter::LentBytes,
+        Counter::DroppedBytes,
+    ] {
         assert!(sum.counter(counter) > 0, "{counter:?} is zero: nothing was tried");
     }
 }

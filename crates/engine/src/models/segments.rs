@@ -67,6 +67,48 @@ fn of_several_that_drop_a_reference_at_most_one_finds_itself_alone() {
     });
 }
 
+/// One thread lends a part and drops its reference while another, which a fault has come to, finds out whether it may
+/// move the pages: it never may, and whoever is the last gives back as warm only what was not lent.
+#[test]
+fn what_was_lent_is_neither_moved_nor_warm_again() {
+    check(DEEP, || {
+        let (_, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
+        let mut mine = segment.clone();
+        let lending = spawn(move || {
+            let pages = segment.lend(PAGE_BYTES, PAGE_BYTES + 1);
+            assert_eq!(pages, 2);
+        });
+        assert!(mine.sole().is_none(), "pages that are lent would be moved");
+        drop(mine);
+        lending.join().expect("thread");
+        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        assert_eq!(live::get(Counter::DroppedBytes), 2 * PAGE_BYTES as u64);
+        assert_eq!(live::get(Counter::ReservoirBytes), ((PAGES - 2) * PAGE_BYTES) as u64);
+        assert!(ENGINE.hidden.drop_spent() && !ENGINE.hidden.drop_spent());
+        end();
+    });
+}
+
+/// Two threads lend different parts at the same moment: neither is forgotten.
+#[test]
+fn parts_that_are_lent_at_once_are_all_dropped() {
+    check(DEEP, || {
+        let (_, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
+        let lending: Vec<_> = [0, 2]
+            .map(|page| {
+                let segment = segment.clone();
+                spawn(move || segment.lend(page * PAGE_BYTES, PAGE_BYTES))
+            })
+            .into();
+        drop(segment);
+        let pages: u32 = lending.into_iter().map(|thread| thread.join().expect("thread")).sum();
+        // What lies between them counts as well.
+        assert_eq!(pages, 3);
+        assert_eq!(live::get(Counter::DroppedBytes), 3 * PAGE_BYTES as u64);
+        end();
+    });
+}
+
 /// Calls begin and end in several threads while the process forks, and one never comes back.
 #[test]
 fn what_calls_hold_is_given_back_once() {
