@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, ValueEnum};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, roman};
 
-const NOTES: &str = "\
-Examples:
+const EXAMPLES: &str = "\
   uncopy-cached -m 1024 -t 2
       A cache of 1 GiB on 127.0.0.1:11211, served by two threads.
   uncopy-cached -p 0 -s /run/cache.sock -a 0770
@@ -14,18 +15,34 @@ Examples:
   uncopy-cached -U 11211 --datagram-bytes 61448
       Also by UDP, with datagrams of up to 15 pages, for networks without a small MTU.
   uncopy-cached --transmit copy
-      The same server, copying every value: to see what sending by reference gains.
+      The same server, copying every value: to see what sending by reference gains.";
 
-Once it listens, one line on standard output says where. Anyone who reaches it can read and change
+/// What help and the manual page say besides, by heading.
+const SECTIONS: [(&str, &str); 4] = [
+    (
+        "Operation",
+        "Once it listens, one line on standard output says where. Anyone who reaches it can read and change
 everything in it, so it listens on the loopback interface unless -l says otherwise. SIGTERM and SIGINT
-end it: answers under way are sent, for up to two seconds. Exit status: 0, or 1 if it cannot listen
-or runs out of resources, or 2 if the command line is wrong.
+end it: answers under way are sent, for up to two seconds.",
+    ),
+    (
+        "Protocol",
+        "memcached 1.6, text and meta commands, by TCP, UDP and UNIX sockets. Not there: the binary protocol,
+SASL, TLS, and commands that are about memcached's own insides (slabs, lru, watch).",
+    ),
+    (
+        "Memory",
+        "Values live in memory whose pages are handed to the kernel instead of being copied; overwriting a value
+that is still on its way changes nothing of what its reader gets. What was used least recently goes first
+when memory is short. A client that reads nothing for five seconds meanwhile loses its connection.",
+    ),
+    ("Exit status", "0, or 1 if it cannot listen or runs out of resources, or 2 if the command line is wrong."),
+];
 
-Protocol: memcached 1.6, text and meta commands, TCP, UDP and UNIX sockets. Not there: the binary
-protocol, SASL, TLS, and commands that are about memcached's own insides (slabs, lru, watch).
-
-Values live in memory whose pages are handed to the kernel instead of being copied; overwriting a
-value that is still on its way changes nothing of what its reader gets.";
+fn notes() -> String {
+    let sections = SECTIONS.map(|(title, text)| format!("\n\n{title}:\n{text}"));
+    format!("Examples:\n{EXAMPLES}{}", sections.concat())
+}
 
 /// How values leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -55,7 +72,7 @@ impl Transmit {
 
 /// A cache that speaks memcached's protocol, its values sent without the kernel's copy
 #[derive(Clone, Debug, Parser)]
-#[command(name = "uncopy-cached", version, after_help = NOTES, disable_help_subcommand = true)]
+#[command(name = "uncopy-cached", version, after_help = notes(), disable_help_subcommand = true, args_override_self = true)]
 pub struct Settings {
     /// TCP port; 0 for none, -1 for any that is free
     #[arg(short, long, value_name = "PORT", default_value = "11211", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..=65535))]
@@ -96,12 +113,34 @@ pub struct Settings {
     /// Tell on standard error why connections are closed
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
+    /// Print the manual page and exit
+    #[arg(long)]
+    pub man: bool,
 }
 
-/// The definition of the command line, for the manual and completions.
-#[must_use]
-pub fn command() -> clap::Command {
-    Settings::command()
+/// The manual page.
+///
+/// # Errors
+/// None: it is written into memory.
+pub fn manual() -> std::io::Result<Vec<u8>> {
+    let man = Man::new(Settings::command())
+        .manual("uncopy manual")
+        .source(concat!("uncopy ", env!("CARGO_PKG_VERSION")));
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    let mut rest = Roff::new();
+    for (title, text) in SECTIONS {
+        rest.control("SH", [title.to_uppercase().as_str()]);
+        rest.text([roman(text)]);
+    }
+    rest.control("SH", ["EXAMPLES"]).control("nf", []);
+    rest.text([roman(EXAMPLES)]).control("fi", []);
+    rest.to_writer(&mut page)?;
+    Ok(page)
 }
 
 fn octal(text: &str) -> Result<u32, String> {
@@ -132,12 +171,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_manual_has_every_option_and_section() {
+        let page = String::from_utf8(manual().expect("in memory")).expect("text");
+        assert!(page.is_ascii());
+        for (title, _) in SECTIONS {
+            assert!(
+                page.contains(&format!(".SH \"{}\"", title.to_uppercase()))
+                    || page.contains(&format!(".SH {}", title.to_uppercase())),
+                "{title}: {page}"
+            );
+        }
+        for option in Settings::command().get_arguments() {
+            let long = option.get_long().expect("all have one").replace('-', "\\-");
+            assert!(page.contains(&long), "{long}");
+        }
+    }
+
+    #[test]
     fn sizes_modes_and_numbers_are_read_and_checked() {
-        command().debug_assert();
+        Settings::command().debug_assert();
         let parse = |line: &str| Settings::try_parse_from(line.split(' '));
         let settings =
-            parse("uncopy-cached -p -1 -U 0 -I 2m -l 127.0.0.1,::1 -a 0660 -t 2 -m 8").expect("right");
-        assert_eq!((settings.port, settings.item_limit, settings.unix_mode), (-1, 2 << 20, 0o660));
+            parse("uncopy-cached -p -1 -U 0 -I 2m -l 127.0.0.1,::1 -a 0660 -t 4 -m 8 -t 2").expect("right");
+        assert_eq!(
+            (settings.port, settings.item_limit, settings.unix_mode, settings.threads),
+            (-1, 2 << 20, 0o660, 2)
+        );
         assert_eq!(settings.listen, ["127.0.0.1", "::1"]);
         for wrong in
             ["-p -2", "-p 65536", "-I 1", "-I 2048m", "-I x", "-a 0888", "-t 0", "-m 0", "--transmit x", "y"]

@@ -39,6 +39,7 @@ mod tokens;
 mod value;
 mod worker;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -58,6 +59,11 @@ pub fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
+    if settings.man {
+        // A reader that has seen enough is no error.
+        let _ = arguments::manual().and_then(|page| std::io::stdout().write_all(&page));
+        return ExitCode::SUCCESS;
+    }
     match server::run(settings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {

@@ -95,6 +95,15 @@ impl Flags {
         }
         error.map_or(Ok(flags), Err)
     }
+
+    /// Does what `word` says about the time at which an item expires, which may have been made just now.
+    fn set_expiry(&self, word: &[u8], is_made: bool, item: &mut Item) {
+        match (word[0], self.expiry, self.vivify) {
+            (b'T', Some(expiry), _) => item.expiry = expiry,
+            (b'N', _, Some(expiry)) if is_made => item.expiry = expiry,
+            _ => {}
+        }
+    }
 }
 
 /// A command's key and flags.
@@ -227,11 +236,9 @@ fn get(request: &Request<'_>, tokens: &Tokens<'_>, caller: &mut Caller<'_>) -> R
     let mut slot = caller.cache.store.slot(key);
     let is_hit = slot.item().is_some();
     let is_made = !is_hit && flags.vivify.is_some();
-    if let Some(expiry) = flags.vivify
-        && !is_hit
-    {
+    if is_made {
         let nothing = Draft::of(&[], caller.cache.store.budget()).ok_or("SERVER_ERROR out of memory")?;
-        slot.store(nothing, 0, expiry, flags.is_key_binary);
+        slot.store(nothing, 0, Expiry::NEVER, flags.is_key_binary);
     }
     caller.count(if flags.expiry.is_some() { Counter::Touches } else { Counter::Gets });
     caller.count(match (flags.expiry.is_some(), slot.item().is_some()) {
@@ -258,13 +265,11 @@ fn get(request: &Request<'_>, tokens: &Tokens<'_>, caller: &mut Caller<'_>) -> R
     let mut wins = is_made;
     // In the order in which the client gave them: `t` before `T` tells the time that was left.
     for word in tokens.from(2) {
-        match (word[0], flags.expiry, flags.recache) {
-            (b'T', Some(expiry), _) => item.expiry = expiry,
-            (b'R', _, Some(recache)) => {
-                wins |= !item.has_winner && !is_made && item.expiry.is_before(recache);
-            }
-            _ => tell_item(word, item, now, used_s, was_fetched, response),
+        flags.set_expiry(word, is_made, item);
+        if let (b'R', Some(recache)) = (word[0], flags.recache) {
+            wins |= !item.has_winner && !is_made && item.expiry.is_before(recache);
         }
+        tell_item(word, item, now, used_s, was_fetched, response);
         tell_request(word, key, item.is_key_binary, response);
     }
     if item.has_winner {
@@ -426,43 +431,42 @@ fn arithmetic(
         Some(_) => return Err("CLIENT_ERROR invalid mode for ma M token"),
     };
     let mut slot = caller.cache.store.slot(key);
-    if let (Some(wanted), Some(item)) = (flags.cas, slot.item())
+    let not_a_number = Err("CLIENT_ERROR cannot increment or decrement non-numeric value");
+    if slot.item().is_some_and(|item| item.value.bytes().is_empty()) {
+        return not_a_number;
+    }
+    if let (Some(wanted), Some(item)) = (flags.cas.filter(|cas| *cas != 0), slot.item())
         && wanted != item.cas
     {
         drop(slot);
         tell("EX", request, tokens, caller);
         return Ok(());
     }
+    let mut is_made = false;
     let number = match change(&mut slot, is_increment, flags.delta.unwrap_or(1), caller) {
         Changed::To(number) => number,
-        Changed::NotANumber => {
-            return Err("CLIENT_ERROR cannot increment or decrement non-numeric value");
-        }
+        Changed::NotANumber => return not_a_number,
         Changed::NoMemory => return Err("SERVER_ERROR out of memory"),
         Changed::NotFound => {
-            let Some(expiry) = flags.vivify else {
+            if flags.vivify.is_none() {
                 drop(slot);
                 tell("NF", request, tokens, caller);
                 return Ok(());
-            };
+            }
+            is_made = true;
             let mut digits = [0; 20];
             let digits = number::decimal(flags.initial, &mut digits);
             let value = Draft::of(&[digits], caller.cache.store.budget())
                 .ok_or("SERVER_ERROR Out of memory allocating new item")?;
-            slot.store(value, 0, expiry, flags.is_key_binary);
+            slot.store(value, 0, Expiry::NEVER, flags.is_key_binary);
             flags.initial
         }
     };
     let now = slot.now();
-    if let Some(item) = slot.item_mut() {
-        item.expiry = flags.expiry.unwrap_or(item.expiry);
-    }
-    if flags.is_quiet {
-        return Ok(());
-    }
-    let Some(item) = slot.item() else { return Ok(()) };
+    let Some(item) = slot.item_mut() else { return Ok(()) };
     let mut digits = [0; 20];
     let digits = number::decimal(number, &mut digits);
+    let mark = caller.response.mark();
     let response = &mut *caller.response;
     if flags.with_value {
         response.push(b"VA ");
@@ -471,6 +475,7 @@ fn arithmetic(
         response.push(b"HD");
     }
     for word in tokens.from(2) {
+        flags.set_expiry(word, is_made, item);
         if matches!(word[0], b'c' | b't') {
             tell_item(word, item, now, 0, false, response);
         }
@@ -479,6 +484,10 @@ fn arithmetic(
     response.line(b"");
     if flags.with_value {
         response.line(digits);
+    }
+    // What memcached makes anew it tells of, quiet or not.
+    if flags.is_quiet && !is_made {
+        response.truncate(mark);
     }
     Ok(())
 }

@@ -326,12 +326,12 @@ impl Slot<'_> {
         true
     }
 
-    /// Puts `value` there instead of what is there, as a new version; as memcached does it, one that is longer is a
-    /// new item as well: neither fetched nor stale.
-    pub fn replace_value(&mut self, value: Value) -> u64 {
+    /// Puts `value` there instead of what is there, as a new version; `is_new` says that it is a new item as well, as
+    /// memcached sees it: neither fetched nor stale.
+    pub fn replace_value(&mut self, value: Value, is_new: bool) -> u64 {
         let cas = self.store.next_cas();
         if let Some(item) = self.item_mut() {
-            if value.line().len() > item.value.line().len() {
+            if is_new {
                 (item.is_fetched, item.is_stale, item.has_winner) = (false, false, false);
             }
             let old = std::mem::replace(&mut item.value, value);
@@ -408,7 +408,7 @@ impl Slot<'_> {
                     return Outcome::NoMemory;
                 }
                 let Some(joined) = Draft::of(&parts, &self.store.budget) else { return Outcome::NoMemory };
-                Outcome::Stored(self.replace_value(joined))
+                Outcome::Stored(self.replace_value(joined, true))
             }
             _ => {
                 let cas = self.store(value, flags, expiry, offer.is_key_binary);

@@ -286,12 +286,14 @@ pub fn change(slot: &mut Slot<'_>, is_increment: bool, delta: u64, caller: &Call
     let new = if is_increment { old.wrapping_add(delta) } else { old.saturating_sub(delta) };
     let mut digits = [0; 20];
     let digits = number::decimal(new, &mut digits);
-    // A number that got shorter keeps its length (protocol.txt).
-    let blanks = item.value.bytes().len().saturating_sub(digits.len());
+    // A number that got shorter keeps its length (protocol.txt), and one that got longer is a new item.
+    let old_len_bytes = item.value.bytes().len();
+    let blanks = old_len_bytes.saturating_sub(digits.len());
+    let is_new = digits.len() > old_len_bytes;
     let Some(value) = Draft::of(&[digits, &b" ".repeat(blanks)], caller.cache.store.budget()) else {
         return Changed::NoMemory;
     };
-    slot.replace_value(value);
+    slot.replace_value(value, is_new);
     slot.bump();
     caller.count(hit);
     Changed::To(new)
