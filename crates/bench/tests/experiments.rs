@@ -223,6 +223,31 @@ fn small_measures_every_row() {
 }
 
 #[test]
+fn cache_compares_a_server_that_lends_with_itself_copying() {
+    let scratch = Scratch::new("cache");
+    let words =
+        [&["cache", "--sizes=1000,70000", "--threads=1,2", "--clients=3", "--keys=5"], &SHORT[..]].concat();
+    let (json, svg) = scratch.experiment(&words);
+    let loads = ["GET 1000 B", "GET 70000 B", "UDP GET 61000 B", "GET, 10 % SET 64 KiB"];
+    let rows: Vec<String> = ["1 thread", "2 threads"]
+        .iter()
+        .flat_map(|threads| loads.map(|load| format!("{load}, {threads}")))
+        .collect();
+    assert_eq!(titles(&json), rows);
+    assert!(rows.iter().all(|row| svg.contains(row.as_str())), "{svg}");
+    for comparison in comparisons(&json) {
+        for side in ["plain", "twin"] {
+            assert!(comparison["sides"][side]["verified_bytes"].as_u64() > Some(0), "{comparison:#}");
+        }
+    }
+    let findings = json["cache"].as_array().expect("one for each row");
+    assert!(
+        findings.len() == rows.len() && findings[4]["scaling_twin"]["median"].is_number(),
+        "{findings:?}"
+    );
+}
+
+#[test]
 fn memory_follows_both_servers_to_the_end() {
     let scratch = Scratch::new("memory");
     let (json, _) = scratch.experiment(&["memory", "--minutes=0.01", "--keys=10", "--largest=200000"]);
