@@ -6,7 +6,7 @@
 use crate::counters::{COUNTERS, count};
 use crate::pages::{self, PAGE_BYTES, PAGES, address_of};
 use crate::process::{BATCH_PAGES, process, zeroes};
-use crate::replace::{Replaced, replace, replace_at_once};
+use crate::replace::{Replaced, map_over_page, replace, replace_at_once};
 use crate::unit::{Id, Kind, Live, Unit, state};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicI32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
@@ -15,7 +15,7 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::sync::Futex;
 use uncopy_sys::uffd::{Access, Fault, Uffd, wait};
-use uncopy_sys::{mem, thread};
+use uncopy_sys::{bytes, mem, thread};
 
 /// Faults that can wait here; others wait in the kernel.
 const WAITING_MOST: usize = 64;
@@ -209,16 +209,24 @@ impl Handler {
         if done > 0 {
             return true;
         }
-        match placed.error {
+        if placed.error == Some(EEXIST) {
+            return self.uffd.wake(address, PAGE_BYTES);
+        }
+        match self.uffd.zero_page(address) {
+            // Whoever writes there before it is protected does so during the call that lends it.
+            Ok(()) => !is_protected || self.uffd.protect(address, PAGE_BYTES).is_ok() || open(first),
             // Present, or not registered any more: whoever waits must see for itself.
-            None | Some(EEXIST | Errno(2 | 3 | 14 | 22)) => self.uffd.wake(address, PAGE_BYTES),
-            // Takes less memory; but it cannot be put there protected.
-            Some(_) if is_protected => false,
-            Some(_) => match self.uffd.zero_page(address) {
-                Ok(()) => true,
-                Err(EEXIST) => self.uffd.wake(address, PAGE_BYTES),
-                Err(_) => false,
-            },
+            Err(EEXIST | Errno(2 | 3 | 14)) => self.uffd.wake(address, PAGE_BYTES),
+            Err(_) => {
+                // Takes no memory: the room's own page goes there.
+                // SAFETY: the room is the handler's; both are pages of ours that may be rearranged.
+                let is_moved = unsafe {
+                    bytes::zero(self.room as *mut u8, PAGE_BYTES);
+                    self.uffd.move_pages(address, self.room, PAGE_BYTES).is_complete()
+                };
+                // Last, a mapping of zeroes; nothing of the unit is lent then.
+                (is_moved || map_over_page(self.uffd, first, zeroes())) && (!is_protected || open(first))
+            }
         }
     }
 
@@ -271,6 +279,15 @@ impl Handler {
         }
         is_served
     }
+}
+
+/// A page that should be protected is not: loans that count on it are not confirmed. Always true.
+fn open(page: u32) -> bool {
+    PAGES.state(page).fetch_and(!(state::PROTECTED | state::LENT), SeqCst);
+    if let Some(id) = PAGES.unit_at(page) {
+        PAGES.live(id).generation.fetch_add(1, SeqCst);
+    }
+    true
 }
 
 /// Keeps account of what protecting a unit costs and has earned: one that is written too often is not lent for a while,

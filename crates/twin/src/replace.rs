@@ -132,6 +132,15 @@ fn put_back(uffd: Uffd, address: usize, room: usize, len_bytes: usize) -> Replac
     }
 }
 
+/// Puts a mapping with these bytes where a page is absent; false if that is refused too.
+pub(crate) fn map_over_page(uffd: Uffd, page: u32, source: usize) -> bool {
+    let is_done = map_over(uffd, address_of(page), source, PAGE_BYTES).is_ok();
+    if is_done && let Some(id) = PAGES.unit_at(page) {
+        settle_states(PAGES.unit(id), page, 1, Replaced::Plain);
+    }
+    is_done
+}
+
 /// Puts a new mapping with these bytes in the place of pages, at once.
 fn map_over(uffd: Uffd, address: usize, source: usize, len_bytes: usize) -> Result<(), Errno> {
     // SAFETY: pages of ours; the new mapping is ours until it takes their place.

@@ -57,8 +57,13 @@ pub fn connection() -> (OwnedFd, UnixStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let sender = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
     let (receiver, _) = listener.accept().expect("a connection");
-    for (socket, option) in [(sender.as_raw_fd(), libc::SO_SNDBUF), (receiver.as_raw_fd(), libc::SO_RCVBUF)] {
-        let bytes: i32 = 4 << 20;
+    for (socket, option) in [
+        (sender.as_raw_fd(), libc::SO_SNDBUF),
+        (sender.as_raw_fd(), libc::SO_SNDBUFFORCE),
+        (receiver.as_raw_fd(), libc::SO_RCVBUF),
+        (receiver.as_raw_fd(), libc::SO_RCVBUFFORCE),
+    ] {
+        let bytes: i32 = 16 << 20;
         // SAFETY: the option takes a number.
         unsafe {
             let len = size_of::<i32>() as u32;
@@ -118,7 +123,7 @@ pub fn in_child(body: impl FnOnce() -> bool) -> i32 {
         let child = libc::fork();
         assert!(child >= 0);
         if child == 0 {
-            libc::alarm(30);
+            libc::alarm(10);
             let ok = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
             libc::_exit(i32::from(!ok));
         }

@@ -1,0 +1,226 @@
+//! Whatever the kernel refuses, from whatever moment on: no byte is wrong, nothing hangs, what was sent arrives.
+//! A seccomp filter refuses the calls, for every thread of a child process.
+
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
+
+mod common;
+
+use common::{Pipe, can_lend, connection, in_child, lend_all, pattern, receive};
+use std::os::fd::AsRawFd;
+use uncopy_twin::{Bytes, Until};
+
+const LEN: usize = 48 << 10;
+
+/// A system call that is refused if one of its arguments has one of these bits (all: any value) or is this number.
+#[derive(Clone, Copy, Debug)]
+struct Refused {
+    name: &'static str,
+    call: i64,
+    argument: Option<(u32, Is)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Is {
+    Equal(u32),
+    HasBit(u32),
+}
+
+const fn ioctl(name: &'static str, request: u32) -> Refused {
+    Refused { name, call: libc::SYS_ioctl, argument: Some((1, Is::Equal(request))) }
+}
+
+const fn madvise(name: &'static str, advice: i32) -> Refused {
+    Refused { name, call: libc::SYS_madvise, argument: Some((2, Is::Equal(advice as u32))) }
+}
+
+const API: Refused = ioctl("UFFDIO_API", 0xC018_AA3F);
+const REGISTER: Refused = ioctl("UFFDIO_REGISTER", 0xC020_AA00);
+const COPY: Refused = ioctl("UFFDIO_COPY", 0xC028_AA03);
+const ZERO: Refused = ioctl("UFFDIO_ZEROPAGE", 0xC020_AA04);
+const MOVE: Refused = ioctl("UFFDIO_MOVE", 0xC028_AA05);
+const PROTECT: Refused = ioctl("UFFDIO_WRITEPROTECT", 0xC018_AA06);
+const DROP: Refused = madvise("MADV_DONTNEED", libc::MADV_DONTNEED);
+const WIPE: Refused = madvise("MADV_WIPEONFORK", libc::MADV_WIPEONFORK);
+const NO_HUGE: Refused = madvise("MADV_NOHUGEPAGE", libc::MADV_NOHUGEPAGE);
+const UFFD: Refused = Refused { name: "userfaultfd", call: libc::SYS_userfaultfd, argument: None };
+const OPEN: Refused = Refused { name: "openat", call: libc::SYS_openat, argument: None };
+const UNSHARE: Refused = Refused { name: "unshare", call: libc::SYS_unshare, argument: None };
+const REMAP: Refused = Refused { name: "mremap", call: libc::SYS_mremap, argument: None };
+const COMMIT: Refused = Refused { name: "mprotect", call: libc::SYS_mprotect, argument: None };
+const RESERVE: Refused = Refused {
+    name: "mmap(MAP_NORESERVE)",
+    call: libc::SYS_mmap,
+    argument: Some((3, Is::HasBit(libc::MAP_NORESERVE as u32))),
+};
+const THREAD: Refused = Refused { name: "clone3", call: libc::SYS_clone3, argument: None };
+const THREAD_TOO: Refused =
+    Refused { name: "clone", call: libc::SYS_clone, argument: Some((0, Is::HasBit(libc::CLONE_VM as u32))) };
+
+/// From here on, in every thread.
+fn refuse(calls: &[Refused], errno: i32) {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let jump = |code: u32, k: u32, jt: usize, jf: usize| libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_K | code) as u16,
+        jt: jt as u8,
+        jf: jf as u8,
+        k,
+    };
+    let load = |offset: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
+    let mut program = Vec::new();
+    for refused in calls {
+        // The number is the first word of seccomp_data, the arguments begin at 16.
+        program.push(load(0));
+        match refused.argument {
+            None => program.push(jump(libc::BPF_JEQ, refused.call as u32, 0, 1)),
+            Some((argument, is)) => {
+                program.push(jump(libc::BPF_JEQ, refused.call as u32, 0, 3));
+                program.push(load(16 + 8 * argument));
+                program.push(match is {
+                    Is::Equal(value) => jump(libc::BPF_JEQ, value, 0, 1),
+                    Is::HasBit(bit) => jump(libc::BPF_JSET, bit, 0, 1),
+                });
+            }
+        }
+        program.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32));
+    }
+    program.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: a valid program; it only refuses calls.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
+        let mode = libc::SECCOMP_SET_MODE_FILTER;
+        assert_eq!(libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program), 0);
+    }
+}
+
+/// When the kernel begins to refuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum From {
+    TheStart,
+    TheFirstLoan,
+    AfterSending,
+}
+
+/// Allocates, sends, overwrites, frees, allocates again; every byte is looked at.
+fn life(calls: &[Refused], errno: i32, from: From) -> bool {
+    let refuse_from = |moment| {
+        if moment == from {
+            refuse(calls, errno);
+        }
+    };
+    refuse_from(From::TheStart);
+    let Some(mut large) = Bytes::copy_of(&pattern(1, LEN)) else {
+        // Nothing can be had: that is said, and stays so.
+        return from == From::TheStart
+            && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM);
+    };
+    let mut other = Bytes::copy_of(&pattern(2, LEN)).expect("memory");
+    let mut small: Vec<Bytes> =
+        (0..100).map(|seed| Bytes::copy_of(&pattern(seed, 1500)).expect("memory")).collect();
+    let (socket, mut receiver) = connection();
+    let pipe = Pipe::new();
+    refuse_from(From::TheFirstLoan);
+    let mut expected = Vec::new();
+    let all = small.iter().chain([&large, &other]);
+    for object in all {
+        let loan = lend_all(object, Until::Dropped);
+        if loan.is_some() {
+            pipe.gather(object);
+            pipe.pass_on(socket.as_raw_fd(), object.len());
+            expected.extend_from_slice(object);
+        }
+        drop(loan);
+    }
+    let settled = lend_all(&other, Until::Completed);
+    settled.into_iter().for_each(uncopy_twin::settle);
+    refuse_from(From::AfterSending);
+    // Overwritten, by the program and by the kernel.
+    large[5000..20_000].fill(0xAA);
+    let mut check = pattern(1, LEN);
+    check[5000..20_000].fill(0xAA);
+    let zeroes = std::fs::File::open("/dev/zero");
+    if let Ok(mut zeroes) = zeroes {
+        std::io::Read::read_exact(&mut zeroes, &mut other).expect("zeroes");
+        assert!(other.iter().all(|byte| *byte == 0));
+    }
+    other.fill(3);
+    assert!(*large == check[..] && other.iter().all(|byte| *byte == 3));
+    // Freed, and the memory used again.
+    drop(other);
+    small.truncate(40);
+    for (seed, object) in small.iter_mut().enumerate() {
+        assert!(**object == pattern(seed, 1500)[..]);
+        if seed % 3 == 0 {
+            object.fill(9);
+        }
+    }
+    let size = |seed: usize| if seed.is_multiple_of(20) { LEN } else { 1500 };
+    let again: Vec<(usize, Bytes)> =
+        (0..200usize).filter_map(|seed| Some((seed, Bytes::copy_of(&pattern(seed, size(seed)))?))).collect();
+    let zeroed: Vec<Bytes> = (0..10).filter_map(|_| Bytes::zeroed(LEN)).collect();
+    assert!(zeroed.iter().all(|object| object.iter().all(|byte| *byte == 0)));
+    for (seed, object) in &again {
+        assert!(**object == pattern(*seed, size(*seed))[..]);
+    }
+    assert!(*large == check[..]);
+    for (seed, object) in small.iter().enumerate() {
+        assert!(if seed % 3 == 0 { **object == [9; 1500] } else { **object == pattern(seed, 1500)[..] });
+    }
+    let grandchild = in_child(|| {
+        large.fill(1);
+        drop(lend_all(&large, Until::Dropped));
+        large.fill(2);
+        large.iter().all(|byte| *byte == 2)
+    });
+    assert_eq!(grandchild, 0);
+    assert!(receive(&mut receiver, expected.len()) == expected, "what was sent arrives");
+    true
+}
+
+#[test]
+fn any_call_may_be_refused_from_any_moment_on() {
+    let Some(_alone) = can_lend("any_call_may_be_refused_from_any_moment_on") else { return };
+    let groups: &[&[Refused]] = &[
+        &[],
+        &[API],
+        &[REGISTER],
+        &[COPY],
+        &[ZERO],
+        &[COPY, ZERO],
+        &[MOVE],
+        &[COPY, MOVE],
+        &[PROTECT],
+        &[PROTECT, COPY],
+        &[PROTECT, DROP],
+        &[DROP],
+        &[DROP, COPY, MOVE],
+        &[WIPE],
+        &[NO_HUGE],
+        &[UFFD],
+        &[UFFD, OPEN],
+        &[UNSHARE],
+        &[REMAP],
+        &[REMAP, COPY],
+        &[COMMIT],
+        &[RESERVE],
+        &[THREAD, THREAD_TOO],
+    ];
+    let mut failed = Vec::new();
+    for calls in groups {
+        for from in [From::TheStart, From::TheFirstLoan, From::AfterSending] {
+            for errno in [libc::ENOMEM, libc::EINVAL] {
+                if calls.is_empty() && errno != libc::EINVAL {
+                    continue;
+                }
+                // Where the test's own children cannot be made any more there is nothing to see.
+                let status = in_child(|| life(calls, errno, from));
+                if status != 0 {
+                    let names: Vec<&str> = calls.iter().map(|refused| refused.name).collect();
+                    failed.push(format!("{names:?} refused with {errno} from {from:?}: status {status}"));
+                }
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
