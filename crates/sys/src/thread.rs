@@ -109,6 +109,24 @@ pub fn number() -> u32 {
     })
 }
 
+/// The processor that the calling thread runs on just now.
+#[inline]
+#[must_use]
+pub fn processor() -> u32 {
+    // SAFETY: no requirements; glibc reads what the kernel keeps in the thread's own memory (rseq), or asks the vDSO.
+    u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
+/// Has the calling thread run on this processor only. A refusal changes nothing.
+pub fn stay_on(processor: u32) {
+    let mut set = [0u64; 128];
+    let Some(word) = set.get_mut(processor as usize / 64) else { return };
+    *word = 1 << (processor % 64);
+    let _errno = crate::errno::Keep::new();
+    // SAFETY: the set is readable for its length.
+    unsafe { kernel!(Limit, syscall!(libc::SYS_sched_setaffinity, 0, size_of_val(&set), set.as_ptr())) };
+}
+
 /// Lets other threads run, also those of lower priority.
 pub fn pause() {
     #[cfg(loom)]

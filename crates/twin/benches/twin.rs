@@ -58,90 +58,66 @@ fn lending(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("again", size >> 10), |bencher| {
             bencher.iter(|| drop(black_box(lend(buffer.as_ptr() as usize, size, Until::Dropped))));
         });
-        group.bench_function(BenchmarkId::new("fresh, and its end", size >> 10), |bencher| {
-            bencher.iter_custom(|rounds| {
-                let mut spent = Duration::ZERO;
-                for _ in 0..rounds {
-                    let begin = Instant::now();
-                    let object = allocate(size);
-                    let loan = lend(object as usize, size, Until::Dropped);
-                    drop(loan.expect("lent"));
-                    // SAFETY: allocated just now.
-                    unsafe { deallocate(object) };
-                    spent += begin.elapsed();
-                }
-                spent
-            });
-        });
     }
     group.finish();
 }
 
-/// Time of the first write to each page of fresh objects that `prepare` has prepared.
-fn first_writes(rounds: u64, pages: usize, prepare: impl Fn(&mut [u8])) -> Duration {
-    let mut spent = Duration::ZERO;
-    for _ in 0..rounds {
-        let mut buffer = Bytes::zeroed(pages * PAGE).expect("memory");
-        prepare(&mut buffer);
-        let begin = Instant::now();
-        buffer[black_box(pages / 2 * PAGE)] = 1;
-        spent += begin.elapsed();
-    }
-    spent
+/// Times of single events, in order: what others do on the machine moves the mean, not the lower percentiles.
+fn report(name: &str, mut once: impl FnMut() -> Duration) {
+    let mut times: Vec<u128> = (0..2000).map(|_| once().as_nanos()).collect();
+    times.sort_unstable();
+    let at = |percent: usize| times[times.len() * percent / 100] as f64 / 1000.0;
+    println!("{name}: {:.2} µs (10 %), {:.2} µs (median), {:.2} µs (90 %)", at(10), at(50), at(90));
 }
 
-fn mutations(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("write of one byte");
+/// Time that `write` takes on an object of so many pages that `prepare` has prepared.
+fn writing(pages: usize, prepare: impl Fn(&mut [u8]), write: impl Fn(&mut [u8])) -> Duration {
+    let mut buffer = Bytes::zeroed(pages * PAGE).expect("memory");
+    prepare(&mut buffer);
+    let begin = Instant::now();
+    write(black_box(&mut buffer));
+    begin.elapsed()
+}
+
+/// A write to memory in flight, and ZCopy's Table 2.
+fn report_mutations(_criterion: &mut Criterion) {
     let lend_all =
         |buffer: &mut [u8], until| lend(buffer.as_ptr() as usize, buffer.len(), until).expect("lent");
-    group.bench_function("to a page in flight", |bencher| {
-        bencher
-            .iter_custom(|rounds| first_writes(rounds, 16, |buffer| drop(lend_all(buffer, Until::Dropped))));
+    let one_byte = |buffer: &mut [u8]| buffer[buffer.len() / 2] = 1;
+    report("write to a page in flight", || {
+        writing(16, |buffer| drop(lend_all(buffer, Until::Dropped)), one_byte)
     });
-    group.bench_function("to a protected page not in flight", |bencher| {
-        bencher.iter_custom(|rounds| {
-            first_writes(rounds, 16, |buffer| settle(lend_all(buffer, Until::Completed)))
-        });
+    report("write to a protected page that is not in flight", || {
+        writing(16, |buffer| settle(lend_all(buffer, Until::Completed)), one_byte)
     });
-    group.bench_function("to an ordinary page", |bencher| {
-        bencher.iter_custom(|rounds| first_writes(rounds, 16, |_| {}));
-    });
+    report("write to an ordinary page", || writing(16, |_| {}, one_byte));
     // The kernel's own: a fresh anonymous page.
-    group.bench_function("native page fault", |bencher| {
-        bencher.iter_custom(|rounds| {
-            let mut spent = Duration::ZERO;
-            for _ in 0..rounds {
-                // SAFETY: a mapping of this function's own.
-                unsafe {
-                    let (protection, flags) =
-                        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-                    let memory = libc::mmap(core::ptr::null_mut(), PAGE, protection, flags, -1, 0);
-                    assert!(memory != libc::MAP_FAILED);
-                    let begin = Instant::now();
-                    memory.cast::<u8>().write_volatile(1);
-                    spent += begin.elapsed();
-                    libc::munmap(memory, PAGE);
-                }
-            }
+    report("native page fault", || {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a mapping of this function's own.
+        unsafe {
+            let memory = libc::mmap(core::ptr::null_mut(), PAGE, protection, flags, -1, 0);
+            assert!(memory != libc::MAP_FAILED);
+            let begin = Instant::now();
+            memory.cast::<u8>().write_volatile(1);
+            let spent = begin.elapsed();
+            libc::munmap(memory, PAGE);
             spent
-        });
+        }
     });
-    for size in [16 * PAGE, 128 * PAGE] {
-        group.bench_function(BenchmarkId::new("all of an object in flight, KiB", size >> 10), |bencher| {
-            bencher.iter_custom(|rounds| {
-                let mut spent = Duration::ZERO;
-                for round in 0..rounds {
-                    let mut buffer = Bytes::zeroed(size).expect("memory");
-                    drop(lend_all(&mut buffer, Until::Dropped));
-                    let begin = Instant::now();
-                    buffer.fill(round as u8);
-                    spent += begin.elapsed();
-                }
-                spent
-            });
+    for pages in [16, 128] {
+        report(&format!("write to all of {} KiB in flight", pages * 4), || {
+            writing(pages, |buffer| drop(lend_all(buffer, Until::Dropped)), |buffer| buffer.fill(1))
+        });
+        report(&format!("allocate and fill {} KiB, lend, free", pages * 4), || {
+            let begin = Instant::now();
+            let mut buffer = Bytes::zeroed(pages * PAGE).expect("memory");
+            drop(lend_all(&mut buffer, Until::Dropped));
+            drop(buffer);
+            begin.elapsed()
         });
     }
-    group.finish();
 }
 
 /// Sizes as memcached's values have them (Atikoglu et al., SIGMETRICS 2012, pool ETC: many small, a long tail), drawn
@@ -160,7 +136,7 @@ fn report_waste(_criterion: &mut Criterion) {
         let before = statistics().used_bytes;
         let mut asked = 0usize;
         let begin = objects.len();
-        while asked < 64 << 20 {
+        while asked < 256 << 20 {
             let (scale, shape) = (214.476, 0.348_238);
             let size = (scale / shape * ((1.0 - next()).powf(-shape) - 1.0)) as usize;
             let size = size.clamp(least, most);
@@ -181,6 +157,6 @@ fn report_waste(_criterion: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(20);
-    targets = report_waste, allocating, lending, mutations
+    targets = report_waste, report_mutations, allocating, lending
 }
 criterion_main!(benches);

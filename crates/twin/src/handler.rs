@@ -15,7 +15,7 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::sync::Futex;
 use uncopy_sys::uffd::{Access, Fault, Uffd, wait};
-use uncopy_sys::{bytes, mem, thread};
+use uncopy_sys::{bytes, filter, mem, thread};
 
 /// Faults that can wait here; others wait in the kernel.
 const WAITING_MOST: usize = 64;
@@ -68,6 +68,9 @@ struct Handler {
     /// The last fault of a thread that holds the lock of the unit, and how often it was seen.
     owner: (u32, usize, u32),
     tries: u32,
+    /// The processor that the thread stays on, if any. The outer one is `None` under a seccomp filter, which might end
+    /// the process for asking.
+    stays: Option<Option<u32>>,
 }
 
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
@@ -89,6 +92,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
             next: (None, 0, 0),
             owner: (0, 0, 0),
             tries: 0,
+            stays: (!filter::is_filtered()).then_some(None),
         };
         handler.serve_all();
     }
@@ -128,10 +132,23 @@ impl Handler {
             }
             if self.count == 0 || self.count < before {
                 self.tries = 0;
+                self.follow();
             } else {
                 self.tries += 1;
                 thread::pause();
             }
+        }
+    }
+
+    /// Goes where pages are lent. A writer that waits leaves its processor, on which the handler begins at once; another
+    /// one has to be woken first: 4 µs a fault against 12 (2 virtual processors, otherwise idle).
+    fn follow(&mut self) {
+        let lender = process().lender();
+        if self.stays.is_some_and(|stays| stays != lender)
+            && let Some(processor) = lender
+        {
+            thread::stay_on(processor);
+            self.stays = Some(lender);
         }
     }
 

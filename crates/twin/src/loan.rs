@@ -140,6 +140,7 @@ pub fn lend(address: usize, len: usize, until: Until) -> Option<Loan> {
 }
 
 fn earn(unit: &Unit, pages: u32) {
+    process().note_lender();
     // Without a read-modify-write: threads that send the same object would share the line for nothing else.
     unit.earned.store(unit.earned.load(Relaxed).saturating_add(pages), Relaxed);
 }

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::{Critical, Guard, Lock};
 use uncopy_sys::uffd::{OpenError, Reports, Uffd};
-use uncopy_sys::{filter, mem};
+use uncopy_sys::{filter, mem, thread};
 
 use Ordering::{Acquire, Relaxed, Release};
 
@@ -33,6 +33,8 @@ pub(crate) struct Process {
     pub handlers: AtomicU8,
     fd: AtomicI32,
     activation: Lock,
+    /// Processor that a thread lent something on last, plus one; 0: none, or it does not matter.
+    lender: AtomicU32,
     /// Of the pool of pages.
     pool: Lock,
     /// Of whoever makes pages vanish for a moment: a fork in between would lose them.
@@ -318,6 +320,20 @@ impl Process {
             uffd.close();
         }
         started.map(|()| uffd)
+    }
+
+    /// Notes where pages are lent: whoever writes to them is likely to run there, too.
+    #[inline]
+    pub(crate) fn note_lender(&self) {
+        let processor = thread::processor() + 1;
+        if self.lender.load(Relaxed) != processor {
+            self.lender.store(processor, Relaxed);
+        }
+    }
+
+    /// The last processor that was noted.
+    pub(crate) fn lender(&self) -> Option<u32> {
+        self.lender.load(Relaxed).checked_sub(1)
     }
 
     /// Nothing is lent any more, for the reason given. What is protected stays so.
