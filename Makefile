@@ -26,7 +26,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build demo test test-suites test-checked test-faults machine fuzz bench-tracking audit install uninstall clean help
+.PHONY: build demo test test-suites test-checked test-faults machine fuzz bench-tracking bench-twin audit install uninstall clean help
 
 build: ## Build target/release/uncopy, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 	@scripts/need-cargo
@@ -65,6 +65,10 @@ fuzz: ## Fuzz the pure core, a minute for each target
 bench-tracking: ## Measure what tracking costs: lookup, insert and drop of a view, and a copy (about three minutes)
 	@scripts/need-cargo
 	$(CARGO) bench --locked -p uncopy-core -p uncopy-engine -- --noplot --verbose
+
+bench-twin: ## Measure the twin allocator: allocating, lending, a write to memory in flight, waste (about two minutes)
+	@scripts/need-cargo
+	$(CARGO) bench --locked -p uncopy-twin -- --noplot
 
 audit: ## Licences, duplicates, sources and known advisories of all dependencies (needs cargo-deny and network)
 	$(CARGO) deny --locked check

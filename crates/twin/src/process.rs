@@ -12,7 +12,7 @@ use crate::{handler, small};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::lock::{Critical, Guard, Lock};
+use uncopy_sys::lock::{Critical, Guard, Lock, thread_id};
 use uncopy_sys::uffd::{OpenError, Reports, Uffd};
 use uncopy_sys::{filter, mem, thread};
 
@@ -381,6 +381,26 @@ pub fn status() -> Status {
             Status::Inactive { why: why.unwrap_or(Why::Asked), errno: WHY_ERRNO.load(Relaxed) }
         }
     }
+}
+
+/// A process ends when its last thread does, and the handler thread would be that one: a first thread that ends before
+/// the others (`pthread_exit`) waits for them. Called at a thread's end; `again` has this called in the next round of
+/// destructors, in the last of which the program's own have run.
+pub(crate) fn thread_ends(again: impl FnOnce()) {
+    const ROUNDS: u8 = 3; // PTHREAD_DESTRUCTOR_ITERATIONS (glibc) are 4.
+    static ROUND: AtomicU8 = AtomicU8::new(0);
+    if thread_id() != std::process::id() || process().uffd_so_far().is_none() {
+        return;
+    }
+    if ROUND.fetch_add(1, Relaxed) < ROUNDS {
+        again();
+        return;
+    }
+    while thread::others_live() {
+        thread::doze();
+    }
+    // What glibc does in the last thread.
+    std::process::exit(0);
 }
 
 /// Lends nothing from here on in this process: everything is copied.

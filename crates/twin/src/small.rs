@@ -76,6 +76,7 @@ extern "C" fn leave() {
     if lane != 0 {
         let _ = process().owners[lane - 1].0.compare_exchange(me, 0, SeqCst, Relaxed);
     }
+    process::thread_ends(|| END.watch(leave));
 }
 
 /// The lane of the calling thread.
