@@ -5,13 +5,15 @@
 //! │ id   │ number  │ count    │ 0       │ request, or a piece of the answer …
 //! ```
 //!
-//! The header, and the text that precedes a value, go ahead with the address; the value follows by reference. So
-//! a datagram is put together in several calls, which is why a socket belongs to one thread.
+//! A reference cannot be sent to an address in one call, and in two the kernel sums up all bytes of the datagram
+//! (`__ip_append_data` leaves that to the device unless there is MSG_MORE). So a peer that gets a large value has a
+//! socket of its own, bound to the same port and connected to it; the kernel then gives it that peer's requests too.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::net::{RecvFlags, SocketAddrAny};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrAny, SocketFlags, SocketType, sockopt};
 use smallvec::SmallVec;
 
 use crate::arguments::Transmit;
@@ -31,13 +33,26 @@ const DATAGRAM_LIMIT_BYTES: usize = 65_507;
 const ROUNDS: usize = 64;
 /// From this length on a value may be worth a reference.
 const REFERENCE_BYTES: usize = 8 << 10;
-/// Pages of values in one datagram: one splice takes 16, and one of them is for the text behind the value.
+/// Peers with sockets of their own; the one that was silent for longest makes room.
+const PEERS: usize = 32;
+/// Pages of values in one datagram: one splice takes 16, and one of them is for the text in front of the value.
 const PAGES: usize = 15;
 
-/// A UDP socket of one thread.
+/// A peer with a socket of its own.
+#[derive(Debug)]
+struct Peer {
+    address: SocketAddrAny,
+    socket: OwnedFd,
+    used: u64,
+}
+
+/// A UDP socket of one thread, and those of its peers.
 #[derive(Debug)]
 pub struct Endpoint {
     socket: OwnedFd,
+    peers: Vec<Peer>,
+    /// Answers by reference so far.
+    answers: u64,
     buffer: Vec<u8>,
     response: Response,
 }
@@ -45,23 +60,92 @@ pub struct Endpoint {
 impl Endpoint {
     /// On a bound, non-blocking socket that only this thread uses.
     #[must_use]
-    pub fn new(socket: OwnedFd, transmit: Transmit) -> Self {
-        outlet::own_datagrams(transmit, socket.as_fd());
-        Self { socket, buffer: vec![0; DATAGRAM_LIMIT_BYTES], response: Response::default() }
+    pub fn new(socket: OwnedFd) -> Self {
+        let (buffer, response) = (vec![0; DATAGRAM_LIMIT_BYTES], Response::default());
+        Self { socket, peers: Vec::new(), answers: 0, buffer, response }
     }
 
-    /// Answers what has come, for a while.
-    pub fn turn(&mut self, cache: &Cache, counters: &Counters) {
+    /// Answers what has come on the socket with this number, for a while: 0 is the endpoint's own, others those of
+    /// peers. `watch` is asked to have a new socket's events told with its number.
+    pub fn turn(
+        &mut self,
+        number: usize,
+        cache: &Cache,
+        counters: &Counters,
+        watch: &dyn Fn(&OwnedFd, usize) -> bool,
+    ) {
         for _ in 0..ROUNDS {
-            match rustix::net::recvfrom(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
-                Ok((len_bytes, _, Some(peer))) => self.serve(len_bytes, &peer, cache, counters),
-                Err(rustix::io::Errno::INTR) | Ok(_) => {}
+            let socket = match number.checked_sub(1) {
+                None => &self.socket,
+                Some(peer) => match self.peers.get(peer) {
+                    Some(peer) => &peer.socket,
+                    None => return,
+                },
+            };
+            match rustix::net::recvfrom(socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+                Ok((len_bytes, _, Some(peer))) => self.serve(len_bytes, &peer, cache, counters, watch),
+                // Refused: an earlier answer found nobody.
+                Err(Errno::INTR | Errno::CONNREFUSED) | Ok(_) => {}
                 Err(_) => return,
             }
         }
     }
 
-    fn serve(&mut self, len_bytes: usize, peer: &SocketAddrAny, cache: &Cache, counters: &Counters) {
+    /// The number of the socket that is connected to `address`, as an index; it is made if there is none.
+    fn own_socket(
+        &mut self,
+        address: &SocketAddrAny,
+        watch: &dyn Fn(&OwnedFd, usize) -> bool,
+    ) -> Option<usize> {
+        self.answers += 1;
+        let known = self.peers.iter().position(|peer| peer.address == *address);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let socket = self.connected(address).ok()?;
+                outlet::own_datagrams(socket.as_fd());
+                let at = match self.peers.len() {
+                    PEERS.. => (0..PEERS).min_by_key(|at| self.peers[*at].used)?,
+                    at => at,
+                };
+                if !watch(&socket, at + 1) {
+                    return None;
+                }
+                let peer = Peer { address: address.clone(), socket, used: 0 };
+                match self.peers.get_mut(at) {
+                    Some(silent) => *silent = peer,
+                    None => self.peers.push(peer),
+                }
+                at
+            }
+        };
+        self.peers[at].used = self.answers;
+        Some(at)
+    }
+
+    fn connected(&self, address: &SocketAddrAny) -> rustix::io::Result<OwnedFd> {
+        let local = rustix::net::getsockname(&self.socket)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(local.address_family(), SocketType::DGRAM, flags, None)?;
+        sockopt::set_socket_reuseport(&socket, true)?;
+        if local.address_family() == AddressFamily::INET6 {
+            sockopt::set_ipv6_v6only(&socket, true)?;
+        }
+        let _ = sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER_BYTES);
+        rustix::net::bind(&socket, &local)?;
+        // Until it is connected it may get other peers' requests; they are answered all the same.
+        rustix::net::connect(&socket, address)?;
+        Ok(socket)
+    }
+
+    fn serve(
+        &mut self,
+        len_bytes: usize,
+        peer: &SocketAddrAny,
+        cache: &Cache,
+        counters: &Counters,
+        watch: &dyn Fn(&OwnedFd, usize) -> bool,
+    ) {
         if len_bytes <= HEADER_BYTES {
             return;
         }
@@ -78,18 +162,27 @@ impl Endpoint {
         }
         self.buffer = buffer;
         if self.response.pending_bytes() > 0 {
-            self.answer(id, peer, cache, counters);
+            let refers =
+                cache.settings.transmit != Transmit::Copy && self.response.largest_bytes() >= REFERENCE_BYTES;
+            let own = if refers { self.own_socket(peer, watch) } else { None };
+            self.answer(id, peer, own, cache, counters);
         }
         self.response.clear();
     }
 
-    fn answer(&self, id: [u8; 2], peer: &SocketAddrAny, cache: &Cache, counters: &Counters) {
+    /// Sends the answer, by reference on the peer's own socket if it has one.
+    fn answer(
+        &self,
+        id: [u8; 2],
+        peer: &SocketAddrAny,
+        own: Option<usize>,
+        cache: &Cache,
+        counters: &Counters,
+    ) {
         let mut parts = SmallVec::<[IoSlice<'_>; 8]>::new();
         self.response.gather(&mut parts);
-        let transmit = cache.settings.transmit;
-        let refers = transmit != Transmit::Copy && parts.iter().any(|part| part.len() >= REFERENCE_BYTES);
         let room = usize::try_from(cache.settings.datagram_bytes).unwrap_or(0) - HEADER_BYTES;
-        let pieces = cut(&parts, room, if refers { PAGES } else { usize::MAX });
+        let pieces = cut(&parts, room, if own.is_some() { PAGES } else { usize::MAX });
         let Ok(count) = u16::try_from(pieces.len()) else { return };
         let mut at = Place::default();
         for (number, piece) in (0..count).zip(&pieces) {
@@ -110,7 +203,11 @@ impl Endpoint {
             let mut datagram = SmallVec::<[IoSlice<'_>; 8]>::new();
             datagram.push(IoSlice::new(&head));
             datagram.extend(slices.iter().map(|slice| IoSlice::new(slice)));
-            match outlet::send_to(transmit, self.socket.as_fd(), &datagram, peer) {
+            let sent = match own {
+                Some(at) => outlet::send(cache.settings.transmit, self.peers[at].socket.as_fd(), &datagram),
+                None => outlet::send_to(self.socket.as_fd(), &datagram, peer),
+            };
+            match sent {
                 Ok(sent_bytes) => counters.add(Counter::BytesWritten, sent_bytes as u64),
                 // The rest would be of no use.
                 Err(_) => return counters.count(Counter::DatagramsDropped),

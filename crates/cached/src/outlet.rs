@@ -37,11 +37,9 @@ pub fn own(transmit: Transmit, socket: BorrowedFd<'_>) {
 }
 
 /// The same of a UDP socket: a datagram that fails is not tried again.
-pub fn own_datagrams(transmit: Transmit, socket: BorrowedFd<'_>) {
-    if transmit != Transmit::Copy {
-        let owner = Owner { ends_on_errors: true, sends_alone: true, reads_errors: false };
-        uncopy_transmit::own(socket.as_raw_fd(), owner);
-    }
+pub fn own_datagrams(socket: BorrowedFd<'_>) {
+    let owner = Owner { ends_on_errors: true, sends_alone: true, reads_errors: false };
+    uncopy_transmit::own(socket.as_raw_fd(), owner);
 }
 
 /// Sends `parts` as one message on a connected, non-blocking socket: how many bytes were taken.
@@ -53,7 +51,7 @@ pub fn send(transmit: Transmit, socket: BorrowedFd<'_>, parts: &[IoSlice<'_>]) -
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         return Ok(sendmsg(socket, parts, &mut SendAncillaryBuffer::default(), flags)?);
     }
-    if let Some(sent) = refer(socket.as_raw_fd(), parts, &Envelope::default()) {
+    if let Some(sent) = refer(socket.as_raw_fd(), parts) {
         return sent;
     }
     let count = i32::try_from(parts.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -64,14 +62,14 @@ pub fn send(transmit: Transmit, socket: BorrowedFd<'_>, parts: &[IoSlice<'_>]) -
 
 /// Sends `parts`, those in twin memory by reference without completions, if that is the way for them: as the proxy
 /// would, but without asking the kernel whether the parts can be read. They can: they are ours.
-fn refer(fd: i32, parts: &[IoSlice<'_>], envelope: &Envelope) -> Option<io::Result<usize>> {
+fn refer(fd: i32, parts: &[IoSlice<'_>]) -> Option<io::Result<usize>> {
     let is_value = |part: &IoSlice<'_>| uncopy_twin::contains(part.as_ptr().addr());
     let len_bytes = parts.iter().map(|part| part.len()).sum();
     let value_bytes = parts.iter().filter(|part| is_value(part)).map(|part| part.len()).sum();
     if value_bytes < uncopy_transmit::least_bytes() {
         return None;
     }
-    let plan = uncopy_transmit::plan(fd, len_bytes, value_bytes, 0, envelope);
+    let plan = uncopy_transmit::plan(fd, len_bytes, value_bytes, 0, &Envelope::default());
     if plan.way == Way::Completion || plan.way == Way::Copy && !plan.is_timed() {
         return None;
     }
@@ -89,11 +87,7 @@ fn refer(fd: i32, parts: &[IoSlice<'_>], envelope: &Envelope) -> Option<io::Resu
             described
         })
         .collect();
-    let sent = if envelope.is_blank() {
-        uncopy_transmit::write(fd, &described, plan)
-    } else {
-        uncopy_transmit::send(fd, &described, 0, envelope, plan)
-    };
+    let sent = uncopy_transmit::write(fd, &described, plan);
     let referred_bytes = sent.map_or(0, |sent| if sent.hold == Hold::Nothing { 0 } else { sent.len_bytes });
     for (offset, loan) in loans {
         if offset < referred_bytes {
@@ -105,33 +99,11 @@ fn refer(fd: i32, parts: &[IoSlice<'_>], envelope: &Envelope) -> Option<io::Resu
     Some(sent.map(|sent| sent.len_bytes).map_err(|error| io::Error::from_raw_os_error(error.0)))
 }
 
-/// Sends `parts` as one datagram to `peer`.
+/// Sends `parts` as one datagram to `peer`, copied.
 ///
 /// # Errors
 /// As sendmsg(2).
-pub fn send_to(
-    transmit: Transmit,
-    socket: BorrowedFd<'_>,
-    parts: &[IoSlice<'_>],
-    peer: &SocketAddrAny,
-) -> io::Result<usize> {
-    if transmit == Transmit::Copy {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        return Ok(sendmsg_addr(socket, peer, parts, &mut SendAncillaryBuffer::default(), flags)?);
-    }
-    let envelope =
-        Envelope { to: peer.as_ptr().addr(), to_len_bytes: peer.addr_len(), ..Envelope::default() };
-    if let Some(sent) = refer(socket.as_raw_fd(), parts, &envelope) {
-        return sent;
-    }
-    // SAFETY: all-zero is a valid msghdr.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_name = peer.as_ptr().cast_mut().cast();
-    message.msg_namelen = peer.addr_len();
-    message.msg_iov = parts.as_ptr().cast_mut().cast();
-    message.msg_iovlen = parts.len();
-    // SAFETY: the message describes the address and the parts (IoSlice has the layout of iovec), all of them borrowed
-    // for the call, which writes to none of them.
-    let sent = unsafe { uncopy_proxy::sendmsg(socket.as_raw_fd(), &raw const message, 0) };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+pub fn send_to(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], peer: &SocketAddrAny) -> io::Result<usize> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(sendmsg_addr(socket, peer, parts, &mut SendAncillaryBuffer::default(), flags)?)
 }

@@ -6,7 +6,7 @@ use std::io::IoSlice;
 
 use smallvec::{Array, SmallVec};
 
-use crate::value::Value;
+use crate::value::{END_OF_ANSWER, Value};
 
 /// From this length on a value goes out as a part by itself; below, its bytes are copied into the text, which costs
 /// less than another part of a message (`uncopy bench cache --sizes 512,1024,2048`).
@@ -20,12 +20,27 @@ const VALUES_LIMIT: usize = 120;
 /// Text buffers that grew larger are given back once they are empty.
 const KEPT_TEXT_BYTES: usize = 16 << 10;
 
+/// A value between the text.
+#[derive(Debug)]
+struct Inserted {
+    /// The end of the text that precedes it.
+    text_end: usize,
+    value: Value,
+    /// Whether it ends the answer.
+    is_last: bool,
+}
+
+impl Inserted {
+    fn bytes(&self) -> &[u8] {
+        if self.is_last { self.value.last_line() } else { self.value.line() }
+    }
+}
+
 /// A queue of bytes to be sent.
 #[derive(Debug, Default)]
 pub struct Response {
     text: Vec<u8>,
-    /// Values, each with the end of the text that precedes it.
-    values: VecDeque<(usize, Value)>,
+    values: VecDeque<Inserted>,
     /// How much of the text is sent, and of the first value.
     text_sent: usize,
     value_sent: usize,
@@ -65,9 +80,30 @@ impl Response {
         if line.len() < PART_BYTES {
             self.push(line);
         } else {
-            self.values.push_back((self.text.len(), value.clone()));
+            self.values.push_back(Inserted {
+                text_end: self.text.len(),
+                value: value.clone(),
+                is_last: false,
+            });
             self.pending_bytes += line.len();
         }
+    }
+
+    /// Ends the answer to a `get`: with the last value's own end if that is what precedes.
+    pub fn end(&mut self) {
+        match self.values.back_mut() {
+            Some(last) if last.text_end == self.text.len() && !last.is_last => {
+                last.is_last = true;
+                self.pending_bytes += END_OF_ANSWER.len();
+            }
+            _ => self.push(END_OF_ANSWER),
+        }
+    }
+
+    /// The length of the largest part that is no text, bytes.
+    #[must_use]
+    pub fn largest_bytes(&self) -> usize {
+        self.values.iter().map(|inserted| inserted.bytes().len()).max().unwrap_or(0)
     }
 
     /// Bytes that are not sent yet.
@@ -99,15 +135,15 @@ impl Response {
     pub fn gather<'a, A: Array<Item = IoSlice<'a>>>(&'a self, parts: &mut SmallVec<A>) {
         let mut text_at = self.text_sent;
         let mut skip = self.value_sent;
-        for (text_end, value) in &self.values {
+        for inserted in &self.values {
             if parts.len() + 2 > PARTS_LIMIT {
                 return;
             }
-            if text_at < *text_end {
-                parts.push(IoSlice::new(&self.text[text_at..*text_end]));
-                text_at = *text_end;
+            if text_at < inserted.text_end {
+                parts.push(IoSlice::new(&self.text[text_at..inserted.text_end]));
+                text_at = inserted.text_end;
             }
-            parts.push(IoSlice::new(&value.line()[skip..]));
+            parts.push(IoSlice::new(&inserted.bytes()[skip..]));
             skip = 0;
         }
         if text_at < self.text.len() && parts.len() < PARTS_LIMIT {
@@ -118,12 +154,12 @@ impl Response {
     /// `sent_bytes` of what [`Response::gather`] gave are sent.
     pub fn advance(&mut self, mut sent_bytes: usize) {
         self.pending_bytes -= sent_bytes;
-        while let Some((text_end, value)) = self.values.front() {
-            let text = sent_bytes.min(text_end - self.text_sent);
+        while let Some(first) = self.values.front() {
+            let text = sent_bytes.min(first.text_end - self.text_sent);
             self.text_sent += text;
             sent_bytes -= text;
-            let rest = value.line().len() - self.value_sent;
-            if self.text_sent < *text_end || sent_bytes < rest {
+            let rest = first.bytes().len() - self.value_sent;
+            if self.text_sent < first.text_end || sent_bytes < rest {
                 self.value_sent += sent_bytes;
                 return;
             }
@@ -173,10 +209,19 @@ mod tests {
             response.push(b"VALUE c 0 1\r\n");
             response.value(&value(b'c', 1));
             response.value(&value(b'd', 5000));
-            response.line(b"END");
+            response.end();
+            response.line(b"VALUE e 0 1");
+            response.end();
+            response.value(&value(b'f', 3000));
+            response.end();
+            // The answer to a key that is not there.
+            response.end();
             response
         };
         let whole = bytes(&make());
+        assert!(
+            whole.ends_with(b"f\r\nEND\r\nEND\r\n") && whole.windows(8).any(|end| end == b"d\r\nEND\r\n")
+        );
         assert_eq!(whole.len(), make().pending_bytes());
         for step in (1..whole.len()).step_by(7).chain([whole.len()]) {
             let mut response = make();

@@ -238,7 +238,7 @@ impl Session {
             text::retrieve(key, retrieval, caller);
         }
         if is_last {
-            caller.response.line(b"END");
+            caller.response.end();
             self.state = State::Line;
             return (blanks + end + 1, true);
         }

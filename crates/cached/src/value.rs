@@ -1,5 +1,11 @@
-//! The bytes of items. Each lies in a block of twin memory together with the CR LF that ends it on the wire, so that
-//! a response is a header and one part. Nothing else is ever put there.
+//! The bytes of items. Each lies in a block of twin memory together with the CR LF that ends it on the wire, and the
+//! line that ends the answer to a `get`, so that the answer to one key is a header and one part:
+//!
+//! ```text
+//! │ value │ CR LF │ END CR LF │
+//! └── line() ─────┘           │
+//! └── last_line() ────────────┘
+//! ```
 //!
 //! A [`Draft`] has one owner, who fills it; a [`Value`] is shared and never written. Overwriting an item makes a new
 //! value: what a response refers to, or the kernel still holds, stays as it is.
@@ -18,11 +24,14 @@ use crate::budget::Budget;
 /// What ends a value on the wire.
 pub const END_OF_LINE: &[u8; 2] = b"\r\n";
 
+/// What ends the answer to a `get`.
+pub const END_OF_ANSWER: &[u8; 5] = b"END\r\n";
+
 /// A block of twin memory, given back when dropped.
 #[derive(Debug)]
 struct Block {
     start: NonNull<u8>,
-    /// With the CR LF.
+    /// With the CR LF; END_OF_ANSWER follows.
     len_bytes: usize,
     budget: Arc<Budget>,
 }
@@ -56,11 +65,13 @@ impl Draft {
         if !budget.expect(len_bytes) {
             return None;
         }
-        let Some(start) = blocks::allocate(len_bytes) else {
+        let Some(start) = blocks::allocate(len_bytes + END_OF_ANSWER.len()) else {
             budget.expect_no_more(len_bytes);
             budget.refuse();
             return None;
         };
+        // SAFETY: the block is so much longer than the line, and nobody else has it.
+        unsafe { start.add(len_bytes).cast().write(*END_OF_ANSWER) };
         let block = Block { start, len_bytes, budget: Arc::clone(budget) };
         Some(Self { block, filled_bytes: 0 })
     }
@@ -163,6 +174,14 @@ impl Value {
         unsafe { std::slice::from_raw_parts(block.start.as_ptr(), block.len_bytes) }
     }
 
+    /// The value with its CR LF and the end of an answer.
+    #[must_use]
+    pub fn last_line(&self) -> &[u8] {
+        let block = &self.0.0;
+        // SAFETY: as for the line; what follows it was written when the draft was made.
+        unsafe { std::slice::from_raw_parts(block.start.as_ptr(), block.len_bytes + END_OF_ANSWER.len()) }
+    }
+
     /// The value alone.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -189,6 +208,7 @@ mod tests {
         let budget = Arc::new(Budget::new(1 << 20));
         let value = Draft::of(&[b"ab", b"", b"c"], &budget).expect("room");
         assert_eq!((value.bytes(), value.line()), (&b"abc"[..], &b"abc\r\n"[..]));
+        assert_eq!(value.last_line(), b"abc\r\nEND\r\n");
         assert_eq!(budget.used_bytes(), 5);
         let other = value.clone();
         assert!(value.is_shared());

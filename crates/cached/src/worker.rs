@@ -29,6 +29,9 @@ const FAREWELL: Duration = Duration::from_secs(2);
 const DOOR: u64 = u64::MAX;
 /// Events of UDP sockets have this bit and their number, those of connections are descriptors.
 const DATAGRAMS: u64 = 1 << 32;
+/// The number of an endpoint's socket stands above that of the endpoint.
+const SOCKET_SHIFT: u32 = 16;
+const SOCKET_MASK: u64 = (1 << SOCKET_SHIFT) - 1;
 
 /// Where connections are handed to a worker.
 #[derive(Debug)]
@@ -95,7 +98,7 @@ impl Worker {
         for (number, socket) in sockets.into_iter().enumerate() {
             let event = EventData::new_u64(DATAGRAMS | number as u64);
             epoll::add(&epoll, &socket, event, EventFlags::IN)?;
-            endpoints.push(Endpoint::new(socket, cache.settings.transmit));
+            endpoints.push(Endpoint::new(socket));
         }
         let scratch = Box::new([0; SCRATCH_BYTES]);
         let (connections, again) = (Vec::new(), VecDeque::new());
@@ -126,10 +129,7 @@ impl Worker {
                 match data {
                     DOOR => self.welcome(),
                     _ if data & DATAGRAMS != 0 => {
-                        let number = usize::try_from(data & !DATAGRAMS).unwrap_or(usize::MAX);
-                        if let Some(endpoint) = self.endpoints.get_mut(number) {
-                            endpoint.turn(&self.cache, &self.cache.counters[self.index]);
-                        }
+                        self.serve_datagrams(data & !DATAGRAMS);
                     }
                     _ => {
                         let at = usize::try_from(data).unwrap_or(usize::MAX);
@@ -197,6 +197,20 @@ impl Worker {
             Turn::Wait => {}
             Turn::Again => self.again.push_back(at),
             Turn::Close => self.close(at),
+        }
+    }
+
+    /// Serves the UDP socket with this number: the endpoint's is the lower half, its socket's the upper one.
+    fn serve_datagrams(&mut self, number: u64) {
+        let (endpoint, socket) = (number & SOCKET_MASK, number >> SOCKET_SHIFT);
+        let index = |number| usize::try_from(number).unwrap_or(usize::MAX);
+        let epoll = &self.epoll;
+        let watch = |new: &OwnedFd, number: usize| {
+            let event = DATAGRAMS | endpoint | (number as u64) << SOCKET_SHIFT;
+            epoll::add(epoll, new, EventData::new_u64(event), EventFlags::IN).is_ok()
+        };
+        if let Some(known) = self.endpoints.get_mut(index(endpoint)) {
+            known.turn(index(socket), &self.cache, &self.cache.counters[self.index], &watch);
         }
     }
 
