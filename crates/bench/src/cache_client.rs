@@ -56,8 +56,10 @@ impl Content {
         &self.pool[at..at + self.size_bytes]
     }
 
+    /// The key has such a length that the text in front of the value has an even one: others than such datagrams the
+    /// transmit engine does not send by reference.
     fn head(&self, key: usize) -> Vec<u8> {
-        format!("VALUE k{key:06} 0 {}\r\n", self.size_bytes).into_bytes()
+        format!("VALUE k{key:07} 0 {}\r\n", self.size_bytes).into_bytes()
     }
 
     /// Stores the first version of all of them.
@@ -105,7 +107,7 @@ fn connect(server: SocketAddr) -> Result<TcpStream> {
 }
 
 fn send_set(stream: &mut TcpStream, content: &Content, key: usize, version: usize) -> Result<()> {
-    let head = format!("set k{key:06} 0 0 {}\r\n", content.size_bytes);
+    let head = format!("set k{key:07} 0 0 {}\r\n", content.size_bytes);
     let mut parts =
         [IoSlice::new(head.as_bytes()), IoSlice::new(content.value(key, version)), IoSlice::new(b"\r\n")];
     let mut parts = &mut parts[..];
@@ -254,7 +256,7 @@ impl Connection {
     }
 
     fn send_get(&mut self, key: usize) -> Result<()> {
-        let request = format!("get k{key:06}\r\n");
+        let request = format!("get k{key:07}\r\n");
         match &mut self.socket {
             Socket::Tcp(stream) => stream.write_all(request.as_bytes()).doing("sending a request"),
             Socket::Udp(socket) => {

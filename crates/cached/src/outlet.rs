@@ -18,6 +18,10 @@ pub const PAGE_BYTES: usize = 4096;
 /// Parts of a message that need no memory of their own.
 const FEW: usize = 8;
 
+/// Shorter parts of a message are copied, however many there are: a page's reference costs as much as copying a page that
+/// the processor has in its cache (`uncopy bench cache --only get --sizes 4096,8192 --transmit splice`).
+const PART_LEAST_BYTES: usize = 8 << 10;
+
 /// What the engine may rely on in this process, and from which size on it is to send by reference.
 pub fn prepare(transmit: Transmit) {
     uncopy_transmit::trust_descriptors();
@@ -51,7 +55,7 @@ pub fn send(transmit: Transmit, socket: BorrowedFd<'_>, parts: &[IoSlice<'_>]) -
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         return Ok(sendmsg(socket, parts, &mut SendAncillaryBuffer::default(), flags)?);
     }
-    if let Some(sent) = refer(socket.as_raw_fd(), parts) {
+    if let Some(sent) = refer(transmit, socket.as_raw_fd(), parts) {
         return sent;
     }
     let count = i32::try_from(parts.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -62,8 +66,10 @@ pub fn send(transmit: Transmit, socket: BorrowedFd<'_>, parts: &[IoSlice<'_>]) -
 
 /// Sends `parts`, those in twin memory by reference without completions, if that is the way for them: as the proxy
 /// would, but without asking the kernel whether the parts can be read. They can: they are ours.
-fn refer(fd: i32, parts: &[IoSlice<'_>]) -> Option<io::Result<usize>> {
-    let is_value = |part: &IoSlice<'_>| uncopy_twin::contains(part.as_ptr().addr());
+fn refer(transmit: Transmit, fd: i32, parts: &[IoSlice<'_>]) -> Option<io::Result<usize>> {
+    let least_bytes = if transmit == Transmit::Splice { 1 } else { PART_LEAST_BYTES };
+    let is_value =
+        |part: &IoSlice<'_>| part.len() >= least_bytes && uncopy_twin::contains(part.as_ptr().addr());
     let len_bytes = parts.iter().map(|part| part.len()).sum();
     let value_bytes = parts.iter().filter(|part| is_value(part)).map(|part| part.len()).sum();
     if value_bytes < uncopy_transmit::least_bytes() {
