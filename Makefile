@@ -100,6 +100,26 @@ uninstall: ## Remove what install put there
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
 	-@rmdir $(lib) 2>/dev/null
 
+# Servers of our own: programs by themselves, each of which prints its manual page.
+servers := uncopy-files
+.PHONY: servers install-servers uninstall-servers
+build: servers
+install: install-servers
+uninstall: uninstall-servers
+
+servers:
+	@scripts/need-cargo
+	$(CARGO) build --release --locked $(servers:%=-p %)
+
+install-servers:
+	@for name in $(servers); do test -x $(release)/$$name || exec $(MAKE) --no-print-directory servers; done
+	install -d $(bin) $(man)
+	for name in $(servers); do install -m 755 $(release)/$$name $(bin)/$$name || exit 1; \
+	    $(release)/$$name --man > $(man)/$$name.1 || exit 1; chmod 644 $(man)/$$name.1; done
+
+uninstall-servers:
+	rm -f $(servers:%=$(bin)/%) $(servers:%=$(man)/%.1)
+
 clean: ## Remove everything that was built
 	$(CARGO) clean
 

@@ -248,6 +248,19 @@ fn cache_compares_a_server_that_lends_with_itself_copying() {
 }
 
 #[test]
+fn files_measures_each_way_against_read_and_send() {
+    let scratch = Scratch::new("files");
+    let words = [&["files", "--sizes=1024,70000", "--threads=1", "--clients=2"], &SHORT[..]].concat();
+    let (json, svg) = scratch.experiment(&words);
+    assert_eq!(titles(&json), ["GET 1 KiB, 1 thread", "GET 70000 B, 1 thread"]);
+    let ways = ["mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"];
+    assert_figures(&json, &["plain", "uncopy"]);
+    assert_figures(&json, &ways);
+    assert_eq!(json["files"].as_array().map(Vec::len), Some(2 * (ways.len() + 2)));
+    assert!(ways.iter().all(|way| svg.contains(way)), "{svg}");
+}
+
+#[test]
 fn memory_follows_both_servers_to_the_end() {
     let scratch = Scratch::new("memory");
     let (json, _) = scratch.experiment(&["memory", "--minutes=0.01", "--keys=10", "--largest=200000"]);

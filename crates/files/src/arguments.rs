@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use clap::builder::RangedU64ValueParser;
+use clap_mangen::roff::{Roff, roman};
 
 use crate::ways::Way;
 
@@ -42,7 +43,7 @@ fn file_name(text: &str) -> Result<PathBuf, String> {
 
 /// Serve the files below a directory over HTTP/1.1, each by the way that is chosen
 #[derive(Clone, Debug, Parser)]
-#[command(name = "uncopy-files", version, after_long_help = AFTER)]
+#[command(name = "uncopy-files", version, after_long_help = after_long_help())]
 pub struct Arguments {
     /// The directory; nothing outside it is served, whatever links in it say
     #[arg(value_name = "DIR", default_value = ".")]
@@ -91,21 +92,45 @@ pub struct Arguments {
     pub man: bool,
 }
 
-/// What the manual page and the long help say besides.
-const AFTER: &str = "\
-Ways:
-  mmap-sendfile and read-sendfile look at a file's first bytes before they send it by sendfile, and tell by them what a file is whose name does not say. The others call it application/octet-stream.
-  With sendfile, splice and zerocopy nothing is copied, and a file that is changed in place shows in answers that are under way. With twin an answer is what the file was when it was read: every request compares length, inode and times, and reads the file again if one of them differs.
-  zerocopy sends from a mapping with MSG_ZEROCOPY, until the kernel says that it copies all the same; it always does on the loopback device.
+/// What the manual page and the long help say besides: titles and paragraphs.
+const SECTIONS: [(&str, &[&str]); 4] = [
+    (
+        "Ways",
+        &[
+            "mmap-sendfile and read-sendfile look at a file's first bytes before they send it by sendfile, and tell \
+             by them what a file is whose name does not say. The others call it application/octet-stream.",
+            "With sendfile, splice and zerocopy nothing is copied, and a file that is changed in place shows in \
+             answers that are under way. With twin an answer is what the file was when it was read: every request \
+             compares length, inode and times, and reads the file again if one of them differs.",
+            "zerocopy sends from a mapping with MSG_ZEROCOPY until the kernel says that it copies all the same; it \
+             always does on the loopback device.",
+        ],
+    ),
+    (
+        "Answers",
+        &[
+            "GET and HEAD; 405 for other methods, 501 for unknown ones. Up to 16 ranges are answered as \
+             multipart/byteranges; more, or more bytes than the file has, get the whole file. Nothing outside DIR is \
+             served, whatever the target or a symbolic link says.",
+            "A request's head may have 16 KiB and 100 fields (431), its first line 8 KiB (414), its body, which is \
+             thrown away, 64 KiB (413). A body in chunks gets 411. If a file becomes shorter while it is sent, the \
+             connection is closed.",
+        ],
+    ),
+    (
+        "Signals",
+        &[
+            "After SIGTERM or SIGINT clients are refused, idle connections closed, and answers under way completed, \
+           for as long as --grace says.",
+        ],
+    ),
+    ("Exit status", &["0 after a signal, 1 for an error, 2 for a wrong command line."]),
+];
 
-Answers:
-  GET and HEAD; 405 for other methods, 501 for unknown ones. Up to 16 ranges are answered as multipart/byteranges; more, or more bytes than the file has, get the whole file. A request's head may have 16 KiB and 100 fields (431), its first line 8 KiB (414), its body, which is thrown away, 64 KiB (413). A request in chunks gets 411. If a file becomes shorter while it is sent, the connection is closed.
-
-Signals:
-  SIGTERM and SIGINT: no connection is accepted any more, answers under way are completed, for as long as --grace says.
-
-Exit status:
-  0 after a signal, 1 for an error, 2 for a wrong command line.";
+fn after_long_help() -> String {
+    let section = |(title, paragraphs): &(&str, &[&str])| format!("{title}:\n  {}", paragraphs.join("\n  "));
+    SECTIONS.iter().map(section).collect::<Vec<_>>().join("\n\n")
+}
 
 /// The manual page.
 ///
@@ -113,8 +138,21 @@ Exit status:
 /// None: it is written into memory.
 pub fn manual() -> std::io::Result<Vec<u8>> {
     let mut page = Vec::new();
-    let command = <Arguments as clap::CommandFactory>::command();
-    clap_mangen::Man::new(command).render(&mut page)?;
+    let command = <Arguments as clap::CommandFactory>::command().after_long_help("");
+    let man = clap_mangen::Man::new(command);
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    for (title, paragraphs) in SECTIONS {
+        let mut roff = Roff::new();
+        roff.control("SH", [title.to_uppercase().as_str()]);
+        for paragraph in paragraphs {
+            roff.control("PP", []).text([roman(*paragraph)]);
+        }
+        roff.to_writer(&mut page)?;
+    }
     Ok(page)
 }
 
@@ -142,7 +180,7 @@ mod tests {
         let page = manual().expect("rendered");
         assert!(page.is_ascii());
         let text = String::from_utf8(page).expect("ASCII");
-        for word in ["mmap\\-sendfile", "\\-\\-grace", "EXTRA"] {
+        for word in ["mmap\\-sendfile", "\\-\\-grace", ".SH WAYS", ".SH \"EXIT STATUS\""] {
             assert!(text.contains(word), "{word}: {text}");
         }
     }
