@@ -1,6 +1,7 @@
 //! What a request is answered with.
 
 use std::collections::hash_map::RandomState;
+use std::fmt::{Arguments, Display, Formatter};
 use std::hash::BuildHasher;
 use std::io::Write;
 use std::ops::Range;
@@ -17,6 +18,9 @@ use crate::target::Target;
 use crate::transmission::Transmission;
 use crate::validators::{Identity, Verdict, ranges_apply, weigh};
 use crate::ways::{Content, Tools, Way, header};
+
+/// Room for the head of most answers, bytes.
+const HEAD_BYTES: usize = 512;
 
 /// What is served, and how.
 #[derive(Debug)]
@@ -44,12 +48,11 @@ pub fn answer(
     site: &Site,
     request: &Request,
     keep_alive: bool,
-    clock: &mut Clock,
+    clock: &Clock,
     tools: &mut Tools,
 ) -> Transmission {
-    let (now, date) = clock.date();
     let body = request.method != Method::Head;
-    let manner = Manner { date, is_1_0: request.is_1_0, keep_alive, body };
+    let manner = Manner { date: clock.date(), is_1_0: request.is_1_0, keep_alive, body };
     let found = match request.method {
         Method::NotAllowed => Err(Status::MethodNotAllowed),
         Method::Unknown => Err(Status::NotImplemented),
@@ -57,7 +60,7 @@ pub fn answer(
             .and_then(|target| site.root.find(&target).map(|found| (target, found))),
     };
     match found {
-        Ok((_, Found::File(opened))) => file(site, request, opened, now, &manner, tools)
+        Ok((_, Found::File(opened))) => file(site, request, opened, clock.now(), &manner, tools)
             .unwrap_or_else(|status| plain(status, &manner, "")),
         Ok((target, Found::Elsewhere)) => {
             let location = format!("Location: {}\r\n", target.as_directory());
@@ -70,9 +73,8 @@ pub fn answer(
 
 /// The answer to something that is no request, or comes too late; the connection ends with it.
 #[must_use]
-pub fn refusal(status: Status, clock: &mut Clock) -> Transmission {
-    let (_, date) = clock.date();
-    plain(status, &Manner { date, is_1_0: false, keep_alive: false, body: true }, "")
+pub fn refusal(status: Status, clock: &Clock) -> Transmission {
+    plain(status, &Manner { date: clock.date(), is_1_0: false, keep_alive: false, body: true }, "")
 }
 
 fn file(
@@ -84,16 +86,17 @@ fn file(
     tools: &mut Tools,
 ) -> Result<Transmission, Status> {
     let identity = Identity::of(&opened.stat);
-    let validators = format!(
-        "Last-Modified: {}\r\nETag: {}\r\n",
-        httpdate::fmt_http_date(identity.last_modified(now)),
-        identity.etag()
-    );
+    let validators = |text: &mut Vec<u8>| {
+        let modified = httpdate::HttpDate::from(identity.last_modified(now));
+        put(text, format_args!("Last-Modified: {modified}\r\nETag: {}\r\n", identity.etag()));
+    };
     match weigh(request, &identity, now) {
         Verdict::Send => {}
         Verdict::NotModified => {
             let mut text = Vec::new();
-            head(&mut text, Status::NotModified, manner, &validators);
+            begin_head(&mut text, Status::NotModified, manner);
+            validators(&mut text);
+            text.extend_from_slice(b"\r\n");
             return Ok(Transmission::of_text(text));
         }
         Verdict::Failed => return Err(Status::PreconditionFailed),
@@ -119,47 +122,38 @@ fn file(
     } else {
         Transmission::default()
     };
-    let common = format!("{validators}Accept-Ranges: bytes\r\nX-Content-Type-Options: nosniff\r\n");
+    let status = if selection == Selection::Whole { Status::Ok } else { Status::PartialContent };
+    let text = transmission.text();
+    begin_head(text, status, manner);
+    validators(text);
+    text.extend_from_slice(b"Accept-Ranges: bytes\r\nX-Content-Type-Options: nosniff\r\n");
     match selection {
-        Selection::Several(ranges) => several(&mut transmission, &ranges, len_bytes, kind, &common, manner),
+        Selection::Several(ranges) => several(&mut transmission, &ranges, len_bytes, kind),
         Selection::One(range) => {
-            let content_range = content_range(&range, len_bytes);
-            let len = range.end - range.start;
-            let fields = format!("{common}{content_range}Content-Type: {kind}\r\nContent-Length: {len}\r\n");
-            head(transmission.text(), Status::PartialContent, manner, &fields);
+            put(text, format_args!("{}", ContentRange(&range, len_bytes)));
+            end_head(text, kind, range.end - range.start);
             transmission.end_step(range);
         }
         Selection::Whole | Selection::Unsatisfiable => {
-            let fields = format!("{common}Content-Type: {kind}\r\nContent-Length: {len_bytes}\r\n");
-            head(transmission.text(), Status::Ok, manner, &fields);
+            end_head(text, kind, len_bytes);
             transmission.end_step(if manner.body { 0..len_bytes } else { 0..0 });
         }
     }
     Ok(transmission)
 }
 
-/// An answer of type multipart/byteranges (RFC 9110, section 14.6).
-fn several(
-    transmission: &mut Transmission,
-    ranges: &[Range<u64>],
-    len_bytes: u64,
-    kind: &str,
-    common: &str,
-    manner: &Manner<'_>,
-) {
+/// The rest of an answer of type multipart/byteranges (RFC 9110, section 14.6).
+fn several(transmission: &mut Transmission, ranges: &[Range<u64>], len_bytes: u64, kind: &str) {
     let random = || RandomState::new().hash_one(len_bytes);
     let boundary = format!("uncopy-{:016x}{:016x}", random(), random());
     let part_head = |range: &Range<u64>| {
-        let content_range = content_range(range, len_bytes);
+        let content_range = ContentRange(range, len_bytes);
         format!("\r\n--{boundary}\r\nContent-Type: {kind}\r\n{content_range}\r\n")
     };
     let end = format!("\r\n--{boundary}--\r\n");
     let total: u64 = ranges.iter().map(|range| part_head(range).len() as u64 + range.end - range.start).sum();
-    let total = total + end.len() as u64;
-    let fields = format!(
-        "{common}Content-Type: multipart/byteranges; boundary={boundary}\r\nContent-Length: {total}\r\n"
-    );
-    head(transmission.text(), Status::PartialContent, manner, &fields);
+    let kind = format!("multipart/byteranges; boundary={boundary}");
+    end_head(transmission.text(), &kind, total + end.len() as u64);
     for range in ranges {
         transmission.text().extend_from_slice(part_head(range).as_bytes());
         transmission.end_step(range.clone());
@@ -168,33 +162,50 @@ fn several(
     transmission.end_step(0..0);
 }
 
-fn content_range(range: &Range<u64>, len_bytes: u64) -> String {
-    format!("Content-Range: bytes {}-{}/{len_bytes}\r\n", range.start, range.end - 1)
+/// The field Content-Range, for a part of so many bytes.
+struct ContentRange<'a>(&'a Range<u64>, u64);
+
+impl Display for ContentRange<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let Self(range, len_bytes) = self;
+        write!(f, "Content-Range: bytes {}-{}/{len_bytes}\r\n", range.start, range.end - 1)
+    }
 }
 
 /// An answer that names its status in its body.
 fn plain(status: Status, manner: &Manner<'_>, fields: &str) -> Transmission {
     let body = format!("{} {}\n", status.code(), status.reason());
-    let fields =
-        format!("{fields}Content-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n", body.len());
-    let mut text = Vec::new();
-    head(&mut text, status, manner, &fields);
+    let mut text = Vec::with_capacity(HEAD_BYTES);
+    begin_head(&mut text, status, manner);
+    text.extend_from_slice(fields.as_bytes());
+    end_head(&mut text, "text/plain; charset=utf-8", body.len() as u64);
     if manner.body {
         text.extend_from_slice(body.as_bytes());
     }
     Transmission::of_text(text)
 }
 
-fn head(text: &mut Vec<u8>, status: Status, manner: &Manner<'_>, fields: &str) {
+/// The fields that every answer has.
+fn begin_head(text: &mut Vec<u8>, status: Status, manner: &Manner<'_>) {
     let connection = match (manner.keep_alive, manner.is_1_0) {
         (false, _) => "Connection: close\r\n",
         (true, true) => "Connection: keep-alive\r\n",
         (true, false) => "",
     };
     let (code, reason, date) = (status.code(), status.reason(), manner.date);
-    // Writing into memory does not fail.
-    let _ = write!(
+    text.reserve(HEAD_BYTES);
+    put(
         text,
-        "HTTP/1.1 {code} {reason}\r\nDate: {date}\r\nServer: uncopy-files\r\n{connection}{fields}\r\n"
+        format_args!("HTTP/1.1 {code} {reason}\r\nDate: {date}\r\nServer: uncopy-files\r\n{connection}"),
     );
+}
+
+/// The fields that every answer with a body has, and the end.
+fn end_head(text: &mut Vec<u8>, kind: &str, len_bytes: u64) {
+    put(text, format_args!("Content-Type: {kind}\r\nContent-Length: {len_bytes}\r\n\r\n"));
+}
+
+/// Adds `words`: writing into memory does not fail.
+fn put(text: &mut Vec<u8>, words: Arguments<'_>) {
+    let _ = text.write_fmt(words);
 }

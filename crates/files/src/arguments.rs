@@ -63,6 +63,9 @@ pub struct Arguments {
     /// Most memory for files with --way twin, in MiB; files longer than a quarter of it are sent by sendfile
     #[arg(long, value_name = "MIB", default_value = "256", value_parser = RangedU64ValueParser::<u64>::new().range(1..=1 << 20))]
     pub cache: u64,
+    /// With --way twin, send from this length on by reference, and copy below [default: where that is measured to pay]
+    #[arg(long, value_name = "BYTES", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 40))]
+    pub reference_from: Option<usize>,
     /// Length of a buffer with --way read-send, in KiB
     #[arg(long, value_name = "KIB", default_value = "64", value_parser = count_parser(1 << 16))]
     pub buffer: usize,

@@ -285,13 +285,13 @@ impl Connection {
         self.discard_bytes = request.body_bytes;
         self.is_last = !request.keep_alive || shared.ending;
         self.was_refused = !request.keep_alive && request.body_bytes > 0;
-        let transmission = answer(shared.site, request, !self.is_last, &mut shared.clock, &mut shared.tools);
+        let transmission = answer(shared.site, request, !self.is_last, &shared.clock, &mut shared.tools);
         self.begin(transmission, shared);
     }
 
     fn refuse(&mut self, status: Status, shared: &mut Shared<'_>) {
         (self.is_last, self.was_refused) = (true, true);
-        let transmission = refusal(status, &mut shared.clock);
+        let transmission = refusal(status, &shared.clock);
         self.begin(transmission, shared);
     }
 

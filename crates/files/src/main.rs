@@ -48,7 +48,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     let root = Root::open(directory, arguments.index.clone(), arguments.hidden)
         .map_err(|error| format!("cannot serve {}: {error}", directory.display()))?;
     if arguments.way == Way::Twin {
-        memory::begin();
+        memory::begin(arguments.reference_from);
     }
     let site = Site { root, way: arguments.way, cache: Cache::new(arguments.cache << 20) };
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

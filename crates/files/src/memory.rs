@@ -33,9 +33,13 @@ impl Buffer {
     }
 }
 
-/// Tells the transmit engine what this program never does: close descriptors that it does not own.
-pub fn begin() {
+/// Tells the transmit engine what this program never does: close descriptors that it does not own. Files of
+/// `least_bytes` and more go by reference; where nothing is said, those for which that is measured to pay.
+pub fn begin(least_bytes: Option<usize>) {
     uncopy_transmit::trust_descriptors();
+    if least_bytes.is_some() {
+        uncopy_transmit::set_break_even(least_bytes);
+    }
 }
 
 /// Tells the transmit engine what becomes of `socket`, once for each: only its thread sends on it, it does

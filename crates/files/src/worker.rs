@@ -109,6 +109,7 @@ impl<'a> Worker<'a> {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
+            self.shared.clock.look();
             for event in events.drain(..) {
                 let flags = event.flags;
                 match event.data.u64() {

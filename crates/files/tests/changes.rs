@@ -6,7 +6,7 @@ mod support;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 
-use support::{Client, Files, WAYS, bytes};
+use support::{Client, Files, bytes, for_each_way, keeps};
 use uncopy_tests::Scratch;
 use uncopy_tests::http::expect_same;
 
@@ -28,7 +28,7 @@ fn begin(files: &Files) -> Client {
 #[test]
 fn a_file_cut_short_while_it_is_sent_ends_the_answer_and_not_the_server() {
     let sent = bytes(1, LEN);
-    for way in WAYS {
+    for_each_way(|way| {
         for len in [0, 5000, LEN as u64 - 10] {
             let files = Files::start(way, &["--way", way, "--threads", "1"], fill);
             let mut client = begin(&files);
@@ -36,7 +36,7 @@ fn a_file_cut_short_while_it_is_sent_ends_the_answer_and_not_the_server() {
             cut.set_len(len).expect("cut");
             let body = client.rest_until(LEN);
             // In twin memory it is all there still.
-            if way != "twin" && len < LEN as u64 / 2 {
+            if !keeps(way) && len < LEN as u64 / 2 {
                 assert!(body.len() < LEN, "{way} {len}: there were not so many bytes");
             }
             // The kernel clears the rest of the page that is cut, also where it was sent already.
@@ -45,12 +45,12 @@ fn a_file_cut_short_while_it_is_sent_ends_the_answer_and_not_the_server() {
             assert_eq!(files.get("/small", "").body, b"small", "{way} {len}");
             drop(files.stop());
         }
-    }
+    });
 }
 
 #[test]
 fn a_file_replaced_while_it_is_sent_is_sent_as_it_was() {
-    for way in WAYS {
+    for_each_way(|way| {
         let files = Files::start(way, &["--way", way, "--threads", "1"], fill);
         let mut client = begin(&files);
         let other = files.scratch.write("root/other", bytes(2, LEN));
@@ -62,12 +62,12 @@ fn a_file_replaced_while_it_is_sent_is_sent_as_it_was() {
         client.say("GET /large HTTP/1.1\r\nHost: h\r\n\r\n");
         assert_eq!(client.answer(true).status, 404);
         drop(files.stop());
-    }
+    });
 }
 
 #[test]
 fn every_answer_is_of_the_last_state_of_a_file_that_is_replaced_often() {
-    for way in WAYS {
+    for_each_way(|way| {
         let files = Files::start(way, &["--way", way, "--threads", "2"], fill);
         let mut client = files.connect();
         for round in 0..200u64 {
@@ -80,12 +80,13 @@ fn every_answer_is_of_the_last_state_of_a_file_that_is_replaced_often() {
             }
         }
         drop(files.stop());
-    }
+    });
 }
 
 #[test]
 fn a_file_overwritten_in_place_leaves_twin_memory() {
-    let files = Files::start("overwritten", &["--way", "twin", "--threads", "1"], fill);
+    let words = ["--way", "twin", "--threads", "1", "--reference-from", "1"];
+    let files = Files::start("overwritten", &words, fill);
     let mut file = File::create(files.path("small")).expect("the file");
     let mut client = files.connect();
     let mut expected = Vec::new();
@@ -103,18 +104,20 @@ fn a_file_overwritten_in_place_leaves_twin_memory() {
 
 #[test]
 fn an_answer_from_twin_memory_keeps_its_bytes_whatever_becomes_of_the_file() {
-    let files = Files::start("kept", &["--way", "twin", "--threads", "1"], fill);
-    // Until it is kept: a file that was written a moment ago is not.
-    std::thread::sleep(std::time::Duration::from_millis(80));
-    let expected = bytes(1, LEN);
-    let mut clients: Vec<Client> = (0..4).map(|_| begin(&files)).collect();
-    let file = OpenOptions::new().write(true).open(files.path("large")).expect("the file");
-    std::os::unix::fs::FileExt::write_all_at(&file, &vec![0xee; LEN], 0).expect("overwritten");
-    let new = files.get("/large", "").body;
-    expect_same(&new, &vec![0xee; LEN], "what it is now");
-    file.set_len(0).expect("cut");
-    for client in &mut clients {
-        expect_same(&client.bytes(LEN), &expected, "what it was");
+    for way in ["twin", "twin --reference-from=1"] {
+        let files = Files::start("kept", &["--way", way, "--threads", "1"], fill);
+        // Until it is kept: a file that was written a moment ago is not.
+        std::thread::sleep(std::time::Duration::from_millis(80));
+        let expected = bytes(1, LEN);
+        let mut clients: Vec<Client> = (0..4).map(|_| begin(&files)).collect();
+        let file = OpenOptions::new().write(true).open(files.path("large")).expect("the file");
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![0xee; LEN], 0).expect("overwritten");
+        let new = files.get("/large", "").body;
+        expect_same(&new, &vec![0xee; LEN], "what it is now");
+        file.set_len(0).expect("cut");
+        for client in &mut clients {
+            expect_same(&client.bytes(LEN), &expected, "what it was");
+        }
+        drop(files.stop());
     }
-    drop(files.stop());
 }

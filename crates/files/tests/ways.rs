@@ -5,7 +5,7 @@ mod support;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use support::{Client, Files, WAYS, bytes};
+use support::{Client, Files, bytes, for_each_way, keeps};
 use uncopy_tests::http::{ab, expect_same, wrk};
 use uncopy_tests::{Mode, Scratch};
 
@@ -31,7 +31,7 @@ fn start(way: &str, words: &[&str]) -> Files {
 
 #[test]
 fn every_way_sends_every_file_whole_and_in_parts() {
-    for way in WAYS {
+    for_each_way(|way| {
         let files = start(way, &["--threads", "1"]);
         let mut client = files.connect();
         for size in SIZES {
@@ -72,8 +72,8 @@ fn every_way_sends_every_file_whole_and_in_parts() {
         }
         let stats = files.stop();
         let kept: usize = SIZES.iter().sum();
-        assert_eq!(stats.get("cached_bytes"), if way == "twin" { kept as u64 } else { 0 }, "{way}");
-    }
+        assert_eq!(stats.get("cached_bytes"), if keeps(way) { kept as u64 } else { 0 }, "{way}");
+    });
 }
 
 /// A client whose window is small and who waits now and then.
@@ -107,7 +107,7 @@ fn socket_with_small_buffer(files: &Files) -> std::net::TcpStream {
 
 #[test]
 fn every_way_serves_several_slow_readers_at_once() {
-    for way in WAYS {
+    for_each_way(|way| {
         let files = start(way, &["--threads", "1"]);
         std::thread::scope(|scope| {
             for size in [65_537, 350_000, (1 << 20) + 1] {
@@ -119,12 +119,12 @@ fn every_way_serves_several_slow_readers_at_once() {
             }
         });
         drop(files.stop());
-    }
+    });
 }
 
 #[test]
 fn every_way_answers_a_pipeline_that_is_read_late() {
-    for way in WAYS {
+    for_each_way(|way| {
         let files = start(way, &["--threads", "1"]);
         let mut client = files.connect();
         for _ in 0..10 {
@@ -135,12 +135,12 @@ fn every_way_answers_a_pipeline_that_is_read_late() {
             expect_same(&client.answer(true).body, &bytes(4095, 4095), &format!("{way} {round}"));
         }
         drop(files.stop());
-    }
+    });
 }
 
 #[test]
 fn readers_that_go_away_leave_nothing_behind_for_the_next() {
-    for way in WAYS {
+    for_each_way(|way| {
         let files = start(way, &["--threads", "1"]);
         let whole = bytes(350_000, 350_000);
         for round in 0..20 {
@@ -151,12 +151,12 @@ fn readers_that_go_away_leave_nothing_behind_for_the_next() {
             expect_same(&files.get("/350000", "").body, &whole, &format!("{way}, round {round}"));
         }
         drop(files.stop());
-    }
+    });
 }
 
 #[test]
 fn wrk_and_ab_are_satisfied_with_every_way() {
-    for way in WAYS {
+    for_each_way(|way| {
         let files = start(way, &["--threads", "2"]);
         let asked = ["4095", "65537", "1048577"];
         let paths: Vec<(String, PathBuf)> =
@@ -166,7 +166,7 @@ fn wrk_and_ab_are_satisfied_with_every_way() {
         eprintln!("{way}: {answers} answers compared");
         ab(Mode::Plain, &files.scratch, &files.url("/65537"), 65_537, 200, 8);
         drop(files.stop());
-    }
+    });
 }
 
 #[test]

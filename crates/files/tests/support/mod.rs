@@ -10,9 +10,34 @@ use std::time::Duration;
 use uncopy_tests::running::{Finished, Running};
 use uncopy_tests::{Mode, Program, Scratch, random};
 
-/// Every way, by its name on the command line.
-pub const WAYS: [&str; 8] =
-    ["read-send", "mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"];
+/// Every way, by its name on the command line, and twin memory by reference whatever the size.
+pub const WAYS: [&str; 9] = [
+    "read-send",
+    "mmap-send",
+    "mmap-sendfile",
+    "read-sendfile",
+    "sendfile",
+    "splice",
+    "zerocopy",
+    "twin",
+    LENT,
+];
+const LENT: &str = "twin --reference-from=1";
+
+/// Whether files are kept in memory by this way.
+pub fn keeps(way: &str) -> bool {
+    way.starts_with("twin")
+}
+
+/// Does the same for every way, all at once.
+pub fn for_each_way(test: impl Fn(&'static str) + Sync) {
+    std::thread::scope(|scope| {
+        for way in WAYS {
+            let test = &test;
+            scope.spawn(move || test(way));
+        }
+    });
+}
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -30,12 +55,12 @@ impl Files {
     }
 
     pub fn start_under(mode: Mode, name: &str, words: &[&str], fill: impl FnOnce(&Scratch)) -> Self {
-        let scratch = Scratch::new(&format!("files-{name}"));
+        let scratch = Scratch::new(&format!("files-{}", name.replace(" ", "")));
         let root = scratch.directory("root");
         fill(&scratch);
         let running = Program::new(env!("CARGO_BIN_EXE_uncopy-files"))
             .args(["--listen", "0", "--stats"])
-            .args(words)
+            .args(words.iter().flat_map(|word| word.split(' ')))
             .arg_path(&root)
             .mode(mode)
             .start(&scratch, "server");
