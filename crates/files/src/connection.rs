@@ -286,6 +286,8 @@ impl Connection {
         self.is_last = !request.keep_alive || shared.ending;
         self.was_refused = !request.keep_alive && request.body_bytes > 0;
         let transmission = answer(shared.site, request, !self.is_last, &shared.clock, &mut shared.tools);
+        // Reading a file into memory may have taken a while.
+        shared.clock.look();
         self.begin(transmission, shared);
     }
 

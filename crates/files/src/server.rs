@@ -20,8 +20,9 @@ use crate::worker::{Crew, Worker, wake, wake_up};
 
 /// Clients that wait in the kernel to be accepted; it allows `net.core.somaxconn` of them at most.
 const BACKLOG: i32 = 4096;
-/// Descriptors that are no connection's: streams, the root, epoll, events.
-const OWN_DESCRIPTORS: u64 = 64;
+/// Descriptors that are no connection's: streams, the root; and for each thread epoll, an event, pipes.
+const OWN_DESCRIPTORS: u64 = 48;
+const THREAD_DESCRIPTORS: u64 = 16;
 
 /// How a server is to work.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +67,7 @@ impl Server {
         bind(&listener, &settings.listen)?;
         listen(&listener, BACKLOG)?;
         let address = SocketAddr::try_from(getsockname(&listener)?).map_err(io::Error::from)?;
-        let limit = settings.connections.min(room_for_connections(site.way));
+        let limit = settings.connections.min(room_for_connections(site.way, settings.threads));
         let crew = Crew {
             listener,
             open: AtomicUsize::new(0),
@@ -132,12 +133,13 @@ impl Server {
 }
 
 /// How many connections the limit of descriptors allows, once it is as high as this process may set it.
-fn room_for_connections(way: Way) -> usize {
+fn room_for_connections(way: Way, threads: usize) -> usize {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     let current = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
     // A socket and a file; splice has a pipe besides.
     let each = if way == Way::Splice { 4 } else { 2 };
-    let room = current.map_or(u64::MAX, |current| current.saturating_sub(OWN_DESCRIPTORS) / each);
+    let own = OWN_DESCRIPTORS + THREAD_DESCRIPTORS * threads as u64;
+    let room = current.map_or(u64::MAX, |current| current.saturating_sub(own) / each);
     usize::try_from(room).unwrap_or(usize::MAX).max(1)
 }

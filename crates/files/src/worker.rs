@@ -55,6 +55,8 @@ pub fn wake() -> io::Result<OwnedFd> {
 struct Place {
     connection: Option<Connection>,
     user: u32,
+    /// Whether it is among `turns`.
+    has_turn: bool,
 }
 
 /// A thread's work.
@@ -66,7 +68,7 @@ pub struct Worker<'a> {
     places: Vec<Place>,
     free: Vec<u32>,
     /// Connections that have more to do.
-    turns: Vec<u64>,
+    turns: Vec<u32>,
     /// Whether the listener is watched.
     accepting: bool,
     next_tick_ms: u64,
@@ -115,11 +117,12 @@ impl<'a> Worker<'a> {
                 match event.data.u64() {
                     LISTENER => self.accept(),
                     WAKE => self.begin_end(),
-                    token => self.drive(token, flags.contains(EventFlags::ERR)),
+                    token => self.occur(token, flags.contains(EventFlags::ERR)),
                 }
             }
-            for token in std::mem::take(&mut self.turns) {
-                self.drive(token, false);
+            for index in std::mem::take(&mut self.turns) {
+                self.places[index as usize].has_turn = false;
+                self.drive(index, false);
             }
             let now_ms = self.shared.clock.now_ms();
             if now_ms >= self.next_tick_ms {
@@ -200,16 +203,30 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn drive(&mut self, token: u64, completed: bool) {
+    /// Something happened on the socket of the connection that `token` names, if it is still there.
+    fn occur(&mut self, token: u64, completed: bool) {
         let index = u32::try_from(token & 0xffff_ffff).unwrap_or(u32::MAX);
-        let Some(place) = self.places.get_mut(index as usize) else { return };
-        if u64::from(place.user) != token >> 32 {
-            return;
+        match self.places.get(index as usize) {
+            Some(place) if u64::from(place.user) == token >> 32 => self.drive(index, completed),
+            _ => {}
         }
-        let Some(connection) = &mut place.connection else { return };
-        match connection.drive(&mut self.shared, completed) {
+    }
+
+    fn drive(&mut self, index: u32, completed: bool) {
+        let Some(connection) = &mut self.places[index as usize].connection else { return };
+        let next = connection.drive(&mut self.shared, completed);
+        self.follow(index, next);
+    }
+
+    fn follow(&mut self, index: u32, next: Next) {
+        let place = &mut self.places[index as usize];
+        match next {
             Next::Event => {}
-            Next::Turn => self.turns.push(token),
+            Next::Turn if place.has_turn => {}
+            Next::Turn => {
+                place.has_turn = true;
+                self.turns.push(index);
+            }
             Next::Nothing => self.end(index),
         }
     }
@@ -250,9 +267,7 @@ impl<'a> Worker<'a> {
             } else {
                 continue;
             };
-            if next == Next::Nothing {
-                self.end(u32::try_from(index).unwrap_or(u32::MAX));
-            }
+            self.follow(u32::try_from(index).unwrap_or(u32::MAX), next);
         }
         if !self.accepting && !ending {
             // If it fails again, the next tick tries again.

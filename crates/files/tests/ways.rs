@@ -76,6 +76,30 @@ fn every_way_sends_every_file_whole_and_in_parts() {
     });
 }
 
+#[test]
+fn every_way_reaches_the_end_of_a_file_of_five_gibibytes() {
+    const END: u64 = 5 << 30;
+    let marks: [u64; 3] = [(1 << 31) - 3, (1 << 32) - 3, END - 6];
+    for_each_way(|way| {
+        let files = Files::start(way, &["--way", way, "--threads", "1"], |scratch| {
+            let file = std::fs::File::create(scratch.join("root/huge")).expect("a file");
+            file.set_len(END).expect("a sparse file");
+            for mark in marks {
+                std::os::unix::fs::FileExt::write_all_at(&file, b"marked", mark).expect("written");
+            }
+        });
+        let mut client = files.connect();
+        client.say("HEAD /huge HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(client.answer(false).field("Content-Length"), Some("5368709120"));
+        for mark in marks {
+            let last = mark + 5;
+            client.say(&format!("GET /huge HTTP/1.1\r\nHost: h\r\nRange: bytes={mark}-{last}\r\n\r\n"));
+            assert_eq!(client.answer(true).body, b"marked", "{way}");
+        }
+        drop(files.stop());
+    });
+}
+
 /// A client whose window is small and who waits now and then.
 fn read_slowly(files: &Files, size: usize) -> Vec<u8> {
     let socket = socket_with_small_buffer(files);
