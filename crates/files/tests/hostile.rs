@@ -5,15 +5,22 @@ mod support;
 
 use std::io::Read;
 use std::net::TcpStream;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use support::{Client, Files, bytes, for_each_way};
 use uncopy_tests::Scratch;
 use uncopy_tests::http::expect_same;
 
+/// The bytes of the large file.
+fn large() -> &'static [u8] {
+    static LARGE: OnceLock<Vec<u8>> = OnceLock::new();
+    LARGE.get_or_init(|| bytes(1, 8 << 20))
+}
+
 fn fill(scratch: &Scratch) {
     scratch.write("root/page", b"page");
-    scratch.write("root/large", bytes(1, 8 << 20));
+    scratch.write("root/large", large());
 }
 
 /// Descriptors and resident memory of the server.
@@ -138,7 +145,7 @@ fn a_client_that_does_not_read_is_left_by_every_way() {
         let words = ["--way", way, "--threads", "1", "--send-timeout", "1", "--idle-timeout", "1"];
         let files = Files::start("unread", &words, fill);
         // What a thread keeps for itself, such as pipes, is there from here on.
-        expect_same(&files.get("/large", "").body, &bytes(1, 8 << 20), way);
+        expect_same(&files.get("/large", "").body, large(), way);
         let (descriptors, _) = usage(&files);
         let mut crowd: Vec<Client> = (0..4).map(|_| files.connect()).collect();
         for client in &mut crowd {
@@ -266,7 +273,7 @@ fn an_answer_under_way_is_completed_after_the_signal() {
         busy.say("GET /large HTTP/1.1\r\nHost: h\r\n\r\n");
         assert_eq!(busy.head().status, 200);
         files.running().signal(libc::SIGTERM);
-        expect_same(&busy.bytes(8 << 20), &bytes(1, 8 << 20), way);
+        expect_same(&busy.bytes(8 << 20), large(), way);
         assert_eq!(busy.rest(), "", "{way}: closed after the answer");
         drop(files.stop());
     });
