@@ -122,3 +122,59 @@ fn is_allowed(link: &mut Link<'_>) -> bool {
     link.zerocopy.complete(link.socket);
     matches!(link.zerocopy, Zerocopy::On(_))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    const LEN: usize = 100_000;
+
+    /// A file that nothing but its descriptor names, with its bytes.
+    fn file() -> (File, Vec<u8>) {
+        let bytes: Vec<u8> = (0..LEN).map(|at| u8::try_from(at % 251).expect("small")).collect();
+        let file = File::from(
+            rustix::fs::memfd_create("uncopy-files-test", rustix::fs::MemfdFlags::CLOEXEC).expect("a file"),
+        );
+        std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).expect("written");
+        (file, bytes)
+    }
+
+    #[test]
+    fn looking_at_a_mapping_whose_file_was_cut_gives_nothing_and_ends_nothing() {
+        let (file, bytes) = file();
+        let map = Map::new(&file, LEN as u64).expect("a mapping");
+        let mut seen = [0; 512];
+        assert_eq!(os::peek(map.address(8192), &mut seen), 512);
+        assert_eq!(seen, bytes[8192..8704]);
+        file.set_len(0).expect("cut");
+        assert_eq!(os::peek(map.address(0), &mut seen), 0);
+    }
+
+    #[test]
+    fn the_kernel_says_that_it_copies_on_the_loopback_device_and_is_not_asked_again() {
+        let (file, bytes) = file();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let mut receiver = TcpStream::connect(listener.local_addr().expect("bound")).expect("listening");
+        let (sender, _) = listener.accept().expect("a client");
+        let (mut zerocopy, mut owned) = (Zerocopy::Unknown, false);
+        let mut mapped = Mapped::new(&file, LEN as u64, true).expect("a mapping");
+        let mut link = Link { socket: sender.as_fd(), zerocopy: &mut zerocopy, owned: &mut owned };
+        let sent = mapped.send(&mut link, &file, b"head", 0, LEN as u64, 0).expect("sent");
+        assert_eq!(sent, 4 + LEN);
+        assert_eq!(zerocopy, Zerocopy::On(1));
+        let mut received = vec![0; 4 + LEN];
+        receiver.read_exact(&mut received).expect("all of it");
+        assert_eq!((&received[..4], &received[4..]), (&b"head"[..], &bytes[..]));
+        // The error queue makes the socket ready.
+        let mut ready = [PollFd::new(&sender, PollFlags::empty())];
+        let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(poll(&mut ready, Some(&limit)).expect("a socket"), 1, "a completion");
+        zerocopy.complete(sender.as_fd());
+        assert_eq!(zerocopy, Zerocopy::Off);
+    }
+}
