@@ -3,9 +3,8 @@
 mod support;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use support::{Client, Files, bytes, for_each_way, keeps};
+use support::{Client, Files, bytes, for_each_way, keeps, settle};
 use uncopy_tests::http::{ab, expect_same, wrk};
 use uncopy_tests::{Mode, Scratch};
 
@@ -15,12 +14,6 @@ fn fill(scratch: &Scratch) {
     for size in SIZES {
         scratch.write(&format!("root/{size}"), bytes(size as u64, size));
     }
-}
-
-/// Waits until files count as settled, so that `twin` keeps them.
-fn settle() {
-    // Not a synchronisation: a file that is younger is sent all the same, in another way.
-    std::thread::sleep(Duration::from_millis(80));
 }
 
 fn start(way: &str, words: &[&str]) -> Files {

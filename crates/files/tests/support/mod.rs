@@ -29,6 +29,12 @@ pub fn keeps(way: &str) -> bool {
     way.starts_with("twin")
 }
 
+/// Waits until files count as settled, so that `twin` keeps them. Not a synchronisation: a file that is younger is
+/// sent all the same, in another way.
+pub fn settle() {
+    std::thread::sleep(Duration::from_millis(80));
+}
+
 /// Does the same for every way, all at once.
 pub fn for_each_way(test: impl Fn(&'static str) + Sync) {
     std::thread::scope(|scope| {
