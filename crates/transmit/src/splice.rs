@@ -121,6 +121,8 @@ struct Pass {
     pages_in_chunk: usize,
     /// A page's bytes begin at an odd place in it.
     is_odd: bool,
+    /// A part could not be copied: the kernel is to say so.
+    is_refused: bool,
 }
 
 impl Pass {
@@ -133,6 +135,7 @@ impl Pass {
             chunk_count: 0,
             pages_in_chunk: PAGES_AT_ONCE,
             is_odd: false,
+            is_refused: false,
         }
     }
 
@@ -189,8 +192,10 @@ impl Pass {
                 bumped += len;
                 match taken.tools().bump.append(part.address(), len) {
                     Ok(address) => self.push(address, len, &mut buffers),
-                    // The kernel is to say so, when what comes before has been sent.
-                    Err(Refusal::Unreadable | Refusal::NoMemory) => 0,
+                    Err(Refusal::Unreadable | Refusal::NoMemory) => {
+                        self.is_refused = true;
+                        0
+                    }
                 }
             };
             cursor.advance(added);
@@ -384,8 +389,7 @@ impl Sending<'_> {
             return Ok(Step::Copy);
         }
         pass.fill(self.cursor, room_bytes, taken, pipe);
-        if pass.len_bytes == 0 {
-            // What cannot be read: the kernel says so.
+        if pass.len_bytes == 0 || pass.is_refused && self.sent.len_bytes == 0 {
             return Ok(Step::Copy);
         }
         let put = pipe.put(&pass.vectors[..pass.count]);

@@ -69,6 +69,7 @@ pub fn connect(family: Family) -> Link {
     let link = Link { here, there };
     for fd in [link.here.as_raw_fd(), link.there.as_raw_fd()] {
         set_timeval(fd, libc::SO_RCVTIMEO);
+        set_timeval(fd, libc::SO_SNDTIMEO);
         // The number was another test's a moment ago.
         uncopy_transmit::own(fd, uncopy_transmit::Owner::default());
     }
