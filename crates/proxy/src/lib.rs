@@ -13,6 +13,7 @@ use message::{Call, Given};
 use uncopy_transmit::Envelope;
 
 mod message;
+mod pending;
 mod plain;
 
 /// Whether a buffer of so many bytes is too small for any way but copying: a comparison, no system call. A hook's
@@ -121,6 +122,13 @@ pub unsafe fn try_writev(fd: c_int, vector: *const iovec, count: c_int) -> Optio
     // SAFETY: the program does not change the vector during its call.
     let given = unsafe { message::given(vector, usize::try_from(count).unwrap_or(0)) }?;
     message::send(fd, given, Call::Write)
+}
+
+/// Takes back what the kernel has done with, of messages on a socket whose owner promised
+/// [`uncopy_transmit::Owner::reads_errors`]. Returns the number of loans that are still out, on any socket.
+pub fn completions(fd: c_int) -> usize {
+    uncopy_transmit::completions(fd, &mut pending::complete);
+    pending::count()
 }
 
 /// Messages of one `sendmmsg` that the kernel looks at.

@@ -1,10 +1,11 @@
 //! One message: split into parts, those in twin memory lent, and sent.
 
+use crate::pending;
 use core::mem::MaybeUninit;
 use libc::{iovec, ssize_t};
 use uncopy_sys::errno::{Errno, Keep};
 use uncopy_sys::readable;
-use uncopy_transmit::{Envelope, Hold, Part, Plan, Sent, Way};
+use uncopy_transmit::{Envelope, Hold, Part, Plan, Sent, Token, Way};
 use uncopy_twin::{Loan, Until};
 
 /// Parts that the kernel takes in one message (`UIO_MAXIOV`).
@@ -112,15 +113,16 @@ impl Loans {
         given.copied()
     }
 
-    /// The kernel may hold the first `referred_bytes` bytes of the message for good, and nothing of the rest.
-    fn end(self, referred_bytes: usize) {
+    /// The kernel may hold the first `referred_bytes` bytes of the message: until `token` is completed, or for good. And
+    /// nothing of the rest.
+    fn end(self, referred_bytes: usize, token: Option<Token>) {
         for loan in &self.loans[..self.count] {
             // SAFETY: the first `count` are initialised, and read once: `self` has no other use for them.
             let (offset, loan) = unsafe { loan.assume_init_read() };
-            if offset < referred_bytes {
-                drop(loan);
-            } else {
-                uncopy_twin::settle(loan);
+            match token {
+                _ if offset >= referred_bytes => uncopy_twin::settle(loan),
+                Some(token) => pending::keep(token, loan),
+                None => drop(loan),
             }
         }
     }
@@ -186,10 +188,11 @@ fn split<const MOST: usize>(
         return None;
     }
     let result = call.make(fd, parts, plan);
-    let referred_bytes = match &result {
-        Ok(Sent { hold: Hold::Nothing, .. }) | Err(_) => 0,
-        Ok(sent) => sent.len_bytes,
+    let (referred_bytes, token) = match &result {
+        Ok(Sent { hold: Hold::Nothing, .. }) | Err(_) => (0, None),
+        Ok(Sent { hold: Hold::Spliced, len_bytes }) => (*len_bytes, None),
+        Ok(Sent { hold: Hold::Until(token), len_bytes }) => (*len_bytes, Some(*token)),
     };
-    loans.end(referred_bytes);
+    loans.end(referred_bytes, token);
     Some(result)
 }

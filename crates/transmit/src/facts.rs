@@ -55,6 +55,11 @@ impl Kind {
         })
     }
 
+    /// Whether what is sent leaves the machine.
+    pub const fn is_far(self) -> bool {
+        matches!(self, Self::TcpFar | Self::UdpFar)
+    }
+
     /// Whether messages are datagrams.
     pub const fn is_datagram(self) -> bool {
         matches!(self, Self::UdpHere | Self::UdpFar)

@@ -21,6 +21,7 @@ mod gather;
 mod part;
 mod pool;
 mod splice;
+mod zerocopy;
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 pub use part::Part;
@@ -113,6 +114,9 @@ pub fn plan(fd: i32, len_bytes: usize, lent_bytes: usize, flags: i32, envelope: 
     if !is_possible {
         return Plan::copy();
     }
+    if kind.is_far() && promises & Owner::READS_ERRORS != 0 && zerocopy::pays(fd) {
+        return Plan { way: Way::Completion, kind, promises, len_bytes: lent_bytes, is_timed: false };
+    }
     let choice = choice::choose(kind as usize, lent_bytes);
     let way = if choice.refers { Way::Splice } else { Way::Copy };
     Plan { way, kind, promises, len_bytes: lent_bytes, is_timed: choice.is_timed }
@@ -160,7 +164,12 @@ pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan
         Way::Copy => {
             gather::send(fd, parts, flags, envelope).map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
         }
-        Way::Splice | Way::Completion => splice(fd, parts, flags, envelope, plan),
+        Way::Splice => splice(fd, parts, flags, envelope, plan),
+        Way::Completion => match zerocopy::send(fd, parts, flags, envelope) {
+            Some(result) => result.map(|(len_bytes, token)| Sent { len_bytes, hold: Hold::Until(token) }),
+            None => gather::send(fd, parts, flags, envelope)
+                .map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing }),
+        },
     };
     if plan.is_timed
         && let Ok(sent) = &result
@@ -208,11 +217,14 @@ pub fn write(fd: i32, parts: &[Part], plan: Plan) -> Result<Sent, Errno> {
     }
 }
 
-/// Gives what the kernel has done with since the last call, without waiting. Returns whether it still holds
-/// anything.
-pub fn completions(done: &mut dyn FnMut(Token)) -> bool {
-    let _ = done;
-    false
+/// Reads the notices of a socket whose owner promised [`Owner::reads_errors`], without waiting, and gives the token of
+/// each message whose pages the kernel has done with. To be called when the socket reports an error (POLLERR), and
+/// now and then before.
+///
+/// Notices are lost when the socket is closed: what is still held then is held for good.
+pub fn completions(fd: i32, done: &mut dyn FnMut(Token)) {
+    let _errno = uncopy_sys::errno::Keep::new();
+    zerocopy::completions(fd, done);
 }
 
 /// What a socket's owner promises, so that calls to the kernel can be saved.
@@ -222,7 +234,8 @@ pub struct Owner {
     pub ends_on_errors: bool,
     /// No other thread sends on this socket: a datagram may be put together in several calls.
     pub sends_alone: bool,
-    /// Nobody else reads the socket's error queue: MSG_ZEROCOPY may be used, and [`completions`] reads it.
+    /// Nobody else reads the socket's error queue: MSG_ZEROCOPY may be used where the peer is on another machine, and
+    /// [`completions`] reads it. Together with `sends_alone` only.
     pub reads_errors: bool,
 }
 
@@ -241,7 +254,14 @@ impl Owner {
 
 /// Says what the owner of a socket promises, until it is closed. For servers that know their sockets.
 pub fn own(fd: i32, owner: Owner) {
-    facts::own(fd, owner.bits());
+    let mut bits = owner.bits();
+    if bits & Owner::READS_ERRORS != 0 {
+        let _errno = uncopy_sys::errno::Keep::new();
+        if !owner.sends_alone || !zerocopy::own(fd) {
+            bits &= !Owner::READS_ERRORS;
+        }
+    }
+    facts::own(fd, bits);
 }
 
 /// Says that nothing in this process closes or replaces descriptors that it did not open. For servers.
