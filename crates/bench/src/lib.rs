@@ -6,7 +6,7 @@
 //!   copies, sizes, threads, touched, faults, stores
 //!                 points for echo: echo_server ⇄ echo_client, messages of pattern, checksum
 //!   tracking      copies that replace a view, in this program itself
-//!   transmit      ways to send the same body, in this program itself
+//!   transmit      ways to send bodies, in this program itself; mutations: the first write to a page
 //!   redis         redis_server (log_trimmer) ⇄ redis_load (redis-benchmark), values read back through resp
 //!   ycsb, memory  redis_server ⇄ this program's own clients over resp
 //!   cache         cache_server (uncopy-cached) ⇄ cache_client, sending by reference and copying
@@ -50,6 +50,7 @@ mod load;
 mod log_trimmer;
 mod machine;
 mod memory;
+mod mutations;
 mod packaged;
 mod pattern;
 mod plot;
@@ -209,7 +210,7 @@ fn run(experiment: &Experiment) -> Result<u8> {
         }),
         Experiment::Transmit(arguments) => measured(&arguments.form, |_, progress| {
             let (sockets, sizes) = (&arguments.sockets, &arguments.sizes);
-            let comparisons = transmit::measure(
+            let mut comparisons = transmit::measure(
                 sockets,
                 sizes,
                 arguments.set,
@@ -217,6 +218,7 @@ fn run(experiment: &Experiment) -> Result<u8> {
                 arguments.seconds,
                 progress,
             );
+            comparisons.push(mutations::measure(arguments.rounds, progress));
             let (text, plot) = (transmit::render(&comparisons), transmit::plot(&comparisons));
             Ok(Report::new(comparisons, text, plot))
         }),

@@ -446,7 +446,8 @@ pub fn render(comparisons: &[Comparison]) -> String {
     format!(
         "{}\nplain: one sendmsg of header, body and trailer; spliced: by reference whatever the size; sendfile: the body \
          from a file\nin memory, header and trailer by send; MSG_ZEROCOPY: its completions read in batches; uncopy: the way \
-         that it chooses.\nCPU: the sender's. {LEGEND}",
+         that it chooses.\nCPU: the sender's. first write to a page: plain, one that the kernel gives; protected, one whose sending \
+         has completed;\nin flight, one that is replaced by a copy; p50 is the time of the write. {LEGEND}",
         figures::table(comparisons, &[])
     )
 }
