@@ -17,6 +17,9 @@ const PAGE_BYTES: usize = 4096;
 /// make the program's table of descriptors larger, which every fork copies.
 const LEAST_NUMBERS: [i32; 3] = [768, 160, 40];
 
+/// Calls by which a pipe is emptied, at most: each takes what there is, unless a signal comes.
+const TRIES: usize = 100;
+
 /// The signal of an open file's owner (asm-generic/fcntl.h): where the mark is kept.
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
@@ -106,14 +109,18 @@ impl Pipe {
     pub fn empty(self, len_bytes: usize) -> bool {
         let Some(nowhere) = nowhere() else { return false };
         let mut left = len_bytes;
-        while left > 0 {
+        // A signal that is pending ends the call before it begins.
+        for _ in 0..TRIES {
+            if left == 0 {
+                return true;
+            }
             match self.pass(nowhere, left, false) {
                 Ok(bytes) if bytes > 0 => left -= bytes,
                 Err(Errno(libc::EINTR)) => {}
                 _ => return false,
             }
         }
-        true
+        left == 0
     }
 
     /// Closes it, unless the program has done so.

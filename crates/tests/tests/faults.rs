@@ -61,6 +61,8 @@ fn calls(scratch: &Scratch, mode: Mode, wanted: &[u8]) -> Vec<String> {
             Counter::InputBytes,
             Counter::OutputBytes,
             Counter::Faults,
+            Counter::LentBytes,
+            Counter::DroppedBytes,
         ]);
     }
     let calls = logged(&log);

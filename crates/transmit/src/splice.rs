@@ -38,7 +38,7 @@ const CHUNKS: usize = 64;
 /// The system's page.
 const PAGE_BYTES: usize = 4096;
 /// Signals that may come in the way of one message.
-const INTERRUPTIONS_MOST: usize = 10_000;
+const INTERRUPTIONS_MOST: usize = 100;
 /// Sent by copying where a blocking call waits for room.
 const WAITING_BYTES: usize = 4096;
 
@@ -207,12 +207,18 @@ impl Pass {
     }
 }
 
-/// Whether an error says that a descriptor cannot be spliced to, or that this process may not: the other way then.
+/// Whether an error says that a descriptor cannot be spliced to, that this process may not, or that there is no memory or
+/// room for it now: the other way then. All else is the connection's own, and was taken from it: the program's to hear.
 const fn is_refusal(error: Errno) -> bool {
-    matches!(
+    let may_not = matches!(
         error.0,
         libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM | libc::EBADF | libc::EACCES
-    )
+    );
+    let cannot_now = matches!(
+        error.0,
+        libc::ENOMEM | libc::ENOSPC | libc::EBUSY | libc::EEXIST | libc::EAGAIN | libc::EINTR
+    );
+    may_not || cannot_now
 }
 
 /// Makes the call again that a pending signal ended before it began.

@@ -173,6 +173,33 @@ fn forks(feeder: &mut Feeder) {
     }
 }
 
+/// Sends the same bytes again and again, and gives their memory away while they are under way.
+fn in_flight(feeder: &mut Feeder) {
+    const SENT: usize = 25 * PAGE;
+    let received = feeder.received(LEN);
+    let copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, LEN);
+    feeder.send(OutputCall::Send, &received, 0, SENT);
+    for _ in 0..2 {
+        let mut done = 0;
+        while done < SENT {
+            let mut part = [received.part(done, SENT - done)];
+            // SAFETY: the part is inside the buffer.
+            let sent = unsafe { OutputCall::Send.output(feeder.near(), &mut part, libc::MSG_NOSIGNAL) };
+            done += sent.expect("there is room");
+        }
+    }
+    drop(received);
+    let mut others: Vec<Buffer> = (0..3).map(|_| feeder.received(LEN)).collect();
+    others[0].store(0, SENT, 13);
+    for _ in 0..2 {
+        feeder.expect(&copy, 0, SENT);
+    }
+    show("in flight", &copy);
+    for (index, buffer) in others.iter().enumerate() {
+        show(&format!("in flight, others {index}"), buffer);
+    }
+}
+
 /// Copies two pages of each received buffer, so that what was received is kept for the sake of them.
 fn hoard(feeder: &mut Feeder) {
     let mut kept = Vec::new();
@@ -193,6 +220,7 @@ fn hoard(feeder: &mut Feeder) {
 fn workload(feeder: &mut Feeder, buffers: &mut [Buffer], may_fork: bool) {
     copies_and_moves(feeder, buffers);
     lives_of_blocks(feeder);
+    in_flight(feeder);
     files(feeder);
     mappings(feeder);
     if may_fork {

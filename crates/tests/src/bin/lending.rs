@@ -72,7 +72,8 @@ impl Wire {
             }
         };
         if kind != Kind::Pipe {
-            set_buffer_size(near, libc::SO_SNDBUF, 4 << 20);
+            // More than a process without rights may have on many systems.
+            set_buffer_size(near, libc::SO_SNDBUFFORCE, 4 << 20);
         }
         set_nonblocking(near, true);
         // SAFETY: nobody else has them.
