@@ -21,10 +21,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer by UDP may take before it is asked for again, and how often.
 const RESEND: Duration = Duration::from_millis(200);
 const RESENDS: usize = 20;
-/// Bytes that values are cut from.
-const POOL_BYTES: usize = 4 << 20;
-/// Distance of one version's bytes from the next one's in the pool.
-const STEP_BYTES: usize = 4099;
+/// Where in the pool values begin, bytes: few enough for the processor's cache, because comparing is to cost little.
+const POOL_BYTES: usize = 128 << 10;
+/// Distance of one key's bytes from the next one's in the pool, and of one version's: primes.
+const KEY_STEP_BYTES: usize = 7919;
+const VERSION_STEP_BYTES: usize = 4099;
 /// memcached's frame header by UDP, bytes.
 const FRAME_BYTES: usize = 8;
 /// Room for answers by UDP that were not read yet; the kernel's limit may be lower.
@@ -52,7 +53,7 @@ impl Content {
     }
 
     fn value(&self, key: usize, version: usize) -> &[u8] {
-        let at = (key * 7919 + version * STEP_BYTES) % POOL_BYTES;
+        let at = (key * KEY_STEP_BYTES + version * VERSION_STEP_BYTES) % POOL_BYTES;
         &self.pool[at..at + self.size_bytes]
     }
 
