@@ -102,7 +102,7 @@ uninstall: ## Remove what install put there
 
 # Servers of our own, and those of them that print their manual page.
 servers := uncopy-cached uncopy-files
-with_page := uncopy-files
+with_page := uncopy-cached uncopy-files
 .PHONY: servers install-servers uninstall-servers
 build: servers
 install: install-servers

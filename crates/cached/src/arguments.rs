@@ -7,8 +7,7 @@ use clap::{CommandFactory, Parser, ValueEnum};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
-const EXAMPLES: &str = "\
-  uncopy-cached -m 1024 -t 2
+const EXAMPLES: &str = "  uncopy-cached -m 1024 -t 2
       A cache of 1 GiB on 127.0.0.1:11211, served by two threads.
   uncopy-cached -p 0 -s /run/cache.sock -a 0770
       Reached through a UNIX socket only.
@@ -21,22 +20,26 @@ const EXAMPLES: &str = "\
 const SECTIONS: [(&str, &str); 4] = [
     (
         "Operation",
-        "Once it listens, one line on standard output says where. Anyone who reaches it can read and change
-everything in it, so it listens on the loopback interface unless -l says otherwise. SIGTERM and SIGINT
-end it: answers under way are sent, for up to two seconds.",
+        "Once it listens, one line on standard output says where. Anyone who reaches it can read and
+change everything in it, so it listens on the loopback interface unless -l says otherwise.
+SIGTERM and SIGINT end it: answers under way are sent, for up to two seconds.",
     ),
     (
         "Protocol",
-        "memcached 1.6, text and meta commands, by TCP, UDP and UNIX sockets. Not there: the binary protocol,
-SASL, TLS, and commands that are about memcached's own insides (slabs, lru, watch).",
+        "memcached 1.6, text and meta commands, by TCP, UDP and UNIX sockets. Not there: the binary
+protocol, SASL, TLS, and commands that are about memcached's own insides (slabs, lru, watch).",
     ),
     (
         "Memory",
-        "Values live in memory whose pages are handed to the kernel instead of being copied; overwriting a value
-that is still on its way changes nothing of what its reader gets. What was used least recently goes first
-when memory is short. A client that reads nothing for five seconds meanwhile loses its connection.",
+        "Values live in memory whose pages are handed to the kernel instead of being copied;
+overwriting a value that is still on its way changes nothing of what its reader gets. What was
+used least recently goes first when memory is short. A client that reads nothing for five seconds
+meanwhile loses its connection.",
     ),
-    ("Exit status", "0, or 1 if it cannot listen or runs out of resources, or 2 if the command line is wrong."),
+    (
+        "Exit status",
+        "0, or 1 if it cannot listen or runs out of resources, or 2 if the command line is wrong.",
+    ),
 ];
 
 fn notes() -> String {

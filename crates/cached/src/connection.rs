@@ -1,6 +1,6 @@
 //! One connection: a socket, its place in the protocol, and what waits to be sent.
 
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 
 use smallvec::SmallVec;
@@ -9,7 +9,7 @@ use crate::arguments::Transmit;
 use crate::cache::{Cache, Caller};
 use crate::clock;
 use crate::outlet;
-use crate::response::Response;
+use crate::response::{Piece, Response};
 use crate::session::Session;
 use crate::statistics::{Counter, Counters};
 
@@ -189,7 +189,7 @@ impl Connection {
     /// Sends what waits: whether all of it was taken.
     fn flush(&mut self, cache: &Cache, counters: &Counters) -> io::Result<bool> {
         while self.response.pending_bytes() > 0 {
-            let mut parts: SmallVec<[IoSlice<'_>; SMALL_PARTS]> = SmallVec::new();
+            let mut parts: SmallVec<[Piece<'_>; SMALL_PARTS]> = SmallVec::new();
             self.response.gather(&mut parts);
             let sent = outlet::send(cache.settings.transmit, self.socket.as_fd(), &parts);
             drop(parts);

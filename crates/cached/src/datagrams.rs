@@ -9,7 +9,6 @@
 //! (`__ip_append_data` leaves that to the device unless there is MSG_MORE). So a peer that gets a large value has a
 //! socket of its own, bound to the same port and connected to it; the kernel then gives it that peer's requests too.
 
-use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -19,7 +18,7 @@ use smallvec::SmallVec;
 use crate::arguments::Transmit;
 use crate::cache::{Cache, Caller};
 use crate::outlet::{self, PAGE_BYTES};
-use crate::response::Response;
+use crate::response::{Kind, Piece, Response};
 use crate::session::Session;
 use crate::statistics::{Counter, Counters};
 
@@ -179,7 +178,7 @@ impl Endpoint {
         cache: &Cache,
         counters: &Counters,
     ) {
-        let mut parts = SmallVec::<[IoSlice<'_>; 8]>::new();
+        let mut parts = SmallVec::<[Piece<'_>; 8]>::new();
         self.response.gather(&mut parts);
         let room = usize::try_from(cache.settings.datagram_bytes).unwrap_or(0) - HEADER_BYTES;
         let pieces = cut(&parts, room, if own.is_some() { PAGES } else { usize::MAX });
@@ -191,18 +190,18 @@ impl Endpoint {
             head.extend_from_slice(&number.to_be_bytes());
             head.extend_from_slice(&count.to_be_bytes());
             head.extend_from_slice(&[0, 0]);
-            let mut slices = SmallVec::<[&[u8]; 8]>::new();
+            let mut slices = SmallVec::<[Piece<'_>; 8]>::new();
             at = at.take(&parts, *piece, |slice| slices.push(slice));
             let mut slices = &slices[..];
             if let [text, rest @ ..] = slices
-                && text.len() < HEAD_BYTES - HEADER_BYTES
+                && text.bytes.len() < HEAD_BYTES - HEADER_BYTES
             {
-                head.extend_from_slice(text);
+                head.extend_from_slice(text.bytes);
                 slices = rest;
             }
-            let mut datagram = SmallVec::<[IoSlice<'_>; 8]>::new();
-            datagram.push(IoSlice::new(&head));
-            datagram.extend(slices.iter().map(|slice| IoSlice::new(slice)));
+            let mut datagram = SmallVec::<[Piece<'_>; 8]>::new();
+            datagram.push(Piece { bytes: &head, kind: Kind::Text });
+            datagram.extend_from_slice(slices);
             let sent = match own {
                 Some(at) => outlet::send(cache.settings.transmit, self.peers[at].socket.as_fd(), &datagram),
                 None => outlet::send_to(self.socket.as_fd(), &datagram, peer),
@@ -227,16 +226,16 @@ impl Place {
     /// Gives the next `len_bytes` of `parts`, and says where it ended.
     fn take<'a>(
         mut self,
-        parts: &'a [IoSlice<'_>],
+        parts: &[Piece<'a>],
         mut len_bytes: usize,
-        mut give: impl FnMut(&'a [u8]),
+        mut give: impl FnMut(Piece<'a>),
     ) -> Self {
         while len_bytes > 0
             && let Some(part) = parts.get(self.part)
         {
-            let rest = &part[self.offset..];
+            let rest = &part.bytes[self.offset..];
             let taken = rest.len().min(len_bytes);
-            give(&rest[..taken]);
+            give(Piece { bytes: &rest[..taken], kind: part.kind });
             len_bytes -= taken;
             self.offset += taken;
             if taken == rest.len() {
@@ -249,14 +248,14 @@ impl Place {
 
 /// The lengths of the datagrams that `parts` are cut into: each has at most `room` bytes, and its values, as opposed
 /// to the text between them, lie in at most `pages` pages.
-fn cut(parts: &[IoSlice<'_>], room: usize, pages: usize) -> SmallVec<[usize; 8]> {
+fn cut(parts: &[Piece<'_>], room: usize, pages: usize) -> SmallVec<[usize; 8]> {
     let mut pieces = SmallVec::new();
     let (mut len_bytes, mut pages_left) = (0, pages);
     for part in parts {
-        let mut rest: &[u8] = part;
+        let mut rest = part.bytes;
         while !rest.is_empty() {
             let in_page = rest.as_ptr().addr() % PAGE_BYTES;
-            let is_text = part.len() < REFERENCE_BYTES;
+            let is_text = part.kind == Kind::Text || part.bytes.len() < REFERENCE_BYTES;
             let fitting = if is_text {
                 usize::MAX
             } else {
@@ -295,7 +294,9 @@ mod tests {
             [(0, 1000), (0, 65_000), (100, 61_440), (4000, 200_000), (1, REFERENCE_BYTES)]
         {
             let value = &value[from + offset..from + offset + len_bytes];
-            let parts = [IoSlice::new(b"VALUE a 0 9\r\n"), IoSlice::new(value), IoSlice::new(b"END\r\n")];
+            let text = |bytes| Piece { bytes, kind: Kind::Text };
+            let value = Piece { bytes: value, kind: Kind::Settled };
+            let parts = [text(b"VALUE a 0 9\r\n"), value, text(b"END\r\n")];
             for (room, pages) in [(248, usize::MAX), (1392, PAGES), (65_499, PAGES), (65_499, usize::MAX)] {
                 let pieces = cut(&parts, room, pages);
                 assert!(pieces.iter().all(|piece| (1..=room).contains(piece)));
@@ -304,15 +305,16 @@ mod tests {
                 for piece in &pieces {
                     let mut touched = 0;
                     at = at.take(&parts, *piece, |slice| {
-                        if slice.len() > 100 {
-                            let in_page = slice.as_ptr().addr() % PAGE_BYTES;
-                            touched += (in_page + slice.len()).div_ceil(PAGE_BYTES);
+                        let bytes = slice.bytes;
+                        if slice.kind == Kind::Settled {
+                            let in_page = bytes.as_ptr().addr() % PAGE_BYTES;
+                            touched += (in_page + bytes.len()).div_ceil(PAGE_BYTES);
                         }
-                        whole.extend_from_slice(slice);
+                        whole.extend_from_slice(bytes);
                     });
                     assert!(len_bytes < REFERENCE_BYTES || touched <= pages, "{touched} pages");
                 }
-                assert_eq!(whole, parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<_>>());
+                assert_eq!(whole, parts.iter().flat_map(|part| part.bytes.to_vec()).collect::<Vec<_>>());
             }
         }
     }

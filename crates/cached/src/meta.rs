@@ -285,7 +285,7 @@ fn get(request: &Request<'_>, tokens: &Tokens<'_>, caller: &mut Caller<'_>) -> R
     }
     response.line(b"");
     if flags.with_value {
-        response.value(&item.value);
+        response.value(item);
     }
     if !flags.is_peek {
         slot.mark_fetched();

@@ -1,7 +1,5 @@
 //! How messages leave: copied, or with the values that lie in twin memory by reference.
 
-#![allow(unsafe_code)]
-
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -11,6 +9,7 @@ use uncopy_transmit::{Envelope, Hold, Owner, Part, Way};
 use uncopy_twin::{Loan, Until};
 
 use crate::arguments::Transmit;
+use crate::response::{Kind, Piece};
 
 /// A page of memory, bytes.
 pub const PAGE_BYTES: usize = 4096;
@@ -50,33 +49,41 @@ pub fn own_datagrams(socket: BorrowedFd<'_>) {
 ///
 /// # Errors
 /// As sendmsg(2).
-pub fn send(transmit: Transmit, socket: BorrowedFd<'_>, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-    if transmit == Transmit::Copy {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        return Ok(sendmsg(socket, parts, &mut SendAncillaryBuffer::default(), flags)?);
-    }
-    if let Some(sent) = refer(transmit, socket.as_raw_fd(), parts) {
+pub fn send(transmit: Transmit, socket: BorrowedFd<'_>, parts: &[Piece<'_>]) -> io::Result<usize> {
+    if transmit != Transmit::Copy
+        && let Some(sent) = refer(transmit, socket.as_raw_fd(), parts)
+    {
         return sent;
     }
-    let count = i32::try_from(parts.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: IoSlice has the layout of iovec, and `count` of them are borrowed for the call.
-    let sent = unsafe { uncopy_proxy::writev(socket.as_raw_fd(), parts.as_ptr().cast(), count) };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(sendmsg(socket, &slices(parts), &mut SendAncillaryBuffer::default(), flags)?)
 }
 
-/// Sends `parts`, those in twin memory by reference without completions, if that is the way for them: as the proxy
-/// would, but without asking the kernel whether the parts can be read. They can: they are ours.
-fn refer(transmit: Transmit, fd: i32, parts: &[IoSlice<'_>]) -> Option<io::Result<usize>> {
-    let least_bytes = if transmit == Transmit::Splice { 1 } else { PART_LEAST_BYTES };
-    let is_value =
-        |part: &IoSlice<'_>| part.len() >= least_bytes && uncopy_twin::contains(part.as_ptr().addr());
-    let len_bytes = parts.iter().map(|part| part.len()).sum();
-    let value_bytes = parts.iter().filter(|part| is_value(part)).map(|part| part.len()).sum();
+/// The parts as the kernel copies them.
+fn slices<'a>(parts: &[Piece<'a>]) -> SmallVec<[IoSlice<'a>; FEW]> {
+    parts.iter().map(|part| IoSlice::new(part.bytes)).collect()
+}
+
+/// Whether a part may go by reference and should.
+fn is_worth(transmit: Transmit, part: &Piece<'_>) -> bool {
+    match transmit {
+        Transmit::Copy => false,
+        Transmit::Splice => part.kind != Kind::Text,
+        _ => part.kind == Kind::Settled && part.bytes.len() >= PART_LEAST_BYTES,
+    }
+}
+
+/// Sends `parts`, values among them by reference, if that is the way for them: as the proxy would, which cannot know
+/// what the parts are.
+fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>]) -> Option<io::Result<usize>> {
+    let len_bytes = parts.iter().map(|part| part.bytes.len()).sum();
+    let worth = parts.iter().filter(|part| is_worth(transmit, part));
+    let value_bytes = worth.map(|part| part.bytes.len()).sum();
     if value_bytes < uncopy_transmit::least_bytes() {
         return None;
     }
     let plan = uncopy_transmit::plan(fd, len_bytes, value_bytes, 0, &Envelope::default());
-    if plan.way == Way::Completion || plan.way == Way::Copy && !plan.is_timed() {
+    if plan.way == Way::Copy && !plan.is_timed() {
         return None;
     }
     let mut loans = SmallVec::<[(usize, Loan); FEW]>::new();
@@ -84,8 +91,9 @@ fn refer(transmit: Transmit, fd: i32, parts: &[IoSlice<'_>]) -> Option<io::Resul
     let described: SmallVec<[Part; FEW]> = parts
         .iter()
         .map(|part| {
-            let (ptr, len) = (part.as_ptr(), part.len());
-            let lends = plan.way == Way::Splice && is_value(part);
+            let (ptr, len) = (part.bytes.as_ptr(), part.bytes.len());
+            let lends = plan.way == Way::Splice && is_worth(transmit, part);
+            // None for memory that is not twin memory, as in the frame header's part.
             let loan = lends.then(|| uncopy_twin::lend(ptr.addr(), len, Until::Dropped)).flatten();
             let described = if loan.is_some() { Part::Lent { ptr, len } } else { Part::Copied { ptr, len } };
             loans.extend(loan.map(|loan| (offset, loan)));
@@ -109,7 +117,7 @@ fn refer(transmit: Transmit, fd: i32, parts: &[IoSlice<'_>]) -> Option<io::Resul
 ///
 /// # Errors
 /// As sendmsg(2).
-pub fn send_to(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], peer: &SocketAddrAny) -> io::Result<usize> {
+pub fn send_to(socket: BorrowedFd<'_>, parts: &[Piece<'_>], peer: &SocketAddrAny) -> io::Result<usize> {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    Ok(sendmsg_addr(socket, peer, parts, &mut SendAncillaryBuffer::default(), flags)?)
+    Ok(sendmsg_addr(socket, peer, &slices(parts), &mut SendAncillaryBuffer::default(), flags)?)
 }

@@ -2,10 +2,10 @@
 //! until all of it is sent, so that the answers to all requests at hand leave as one message.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
 
 use smallvec::{Array, SmallVec};
 
+use crate::stripe::Item;
 use crate::value::{END_OF_ANSWER, Value};
 
 /// From this length on a value goes out as a part by itself; below, its bytes are copied into the text, which costs
@@ -15,6 +15,10 @@ const PART_BYTES: usize = 1024;
 const FULL_BYTES: usize = 1 << 20;
 /// Parts of one message at most; Linux's IOV_MAX is 1,024.
 pub const PARTS_LIMIT: usize = 256;
+/// After so many answers a value is worth a reference. What was sent by reference costs more to overwrite (its pages
+/// are dropped and new ones put in their place), so that a value that is overwritten sooner should have been copied:
+/// `uncopy bench cache --only mixed`, with `--transmit splice` and `auto`.
+const SETTLED_AFTER: u32 = 8;
 /// Values that may wait to be sent: fewer than half the parts, so that one message can hold all of them.
 const VALUES_LIMIT: usize = 120;
 /// Text buffers that grew larger are given back once they are empty.
@@ -28,6 +32,8 @@ struct Inserted {
     value: Value,
     /// Whether it ends the answer.
     is_last: bool,
+    /// Whether the item was an answer so often that it will likely be one again before it is changed.
+    is_settled: bool,
 }
 
 impl Inserted {
@@ -45,6 +51,26 @@ pub struct Response {
     text_sent: usize,
     value_sent: usize,
     pending_bytes: usize,
+}
+
+/// A part of a message.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// Its bytes.
+    pub bytes: &'a [u8],
+    /// Whether it is a value, which may go by reference, and one for which that is worth its price.
+    pub kind: Kind,
+}
+
+/// What a part of a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Text of our own, which changes once it is sent.
+    Text,
+    /// A value that was stored or changed a short while ago.
+    Fresh,
+    /// A value that was an answer several times.
+    Settled,
 }
 
 /// A length that [`Response::truncate`] goes back to.
@@ -74,19 +100,18 @@ impl Response {
         self.push(crate::number::decimal(number, &mut digits));
     }
 
-    /// Appends a value with its CR LF.
-    pub fn value(&mut self, value: &Value) {
-        let line = value.line();
+    /// Appends an item's value with its CR LF.
+    pub fn value(&mut self, item: &mut Item) {
+        let line = item.value.line();
         if line.len() < PART_BYTES {
             self.push(line);
-        } else {
-            self.values.push_back(Inserted {
-                text_end: self.text.len(),
-                value: value.clone(),
-                is_last: false,
-            });
-            self.pending_bytes += line.len();
+            return;
         }
+        self.pending_bytes += line.len();
+        let (text_end, value) = (self.text.len(), item.value.clone());
+        let is_settled = item.answers >= SETTLED_AFTER;
+        item.answers = item.answers.saturating_add(1);
+        self.values.push_back(Inserted { text_end, value, is_last: false, is_settled });
     }
 
     /// Ends the answer to a `get`: with the last value's own end if that is what precedes.
@@ -132,7 +157,8 @@ impl Response {
     }
 
     /// What is not sent yet, in order, as parts of a message; at most [`PARTS_LIMIT`].
-    pub fn gather<'a, A: Array<Item = IoSlice<'a>>>(&'a self, parts: &mut SmallVec<A>) {
+    pub fn gather<'a, A: Array<Item = Piece<'a>>>(&'a self, parts: &mut SmallVec<A>) {
+        let text = |bytes| Piece { bytes, kind: Kind::Text };
         let mut text_at = self.text_sent;
         let mut skip = self.value_sent;
         for inserted in &self.values {
@@ -140,14 +166,15 @@ impl Response {
                 return;
             }
             if text_at < inserted.text_end {
-                parts.push(IoSlice::new(&self.text[text_at..inserted.text_end]));
+                parts.push(text(&self.text[text_at..inserted.text_end]));
                 text_at = inserted.text_end;
             }
-            parts.push(IoSlice::new(&inserted.bytes()[skip..]));
+            let kind = if inserted.is_settled { Kind::Settled } else { Kind::Fresh };
+            parts.push(Piece { bytes: &inserted.bytes()[skip..], kind });
             skip = 0;
         }
         if text_at < self.text.len() && parts.len() < PARTS_LIMIT {
-            parts.push(IoSlice::new(&self.text[text_at..]));
+            parts.push(text(&self.text[text_at..]));
         }
     }
 
@@ -191,28 +218,44 @@ mod tests {
     use crate::value::Draft;
     use std::sync::Arc;
 
+    fn item(value: Value) -> Item {
+        Item {
+            value,
+            flags: 0,
+            cas: 0,
+            expiry: crate::clock::Expiry::NEVER,
+            stored: crate::clock::Seconds(0),
+            used_ms: 0,
+            is_fetched: false,
+            answers: 0,
+            is_stale: false,
+            has_winner: false,
+            is_key_binary: false,
+        }
+    }
+
     fn bytes(response: &Response) -> Vec<u8> {
-        let mut parts = SmallVec::<[IoSlice<'_>; 4]>::new();
+        let mut parts = SmallVec::<[Piece<'_>; 4]>::new();
         response.gather(&mut parts);
-        parts.iter().flat_map(|part| part.to_vec()).collect()
+        parts.iter().flat_map(|part| part.bytes.to_vec()).collect()
     }
 
     #[test]
     fn whatever_part_was_sent_the_rest_follows_in_order() {
         let budget = Arc::new(Budget::new(1 << 20));
-        let value = |byte, len| Draft::of(&[&vec![byte; len]], &budget).expect("room");
+        let value = |byte, len| item(Draft::of(&[&vec![byte; len]], &budget).expect("room"));
         let make = || {
             let mut response = Response::default();
             response.line(b"VALUE a 0 2000");
-            response.value(&value(b'a', 2000));
-            response.value(&value(b'b', 1022));
+            response.value(&mut value(b'a', 2000));
+            response.value(&mut value(b'b', 1022));
             response.push(b"VALUE c 0 1\r\n");
-            response.value(&value(b'c', 1));
-            response.value(&value(b'd', 5000));
+            response.value(&mut value(b'c', 1));
+            response.value(&mut value(b'd', 5000));
             response.end();
             response.line(b"VALUE e 0 1");
             response.end();
-            response.value(&value(b'f', 3000));
+            response.value(&mut value(b'f', 3000));
             response.end();
             // The answer to a key that is not there.
             response.end();
@@ -240,12 +283,28 @@ mod tests {
     }
 
     #[test]
+    fn a_value_is_settled_once_it_was_an_answer_several_times() {
+        let budget = Arc::new(Budget::new(1 << 20));
+        let mut value = item(Draft::of(&[&[1; 2000]], &budget).expect("room"));
+        for answer in 0..2 * SETTLED_AFTER {
+            let mut response = Response::default();
+            response.line(b"VALUE");
+            response.value(&mut value);
+            response.end();
+            let mut parts = SmallVec::<[Piece<'_>; 4]>::new();
+            response.gather(&mut parts);
+            let expected = if answer < SETTLED_AFTER { Kind::Fresh } else { Kind::Settled };
+            assert_eq!(parts.iter().map(|part| part.kind).collect::<Vec<_>>(), [Kind::Text, expected]);
+        }
+    }
+
+    #[test]
     fn it_goes_back_to_a_mark() {
         let budget = Arc::new(Budget::new(1 << 20));
         let mut response = Response::default();
         response.line(b"kept");
         let mark = response.mark();
-        response.value(&Draft::of(&[&[1; 4000]], &budget).expect("room"));
+        response.value(&mut item(Draft::of(&[&[1; 4000]], &budget).expect("room")));
         response.line(b"not kept");
         response.truncate(mark);
         assert_eq!((bytes(&response), response.pending_bytes()), (b"kept\r\n".to_vec(), 6));
@@ -256,22 +315,22 @@ mod tests {
     fn many_values_fill_it_and_a_message_has_a_limit_of_parts() {
         let budget = Arc::new(Budget::new(8 << 20));
         let mut response = Response::default();
-        let value = Draft::of(&[&[1; 2000]], &budget).expect("room");
+        let mut value = item(Draft::of(&[&[1; 2000]], &budget).expect("room"));
         while !response.is_full() {
             response.line(b"VALUE");
-            response.value(&value);
+            response.value(&mut value);
         }
         for _ in 0..PARTS_LIMIT {
             response.line(b"VALUE");
-            response.value(&value);
+            response.value(&mut value);
         }
         let pending = response.pending_bytes();
         let mut sent = 0;
         while response.pending_bytes() > 0 {
-            let mut parts = SmallVec::<[IoSlice<'_>; 4]>::new();
+            let mut parts = SmallVec::<[Piece<'_>; 4]>::new();
             response.gather(&mut parts);
             assert!(parts.len() <= PARTS_LIMIT);
-            let part = parts.iter().map(|part| part.len()).sum();
+            let part = parts.iter().map(|part| part.bytes.len()).sum();
             sent += part;
             drop(parts);
             response.advance(part);

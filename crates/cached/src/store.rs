@@ -335,7 +335,7 @@ impl Slot<'_> {
                 (item.is_fetched, item.is_stale, item.has_winner) = (false, false, false);
             }
             let old = std::mem::replace(&mut item.value, value);
-            item.cas = cas;
+            (item.cas, item.answers) = (cas, 0);
             self.garbage.get_or_insert_default().1 = Some(old);
         }
         cas
@@ -353,6 +353,7 @@ impl Slot<'_> {
             stored,
             used_ms,
             is_fetched: false,
+            answers: 0,
             is_stale: false,
             has_winner: false,
             is_key_binary,

@@ -34,6 +34,8 @@ pub struct Item {
     pub used_ms: u64,
     /// Whether it was fetched since it was stored.
     pub is_fetched: bool,
+    /// How often its value was an answer since it was stored or changed.
+    pub answers: u32,
     /// Whether it was invalidated (`md` with `I`).
     pub is_stale: bool,
     /// Whether a client was told to store it anew.
@@ -229,6 +231,7 @@ mod tests {
             stored: Seconds(0),
             used_ms: 0,
             is_fetched: false,
+            answers: 0,
             is_stale: false,
             has_winner: false,
             is_key_binary: false,

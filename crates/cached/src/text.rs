@@ -100,7 +100,7 @@ pub fn retrieve(key: &[u8], retrieval: Retrieval, caller: &mut Caller<'_>) {
     }
     let is_hit = slot.item().is_some();
     slot.mark_fetched();
-    if let Some(item) = slot.item() {
+    if let Some(item) = slot.item_mut() {
         let response = &mut *caller.response;
         response.push(b"VALUE ");
         response.push(key);
@@ -113,7 +113,7 @@ pub fn retrieve(key: &[u8], retrieval: Retrieval, caller: &mut Caller<'_>) {
             response.number(item.cas);
         }
         response.push(b"\r\n");
-        response.value(&item.value);
+        response.value(item);
     }
     drop(slot);
     if retrieval.touch.is_some() {
