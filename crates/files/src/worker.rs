@@ -83,7 +83,8 @@ impl<'a> Worker<'a> {
     /// The kernel's, where there are no descriptors left.
     pub fn new(crew: &'a Crew, shared: Shared<'a>, wake: &OwnedFd) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        // Once is enough: nobody reads it.
+        epoll::add(&epoll, wake, EventData::new_u64(WAKE), EventFlags::IN | EventFlags::ET)?;
         let mut worker = Self {
             crew,
             shared,
@@ -254,7 +255,7 @@ impl<'a> Worker<'a> {
         let ending = self.end_ms.is_some();
         let cut = self.end_ms.is_some_and(|end_ms| now_ms >= end_ms);
         // Clients that do nothing must not keep others out.
-        let crowded = self.crew.open.load(Ordering::Relaxed) > self.crew.limit / 8 * 7;
+        let crowded = self.crew.open.load(Ordering::Relaxed) > self.crew.limit * 7 / 8;
         for index in 0..self.places.len() {
             let Some(connection) = &mut self.places[index].connection else { continue };
             let idle = connection.is_idle();
