@@ -4,7 +4,7 @@
 //! anything else. Twin memory never changes while the kernel may hold it, so an answer that is under way
 //! keeps its bytes when the file is changed or leaves the cache.
 //!
-//! Invariant: bytes held = bytes of all files that are in the cache, being read into it, or being sent
+//! Invariant: bytes held = memory of all files that are in the cache, being read into it, or being sent
 //! from it, and that is at most the limit.
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::fstat;
 
-use crate::memory::Buffer;
+use crate::memory::{Buffer, taken_bytes};
 use crate::validators::Identity;
 
 /// Files longer than this part of the limit are not kept: one must not push all others out.
@@ -150,7 +150,7 @@ impl Cache {
         if !has_settled(identity, SystemTime::now()) {
             return None;
         }
-        let room = self.room(identity.len_bytes)?;
+        let room = self.room(taken_bytes(identity.len_bytes))?;
         let mut buffer = Buffer::new(usize::try_from(identity.len_bytes).ok()?)?;
         file.read_exact_at(buffer.bytes_mut(), 0).ok()?;
         // What was read while the file changed may be of neither state.

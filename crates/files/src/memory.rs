@@ -14,6 +14,22 @@ use crate::os;
 #[derive(Debug)]
 pub struct Buffer(Bytes);
 
+/// Objects of more bytes have pages of their own (the default of [`uncopy_twin::Options`]).
+const LARGE_BYTES: u64 = 4096;
+/// Bytes of a page.
+const PAGE_BYTES: u64 = 4096;
+
+/// What a buffer of `len_bytes` takes of the memory: whole pages if it is large. Small ones are packed, with a waste of at
+/// most a sixteenth, which does not count.
+#[must_use]
+pub const fn taken_bytes(len_bytes: u64) -> u64 {
+    if len_bytes > LARGE_BYTES {
+        len_bytes.saturating_add(PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES
+    } else {
+        len_bytes
+    }
+}
+
 impl Buffer {
     /// `len_bytes` of it, zeroed; `None` where there is none left.
     #[must_use]
