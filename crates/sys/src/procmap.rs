@@ -4,6 +4,7 @@
 
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const IOCTL_QUERY: u64 = 0xC068_6611;
 const READABLE: u64 = 1;
@@ -126,6 +127,20 @@ fn ask(fd: i32, address: usize, name: &mut [u8]) -> Result<QueryArgument, Errno>
     Ok(argument)
 }
 
+/// First address and the one after the last of memory that never holds views.
+static KEPT_OUT: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
+
+/// No mapping in this range can hold views: another layer has registered it with a userfaultfd of its own, or will. Of
+/// one range at most.
+pub fn keep_out(start: usize, len_bytes: usize) {
+    KEPT_OUT.0.store(start, Relaxed);
+    KEPT_OUT.1.store(start + len_bytes, Relaxed);
+}
+
+fn is_kept_out(start: usize, end: usize) -> bool {
+    start < KEPT_OUT.1.load(Relaxed) && KEPT_OUT.0.load(Relaxed) < end
+}
+
 fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
     let mut name = [0u8; 128];
     match ask(fd, address, &mut name) {
@@ -143,7 +158,8 @@ fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
                 can_hold_views: access == READABLE | WRITABLE
                     && argument.inode == 0
                     && argument.page_size_bytes as usize == crate::mem::page_size()
-                    && !name.starts_with(STACK),
+                    && !name.starts_with(STACK)
+                    && !is_kept_out(argument.start as usize, argument.end as usize),
             }))
         }
     }

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[doc = $text:literal])* $name:ident,)*) => {
-        /// What the allocator has done so far, see [`statistics`]. A forked child goes on counting.
+        /// What the allocator has done so far, see [`crate::statistics`]. A forked child goes on counting.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Statistics {
             $($(#[doc = $text])* pub $name: u64,)*

@@ -18,7 +18,7 @@
 //! | [`options`] | what can be set before the first allocation |
 //! | [`classes`] | size classes of small objects, and what they waste |
 //! | [`table`] | the allocator's own data, apart from the pages; some of it wiped in children |
-//! | [`unit`] | runs of pages with one purpose, and the states of pages |
+//! | [`mod@unit`] | runs of pages with one purpose, and the states of pages |
 //! | [`pages`] | the reserved range; free runs |
 //! | [`process`] | what is true of this process only: phase, descriptor, locks |
 //! | [`small`], [`large`] | objects |

@@ -157,6 +157,7 @@ impl Pages {
         };
         let pages = len_bytes / PAGE_BYTES;
         range.advise(range.base(), len_bytes, Advice::NoHugePages);
+        uncopy_sys::procmap::keep_out(range.base(), len_bytes);
         self.unit_of.create(pages, false)?;
         self.bitmap.create(pages * BITMAP_WORDS, false)?;
         self.units.create(pages, false)?;
