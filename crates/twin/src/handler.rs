@@ -168,6 +168,12 @@ impl Handler {
         if !live.lock.try_lock() {
             return false;
         }
+        let (start, end) = unit.span();
+        if !(start..end).contains(&page) {
+            // It has come into other hands meanwhile.
+            live.lock.unlock();
+            return false;
+        }
         let is_served = match access {
             Access::Missing => self.serve_missing(id, unit, page),
             Access::Protected => self.serve_write(id, unit, live, page),
@@ -187,11 +193,11 @@ impl Handler {
         self.uffd.wake(address_of(page), PAGE_BYTES)
     }
 
-    /// How many pages to serve at once: doubling while a thread goes on where it was.
+    /// How many pages to serve at once: four times as many while a thread goes on where it was.
     fn batch(&mut self, id: Id, unit: &Unit, page: u32) -> u32 {
         let (last, next, pages) = self.next;
         let goes_on = last == Some(id) && next == page;
-        let most = if goes_on { (pages * 2).min(BATCH_PAGES) } else { 1 };
+        let most = if goes_on { (pages * 4).min(BATCH_PAGES) } else { 1 };
         most.min(unit.span().1 - page)
     }
 
@@ -258,8 +264,15 @@ impl Handler {
         }
         let most = self.batch(id, unit, page);
         let kind = state::PROTECTED | state::LENT;
-        let is_alike = |more: &u32| PAGES.state(page + more).load(SeqCst) & kind == found & kind;
+        // What is to be copied must be present: nobody would serve a fault of this thread.
+        let wanted = found & kind | state::FILLED;
+        let is_alike = |more: &u32| PAGES.state(page + more).load(SeqCst) & (kind | state::FILLED) == wanted;
         let run = (1..most).take_while(is_alike).count() as u32 + 1;
+        let run = mem::present(address_of(page), run as usize) as u32;
+        if run == 0 {
+            // Given back by the program behind our back: the next fault finds it missing.
+            return self.uffd.wake(address_of(page), PAGE_BYTES);
+        }
         let may_vanish = process().replacing.try_lock();
         let is_patient = self.tries < PATIENT_TRIES;
         if !may_vanish && is_patient && (found & state::LENT != 0 || live.tally().1 > 0) {

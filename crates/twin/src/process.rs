@@ -29,8 +29,6 @@ pub(crate) const BATCH_PAGES: u32 = 64;
 #[repr(C)]
 pub(crate) struct Process {
     phase: AtomicU8,
-    /// Handler threads that were started.
-    pub handlers: AtomicU8,
     fd: AtomicI32,
     activation: Lock,
     /// Processor that a thread lent something on last, plus one; 0: none, or it does not matter.

@@ -45,6 +45,9 @@ const NO_HUGE: Refused = madvise("MADV_NOHUGEPAGE", libc::MADV_NOHUGEPAGE);
 const UFFD: Refused = Refused { name: "userfaultfd", call: libc::SYS_userfaultfd, argument: None };
 const OPEN: Refused = Refused { name: "openat", call: libc::SYS_openat, argument: None };
 const UNSHARE: Refused = Refused { name: "unshare", call: libc::SYS_unshare, argument: None };
+const RESIDENT: Refused = Refused { name: "mincore", call: libc::SYS_mincore, argument: None };
+const AFFINITY: Refused =
+    Refused { name: "sched_setaffinity", call: libc::SYS_sched_setaffinity, argument: None };
 const REMAP: Refused = Refused { name: "mremap", call: libc::SYS_mremap, argument: None };
 const COMMIT: Refused = Refused { name: "mprotect", call: libc::SYS_mprotect, argument: None };
 const RESERVE: Refused = Refused {
@@ -200,6 +203,9 @@ fn any_call_may_be_refused_from_any_moment_on() {
         &[UFFD],
         &[UFFD, OPEN],
         &[UNSHARE],
+        &[RESIDENT],
+        &[RESIDENT, OPEN],
+        &[AFFINITY],
         &[REMAP],
         &[REMAP, COPY],
         &[COMMIT],

@@ -219,3 +219,35 @@ fn memory_that_is_not_within_one_object_is_not_lent() {
     assert!(uncopy_twin::lend(other.as_ptr() as usize, 8192, Until::Dropped).is_none());
     assert!(!uncopy_twin::contains(other.as_ptr() as usize) && uncopy_twin::contains(end - 1));
 }
+
+#[test]
+fn objects_that_were_never_touched_or_given_back_to_the_kernel_are_written_like_others() {
+    let Some(_alone) =
+        can_lend("objects_that_were_never_touched_or_given_back_to_the_kernel_are_written_like_others")
+    else {
+        return;
+    };
+    const LONG: usize = 8 << 20;
+    let object = uncopy_twin::allocate(LONG);
+    assert!(!object.is_null());
+    drop(uncopy_twin::lend(object as usize, LONG, Until::Dropped).expect("lent"));
+    // SAFETY: the object is the test's, and has so many bytes.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(object, LONG) };
+    bytes[..LONG / 2].fill(1);
+    assert!(bytes[LONG / 2..].iter().all(|byte| *byte == 0));
+    bytes[LONG / 2..].fill(2);
+    assert!(
+        bytes[..LONG / 2].iter().all(|byte| *byte == 1) && bytes[LONG / 2..].iter().all(|byte| *byte == 2)
+    );
+    for _ in 0..100 {
+        drop(uncopy_twin::lend(object as usize, LONG, Until::Dropped));
+    }
+    // SAFETY: pages of the object, whose bytes are not needed.
+    unsafe { libc::madvise(object.add(4096 * 100).cast(), 4096 * 100, libc::MADV_DONTNEED) };
+    bytes[4096 * 50..4096 * 150].fill(3);
+    assert!(bytes[4096 * 150..4096 * 200].iter().all(|byte| *byte == 0));
+    assert!(bytes[4096 * 200..LONG / 2].iter().all(|byte| *byte == 1));
+    assert!(bytes[4096 * 50..4096 * 150].iter().all(|byte| *byte == 3));
+    // SAFETY: the object is the test's.
+    unsafe { uncopy_twin::deallocate(object) };
+}
