@@ -6,8 +6,10 @@
 //!
 //! A gate is a hook's entry on x86-64: it compares the size with a threshold and jumps on to libc, or
 //! passes the return address along, by which call sites are told apart, to the hook's body. An entry is the same
-//! without the return address, for any condition.
+//! without the return address, for any condition. And what our threads mean for the end of a process: [`end`].
 #![cfg(target_os = "linux")]
+
+pub mod end;
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};

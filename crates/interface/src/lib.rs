@@ -9,9 +9,10 @@
 )]
 
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire};
+use std::ffi::CString;
 use uncopy_sys::errno;
-use uncopy_twin as twin;
+use uncopy_twin::{self as twin, Status};
 
 /// What the twin allocator may be told, by uncopy_options. 0 stands for the default.
 #[repr(C)]
@@ -26,21 +27,6 @@ pub struct uncopy_settings {
     pub memory_cap: usize,
     /// To be zero.
     pub reserved: [usize; 5],
-}
-
-/// Whether nothing is to go by reference, although it could.
-static OFF: AtomicBool = AtomicBool::new(false);
-
-/// Lets everything be copied from here on: `UNCOPY_OFF`.
-pub fn turn_off() {
-    OFF.store(true, Relaxed);
-}
-
-/// Whether parts in twin memory may go by reference; if not, the send family is libc's alone.
-#[inline]
-#[must_use]
-pub fn is_on() -> bool {
-    !OFF.load(Relaxed)
 }
 
 /// Large enough for pages of its own.
@@ -153,27 +139,55 @@ fn refused(number: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uncopy_status(why: *mut *const c_char) -> c_int {
     let _errno = errno::Keep::new();
-    let sentence = missing();
+    probe();
+    let status = twin::status();
     // SAFETY: the caller's promise.
     if let Some(why) = unsafe { why.as_mut() } {
-        *why = sentence.unwrap_or(c"memory is sent by reference").as_ptr();
+        *why = sentence(status).as_ptr();
     }
-    c_int::from(sentence.is_none())
+    c_int::from(status == Status::Active)
 }
 
-/// What is missing for references.
-fn missing() -> Option<&'static CStr> {
-    if !is_on() {
-        return Some(c"memory is copied: UNCOPY_OFF is set");
+/// Lends something that nobody sends, so that what is missing is known.
+fn probe() {
+    if twin::status() != Status::Dormant {
+        return;
     }
-    let probe = twin::allocate(PROBE_BYTES);
-    let loan =
-        (!probe.is_null()).then(|| twin::lend(probe as usize, PROBE_BYTES, twin::Until::Completed)).flatten();
-    let works = loan.is_some();
-    if let Some(loan) = loan {
+    let object = twin::allocate(PROBE_BYTES);
+    if object.is_null() {
+        return;
+    }
+    if let Some(loan) = twin::lend(object as usize, PROBE_BYTES, twin::Until::Completed) {
         twin::settle(loan);
     }
-    // SAFETY: null, or allocated above and used no more.
-    unsafe { twin::deallocate(probe) };
-    (!works).then_some(c"memory is copied: userfaultfd is refused")
+    // SAFETY: allocated above, and used no more.
+    unsafe { twin::deallocate(object) };
+}
+
+/// What a status means, for good: the first sentence made for a reason stays.
+fn sentence(status: Status) -> &'static CStr {
+    static SENTENCES: [AtomicPtr<c_char>; 16] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 16];
+    let (why, errno) = match status {
+        Status::Active => return c"memory is sent by reference",
+        Status::Dormant => return c"memory is copied by the kernel: there is none left",
+        Status::Inactive { why, errno } => (why, errno),
+    };
+    let place = &SENTENCES[why as usize % SENTENCES.len()];
+    let known = place.load(Acquire);
+    if !known.is_null() {
+        // SAFETY: a terminated string that is never freed.
+        return unsafe { CStr::from_ptr(known) };
+    }
+    let text = format!("memory is copied by the kernel: {}", Status::Inactive { why, errno });
+    let Ok(text) = CString::new(text) else { return c"memory is copied by the kernel" };
+    let made = text.into_raw();
+    match place.compare_exchange(core::ptr::null_mut(), made, AcqRel, Acquire) {
+        // SAFETY: as above.
+        Ok(_) => unsafe { CStr::from_ptr(made) },
+        // SAFETY: made above, and nobody else's.
+        Err(other) => unsafe {
+            drop(CString::from_raw(made));
+            CStr::from_ptr(other)
+        },
+    }
 }

@@ -6,9 +6,9 @@
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::OnceLock;
 use uncopy_engine::engine::{ENGINE, Phase};
-use uncopy_hooks::slots;
+use uncopy_hooks::{end, slots};
+use uncopy_twin::fork as twin;
 
 type Handler = extern "C" fn();
 type Register = unsafe extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>, *mut c_void) -> c_int;
@@ -23,13 +23,16 @@ extern "C" fn prepare() {
     if crate::start::is_sealed() {
         return;
     }
+    // The engine first: who is inside it may wait for a page of twin memory, nobody inside twin memory for the engine.
     uncopy_engine::fork::prepare();
+    twin::prepare();
 }
 
 extern "C" fn parent() {
     if crate::start::is_sealed() {
         return;
     }
+    twin::parent();
     uncopy_engine::fork::parent();
 }
 
@@ -39,45 +42,13 @@ extern "C" fn child() {
     }
     crate::start::own_process();
     watch_end();
+    twin::child();
     uncopy_engine::fork::child();
 }
 
-/// The thread-specific datum of a process's first thread.
-static END: OnceLock<libc::pthread_key_t> = OnceLock::new();
-
-/// A process ends when its last thread does, and our handler thread would be that one: a first thread that ends
-/// before the others (by `pthread_exit`; in the child of a thread's fork also by a return) has to wait for them.
-/// Called in the first thread.
+/// See [`end`]. Called in the first thread.
 fn watch_end() {
-    let key = *END.get_or_init(|| {
-        let mut key = 0;
-        // SAFETY: the destructor is a function of this library, which is never unloaded.
-        let result = unsafe { libc::pthread_key_create(&mut key, Some(first_thread_ends)) };
-        if result == 0 { key } else { libc::pthread_key_t::MAX }
-    });
-    // SAFETY: the datum is a number, never dereferenced; a key that does not exist is refused.
-    unsafe { libc::pthread_setspecific(key, core::ptr::without_provenance(1)) };
-}
-
-/// Destructor of the datum, which counts the rounds: in the last of them the program's own destructors have run.
-extern "C" fn first_thread_ends(round: *mut c_void) {
-    const LAST: usize = 4; // PTHREAD_DESTRUCTOR_ITERATIONS (glibc)
-    // The handler outlives what it served.
-    if ENGINE.uffd_so_far().is_none() {
-        return;
-    }
-    if round.addr() < LAST
-        && let Some(key) = END.get()
-    {
-        // SAFETY: as above.
-        unsafe { libc::pthread_setspecific(*key, core::ptr::without_provenance(round.addr() + 1)) };
-        return;
-    }
-    while uncopy_sys::thread::others_live() {
-        uncopy_sys::thread::doze();
-    }
-    // What glibc does in the last thread.
-    std::process::exit(0);
+    end::watch(|| ENGINE.uffd_so_far().is_some() || uncopy_twin::has_handler());
 }
 
 /// Registers the fork handlers, once, before anyone else's.
@@ -85,6 +56,7 @@ pub fn watch_forks() {
     static WATCHING: AtomicBool = AtomicBool::new(false);
     if !WATCHING.swap(true, Relaxed) {
         watch_end();
+        twin::is_watched_by_caller();
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { REGISTER.call()(Some(prepare), Some(parent), Some(child), core::ptr::null_mut()) };
     }
@@ -128,6 +100,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     let errno = uncopy_sys::errno::get();
     if result == 0 {
         crate::start::own_process();
+        twin::child();
         uncopy_engine::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
     } else {
         parent();

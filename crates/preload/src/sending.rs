@@ -3,7 +3,6 @@
 
 use core::ffi::{c_int, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
-use uncopy_interface::is_on;
 use uncopy_proxy as proxy;
 use uncopy_twin as twin;
 
@@ -14,13 +13,13 @@ type Pointer = *const c_void;
 /// Whether a buffer that begins there may be lent.
 #[inline]
 pub fn is_twin(buffer: Pointer) -> bool {
-    twin::contains(buffer as usize) && is_on()
+    twin::contains(buffer as usize)
 }
 
 /// Whether a vector may name parts that can be lent.
 #[inline]
 pub fn may_be_twin() -> bool {
-    twin::is_used() && is_on()
+    twin::is_used()
 }
 
 macro_rules! sending {

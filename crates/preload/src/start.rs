@@ -67,6 +67,8 @@ static FINISH: extern "C" fn() = finish;
 
 extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *mut *mut c_char) {
     fill_slots();
+    // Whatever becomes of the engine: a program that allocates from the twin allocator forks as well.
+    crate::process::watch_forks();
     if ids::is_privileged_start() {
         return;
     }
@@ -86,8 +88,12 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
             return;
         }
     };
-    if options.off {
-        uncopy_interface::turn_off();
+    match options.policy {
+        _ if options.off => uncopy_twin::switch_off(),
+        // What may go by reference does, whether that pays or not.
+        Policy::Always => uncopy_transmit::set_break_even(Some(1)),
+        Policy::Never => uncopy_twin::switch_off(),
+        Policy::Auto => {}
     }
     if options.no_follow {
         // SAFETY: as above; no other thread exists.
@@ -103,16 +109,11 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     }
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
     ENGINE.configure(&options);
-    if options.policy == Policy::Always {
-        // What may go by reference does, whether that pays or not.
-        uncopy_transmit::set_break_even(Some(1));
-    }
     if ENGINE.heap_min_bytes() != usize::MAX {
         // A filter may end the process for it.
         if !uncopy_sys::filter::is_filtered() {
             live::remove_stale();
         }
-        crate::process::watch_forks();
         constants::find();
         #[cfg(target_arch = "x86_64")]
         uncopy_sys::deferral::begin();

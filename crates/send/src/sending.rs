@@ -5,7 +5,6 @@
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
 use uncopy_hooks::{entry, slots};
-use uncopy_interface::is_on;
 use uncopy_proxy as proxy;
 use uncopy_twin as twin;
 
@@ -42,7 +41,7 @@ fn cancellable<T>(call: impl FnOnce() -> T) -> T {
 macro_rules! hook {
     ($name:ident $slot:ident $try:ident ($($argument:ident: $type:ty),*) -> $result:ty, if $may_be_twin:expr) => {
         entry!($name $slot ($($argument: $type),*) -> $result, $may_be_twin, {
-            if $may_be_twin && is_on() && let Some(sent) = proxy::$try($($argument),*) {
+            if $may_be_twin && let Some(sent) = proxy::$try($($argument),*) {
                 return sent;
             }
             match $slot.find() {

@@ -2,7 +2,9 @@
 
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use uncopy_hooks::end;
 use uncopy_sys::ids;
+use uncopy_twin::fork;
 
 static FILLED: AtomicBool = AtomicBool::new(false);
 
@@ -12,25 +14,59 @@ static START: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
 
 extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *mut *mut c_char) {
     fill_slots();
-    // SAFETY: the dynamic linker, or the C library's start, passes the environment, terminated by null.
-    if !ids::is_privileged_start() && unsafe { says_off(environment) } {
-        uncopy_interface::turn_off();
+    watch_end();
+    // Before any handler of the program's or of another library's: ours then run last before a fork and first after it.
+    // SAFETY: the handlers are functions of this library, which is not unloaded.
+    let watched =
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_in_parent), Some(after_in_child)) };
+    if watched == 0 {
+        fork::is_watched_by_caller();
+    }
+    if !ids::is_privileged_start() {
+        // SAFETY: the dynamic linker, or the C library's start, passes the environment, terminated by null.
+        unsafe { entries(environment) }.for_each(apply);
     }
 }
 
-/// Whether the environment holds `UNCOPY_OFF` with a value that means yes.
-unsafe fn says_off(environment: *mut *mut c_char) -> bool {
-    let mut at = environment;
-    // SAFETY: the array ends with null, and every entry is terminated.
-    unsafe {
-        while !at.is_null() && !(*at).is_null() {
-            if let Some(value) = CStr::from_ptr(*at).to_bytes().strip_prefix(b"UNCOPY_OFF=") {
-                return !matches!(value, b"" | b"0");
-            }
-            at = at.add(1);
-        }
+extern "C" fn before_fork() {
+    fork::prepare();
+}
+
+extern "C" fn after_in_parent() {
+    fork::parent();
+}
+
+extern "C" fn after_in_child() {
+    fork::child();
+    watch_end();
+}
+
+fn watch_end() {
+    end::watch(uncopy_twin::has_handler);
+}
+
+/// The variables that mean something without the rest of uncopy: whether to send by reference.
+fn apply(entry: &[u8]) {
+    match entry {
+        b"UNCOPY_OFF=1" | b"UNCOPY_POLICY=never" => uncopy_twin::switch_off(),
+        b"UNCOPY_POLICY=always" => uncopy_transmit::set_break_even(Some(1)),
+        _ => {}
     }
-    false
+}
+
+unsafe fn entries<'a>(environment: *mut *mut c_char) -> impl Iterator<Item = &'a [u8]> {
+    let mut at = environment;
+    core::iter::from_fn(move || {
+        // SAFETY: the array ends with null, and every entry is terminated.
+        unsafe {
+            if at.is_null() || (*at).is_null() {
+                return None;
+            }
+            let entry = CStr::from_ptr(*at).to_bytes();
+            at = at.add(1);
+            Some(entry)
+        }
+    })
 }
 
 /// Looks up libc's functions, where there is a dynamic linker that knows them.

@@ -51,9 +51,9 @@ mod unit;
 
 pub use bytes::Bytes;
 pub use counters::Statistics;
-pub use loan::{Loan, Until, lend, settle};
+pub use loan::{Loan, Until, lend, settle, worth_lending};
 pub use options::{ConfigureError, Options};
-pub use process::{Status, Why, statistics, status, switch_off};
+pub use process::{Status, Why, has_handler, statistics, status, switch_off};
 pub use traits::Twin;
 
 use pages::{PAGE_BYTES, PAGES, page_of};

@@ -139,6 +139,26 @@ pub fn lend(address: usize, len: usize, until: Until) -> Option<Loan> {
     lend_anew(id, first, pages, until)
 }
 
+/// The bytes of these that are worth lending, as address and length: of the inside of a large object, which begins
+/// elsewhere than the object does, its whole pages only. What else lies in the pages at the edges (an item's header in
+/// memcached's slabs) may be written at any time, and would be written to protected pages.
+#[must_use]
+pub fn worth_lending(address: usize, len: usize) -> (usize, usize) {
+    if len == 0 || !pages::contains(address) {
+        return (address, 0);
+    }
+    let is_inside = PAGES.unit_at(page_of(address)).is_some_and(|id| {
+        let unit = PAGES.unit(id);
+        unit.kind() == Kind::Large && pages::address_of(unit.span().0) != address
+    });
+    if !is_inside {
+        return (address, len);
+    }
+    let first = address.next_multiple_of(PAGE_BYTES);
+    let end = (address + len) / PAGE_BYTES * PAGE_BYTES;
+    (first, end.saturating_sub(first))
+}
+
 fn earn(unit: &Unit, pages: u32) {
     process().note_lender();
     // Without a read-modify-write: threads that send the same object would share the line for nothing else.

@@ -54,6 +54,8 @@ static IS_WIPED: AtomicBool = AtomicBool::new(false);
 static DEVICE: AtomicI32 = AtomicI32::new(-1);
 /// The last descriptor, kept for children, which must close their copy of it.
 static LAST_FD: AtomicI32 = AtomicI32::new(-1);
+/// Whether the program asked for nothing to be lent.
+static IS_OFF: AtomicBool = AtomicBool::new(false);
 static WHY: AtomicU8 = AtomicU8::new(0);
 static WHY_ERRNO: AtomicI32 = AtomicI32::new(0);
 static ZEROES: AtomicUsizePair = AtomicUsizePair::new();
@@ -288,6 +290,9 @@ impl Process {
     }
 
     fn start(&self) -> Result<Uffd, (Why, i32)> {
+        if IS_OFF.load(Relaxed) {
+            return Err((Why::Asked, 0));
+        }
         if !IS_WIPED.load(Relaxed) {
             return Err((Why::NotWiped, 0));
         }
@@ -372,6 +377,7 @@ pub fn status() -> Status {
         return why.map_or(Status::Dormant, |why| Status::Inactive { why, errno: WHY_ERRNO.load(Relaxed) });
     }
     match process().phase.load(Acquire) {
+        DORMANT if IS_OFF.load(Relaxed) => Status::Inactive { why: Why::Asked, errno: 0 },
         DORMANT => Status::Dormant,
         ACTIVE => Status::Active,
         _ => {
@@ -401,13 +407,21 @@ pub(crate) fn thread_ends(again: impl FnOnce()) {
     std::process::exit(0);
 }
 
-/// Lends nothing from here on in this process: everything is copied.
+/// Lends nothing from here on, in this process and in its children: everything is copied.
 pub fn switch_off() {
-    if is_ready() || make_ready() {
+    IS_OFF.store(true, Relaxed);
+    say(Why::Asked, 0);
+    if is_ready() {
         let _critical = Critical::enter();
         let _guard = process().activation.guard();
         process().stop(Why::Asked, 0);
     }
+}
+
+/// Whether a thread of the allocator's serves writes in this process: it lives as long as the process does.
+#[must_use]
+pub fn has_handler() -> bool {
+    is_ready() && process().uffd_so_far().is_some()
 }
 
 /// What the allocator has done so far.
