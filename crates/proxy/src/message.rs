@@ -32,6 +32,23 @@ impl Given {
         Part::Copied { ptr: self.address as *const u8, len: self.len_bytes }
     }
 
+    /// No bytes.
+    fn none(self) -> Self {
+        Self { address: self.address, len_bytes: 0 }
+    }
+
+    /// What is worth lending of it, between what is not. In one piece without `room` for two more parts.
+    fn cut(self, room: usize) -> [Self; 3] {
+        let (address, len_bytes) = uncopy_twin::worth_lending(self.address, self.len_bytes);
+        if len_bytes == self.len_bytes || room < 2 {
+            return [self.none(), Self { address: self.address, len_bytes: self.len_bytes }, self.none()];
+        }
+        let before = Self { address: self.address, len_bytes: (address - self.address).min(self.len_bytes) };
+        let behind = address + len_bytes;
+        let left = self.len_bytes - before.len_bytes - len_bytes;
+        [before, Self { address, len_bytes }, Self { address: behind, len_bytes: left }]
+    }
+
     /// Whether it lies in twin memory and is large enough.
     fn is_lendable(self) -> bool {
         self.len_bytes >= PART_LEAST_BYTES
@@ -168,22 +185,45 @@ fn split_many(fd: i32, given: &[Given], call: Call<'_>, plan: Plan) -> Option<Re
     split::<PARTS_MOST>(fd, given, call, plan)
 }
 
+/// Parts as they are sent.
+struct Parts<const MOST: usize> {
+    parts: [Part; MOST],
+    count: usize,
+}
+
+impl<const MOST: usize> Parts<MOST> {
+    /// Adds a part, unless it is empty. There is room.
+    fn push(&mut self, part: Part) {
+        if !part.is_empty() {
+            self.parts[self.count] = part;
+            self.count += 1;
+        }
+    }
+}
+
 fn split<const MOST: usize>(
     fd: i32,
-    given: &[Given],
+    given_parts: &[Given],
     call: Call<'_>,
     plan: Plan,
 ) -> Option<Result<Sent, Errno>> {
-    let mut parts = [Part::Copied { ptr: core::ptr::null(), len: 0 }; MOST];
-    let parts = parts.get_mut(..given.len())?;
+    let mut parts = Parts { parts: [Part::Copied { ptr: core::ptr::null(), len: 0 }; MOST], count: 0 };
     let mut loans = Loans::new();
     let until = if plan.way == Way::Completion { Until::Completed } else { Until::Dropped };
     let mut offset = 0;
-    for (part, given) in parts.iter_mut().zip(given) {
+    for (index, given) in given_parts.iter().enumerate() {
+        let room = MOST.checked_sub(parts.count + given_parts.len() - index)?;
         let lends = plan.way != Way::Copy && given.is_lendable();
-        *part = if lends { loans.lend(offset, *given, until) } else { given.copied() };
+        let [before, within, behind] =
+            if lends { given.cut(room) } else { [given.none(), *given, given.none()] };
+        parts.push(before.copied());
+        let is_worth_it = lends && within.len_bytes >= PART_LEAST_BYTES;
+        let at = offset + before.len_bytes;
+        parts.push(if is_worth_it { loans.lend(at, within, until) } else { within.copied() });
+        parts.push(behind.copied());
         offset += given.len_bytes;
     }
+    let parts = &parts.parts[..parts.count];
     if plan.way != Way::Copy && loans.count == 0 {
         return None;
     }
