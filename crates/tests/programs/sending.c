@@ -2,7 +2,7 @@
    are those of the moment of the call, whatever happens to the memory afterwards, and results and error numbers are
    those of the same system call made by hand with ordinary memory.
 
-   Usage: sending SCENARIO…   (overwrite, errors, allocator, threads)   Prints each scenario that is done, then uncopy_status. */
+   Usage: sending SCENARIO…   (overwrite, errors, allocator, threads, cancel; alone: options, ends)   Prints each scenario that is done, then uncopy_status. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -485,6 +486,67 @@ static void threads(void) {
         expect(pthread_join(all[at], NULL) == 0, "join");
 }
 
+struct blocked {
+    int fd;
+    enum call call;
+    unsigned char *memory;
+};
+
+static void *block(void *argument) {
+    struct blocked *blocked = argument;
+    struct iovec part = {blocked->memory, LARGEST};
+    for (;;) {
+        ssize_t sent = send_by(blocked->call, blocked->fd, &part, 1);
+        expect(sent > 0, "a blocking %s", call_names[blocked->call]);
+    }
+    return NULL;
+}
+
+/* A thread that waits for room can be cancelled. */
+static void cancel(void) {
+    static const enum link links[] = {TCP, UNIX, PIPE};
+    unsigned char *memory = uncopy_alloc(LARGEST);
+    fill(memory, LARGEST, 5);
+    for (size_t at = 0; at < sizeof links / sizeof *links; at++) {
+        for (enum call call = links[at] == PIPE ? WRITE : 0; call < CALLS; call++) {
+            int ends[2];
+            make_link(links[at], ends);
+            struct blocked blocked = {ends[0], call, memory};
+            pthread_t waiting;
+            expect(pthread_create(&waiting, NULL, block, &blocked) == 0, "thread");
+            /* Until nothing more fits in. */
+            for (int still = 0, last = -1; still < 5; usleep(2000)) {
+                int queued = 0;
+                expect(ioctl(ends[1], FIONREAD, &queued) == 0, "queued");
+                still = queued == last && queued > 0 ? still + 1 : 0;
+                last = queued;
+            }
+            void *result;
+            expect(pthread_cancel(waiting) == 0 && pthread_join(waiting, &result) == 0, "cancel");
+            expect(result == PTHREAD_CANCELED, "cancelled in %s", call_names[call]);
+            close(ends[0]);
+            close(ends[1]);
+        }
+    }
+    uncopy_free(memory);
+}
+
+/* The first thread ends, the others go on, and then the process ends although our thread is there. */
+static void *last_thread(void *argument) {
+    (void)argument;
+    usleep(20000);
+    threads();
+    printf("ends\n1: as the last thread\ndone\n");
+    return NULL;
+}
+
+static void ends(void) {
+    pthread_t other;
+    threads();
+    expect(pthread_create(&other, NULL, last_thread, NULL) == 0 && pthread_detach(other) == 0, "thread");
+    pthread_exit(NULL);
+}
+
 static void options(void) {
     struct uncopy_settings settings;
     memset(&settings, 0, sizeof settings);
@@ -513,7 +575,7 @@ int main(int count, char **arguments) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } scenarios[] = {{"overwrite", overwrite}, {"errors", errors}, {"allocator", allocator}, {"threads", threads}, {"options", options}};
+    } scenarios[] = {{"overwrite", overwrite}, {"errors", errors}, {"allocator", allocator}, {"threads", threads}, {"options", options}, {"cancel", cancel}, {"ends", ends}};
     alarm(50);
     for (int at = 1; at < count; at++)
         for (size_t which = 0; which < sizeof scenarios / sizeof *scenarios; which++)

@@ -8,7 +8,7 @@ use uncopy_tests::programs::compiled;
 use uncopy_tests::running::Finished;
 use uncopy_tests::{Mode, Program, Scratch};
 
-const SCENARIOS: [&str; 4] = ["overwrite", "errors", "allocator", "threads"];
+const SCENARIOS: [&str; 5] = ["overwrite", "errors", "allocator", "threads", "cancel"];
 
 fn built(name: &str) -> String {
     let path = bin_dir().join(name);
@@ -65,12 +65,17 @@ fn expect_done(done: Finished, scenarios: &[&str], works: bool) -> Finished {
     done
 }
 
-/// Every scenario; options in a process of their own, because they come first.
+/// Every scenario; some in a process of their own, because they come first or last.
 fn every_scenario(program: &Program, scratch: &Scratch) {
     let done = program.clone().args(SCENARIOS).run(scratch, "sending");
     let _ = expect_done(done, &SCENARIOS, true);
-    let done = program.clone().args(["options"]).run(scratch, "options");
-    let _ = expect_done(done, &["options"], true);
+    for alone in ["options", "ends"] {
+        let done = program.clone().args([alone]).run(scratch, alone);
+        let _ = expect_done(done, &[alone], true);
+    }
+    // Also where a reference does not pay, which is what the program decides by itself otherwise.
+    let all = program.clone().env("UNCOPY_POLICY", "always").args(SCENARIOS).run(scratch, "always");
+    let _ = expect_done(all, &SCENARIOS, true);
 }
 
 fn linked(linked: Linked) {
