@@ -23,12 +23,13 @@ pub fn may_be_twin() -> bool {
 }
 
 macro_rules! sending {
-    ($($name:ident $slot:ident $try:ident ($($argument:ident: $type:ty),*) -> $result:ty, if $concerned:expr;)*) => {
+    ($($name:ident $slot:ident $try:ident ($($argument:ident: $type:ty),*) -> $result:ty, if $concerned:expr
+        $(, plain $plain:ident)?;)*) => {
         $(
             pub unsafe fn $name($($argument: $type),*) -> $result {
                 // SAFETY: the caller's promise, which is libc's.
                 unsafe {
-                    if $concerned && let Some(sent) = proxy::$try($($argument),*) {
+                    if $concerned && let Some(sent) = proxy::$try($($argument),* $(, $plain)?) {
                         return sent;
                     }
                     $slot.call()($($argument),*)
@@ -47,5 +48,10 @@ sending! {
         if is_twin(buffer);
     sendmsg SENDMSG try_sendmsg (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t, if may_be_twin();
     sendmmsg SENDMMSG try_sendmmsg (fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int,
-        if may_be_twin();
+        if may_be_twin(), plain plain_sendmsg;
+}
+
+unsafe fn plain_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise, which is libc's.
+    unsafe { SENDMSG.call()(fd, message, flags) }
 }

@@ -80,11 +80,21 @@ pub unsafe fn try_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> Op
     message::send(fd, given, Call::Message { flags, envelope: &envelope })
 }
 
-/// `sendmmsg`, or `None`.
+/// A function with `sendmsg`'s contract.
+pub type SendMessage = unsafe fn(c_int, *const msghdr, c_int) -> ssize_t;
+
+/// `sendmmsg`, or `None`. Messages of which nothing is lent go by `plain`, in which a thread that waits can be cancelled
+/// if it can in the caller's call.
 ///
 /// # Safety
 /// As libc's.
-pub unsafe fn try_sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> Option<c_int> {
+pub unsafe fn try_sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    plain: SendMessage,
+) -> Option<c_int> {
     // The kernel looks at no more.
     let number = (count as usize).min(MESSAGES_MOST);
     let is_readable =
@@ -97,7 +107,7 @@ pub unsafe fn try_sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, fla
     // SAFETY: the program does not change the vectors during its call.
     let has_twin = messages.iter().any(|message| unsafe { has_twin(&message.msg_hdr) });
     // SAFETY: the caller's promise.
-    has_twin.then(|| unsafe { send_in_turn(fd, messages, flags) })
+    has_twin.then(|| unsafe { send_in_turn(fd, messages, flags, plain) })
 }
 
 /// `write`, or `None`.
@@ -148,11 +158,12 @@ unsafe fn has_twin(header: &msghdr) -> bool {
 ///
 /// # Safety
 /// As libc's `sendmmsg`.
-unsafe fn send_in_turn(fd: c_int, messages: &mut [mmsghdr], flags: c_int) -> c_int {
+unsafe fn send_in_turn(fd: c_int, messages: &mut [mmsghdr], flags: c_int, plain: SendMessage) -> c_int {
     let mut count = 0;
     for message in messages {
+        let header = &raw const message.msg_hdr;
         // SAFETY: the caller's promise.
-        let sent = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
+        let sent = unsafe { try_sendmsg(fd, header, flags).unwrap_or_else(|| plain(fd, header, flags)) };
         let Ok(sent) = usize::try_from(sent) else { break };
         message.msg_len = c_uint::try_from(sent).unwrap_or(c_uint::MAX);
         count += 1;
@@ -213,7 +224,7 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_
 pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        try_sendmmsg(fd, messages, count, flags)
+        try_sendmmsg(fd, messages, count, flags, plain::sendmsg)
             .unwrap_or_else(|| plain::sendmmsg(fd, messages, count, flags))
     }
 }

@@ -4,7 +4,7 @@ use crate::pending;
 use core::mem::MaybeUninit;
 use libc::{iovec, ssize_t};
 use uncopy_sys::errno::{Errno, Keep};
-use uncopy_sys::readable;
+use uncopy_sys::{readable, socket};
 use uncopy_transmit::{Envelope, Hold, Part, Plan, Sent, Token, Way};
 use uncopy_twin::{Loan, Until};
 
@@ -16,6 +16,8 @@ const PARTS_FEW: usize = 32;
 const LOANS_MOST: usize = 32;
 /// Bytes below which a part is not worth protecting its pages for: it goes along as a copy.
 const PART_LEAST_BYTES: usize = 1024;
+
+const NO_ENVELOPE: Envelope = Envelope { to: 0, to_len_bytes: 0, control: 0, control_len_bytes: 0 };
 
 /// A part as the program gave it: the layout of `iovec`.
 #[derive(Clone, Copy)]
@@ -30,6 +32,11 @@ pub struct Given {
 impl Given {
     fn copied(self) -> Part {
         Part::Copied { ptr: self.address as *const u8, len: self.len_bytes }
+    }
+
+    /// What is left behind its first bytes.
+    fn behind(self, bytes: usize) -> Self {
+        Self { address: self.address + bytes, len_bytes: self.len_bytes - bytes }
     }
 
     /// No bytes.
@@ -90,6 +97,21 @@ pub enum Call<'a> {
 }
 
 impl Call<'_> {
+    fn flags(self) -> i32 {
+        match self {
+            Self::Message { flags, .. } => flags,
+            Self::Write => 0,
+        }
+    }
+
+    /// The same call to a socket, with these flags as well: `write` is `send` without any.
+    fn with(self, more_flags: i32) -> Self {
+        match self {
+            Self::Message { flags, envelope } => Self::Message { flags: flags | more_flags, envelope },
+            Self::Write => Self::Message { flags: more_flags, envelope: &NO_ENVELOPE },
+        }
+    }
+
     fn plan(self, fd: i32, len_bytes: usize, lendable_bytes: usize) -> Plan {
         match self {
             Self::Message { flags, envelope } => {
@@ -164,14 +186,16 @@ pub fn send(fd: i32, given: &[Given], call: Call<'_>) -> Option<ssize_t> {
     if plan.way == Way::Copy && !plan.is_timed() {
         return None;
     }
-    let result = if given.len() <= PARTS_FEW {
-        split::<PARTS_FEW>(fd, given, call, plan)
+    let flags = call.flags();
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
+    let result = if waits {
+        send_waiting(fd, given, call, plan, len_bytes)
     } else {
-        split_many(fd, given, call, plan)
+        send_some(fd, given, 0, call, plan)
     }?;
     drop(keep);
     Some(match result {
-        Ok(sent) => sent.len_bytes.cast_signed(),
+        Ok(sent_bytes) => sent_bytes.cast_signed(),
         Err(error) => {
             uncopy_sys::errno::set(error.0);
             -1
@@ -179,10 +203,66 @@ pub fn send(fd: i32, given: &[Given], call: Call<'_>) -> Option<ssize_t> {
     })
 }
 
+/// Sends as much as there is room for now; `None`: nothing can be lent.
+fn send_some(
+    fd: i32,
+    given: &[Given],
+    skip_bytes: usize,
+    call: Call<'_>,
+    plan: Plan,
+) -> Option<Result<usize, Errno>> {
+    let split = if given.len() <= PARTS_FEW { split::<PARTS_FEW> } else { split_many };
+    split(fd, given, skip_bytes, call, plan)
+}
+
 #[cold]
 #[inline(never)]
-fn split_many(fd: i32, given: &[Given], call: Call<'_>, plan: Plan) -> Option<Result<Sent, Errno>> {
-    split::<PARTS_MOST>(fd, given, call, plan)
+fn split_many(
+    fd: i32,
+    given: &[Given],
+    skip_bytes: usize,
+    call: Call<'_>,
+    plan: Plan,
+) -> Option<Result<usize, Errno>> {
+    split::<PARTS_MOST>(fd, given, skip_bytes, call, plan)
+}
+
+/// Sends on a socket whose calls wait for room. A thread can be cancelled while it waits, and a signal ends the wait:
+/// so nothing waits here but libc's `poll`, while nothing is held, and what finds no room at all is left to libc's own
+/// call (`None`).
+fn send_waiting(
+    fd: i32,
+    given: &[Given],
+    call: Call<'_>,
+    plan: Plan,
+    len_bytes: usize,
+) -> Option<Result<usize, Errno>> {
+    let mut sent_bytes = match send_some(fd, given, 0, call.with(libc::MSG_DONTWAIT), plan)? {
+        // No room; or the number stands for something else by now.
+        Err(Errno(libc::EAGAIN | libc::ENOTSOCK)) => return None,
+        Err(error) => return Some(Err(error)),
+        Ok(bytes) => bytes,
+    };
+    // A signal for a broken pipe is for the call that sends nothing.
+    let rest = call.with(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    while sent_bytes < len_bytes && wait_for_room(fd) {
+        match send_some(fd, given, sent_bytes, rest, plan) {
+            Some(Ok(bytes)) => sent_bytes += bytes,
+            Some(Err(Errno(libc::EAGAIN))) => uncopy_sys::thread::pause(),
+            // The next call is told.
+            Some(Err(_)) | None => break,
+        }
+    }
+    Some(Ok(sent_bytes))
+}
+
+/// Waits until a socket has room, as long as its owner wants to. False: the time is over, a signal came, or the
+/// connection has ended.
+fn wait_for_room(fd: i32) -> bool {
+    let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one entry.
+    let ready = unsafe { libc::poll(&raw mut asked, 1, socket::patience_ms(fd).unwrap_or(-1)) };
+    ready == 1 && asked.revents == libc::POLLOUT
 }
 
 /// Parts as they are sent.
@@ -204,18 +284,22 @@ impl<const MOST: usize> Parts<MOST> {
 fn split<const MOST: usize>(
     fd: i32,
     given_parts: &[Given],
+    skip_bytes: usize,
     call: Call<'_>,
     plan: Plan,
-) -> Option<Result<Sent, Errno>> {
+) -> Option<Result<usize, Errno>> {
+    let mut skip = skip_bytes;
     let mut parts = Parts { parts: [Part::Copied { ptr: core::ptr::null(), len: 0 }; MOST], count: 0 };
     let mut loans = Loans::new();
     let until = if plan.way == Way::Completion { Until::Completed } else { Until::Dropped };
     let mut offset = 0;
     for (index, given) in given_parts.iter().enumerate() {
         let room = MOST.checked_sub(parts.count + given_parts.len() - index)?;
+        let given = given.behind(skip.min(given.len_bytes));
+        skip -= given_parts[index].len_bytes - given.len_bytes;
         let lends = plan.way != Way::Copy && given.is_lendable();
         let [before, within, behind] =
-            if lends { given.cut(room) } else { [given.none(), *given, given.none()] };
+            if lends { given.cut(room) } else { [given.none(), given, given.none()] };
         parts.push(before.copied());
         let is_worth_it = lends && within.len_bytes >= PART_LEAST_BYTES;
         let at = offset + before.len_bytes;
@@ -224,7 +308,7 @@ fn split<const MOST: usize>(
         offset += given.len_bytes;
     }
     let parts = &parts.parts[..parts.count];
-    if plan.way != Way::Copy && loans.count == 0 {
+    if plan.way != Way::Copy && loans.count == 0 && skip_bytes == 0 {
         return None;
     }
     let result = call.make(fd, parts, plan);
@@ -234,5 +318,5 @@ fn split<const MOST: usize>(
         Ok(Sent { hold: Hold::Until(token), len_bytes }) => (*len_bytes, Some(*token)),
     };
     loans.end(referred_bytes, token);
-    Some(result)
+    Some(result.map(|sent| sent.len_bytes))
 }

@@ -232,7 +232,7 @@ fn nothing_is_done_where_nothing_is_to_be_gained() {
         assert_eq!(uncopy_proxy::try_writev(link.fd(), core::ptr::null(), 3), None);
         assert_eq!(uncopy_proxy::try_writev(link.fd(), core::ptr::dangling::<libc::iovec>(), 3), None);
         assert_eq!(uncopy_proxy::try_sendmsg(link.fd(), core::ptr::null(), 0), None);
-        assert_eq!(uncopy_proxy::try_sendmmsg(link.fd(), core::ptr::null_mut(), 1, 0), None);
+        assert_eq!(uncopy_proxy::try_sendmmsg(link.fd(), core::ptr::null_mut(), 1, 0, libc::sendmsg), None);
         assert_eq!(
             result(uncopy_proxy::writev(link.fd(), core::ptr::dangling::<libc::iovec>(), 3)),
             Err(libc::EFAULT)

@@ -39,9 +39,10 @@ fn cancellable<T>(call: impl FnOnce() -> T) -> T {
 
 /// A hook of a function that the proxy has as well.
 macro_rules! hook {
-    ($name:ident $slot:ident $try:ident ($($argument:ident: $type:ty),*) -> $result:ty, if $may_be_twin:expr) => {
+    ($name:ident $slot:ident $try:ident ($($argument:ident: $type:ty),*) -> $result:ty, if $may_be_twin:expr
+        $(, plain $plain:ident)?) => {
         entry!($name $slot ($($argument: $type),*) -> $result, $may_be_twin, {
-            if $may_be_twin && let Some(sent) = proxy::$try($($argument),*) {
+            if $may_be_twin && let Some(sent) = proxy::$try($($argument),* $(, $plain)?) {
                 return sent;
             }
             match $slot.find() {
@@ -64,4 +65,14 @@ hook!(writev WRITEV try_writev (fd: c_int, vector: *const iovec, count: c_int) -
 hook!(sendmsg SENDMSG try_sendmsg (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t,
     if twin::is_used());
 hook!(sendmmsg SENDMMSG try_sendmmsg (fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int,
-    if twin::is_used());
+    if twin::is_used(), plain plain_sendmsg);
+
+unsafe fn plain_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise, which is libc's.
+    unsafe {
+        match SENDMSG.find() {
+            Some(real) => real(fd, message, flags),
+            None => cancellable(|| proxy::sendmsg(fd, message, flags)),
+        }
+    }
+}
