@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::arguments::Transmit;
 use crate::cache::{Cache, Caller};
 use crate::clock;
-use crate::outlet;
+use crate::outlet::{self, Lent};
 use crate::response::{Piece, Response};
 use crate::session::Session;
 use crate::statistics::{Counter, Counters};
@@ -40,6 +40,7 @@ pub struct Connection {
     socket: OwnedFd,
     session: Session,
     response: Response,
+    lent: Lent,
     /// What was received and not taken yet: an incomplete line, or requests that have to wait until answers are sent.
     input: Vec<u8>,
     /// Requests wait there until answers are sent.
@@ -59,6 +60,7 @@ impl Connection {
             socket,
             session: Session::default(),
             response: Response::default(),
+            lent: Lent::default(),
             input: Vec::new(),
             has_stopped: false,
             is_drained: false,
@@ -70,6 +72,13 @@ impl Connection {
     /// The peer will send nothing more, or is gone: what is left is read to its end.
     pub fn note_hang_up(&mut self) {
         self.has_hung_up = true;
+    }
+
+    /// The socket has an error, or a notice that the kernel has done with some values.
+    pub fn note_error(&mut self) {
+        if !self.lent.is_empty() {
+            self.lent.take_back(self.socket.as_fd());
+        }
     }
 
     /// Whether answers wait for the client to read.
@@ -191,7 +200,7 @@ impl Connection {
         while self.response.pending_bytes() > 0 {
             let mut parts: SmallVec<[Piece<'_>; SMALL_PARTS]> = SmallVec::new();
             self.response.gather(&mut parts);
-            let sent = outlet::send(cache.settings.transmit, self.socket.as_fd(), &parts);
+            let sent = outlet::send(cache.settings.transmit, self.socket.as_fd(), &parts, &mut self.lent);
             drop(parts);
             match sent {
                 Ok(sent_bytes) => {

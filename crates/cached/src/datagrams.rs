@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use crate::arguments::Transmit;
 use crate::cache::{Cache, Caller};
-use crate::outlet::{self, PAGE_BYTES};
+use crate::outlet::{self, Lent, PAGE_BYTES};
 use crate::response::{Kind, Piece, Response};
 use crate::session::Session;
 use crate::statistics::{Counter, Counters};
@@ -203,7 +203,11 @@ impl Endpoint {
             datagram.push(Piece { bytes: &head, kind: Kind::Text });
             datagram.extend_from_slice(slices);
             let sent = match own {
-                Some(at) => outlet::send(cache.settings.transmit, self.peers[at].socket.as_fd(), &datagram),
+                // Nobody reads these sockets' error queues, so that nothing is lent until it is done with.
+                Some(at) => {
+                    let socket = self.peers[at].socket.as_fd();
+                    outlet::send(cache.settings.transmit, socket, &datagram, &mut Lent::default())
+                }
                 None => outlet::send_to(self.socket.as_fd(), &datagram, peer),
             };
             match sent {

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, SocketAddrAny, sendmsg, sendmsg_addr};
 use smallvec::SmallVec;
-use uncopy_transmit::{Envelope, Hold, Owner, Part, Way};
+use uncopy_transmit::{Envelope, Hold, Owner, Part, Sent, Token, Way};
 use uncopy_twin::{Loan, Until};
 
 use crate::arguments::Transmit;
@@ -49,14 +49,41 @@ pub fn own_datagrams(socket: BorrowedFd<'_>) {
 ///
 /// # Errors
 /// As sendmsg(2).
-pub fn send(transmit: Transmit, socket: BorrowedFd<'_>, parts: &[Piece<'_>]) -> io::Result<usize> {
+pub fn send(
+    transmit: Transmit,
+    socket: BorrowedFd<'_>,
+    parts: &[Piece<'_>],
+    lent: &mut Lent,
+) -> io::Result<usize> {
     if transmit != Transmit::Copy
-        && let Some(sent) = refer(transmit, socket.as_raw_fd(), parts)
+        && let Some(sent) = refer(transmit, socket.as_raw_fd(), parts, lent)
     {
         return sent;
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     Ok(sendmsg(socket, &slices(parts), &mut SendAncillaryBuffer::default(), flags)?)
+}
+
+/// What the kernel holds of a connection's values until it says that it is done. What it holds when the connection is
+/// closed it may hold for good.
+#[derive(Debug, Default)]
+pub struct Lent(Vec<(Token, Loan)>);
+
+impl Lent {
+    /// Whether the kernel may still hold something.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes back what the kernel has done with.
+    pub fn take_back(&mut self, socket: BorrowedFd<'_>) {
+        uncopy_transmit::completions(socket.as_raw_fd(), &mut |done| {
+            for (_, loan) in self.0.extract_if(.., |(token, _)| *token == done) {
+                uncopy_twin::settle(loan);
+            }
+        });
+    }
 }
 
 /// The parts as the kernel copies them.
@@ -75,7 +102,7 @@ fn is_worth(transmit: Transmit, part: &Piece<'_>) -> bool {
 
 /// Sends `parts`, values among them by reference, if that is the way for them: as the proxy would, which cannot know
 /// what the parts are.
-fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>]) -> Option<io::Result<usize>> {
+fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>], lent: &mut Lent) -> Option<io::Result<usize>> {
     let len_bytes = parts.iter().map(|part| part.bytes.len()).sum();
     let worth = parts.iter().filter(|part| is_worth(transmit, part));
     let value_bytes = worth.map(|part| part.bytes.len()).sum();
@@ -86,15 +113,16 @@ fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>]) -> Option<io::Result<
     if plan.way == Way::Copy && !plan.is_timed() {
         return None;
     }
+    let until = if plan.way == Way::Completion { Until::Completed } else { Until::Dropped };
     let mut loans = SmallVec::<[(usize, Loan); FEW]>::new();
     let mut offset = 0;
     let described: SmallVec<[Part; FEW]> = parts
         .iter()
         .map(|part| {
             let (ptr, len) = (part.bytes.as_ptr(), part.bytes.len());
-            let lends = plan.way == Way::Splice && is_worth(transmit, part);
-            // None for memory that is not twin memory, as in the frame header's part.
-            let loan = lends.then(|| uncopy_twin::lend(ptr.addr(), len, Until::Dropped)).flatten();
+            let lends = plan.way != Way::Copy && is_worth(transmit, part);
+            // None where it cannot be protected: then it is copied.
+            let loan = lends.then(|| uncopy_twin::lend(ptr.addr(), len, until)).flatten();
             let described = if loan.is_some() { Part::Lent { ptr, len } } else { Part::Copied { ptr, len } };
             loans.extend(loan.map(|loan| (offset, loan)));
             offset += len;
@@ -102,12 +130,19 @@ fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>]) -> Option<io::Result<
         })
         .collect();
     let sent = uncopy_transmit::write(fd, &described, plan);
-    let referred_bytes = sent.map_or(0, |sent| if sent.hold == Hold::Nothing { 0 } else { sent.len_bytes });
+    let (referred_bytes, token) = match sent {
+        Ok(Sent { hold: Hold::Spliced, len_bytes }) => (len_bytes, None),
+        Ok(Sent { hold: Hold::Until(token), len_bytes }) => (len_bytes, Some(token)),
+        Ok(_) | Err(_) => (0, None),
+    };
     for (offset, loan) in loans {
-        if offset < referred_bytes {
-            drop(loan);
-        } else {
-            uncopy_twin::settle(loan);
+        match token {
+            _ if offset >= referred_bytes => uncopy_twin::settle(loan),
+            Some(token) => {
+                loan.confirm();
+                lent.0.push((token, loan));
+            }
+            None => drop(loan),
         }
     }
     Some(sent.map(|sent| sent.len_bytes).map_err(|error| io::Error::from_raw_os_error(error.0)))

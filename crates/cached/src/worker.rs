@@ -133,14 +133,13 @@ impl Worker {
                     }
                     _ => {
                         let at = usize::try_from(data).unwrap_or(usize::MAX);
-                        let is_over = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
-                        self.serve(at, is_over);
+                        self.serve(at, flags);
                     }
                 }
             }
             for _ in 0..self.again.len() {
                 if let Some(at) = self.again.pop_front() {
-                    self.serve(at, false);
+                    self.serve(at, EventFlags::empty());
                 }
             }
             if self.count > 0 && swept.elapsed() >= SWEEP {
@@ -188,10 +187,13 @@ impl Worker {
         }
     }
 
-    fn serve(&mut self, at: usize, is_over: bool) {
+    fn serve(&mut self, at: usize, flags: EventFlags) {
         let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
-        if is_over {
+        if flags.intersects(EventFlags::RDHUP | EventFlags::HUP) {
             connection.note_hang_up();
+        }
+        if flags.contains(EventFlags::ERR) {
+            connection.note_error();
         }
         match connection.turn(&self.cache, &self.cache.counters[self.index], &mut self.scratch) {
             Turn::Wait => {}
