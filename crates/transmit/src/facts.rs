@@ -1,8 +1,8 @@
-//! What is known of a descriptor: asked once for each socket, and for each message whether it is still the same one.
+//! What is known of a descriptor: asked once for each socket, and now and then whether it is still the same one.
 //!
-//! A number may come to stand for another socket at any time, and nobody tells; and a datagram must not go the way
-//! of a stream, which takes a long message to pieces. Only where the owner of a socket promises something is it asked
-//! now and then.
+//! A number may come to stand for another socket at any time, and nobody tells. So what is kept here decides which way
+//! is *tried*. A message that one call to the kernel sends is right on every socket; before one is sent in pieces, as only
+//! a stream's may be, [`is_same`] asks (0.25 µs).
 //!
 //! ```text
 //! a word   │ cookie (40) │ promises (8) │ kind (4) │ uses (12) │
@@ -14,7 +14,7 @@ use uncopy_sys::socket;
 
 /// Descriptors of which anything is kept; those above share places.
 const PLACES: usize = 1 << 16;
-/// Uses after which a socket whose owner promised something is asked for its cookie again.
+/// Uses after which the socket is asked for its cookie again.
 const USES: u64 = 64;
 const USES_MASK: u64 = (1 << 12) - 1;
 const KIND_SHIFT: u32 = 12;
@@ -115,7 +115,6 @@ pub fn of(fd: i32) -> (Kind, u8) {
     let kept = word.load(Relaxed);
     let promises = (kept >> PROMISES_SHIFT) as u8;
     if let Some(kind) = Kind::of(kept >> KIND_SHIFT & 0xf)
-        && promises != 0
         && kept & USES_MASK < USES
     {
         word.store(kept + 1, Relaxed);
@@ -138,6 +137,17 @@ fn refresh(fd: i32, kept: u64) -> (Kind, u8) {
     let kind = ask(fd);
     word(fd).store(pack(cookie, 0, kind), Relaxed);
     (kind, 0)
+}
+
+/// Whether a descriptor is the very socket of which something is kept. `errno` is changed.
+pub fn is_same(fd: i32) -> bool {
+    let kept = word(fd).load(Relaxed) >> COOKIE_SHIFT;
+    let is_same =
+        kept != 0 && socket::cookie(fd).is_ok_and(|cookie| kept == cookie << COOKIE_SHIFT >> COOKIE_SHIFT);
+    if !is_same {
+        doubt(fd);
+    }
+    is_same
 }
 
 /// Has the descriptor looked at again the next time: what was kept does not seem to be true.
@@ -186,14 +196,13 @@ mod tests {
         (0..=USES).for_each(|_| _ = of(fd));
         assert_eq!(of(fd), (Kind::Other, 0));
         let stream = TcpListener::bind("127.0.0.1:0").expect("a listener");
-        for _ in 0..3 {
-            // SAFETY: as above.
-            unsafe { libc::dup2(stream.as_raw_fd(), fd) };
-            assert_eq!(of(fd).0, Kind::TcpHere, "at once where nothing was promised");
-            // SAFETY: as above.
-            unsafe { libc::dup2(messages.as_raw_fd(), fd) };
-            assert_eq!(of(fd).0, Kind::Other);
-        }
+        own(fd, 0);
+        assert!(is_same(fd));
+        // SAFETY: as above.
+        unsafe { libc::dup2(stream.as_raw_fd(), fd) };
+        assert!(!is_same(fd), "asked, it is noticed at once");
+        assert_eq!(of(fd).0, Kind::TcpHere);
+        assert!(is_same(fd));
     }
 
     #[test]

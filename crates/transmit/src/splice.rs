@@ -239,6 +239,8 @@ struct Sending<'a> {
     flags: i32,
     promises: Promises,
     is_tcp: bool,
+    /// The descriptor was asked whether it is still the stream that it was.
+    is_known: bool,
     sent: Outcome,
 }
 
@@ -267,7 +269,8 @@ pub fn stream(
     let Some(mut taken) = pool::take() else { return copied() };
     let quiet = Quiet::new(flags & libc::MSG_NOSIGNAL != 0 && !promises.ends_on_errors);
     let sent = Outcome { len_bytes: 0, is_referred: false };
-    let mut sending = Sending { fd, cursor: Cursor::new(parts), flags, promises, is_tcp, sent };
+    let is_known = promises.ends_on_errors;
+    let mut sending = Sending { fd, cursor: Cursor::new(parts), flags, promises, is_tcp, is_known, sent };
     let result = sending.run(&mut taken);
     drop(quiet);
     drop(taken);
@@ -302,6 +305,11 @@ impl Sending<'_> {
                 }
                 usable(room.free_bytes)
             };
+            let refers = room_bytes >= self.least_room()
+                && !matches!(self.cursor.first(), Some(Part::Copied { len, .. }) if len > BUMPED_MOST_BYTES);
+            if !refers && !self.is_stream() {
+                return Ok(Step::Copy);
+            }
             let step = match self.cursor.first() {
                 Some(Part::Copied { len, .. }) if len > BUMPED_MOST_BYTES => self.copy(len, room_bytes)?,
                 _ if room_bytes >= self.least_room() => self.refer(room_bytes, taken, pipe)?,
@@ -312,6 +320,12 @@ impl Sending<'_> {
             }
         }
         Ok(Step::End)
+    }
+
+    /// Whether it is a stream, whose messages may be sent in pieces.
+    fn is_stream(&mut self) -> bool {
+        self.is_known = self.is_known || facts::is_same(self.fd);
+        self.is_known
     }
 
     /// Room below which nothing is spliced.
@@ -396,6 +410,10 @@ impl Sending<'_> {
         }
         pass.fill(self.cursor, room_bytes, taken, pipe);
         if pass.len_bytes == 0 || pass.is_refused && self.sent.len_bytes == 0 {
+            return Ok(Step::Copy);
+        }
+        let is_one_call = pass.chunk_count == 1 && !pass.is_odd && self.ends_after(pass.len_bytes);
+        if !is_one_call && !self.is_stream() {
             return Ok(Step::Copy);
         }
         let put = pipe.put(&pass.vectors[..pass.count]);
