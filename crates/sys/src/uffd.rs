@@ -459,6 +459,15 @@ impl Uffd {
         })
     }
 
+    /// Whether reading waits for something to read from here on; true if that was done. While it does, `wait` is of no
+    /// use (fs/userfaultfd.c: poll reports an error then).
+    #[must_use]
+    pub fn set_waiting(self, waits: bool) -> bool {
+        let flags = libc::O_RDWR | if waits { 0 } else { libc::O_NONBLOCK };
+        // SAFETY: changes a flag of a descriptor of ours.
+        check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, self.fd, libc::F_SETFL, flags)) }).is_ok()
+    }
+
     /// The same for faults of both kinds.
     pub fn read_faults(self, mut each: impl FnMut(Fault, Access)) -> bool {
         self.read_words(|[event, flags, address, thread_id]| {

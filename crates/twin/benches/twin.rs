@@ -154,9 +154,52 @@ fn report_waste(_criterion: &mut Criterion) {
     }
 }
 
+/// Processor time that the calling thread has used.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Allocating and freeing in several threads at once: what each operation takes of a processor.
+fn report_threads(_criterion: &mut Criterion) {
+    const ROUNDS: usize = 1_000_000;
+    for threads in [1, 2, 4] {
+        for size in [100usize, 1000, 16 << 10] {
+            let spent: Duration = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..threads)
+                    .map(|_| {
+                        scope.spawn(move || {
+                            let mut kept = [core::ptr::null_mut(); 100];
+                            let rounds = if size > PAGE { ROUNDS / 10 } else { ROUNDS };
+                            let begin = processor_time();
+                            for round in 0..rounds {
+                                let place = &mut kept[round * 7 % 100];
+                                // SAFETY: null, or allocated below, and not used.
+                                unsafe { deallocate(*place) };
+                                *place = allocate(black_box(size));
+                            }
+                            let spent = (processor_time() - begin) / rounds as u32;
+                            // SAFETY: as above.
+                            kept.iter().for_each(|object| unsafe { deallocate(*object) });
+                            spent
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().expect("a thread ends well")).sum()
+            });
+            println!(
+                "{threads} threads, {size} bytes: {:?} of a processor for allocating and freeing",
+                spent / threads
+            );
+        }
+    }
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(20);
-    targets = report_waste, report_mutations, allocating, lending
+    targets = report_waste, report_mutations, report_threads, allocating, lending
 }
 criterion_main!(benches);

@@ -68,6 +68,8 @@ struct Handler {
     /// The last fault of a thread that holds the lock of the unit, and how often it was seen.
     owner: (u32, usize, u32),
     tries: u32,
+    /// Reading waits for something to read.
+    waits: bool,
     /// The processor that the thread stays on, if any. The outer one is `None` under a seccomp filter, which might end
     /// the process for asking.
     stays: Option<Option<u32>>,
@@ -92,6 +94,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
             next: (None, 0, 0),
             owner: (0, 0, 0),
             tries: 0,
+            waits: false,
             stays: (!filter::is_filtered()).then_some(None),
         };
         handler.serve_all();
@@ -102,16 +105,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
 impl Handler {
     fn serve_all(&mut self) {
         loop {
-            let timeout_ms = match self.tries {
-                _ if self.count == 0 => -1,
-                0..EAGER_TRIES => 0,
-                _ => 1,
-            };
-            let ready = wait(self.uffd, None, Control::NONE, timeout_ms);
-            if ready.is_closed {
-                return;
-            }
-            if ready.first && self.count + READ_MOST <= WAITING_MOST {
+            if self.is_ready() && self.count + READ_MOST <= WAITING_MOST {
                 let (waiting, count) = (&mut self.waiting, &mut self.count);
                 let is_open = self.uffd.read_faults(|fault, access| {
                     waiting[*count] = Some((fault, access));
@@ -138,6 +132,23 @@ impl Handler {
                 thread::pause();
             }
         }
+    }
+
+    /// Whether to read now. With nothing else to do, reading itself waits: one call less than polling before it.
+    fn is_ready(&mut self) -> bool {
+        let is_idle = self.count == 0;
+        if is_idle != self.waits && self.uffd.set_waiting(is_idle) {
+            self.waits = is_idle;
+        }
+        if self.waits {
+            return is_idle;
+        }
+        let timeout_ms = match self.tries {
+            _ if is_idle => -1,
+            0..EAGER_TRIES => 0,
+            _ => 1,
+        };
+        wait(self.uffd, None, Control::NONE, timeout_ms).first
     }
 
     /// Goes where pages are lent. A writer that waits leaves its processor, on which the handler begins at once; another
