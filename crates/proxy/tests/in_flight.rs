@@ -225,6 +225,8 @@ fn nothing_is_done_where_nothing_is_to_be_gained() {
     let link = connect(Family::Unix);
     let ordinary = vec![1u8; 100_000];
     let small = Object::new(64, 1);
+    // SAFETY: its contract is sendmsg's.
+    let plain: uncopy_proxy::SendMessage = |fd, message, flags| unsafe { libc::sendmsg(fd, message, flags) };
     // SAFETY: the buffers are readable; a bad address is the kernel's to refuse.
     unsafe {
         assert_eq!(uncopy_proxy::try_write(link.fd(), ordinary.as_ptr().cast(), ordinary.len()), None);
@@ -232,7 +234,7 @@ fn nothing_is_done_where_nothing_is_to_be_gained() {
         assert_eq!(uncopy_proxy::try_writev(link.fd(), core::ptr::null(), 3), None);
         assert_eq!(uncopy_proxy::try_writev(link.fd(), core::ptr::dangling::<libc::iovec>(), 3), None);
         assert_eq!(uncopy_proxy::try_sendmsg(link.fd(), core::ptr::null(), 0), None);
-        assert_eq!(uncopy_proxy::try_sendmmsg(link.fd(), core::ptr::null_mut(), 1, 0, libc::sendmsg), None);
+        assert_eq!(uncopy_proxy::try_sendmmsg(link.fd(), core::ptr::null_mut(), 1, 0, plain), None);
         assert_eq!(
             result(uncopy_proxy::writev(link.fd(), core::ptr::dangling::<libc::iovec>(), 3)),
             Err(libc::EFAULT)
