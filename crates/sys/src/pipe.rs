@@ -9,8 +9,11 @@ use crate::errno::{Errno, check};
 use crate::socket::Vector;
 use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
-/// Bytes that a pipe is made for: what an unprivileged process may have (`/proc/sys/fs/pipe-max-size`).
-const WANTED_BYTES: usize = 1 << 20;
+/// Bytes that a pipe is made for. All pipes of a user together may have 64 MiB (`/proc/sys/fs/pipe-user-pages-soft`), of
+/// which this takes little; a message that is longer goes in several passes.
+const WANTED_BYTES: usize = 256 << 10;
+/// What a pipe has by default, and the kernel hands on at once (fs/splice.c).
+const LEAST_BUFFERS: usize = 16;
 /// The size of a page, of which a pipe's buffer holds a part.
 const PAGE_BYTES: usize = 4096;
 /// Numbers below which no descriptor of ours is put, tried in turn (where RLIMIT_NOFILE is low). Higher ones would
@@ -41,7 +44,8 @@ impl Pipe {
     /// Makes a pipe that bears `mark`, 1 to 64: one that no other pipe of the process bears. `errno` is changed.
     ///
     /// # Errors
-    /// What pipe2, openat (of `/proc/self/fd`) and fcntl say.
+    /// What pipe2, openat (of `/proc/self/fd`) and fcntl say; EMFILE where the user has so many pipes that this one
+    /// would be tiny.
     pub fn open(mark: i32) -> Result<Self, Errno> {
         let mut ends = [-1; 2];
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
@@ -88,7 +92,7 @@ impl Pipe {
             check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, self.fd, libc::F_GETPIPE_SZ)))?
         };
         self.buffers = bytes as usize / PAGE_BYTES;
-        Ok(self)
+        if self.buffers < LEAST_BUFFERS { Err(Errno(libc::EMFILE)) } else { Ok(self) }
     }
 
     /// Parts of pages that it holds.

@@ -17,8 +17,8 @@ use uncopy_sys::{lineage, lock};
 
 /// At most so many threads send by reference at the same moment, and so many descriptors are taken.
 const SLOTS: usize = 64;
-/// Pipes that may be made anew because the program closed them or put something in their place: one that goes on
-/// doing so gets copies.
+/// Pipes that may be refused, or made anew because the program closed them or put something in their place: where that
+/// goes on, bytes are copied.
 const REMADE_MOST: usize = 1000;
 
 /// What a send by reference needs.
@@ -104,7 +104,7 @@ impl Taken {
         if REMADE.load(Ordering::Relaxed) > REMADE_MOST {
             return Err(Errno(libc::EMFILE));
         }
-        let pipe = Pipe::open(mark)?;
+        let pipe = Pipe::open(mark).inspect_err(|_| _ = REMADE.fetch_add(1, Ordering::Relaxed))?;
         tools.pipe = Some(pipe);
         Ok(pipe)
     }
