@@ -12,7 +12,7 @@ use rustix::thread::CpuSet;
 
 use crate::cache_server::bind_to;
 use crate::failure::{Failure, Result, While};
-use crate::pattern::compare;
+use crate::pattern::{Mismatch, compare};
 use crate::random::Random;
 use crate::traffic::{self, Exchange, Load};
 
@@ -26,6 +26,8 @@ const POOL_BYTES: usize = 128 << 10;
 /// Distance of one key's bytes from the next one's in the pool, and of one version's: primes.
 const KEY_STEP_BYTES: usize = 7919;
 const VERSION_STEP_BYTES: usize = 4099;
+/// What follows a value in the answer to `get`.
+const TAIL: &[u8] = b"\r\nEND\r\n";
 /// memcached's frame header by UDP, bytes.
 const FRAME_BYTES: usize = 8;
 /// Room for answers by UDP that were not read yet; the kernel's limit may be lower.
@@ -63,18 +65,30 @@ impl Content {
         format!("VALUE k{key:07} 0 {}\r\n", self.size_bytes).into_bytes()
     }
 
-    /// Stores the first version of all of them.
+    /// Stores the first version of all of them, and fetches each some times.
     ///
     /// # Errors
-    /// [`Failure`] when the server does not take them.
+    /// [`Failure`] when the server does not take them or gives others back.
     pub fn store(&self, server: SocketAddr) -> Result<()> {
         let mut stream = connect(server)?;
-        (0..self.keys).try_for_each(|key| {
+        for key in 0..self.keys {
             send_set(&mut stream, self, key, 0)?;
-            receive_stored(&mut stream)
-        })
+            receive_stored(&mut stream)?;
+            let expected = [&self.head(key)[..], self.value(key, 0), TAIL].concat();
+            let mut answer = vec![0; expected.len()];
+            for _ in 0..FETCHES_BEFORE {
+                stream.write_all(get_line(key).as_bytes()).doing("sending a request")?;
+                receive_exactly(&stream, &mut answer)?;
+                compare(&expected, &answer).map_err(wrong)?;
+            }
+        }
+        Ok(())
     }
 }
+
+/// How often each value is fetched before anything is measured: the server copies a value until it was fetched some
+/// times, and the steady state is what is measured.
+const FETCHES_BEFORE: usize = 10;
 
 /// How the server is reached.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +271,7 @@ impl Connection {
     }
 
     fn send_get(&mut self, key: usize) -> Result<()> {
-        let request = format!("get k{key:07}\r\n");
+        let request = get_line(key);
         match &mut self.socket {
             Socket::Tcp(stream) => stream.write_all(request.as_bytes()).doing("sending a request"),
             Socket::Udp(socket) => {
@@ -278,8 +292,7 @@ impl Connection {
         let (key, version) = self.keys[place];
         let head = work.content.head(key);
         let value = work.content.value(key, version);
-        let tail = b"\r\nEND\r\n";
-        let whole = head.len() + value.len() + tail.len();
+        let whole = head.len() + value.len() + TAIL.len();
         let answer = match &mut self.socket {
             Socket::Tcp(stream) => {
                 receive_exactly(stream, &mut buffer[..whole])?;
@@ -292,12 +305,11 @@ impl Connection {
             }
         };
         let received = Instant::now();
-        let wrong = |mismatch| Failure::new(format!("wrong answer of uncopy-cached: {mismatch}"));
         let (got_head, rest) = answer.split_at(head.len());
         let (got_value, got_tail) = rest.split_at(value.len());
         compare(&head, got_head).map_err(wrong)?;
         compare(value, got_value).map_err(wrong)?;
-        compare(tail, got_tail).map_err(wrong)?;
+        compare(TAIL, got_tail).map_err(wrong)?;
         Ok(Exchange { sent: self.sent, received, verified_bytes: value.len() as u64 })
     }
 
@@ -335,6 +347,14 @@ impl Connection {
         }
         Err(Failure::new("uncopy-cached does not answer by UDP"))
     }
+}
+
+fn get_line(key: usize) -> String {
+    format!("get k{key:07}\r\n")
+}
+
+fn wrong(mismatch: Mismatch) -> Failure {
+    Failure::new(format!("wrong answer of uncopy-cached: {mismatch}"))
 }
 
 /// Fills `buffer`, in as few calls as the kernel needs.
