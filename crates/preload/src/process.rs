@@ -42,7 +42,7 @@ extern "C" fn child() {
     }
     crate::start::own_process();
     watch_end();
-    twin::child();
+    twin::child_before_others();
     uncopy_engine::fork::child();
 }
 
@@ -100,7 +100,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     let errno = uncopy_sys::errno::get();
     if result == 0 {
         crate::start::own_process();
-        twin::child();
+        twin::child_before_others();
         uncopy_engine::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
     } else {
         parent();

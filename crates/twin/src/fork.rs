@@ -72,6 +72,12 @@ pub fn parent() {
 /// After a fork, in the child, before anything of the program runs.
 pub fn child() {
     forget_thread_id();
+    child_before_others();
+}
+
+/// The same where others have handlers too, which still need the number that the thread had in the parent: they have it
+/// forgotten.
+pub fn child_before_others() {
     parent();
     if process::is_ready() {
         process::close_inherited();
