@@ -170,18 +170,23 @@ mod tests {
 
     #[test]
     fn sockets_are_told_apart() {
+        // Other tests of this process may just have had a number.
+        let kind = |fd| {
+            doubt(fd);
+            of(fd).0
+        };
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let stream = TcpStream::connect(listener.local_addr().expect("address")).expect("connected");
-        assert_eq!(of(stream.as_raw_fd()).0, Kind::TcpHere);
+        assert_eq!(kind(stream.as_raw_fd()), Kind::TcpHere);
         let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-        assert_eq!(of(datagrams.as_raw_fd()).0, Kind::UdpHere);
+        assert_eq!(kind(datagrams.as_raw_fd()), Kind::UdpHere);
         let (one, _other) = UnixStream::pair().expect("sockets");
-        assert_eq!(of(one.as_raw_fd()).0, Kind::Unix);
+        assert_eq!(kind(one.as_raw_fd()), Kind::Unix);
         let (messages, _end) = UnixDatagram::pair().expect("sockets");
-        assert_eq!(of(messages.as_raw_fd()).0, Kind::Other);
+        assert_eq!(kind(messages.as_raw_fd()), Kind::Other);
         let file = std::fs::File::open("/dev/null").expect("a file");
-        assert_eq!(of(file.as_raw_fd()).0, Kind::Other);
-        assert_eq!(of(-1).0, Kind::Other);
+        assert_eq!(kind(file.as_raw_fd()), Kind::Other);
+        assert_eq!(kind(-1), Kind::Other);
     }
 
     #[test]

@@ -173,12 +173,12 @@ pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan
     };
     if plan.is_timed
         && let Ok(sent) = &result
-        && sent.len_bytes >= plan.len_bytes
     {
         let refers = sent.hold != Hold::Nothing;
         // What was to go by reference and could not says nothing about copying.
         if refers == (plan.way != Way::Copy) {
-            choice::note(plan.kind as usize, plan.len_bytes, refers, choice::now().wrapping_sub(begun));
+            let cycles = choice::now().wrapping_sub(begun);
+            choice::note(plan.kind as usize, plan.len_bytes, sent.len_bytes, refers, cycles);
         }
     }
     result
