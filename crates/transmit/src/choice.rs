@@ -3,8 +3,8 @@
 //! Where the copy ends and the reference begins to pay depends on the machine, the kernel, the socket, and above all
 //! on whether the bytes are in the processor's cache: there, copying 64 KiB costs less than 16 references; from
 //! memory twice as much. So there is an account for each kind of socket and each doubling of the size from
-//! [`LEAST_BYTES`] on, below which a copy always wins. The first messages of an account take turns; later every 64th
-//! goes the other way, so that an account can change its mind.
+//! [`LEAST_BYTES`] on, below which a copy always wins. The first messages of an account take turns in bursts; later a
+//! burst in every 128 goes the other way, so that an account can change its mind.
 //!
 //! A time is that of one call, so now and then it contains what the processor did for others. What is kept is
 //! therefore near the median: it goes towards each time by a 32nd at most, however far away that is. (Kept near the
@@ -18,12 +18,19 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 pub const LEAST_BYTES: usize = 4 << 10;
 /// Doublings: the last account is for everything from 1 MiB on.
 const CLASSES: usize = 9;
-/// Messages that take turns.
-const TURNS: u32 = 16;
+/// Messages that go the same way while they are compared: what goes by reference leaves the caches to others, and what
+/// is copied takes them, so a single message the other way shows neither.
+const BURST: u32 = 16;
+/// The first messages of a burst are not timed.
+const SETTLING: u32 = 4;
+/// Messages whose bursts take turns, at first.
+const TURNS: u32 = 4 * BURST;
+/// Times of which the least is kept, at first.
+const NEW: u32 = 8;
 /// Less of a message than this says nothing about it.
 const TELLING_BYTES: usize = 32 << 10;
-/// Every so many goes the other way.
-const PROBE: u32 = 64;
+/// Of so many messages a burst goes the other way, and one behind it the usual way, both timed.
+const PERIOD: u32 = 128 * BURST;
 
 /// Break-even that is set from outside, bytes; 0: none is, the accounts decide.
 static SET: AtomicUsize = AtomicUsize::new(0);
@@ -32,11 +39,18 @@ struct Account {
     messages: AtomicU32,
     /// Cycles for each KiB: copied, by reference.
     cycles: [AtomicU64; 2],
+    /// Times noted of each, up to [`NEW`].
+    noted: [AtomicU32; 2],
 }
 
 static ACCOUNTS: [[Account; CLASSES]; KINDS] = [const {
-    [const { Account { messages: AtomicU32::new(0), cycles: [AtomicU64::new(0), AtomicU64::new(0)] } };
-        CLASSES]
+    [const {
+        Account {
+            messages: AtomicU32::new(0),
+            cycles: [AtomicU64::new(0), AtomicU64::new(0)],
+            noted: [AtomicU32::new(0), AtomicU32::new(0)],
+        }
+    }; CLASSES]
 }; KINDS];
 
 /// What was chosen for one message.
@@ -60,13 +74,12 @@ pub fn choose(kind: usize, len_bytes: usize) -> Choice {
     let account = account(kind, len_bytes);
     let messages = account.messages.load(Relaxed);
     account.messages.store(messages.wrapping_add(1), Relaxed);
+    let is_timed = messages % BURST >= SETTLING;
     if messages < TURNS {
-        return Choice { refers: messages % 2 == 1, is_timed: true };
+        return Choice { refers: messages / BURST % 2 == 1, is_timed };
     }
-    let pays = account.pays();
-    let is_probe = messages.is_multiple_of(PROBE);
-    // The message after a probe goes the usual way and is timed too, so that both sides stay fresh.
-    Choice { refers: pays != is_probe, is_timed: messages % PROBE < 2 }
+    let at = messages % PERIOD;
+    Choice { refers: account.pays() != (at < BURST), is_timed: is_timed && at < 2 * BURST }
 }
 
 /// Notes what sending `sent_bytes` of a message of `len_bytes` cost.
@@ -99,7 +112,11 @@ impl Account {
     fn note(&self, refers: bool, cycles: u64) {
         let kept = &self.cycles[usize::from(refers)];
         let before = kept.load(Relaxed);
-        let is_new = self.messages.load(Relaxed) <= TURNS;
+        let noted = self.noted[usize::from(refers)].load(Relaxed);
+        let is_new = noted < NEW;
+        if is_new {
+            self.noted[usize::from(refers)].store(noted + 1, Relaxed);
+        }
         let after = if before == 0 || is_new && cycles < before {
             cycles
         } else if cycles < before {
@@ -157,18 +174,19 @@ mod tests {
     #[test]
     fn what_costs_less_is_chosen_and_a_change_is_noticed() {
         let refers_less = |refers| if refers { 70_000 } else { 100_000 };
-        run(8 << 10, 64, refers_less);
-        assert!(run(8 << 10, 640, refers_less) > 600);
+        run(8 << 10, TURNS as usize, refers_less);
+        assert!(run(8 << 10, PERIOD as usize, refers_less) > (PERIOD - 2 * BURST) as usize);
         let copies_less = |refers| if refers { 150_000 } else { 100_000 };
-        run(8 << 10, 6400, copies_less);
-        assert!(run(8 << 10, 640, copies_less) < 40);
+        run(8 << 10, 10 * PERIOD as usize, copies_less);
+        assert!(run(8 << 10, PERIOD as usize, copies_less) < 2 * BURST as usize);
     }
 
     #[test]
     fn a_disturbed_time_changes_nothing() {
-        run(16 << 10, 64, |refers| if refers { 70_000 } else { 100_000 });
+        run(16 << 10, TURNS as usize, |refers| if refers { 70_000 } else { 100_000 });
         note(KIND, 16 << 10, 16 << 10, true, 1_000_000_000);
-        assert!(run(16 << 10, 63, |refers| if refers { 70_000 } else { 100_000 }) > 60);
+        let refers = run(16 << 10, PERIOD as usize, |refers| if refers { 70_000 } else { 100_000 });
+        assert!(refers > (PERIOD - 2 * BURST) as usize);
     }
 
     #[test]

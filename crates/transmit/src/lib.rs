@@ -159,18 +159,25 @@ pub fn stop() {
 /// # Errors
 /// What sendmsg says. Nothing was sent and nothing is held then.
 pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan) -> Result<Sent, Errno> {
-    let begun = if plan.is_timed { choice::now() } else { 0 };
-    let result = match plan.way {
-        Way::Copy => {
-            gather::send(fd, parts, flags, envelope).map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
-        }
+    timed(plan, || match plan.way {
+        Way::Copy => copied(gather::send(fd, parts, flags, envelope)),
         Way::Splice => splice(fd, parts, flags, envelope, plan),
         Way::Completion => match zerocopy::send(fd, parts, flags, envelope) {
             Some(result) => result.map(|(len_bytes, token)| Sent { len_bytes, hold: Hold::Until(token) }),
-            None => gather::send(fd, parts, flags, envelope)
-                .map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing }),
+            None => copied(gather::send(fd, parts, flags, envelope)),
         },
-    };
+    })
+}
+
+/// What nothing is held of.
+fn copied(result: Result<usize, Errno>) -> Result<Sent, Errno> {
+    result.map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
+}
+
+/// Sends, and notes what that cost if it is wanted.
+fn timed(plan: Plan, send: impl FnOnce() -> Result<Sent, Errno>) -> Result<Sent, Errno> {
+    let begun = if plan.is_timed { choice::now() } else { 0 };
+    let result = send();
     if plan.is_timed
         && let Ok(sent) = &result
     {
@@ -206,13 +213,11 @@ fn splice(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan) 
 /// What writev says. Nothing was written and nothing is held then.
 pub fn write(fd: i32, parts: &[Part], plan: Plan) -> Result<Sent, Errno> {
     if plan.way == Way::Copy {
-        return gather::write(fd, parts).map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing });
+        return timed(plan, || copied(gather::write(fd, parts)));
     }
     match send(fd, parts, 0, &Envelope::default(), plan) {
         // The number stands for something else by now.
-        Err(Errno(libc::ENOTSOCK)) => {
-            gather::write(fd, parts).map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
-        }
+        Err(Errno(libc::ENOTSOCK)) => copied(gather::write(fd, parts)),
         result => result,
     }
 }
