@@ -8,21 +8,32 @@ use uncopy_engine::output::Output;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::fd::FdKind;
 use uncopy_sys::socket;
-use uncopy_transmit::{self as transmit, Envelope, Hold, Part, Plan, Sent, Way};
+use uncopy_transmit::{self as transmit, Envelope, Hold, Part, Plan, Sent, Timing, Way};
 
 /// How a call may go out by reference: as `send` does with these flags. `None`: it may not.
 pub type Flags = Option<c_int>;
 
-/// Sends an output by reference where it is time for that and it pays: bytes sent. `None`: nothing was sent, and it is to
-/// be gathered.
-pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Option<Result<usize, Errno>> {
+/// What became of an output that might go by reference.
+pub enum Lending {
+    /// It was sent: so many bytes, or an error.
+    Sent(Result<usize, Errno>),
+    /// Nothing was sent: it is to be gathered. And timed, so that the ways can be compared.
+    Gather(Option<Timing>),
+}
+
+/// Sends an output by reference where it is time for that and it pays.
+pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Lending {
     let lendable_bytes = output.lendable_bytes();
     if lendable_bytes < transmit::least_bytes() || output.kind() != FdKind::Socket {
-        return None;
+        return Lending::Gather(None);
     }
     let plan = transmit::plan(fd, output.len_bytes(), lendable_bytes, flags, &Envelope::default());
     if plan.way != Way::Splice {
-        return None;
+        // What waits for room says nothing about what copying costs.
+        let waits = || flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
+        return Lending::Gather(
+            Some(plan).filter(|plan| plan.is_timed() && !waits()).and_then(Timing::begin),
+        );
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
     let flags = if waits { flags | libc::MSG_DONTWAIT } else { flags };
@@ -36,8 +47,8 @@ pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Option<Result<
         output.was_copied();
     }
     match sent {
-        Err(Errno(libc::EAGAIN)) if waits => None,
-        sent => Some(sent),
+        Err(Errno(libc::EAGAIN)) if waits => Lending::Gather(None),
+        sent => Lending::Sent(sent),
     }
 }
 

@@ -1,6 +1,6 @@
 //! write, send and their families.
 
-use crate::lending::{Flags, send_lent};
+use crate::lending::{Flags, Lending, send_lent};
 use crate::sending;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
@@ -64,20 +64,24 @@ fn send_parts(
         return unchanged();
     }
     let Some(mut output) = Output::begin(fd, parts) else { return unchanged() };
-    match flags.and_then(|flags| send_lent(fd, &mut output, flags)) {
-        None => {}
-        Some(Ok(sent)) => {
+    let timing = match flags.map(|flags| send_lent(fd, &mut output, flags)) {
+        None => None,
+        Some(Lending::Gather(timing)) => timing,
+        Some(Lending::Sent(Ok(sent))) => {
             output.finish(sent);
             return sent as ssize_t;
         }
-        Some(Err(error)) => {
+        Some(Lending::Sent(Err(error))) => {
             drop(output);
             uncopy_sys::errno::set(error.0);
             return -1;
         }
-    }
+    };
     let sent = output.call(|parts| gathered(parts.as_ptr().cast(), parts.len()));
     if let Ok(sent) = usize::try_from(sent) {
+        if let Some(timing) = timing {
+            timing.end(sent);
+        }
         output.finish(sent);
         return sent as ssize_t;
     }

@@ -169,6 +169,27 @@ pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan
     })
 }
 
+/// A message that the caller copies by a call of its own, and whose time is wanted.
+#[derive(Debug)]
+#[must_use]
+pub struct Timing {
+    plan: Plan,
+    begun: u64,
+}
+
+impl Timing {
+    /// Begins; `None` where the plan refers, or wants no time.
+    pub fn begin(plan: Plan) -> Option<Self> {
+        (plan.is_timed && plan.way == Way::Copy).then(|| Self { plan, begun: choice::now() })
+    }
+
+    /// `sent_bytes` bytes have been sent.
+    pub fn end(self, sent_bytes: usize) {
+        let cycles = choice::now().wrapping_sub(self.begun);
+        choice::note(self.plan.kind as usize, self.plan.len_bytes, sent_bytes, false, cycles);
+    }
+}
+
 /// What nothing is held of.
 fn copied(result: Result<usize, Errno>) -> Result<Sent, Errno> {
     result.map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
