@@ -9,8 +9,6 @@ use uncopy_tests::artifacts::packaged;
 use uncopy_tests::programs::compiled;
 use uncopy_tests::{Mode, Program, Scratch};
 
-const WORKED: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes, Counter::OutputBytes];
-
 fn jemalloc() -> PathBuf {
     packaged("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2")
 }
@@ -35,16 +33,17 @@ fn same_output(program: &Program, scratch: &Scratch, expected: &[Counter]) {
     }
 }
 
+/// Of buffers that share pages, ranges are joined and their views put in place: whether any is left when a
+/// buffer is sent depends on how the input was cut into pieces.
+const SHARED_PAGES: &[Counter] = &[Counter::ElidedBytes, Counter::InputBytes];
+
 /// A program linked with the library.
 fn linked(library: PathBuf) {
     let scratch = Scratch::new("linked");
     let path = library.to_str().expect("UTF-8");
     // Named so that the linker keeps it although the program needs nothing that libc does not have.
     let program = compiled(&scratch, "allocator", &["-Wl,--no-as-needed", path]);
-    // Its buffers share pages, so ranges are joined and their views put in place: whether any is left when the
-    // buffer is sent depends on how the input was cut into pieces.
-    let worked = [Counter::ElidedBytes, Counter::InputBytes];
-    same_output(&Program::new(program).directory(scratch.path()), &scratch, &worked);
+    same_output(&Program::new(program).directory(scratch.path()), &scratch, SHARED_PAGES);
 }
 
 /// Blocks that grow and shrink, zeroes where received data were, and a walk, with the library preloaded.
@@ -111,5 +110,5 @@ fn allocators_preloaded_before_uncopy() {
 fn allocator_in_the_program_itself() {
     let scratch = Scratch::new("own");
     let program = compiled(&scratch, "allocator", &["-DOWN_ALLOCATOR"]);
-    same_output(&Program::new(program).directory(scratch.path()), &scratch, WORKED);
+    same_output(&Program::new(program).directory(scratch.path()), &scratch, SHARED_PAGES);
 }
