@@ -241,7 +241,6 @@ impl Heap {
                 self.pop(class, &mut free.plain).or_else(|| self.pop(class, &mut free.registered))
             }
             .or_else(|| self.extend(class, state))
-            .or_else(|| self.pop(class, &mut free.registered))
         }?;
         let at = self.block(class, index);
         if !wants_registered && at.block.flags.load(Relaxed) & REGISTERED != 0 && at.may_have_absent_pages() {
@@ -277,7 +276,9 @@ impl Heap {
     fn unregister(at: BlockRef) {
         let Some(uffd) = ENGINE.uffd() else { return };
         let _critical = Critical::enter_briefly();
-        at.lock().make_plain(uffd, &mut Dropped::new());
+        let mut dropped = Dropped::new();
+        at.lock().make_plain(uffd, &mut dropped);
+        drop(dropped);
     }
 
     /// Saves the faults at the edges of a block that nobody knows yet.

@@ -10,6 +10,7 @@
 #![cfg(target_os = "linux")]
 
 pub mod end;
+pub mod environment;
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};

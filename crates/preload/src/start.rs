@@ -10,6 +10,7 @@ use uncopy_core::options::{OptionError, Options, Policy};
 use uncopy_core::stats::Counter;
 use uncopy_engine::engine::ENGINE;
 use uncopy_engine::{accounts, constants, fork, live};
+use uncopy_hooks::environment;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::{bytes, ids, mem};
 
@@ -124,7 +125,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
 unsafe fn options<'a>(environment: *mut *mut c_char) -> Result<Options<'a>, OptionError<'a>> {
     let mut options = Options::default();
     // SAFETY: the caller's promise.
-    for entry in unsafe { entries(environment) } {
+    for entry in unsafe { environment::entries(environment) } {
         if let Some(split) =
             entry.iter().position(|byte| *byte == b'=').filter(|_| entry.starts_with(b"UNCOPY_"))
         {
@@ -132,21 +133,6 @@ unsafe fn options<'a>(environment: *mut *mut c_char) -> Result<Options<'a>, Opti
         }
     }
     Ok(options)
-}
-
-unsafe fn entries<'a>(environment: *mut *mut c_char) -> impl Iterator<Item = &'a [u8]> {
-    let mut at = environment;
-    core::iter::from_fn(move || {
-        // SAFETY: the array ends with null, and every entry is terminated.
-        unsafe {
-            if at.is_null() || (*at).is_null() {
-                return None;
-            }
-            let entry = CStr::from_ptr(*at).to_bytes();
-            at = at.add(1);
-            Some(entry)
-        }
-    })
 }
 
 /// Takes this library out of `LD_PRELOAD`, so that programs started from here on do without it.

@@ -1,8 +1,8 @@
 //! What happens when the library is loaded, or the program that it was linked into starts.
 
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uncopy_hooks::end;
+use uncopy_hooks::{end, environment};
 use uncopy_sys::ids;
 use uncopy_twin::fork;
 
@@ -24,7 +24,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     }
     if !ids::is_privileged_start() {
         // SAFETY: the dynamic linker, or the C library's start, passes the environment, terminated by null.
-        unsafe { entries(environment) }.for_each(apply);
+        unsafe { environment::entries(environment) }.for_each(apply);
     }
 }
 
@@ -52,21 +52,6 @@ fn apply(entry: &[u8]) {
         b"UNCOPY_POLICY=always" => uncopy_transmit::set_break_even(Some(1)),
         _ => {}
     }
-}
-
-unsafe fn entries<'a>(environment: *mut *mut c_char) -> impl Iterator<Item = &'a [u8]> {
-    let mut at = environment;
-    core::iter::from_fn(move || {
-        // SAFETY: the array ends with null, and every entry is terminated.
-        unsafe {
-            if at.is_null() || (*at).is_null() {
-                return None;
-            }
-            let entry = CStr::from_ptr(*at).to_bytes();
-            at = at.add(1);
-            Some(entry)
-        }
-    })
 }
 
 /// Looks up libc's functions, where there is a dynamic linker that knows them.
