@@ -1,6 +1,6 @@
 //! The command line of `uncopy bench`.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::echo_server::Order;
+use crate::network::server_address;
 use crate::side::Side;
 
 /// Longest message and value, bytes: the longest string that Redis stores.
@@ -63,7 +64,7 @@ fn minutes(text: &str) -> Result<Duration, String> {
 /// `PORT` on the loopback address, or `ADDRESS:PORT`.
 fn listen_address(text: &str) -> Result<SocketAddr, String> {
     match text.parse::<u16>() {
-        Ok(port) => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+        Ok(port) => Ok(SocketAddr::from((server_address(), port))),
         Err(_) => text.parse().map_err(|_| {
             "it must be a port from 0 to 65535, or an address and a port, 127.0.0.1:7000".to_owned()
         }),

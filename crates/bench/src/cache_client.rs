@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::io::{ErrorKind, IoSlice, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use rustix::thread::CpuSet;
 
 use crate::cache_server::bind_to;
 use crate::failure::{Failure, Result, While};
+use crate::network::client_address;
 use crate::pattern::{Mismatch, compare};
 use crate::random::Random;
 use crate::traffic::{self, Exchange, Load};
@@ -245,7 +246,7 @@ impl<'a> Connections<'a> {
 
 fn udp(server: SocketAddr) -> Result<UdpSocket> {
     let what = || format!("connecting to uncopy-cached at {server} by UDP");
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).doing(what())?;
+    let socket = UdpSocket::bind((client_address(), 0)).doing(what())?;
     socket.connect(server).doing(what())?;
     socket.set_read_timeout(Some(RESEND)).doing(what())?;
     let _ = sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES);

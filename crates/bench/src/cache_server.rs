@@ -8,6 +8,7 @@ use rustix::thread::CpuSet;
 
 use crate::cleanup::TemporaryDirectory;
 use crate::failure::{Failure, Result, While};
+use crate::network::server_address;
 use crate::process::Server;
 use crate::redis_server::on_path;
 use crate::side::{Launcher, Side};
@@ -73,6 +74,7 @@ pub fn start(
 ) -> Result<CacheServer> {
     let memory = (2 * values_bytes).div_ceil(1 << 20) + SPARE_MIB;
     let arguments = [
+        format!("--listen={}", server_address()),
         "--port=-1".to_owned(),
         "--udp-port=-1".to_owned(),
         "--datagram-bytes=65507".to_owned(),

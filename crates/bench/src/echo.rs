@@ -1,7 +1,7 @@
 //! The harness of every experiment on the echo server: it starts the server under each side, loads
 //! it, checks every answer, and stops it. The experiments only say with what.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::cleanup::TemporaryDirectory;
@@ -9,6 +9,7 @@ use crate::comparison::{Comparison, Sample};
 use crate::echo_client::EchoClient;
 use crate::echo_server::{PAGE_BYTES, Reply, Work, touch_ns};
 use crate::failure::{Failure, Result};
+use crate::network::server_address;
 use crate::process::Server;
 use crate::progress::Progress;
 use crate::side::{Launcher, Side};
@@ -128,7 +129,7 @@ fn arguments(work: &Work, threads: usize) -> Vec<String> {
     let order = order.map_or_else(String::new, |order| order.get_name().to_owned());
     let mut arguments = vec![
         "echo-server".to_owned(),
-        "--listen=0".to_owned(),
+        format!("--listen={}:0", server_address()),
         format!("--size={}", work.size_bytes),
         format!("--copies={}", work.copies),
         format!("--touch={}", work.touched_pages),
@@ -139,14 +140,17 @@ fn arguments(work: &Work, threads: usize) -> Vec<String> {
     if work.reply == Reply::Checksum {
         arguments.push("--checksum".to_owned());
     }
+    if !server_address().is_loopback() {
+        arguments.push("--allow-remote".to_owned());
+    }
     arguments
 }
 
-/// The loopback address that the line `listening PORT` stands for.
+/// The address that the line `listening PORT` stands for.
 fn address(line: &str) -> Result<SocketAddr> {
     line.strip_prefix("listening ")
         .and_then(|port| port.trim().parse().ok())
-        .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+        .map(|port| SocketAddr::from((server_address(), port)))
         .ok_or_else(|| Failure::new(format!("the echo server wrote \"{}\"", line.escape_debug())))
 }
 

@@ -67,11 +67,12 @@ impl EchoClient {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::server_address;
     use std::net::TcpListener;
 
     /// An echo server of one connection that flips a bit of message `wrong` (from 0).
     fn flipping(size_bytes: usize, wrong: usize) -> (SocketAddr, std::thread::JoinHandle<()>) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listener = TcpListener::bind((server_address(), 0)).expect("a free port");
         let address = listener.local_addr().expect("bound");
         let thread = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("a client");
@@ -124,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_server_that_goes_away_fails_the_run() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listener = TcpListener::bind((server_address(), 0)).expect("a free port");
         let mut client = EchoClient::connect(listener.local_addr().expect("bound"), 10, Reply::Echo, 1)
             .expect("listening");
         drop(listener);

@@ -418,12 +418,13 @@ pub fn run(address: SocketAddr, work: Work, threads: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::server_address;
     use crate::pattern::{Pattern, compare};
     use std::io::Read;
 
     /// Runs `conversation` with a peer that `serve` serves; returns how serving ended.
     fn served(work: Work, conversation: impl FnOnce(TcpStream)) -> io::Result<()> {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listener = TcpListener::bind((server_address(), 0)).expect("a free port");
         let peer = TcpStream::connect(listener.local_addr().expect("bound")).expect("listening");
         let (stream, _) = listener.accept().expect("a peer");
         for end in [&peer, &stream] {

@@ -16,6 +16,7 @@ use crate::echo::counted;
 use crate::failure::{Failure, Result};
 use crate::figures::{self, CPU, RATE};
 use crate::files_client::{Connections, Content};
+use crate::network::server_address;
 use crate::plot::{Plot, Scale};
 use crate::process::Server;
 use crate::progress::Progress;
@@ -115,7 +116,7 @@ fn start(
 ) -> Result<(Server, SocketAddr, Option<CpuSet>)> {
     let way = if let Side::Way(way) = side { way } else { PLAIN_WAY };
     let arguments = [
-        "--listen=0".into(),
+        format!("--listen={}:0", server_address()).into(),
         format!("--way={way}").into(),
         format!("--threads={threads}").into(),
         root.as_os_str().to_owned(),

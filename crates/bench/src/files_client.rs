@@ -192,12 +192,13 @@ fn check_head(head: &[u8], len_bytes: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::server_address;
     use std::net::TcpListener;
 
     /// What the client says of an answer with this head and the second file with one byte more or less.
     fn failure_of(head: &str, change: impl FnOnce(&mut Vec<u8>)) -> String {
         let content = Content { pool: Random::new(1).bytes(STEP_BYTES + 100), size_bytes: 100, count: 1 };
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listener = TcpListener::bind((server_address(), 0)).expect("a free port");
         let address = listener.local_addr().expect("bound");
         let mut answer = content.file(0).to_vec();
         change(&mut answer);

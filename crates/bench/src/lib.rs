@@ -51,6 +51,7 @@ mod log_trimmer;
 mod machine;
 mod memory;
 mod mutations;
+mod network;
 mod packaged;
 mod pattern;
 mod plot;

@@ -2,12 +2,13 @@
 //! for one measurement, reachable from this machine only.
 
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cleanup::TemporaryDirectory;
 use crate::failure::{Failure, Result, While};
+use crate::network::{self, server_address};
 use crate::process::{PATIENCE, Server};
 use crate::redis_server::on_path;
 use crate::side::{Launcher, Side};
@@ -56,9 +57,7 @@ impl Package {
 
     fn start_once(&self, launcher: &Launcher, side: Side, program: &Path) -> Result<(Server, SocketAddr)> {
         let directory = TemporaryDirectory::make()?;
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing("looking for a free port")?;
-        let address = listener.local_addr().doing("looking for a free port")?;
-        drop(listener);
+        let address = network::free_address()?;
         let arguments = (self.arguments)(address.port(), directory.path())?;
         let command = launcher.command(side, program.as_os_str(), &arguments);
         let mut server = Server::start(command, self.name, directory)?;
@@ -83,9 +82,9 @@ impl Package {
 pub const MEMCACHED: Package = Package { name: "memcached", arguments: memcached_arguments };
 
 fn memcached_arguments(port: u16, _directory: &Path) -> Result<Vec<OsString>> {
-    let port = port.to_string();
+    let (address, port) = (server_address().to_string(), port.to_string());
     // -u is for root, who may not run it otherwise; anybody else's is ignored.
-    let words = ["-l", "127.0.0.1", "-p", &port, "-U", "0", "-t", "1", "-m", "64", "-u", "root"];
+    let words = ["-l", &address, "-p", &port, "-U", "0", "-t", "1", "-m", "64", "-u", "root"];
     Ok(words.into_iter().map(Into::into).collect())
 }
 
@@ -96,7 +95,7 @@ pub const PAGE_NAME: &str = "page";
 pub const NGINX: Package = Package { name: "nginx", arguments: nginx_arguments };
 
 fn nginx_arguments(port: u16, directory: &Path) -> Result<Vec<OsString>> {
-    let path = directory.display();
+    let (path, address) = (directory.display(), server_address());
     // Quoted words may hold anything but these.
     if path.to_string().contains(['"', '\\', '$']) {
         return Err(Failure::new(format!(
@@ -111,7 +110,7 @@ fn nginx_arguments(port: u16, directory: &Path) -> Result<Vec<OsString>> {
         "daemon off;\nmaster_process off;\npid \"{path}/pid\";\nerror_log stderr warn;\n\
          events {{ worker_connections 64; }}\n\
          http {{\naccess_log off;\nkeepalive_requests 1000000000;\n{temporary}\
-         server {{\nlisten 127.0.0.1:{port};\nroot \"{path}\";\nlocation / {{ }}\n}}\n}}\n"
+         server {{\nlisten {address}:{port};\nroot \"{path}\";\nlocation / {{ }}\n}}\n}}\n"
     );
     let file = directory.join("nginx.conf");
     std::fs::write(&file, configuration).doing("writing nginx.conf")?;
@@ -142,7 +141,10 @@ mod tests {
         let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
         let arguments = nginx_arguments(7000, directory.path()).expect("a plain path");
         let text = std::fs::read_to_string(&arguments[3]).expect("the configuration");
-        assert!(text.contains("listen 127.0.0.1:7000;") && !text.contains("/var/"), "{text}");
+        assert!(
+            text.contains(&format!("listen {}:7000;", server_address())) && !text.contains("/var/"),
+            "{text}"
+        );
         assert!(nginx_arguments(7000, Path::new("/tmp/a\"b")).is_err());
     }
 }

@@ -2,13 +2,14 @@
 //! own, reachable from this machine only.
 
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cleanup::TemporaryDirectory;
-use crate::failure::{Failure, Result, While};
+use crate::failure::{Failure, Result};
 use crate::log_trimmer::LogTrimmer;
+use crate::network;
 use crate::process::{self, PATIENCE, Server};
 use crate::resp::{Connection, Reply};
 use crate::side::{Launcher, Side};
@@ -91,12 +92,10 @@ impl RedisServer {
 
     fn start_once(launcher: &Launcher, side: Side, program: &Path) -> Result<Self> {
         let directory = TemporaryDirectory::make()?;
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing("looking for a free port")?;
-        let address = listener.local_addr().doing("looking for a free port")?;
-        drop(listener);
+        let address = network::free_address()?;
         let arguments: Vec<OsString> = [
             ("--port", address.port().to_string().into()),
-            ("--bind", "127.0.0.1".into()),
+            ("--bind", address.ip().to_string().into()),
             ("--protected-mode", "yes".into()),
             ("--daemonize", "no".into()),
             ("--dir", directory.path().as_os_str().to_owned()),

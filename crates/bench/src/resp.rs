@@ -301,6 +301,7 @@ fn unexpected(name: &str, reply: &Reply) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::server_address;
     use crate::random::Random;
     use std::net::TcpListener;
 
@@ -370,7 +371,7 @@ mod tests {
 
     /// A server that answers the first bytes it gets with `answer` and closes.
     fn answering(answer: &'static [u8]) -> (SocketAddr, std::thread::JoinHandle<()>) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listener = TcpListener::bind((server_address(), 0)).expect("a free port");
         let address = listener.local_addr().expect("bound");
         let thread = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("a client");
@@ -425,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_value_in_parts_is_one_command() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listener = TcpListener::bind((server_address(), 0)).expect("a free port");
         let address = listener.local_addr().expect("bound");
         let expected = encode(&[b"SET", b"key", b"abcdef"]);
         let len_bytes = expected.len();

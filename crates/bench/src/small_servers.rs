@@ -183,11 +183,12 @@ impl<'a> Client<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::server_address;
     use std::net::TcpListener;
 
     /// A server that answers whatever comes first with `answer` and closes.
     fn answering(answer: Vec<u8>) -> (SocketAddr, std::thread::JoinHandle<()>) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listener = TcpListener::bind((server_address(), 0)).expect("a free port");
         let address = listener.local_addr().expect("bound");
         let thread = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("a client");

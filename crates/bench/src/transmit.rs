@@ -21,6 +21,7 @@ use uncopy_transmit::{Envelope, Errno, Part, set_break_even};
 use crate::comparison::{Comparison, Sample};
 use crate::failure::{Failure, Result, While};
 use crate::figures::{self, LEGEND};
+use crate::network::server_address;
 use crate::plot::{Plot, Scale};
 use crate::progress::Progress;
 use crate::random::Random;
@@ -74,7 +75,7 @@ impl Socket {
     fn pair(self) -> std::io::Result<(OwnedFd, OwnedFd)> {
         Ok(match self {
             Self::Tcp => {
-                let listener = TcpListener::bind("127.0.0.1:0")?;
+                let listener = TcpListener::bind((server_address(), 0))?;
                 let here = TcpStream::connect(listener.local_addr()?)?;
                 let (there, _) = listener.accept()?;
                 here.set_nodelay(true)?;
@@ -86,7 +87,8 @@ impl Socket {
                 (here.into(), there.into())
             }
             Self::Udp => {
-                let (here, there) = (UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?);
+                let any = (server_address(), 0);
+                let (here, there) = (UdpSocket::bind(any)?, UdpSocket::bind(any)?);
                 here.connect(there.local_addr()?)?;
                 there.connect(here.local_addr()?)?;
                 (here.into(), there.into())
