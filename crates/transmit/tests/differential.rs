@@ -13,7 +13,7 @@ use common::*;
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
-use uncopy_transmit::{Envelope, Part, set_break_even};
+use uncopy_transmit::{Envelope, Hold, Part, set_break_even};
 
 type Outcome = Result<usize, i32>;
 
@@ -273,6 +273,46 @@ fn random_messages_arrive_alike() {
             } else if plain.is_ok() {
                 let read = links.each_ref().map(Link::receive);
                 assert!(read[0] == read[1], "{family:?}, round {round}");
+            }
+        }
+    }
+}
+
+/// Messages that the kernel cuts into datagrams of equal length (UDP_SEGMENT, udp(7)): the same datagrams, whatever went
+/// by reference; and the same error where there would be too many.
+#[test]
+fn messages_that_are_cut_into_datagrams_arrive_alike() {
+    set_break_even(Some(1));
+    let mut random = Random::new("messages_that_are_cut_into_datagrams_arrive_alike");
+    for family in DATAGRAMS {
+        let mut memory = Lendable::new(20);
+        let mut referred = 0;
+        for segment_bytes in [500, 1200, 1472, 8972, 40_000] {
+            let links = [connect(family), connect(family)];
+            for link in &links {
+                set_option(link.fd(), libc::SOL_UDP, libc::UDP_SEGMENT, segment_bytes);
+            }
+            let segment_bytes = segment_bytes as usize;
+            for round in 0..40 {
+                let seed = random.next() as usize;
+                memory.fill(|at| (at ^ (at >> 8) ^ seed) as u8);
+                let ordinary = [seed as u8; 3000];
+                let parts = random_parts(&mut random, &memory, &ordinary, 60_000);
+                let total: usize = parts.iter().map(|part| part.len()).sum();
+                let plain = send_plain(links[0].fd(), &parts, 0);
+                let other = send(links[1].fd(), &parts, 0);
+                referred += usize::from(other.is_ok_and(|sent| sent.hold == Hold::Spliced));
+                let other = other.map(|sent| sent.len_bytes).map_err(|error| error.0);
+                assert_eq!(plain, other, "{family:?}, round {round}: {total} bytes by {segment_bytes}");
+                memory.fill(|_| b'!');
+                for datagram in 0..plain.unwrap_or(0).div_ceil(segment_bytes) {
+                    let [plain, other] = links.each_ref().map(Link::receive);
+                    assert_eq!(plain.len(), segment_bytes.min(total - datagram * segment_bytes));
+                    assert!(
+                        plain == other,
+                        "{family:?}, round {round}: datagram {datagram} of {total} bytes"
+                    );
+                }
             }
         }
     }
