@@ -99,7 +99,7 @@ pub enum Experiment {
     Checksum(Checksum),
     /// Copies that replace a view among many; what tracking costs (zIO, section 5.2.1)
     Tracking(Tracking),
-    /// Ways to transmit: copied, spliced, sendfile, MSG_ZEROCOPY, and what uncopy chooses (ZCopy, section 4)
+    /// Ways to transmit: copied, spliced, sendfile, MSG_ZEROCOPY, SENDMSG_ZC, and what uncopy chooses (ZCopy, section 4)
     Transmit(Transmit),
     /// Packaged redis-server, append-only file on: SET, GET, YCSB A (zIO, Figures 11 and 12)
     Redis(Redis),

@@ -63,6 +63,7 @@ mod redis_load;
 mod redis_server;
 mod report;
 mod resp;
+mod send_zc;
 mod side;
 mod signals;
 mod sizes;

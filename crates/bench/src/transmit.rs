@@ -9,6 +9,7 @@
     reason = "lengths of messages, structures, options"
 )]
 
+use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -25,6 +26,7 @@ use crate::network::server_address;
 use crate::plot::{Plot, Scale};
 use crate::progress::Progress;
 use crate::random::Random;
+use crate::send_zc::ZeroCopyRing;
 use crate::side::Side;
 use crate::table::size;
 
@@ -34,6 +36,8 @@ const SPLICE: Side = Side::Way("spliced");
 const SEND_FILE: Side = Side::Way("sendfile");
 /// By MSG_ZEROCOPY.
 const ZERO_COPY: Side = Side::Way("zerocopy");
+/// By io_uring's SENDMSG_ZC.
+const SEND_ZC: Side = Side::Way("send_zc");
 const PAGE_BYTES: usize = 4096;
 /// In front of each body: as long as a cache's `VALUE key flags bytes`.
 const HEADER_BYTES: usize = 48;
@@ -199,6 +203,7 @@ impl Sender<'_> {
             }
             Side::Plain => send_message(self.fd, parts, 0)?,
             ZERO_COPY => send_message(self.fd, parts, libc::MSG_ZEROCOPY)?,
+            SEND_ZC => send_by_ring(self.fd, parts)?,
             _ => send_parts(self.fd, parts)?,
         };
         if self.side == ZERO_COPY {
@@ -245,14 +250,48 @@ fn send_parts(fd: i32, [header, body, trailer]: [&[u8]; 3]) -> std::io::Result<u
         .map_err(|Errno(number)| std::io::Error::from_raw_os_error(number))
 }
 
-/// By one `sendmsg`.
-fn send_message(fd: i32, parts: [&[u8]; 3], flags: i32) -> std::io::Result<usize> {
-    let mut vectors =
-        parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+fn vectors(parts: [&[u8]; 3]) -> [libc::iovec; 3] {
+    parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() })
+}
+
+fn header_of(vectors: &mut [libc::iovec; 3]) -> libc::msghdr {
     // SAFETY: all-zero is a valid header.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vectors.as_mut_ptr();
     message.msg_iovlen = vectors.len() as _;
+    message
+}
+
+thread_local! {
+    /// One for all messages of a thread, never closed: the kernel interrupts what the thread waits in when it takes a ring
+    /// apart, which it does some time after that.
+    static RING: RefCell<Option<ZeroCopyRing>> = const { RefCell::new(None) };
+}
+
+/// By one request to a ring; now and then waits until the pages of all earlier ones are free.
+fn send_by_ring(fd: i32, parts: [&[u8]; 3]) -> std::io::Result<usize> {
+    RING.with_borrow_mut(|ring| {
+        let ring = match ring {
+            Some(ring) => ring,
+            none => none.insert(ZeroCopyRing::new()?),
+        };
+        let mut vectors = vectors(parts);
+        let message = header_of(&mut vectors);
+        // SAFETY: the kernel copies the header and the vectors before the request's first completion, which is waited
+        // for (io_uring_enter(2)); the parts outlive the connection, and a header is written to again only after its
+        // message was acknowledged.
+        let sent = unsafe { ring.send(fd, &raw const message) }?;
+        if ring.held() >= BATCH {
+            ring.settle()?;
+        }
+        Ok(sent)
+    })
+}
+
+/// By one `sendmsg`.
+fn send_message(fd: i32, parts: [&[u8]; 3], flags: i32) -> std::io::Result<usize> {
+    let mut vectors = vectors(parts);
+    let message = header_of(&mut vectors);
     // SAFETY: the header and what it names live until the call is over; with MSG_ZEROCOPY the parts outlive the
     // connection, and none is written to before the message was acknowledged.
     checked(unsafe { libc::sendmsg(fd, &raw const message, flags) })
@@ -343,8 +382,9 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
         (receiver.join().unwrap_or_else(|_| Err(Failure::new("the reader panicked"))), sent)
     });
     set_break_even(None);
-    let verified = verified?;
+    // A sender that fails leaves the reader with an error that says less.
     let (messages, elapsed, cpu) = sent?;
+    let verified = verified?;
     Ok(Sample {
         operations_per_s: messages as f64 / elapsed.as_secs_f64(),
         cpu_us: cpu.as_secs_f64() * 1e6 / messages.max(1) as f64,
@@ -413,14 +453,14 @@ pub fn measure(
     let mut comparisons = Vec::new();
     for socket in sockets {
         for body_bytes in sizes {
-            let mut sides = vec![Side::Plain, SPLICE, SEND_FILE, ZERO_COPY, Side::Uncopy];
+            let mut sides = vec![Side::Plain, SPLICE, SEND_FILE, ZERO_COPY, SEND_ZC, Side::Uncopy];
             match socket {
                 Socket::Tcp => {}
                 // A datagram that begins with MSG_MORE and ends with a send would be a third one for sendfile.
                 Socket::Udp if *body_bytes > DATAGRAM_BODY_BYTES => continue,
                 Socket::Udp => sides.retain(|side| *side != SEND_FILE),
-                // There is no MSG_ZEROCOPY.
-                Socket::Unix => sides.retain(|side| *side != ZERO_COPY),
+                // There is no MSG_ZEROCOPY, and so no SENDMSG_ZC.
+                Socket::Unix => sides.retain(|side| !matches!(*side, ZERO_COPY | SEND_ZC)),
             }
             let title = format!("{} {}", socket.name(), size(*body_bytes as u64));
             let len = (HEADER_BYTES + body_bytes + TRAILER.len()) as u64;
@@ -447,7 +487,7 @@ pub fn measure(
 pub fn render(comparisons: &[Comparison]) -> String {
     format!(
         "{}\nplain: one sendmsg of header, body and trailer; spliced: by reference whatever the size; sendfile: the body \
-         from a file\nin memory, header and trailer by send; MSG_ZEROCOPY: its completions read in batches; uncopy: the way \
+         from a file\nin memory, header and trailer by send; MSG_ZEROCOPY: its completions read in batches; SENDMSG_ZC: io_uring; uncopy: the way \
          that it chooses.\nCPU: the sender's. first write to a page: plain, one that the kernel gives; protected, one whose sending \
          has completed;\nin flight, one that is replaced by a copy; p50 is the time of the write. {LEGEND}",
         figures::table(comparisons, &[])
