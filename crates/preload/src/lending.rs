@@ -8,7 +8,7 @@ use uncopy_engine::output::Output;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::fd::FdKind;
 use uncopy_sys::socket;
-use uncopy_transmit::{self as transmit, Envelope, Hold, Part, Plan, Sent, Timing, Way};
+use uncopy_transmit::{self as transmit, Envelope, Hold, Part, Plan, Sent, Way};
 
 /// How a call may go out by reference: as `send` does with these flags. `None`: it may not.
 pub type Flags = Option<c_int>;
@@ -17,8 +17,8 @@ pub type Flags = Option<c_int>;
 pub enum Lending {
     /// It was sent: so many bytes, or an error.
     Sent(Result<usize, Errno>),
-    /// Nothing was sent: it is to be gathered. And timed, so that the ways can be compared.
-    Gather(Option<Timing>),
+    /// Nothing was sent: it is to be gathered. With a plan: and noted, so that the ways can be compared.
+    Gather(Option<Plan>),
 }
 
 /// Sends an output by reference where it is time for that and it pays.
@@ -28,12 +28,9 @@ pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Lending {
         return Lending::Gather(None);
     }
     let plan = transmit::plan(fd, output.len_bytes(), lendable_bytes, flags, &Envelope::default());
+    let noted = Some(plan).filter(Plan::is_timed);
     if plan.way != Way::Splice {
-        // What waits for room says nothing about what copying costs.
-        let waits = || flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
-        return Lending::Gather(
-            Some(plan).filter(|plan| plan.is_timed() && !waits()).and_then(Timing::begin),
-        );
+        return Lending::Gather(noted);
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
     let flags = if waits { flags | libc::MSG_DONTWAIT } else { flags };
@@ -47,7 +44,7 @@ pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Lending {
         output.was_copied();
     }
     match sent {
-        Err(Errno(libc::EAGAIN)) if waits => Lending::Gather(None),
+        Err(Errno(libc::EAGAIN)) if waits => Lending::Gather(noted),
         sent => Lending::Sent(sent),
     }
 }

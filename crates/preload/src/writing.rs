@@ -64,9 +64,9 @@ fn send_parts(
         return unchanged();
     }
     let Some(mut output) = Output::begin(fd, parts) else { return unchanged() };
-    let timing = match flags.map(|flags| send_lent(fd, &mut output, flags)) {
+    let noted = match flags.map(|flags| send_lent(fd, &mut output, flags)) {
         None => None,
-        Some(Lending::Gather(timing)) => timing,
+        Some(Lending::Gather(plan)) => plan,
         Some(Lending::Sent(Ok(sent))) => {
             output.finish(sent);
             return sent as ssize_t;
@@ -79,8 +79,8 @@ fn send_parts(
     };
     let sent = output.call(|parts| gathered(parts.as_ptr().cast(), parts.len()));
     if let Ok(sent) = usize::try_from(sent) {
-        if let Some(timing) = timing {
-            timing.end(sent);
+        if let Some(plan) = noted {
+            uncopy_transmit::note_copied(plan, sent);
         }
         output.finish(sent);
         return sent as ssize_t;

@@ -6,12 +6,17 @@
 //! [`LEAST_BYTES`] on, below which a copy always wins. The first messages of an account take turns in bursts; later a
 //! burst in every 128 goes the other way, so that an account can change its mind.
 //!
-//! A time is that of one call, so now and then it contains what the processor did for others. What is kept is
-//! therefore near the median: it goes towards each time by a 32nd at most, however far away that is. (Kept near the
-//! lowest, it decided by the few values that happened to be in the cache.) The first ones get there faster.
-//! A long message on a socket that does not wait is sent in part: what counts is the time for each KiB sent.
+//! A time is the thread's processor time from the end of one message to the end of the next. What a way costs is not
+//! all in its calls: pages that were referred to are given back one by one while later messages go out, 5 us for each
+//! 60 KiB by loopback, and lending and dropping count too. What the program does in between is the same both ways. (By the
+//! clock instead, a long message on a socket that waits takes as long as its reader, whichever way it goes.) Now and
+//! then a time contains what the processor did for others. What is kept is therefore near the median: it goes towards
+//! each time by a 32nd at most, however far away that is. (Kept near the lowest, it decided by the few values that
+//! happened to be in the cache.) The first ones get there faster.
+//! A long message on a socket that does not wait is sent in part: what counts is the time for each MiB sent.
 
 use crate::facts::KINDS;
+use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Below this a message is copied: two system calls more cost what the copy does.
@@ -21,7 +26,7 @@ const CLASSES: usize = 9;
 /// Messages that go the same way while they are compared: what goes by reference leaves the caches to others, and what
 /// is copied takes them, so a single message the other way shows neither.
 const BURST: u32 = 16;
-/// The first messages of a burst are not timed.
+/// The first messages of a burst are not timed; the last of these begins the first time.
 const SETTLING: u32 = 4;
 /// Messages whose bursts take turns, at first.
 const TURNS: u32 = 4 * BURST;
@@ -37,17 +42,22 @@ static SET: AtomicUsize = AtomicUsize::new(0);
 
 struct Account {
     messages: AtomicU32,
-    /// Cycles for each KiB: copied, by reference.
-    cycles: [AtomicU64; 2],
+    /// Time for each MiB, ns: copied, by reference.
+    ns_per_mib: [AtomicU64; 2],
     /// Times noted of each, up to [`NEW`].
     noted: [AtomicU32; 2],
+}
+
+uncopy_sys::locals! {
+    /// The thread's processor time at the end of its last message, ns, if that was a timed one; else 0.
+    static ENDED_NS: Cell<u64> = Cell::new(0);
 }
 
 static ACCOUNTS: [[Account; CLASSES]; KINDS] = [const {
     [const {
         Account {
             messages: AtomicU32::new(0),
-            cycles: [AtomicU64::new(0), AtomicU64::new(0)],
+            ns_per_mib: [AtomicU64::new(0), AtomicU64::new(0)],
             noted: [AtomicU32::new(0), AtomicU32::new(0)],
         }
     }; CLASSES]
@@ -74,18 +84,31 @@ pub fn choose(kind: usize, len_bytes: usize) -> Choice {
     let account = account(kind, len_bytes);
     let messages = account.messages.load(Relaxed);
     account.messages.store(messages.wrapping_add(1), Relaxed);
-    let is_timed = messages % BURST >= SETTLING;
-    if messages < TURNS {
-        return Choice { refers: messages / BURST % 2 == 1, is_timed };
-    }
     let at = messages % PERIOD;
-    Choice { refers: account.pays() != (at < BURST), is_timed: is_timed && at < 2 * BURST }
+    let is_timed = messages % BURST + 1 >= SETTLING && (messages < TURNS || at < 2 * BURST);
+    if !is_timed {
+        ENDED_NS.set(0);
+    }
+    let refers = if messages < TURNS { messages / BURST % 2 == 1 } else { account.pays() != (at < BURST) };
+    Choice { refers, is_timed }
 }
 
-/// Notes what sending `sent_bytes` of a message of `len_bytes` cost.
-pub fn note(kind: usize, len_bytes: usize, sent_bytes: usize, refers: bool, cycles: u64) {
+/// Notes that `sent_bytes` of a timed message of `len_bytes` have been sent just now; by reference or not, or in a way
+/// that says nothing about either.
+pub fn note(kind: usize, len_bytes: usize, sent_bytes: usize, refers: Option<bool>) {
+    let now_ns = now_ns();
+    let before_ns = ENDED_NS.replace(now_ns);
+    if let Some(refers) = refers
+        && before_ns != 0
+    {
+        enter(kind, len_bytes, sent_bytes, refers, now_ns.saturating_sub(before_ns));
+    }
+}
+
+/// Enters what sending `sent_bytes` of a message of `len_bytes` cost.
+fn enter(kind: usize, len_bytes: usize, sent_bytes: usize, refers: bool, ns: u64) {
     if len_bytes >= LEAST_BYTES && sent_bytes >= len_bytes.min(TELLING_BYTES) {
-        account(kind, len_bytes).note(refers, (cycles << 10) / sent_bytes as u64);
+        account(kind, len_bytes).note(refers, (ns << 20) / sent_bytes as u64);
     }
 }
 
@@ -109,47 +132,37 @@ fn account(kind: usize, len_bytes: usize) -> &'static Account {
 }
 
 impl Account {
-    fn note(&self, refers: bool, cycles: u64) {
-        let kept = &self.cycles[usize::from(refers)];
+    fn note(&self, refers: bool, ns_per_mib: u64) {
+        let kept = &self.ns_per_mib[usize::from(refers)];
         let before = kept.load(Relaxed);
         let noted = self.noted[usize::from(refers)].load(Relaxed);
         let is_new = noted < NEW;
         if is_new {
             self.noted[usize::from(refers)].store(noted + 1, Relaxed);
         }
-        let after = if before == 0 || is_new && cycles < before {
-            cycles
-        } else if cycles < before {
-            before - (before - cycles).min(before / 32)
+        let after = if before == 0 || is_new && ns_per_mib < before {
+            ns_per_mib
+        } else if ns_per_mib < before {
+            before - (before - ns_per_mib).min(before / 32)
         } else {
-            before + (cycles - before).min(before / 32)
+            before + (ns_per_mib - before).min(before / 32)
         };
         kept.store(after.max(1), Relaxed);
     }
 
-    /// Whether a reference costs a sixteenth less at least: what is not timed (lending, dropping) has a price too.
+    /// Whether a reference costs a 32nd less at least.
     fn pays(&self) -> bool {
-        let [copied, referred] = [0, 1].map(|side| self.cycles[side].load(Relaxed));
-        referred != 0 && referred + referred / 16 < copied
+        let [copied, referred] = [0, 1].map(|side| self.ns_per_mib[side].load(Relaxed));
+        referred != 0 && referred + referred / 32 < copied
     }
 }
 
-/// The processor's clock.
-#[inline]
-pub fn now() -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has the instruction; where the kernel forbids it (PR_SET_TSC), the program gets
-    // a signal, which no program known does.
-    unsafe {
-        core::arch::x86_64::_rdtsc()
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the pointer is valid for the call.
-        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-    }
+/// The processor time of this thread, ns. `errno` is kept: with these arguments the call cannot fail.
+fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]
@@ -164,7 +177,7 @@ mod tests {
             .filter(|_| {
                 let choice = choose(KIND, len_bytes);
                 if choice.is_timed {
-                    note(KIND, len_bytes, len_bytes, choice.refers, cost(choice.refers));
+                    enter(KIND, len_bytes, len_bytes, choice.refers, cost(choice.refers));
                 }
                 choice.refers
             })
@@ -184,7 +197,7 @@ mod tests {
     #[test]
     fn a_disturbed_time_changes_nothing() {
         run(16 << 10, TURNS as usize, |refers| if refers { 70_000 } else { 100_000 });
-        note(KIND, 16 << 10, 16 << 10, true, 1_000_000_000);
+        enter(KIND, 16 << 10, 16 << 10, true, 1_000_000_000);
         let refers = run(16 << 10, PERIOD as usize, |refers| if refers { 70_000 } else { 100_000 });
         assert!(refers > (PERIOD - 2 * BURST) as usize);
     }
@@ -195,8 +208,8 @@ mod tests {
         for _ in 0..32 {
             for refers in [false, true] {
                 // So long as for the whole, but twice as much was sent by reference.
-                note(KIND, len_bytes, if refers { 256 << 10 } else { 128 << 10 }, refers, 100_000);
-                note(KIND, len_bytes, 1000, refers, if refers { 100_000_000 } else { 1 });
+                enter(KIND, len_bytes, if refers { 256 << 10 } else { 128 << 10 }, refers, 100_000);
+                enter(KIND, len_bytes, 1000, refers, if refers { 100_000_000 } else { 1 });
             }
         }
         assert!(account(KIND, len_bytes).pays());

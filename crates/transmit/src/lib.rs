@@ -169,25 +169,10 @@ pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan
     })
 }
 
-/// A message that the caller copies by a call of its own, and whose time is wanted.
-#[derive(Debug)]
-#[must_use]
-pub struct Timing {
-    plan: Plan,
-    begun: u64,
-}
-
-impl Timing {
-    /// Begins; `None` where the plan refers, or wants no time.
-    pub fn begin(plan: Plan) -> Option<Self> {
-        (plan.is_timed && plan.way == Way::Copy).then(|| Self { plan, begun: choice::now() })
-    }
-
-    /// `sent_bytes` bytes have been sent.
-    pub fn end(self, sent_bytes: usize) {
-        let cycles = choice::now().wrapping_sub(self.begun);
-        choice::note(self.plan.kind as usize, self.plan.len_bytes, sent_bytes, false, cycles);
-    }
+/// Takes note that `sent_bytes` bytes of a message whose plan [is timed](Plan::is_timed) have been copied by a call of
+/// the caller's own.
+pub fn note_copied(plan: Plan, sent_bytes: usize) {
+    choice::note(plan.kind as usize, plan.len_bytes, sent_bytes, (plan.way == Way::Copy).then_some(false));
 }
 
 /// What nothing is held of.
@@ -195,19 +180,16 @@ fn copied(result: Result<usize, Errno>) -> Result<Sent, Errno> {
     result.map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
 }
 
-/// Sends, and notes what that cost if it is wanted.
+/// Sends, and has the message's time noted if it is wanted.
 fn timed(plan: Plan, send: impl FnOnce() -> Result<Sent, Errno>) -> Result<Sent, Errno> {
-    let begun = if plan.is_timed { choice::now() } else { 0 };
     let result = send();
     if plan.is_timed
         && let Ok(sent) = &result
     {
         let refers = sent.hold != Hold::Nothing;
         // What was to go by reference and could not says nothing about copying.
-        if refers == (plan.way != Way::Copy) {
-            let cycles = choice::now().wrapping_sub(begun);
-            choice::note(plan.kind as usize, plan.len_bytes, sent.len_bytes, refers, cycles);
-        }
+        let refers = (refers == (plan.way != Way::Copy)).then_some(refers);
+        choice::note(plan.kind as usize, plan.len_bytes, sent.len_bytes, refers);
     }
     result
 }
