@@ -8,7 +8,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::echo_server::Order;
-use crate::network::server_address;
+use crate::network::{Network, server_address};
 use crate::side::Side;
 
 /// Longest message and value, bytes: the longest string that Redis stores.
@@ -78,6 +78,17 @@ pub struct Arguments {
     /// What to run.
     #[command(subcommand)]
     pub experiment: Experiment,
+    /// What lies between clients and servers
+    #[arg(long, global = true, value_name = "NETWORK", value_enum, default_value = "loopback")]
+    pub network: Network,
+}
+
+impl Experiment {
+    /// Whether it starts nothing itself, so that no network can lie in between.
+    #[must_use]
+    pub const fn is_server(&self) -> bool {
+        matches!(self, Self::EchoServer(_) | Self::MemcpyLoop(_) | Self::ViewLoop(_))
+    }
 }
 
 /// The experiments, and the servers they start.
@@ -581,14 +592,14 @@ mod tests {
 
     #[test]
     fn defaults_are_the_documented_ones() {
-        let Ok(Arguments { experiment: Experiment::Copies(copies) }) = parse("copies") else {
+        let Ok(Arguments { experiment: Experiment::Copies(copies), .. }) = parse("copies") else {
             panic!("copies needs no arguments")
         };
         let repeat = &copies.repeat;
         assert_eq!((copies.size, repeat.rounds, repeat.seconds), (524_288, 7, Duration::from_millis(600)));
         assert_eq!(copies.copies, [0, 1, 5, 12]);
         assert_eq!(repeat.all_sides(), [Side::Plain, Side::Uncopy, Side::Limit, Side::HeapOnly]);
-        let Ok(Arguments { experiment: Experiment::Redis(redis) }) = parse("redis") else {
+        let Ok(Arguments { experiment: Experiment::Redis(redis), .. }) = parse("redis") else {
             panic!("redis needs no arguments")
         };
         assert_eq!(redis.sizes, [64, 65_536, 262_144, 1_048_576]);
@@ -596,7 +607,8 @@ mod tests {
 
     #[test]
     fn the_quick_form_of_every_experiment_measures_less_unless_told_otherwise() {
-        let Ok(Arguments { experiment: Experiment::Sizes(sizes) }) = parse("sizes --quick --rounds 2") else {
+        let Ok(Arguments { experiment: Experiment::Sizes(sizes), .. }) = parse("sizes --quick --rounds 2")
+        else {
             panic!("sizes has a quick form")
         };
         assert_eq!(sizes.sizes, [8192, 65_536, 1_048_576]);
@@ -611,7 +623,7 @@ mod tests {
 
     #[test]
     fn plain_is_always_the_first_side_and_each_comes_once() {
-        let Ok(Arguments { experiment: Experiment::Copies(copies) }) =
+        let Ok(Arguments { experiment: Experiment::Copies(copies), .. }) =
             parse("copies --sides always,plain,always")
         else {
             panic!("these are sides")
@@ -622,7 +634,7 @@ mod tests {
     #[test]
     fn a_bare_port_is_on_the_loopback_address() {
         let listen = |text: &str| match parse(&format!("echo-server --size 1 --copies 0 --listen {text}")) {
-            Ok(Arguments { experiment: Experiment::EchoServer(server) }) => Ok(server.listen.to_string()),
+            Ok(Arguments { experiment: Experiment::EchoServer(server), .. }) => Ok(server.listen.to_string()),
             Ok(_) => panic!("another experiment"),
             Err(error) => Err(error.to_string()),
         };

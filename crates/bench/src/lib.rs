@@ -16,6 +16,7 @@
 //!   comparison    samples of alternating sides, ratios; statistics, machine, load
 //!   report        what comes of an experiment: figures in a table, JSON, plot
 //!   side          what runs under uncopy and what plain
+//!   network       what lies between clients and servers
 //!   process       servers and helpers; cleanup and signals end them whatever happens
 //! ```
 //!
@@ -87,6 +88,7 @@ use echo_server::{Reply, Work};
 use failure::{Failure, Result, While};
 use load::Load;
 use machine::Machine;
+use network::Network;
 use progress::Progress;
 use redis_load::Operation;
 use report::{Report, notes};
@@ -124,7 +126,11 @@ pub fn main(args: &[OsString]) -> u8 {
         );
         return STATUS_USAGE;
     }
-    match run(&arguments.experiment) {
+    if arguments.experiment.is_server() && arguments.network != Network::Loopback {
+        eprintln!("uncopy: --network is for experiments, which start servers; this is a server itself");
+        return STATUS_USAGE;
+    }
+    match network::set_up(arguments.network).and_then(|()| run(&arguments.experiment)) {
         Ok(status) => status,
         Err(failure) => {
             eprintln!("uncopy: {failure}");

@@ -5,6 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use crate::network;
+
 /// The machine, the versions and the date.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -30,6 +32,7 @@ impl Machine {
             facts: vec![
                 ("uncopy", env!("CARGO_PKG_VERSION").to_owned()),
                 ("date", date(seconds_since_1970())),
+                ("network", network::current().name().to_owned()),
                 ("cpus", cpus.to_string()),
                 ("processor", model),
                 ("memory", memory),

@@ -9,6 +9,7 @@ use plotters::prelude::{
 
 use crate::comparison::Comparison;
 use crate::failure::{Failure, Result};
+use crate::network;
 use crate::side::Side;
 use crate::statistics::Spread;
 use crate::table::size;
@@ -92,6 +93,11 @@ impl Plot {
         Self { title: title.to_owned(), x: (x.0.to_owned(), x.1), y: y.to_owned(), series }
     }
 
+    /// What stands above it: the title, and over which network it was measured.
+    fn caption(&self) -> String {
+        format!("{} ({})", self.title, network::current().name())
+    }
+
     /// The image as text.
     ///
     /// # Errors
@@ -148,7 +154,7 @@ impl Plot {
         area.fill(&WHITE)?;
         let (chart, legend) = area.split_horizontally(IMAGE.0 - LEGEND);
         let mut chart = ChartBuilder::on(&chart)
-            .caption(&self.title, ("sans-serif", 28).into_font())
+            .caption(self.caption(), ("sans-serif", 26).into_font())
             .margin(12)
             .x_label_area_size(52)
             .y_label_area_size(88)

@@ -12,6 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::cleanup::{TemporaryDirectory, registry};
 use crate::failure::{Failure, Result, While};
+use crate::network;
 use crate::wait;
 
 /// How long a server may take to say that it is ready, or to end when asked to.
@@ -176,7 +177,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `command` in `directory`. It is killed when this program's thread ends, however.
+    /// Starts `command` in `directory` and in the servers' network. It is killed when this program's thread ends, however.
     ///
     /// # Errors
     /// [`Failure`] when it cannot be started.
@@ -194,9 +195,9 @@ impl Server {
             // Otherwise this program ended before prctl and no signal will come.
             if alive { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
         };
-        // SAFETY: between fork and exec the closure makes two async-signal-safe calls and
-        // allocates nothing.
-        unsafe { command.pre_exec(end_with_parent) };
+        // SAFETY: between fork and exec the closures make three async-signal-safe calls and
+        // allocate nothing.
+        unsafe { command.pre_exec(end_with_parent).pre_exec(network::enter_servers) };
         let mut process = Process::start(command, title)?;
         let stdout = process.child.stdout.take();
         Ok(Self { process, stdout, directory })

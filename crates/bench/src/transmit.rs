@@ -22,7 +22,7 @@ use uncopy_transmit::{Envelope, Errno, Part, set_break_even};
 use crate::comparison::{Comparison, Sample};
 use crate::failure::{Failure, Result, While};
 use crate::figures::{self, LEGEND};
-use crate::network::server_address;
+use crate::network::{among_servers, client_address, server_address};
 use crate::plot::{Plot, Scale};
 use crate::progress::Progress;
 use crate::random::Random;
@@ -58,11 +58,11 @@ const BATCH: usize = 16;
 /// What the messages go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Socket {
-    /// A TCP connection over loopback
+    /// A TCP connection
     Tcp,
     /// A UNIX stream
     Unix,
-    /// A connected UDP socket over loopback; bodies up to 60 KiB
+    /// A connected UDP socket; bodies up to 60 KiB
     Udp,
 }
 
@@ -75,12 +75,13 @@ impl Socket {
         }
     }
 
-    /// The sending and the receiving end.
+    /// The sending end, which is where servers are, and the receiving one.
     fn pair(self) -> std::io::Result<(OwnedFd, OwnedFd)> {
         Ok(match self {
             Self::Tcp => {
-                let listener = TcpListener::bind((server_address(), 0))?;
-                let here = TcpStream::connect(listener.local_addr()?)?;
+                let listener = TcpListener::bind((client_address(), 0))?;
+                let address = listener.local_addr()?;
+                let here = among_servers(|| TcpStream::connect(address))?;
                 let (there, _) = listener.accept()?;
                 here.set_nodelay(true)?;
                 there.set_nodelay(true)?;
@@ -91,8 +92,8 @@ impl Socket {
                 (here.into(), there.into())
             }
             Self::Udp => {
-                let any = (server_address(), 0);
-                let (here, there) = (UdpSocket::bind(any)?, UdpSocket::bind(any)?);
+                let here = among_servers(|| UdpSocket::bind((server_address(), 0)))?;
+                let there = UdpSocket::bind((client_address(), 0))?;
                 here.connect(there.local_addr()?)?;
                 there.connect(here.local_addr()?)?;
                 (here.into(), there.into())
