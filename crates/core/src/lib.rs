@@ -1,6 +1,6 @@
 //! The pure core of uncopy: page arithmetic, block size classes, the map of a block's pages,
-//! extents of hidden memory, copy plans, the policy's accounts, options, counters and the
-//! ledger of what each call site did.
+//! extents of hidden memory, copy plans, the policy's accounts, options, counters, the
+//! ledger of what each call site did, and the recording of what a program copies.
 //!
 //! Nothing here makes a system call, touches the program's memory or needs userfaultfd, so all of
 //! it is tested on any machine.
@@ -19,4 +19,5 @@ pub mod options;
 pub mod page_map;
 pub mod plan;
 pub mod policy;
+pub mod recording;
 pub mod stats;

@@ -123,8 +123,10 @@ pub const OPTIONS: &[OptionSpec] = &[
 ///
 /// `UNCOPY_STATS_ROOT` holds the pid whose counters go to the `--stats` file; `UNCOPY_UFFD_FD`
 /// the number of an inherited file descriptor of `/dev/userfaultfd`, so that a program that
-/// drops its privileges keeps working; `UNCOPY_LEDGER` the file in memory that `--explain` is made from.
-pub const INTERNAL_VARIABLES: &[&str] = &["UNCOPY_STATS_ROOT", "UNCOPY_UFFD_FD", "UNCOPY_LEDGER"];
+/// drops its privileges keeps working; `UNCOPY_LEDGER` the file in memory that `--explain` is made from;
+/// `UNCOPY_RECORD` the directory that `uncopy profile` reads recordings from.
+pub const INTERNAL_VARIABLES: &[&str] =
+    &["UNCOPY_STATS_ROOT", "UNCOPY_UFFD_FD", "UNCOPY_LEDGER", "UNCOPY_RECORD"];
 
 /// Where the constants of the machine come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +168,8 @@ pub struct Options<'a> {
     pub uffd_fd: Option<i32>,
     /// The ledger of `--explain` (internal).
     pub ledger: Option<&'a [u8]>,
+    /// Where recordings are made (internal): see [`crate::recording`].
+    pub record: Option<&'a [u8]>,
 }
 
 impl Default for Options<'_> {
@@ -184,6 +188,7 @@ impl Default for Options<'_> {
             stats_root: None,
             uffd_fd: None,
             ledger: None,
+            record: None,
         }
     }
 }
@@ -240,6 +245,7 @@ const LEGAL_ON_OFF: &str = "on or off";
 const LEGAL_STATS: &str = "a file's path, or -";
 const LEGAL_COSTS: &str = "measure, assume, or the line that uncopy doctor --calibrate prints";
 const LEGAL_LEDGER: &str = "a path that uncopy run sets; unset it";
+const LEGAL_RECORD: &str = "the absolute path of a directory, which uncopy profile sets; unset it";
 const LEGAL_NUMBER: &str = "a number that uncopy run sets; unset it";
 
 /// Parses a decimal number that consists of digits only.
@@ -331,6 +337,12 @@ impl<'a> Options<'a> {
                 }
                 self.ledger = Some(value);
             }
+            b"UNCOPY_RECORD" => {
+                if !value.starts_with(b"/") || value.len() > crate::recording::request::DIRECTORY_MOST_BYTES {
+                    return Err(bad("UNCOPY_RECORD", LEGAL_RECORD));
+                }
+                self.record = Some(value);
+            }
             b"UNCOPY_STATS_ROOT" => {
                 self.stats_root = Some(
                     decimal(value)
@@ -385,6 +397,7 @@ mod tests {
             ("UNCOPY_STATS", "-"),
             ("UNCOPY_EXPLAIN", "sites.txt"),
             ("UNCOPY_NO_FOLLOW", "1"),
+            ("UNCOPY_RECORD", "/dev/shm/recordings"),
         ] {
             let before = options;
             options.apply(name.as_bytes(), value.as_bytes()).expect("legal value");
@@ -413,6 +426,7 @@ mod tests {
             ("UNCOPY_STATS", ""),
             ("UNCOPY_EXPLAIN", ""),
             ("UNCOPY_LEDGER", "/etc/passwd"),
+            ("UNCOPY_RECORD", "recordings"),
             ("UNCOPY_NO_FOLLOW", "x"),
         ] {
             let mut options = Options::default();
