@@ -38,9 +38,7 @@ extern "C" fn first_thread_ends(round: *mut c_void) {
         unsafe { libc::pthread_setspecific(*key, core::ptr::without_provenance(round.addr() + 1)) };
         return;
     }
-    while uncopy_sys::thread::others_live() {
-        uncopy_sys::thread::doze();
-    }
+    uncopy_sys::thread::outlast_others();
     // What glibc does in the last thread.
     std::process::exit(0);
 }

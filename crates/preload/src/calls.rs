@@ -114,9 +114,7 @@ extern "C" fn end_thread(status: c_int) -> ! {
     let is_main = lock::thread_id() == std::process::id();
     let mut number = libc::SYS_exit;
     if is_main && ENGINE.phase() == Phase::Active {
-        while thread::others_live() {
-            thread::doze();
-        }
+        thread::outlast_others();
         crate::start::finish();
         number = libc::SYS_exit_group;
     }

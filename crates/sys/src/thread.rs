@@ -181,6 +181,13 @@ pub fn others_live() -> bool {
     })
 }
 
+/// Waits until no thread is left but the calling one and the handlers: as long as the program's own threads live.
+pub fn outlast_others() {
+    while others_live() {
+        doze();
+    }
+}
+
 /// Whether the handler thread exists.
 #[must_use]
 pub fn handler_lives() -> bool {

@@ -400,9 +400,7 @@ pub(crate) fn thread_ends(again: impl FnOnce()) {
         again();
         return;
     }
-    while thread::others_live() {
-        thread::doze();
-    }
+    thread::outlast_others();
     // What glibc does in the last thread.
     std::process::exit(0);
 }
