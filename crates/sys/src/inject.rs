@@ -91,6 +91,8 @@ pub enum Kind {
     Query,
     /// vmsplice, splice.
     Splice,
+    /// process_vm_readv.
+    Peek,
     /// getsockopt.
     Ask,
 }

@@ -47,6 +47,7 @@ pub mod messages;
 pub mod objects;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 mod own;
+pub mod peek;
 pub mod pipe;
 pub mod presence;
 pub mod procmap;
@@ -55,6 +56,8 @@ pub mod readable;
 #[cfg(not(loom))]
 pub mod signal;
 pub mod socket;
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+pub mod stack;
 pub mod sync;
 pub mod thread;
 #[cfg_attr(loom, path = "simulated.rs")]

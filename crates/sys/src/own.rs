@@ -24,6 +24,12 @@ pub(crate) struct Own {
     pub number: AtomicU32,
     /// The mask that the end of the section restores.
     pub mask: AtomicU64,
+    /// First address of the thread's stack as far as it is known; see `stack`.
+    pub stack_low: AtomicU64,
+    /// One past the last; 0: not known.
+    pub stack_high: AtomicU64,
+    /// How often it was asked for.
+    pub stack_asked: AtomicU32,
 }
 
 const OWN_BYTES: usize = 64;

@@ -105,6 +105,25 @@ pub fn file_at(address: usize, path: &mut [u8]) -> Result<Option<FilePlace>, Err
     Ok(Some(FilePlace { offset, inode: argument.inode, path_len_bytes: len }))
 }
 
+/// First address and the one after the last of the mapping that `address` lies in, and whether it is the first thread's
+/// stack. `None`: in none.
+///
+/// # Errors
+/// ENOTTY before Linux 6.11; what open says without /proc.
+pub fn range_at(address: usize) -> Result<Option<(core::ops::Range<usize>, bool)>, Errno> {
+    let fd = open_maps()?;
+    let mut name = [0u8; 128];
+    let result = ask(fd, address, &mut name);
+    // SAFETY: the descriptor is ours.
+    unsafe { kernel!(Close, syscall!(libc::SYS_close, fd)) };
+    match result {
+        // A name that long is a file's.
+        Err(Errno(libc::ENOENT | libc::ENAMETOOLONG)) => Ok(None),
+        Err(errno) => Err(errno),
+        Ok(argument) => Ok(Some((argument.start as usize..argument.end as usize, name.starts_with(STACK)))),
+    }
+}
+
 fn open_maps() -> Result<i32, Errno> {
     let (path, flags) = (c"/proc/self/maps", libc::O_RDONLY | libc::O_CLOEXEC);
     // SAFETY: the path is terminated.

@@ -7,62 +7,65 @@
 //! let stack = &frames[..count]; // return addresses, innermost first
 //! ```
 //!
-//! For hooks: any thread, any signal handler, any stack that a program may run on, at any moment between the
-//! loading of the library and the end of the process, in a forked child as well.
+//! For hooks: any thread, any signal handler, any stack that a program may run on, at any moment between [`begin`]
+//! and the end of the process, in a forked child as well. No frame pointers are needed: frames are found by the tables
+//! that every object brings along for exceptions (`.eh_frame`), which are read once for each return address and kept as
+//! one word (`cache`, `rule`). Without tables, or with wrong ones, a stack ends early; it is never a reason to fault.
+//!
+//! Why not a crate for the whole of it: framehop keeps a cache for one thread at a time and is told of objects
+//! beforehand, by code that allocates; the unwinders of libgcc and LLVM take locks or allocate, and all of them read tables
+//! that `dlclose` may take away at that moment. gimli, which needs none of that, reads the tables.
 #![cfg(target_os = "linux")]
 
+mod cache;
+mod list;
+mod memory;
+mod module;
+mod objects;
 mod registers;
+mod rule;
+mod tables;
+mod walk;
 
+pub use module::{Module, module_at};
 pub use registers::Registers;
 
 /// Frames of a stack at most.
 pub const FRAMES: usize = 64;
 
-/// A loaded object, as the names of functions are looked up in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Module {
-    /// First address.
-    pub start: usize,
-    /// One past its last address.
-    pub end: usize,
-    /// What an address of the object's own tables is off by in this process.
-    pub bias: usize,
-    /// The first bytes of its build ID; as many as [`Module::build_id_len_bytes`] says.
-    pub build_id: [u8; 32],
-    /// 0: it has none.
-    pub build_id_len_bytes: usize,
+/// Looks up what the loader offers. Takes its locks: for when the library is loaded. Before it, every stack is empty.
+pub fn begin() {
+    objects::begin();
 }
 
 /// The stack of the calling thread from `start` on, innermost frame first, into `frames`; how many there are, [`FRAMES`]
-/// at most. Frames of this library ([`hide`]) are left out. Each is an address in the code of the caller: the
-/// instruction behind the call, or, where a signal came in between, the one that it interrupted.
+/// at most. `start` itself is not part of it, nor are frames that are hidden ([`hide`]). Each is an address in the code
+/// of a caller: the instruction behind the call, or, where a signal came in between, the one that it interrupted.
 ///
 /// 0 if not even the first caller can be found.
 ///
-/// Cost: some 10 ns a frame once its return address is known, some 10 µs for each that is not. Never allocates from the
-/// program's heap, never waits, never faults; `errno` is kept.
+/// Cost: some 10 ns a frame once its address is known, some 10 µs for each that is not. Never allocates from the
+/// program's heap, never waits, never faults; `errno` is kept. Reads the program's stacks: not under a lock of the engine's.
+#[must_use]
 pub fn capture(start: Registers, frames: &mut [usize]) -> usize {
-    let _ = (start, frames);
-    0
+    walk::capture(start, frames)
 }
 
 /// Frames whose code lies in `start..end` are not part of any stack from here on: this library's own.
 pub fn hide(start: usize, end: usize) {
-    let _ = (start, end);
+    walk::hide(start, end);
 }
 
-/// Forgets what is known of return addresses: an object was unloaded, so that others may come to lie in its place.
-pub fn forget() {}
+/// Forgets what is known of addresses: an object was unloaded, and another may come to lie in its place.
+///
+/// Objects that libc unloads by itself (converters of character sets) are not noticed. Where another object then has a
+/// return address at the same place, a stack may end early or hold a wrong frame.
+pub fn forget() {
+    walk::forget();
+}
 
 /// No system calls from here on: the program is about to have them forbidden. Stacks then end at the first frame that is
 /// not known yet.
-pub fn confine() {}
-
-/// The object that `address` lies in; its path, cut to what fits, into `path`, whose length is returned as well.
-/// `None`: generated code, or no code at all.
-///
-/// Takes no lock of the loader's. Some 20 µs: for the first time that an address appears.
-pub fn module_at(address: usize, path: &mut [u8]) -> Option<(Module, usize)> {
-    let _ = (address, path);
-    None
+pub fn confine() {
+    walk::confine();
 }

@@ -1,0 +1,72 @@
+//! The words of the stack that is unwound: read where they are known to be readable, and nowhere else.
+//!
+//! Known are the calling thread's own stack, which stays as long as the thread does, and, anywhere else (a coroutine's
+//! stack, a signal's), page by page what the kernel says in the course of this one capture: such a stack may be gone the
+//! next time. A frame that is right only refers to memory that is in use; all this is for those that are wrong.
+
+use core::ops::Range;
+use uncopy_sys::readable::is_readable;
+
+const WORD: usize = size_of::<usize>();
+/// The smallest page there is.
+const PAGE: usize = 4096;
+
+/// What may be read of a stack.
+pub struct Memory {
+    known: Range<usize>,
+    may_ask: bool,
+}
+
+impl Memory {
+    /// What is known around a stack pointer that is in use. Without `may_ask` the kernel is not asked for the thread's
+    /// own stack.
+    #[inline]
+    pub fn around(sp: usize, may_ask: bool) -> Self {
+        Self { known: own(sp, may_ask).unwrap_or(sp..next_page(sp)), may_ask }
+    }
+
+    /// The word at an address, if it can be read and the address is a multiple of a word's length.
+    #[inline]
+    pub fn word(&mut self, address: usize) -> Option<usize> {
+        if !address.is_multiple_of(WORD) {
+            return None;
+        }
+        // A word never reaches into the next page.
+        if !self.known.contains(&address) && !self.learns(address) {
+            return None;
+        }
+        // SAFETY: a word that lies in memory that was just found to be readable, or is the thread's own stack. Another
+        // thread may write it meanwhile: hence a volatile read of whatever is there.
+        Some(unsafe { (address as *const usize).read_volatile() })
+    }
+
+    #[cold]
+    fn learns(&mut self, address: usize) -> bool {
+        if let Some(own) = own(address, self.may_ask) {
+            self.known = own;
+            return true;
+        }
+        let is_there = is_readable(address, WORD);
+        if is_there && address / PAGE * PAGE == self.known.end {
+            self.known.end = next_page(address);
+        } else if is_there {
+            self.known = address..next_page(address);
+        }
+        is_there
+    }
+}
+
+const fn next_page(address: usize) -> usize {
+    (address / PAGE + 1).saturating_mul(PAGE)
+}
+
+#[inline]
+fn own(sp: usize, may_ask: bool) -> Option<Range<usize>> {
+    #[cfg(target_arch = "x86_64")]
+    return uncopy_sys::stack::around(sp, may_ask);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (sp, may_ask);
+        None
+    }
+}

@@ -1,0 +1,202 @@
+//! From the entries of an object's `.eh_frame` to a rule, by gimli. Pure: bytes in, rule out, whatever the bytes are.
+//!
+//! What the addresses of code are relative to, and what expressions say, is in the DWARF 5 standard (§6.4) and the
+//! Linux Standard Base (core generic, §10.6).
+
+use crate::rule::{Base, Rule, Saved};
+use gimli::{
+    BaseAddresses, CfaRule, EhFrame, Encoding, EndianSlice, LittleEndian, Operation, Register, RegisterRule,
+    UnwindContext, UnwindContextStorage, UnwindExpression, UnwindSection, UnwindTableRow, X86_64,
+};
+
+type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+
+/// Registers that an entry may have rules for at once: all that a signal's frame has.
+const RULES: usize = 24;
+/// How deep rows may be remembered.
+const ROWS: usize = 4;
+
+/// Where rows are put together: in place, nothing is allocated.
+pub struct Storage;
+
+impl UnwindContextStorage<usize> for Storage {
+    type Rules = [(Register, RegisterRule<usize>); RULES];
+    type Stack = [UnwindTableRow<usize, Self>; ROWS];
+}
+
+/// Room for one row and what it is made from; 4 KiB that do not have to be on a small stack.
+pub type Context = UnwindContext<usize, Storage>;
+
+/// One entry of `.eh_frame` with the one that it shares its beginning with, as they lie in memory.
+pub struct Entry<'a> {
+    /// The common information entry and, from [`Entry::fde_offset`] on, the frame description entry, whose pointer to the
+    /// former has been made to say so.
+    pub bytes: &'a [u8],
+    /// A multiple of 4.
+    pub fde_offset: usize,
+    /// Where the frame description entry was.
+    pub fde_address: usize,
+}
+
+/// The rule for code at `ip`: the row of `at`, which is `ip`, or the byte before if that is where a call returns to.
+#[must_use]
+pub fn rule(entry: &Entry<'_>, ip: usize, at: usize, context: &mut Context) -> Rule {
+    find(entry, ip, at, context).unwrap_or(Rule::End)
+}
+
+fn find(entry: &Entry<'_>, ip: usize, at: usize, context: &mut Context) -> Option<Rule> {
+    let mut section: EhFrame<Bytes<'_>> = EhFrame::new(entry.bytes, LittleEndian);
+    section.set_address_size(8);
+    // What lies before the entry in this section lies elsewhere in memory, but no address of it is asked for.
+    let base = (entry.fde_address as u64).wrapping_sub(entry.fde_offset as u64);
+    let bases = BaseAddresses::default().set_eh_frame(base);
+    let fde = section.fde_from_offset(&bases, entry.fde_offset.into(), EhFrame::cie_from_offset).ok()?;
+    let row = fde.unwind_info_for_address(&section, &bases, context, at as u64).ok()?;
+    let whole = Whole { section: &section, encoding: fde.cie().encoding(), ip: ip as i64 };
+    let return_register = fde.cie().return_address_register();
+    if return_register != X86_64::RA {
+        return None;
+    }
+    if fde.is_signal_trampoline() {
+        return whole.is_signal_frame(row).then_some(Rule::Signal);
+    }
+    // The register has a rule in every frame but the outermost, where it is undefined.
+    if row.register(X86_64::RA) != Some(RegisterRule::Offset(-8)) {
+        return None;
+    }
+    let (base, is_stored, offset) = match whole.cfa(row)? {
+        Value::Register(base, offset) => (base, false, offset),
+        Value::Stored(base, offset) => (base, true, offset),
+        Value::Known(_) => return None,
+    };
+    let bp = match row.register(X86_64::RBP) {
+        None | Some(RegisterRule::Undefined | RegisterRule::SameValue) => Saved::Same,
+        Some(RegisterRule::Offset(at)) => Saved::AtCfa(i32::try_from(at).ok()?),
+        Some(RegisterRule::Expression(expression)) => match whole.value(&expression)? {
+            Value::Register(Base::Bp, at) => Saved::AtBp(i32::try_from(at).ok()?),
+            _ => return None,
+        },
+        Some(_) => return None,
+    };
+    Some(Rule::Frame { base, is_stored, offset: i32::try_from(offset).ok()?, bp })
+}
+
+/// What an expression comes to, without the registers' values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Value {
+    Known(i64),
+    /// A register's value plus this.
+    Register(Base, i64),
+    /// The word that is stored there.
+    Stored(Base, i64),
+}
+
+/// What expressions are evaluated in.
+struct Whole<'a> {
+    section: &'a EhFrame<Bytes<'a>>,
+    encoding: Encoding,
+    ip: i64,
+}
+
+/// Offsets in the kernel's `struct rt_sigframe` behind the return address (arch/x86/include/asm/sigframe.h):
+/// `struct ucontext`, in it `struct sigcontext`, in it bp, sp, ip.
+pub mod frame {
+    /// uc_flags, uc_link, uc_stack.
+    const CONTEXT: usize = 8 + 8 + 24;
+    /// rbp, after r8 to r15, di, si.
+    pub const BP: usize = CONTEXT + 10 * 8;
+    /// rsp, after bx, dx, ax, cx.
+    pub const SP: usize = CONTEXT + 15 * 8;
+    /// rip.
+    pub const IP: usize = CONTEXT + 16 * 8;
+}
+
+impl Whole<'_> {
+    fn cfa(&self, row: &UnwindTableRow<usize, Storage>) -> Option<Value> {
+        match row.cfa() {
+            CfaRule::RegisterAndOffset { register, offset } => {
+                Some(Value::Register(base(*register)?, *offset))
+            }
+            CfaRule::Expression(expression) => self.value(expression),
+        }
+    }
+
+    /// Whether a trampoline's frame is the kernel's, and not one of a coroutine library, say.
+    fn is_signal_frame(&self, row: &UnwindTableRow<usize, Storage>) -> bool {
+        let is_at = |register, offset: usize| match row.register(register) {
+            Some(RegisterRule::Expression(expression)) => {
+                self.value(&expression) == Some(Value::Register(Base::Sp, offset as i64))
+            }
+            _ => false,
+        };
+        self.cfa(row) == Some(Value::Stored(Base::Sp, frame::SP as i64))
+            && is_at(X86_64::RA, frame::IP)
+            && is_at(X86_64::RBP, frame::BP)
+    }
+
+    /// Of the operations there are, those that compilers and hand-written entries of procedure linkage tables use.
+    fn value(&self, expression: &UnwindExpression<usize>) -> Option<Value> {
+        const DEPTH: usize = 8;
+        let mut stack = [Value::Known(0); DEPTH];
+        let mut depth = 0;
+        let mut operations = expression.get(self.section).ok()?.operations(self.encoding);
+        while let Some(operation) = operations.next().ok()? {
+            let mut pop = || {
+                depth = usize::checked_sub(depth, 1)?;
+                Some(stack[depth])
+            };
+            let value = match operation {
+                Operation::RegisterOffset { register, offset, .. } if register == X86_64::RA => {
+                    Value::Known(self.ip.wrapping_add(offset))
+                }
+                Operation::RegisterOffset { register, offset, .. } => {
+                    Value::Register(base(register)?, offset)
+                }
+                Operation::UnsignedConstant { value } => Value::Known(value.cast_signed()),
+                Operation::SignedConstant { value } => Value::Known(value),
+                Operation::PlusConstant { value } => sum(pop()?, Value::Known(value.cast_signed()))?,
+                Operation::Plus => sum(pop()?, pop()?)?,
+                Operation::Deref { size: 8, space: false, .. } => match pop()? {
+                    Value::Register(base, offset) => Value::Stored(base, offset),
+                    _ => return None,
+                },
+                Operation::And => both(pop()?, pop()?, |right, left| left & right)?,
+                Operation::Ge => both(pop()?, pop()?, |right, left| i64::from(left >= right))?,
+                Operation::Shl => both(pop()?, pop()?, |right, left| {
+                    u32::try_from(right).ok().and_then(|by| left.checked_shl(by)).unwrap_or(0)
+                })?,
+                Operation::Nop => continue,
+                _ => return None,
+            };
+            *stack.get_mut(depth)? = value;
+            depth += 1;
+        }
+        depth.checked_sub(1).map(|top| stack[top])
+    }
+}
+
+fn base(register: Register) -> Option<Base> {
+    match register {
+        X86_64::RSP => Some(Base::Sp),
+        X86_64::RBP => Some(Base::Bp),
+        _ => None,
+    }
+}
+
+fn sum(left: Value, right: Value) -> Option<Value> {
+    match (left, right) {
+        (Value::Known(left), Value::Known(right)) => Some(Value::Known(left.wrapping_add(right))),
+        (Value::Register(base, offset), Value::Known(known))
+        | (Value::Known(known), Value::Register(base, offset)) => {
+            Some(Value::Register(base, offset.wrapping_add(known)))
+        }
+        _ => None,
+    }
+}
+
+fn both(first: Value, second: Value, operation: impl Fn(i64, i64) -> i64) -> Option<Value> {
+    match (first, second) {
+        (Value::Known(first), Value::Known(second)) => Some(Value::Known(operation(first, second))),
+        _ => None,
+    }
+}

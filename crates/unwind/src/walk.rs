@@ -1,0 +1,164 @@
+//! From frame to frame.
+
+use crate::cache::Cache;
+use crate::memory::Memory;
+use crate::objects::{self, ROOM_BYTES, Search};
+use crate::registers::Registers;
+use crate::rule::{Base, Rule, Saved};
+use crate::tables::{self, Context, frame};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use uncopy_sys::mem;
+
+static RULES: Cache = Cache::new();
+/// Part of every key: what was learned before an object was unloaded is never found again.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+static CONFINED: AtomicBool = AtomicBool::new(false);
+/// Frames that are left out: first address, and how many.
+static HIDDEN: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
+
+/// Frames that are looked at, those that are left out as well.
+const LOOKED_AT: usize = crate::FRAMES + 24;
+/// Bits of an address of user space, and one.
+const ADDRESS_BITS: u32 = 48;
+
+/// See [`crate::hide`].
+pub fn hide(start: usize, end: usize) {
+    HIDDEN.0.store(start, Relaxed);
+    HIDDEN.1.store(end.saturating_sub(start), Relaxed);
+}
+
+/// See [`crate::forget`].
+pub fn forget() {
+    GENERATION.fetch_add(1, Relaxed);
+}
+
+/// See [`crate::confine`].
+pub fn confine() {
+    CONFINED.store(true, Relaxed);
+}
+
+/// See [`crate::capture`].
+#[inline]
+pub fn capture(start: Registers, frames: &mut [usize]) -> usize {
+    let is_free = !CONFINED.load(Relaxed);
+    let generation = GENERATION.load(Relaxed) << (ADDRESS_BITS + 1);
+    let (hidden, hidden_len) = (HIDDEN.0.load(Relaxed), HIDDEN.1.load(Relaxed));
+    let most = frames.len().min(crate::FRAMES);
+    let mut memory = Memory::around(start.sp, is_free);
+    let mut room = Room(None);
+    let mut at = start;
+    // Whether the instruction at `ip` is the one that is to be looked up, and not the call before it.
+    let mut is_exact = true;
+    let mut count = 0;
+    for _ in 0..LOOKED_AT {
+        if count == most || at.ip == 0 || at.ip >> (ADDRESS_BITS - 1) != 0 {
+            break;
+        }
+        let key = (((at.ip as u64) << 1) | u64::from(is_exact)) ^ generation;
+        let rule = match RULES.get(key) {
+            Some(rule) => rule,
+            None if is_free => match learn(at.ip, is_exact, &mut room) {
+                Some(rule) => {
+                    RULES.put(key, rule.pack());
+                    rule.pack()
+                }
+                None => break,
+            },
+            None => break,
+        };
+        let Some(caller) = step(at, Rule::unpack(rule), &mut memory) else { break };
+        (at, is_exact) = caller;
+        if at.ip.wrapping_sub(hidden) >= hidden_len && at.ip != 0 {
+            frames[count] = at.ip;
+            count += 1;
+        }
+    }
+    count
+}
+
+/// The caller's registers, and whether its `ip` is exact.
+#[inline]
+fn step(at: Registers, rule: Rule, memory: &mut Memory) -> Option<(Registers, bool)> {
+    const WORD: usize = size_of::<usize>();
+    match rule {
+        Rule::End => None,
+        Rule::Frame { base, is_stored, offset, bp } => {
+            let from = match base {
+                Base::Sp => at.sp,
+                Base::Bp => at.bp,
+            };
+            let mut cfa = from.wrapping_add_signed(offset as isize);
+            if is_stored {
+                cfa = memory.word(cfa)?;
+            }
+            // Stacks grow downwards: callers' frames are above.
+            if cfa <= at.sp {
+                return None;
+            }
+            let ip = memory.word(cfa.wrapping_sub(WORD))?;
+            let bp = match bp {
+                Saved::Same => at.bp,
+                Saved::AtCfa(saved) => memory.word(cfa.wrapping_add_signed(saved as isize))?,
+                Saved::AtBp(saved) => memory.word(at.bp.wrapping_add_signed(saved as isize))?,
+            };
+            Some((Registers { ip, sp: cfa, bp }, false))
+        }
+        Rule::Signal => {
+            let mut saved = |offset| memory.word(at.sp.wrapping_add(offset));
+            let interrupted =
+                Registers { ip: saved(frame::IP)?, sp: saved(frame::SP)?, bp: saved(frame::BP)? };
+            Some((interrupted, true))
+        }
+    }
+}
+
+/// Memory for reading tables, of the kernel's and given back to it: stacks of coroutines and signals are small, no other
+/// thread or handler may come in between, and a forked child inherits nothing half done.
+struct Room(Option<usize>);
+
+/// Bytes of the room that the rows take.
+const CONTEXT_BYTES: usize = size_of::<Context>().next_multiple_of(4096);
+
+impl Room {
+    fn get(&mut self) -> Option<(&mut Context, &mut [u8])> {
+        let start = match self.0 {
+            Some(start) => start,
+            // SAFETY: new memory, at an address of the kernel's choice.
+            None => *self.0.insert(unsafe { mem::map_private(CONTEXT_BYTES + ROOM_BYTES, None) }.ok()?),
+        };
+        // SAFETY: the memory is as long as both together, zeroes or bytes that were written, and borrowed from this room
+        // alone; the context is written before it is used, and owns nothing.
+        unsafe {
+            let context = start as *mut Context;
+            context.write(Context::new_in());
+            let bytes = core::slice::from_raw_parts_mut((start + CONTEXT_BYTES) as *mut u8, ROOM_BYTES);
+            Some((&mut *context, bytes))
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(start) = self.0 {
+            let _errno = uncopy_sys::errno::Keep::new();
+            // SAFETY: of this length, and nobody refers to it any more. If the kernel refuses, it stays.
+            let _ = unsafe { mem::unmap(start, CONTEXT_BYTES + ROOM_BYTES) };
+        }
+    }
+}
+
+/// Reads the rule of an address from the tables. `None`: there is none that will be there the next time.
+#[cold]
+#[inline(never)]
+fn learn(ip: usize, is_exact: bool, room: &mut Room) -> Option<Rule> {
+    let _errno = uncopy_sys::errno::Keep::new();
+    // A call may be the last instruction of its function: it returns to what is behind that.
+    let at = if is_exact { ip } else { ip - 1 };
+    let object = objects::find(at)?;
+    let (context, bytes) = room.get()?;
+    match objects::entry(&object, at, bytes) {
+        Search::Entry(entry) => Some(tables::rule(&entry, ip, at, context)),
+        Search::Nothing => Some(Rule::End),
+        Search::Unread => None,
+    }
+}
