@@ -1,0 +1,80 @@
+//! What eliding would give, which sites would lose, and what to type next.
+
+use uncopy_profile::Profile;
+
+use crate::markup::{Markup, shortened};
+use crate::profile::{NAME, command_line, facts, flow, site_name};
+use crate::quantity;
+use crate::table::{Cell, Column, Table};
+
+/// Sites that would not be elided that are shown.
+const MOST_LOSERS: usize = 100;
+
+#[expect(clippy::cast_precision_loss, reason = "nanoseconds, of which three digits are shown")]
+pub(super) fn section(profile: &Profile) -> Markup {
+    let mut section = Markup::new();
+    let prediction = &profile.prediction;
+    let copies =
+        format!("{} of {}", quantity::count(prediction.copies), quantity::count(prediction.of_copies));
+    let touched = prediction.touched_share.map_or_else(|| "not known".to_owned(), quantity::percent);
+    let share = format!("{} of the CPU time", quantity::percent(prediction.cpu_share));
+    facts(
+        &mut section,
+        "facts",
+        &[
+            ("copies elided", copies),
+            ("bytes not copied", quantity::bytes(prediction.bytes)),
+            ("copies of this size take", share),
+            ("touched afterwards", touched),
+            ("CPU time for the same work", format!("{:.2} of now", prediction.cpu_ratio)),
+            ("throughput, if the CPU limits it", format!("{:.2} of now", prediction.ratio)),
+        ],
+    );
+    let time = |ns: f64| quantity::seconds(ns / 1e9);
+    let words = format!(
+        "Those copies took {}; tracking, fresh pages and touches would take {} instead: {} {} in {}. An estimate from \
+         what these operations cost on this machine.",
+        time(prediction.copy_ns as f64),
+        time(prediction.cost_ns as f64),
+        time(prediction.ns.unsigned_abs() as f64),
+        if prediction.ns < 0 { "lost" } else { "saved" },
+        quantity::seconds(profile.seconds),
+    );
+    section.element("p", &[], &words);
+    if !prediction.losers.is_empty() {
+        section.append(losers(profile));
+    }
+    if prediction.copies > 0 {
+        section.element("p", &[], "To try it:");
+        section.element("pre", &[], &format!("uncopy run -- {}", command_line(profile)));
+    }
+    section
+}
+
+fn losers(profile: &Profile) -> Markup {
+    let columns = [
+        ("site", Column::Code),
+        ("bytes", Column::Numbers),
+        ("why not", Column::Words),
+        ("in words", Column::Words),
+    ];
+    let losers = &profile.prediction.losers;
+    let caption = match losers.len() {
+        all if all > MOST_LOSERS => {
+            format!("Copies that stay: the largest {MOST_LOSERS} of {}", quantity::count(all as u64))
+        }
+        _ => "Copies that stay".to_owned(),
+    };
+    let mut table = Table::new(caption, &columns).sortable();
+    for loser in losers.iter().take(MOST_LOSERS) {
+        let Some(site) = profile.sites.get(loser.site) else { continue };
+        table.row(vec![
+            Cell::from(site_name(site))
+                .with_detail(shortened(site.line.as_deref().unwrap_or_default(), NAME)),
+            flow::bytes(site.bytes),
+            Cell::from(loser.verdict.name()).with_class("bad"),
+            Cell::from(shortened(&loser.why, NAME).into_owned()),
+        ]);
+    }
+    table.markup()
+}
