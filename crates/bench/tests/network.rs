@@ -1,0 +1,106 @@
+//! Experiments over a link between two network namespaces, by the built command: every byte is verified, and when the
+//! command has ended, however, there is neither a namespace nor a device of it left.
+//!
+//! Each runs in process, mount and network namespaces of the test's own, where everything that is left can be seen.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// What is there besides the shell itself: network namespaces that one of them is in or has a descriptor of
+/// or that are mounted somewhere, and devices. One of each is right: the shell, its namespace, its loopback device.
+const LOOK: &str = "
+namespaces=$(readlink /proc/[0-9]*/ns/net /proc/[0-9]*/fd/* | grep '^net:' | sort -u | wc -l)
+mounted=$(grep -c nsfs /proc/self/mountinfo)
+devices=$(grep -c : /proc/self/net/dev)
+echo left: $namespaces namespaces, $mounted mounted, $devices devices >&2
+";
+
+fn uncopy() -> PathBuf {
+    let directory = std::env::var_os("UNCOPY_BIN_DIR").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release"),
+        |directory| PathBuf::from(&directory),
+    );
+    let path = directory.join("uncopy");
+    match path.canonicalize() {
+        Ok(path) => path,
+        Err(error) => panic!("{}: {error}; build it with: make build", path.display()),
+    }
+}
+
+/// Runs `script`, where `$bench` is `uncopy bench`, and looks at what is left. `None`, with the reason on stderr, where
+/// no namespaces are to be had.
+fn run(test: &str, script: &str) -> Option<Output> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network::{test}: only root can make network namespaces");
+        return None;
+    }
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("a directory");
+    let output = Command::new("timeout")
+        .args(["--kill-after=5", "120", "unshare", "--fork", "--pid", "--mount-proc", "--net", "sh", "-c"])
+        .arg(format!("bench='{} bench'\n{script}\n{LOOK}", uncopy().display()))
+        .env("TMPDIR", &directory)
+        .env_remove("LD_PRELOAD")
+        .env_remove("UNCOPY_BENCH_EXE")
+        .env_remove("UNCOPY_BIN_DIR")
+        .output()
+        .expect("timeout runs");
+    let left = std::fs::read_dir(&directory).expect("the directory").count();
+    std::fs::remove_dir_all(&directory).expect("removable");
+    assert_eq!(left, 0, "a temporary directory is left");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(told.contains("left: 1 namespaces, 0 mounted, 1 devices"), "{told}");
+    Some(output)
+}
+
+#[test]
+fn bytes_that_crossed_a_link_are_verified_and_the_link_goes() {
+    for network in ["veth-1500", "veth-9000"] {
+        let short = "copies --copies=1 --size=100000 --rounds=1 --seconds=0.01 --sides=uncopy --json";
+        let script = format!("$bench {short} --network {network}");
+        let Some(output) = run("link", &script) else { return };
+        let text = String::from_utf8_lossy(&output.stdout);
+        let json: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(json["machine"]["network"], network);
+        let comparison = &json["comparisons"][0];
+        assert_eq!(comparison["verified"], true, "{comparison:#}");
+        for side in ["plain", "uncopy"] {
+            assert!(comparison["sides"][side]["verified_bytes"].as_u64() > Some(100_000), "{comparison:#}");
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_experiment_leaves_no_namespace_and_no_device() {
+    // Once a server has a directory it is in its namespace, or is about to be.
+    let script = "
+$bench copies --copies=0 --size=100000 --rounds=1 --seconds=60 --network veth-1500 >/dev/null 2>&1 &
+for attempt in $(seq 1000); do
+    ls $TMPDIR | grep -q . && break
+    sleep 0.02
+done
+kill -INT $!
+wait $!
+echo ended with $?";
+    let Some(output) = run("interrupted", script) else { return };
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ended with 130\n");
+}
+
+#[test]
+fn who_is_not_root_is_told_what_to_do() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network::who_is_not_root_is_told_what_to_do: it needs root to become somebody else");
+        return;
+    }
+    let output = Command::new("setpriv")
+        .args(["--bounding-set=-all", "--inh-caps=-all"])
+        .arg(uncopy())
+        .args(["bench", "sizes", "--quick", "--network=veth-9000"])
+        .output()
+        .expect("setpriv runs");
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.starts_with("uncopy: --network veth-9000 needs root") && told.contains("loopback"), "{told}");
+}
