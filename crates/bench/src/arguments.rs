@@ -22,7 +22,7 @@ fn copies_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(0..=1024)
 }
 
-fn count_parser() -> RangedU64ValueParser<usize> {
+pub fn count_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=1000)
 }
 
@@ -36,7 +36,7 @@ fn threads_parser() -> RangedU64ValueParser<usize> {
 }
 
 /// Seconds from 0.01 to 600.
-fn seconds(text: &str) -> Result<Duration, String> {
+pub fn seconds(text: &str) -> Result<Duration, String> {
     text.parse::<f64>()
         .ok()
         .filter(|seconds| (0.01..=600.0).contains(seconds))
@@ -122,6 +122,8 @@ pub enum Experiment {
     Cache(Cache),
     /// uncopy-files: ways to send a file, from read and send to twin memory (zIO, section 5.3.1)
     Files(Files),
+    /// Packaged servers under real load: nginx, ... (zIO, section 5.3; ZCopy, section 4)
+    Apps(crate::apps::arguments::Apps),
     /// The echo server by itself
     EchoServer(EchoServer),
     /// Time calls of memcpy in this process

@@ -17,7 +17,8 @@
 //!   report        what comes of an experiment: figures in a table, JSON, plot
 //!   side          what runs under uncopy and what plain
 //!   network       what lies between clients and servers
-//!   process       servers and helpers; cleanup and signals end them whatever happens
+//!   apps          packaged applications, each a case of one harness
+//!   process       servers and helpers; descendants: what came of them; cleanup and signals end them whatever happens
 //! ```
 //!
 //! Invariants: sides are compared only within one run, in alternating order; no ratio is given
@@ -30,6 +31,7 @@ use std::path::Path;
 use clap::{CommandFactory, Parser};
 use serde_json::Value;
 
+mod apps;
 mod arguments;
 mod cache;
 mod cache_client;
@@ -39,6 +41,7 @@ mod cleanup;
 mod comparison;
 mod copies;
 mod demo;
+mod descendants;
 mod echo;
 mod echo_client;
 mod echo_server;
@@ -239,6 +242,7 @@ fn run(experiment: &Experiment) -> Result<u8> {
         Experiment::Files(arguments) => {
             measured(&arguments.form, |launcher, progress| run_files(arguments, launcher, progress))
         }
+        Experiment::Apps(arguments) => run_apps(arguments),
         Experiment::Small(arguments) => {
             measured(&arguments.form, |launcher, progress| run_small(arguments, launcher, progress))
         }
@@ -277,6 +281,24 @@ fn machine_after(before: Option<Load>) -> Machine {
         machine.warn(warning);
     }
     machine
+}
+
+fn run_apps(arguments: &apps::arguments::Apps) -> Result<u8> {
+    let cases = arguments.cases();
+    if arguments.list {
+        return print(&apps::measure::list(&cases));
+    }
+    if let Some(directory) = &arguments.profile {
+        let launcher = begin()?;
+        let mut progress = Progress::new();
+        let told = apps::measure::profile(&launcher, &cases, directory, arguments.seconds, &mut progress)?;
+        drop(progress);
+        return print(&told);
+    }
+    measured(&arguments.form, |launcher, progress| {
+        let (effort, schedule) = (arguments.effort(), arguments.schedule());
+        Ok(apps::measure::measure(launcher, &cases, effort, &schedule, progress))
+    })
 }
 
 fn run_redis(arguments: &arguments::Redis, launcher: &Launcher, progress: &mut Progress) -> Result<Report> {

@@ -8,9 +8,10 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use crate::cleanup::{TemporaryDirectory, registry};
+use crate::descendants::{Held, process_cpu_ns};
 use crate::failure::{Failure, Result, While};
 use crate::network;
 use crate::wait;
@@ -30,6 +31,8 @@ pub struct Process {
     pid: Pid,
     pidfd: OwnedFd,
     status: Option<ExitStatus>,
+    /// Where its first child is the program that is meant: how long it itself may take to end after that.
+    wraps: Option<Duration>,
 }
 
 impl Process {
@@ -47,7 +50,7 @@ impl Process {
         match (pid, pidfd) {
             (Some(pid), Ok(pidfd)) => {
                 registry.add(pid);
-                Ok(Self { title: title.to_owned(), child, pid, pidfd, status: None })
+                Ok(Self { title: title.to_owned(), child, pid, pidfd, status: None, wraps: None })
             }
             (_, pidfd) => {
                 let _ = child.kill();
@@ -77,20 +80,39 @@ impl Process {
         Ok(self.status)
     }
 
+    /// Says that this process runs the program that is meant as its first child, which is the one to be asked to
+    /// end, and ends itself at most `patience` later.
+    pub fn wraps_its_child(&mut self, patience: Duration) {
+        self.wraps = Some(patience);
+    }
+
     /// Asks it to end, and kills it if it does not.
     ///
     /// # Errors
     /// [`Failure`] when it had to be killed or ended otherwise than with exit status 0.
     pub fn stop(&mut self) -> Result<()> {
+        self.stop_by(Signal::TERM)
+    }
+
+    /// The same by another signal than SIGTERM.
+    ///
+    /// # Errors
+    /// As [`Process::stop`].
+    pub fn stop_by(&mut self, signal: Signal) -> Result<()> {
         if self.status.is_none() {
-            let _ = kill_process(self.pid, Signal::TERM);
+            let child = self.wraps.and_then(|_| Held::child(self.pid));
+            let _ = match child {
+                Some(child) => pidfd_send_signal(child, signal),
+                None => kill_process(self.pid, signal),
+            };
         }
-        match self.wait(PATIENCE)? {
+        let patience = self.wraps.unwrap_or(PATIENCE);
+        match self.wait(patience)? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(Failure::new(format!("{} ended with {}", self.title, ending(status)))),
             None => {
                 self.kill();
-                let seconds = PATIENCE.as_secs();
+                let seconds = patience.as_secs();
                 Err(Failure::new(format!("{} did not end within {seconds} s and was killed", self.title)))
             }
         }
@@ -108,21 +130,7 @@ impl Process {
     /// # Errors
     /// [`Failure`] when it has ended.
     pub fn cpu_ns(&self) -> Result<u64> {
-        let what = || format!("reading the processor time of {}", self.title);
-        let mut clock = 0;
-        // SAFETY: the clock's number is written to `clock`.
-        let error = unsafe { libc::clock_getcpuclockid(self.pid.as_raw_pid(), &raw mut clock) };
-        if error != 0 {
-            return Err(Failure::while_doing(what(), &io::Error::from_raw_os_error(error)));
-        }
-        // SAFETY: all-zero is a valid timespec.
-        let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-        // SAFETY: the time is written to `time`; a clock that is gone gives an error.
-        if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
-            return Err(Failure::while_doing(what(), &io::Error::last_os_error()));
-        }
-        let part = |value: i64| u64::try_from(value).unwrap_or(0);
-        Ok(part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec))
+        process_cpu_ns(self.pid).doing(format_args!("reading the processor time of {}", self.title))
     }
 
     /// Resident memory, bytes: anonymous, file and shared pages together (`VmRSS`, which is
@@ -257,7 +265,9 @@ impl Server {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    fn last_words(&self) -> String {
+    /// The last line that it wrote to stderr.
+    #[must_use]
+    pub fn last_words(&self) -> String {
         let text = self.stderr_text();
         text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("(nothing)").to_owned()
     }

@@ -1,7 +1,7 @@
 //! The sides that an experiment compares, and the `uncopy` command that starts them.
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -160,6 +160,14 @@ impl Launcher {
             }
         };
         command.args(arguments);
+        command
+    }
+
+    /// `program` with `arguments`, under `uncopy profile`, which writes what it found to `file` when the program has
+    /// ended.
+    pub fn profile<A: AsRef<OsStr>>(&self, file: &Path, program: &OsStr, arguments: &[A]) -> Command {
+        let mut command = self.uncopy();
+        command.args(["profile", "-o"]).arg(file).arg("--").arg(program).args(arguments);
         command
     }
 

@@ -91,7 +91,9 @@ echo ended with $?";
 #[test]
 fn who_is_not_root_is_told_what_to_do() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: network::who_is_not_root_is_told_what_to_do: it needs root to become somebody else");
+        eprintln!(
+            "skipped: network::who_is_not_root_is_told_what_to_do: it needs root to become somebody else"
+        );
         return;
     }
     let output = Command::new("setpriv")
@@ -102,5 +104,8 @@ fn who_is_not_root_is_told_what_to_do() {
         .expect("setpriv runs");
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.starts_with("uncopy: --network veth-9000 needs root") && told.contains("loopback"), "{told}");
+    assert!(
+        told.starts_with("uncopy: --network veth-9000 needs root") && told.contains("loopback"),
+        "{told}"
+    );
 }

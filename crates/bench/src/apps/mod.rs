@@ -1,0 +1,158 @@
+//! Packaged applications, as users install them: each is started plain and under uncopy in turns, loaded, and every
+//! body that is counted is compared with what it must be.
+//!
+//! ```text
+//!   mod       what a case is, the registry of all cases
+//!   measure   rounds, samples, processor time of all processes of a server; the run under the profiler
+//!   stage     starts servers and helpers under a side, on processors of their own
+//!   programs  the packaged programs and their versions
+//!   http      a client that verifies documents
+//!   origin    a server of ours behind proxies and caches
+//!   nginx     the cases
+//! ```
+//!
+//! To add a case: a module with a `pub const CASE: Case`, and its line in [`CASES`].
+//!
+//! Invariants: a case starts processes only through [`Stage`]; its load counts nothing that was not verified, or it
+//! verifies a sample itself ([`Running::verify`]); its server listens on [`crate::network::server_address`] only.
+
+use std::time::Duration;
+
+use crate::failure::Result;
+use crate::process::Server;
+use crate::traffic::Load;
+
+pub mod arguments;
+pub mod http;
+pub mod measure;
+mod nginx;
+pub mod origin;
+pub mod programs;
+pub mod stage;
+
+use programs::Need;
+use stage::Stage;
+
+/// All cases, in the order of reports.
+pub const CASES: &[Case] = &[nginx::STATIC, nginx::PROXIED];
+
+/// One application with one kind of load, measured at one or more points.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Its name on the command line, and the name of its profile's file.
+    pub name: &'static str,
+    /// What is started and how it is loaded, in one line.
+    pub about: &'static str,
+    /// What the papers measured with it and what they found, or that they did not.
+    pub paper: &'static str,
+    /// The programs it needs, the measured server first.
+    pub needs: &'static [Need],
+    /// What is measured. There is at least one; the last is what `--profile` runs.
+    pub points: fn(Effort) -> Vec<Point>,
+    /// What the reader of the figures must know, below the table; nothing where there is nothing.
+    pub remark: &'static str,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// `--quick`: few points.
+    Quick,
+    /// All of them.
+    Full,
+}
+
+/// One line of a table: a server's configuration, and a load.
+#[derive(Debug)]
+pub struct Point {
+    /// What it is called in tables, such as "nginx 64 KiB".
+    pub title: String,
+    /// Bytes of bodies or values in one operation.
+    pub operation_bytes: u64,
+    /// Parameters for JSON and plots.
+    pub parameters: Vec<(&'static str, f64)>,
+    /// Whether uncopy should elide something, so that the reader is told if it did not.
+    pub elision_expected: bool,
+    /// How it is done.
+    pub work: Box<dyn Work>,
+}
+
+impl Point {
+    /// A point without parameters, where elision is not expected.
+    pub fn new(title: impl Into<String>, operation_bytes: u64, work: impl Work + 'static) -> Self {
+        let work = Box::new(work);
+        Self { title: title.into(), operation_bytes, parameters: Vec::new(), elision_expected: false, work }
+    }
+
+    /// The same with a parameter.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: f64) -> Self {
+        self.parameters.push((name, value));
+        self
+    }
+}
+
+/// How a point's server is started.
+pub trait Work: std::fmt::Debug {
+    /// Starts the server under what `stage` says, and what it needs besides, plain; returns when it answers.
+    ///
+    /// # Errors
+    /// [`crate::failure::Failure`] when something cannot be started or does not answer in time.
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>>;
+}
+
+/// A server that answers, and its clients. Dropping it ends whatever it started.
+pub trait Running {
+    /// The process that was started for the server; all that came of it is measured with it.
+    fn server(&mut self) -> &mut Server;
+
+    /// Loads it for `duration`, or once if that takes longer. Every exchange that is counted was answered rightly;
+    /// `verified_bytes` are those that were compared with what they must be. Percentiles come from `latencies_ns`
+    /// (sorted), and are left out where it is empty.
+    ///
+    /// # Errors
+    /// [`crate::failure::Failure`] at the first wrong or missing answer.
+    fn load(&mut self, duration: Duration) -> Result<Load>;
+
+    /// Verifies what the load could not, after the measurement: returns how many bytes were compared.
+    ///
+    /// # Errors
+    /// [`crate::failure::Failure`] at the first wrong or missing byte.
+    fn verify(&mut self) -> Result<u64> {
+        Ok(0)
+    }
+
+    /// What the reader must know about this one run.
+    fn notes(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Asks the server to end, and waits until it has.
+    ///
+    /// # Errors
+    /// [`crate::failure::Failure`] when it had to be killed or ended otherwise than it should.
+    fn stop(&mut self) -> Result<()> {
+        self.server().process().stop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_have_names_of_their_own_that_are_file_names_and_points_at_every_effort() {
+        for (at, case) in CASES.iter().enumerate() {
+            let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+            assert!(!case.name.is_empty() && case.name.chars().all(plain), "{}", case.name);
+            assert!(CASES[..at].iter().all(|other| other.name != case.name), "{}", case.name);
+            assert!(!case.needs.is_empty() && !case.about.is_empty() && !case.paper.is_empty());
+            for effort in [Effort::Quick, Effort::Full] {
+                let points = (case.points)(effort);
+                assert!(!points.is_empty(), "{}", case.name);
+                let titles: std::collections::HashSet<_> = points.iter().map(|point| &point.title).collect();
+                assert_eq!(titles.len(), points.len(), "{}: titles differ", case.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! nginx: static files with and without sendfile, and as a proxy.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use super::http::{Clients, Document, Requests};
+use super::origin::Origin;
+use super::programs::Need;
+use super::stage::Stage;
+use super::{Case, Effort, Point, Running, Work};
+use crate::failure::{Failure, Result, While};
+use crate::process::Server;
+use crate::table::size;
+use crate::traffic::Load;
+
+/// nginx itself.
+const NGINX: Need = Need::new("nginx", "nginx", &["-v"]);
+/// Connections that have a request under way.
+const CONNECTIONS: usize = 8;
+/// Different files of one length.
+const FILES: usize = 8;
+
+/// Files of several lengths, read and sent by nginx or sent by the kernel.
+pub const STATIC: Case = Case {
+    name: "nginx-static",
+    about: "nginx, one process, static files of 1 KiB, 64 KiB and 1 MiB, sendfile on and off, 8 connections",
+    paper: "not in the papers with nginx; zIO section 5.3.1 compares read, mmap and sendfile in Icecast: \
+            read+sendfile up to 7 % worse than zIO with a kernel-bypass stack, mmap+sendfile up to 30 %",
+    needs: &[NGINX],
+    points: static_points,
+    remark: "with sendfile on no body passes through the program, so there is nothing for uncopy to elide; \
+             with sendfile off nginx reads up to 64 KiB at a time (output_buffers 2 64k; its default is 32k)",
+};
+
+fn static_points(effort: Effort) -> Vec<Point> {
+    let sizes: &[usize] = match effort {
+        Effort::Quick => &[65_536],
+        Effort::Full => &[1024, 65_536, 1 << 20],
+    };
+    let point = |size_bytes: usize, sendfile: bool| {
+        let state = if sendfile { "sendfile on" } else { "sendfile off" };
+        let work = Static { documents: Document::several(FILES, size_bytes), sendfile };
+        #[expect(clippy::cast_precision_loss, reason = "sizes of files")]
+        Point::new(format!("nginx {}, {state}", size(size_bytes as u64)), size_bytes as u64, work)
+            .with("size_bytes", size_bytes as f64)
+            .with("sendfile", if sendfile { 1.0 } else { 0.0 })
+    };
+    sizes.iter().flat_map(|size_bytes| [point(*size_bytes, true), point(*size_bytes, false)]).collect()
+}
+
+#[derive(Debug)]
+struct Static {
+    documents: Vec<Document>,
+    sendfile: bool,
+}
+
+impl Work for Static {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let state = if self.sendfile { "on" } else { "off" };
+        let (server, address) = stage.server(NGINX.program, |address, directory| {
+            self.documents.iter().try_for_each(|document| document.write(directory))?;
+            let root = quoted(directory)?;
+            let location =
+                format!("root {root};\nsendfile {state};\ntcp_nopush on;\noutput_buffers 2 64k;\n");
+            configure(address, directory, "", &location)
+        })?;
+        let requests =
+            Requests { name: NGINX.program, server: address, documents: &self.documents, keep_alive: true };
+        let clients = Clients::open(requests, CONNECTIONS, stage.client_processors())?;
+        Ok(Box::new(Serving { clients, server, _origin: None }))
+    }
+}
+
+/// nginx and its clients.
+struct Serving<'a> {
+    // Dropped in this order: the connections end before the server.
+    clients: Clients<'a>,
+    server: Server,
+    _origin: Option<Origin>,
+}
+
+impl Running for Serving<'_> {
+    fn server(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        self.clients.load(duration)
+    }
+}
+
+/// A reverse proxy that gathers each answer in its buffers before it sends it.
+pub const PROXIED: Case = Case {
+    name: "nginx-proxied",
+    about: "nginx, one process, as a proxy of uncopy-files, proxy_buffering on, bodies of 64 KiB and 1 MiB, 8 connections",
+    paper: "not in the papers",
+    needs: &[NGINX],
+    points: proxied_points,
+    remark: "buffers of 64 KiB (proxy_buffers 32 64k; the default is 8 of a page), so that a body stays in memory",
+};
+
+fn proxied_points(effort: Effort) -> Vec<Point> {
+    let sizes: &[usize] = match effort {
+        Effort::Quick => &[1 << 20],
+        Effort::Full => &[65_536, 1 << 20],
+    };
+    let point = |size_bytes: &usize| {
+        let work = Proxied { documents: Document::several(FILES, *size_bytes) };
+        #[expect(clippy::cast_precision_loss, reason = "sizes of bodies")]
+        Point::new(format!("nginx proxied {}", size(*size_bytes as u64)), *size_bytes as u64, work)
+            .with("size_bytes", *size_bytes as f64)
+    };
+    sizes.iter().map(point).collect()
+}
+
+#[derive(Debug)]
+struct Proxied {
+    documents: Vec<Document>,
+}
+
+impl Work for Proxied {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let origin = Origin::start(stage, &self.documents)?;
+        let upstream = format!("upstream origin {{ server {}; keepalive 16; }}\n", origin.address);
+        let location = "proxy_pass http://origin;\nproxy_http_version 1.1;\nproxy_set_header Connection \"\";\n\
+                        proxy_buffering on;\nproxy_buffer_size 64k;\nproxy_buffers 32 64k;\n\
+                        proxy_busy_buffers_size 256k;\nproxy_max_temp_file_size 0;\n";
+        let (server, address) = stage
+            .server(NGINX.program, |address, directory| configure(address, directory, &upstream, location))?;
+        let requests =
+            Requests { name: NGINX.program, server: address, documents: &self.documents, keep_alive: true };
+        let clients = Clients::open(requests, CONNECTIONS, stage.client_processors())?;
+        Ok(Box::new(Serving { clients, server, _origin: Some(origin) }))
+    }
+}
+
+/// A path as a word of nginx's configuration.
+fn quoted(path: &Path) -> Result<String> {
+    let path = path.display().to_string();
+    // Quoted words may hold anything but these.
+    if path.contains(['"', '\\', '$']) {
+        return Err(Failure::new(format!(
+            "{path} has characters that nginx cannot take; set TMPDIR to another directory"
+        )));
+    }
+    Ok(format!("\"{path}\""))
+}
+
+/// Writes the configuration of one process with everything in `directory`, `outside` the server and `inside` its only
+/// location; returns the arguments.
+fn configure(address: SocketAddr, directory: &Path, outside: &str, inside: &str) -> Result<Vec<OsString>> {
+    let file = |name: &str| quoted(&directory.join(name));
+    let mut temporary = String::new();
+    for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
+        temporary += &format!("{kind}_temp_path {};\n", file(kind)?);
+    }
+    let configuration = format!(
+        "daemon off;\nmaster_process off;\npid {};\nerror_log stderr warn;\n\
+         events {{ worker_connections 128; }}\n\
+         http {{\naccess_log off;\nkeepalive_requests 1000000000;\n{temporary}{outside}\
+         server {{\nlisten {address};\nlocation / {{\n{inside}}}\n}}\n}}\n",
+        file("pid")?
+    );
+    let path = directory.join("nginx.conf");
+    std::fs::write(&path, configuration).doing("writing nginx.conf")?;
+    Ok(vec!["-p".into(), directory.into(), "-c".into(), path.into()])
+}

@@ -1,0 +1,193 @@
+//! Starts what a case needs: the measured server under a side or under the profiler, helpers plain; the server on
+//! a processor of its own where there are two or more, so that its clients do not take turns with it.
+
+use std::ffi::OsString;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::thread::CpuSet;
+
+use super::programs::Programs;
+use crate::cache_server;
+use crate::cleanup::TemporaryDirectory;
+use crate::failure::{Failure, Result};
+use crate::network;
+use crate::process::{PATIENCE, Server};
+use crate::side::{Launcher, Side};
+
+/// How often a port is tried that another program may take in between.
+const PORT_ATTEMPTS: usize = 3;
+/// How long the profiler may take to write what it found once its program has ended.
+const PROFILE_PATIENCE: Duration = Duration::from_secs(120);
+
+/// What the measured server runs under.
+#[derive(Clone, Copy, Debug)]
+pub enum Under<'a> {
+    /// A side of the comparison.
+    Side(Side),
+    /// `uncopy profile`, which writes this file.
+    Profile(&'a Path),
+}
+
+/// Where a case starts its processes.
+#[derive(Debug)]
+pub struct Stage<'a> {
+    launcher: &'a Launcher,
+    under: Under<'a>,
+    programs: &'a Programs,
+    /// The server's processor and all others.
+    processors: Option<(CpuSet, CpuSet)>,
+}
+
+impl<'a> Stage<'a> {
+    /// A stage whose server runs under `under`.
+    #[must_use]
+    pub fn new(launcher: &'a Launcher, under: Under<'a>, programs: &'a Programs) -> Self {
+        Self { launcher, under, programs, processors: cache_server::processors(1) }
+    }
+
+    /// The processors of clients and helpers, where they are not the server's.
+    #[must_use]
+    pub fn client_processors(&self) -> Option<CpuSet> {
+        self.processors.map(|(_, others)| others)
+    }
+
+    /// Where the case's program `name` is.
+    ///
+    /// # Errors
+    /// [`Failure`] when the case did not say that it needs it.
+    pub fn program(&self, name: &str) -> Result<&'a Path> {
+        self.programs.path(name)
+    }
+
+    /// Another program of ours, beside `uncopy` or on `PATH`.
+    ///
+    /// # Errors
+    /// [`Failure`] that says where it was looked for.
+    pub fn own_program(&self, name: &str) -> Result<PathBuf> {
+        cache_server::find(self.launcher, name)
+    }
+
+    /// The command line of the measured server, for one that needs more than [`Stage::server`] gives.
+    ///
+    /// # Errors
+    /// As [`Stage::program`].
+    pub fn command(&self, name: &str, arguments: &[OsString]) -> Result<Command> {
+        let program = self.program(name)?.as_os_str();
+        let mut command = match self.under {
+            Under::Side(side) => self.launcher.command(side, program, arguments),
+            Under::Profile(file) => self.launcher.profile(file, program, arguments),
+        };
+        bind(&mut command, self.processors.map(|(ours, _)| ours));
+        Ok(command)
+    }
+
+    /// Starts the measured server: what [`Stage::command`] gave, with its files in `directory`.
+    ///
+    /// # Errors
+    /// [`Failure`] when it cannot be started.
+    pub fn start(&self, command: Command, title: &str, directory: TemporaryDirectory) -> Result<Server> {
+        let mut server = Server::start(command, title, directory)?;
+        if let Under::Profile(_) = self.under {
+            server.process().wraps_its_child(PROFILE_PATIENCE);
+        }
+        Ok(server)
+    }
+
+    /// Starts the measured server on a free port: `arguments` gives its command line for an address and a directory,
+    /// in which it writes its configuration. Returns when it accepts connections.
+    ///
+    /// # Errors
+    /// [`Failure`] when it cannot be started or does not listen in time.
+    pub fn server(
+        &self,
+        name: &str,
+        arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
+    ) -> Result<(Server, SocketAddr)> {
+        on_free_port(|address| {
+            let directory = TemporaryDirectory::make()?;
+            let command = self.command(name, &arguments(address, directory.path())?)?;
+            listening(self.start(command, name, directory)?, address, name)
+        })
+    }
+
+    /// Starts a helper, plain and on the clients' processors: another server that the measured one asks. `arguments`
+    /// as in [`Stage::server`].
+    ///
+    /// # Errors
+    /// [`Failure`] when it cannot be started or does not listen in time.
+    pub fn helper(
+        &self,
+        program: &Path,
+        arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
+    ) -> Result<(Server, SocketAddr)> {
+        let title = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
+        on_free_port(|address| {
+            let directory = TemporaryDirectory::make()?;
+            let arguments = arguments(address, directory.path())?;
+            let mut command = self.launcher.command(Side::Plain, program.as_os_str(), &arguments);
+            bind(&mut command, self.client_processors());
+            listening(Server::start(command, &title, directory)?, address, &title)
+        })
+    }
+
+    /// What a reader must know about how uncopy worked in the server.
+    #[must_use]
+    pub fn notes(&self, server: &mut Server, elision_expected: bool) -> Vec<String> {
+        match self.under {
+            Under::Side(side) => {
+                let stderr = server.stderr_text();
+                self.launcher.notes(side, server.process().pid(), &stderr, elision_expected)
+            }
+            Under::Profile(_) => Vec::new(),
+        }
+    }
+}
+
+/// `command` on `processors`, with all its threads.
+pub fn bind(command: &mut Command, processors: Option<CpuSet>) {
+    if let Some(processors) = processors {
+        // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &processors)?));
+        }
+    }
+}
+
+/// Does `start` with a free address, and again where another program took the port in between.
+///
+/// # Errors
+/// As `start`.
+pub fn on_free_port<T>(mut start: impl FnMut(SocketAddr) -> Result<T>) -> Result<(T, SocketAddr)> {
+    let mut outcome = Err(Failure::new("it was not started"));
+    for _ in 0..PORT_ATTEMPTS {
+        let address = network::free_address()?;
+        outcome = start(address).map(|started| (started, address));
+        match &outcome {
+            Err(failure) if failure.to_string().to_lowercase().contains("address already in use") => {}
+            _ => break,
+        }
+    }
+    outcome
+}
+
+/// Waits until `server` accepts connections at `address`.
+///
+/// # Errors
+/// [`Failure`] with its last words when it ended, or did not accept in time.
+pub fn listening(mut server: Server, address: SocketAddr, name: &str) -> Result<Server> {
+    let deadline = Instant::now() + PATIENCE;
+    while TcpStream::connect_timeout(&address, PATIENCE).is_err() {
+        if server.process().wait(Duration::from_millis(5))?.is_some() {
+            let failure = Failure::new(format!("{name} did not listen; stderr: {}", server.last_words()));
+            return Err(server.process().explain(&failure));
+        }
+        if Instant::now() > deadline {
+            return Err(Failure::new(format!("{name} did not listen within {} s", PATIENCE.as_secs())));
+        }
+    }
+    Ok(server)
+}
