@@ -9,6 +9,8 @@
 //! | [`flow`] | the replay of a process's events |
 //! | [`sites`], [`classes`] | what is left of them: sums by call site, and by class of operation |
 //! | [`elision`] | what uncopy would do with a call |
+//! | [`symbols`] | names of places in programs and libraries |
+//! | [`words`] | numbers as tables show them |
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "tests use small numbers"))]
 
@@ -20,6 +22,8 @@ pub mod memory;
 pub mod model;
 pub mod operation;
 pub mod sites;
+pub mod symbols;
+pub mod words;
 
 pub use hash::FastMap;
 pub use model::Profile;

@@ -5,7 +5,6 @@
 //! command ends as it ended. The account of a process that a signal ended is there like any other.
 
 mod report;
-mod symbols;
 mod words;
 
 use crate::os::{self, Ending, Watch};

@@ -1,6 +1,5 @@
 //! The report of `--explain` as a table for people and as JSON for programs.
 
-use super::symbols::{self, Place};
 use super::words;
 use crate::library;
 use crate::os::Ending;
@@ -11,6 +10,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use uncopy_core::ledger::{Entry, Field, Ledger, Process};
 use uncopy_core::policy::Costs;
+use uncopy_profile::symbols::{Place, Symbols};
+use uncopy_profile::words::{bytes, duration};
 
 const HEADINGS: [&str; 10] =
     ["kind", "size", "calls", "bytes", "elided", "copied", "saved", "spent", "state", "site and reason"];
@@ -168,11 +169,12 @@ fn sites(process: &Process) -> Vec<Site> {
         by_module.entry(entry.module).or_default().push(entry);
     }
     let mut sites = Vec::new();
+    let mut symbols = Symbols::new();
     for (module, entries) in by_module {
         let path = module.and_then(|module| process.modules.get(module)).map(|module| module.path.as_slice());
         let offsets: Vec<u64> = entries.iter().map(|entry| entry.get(Field::FileOffset)).collect();
         let places = match path {
-            Some(path) => symbols::places(path, &offsets),
+            Some(path) => offsets.iter().map(|offset| symbols.at_file_offset(path, *offset)).collect(),
             None => vec![Place::default(); offsets.len()],
         };
         let module = path.map(|path| String::from_utf8_lossy(path).into_owned());
@@ -201,7 +203,7 @@ impl Site {
             return "callers of calloc, realloc and their like, which are not told apart".to_owned();
         }
         let function = self.place.function.as_deref().unwrap_or("?");
-        match &self.place.line {
+        match self.place.file_and_line() {
             Some(line) => format!("{function} ({line}) in {file}"),
             None => format!("{function} in {file}+{:#x}", self.entry.get(Field::FileOffset)),
         }
@@ -213,11 +215,11 @@ impl Site {
             self.entry.kind.name().to_owned(),
             words::sizes(self.entry.size_class),
             get(Field::Calls).to_string(),
-            words::bytes(get(Field::Bytes)),
-            words::bytes(get(Field::ElidedBytes)),
-            words::bytes(get(Field::CopiedBytes)),
-            words::duration(get(Field::SavedNs)),
-            words::duration(get(Field::SpentNs)),
+            bytes(get(Field::Bytes)),
+            bytes(get(Field::ElidedBytes)),
+            bytes(get(Field::CopiedBytes)),
+            duration(get(Field::SavedNs)),
+            duration(get(Field::SpentNs)),
             words::state(&self.entry).to_owned(),
         ]
     }
@@ -229,7 +231,7 @@ impl Site {
         object.insert("size".to_owned(), json!(words::sizes(self.entry.size_class)));
         object.insert("module".to_owned(), json!(self.module));
         object.insert("function".to_owned(), json!(self.place.function));
-        object.insert("line".to_owned(), json!(self.place.line));
+        object.insert("line".to_owned(), json!(self.place.file_and_line()));
         object.insert("address".to_owned(), json!(format!("{:#x}", self.entry.get(Field::Caller))));
         for field in Field::ALL.iter().filter(|field| !NOT_SHOWN.contains(field)) {
             let value = match field {

@@ -3,31 +3,7 @@
 use std::fmt::Write as _;
 use uncopy_core::ledger::{Entry, Field};
 use uncopy_core::policy::Kind;
-
-/// Bytes, with at most four digits: `512`, `16K`, `3.1M`.
-pub fn bytes(bytes: u64) -> String {
-    scaled(bytes, 1024, &["", "K", "M", "G", "T", "P"])
-}
-
-/// A duration: `512ns`, `16µs`, `3.1ms`.
-pub fn duration(ns: u64) -> String {
-    scaled(ns, 1000, &["ns", "µs", "ms", "s", "ks", "Ms"])
-}
-
-fn scaled(value: u64, step: u64, units: &[&str]) -> String {
-    let mut divisor = 1;
-    let mut unit = 0;
-    while value / divisor >= step && unit + 1 < units.len() {
-        divisor *= step;
-        unit += 1;
-    }
-    let (whole, tenth) = (value / divisor, value % divisor * 10 / divisor);
-    if divisor > 1 && whole < 10 && tenth > 0 {
-        format!("{whole}.{tenth}{}", units[unit])
-    } else {
-        format!("{whole}{}", units[unit])
-    }
-}
+use uncopy_profile::words::bytes;
 
 /// The sizes of a class: `64K-128K`.
 pub fn sizes(size_class: u32) -> String {
@@ -157,11 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short() {
-        let shown = [0, 1023, 1024, 1536, 16 << 10, (3 << 20) + 200_000].map(bytes);
-        assert_eq!(shown, ["0", "1023", "1K", "1.5K", "16K", "3.1M"]);
-        assert_eq!([999, 1_000, 16_500, 3_100_000].map(duration), ["999ns", "1µs", "16µs", "3.1ms"]);
-        assert_eq!(bytes(u64::MAX), "16383P");
+    fn sizes_are_told_by_their_bounds() {
         assert_eq!([0, 1, 17, 64].map(sizes), ["0", "1-2", "64K-128K", "8192P-16383P"]);
     }
 
