@@ -26,7 +26,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build demo test test-suites test-checked test-faults machine fuzz bench-tracking bench-twin audit install uninstall clean help
+.PHONY: build demo test test-suites test-checked test-faults machine fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: ## Build target/release/uncopy, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 	@scripts/need-cargo
@@ -69,6 +69,10 @@ bench-tracking: ## Measure what tracking costs: lookup, insert and drop of a vie
 bench-twin: ## Measure the twin allocator: allocating, lending, a write to memory in flight, waste (about two minutes)
 	@scripts/need-cargo
 	$(CARGO) bench --locked -p uncopy-twin -- --noplot
+
+bench-unwind: ## Measure what taking a stack costs: known frames, and new ones (half a minute)
+	@scripts/need-cargo
+	$(CARGO) bench --locked -p uncopy-unwind -- --noplot
 
 audit: ## Licences, duplicates, sources and known advisories of all dependencies (needs cargo-deny and network)
 	$(CARGO) deny --locked check

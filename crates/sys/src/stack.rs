@@ -27,7 +27,8 @@ pub fn around(sp: usize, may_ask: bool) -> Option<Range<usize>> {
     if low <= sp as u64 && (sp as u64) < high {
         return Some(low as usize..high as usize);
     }
-    let may_have_grown = high == 0 || sp as u64 + GROWS_MOST_BYTES >= low && (sp as u64) < low;
+    let may_have_grown =
+        high == 0 || (sp as u64).saturating_add(GROWS_MOST_BYTES) >= low && (sp as u64) < low;
     (may_ask && may_have_grown).then(|| ask(sp)).flatten()
 }
 

@@ -75,3 +75,36 @@ fn loaded(start: usize, bias: usize, link_map: usize) -> Option<Object> {
 pub fn long(bytes: &[u8]) -> usize {
     bytes.first_chunk().map_or(0, |eight| usize::from_le_bytes(*eight))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static HERE: u8 = 7;
+
+    #[test]
+    fn the_list_says_what_the_loader_says() {
+        crate::objects::begin();
+        // SAFETY: the symbol is terminated.
+        let debug = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_r_debug".as_ptr()) } as usize;
+        let addresses = [
+            find as *const () as usize,
+            libc::qsort as *const () as usize,
+            libc::dlsym as *const () as usize,
+        ];
+        for address in addresses {
+            let listed = find(debug, address).expect("in an object");
+            assert!(listed.start <= address && address < listed.end);
+            let found = crate::objects::find(address).expect("in an object");
+            assert_eq!(
+                (listed.bias, listed.eh_frame_header, listed.link_map),
+                (found.bias, found.eh_frame_header, found.link_map)
+            );
+        }
+        assert_eq!(find(debug, &raw const *Box::new(0) as usize), None);
+        assert_eq!(find(debug, &raw const debug as usize), None);
+        // Something else than the loader's list.
+        assert_eq!(find(&raw const HERE as usize, addresses[0]), None);
+        assert_eq!(find(8, addresses[0]), None);
+    }
+}

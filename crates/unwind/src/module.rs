@@ -87,3 +87,23 @@ fn build_id(start: usize, bias: usize) -> Option<([u8; BUILD_ID_BYTES], usize)> 
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_and_libc_are_found_by_their_paths() {
+        crate::begin();
+        let mut path = [0; 512];
+        let (module, len) = module_at(module_at as *const () as usize, &mut path).expect("an object");
+        let own = std::env::current_exe().expect("a path");
+        assert_eq!(&path[..len], own.as_os_str().as_encoded_bytes());
+        assert!(module.start <= module_at as *const () as usize && module.bias != 0);
+        let (libc, len) = module_at(libc::qsort as *const () as usize, &mut path).expect("an object");
+        assert!(path[..len].windows(4).any(|part| part == b"libc"));
+        // Debian's has one, of 20 bytes.
+        assert!(libc.build_id_len_bytes == 0 || libc.build_id[..libc.build_id_len_bytes] != [0; 20]);
+        assert_eq!(module_at(&raw const path as usize, &mut [0; 16]), None);
+    }
+}

@@ -200,3 +200,117 @@ fn both(first: Value, second: Value, operation: impl Fn(i64, i64) -> i64) -> Opt
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Where the entry of the tests is said to lie, and the code that it describes.
+    const ADDRESS: usize = 0x7F12_3456_7000;
+    const CODE: usize = ADDRESS + 0x1000;
+
+    /// An entry as compilers write it, with these instructions, for 256 bytes of code.
+    fn entry(augmentation: &[u8], instructions: &[u8]) -> (Vec<u8>, usize) {
+        let padded = |mut bytes: Vec<u8>| {
+            bytes.resize(bytes.len().next_multiple_of(8) + 4, 0);
+            let len = u32::try_from(bytes.len() - 4).expect("short");
+            bytes[..4].copy_from_slice(&len.to_le_bytes());
+            bytes
+        };
+        // Length, the mark of a common entry, version, augmentation; 1, -8, register 16; encoding 0x1B; CFA = rsp + 8,
+        // return address at CFA - 8.
+        let mut common = vec![0; 8];
+        common.push(1);
+        common.extend_from_slice(augmentation);
+        common.extend_from_slice(&[0, 1, 0x78, 16, 1, 0x1B, 0x0C, 7, 8, 0x90, 1]);
+        let common = padded(common);
+        let offset = common.len();
+        let mut own = vec![0; 4];
+        own.extend_from_slice(&u32::try_from(offset + 4).expect("short").to_le_bytes());
+        let relative = CODE.wrapping_sub(ADDRESS + 8);
+        own.extend_from_slice(&relative.to_le_bytes()[..4]);
+        own.extend_from_slice(&256u32.to_le_bytes());
+        own.push(0);
+        own.extend_from_slice(instructions);
+        (common.into_iter().chain(padded(own)).collect(), offset)
+    }
+
+    fn rule_of(bytes: &[u8], fde_offset: usize, ip: usize) -> Rule {
+        let entry = Entry { bytes, fde_offset, fde_address: ADDRESS };
+        rule(&entry, ip, ip, &mut Context::new_in())
+    }
+
+    fn frame(base: Base, offset: i32, bp: Saved) -> Rule {
+        Rule::Frame { base, is_stored: false, offset, bp }
+    }
+
+    #[test]
+    fn a_prologue_with_a_frame_pointer() {
+        // push rbp (1 byte): CFA = rsp + 16, rbp at CFA - 16; mov rbp, rsp (3 bytes): CFA = rbp + 16.
+        let (bytes, at) = entry(b"zR", &[0x41, 0x0E, 16, 0x86, 2, 0x43, 0x0D, 6]);
+        assert_eq!(rule_of(&bytes, at, CODE), frame(Base::Sp, 8, Saved::Same));
+        assert_eq!(rule_of(&bytes, at, CODE + 1), frame(Base::Sp, 16, Saved::AtCfa(-16)));
+        assert_eq!(rule_of(&bytes, at, CODE + 255), frame(Base::Bp, 16, Saved::AtCfa(-16)));
+        assert_eq!(rule_of(&bytes, at, CODE + 256), Rule::End);
+        assert_eq!(rule_of(&bytes, at, CODE - 1), Rule::End);
+    }
+
+    #[test]
+    fn a_procedure_linkage_table() {
+        // DW_CFA_def_cfa_expression: breg7 8; breg16 0; lit15; and; lit11; ge; lit3; shl; plus.
+        let expression = [0x0F, 11, 0x77, 8, 0x80, 0, 0x3F, 0x1A, 0x3B, 0x2A, 0x33, 0x24, 0x22];
+        let (bytes, at) = entry(b"zR", &expression);
+        assert_eq!(rule_of(&bytes, at, CODE + 10), frame(Base::Sp, 8, Saved::Same));
+        assert_eq!(rule_of(&bytes, at, CODE + 11), frame(Base::Sp, 16, Saved::Same));
+    }
+
+    #[test]
+    fn a_function_that_aligns_its_stack() {
+        // CFA = *(rbp - 8), rbp at rbp + 0.
+        let (bytes, at) = entry(b"zR", &[0x0F, 3, 0x76, 0x78, 0x06, 0x10, 6, 2, 0x76, 0]);
+        let expected = Rule::Frame { base: Base::Bp, is_stored: true, offset: -8, bp: Saved::AtBp(0) };
+        assert_eq!(rule_of(&bytes, at, CODE), expected);
+    }
+
+    #[test]
+    fn what_nothing_has_called_and_what_is_not_the_kernels_end_the_stack() {
+        // The return address is undefined: _start, clone.
+        let (bytes, at) = entry(b"zR", &[0x07, 16]);
+        assert_eq!(rule_of(&bytes, at, CODE), Rule::End);
+        // A trampoline whose frame is an ordinary one.
+        let (bytes, at) = entry(b"zRS", &[]);
+        assert_eq!(rule_of(&bytes, at, CODE), Rule::End);
+        // CFA = r10: known in the middle of prologues only.
+        let (bytes, at) = entry(b"zR", &[0x0C, 10, 0]);
+        assert_eq!(rule_of(&bytes, at, CODE), Rule::End);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn any_instructions_make_a_rule_or_none(instructions in prop::collection::vec(any::<u8>(), 0..80)) {
+            let (bytes, at) = entry(b"zR", &instructions);
+            for ip in [CODE, CODE + 7, CODE + 255] {
+                let rule = rule_of(&bytes, at, ip);
+                prop_assert_eq!(Rule::unpack(rule.pack()).pack(), rule.pack());
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_an_entry_or_none(
+            bytes in prop::collection::vec(any::<u8>(), 0..300),
+            changes in prop::collection::vec((any::<usize>(), any::<u8>()), 1..6),
+            at in 0usize..300,
+        ) {
+            rule_of(&bytes, at, CODE);
+            let (mut bytes, at) = entry(b"zRS", &[0x41, 0x0E, 16, 0x0F, 3, 0x76, 0x78, 0x06, 0x10, 6, 2, 0x76, 0]);
+            for (place, byte) in changes {
+                let len = bytes.len();
+                bytes[place % len] = byte;
+            }
+            rule_of(&bytes, at, CODE + 1);
+        }
+    }
+}

@@ -162,3 +162,61 @@ fn learn(ip: usize, is_exact: bool, room: &mut Room) -> Option<Rule> {
         Search::Unread => None,
     }
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rules() -> impl Strategy<Value = Rule> {
+        let offsets = || prop_oneof![-256..256i32, (-32..32i32).prop_map(|words| words * 8), any::<i32>()];
+        let saved =
+            prop_oneof![Just(Saved::Same), offsets().prop_map(Saved::AtCfa), offsets().prop_map(Saved::AtBp)];
+        let base = prop_oneof![Just(Base::Sp), Just(Base::Bp)];
+        prop_oneof![
+            8 => (base, any::<bool>(), offsets(), saved)
+                .prop_map(|(base, is_stored, offset, bp)| Rule::Frame { base, is_stored, offset, bp }),
+            1 => Just(Rule::Signal),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Tables may say anything: whatever registers and rules come of it, nothing is read that is not there.
+        #[test]
+        fn wrong_rules_end_somewhere(
+            rules in prop::collection::vec(rules(), 1..80),
+            bp in prop_oneof![any::<usize>(), (0..4096usize).prop_map(|words| words * 8)],
+            is_near in any::<bool>(),
+        ) {
+            let mut at = Registers::here();
+            at.bp = if is_near { at.sp.wrapping_add(bp) } else { bp };
+            let mut memory = Memory::around(at.sp, true);
+            for rule in rules {
+                let Some((caller, _)) = step(at, Rule::unpack(rule.pack()), &mut memory) else { break };
+                at = caller;
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_above_a_stack_that_ends_is_read() {
+        let page = mem::page_size();
+        // SAFETY: new memory; its second page goes again.
+        let start = unsafe {
+            let start = mem::map_private(2 * page, None).expect("memory");
+            mem::unmap(start + page, page).expect("ours");
+            start
+        };
+        let sp = start + page - 64;
+        let mut memory = Memory::around(sp, true);
+        let rule = |offset| Rule::Frame { base: Base::Sp, is_stored: false, offset, bp: Saved::Same };
+        let at = Registers { ip: 1, sp, bp: 0 };
+        assert_eq!(step(at, rule(64), &mut memory), Some((Registers { ip: 0, sp: sp + 64, bp: 0 }, false)));
+        assert_eq!(step(at, rule(72), &mut memory), None);
+        assert_eq!(step(at, rule(60), &mut memory), None);
+        // SAFETY: as above.
+        unsafe { mem::unmap(start, page).expect("ours") };
+    }
+}

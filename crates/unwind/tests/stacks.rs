@@ -1,39 +1,10 @@
-//! Stacks as libgcc's unwinder finds them.
+//! Stacks are those that libgcc's unwinder finds, in whatever kinds of frames.
 
-use std::ffi::c_void;
-use uncopy_unwind::{FRAMES, Registers, begin, capture};
+mod reference;
 
-unsafe extern "C" {
-    fn _Unwind_Backtrace(each: extern "C" fn(*mut c_void, *mut c_void) -> i32, data: *mut c_void) -> i32;
-    fn _Unwind_GetIP(context: *mut c_void) -> usize;
-}
-
-extern "C" fn note(context: *mut c_void, data: *mut c_void) -> i32 {
-    // SAFETY: libgcc passes its context, and the data that it was given.
-    unsafe { (*data.cast::<Vec<usize>>()).push(_Unwind_GetIP(context)) };
-    0
-}
-
-fn reference() -> Vec<usize> {
-    let mut found = Vec::new();
-    // SAFETY: the callback gets the vector, which outlives the call.
-    unsafe { _Unwind_Backtrace(note, (&raw mut found).cast()) };
-    found
-}
-
-#[inline(never)]
-fn compare() -> usize {
-    let mut frames = [0; FRAMES];
-    let count = capture(Registers::here(), &mut frames);
-    let found = &frames[..count];
-    let mut expected = reference();
-    // The functions here; the last frame of all, whose caller is nowhere.
-    expected.drain(..2);
-    expected.retain(|ip| *ip != 0);
-    expected.truncate(FRAMES);
-    assert_eq!(found, expected, "{found:x?} {expected:x?}");
-    count
-}
+use reference::{Compiled, compare, comparisons};
+use std::ffi::CStr;
+use uncopy_unwind::{FRAMES, begin};
 
 #[inline(never)]
 fn deep(levels: usize) -> usize {
@@ -48,4 +19,56 @@ fn rust() {
         assert!(first >= levels.min(FRAMES));
         assert_eq!(deep(levels), first);
     }
+}
+
+/// Ways to compile that leave frames of different shapes.
+const FLAGS: &[&[&str]] = &[
+    &["-O2", "-fomit-frame-pointer"],
+    &["-O0"],
+    &["-O1", "-fno-omit-frame-pointer"],
+    &["-Os"],
+    &["-O3", "-march=x86-64-v3"],
+    &["-O2", "-fstack-protector-all", "-fcf-protection=full", "-fstack-clash-protection"],
+];
+
+fn in_each(compiler: &str, package: &str, source: &str, functions: &[&CStr]) {
+    begin();
+    for flags in FLAGS {
+        let Some(path) = Compiled::path(compiler, source, flags) else {
+            eprintln!("skipped: {source}: {compiler} is not there (package {package})");
+            return;
+        };
+        let compiled = Compiled::load(&path);
+        std::fs::remove_file(path.to_str().expect("made of letters")).expect("ours");
+        for function in functions {
+            let before = comparisons();
+            compiled.call(function);
+            // Once more, from what is known.
+            compiled.call(function);
+            assert!(comparisons() > before + 1, "{function:?} {flags:?}");
+        }
+    }
+}
+
+#[test]
+fn c() {
+    in_each(
+        "/usr/bin/cc",
+        "gcc",
+        "frames.c",
+        &[
+            c"shapes",
+            c"noreturn",
+            c"sorted",
+            c"signalled",
+            c"signalled_elsewhere",
+            c"interrupted",
+            c"switched",
+        ],
+    );
+}
+
+#[test]
+fn cplusplus() {
+    in_each("/usr/bin/g++", "g++", "frames.cc", &[c"thrown", c"called"]);
 }
