@@ -6,15 +6,18 @@
 //! | [`sites`] | whether a call site elides: a running account of time saved and spent |
 //! | [`touches`] | which pages of a site's buffers the program touches anyway, so that they are copied |
 //! | [`loans`] | how often the same bytes are sent as copies before they go by reference |
+//! | [`sampling`] | which inputs show what a program touches while it is recorded |
 //! | [`placement`] | which kind of block an allocation site gets |
 
 pub mod costs;
 pub mod loans;
 pub mod placement;
+pub mod sampling;
 pub mod sites;
 pub mod touches;
 
 pub use costs::{COPY_OVER_PAGES, Costs, SharedCosts};
 pub use placement::Placement;
+pub use sampling::Sampling;
 pub use sites::{Kind, Sites};
 pub use touches::{Learned, Touches};
