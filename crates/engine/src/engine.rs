@@ -6,7 +6,7 @@
 
 use crate::block::BlockRef;
 use crate::foreign::Foreign;
-use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES};
+use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES, set_min_size};
 use crate::heap::Heap;
 use crate::hidden::Hidden;
 use crate::{accounts, bounds, calibration, constants, fault, live};
@@ -46,6 +46,8 @@ const DATA_LIMIT_LEAST_BYTES: u64 = 4 << 30;
 /// Registered blocks at most: each may cost two mappings.
 const REGISTERED_SHARE: u64 = 4;
 const REGISTERED_DEFAULT: u64 = 16_000;
+/// Set in the policy while nothing is to be elided.
+const PAUSED: u8 = 1 << 7;
 
 /// The engine. Its parts lie apart: what one thread writes must not slow down what another reads.
 pub struct Engine {
@@ -126,10 +128,12 @@ impl Engine {
         }
         // A block smaller than two copies of the least size rarely holds one.
         HEAP_MIN_BYTES.store(options.min_size_bytes.saturating_mul(2), Relaxed);
-        if options.policy == Policy::Never {
+        if options.record.is_some() {
+            live::set_reason("nothing is elided: it is recorded what is copied");
+        } else if options.policy == Policy::Never {
             live::set_reason("nothing is elided: UNCOPY_POLICY is never");
         } else {
-            MIN_SIZE_BYTES.store(options.min_size_bytes, Relaxed);
+            set_min_size(options.min_size_bytes);
             if options.foreign {
                 self.foreign.switch_on();
             }
@@ -154,9 +158,18 @@ impl Engine {
     #[must_use]
     pub fn policy(&self) -> Policy {
         match self.policy.load(Relaxed) {
+            0 => Policy::Auto,
             1 => Policy::Always,
-            2 => Policy::Never,
-            _ => Policy::Auto,
+            _ => Policy::Never,
+        }
+    }
+
+    /// Elides nothing more for the time being, or goes on as before. Views that exist stay.
+    pub(crate) fn pause(&self, pauses: bool) {
+        if pauses {
+            self.policy.fetch_or(PAUSED, Relaxed);
+        } else {
+            self.policy.fetch_and(!PAUSED, Relaxed);
         }
     }
 
@@ -294,6 +307,7 @@ impl Engine {
             self.costs.adopt(&calibration::measure(&self.hidden, uffd));
         }
         accounts::set_costs(&self.costs.snapshot());
+        uncopy_record::session::set_costs(&self.costs.snapshot());
     }
 
     /// Opens the userfaultfd of the heap and, if foreign ranges are wanted, theirs, and starts the handler
@@ -364,7 +378,7 @@ impl Engine {
     fn retire_now(&self, why: &str) -> Option<Uffd> {
         let uffd = self.uffd_so_far();
         if self.phase.swap(Phase::Inactive as u8, AcqRel) != Phase::Inactive as u8 {
-            MIN_SIZE_BYTES.store(usize::MAX, Relaxed);
+            set_min_size(usize::MAX);
             HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
             live::set_reason(why);
         }
@@ -424,7 +438,7 @@ impl Engine {
     /// Plain copies from here on: for the reason given, said once.
     pub fn give_up(&self, why: &str) {
         self.phase.store(Phase::Inactive as u8, Release);
-        MIN_SIZE_BYTES.store(usize::MAX, Relaxed);
+        set_min_size(usize::MAX);
         HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
         live::add(Counter::Fallbacks, 1);
         live::set_reason(why);

@@ -12,6 +12,7 @@ use crate::engine::{ENGINE, Phase};
 use crate::hidden::Warm;
 use crate::live;
 use crate::release;
+use crate::requests::Inbox;
 use crate::segment::Segment;
 use crate::upkeep::Rounds;
 use crate::window::Turn;
@@ -20,7 +21,7 @@ use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::ledger::Field;
 use uncopy_core::page_map::{Dropped, State, View};
 use uncopy_core::stats::Counter;
-use uncopy_core::stats::{CONTROL_RELEASE, REASON_RELEASED};
+use uncopy_core::stats::REASON_RELEASED;
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
@@ -106,6 +107,7 @@ struct Handler {
     main: Uffd,
     foreign: Option<Uffd>,
     control: Control,
+    inbox: Inbox,
     /// Faults that cannot be served yet.
     waiting: Vec<(Uffd, Fault)>,
     /// Changes that are not dealt with yet.
@@ -132,6 +134,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         main: Uffd::from_fd(main),
         foreign: (foreign >= 0).then(|| Uffd::from_fd(foreign)),
         control: if is_isolated { live::open_control() } else { Control::NONE },
+        inbox: Inbox::new(),
         waiting: Vec::with_capacity(LIST_MOST),
         changes: Vec::with_capacity(LIST_MOST),
         owners: Owners::default(),
@@ -220,7 +223,7 @@ impl Handler {
         } else if core::mem::take(&mut self.wants_changes) {
             ENGINE.foreign.end_change();
         }
-        self.releases |= ready.control && self.control.says(CONTROL_RELEASE);
+        self.releases |= ready.control && self.inbox.take(self.control);
         let main = self.main;
         !ready.first
             || main.read(|message| {

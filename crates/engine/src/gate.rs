@@ -3,9 +3,11 @@
 //!
 //! Their first values send every call straight to libc, also before any constructor has run.
 
-use uncopy_sys::sync::atomic::AtomicUsize;
+use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 uncopy_sys::statics! {
+    /// Smallest copy, input or output that a hook looks at, bytes: what the engine does, or what is recorded.
+    pub static LEAST_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// Smallest copy, input or output that the engine looks at, bytes; `usize::MAX`: none.
     pub static MIN_SIZE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// Smallest allocation that the block heap serves, bytes; `usize::MAX`: none.
@@ -14,4 +16,29 @@ uncopy_sys::statics! {
     pub static HEAP_BASE: AtomicUsize = AtomicUsize::new(0);
     /// Length of the block heap, bytes; 0: nothing is in it.
     pub static HEAP_LEN_BYTES: AtomicUsize = AtomicUsize::new(0);
+    /// Whether `free` looks at every pointer: there may be memory that no allocator knows, or it is recorded.
+    pub static FREE_LOOKS: AtomicBool = AtomicBool::new(false);
+}
+
+/// Sets the smallest size that the engine looks at.
+pub(crate) fn set_min_size(bytes: usize) {
+    MIN_SIZE_BYTES.store(bytes, Relaxed);
+    settle();
+}
+
+/// Sets the gates after what they depend on has changed.
+pub fn settle() {
+    let is_recording = uncopy_record::is_on();
+    if is_recording {
+        FREE_LOOKS.store(true, Relaxed);
+    }
+    // Two threads may do so at once: the last to store finds what both have changed.
+    loop {
+        let least = || MIN_SIZE_BYTES.load(Relaxed).min(uncopy_record::min_size_bytes());
+        let stored = least();
+        LEAST_BYTES.store(stored, Relaxed);
+        if cfg!(loom) || least() == stored {
+            return;
+        }
+    }
 }

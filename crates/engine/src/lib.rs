@@ -16,6 +16,7 @@
 //! | `upkeep`, `compaction` | giving back what nobody needs: reservoir, free blocks, parts of segments |
 //! | `calls` | what calls in progress hold, also those that never come back |
 //! | [`fault`] | the handler thread |
+//! | `requests` | what commands ask of the handler thread |
 //! | [`release`] | every view back into plain memory |
 //! | [`alone`] | calls that a process with one thread only may make |
 //! | [`fork`] | what a forked child needs before it runs |
@@ -63,6 +64,7 @@ pub mod live;
 mod loan;
 pub mod output;
 pub mod release;
+mod requests;
 pub mod segment;
 mod upkeep;
 mod window;

@@ -10,6 +10,7 @@ use uncopy_engine::gate::HEAP_MIN_BYTES;
 use uncopy_engine::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use uncopy_engine::heap::Allocation;
 use uncopy_hooks::{gate, slots};
+use uncopy_record::{self as record, Function, Timer};
 
 type Pointer = *mut c_void;
 
@@ -117,7 +118,7 @@ pub unsafe extern "C" fn free(pointer: Pointer) {
         base = sym HEAP_BASE,
         len = sym HEAP_LEN_BYTES,
         slot = sym FREE,
-        early = sym crate::start::EARLY_MEMORY_IN_USE,
+        early = sym uncopy_engine::gate::FREE_LOOKS,
         body = sym free_body,
     )
 }
@@ -138,11 +139,17 @@ pub unsafe extern "C" fn malloc(len: usize) -> Pointer {
 
 unsafe extern "C" fn free_body(pointer: Pointer) {
     // Not every address of the heap's range is the heap's for ever: unused ones may have been given back.
-    if ENGINE.heap.find(pointer as usize).is_some() {
+    if let Some(at) = ENGINE.heap.find(pointer as usize) {
+        record::forget(Function::Free, at.base, at.bytes());
         ENGINE.heap.free(pointer as usize);
     } else if !pointer.is_null() && !early::contains(pointer) {
         // SAFETY: the program got it from its own allocator.
-        unsafe { FREE.call()(pointer) };
+        unsafe {
+            if record::is_on() {
+                record::forget(Function::Free, pointer as usize, USABLE.call()(pointer));
+            }
+            FREE.call()(pointer);
+        }
     }
 }
 
@@ -170,7 +177,54 @@ pub unsafe extern "C" fn realloc(pointer: Pointer, len: usize) -> Pointer {
     unsafe { realloc_body(pointer, len, realloc as *const () as usize) }
 }
 
+/// Reallocates, and enters in the recording, if one is on, what that moved.
+#[inline(always)]
 unsafe fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
+    let Some(timer) = Timer::begin_any().filter(|_| !pointer.is_null()) else {
+        // SAFETY: the caller's promise.
+        return unsafe { realloc_now(pointer, len, caller) };
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (from, old_bytes) = (pointer as usize, malloc_usable_size(pointer));
+        let is_moved_by_pages = is_mapped_chunk(pointer, old_bytes);
+        let new = realloc_now(pointer, len, caller);
+        let moved_bytes = old_bytes.min(len);
+        let is_kept = new.is_null() && len != 0;
+        if new == pointer || is_kept || old_bytes < record::min_size_bytes() {
+            return new;
+        }
+        if moved_bytes >= record::min_size_bytes() && !new.is_null() {
+            let are_blocks = ENGINE.heap.contains(from) && ENGINE.heap.contains(new as usize);
+            if are_blocks || is_moved_by_pages && !ENGINE.heap.contains(new as usize) {
+                timer.relocated(Function::Realloc, new as usize, from, moved_bytes);
+            } else {
+                timer.copied(Function::Realloc, new as usize, from, moved_bytes);
+            }
+        }
+        record::forget(Function::Realloc, from, old_bytes);
+        new
+    }
+}
+
+/// Whether glibc's malloc has mapped this chunk by itself, and will move it by its pages: the bit IS_MMAPPED in the
+/// word before it (malloc/malloc.c; not changed since 2.0). Asked only where the memory before a page's 17th byte is
+/// a chunk's head in any allocator, so that it can be read.
+unsafe fn is_mapped_chunk(pointer: Pointer, len: usize) -> bool {
+    const IS_MMAPPED: usize = 2;
+    const HEAD_BYTES: usize = 16;
+    if ENGINE.heap.contains(pointer as usize)
+        || early::contains(pointer)
+        || pointer as usize % PAGE_BYTES != HEAD_BYTES
+    {
+        return false;
+    }
+    // SAFETY: on the same page as the block's first byte.
+    let head = unsafe { *pointer.cast::<usize>().sub(1) };
+    head & IS_MMAPPED != 0 && (head & !7) == len + HEAD_BYTES
+}
+
+unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
     // SAFETY: the caller's promise.
     unsafe {
         if pointer.is_null() {

@@ -10,6 +10,8 @@
 //! | [`reading`] | read, recv and their families |
 //! | [`writing`] | write, send and their families |
 //! | [`sending`] | none: libc's send family with the parts that lie in twin memory lent |
+//! | [`passing`] | sendfile, splice, copy_file_range, for recordings |
+//! | [`messages`] | none: what recvmmsg and sendmmsg have in common |
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
 //! | [`limits`] | calls after which the kernel allows less: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
@@ -38,7 +40,9 @@ mod lending;
 mod limits;
 mod mapping;
 mod memory;
+mod messages;
 mod namespaces;
+mod passing;
 mod process;
 mod reading;
 mod sending;

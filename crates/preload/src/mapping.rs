@@ -4,9 +4,10 @@
 //! A block whose mapping the program changes becomes plain memory for good before the call is made.
 
 use core::ffi::{c_int, c_long, c_void};
-use libc::size_t;
+use libc::{off_t, size_t};
 use uncopy_engine::engine::ENGINE;
-use uncopy_hooks::slots;
+use uncopy_hooks::{entry, slots};
+use uncopy_record::{self as record, Function, Timer};
 
 type Pointer = *mut c_void;
 
@@ -15,6 +16,7 @@ slots! {
     PKEY_MPROTECT = c"pkey_mprotect": unsafe extern "C" fn(Pointer, size_t, c_int, c_int) -> c_int;
     MADVISE = c"madvise": unsafe extern "C" fn(Pointer, size_t, c_int) -> c_int;
     MUNMAP = c"munmap": unsafe extern "C" fn(Pointer, size_t) -> c_int;
+    MMAP = c"mmap": unsafe extern "C" fn(Pointer, size_t, c_int, c_int, c_int, off_t) -> Pointer;
     MREMAP = c"mremap": unsafe extern "C" fn(Pointer, size_t, size_t, c_int, Pointer) -> Pointer;
     MLOCK = c"mlock": unsafe extern "C" fn(*const c_void, size_t) -> c_int;
     MLOCK2 = c"mlock2": unsafe extern "C" fn(*const c_void, size_t, u32) -> c_int;
@@ -45,8 +47,19 @@ const fn is_harmless(advice: c_int) -> bool {
     )
 }
 
+/// Advice after which the bytes are gone.
+const fn drops_bytes(advice: c_int) -> bool {
+    matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED)
+}
+
 /// Looks at one of these calls that the program makes through libc's `syscall`, before it is made.
 pub fn before_call(number: c_long, [address, len, new_len, detail, new_address]: [usize; 5]) {
+    match number {
+        libc::SYS_munmap => record::forget(Function::Munmap, address, len),
+        libc::SYS_mremap => record::forget(Function::Mremap, address, len),
+        libc::SYS_madvise if drops_bytes(new_len as c_int) => record::forget(Function::Madvise, address, len),
+        _ => {}
+    }
     match number {
         libc::SYS_madvise if is_harmless(new_len as c_int) => {}
         libc::SYS_mremap if detail as c_int & libc::MREMAP_FIXED != 0 => {
@@ -80,6 +93,9 @@ pub unsafe extern "C" fn pkey_mprotect(
 pub unsafe extern "C" fn madvise(address: Pointer, len: size_t, advice: c_int) -> c_int {
     if !is_harmless(advice) {
         disown(address, len);
+        if drops_bytes(advice) {
+            record::forget(Function::Madvise, address as usize, len);
+        }
     }
     // SAFETY: the caller's promise.
     unsafe { MADVISE.call()(address, len, advice) }
@@ -88,8 +104,42 @@ pub unsafe extern "C" fn madvise(address: Pointer, len: size_t, advice: c_int) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(address: Pointer, len: size_t) -> c_int {
     disown(address, len);
+    record::forget(Function::Munmap, address as usize, len);
     // SAFETY: the caller's promise.
     unsafe { MUNMAP.call()(address, len) }
+}
+
+/// Whether a mapping may take the place of another, and that matters: it is recorded what memory holds.
+fn is_over(flags: c_int) -> bool {
+    flags & libc::MAP_FIXED != 0 && record::is_on()
+}
+
+entry!(mmap MMAP
+(address: Pointer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> Pointer,
+is_over(flags), {
+    map(address, len, protection, flags, fd, offset)
+});
+
+entry!(mmap64 MMAP
+(address: Pointer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> Pointer,
+is_over(flags), {
+    map(address, len, protection, flags, fd, offset)
+});
+
+/// mmap, entered in a recording; also before libc's function is known.
+unsafe fn map(
+    address: Pointer,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> Pointer {
+    if is_over(flags) {
+        record::forget(Function::Mmap, address as usize, len);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { uncopy_sys::mem::map_as_asked(address, len, protection, flags, fd, offset) }
 }
 
 /// The fifth argument is only looked at by the kernel with `MREMAP_FIXED` or `MREMAP_DONTUNMAP`; taking
@@ -106,8 +156,17 @@ pub unsafe extern "C" fn mremap(
     if flags & libc::MREMAP_FIXED != 0 {
         disown(new_address, new_len);
     }
+    let timer = Timer::begin(old_len);
     // SAFETY: the caller's promise.
-    unsafe { MREMAP.call()(address, old_len, new_len, flags, new_address) }
+    let moved = unsafe { MREMAP.call()(address, old_len, new_len, flags, new_address) };
+    if let Some(timer) = timer
+        && moved != libc::MAP_FAILED
+        && moved != address
+    {
+        timer.relocated(Function::Mremap, moved as usize, address as usize, old_len.min(new_len));
+        record::forget(Function::Mremap, address as usize, old_len);
+    }
+    moved
 }
 
 #[unsafe(no_mangle)]
@@ -164,6 +223,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if is_hidden(fd) {
         return -1;
     }
+    record::closed(fd);
     // SAFETY: the caller's promise.
     unsafe { CLOSE.call()(fd) }
 }
@@ -179,6 +239,7 @@ fn make_way(fd: c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
     make_way(to);
+    record::closed(to);
     // SAFETY: the caller's promise.
     unsafe { DUP2.call()(from, to) }
 }
@@ -186,6 +247,7 @@ pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     make_way(to);
+    record::closed(to);
     // SAFETY: the caller's promise.
     unsafe { DUP3.call()(from, to, flags) }
 }

@@ -2,8 +2,9 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 use uncopy_engine::copy::copy;
-use uncopy_engine::gate::MIN_SIZE_BYTES;
+use uncopy_engine::gate::{LEAST_BYTES, MIN_SIZE_BYTES};
 use uncopy_hooks::{gate, slots};
+use uncopy_record::{Function, Timer};
 
 type Move = unsafe extern "C" fn(*mut u8, *const u8, usize) -> *mut u8;
 type MoveChecked = unsafe extern "C" fn(*mut u8, *const u8, usize, usize) -> *mut u8;
@@ -33,8 +34,19 @@ unsafe fn move_early(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Copies by the engine or by libc.
-unsafe fn copy_or_move(to: *mut u8, from: *const u8, len: usize, caller: usize) {
+/// Copies by the engine or by libc, and enters that in the recording if one is on.
+#[inline(always)]
+unsafe fn copy_or_move(to: *mut u8, from: *const u8, len: usize, caller: usize, function: Function) {
+    let timer = Timer::begin(len);
+    // SAFETY: the caller's promise.
+    unsafe { copy_or_move_now(to, from, len, caller) };
+    if let Some(timer) = timer {
+        timer.copied(function, to as usize, from as usize, len);
+    }
+}
+
+#[inline(always)]
+unsafe fn copy_or_move_now(to: *mut u8, from: *const u8, len: usize, caller: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         if len >= MIN_SIZE_BYTES.load(Relaxed) && copy(to as usize, from as usize, len, caller) {
@@ -51,29 +63,35 @@ unsafe fn copy_or_move(to: *mut u8, from: *const u8, len: usize, caller: usize) 
 
 unsafe extern "C" fn memcpy_body(to: *mut u8, from: *const u8, len: usize, caller: usize) -> *mut u8 {
     // SAFETY: the caller's promise.
-    unsafe { copy_or_move(to, from, len, caller) };
+    unsafe { copy_or_move(to, from, len, caller, Function::Memcpy) };
+    to
+}
+
+unsafe extern "C" fn memmove_body(to: *mut u8, from: *const u8, len: usize, caller: usize) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe { copy_or_move(to, from, len, caller, Function::Memmove) };
     to
 }
 
 unsafe extern "C" fn mempcpy_body(to: *mut u8, from: *const u8, len: usize, caller: usize) -> *mut u8 {
     // SAFETY: the caller's promise.
     unsafe {
-        copy_or_move(to, from, len, caller);
+        copy_or_move(to, from, len, caller, Function::Mempcpy);
         to.add(len)
     }
 }
 
 unsafe extern "C" fn bcopy_body(from: *const u8, to: *mut u8, len: usize, caller: usize) {
     // SAFETY: the caller's promise.
-    unsafe { copy_or_move(to, from, len, caller) };
+    unsafe { copy_or_move(to, from, len, caller, Function::Bcopy) };
 }
 
-gate!(memcpy, "rdx", "rcx", MIN_SIZE_BYTES, MEMCPY, memcpy_body);
-gate!(memmove, "rdx", "rcx", MIN_SIZE_BYTES, MEMMOVE, memcpy_body);
-gate!(mempcpy, "rdx", "rcx", MIN_SIZE_BYTES, MEMPCPY, mempcpy_body);
-gate!(__memcpy_chk, "rdx", "r8", MIN_SIZE_BYTES, MEMCPY_CHK, memcpy_chk_body);
-gate!(__memmove_chk, "rdx", "r8", MIN_SIZE_BYTES, MEMMOVE_CHK, memmove_chk_body);
-gate!(__mempcpy_chk, "rdx", "r8", MIN_SIZE_BYTES, MEMPCPY_CHK, mempcpy_chk_body);
+gate!(memcpy, "rdx", "rcx", LEAST_BYTES, MEMCPY, memcpy_body);
+gate!(memmove, "rdx", "rcx", LEAST_BYTES, MEMMOVE, memmove_body);
+gate!(mempcpy, "rdx", "rcx", LEAST_BYTES, MEMPCPY, mempcpy_body);
+gate!(__memcpy_chk, "rdx", "r8", LEAST_BYTES, MEMCPY_CHK, memcpy_chk_body);
+gate!(__memmove_chk, "rdx", "r8", LEAST_BYTES, MEMMOVE_CHK, memmove_chk_body);
+gate!(__mempcpy_chk, "rdx", "r8", LEAST_BYTES, MEMPCPY_CHK, mempcpy_chk_body);
 
 /// bcopy has no gate of its own: libc's takes its arguments in another order than memmove.
 #[unsafe(no_mangle)]
@@ -101,7 +119,7 @@ macro_rules! checked {
 }
 
 checked!(memcpy_chk_body, MEMCPY_CHK, memcpy_body);
-checked!(memmove_chk_body, MEMMOVE_CHK, memcpy_body);
+checked!(memmove_chk_body, MEMMOVE_CHK, memmove_body);
 checked!(mempcpy_chk_body, MEMPCPY_CHK, mempcpy_body);
 
 /// Portable entries where there is no gate.
@@ -126,15 +144,15 @@ mod portable {
         };
     }
     entry!(memcpy, memcpy_body);
-    entry!(memmove, memcpy_body);
+    entry!(memmove, memmove_body);
     entry!(mempcpy, mempcpy_body);
     entry!(__memcpy_chk, memcpy_chk_body, checked);
     entry!(__memmove_chk, memmove_chk_body, checked);
     entry!(__mempcpy_chk, mempcpy_chk_body, checked);
 }
 
-/// Copies out of a block, views and all.
+/// Copies out of a block, views and all; who calls it enters that.
 pub unsafe fn memmove_from_block(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's promise.
-    unsafe { copy_or_move(to, from, len, memmove_from_block as *const () as usize) };
+    unsafe { copy_or_move_now(to, from, len, memmove_from_block as *const () as usize) };
 }

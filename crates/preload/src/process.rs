@@ -44,6 +44,7 @@ extern "C" fn child() {
     watch_end();
     twin::child_before_others();
     uncopy_engine::fork::child();
+    uncopy_record::session::in_child();
 }
 
 /// See [`end`]. Called in the first thread.
@@ -102,6 +103,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
         crate::start::own_process();
         twin::child_before_others();
         uncopy_engine::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
+        uncopy_record::session::in_child();
     } else {
         parent();
     }

@@ -3,9 +3,10 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
-use uncopy_engine::gate::MIN_SIZE_BYTES;
+use uncopy_engine::gate::{LEAST_BYTES, MIN_SIZE_BYTES};
 use uncopy_engine::input::{Input, PARTS_MOST, Part, concerns};
 use uncopy_hooks::{gate, slots};
+use uncopy_record::{Call, Flags, Function, Timer, Transfer};
 use uncopy_sys::readable::is_readable;
 
 type Pointer = *mut c_void;
@@ -30,11 +31,44 @@ slots! {
 /// from elsewhere than the stream.
 const UNUSUAL: c_int = libc::MSG_TRUNC | libc::MSG_ERRQUEUE | libc::MSG_OOB;
 
+/// Parts of a vector that the kernel takes (UIO_MAXIOV).
+const VECTOR_MOST: usize = 1024;
+
 /// Messages of one recvmmsg that are looked at.
 const MESSAGES_MOST: usize = 16;
 
-/// Reads into one buffer; `call` is libc's function with the buffer left open.
-fn one(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) -> ssize_t) -> ssize_t {
+/// An input by this function, as it is entered in a recording.
+const fn input(function: Function, fd: c_int) -> Transfer {
+    Transfer { call: Call::Input, function, fd, is_socket: false, flags: Flags(0) }
+}
+
+/// The same from a socket.
+const fn receipt(function: Function, fd: c_int, flags: c_int) -> Transfer {
+    let is_peeked = flags & libc::MSG_PEEK != 0;
+    let flags = if is_peeked { Flags::PEEKED } else { Flags(0) };
+    Transfer { call: Call::Input, function, fd, is_socket: true, flags }
+}
+
+/// Reads into one buffer, and enters that in the recording if one is on; `call` is libc's function with the buffer
+/// left open.
+#[inline(always)]
+fn one(
+    transfer: Transfer,
+    buffer: Pointer,
+    len: usize,
+    caller: usize,
+    call: impl Fn(Pointer) -> ssize_t,
+) -> ssize_t {
+    let timer = Timer::begin(len);
+    let got = one_now(buffer, len, caller, call);
+    if let Some(timer) = timer {
+        timer.transferred(transfer, buffer as usize, len, got);
+    }
+    got
+}
+
+#[inline(always)]
+fn one_now(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) -> ssize_t) -> ssize_t {
     let mut parts = [Part { address: buffer as usize, len_bytes: len }];
     if !concerns(&parts) {
         return call(buffer);
@@ -61,8 +95,28 @@ unsafe fn parts_of(parts: &mut [Part; PARTS_MOST], vector: *const iovec, count: 
 
 const NO_PART: Part = Part { address: 0, len_bytes: 0 };
 
-/// Reads into several buffers; `call` is libc's function with the buffers left open.
+/// Reads into several buffers, and enters that in the recording if one is on; `call` is libc's function with the
+/// buffers left open.
+#[inline(always)]
 unsafe fn several(
+    transfer: Transfer,
+    vector: *const iovec,
+    count: c_int,
+    caller: usize,
+    call: impl Fn(*const iovec, c_int) -> ssize_t,
+) -> ssize_t {
+    let timer = Timer::begin_any();
+    // SAFETY: the caller's promise; where the kernel stored something, it has read the vector.
+    unsafe {
+        let got = several_now(vector, count, caller, call);
+        if let Some(timer) = timer {
+            timer.transferred_parts(transfer, vector.cast(), usize::try_from(count).unwrap_or(0), got);
+        }
+        got
+    }
+}
+
+unsafe fn several_now(
     vector: *const iovec,
     count: c_int,
     caller: usize,
@@ -86,15 +140,15 @@ unsafe fn several(
     got
 }
 
-gate!(read, "rdx", "rcx", MIN_SIZE_BYTES, READ, read_body);
-gate!(pread, "rdx", "r8", MIN_SIZE_BYTES, PREAD, pread_body);
-gate!(pread64, "rdx", "r8", MIN_SIZE_BYTES, PREAD, pread_body);
-gate!(recv, "rdx", "r8", MIN_SIZE_BYTES, RECV, recv_body);
+gate!(read, "rdx", "rcx", LEAST_BYTES, READ, read_body);
+gate!(pread, "rdx", "r8", LEAST_BYTES, PREAD, pread_body);
+gate!(pread64, "rdx", "r8", LEAST_BYTES, PREAD, pread_body);
+gate!(recv, "rdx", "r8", LEAST_BYTES, RECV, recv_body);
 
 unsafe extern "C" fn read_body(fd: c_int, buffer: Pointer, len: usize, caller: usize) -> ssize_t {
     let real = READ.call();
     // SAFETY: the caller's promise, with a buffer at least as long.
-    one(buffer, len, caller, |buffer| unsafe { real(fd, buffer, len) })
+    one(input(Function::Read, fd), buffer, len, caller, |buffer| unsafe { real(fd, buffer, len) })
 }
 
 unsafe extern "C" fn pread_body(
@@ -106,7 +160,7 @@ unsafe extern "C" fn pread_body(
 ) -> ssize_t {
     let real = PREAD.call();
     // SAFETY: as above.
-    one(buffer, len, caller, |buffer| unsafe { real(fd, buffer, len, offset) })
+    one(input(Function::Pread, fd), buffer, len, caller, |buffer| unsafe { real(fd, buffer, len, offset) })
 }
 
 unsafe extern "C" fn recv_body(
@@ -122,7 +176,9 @@ unsafe extern "C" fn recv_body(
         return unsafe { real(fd, buffer, len, flags) };
     }
     // SAFETY: as above.
-    one(buffer, len, caller, |buffer| unsafe { real(fd, buffer, len, flags) })
+    one(receipt(Function::Recv, fd, flags), buffer, len, caller, |buffer| unsafe {
+        real(fd, buffer, len, flags)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -135,14 +191,18 @@ pub unsafe extern "C" fn recvfrom(
     from_len: *mut socklen_t,
 ) -> ssize_t {
     let real = RECVFROM.call();
-    if len < MIN_SIZE_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
+    if len < LEAST_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
         // SAFETY: the caller's promise.
         return unsafe { real(fd, buffer, len, flags, from, from_len) };
     }
     // SAFETY: as above.
-    one(buffer, len, recvfrom as *const () as usize, |buffer| unsafe {
-        real(fd, buffer, len, flags, from, from_len)
-    })
+    one(
+        receipt(Function::Recvfrom, fd, flags),
+        buffer,
+        len,
+        recvfrom as *const () as usize,
+        |buffer| unsafe { real(fd, buffer, len, flags, from, from_len) },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -229,7 +289,11 @@ pub unsafe extern "C" fn __recvfrom_chk(
 pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     let real = READV.call();
     // SAFETY: the caller's promise, with buffers at least as long.
-    unsafe { several(vector, count, readv as *const () as usize, |vector, count| real(fd, vector, count)) }
+    unsafe {
+        several(input(Function::Readv, fd), vector, count, readv as *const () as usize, |vector, count| {
+            real(fd, vector, count)
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -237,7 +301,9 @@ pub unsafe extern "C" fn preadv(fd: c_int, vector: *const iovec, count: c_int, o
     let real = PREADV.call();
     // SAFETY: as above.
     unsafe {
-        several(vector, count, preadv as *const () as usize, |vector, count| real(fd, vector, count, offset))
+        several(input(Function::Preadv, fd), vector, count, preadv as *const () as usize, |vector, count| {
+            real(fd, vector, count, offset)
+        })
     }
 }
 
@@ -258,7 +324,7 @@ pub unsafe extern "C" fn preadv2(
     let real = PREADV2.call();
     // SAFETY: as above.
     unsafe {
-        several(vector, count, preadv2 as *const () as usize, |vector, count| {
+        several(input(Function::Preadv, fd), vector, count, preadv2 as *const () as usize, |vector, count| {
             real(fd, vector, count, offset, flags)
         })
     }
@@ -282,28 +348,56 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     // SAFETY: the caller's promise. Where the buffers are replaced, a copy of the header names the
     // replacements, and what the kernel stores in the header is copied back.
     unsafe {
-        let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
-        if gated || !is_readable(message as usize, size_of::<msghdr>()) || (*message).msg_iovlen > PARTS_MOST
+        let gated = LEAST_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
+        if gated || !is_readable(message as usize, size_of::<msghdr>()) || (*message).msg_iovlen > VECTOR_MOST
         {
             return real(fd, message, flags);
         }
         let count = (*message).msg_iovlen as c_int;
-        several((*message).msg_iov, count, recvmsg as *const () as usize, |vector, _| {
-            if vector == (*message).msg_iov {
-                return real(fd, message, flags);
-            }
-            let mut replaced = *message;
-            replaced.msg_iov = vector.cast_mut();
-            let got = real(fd, &mut replaced, flags);
-            replaced.msg_iov = (*message).msg_iov;
-            *message = replaced;
-            got
-        })
+        several(
+            receipt(Function::Recvmsg, fd, flags),
+            (*message).msg_iov,
+            count,
+            recvmsg as *const () as usize,
+            |vector, _| {
+                if vector == (*message).msg_iov {
+                    return real(fd, message, flags);
+                }
+                let mut replaced = *message;
+                replaced.msg_iov = vector.cast_mut();
+                let got = real(fd, &mut replaced, flags);
+                replaced.msg_iov = (*message).msg_iov;
+                *message = replaced;
+                got
+            },
+        )
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: u32,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let timer = Timer::begin_any();
+    // SAFETY: the caller's promise; the messages that the kernel has filled are there.
+    unsafe {
+        let got = recvmmsg_now(fd, messages, count, flags, timeout);
+        if let Some(timer) = timer
+            && flags & UNUSUAL == 0
+            && got > 0
+        {
+            let filled = crate::messages::each(messages, got as usize);
+            timer.transferred_messages(receipt(Function::Recvmmsg, fd, flags), filled);
+        }
+        got
+    }
+}
+
+unsafe fn recvmmsg_now(
     fd: c_int,
     messages: *mut mmsghdr,
     count: u32,

@@ -9,15 +9,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use uncopy_core::options::{OptionError, Options, Policy};
 use uncopy_core::stats::Counter;
 use uncopy_engine::engine::ENGINE;
+use uncopy_engine::gate::{self, FREE_LOOKS};
 use uncopy_engine::{accounts, constants, fork, live};
 use uncopy_hooks::environment;
+use uncopy_record::session;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::{bytes, ids, mem};
 
 /// Set while libc's functions are looked up, by thread id: dlsym may allocate.
 static FILLING: AtomicU32 = AtomicU32::new(0);
-/// Whether memory was handed out during that time, so that `free` must look closer.
-pub static EARLY_MEMORY_IN_USE: AtomicBool = AtomicBool::new(false);
 static FILLED: AtomicBool = AtomicBool::new(false);
 /// `--stats`: set once when the library is loaded.
 static STATS: std::sync::OnceLock<Stats> = std::sync::OnceLock::new();
@@ -32,7 +32,7 @@ pub fn is_filling() -> bool {
     let filling = FILLING.load(Relaxed);
     let inside = filling != 0 && filling == uncopy_sys::lock::thread_id();
     if inside {
-        EARLY_MEMORY_IN_USE.store(true, Relaxed);
+        FREE_LOOKS.store(true, Relaxed);
     }
     inside
 }
@@ -52,6 +52,7 @@ pub fn fill_slots() {
     crate::namespaces::fill();
     crate::mapping::fill();
     crate::limits::fill();
+    crate::passing::fill();
     #[cfg(target_arch = "x86_64")]
     crate::signals::fill();
     FILLING.store(0, Relaxed);
@@ -81,7 +82,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         unsafe { bytes::set_memmove(memmove) };
     }
     // SAFETY: ld.so passes the environment, terminated by null.
-    let options = match unsafe { options(environment) } {
+    let mut options = match unsafe { options(environment) } {
         Ok(options) => options,
         Err(error) => {
             mem::say(format_args!("uncopy: inactive: {error}\n"));
@@ -89,6 +90,10 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
             return;
         }
     };
+    if options.record.is_some() {
+        // What is recorded is what the program does without uncopy.
+        options.policy = Policy::Never;
+    }
     match options.policy {
         _ if options.off => uncopy_twin::switch_off(),
         // What may go by reference does, whether that pays or not.
@@ -110,6 +115,11 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     }
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
     ENGINE.configure(&options);
+    session::prepare();
+    session::watch(session::Watcher { changed: gate::settle, failed: live::set_reason });
+    if let Some(directory) = options.record.filter(|_| !options.off) {
+        session::begin(directory, options.min_size_bytes);
+    }
     if ENGINE.heap_min_bytes() != usize::MAX {
         // A filter may end the process for it.
         if !uncopy_sys::filter::is_filtered() {
@@ -178,6 +188,7 @@ pub fn is_sealed() -> bool {
 /// Does what is otherwise done at the end, because the program is about to forbid itself system calls.
 pub fn seal() {
     if !is_sealed() {
+        session::confine();
         finish();
         SEALED.store(true, Relaxed);
     }
@@ -196,6 +207,7 @@ pub extern "C" fn finish() {
     let _critical = Critical::enter();
     live::unpublish();
     accounts::end();
+    session::exit();
     let Some(stats) = STATS.get() else { return };
     let is_root = stats.root.is_none_or(|root| root == pid);
     if !is_root && live::get(Counter::InputBytes) == 0 {

@@ -6,10 +6,11 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use uncopy_engine::engine::ENGINE;
-use uncopy_engine::gate::MIN_SIZE_BYTES;
+use uncopy_engine::gate::{LEAST_BYTES, MIN_SIZE_BYTES};
 use uncopy_engine::input::Part;
 use uncopy_engine::output::{Output, PARTS_MOST, concerns};
 use uncopy_hooks::{entry, gate, slots};
+use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
 use uncopy_sys::readable::is_readable;
 
 type Pointer = *const c_void;
@@ -44,12 +45,52 @@ fn may_have_views() -> bool {
 /// Whether one buffer may have views, or may be lent.
 #[inline]
 fn concerns_one(buffer: Pointer, len: usize) -> bool {
-    len >= MIN_SIZE_BYTES.load(Relaxed) || sending::is_twin(buffer)
+    len >= LEAST_BYTES.load(Relaxed) || sending::is_twin(buffer)
 }
 
 /// Whether the vector is there; if not, that is the kernel's to say.
 fn is_vector_readable(vector: *const iovec, count: usize) -> bool {
     is_readable(vector as usize, count * size_of::<iovec>())
+}
+
+/// An output by this function, as it is entered in a recording.
+const fn output(function: Function, fd: c_int) -> Transfer {
+    Transfer { call: Call::Output, function, fd, is_socket: false, flags: What(0) }
+}
+
+/// The same to a socket.
+const fn dispatch(function: Function, fd: c_int) -> Transfer {
+    Transfer { call: Call::Output, function, fd, is_socket: true, flags: What(0) }
+}
+
+/// Makes a call that sends one buffer, and enters it in the recording if one is on.
+#[inline(always)]
+fn one(transfer: Transfer, buffer: Pointer, len: usize, call: impl FnOnce() -> ssize_t) -> ssize_t {
+    let timer = Timer::begin(len);
+    let sent = call();
+    if let Some(timer) = timer {
+        timer.transferred(transfer, buffer as usize, len, sent);
+    }
+    sent
+}
+
+/// The same for an iovec array.
+#[inline(always)]
+unsafe fn several(
+    transfer: Transfer,
+    vector: impl FnOnce() -> (*const iovec, usize),
+    call: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let timer = Timer::begin_any();
+    let sent = call();
+    if let Some(timer) = timer
+        && sent > 0
+    {
+        let (vector, count) = vector();
+        // SAFETY: where the kernel took something, it has read the vector.
+        unsafe { timer.transferred_parts(transfer, vector.cast(), count, sent) };
+    }
+    sent
 }
 
 /// Sends parts; `gathered` is the call that takes several, `unchanged` the program's own.
@@ -119,19 +160,19 @@ unsafe fn send_several(
     send_parts(fd, parts, flags, gathered, unchanged)
 }
 
-gate!(pwrite, "rdx", "r8", MIN_SIZE_BYTES, PWRITE, pwrite_body);
-gate!(pwrite64, "rdx", "r8", MIN_SIZE_BYTES, PWRITE, pwrite_body);
+gate!(pwrite, "rdx", "r8", LEAST_BYTES, PWRITE, pwrite_body);
+gate!(pwrite64, "rdx", "r8", LEAST_BYTES, PWRITE, pwrite_body);
 
 entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, concerns_one(buffer, len), {
     // Gathered parts are readable while the output holds them; here and below.
-    send_one(
+    one(output(Function::Write, fd), buffer, len, || send_one(
         fd,
         buffer,
         len,
         NO_FLAGS,
         |vector, count| sending::writev(fd, vector, count as c_int),
         || sending::write(fd, buffer, len),
-    )
+    ))
 });
 
 unsafe extern "C" fn pwrite_body(
@@ -142,7 +183,7 @@ unsafe extern "C" fn pwrite_body(
     _caller: usize,
 ) -> ssize_t {
     // SAFETY: as above.
-    unsafe {
+    one(output(Function::Pwrite, fd), buffer, len, || unsafe {
         send_one(
             fd,
             buffer,
@@ -151,7 +192,7 @@ unsafe extern "C" fn pwrite_body(
             |vector, count| PWRITEV.call()(fd, vector, count as c_int, offset),
             || PWRITE.call()(fd, buffer, len, offset),
         )
-    }
+    })
 }
 
 /// A header for parts sent to `to`.
@@ -167,32 +208,34 @@ fn header(vector: *const iovec, count: usize, to: *const sockaddr, to_len: sockl
 
 entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize_t, concerns_one(buffer, len), {
     if flags & BY_REFERENCE != 0 {
-        return SEND.call()(fd, buffer, len, flags);
+        let by_reference = || SEND.call()(fd, buffer, len, flags);
+        return one(dispatch(Function::Send, fd), buffer, len, by_reference);
     }
-    send_one(
+    one(dispatch(Function::Send, fd), buffer, len, || send_one(
         fd,
         buffer,
         len,
         Some(flags),
         |vector, count| sending::sendmsg(fd, &header(vector, count, core::ptr::null(), 0), flags),
         || sending::send(fd, buffer, len, flags),
-    )
+    ))
 });
 
 entry!(sendto SENDTO
 (fd: c_int, buffer: Pointer, len: usize, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t,
 concerns_one(buffer, len), {
     if flags & BY_REFERENCE != 0 {
-        return SENDTO.call()(fd, buffer, len, flags, to, to_len);
+        let by_reference = || SENDTO.call()(fd, buffer, len, flags, to, to_len);
+        return one(dispatch(Function::Sendto, fd), buffer, len, by_reference);
     }
-    send_one(
+    one(dispatch(Function::Sendto, fd), buffer, len, || send_one(
         fd,
         buffer,
         len,
         (to.is_null() && to_len == 0).then_some(flags),
         |vector, count| sending::sendmsg(fd, &header(vector, count, to, to_len), flags),
         || sending::sendto(fd, buffer, len, flags, to, to_len),
-    )
+    ))
 });
 
 #[unsafe(no_mangle)]
@@ -201,13 +244,19 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
     let number = usize::try_from(count).unwrap_or(0);
     // SAFETY: as above.
     unsafe {
-        send_several(
-            fd,
-            vector,
-            number,
-            NO_FLAGS,
-            |vector, count| real(fd, vector, count as c_int),
-            || real(fd, vector, count),
+        several(
+            output(Function::Writev, fd),
+            || (vector, number),
+            || {
+                send_several(
+                    fd,
+                    vector,
+                    number,
+                    NO_FLAGS,
+                    |vector, count| real(fd, vector, count as c_int),
+                    || real(fd, vector, count),
+                )
+            },
         )
     }
 }
@@ -218,13 +267,19 @@ pub unsafe extern "C" fn pwritev(fd: c_int, vector: *const iovec, count: c_int, 
     let number = usize::try_from(count).unwrap_or(0);
     // SAFETY: as above.
     unsafe {
-        send_several(
-            fd,
-            vector,
-            number,
-            None,
-            |vector, count| real(fd, vector, count as c_int, offset),
-            || real(fd, vector, count, offset),
+        several(
+            output(Function::Pwritev, fd),
+            || (vector, number),
+            || {
+                send_several(
+                    fd,
+                    vector,
+                    number,
+                    None,
+                    |vector, count| real(fd, vector, count as c_int, offset),
+                    || real(fd, vector, count, offset),
+                )
+            },
         )
     }
 }
@@ -247,13 +302,19 @@ pub unsafe extern "C" fn pwritev2(
     let number = usize::try_from(count).unwrap_or(0);
     // SAFETY: as above.
     unsafe {
-        send_several(
-            fd,
-            vector,
-            number,
-            None,
-            |vector, count| real(fd, vector, count as c_int, offset, flags),
-            || real(fd, vector, count, offset, flags),
+        several(
+            output(Function::Pwritev, fd),
+            || (vector, number),
+            || {
+                send_several(
+                    fd,
+                    vector,
+                    number,
+                    None,
+                    |vector, count| real(fd, vector, count as c_int, offset, flags),
+                    || real(fd, vector, count, offset, flags),
+                )
+            },
         )
     }
 }
@@ -272,6 +333,15 @@ pub unsafe extern "C" fn pwritev64v2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise; where the kernel took something, it has read the header.
+    unsafe {
+        let vector = || ((*message).msg_iov.cast_const(), (*message).msg_iovlen);
+        several(dispatch(Function::Sendmsg, fd), vector, || sendmsg_now(fd, message, flags))
+    }
+}
+
+#[inline(always)]
+unsafe fn sendmsg_now(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let real = sending::sendmsg;
     // SAFETY: as above; a copy of the header names the gathered parts.
     unsafe {
@@ -294,6 +364,22 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
+    let timer = Timer::begin_any();
+    // SAFETY: the caller's promise; the messages that the kernel has taken are there.
+    unsafe {
+        let sent = sendmmsg_now(fd, messages, count, flags);
+        if let Some(timer) = timer
+            && sent > 0
+        {
+            let taken = crate::messages::each(messages, sent as usize);
+            timer.transferred_messages(dispatch(Function::Sendmmsg, fd), taken);
+        }
+        sent
+    }
+}
+
+#[inline(always)]
+unsafe fn sendmmsg_now(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
     let real = sending::sendmmsg;
     let number = count as usize;
     // SAFETY: as for sendmsg, for each message.

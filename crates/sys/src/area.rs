@@ -14,8 +14,9 @@ fn map(address: usize, len_bytes: usize, fixed: i32) -> Result<usize, Errno> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
     // SAFETY: at an address of the kernel's choice, or over a mapping that the caller gives up.
-    let mapped = unsafe { kernel!(Map, libc::mmap(address as *mut _, len_bytes, protection, flags, -1, 0)) };
-    if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(mapped as usize) }
+    let mapped =
+        unsafe { kernel!(Map, syscall!(libc::SYS_mmap, address, len_bytes, protection, flags, -1i32, 0)) };
+    check(mapped).map(|address| address as usize)
 }
 
 impl Area {

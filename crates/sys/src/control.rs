@@ -1,4 +1,4 @@
-//! The pipe by which `uncopy release` reaches the handler thread of a running process: a FIFO beside the
+//! The pipe by which `uncopy release` and `uncopy profile --pid` reach the handler thread of a running process: a FIFO beside the
 //! counters' file, in the directory that only its owner can enter.
 
 use crate::call::{kernel, syscall};
@@ -47,17 +47,12 @@ impl Control {
         self.fd
     }
 
-    /// Takes what was written; whether it holds `word`.
+    /// Takes some of what was written; how many bytes, 0 if there is nothing.
     #[must_use]
-    pub fn says(self, word: u8) -> bool {
-        let mut bytes = [0u8; 64];
-        let mut found = false;
-        loop {
-            // SAFETY: the buffer is valid for its size.
-            let got =
-                unsafe { kernel!(Read, syscall!(libc::SYS_read, self.fd, bytes.as_mut_ptr(), bytes.len())) };
-            let Some(got) = usize::try_from(got).ok().filter(|got| *got > 0) else { return found };
-            found |= bytes[..got].contains(&word);
-        }
+    pub fn read(self, bytes: &mut [u8]) -> usize {
+        // SAFETY: the buffer is valid for its size.
+        let got =
+            unsafe { kernel!(Read, syscall!(libc::SYS_read, self.fd, bytes.as_mut_ptr(), bytes.len())) };
+        usize::try_from(got).unwrap_or(0)
     }
 }

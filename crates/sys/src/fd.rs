@@ -33,6 +33,56 @@ pub fn kind(fd: i32) -> FdKind {
     }
 }
 
+/// What the bytes of a descriptor come from, or go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// A stream socket.
+    Stream,
+    /// A socket of datagrams or sequenced packets.
+    Packets,
+    /// A regular file.
+    File,
+    /// A pipe or FIFO.
+    Pipe,
+    /// A terminal.
+    Terminal,
+    /// Something else, or no open descriptor.
+    Other,
+}
+
+/// What is at the other end of `fd`. Leaves `errno` changed.
+#[must_use]
+pub fn peer(fd: i32) -> Peer {
+    /// The teletypes of the console, and the two ends of pseudo terminals (Documentation/admin-guide/devices.txt).
+    const TERMINALS: [u32; 3] = [4, 5, 204];
+    const PSEUDO: core::ops::RangeInclusive<u32> = 128..=143;
+    // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
+    let mut found: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: the buffer is valid.
+    if unsafe { kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)) } != 0 {
+        return Peer::Other;
+    }
+    match found.st_mode & libc::S_IFMT {
+        libc::S_IFREG if found.st_size == 0 && is_pseudo_file(fd) => Peer::Other,
+        libc::S_IFREG => Peer::File,
+        libc::S_IFIFO => Peer::Pipe,
+        libc::S_IFCHR => {
+            let major = libc::major(found.st_rdev);
+            if TERMINALS.contains(&major) || PSEUDO.contains(&major) { Peer::Terminal } else { Peer::Other }
+        }
+        libc::S_IFSOCK => {
+            let (mut kind, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
+            let (level, name) = (libc::SOL_SOCKET, libc::SO_TYPE);
+            // SAFETY: both pointers are valid, and the length is the value's.
+            let known = unsafe {
+                kernel!(Stat, syscall!(libc::SYS_getsockopt, fd, level, name, &raw mut kind, &raw mut len))
+            };
+            if known == 0 && kind != libc::SOCK_STREAM { Peer::Packets } else { Peer::Stream }
+        }
+        _ => Peer::Other,
+    }
+}
+
 /// A duplicate of `fd` under a high number, out of the way of the program's own, closed on exec.
 #[must_use]
 pub fn duplicate_high(fd: i32) -> Option<i32> {

@@ -1,10 +1,28 @@
 //! Who the process is.
 
+use crate::call::{kernel, syscall};
+
 /// The effective user id.
 #[must_use]
 pub fn effective_user() -> u32 {
     // SAFETY: geteuid has no requirements.
     unsafe { libc::geteuid() }
+}
+
+/// The parent's process id.
+#[must_use]
+pub fn parent() -> u32 {
+    // SAFETY: getppid has no requirements.
+    unsafe { libc::getppid() }.cast_unsigned()
+}
+
+/// Whether the process may read the time stamp counter: it can have that forbidden (`PR_SET_TSC`).
+#[must_use]
+pub fn may_read_counter() -> bool {
+    let mut mode = 0i32;
+    // SAFETY: the kernel writes the mode.
+    let asked = unsafe { kernel!(Limit, syscall!(libc::SYS_prctl, libc::PR_GET_TSC, &raw mut mode)) };
+    asked == 0 && mode == libc::PR_TSC_ENABLE
 }
 
 /// The program's name as it was started, without directories, cut to what fits.

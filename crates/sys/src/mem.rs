@@ -2,7 +2,7 @@
 
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 
 /// A reserved range of addresses. It lives as long as the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,9 +327,7 @@ pub unsafe fn map_private_file(
             (Err(errno), _) => Err(errno),
             (Ok(_), None) => map(len_bytes, protection, libc::MAP_SHARED, fd),
             (Ok(_), Some(address)) => {
-                let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-                let mapped = kernel!(Map, libc::mmap(address as *mut _, len_bytes, protection, flags, fd, 0));
-                if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address) }
+                map_at(address, len_bytes, protection, libc::MAP_SHARED, fd).map(|()| address)
             }
         };
         kernel!(Close, syscall!(libc::SYS_close, fd));
@@ -362,6 +360,50 @@ pub fn map_file(path: &CStr, len_bytes: usize) -> Result<usize, Errno> {
         };
         kernel!(Close, syscall!(libc::SYS_close, fd));
         mapped
+    }
+}
+
+/// Makes a file that only its owner can read in a directory that exists, and maps it shared at `address`, in place of
+/// what is there. It takes no memory yet: [`populate`] before the first byte is written.
+///
+/// # Errors
+/// EPERM if the directory is not a real one of ours with mode 0700, EEXIST if the name is taken; else what failed.
+///
+/// # Safety
+/// `address` must be a mapping of ours of at least `len_bytes` that may be replaced.
+pub unsafe fn map_new_file(
+    directory: &CStr,
+    name: &CStr,
+    len_bytes: usize,
+    address: usize,
+) -> Result<(), Errno> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: the strings are terminated; the stat buffer is valid; the descriptors are ours to close; the caller's
+    // promise for the address.
+    unsafe {
+        let opened = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, directory.as_ptr(), flags, 0));
+        let parent = check(opened)? as i32;
+        let mut found: libc::stat = core::mem::zeroed();
+        let known = check(kernel!(Stat, syscall!(libc::SYS_fstat, parent, &raw mut found)));
+        let is_ours = found.st_uid == libc::geteuid() && found.st_mode & 0o7777 == 0o700;
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        let made = known.and_then(|_| {
+            if !is_ours {
+                return Err(Errno(libc::EPERM));
+            }
+            let fd = kernel!(Open, syscall!(libc::SYS_openat, parent, name.as_ptr(), flags, 0o600));
+            let fd = check(fd)? as i32;
+            let sized = check(kernel!(Allocate, syscall!(libc::SYS_ftruncate, fd, len_bytes)));
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let mapped = sized.and_then(|_| map_at(address, len_bytes, protection, libc::MAP_SHARED, fd));
+            kernel!(Close, syscall!(libc::SYS_close, fd));
+            if mapped.is_err() {
+                kernel!(Name, syscall!(libc::SYS_unlinkat, parent, name.as_ptr(), 0));
+            }
+            mapped
+        });
+        kernel!(Close, syscall!(libc::SYS_close, parent));
+        made
     }
 }
 
@@ -476,10 +518,43 @@ pub unsafe fn map_private(len_bytes: usize, address: Option<usize>) -> Result<us
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let Some(address) = address else { return map(len_bytes, protection, flags, -1) };
+    // SAFETY: the caller's promise.
+    unsafe { map_at(address, len_bytes, protection, flags, -1) }.map(|()| address)
+}
+
+/// Maps something in the place of what is at `address`. Not by libc's function, which the library interposes on for
+/// mappings over others.
+///
+/// # Safety
+/// The range must be ours, and its old bytes nobody's.
+pub(crate) unsafe fn map_at(
+    address: usize,
+    len_bytes: usize,
+    protection: i32,
+    flags: i32,
+    fd: i32,
+) -> Result<(), Errno> {
     let flags = flags | libc::MAP_FIXED;
     // SAFETY: the caller's promise.
-    let mapped = unsafe { kernel!(Map, libc::mmap(address as *mut _, len_bytes, protection, flags, -1, 0)) };
-    if mapped == libc::MAP_FAILED { Err(Errno(crate::errno::get())) } else { Ok(address) }
+    let mapped =
+        unsafe { kernel!(Map, syscall!(libc::SYS_mmap, address, len_bytes, protection, flags, fd, 0)) };
+    check(mapped).map(drop)
+}
+
+/// mmap as the program asks for it; -1 and `errno` if the kernel refuses.
+///
+/// # Safety
+/// As for mmap.
+pub unsafe fn map_as_asked(
+    address: *mut c_void,
+    len_bytes: usize,
+    protection: i32,
+    flags: i32,
+    fd: i32,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { syscall!(libc::SYS_mmap, address, len_bytes, protection, flags, fd, offset) as *mut c_void }
 }
 
 /// Reservations of a model, which are used again by its next run.

@@ -37,6 +37,7 @@ pub mod nginx;
 pub mod plain;
 pub mod programs;
 pub mod random;
+pub mod recordings;
 pub mod redis;
 pub mod resp;
 pub mod running;

@@ -1,0 +1,57 @@
+//! sendfile, splice, copy_file_range: bytes that go from one descriptor to another inside the kernel. They are libc's
+//! calls as they are, entered in a recording if one is on.
+
+use core::ffi::{c_int, c_uint};
+use libc::{loff_t, off_t, size_t, ssize_t};
+use uncopy_engine::gate::LEAST_BYTES;
+use uncopy_hooks::{entry, slots};
+use uncopy_record::{Function, Timer};
+
+slots! {
+    SENDFILE = c"sendfile": unsafe extern "C" fn(c_int, c_int, *mut off_t, size_t) -> ssize_t;
+    SPLICE = c"splice": unsafe extern "C" fn(c_int, *mut loff_t, c_int, *mut loff_t, size_t, c_uint) -> ssize_t;
+    COPY_FILE_RANGE = c"copy_file_range":
+        unsafe extern "C" fn(c_int, *mut loff_t, c_int, *mut loff_t, size_t, c_uint) -> ssize_t;
+}
+
+/// Makes the call and enters it.
+#[inline(always)]
+fn passed(
+    function: Function,
+    from: c_int,
+    to: c_int,
+    len: size_t,
+    call: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let timer = Timer::begin(len);
+    let done = call();
+    if let Some(timer) = timer {
+        timer.passed(function, from, to, done);
+    }
+    done
+}
+
+fn is_concerned(len: size_t) -> bool {
+    len >= LEAST_BYTES.load(core::sync::atomic::Ordering::Relaxed)
+}
+
+entry!(sendfile SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_concerned(len), {
+    passed(Function::Sendfile, from, to, len, || SENDFILE.call()(to, from, offset, len))
+});
+
+entry!(sendfile64 SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_concerned(len), {
+    passed(Function::Sendfile, from, to, len, || SENDFILE.call()(to, from, offset, len))
+});
+
+entry!(splice SPLICE
+(from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t,
+is_concerned(len), {
+    passed(Function::Splice, from, to, len, || SPLICE.call()(from, from_offset, to, to_offset, len, flags))
+});
+
+entry!(copy_file_range COPY_FILE_RANGE
+(from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t,
+is_concerned(len), {
+    let call = || COPY_FILE_RANGE.call()(from, from_offset, to, to_offset, len, flags);
+    passed(Function::CopyFileRange, from, to, len, call)
+});

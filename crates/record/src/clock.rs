@@ -1,0 +1,112 @@
+//! The time, in ns of CLOCK_MONOTONIC, from the time stamp counter where that counts evenly.
+//!
+//! Reading the counter costs 10 ns, the clock by its vDSO 25 (`uncopy bench recording`). The counter is compared with
+//! the clock twice, when the library starts and when the first event is entered.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The counter and the clock when they were first compared.
+static FIRST_TICKS: AtomicU64 = AtomicU64::new(0);
+static FIRST_NS: AtomicU64 = AtomicU64::new(0);
+/// ns a tick, in units of 2^-32; 0: not known yet, or the clock is asked.
+static RATE: AtomicU64 = AtomicU64::new(0);
+
+/// Least time between the two comparisons, ns: each is wrong by some 50 ns at most.
+const LEAST_NS: u64 = 2_000_000;
+
+/// CLOCK_MONOTONIC, ns.
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// A moment: ticks of the counter, or ns.
+#[inline(always)]
+pub fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_counter() {
+        // SAFETY: the processor has the instruction, and the process may use it: see `is_even`.
+        return unsafe { core::arch::x86_64::_rdtsc() };
+    }
+    now_ns()
+}
+
+/// When a call began, and how long it took, ns, from the two moments. After [`settle`].
+#[inline]
+pub fn span(start: u64, end: u64) -> (u64, u64) {
+    if !is_counter() {
+        return (start, end.saturating_sub(start));
+    }
+    let rate = RATE.load(Relaxed);
+    let ns = |ticks: u64| ((u128::from(ticks) * u128::from(rate)) >> 32) as u64;
+    let since = start.saturating_sub(FIRST_TICKS.load(Relaxed));
+    (FIRST_NS.load(Relaxed) + ns(since), ns(end.saturating_sub(start)))
+}
+
+/// A moment for coarse comparisons, in steps of some 0.1 s.
+#[inline]
+pub fn coarse(ticks: u64) -> u32 {
+    (ticks >> 28) as u32
+}
+
+/// Whether moments are the counter's: [`begin`] has found that it counts evenly.
+#[inline]
+pub fn is_counter() -> bool {
+    FIRST_NS.load(Relaxed) != 0
+}
+
+#[cfg(target_arch = "x86_64")]
+fn compare() -> (u64, u64) {
+    // SAFETY: as in `ticks`.
+    let counter = || unsafe { core::arch::x86_64::_rdtsc() };
+    // The quickest of three: the two were read closest to each other.
+    let tries = [(); 3].map(|()| {
+        let before = counter();
+        let ns = now_ns();
+        let took = counter() - before;
+        (took, before + took / 2, ns)
+    });
+    let (_, ticks, ns) = tries.into_iter().min().unwrap_or_default();
+    (ticks, ns)
+}
+
+/// Whether the counter counts evenly, on all processors and when they sleep (CPUID 0x80000007, EDX bit 8), and the
+/// process may read it.
+#[cfg(target_arch = "x86_64")]
+fn is_even() -> bool {
+    // SAFETY: every processor of x86-64 has CPUID.
+    let most = core::arch::x86_64::__cpuid(0x8000_0000).eax;
+    let is_invariant = most >= 0x8000_0007 && core::arch::x86_64::__cpuid(0x8000_0007).edx & 1 << 8 != 0;
+    is_invariant && uncopy_sys::ids::may_read_counter()
+}
+
+/// Compares the two for the first time.
+pub fn begin() {
+    #[cfg(target_arch = "x86_64")]
+    if FIRST_NS.load(Relaxed) == 0 && is_even() {
+        let (ticks, ns) = compare();
+        FIRST_TICKS.store(ticks, Relaxed);
+        FIRST_NS.store(ns, Relaxed);
+    }
+}
+
+/// Compares the two for the second time, before the first event. Waits for [`LEAST_NS`] to go by.
+pub fn settle() {
+    #[cfg(target_arch = "x86_64")]
+    if RATE.load(Relaxed) == 0 && is_counter() {
+        let (first_ticks, first_ns) = (FIRST_TICKS.load(Relaxed), FIRST_NS.load(Relaxed));
+        loop {
+            let (ticks, ns) = compare();
+            if ns < first_ns + LEAST_NS {
+                core::hint::spin_loop();
+                continue;
+            }
+            let rate =
+                (u128::from(ns - first_ns) << 32) / u128::from(ticks.saturating_sub(first_ticks).max(1));
+            RATE.store((rate as u64).max(1), Relaxed);
+            return;
+        }
+    }
+}
