@@ -8,7 +8,10 @@
 //!   programs  the packaged programs and their versions
 //!   http      a client that verifies documents
 //!   origin    a server of ours behind proxies and caches
-//!   nginx     the cases
+//!   serving   a server of documents with such clients
+//!   ab        ApacheBench, which verifies nothing
+//!   nginx, haproxy, varnish
+//!             the cases
 //! ```
 //!
 //! To add a case: a module with a `pub const CASE: Case`, and its line in [`CASES`].
@@ -22,19 +25,23 @@ use crate::failure::Result;
 use crate::process::Server;
 use crate::traffic::Load;
 
+mod ab;
 pub mod arguments;
+mod haproxy;
 pub mod http;
 pub mod measure;
 mod nginx;
 pub mod origin;
 pub mod programs;
+pub mod serving;
 pub mod stage;
+mod varnish;
 
 use programs::Need;
 use stage::Stage;
 
 /// All cases, in the order of reports.
-pub const CASES: &[Case] = &[nginx::STATIC, nginx::PROXIED];
+pub const CASES: &[Case] = &[nginx::STATIC, nginx::PROXIED, haproxy::CASE, varnish::CASE];
 
 /// One application with one kind of load, measured at one or more points.
 #[derive(Clone, Copy, Debug)]

@@ -3,17 +3,15 @@
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
-use super::http::{Clients, Document, Requests};
+use super::http::Document;
 use super::origin::Origin;
 use super::programs::Need;
+use super::serving::Serving;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::failure::{Failure, Result, While};
-use crate::process::Server;
 use crate::table::size;
-use crate::traffic::Load;
 
 /// nginx itself.
 const NGINX: Need = Need::new("nginx", "nginx", &["-v"]);
@@ -66,28 +64,7 @@ impl Work for Static {
                 format!("root {root};\nsendfile {state};\ntcp_nopush on;\noutput_buffers 2 64k;\n");
             configure(address, directory, "", &location)
         })?;
-        let requests =
-            Requests { name: NGINX.program, server: address, documents: &self.documents, keep_alive: true };
-        let clients = Clients::open(requests, CONNECTIONS, stage.client_processors())?;
-        Ok(Box::new(Serving { clients, server, _origin: None }))
-    }
-}
-
-/// nginx and its clients.
-struct Serving<'a> {
-    // Dropped in this order: the connections end before the server.
-    clients: Clients<'a>,
-    server: Server,
-    _origin: Option<Origin>,
-}
-
-impl Running for Serving<'_> {
-    fn server(&mut self) -> &mut Server {
-        &mut self.server
-    }
-
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        self.clients.load(duration)
+        Ok(Box::new(Serving::new(stage, NGINX.program, server, address, &self.documents, CONNECTIONS)?))
     }
 }
 
@@ -129,10 +106,8 @@ impl Work for Proxied {
                         proxy_busy_buffers_size 256k;\nproxy_max_temp_file_size 0;\n";
         let (server, address) = stage
             .server(NGINX.program, |address, directory| configure(address, directory, &upstream, location))?;
-        let requests =
-            Requests { name: NGINX.program, server: address, documents: &self.documents, keep_alive: true };
-        let clients = Clients::open(requests, CONNECTIONS, stage.client_processors())?;
-        Ok(Box::new(Serving { clients, server, _origin: Some(origin) }))
+        let serving = Serving::new(stage, NGINX.program, server, address, &self.documents, CONNECTIONS)?;
+        Ok(Box::new(serving.before(origin)))
     }
 }
 

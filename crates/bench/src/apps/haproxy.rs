@@ -1,0 +1,83 @@
+//! HAProxy in front of an origin of ours.
+
+use rustix::process::Signal;
+
+use super::http::Document;
+use super::origin::Origin;
+use super::programs::Need;
+use super::serving::Serving;
+use super::stage::Stage;
+use super::{Case, Effort, Point, Running, Work};
+use crate::failure::{Result, While};
+use crate::table::size;
+
+/// HAProxy itself.
+const HAPROXY: Need = Need::new("haproxy", "haproxy", &["-v"]);
+/// Connections that have a request under way.
+const CONNECTIONS: usize = 8;
+/// Different bodies of one length.
+const DOCUMENTS: usize = 8;
+/// HAProxy's own size of a buffer, bytes, and a large one.
+const BUFFER_BYTES: usize = 16_384;
+const LARGE_BUFFER_BYTES: usize = 65_536;
+
+/// Bodies that pass through it.
+pub const CASE: Case = Case {
+    name: "haproxy",
+    about: "HAProxy, one thread, mode http, in front of uncopy-files, bodies of 64 KiB and 1 MiB, buffers of 16 and \
+            64 KiB, 8 connections",
+    paper: "not in the papers",
+    needs: &[HAPROXY],
+    points,
+    remark: "HAProxy passes a body on from the buffer that it was received in; an answer's part that does not lie in \
+             one piece or below 16 KiB is never elided. It does not splice unless it is told to",
+};
+
+fn points(effort: Effort) -> Vec<Point> {
+    let large = 1 << 20;
+    let all = match effort {
+        Effort::Quick => vec![(large, LARGE_BUFFER_BYTES)],
+        Effort::Full => {
+            vec![
+                (65_536, BUFFER_BYTES),
+                (65_536, LARGE_BUFFER_BYTES),
+                (large, BUFFER_BYTES),
+                (large, LARGE_BUFFER_BYTES),
+            ]
+        }
+    };
+    let point = |(size_bytes, buffer_bytes): (usize, usize)| {
+        let work = Proxy { documents: Document::several(DOCUMENTS, size_bytes), buffer_bytes };
+        let title = format!("haproxy {}, buffers of {}", size(size_bytes as u64), size(buffer_bytes as u64));
+        #[expect(clippy::cast_precision_loss, reason = "sizes of bodies")]
+        Point::new(title, size_bytes as u64, work)
+            .with("size_bytes", size_bytes as f64)
+            .with("buffer_bytes", buffer_bytes as f64)
+    };
+    all.into_iter().map(point).collect()
+}
+
+#[derive(Debug)]
+struct Proxy {
+    documents: Vec<Document>,
+    buffer_bytes: usize,
+}
+
+impl Work for Proxy {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let origin = Origin::start(stage, &self.documents)?;
+        let (server, address) = stage.server(HAPROXY.program, |address, directory| {
+            let configuration = format!(
+                "global\n  nbthread 1\n  maxconn 200\n  tune.bufsize {}\n\
+                 defaults\n  mode http\n  timeout connect 20s\n  timeout client 30s\n  timeout server 30s\n\
+                 listen proxy\n  bind {address}\n  http-reuse always\n  server origin {}\n",
+                self.buffer_bytes, origin.address
+            );
+            let file = directory.join("haproxy.cfg");
+            std::fs::write(&file, configuration).doing("writing haproxy.cfg")?;
+            Ok(vec!["-db".into(), "-f".into(), file.into()])
+        })?;
+        let serving = Serving::new(stage, HAPROXY.program, server, address, &self.documents, CONNECTIONS)?;
+        Ok(Box::new(serving.before(origin).ended_by(Signal::USR1)))
+    }
+}

@@ -1,0 +1,127 @@
+//! Varnish with its objects in malloc storage, under ab, as in ZCopy, section 4.2.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use super::ab::{AB, Ab};
+use super::http::{Clients, Document, Requests};
+use super::origin::Origin;
+use super::programs::Need;
+use super::stage::Stage;
+use super::{Case, Effort, Point, Running, Work};
+use crate::failure::{Result, While};
+use crate::process::Server;
+use crate::table::size;
+use crate::traffic::Load;
+
+/// Varnish itself.
+const VARNISH: Need = Need::new("varnishd", "varnish", &["-V"]);
+/// Connections that have a request under way.
+const CONNECTIONS: usize = 8;
+/// How long this program's own client asks for the object after ab, as a part of the measurement.
+const VERIFIED_PART: u32 = 8;
+
+/// One object, from 1 to 64 KiB.
+pub const CASE: Case = Case {
+    name: "varnish",
+    about: "Varnish, malloc storage, one cached object of 1 to 64 KiB, under ab with 8 connections kept alive",
+    paper: "ZCopy section 4.2, Figure 10: 1 to 8 KiB under ab, 3 lines changed in Varnish; slightly less than plain \
+            at 1 KiB, 7.8 % more at 6 KiB, the network is the limit at 8 KiB",
+    needs: &[VARNISH, AB],
+    points,
+    remark: "the rate is ab's, which does not look at bodies; before and after each run this program fetches the \
+             object itself and compares it, and only these bytes are counted as verified. An object leaves by one \
+             writev that refers to the storage: no copy is made inside the program",
+};
+
+fn points(effort: Effort) -> Vec<Point> {
+    let sizes: &[usize] = match effort {
+        Effort::Quick => &[8192, 65_536],
+        Effort::Full => &[1024, 2048, 4096, 6144, 8192, 16_384, 65_536],
+    };
+    let point = |size_bytes: &usize| {
+        let work = Cache { documents: Document::several(1, *size_bytes) };
+        #[expect(clippy::cast_precision_loss, reason = "sizes of objects")]
+        Point::new(format!("varnish {}", size(*size_bytes as u64)), *size_bytes as u64, work)
+            .with("size_bytes", *size_bytes as f64)
+    };
+    sizes.iter().map(point).collect()
+}
+
+#[derive(Debug)]
+struct Cache {
+    documents: Vec<Document>,
+}
+
+impl Work for Cache {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let origin = Origin::start(stage, &self.documents)?;
+        let (server, address) =
+            stage.server(VARNISH.program, |address, directory| configure(address, directory, &origin))?;
+        let processors = stage.client_processors();
+        let requests =
+            Requests { name: VARNISH.program, server: address, documents: &self.documents, keep_alive: true };
+        let ab = Ab {
+            program: stage.program(AB.program)?,
+            server: address,
+            document: &self.documents[0],
+            connections: CONNECTIONS,
+            processors,
+            rate: None,
+        };
+        let clients = Clients::open(requests, CONNECTIONS, processors)?;
+        let mut running = Caching { clients, ab, server, _origin: origin, verify_for: Duration::ZERO };
+        // The object is fetched, and right, before anything is measured.
+        running.verify()?;
+        Ok(Box::new(running))
+    }
+}
+
+/// The arguments of a Varnish that keeps what `origin` has.
+fn configure(address: SocketAddr, directory: &Path, origin: &Origin) -> Result<Vec<std::ffi::OsString>> {
+    let configuration = format!(
+        "vcl 4.1;\nbackend default {{ .host = \"{}\"; .port = \"{}\"; }}\n\
+         sub vcl_recv {{ return (hash); }}\n\
+         sub vcl_backend_response {{ set beresp.ttl = 1h; set beresp.do_stream = false; }}\n",
+        origin.address.ip(),
+        origin.address.port()
+    );
+    let file = directory.join("default.vcl");
+    std::fs::write(&file, configuration).doing("writing default.vcl")?;
+    let home = directory.join("varnish");
+    let mut arguments: Vec<std::ffi::OsString> =
+        ["-F", "-j", "none", "-T", "none", "-s", "malloc,256m", "-t", "3600", "-a"].map(Into::into).into();
+    arguments.push(address.to_string().into());
+    arguments.extend(["-f".into(), file.into(), "-n".into(), home.into()]);
+    for parameter in ["thread_pools=1", "thread_pool_min=10", "thread_pool_max=50", "vsl_space=8M"] {
+        arguments.extend(["-p".into(), parameter.into()]);
+    }
+    Ok(arguments)
+}
+
+/// Varnish, its clients and what it asked.
+#[derive(Debug)]
+struct Caching<'a> {
+    // Dropped in this order: the connections end before the server, and that before its origin.
+    clients: Clients<'a>,
+    ab: Ab<'a>,
+    server: Server,
+    _origin: Origin,
+    verify_for: Duration,
+}
+
+impl Running for Caching<'_> {
+    fn server(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        self.verify_for = duration / VERIFIED_PART;
+        self.ab.load(duration)
+    }
+
+    fn verify(&mut self) -> Result<u64> {
+        Ok(self.clients.load(self.verify_for)?.verified_bytes)
+    }
+}
