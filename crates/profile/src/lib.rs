@@ -9,20 +9,28 @@
 //! | [`flow`] | the replay of a process's events |
 //! | [`sites`], [`classes`] | what is left of them: sums by call site, and by class of operation |
 //! | [`elision`] | what uncopy would do with a call |
+//! | [`assemble`], [`chains`] | all processes put together |
+//! | [`prediction`] | what eliding would give |
 //! | [`symbols`] | names of places in programs and libraries |
+//! | [`text`], [`folded`] | the report in the terminal, and stacks for flame graphs |
 //! | [`words`] | numbers as tables show them |
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "tests use small numbers"))]
 
+pub mod assemble;
+pub mod chains;
 pub mod classes;
 pub mod elision;
 pub mod flow;
+pub mod folded;
 mod hash;
 pub mod memory;
 pub mod model;
 pub mod operation;
+pub mod prediction;
 pub mod sites;
 pub mod symbols;
+pub mod text;
 pub mod words;
 
 pub use hash::FastMap;

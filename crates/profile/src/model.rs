@@ -93,7 +93,7 @@ pub struct Module {
 }
 
 /// A place in the code.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Frame {
     /// Index of its module; absent if the address lay in none.
     pub module: Option<usize>,
@@ -288,7 +288,7 @@ pub struct Step {
     pub calls_each: f64,
     /// Bytes in one operation, on average.
     pub bytes: f64,
-    /// Its share of all time in recorded copies, inputs and outputs of the class, 0 to 1.
+    /// Its share of the time that all steps of the class take, 0 to 1. Inputs that wait count with the wait.
     pub share: f64,
     /// Whether uncopy would elide it.
     pub elidable: bool,

@@ -1,0 +1,452 @@
+//! The report in the terminal: first one sentence to act on, then the chains, the counts, what eliding would give, who
+//! would lose and why, and what to type next.
+
+use crate::model::{Call, Operation, Profile, Site, Step};
+use crate::words::{bytes, duration};
+use std::fmt::Write as _;
+
+/// Chains that are shown in full.
+const CHAINS_MOST: usize = 4;
+/// Classes in the table of counts.
+const CLASSES_MOST: usize = 12;
+/// Sites in the list of those that would not gain.
+const LOSERS_MOST: usize = 8;
+/// Classes with less than this part of all bytes moved are left out.
+const LEAST_PART: f64 = 0.01;
+/// A predicted gain below this is within what measuring would show as noise.
+const LEAST_GAIN: f64 = 0.03;
+/// Width of text that is not a table, columns.
+const TEXT_MOST: usize = 100;
+
+/// The report, for a terminal `width` columns wide. `file`: where the profile was written.
+#[must_use]
+pub fn report(profile: &Profile, file: &str, width: usize) -> String {
+    let width = width.clamp(60, 200);
+    let mut text = String::new();
+    paragraph(&mut text, &sentence(profile), width);
+    for warning in &profile.warnings {
+        paragraph(&mut text, &format!("Note: {warning}."), width);
+    }
+    let shown = shown(profile);
+    for operation in shown.iter().take(CHAINS_MOST) {
+        text.push('\n');
+        chain(&mut text, profile, operation, width);
+    }
+    if !shown.is_empty() {
+        text.push('\n');
+        counts(&mut text, &shown, profile.operations.len() - shown.len());
+        text.push('\n');
+        gain(&mut text, profile, width);
+        losers(&mut text, profile, width);
+    }
+    text.push('\n');
+    paragraph(&mut text, &next(profile, file), width);
+    text
+}
+
+/// The classes that matter, those that move the most bytes first.
+fn shown(profile: &Profile) -> Vec<&Operation> {
+    let moved = |operation: &Operation| {
+        operation.count as f64 * operation.steps.iter().map(|step| step.bytes).sum::<f64>()
+    };
+    let all: f64 = profile.operations.iter().map(moved).sum();
+    profile.operations.iter().filter(|operation| moved(operation) >= all * LEAST_PART).collect()
+}
+
+/// What a person can act on.
+fn sentence(profile: &Profile) -> String {
+    let program = program(profile);
+    let least = bytes(profile.min_size_bytes);
+    let shown = shown(profile);
+    // The class whose copies are most of what the program copies, else the one that moves the most.
+    let copied =
+        |operation: &&&Operation| round(operation.moves_each * operation.bytes_each * operation.count as f64);
+    let Some(main) = shown.iter().max_by_key(copied) else {
+        return format!("{program} moved nothing of {least} or more between memory, sockets and files.");
+    };
+    let mut text = String::new();
+    let name = &main.name;
+    if main.copies_in_application == 0 {
+        let _ = write!(
+            text,
+            "{program} does not copy what it moves: {} of {} each go {name} without a copy of {least} or more in \
+             between; uncopy has nothing to elide there.",
+            main.count,
+            bytes(round(main.bytes_each))
+        );
+        return text;
+    }
+    let _ = write!(
+        text,
+        "Each {name} operation moves its {} {:.1} times inside {program} ({} of CPU time in copies of {least} or more); \
+         uncopy would elide {} of {}",
+        bytes(round(main.bytes_each)),
+        main.moves_each,
+        percent(profile.prediction.cpu_share),
+        main.elidable_copies,
+        main.copies_in_application
+    );
+    match profile.prediction.touched_share {
+        Some(share) => {
+            let _ = write!(text, "; {} of the copied bytes are touched afterwards.", percent(share));
+        }
+        None => text.push_str("; how much is touched afterwards is not known."),
+    }
+    text
+}
+
+/// The name of the program, without its directory.
+fn program(profile: &Profile) -> String {
+    let command = profile.command.first().map_or("the program", String::as_str);
+    one_line(command.rsplit('/').next().unwrap_or(command))
+}
+
+/// A chain as in zIO's Table 2.
+fn chain(text: &mut String, profile: &Profile, operation: &Operation, width: usize) {
+    let per_second = operation.count as f64 / profile.seconds.max(1e-9);
+    let heading = format!(
+        "{}: {} operations of {} ({per_second:.0}/s)",
+        operation.name,
+        operation.count,
+        bytes(round(operation.bytes_each))
+    );
+    paragraph(text, &heading, width);
+    let head = ["#", "source", "destination", "bytes", "share", "uncopy"];
+    let rows: Vec<[String; 6]> = operation.steps.iter().map(|step| cells(step, profile)).collect();
+    let widths: Vec<usize> = (0..head.len())
+        .map(|column| {
+            rows.iter().map(|row| length(&row[column])).chain([head[column].len()]).max().unwrap_or(0)
+        })
+        .collect();
+    let line = |cells: &[&str], last: &str, text: &mut String| {
+        let mut line = String::from(" ");
+        for (column, (cell, width)) in cells.iter().zip(&widths).enumerate() {
+            let _ = match column {
+                3 | 4 => write!(line, " {cell:>width$} "),
+                _ => write!(line, " {cell:<width$} "),
+            };
+        }
+        let indent = length(&line) + 1;
+        wrap(text, &format!("{line} "), last, indent, width);
+    };
+    line(&head, "call site", text);
+    for (row, step) in rows.iter().zip(&operation.steps) {
+        let cells: Vec<&str> = row.iter().map(String::as_str).collect();
+        line(&cells, &call(step, &profile.sites[step.site]), text);
+    }
+}
+
+fn cells(step: &Step, profile: &Profile) -> [String; 6] {
+    let is_copy = profile.sites[step.site].call == Call::Copy;
+    [
+        one_line(&step.label),
+        one_line(&step.source),
+        one_line(&step.destination),
+        bytes(round(step.bytes)),
+        percent(step.share),
+        match (is_copy, step.elidable) {
+            (true, true) => "elides",
+            (true, false) => "copies",
+            (false, _) => "",
+        }
+        .to_owned(),
+    ]
+}
+
+/// `memmove by -45 in FUNCTION (FILE:LINE), 2.0 calls`.
+fn call(step: &Step, site: &Site) -> String {
+    let mut text = one_line(&site.name);
+    if let Some(shift) = step.shift {
+        let _ = write!(text, " by {shift}");
+    }
+    let _ = write!(text, " in {}", place(site));
+    if (step.calls_each - 1.0).abs() >= 0.05 {
+        let _ = write!(text, ", {:.1} calls", step.calls_each);
+    }
+    text
+}
+
+/// `FUNCTION (FILE:LINE)`.
+fn place(site: &Site) -> String {
+    match &site.line {
+        Some(line) => format!("{} ({})", one_line(&site.place), one_line(line)),
+        None => one_line(&site.place),
+    }
+}
+
+/// The counts of zIO's Table 1.
+fn counts(text: &mut String, shown: &[&Operation], others: usize) {
+    let head = ["operation", "count", "bytes each", "copies in app", "at I/O stack", "elided"];
+    let rows: Vec<[String; 6]> = shown
+        .iter()
+        .take(CLASSES_MOST)
+        .map(|operation| {
+            [
+                one_line(&operation.name),
+                operation.count.to_string(),
+                bytes(round(operation.bytes_each)),
+                operation.copies_in_application.to_string(),
+                operation.copies_at_io_stack.to_string(),
+                operation.elidable_copies.to_string(),
+            ]
+        })
+        .collect();
+    let widths: Vec<usize> = (0..head.len())
+        .map(|column| {
+            rows.iter().map(|row| length(&row[column])).chain([head[column].len()]).max().unwrap_or(0)
+        })
+        .collect();
+    let mut line = |cells: &[&str]| {
+        let mut line = format!("{:<1$}", cells[0], widths[0]);
+        for (cell, width) in cells.iter().zip(&widths).skip(1) {
+            let _ = write!(line, "  {cell:>width$}");
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    };
+    line(&head);
+    for row in &rows {
+        line(&row.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    let left_out = others + shown.len().saturating_sub(CLASSES_MOST);
+    if left_out > 0 {
+        let _ = writeln!(text, "({left_out} smaller classes are left out)");
+    }
+}
+
+/// What eliding would give.
+fn gain(text: &mut String, profile: &Profile, width: usize) {
+    let prediction = &profile.prediction;
+    paragraph(text, "What eliding would give, estimated:", width);
+    let mut line = |what: &str, value: String| {
+        let start = format!("  {what:<10}");
+        wrap(text, &start, &value, 12, width.min(TEXT_MOST));
+    };
+    line(
+        "copies",
+        format!(
+            "{} of {} ({} of {} copied)",
+            prediction.copies,
+            prediction.of_copies,
+            bytes(prediction.bytes),
+            bytes(copied_bytes(profile))
+        ),
+    );
+    line(
+        "time",
+        format!(
+            "{} that these copies take, less {} for tracking and faults",
+            duration(prediction.copy_ns),
+            duration(prediction.cost_ns)
+        ),
+    );
+    line(
+        "result",
+        format!(
+            "{} of the processor time for the same work; {:.2} times the throughput where the processor limits it",
+            percent(prediction.cpu_ratio),
+            prediction.ratio
+        ),
+    );
+    let touched = match prediction.touched_share {
+        Some(share) => format!("{} of the sampled bytes are touched after they were copied", percent(share)),
+        None => "not known: no input was sampled; every copied byte that is touched makes it less".to_owned(),
+    };
+    line("touched", touched);
+}
+
+fn copied_bytes(profile: &Profile) -> u64 {
+    let copies = profile.sites.iter().filter(|site| site.call == Call::Copy);
+    copies.fold(0, |sum, site| sum.saturating_add(site.bytes))
+}
+
+/// Sites that would lose, and why.
+fn losers(text: &mut String, profile: &Profile, width: usize) {
+    let all = copied_bytes(profile);
+    let losers: Vec<_> = profile
+        .prediction
+        .losers
+        .iter()
+        .filter(|loser| profile.sites[loser.site].bytes as f64 >= all as f64 * LEAST_PART / 10.0)
+        .collect();
+    if losers.is_empty() {
+        return;
+    }
+    text.push('\n');
+    paragraph(text, "Copies that would stay:", width);
+    for loser in losers.iter().take(LOSERS_MOST) {
+        let site = &profile.sites[loser.site];
+        let start = format!("  {:>6}  {:<14}", bytes(site.bytes), loser.verdict.name());
+        let why = format!("{} in {}: {}", one_line(&site.name), place(site), one_line(&loser.why));
+        wrap(text, &start, &why, 24, width);
+    }
+    let more = losers.len().saturating_sub(LOSERS_MOST);
+    if more > 0 {
+        let _ = writeln!(text, "  and {more} more");
+    }
+}
+
+/// What to type next.
+fn next(profile: &Profile, file: &str) -> String {
+    let gain = profile.prediction.ratio - 1.0;
+    let command: Vec<String> = profile.command.iter().map(|word| quoted(word)).collect();
+    let command = command.join(" ");
+    if profile.operations.is_empty() {
+        return format!("Next: give it work while it is recorded:\n  uncopy profile -- {command}");
+    }
+    if gain < LEAST_GAIN || !profile.operations.iter().any(|operation| operation.elidable_copies > 0) {
+        return format!(
+            "uncopy would make little difference here. To see where the bytes go:\n  uncopy report {} --html {}",
+            quoted(file),
+            quoted(&html_name(file))
+        );
+    }
+    format!("Next, with these copies elided:\n  uncopy run -- {command}")
+}
+
+/// The page's name beside a profile's.
+fn html_name(file: &str) -> String {
+    format!("{}.html", file.strip_suffix(".json").unwrap_or(file))
+}
+
+/// A word as a shell takes it.
+#[must_use]
+pub fn quoted(word: &str) -> String {
+    let is_plain = |character: char| character.is_ascii_alphanumeric() || "-_./=:,+@%".contains(character);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", one_line(word).replace('\'', "'\\''"))
+}
+
+/// Bytes that are an average.
+fn round(value: f64) -> u64 {
+    // Not below 0; a float that is too large becomes the largest number.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let value = value.max(0.0).round() as u64;
+    value
+}
+
+/// `61 %`; below one, with a decimal.
+#[must_use]
+pub fn percent(part: f64) -> String {
+    match part * 100.0 {
+        percent if percent > 0.0 && percent < 0.95 => format!("{percent:.1} %"),
+        percent => format!("{percent:.0} %"),
+    }
+}
+
+/// Keeps names that a program chose on one line, and control characters off the terminal.
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// Text at the margin, wrapped; its own line ends stay.
+fn paragraph(text: &mut String, words: &str, width: usize) {
+    for line in words.lines() {
+        let indent = line.len() - line.trim_start().len();
+        // A command to type is one line, however long.
+        if indent > 0 {
+            let _ = writeln!(text, "{line}");
+        } else {
+            wrap(text, "", line, 0, width.min(TEXT_MOST));
+        }
+    }
+}
+
+/// Writes `start` and then `words`, the further lines `indent` columns in; a word that is longer than a line is cut.
+fn wrap(text: &mut String, start: &str, words: &str, indent: usize, width: usize) {
+    let room = width.saturating_sub(indent).max(16);
+    let mut line = start.to_owned();
+    let mut used = length(start).saturating_sub(indent);
+    let mut is_first = true;
+    let mut emit = |line: &mut String| {
+        let _ = writeln!(text, "{}", line.trim_end());
+        line.clear();
+        let _ = write!(line, "{:indent$}", "");
+    };
+    for word in words.split(' ').filter(|word| !word.is_empty()) {
+        let mut word: Vec<char> = word.chars().collect();
+        let gap = usize::from(!is_first);
+        if used > 0 && used + gap + word.len() > room && word.len() <= room {
+            emit(&mut line);
+            used = 0;
+            is_first = true;
+        }
+        if !is_first {
+            line.push(' ');
+            used += 1;
+        }
+        while used + word.len() > room {
+            let rest = word.split_off(room.saturating_sub(used).min(word.len()));
+            line.extend(word);
+            emit(&mut line);
+            used = 0;
+            word = rest;
+        }
+        used += word.len();
+        line.extend(word);
+        is_first = false;
+    }
+    let _ = writeln!(text, "{}", line.trim_end());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Profile {
+        Profile::parse(include_bytes!("../samples/redis-set.json")).expect("well-formed")
+    }
+
+    #[test]
+    fn the_report_fits_its_width_and_says_what_matters_first() {
+        for width in [80, 120] {
+            let text = report(&sample(), "redis.json", width);
+            for line in text.lines().filter(|line| !line.starts_with("  uncopy ")) {
+                assert!(length(line) <= width, "{line}");
+            }
+            let whole = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(
+                whole.starts_with("Each socket → file operation moves its 256K 3.0 times inside"),
+                "{text}"
+            );
+            assert!(whole.contains("uncopy would elide 3 of 3; 4 % of the copied bytes"), "{text}");
+            assert!(whole.contains("memmove by -45 in sdsrange (sds.c:560)"), "{text}");
+            assert!(text.contains("\n  uncopy run -- redis-server --port 7000 --appendonly yes\n"), "{text}");
+            assert!(whole.contains("socket → file 20000 256K 3 2 3"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_program_chose_cannot_move_the_cursor_or_leave_the_command() {
+        let mut profile = sample();
+        profile.command = vec!["a b".into(), "x'y".into(), "\u{1b}[2J".into()];
+        profile.sites[1].place = "evil\n\u{7}name".to_owned();
+        let text = report(&profile, "x.json", 80);
+        assert!(!text.chars().any(|character| character.is_control() && character != '\n'), "{text:?}");
+        assert!(text.contains("uncopy run -- 'a b' 'x'\\''y' '\u{fffd}[2J'"), "{text}");
+    }
+
+    #[test]
+    fn long_names_are_wrapped_and_cut() {
+        let mut text = String::new();
+        wrap(&mut text, "  a ", &format!("{} {}", "b ".repeat(30), "c".repeat(100)), 4, 40);
+        assert!(text.lines().all(|line| length(line) <= 40), "{text}");
+        assert_eq!(text.matches('c').count(), 100);
+        assert_eq!(text.matches('b').count(), 30);
+    }
+
+    #[test]
+    fn a_program_that_moves_nothing_is_told_so() {
+        let profile =
+            Profile { command: vec!["/bin/true".into()], min_size_bytes: 16384, ..Profile::default() };
+        let text = report(&profile, "true.json", 80);
+        assert!(text.starts_with("true moved nothing of 16K or more"), "{text}");
+        assert!(text.contains("\n  uncopy profile -- /bin/true\n"), "{text}");
+    }
+}
