@@ -124,6 +124,8 @@ pub enum Experiment {
     Files(Files),
     /// Packaged servers under real load: nginx, ... (zIO, section 5.3; ZCopy, section 4)
     Apps(crate::apps::arguments::Apps),
+    /// All experiments beside what the papers say, as pages of HTML and Markdown
+    Report(crate::results::Arguments),
     /// The echo server by itself
     EchoServer(EchoServer),
     /// Time calls of memcpy in this process

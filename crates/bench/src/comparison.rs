@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::failure::Result;
 use crate::side::Side;
-use crate::statistics::Spread;
+use crate::statistics::{Spread, difference_of_runs};
 
 /// What one run under one side gave.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -95,6 +95,19 @@ impl Comparison {
     #[must_use]
     pub fn parameter(&self, name: &str) -> Option<f64> {
         self.parameters.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    }
+
+    /// The parameters of the work.
+    #[must_use]
+    pub fn parameters(&self) -> &[(&'static str, f64)] {
+        &self.parameters
+    }
+
+    /// Why it failed or was left out.
+    #[must_use]
+    pub fn obstacle(&self) -> Option<String> {
+        let left_out = || self.skipped.as_ref().map(|why| format!("left out: {why}"));
+        self.failure.clone().or_else(left_out)
     }
 
     /// What is compared.
@@ -204,11 +217,21 @@ impl Comparison {
     /// round; `None` unless both comparisons are verified.
     #[must_use]
     pub fn ratio_to(&self, other: &Self, side: Side, other_side: Side, metric: Metric) -> Option<Spread> {
+        Spread::of(&self.ratios_to(other, side, other_side, metric)?)
+    }
+
+    /// By how much the medians of the ratio to plain would differ between two runs like this one, as a part.
+    #[must_use]
+    pub fn difference_of_runs(&self, side: Side, metric: Metric) -> Option<f64> {
+        difference_of_runs(&self.ratios_to(self, side, Side::Plain, metric)?)
+    }
+
+    fn ratios_to(&self, other: &Self, side: Side, other_side: Side, metric: Metric) -> Option<Vec<f64>> {
         if !self.is_verified() || !other.is_verified() {
             return None;
         }
         let pairs = self.samples(side)?.map(metric).zip(other.samples(other_side)?.map(metric));
-        Spread::of(&pairs.map(|(mine, its)| mine / its).collect::<Vec<_>>())
+        Some(pairs.map(|(mine, its)| mine / its).collect())
     }
 
     /// The spread of the difference between a figure under `side` and under [`Side::Plain`],

@@ -15,6 +15,7 @@
 //!   traffic       load by own clients, and the sample that comes of it
 //!   comparison    samples of alternating sides, ratios; statistics, machine, load
 //!   report        what comes of an experiment: figures in a table, JSON, plot
+//!   results       all experiments, beside what the papers say, as pages
 //!   side          what runs under uncopy and what plain
 //!   network       what lies between clients and servers
 //!   apps          packaged applications, each a case of one harness
@@ -27,6 +28,7 @@
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
+use std::sync::Once;
 
 use clap::{CommandFactory, Parser};
 use serde_json::Value;
@@ -67,6 +69,7 @@ mod redis_load;
 mod redis_server;
 mod report;
 mod resp;
+mod results;
 mod send_zc;
 mod side;
 mod signals;
@@ -133,7 +136,8 @@ pub fn main(args: &[OsString]) -> u8 {
         eprintln!("uncopy: --network is for experiments, which start servers; this is a server itself");
         return STATUS_USAGE;
     }
-    match network::set_up(arguments.network).and_then(|()| run(&arguments.experiment)) {
+    let done = network::set_up(arguments.network).and_then(|()| perform(&arguments.experiment));
+    match done {
         Ok(status) => status,
         Err(failure) => {
             eprintln!("uncopy: {failure}");
@@ -148,7 +152,33 @@ pub fn command() -> clap::Command {
     Arguments::command()
 }
 
-fn run(experiment: &Experiment) -> Result<u8> {
+/// Does what the command line asks for, and prints what comes of it.
+fn perform(experiment: &Experiment) -> Result<u8> {
+    match run(experiment)? {
+        Outcome::Status(status) => Ok(status),
+        Outcome::Measured(measured) => {
+            print(&measured.report.present(measured.machine, &measured.form)?)?;
+            Ok(if measured.report.is_flawless() { 0 } else { STATUS_FAILED })
+        }
+    }
+}
+
+/// What came of a command.
+enum Outcome {
+    /// It has printed what it has to say; its exit status.
+    Status(u8),
+    /// Figures.
+    Measured(Box<Measured>),
+}
+
+/// The figures of an experiment, not yet shown.
+struct Measured {
+    report: Report,
+    machine: Machine,
+    form: Form,
+}
+
+fn run(experiment: &Experiment) -> Result<Outcome> {
     match experiment {
         Experiment::EchoServer(server) => {
             let reply = if server.checksum { Reply::Checksum } else { Reply::Echo };
@@ -160,12 +190,13 @@ fn run(experiment: &Experiment) -> Result<u8> {
                 read_bytes: server.read,
                 reply,
             };
-            echo_server::run(server.listen, work, server.threads).map(|()| 0)
+            echo_server::run(server.listen, work, server.threads).map(|()| Outcome::Status(0))
         }
         Experiment::MemcpyLoop(memcpy) => {
-            print(&small::memcpy_line(small::memcpy_loop(memcpy.size, memcpy.calls)?))
+            print(&small::memcpy_line(small::memcpy_loop(memcpy.size, memcpy.calls)?)).map(Outcome::Status)
         }
-        Experiment::Demo(arguments) => run_demo(arguments),
+        Experiment::Demo(arguments) => run_demo(arguments).map(Outcome::Status),
+        Experiment::Report(arguments) => results::run(arguments).map(Outcome::Status),
         Experiment::Copies(arguments) => measured(&arguments.form, |launcher, progress| {
             let points = copies::points(arguments.size, &arguments.copies, arguments.touch);
             let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
@@ -212,7 +243,9 @@ fn run(experiment: &Experiment) -> Result<u8> {
             let (text, plot) = (stores::render(&comparisons), stores::plot(&comparisons));
             Ok(Report::new(comparisons, text, plot))
         }),
-        Experiment::ViewLoop(views) => tracking::view_loop(views.views, u64::from(views.calls)).map(|()| 0),
+        Experiment::ViewLoop(views) => {
+            tracking::view_loop(views.views, u64::from(views.calls)).map(|()| Outcome::Status(0))
+        }
         Experiment::Tracking(arguments) => measured(&arguments.form, |launcher, progress| {
             let (calls, rounds) = (u64::from(arguments.calls), arguments.rounds);
             let comparisons = tracking::measure(launcher, &arguments.views, calls, rounds, progress);
@@ -252,15 +285,17 @@ fn run(experiment: &Experiment) -> Result<u8> {
     }
 }
 
-/// Does what every experiment needs before and after `experiment`, and prints its report.
-fn measured(form: &Form, experiment: impl FnOnce(&Launcher, &mut Progress) -> Result<Report>) -> Result<u8> {
+/// Does what every experiment needs before and after `experiment`.
+fn measured(
+    form: &Form,
+    experiment: impl FnOnce(&Launcher, &mut Progress) -> Result<Report>,
+) -> Result<Outcome> {
     let launcher = begin()?;
     let before = Load::read();
     let mut progress = Progress::new();
     let report = experiment(&launcher, &mut progress)?;
-    drop(progress);
-    print(&report.present(machine_after(before), form)?)?;
-    Ok(if report.is_flawless() { 0 } else { STATUS_FAILED })
+    let measured = Measured { report, machine: machine_after(before), form: form.clone() };
+    Ok(Outcome::Measured(Box::new(measured)))
 }
 
 fn schedule(repeat: &Repeat) -> Schedule {
@@ -269,9 +304,11 @@ fn schedule(repeat: &Repeat) -> Schedule {
 
 /// What every experiment does before it starts anything.
 fn begin() -> Result<Launcher> {
+    static WATCHED: Once = Once::new();
     let launcher = Launcher::from_environment()?;
-    cleanup::end_all_on_signals()?;
-    Ok(launcher)
+    let mut watched = Ok(());
+    WATCHED.call_once(|| watched = cleanup::end_all_on_signals());
+    watched.map(|()| launcher)
 }
 
 /// The machine, once everything was measured, with how busy it was since `before`.

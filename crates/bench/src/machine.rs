@@ -54,6 +54,18 @@ impl Machine {
         self.warning = Some(warning);
     }
 
+    /// What the reader must know about the machine.
+    #[must_use]
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
+    }
+
+    /// The facts in the order in which they are printed.
+    #[must_use]
+    pub fn facts(&self) -> &[(&'static str, String)] {
+        &self.facts
+    }
+
     /// Two or three lines of text.
     #[must_use]
     pub fn render(&self) -> String {

@@ -6,6 +6,7 @@ use plotters::prelude::{
     ChartBuilder, Circle, Color, DrawingArea, DrawingBackend, IntoDrawingArea, IntoFont, LineSeries,
     PathElement, RGBColor, SVGBackend, WHITE,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::comparison::Comparison;
 use crate::failure::{Failure, Result};
@@ -35,7 +36,7 @@ const COLOURS: [RGBColor; 8] = [
 ];
 
 /// How places on the horizontal axis are labelled.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Scale {
     /// The number itself.
     Linear,
@@ -46,7 +47,7 @@ pub enum Scale {
 }
 
 /// One line of a plot.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Series {
     /// Its name in the legend.
     pub name: String,
@@ -55,7 +56,7 @@ pub struct Series {
 }
 
 /// A plot.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plot {
     /// What stands above it.
     pub title: String,

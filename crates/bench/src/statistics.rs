@@ -1,11 +1,15 @@
 //! Medians, quantiles and spreads of samples. Nothing here knows what was measured.
 
+use serde::{Deserialize, Serialize};
+
+use crate::random::Random;
+
 /// From this many samples on, a spread is the middle half of them: the extremes of many samples
 /// tell of the rarest disturbance only.
 const MANY: usize = 20;
 
 /// Median and spread of samples.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Median; the mean of the two middle samples where their number is even.
     pub median: f64,
@@ -36,6 +40,35 @@ impl Spread {
     pub fn scaled(self, factor: f64) -> Self {
         Self { median: self.median * factor, low: self.low * factor, high: self.high * factor }
     }
+}
+
+/// How many pairs of runs [`difference_of_runs`] imagines.
+const PAIRS: u64 = 400;
+/// The part of them that differs by no more than it tells.
+const MOST_PAIRS: f64 = 0.9;
+
+/// By how much the medians of two runs like the one that gave `samples` would differ, as a part of the
+/// median: in nine of ten pairs by no more than this. `None` for fewer than three samples, and where there
+/// is no median to speak of.
+///
+/// The bootstrap (Efron 1979): a run is imagined by drawing as many samples from those that there are.
+/// The same samples always give the same answer.
+#[must_use]
+pub fn difference_of_runs(samples: &[f64]) -> Option<f64> {
+    let median = Spread::of(samples)?.median;
+    if samples.len() < 3 || median == 0.0 {
+        return None;
+    }
+    let len = samples.len() as u64;
+    let mut random = Random::new(len);
+    let mut run = || {
+        #[expect(clippy::cast_possible_truncation, reason = "less than the number of samples")]
+        let drawn: Vec<f64> = samples.iter().map(|_| samples[(random.next() % len) as usize]).collect();
+        Spread::of(&drawn).map_or(median, |spread| spread.median)
+    };
+    let mut differences: Vec<f64> = (0..PAIRS).map(|_| ((run() - run()) / median).abs()).collect();
+    differences.sort_unstable_by(f64::total_cmp);
+    quantile(&differences, MOST_PAIRS)
 }
 
 /// The `quantile` (0 to 1) of `sorted` by the nearest rank; `None` if it is empty.
@@ -75,6 +108,24 @@ mod tests {
         assert_eq!(Spread::of(&[]), None);
         assert_eq!(Spread::of(&[1.0, f64::NAN]), None);
         assert_eq!(Spread::of(&[f64::INFINITY]), None);
+    }
+
+    #[test]
+    fn runs_of_equal_samples_do_not_differ_and_those_of_scattered_ones_do() {
+        assert_eq!(difference_of_runs(&[1.1; 7]), Some(0.0));
+        let steady = [1.20, 1.21, 1.19, 1.20, 1.22, 1.18, 1.20];
+        assert!(difference_of_runs(&steady).is_some_and(|part| part > 0.0 && part < 0.03));
+        let scattered = [0.5, 1.0, 2.0, 0.7, 1.6, 1.1, 0.9];
+        let part = difference_of_runs(&scattered).expect("enough samples");
+        assert!(part > 0.2, "{part}");
+        assert_eq!(difference_of_runs(&scattered), Some(part), "the same samples give the same answer");
+    }
+
+    #[test]
+    fn of_too_few_samples_nothing_is_told() {
+        for samples in [&[1.0, 2.0][..], &[], &[1.0, f64::NAN, 1.0], &[0.0, 0.0, 0.0]] {
+            assert_eq!(difference_of_runs(samples), None, "{samples:?}");
+        }
     }
 
     #[test]

@@ -1,0 +1,290 @@
+//! The register of experiments: what each shows of the papers, how it is run, and how it is judged.
+//!
+//! An experiment that is not in it is not in the report. Each is run with the words that anyone can type
+//! behind `uncopy bench`.
+
+use crate::results::judge::Judge;
+
+/// What a paper says.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim {
+    /// The paper, and its figure, table or section.
+    pub figure: &'static str,
+    /// What was found there.
+    pub says: &'static str,
+}
+
+/// An experiment of the report.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Its name here, in files and anchors.
+    pub id: &'static str,
+    /// Its heading.
+    pub title: &'static str,
+    /// What the papers say about it.
+    pub claims: &'static [Claim],
+    /// The words behind `uncopy bench`, separated by spaces.
+    pub full: &'static str,
+    /// The same for `--quick`.
+    pub quick: &'static str,
+    /// How it is judged.
+    pub judge: Judge,
+    /// Whether the report measures it twice by itself, where it has the time.
+    pub repeated: bool,
+    /// What lies between clients and servers, if not the loopback device.
+    pub network: Option<&'static str>,
+}
+
+const fn claim(figure: &'static str, says: &'static str) -> Claim {
+    Claim { figure, says }
+}
+
+/// An entry judged by speed, measured once, over the loopback device.
+const fn entry(
+    id: &'static str,
+    title: &'static str,
+    claims: &'static [Claim],
+    full: &'static str,
+    quick: &'static str,
+) -> Entry {
+    Entry { id, title, claims, full, quick, judge: Judge::Speed, repeated: false, network: None }
+}
+
+/// The experiments, in the order in which they are run and shown.
+pub const ENTRIES: &[Entry] = &[
+    Entry {
+        repeated: true,
+        ..entry(
+            "copies",
+            "Echo server, number of copies",
+            &[claim(
+                "zIO, Figure 4 (§5.1.1)",
+                "512 KiB, one thread: with 12 copies zIO has 3.8 times the throughput of Linux, and stays close to the rate without copies.",
+            )],
+            "copies --rounds 11 --seconds 0.3",
+            "copies --quick",
+        )
+    },
+    entry(
+        "sizes",
+        "Echo server, length of messages",
+        &[claim(
+            "zIO, Figure 6 (§5.1.2)",
+            "5 copies: up to 2.9 times Linux, and the rate without copies from 512 KiB on. Below 16 KiB up to 30 % slower (size threshold switched off).",
+        )],
+        "sizes --sides uncopy,limit --rounds 7 --seconds 0.3",
+        "sizes --quick --sides uncopy,limit",
+    ),
+    entry(
+        "threads",
+        "Echo server, threads",
+        &[claim(
+            "zIO, Figure 8 (§5.1.3)",
+            "One copy of 512 KiB: throughput scales up to 19 % better than that of Linux.",
+        )],
+        "threads --sides uncopy --rounds 9 --seconds 0.4",
+        "threads --quick --sides uncopy",
+    ),
+    entry(
+        "faults",
+        "Echo server, pages touched",
+        &[claim(
+            "zIO, Figure 9 (§5.1.3)",
+            "Up to 2 page faults for each message of 512 KiB throughput still scales well; more of them limit it (TLB shootdowns).",
+        )],
+        "faults --threads 1 --rounds 5 --seconds 0.3",
+        "faults --quick --orders random",
+    ),
+    entry(
+        "touched",
+        "Echo server, bytes touched",
+        &[claim(
+            "zIO, Figure 10 (§5.1.4)",
+            "zIO gains as long as the bytes touched are less than 6 % of the bytes elided; beyond, it loses.",
+        )],
+        "touched --sides uncopy --rounds 5 --seconds 0.25",
+        "touched --quick --sides uncopy",
+    ),
+    entry(
+        "checksum",
+        "A store that checksums all it keeps",
+        &[claim(
+            "zIO, §5.4 (MongoDB)",
+            "MongoDB reads every value for its checksum: 191 requests/s with zIO, 194 without. With the checksum taken out: 222 against 209.",
+        )],
+        "checksum --sides uncopy --rounds 9 --seconds 0.4",
+        "checksum --quick --sides uncopy",
+    ),
+    Entry {
+        judge: Judge::Cost,
+        ..entry(
+            "tracking",
+            "What keeping track of a copy costs",
+            &[claim(
+                "zIO, §5.2.1",
+                "190 ns for a lookup and an insertion in the skiplist, at most 640 entries; that is the skiplist alone.",
+            )],
+            "tracking --rounds 5",
+            "tracking --quick",
+        )
+    },
+    Entry {
+        repeated: true,
+        ..entry(
+            "redis-set",
+            "Redis, SET, append-only file on",
+            &[
+                claim("zIO, Figure 11 (§5.2)", "Up to 1.8 times Linux, above all for larger values."),
+                claim(
+                    "zIO, §5.2.1",
+                    "256 KiB, without application copies: 1.7 times (kernel bypass). 8 KiB: 2 % slower with the size policy, 40 % without.",
+                ),
+            ],
+            "redis --workload set --sizes 8192,65536,262144,1048576 --sides uncopy,heap-only --rounds 9",
+            "redis --quick --workload set --sizes 65536,262144,1048576 --sides uncopy --seconds 0.2",
+        )
+    },
+    entry(
+        "redis-get",
+        "Redis, GET",
+        &[claim(
+            "zIO, Table 1",
+            "A GET makes fewer copies in the application than a SET; not measured by itself.",
+        )],
+        "redis --workload get --sizes 65536,262144,1048576 --sides uncopy --rounds 7",
+        "redis --quick --workload get --sizes 262144 --sides uncopy",
+    ),
+    entry(
+        "redis-ycsb-a",
+        "Redis, YCSB workload A",
+        &[claim("zIO, Figure 12 (§5.2)", "Half SET, half GET: up to 1.3 times Linux.")],
+        "redis --workload ycsb-a --sizes 262144,1048576 --sides uncopy --rounds 7",
+        "redis --quick --workload ycsb-a --sizes 262144 --sides uncopy",
+    ),
+    entry(
+        "small",
+        "Where there is nothing to gain",
+        &[claim("zIO, §5.2.1", "SET of 8 KiB under the 16 KiB policy: 2 % slower.")],
+        "small --rounds 7 --seconds 0.5",
+        "small --quick",
+    ),
+    Entry {
+        judge: Judge::Memory,
+        ..entry(
+            "memory",
+            "Memory of Redis with mixed values",
+            &[claim(
+                "not measured in the papers",
+                "This project allows itself 1.15 times plain's memory and 64 MiB.",
+            )],
+            "memory --minutes 1",
+            "memory --quick",
+        )
+    },
+    Entry {
+        repeated: true,
+        ..entry(
+            "cache",
+            "A cache whose values are sent by reference",
+            &[
+                claim(
+                    "ZCopy, Figure 8 (§4.1)",
+                    "Memcached by TCP: slightly slower below 256 bytes, 1.408 times at 512 bytes, 1.308 times at 1 KiB; then the network is the limit.",
+                ),
+                claim(
+                    "ZCopy, Figure 6 (§4.1)",
+                    "Memcached by UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes.",
+                ),
+            ],
+            "cache --threads 1 --rounds 7 --seconds 0.4",
+            "cache --quick",
+        )
+    },
+    entry(
+        "files",
+        "Ways to serve a file",
+        &[
+            claim(
+                "zIO, Table 3 (§5.3)",
+                "Icecast, 1.1 MB file in pieces of 64 KiB: 1.25 times, with a kernel-bypass stack.",
+            ),
+            claim(
+                "zIO, Figure 14 (§5.3.1)",
+                "mmap and send: up to 17 % slower than zIO; read and sendfile up to 7 %, mmap and sendfile up to 30 %.",
+            ),
+        ],
+        "files --sizes 16384,65536,350000,1100000 --rounds 5",
+        "files --quick",
+    ),
+    entry(
+        "transmit",
+        "Ways to transmit, and a write to what is in flight",
+        &[claim(
+            "ZCopy, Table 2 (§4.3)",
+            "A write-protection fault takes 2,803 cycles, a native page fault 6,247, a getpid 1,150.",
+        )],
+        "transmit --sizes 4096,16384,61440,262144,1048576 --rounds 5",
+        "transmit --quick",
+    ),
+];
+
+/// What the papers measured and this project has no counterpart of.
+pub const ABSENT: &[(&str, &str)] = &[
+    (
+        "zIO, Figures 5 and 7",
+        "The echo server on a kernel-bypass TCP stack (TAS), which uncopy does not have.",
+    ),
+    (
+        "zIO, Figure 13",
+        "Redis on kernel-bypass stacks, mechanism by mechanism; optimistic receiver persistence needs such a stack.",
+    ),
+    ("zIO, Figure 15", "Icecast with buffers faulted in beforehand, on the kernel-bypass stack."),
+    (
+        "ZCopy, Figures 7 and 9, Table 1",
+        "Cycles inside the kernel and cache misses: no performance counters on the machines that this project is tested on.",
+    ),
+];
+
+/// The entry with this name.
+#[must_use]
+pub fn find(id: &str) -> Option<&'static Entry> {
+    ENTRIES.iter().find(|entry| entry.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::Arguments;
+    use clap::Parser;
+
+    #[test]
+    fn every_entry_is_a_command_and_names_are_unique() {
+        for (at, entry) in ENTRIES.iter().enumerate() {
+            for words in [entry.full, entry.quick] {
+                let words = std::iter::once("uncopy bench").chain(words.split(' '));
+                assert!(Arguments::try_parse_from(words).is_ok(), "{}", entry.id);
+            }
+            assert!(ENTRIES[..at].iter().all(|other| other.id != entry.id), "{}", entry.id);
+            assert!(!entry.claims.is_empty(), "{}", entry.id);
+        }
+        assert!(find("copies").is_some() && find("other").is_none());
+    }
+
+    #[test]
+    fn every_figure_of_the_papers_is_measured_or_said_to_be_absent() {
+        let claims = ENTRIES.iter().flat_map(|entry| entry.claims).map(|claim| claim.figure);
+        let named: Vec<&str> = claims.chain(ABSENT.iter().map(|(figure, _)| *figure)).collect();
+        let numbers = |text: &str| -> Vec<String> {
+            text.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_owned).collect()
+        };
+        let named = |paper: &str, number: &str| {
+            named.iter().any(|name| name.starts_with(paper) && numbers(name).contains(&number.to_owned()))
+        };
+        for figure in 4..=15 {
+            assert!(named("zIO", &figure.to_string()), "zIO, Figure {figure}");
+        }
+        for figure in 6..=9 {
+            assert!(named("ZCopy", &figure.to_string()), "ZCopy, Figure {figure}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Running the experiments one after the other, in a bounded time, whatever becomes of each.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+
+use crate::arguments;
+use crate::cleanup::TemporaryDirectory;
+use crate::failure::{Failure, Result, While};
+use crate::machine::Machine;
+use crate::process;
+use crate::progress;
+use crate::results::Arguments;
+use crate::results::collect;
+use crate::results::model::{Measured, Results};
+use crate::results::register::{ENTRIES, Entry};
+use crate::side::{Launcher, Side};
+use crate::{Outcome, network};
+
+/// After this time no further experiment is begun.
+const QUICK: Duration = Duration::from_secs(9 * 60);
+const FULL: Duration = Duration::from_secs(42 * 60);
+/// How long the experiments of another network may take.
+const OTHER_NETWORK: Duration = Duration::from_secs(10 * 60);
+
+/// Runs what `arguments` ask for; `store` gets what there is after each experiment.
+///
+/// # Errors
+/// [`Failure`] of `store`. What an experiment cannot do is in its results.
+pub fn all(arguments: &Arguments, mut store: impl FnMut(&Results) -> Result<()>) -> Result<Results> {
+    let begin = Instant::now();
+    let limit = if arguments.quick { QUICK } else { FULL };
+    let wanted =
+        |entry: &&Entry| arguments.only.is_empty() || arguments.only.iter().any(|name| name == entry.id);
+    let entries: Vec<&Entry> = ENTRIES.iter().filter(wanted).collect();
+    let machine = Machine::describe();
+    let mut results = Results {
+        quick: arguments.quick,
+        commit: commit(),
+        machine: machine.facts().iter().map(|(key, text)| ((*key).to_owned(), text.clone())).collect(),
+        ..Results::default()
+    };
+    for (at, entry) in entries.iter().enumerate() {
+        let minutes = begin.elapsed().as_secs() / 60;
+        progress::put_ahead(&format!("{} of {}, {minutes} min: ", at + 1, entries.len()));
+        let mut measured = if begin.elapsed() < limit {
+            once(entry, arguments.quick)
+        } else {
+            let minutes = limit.as_secs() / 60;
+            let why = format!("left out: {minutes} minutes had passed; --only {} measures it", entry.id);
+            Measured { failure: Some(why), ..named(entry, arguments.quick) }
+        };
+        let again = arguments.repeat || entry.repeated && !arguments.quick;
+        if again && measured.failure.is_none() && begin.elapsed() < limit {
+            let second = once(entry, arguments.quick);
+            if second.failure.is_none() {
+                collect::repeat(&mut measured, &second);
+            }
+        }
+        for (key, version) in &measured.versions {
+            let fact = (key.clone(), version.clone());
+            if !results.machine.contains(&fact) {
+                results.machine.push(fact);
+            }
+        }
+        results.experiments.push(measured);
+        results.seconds = begin.elapsed().as_secs_f64();
+        store(&results)?;
+    }
+    progress::put_ahead("");
+    Ok(results)
+}
+
+fn words(entry: &Entry, quick: bool) -> Vec<String> {
+    let words = if quick { entry.quick } else { entry.full };
+    words.split(' ').map(str::to_owned).collect()
+}
+
+/// `entry` without figures.
+fn named(entry: &Entry, quick: bool) -> Measured {
+    let network = entry.network.unwrap_or_else(|| network::current().name());
+    Measured {
+        id: entry.id.to_owned(),
+        words: words(entry, quick),
+        network: network.to_owned(),
+        ..Measured::default()
+    }
+}
+
+/// Measures `entry` once.
+fn once(entry: &Entry, quick: bool) -> Measured {
+    let begin = Instant::now();
+    let named = named(entry, quick);
+    let elsewhere = entry.network.is_some_and(|network| network != network::current().name());
+    let measured = if elsewhere { in_another_process(entry, quick) } else { here(entry, &named.words) };
+    let measured = measured
+        .unwrap_or_else(|failure| Measured { failure: Some(failure.to_string()), ..Measured::default() });
+    let seconds = begin.elapsed().as_secs_f64();
+    Measured { id: named.id, words: named.words, network: named.network, seconds, ..measured }
+}
+
+fn here(entry: &Entry, words: &[String]) -> Result<Measured> {
+    let words = std::iter::once("uncopy bench").chain(words.iter().map(String::as_str));
+    let arguments = arguments::Arguments::try_parse_from(words)
+        .map_err(|error| Failure::new(error.to_string().lines().next().unwrap_or_default()))?;
+    match crate::run(&arguments.experiment)? {
+        Outcome::Measured(figures) => Ok(collect::measured(entry.id, *figures)),
+        Outcome::Status(status) => {
+            Err(Failure::new(format!("it gave no figures and ended with status {status}")))
+        }
+    }
+}
+
+/// Measures `entry` over its network: a process is in one network from its first thread on.
+fn in_another_process(entry: &Entry, quick: bool) -> Result<Measured> {
+    let network = entry.network.unwrap_or_default();
+    let room = TemporaryDirectory::make()?;
+    let launcher = Launcher::from_environment()?;
+    let words = ["--network", network, "report", "--only", entry.id, "--out"].map(str::to_owned);
+    let mut command = launcher.bench(Side::Plain, &words);
+    command.arg(room.path());
+    if quick {
+        command.arg("--quick");
+    }
+    let name = format!("uncopy bench --network {network}");
+    let output = process::run(command, &name, OTHER_NETWORK)?;
+    let path = room.path().join("results.json");
+    let text = std::fs::read_to_string(&path).doing(format_args!("{}: {}", name, output.stderr.trim()))?;
+    let measured = Results::parse(&text)?.experiments.into_iter().find(|measured| measured.id == entry.id);
+    measured.ok_or_else(|| Failure::new(format!("{name} measured nothing")))
+}
+
+/// The commit of the working tree that this program lies in, if it lies in one and there is a git.
+fn commit() -> Option<String> {
+    let program = std::env::current_exe().ok()?;
+    let directory = program.parent()?;
+    let git = |words: &[&str]| said(directory, words);
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|text| !text.is_empty());
+    Some(if changed { commit + "+" } else { commit })
+}
+
+/// What git says in `directory`.
+fn said(directory: &Path, words: &[&str]) -> Option<String> {
+    let mut command = Command::new("git");
+    command.arg("-C").arg(directory).args(words);
+    let output = process::run(command, "git", Duration::from_secs(10)).ok()?.success("git").ok()?;
+    Some(output.stdout.trim().to_owned())
+}
