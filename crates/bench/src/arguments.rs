@@ -87,7 +87,14 @@ impl Experiment {
     /// Whether it starts nothing itself, so that no network can lie in between.
     #[must_use]
     pub const fn is_server(&self) -> bool {
-        matches!(self, Self::EchoServer(_) | Self::MemcpyLoop(_) | Self::ViewLoop(_))
+        matches!(
+            self,
+            Self::EchoServer(_)
+                | Self::MemcpyLoop(_)
+                | Self::ViewLoop(_)
+                | Self::SendFiles(_)
+                | Self::Soak(_)
+        )
     }
 }
 
@@ -126,8 +133,18 @@ pub enum Experiment {
     Apps(crate::apps::arguments::Apps),
     /// All experiments beside what the papers say, as pages of HTML and Markdown
     Report(crate::results::Arguments),
+    /// What files sent by each way at a fixed rate take of the machine, or what any command takes (the mail of 2001)
+    Load(crate::cycles::traffic::Arguments),
+    /// A file sent by read and send, by sendfile and under uncopy, and why the times are what they are (the lab)
+    Lab(crate::lab::Arguments),
     /// The echo server by itself
     EchoServer(EchoServer),
+    /// Send the files of a directory to whoever connects
+    #[command(hide = true)]
+    SendFiles(crate::sending::server::SendFiles),
+    /// Use up all processor time that nobody else wants
+    #[command(hide = true)]
+    Soak(crate::cycles::soak::Soak),
     /// Time calls of memcpy in this process
     #[command(hide = true)]
     MemcpyLoop(MemcpyLoop),

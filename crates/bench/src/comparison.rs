@@ -28,6 +28,20 @@ pub struct Sample {
     pub faults: f64,
     /// How long the server took to touch a page, ns.
     pub touch_ns: f64,
+    /// What was transmitted in a second, Mbit.
+    pub megabits_per_s: f64,
+    /// The part of all processors' time that the work took from others, interrupts included, percent.
+    pub load_percent: f64,
+    /// The part of all processors' time that is the server's by its own account, percent.
+    pub server_percent: f64,
+    /// The same of the client.
+    pub client_percent: f64,
+    /// How long the whole of it took, s.
+    pub elapsed_s: f64,
+    /// Server's processor time in user mode, s.
+    pub user_s: f64,
+    /// Server's processor time in the kernel, s.
+    pub system_s: f64,
     /// Server's resident memory after the work, bytes.
     pub resident_bytes: f64,
     /// Bytes that were compared with what they should be, all of them right; `None` if nothing was
@@ -39,11 +53,25 @@ pub struct Sample {
     pub defect: Option<String>,
 }
 
+impl Sample {
+    /// The load without the client's own processor time, percent.
+    #[must_use]
+    pub fn sending_percent(&self) -> f64 {
+        self.load_percent - self.client_percent
+    }
+
+    /// The load that is in nobody's account, percent: interrupts, kernel threads, lost caches.
+    #[must_use]
+    pub fn unseen_percent(&self) -> f64 {
+        self.load_percent - self.client_percent - self.server_percent
+    }
+}
+
 /// One figure of a sample.
 pub type Metric = fn(&Sample) -> f64;
 
 /// Figures that go to JSON, by key.
-const METRICS: [(&str, Metric); 8] = [
+const METRICS: [(&str, Metric); 16] = [
     ("operations_per_s", |sample| sample.operations_per_s),
     ("latency_p50_us", |sample| sample.latency_p50_us),
     ("latency_p99_us", |sample| sample.latency_p99_us),
@@ -52,6 +80,14 @@ const METRICS: [(&str, Metric); 8] = [
     ("faults_per_operation", |sample| sample.faults),
     ("server_touch_ns_per_page", |sample| sample.touch_ns),
     ("server_resident_bytes", |sample| sample.resident_bytes),
+    ("megabits_per_s", |sample| sample.megabits_per_s),
+    ("machine_load_percent", |sample| sample.load_percent),
+    ("sending_load_percent", Sample::sending_percent),
+    ("server_cpu_percent", |sample| sample.server_percent),
+    ("client_cpu_percent", |sample| sample.client_percent),
+    ("elapsed_s", |sample| sample.elapsed_s),
+    ("server_user_s", |sample| sample.user_s),
+    ("server_system_s", |sample| sample.system_s),
 ];
 
 /// One line of an experiment: the same work under each of some sides.

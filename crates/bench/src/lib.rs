@@ -11,6 +11,8 @@
 //!   ycsb, memory  redis_server ⇄ this program's own clients over resp
 //!   cache         cache_server (uncopy-cached) ⇄ cache_client, sending by reference and copying
 //!   files         uncopy-files ⇄ files_client, by each way of sending a file
+//!   cycles        what traffic, or any command, takes of the machine: load
+//!   lab           read and send, sendfile, uncopy; both send files by sending
 //!   small         a short memcpy, the start of a program; small_servers: packaged servers
 //!   traffic       load by own clients, and the sample that comes of it
 //!   comparison    samples of alternating sides, ratios; statistics, machine, load
@@ -42,6 +44,7 @@ mod checksum;
 mod cleanup;
 mod comparison;
 mod copies;
+mod cycles;
 mod demo;
 mod descendants;
 mod echo;
@@ -52,6 +55,7 @@ mod faults;
 mod figures;
 mod files;
 mod files_client;
+mod lab;
 mod load;
 mod log_trimmer;
 mod machine;
@@ -71,6 +75,7 @@ mod report;
 mod resp;
 mod results;
 mod send_zc;
+mod sending;
 mod side;
 mod signals;
 mod sizes;
@@ -276,6 +281,24 @@ fn run(experiment: &Experiment) -> Result<Outcome> {
             measured(&arguments.form, |launcher, progress| run_files(arguments, launcher, progress))
         }
         Experiment::Apps(arguments) => run_apps(arguments),
+        Experiment::SendFiles(arguments) => sending::server::run(arguments).map(|()| Outcome::Status(0)),
+        Experiment::Soak(arguments) => cycles::soak::run(arguments).map(|()| Outcome::Status(0)),
+        Experiment::Load(arguments) if !arguments.command.is_empty() => {
+            run_command_load(arguments).map(Outcome::Status)
+        }
+        Experiment::Load(arguments) => measured(&arguments.form, |launcher, progress| {
+            let measured = cycles::traffic::measure(launcher, &arguments.settings(), progress)?;
+            let (text, plot) = (cycles::traffic::render(&measured), cycles::traffic::plot(&measured));
+            let findings = cycles::traffic::findings(&measured);
+            Ok(Report { findings, ..Report::new(measured.comparisons, text, plot) })
+        }),
+        Experiment::Lab(arguments) => measured(&arguments.form, |launcher, progress| {
+            let (size, chunk) = (arguments.size, arguments.chunk);
+            let comparison = lab::measure(launcher, size, chunk, arguments.rounds, progress)?;
+            let (text, plot) = (lab::render(&comparison), lab::plot(&comparison));
+            let findings = lab::findings(&comparison);
+            Ok(Report { findings, ..Report::new(vec![comparison], text, plot) })
+        }),
         Experiment::Small(arguments) => {
             measured(&arguments.form, |launcher, progress| run_small(arguments, launcher, progress))
         }
@@ -320,22 +343,39 @@ fn machine_after(before: Option<Load>) -> Machine {
     machine
 }
 
-fn run_apps(arguments: &apps::arguments::Apps) -> Result<u8> {
+fn run_apps(arguments: &apps::arguments::Apps) -> Result<Outcome> {
     let cases = arguments.cases();
     if arguments.list {
-        return print(&apps::measure::list(&cases));
+        return print(&apps::measure::list(&cases)).map(Outcome::Status);
     }
     if let Some(directory) = &arguments.profile {
         let launcher = begin()?;
         let mut progress = Progress::new();
         let told = apps::measure::profile(&launcher, &cases, directory, arguments.seconds, &mut progress)?;
         drop(progress);
-        return print(&told);
+        return print(&told).map(Outcome::Status);
     }
     measured(&arguments.form, |launcher, progress| {
         let (effort, schedule) = (arguments.effort(), arguments.schedule());
         Ok(apps::measure::measure(launcher, &cases, effort, &schedule, progress))
     })
+}
+
+/// Measures a command. What is told of it goes to standard error: standard output is the command's.
+fn run_command_load(arguments: &cycles::traffic::Arguments) -> Result<u8> {
+    if network::current() != Network::Loopback || arguments.form.svg.is_some() {
+        return Err(Failure::new("--network and --svg are for experiments, not for a command of yours"));
+    }
+    let launcher = begin()?;
+    let (words, lines, duration) = (&arguments.command, arguments.lines, arguments.seconds);
+    let taken = cycles::command::measure(&launcher, words, lines, duration)?;
+    let machine = Machine::describe();
+    if arguments.form.json {
+        eprintln!("{:#}", taken.to_json(&machine));
+    } else {
+        eprint!("{}", taken.render(&machine));
+    }
+    Ok(taken.exit_status())
 }
 
 fn run_redis(arguments: &arguments::Redis, launcher: &Launcher, progress: &mut Progress) -> Result<Report> {

@@ -25,7 +25,11 @@ impl Load {
         // SAFETY: sysconf has no preconditions.
         let ticks_per_s = u32::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).ok()?;
         let (busy, total) = parse(&text, ticks_per_s)?;
-        Some(Self { busy, total, own: used(libc::RUSAGE_SELF)? + used(libc::RUSAGE_CHILDREN)? })
+        Some(Self {
+            busy,
+            total,
+            own: [libc::RUSAGE_SELF, libc::RUSAGE_CHILDREN].map(used).into_iter().flatten().flatten().sum(),
+        })
     }
 
     /// The part of the processors that other programs used since `before`, 0 to 1.
@@ -62,8 +66,8 @@ fn parse(text: &str, ticks_per_s: u32) -> Option<(Duration, Duration)> {
     Some((time(total - idle), time(total)))
 }
 
-/// Processor time of this program, or of its children that were waited for.
-fn used(who: libc::c_int) -> Option<Duration> {
+/// Processor time of this program, or of its children that were waited for: in user mode, and in the kernel.
+pub fn used(who: libc::c_int) -> Option<[Duration; 2]> {
     // SAFETY: all-zero is a valid rusage.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the usage is written to `usage`.
@@ -73,7 +77,7 @@ fn used(who: libc::c_int) -> Option<Duration> {
     let time = |time: libc::timeval| {
         Some(Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_usec).ok()? * 1000))
     };
-    Some(time(usage.ru_utime)? + time(usage.ru_stime)?)
+    Some([time(usage.ru_utime)?, time(usage.ru_stime)?])
 }
 
 #[cfg(test)]

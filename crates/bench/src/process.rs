@@ -42,9 +42,18 @@ impl Process {
     /// # Errors
     /// [`Failure`] when it cannot be started.
     pub fn start(mut command: Command, title: &str) -> Result<Self> {
+        command.stdin(Stdio::null());
+        Self::start_with_input(command, title)
+    }
+
+    /// The same, where stdin is this program's own unless `command` sets it.
+    ///
+    /// # Errors
+    /// As [`Process::start`].
+    pub fn start_with_input(mut command: Command, title: &str) -> Result<Self> {
         let what = format!("starting {title} ({})", command.get_program().display());
         let mut registry = registry();
-        let mut child = command.stdin(Stdio::null()).spawn().doing(&what)?;
+        let mut child = command.spawn().doing(&what)?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pidfd = pid.ok_or(rustix::io::Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
         match (pid, pidfd) {
