@@ -114,7 +114,7 @@ pub struct Work<'a> {
 }
 
 fn connect(server: SocketAddr) -> Result<TcpStream> {
-    let what = || format!("connecting to uncopy-cached at {server}");
+    let what = || format!("connecting to the cache at {server}");
     let stream = TcpStream::connect_timeout(&server, TIMEOUT).doing(what())?;
     stream.set_nodelay(true).doing(what())?;
     stream.set_read_timeout(Some(TIMEOUT)).doing(what())?;
@@ -136,11 +136,11 @@ fn send_set(stream: &mut TcpStream, content: &Content, key: usize, version: usiz
 
 fn receive_stored(stream: &mut TcpStream) -> Result<()> {
     let mut answer = [0; 8];
-    stream.read_exact(&mut answer).doing("receiving from uncopy-cached")?;
+    stream.read_exact(&mut answer).doing("receiving from the cache")?;
     if &answer == b"STORED\r\n" {
         return Ok(());
     }
-    Err(Failure::new(format!("uncopy-cached answered \"{}\" to a set", answer.escape_ascii())))
+    Err(Failure::new(format!("the cache answered \"{}\" to a set", answer.escape_ascii())))
 }
 
 #[derive(Debug)]
@@ -245,7 +245,7 @@ impl<'a> Connections<'a> {
 }
 
 fn udp(server: SocketAddr) -> Result<UdpSocket> {
-    let what = || format!("connecting to uncopy-cached at {server} by UDP");
+    let what = || format!("connecting to the cache at {server} by UDP");
     let socket = UdpSocket::bind((client_address(), 0)).doing(what())?;
     socket.connect(server).doing(what())?;
     socket.set_read_timeout(Some(RESEND)).doing(what())?;
@@ -346,7 +346,7 @@ impl Connection {
             lost.set(lost.get() + 1);
             self.send_get(key)?;
         }
-        Err(Failure::new("uncopy-cached does not answer by UDP"))
+        Err(Failure::new("the cache does not answer by UDP"))
     }
 }
 
@@ -355,14 +355,14 @@ fn get_line(key: usize) -> String {
 }
 
 fn wrong(mismatch: Mismatch) -> Failure {
-    Failure::new(format!("wrong answer of uncopy-cached: {mismatch}"))
+    Failure::new(format!("wrong answer of the cache: {mismatch}"))
 }
 
 /// Fills `buffer`, in as few calls as the kernel needs.
 fn receive_exactly(stream: &TcpStream, mut buffer: &mut [u8]) -> Result<()> {
     while !buffer.is_empty() {
         match recv(stream.as_fd(), &mut *buffer, RecvFlags::WAITALL) {
-            Ok((_, 0)) => return Err(Failure::new("uncopy-cached closed the connection")),
+            Ok((_, 0)) => return Err(Failure::new("the cache closed the connection")),
             Ok((_, got)) => buffer = &mut buffer[got..],
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Failure::while_doing("receiving".to_owned(), &error.into())),

@@ -21,6 +21,7 @@
 //!   side          what runs under uncopy and what plain
 //!   network       what lies between clients and servers
 //!   apps          packaged applications, each a case of one harness
+//!   clients       protocols of stores and brokers, every byte compared
 //!   process       servers and helpers; descendants: what came of them; cleanup and signals end them whatever happens
 //! ```
 //!
@@ -42,6 +43,7 @@ mod cache_client;
 mod cache_server;
 mod checksum;
 mod cleanup;
+mod clients;
 mod comparison;
 mod copies;
 mod cycles;

@@ -93,7 +93,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// How many requests a plain server does in `duration`.
     fn calibrate(&self, duration: Duration) -> Result<u64> {
-        let redis = RedisServer::start(self.launcher, Side::Plain, &self.programs.server)?;
+        let mut redis = RedisServer::start(self.launcher, Side::Plain, &self.programs.server)?;
         if self.load.operation == Operation::Get {
             self.prepare(&redis)?;
         }

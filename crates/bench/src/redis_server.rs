@@ -78,9 +78,22 @@ impl RedisServer {
     /// # Errors
     /// [`Failure`] when it cannot be started or does not answer in time.
     pub fn start(launcher: &Launcher, side: Side, program: &Path) -> Result<Self> {
+        Self::start_by(|arguments, directory| {
+            let command = launcher.command(side, program.as_os_str(), arguments);
+            Server::start(command, "redis-server", directory)
+        })
+    }
+
+    /// Starts one by `start`, which gets its arguments and its directory, and waits until it answers.
+    ///
+    /// # Errors
+    /// [`Failure`] when it cannot be started or does not answer in time.
+    pub fn start_by(
+        mut start: impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
+    ) -> Result<Self> {
         let mut outcome = Err(Failure::new("redis-server was not started"));
         for _ in 0..PORT_ATTEMPTS {
-            outcome = Self::start_once(launcher, side, program);
+            outcome = Self::start_once(&mut start);
             // Only another program on the port is worth another port.
             match &outcome {
                 Err(failure) if failure.to_string().contains("Address already in use") => {}
@@ -90,7 +103,7 @@ impl RedisServer {
         outcome
     }
 
-    fn start_once(launcher: &Launcher, side: Side, program: &Path) -> Result<Self> {
+    fn start_once(start: &mut impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>) -> Result<Self> {
         let directory = TemporaryDirectory::make()?;
         let address = network::free_address()?;
         let arguments: Vec<OsString> = [
@@ -110,8 +123,7 @@ impl RedisServer {
         .into_iter()
         .flat_map(|(name, value): (&str, OsString)| [name.into(), value])
         .collect();
-        let command = launcher.command(side, program.as_os_str(), &arguments);
-        let server = Server::start(command, "redis-server", directory)?;
+        let server = start(&arguments, directory)?;
         let mut redis = Self { trimmer: None, server, address };
         redis.wait_until_it_answers()?;
         redis.trimmer = Some(LogTrimmer::start(&redis.server.directory().join(LOG_DIRECTORY))?);
@@ -172,7 +184,7 @@ impl RedisServer {
     ///
     /// # Errors
     /// [`Failure`] when it had to be killed or ended otherwise than with exit status 0.
-    pub fn stop(mut self) -> Result<()> {
+    pub fn stop(&mut self) -> Result<()> {
         drop(self.trimmer.take());
         self.server.process().stop()
     }

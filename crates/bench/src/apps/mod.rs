@@ -27,12 +27,20 @@ use crate::traffic::Load;
 
 mod ab;
 pub mod arguments;
+mod exchanging;
 mod haproxy;
 pub mod http;
+mod mariadb;
 pub mod measure;
+mod memcached;
+mod mongodb;
+mod mosquitto;
 mod nginx;
 pub mod origin;
+mod postgresql;
 pub mod programs;
+mod python;
+mod redis;
 pub mod serving;
 pub mod stage;
 mod varnish;
@@ -41,7 +49,25 @@ use programs::Need;
 use stage::Stage;
 
 /// All cases, in the order of reports.
-pub const CASES: &[Case] = &[nginx::STATIC, nginx::PROXIED, haproxy::CASE, varnish::CASE];
+pub const CASES: &[Case] = &[
+    nginx::STATIC,
+    nginx::PROXIED,
+    haproxy::CASE,
+    varnish::CASE,
+    memcached::TCP,
+    memcached::UDP,
+    memcached::SLAP,
+    memcached::LARGE,
+    redis::SET,
+    redis::GET,
+    postgresql::COPY,
+    postgresql::OBJECTS,
+    mariadb::BLOBS,
+    mongodb::DOCUMENTS,
+    mosquitto::MESSAGES,
+    python::SERVER,
+    python::RELAY,
+];
 
 /// One application with one kind of load, measured at one or more points.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,6 @@
 //! The packaged programs that cases need: where they are, and of which version.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,7 +17,7 @@ pub struct Need {
     pub package: &'static str,
     /// Arguments that make it tell its version; none where it has no version of its own.
     pub version: &'static [&'static str],
-    /// Directories besides `PATH` and `/usr/sbin` where the package puts it.
+    /// Directories where it is looked for before `PATH` and `/usr/sbin`.
     pub directories: &'static [&'static str],
 }
 
@@ -29,11 +30,10 @@ impl Need {
 
     /// Where it is.
     fn find(&self) -> Option<PathBuf> {
-        let mut path = std::env::var_os("PATH").unwrap_or_default();
-        for directory in ["/usr/sbin"].iter().chain(self.directories) {
-            path.push(":");
-            path.push(directory);
-        }
+        let mut path: OsString = self.directories.join(":").into();
+        path.push(":");
+        path.push(std::env::var_os("PATH").unwrap_or_default());
+        path.push(":/usr/sbin");
         on_path(&path, self.program)
     }
 }

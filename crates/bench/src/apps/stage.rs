@@ -1,6 +1,8 @@
 //! Starts what a case needs: the measured server under a side or under the profiler, helpers plain; the server on
 //! a processor of its own where there are two or more, so that its clients do not take turns with it.
 
+mod unprivileged;
+
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -17,6 +19,8 @@ use crate::failure::{Failure, Result};
 use crate::network;
 use crate::process::{PATIENCE, Server};
 use crate::side::{Launcher, Side};
+
+pub use unprivileged::Unprivileged;
 
 /// How often a port is tried that another program may take in between.
 const PORT_ATTEMPTS: usize = 3;

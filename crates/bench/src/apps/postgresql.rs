@@ -1,0 +1,143 @@
+//! PostgreSQL: large rows by COPY, and large objects, as a store of documents (zIO section 5.4).
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::exchanging::{Exchanging, several};
+use super::programs::Need;
+use super::stage::{Stage, Unprivileged};
+use super::{Case, Effort, Point, Running, Work};
+use crate::clients::postgresql::{self, Operation, Values};
+use crate::failure::{Result, While};
+use crate::process::Server;
+use crate::table::size;
+use crate::traffic::Load;
+
+/// Where Debian's packages have the programs of each version, the latest first.
+const DIRECTORIES: &[&str] = &[
+    "/usr/lib/postgresql/18/bin",
+    "/usr/lib/postgresql/17/bin",
+    "/usr/lib/postgresql/16/bin",
+    "/usr/lib/postgresql/15/bin",
+    "/usr/lib/postgresql/14/bin",
+    "/usr/lib/postgresql/13/bin",
+];
+
+const fn need(program: &'static str, version: &'static [&'static str]) -> Need {
+    Need { program, package: "postgresql", version, directories: DIRECTORIES }
+}
+
+/// The server, what makes a database, and what makes root another user: the server refuses root.
+const NEEDS: &[Need] =
+    &[need("postgres", &["--version"]), need("initdb", &[]), Need::new("setpriv", "util-linux", &[])];
+/// Who may do everything in the database.
+const USER: &str = "tester";
+const CONNECTIONS: u32 = 4;
+const PAPER: &str = "zIO section 5.4, MongoDB, 1 MB values, load phase of YCSB: 191 requests/s with zIO and 194 without, \
+                     because MongoDB reads every value for its checksum; 222 against 209 without checksums";
+
+/// Rows in and out by COPY.
+pub const COPY: Case = Case {
+    name: "postgresql-copy",
+    about: "PostgreSQL, rows of 64 KiB and 1 MiB in and out by binary COPY, not compressed, 4 connections; an operation \
+            is a row stored and read back",
+    paper: PAPER,
+    needs: NEEDS,
+    points: |effort| points(effort, "postgresql COPY", Operation::Copy),
+    remark: REMARK,
+};
+
+/// Large objects.
+pub const OBJECTS: Case = Case {
+    name: "postgresql-object",
+    about: "PostgreSQL, large objects of 64 KiB and 1 MiB written and read by lowrite and loread, 4 connections",
+    paper: PAPER,
+    needs: NEEDS,
+    points: |effort| points(effort, "postgresql large object", Operation::LargeObject),
+    remark: REMARK,
+};
+
+const REMARK: &str = "a connection's bytes pass through buffers of 8 KiB (PqRecvBuffer, PqSendBuffer) and pages of 8 KiB, \
+                      below what is elided by default; only copies between larger buffers can be";
+
+fn points(effort: Effort, name: &str, operation: Operation) -> Vec<Point> {
+    let sizes: &[usize] = match effort {
+        Effort::Quick => &[1 << 20],
+        Effort::Full => &[64 << 10, 1 << 20],
+    };
+    let point = |size_bytes: &usize| {
+        let bytes = *size_bytes as u64;
+        let work = Documents { operation, size_bytes: *size_bytes };
+        #[expect(clippy::cast_precision_loss, reason = "sizes of values")]
+        Point::new(format!("{name} {}", size(bytes)), bytes, work).with("size_bytes", bytes as f64)
+    };
+    sizes.iter().map(point).collect()
+}
+
+#[derive(Debug)]
+struct Documents {
+    operation: Operation,
+    size_bytes: usize,
+}
+
+fn arguments(address: SocketAddr, directory: &Path) -> Vec<OsString> {
+    let (ip, port) = (address.ip().to_string(), address.port().to_string());
+    let mut words: Vec<OsString> = vec!["-D".into(), directory.join("data").into()];
+    // No socket among files: its path might be too long.
+    words.extend(["-k", "", "-h", &ip, "-p", &port].map(OsString::from));
+    for setting in ["fsync=off", "shared_buffers=64MB", "max_wal_size=256MB", "autovacuum=off"] {
+        words.extend(["-c".into(), setting.into()]);
+    }
+    words
+}
+
+impl Work for Documents {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let user = Unprivileged::of(stage)?;
+        let initialise = |directory: &Path| {
+            let mut words =
+                ["--no-sync", "--encoding=UTF8", "--locale=C", "--auth=trust", "--no-instructions"]
+                    .map(OsString::from)
+                    .to_vec();
+            words.extend([format!("--username={USER}").into(), "-D".into(), directory.join("data").into()]);
+            user.run("initdb", &words, directory)?;
+            // initdb lets in who comes from this machine only; the clients may come over a link.
+            let rules = OpenOptions::new().append(true).open(directory.join("data/pg_hba.conf"));
+            rules
+                .and_then(|mut rules| rules.write_all(b"host all all all trust\n"))
+                .doing("writing pg_hba.conf")
+        };
+        let (server, address) = user.server("postgres", |address, directory| {
+            initialise(directory)?;
+            Ok(arguments(address, directory))
+        })?;
+        // It listens before it answers.
+        postgresql::prepare(address, USER)?;
+        let open = |number| Values::open(address, USER, self.operation, self.size_bytes, number);
+        let clients = several(CONNECTIONS, open)?;
+        Ok(Box::new(Database { exchanging: Exchanging::new(stage, server, clients), user }))
+    }
+}
+
+struct Database<'a> {
+    exchanging: Exchanging,
+    user: Unprivileged<'a>,
+}
+
+impl Running for Database<'_> {
+    fn server(&mut self) -> &mut Server {
+        self.exchanging.server()
+    }
+
+    fn load(&mut self, duration: std::time::Duration) -> Result<Load> {
+        self.exchanging.load(duration)
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.exchanging.stop()?;
+        self.user.hand_over(self.exchanging.server().directory())
+    }
+}

@@ -1,0 +1,139 @@
+//! Python programs that pass bytes on: the web server of its library, and a proxy of asyncio streams of our own.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use super::exchanging::{Exchanging, several};
+use super::http::{Clients, Document, Requests};
+use super::programs::Need;
+use super::stage::Stage;
+use super::{Case, Effort, Point, Running, Work};
+use crate::clients::pipe::{Backend, Echoes};
+use crate::failure::{Result, While};
+use crate::network::client_address;
+use crate::process::Server;
+use crate::table::size;
+use crate::traffic::Load;
+
+/// The interpreter; the distribution's before any other, which may be a script that looks for one.
+const PYTHON: Need =
+    Need { program: "python3", package: "python3", version: &["--version"], directories: &["/usr/bin"] };
+/// The module, which ends with status 0 when it is asked to end.
+const HTTP_SERVER: &str = "import runpy, signal, sys\n\
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n\
+    runpy.run_module('http.server', run_name='__main__')\n";
+const PROXY: &str = include_str!("asyncio_proxy.py");
+/// Connections that have a request under way, and different files.
+const CONNECTIONS: u32 = 4;
+const FILES: usize = 8;
+
+/// `python3 -m http.server`.
+pub const SERVER: Case = Case {
+    name: "python-http",
+    about: "python3 -m http.server, files of 64 KiB and 1 MiB, 4 requests under way, a connection for each",
+    paper: "not in the papers",
+    needs: &[PYTHON],
+    points: server_points,
+    remark: "it reads and sends 64 KiB at a time",
+};
+
+/// The proxy.
+pub const RELAY: Case = Case {
+    name: "python-proxy",
+    about: "a proxy of asyncio streams, messages of 64 KiB and 1 MiB to a server behind it and back, 4 connections",
+    paper: "not in the papers",
+    needs: &[PYTHON],
+    points: proxy_points,
+    remark: "",
+};
+
+fn sizes(effort: Effort) -> &'static [usize] {
+    match effort {
+        Effort::Quick => &[1 << 20],
+        Effort::Full => &[64 << 10, 1 << 20],
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes of bodies")]
+fn points<W: Work + 'static>(effort: Effort, name: &str, work: impl Fn(usize) -> W) -> Vec<Point> {
+    let point = |size_bytes: &usize| {
+        let bytes = *size_bytes as u64;
+        Point::new(format!("{name} {}", size(bytes)), bytes, work(*size_bytes))
+            .with("size_bytes", bytes as f64)
+    };
+    sizes(effort).iter().map(point).collect()
+}
+
+fn server_points(effort: Effort) -> Vec<Point> {
+    points(effort, "python http.server", |size_bytes| Files {
+        documents: Document::several(FILES, size_bytes),
+    })
+}
+
+fn proxy_points(effort: Effort) -> Vec<Point> {
+    points(effort, "python asyncio proxy", |size_bytes| Relay { size_bytes })
+}
+
+#[derive(Debug)]
+struct Files {
+    documents: Vec<Document>,
+}
+
+impl Work for Files {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let (server, address) = stage.server(PYTHON.program, |address, directory| {
+            let root = directory.join("files");
+            std::fs::create_dir(&root).doing("making a directory to serve")?;
+            self.documents.iter().try_for_each(|document| document.write(&root))?;
+            let (ip, port) = (address.ip().to_string(), address.port().to_string());
+            let words = ["-c", HTTP_SERVER, "--bind", &ip, "--directory"].map(OsString::from);
+            Ok(words.into_iter().chain([root.into(), port.into()]).collect())
+        })?;
+        let requests =
+            Requests { name: "http.server", server: address, documents: &self.documents, keep_alive: false };
+        let clients = Clients::open(requests, CONNECTIONS as usize, stage.client_processors())?;
+        Ok(Box::new(Serving { clients, server }))
+    }
+}
+
+/// The web server and its clients.
+struct Serving<'a> {
+    // Dropped in this order: the connections end before the server.
+    clients: Clients<'a>,
+    server: Server,
+}
+
+impl Running for Serving<'_> {
+    fn server(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        self.clients.load(duration)
+    }
+}
+
+#[derive(Debug)]
+struct Relay {
+    size_bytes: usize,
+}
+
+fn arguments(address: SocketAddr, behind: SocketAddr, directory: &Path) -> Result<Vec<OsString>> {
+    let file = directory.join("asyncio_proxy.py");
+    std::fs::write(&file, PROXY).doing("writing the proxy")?;
+    let pair = |address: SocketAddr| [address.ip().to_string().into(), address.port().to_string().into()];
+    Ok([file.into()].into_iter().chain(pair(address)).chain(pair(behind)).collect())
+}
+
+impl Work for Relay {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let backend = Backend::start(client_address().into(), self.size_bytes, stage.client_processors())?;
+        let (server, address) = stage
+            .server(PYTHON.program, |address, directory| arguments(address, backend.address(), directory))?;
+        let open = |number| Echoes::open(address, self.size_bytes, u64::from(number));
+        let clients = several(CONNECTIONS, open)?;
+        Ok(Box::new(Exchanging::before(stage, server, clients, backend)))
+    }
+}

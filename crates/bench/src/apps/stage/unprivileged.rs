@@ -1,0 +1,184 @@
+//! Servers that refuse to be run by root: they are run by the user nobody then, with the one capability that serving
+//! page faults from inside system calls needs, and without any other.
+
+use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::{Stage, Under, bind, listening, on_free_port};
+use crate::cleanup::TemporaryDirectory;
+use crate::failure::{Failure, Result, While};
+use crate::process::{self, Server};
+
+/// What changes the user.
+const SETPRIV: &str = "setpriv";
+/// nobody and nogroup, whose numbers every distribution has.
+const NOBODY: u32 = 65_534;
+/// nobody's capabilities, and the end with this program: the kernel forgets who is to be told at a change of user.
+const ARGUMENTS: [&str; 7] = [
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "--inh-caps=-all,+sys_ptrace",
+    "--ambient-caps=+sys_ptrace",
+    "--bounding-set=-all,+sys_ptrace",
+    "--pdeathsig=KILL",
+];
+/// How long a helper may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Files in the server's directory: the profile, and a copy of uncopy where nobody cannot reach the real one.
+const PROFILE: &str = "profile.json";
+const REACHABLE: &str = "reachable";
+const LIBRARY: &str = "libuncopy.so";
+
+/// A user that such a server accepts.
+#[derive(Debug)]
+pub struct Unprivileged<'a> {
+    stage: &'a Stage<'a>,
+    /// Where setpriv is; `None` where this program is not run by root, and another user need not be found.
+    setpriv: Option<&'a Path>,
+}
+
+impl<'a> Unprivileged<'a> {
+    /// The user for servers on `stage`.
+    ///
+    /// # Errors
+    /// [`crate::failure::Failure`] when the case did not say that it needs setpriv.
+    pub fn of(stage: &'a Stage<'a>) -> Result<Self> {
+        let setpriv = rustix::process::geteuid().is_root().then(|| stage.program(SETPRIV)).transpose()?;
+        Ok(Self { stage, setpriv })
+    }
+
+    /// `command` by that user.
+    fn as_user(&self, command: Command, directory: &Path) -> Result<Command> {
+        let Some(setpriv) = self.setpriv else { return Ok(command) };
+        let mut outer = Command::new(setpriv);
+        outer.args(ARGUMENTS).arg(reachable(Path::new(command.get_program()), directory)?);
+        outer.args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => outer.env(name, value),
+                None => outer.env_remove(name),
+            };
+        }
+        Ok(outer)
+    }
+
+    /// Runs the case's program `name` to its end, plain.
+    ///
+    /// # Errors
+    /// [`crate::failure::Failure`] when it fails or takes too long.
+    pub fn run(&self, name: &str, arguments: &[OsString], directory: &Path) -> Result<()> {
+        let mut command = Command::new(self.stage.program(name)?);
+        command.args(arguments);
+        let mut command = self.as_user(command, directory)?;
+        command.current_dir(directory);
+        process::run(command, name, LIMIT)?.success(name).map(drop)
+    }
+
+    /// As [`Stage::server`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn server(
+        &self,
+        name: &str,
+        arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
+    ) -> Result<(Server, SocketAddr)> {
+        on_free_port(|address| {
+            let directory = TemporaryDirectory::make()?;
+            let profile = directory.join(PROFILE);
+            let mut stage = Stage { ..*self.stage };
+            if self.setpriv.is_some() {
+                if !lies_open(directory.path()) {
+                    return Err(Failure::new(format!(
+                        "{name} refuses root, and the user nobody cannot reach {}; set TMPDIR to a directory that \
+                         everybody can reach",
+                        directory.path().display()
+                    )));
+                }
+                chown(directory.path(), Some(NOBODY), Some(NOBODY)).doing("giving a directory away")?;
+                if let Under::Profile(_) = stage.under {
+                    stage.under = Under::Profile(&profile);
+                }
+            }
+            let command = stage.command(name, &arguments(address, directory.path())?)?;
+            let mut command = self.as_user(command, directory.path())?;
+            bind(&mut command, stage.processors.map(|(ours, _)| ours));
+            listening(stage.start(command, name, directory)?, address, name)
+        })
+    }
+
+    /// Puts the profile, if one was written, where it belongs; `directory` is that of the server, which has ended.
+    ///
+    /// # Errors
+    /// [`crate::failure::Failure`] when it cannot be written there.
+    pub fn hand_over(&self, directory: &TemporaryDirectory) -> Result<()> {
+        if let (Under::Profile(file), Some(_)) = (self.stage.under, self.setpriv) {
+            std::fs::copy(directory.join(PROFILE), file).doing("keeping the profile")?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether everybody has `bits` of the mode of `path`.
+fn everybody(path: &Path, bits: u32) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.mode() & bits == bits)
+}
+
+/// Whether everybody can reach `path`: all directories above it may be searched.
+fn lies_open(path: &Path) -> bool {
+    let mut parents = path.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty());
+    parents.all(|parent| everybody(parent, 0o001))
+}
+
+/// `program` itself if everybody may execute it, and otherwise a copy in `directory`, with uncopy's library if it
+/// is beside it.
+fn reachable(program: &Path, directory: &Path) -> Result<PathBuf> {
+    let everybody =
+        |path: &Path, bits: u32| std::fs::metadata(path).is_ok_and(|metadata| metadata.mode() & bits == bits);
+    let parents = program.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty());
+    if everybody(program, 0o005) && parents.into_iter().all(|parent| everybody(parent, 0o001)) {
+        return Ok(program.to_owned());
+    }
+    let home = directory.join(REACHABLE);
+    let what = || format!("copying {} to where the user nobody can execute it", program.display());
+    std::fs::create_dir_all(&home).doing(what())?;
+    std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o755)).doing(what())?;
+    let place = |file: &Path| -> Result<PathBuf> {
+        let copy = home.join(file.file_name().unwrap_or(OsStr::new("program")));
+        std::fs::copy(file, &copy).doing(what())?;
+        std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).doing(what())?;
+        Ok(copy)
+    };
+    let beside = program.with_file_name(LIBRARY);
+    let prefix = program.parent().and_then(Path::parent).map(|prefix| prefix.join("lib"));
+    let libraries = prefix.into_iter().flat_map(|lib| [lib.join("uncopy").join(LIBRARY), lib.join(LIBRARY)]);
+    if let Some(library) = std::iter::once(beside).chain(libraries).find(|path| path.is_file()) {
+        place(&library)?;
+    }
+    place(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_others_cannot_reach_is_copied_with_its_library_and_no_other_is() {
+        let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
+        let shell = Path::new("/bin/sh");
+        assert_eq!(reachable(shell, directory.path()).expect("everybody's"), shell);
+        // The directory is this user's alone.
+        let (program, library) = (directory.join("program"), directory.join(LIBRARY));
+        std::fs::copy(shell, &program).expect("writable");
+        std::fs::write(&library, "library").expect("writable");
+        let copy = reachable(&program, directory.path()).expect("copied");
+        assert_eq!(copy, directory.join(REACHABLE).join("program"));
+        assert_eq!(std::fs::read(&copy).expect("it is there"), std::fs::read(shell).expect("a file"));
+        assert_eq!(std::fs::read(copy.with_file_name(LIBRARY)).expect("it is there"), b"library");
+    }
+}
