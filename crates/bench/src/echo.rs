@@ -124,7 +124,8 @@ fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, se
 }
 
 /// The command line of the server after the word `bench`.
-fn arguments(work: &Work, threads: usize) -> Vec<String> {
+#[must_use]
+pub fn arguments(work: &Work, threads: usize) -> Vec<String> {
     let order = clap::ValueEnum::to_possible_value(&work.order);
     let order = order.map_or_else(String::new, |order| order.get_name().to_owned());
     let mut arguments = vec![
@@ -147,7 +148,10 @@ fn arguments(work: &Work, threads: usize) -> Vec<String> {
 }
 
 /// The address that the line `listening PORT` stands for.
-fn address(line: &str) -> Result<SocketAddr> {
+///
+/// # Errors
+/// [`Failure`] when it is another line.
+pub fn address(line: &str) -> Result<SocketAddr> {
     line.strip_prefix("listening ")
         .and_then(|port| port.trim().parse().ok())
         .map(|port| SocketAddr::from((server_address(), port)))

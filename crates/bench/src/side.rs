@@ -138,6 +138,13 @@ impl Launcher {
         self.exe.with_file_name(name)
     }
 
+    /// `uncopy bench` with `arguments`, under `uncopy profile`, which writes what it found to `file`.
+    #[must_use]
+    pub fn profile_bench(&self, file: &Path, arguments: &[String]) -> Command {
+        let words: Vec<&str> = std::iter::once("bench").chain(arguments.iter().map(String::as_str)).collect();
+        self.profile(file, self.exe.as_os_str(), &words)
+    }
+
     fn uncopy(&self) -> Command {
         let mut command = Command::new(&self.exe);
         // Not an option of `uncopy run`, which would report it as unknown.

@@ -27,6 +27,7 @@ use crate::traffic::Load;
 
 mod ab;
 pub mod arguments;
+mod echo;
 mod exchanging;
 mod haproxy;
 pub mod http;
@@ -58,6 +59,7 @@ pub const CASES: &[Case] = &[
     memcached::UDP,
     memcached::SLAP,
     memcached::LARGE,
+    echo::ECHO,
     redis::SET,
     redis::GET,
     postgresql::COPY,
@@ -78,7 +80,7 @@ pub struct Case {
     pub about: &'static str,
     /// What the papers measured with it and what they found, or that they did not.
     pub paper: &'static str,
-    /// The programs it needs, the measured server first.
+    /// The programs it needs, the measured server first; none where that is this program itself.
     pub needs: &'static [Need],
     /// What is measured. There is at least one; the last is what `--profile` runs.
     pub points: fn(Effort) -> Vec<Point>,
@@ -179,7 +181,7 @@ mod tests {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
             assert!(!case.name.is_empty() && case.name.chars().all(plain), "{}", case.name);
             assert!(CASES[..at].iter().all(|other| other.name != case.name), "{}", case.name);
-            assert!(!case.needs.is_empty() && !case.about.is_empty() && !case.paper.is_empty());
+            assert!(!case.about.is_empty() && !case.paper.is_empty());
             for effort in [Effort::Quick, Effort::Full] {
                 let points = (case.points)(effort);
                 assert!(!points.is_empty(), "{}", case.name);

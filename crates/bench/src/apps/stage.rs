@@ -89,7 +89,18 @@ impl<'a> Stage<'a> {
         Ok(command)
     }
 
-    /// Starts the measured server: what [`Stage::command`] gave, with its files in `directory`.
+    /// The command line of `uncopy bench` with `arguments`, as the measured server.
+    #[must_use]
+    pub fn bench(&self, arguments: &[String]) -> Command {
+        let mut command = match self.under {
+            Under::Side(side) => self.launcher.bench(side, arguments),
+            Under::Profile(file) => self.launcher.profile_bench(file, arguments),
+        };
+        bind(&mut command, self.processors.map(|(ours, _)| ours));
+        command
+    }
+
+    /// Starts the measured server: what [`Stage::command`] or [`Stage::bench`] gave, with its files in `directory`.
     ///
     /// # Errors
     /// [`Failure`] when it cannot be started.

@@ -1,0 +1,86 @@
+//! The echo server of zIO section 5.1 as a case: what `uncopy bench copies` measures, where the profiler can look at it.
+
+use std::time::Duration;
+
+use rustix::thread::CpuSet;
+
+use super::stage::Stage;
+use super::{Case, Effort, Point, Running, Work};
+use crate::cache_server::bind_to;
+use crate::cleanup::TemporaryDirectory;
+use crate::echo;
+use crate::echo_client::EchoClient;
+use crate::echo_server::{self, Reply};
+use crate::failure::Result;
+use crate::process::Server;
+use crate::table::size;
+use crate::traffic::{self, Load};
+
+const COPIES: usize = 5;
+
+/// Messages that are copied five times.
+pub const ECHO: Case = Case {
+    name: "echo",
+    about: "the echo server of uncopy bench, messages of 64 KiB and 512 KiB, 5 copies each, 1 connection",
+    paper: "zIO section 5.1, figures 5 to 7: echo server with up to 12 copies",
+    // It is this program itself.
+    needs: &[],
+    points,
+    remark: "uncopy bench copies, sizes and threads measure it over ranges",
+};
+
+fn points(effort: Effort) -> Vec<Point> {
+    let sizes: &[usize] = match effort {
+        Effort::Quick => &[512 << 10],
+        Effort::Full => &[64 << 10, 512 << 10],
+    };
+    let point = |size_bytes: &usize| {
+        let bytes = *size_bytes as u64;
+        let work =
+            echo_server::Work { size_bytes: *size_bytes, copies: COPIES, ..echo_server::Work::default() };
+        #[expect(clippy::cast_precision_loss, reason = "sizes of messages")]
+        let point = Point::new(format!("echo {}, {COPIES} copies", size(bytes)), bytes, Echo { work })
+            .with("size_bytes", bytes as f64);
+        // The default policy finds that 64 KiB do not always pay.
+        Point { elision_expected: *size_bytes > 64 << 10, ..point }
+    };
+    sizes.iter().map(point).collect()
+}
+
+#[derive(Debug)]
+struct Echo {
+    work: echo_server::Work,
+}
+
+impl Work for Echo {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let command = stage.bench(&echo::arguments(&self.work, 1));
+        let mut server = stage.start(command, "the echo server", TemporaryDirectory::make()?)?;
+        let address = echo::address(&server.first_line()?)?;
+        let client = EchoClient::connect(address, self.work.size_bytes, Reply::Echo, 1)?;
+        Ok(Box::new(Echoing { client, processors: stage.client_processors(), server }))
+    }
+}
+
+/// The server and its client.
+struct Echoing {
+    // Dropped in this order: the connection ends before the server.
+    client: EchoClient,
+    processors: Option<CpuSet>,
+    server: Server,
+}
+
+impl Running for Echoing {
+    fn server(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        traffic::at_once(std::slice::from_mut(&mut self.client), |client| {
+            if let Some(processors) = &self.processors {
+                bind_to(processors)?;
+            }
+            client.run(duration)
+        })
+    }
+}
