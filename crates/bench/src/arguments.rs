@@ -14,7 +14,7 @@ use crate::side::Side;
 /// Longest message and value, bytes: the longest string that Redis stores.
 const SIZE_LIMIT_BYTES: u64 = 512 << 20;
 
-fn size_parser() -> RangedU64ValueParser<usize> {
+pub fn size_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=SIZE_LIMIT_BYTES)
 }
 

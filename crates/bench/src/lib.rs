@@ -351,7 +351,7 @@ fn run_apps(arguments: &apps::arguments::Apps) -> Result<Outcome> {
         return print(&apps::measure::list(&cases)).map(Outcome::Status);
     }
     if let Some(directory) = &arguments.profile {
-        let launcher = begin()?;
+        let launcher = begin()?.profiling_from(arguments.min_size);
         let mut progress = Progress::new();
         let told = apps::measure::profile(&launcher, &cases, directory, arguments.seconds, &mut progress)?;
         drop(progress);

@@ -105,6 +105,8 @@ impl Activity {
 #[derive(Clone, Debug)]
 pub struct Launcher {
     exe: PathBuf,
+    /// Shortest call that `uncopy profile` records, bytes; `None`: its own default.
+    profiled_bytes: Option<usize>,
 }
 
 impl Launcher {
@@ -123,13 +125,20 @@ impl Launcher {
             Some(path) => PathBuf::from(path),
             None => std::env::current_exe().doing("finding the path of uncopy")?,
         };
-        Ok(Self { exe })
+        Ok(Self { exe, profiled_bytes: None })
     }
 
     /// A launcher of `exe`.
     #[cfg(test)]
     pub fn of(exe: impl Into<PathBuf>) -> Self {
-        Self { exe: exe.into() }
+        Self { exe: exe.into(), profiled_bytes: None }
+    }
+
+    /// The same, whose profiles have calls from `bytes` on.
+    #[must_use]
+    pub fn profiling_from(mut self, bytes: Option<usize>) -> Self {
+        self.profiled_bytes = bytes;
+        self
     }
 
     /// Where another program of ours would be: beside `uncopy`.
@@ -174,7 +183,11 @@ impl Launcher {
     /// ended.
     pub fn profile<A: AsRef<OsStr>>(&self, file: &Path, program: &OsStr, arguments: &[A]) -> Command {
         let mut command = self.uncopy();
-        command.args(["profile", "-o"]).arg(file).arg("--").arg(program).args(arguments);
+        command.args(["profile", "-o"]).arg(file);
+        if let Some(bytes) = self.profiled_bytes {
+            command.arg(format!("--min-size={bytes}"));
+        }
+        command.arg("--").arg(program).args(arguments);
         command
     }
 

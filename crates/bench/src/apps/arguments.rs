@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::{CASES, Case, Effort};
-use crate::arguments::{Form, count_parser, seconds};
+use crate::arguments::{Form, count_parser, seconds, size_parser};
 use crate::echo::Schedule;
 use crate::side::Side;
 
@@ -42,6 +42,9 @@ pub struct Apps {
     /// Do not measure: load each case for --seconds under uncopy profile, which writes DIR/NAME.json
     #[arg(long, value_name = "DIR")]
     pub profile: Option<PathBuf>,
+    /// With --profile: shortest call that is recorded [default: that of uncopy profile]
+    #[arg(long, value_name = "BYTES", requires = "profile", value_parser = size_parser())]
+    pub min_size: Option<usize>,
     #[command(flatten)]
     pub form: Form,
 }
