@@ -6,6 +6,7 @@
 
 use crate::apply::Done;
 use crate::engine::ENGINE;
+use crate::sampling;
 use core::ffi::CStr;
 use core::sync::atomic::AtomicU64;
 use uncopy_core::ledger::{
@@ -213,7 +214,7 @@ fn find_module(address: usize) -> Option<(u64, u64)> {
 #[inline]
 #[must_use]
 pub fn entry(site: SiteId) -> Option<Entry> {
-    if are_kept() { Entry::at(usize::from(site) % SITES) } else { None }
+    if are_kept() && !sampling::is_row(site) { Entry::at(usize::from(site) % SITES) } else { None }
 }
 
 /// Enters a call of a copy or an input site, if accounts are kept.
@@ -235,6 +236,9 @@ pub fn add(site: SiteId, field: Field, value: u64) {
 /// Credits a copy or an input site with what eliding saved.
 #[inline]
 pub fn credit(site: SiteId, ns: i64) {
+    if sampling::is_on() || sampling::is_row(site) {
+        return;
+    }
     ENGINE.sites.credit(site, ns);
     if let Some(entry) = entry(site) {
         entry.add(Field::SavedNs, ns.max(0).cast_unsigned());
@@ -245,6 +249,10 @@ pub fn credit(site: SiteId, ns: i64) {
 /// Charges a copy or an input site with what eliding cost.
 #[inline]
 pub fn debit(site: SiteId, ns: i64) {
+    if sampling::is_on() || sampling::is_row(site) {
+        // Whatever is done while a recording is on is done for samples.
+        return sampling::spend(ns);
+    }
     let is_off = ENGINE.sites.debit(site, ns);
     if let Some(entry) = entry(site) {
         entry.add(Field::SpentNs, ns.max(0).cast_unsigned());

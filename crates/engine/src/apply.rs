@@ -8,6 +8,7 @@ use crate::block::{HELD_A_VIEW, Locked};
 use crate::engine::ENGINE;
 use crate::hidden::Warm;
 use crate::live;
+use crate::sampling;
 use crate::segment::{Draft, Segment};
 use smallvec::SmallVec;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
@@ -91,6 +92,8 @@ impl Source<'_> {
 pub struct Done {
     /// Bytes that are views now and were not copied.
     pub elided_bytes: usize,
+    /// Of these, bytes that read as zeroes.
+    pub empty_bytes: usize,
     /// Bytes really copied.
     pub copied_bytes: usize,
     /// Of these, bytes of pages that the program is known to touch.
@@ -166,6 +169,7 @@ pub unsafe fn apply(
                 for run in absent_runs(destination, *pages) {
                     destination.change(|map| map.set_empty(run, dropped));
                     done.elided_bytes += run.len_bytes();
+                    done.empty_bytes += run.len_bytes();
                 }
             }
         }
@@ -383,6 +387,7 @@ unsafe fn patch(
     let Ok(draft) = Draft::new(uffd, run.len_bytes()) else { return false };
     // SAFETY: the draft is ours alone and long enough; the caller's promise for the source.
     unsafe { source.fetch(ByteRange::from(run), draft.address()) };
+    let site = sampling::copied(site);
     let view = View { segment: draft.freeze(site), offset_bytes: 0, site };
     block.change(|map| map.set_viewed(run, view, dropped));
     block.at.block.flags.fetch_or(HELD_A_VIEW, Relaxed);

@@ -5,6 +5,7 @@ use crate::apply::{Done, Source, apply, make_present, prepare_overwrite};
 use crate::block::{BlockRef, Locked};
 use crate::engine::ENGINE;
 use crate::live;
+use crate::sampling;
 use crate::segment::Segment;
 use uncopy_core::addr::ByteRange;
 use uncopy_core::ledger::Field;
@@ -12,6 +13,8 @@ use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId};
 use uncopy_core::plan::{Piece, Pieces, elided_bytes, plan, with_touched};
 use uncopy_core::policy::Kind;
+use uncopy_core::policy::sites::CLAIM_NS;
+use uncopy_core::recording::Call;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
@@ -44,6 +47,8 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
         // One end reaches out of a foreign range that holds the other: memmove finds its way by faults.
         return false;
     }
+    // Read while no lock is held.
+    let stack = from.and_then(|_| sampling::stack());
     match (from, to) {
         (None, None) => false,
         (None, Some((at, range))) => {
@@ -55,11 +60,11 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
         }
         // SAFETY: the caller's promise.
         (Some((at, range)), None) => unsafe {
-            match claim(destination, len_bytes, caller) {
+            match claim((at, range), destination, len_bytes, caller) {
                 // The claim may have joined the source's range with the destination's.
                 Some(to) => match ENGINE.find(source).and_then(|at| Some((at, at.range(source, len_bytes)?)))
                 {
-                    Some(from) => between(&section, uffd, from, to, destination, source, caller),
+                    Some(from) => between(&section, uffd, from, to, destination, source, caller, stack),
                     None => false,
                 },
                 None => {
@@ -69,7 +74,9 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
             }
         },
         // SAFETY: the caller's promise.
-        (Some(from), Some(to)) => unsafe { between(&section, uffd, from, to, destination, source, caller) },
+        (Some(from), Some(to)) => unsafe {
+            between(&section, uffd, from, to, destination, source, caller, stack)
+        },
     }
 }
 
@@ -86,9 +93,12 @@ fn left_alone(caller: usize, len_bytes: usize, why: Field) {
 /// Why a copy that could elide so many bytes does not. Asked once for each call: it brings the next probe of
 /// a site that is switched off nearer.
 fn objection(site: SiteId, elidable_bytes: usize, pieces: &[Piece<Segment>]) -> Option<Field> {
-    let is_probed = |piece: &Piece<Segment>| matches!(piece, Piece::Segment { segment, .. } if ENGINE.sites.is_probed(segment.site()));
+    let is_probed = |site| !sampling::is_row(site) && ENGINE.sites.is_probed(site);
+    let is_probed =
+        |piece: &Piece<Segment>| matches!(piece, Piece::Segment { segment, .. } if is_probed(segment.site()));
     match ENGINE.policy() {
         _ if elidable_bytes == 0 => Some(Field::Plain),
+        _ if sampling::is_row(site) => None,
         Policy::Always => None,
         Policy::Never => Some(Field::Off),
         Policy::Auto if ENGINE.costs.copy_ns(elidable_bytes) <= ENGINE.costs.track_ns() => Some(Field::Small),
@@ -98,11 +108,17 @@ fn objection(site: SiteId, elidable_bytes: usize, pieces: &[Piece<Segment>]) -> 
 }
 
 /// Makes memory outside the heap a foreign range that the copy can make a view in, if that may pay.
-fn claim(destination: usize, len_bytes: usize, caller: usize) -> Option<(BlockRef, ByteRange)> {
+fn claim(
+    (from, range): (BlockRef, ByteRange),
+    destination: usize,
+    len_bytes: usize,
+    caller: usize,
+) -> Option<(BlockRef, ByteRange)> {
     if !ENGINE.foreign.is_on() {
         return None;
     }
     let pays = match ENGINE.policy() {
+        _ if sampling::is_on() => sampling::have_sampled(&from.lock().pieces(range)),
         Policy::Always => true,
         Policy::Never => false,
         Policy::Auto => {
@@ -112,6 +128,7 @@ fn claim(destination: usize, len_bytes: usize, caller: usize) -> Option<(BlockRe
     };
     // It opens a file, which a cancelled thread may not do in a section that holds locks.
     let _critical = pays.then(Critical::enter)?;
+    sampling::spend(CLAIM_NS);
     let at = ENGINE.foreign.claim(destination, len_bytes)?;
     Some((at, at.range(destination, len_bytes)?))
 }
@@ -158,6 +175,7 @@ fn lock_both(from: BlockRef, to: BlockRef) -> (Option<Locked>, Locked) {
 ///
 /// # Safety
 /// As for memmove.
+#[allow(clippy::too_many_arguments, reason = "both ends of one copy, and who makes it")]
 unsafe fn between(
     section: &Section,
     uffd: Uffd,
@@ -166,6 +184,7 @@ unsafe fn between(
     destination: usize,
     source: usize,
     caller: usize,
+    stack: Option<u32>,
 ) -> bool {
     let overlaps = source.abs_diff(destination) < from_range.len();
     if !from.is(&to) && (overlaps || from.shares_record(&to)) {
@@ -173,11 +192,14 @@ unsafe fn between(
         return false;
     }
     let len_bytes = from_range.len();
-    let site = ENGINE.sites.site(Kind::Copy, caller, len_bytes);
+    let mut site = ENGINE.sites.site(Kind::Copy, caller, len_bytes);
     accounts::call(site, Kind::Copy, caller, len_bytes);
     let mut dropped = Dropped::new();
     let (from_locked, mut to_locked) = lock_both(from, to);
     let pieces = from_locked.as_ref().unwrap_or(&to_locked).pieces(from_range);
+    if let Some(stack) = stack.filter(|_| sampling::have_sampled(&pieces)) {
+        site = sampling::site(stack, Call::Copy);
+    }
     let mut steps = plan(to_range.start, &pieces, LEAST_PAGES);
     let mut elidable_bytes = elided_bytes(&steps);
     if elidable_bytes > 0 {
@@ -191,6 +213,7 @@ unsafe fn between(
         .or_else(|| to_locked.register(uffd).is_err().then_some(Field::Refused));
     if let Some(why_not) = why_not {
         accounts::refused(site, why_not);
+        sampling::spend(ENGINE.costs.track_ns());
         let is_plain = pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. }));
         if overlaps {
             let union = ByteRange {
@@ -281,6 +304,7 @@ fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done) {
     accounts::credit(site, saved_ns);
     accounts::debit(site, ENGINE.costs.track_ns() + done.moves_ns(saved_ns));
     accounts::elided(site, done);
+    sampling::enter(site, done);
     let total_bytes: usize = pieces.iter().map(Piece::len_bytes).sum();
     for piece in pieces {
         if let Piece::Segment { segment, len_bytes, .. } = piece {

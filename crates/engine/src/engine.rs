@@ -9,11 +9,12 @@ use crate::foreign::Foreign;
 use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES, set_min_size};
 use crate::heap::Heap;
 use crate::hidden::Hidden;
-use crate::{accounts, bounds, calibration, constants, fault, live};
+use crate::{accounts, bounds, calibration, constants, fault, live, sampling};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::{CostSource, Options, Policy};
 use uncopy_core::page_map::SiteId;
-use uncopy_core::policy::{Learned, Placement, SharedCosts, Sites, Touches};
+use uncopy_core::policy::{Learned, Placement, Sampling, SharedCosts, Sites, Touches};
+use uncopy_core::recording::Sampled;
 use uncopy_core::stats::Counter;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem;
@@ -61,6 +62,8 @@ pub struct Engine {
     pub costs: Apart<SharedCosts>,
     /// Accounts of the call sites.
     pub sites: Apart<Sites>,
+    /// Which inputs are sampled while a program is recorded.
+    pub sampling: Apart<Sampling>,
     /// What programs touch of the sites' buffers.
     pub touches: Apart<Touches>,
     /// Accounts of the allocation sites.
@@ -84,6 +87,7 @@ uncopy_sys::statics! {
         hidden: Apart(Hidden::new()),
         costs: Apart(SharedCosts::new()),
         sites: Apart(Sites::new()),
+        sampling: Apart(Sampling::new()),
         touches: Apart(Touches::new()),
         placement: Apart(Placement::new()),
         start: Apart(Lock::new()),
@@ -129,10 +133,12 @@ impl Engine {
         // A block smaller than two copies of the least size rarely holds one.
         HEAP_MIN_BYTES.store(options.min_size_bytes.saturating_mul(2), Relaxed);
         if options.record.is_some() {
-            live::set_reason("nothing is elided: it is recorded what is copied");
+            live::set_reason("nothing is elided but samples: it is recorded what is copied");
+            self.pause(true);
         } else if options.policy == Policy::Never {
             live::set_reason("nothing is elided: UNCOPY_POLICY is never");
-        } else {
+        }
+        if options.policy != Policy::Never {
             set_min_size(options.min_size_bytes);
             if options.foreign {
                 self.foreign.switch_on();
@@ -162,6 +168,16 @@ impl Engine {
             1 => Policy::Always,
             _ => Policy::Never,
         }
+    }
+
+    /// Whether nothing is elided for the time being, but samples.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.policy.load(Relaxed) & PAUSED != 0
+    }
+
+    /// Whether every input is sampled (for testing).
+    pub(crate) fn samples_all(&self) -> bool {
+        self.policy.load(Relaxed) & !PAUSED == Policy::Always as u8
     }
 
     /// Elides nothing more for the time being, or goes on as before. Views that exist stay.
@@ -273,6 +289,7 @@ impl Engine {
                     self.replace_uffds(main, foreign);
                     self.settle_costs(main);
                     self.phase.store(Phase::Active as u8, Release);
+                    sampling::say(Sampled::Yes);
                     live::publish();
                 }
                 Err(why) => self.give_up(&why),
@@ -302,8 +319,9 @@ impl Engine {
     /// Puts the constants of the machine in force that nobody has given. Under the lock of activation.
     fn settle_costs(&self, uffd: Uffd) {
         let measures = self.measures_costs.load(Relaxed) && !cfg!(loom);
+        let depends_on_them = self.policy.load(Relaxed) & !PAUSED == Policy::Auto as u8;
         // A filter may end the process for reading the clock.
-        if measures && self.policy() == Policy::Auto && !uncopy_sys::filter::is_filtered() {
+        if measures && depends_on_them && !uncopy_sys::filter::is_filtered() {
             self.costs.adopt(&calibration::measure(&self.hidden, uffd));
         }
         accounts::set_costs(&self.costs.snapshot());
@@ -437,6 +455,7 @@ impl Engine {
 
     /// Plain copies from here on: for the reason given, said once.
     pub fn give_up(&self, why: &str) {
+        sampling::say(Sampled::Impossible);
         self.phase.store(Phase::Inactive as u8, Release);
         set_min_size(usize::MAX);
         HEAP_MIN_BYTES.store(usize::MAX, Relaxed);

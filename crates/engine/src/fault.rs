@@ -13,6 +13,7 @@ use crate::hidden::Warm;
 use crate::live;
 use crate::release;
 use crate::requests::Inbox;
+use crate::sampling;
 use crate::segment::Segment;
 use crate::upkeep::Rounds;
 use crate::window::Turn;
@@ -373,7 +374,12 @@ fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
     }
     live::add(Counter::Faults, 1);
     let is_whole = locked.has_many_views() && state != State::Empty;
-    let pages = if is_whole { run } else { batch(at, page, run, &state) };
+    let pages = match &state {
+        _ if is_whole => run,
+        // What is put in place with it would not show whether it is touched.
+        State::Viewed(view) if sampling::is_row(view.site) => PageRange::new(page, page + 1),
+        _ => batch(at, page, run, &state),
+    };
     let mut dropped = Dropped::new();
     let served = match state {
         State::Present => true,
@@ -383,6 +389,7 @@ fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
                 entry.fault(pages.len());
                 entry.add(Field::SpentNs, ENGINE.costs.fault_ns(pages.len()).cast_unsigned());
             }
+            sampling::spend(ENGINE.costs.fault_ns(pages.len()));
             let (first, last) = at.block.edges();
             if (page == first || page == last) && at.slot.is_none() {
                 ENGINE.placement.touched_an_edge(site);
@@ -390,7 +397,9 @@ fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
             fill_empty(uffd, locked, pages, &mut dropped)
         }
         State::Viewed(view) => {
-            if let Some(buffer) = at.buffer(view.site, page) {
+            if sampling::is_row(view.site) {
+                sampling::touched(view.site);
+            } else if let Some(buffer) = at.buffer(view.site, page) {
                 ENGINE.touches.record(view.site, buffer, pages);
             }
             if let Some(entry) = accounts::entry(view.site) {

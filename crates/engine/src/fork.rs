@@ -192,6 +192,7 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     let parent = thread_id();
     forget_thread_id();
     crate::accounts::restart_in_child();
+    crate::sampling::renew();
     if !was_prepared {
         return;
     }

@@ -3,6 +3,8 @@
 //!
 //! Their first values send every call straight to libc, also before any constructor has run.
 
+use crate::engine::ENGINE;
+use crate::sampling;
 use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 uncopy_sys::statics! {
@@ -32,6 +34,7 @@ pub fn settle() {
     if is_recording {
         FREE_LOOKS.store(true, Relaxed);
     }
+    sampling::switch(is_recording && ENGINE.is_paused() && MIN_SIZE_BYTES.load(Relaxed) != usize::MAX);
     // Two threads may do so at once: the last to store finds what both have changed.
     loop {
         let least = || MIN_SIZE_BYTES.load(Relaxed).min(uncopy_record::min_size_bytes());

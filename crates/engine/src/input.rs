@@ -6,6 +6,7 @@ use crate::block::{BlockRef, DISOWNED, Locked, REGISTERED};
 use crate::calls::{Held, InProgress, RedirectedParts};
 use crate::engine::ENGINE;
 use crate::live;
+use crate::sampling;
 use crate::segment::{Draft, Open, Segment};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::ledger::Field;
@@ -14,6 +15,7 @@ use uncopy_core::page_map::{Dropped, SiteId, State};
 use uncopy_core::plan::{Piece, plan, with_touched};
 use uncopy_core::policy::Kind;
 use uncopy_core::policy::sites::{CLAIM_NS, INPUT_NS};
+use uncopy_core::recording::Call;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
@@ -45,7 +47,10 @@ pub(crate) struct Redirected {
     target: Target,
     /// Offset in the target of the part's first byte: in a draft that of the buffer in its page.
     lead_bytes: usize,
+    /// What its views are made under.
     site: SiteId,
+    /// The site's account.
+    account: SiteId,
     allowed: bool,
 }
 
@@ -98,6 +103,9 @@ impl<'a> Input<'a> {
     /// Redirects those of `parts` that are worth it, in place. `None`: make the call unchanged.
     #[must_use]
     pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
+        if sampling::is_on() && !sampling::concerns(parts, caller) {
+            return None;
+        }
         ENGINE.heap.leave_stack_alone();
         let section = Section::enter()?;
         ENGINE.look_after_memory();
@@ -107,7 +115,8 @@ impl<'a> Input<'a> {
             if part.len_bytes < ENGINE.min_size_bytes() || part.len_bytes > PART_MOST_BYTES {
                 continue;
             }
-            let site = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
+            let account = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
+            let mut site = account;
             accounts::call(site, Kind::Input, caller, part.len_bytes);
             let why_not = objection(site, part.len_bytes);
             let allowed = why_not.is_none();
@@ -128,6 +137,10 @@ impl<'a> Input<'a> {
             }
             // Receiving into absent pages would fault page by page, allowed or not.
             let (open, absent) = look(at, range, part);
+            // What goes on with a sample is one.
+            if let Some(stack) = (allowed || open.is_some()).then(sampling::stack).flatten() {
+                site = sampling::site(stack, Call::Input);
+            }
             if let Some(why_not) = why_not {
                 accounts::refused(site, why_not);
                 if !absent {
@@ -144,7 +157,7 @@ impl<'a> Input<'a> {
             let (target, lead_bytes) = if let Some(open) = open {
                 let filled_bytes = open.filled_bytes;
                 (Target::Open(open), filled_bytes)
-            } else if !ENGINE.sites.fills(site, part.len_bytes) {
+            } else if !ENGINE.sites.fills(account, part.len_bytes) {
                 accounts::refused(site, Field::Roomy);
                 continue;
             } else {
@@ -157,7 +170,7 @@ impl<'a> Input<'a> {
                 (Target::Draft(draft), lead_bytes)
             };
             part.address = target.address() + lead_bytes;
-            redirected.push((index, Redirected { at, range, target, lead_bytes, site, allowed }));
+            redirected.push((index, Redirected { at, range, target, lead_bytes, site, account, allowed }));
         }
         match uffd {
             Some(uffd) if !redirected.is_empty() => {
@@ -248,6 +261,7 @@ fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
 /// Why an input of so many bytes is not to become a view.
 fn objection(site: SiteId, len_bytes: usize) -> Option<Field> {
     match ENGINE.policy() {
+        _ if sampling::is_on() => sampling::objection(site),
         Policy::Always => None,
         Policy::Never => Some(Field::Off),
         // An input can save a later copy only if that copy could pay.
@@ -275,9 +289,9 @@ fn look(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
 }
 
 fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
-    let Redirected { at, range, target, lead_bytes, site, allowed } = part;
+    let Redirected { at, range, target, lead_bytes, site, account, allowed } = part;
     accounts::debit(site, INPUT_NS);
-    ENGINE.sites.record_input(site, len_bytes);
+    ENGINE.sites.record_input(account, len_bytes);
     let room_bytes = range.len() - len_bytes;
     let range = ByteRange::at(range.start, len_bytes);
     let is_worth_it = len_bytes >= ENGINE.min_size_bytes() && range.whole_pages().len() > 1;
@@ -297,6 +311,7 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
         Target::Draft(draft) => {
             put_in_buffer(section, uffd, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
             accounts::add(site, Field::CopiedBytes, len_bytes as u64);
+            sampling::spend(ENGINE.costs.copy_ns(len_bytes));
             return;
         }
     };
@@ -318,6 +333,7 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
         // These would have been received where they belong.
         accounts::debit(site, ENGINE.costs.copy_ns(done.learned_bytes));
         accounts::elided(site, &done);
+        sampling::enter(site, &done);
         at.note_buffer(site, range.touched_pages());
         missing = done.missing;
     }

@@ -17,6 +17,7 @@
 //! | `calls` | what calls in progress hold, also those that never come back |
 //! | [`fault`] | the handler thread |
 //! | `requests` | what commands ask of the handler thread |
+//! | [`sampling`] | what programs touch, while they are recorded |
 //! | [`release`] | every view back into plain memory |
 //! | [`alone`] | calls that a process with one thread only may make |
 //! | [`fork`] | what a forked child needs before it runs |
@@ -65,6 +66,7 @@ mod loan;
 pub mod output;
 pub mod release;
 mod requests;
+pub mod sampling;
 pub mod segment;
 mod upkeep;
 mod window;

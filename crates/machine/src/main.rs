@@ -76,9 +76,12 @@ impl Line {
             "always" => Ok(vec![Mode::Always]),
             "auto" => Ok(vec![Mode::Auto]),
             "never" => Ok(vec![Mode::Never]),
+            "recorded" => Ok(vec![Mode::Recorded]),
             "plain" => Ok(vec![Mode::Plain]),
             "mixed" => Ok(vec![Mode::Always, Mode::Always, Mode::Always, Mode::Auto]),
-            other => Err(format!("--mode is {other:?}; it must be always, auto, never, plain or mixed")),
+            other => {
+                Err(format!("--mode is {other:?}; it must be always, auto, never, recorded, plain or mixed"))
+            }
         }
     }
 }

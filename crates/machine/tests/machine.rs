@@ -61,6 +61,14 @@ fn known_programs_make_no_difference_with_the_default_policy() {
 }
 
 #[test]
+fn known_programs_make_no_difference_while_they_are_recorded_and_sampled() {
+    let sum = plan(1, operations() / 6, &[Mode::Recorded]).sum;
+    for counter in [Counter::ElidedBytes, Counter::InputBytes, Counter::Faults] {
+        assert!(sum.counter(counter) > 0, "{counter:?} is zero: nothing was sampled");
+    }
+}
+
+#[test]
 fn new_programs_make_no_difference() {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
     plan(since.as_secs() << 20, operations() / 3, &[Mode::Always]);

@@ -82,7 +82,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         unsafe { bytes::set_memmove(memmove) };
     }
     // SAFETY: ld.so passes the environment, terminated by null.
-    let mut options = match unsafe { options(environment) } {
+    let options = match unsafe { options(environment) } {
         Ok(options) => options,
         Err(error) => {
             mem::say(format_args!("uncopy: inactive: {error}\n"));
@@ -90,11 +90,9 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
             return;
         }
     };
-    if options.record.is_some() {
-        // What is recorded is what the program does without uncopy.
-        options.policy = Policy::Never;
-    }
-    match options.policy {
+    // What is recorded is what the program does without uncopy.
+    let policy = if options.record.is_some() { Policy::Never } else { options.policy };
+    match policy {
         _ if options.off => uncopy_twin::switch_off(),
         // What may go by reference does, whether that pays or not.
         Policy::Always => uncopy_transmit::set_break_even(Some(1)),

@@ -45,7 +45,20 @@ pub fn row(stack: u32, call: Call) -> Option<Row> {
     })
 }
 
+/// The row of this number in the recording that is on. Waits for nobody.
+#[must_use]
+pub fn at(index: usize) -> Option<Row> {
+    let area = session::area_in_use()?;
+    Some(Row { area, offset: SAMPLES_OFFSET + index % SAMPLES * SAMPLE_BYTES })
+}
+
 impl Row {
+    /// The row's number.
+    #[must_use]
+    pub fn index(self) -> usize {
+        (self.offset - SAMPLES_OFFSET) / SAMPLE_BYTES
+    }
+
     /// Adds to the row.
     pub fn add(self, added: Added) {
         let values =

@@ -25,8 +25,8 @@ use uncopy_core::policy::costs::Cost;
 use uncopy_core::recording::request::DIRECTORY_MOST_BYTES;
 use uncopy_core::recording::{
     BEGAN_OFFSET, CLOCK_OFFSET, COSTS_OFFSET, Clock, ENDED_OFFSET, FILE_BYTES, MAGIC, MIN_SIZE_OFFSET,
-    NAME_OFFSET, PARENT_OFFSET, PHASE_OFFSET, PID_OFFSET, Phase, RING_OFFSET, STACK_WORDS_USED_OFFSET,
-    SUFFIX,
+    NAME_OFFSET, PARENT_OFFSET, PHASE_OFFSET, PID_OFFSET, Phase, RING_OFFSET, SAMPLED_OFFSET,
+    STACK_WORDS_USED_OFFSET, SUFFIX, Sampled,
 };
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
@@ -58,6 +58,8 @@ static STATE: AtomicUsize = AtomicUsize::new(0);
 static BASE: AtomicUsize = AtomicUsize::new(0);
 /// Events that came before the file was there.
 static EARLY_DROPS: AtomicU64 = AtomicU64::new(0);
+/// See [`set_sampled`].
+static SAMPLED: AtomicU64 = AtomicU64::new(0);
 /// No system calls any more.
 static IS_CONFINED: AtomicBool = AtomicBool::new(false);
 /// The constants of the machine; 0: not known.
@@ -114,6 +116,14 @@ pub(crate) fn area() -> Option<Area> {
 #[inline]
 pub(crate) fn area_in_use() -> Option<Area> {
     state().filter(|state| state.stage.load(Acquire) == READY).map(|_| mapping())
+}
+
+/// Notes whether inputs are sampled.
+pub fn set_sampled(sampled: Sampled) {
+    SAMPLED.store(sampled as u64, Relaxed);
+    if let Some(area) = area_in_use() {
+        area.word(SAMPLED_OFFSET).store(sampled as u64, Relaxed);
+    }
 }
 
 /// Whether no system call may be made any more.
@@ -335,6 +345,7 @@ fn fill(state: &State) -> Result<(), Errno> {
     set(CLOCK_OFFSET, if clock::is_counter() { Clock::Counter } else { Clock::Monotonic } as u64);
     set(PHASE_OFFSET, Phase::Recording as u64);
     set(STACK_WORDS_USED_OFFSET, 1);
+    set(SAMPLED_OFFSET, SAMPLED.load(Relaxed));
     write_costs(area);
     area.write_text(NAME_OFFSET, &ids::program_name());
     match EARLY_DROPS.swap(0, Relaxed) {

@@ -16,6 +16,15 @@ pub fn parent() -> u32 {
     unsafe { libc::getppid() }.cast_unsigned()
 }
 
+/// Processor time that the process has used, ns.
+#[must_use]
+pub fn processor_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
 /// Whether the process may read the time stamp counter: it can have that forbidden (`PR_SET_TSC`).
 #[must_use]
 pub fn may_read_counter() -> bool {

@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -30,6 +31,8 @@ pub enum Mode {
     Never,
     /// Loaded and told to do nothing.
     Off,
+    /// Recorded from one page up, with every input sampled that can be.
+    Recorded,
 }
 
 impl Mode {
@@ -46,7 +49,7 @@ impl Mode {
     const fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Plain | Self::Auto => &[],
-            Self::Always => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
+            Self::Always | Self::Recorded => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
             Self::Never => &[("UNCOPY_POLICY", "never")],
             Self::Off => &[("UNCOPY_OFF", "1")],
         }
@@ -201,6 +204,9 @@ impl Program {
             }
         } else {
             command.env("UNCOPY_STATS", &stats).envs(self.mode.variables().iter().copied());
+            if self.mode == Mode::Recorded {
+                command.env("UNCOPY_RECORD", recordings(scratch));
+            }
         }
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         if let Some(directory) = &self.directory {
@@ -238,5 +244,20 @@ impl Program {
     /// When it cannot be started or does not end in time.
     pub fn run(&self, scratch: &Scratch, name: &str) -> Finished {
         self.start(scratch, name).finish(self.limit)
+    }
+}
+
+/// The directory for recordings in `scratch`, nobody else's.
+///
+/// # Panics
+/// When it cannot be made.
+#[must_use]
+pub fn recordings(scratch: &Scratch) -> PathBuf {
+    let directory = scratch.join("recordings");
+    match std::fs::DirBuilder::new().mode(0o700).create(&directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            panic!("{}: {error}", directory.display())
+        }
+        _ => directory,
     }
 }

@@ -71,6 +71,12 @@ impl Sampling {
         calls == 0
     }
 
+    /// Whether the interval of a site is over.
+    #[must_use]
+    pub fn is_over(&self, site: SiteId) -> bool {
+        self.at(site).left.load(Relaxed) == 0
+    }
+
     /// Begins the next interval of a site whose call is due, `used_ns` of the processor's time after the beginning; whether
     /// that call may be sampled.
     pub fn settle(&self, site: SiteId, used_ns: i64) -> bool {

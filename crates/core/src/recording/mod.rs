@@ -77,6 +77,8 @@ pub const STACKS_LOST_OFFSET: usize = 520;
 pub const STACK_WORDS_USED_OFFSET: usize = 528;
 /// Offset of the number of modules in use.
 pub const MODULES_USED_OFFSET: usize = 536;
+/// Offset of whether inputs are sampled: see [`Sampled`].
+pub const SAMPLED_OFFSET: usize = 544;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 4096;
 
@@ -151,6 +153,18 @@ pub enum Phase {
     Exited = 3,
 }
 
+/// Whether it is found out what the program touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Sampled {
+    /// Nobody asked for it, or nothing was received that could be sampled.
+    No = 0,
+    /// Some inputs are.
+    Yes = 1,
+    /// It was to be, but there is no userfaultfd, or no memory.
+    Impossible = 2,
+}
+
 /// An object that code was loaded from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
@@ -223,6 +237,8 @@ pub struct Recording {
     pub ended_ns: Option<u64>,
     /// Smallest size that is recorded, bytes.
     pub min_size_bytes: u64,
+    /// Whether inputs are sampled.
+    pub sampled: Sampled,
     /// Where the times come from.
     pub clock: Clock,
     /// Where it is in its life.
@@ -288,6 +304,11 @@ impl Recording {
             began_ns: word(bytes, BEGAN_OFFSET),
             ended_ns: Some(word(bytes, ENDED_OFFSET)).filter(|ns| *ns != 0),
             min_size_bytes: word(bytes, MIN_SIZE_OFFSET),
+            sampled: match word(bytes, SAMPLED_OFFSET) {
+                1 => Sampled::Yes,
+                2 => Sampled::Impossible,
+                _ => Sampled::No,
+            },
             clock: if word(bytes, CLOCK_OFFSET) == 1 { Clock::Counter } else { Clock::Monotonic },
             phase: match word(bytes, PHASE_OFFSET) {
                 2 => Phase::Ended,
