@@ -69,17 +69,20 @@ pub fn path(environment: &Environment) -> Option<PathBuf> {
     Some(cache.join("uncopy/costs"))
 }
 
-/// The processor and the kernel, a line each.
-fn machine() -> String {
+/// The processor's name, or the machine's kind.
+pub fn processor() -> String {
     let mut text = String::new();
     // The first processor's entry is within this; the rest takes long where there are many.
     if let Ok(file) = File::open("/proc/cpuinfo") {
         let _ = file.take(FILE_MOST_BYTES).read_to_string(&mut text);
     }
     let processor = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    let (release, architecture) = os::kernel();
-    let processor = processor.map_or(architecture.as_str(), |(_, name)| name.trim());
-    format!("cpu: {processor}\nkernel: {release}\n")
+    processor.map_or_else(|| os::kernel().1, |(_, name)| name.trim().to_owned())
+}
+
+/// The processor and the kernel, a line each.
+fn machine() -> String {
+    format!("cpu: {}\nkernel: {}\n", processor(), os::kernel().0)
 }
 
 /// The stored costs.

@@ -14,7 +14,19 @@ use uncopy_core::options::{OPTIONS, OptionSpec};
 pub const COMMAND: &str = "command";
 /// Id of the process that `stats` asks about.
 pub const PID: &str = "pid";
-/// Id of `doctor --json`.
+/// Id of `profile -o`.
+pub const OUT: &str = "output";
+/// Id of `profile --duration`.
+pub const DURATION: &str = "duration";
+/// Id of `profile --min-size`, its name in the table of options too.
+pub const MIN_SIZE: &str = "min-size";
+/// Id of the file that `report` reads.
+pub const FILE: &str = "file";
+/// Id of `report --html`.
+pub const HTML: &str = "html";
+/// Id of `report --flamegraph`.
+pub const FLAMEGRAPH: &str = "flamegraph";
+/// Id of `doctor --json` and `report --json`.
 pub const JSON: &str = "json";
 /// Id of `doctor --calibrate`.
 pub const CALIBRATE: &str = "calibrate";
@@ -54,6 +66,7 @@ const EXAMPLES: &str = "\
 Examples:
   uncopy doctor -- redis-server      does it work here, and for this program?
   uncopy run -- redis-server         run it with the copies inside it elided
+  uncopy profile -- redis-server     where does it copy, and what would eliding give?
   uncopy stats $(pidof redis-server) what has been elided so far
   uncopy bench --help                measure it";
 
@@ -82,6 +95,44 @@ Example:
 Prints one JSON object, the same that `run --stats` writes at exit. Only the user that the process
 runs as, and root, can read it. Exit status: 0, or 1 if there is no such process, it does not run
 under uncopy or its counters cannot be read, or 2 if the command line is wrong.";
+
+const PROFILE_NOTES: &str = "\
+Examples:
+  uncopy profile -- redis-server --port 7000
+      Where does Redis copy what it receives? Give it work, then type Ctrl-C.
+  uncopy profile --duration 10 -o set.json -- ./server
+      Record for ten seconds, and leave the server running.
+  uncopy profile --pid $(pidof nginx)
+      The same for a server that was started with uncopy run.
+  uncopy report set.json --html set.html
+      What was found, as a page.
+
+Every input, copy and output of at least --min-size bytes is recorded with its call stack, and which bytes
+of which input reach which copies and outputs; nothing is elided meanwhile but for a few inputs, to see what
+is touched. The report says where the copies are, what eliding them would give, and what to type next.
+OUT is JSON; it is written over only if it is a profile.
+
+On a terminal CMD has a process group of its own: Ctrl-C ends the recording, not CMD, which goes on running. A
+CMD that reads from the terminal is given it, and Ctrl-C with it; uncopy then waits until CMD has ended.
+SIGINT ends the recording, other signals go to CMD. A server that goes into the background is recorded until
+it ends or the recording is ended.
+
+Exit status: that of CMD if CMD has ended, 0 if the recording was ended before, 1 if nothing could be
+recorded or OUT not be written, 2 if the command line is wrong, 126 and 127 as for run.";
+
+const REPORT_NOTES: &str = "\
+Examples:
+  uncopy report redis-server.profile.json
+      What uncopy profile showed when it ended.
+  uncopy report redis-server.profile.json --html redis.html
+      A page that needs no network: the flow of bytes, a flame graph, the tables.
+  uncopy report redis-server.profile.json --flamegraph redis.folded
+      Bytes by call stack, for flamegraph.pl, inferno or speedscope.
+  uncopy report redis-server.profile.json --json | jq .prediction
+      For programs; docs/profile.schema.json says what it holds.
+
+FILE - is standard output. Exit status: 0, or 1 if OUT cannot be read or a file not be written, or 2 if
+the command line is wrong.";
 
 const RELEASE_NOTES: &str = "\
 Example:
@@ -183,6 +234,72 @@ fn process() -> Arg {
         .value_parser(value_parser!(OsString))
 }
 
+fn file_option(id: &'static str, help: &'static str) -> Arg {
+    Arg::new(id)
+        .long(id)
+        .value_name("FILE")
+        .help(help)
+        .value_parser(value_parser!(OsString))
+        .value_hint(ValueHint::FilePath)
+}
+
+fn profile() -> Command {
+    Command::new("profile")
+        .about("Show where a program copies its I/O, and what eliding would give")
+        .override_usage(
+            "uncopy profile [OPTIONS] -- CMD [ARGS]...\n       uncopy profile [OPTIONS] --pid PID",
+        )
+        .arg(
+            file_option(OUT, "Write the profile to OUT [default: CMD.profile.json]")
+                .short('o')
+                .value_name("OUT"),
+        )
+        .arg(
+            Arg::new(DURATION)
+                .long(DURATION)
+                .value_name("S")
+                .help("End the recording after so many seconds, not the program")
+                .allow_hyphen_values(true)
+                .value_parser(value_parser!(OsString)),
+        )
+        .arg(
+            Arg::new(MIN_SIZE)
+                .long(MIN_SIZE)
+                .value_name("BYTES")
+                .help("Record calls of at least so many bytes [default: 16384]")
+                .allow_hyphen_values(true)
+                .value_parser(value_parser!(OsString)),
+        )
+        .arg(
+            Arg::new(PID)
+                .long(PID)
+                .value_name("PID")
+                .help("Record a process that was started with uncopy run")
+                .conflicts_with(COMMAND)
+                .allow_hyphen_values(true)
+                .value_parser(value_parser!(OsString)),
+        )
+        .arg(program("The program and its arguments").required_unless_present(PID))
+        .after_help(PROFILE_NOTES)
+}
+
+fn report() -> Command {
+    Command::new("report")
+        .about("Show a profile: in the terminal, as a page, as JSON or as folded stacks")
+        .arg(
+            Arg::new(FILE)
+                .value_name("OUT")
+                .help("A file that uncopy profile wrote")
+                .required(true)
+                .value_parser(value_parser!(OsString))
+                .value_hint(ValueHint::FilePath),
+        )
+        .arg(file_option(HTML, "Write a page that needs nothing but itself"))
+        .arg(Arg::new(JSON).long(JSON).help("Print the profile as JSON, checked").action(ArgAction::SetTrue))
+        .arg(file_option(FLAMEGRAPH, "Write bytes by call stack in the folded format of flame graphs"))
+        .after_help(REPORT_NOTES)
+}
+
 fn stats() -> Command {
     Command::new("stats")
         .about("Print the counters of a running process as JSON")
@@ -236,7 +353,17 @@ pub fn whole() -> Command {
         .about("Runs unmodified programs with their I/O copies elided")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands([run(), doctor(), stats(), release(), bench(), completions(), man()])
+        .subcommands([
+            run(),
+            doctor(),
+            profile(),
+            report(),
+            stats(),
+            release(),
+            bench(),
+            completions(),
+            man(),
+        ])
         .after_help(format!("{EXAMPLES}\n\n{STATUSES}"))
 }
 

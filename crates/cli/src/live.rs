@@ -100,6 +100,14 @@ pub fn counters(pid: u32) -> Result<Snapshot, Failure> {
     }
 }
 
+/// The effective user of a process.
+///
+/// # Errors
+/// Why nobody knows.
+pub fn owner(pid: u32) -> Result<u32, Failure> {
+    owners(pid)?.first().copied().ok_or(Failure::NoProcess(pid))
+}
+
 /// The users whose directory may hold the counters: effective, real, saved. A server that changes
 /// its user keeps the file that it made before.
 fn owners(pid: u32) -> Result<Vec<u32>, Failure> {
@@ -145,17 +153,17 @@ fn names_library(line: &[u8]) -> bool {
     path.contains(&b'/') && name == library::FILE_NAME.as_bytes()
 }
 
-/// Writes `command` to the pipe of a process; false if it has none: it has done no work yet.
+/// Writes a message to the pipe of a process (`uncopy_core::recording::request`); false if it has none: it has done no work yet.
 ///
 /// # Errors
 /// Why it cannot be reached.
-pub fn command(pid: u32, command: u8) -> Result<bool, Failure> {
+pub fn command(pid: u32, message: &[u8]) -> Result<bool, Failure> {
     for owner in owners(pid)? {
         let name = format!("{pid}{CONTROL_SUFFIX}");
         let Some((path, mut pipe)) = open_live(shared_memory(), owner, pid, &name, os::Access::Write)? else {
             continue;
         };
-        return match pipe.write_all(&[command]) {
+        return match pipe.write_all(message) {
             Ok(()) => Ok(true),
             Err(error) => Err(Failure::Io { path, error }),
         };

@@ -1,6 +1,6 @@
 //! The `uncopy` command: `run` starts a program with `libuncopy.so` preloaded, `doctor` says
 //! whether that can work, `stats` reads the counters of a running program, `release` turns its views back
-//! into plain memory, `bench` measures, and `completions` and `man` describe the command itself.
+//! into plain memory, `profile` shows where a program copies and `report` shows it again, `bench` measures, and `completions` and `man` describe the command itself.
 //!
 //! The C entry point is used instead of Rust's, which would ignore `SIGPIPE` before anything could
 //! see what it was: CMD must inherit exactly the signals that `uncopy run` was given.
@@ -19,8 +19,10 @@ mod os;
 mod output;
 mod pages;
 mod probe;
+mod profile;
 mod program;
 mod release;
+mod report;
 mod run;
 mod settings;
 mod stats;
@@ -52,6 +54,8 @@ fn dispatch(arguments: &[OsString], sigpipe: &os::Disposition) -> u8 {
     };
     match matches.subcommand() {
         Some(("doctor", matches)) => doctor::main(matches),
+        Some(("profile", matches)) => profile::main(matches, sigpipe),
+        Some(("report", matches)) => report::main(matches),
         Some(("stats", matches)) => stats::main(matches),
         Some(("release", matches)) => release::main(matches),
         Some(("completions", matches)) => pages::completions(matches),

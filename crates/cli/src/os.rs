@@ -6,6 +6,8 @@
 //! 6.18, where `UFFD_FEATURE_MOVE` is bit 16 (since Linux 6.8).
 #![allow(unsafe_code)]
 
+pub mod child;
+
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::io;

@@ -3,6 +3,7 @@
 //! Whoever reads standard output may stop reading: a broken pipe is not an error. Whoever reads
 //! standard error may be gone: that changes nothing either.
 
+use crate::os;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, Write as _};
@@ -36,6 +37,12 @@ pub fn print(bytes: &[u8], status: u8) -> u8 {
             EXIT_FAILURE
         }
     }
+}
+
+/// Columns of the terminal that standard output is; `COLUMNS` or 80 if it is none.
+pub fn columns() -> usize {
+    let given = || std::env::var("COLUMNS").ok()?.parse().ok();
+    os::child::columns(&io::stdout()).or_else(given).unwrap_or(80)
 }
 
 /// Shows a name in quotes, with control characters and bytes that are not UTF-8 escaped.

@@ -70,7 +70,7 @@ fn release(pid: u32) -> Result<String, Unreleased> {
     {
         return Ok(format!("process {pid} holds no views: {reason}\n"));
     }
-    if !command(pid, CONTROL_RELEASE)? {
+    if !command(pid, &[CONTROL_RELEASE])? {
         return Ok(format!("process {pid} has made no views yet; release it again once it has\n"));
     }
     let after = wait(pid)?;

@@ -30,6 +30,16 @@ struct Active {
     uffd_fd: Option<RawFd>,
 }
 
+/// How the program is started.
+pub struct Manner<'a> {
+    /// Adds to its environment.
+    pub prepare: &'a dyn Fn(&mut Environment),
+    /// Is told why it is started without the library, if so.
+    pub plain: &'a dyn Fn(&str),
+    /// Whether the library is of no use without userfaultfd.
+    pub needs_uffd: bool,
+}
+
 /// Runs the command line `run …`; returns only if CMD could not be started.
 pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
     let matches = match line::run().try_get_matches_from(arguments) {
@@ -49,32 +59,41 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
         output::complain(warning);
     }
     match settings.explain.as_deref().map(|file| (file, Explanation::begin())) {
-        None => start(&command, &given, sigpipe, None),
+        None => start(&command, &given, sigpipe, &Manner::usual()),
         Some((_, Ok(explanation))) => {
-            let status = explanation.watch(|| start(&command, &given, sigpipe, Some(&explanation)));
+            let prepare = |environment: &mut Environment| {
+                environment.set(settings::LEDGER, explanation.path().as_bytes());
+            };
+            let plain = |why: &str| explanation.say_why_plain(why);
+            let manner = Manner { prepare: &prepare, plain: &plain, needs_uffd: true };
+            let status = explanation.watch(|| start(&command, &given, sigpipe, &manner));
             explanation.finish(settings.explain.as_deref().unwrap_or_default(), &command, status)
         }
         Some((file, Err(error))) => {
             output::complain(format_args!("no --explain {}: {}", Quoted(file), Reason(&error)));
-            start(&command, &given, sigpipe, None)
+            start(&command, &given, sigpipe, &Manner::usual())
         }
     }
 }
 
+impl Manner<'_> {
+    fn usual() -> Self {
+        Self { prepare: &|_| (), plain: &|_| (), needs_uffd: true }
+    }
+}
+
 /// Becomes CMD; returns only if it could not be started.
-fn start(
+pub fn start(
     command: &[OsString],
     given: &[settings::Given],
     sigpipe: &Disposition,
-    explanation: Option<&Explanation>,
+    manner: &Manner<'_>,
 ) -> u8 {
     let mut environment = Environment::inherited();
     let pid = std::process::id();
     // Once more: this may be another process than the one that checked them.
     let Ok(settings) = settings::settle(&mut environment, given, pid) else { return EXIT_USAGE };
-    if let Some(explanation) = explanation {
-        environment.set(settings::LEDGER, explanation.path().as_bytes());
-    }
+    (manner.prepare)(&mut environment);
     let Some(name) = command.first() else { return EXIT_USAGE };
     let path = match program::find(name, environment.get(b"PATH")) {
         Ok(path) => path,
@@ -85,7 +104,7 @@ fn start(
     };
     sweep(live::shared_memory());
     let preloaded = environment.get(b"LD_PRELOAD").unwrap_or_default().to_vec();
-    match activate(&path, &settings) {
+    match activate(&path, &settings, manner.needs_uffd) {
         Ok(active) => {
             environment.set("LD_PRELOAD", &library::preload(&active.library, &preloaded));
             if environment.get(costs::COSTS.as_bytes()).is_none()
@@ -101,9 +120,7 @@ fn start(
         Err(why) => {
             output::complain(format_args!("inactive: {why}; see 'uncopy doctor'"));
             environment.remove(settings::UFFD_FD);
-            if let Some(explanation) = explanation {
-                explanation.say_why_plain(&why);
-            }
+            (manner.plain)(&why);
             leave_plain(&mut environment, &preloaded);
             if let Some(file) = &settings.stats {
                 write_stats(file, &Snapshot::empty(u64::from(pid), Some(why)));
@@ -118,7 +135,7 @@ fn start(
 ///
 /// # Errors
 /// Why not, as part of a sentence.
-fn activate(path: &Path, settings: &Settings) -> Result<Active, String> {
+fn activate(path: &Path, settings: &Settings, needs_uffd: bool) -> Result<Active, String> {
     let library = library::locate()?;
     if let Some(why) = program::why_out_of_reach(path) {
         return Err(why);
@@ -126,7 +143,11 @@ fn activate(path: &Path, settings: &Settings) -> Result<Active, String> {
     if settings.off {
         return Ok(Active { library, uffd_fd: settings.uffd_fd });
     }
-    let usable = probe::probe(settings.uffd_fd).map_err(|error| error.to_string())?;
+    let usable = match probe::probe(settings.uffd_fd) {
+        Ok(usable) => usable,
+        Err(_) if !needs_uffd => return Ok(Active { library, uffd_fd: settings.uffd_fd }),
+        Err(error) => return Err(error.to_string()),
+    };
     Ok(Active { library, uffd_fd: usable.device.and_then(probe::Device::leave_to_programs) })
 }
 

@@ -15,6 +15,8 @@ pub const STATS_ROOT: &str = "UNCOPY_STATS_ROOT";
 pub const UFFD_FD: &str = "UNCOPY_UFFD_FD";
 /// Variable that names the ledger of `--explain`.
 pub const LEDGER: &str = "UNCOPY_LEDGER";
+/// Variable that names the directory for the recordings of `uncopy profile`.
+pub const RECORD: &str = "UNCOPY_RECORD";
 /// Variable of `--stats`.
 const STATS: &str = "UNCOPY_STATS";
 /// Variable of `--explain`.

@@ -9,7 +9,7 @@ use crate::model::{
 use crate::prediction::{self, SiteSums};
 use crate::symbols::{Symbols, file_name};
 use std::collections::HashMap;
-use uncopy_core::recording::{Call as RecordedCall, Function, Recording};
+use uncopy_core::recording::{self, Call as RecordedCall, Function, Recording};
 
 /// Links in the file at most, the largest.
 const LINKS_MOST: usize = 2048;
@@ -65,7 +65,7 @@ struct Tables {
     at: HashMap<(usize, u64), Vec<usize>>,
     stacks: Vec<Vec<usize>>,
     stack_of: HashMap<(Vec<usize>, chains::Leaf), usize>,
-    /// Module and address of the two innermost return addresses of each stack.
+    /// Module and address of the innermost call of each stack.
     leaves: Vec<chains::Leaf>,
 }
 
@@ -279,8 +279,9 @@ impl Tables {
         if let Some(known) = self.at.get(&(index, own)) {
             return known.clone();
         }
-        let file = file_name(&module.path);
-        let places = self.symbols.at_address(&module.path, own);
+        let file =
+            if is_program(recording, module) { recording.name.clone() } else { file_name(&module.path) };
+        let places = self.symbols.at_address(&module.path, own, &file);
         let frames = places.into_iter().map(|place| {
             let function = place.function.unwrap_or_else(|| format!("{file}+{own:#x}"));
             let (file, line, inlined) = (place.file, place.line, place.is_inlined);
@@ -298,17 +299,14 @@ impl Tables {
         for address in addresses {
             frames.extend(self.frames(recording, *address));
         }
-        let leaf = |index: usize| {
-            let address = addresses.get(index).copied().unwrap_or(0);
-            match recording.module_at(address.wrapping_sub(1)) {
-                Some((module, own)) => {
-                    let key = (module.path.clone(), module.build_id.clone());
-                    (self.module_of.get(&key).copied(), own)
-                }
-                None => (None, address),
+        let address = addresses.first().copied().unwrap_or(0);
+        let leaf = match recording.module_at(address.wrapping_sub(1)) {
+            Some((module, own)) => {
+                let key = (module.path.clone(), module.build_id.clone());
+                (self.module_of.get(&key).copied(), own)
             }
+            None => (None, address),
         };
-        let leaf = [leaf(0), leaf(1)];
         // Calls of one function that nothing tells apart by name are two stacks all the same.
         let key = (frames, leaf);
         if let Some(known) = self.stack_of.get(&key) {
@@ -327,6 +325,16 @@ impl Tables {
             module.is_some_and(|module| !is_runtime(&file_name(module.path.as_bytes())))
         };
         let frame = frames.clone().find(is_program).or_else(|| frames.clone().next());
+        // A function that nothing names is easier to find by who calls it.
+        let caller = frame.filter(|frame| is_unnamed(frame)).and_then(|unnamed| {
+            let mut outer = frames.clone().skip_while(|frame| *frame != unnamed).filter(is_program);
+            outer.find(|frame| !is_unnamed(frame))
+        });
+        let place = match (frame, caller) {
+            (Some(frame), Some(caller)) => format!("{} < {}", frame.function, caller.function),
+            (Some(frame), None) => frame.function.clone(),
+            (None, _) => "?".to_owned(),
+        };
         let name = match (function.name(), call) {
             ("", Call::Input) => "input",
             ("", Call::Copy) => "copy",
@@ -338,11 +346,22 @@ impl Tables {
             name: name.to_owned(),
             object,
             stack,
-            place: frame.map_or_else(|| "?".to_owned(), |frame| frame.function.clone()),
+            place,
             line: frame.and_then(|frame| Some(format!("{}:{}", frame.file.as_ref()?, frame.line?))),
             ..Site::default()
         }
     }
+}
+
+/// Whether a module is the program itself, which is listed first and goes by the name that it was started by.
+fn is_program(recording: &Recording, module: &recording::Module) -> bool {
+    let first = recording.modules.first();
+    !recording.name.is_empty() && first.is_some_and(|first| first.path == module.path)
+}
+
+/// Whether a function is only known by its start or its distance from another.
+fn is_unnamed(frame: &Frame) -> bool {
+    frame.function.contains("+0x")
 }
 
 /// Whether a file belongs to the C library: what is called there is not a place that anybody looks for.

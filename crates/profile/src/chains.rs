@@ -9,8 +9,8 @@ use uncopy_core::recording::Function;
 /// Classes in the file at most, those with the most bytes moved.
 const OPERATIONS_MOST: usize = 256;
 
-/// Module and address of the two innermost calls of a stack.
-pub type Leaf = [(Option<usize>, u64); 2];
+/// Module and address of the innermost call of a stack.
+pub type Leaf = (Option<usize>, u64);
 
 /// What makes steps of several processes the same.
 type StepKey = (Call, Object, Leaf, u32);

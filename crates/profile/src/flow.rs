@@ -105,8 +105,8 @@ impl Flow {
         }
     }
 
-    /// Takes the next event. `leaf` gives the two innermost return addresses of a stack; it is asked once for each.
-    pub fn replay(&mut self, event: &Event, leaf: &mut dyn FnMut(u32) -> [u64; 2]) {
+    /// Takes the next event. `leaf` gives the innermost return address of a stack; it is asked once for each.
+    pub fn replay(&mut self, event: &Event, leaf: &mut dyn FnMut(u32) -> u64) {
         self.events += 1;
         self.clock_ns = self.clock_ns.max(event.start_ns.saturating_add(event.duration_ns));
         self.end_quiet();

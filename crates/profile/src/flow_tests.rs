@@ -43,7 +43,7 @@ impl Program {
     }
 
     fn replay(&mut self, event: &Event) {
-        self.flow.replay(event, &mut |stack| [u64::from(stack), 0]);
+        self.flow.replay(event, &mut |stack| u64::from(stack));
     }
 
     fn input(&mut self, stack: u32, fd: i32, to: u64, len: u64) {

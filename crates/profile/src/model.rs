@@ -207,7 +207,8 @@ pub struct Site {
     pub object: Object,
     /// Index of its stack.
     pub stack: usize,
-    /// The function that made the call, `FUNCTION` or `FILE+0xOFFSET`; the first one in the program, not libc.
+    /// The function that made the call, the first one in the program, not libc: `FUNCTION`, or `FILE+0xSTART < CALLER`
+    /// if nothing names it.
     pub place: String,
     /// `FILE:LINE` of it, if debug information tells.
     pub line: Option<String>,

@@ -64,20 +64,20 @@ pub struct Wouldbe {
 #[derive(Clone, Debug, Default)]
 pub struct Sites {
     by_key: FastMap<SiteKey, u32>,
-    by_leaf: FastMap<(Call, Object, [u64; 2]), u32>,
-    leaves: FastMap<u32, [u64; 2]>,
+    by_leaf: FastMap<(Call, Object, u64), u32>,
+    leaves: FastMap<u32, u64>,
     seen: Vec<Seen>,
 }
 
 impl Sites {
     /// The number of a site; a new one if it was not known.
-    pub fn site(&mut self, key: SiteKey, leaf: &mut dyn FnMut(u32) -> [u64; 2]) -> u32 {
+    pub fn site(&mut self, key: SiteKey, leaf: &mut dyn FnMut(u32) -> u64) -> u32 {
         if let Some(site) = self.by_key.get(&key) {
             return *site;
         }
-        let addresses = *self.leaves.entry(key.stack).or_insert_with(|| leaf(key.stack));
+        let address = *self.leaves.entry(key.stack).or_insert_with(|| leaf(key.stack));
         let next = u32::try_from(self.by_leaf.len()).unwrap_or(u32::MAX);
-        let leaf = *self.by_leaf.entry((key.call, key.object, addresses)).or_insert(next);
+        let leaf = *self.by_leaf.entry((key.call, key.object, address)).or_insert(next);
         let site = u32::try_from(self.seen.len()).unwrap_or(u32::MAX - 1);
         self.seen.push(Seen {
             key,

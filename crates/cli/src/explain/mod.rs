@@ -88,7 +88,7 @@ impl Explanation {
 
 /// Writes a file so that no reader finds half of it. What exists and is not a regular file (a pipe, a
 /// terminal) is written to as it is.
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).mode(0o600);
     if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {

@@ -84,11 +84,10 @@ impl Symbols {
     }
 
     /// The place of an instruction by its address in the file's own tables: what was inlined first, then the function
-    /// whose code it is. At least one; the last is named `FILE+0xSTART` if only its start is known.
-    pub fn at_address(&mut self, path: &[u8], address: u64) -> Vec<Place> {
-        let file = file_name(path);
+    /// whose code it is. At least one; the last is named `NAME+0xSTART`, NAME being the file's, if only its start is known.
+    pub fn at_address(&mut self, path: &[u8], address: u64, name: &str) -> Vec<Place> {
         match self.names(path) {
-            Some(names) => names.places(address, &file),
+            Some(names) => names.places(address, name),
             None => vec![Place::default()],
         }
     }
@@ -246,7 +245,7 @@ mod tests {
         let found = symbols.at_file_offset(name, offset + 1);
         assert_eq!(found.function.as_deref(), Some("uncopy_profile::symbols::file_name"));
         assert!(found.file_and_line().is_some_and(|line| line.starts_with("mod.rs:")), "{found:?}");
-        let places = symbols.at_address(name, address);
+        let places = symbols.at_address(name, address, "x");
         let last = places.last().expect("one at least");
         assert_eq!(last.function.as_deref(), Some("uncopy_profile::symbols::file_name"));
         assert!(!last.is_inlined && places[..places.len() - 1].iter().all(|place| place.is_inlined));
@@ -272,7 +271,7 @@ mod tests {
         let mut symbols = Symbols::new();
         for path in ["/nonexistent", "/dev/zero", "/etc/passwd", "/proc/self/maps"] {
             assert_eq!(symbols.at_file_offset(path.as_bytes(), 100), Place::default(), "{path}");
-            assert_eq!(symbols.at_address(path.as_bytes(), 100), [Place::default()], "{path}");
+            assert_eq!(symbols.at_address(path.as_bytes(), 100, "x"), [Place::default()], "{path}");
         }
     }
 }

@@ -1,0 +1,232 @@
+//! Reads the recordings of all processes while they run, and replays what they say.
+//!
+//! Nothing that a process wrote is believed: its file must be a regular one of the right size that belongs to
+//! the directory's owner or to root, and the reader (`uncopy_core::recording`) ends whatever the bytes are.
+
+use crate::os;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use uncopy_core::policy::Costs;
+use uncopy_core::recording::{
+    FILE_BYTES, MAGIC, Memory, Phase, RING_OFFSET, Recording, Ring, parse_file_name,
+};
+use uncopy_profile::assemble::Recorded;
+use uncopy_profile::elision::Elision;
+use uncopy_profile::flow::Flow;
+
+/// Processes that are recorded at most.
+const PROCESSES_MOST: usize = 256;
+
+/// A recording's file.
+struct OnDisk(File);
+
+impl Memory for OnDisk {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(into, offset)
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(from, offset)
+    }
+}
+
+/// One process that records.
+struct Source {
+    name: std::ffi::OsString,
+    file: OnDisk,
+    /// The same file, for what lies before the ring.
+    head: File,
+    recording: Recording,
+    ring: Ring,
+    flow: Flow,
+    /// Processor time at the start of the recording and last, seconds.
+    cpu_seconds: Option<(f64, f64)>,
+    is_over: bool,
+}
+
+/// All processes of a run.
+#[derive(Default)]
+pub struct Collector {
+    sources: Vec<Source>,
+    /// Processes for which there was no room.
+    pub without_room: u64,
+    refused: Vec<std::ffi::OsString>,
+}
+
+impl Collector {
+    /// Looks for new recordings and takes in what has come. Whether any process has more right away.
+    pub fn collect(&mut self, directory: &Path) -> bool {
+        self.look(directory);
+        let mut has_more = false;
+        for source in &mut self.sources {
+            has_more |= source.drain();
+        }
+        has_more
+    }
+
+    fn look(&mut self, directory: &Path) {
+        let Ok(entries) = fs::read_dir(directory) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let is_known =
+                self.sources.iter().any(|source| source.name == name) || self.refused.contains(&name);
+            if is_known || parse_file_name(name.as_encoded_bytes()).is_none() {
+                continue;
+            }
+            if self.sources.len() == PROCESSES_MOST {
+                self.without_room += 1;
+                self.refused.push(name);
+                continue;
+            }
+            // One that has not begun is looked at again.
+            match Source::open(&entry.path(), name) {
+                Ok(Some(source)) => self.sources.push(source),
+                Ok(None) => {}
+                Err(name) => self.refused.push(name),
+            }
+        }
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.sources.iter().map(|source| source.flow.events).sum()
+    }
+
+    /// Pids of the processes that still record.
+    pub fn recording(&self) -> Vec<u32> {
+        let running = self.sources.iter().filter(|source| !source.is_over);
+        running.map(|source| source.recording.pid).collect()
+    }
+
+    /// Whether any process was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.sources.is_empty()
+    }
+
+    /// Takes in the rest, and ends.
+    pub fn finish(mut self) -> Vec<Recorded> {
+        for source in &mut self.sources {
+            source.is_over = true;
+            source.drain();
+            source.refresh();
+            source.flow.end_all();
+        }
+        self.sources
+            .into_iter()
+            .map(|source| Recorded {
+                cpu_seconds: source.cpu_seconds.map_or(0.0, |(first, last)| (last - first).max(0.0)),
+                recording: source.recording,
+                flow: source.flow,
+            })
+            .collect()
+    }
+}
+
+impl Source {
+    /// Opens a recording; `None` if it has not begun yet.
+    ///
+    /// # Errors
+    /// Its name, if it is not one.
+    fn open(path: &Path, name: std::ffi::OsString) -> Result<Option<Self>, std::ffi::OsString> {
+        let options = || {
+            let mut options = OpenOptions::new();
+            options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+            options
+        };
+        let Ok(head) = options().open(path) else { return Err(name) };
+        let Ok(metadata) = head.metadata() else { return Err(name) };
+        if !metadata.is_file() {
+            return Err(name);
+        }
+        if metadata.len() != FILE_BYTES as u64 {
+            return Ok(None);
+        }
+        let mut magic = [0; MAGIC.len()];
+        if head.read_exact_at(&mut magic, 0).is_err() || magic == [0; MAGIC.len()] {
+            return Ok(None);
+        }
+        let Ok(file) = options().write(true).open(path) else { return Err(name) };
+        let Some(recording) = read(&head) else { return Err(name) };
+        let elision = Elision::new(&recording.costs.unwrap_or(Costs::DEFAULT));
+        let flow = Flow::new(recording.min_size_bytes, elision);
+        let mut source = Self {
+            name,
+            file: OnDisk(file),
+            head,
+            recording,
+            ring: Ring::new(),
+            flow,
+            cpu_seconds: None,
+            is_over: false,
+        };
+        source.note_time();
+        Ok(Some(source))
+    }
+
+    /// Takes in what has come; whether there is more right away.
+    fn drain(&mut self) -> bool {
+        self.note_time();
+        let Self { file, head, recording, ring, flow, .. } = self;
+        let mut leaf = |stack: u32| {
+            if recording.stacks.frames(stack).is_empty()
+                && stack != 0
+                && let Some(fresh) = read(head)
+            {
+                *recording = fresh;
+            }
+            recording.stacks.frames(stack).first().copied().unwrap_or(0)
+        };
+        let drained = ring.drain(file, self.is_over, |event| flow.replay(event, &mut leaf));
+        drained.is_ok_and(|drained| drained.is_full)
+    }
+
+    /// Reads again what lies before the ring.
+    fn refresh(&mut self) {
+        if let Some(fresh) = read(&self.head) {
+            self.recording = fresh;
+        }
+    }
+
+    fn note_time(&mut self) {
+        if self.is_over {
+            return;
+        }
+        match cpu_seconds(self.recording.pid) {
+            // What a process spent before the recording is not part of it; one that was just started has spent nothing.
+            Some(now) => {
+                let first = self.cpu_seconds.map_or(now, |(first, _)| first);
+                self.cpu_seconds = Some((first, now));
+            }
+            None => self.is_over = true,
+        }
+        let mut phase = [0; 8];
+        let offset = uncopy_core::recording::PHASE_OFFSET as u64;
+        if self.head.read_exact_at(&mut phase, offset).is_ok()
+            && u64::from_ne_bytes(phase) >= Phase::Ended as u64
+        {
+            self.is_over = true;
+        }
+    }
+}
+
+/// What lies before the ring.
+fn read(file: &File) -> Option<Recording> {
+    let mut bytes = vec![0; RING_OFFSET];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Recording::parse(&bytes).ok()
+}
+
+/// Processor time of a process, user and system, seconds; `None` if there is none that runs.
+pub fn cpu_seconds(pid: u32) -> Option<f64> {
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    // The name may hold anything, also ") ".
+    let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
+    if matches!(*fields.first()?, "Z" | "X") {
+        return None;
+    }
+    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()?.saturating_add(fields.get(12)?.parse().ok()?);
+    Some(ticks as f64 / os::child::ticks_per_second() as f64)
+}

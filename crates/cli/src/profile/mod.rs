@@ -1,0 +1,486 @@
+//! `uncopy profile`: runs a program with the hooks recording, or attaches to one that runs under uncopy, and writes
+//! what was found.
+//!
+//! While the program runs, its recordings are taken in some twenty times a second and replayed at once: what is kept
+//! in memory does not grow with the length of the recording. SIGINT and `--duration` end the recording, not the
+//! program; every other signal that somebody sends goes to the program.
+//!
+//! On a terminal the program has a process group of its own, so that Ctrl-C ends only the recording. One that reads
+//! from the terminal is given it, and has it until it ends: Ctrl-C is the program's then, and this command waits for it.
+
+mod collector;
+mod directory;
+pub mod out;
+
+use crate::costs;
+use crate::environment::Environment;
+use crate::explain::write_whole;
+use crate::library;
+use crate::line;
+use crate::live;
+use crate::os::child::{self, Change, Child};
+use crate::os::{self, Disposition, Ending, Watch};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
+use crate::program;
+use crate::run;
+use crate::settings::{self, Given};
+use clap::ArgMatches;
+use collector::Collector;
+use directory::Directory;
+use std::ffi::{OsStr, OsString};
+use std::io::{IsTerminal as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use uncopy_core::options::{OPTIONS, Options};
+use uncopy_core::recording::request::Request;
+use uncopy_profile::Profile;
+use uncopy_profile::assemble::{Run, assemble};
+use uncopy_profile::model::Machine;
+
+/// How often recordings are taken in, ms.
+const TICK_MS: u32 = 50;
+/// How often progress is shown, ticks.
+const PROGRESS_TICKS: u32 = 10;
+/// How long a process has to begin its recording when it is asked.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it has to end it.
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
+/// Longest recording that can be asked for, seconds.
+const DURATION_MOST_SECONDS: f64 = 1e7;
+
+/// What the command line says.
+struct Wish {
+    out: PathBuf,
+    duration: Option<Duration>,
+    given: Vec<Given>,
+    min_size_bytes: Option<u64>,
+}
+
+/// Why a recording was over.
+enum Over {
+    /// The program ended, and with it everything that was recorded.
+    Program(Ending),
+    /// Somebody asked for it, or its time was up; in words. The program goes on.
+    Asked(String),
+}
+
+/// Runs the command line `profile …`.
+pub fn main(matches: &ArgMatches, sigpipe: &Disposition) -> u8 {
+    let command = line::command(matches);
+    let pid = match matches.get_one::<OsString>(line::PID).map(|text| live::parse_pid(text)) {
+        Some(Err(message)) => {
+            output::complain(message);
+            return EXIT_USAGE;
+        }
+        Some(Ok(pid)) => Some(pid),
+        None => None,
+    };
+    let wish = match wish(matches, &command, pid) {
+        Ok(wish) => wish,
+        Err(message) => {
+            output::complain(message);
+            return EXIT_USAGE;
+        }
+    };
+    match pid {
+        Some(pid) => attach(pid, &wish),
+        None => launch(&command, &wish, sigpipe),
+    }
+}
+
+fn wish(matches: &ArgMatches, command: &[OsString], pid: Option<u32>) -> Result<Wish, String> {
+    let duration = match matches.get_one::<OsString>(line::DURATION) {
+        None => None,
+        Some(text) => {
+            let seconds = text.to_str().and_then(|text| text.parse::<f64>().ok());
+            let legal = seconds.filter(|seconds| (0.001..=DURATION_MOST_SECONDS).contains(seconds));
+            let seconds = legal.ok_or_else(|| {
+                format!("--duration is {}; it must be a number of seconds from 0.001 to 1e7", Quoted(text))
+            })?;
+            Some(Duration::from_secs_f64(seconds))
+        }
+    };
+    let spec = OPTIONS.iter().find(|spec| spec.flag == line::MIN_SIZE);
+    let min_size = matches.get_one::<OsString>(line::MIN_SIZE);
+    let given: Vec<Given> = spec.zip(min_size.cloned()).into_iter().collect();
+    // Checked by the table that the library uses.
+    settings::settle(&mut Environment::inherited(), &given, std::process::id())?;
+    let name = || match (command.first(), pid) {
+        (Some(program), _) => out::default_name(program),
+        (None, pid) => out::default_name(&name_of(pid.unwrap_or(0))),
+    };
+    let out = matches.get_one::<OsString>(line::OUT).cloned().unwrap_or_else(name);
+    let min_size_bytes = min_size.and_then(|text| text.to_str()?.parse().ok());
+    Ok(Wish { out: out::settle(&out)?, duration, given, min_size_bytes })
+}
+
+/// The name of a running program, `program` if it cannot be had.
+fn name_of(pid: u32) -> OsString {
+    command_of(pid).into_iter().next().unwrap_or_else(|| "program".into())
+}
+
+/// The command line of a running process.
+fn command_of(pid: u32) -> Vec<OsString> {
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|byte| *byte == 0);
+    words.filter(|word| !word.is_empty()).map(|word| OsStr::from_bytes(word).to_owned()).collect()
+}
+
+/// Starts the program and records it.
+fn launch(command: &[OsString], wish: &Wish, sigpipe: &Disposition) -> u8 {
+    let environment = Environment::inherited();
+    let Some(name) = command.first() else { return EXIT_USAGE };
+    let path = match program::find(name, environment.get(b"PATH")) {
+        Ok(path) => path,
+        Err(unfound) => {
+            output::complain(&unfound);
+            return unfound.status();
+        }
+    };
+    if let Some(why) = library::locate().err().or_else(|| program::why_out_of_reach(&path)) {
+        output::complain(format_args!("cannot record {}: {why}; see 'uncopy doctor'", Quoted(name)));
+        return EXIT_FAILURE;
+    }
+    let directory = match Directory::make(os::effective_user_id()) {
+        Ok(directory) => directory,
+        Err(error) => {
+            output::complain(format_args!("cannot make a directory in shared memory: {}", Reason(&error)));
+            return EXIT_FAILURE;
+        }
+    };
+    let watch = Watch::begin();
+    let started = Instant::now();
+    let own_group = child::has_terminal();
+    let child = watch.start(own_group, || {
+        let prepare = |environment: &mut Environment| {
+            environment.set(settings::RECORD, directory.path().as_os_str().as_bytes());
+        };
+        run::start(
+            command,
+            &wish.given,
+            sigpipe,
+            &run::Manner { prepare: &prepare, plain: &|_| (), needs_uffd: false },
+        )
+    });
+    let child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            output::complain(format_args!("cannot start a process: {}", Reason(&error)));
+            return output::EXIT_NOT_EXECUTABLE;
+        }
+    };
+    let mut session = Session {
+        directory,
+        collector: Collector::default(),
+        started,
+        wish,
+        child: Some(child),
+        child_ended: None,
+        gave_terminal: false,
+        seconds: 0.0,
+        name: name.clone(),
+    };
+    let over = session.record();
+    let ended = session.child_ended;
+    let gave_terminal = session.gave_terminal;
+    let status = session.finish(command, &over);
+    let status = match over {
+        Over::Program(ending) => {
+            watch.end();
+            return if status == EXIT_OK { os::end_like(ending) } else { status };
+        }
+        Over::Asked(_) if gave_terminal && ended.is_none() => {
+            // The program has the terminal: it is the job that whoever typed this waits for.
+            let ending = wait(child);
+            child::take_terminal();
+            watch.end();
+            return if status == EXIT_OK { os::end_like(ending) } else { status };
+        }
+        Over::Asked(_) => status,
+    };
+    if gave_terminal {
+        child::take_terminal();
+    }
+    watch.end();
+    if ended.is_none() {
+        output::complain(format_args!(
+            "{} goes on running as process {}, recorded no more",
+            Quoted(name),
+            child.pid()
+        ));
+    }
+    status
+}
+
+/// Waits for the end of a program that is not recorded any more.
+fn wait(child: Child) -> Ending {
+    loop {
+        match child.change() {
+            Some(Change::Ended(ending, _)) => return ending,
+            Some(Change::Stopped(_)) => child::stop(),
+            None => pass_on(child, child::next_signal(1000)),
+        }
+    }
+}
+
+/// Passes a signal on that somebody sent; SIGINT is this command's own.
+fn pass_on(child: Child, signal: Option<child::Signal>) {
+    let Some(signal) = signal else { return };
+    let is_for_it = signal.is_sent && signal.sender != child.pid() && signal.number != libc::SIGINT;
+    if signal.number != libc::SIGCHLD && (is_for_it || signal.number == libc::SIGCONT) {
+        child.signal(signal.number);
+    }
+}
+
+/// Attaches to a process that runs under uncopy.
+fn attach(pid: u32, wish: &Wish) -> u8 {
+    let prepared = live::owner(pid).and_then(|owner| {
+        live::counters(pid)?;
+        Directory::make(owner)
+            .map_err(|error| live::Failure::Io { path: live::shared_memory().into(), error })
+    });
+    let directory = match prepared {
+        Ok(directory) => directory,
+        Err(failure) => {
+            output::complain(failure);
+            return EXIT_FAILURE;
+        }
+    };
+    let command = command_of(pid);
+    let watch = Watch::begin();
+    let mut session = Session {
+        directory,
+        collector: Collector::default(),
+        started: Instant::now(),
+        wish,
+        child: None,
+        child_ended: None,
+        gave_terminal: false,
+        seconds: 0.0,
+        name: name_of(pid),
+    };
+    let request = Request::Record {
+        directory: session.directory.path().as_os_str().as_bytes(),
+        min_size_bytes: wish.min_size_bytes.unwrap_or(Options::default().min_size_bytes as u64),
+    };
+    let sent = live::command(pid, &request.encode().unwrap_or_default());
+    let why_not = match sent {
+        Err(failure) => Some(failure.to_string()),
+        Ok(false) => {
+            Some(format!("process {pid} has done no work yet that uncopy could record; try again later"))
+        }
+        Ok(true) if session.begins() => None,
+        Ok(true) => Some(format!("process {pid} did not begin to record within {} s", PATIENCE.as_secs())),
+    };
+    if let Some(why_not) = why_not {
+        watch.end();
+        output::complain(why_not);
+        return EXIT_FAILURE;
+    }
+    let over = session.record();
+    let status = session.finish(&command, &over);
+    watch.end();
+    status
+}
+
+/// A recording that goes on.
+struct Session<'a> {
+    directory: Directory,
+    collector: Collector,
+    started: Instant,
+    wish: &'a Wish,
+    /// The program, if this command started it and it has not ended.
+    child: Option<Child>,
+    child_ended: Option<(Ending, f64)>,
+    gave_terminal: bool,
+    /// How long it took.
+    seconds: f64,
+    name: OsString,
+}
+
+impl Session<'_> {
+    /// Whether a recording begins.
+    fn begins(&mut self) -> bool {
+        let asked = Instant::now();
+        while asked.elapsed() < PATIENCE {
+            self.collector.collect(self.directory.path());
+            if !self.collector.is_empty() {
+                self.started = Instant::now();
+                return true;
+            }
+            if let Some(signal) = child::next_signal(TICK_MS)
+                && matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP)
+            {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Takes in what the processes record until the program has ended or the recording is to.
+    fn record(&mut self) -> Over {
+        let mut ticks = 0;
+        let shows_progress = std::io::stderr().is_terminal();
+        let over = loop {
+            let has_more = self.collector.collect(self.directory.path());
+            if let Some(over) = self.is_over() {
+                break over;
+            }
+            ticks += 1;
+            if shows_progress && ticks % PROGRESS_TICKS == 0 {
+                self.show_progress();
+            }
+            let wait_ms = if has_more { 0 } else { TICK_MS };
+            let Some(signal) = child::next_signal(wait_ms) else { continue };
+            let ends = match self.child {
+                Some(_) => signal.number == libc::SIGINT,
+                None => matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP),
+            };
+            if ends {
+                break Over::Asked("the recording was ended by a signal".to_owned());
+            }
+            if signal.number == libc::SIGTSTP && self.child.is_none() {
+                child::stop();
+            }
+            if let Some(child) = self.child {
+                pass_on(child, Some(signal));
+            }
+        };
+        if shows_progress {
+            let _ = std::io::stderr().write_all(b"\r\x1b[K");
+        }
+        self.seconds = self.started.elapsed().as_secs_f64();
+        if let Over::Asked(_) = over {
+            self.stop();
+        }
+        over
+    }
+
+    fn is_over(&mut self) -> Option<Over> {
+        if let Some(child) = self.child {
+            match child.change() {
+                Some(Change::Ended(ending, cpu_seconds)) => {
+                    self.child_ended = Some((ending, cpu_seconds));
+                    self.child = None;
+                }
+                Some(Change::Stopped(libc::SIGTTIN | libc::SIGTTOU)) if child.give_terminal() => {
+                    self.gave_terminal = true;
+                }
+                Some(Change::Stopped(_)) => child::stop(),
+                None => {}
+            }
+        }
+        // A server that went into the background is recorded on.
+        if self.child.is_none() && self.collector.recording().is_empty() {
+            return Some(match self.child_ended {
+                Some((ending, _)) => Over::Program(ending),
+                None => Over::Asked("the process ended".to_owned()),
+            });
+        }
+        let is_up = self.wish.duration.is_some_and(|duration| self.started.elapsed() >= duration);
+        is_up.then(|| {
+            Over::Asked(format!("the recording took its {:.1} s", self.started.elapsed().as_secs_f64()))
+        })
+    }
+
+    fn show_progress(&self) {
+        let processes = self.collector.recording().len();
+        let line = format!(
+            "\r\x1b[Kuncopy: recording {}: {:.0} s, {} events, {processes} process{}; Ctrl-C ends the recording",
+            Quoted(&self.name),
+            self.started.elapsed().as_secs_f64(),
+            self.collector.events(),
+            if processes == 1 { "" } else { "es" }
+        );
+        // Nobody misses a line of progress.
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+
+    /// Asks every process to end its recording, and takes in the rest.
+    fn stop(&mut self) {
+        let end = Request::End.encode().unwrap_or_default();
+        let mut asked = self.collector.recording();
+        // One that is gone says nothing more; one that does not listen drops what there is no room for any more.
+        asked.retain(|pid| matches!(live::command(*pid, &end), Ok(true)));
+        let since = Instant::now();
+        while since.elapsed() < LAST_PATIENCE {
+            self.collector.collect(self.directory.path());
+            let recording = self.collector.recording();
+            if !asked.iter().any(|pid| recording.contains(pid)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Puts the profile together, writes it and shows it; the exit status if the program does not give one.
+    fn finish(self, command: &[OsString], over: &Over) -> u8 {
+        let mut warnings = Vec::new();
+        if self.collector.without_room > 0 {
+            let more = self.collector.without_room;
+            warnings.push(format!("{more} further processes were not recorded, for which there was no room"));
+        }
+        let mut processes = self.collector.finish();
+        drop(self.directory);
+        if let ([only], Some((_, cpu_seconds))) = (processes.as_mut_slice(), self.child_ended) {
+            // Better than the last look at a process that ended since.
+            only.cpu_seconds = cpu_seconds;
+        }
+        if processes.is_empty() {
+            warnings.push(
+                "no process said that it was recorded: the program may have ended at once, or was started without the library"
+                    .to_owned(),
+            );
+        }
+        let default_bytes = Options::default().min_size_bytes as u64;
+        let run = Run {
+            uncopy: env!("CARGO_PKG_VERSION").to_owned(),
+            command: command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            ending: match over {
+                Over::Program(Ending::Exited(status)) => format!("the program exited with status {status}"),
+                Over::Program(Ending::Killed(signal)) => format!("the program was ended by signal {signal}"),
+                Over::Asked(why) => why.clone(),
+            },
+            machine: machine(),
+            seconds: self.seconds,
+            min_size_bytes: processes
+                .first()
+                .map_or(self.wish.min_size_bytes.unwrap_or(default_bytes), |process| {
+                    process.recording.min_size_bytes
+                }),
+            warnings,
+        };
+        let profile = assemble(run, &processes);
+        write(&profile, self.wish)
+    }
+}
+
+/// Writes the profile to its file, and the report to standard output.
+fn write(profile: &Profile, wish: &Wish) -> u8 {
+    let out = wish.out.as_os_str();
+    if let Err(error) = write_whole(&wish.out, profile.to_json().as_bytes()) {
+        output::complain(format_args!("cannot write {}: {}", Quoted(out), Reason(&error)));
+        return EXIT_FAILURE;
+    }
+    let name = shown_name(&wish.out);
+    let text = uncopy_profile::text::report(profile, &name, output::columns());
+    let status = output::print(text.as_bytes(), EXIT_OK);
+    output::complain(format_args!("wrote {}", Quoted(out)));
+    status
+}
+
+/// A file's name as short as it can be typed here.
+fn shown_name(path: &std::path::Path) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    path.strip_prefix(&here).unwrap_or(path).to_string_lossy().into_owned()
+}
+
+fn machine() -> Machine {
+    let processors = std::thread::available_parallelism().map_or(0, |count| count.get());
+    Machine {
+        kernel: os::kernel().0,
+        processor: costs::processor(),
+        processors: u32::try_from(processors).unwrap_or(0),
+    }
+}
