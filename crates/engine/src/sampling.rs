@@ -41,6 +41,12 @@ const GENERATIONS: u32 = 1 << (SiteId::BITS - 1 - ROW_BITS);
 const NOBODY: SiteId = ROW | ((1 << ROW_BITS) - 1);
 const _: () = assert!(SAMPLES <= 1 << ROW_BITS);
 
+/// What a page of a sampled view costs beyond what is charged for it where it happens, ns: it comes from the reservoir and
+/// goes back there by the next call that is not sampled, cold for the processor's caches both times. With less than
+/// this an echo server of 64 KiB and three copies spent 8 % of its time on samples instead of 1 %: 47 µs for each of
+/// 64 pages in four buffers.
+const COLD_PAGE_NS: i64 = 800;
+
 /// Whether inputs are sampled.
 #[inline]
 #[must_use]
@@ -143,6 +149,10 @@ pub(crate) fn have_sampled(pieces: &[Piece<Segment>]) -> bool {
 
 /// Enters what a sampled call made views of.
 pub(crate) fn enter(site: SiteId, done: &Done) {
+    if !is_row(site) {
+        return;
+    }
+    spend((done.elided_bytes / PAGE_BYTES) as i64 * COLD_PAGE_NS);
     let sampled_bytes = (done.elided_bytes - done.empty_bytes) as u64;
     if let Some(row) = row_of(site).filter(|_| sampled_bytes > 0) {
         row.add(Added { events: 1, sampled_bytes, ..Added::default() });

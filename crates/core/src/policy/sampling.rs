@@ -17,8 +17,9 @@ use crate::page_map::SiteId;
 use crate::policy::sites::SITES;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Of the processor's time, the share that sampling may spend, one in so many.
-pub const SHARE: i64 = 100;
+/// Of the processor's time, the share that sampling may spend, one in so many: half of the hundredth that it may cost, because
+/// what is charged are estimates.
+pub const SHARE: i64 = 200;
 /// What it may spend before that: a hundred samples, so that short programs have some.
 const ADVANCE_NS: i64 = 1_000_000;
 const FIRST: u32 = 8;
@@ -128,11 +129,11 @@ mod tests {
     }
 
     #[test]
-    fn a_hundredth_of_the_time_is_spent_whatever_a_sample_costs() {
+    fn less_than_a_hundredth_of_the_time_is_spent_whatever_a_sample_costs() {
         for sample_ns in [2_000, 20_000, 200_000, 2_000_000] {
             let (sampled, share) = run(&Sampling::new(), 5, 200_000, 20_000, sample_ns);
-            assert!(share < 0.011, "{sample_ns} ns: {share}");
-            assert!(share > 0.004 || sampled > 20_000, "{sample_ns} ns: {share}");
+            assert!(share < 0.007, "{sample_ns} ns: {share}");
+            assert!(share > 0.002 || sampled > 20_000, "{sample_ns} ns: {share}");
         }
     }
 
