@@ -12,12 +12,16 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+use crate::descendants::Held;
 use crate::failure::{Failure, Result, While};
 use crate::signals::Requests;
 use crate::wait;
 
 /// How long processes may take to end by themselves when a signal ends this program.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// How long what came of these processes may take to end after them.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// Processes and directories that exist because of this program.
 #[derive(Debug)]
@@ -46,6 +50,8 @@ impl Registry {
 
     /// Ends every process and removes every directory.
     fn end_all(&mut self) {
+        // A server's own processes outlive one that has to be killed.
+        let below: Vec<Held> = self.pids.iter().map(|pid| Held::below(*pid)).collect();
         for pid in &self.pids {
             let _ = kill_process(*pid, Signal::TERM);
         }
@@ -57,6 +63,9 @@ impl Registry {
             if !ended {
                 let _ = kill_process(*pid, Signal::KILL);
             }
+        }
+        for processes in below {
+            processes.end(deadline.saturating_duration_since(Instant::now()).max(LAST_WORDS));
         }
         for directory in &self.directories {
             let _ = std::fs::remove_dir_all(directory);

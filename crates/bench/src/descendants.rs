@@ -132,6 +132,7 @@ impl Held {
 mod tests {
     use super::*;
     use crate::process::Process;
+    use rustix::process::kill_process;
     use std::process::Command;
 
     #[test]
@@ -147,7 +148,7 @@ mod tests {
     fn grandchildren_are_found_and_ended_after_their_parents() {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "sh -c 'sleep 600 & wait' & wait"]);
-        let process = Process::start(command, "sh").expect("it starts");
+        let mut process = Process::start(command, "sh").expect("it starts");
         let root = process.pid();
         let deadline = Instant::now() + Duration::from_secs(10);
         while of(root).len() < 3 {
@@ -157,9 +158,25 @@ mod tests {
         assert_eq!(of(root)[0], root);
         assert!(Held::child(root).is_some());
         let held = Held::below(root);
-        drop(process);
+        kill_process(root, Signal::KILL).expect("it lives");
+        process.wait(Duration::from_secs(10)).expect("a child").expect("it was killed");
         assert!(of(root).len() == 1, "its children have another parent");
         assert_eq!(held.end(Duration::ZERO), 2);
+        assert_eq!(held.end(Duration::from_secs(10)), 0);
+    }
+
+    #[test]
+    fn a_dropped_process_leaves_nothing_that_came_of_it() {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "sleep 600 & wait"]);
+        let process = Process::start(command, "sh").expect("it starts");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while of(process.pid()).len() < 2 {
+            assert!(Instant::now() < deadline, "no child");
+            std::thread::yield_now();
+        }
+        let held = Held::below(process.pid());
+        drop(process);
         assert_eq!(held.end(Duration::from_secs(10)), 0);
     }
 

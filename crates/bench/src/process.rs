@@ -127,10 +127,13 @@ impl Process {
         }
     }
 
+    /// Kills it and all that came of it.
     fn kill(&mut self) {
         if self.status.is_none() {
+            let below = Held::below(self.pid);
             let _ = kill_process(self.pid, Signal::KILL);
             let _ = self.wait(PATIENCE);
+            below.end(Duration::ZERO);
         }
     }
 

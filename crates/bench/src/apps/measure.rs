@@ -19,10 +19,6 @@ use crate::report::Report;
 use crate::side::{Launcher, Side};
 use crate::statistics::quantile;
 
-/// Warm-up before each measurement, as a part of it.
-const WARM_UP_PART: u32 = 4;
-/// Warm-up at least, where the measurement is not shorter itself: caches fill, accounts of call sites begin.
-const WARM_UP_LEAST: Duration = Duration::from_millis(200);
 /// A percentile needs some exchanges beyond it to be one: from this many on there is a 99.9th.
 const EXCHANGES_FOR_P999: usize = 1000;
 /// How long processes of a server may live longer than the one that was started.
@@ -93,7 +89,7 @@ fn sample(
     let stage = Stage::new(launcher, Under::Side(side), programs);
     let mut running = point.work.start(&stage)?;
     let mut measured = || {
-        let warm_up = running.load((duration / WARM_UP_PART).max(WARM_UP_LEAST).min(duration))?;
+        let prepared_bytes = running.prepare(duration)?;
         let before_ns = cpu_ns(running.as_mut())?;
         let load = running.load(duration)?;
         let used_ns = cpu_ns(running.as_mut())?.saturating_sub(before_ns);
@@ -103,7 +99,7 @@ fn sample(
             quantile(&load.latencies_ns, part).map_or(f64::NAN, |nanoseconds| nanoseconds as f64 / 1e3)
         };
         let rare = if load.latencies_ns.len() < EXCHANGES_FOR_P999 { f64::NAN } else { latency_us(0.999) };
-        let verified_bytes = warm_up.verified_bytes + load.verified_bytes + more_bytes;
+        let verified_bytes = prepared_bytes + load.verified_bytes + more_bytes;
         Ok(Sample {
             operations_per_s: load.exchanges as f64 / load.elapsed.as_secs_f64(),
             latency_p50_us: latency_us(0.5),

@@ -10,7 +10,9 @@
 //!   origin    a server of ours behind proxies and caches
 //!   serving   a server of documents with such clients
 //!   ab        ApacheBench, which verifies nothing
-//!   nginx, haproxy, varnish
+//!   source, listeners
+//!             a live stream at a fixed rate, and those who verify it
+//!   nginx, haproxy, varnish, icecast, relay
 //!             the cases
 //! ```
 //!
@@ -31,6 +33,8 @@ mod echo;
 mod exchanging;
 mod haproxy;
 pub mod http;
+mod icecast;
+mod listeners;
 mod mariadb;
 pub mod measure;
 mod memcached;
@@ -42,12 +46,19 @@ mod postgresql;
 pub mod programs;
 mod python;
 mod redis;
+mod relay;
 pub mod serving;
+mod source;
 pub mod stage;
 mod varnish;
 
 use programs::Need;
 use stage::Stage;
+
+/// Warm-up before each measurement, as a part of it.
+const WARM_UP_PART: u32 = 4;
+/// Warm-up at least, where the measurement is not shorter itself: caches fill, accounts of call sites begin.
+const WARM_UP_LEAST: Duration = Duration::from_millis(200);
 
 /// All cases, in the order of reports.
 pub const CASES: &[Case] = &[
@@ -55,6 +66,8 @@ pub const CASES: &[Case] = &[
     nginx::PROXIED,
     haproxy::CASE,
     varnish::CASE,
+    icecast::FILE,
+    relay::CASE,
     memcached::TCP,
     memcached::UDP,
     memcached::SLAP,
@@ -140,6 +153,15 @@ pub trait Work: std::fmt::Debug {
 pub trait Running {
     /// The process that was started for the server; all that came of it is measured with it.
     fn server(&mut self) -> &mut Server;
+
+    /// Does what must come before a measurement of `duration`: a warm-up. Returns how many bytes it verified.
+    ///
+    /// # Errors
+    /// As [`Running::load`].
+    fn prepare(&mut self, duration: Duration) -> Result<u64> {
+        let warm_up = (duration / WARM_UP_PART).max(WARM_UP_LEAST).min(duration);
+        Ok(self.load(warm_up)?.verified_bytes)
+    }
 
     /// Loads it for `duration`, or once if that takes longer. Every exchange that is counted was answered rightly;
     /// `verified_bytes` are those that were compared with what they must be. Percentiles come from `latencies_ns`

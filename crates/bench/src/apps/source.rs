@@ -1,0 +1,183 @@
+//! The source of a live stream for Icecast: bytes that tell where in the stream they are, at a fixed rate.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::thread::CpuSet;
+
+use super::icecast::AUTHORIZATION;
+use crate::cache_server::bind_to;
+use crate::failure::{Failure, Result, While};
+use crate::random::Random;
+
+/// Name of the stream.
+pub const MOUNT: &str = "/stream";
+/// Bytes of the stream in one second.
+pub const RATE_BYTES_PER_S: usize = 2 << 20;
+/// After this many bytes the stream repeats itself; more than any listener can be behind.
+pub const PERIOD_BYTES: usize = 16 << 20;
+/// The stream is lines of this length, each of which begins with its number.
+pub const LINE_BYTES: usize = 64;
+/// What every line's number has in its upper half, so that it can be told from other bytes.
+pub const MARK: u64 = 0x756e_636f_0000_0000;
+/// How often something is sent.
+const TICK: Duration = Duration::from_millis(5);
+/// How long the server may take nothing.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The bytes of one period.
+pub fn period() -> &'static [u8] {
+    static PERIOD: OnceLock<Vec<u8>> = OnceLock::new();
+    PERIOD.get_or_init(|| {
+        let mut bytes = Random::new(53).bytes(PERIOD_BYTES);
+        for (number, line) in bytes.chunks_exact_mut(LINE_BYTES).enumerate() {
+            line[..8].copy_from_slice(&(MARK | number as u64).to_le_bytes());
+        }
+        bytes
+    })
+}
+
+/// A source that sends in a thread of its own.
+#[derive(Debug)]
+pub struct Source {
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Bytes of the stream that should have been sent.
+    due_bytes: AtomicU64,
+    ending: std::sync::atomic::AtomicBool,
+}
+
+impl Source {
+    /// Connects to `server` and begins.
+    ///
+    /// # Errors
+    /// [`Failure`] when it does not take the stream.
+    pub fn start(server: SocketAddr, processors: Option<CpuSet>) -> Result<Self> {
+        let what = || format!("connecting a source to icecast at {server}");
+        let mut stream = TcpStream::connect_timeout(&server, TIMEOUT).doing(what())?;
+        stream.set_nodelay(true).doing(what())?;
+        stream.set_read_timeout(Some(TIMEOUT)).doing(what())?;
+        stream.set_write_timeout(Some(TIMEOUT)).doing(what())?;
+        let request = format!(
+            "SOURCE {MOUNT} HTTP/1.0\r\nAuthorization: Basic {AUTHORIZATION}\r\nContent-Type: audio/mpeg\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).doing(what())?;
+        let mut answer = [0; 512];
+        let got = stream.read(&mut answer).doing(what())?;
+        if !String::from_utf8_lossy(&answer[..got]).contains(" 200 ") {
+            let answer = answer[..got].escape_ascii();
+            return Err(Failure::new(format!("icecast answered the source \"{answer}\"")));
+        }
+        let shared = Arc::new(Shared::default());
+        let (sending, from) = (stream.try_clone().doing(what())?, Arc::clone(&shared));
+        let thread = std::thread::Builder::new().name("source".into());
+        let thread = thread.spawn(move || send(sending, &from, processors)).doing("starting the source")?;
+        Ok(Self { shared, stream, thread: Some(thread) })
+    }
+
+    /// How many bytes of the stream should have been sent by this time.
+    #[must_use]
+    pub fn due_bytes(&self) -> u64 {
+        self.shared.due_bytes.load(Ordering::Acquire)
+    }
+
+    /// Whether it still sends.
+    ///
+    /// # Errors
+    /// [`Failure`] that says why it does not.
+    pub fn check(&mut self) -> Result<()> {
+        if self.thread.as_ref().is_none_or(|thread| !thread.is_finished()) {
+            return Ok(());
+        }
+        self.join()?;
+        Err(Failure::new("the source ended"))
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// [`Failure`] when it had ended by itself.
+    pub fn stop(&mut self) -> Result<()> {
+        self.check()?;
+        self.end();
+        self.join()
+    }
+
+    fn end(&self) {
+        self.shared.ending.store(true, Ordering::Release);
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn join(&mut self) -> Result<()> {
+        let lost = |_| Err(Failure::new("the source's thread panicked"));
+        self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap_or_else(lost))
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.end();
+        let _ = self.join();
+    }
+}
+
+/// Sends what is due until it is told to end.
+fn send(mut stream: TcpStream, shared: &Shared, processors: Option<CpuSet>) -> Result<()> {
+    if let Some(processors) = &processors {
+        bind_to(processors)?;
+    }
+    let period = period();
+    let (begin, mut sent) = (Instant::now(), 0u64);
+    while !shared.ending.load(Ordering::Acquire) {
+        let due = due_bytes(begin.elapsed());
+        shared.due_bytes.store(due, Ordering::Release);
+        while sent < due {
+            let at = usize::try_from(sent % PERIOD_BYTES as u64).unwrap_or(0);
+            let more = usize::try_from(due - sent).unwrap_or(usize::MAX).min(PERIOD_BYTES - at);
+            match stream.write(&period[at..at + more]) {
+                Ok(written) if written > 0 => sent += written as u64,
+                _ if shared.ending.load(Ordering::Acquire) => return Ok(()),
+                Ok(_) => return Err(Failure::new("icecast takes no more of the stream")),
+                Err(error) => return Err(Failure::while_doing("sending the stream to icecast", &error)),
+            }
+            let due = due_bytes(begin.elapsed());
+            shared.due_bytes.store(due, Ordering::Release);
+        }
+        std::thread::sleep(TICK);
+    }
+    Ok(())
+}
+
+fn due_bytes(elapsed: Duration) -> u64 {
+    u64::try_from(elapsed.as_micros() * RATE_BYTES_PER_S as u128 / 1_000_000).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_tells_its_number_and_no_other_word_does() {
+        let period = period();
+        assert_eq!((period.len() / LINE_BYTES * LINE_BYTES, PERIOD_BYTES % LINE_BYTES), (PERIOD_BYTES, 0));
+        for (number, line) in period.chunks_exact(LINE_BYTES).enumerate().step_by(997) {
+            assert_eq!(line[..8], (MARK | number as u64).to_le_bytes());
+        }
+        assert!(((PERIOD_BYTES / LINE_BYTES) as u64) < 1 << 32);
+    }
+
+    #[test]
+    fn what_is_due_follows_from_the_time() {
+        assert_eq!(due_bytes(Duration::from_secs(3)), 3 * RATE_BYTES_PER_S as u64);
+        assert_eq!(due_bytes(Duration::from_millis(500)), RATE_BYTES_PER_S as u64 / 2);
+    }
+}
