@@ -1,68 +1,9 @@
 //! Packaged stores, brokers and Python programs, plain and under uncopy with everything elided, as short as can be: every
 //! byte that comes back is the one that was stored, and nothing is left behind. Figures are not looked at.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+mod harness;
 
-use serde_json::Value;
-
-/// The built command: in `UNCOPY_BIN_DIR`, or where `make build` puts it.
-fn uncopy() -> PathBuf {
-    let directory = std::env::var_os("UNCOPY_BIN_DIR").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release"),
-        |directory| PathBuf::from(&directory),
-    );
-    let path = directory.join("uncopy");
-    match path.canonicalize() {
-        Ok(path) => path,
-        Err(error) => panic!("{}: {error}; build it with: make build", path.display()),
-    }
-}
-
-/// Runs `cases` and compares what is told of each.
-fn verified(cases: &[&str]) {
-    // Not in the build's directory: other users' processes must reach it, because a server refuses root.
-    let scratch = std::env::temp_dir().join(format!("uncopy-{}-{}", cases[0], std::process::id()));
-    std::fs::create_dir(&scratch).expect("a directory");
-    std::fs::set_permissions(&scratch, std::fs::Permissions::from_mode(0o711)).expect("permissions");
-    let output = Command::new("timeout")
-        .args(["--kill-after=5", "100"])
-        .arg(uncopy())
-        .args(["bench", "apps", "--quick", "--rounds=1", "--seconds=0.01", "--json"])
-        .arg("--sides=uncopy,always")
-        .args(cases)
-        .env("TMPDIR", &scratch)
-        .env_remove("LD_PRELOAD")
-        .env_remove("UNCOPY_BENCH_EXE")
-        .env_remove("UNCOPY_BIN_DIR")
-        .output()
-        .expect("timeout runs");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{told}{}", String::from_utf8_lossy(&output.stdout));
-    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let comparisons = json["comparisons"].as_array().expect("comparisons");
-    assert!(comparisons.len() >= cases.len(), "{json:#}");
-    for comparison in comparisons {
-        assert_eq!(comparison["verified"], true, "{comparison:#}");
-        for side in ["plain", "uncopy", "always"] {
-            let figures = &comparison["sides"][side];
-            assert!(figures["verified_bytes"].as_u64() > Some(0), "{side}: {comparison:#}");
-            for key in ["operations_per_s", "server_cpu_us_per_operation", "server_resident_bytes"] {
-                assert!(figures[key]["median"].as_f64() > Some(0.0), "{side}, {key}: {comparison:#}");
-            }
-        }
-        let inactive = comparison["notes"]
-            .as_array()
-            .expect("notes")
-            .iter()
-            .find(|note| note.as_str().is_some_and(|note| note.contains("inactive")));
-        assert_eq!(inactive, None, "{comparison:#}");
-    }
-    let left: Vec<_> = std::fs::read_dir(&scratch).expect("the directory").flatten().collect();
-    assert!(left.is_empty(), "left behind: {left:?}");
-    std::fs::remove_dir(&scratch).expect("empty");
-}
+use harness::verified;
 
 #[test]
 fn memcached_gives_its_load_tools_and_us_what_was_stored() {
