@@ -1,14 +1,20 @@
 //! From the figures of an experiment to rows of the results.
 
 use crate::Measured as Figures;
-use crate::comparison::{Comparison, Metric};
+use crate::comparison::{Comparison, Metric, Sample};
 use crate::figures::{CPU, RATE};
 use crate::report::notes;
-use crate::results::model::{Measured, Row};
+use crate::results::model::{Measured, Row, TimeRatio};
 use crate::side::Side;
 use crate::statistics::Spread;
 
 const RESIDENT: Metric = |sample| sample.resident_bytes;
+/// What is compared where there is no rate: the first of these that was measured.
+const TIMES: [(&str, Metric); 3] = [
+    ("load", Sample::sending_percent),
+    ("time", |sample| sample.elapsed_s),
+    ("time", |sample| sample.latency_p50_us),
+];
 
 /// What `figures` say, as `id`.
 #[must_use]
@@ -50,6 +56,10 @@ fn rows(comparison: &Comparison) -> impl Iterator<Item = Row> + '_ {
             rate: positive(comparison.spread(*side, RATE)),
             cpu_us: positive(comparison.spread(*side, CPU)),
             ratio: ratio(RATE),
+            time_ratio: TIMES.iter().filter(|_| ratio(RATE).is_none()).find_map(|(of, metric)| {
+                let difference_of_runs = comparison.difference_of_runs(*side, *metric);
+                Some(TimeRatio { of: (*of).to_owned(), ratio: ratio(*metric)?, difference_of_runs })
+            }),
             cpu_ratio: ratio(CPU),
             resident_ratio: ratio(RESIDENT),
             of_limit: positive(comparison.ratio_to_limit(*side, RATE)),
@@ -66,8 +76,8 @@ pub fn repeat(first: &mut Measured, second: &Measured) {
     first.seconds += second.seconds;
     for row in &mut first.rows {
         let same = |other: &&Row| other.case == row.case && other.side == row.side;
-        let again = second.rows.iter().find(same).and_then(|again| again.ratio);
-        row.second_ratio = again.map(|ratio| ratio.median);
+        let again = second.rows.iter().find(same).and_then(Row::main_ratio);
+        row.second_ratio = again.map(|(ratio, _)| ratio.median);
     }
 }
 
@@ -75,7 +85,6 @@ pub fn repeat(first: &mut Measured, second: &Measured) {
 mod tests {
     use super::*;
     use crate::arguments::Form;
-    use crate::comparison::Sample;
     use crate::machine::Machine;
     use crate::plot::{Plot, Scale};
     use crate::report::Report;
@@ -105,6 +114,21 @@ mod tests {
         assert_eq!(uncopy.difference_of_runs, Some(0.0));
         assert_eq!(uncopy.parameters.get("copies"), Some(&3.0));
         assert_eq!((uncopy.resident_ratio, &measured.plot), (None, &None));
+    }
+
+    #[test]
+    fn times_are_compared_where_there_is_no_rate() {
+        let mut figures = figures(1.0);
+        let mut comparison = Comparison::new("lab", 1, &[Side::Plain, Side::Uncopy]);
+        comparison.round(|side| {
+            let elapsed_s = if side == Side::Plain { 4.0 } else { 3.0 };
+            Ok(Sample { elapsed_s, verified_bytes: Some(1), ..Sample::default() })
+        });
+        figures.report.comparisons = vec![comparison];
+        let measured = measured("lab", figures);
+        let time = measured.rows[1].time_ratio.as_ref().expect("a time");
+        assert_eq!((time.of.as_str(), time.ratio.median.to_bits()), ("time", 0.75f64.to_bits()));
+        assert_eq!(measured.rows[0].time_ratio, None);
     }
 
     #[test]

@@ -70,9 +70,9 @@ fn is_uncopy(side: &str) -> bool {
 /// Whether the medians of two runs differ, or would, by more than [`NOISE`].
 #[must_use]
 pub fn is_noisy(row: &Row) -> bool {
-    let repeated =
-        row.ratio.zip(row.second_ratio).is_some_and(|(first, second)| differ(first.median, second) > NOISE);
-    repeated || row.difference_of_runs.is_some_and(|part| part > NOISE)
+    let Some((ratio, difference_of_runs)) = row.main_ratio() else { return false };
+    let again = row.second_ratio.is_some_and(|second| differ(ratio.median, second) > NOISE);
+    again || difference_of_runs.is_some_and(|part| part > NOISE)
 }
 
 /// By how much two medians differ, as a part of the smaller.
@@ -96,11 +96,11 @@ pub fn verdict(row: &Row, judge: Judge) -> Option<Verdict> {
             _ => Verdict::Same,
         });
     }
-    if row.obstacle.is_some() || row.ratio.is_none() {
+    let Some((ratio, difference_of_runs)) = row.main_ratio().filter(|_| row.obstacle.is_none()) else {
         return Some(Verdict::Unknown);
-    }
-    // Of processor time less is better.
-    let speed = row.ratio.map_or(Effect::None, |ratio| effect(ratio, row.difference_of_runs, 1.0));
+    };
+    // Of time and of processor time less is better.
+    let speed = effect(ratio, difference_of_runs, if row.ratio.is_some() { 1.0 } else { -1.0 });
     let cpu = row.cpu_ratio.map_or(Effect::None, |ratio| effect(ratio, row.cpu_difference_of_runs, -1.0));
     Some(match (speed, cpu) {
         (Effect::Better, Effect::Worse) | (Effect::Worse, Effect::Better) => Verdict::Mixed,
@@ -136,6 +136,7 @@ fn effect(ratio: Spread, difference_of_runs: Option<f64>, sense: f64) -> Effect 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::model::TimeRatio;
 
     fn spread(median: f64, low: f64, high: f64) -> Option<Spread> {
         Some(Spread { median, low, high })
@@ -172,6 +173,16 @@ mod tests {
     }
 
     #[test]
+    fn where_there_is_no_rate_less_time_is_better() {
+        let mut row = row(None, 0.0, None);
+        for (median, expected) in [(0.8, Verdict::Helps), (1.3, Verdict::Costs), (1.01, Verdict::Same)] {
+            let ratio = Spread { median, low: median - 0.01, high: median + 0.01 };
+            row.time_ratio = Some(TimeRatio { of: "time".into(), ratio, difference_of_runs: Some(0.01) });
+            assert_eq!(verdict(&row, Judge::Speed), Some(expected), "{median}");
+        }
+    }
+
+    #[test]
     fn only_uncopy_is_judged_and_memory_by_memory() {
         let mut row = row(spread(0.5, 0.4, 0.6), 0.01, None);
         row.resident_ratio = spread(1.3, 1.3, 1.3);
@@ -189,6 +200,7 @@ mod tests {
         assert!(!is_noisy(&row));
         row.second_ratio = Some(1.06);
         assert!(is_noisy(&row));
+        assert!(!is_noisy(&Row::default()));
         assert!((differ(1.2, 1.0) - 0.2).abs() < 1e-9 && differ(0.0, 1.0).abs() < 1e-9);
     }
 }

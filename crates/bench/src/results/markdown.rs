@@ -3,7 +3,7 @@
 use uncopy_page::quantity;
 
 use crate::results::PLOTS;
-use crate::results::judge::{self, Judge};
+use crate::results::judge::{Judge, Verdict};
 use crate::results::model::{Results, Row};
 use crate::results::page::{
     HOW_TO_READ, Shown, is_cpu_noisy, judged_ratio, machine_facts, not_helped, ratio_text, shown, summary,
@@ -88,10 +88,10 @@ fn experiment(shown: &Shown<'_>) -> String {
 
 fn rows(shown: &Shown<'_>) -> String {
     let repeated = shown.measured.repeated;
-    let memory = shown.judge == Judge::Memory;
-    let mut heading = vec!["case", "side", "op/s", "ratio to plain (spread)"];
+    let of_memory = shown.judge == Judge::Memory;
+    let ratio = if of_memory { "memory ratio (spread)" } else { "ratio to plain (spread)" };
+    let mut heading = vec!["case", "side", "op/s", ratio];
     heading.extend(repeated.then_some("second run"));
-    heading.extend(memory.then_some("memory ratio"));
     heading.extend(["CPU ratio (spread)", "two runs differ by", "uncopy"]);
     let rule: Vec<&str> = heading
         .iter()
@@ -104,18 +104,14 @@ fn rows(shown: &Shown<'_>) -> String {
 
 fn row_cells(shown: &Shown<'_>, row: &Row) -> Vec<String> {
     let rate = row.rate.map_or_else(String::new, |rate| number(rate.median));
-    let ratio = ratio_text(row.ratio, judge::is_noisy(row));
-    let mut cells = vec![row.case.clone(), row.side.clone(), rate, ratio];
+    let mut cells = vec![row.case.clone(), row.side.clone(), rate, judged_ratio(shown, row)];
     if shown.measured.repeated {
         cells.push(row.second_ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")));
     }
-    if shown.judge == Judge::Memory {
-        cells.push(row.resident_ratio.map_or_else(String::new, |ratio| format!("{:.2}", ratio.median)));
-    }
-    let verdict = shown.verdict(row).map_or("", judge::Verdict::words);
+    let verdict = shown.verdict(row).map_or("", Verdict::words);
     cells.extend([
         ratio_text(row.cpu_ratio, is_cpu_noisy(row)),
-        row.difference_of_runs.map_or_else(String::new, quantity::percent),
+        row.main_ratio().and_then(|(_, part)| part).map_or_else(String::new, quantity::percent),
         match &row.obstacle {
             Some(why) => format!("{verdict}: {why}"),
             None => verdict.to_owned(),

@@ -99,6 +99,8 @@ pub struct Row {
     pub cpu_us: Option<Spread>,
     /// Rate over plain's.
     pub ratio: Option<Spread>,
+    /// Where there is no rate: time, latency or load over plain's.
+    pub time_ratio: Option<TimeRatio>,
     /// Processor time over plain's.
     pub cpu_ratio: Option<Spread>,
     /// Resident memory over plain's.
@@ -109,8 +111,28 @@ pub struct Row {
     pub difference_of_runs: Option<f64>,
     /// The same of `cpu_ratio`.
     pub cpu_difference_of_runs: Option<f64>,
-    /// The median of `ratio` when it was measured a second time.
+    /// The median of the ratio by which it is judged when it was measured a second time.
     pub second_ratio: Option<f64>,
+}
+
+/// A ratio of which less is better.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TimeRatio {
+    /// Of what: `time`, `load`.
+    pub of: String,
+    /// The ratio to plain.
+    pub ratio: Spread,
+    /// By how much its medians would differ between two runs like this one, as a part.
+    pub difference_of_runs: Option<f64>,
+}
+
+impl Row {
+    /// The ratio by which the row is judged, and by how much it would differ between two runs.
+    #[must_use]
+    pub fn main_ratio(&self) -> Option<(Spread, Option<f64>)> {
+        let time = || self.time_ratio.as_ref().map(|time| (time.ratio, time.difference_of_runs));
+        self.ratio.map(|ratio| (ratio, self.difference_of_runs)).or_else(time)
+    }
 }
 
 impl Results {

@@ -59,7 +59,7 @@ impl<'a> Shown<'a> {
 
     /// How many ratios would not come out again, of how many.
     pub(super) fn noise(&self) -> Option<String> {
-        let ratios = self.measured.rows.iter().filter(|row| row.ratio.is_some());
+        let ratios = self.measured.rows.iter().filter(|row| row.main_ratio().is_some());
         let all = ratios.clone().count();
         let noisy = ratios.filter(|row| judge::is_noisy(row)).count();
         (noisy > 0).then(|| {
@@ -131,8 +131,11 @@ pub(super) fn is_cpu_noisy(row: &Row) -> bool {
 
 /// The ratio by which the row is judged.
 pub(super) fn judged_ratio(shown: &Shown<'_>, row: &Row) -> String {
-    match shown.judge {
-        Judge::Memory => ratio_text(row.resident_ratio, false),
+    match (shown.judge, &row.time_ratio) {
+        (Judge::Memory, _) => ratio_text(row.resident_ratio, false),
+        (_, Some(time)) if row.ratio.is_none() => {
+            format!("{} {}", time.of, ratio_text(Some(time.ratio), judge::is_noisy(row)))
+        }
         _ => ratio_text(row.ratio, judge::is_noisy(row)),
     }
 }
@@ -198,7 +201,7 @@ fn worst(results: &Results) -> Markup {
             Cell::from(verdict.words())
                 .with_class(verdict.class())
                 .with_detail(row.obstacle.clone().unwrap_or_default()),
-            ratio_cell(judged_ratio(&shown, row), row.ratio),
+            ratio_cell(judged_ratio(&shown, row), row.main_ratio().map(|(ratio, _)| ratio)),
             ratio_cell(ratio_text(row.cpu_ratio, is_cpu_noisy(row)), row.cpu_ratio),
         ]);
     }
@@ -292,15 +295,15 @@ fn experiment(shown: &Shown<'_>) -> Markup {
 
 fn rows(shown: &Shown<'_>) -> Markup {
     let repeated = shown.measured.repeated;
-    let memory = shown.judge == Judge::Memory;
+    let of = if shown.judge == Judge::Memory { "memory ratio" } else { "ratio to plain" };
+    let of = format!("{of} (spread)");
     let mut columns = vec![
         ("case", Column::Words),
         ("side", Column::Words),
         ("op/s", Column::Numbers),
-        ("ratio to plain (spread)", Column::Numbers),
+        (of.as_str(), Column::Numbers),
     ];
     columns.extend(repeated.then_some(("second run", Column::Numbers)));
-    columns.extend(memory.then_some(("memory ratio", Column::Numbers)));
     columns.extend([
         ("CPU ratio (spread)", Column::Numbers),
         ("of limit", Column::Numbers),
@@ -320,20 +323,18 @@ fn rows(shown: &Shown<'_>) -> Markup {
             row.case.as_str().into(),
             row.side.as_str().into(),
             rate,
-            ratio_cell(ratio_text(row.ratio, judge::is_noisy(row)), row.ratio),
+            ratio_cell(judged_ratio(shown, row), row.main_ratio().map(|(ratio, _)| ratio)),
         ];
         if repeated {
             let second = row.second_ratio;
             cells.push(second.map_or_else(Cell::default, |ratio| Cell::number(format!("{ratio:.2}"), ratio)));
         }
-        if memory {
-            cells.push(median(row.resident_ratio, 2));
-        }
         let verdict = shown.verdict(row);
         cells.extend([
             ratio_cell(ratio_text(row.cpu_ratio, is_cpu_noisy(row)), row.cpu_ratio),
             median(row.of_limit, 2),
-            row.difference_of_runs
+            row.main_ratio()
+                .and_then(|(_, part)| part)
                 .map_or_else(Cell::default, |part| Cell::number(quantity::percent(part), part)),
             Cell::from(if row.obstacle.is_some() {
                 "no".to_owned()
@@ -376,10 +377,11 @@ fn machine(results: &Results) -> Markup {
 }
 
 /// What the figures mean.
-pub(super) const HOW_TO_READ: [&str; 4] = [
+pub(super) const HOW_TO_READ: [&str; 5] = [
     "Ratios are taken within rounds that run every side once, alternating; the median over the rounds is shown, with the \
      smallest and the largest (of 20 and more: the quartiles). No ratio is given unless every byte of both sides was verified.",
     "CPU ratio: the server's processor time for the same work over plain's; less is better.",
+    "A ratio that begins with time or load is of that, where there is no throughput to compare: less is better.",
     "Helps: 3 % more throughput or less CPU time, and not 3 % worse in the other. Costs: the reverse.",
     "Two runs differ by: what the medians of two runs like this one would differ by in nine of ten pairs, by resampling the \
      rounds; from 5 % on the ratio is marked with ~ as too noisy.",
