@@ -12,6 +12,7 @@
 //! | `area` | the mapping of the file, and its words |
 //! | `ring` | places in the ring |
 //! | `stacks` | the table of stacks, and the modules that they lie in |
+//! | `recent` | stacks that were taken a moment ago |
 //! | `samples` | what was touched, by stack |
 //! | `objects` | what descriptors are |
 //! | `clock` | the time |
@@ -28,6 +29,7 @@
 mod area;
 mod clock;
 mod objects;
+mod recent;
 mod ring;
 pub mod samples;
 pub mod session;

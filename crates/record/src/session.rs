@@ -11,7 +11,7 @@
 //! no process ever writes to another's file; one that shares its parent's memory (vfork) shares its recording.
 
 use crate::area::Area;
-use crate::{MIN_SIZE_BYTES, clock, is_on, ring};
+use crate::{MIN_SIZE_BYTES, clock, is_on, recent, ring};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::fmt::Write as _;
@@ -126,6 +126,12 @@ pub fn set_sampled(sampled: Sampled) {
     }
 }
 
+/// When the file was made, ns: what is known of one recording is not true of the next.
+#[inline]
+pub(crate) fn began_ns() -> u64 {
+    state().map_or(0, |state| state.began_ns.load(Relaxed))
+}
+
 /// Whether no system call may be made any more.
 #[inline]
 #[must_use]
@@ -224,6 +230,7 @@ pub fn in_child() {
     // Empty, unless the kernel does not do that: then it is the parent's.
     state.stage.store(MAKING, Relaxed);
     EARLY_DROPS.store(0, Relaxed);
+    recent::in_child();
     let made = map_file(state);
     state.stage.store(if made.is_ok() { MAPPED } else { FAILED }, Release);
     if let Err(errno) = made {

@@ -1,14 +1,15 @@
 //! The table of stacks: each is entered once, with the modules that its addresses lie in.
 
 use crate::area::Area;
+use crate::recent;
 use crate::session;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use uncopy_core::recording::{
-    BUILD_ID_CAPACITY_BYTES, BUILD_ID_OFFSET, FRAMES_MOST, MODULE_BYTES, MODULES, MODULES_OFFSET,
-    MODULES_USED_OFFSET, PATH_CAPACITY_BYTES, PATH_OFFSET, STACK_INDEX_ENTRIES, STACK_INDEX_OFFSET,
-    STACK_WORDS, STACK_WORDS_USED_OFFSET, STACKS_LOST_OFFSET, STACKS_OFFSET,
+    BUILD_ID_CAPACITY_BYTES, BUILD_ID_OFFSET, MODULE_BYTES, MODULES, MODULES_OFFSET, MODULES_USED_OFFSET,
+    PATH_CAPACITY_BYTES, PATH_OFFSET, STACK_INDEX_ENTRIES, STACK_INDEX_OFFSET, STACK_WORDS,
+    STACK_WORDS_USED_OFFSET, STACKS_LOST_OFFSET, STACKS_OFFSET,
 };
-use uncopy_unwind::{Registers, capture, module_at};
+use uncopy_unwind::{Registers, module_at};
 
 /// Places of the index that are looked at for one stack.
 const PROBES: usize = 64;
@@ -29,9 +30,7 @@ impl Stack {
 
     /// The stack's id in the recording; 0: not known.
     pub(crate) fn id(self, area: Area) -> u32 {
-        let mut frames = [0; FRAMES_MOST];
-        let count = capture(self.start, &mut frames).min(FRAMES_MOST);
-        intern(area, &frames[..count])
+        recent::id(area, self.start, intern)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::objects::{self, ROOM_BYTES, Search};
 use crate::registers::Registers;
 use crate::rule::{Base, Rule, Saved};
 use crate::tables::{self, Context, frame};
+use crate::trace::Trace;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uncopy_sys::mem;
 
@@ -37,14 +38,31 @@ pub fn confine() {
     CONFINED.store(true, Relaxed);
 }
 
+/// Changes with every [`forget`].
+#[inline]
+pub fn generation() -> u64 {
+    GENERATION.load(Relaxed)
+}
+
 /// See [`crate::capture`].
 #[inline]
 pub fn capture(start: Registers, frames: &mut [usize]) -> usize {
+    walk(start, frames, None)
+}
+
+/// See [`crate::capture_traced`].
+pub fn capture_traced(start: Registers, frames: &mut [usize], trace: &mut Trace) -> usize {
+    trace.begin(start, generation());
+    walk(start, frames, Some(trace))
+}
+
+#[inline]
+fn walk(start: Registers, frames: &mut [usize], trace: Option<&mut Trace>) -> usize {
     let is_free = !CONFINED.load(Relaxed);
     let generation = GENERATION.load(Relaxed) << (ADDRESS_BITS + 1);
     let (hidden, hidden_len) = (HIDDEN.0.load(Relaxed), HIDDEN.1.load(Relaxed));
     let most = frames.len().min(crate::FRAMES);
-    let mut memory = Memory::around(start.sp, is_free);
+    let mut memory = Memory::around(start.sp, is_free, trace);
     let mut room = Room(None);
     let mut at = start;
     // Whether the instruction at `ip` is the one that is to be looked up, and not the call before it.
@@ -62,11 +80,23 @@ pub fn capture(start: Registers, frames: &mut [usize]) -> usize {
                     RULES.put(key, rule.pack());
                     rule.pack()
                 }
-                None => break,
+                None => {
+                    spoil(&mut memory);
+                    break;
+                }
             },
-            None => break,
+            None => {
+                spoil(&mut memory);
+                break;
+            }
         };
-        let Some(caller) = step(at, Rule::unpack(rule), &mut memory) else { break };
+        let rule = Rule::unpack(rule);
+        let Some(caller) = step(at, rule, &mut memory) else {
+            if !matches!(rule, Rule::End) {
+                spoil(&mut memory);
+            }
+            break;
+        };
         (at, is_exact) = caller;
         if at.ip.wrapping_sub(hidden) >= hidden_len && at.ip != 0 {
             frames[count] = at.ip;
@@ -76,16 +106,24 @@ pub fn capture(start: Registers, frames: &mut [usize]) -> usize {
     count
 }
 
+/// What the walk ended for may be gone the next time.
+#[cold]
+fn spoil(memory: &mut Memory<'_>) {
+    if let Some(trace) = &mut memory.trace {
+        trace.spoil();
+    }
+}
+
 /// The caller's registers, and whether its `ip` is exact.
 #[inline]
-fn step(at: Registers, rule: Rule, memory: &mut Memory) -> Option<(Registers, bool)> {
+fn step(at: Registers, rule: Rule, memory: &mut Memory<'_>) -> Option<(Registers, bool)> {
     const WORD: usize = size_of::<usize>();
     match rule {
         Rule::End => None,
         Rule::Frame { base, is_stored, offset, bp } => {
             let from = match base {
                 Base::Sp => at.sp,
-                Base::Bp => at.bp,
+                Base::Bp => memory.uses_bp(at.bp),
             };
             let mut cfa = from.wrapping_add_signed(offset as isize);
             if is_stored {
@@ -98,8 +136,11 @@ fn step(at: Registers, rule: Rule, memory: &mut Memory) -> Option<(Registers, bo
             let ip = memory.word(cfa.wrapping_sub(WORD))?;
             let bp = match bp {
                 Saved::Same => at.bp,
-                Saved::AtCfa(saved) => memory.word(cfa.wrapping_add_signed(saved as isize))?,
-                Saved::AtBp(saved) => memory.word(at.bp.wrapping_add_signed(saved as isize))?,
+                Saved::AtCfa(saved) => memory.bp(cfa.wrapping_add_signed(saved as isize))?,
+                Saved::AtBp(saved) => {
+                    let from = memory.uses_bp(at.bp);
+                    memory.bp(from.wrapping_add_signed(saved as isize))?
+                }
             };
             Some((Registers { ip, sp: cfa, bp }, false))
         }
@@ -192,7 +233,7 @@ mod tests {
         ) {
             let mut at = Registers::here();
             at.bp = if is_near { at.sp.wrapping_add(bp) } else { bp };
-            let mut memory = Memory::around(at.sp, true);
+            let mut memory = Memory::around(at.sp, true, None);
             for rule in rules {
                 let Some((caller, _)) = step(at, Rule::unpack(rule.pack()), &mut memory) else { break };
                 at = caller;
@@ -210,7 +251,7 @@ mod tests {
             start
         };
         let sp = start + page - 64;
-        let mut memory = Memory::around(sp, true);
+        let mut memory = Memory::around(sp, true, None);
         let rule = |offset| Rule::Frame { base: Base::Sp, is_stored: false, offset, bp: Saved::Same };
         let at = Registers { ip: 1, sp, bp: 0 };
         assert_eq!(step(at, rule(64), &mut memory), Some((Registers { ip: 0, sp: sp + 64, bp: 0 }, false)));
