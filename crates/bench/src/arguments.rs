@@ -18,7 +18,7 @@ pub fn size_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=SIZE_LIMIT_BYTES)
 }
 
-fn copies_parser() -> RangedU64ValueParser<usize> {
+pub fn copies_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(0..=1024)
 }
 
@@ -129,6 +129,8 @@ pub enum Experiment {
     Cache(Cache),
     /// uncopy-files: ways to send a file, from read and send to twin memory (zIO, section 5.3.1)
     Files(Files),
+    /// What a recording by `uncopy profile` costs an echo server
+    Recording(crate::recording::Arguments),
     /// Packaged servers under real load: nginx, ... (zIO, section 5.3; ZCopy, section 4)
     Apps(crate::apps::arguments::Apps),
     /// All experiments beside what the papers say, as pages of HTML and Markdown

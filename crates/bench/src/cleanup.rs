@@ -108,7 +108,15 @@ impl TemporaryDirectory {
     /// # Errors
     /// [`Failure`] when it cannot be made.
     pub fn make() -> Result<Self> {
-        let template = std::env::temp_dir().join("uncopy-bench-XXXXXX");
+        Self::make_in(&std::env::temp_dir())
+    }
+
+    /// Makes one in `parent`.
+    ///
+    /// # Errors
+    /// [`Failure`] when it cannot be made.
+    pub fn make_in(parent: &Path) -> Result<Self> {
+        let template = parent.join("uncopy-bench-XXXXXX");
         let what = || format!("making a directory {}", template.display());
         let template_bytes = CString::new(template.as_os_str().as_bytes())
             .map_err(|_| Failure::new("TMPDIR holds a zero byte"))?;

@@ -12,6 +12,7 @@ use crate::failure::{Failure, Result};
 use crate::network::server_address;
 use crate::process::Server;
 use crate::progress::Progress;
+use crate::recording::Drain;
 use crate::side::{Launcher, Side};
 use crate::traffic;
 
@@ -100,7 +101,11 @@ pub fn measure(
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
 fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, seed: u64) -> Result<Sample> {
     let work = point.work(side);
-    let command = launcher.bench(side, &arguments(&work, point.threads));
+    let mut command = launcher.bench(side, &arguments(&work, point.threads));
+    let drain = if side == Side::Recording { Some(Drain::begin()?) } else { None };
+    if let Some(drain) = &drain {
+        drain.record(&mut command);
+    }
     let mut server = Server::start(command, "the echo server", TemporaryDirectory::make()?)?;
     let address = address(&server.first_line()?)?;
     let connect =
@@ -111,8 +116,14 @@ fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, se
         traffic::at_once(&mut clients, |client| client.run(duration))
     })?;
     let pid = server.process().pid();
-    let (notes, activity) = launcher.inspect(side, pid, &server.stderr_text(), point.expects_elision());
+    let (mut notes, activity) = launcher.inspect(side, pid, &server.stderr_text(), point.expects_elision());
     let faults = activity.map_or(0, |activity| activity.faults);
+    if let Some(drained) = drain.map(Drain::finish) {
+        let least = (work.copies as u64 + 2) * exchanges;
+        if drained.gaps > 0 || drained.events < least {
+            notes.push(format!("{} events of {least}, {} gaps", drained.events, drained.gaps));
+        }
+    }
     let defect = server.process().stop().err().map(|failure| failure.to_string());
     Ok(Sample {
         faults: faults as f64 / exchanges as f64,

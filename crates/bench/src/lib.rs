@@ -5,6 +5,7 @@
 //!   demo          echo server and Redis in one table
 //!   copies, sizes, threads, touched, faults, stores
 //!                 points for echo: echo_server ⇄ echo_client, messages of pattern, checksum
+//!   recording     echo, recorded as uncopy profile has it
 //!   tracking      copies that replace a view, in this program itself
 //!   transmit      ways to send bodies, in this program itself; mutations: the first write to a page
 //!   redis         redis_server (log_trimmer) ⇄ redis_load (redis-benchmark), values read back through resp
@@ -70,6 +71,7 @@ mod plot;
 mod process;
 mod progress;
 mod random;
+mod recording;
 mod redis;
 mod redis_load;
 mod redis_server;
@@ -271,6 +273,14 @@ fn run(experiment: &Experiment) -> Result<Outcome> {
             );
             comparisons.push(mutations::measure(arguments.rounds, progress));
             let (text, plot) = (transmit::render(&comparisons), transmit::plot(&comparisons));
+            Ok(Report::new(comparisons, text, plot))
+        }),
+        Experiment::Recording(arguments) => measured(&arguments.form, |launcher, progress| {
+            let points = recording::points(arguments.size, &arguments.copies);
+            let sides = recording::SIDES.to_vec();
+            let schedule = Schedule { rounds: arguments.rounds, duration: arguments.seconds, sides };
+            let comparisons = echo::measure(launcher, &points, &schedule, progress);
+            let (text, plot) = (recording::render(&comparisons), copies::plot(&comparisons));
             Ok(Report::new(comparisons, text, plot))
         }),
         Experiment::Redis(arguments) => {

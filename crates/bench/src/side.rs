@@ -27,6 +27,9 @@ pub enum Side {
     HeapOnly,
     /// `uncopy run --policy always --min-size 4096`: every copy elided, whether that pays or not
     Always,
+    /// `uncopy run`, recorded as by `uncopy profile`
+    #[value(skip)]
+    Recording,
     /// Nothing, and the same server without its copies: what the best elision could reach
     Limit,
     /// Nothing, and a server of our own whose values lie in twin memory and are sent by reference
@@ -46,6 +49,7 @@ impl Side {
             Self::Uncopy => "uncopy",
             Self::HeapOnly => "heap only",
             Self::Always => "always",
+            Self::Recording => "recording",
             Self::Limit => "0 copies",
             Self::Twin => "twin",
             Self::Way(name) => name,
@@ -66,7 +70,7 @@ impl Side {
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
             Self::Plain | Self::Limit | Self::Twin | Self::Way(_) => None,
-            Self::Uncopy => Some(&["run", "--"]),
+            Self::Uncopy | Self::Recording => Some(&["run", "--"]),
             Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never", "--"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096", "--"]),
         }
@@ -233,6 +237,7 @@ impl Launcher {
         let activity = self.activity(pid);
         let mut notes: Vec<String> = match &activity {
             Err(failure) => vec![format!("uncopy may have been inactive: {failure}")],
+            Ok(_) if side == Side::Recording => Vec::new(),
             Ok(Activity { reason: Some(reason), .. }) => vec![format!("uncopy was inactive: {reason}")],
             Ok(Activity { elided_bytes: 0, .. }) if elision_expected && side != Side::HeapOnly => {
                 vec!["uncopy elided nothing".to_owned()]

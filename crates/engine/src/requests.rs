@@ -1,6 +1,7 @@
 //! What commands ask of the handler thread, through the pipe beside the counters.
 
-use crate::engine::ENGINE;
+use crate::engine::{ENGINE, Phase};
+use crate::live;
 use uncopy_core::recording::request::{MESSAGE_MOST_BYTES, Request};
 use uncopy_record::session;
 use uncopy_sys::control::Control;
@@ -44,10 +45,11 @@ impl Inbox {
     }
 }
 
-/// Views that there are stay, and go on being served; there are no further ones until the end.
+/// Views that there are stay, and go on being served; there are no further ones until the end. Where nothing can be
+/// recorded, the counters say why.
 fn begin(directory: &[u8], min_size_bytes: u64) {
-    session::end();
     ENGINE.pause(true);
+    say("nothing is elided for now: it is recorded what is copied");
     session::begin(directory, usize::try_from(min_size_bytes).unwrap_or(usize::MAX));
     session::set_costs(&ENGINE.costs.snapshot());
     if !uncopy_record::is_on() {
@@ -58,4 +60,12 @@ fn begin(directory: &[u8], min_size_bytes: u64) {
 fn end() {
     session::end();
     ENGINE.pause(false);
+    say("");
+}
+
+/// What the counters say while it is for a time only.
+fn say(reason: &str) {
+    if ENGINE.phase() == Phase::Active {
+        live::set_reason(reason);
+    }
 }

@@ -43,6 +43,7 @@ pub mod resp;
 pub mod running;
 pub mod scenario;
 pub mod scratch;
+pub mod told;
 
 pub use launch::{Mode, Program};
 pub use scratch::Scratch;

@@ -1,13 +1,20 @@
 //! What is recorded of programs of which it is known what they copy.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use uncopy_core::recording::request::Request;
 use uncopy_core::recording::{Call, Event, Phase};
+use uncopy_core::stats::{CONTROL_SUFFIX, Counter};
 use uncopy_tests::artifacts::plain_only;
 use uncopy_tests::recordings::{Recorded, Recordings};
+use uncopy_tests::told::Told;
 use uncopy_tests::{Mode, Program, Scratch};
 
+const FOREIGN: &str = env!("CARGO_BIN_EXE_foreign");
 const CHAINS: &str = env!("CARGO_BIN_EXE_chains");
 /// Functions of the program are shorter.
 const FUNCTION_MOST_BYTES: u64 = 2048;
@@ -92,4 +99,159 @@ fn every_event_of_known_chains_is_recorded_once_in_order_with_its_caller() {
     }
     assert_eq!(all.len(), 3, "processes");
     assert!(all.iter().all(|one| one.events.iter().all(|event| event.call != Call::Gap)));
+}
+
+fn is_root() -> bool {
+    // SAFETY: geteuid has no requirements.
+    unsafe { libc::geteuid() == 0 }
+}
+
+#[test]
+fn a_daemon_that_closes_every_descriptor_and_changes_its_user_is_recorded() {
+    if skipped() {
+        return;
+    }
+    if !is_root() {
+        eprintln!("skipped: a_daemon_that_closes_every_descriptor: only root can become another user");
+        return;
+    }
+    let scratch = Scratch::new("recording");
+    let recordings = Recordings::new(&scratch, "recordings");
+    let file = scratch.join("expected");
+    let program = Program::new(CHAINS).args([&file]).args(["daemon"]).mode(Mode::Auto);
+    let program = program.env("UNCOPY_RECORD", recordings.directory());
+    let _ = program.run(&scratch, "daemon").expect_success();
+    let all = recordings.finish();
+    let [recorded] = all.as_slice() else { panic!("{} recordings", all.len()) };
+    expect_exactly(recorded, &Expected::read(&file));
+}
+
+/// Runs the chains with recordings asked for in `directory`; returns why nothing is recorded.
+fn refused(scratch: &Scratch, name: &str, directory: &Path) -> String {
+    let file = scratch.join(name);
+    let program = Program::new(CHAINS).args([&file]).args(["only"]).mode(Mode::Auto);
+    let done = program.env("UNCOPY_RECORD", directory).run(scratch, name).expect_success();
+    assert!(!Expected::read(&file).events.is_empty(), "the program did its work");
+    assert_eq!(done.errors, "", "{name}");
+    done.counters.as_ref().and_then(|counters| counters.reason()).unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_directory_that_is_not_ours_alone_is_refused_and_the_program_runs_on() {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new("recording");
+    let directory = |name: &str, mode: u32| -> PathBuf {
+        let path = scratch.directory(name);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("mode");
+        path
+    };
+    let open = directory("open", 0o777);
+    let readable = directory("readable", 0o750);
+    let sticky = directory("sticky", 0o1700);
+    let own = directory("own", 0o700);
+    let link = scratch.join("link");
+    std::os::unix::fs::symlink(&own, &link).expect("a link");
+    let file = scratch.write("file", b"");
+    let mut all = vec![
+        ("open", open, libc::EPERM),
+        ("readable", readable, libc::EPERM),
+        ("sticky", sticky, libc::EPERM),
+        ("link", link, libc::ENOTDIR),
+        ("file", file, libc::ENOTDIR),
+        ("missing", scratch.join("missing"), libc::ENOENT),
+    ];
+    if is_root() {
+        let foreign = directory("foreign", 0o700);
+        std::os::unix::fs::chown(&foreign, Some(65534), None).expect("chown");
+        all.push(("foreign", foreign, libc::EPERM));
+    }
+    for (name, path, errno) in all {
+        let why = refused(&scratch, &format!("chains-{name}"), &path);
+        assert!(why.starts_with("nothing is recorded: the file could not be made"), "{name}: {why}");
+        let shown = std::io::Error::from_raw_os_error(errno).to_string();
+        assert!(why.contains(&errno.to_string()) || why.contains(&shown), "{name}: {why}");
+        let made = std::fs::read_dir(&path).map(Iterator::count).unwrap_or(0);
+        assert_eq!(made, 0, "files in {name}");
+    }
+}
+
+/// Asks a process for something, as `uncopy profile --pid` does.
+fn ask(pid: u32, request: &Request<'_>) {
+    // SAFETY: geteuid has no requirements.
+    let user = unsafe { libc::geteuid() };
+    let names = ["/dev/shm", "/tmp"].map(|root| format!("{root}/uncopy-{user}/{pid}{CONTROL_SUFFIX}"));
+    let pipe = names.iter().find_map(|name| std::fs::File::options().write(true).open(name).ok());
+    let message = request.encode().expect("short");
+    pipe.expect("its pipe").write_all(&message).expect("asked");
+}
+
+/// Waits until `is_so`, 20 s at most.
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn attach_to(scenario: &str) {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new("recording");
+    let mut told = Told::start(&scratch, FOREIGN, scenario, Mode::Always);
+    let pid = told.running.pid();
+    let reason = |told: &Told| {
+        let counters = told.running.live_counters();
+        counters.and_then(|counters| counters.reason().map(str::to_owned)).unwrap_or_default()
+    };
+    // Twice: the second recording takes the place of the first in memory.
+    for name in ["first", "second"] {
+        let before = told.counter(Counter::Views);
+        let recordings = Recordings::new(&scratch, name);
+        let directory = recordings.directory().as_os_str().as_encoded_bytes().to_vec();
+        ask(pid, &Request::Record { directory: &directory, min_size_bytes: 65536 });
+        wait_until("nothing is elided", || reason(&told).contains("it is recorded"));
+        if name == "first" {
+            assert!(before > 0 && told.counter(Counter::Views) > 0, "views that were there still are");
+        }
+        // It finds what they stand for.
+        told.go_on();
+        told.go_on();
+        let during = told.counter(Counter::ElidedInputs);
+        ask(pid, &Request::End);
+        wait_until("it goes on", || reason(&told).is_empty());
+        told.go_on();
+        assert!(told.counter(Counter::ElidedInputs) > during, "inputs are elided again");
+        let all = recordings.finish();
+        let [recorded] = all.as_slice() else { panic!("{} recordings", all.len()) };
+        let Recorded { recording, events, lost } = recorded;
+        assert_eq!((recording.pid, recording.phase, *lost), (pid, Phase::Ended, 0));
+        assert_eq!((recording.min_size_bytes, recording.dropped), (65536, 0));
+        assert!(recording.costs.is_some(), "the costs are known");
+        for call in [Call::Input, Call::Copy] {
+            assert!(events.iter().any(|event| event.call == call), "{call:?}");
+        }
+        for event in events {
+            assert!(event.len_bytes >= 65536, "{event:?}");
+            assert!(
+                event.call == Call::Forget || !recording.stacks.frames(event.stack).is_empty(),
+                "{event:?}"
+            );
+        }
+    }
+    let _ = told.end();
+}
+
+#[test]
+fn a_running_process_is_recorded_for_a_while_and_elides_as_before() {
+    attach_to("until_told");
+}
+
+/// While three threads receive and copy without a pause.
+#[test]
+fn a_process_that_is_at_work_is_recorded_for_a_while() {
+    attach_to("busy_until_told");
 }

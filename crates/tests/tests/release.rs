@@ -1,51 +1,11 @@
 //! `uncopy release PID` and `uncopy stats PID`, on programs in every state.
 
-use std::fs::File;
-use std::io::Write;
-use std::time::Duration;
-
 use uncopy_core::stats::{Counter, REASON_RELEASED};
 use uncopy_tests::artifacts::{bin_dir, plain_only};
-use uncopy_tests::random::seed;
-use uncopy_tests::running::{Finished, Running};
+use uncopy_tests::told::Told;
 use uncopy_tests::{Mode, Program, Scratch};
 
-/// A program that waits on its standard input.
-struct Told {
-    running: Running,
-    input: File,
-    rounds: usize,
-}
-
-impl Told {
-    fn start(scratch: &Scratch, scenario: &str, mode: Mode) -> Self {
-        let input = scratch.join("input");
-        let made = std::process::Command::new("/usr/bin/mkfifo").arg(&input).status();
-        assert!(made.is_ok_and(|status| status.success()), "mkfifo");
-        // Opened for both, it neither waits for the other end nor is without one.
-        let ours = File::options().read(true).write(true).open(&input).expect("a named pipe");
-        let program = Program::new(env!("CARGO_BIN_EXE_foreign")).args([scenario, &seed(1).to_string()]);
-        let running = program.mode(mode).input(&input).start(scratch, scenario);
-        let _ = running.wait_for_line("ready");
-        Self { running, input: ours, rounds: 0 }
-    }
-
-    /// Lets it check its memory and work on.
-    fn go_on(&mut self) {
-        self.input.write_all(b"go on\n").expect("told");
-        let _ = self.running.wait_for_line(&format!("fine {}", self.rounds));
-        self.rounds += 1;
-    }
-
-    fn end(mut self) -> Finished {
-        self.input.write_all(b"end\n").expect("told");
-        self.running.finish(Duration::from_secs(30)).expect_success()
-    }
-
-    fn counter(&self, counter: Counter) -> u64 {
-        self.running.live_counters().map_or(0, |counters| counters.get(counter))
-    }
-}
+const FOREIGN: &str = env!("CARGO_BIN_EXE_foreign");
 
 /// Runs `uncopy SUBCOMMAND PID`: exit status, output, errors.
 fn uncopy(scratch: &Scratch, subcommand: &str, pid: u32) -> (Option<i32>, String, String) {
@@ -88,7 +48,7 @@ fn a_process_that_holds_views() {
         return;
     }
     let scratch = Scratch::new("release");
-    let mut told = Told::start(&scratch, "until_told", Mode::Always);
+    let mut told = Told::start(&scratch, FOREIGN, "until_told", Mode::Always);
     assert!(told.counter(Counter::ForeignRanges) > 0, "ranges of the program's own memory");
     released(&scratch, &told);
     let before = told.counter(Counter::ElidedBytes);
@@ -112,7 +72,7 @@ fn a_process_that_is_at_work() {
         return;
     }
     let scratch = Scratch::new("release");
-    let mut told = Told::start(&scratch, "busy_until_told", Mode::Always);
+    let mut told = Told::start(&scratch, FOREIGN, "busy_until_told", Mode::Always);
     released(&scratch, &told);
     told.go_on();
     told.go_on();
@@ -126,7 +86,7 @@ fn a_process_that_has_made_no_views() {
         return;
     }
     let scratch = Scratch::new("release");
-    let told = Told::start(&scratch, "idle_until_told", Mode::Auto);
+    let told = Told::start(&scratch, FOREIGN, "idle_until_told", Mode::Auto);
     let pid = told.running.pid();
     for _ in 0..2 {
         let text = format!("process {pid} has made no views yet; release it again once it has\n");
@@ -138,7 +98,7 @@ fn a_process_that_has_made_no_views() {
 #[test]
 fn a_process_that_is_not_under_uncopy() {
     let scratch = Scratch::new("release");
-    let mut told = Told::start(&scratch, "until_told", Mode::Plain);
+    let mut told = Told::start(&scratch, FOREIGN, "until_told", Mode::Plain);
     let pid = told.running.pid();
     let (status, output, errors) = uncopy(&scratch, "release", pid);
     assert_eq!((status, output.as_str()), (Some(1), ""), "{errors}");

@@ -5,6 +5,7 @@
 //! chains FILE        runs every chain, once in this process, once in a child, once in a program that it executes;
 //!                    writes what a recording must hold to FILE, FILE.child and FILE.again
 //! chains FILE only   runs them in this process
+//! chains FILE daemon forks; the child closes every descriptor, becomes another user, and runs them
 //! ```
 //!
 //! Each line of these files is an event: call, function, object, descriptor, thread, to, from, bytes, flags, and the
@@ -530,12 +531,43 @@ fn finish(path: &str) {
     }
 }
 
+/// What daemons do before they serve.
+fn run_as_daemon(path: &str) {
+    const NOBODY: u32 = 65534;
+    EXPECTED.lock().expect("not poisoned").reserve(64 << 10);
+    let file = std::fs::File::create(path).expect("created");
+    // SAFETY: this process has one thread; what the calls return is looked at.
+    unsafe {
+        let child = libc::fork();
+        if child != 0 {
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0, "the child");
+            return;
+        }
+        assert!(libc::setsid() > 0);
+        let kept = libc::dup2(file.as_raw_fd(), 100);
+        assert_eq!(kept, 100);
+        assert_eq!((libc::close_range(0, 99, 0), libc::close_range(101, u32::MAX, 0)), (0, 0));
+        assert_eq!(libc::chdir(c"/".as_ptr()), 0);
+        assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
+        assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
+        straight();
+        fan_out();
+        let text = format!("{}\n{}", std::process::id(), EXPECTED.lock().expect("not poisoned"));
+        assert!(text.len() < LEAST);
+        assert_eq!(libc::write(kept, text.as_ptr().cast(), text.len()), text.len().cast_signed());
+        libc::_exit(0);
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let (path, is_only) = match arguments.as_slice() {
         [_, path] => (path, false),
         [_, path, only] if only == "only" => (path, true),
-        _ => panic!("usage: chains FILE [only]"),
+        [_, path, daemon] if daemon == "daemon" => return run_as_daemon(path),
+        _ => panic!("usage: chains FILE [only|daemon]"),
     };
     EXPECTED.lock().expect("not poisoned").reserve(64 << 10);
     run_all();

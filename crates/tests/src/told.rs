@@ -1,0 +1,64 @@
+//! A program that does something each time that it is told to on its standard input: `foreign until_told`.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::time::Duration;
+
+use uncopy_core::stats::Counter;
+
+use crate::random::seed;
+use crate::running::{Finished, Running};
+use crate::{Mode, Program, Scratch};
+
+/// The program, running.
+pub struct Told {
+    /// The process.
+    pub running: Running,
+    input: File,
+    rounds: usize,
+}
+
+impl Told {
+    /// Starts `scenario` of the program at `path` and waits until it is ready.
+    ///
+    /// # Panics
+    /// When it is not.
+    #[must_use]
+    pub fn start(scratch: &Scratch, path: &str, scenario: &str, mode: Mode) -> Self {
+        let input = scratch.join("input");
+        let made = std::process::Command::new("/usr/bin/mkfifo").arg(&input).status();
+        assert!(made.is_ok_and(|status| status.success()), "mkfifo");
+        // Opened for both, it neither waits for the other end nor is without one.
+        let ours = File::options().read(true).write(true).open(&input).expect("a named pipe");
+        let program = Program::new(path).args([scenario, &seed(1).to_string()]);
+        let running = program.mode(mode).input(&input).start(scratch, scenario);
+        let _ = running.wait_for_line("ready");
+        Self { running, input: ours, rounds: 0 }
+    }
+
+    /// Lets it check its memory and work on.
+    ///
+    /// # Panics
+    /// When it finds a wrong byte.
+    pub fn go_on(&mut self) {
+        self.input.write_all(b"go on\n").expect("told");
+        let _ = self.running.wait_for_line(&format!("fine {}", self.rounds));
+        self.rounds += 1;
+    }
+
+    /// Lets it end.
+    ///
+    /// # Panics
+    /// When it does not end well.
+    #[must_use]
+    pub fn end(mut self) -> Finished {
+        self.input.write_all(b"end\n").expect("told");
+        self.running.finish(Duration::from_secs(30)).expect_success()
+    }
+
+    /// A counter of the running program.
+    #[must_use]
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.running.live_counters().map_or(0, |counters| counters.get(counter))
+    }
+}
