@@ -314,6 +314,9 @@ impl Comparison {
                     }
                     if let (Some(ratio), true) = (self.ratio(*side, metric), *side != Side::Plain) {
                         figures[key]["ratio_to_plain"] = spread_json(ratio);
+                        if let Some(part) = self.difference_of_runs(*side, metric) {
+                            figures[key]["ratio_to_plain"]["difference_of_runs"] = json!(part);
+                        }
                     }
                     if let Some(ratio) = self.ratio_to_limit(*side, metric) {
                         figures[key]["ratio_to_zero_copy_limit"] = spread_json(ratio);

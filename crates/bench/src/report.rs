@@ -7,8 +7,10 @@ use serde_json::{Map, Value, json};
 use crate::arguments::Form;
 use crate::comparison::Comparison;
 use crate::failure::{Result, While};
+use crate::figures::RATE;
 use crate::machine::Machine;
 use crate::plot::Plot;
+use crate::side::Side;
 
 /// The result of one experiment.
 #[derive(Debug)]
@@ -52,7 +54,8 @@ impl Report {
         if form.json {
             return Ok(format!("{:#}\n", self.to_json(&machine)));
         }
-        Ok(format!("{}\n{}{}", machine.render(), self.text, notes(&self.comparisons)))
+        let noise = noise(&self.comparisons).unwrap_or_default();
+        Ok(format!("{}\n{}{noise}{}", machine.render(), self.text, notes(&self.comparisons)))
     }
 
     fn to_json(&self, machine: &Machine) -> Value {
@@ -69,6 +72,43 @@ fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).doing(format_args!("writing {}", path.display()))
 }
 
+/// The largest difference between the medians of two runs, as a part, that is not called too noisy.
+pub const NOISE: f64 = 0.05;
+/// Ratios that a line about noise names.
+const MOST_NAMED: usize = 4;
+
+/// A line that tells which ratios of throughput would not come out again, the worst first; `None` where all would.
+fn noise(comparisons: &[Comparison]) -> Option<String> {
+    let sides = |comparison: &'_ Comparison| {
+        let others = comparison.sides().iter().filter(|side| **side != Side::Plain);
+        let part = |side: &Side| Some((comparison.difference_of_runs(*side, RATE)?, side.name()));
+        others
+            .filter_map(part)
+            .map(|(part, side)| (part, format!("{}, {side}", comparison.title())))
+            .collect()
+    };
+    let all: Vec<(f64, String)> =
+        comparisons.iter().flat_map(|comparison| -> Vec<_> { sides(comparison) }).collect();
+    let mut noisy: Vec<&(f64, String)> = all.iter().filter(|(part, _)| *part > NOISE).collect();
+    noisy.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let named: Vec<String> = noisy
+        .iter()
+        .take(MOST_NAMED)
+        .map(|(part, name)| format!("{name} by {:.0} %", part * 100.0))
+        .collect();
+    let more = if noisy.len() > MOST_NAMED { "; …" } else { "" };
+    (!noisy.is_empty()).then(|| {
+        format!(
+            "note: too noisy: between two runs like this one, the medians of {} of {} ratios would differ by more than \
+             {:.0} %: {}{more}; believe their spreads, or take more rounds\n",
+            noisy.len(),
+            all.len(),
+            NOISE * 100.0,
+            named.join("; ")
+        )
+    })
+}
+
 /// The comparisons' notes, a line each.
 #[must_use]
 pub fn notes(comparisons: &[Comparison]) -> String {
@@ -80,4 +120,30 @@ pub fn notes(comparisons: &[Comparison]) -> String {
         .iter()
         .flat_map(|comparison| comparison.notes().into_iter().map(|note| line(comparison.title(), &note)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comparison::Sample;
+
+    fn compared(title: &str, gains: &[f64]) -> Comparison {
+        let mut comparison = Comparison::new(title, 1, &[Side::Plain, Side::Uncopy]);
+        for gain in gains {
+            comparison.round(|side| {
+                let operations_per_s = if side == Side::Plain { 1.0 } else { *gain };
+                Ok(Sample { operations_per_s, verified_bytes: Some(1), ..Sample::default() })
+            });
+        }
+        comparison
+    }
+
+    #[test]
+    fn ratios_that_would_not_come_out_again_are_named() {
+        let steady = compared("steady", &[1.2; 7]);
+        assert_eq!(noise(std::slice::from_ref(&steady)), None);
+        let line = noise(&[steady, compared("wild", &[0.5, 2.0, 0.9, 1.6, 1.1])]).expect("noise");
+        assert!(line.starts_with("note: too noisy: ") && line.ends_with('\n'), "{line}");
+        assert!(line.contains("1 of 2 ratios") && line.contains("wild, uncopy by "), "{line}");
+    }
 }

@@ -1,13 +1,11 @@
 //! Whether uncopy helped in a case, as a rule that treats every case alike.
 
+use crate::report::NOISE;
 use crate::results::model::Row;
 use crate::statistics::Spread;
 
 /// A ratio this far from 1 is a difference.
 const DIFFERENCE: f64 = 0.03;
-/// The largest difference between the medians of two runs that is not called too noisy.
-pub const NOISE: f64 = 0.05;
-
 /// What is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judge {

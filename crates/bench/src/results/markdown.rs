@@ -78,7 +78,8 @@ fn experiment(shown: &Shown<'_>) -> String {
     if measured.plot.as_ref().is_some_and(|plot| plot.to_svg().is_ok()) {
         lines.push(format!("\n![{}]({PLOTS}/{}.svg)", text(shown.title), measured.id));
     }
-    lines.push(format!("\n```text\n{}\n```", measured.text.trim_end().replace("```", "'''")));
+    lines.push(format!("\n<!-- table: {} -->", measured.id));
+    lines.push(format!("```text\n{}\n```", measured.text.trim_end().replace("```", "'''")));
     if !measured.notes.is_empty() {
         lines.push(String::new());
         lines.extend(measured.notes.iter().map(|note| format!("- {}", text(note))));

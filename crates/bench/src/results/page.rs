@@ -4,7 +4,8 @@ use uncopy_page::markup::Markup;
 use uncopy_page::table::{Cell, Column, Table};
 use uncopy_page::{quantity, shell};
 
-use crate::results::judge::{self, Judge, NOISE, Verdict};
+use crate::report::NOISE;
+use crate::results::judge::{self, Judge, Verdict};
 use crate::results::model::{Measured, Results, Row};
 use crate::results::register::{self, ABSENT, Claim};
 use crate::statistics::Spread;
