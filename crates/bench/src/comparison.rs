@@ -36,6 +36,11 @@ pub struct Sample {
     pub server_percent: f64,
     /// The same of the client.
     pub client_percent: f64,
+    /// The part of all processors' time that others than the soakers had, percent: the work's own tasks, kernel threads,
+    /// other programs. Not interrupts.
+    pub others_percent: f64,
+    /// Bytes whose copy uncopy left out in the server.
+    pub elided_bytes: f64,
     /// How long the whole of it took, s.
     pub elapsed_s: f64,
     /// Server's processor time in user mode, s.
@@ -60,10 +65,16 @@ impl Sample {
         self.load_percent - self.client_percent
     }
 
-    /// The load that is in nobody's account, percent: interrupts, kernel threads, lost caches.
+    /// The load that is time of neither server nor client, percent: kernel threads and other programs.
     #[must_use]
-    pub fn unseen_percent(&self) -> f64 {
-        self.load_percent - self.client_percent - self.server_percent
+    pub fn strange_percent(&self) -> f64 {
+        self.others_percent - self.client_percent - self.server_percent
+    }
+
+    /// The load that is nobody's time, percent: interrupts, and what lost caches cost the soakers.
+    #[must_use]
+    pub fn interrupts_percent(&self) -> f64 {
+        self.load_percent - self.others_percent
     }
 }
 
@@ -71,7 +82,7 @@ impl Sample {
 pub type Metric = fn(&Sample) -> f64;
 
 /// Figures that go to JSON, by key.
-const METRICS: [(&str, Metric); 16] = [
+const METRICS: [(&str, Metric); 20] = [
     ("operations_per_s", |sample| sample.operations_per_s),
     ("latency_p50_us", |sample| sample.latency_p50_us),
     ("latency_p99_us", |sample| sample.latency_p99_us),
@@ -85,6 +96,10 @@ const METRICS: [(&str, Metric); 16] = [
     ("sending_load_percent", Sample::sending_percent),
     ("server_cpu_percent", |sample| sample.server_percent),
     ("client_cpu_percent", |sample| sample.client_percent),
+    ("other_tasks_percent", Sample::strange_percent),
+    ("interrupts_percent", Sample::interrupts_percent),
+    ("others_percent", |sample| sample.others_percent),
+    ("server_elided_bytes", |sample| sample.elided_bytes),
     ("elapsed_s", |sample| sample.elapsed_s),
     ("server_user_s", |sample| sample.user_s),
     ("server_system_s", |sample| sample.system_s),

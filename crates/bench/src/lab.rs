@@ -120,7 +120,7 @@ fn sample(launcher: &Launcher, side: Side, order: &Order<'_>, corpus: &Arc<Corpu
     let got = get().and_then(|first| Ok((first, get()?)));
     let ((first, _), (second, account)) = got.map_err(|failure| sender.server.process().explain(&failure))?;
     let pid = sender.server.process().pid();
-    let notes = launcher.notes(side, pid, &sender.server.stderr_text(), true);
+    let (notes, activity) = launcher.inspect(side, pid, &sender.server.stderr_text(), false);
     let defect = sender.server.process().stop().err().map(|failure| failure.to_string());
     let elapsed_s = second.elapsed.as_secs_f64();
     Ok(Sample {
@@ -129,6 +129,7 @@ fn sample(launcher: &Launcher, side: Side, order: &Order<'_>, corpus: &Arc<Corpu
         user_s: account.user_ns as f64 / 1e9,
         system_s: account.system_ns as f64 / 1e9,
         cpu_us: (account.user_ns + account.system_ns) as f64 / 1e3,
+        elided_bytes: activity.map_or(0.0, |activity| activity.elided_bytes as f64),
         verified_bytes: Some(first.bytes + second.bytes),
         notes,
         defect,
@@ -195,14 +196,15 @@ pub fn explain(comparison: &Comparison) -> Vec<String> {
         return vec!["Nothing was measured.".to_owned()];
     };
     let mib = mib(comparison);
-    let mut lines = vec![format!(
+    let mut lines = ranking(comparison);
+    lines.push(format!(
         "read and send copies every byte twice, out of the page cache and into the socket: {} in {time:.3} s, for which \
          its server used {:.3} s of a processor, {:.0} % of that in the kernel, {:.0} us for each MiB.",
         size(comparison.operation_bytes()),
         user + system,
         system / (user + system) * 100.0,
         (user + system) * 1e6 / mib
-    )];
+    ));
     for (side, way) in [(SENDFILE, "sendfile"), (Side::Uncopy, "read and send under uncopy")] {
         let Some((time_ratio, cpu_ratio, way)) = told(side, way) else {
             lines.push(format!("{way} has no ratio: not all bytes were verified."));
@@ -220,6 +222,19 @@ pub fn explain(comparison: &Comparison) -> Vec<String> {
     }
     lines.extend(limit(comparison));
     lines
+}
+
+/// Which server was the fastest, and by how much: by the medians.
+fn ranking(comparison: &Comparison) -> Vec<String> {
+    let time = |(name, side, _): &(&'static str, Side, Way)| {
+        Some((*name, comparison.spread(*side, TIME).filter(|_| comparison.is_verified())?.median))
+    };
+    let mut times: Vec<_> = SIDES.iter().filter_map(time).collect();
+    times.sort_by(|left, right| left.1.total_cmp(&right.1));
+    let [(first, least), rest @ ..] = &times[..] else { return Vec::new() };
+    let rest: Vec<String> =
+        rest.iter().map(|(name, time)| format!("{name} took {:.2} times as long", time / least)).collect();
+    vec![format!("{first} was the fastest; {}.", rest.join(", "))]
 }
 
 /// `0.52 of the time`, with how sure that is.
@@ -252,16 +267,32 @@ fn why(comparison: &Comparison, side: Side) -> Option<String> {
             "Neither copy is made, and yet nothing was saved: what the pages cost that are passed instead is not less \
              than copying them through a buffer that stays in the processor's cache"
         }
-        (_, true) => {
-            "The same program makes the same calls; uncopy leaves out what its history of these calls says does not pay"
-        }
-        (_, false) => {
-            "The same program makes the same calls, and reads a file, which is in the page cache: the copies are the \
-             kernel's own, between the file and the buffer and the buffer and the socket, and there is none inside the \
-             program that uncopy could leave out"
+        _ => {
+            return Some(format!(
+                "  user {}, system {}. {}",
+                signed(user),
+                signed(system),
+                elided(comparison, saves)
+            ));
         }
     };
     Some(format!("  user {}, system {}. {reason}.", signed(user), signed(system)))
+}
+
+/// What uncopy had to do with its side's figures.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of bytes")]
+fn elided(comparison: &Comparison, saves: bool) -> String {
+    let bytes =
+        comparison.spread(Side::Uncopy, |sample| sample.elided_bytes).map_or(0.0, |spread| spread.median);
+    if bytes > 0.0 {
+        return format!("uncopy left out copies of {} of what was sent.", amount(bytes as u64));
+    }
+    format!(
+        "uncopy left out no copy: this program makes none of its own. Both are the kernel's, from the page cache into the \
+         buffer and from the buffer into the socket, and only a program that calls sendfile, or keeps the file in memory that \
+         is sent by reference, avoids them.{}",
+        if saves { " What was saved is the allocator's, or noise." } else { "" }
+    )
 }
 
 /// Whether the servers worked all the time, or waited for the client that compares every byte.
@@ -358,6 +389,14 @@ mod tests {
         assert!(lines.contains("sendfile: 1.50 times the time (1.50 to 1.60)"), "{lines}");
         assert!(lines.contains("yet nothing was saved"), "{lines}");
         assert!(lines.contains("under uncopy: 0.50 of the time"), "{lines}");
+    }
+
+    #[test]
+    fn a_file_that_does_not_fit_is_refused_with_what_helps() {
+        let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
+        check_room(&directory, 1).expect("room for a byte");
+        let failure = check_room(&directory, u64::MAX / 2).expect_err("no disk has that").to_string();
+        assert!(failure.contains("--size") && failure.contains("TMPDIR"), "{failure}");
     }
 
     #[test]

@@ -42,7 +42,13 @@ const PAGE_BYTES: usize = 4096;
 /// In front of each body: as long as a cache's `VALUE key flags bytes`.
 const HEADER_BYTES: usize = 48;
 /// Behind each body.
-const TRAILER: [u8; 7] = *b"\r\nEND\r\n";
+static TRAILER: OnOnePage<[u8; 7]> = OnOnePage(*b"\r\nEND\r\n");
+
+/// Few bytes that do not lie across the end of a page: MSG_ZEROCOPY takes 17 pages of a datagram, and 15 are the largest
+/// body's.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct OnOnePage<T>(T);
 /// Bytes under way at a time, at most; and messages.
 const WINDOW_BYTES: usize = 512 << 10;
 const WINDOW: usize = 8;
@@ -180,7 +186,7 @@ struct Sender<'a> {
     side: Side,
     bodies: &'a Bodies,
     /// One for each message that may be under way, because MSG_ZEROCOPY refers to them.
-    headers: [[u8; HEADER_BYTES]; WINDOW + 1],
+    headers: [OnOnePage<[u8; HEADER_BYTES]>; WINDOW + 1],
     messages: u64,
     /// Completions of MSG_ZEROCOPY that were not read yet.
     awaited: usize,
@@ -188,16 +194,16 @@ struct Sender<'a> {
 
 impl Sender<'_> {
     fn len(&self) -> usize {
-        HEADER_BYTES + self.bodies.len + TRAILER.len()
+        HEADER_BYTES + self.bodies.len + TRAILER.0.len()
     }
 
     /// Sends the next message.
     fn send(&mut self) -> std::io::Result<()> {
         let message = self.messages;
         self.messages += 1;
-        let header = &mut self.headers[(message % (WINDOW as u64 + 1)) as usize];
+        let OnOnePage(header) = &mut self.headers[(message % (WINDOW as u64 + 1)) as usize];
         header[..8].copy_from_slice(&message.to_le_bytes());
-        let parts = [&header[..], self.bodies.of(message), &TRAILER];
+        let parts = [&header[..], self.bodies.of(message), &TRAILER.0];
         let sent = match self.side {
             SEND_FILE => {
                 send_file(self.fd, parts, self.bodies.file.as_raw_fd(), self.bodies.offset(message))?
@@ -319,7 +325,7 @@ fn send_file(
 
 /// Reads messages, compares them and acknowledges each by a byte, until the sender closes. Bytes compared.
 fn receive(fd: OwnedFd, bodies: &Bodies) -> Result<u64> {
-    let len = HEADER_BYTES + bodies.len + TRAILER.len();
+    let len = HEADER_BYTES + bodies.len + TRAILER.0.len();
     let mut file = std::fs::File::from(fd);
     let mut buffer = vec![0; len.max(64 << 10)];
     let (mut verified, mut number) = (0u64, 0u64);
@@ -335,8 +341,8 @@ fn receive(fd: OwnedFd, bodies: &Bodies) -> Result<u64> {
         }
         let right = filled == len
             && buffer[..8] == number.to_le_bytes()
-            && buffer[HEADER_BYTES..len - TRAILER.len()] == *bodies.of(number)
-            && buffer[len - TRAILER.len()..len] == TRAILER;
+            && buffer[HEADER_BYTES..len - TRAILER.0.len()] == *bodies.of(number)
+            && buffer[len - TRAILER.0.len()..len] == TRAILER.0;
         if !right {
             return Err(Failure::new(format!("message {number} has wrong bytes")));
         }
@@ -373,7 +379,7 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
     set_break_even((side != Side::Uncopy).then_some(1));
     let fd = here.as_raw_fd();
     uncopy_transmit::own(fd, uncopy_transmit::Owner::default());
-    let headers = [[b' '; HEADER_BYTES]; WINDOW + 1];
+    let headers = [OnOnePage([b' '; HEADER_BYTES]); WINDOW + 1];
     let mut sender = Sender { fd, side, bodies, headers, messages: 0, awaited: 0 };
     let window = (WINDOW_BYTES / sender.len()).clamp(1, if socket == Socket::Udp { 2 } else { WINDOW });
     let (verified, sent) = std::thread::scope(|scope| {
@@ -464,7 +470,7 @@ pub fn measure(
                 Socket::Unix => sides.retain(|side| !matches!(*side, ZERO_COPY | SEND_ZC)),
             }
             let title = format!("{} {}", socket.name(), size(*body_bytes as u64));
-            let len = (HEADER_BYTES + body_bytes + TRAILER.len()) as u64;
+            let len = (HEADER_BYTES + body_bytes + TRAILER.0.len()) as u64;
             let mut comparison = Comparison::new(&title, len, &sides).with("size_bytes", *body_bytes as f64);
             match Bodies::new(*body_bytes, set_bytes).doing("making bodies") {
                 Err(failure) => comparison.fail(&failure),

@@ -3,9 +3,12 @@
 //!
 //! Each runs in process, mount and network namespaces of the test's own, where everything that is left can be seen.
 
-use std::path::{Path, PathBuf};
+mod command;
+
+use std::path::Path;
 use std::process::{Command, Output};
 
+use command::uncopy;
 use serde_json::Value;
 
 /// What is there besides the shell itself: network namespaces that one of them is in or has a descriptor of
@@ -16,18 +19,6 @@ mounted=$(grep -c nsfs /proc/self/mountinfo)
 devices=$(grep -c : /proc/self/net/dev)
 echo left: $namespaces namespaces, $mounted mounted, $devices devices >&2
 ";
-
-fn uncopy() -> PathBuf {
-    let directory = std::env::var_os("UNCOPY_BIN_DIR").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release"),
-        |directory| PathBuf::from(&directory),
-    );
-    let path = directory.join("uncopy");
-    match path.canonicalize() {
-        Ok(path) => path,
-        Err(error) => panic!("{}: {error}; build it with: make build", path.display()),
-    }
-}
 
 /// Runs `script`, where `$bench` is `uncopy bench`, and looks at what is left. `None`, with the reason on stderr, where
 /// no namespaces are to be had.

@@ -68,7 +68,7 @@ pub fn measure(
     }
     let calibration = soakers.calibration().ok_or_else(|| Failure::new("the soakers did nothing"))?;
     Ok(Taken {
-        command: words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" "),
+        command: shown(words),
         status,
         part: taken(soaked.work_per_s, references.iter().sum::<f64>() / f64::from(2 * PIECES)),
         soaked,
@@ -76,6 +76,12 @@ pub fn measure(
         processors: soakers.count(),
         calibration,
     })
+}
+
+/// The words on one line, whatever is in them.
+fn shown(words: &[OsString]) -> String {
+    let line = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 impl Taken {
@@ -86,24 +92,37 @@ impl Taken {
         self.status.code().or(signal).and_then(|status| u8::try_from(status).ok()).unwrap_or(1)
     }
 
-    /// Processor time, s: taken from the soakers, and told by getrusage in user mode and in the kernel.
+    /// Processor time, s: taken from the soakers; that others had, in tasks; told by getrusage in user mode and in the
+    /// kernel.
     #[expect(clippy::cast_precision_loss, reason = "a few processors")]
-    fn seconds(&self) -> (f64, [f64; 2]) {
+    fn seconds(&self) -> (f64, f64, [f64; 2]) {
         let whole = self.soaked.elapsed.as_secs_f64() * self.processors as f64;
-        (self.part * whole, self.used.map(|used| used.as_secs_f64()))
+        (self.part * whole, self.soaked.others * whole, self.used.map(|used| used.as_secs_f64()))
     }
 
     /// A few lines of text.
     #[must_use]
     pub fn render(&self, machine: &Machine) -> String {
-        let (taken, [user, system]) = self.seconds();
+        let (taken, others, [user, system]) = self.seconds();
         let seen = user + system;
+        let calibration = calibration_line(&self.calibration, self.processors);
+        if self.calibration.is_void() {
+            return format!(
+                "{}\n{}: {:.3} s, exit status {}\n\
+                 getrusage tells of {seen:.3} s ({user:.3} s user, {system:.3} s system); more cannot be told\n{calibration}",
+                machine.render(),
+                self.command,
+                self.soaked.elapsed.as_secs_f64(),
+                self.exit_status(),
+            );
+        }
         let part = |seconds: f64| if taken > 0.0 { seconds / taken * 100.0 } else { f64::NAN };
         format!(
             "{}\n{}: {:.3} s, exit status {}\n\
              took {:.2} % of the machine: {taken:.3} s of its {} processors' time\n\
              getrusage tells of {seen:.3} s ({user:.3} s user, {system:.3} s system), {:.0} % of that\n\
-             not told by it: {:.3} s, in interrupts, kernel threads, other programs and lost caches\n{}",
+             not told by it: {:.3} s; of that {:.3} s are time of kernel threads and other programs, {:.3} s interrupts and \
+             lost caches\n{}",
             machine.render(),
             self.command,
             self.soaked.elapsed.as_secs_f64(),
@@ -112,24 +131,28 @@ impl Taken {
             self.processors,
             part(seen),
             taken - seen,
-            calibration_line(&self.calibration, self.processors),
+            others - seen,
+            taken - others,
+            calibration,
         )
     }
 
     /// The same for programs.
     #[must_use]
     pub fn to_json(&self, machine: &Machine) -> Value {
-        let (taken, [user, system]) = self.seconds();
+        let (taken, others, [user, system]) = self.seconds();
+        let told = |figure: f64| Some(figure).filter(|_| !self.calibration.is_void());
         json!({
             "machine": machine.to_json(),
             "command": self.command,
             "exit_status": self.exit_status(),
             "elapsed_s": self.soaked.elapsed.as_secs_f64(),
-            "machine_load_percent": self.part * 100.0,
-            "machine_s": taken,
+            "machine_load_percent": told(self.part * 100.0),
+            "machine_s": told(taken),
             "getrusage_user_s": user,
             "getrusage_system_s": system,
-            "unseen_s": taken - user - system,
+            "other_tasks_s": told(others - user - system),
+            "interrupts_s": told(taken - others),
             "calibration": calibration_json(&self.calibration, self.processors),
         })
     }

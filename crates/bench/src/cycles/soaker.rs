@@ -24,6 +24,8 @@ use crate::statistics::Spread;
 
 /// Part of the processors' time that others than the soakers may have in a calibration: the system's own work.
 const UNLOADED: f64 = 0.02;
+/// From this part on, what the soakers lost tells nothing of the traffic.
+const LOADED: f64 = 0.2;
 
 /// A thread on each processor that works at idle priority.
 #[derive(Debug)]
@@ -119,16 +121,11 @@ impl Soakers {
     /// Measures the machine as it is for `duration`, without traffic, and keeps the result. Returns the work in a second.
     ///
     /// # Errors
-    /// [`Failure`] when they have ended, or did nothing.
+    /// [`Failure`] when they have ended.
     pub fn calibrate(&mut self, duration: Duration) -> Result<f64> {
         let begin = self.moment()?;
         std::thread::sleep(duration);
         let soaked = self.since(&begin)?;
-        if soaked.work_per_s <= 0.0 {
-            return Err(Failure::new(
-                "the soakers got no processor time at all: the machine is too busy to measure it",
-            ));
-        }
         self.calibrations.push((soaked.work_per_s, soaked.others));
         Ok(soaked.work_per_s)
     }
@@ -153,6 +150,12 @@ pub struct Calibration {
 }
 
 impl Calibration {
+    /// Whether others used so much of the machine that no load can be told.
+    #[must_use]
+    pub fn is_void(&self) -> bool {
+        self.others.median >= LOADED
+    }
+
     /// What the reader must know where the machine was not unloaded.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
@@ -160,21 +163,22 @@ impl Calibration {
         (others.median > UNLOADED).then(|| {
             format!(
                 "the machine was not unloaded: without traffic others used {:.1} % of it ({:.1} to {:.1} %), and the \
-                 soakers' work differed by {:.1} %; loads below that mean nothing",
+                 soakers' work differed by {:.1} %; {}",
                 others.median * 100.0,
                 others.low * 100.0,
                 others.high * 100.0,
-                (work_per_s.high - work_per_s.low) / work_per_s.median * 100.0
+                (work_per_s.high - work_per_s.low) / work_per_s.median * 100.0,
+                if self.is_void() { "no load is told; end the other programs" } else { "loads below that mean nothing" }
             )
         })
     }
 }
 
 /// The part of the machine that something took, 0 to 1, of which `work_per_s` was left where `reference` is all of it.
-/// Below 0 where the machine was less disturbed than in the calibration.
+/// Below 0 where the machine was less disturbed than in the calibration; no number where nothing is all of it.
 #[must_use]
 pub fn taken(work_per_s: f64, reference: f64) -> f64 {
-    1.0 - work_per_s / reference
+    if reference > 0.0 { 1.0 - work_per_s / reference } else { f64::NAN }
 }
 
 #[cfg(test)]
@@ -185,6 +189,7 @@ mod tests {
     fn a_load_is_the_work_that_is_missing() {
         assert!((taken(75.0, 100.0) - 0.25).abs() < 1e-12);
         assert!(taken(101.0, 100.0) < 0.0);
+        assert!(taken(0.0, 0.0).is_nan() && taken(5.0, 0.0).is_nan());
     }
 
     #[test]
@@ -197,5 +202,8 @@ mod tests {
             warning.contains("used 30.0 % of it (15.0 to 45.0 %)") && warning.contains("100.0 %"),
             "{warning}"
         );
+        assert!(warning.contains("no load is told"), "{warning}");
+        let warning = of(0.1).expect("a tenth of it");
+        assert!(warning.contains("loads below that mean nothing"), "{warning}");
     }
 }

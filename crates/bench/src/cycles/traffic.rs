@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use crate::arguments::{Form, count_parser, seconds};
 use crate::cleanup::TemporaryDirectory;
 use crate::comparison::{Comparison, Metric, Sample, spread_json};
-use crate::cycles::soaker::{Calibration, Soakers, taken};
+use crate::cycles::soak::processors;
+use crate::cycles::soaker::{Calibration, Soaked, Soakers, taken};
 use crate::failure::{Failure, Result};
 use crate::figures::{self, two_decimals};
 use crate::plot::{Plot, Scale, Series};
@@ -140,6 +141,7 @@ struct Bench<'a> {
     settings: &'a Settings,
     corpus: Arc<Corpus>,
     directory: TemporaryDirectory,
+    processors: usize,
 }
 
 /// Runs the experiment.
@@ -153,6 +155,7 @@ pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress
         settings,
         corpus: Arc::new(Corpus::mail()),
         directory: TemporaryDirectory::make()?,
+        processors: processors()?.len(),
     };
     bench.corpus.write(bench.directory.path())?;
     let sides = settings.sides();
@@ -182,11 +185,11 @@ pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress
             let title = comparison.title().to_owned();
             comparison.round(|side| {
                 progress.tell(&title, round, settings.rounds, name(side));
-                let (sample, work_per_s) = bench.sample(side, rate, &mut soakers)?;
+                let (sample, soaked) = bench.sample(side, rate, &mut soakers)?;
                 let after = soakers.calibrate(calibration)?;
-                let load = taken(work_per_s, f64::midpoint(before, after));
+                let load = taken(soaked.work_per_s, f64::midpoint(before, after));
                 before = after;
-                Ok(Sample { load_percent: load * 100.0, ..sample })
+                Ok(Sample { load_percent: load * 100.0, others_percent: soaked.others * 100.0, ..sample })
             });
         }
     }
@@ -270,7 +273,7 @@ impl Bench<'_> {
         }
         let sender_ns = sender.server.process().cpu_ns()?.saturating_sub(sent_before);
         let pid = sender.server.process().pid();
-        let mut notes = self.launcher.notes(side, pid, &sender.server.stderr_text(), true);
+        let mut notes = self.launcher.notes(side, pid, &sender.server.stderr_text(), false);
         let defect = sender.server.process().stop().err().map(|failure| failure.to_string());
         let received = receiver.finish()?;
         let account = sender.account()?;
@@ -281,19 +284,20 @@ impl Bench<'_> {
         if account.copied > 0 {
             notes.push(copied_note(account.copied, account.completions));
         }
-        let sample = figures_of(bytes, elapsed, sender_ns, receiver_ns, self.settings.chunk_bytes);
+        let sample =
+            figures_of(bytes, elapsed, self.processors, [sender_ns, receiver_ns], self.settings.chunk_bytes);
         let sample = Sample { verified_bytes: Some(received.bytes), notes, defect, ..sample };
         Ok((sample.megabits_per_s, sample, result))
     }
 
-    /// Traffic by `side`, and how much the soakers worked in a second meanwhile.
-    fn sample(&self, side: Side, mbit_per_s: f64, soakers: &mut Soakers) -> Result<(Sample, f64)> {
+    /// Traffic by `side`, and what the soakers did meanwhile.
+    fn sample(&self, side: Side, mbit_per_s: f64, soakers: &mut Soakers) -> Result<(Sample, Soaked)> {
         let (_, sample, soaked) = self.traffic(side, mbit_per_s, || {
             let begin = soakers.moment()?;
             std::thread::sleep(self.settings.duration);
             soakers.since(&begin)
         })?;
-        Ok((sample, soaked?.work_per_s))
+        Ok((sample, soaked?))
     }
 }
 
@@ -305,9 +309,14 @@ fn copied_note(copied: u64, completions: u64) -> String {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-fn figures_of(bytes: u64, elapsed: Duration, sender_ns: u64, receiver_ns: u64, chunk_bytes: usize) -> Sample {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-    let percent = |ns: u64| ns as f64 / 1e7 / elapsed.as_secs_f64() / processors;
+fn figures_of(
+    bytes: u64,
+    elapsed: Duration,
+    processors: usize,
+    [sender_ns, receiver_ns]: [u64; 2],
+    chunk_bytes: usize,
+) -> Sample {
+    let percent = |ns: u64| ns as f64 / 1e7 / elapsed.as_secs_f64() / processors as f64;
     let chunks = bytes as f64 / chunk_bytes as f64;
     Sample {
         operations_per_s: chunks / elapsed.as_secs_f64(),
@@ -340,8 +349,9 @@ pub fn render(measured: &Measured) -> String {
         ("spread", Right),
         ("sender %", Right),
         ("receiver %", Right),
-        ("unseen %", Right),
-        ("us/MiB", Right),
+        ("others %", Right),
+        ("interrupts %", Right),
+        ("µs/MiB", Right),
         ("verified", Right),
     ]);
     let range = |spread: Option<Spread>, digits: usize| {
@@ -349,11 +359,12 @@ pub fn render(measured: &Measured) -> String {
     };
     for comparison in &measured.comparisons {
         for side in comparison.sides() {
-            let spread = |metric| comparison.spread(*side, metric).filter(|_| comparison.is_verified());
+            let told = comparison.is_verified() && !measured.calibration.is_void();
+            let spread = |metric| comparison.spread(*side, metric).filter(|_| told);
             let percent = |metric| {
                 spread(metric).map_or_else(|| "-".to_owned(), |spread| format!("{:.2}", spread.median))
             };
-            let ratio = comparison.ratio(*side, SENDING).filter(|_| *side != Side::Plain);
+            let ratio = comparison.ratio(*side, SENDING).filter(|_| told && *side != Side::Plain);
             let per_mib =
                 spread(SENDING).map_or(f64::NAN, |spread| us_per_mib(comparison, *side, spread, measured));
             table.row(vec![
@@ -366,9 +377,10 @@ pub fn render(measured: &Measured) -> String {
                 range(spread(SENDING), 2),
                 two_decimals(ratio),
                 range(ratio, 2),
-                percent(|sample| sample.server_percent),
-                percent(|sample| sample.client_percent),
-                percent(Sample::unseen_percent),
+                number(figures::median(comparison, *side, |sample| sample.server_percent)),
+                number(figures::median(comparison, *side, |sample| sample.client_percent)),
+                percent(Sample::strange_percent),
+                percent(Sample::interrupts_percent),
                 number(per_mib),
                 amount(comparison.verified_bytes(*side)),
             ]);
@@ -405,15 +417,20 @@ const LEGEND: &str = "\
 load: part of all processors' time that sending and receiving took from soakers at idle priority, interrupts included\n\
 sending: load less the receiver's own processor time; it receives and compares every byte, the same work in each row\n\
 of send: sending over that of read and send, median over paired, alternating rounds; spread: smallest to largest\n\
-sender, receiver: processor time by their own account (getrusage); unseen: load less both: interrupts, kernel threads, caches\n\
-us/MiB: sending as time of one processor for a MiB that was sent\n\
+sender, receiver: processor time by their own account, which is all that getrusage tells
+others: time of kernel threads and other programs; interrupts: the rest of the load, work that soakers lost while they ran\n\
+µs/MiB: sending as time of one processor for a MiB that was sent\n\
 send, write: after read; mmap-send: from a mapping; twin: files are kept in twin memory; uncopy: read and send under uncopy run\n";
+
+/// What stands above the plot.
+const TITLE: &str = "What sending files takes of the machine";
 
 /// Loads by way, and the calibration, for programs.
 #[must_use]
 pub fn findings(measured: &Measured) -> Vec<(&'static str, Value)> {
     let entry = |comparison: &Comparison, side: Side| {
-        let sending = comparison.spread(side, SENDING).filter(|_| comparison.is_verified())?;
+        let told = comparison.is_verified() && !measured.calibration.is_void();
+        let sending = comparison.spread(side, SENDING).filter(|_| told)?;
         Some(json!({
             "experiment": comparison.title(),
             "way": name(side),
@@ -464,9 +481,14 @@ pub fn plot(measured: &Measured) -> Plot {
         }
     });
     Plot {
-        title: "What sending files takes of the machine".to_owned(),
+        title: if measured.calibration.is_void() {
+            "What sending files takes: void, machine loaded"
+        } else {
+            TITLE
+        }
+        .to_owned(),
         x: ("way to send".to_owned(), Scale::Words(words)),
-        y: "processor time, us/MiB".to_owned(),
+        y: "processor time, µs/MiB".to_owned(),
         series: series.collect(),
     }
 }
@@ -504,14 +526,13 @@ mod tests {
     #[test]
     fn what_getrusage_does_not_tell_is_what_is_left_of_the_load() {
         let elapsed = Duration::from_secs(2);
-        let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-        let sample =
-            figures_of(1 << 20, elapsed, processors * 200_000_000, processors * 100_000_000, 1 << 16);
-        let sample = Sample { load_percent: 18.0, ..sample };
+        let sample = figures_of(1 << 20, elapsed, 4, [800_000_000, 400_000_000], 1 << 16);
+        let sample = Sample { load_percent: 18.0, others_percent: 16.0, ..sample };
         assert!((sample.server_percent - 10.0).abs() < 1e-9 && (sample.client_percent - 5.0).abs() < 1e-9);
         assert!(
-            (sample.sending_percent() - 13.0).abs() < 1e-9 && (sample.unseen_percent() - 3.0).abs() < 1e-9
+            (sample.sending_percent() - 13.0).abs() < 1e-9 && (sample.strange_percent() - 1.0).abs() < 1e-9
         );
+        assert!((sample.interrupts_percent() - 2.0).abs() < 1e-9);
         assert!(
             (sample.megabits_per_s - 4.194_304).abs() < 1e-9 && (sample.operations_per_s - 8.0).abs() < 1e-9
         );
