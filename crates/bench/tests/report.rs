@@ -1,0 +1,95 @@
+//! `uncopy bench report` by the built command: its pages are there, follow from results.json alone, and tell
+//! what failed. Figures are not looked at.
+
+mod harness;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use harness::{scratch, uncopy};
+
+/// A directory that goes with the test.
+struct Room(PathBuf);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn report(words: &[&str], out: &Path, path: Option<&str>) -> Output {
+    let mut command = Command::new("/usr/bin/timeout");
+    command.args(["--kill-after=5", "120"]).arg(uncopy()).args(["bench", "report"]).args(words);
+    command.arg("--out").arg(out).env_remove("LD_PRELOAD").env_remove("UNCOPY_BENCH_EXE");
+    if let Some(path) = path {
+        command.env("PATH", path);
+    }
+    command.output().expect("timeout runs")
+}
+
+fn read(directory: &Path, name: &str) -> String {
+    std::fs::read_to_string(directory.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[test]
+fn pages_follow_from_the_results_and_are_written_again_the_same() {
+    let room = Room(scratch("report-pages"));
+    let (first, second) = (room.0.join("first"), room.0.join("second"));
+    let output = report(&["--quick", "--repeat", "--only", "tracking"], &first, None);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(told.contains("uncopy: 1 of 1, "), "{told}");
+
+    let json: Value = serde_json::from_str(&read(&first, "results.json")).expect("JSON");
+    let tracking = &json["experiments"][0];
+    assert_eq!(
+        (&tracking["id"], &tracking["repeated"], &tracking["failure"]),
+        (&"tracking".into(), &true.into(), &Value::Null)
+    );
+    assert!(tracking["rows"].as_array().is_some_and(|rows| rows.len() >= 2), "{tracking:#}");
+    let (html, markdown) = (read(&first, "results.html"), read(&first, "results.md"));
+    for page in [&html, &markdown] {
+        assert!(
+            page.contains("What keeping track of a copy costs") && page.contains("zIO, §5.2.1"),
+            "{page}"
+        );
+        assert!(page.contains("uncopy bench tracking --quick"), "{page}");
+    }
+    assert!(
+        markdown.contains("<!-- table: tracking -->\n```text\n") && markdown.contains("results/tracking.svg")
+    );
+    assert!(read(&first, "results/tracking.svg").starts_with("<svg"));
+
+    let from = first.join("results.json");
+    let output = report(&["--from", from.to_str().expect("UTF-8")], &second, None);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((read(&second, "results.html"), read(&second, "results.md")), (html, markdown));
+}
+
+#[test]
+fn an_experiment_that_fails_is_told_and_the_others_are_measured() {
+    let room = Room(scratch("report-failure"));
+    let empty = room.0.join("empty");
+    std::fs::create_dir_all(&empty).expect("a directory");
+    let words = ["--quick", "--only", "redis-get,tracking"];
+    let output = report(&words, &room.0, Some(empty.to_str().expect("UTF-8")));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("no figures of redis-get"), "{told}");
+    let page = read(&room.0, "results.html");
+    assert!(page.contains("No figures: ") && page.contains("uncopy bench tracking --quick"), "{page}");
+}
+
+#[test]
+fn results_of_something_else_are_refused() {
+    let room = Room(scratch("report-refused"));
+    let other = room.0.join("other.json");
+    std::fs::write(&other, "{\"format\": \"uncopy-profile\"}").expect("a file");
+    let output = report(&["--from", other.to_str().expect("UTF-8")], &room.0, None);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("other.json: these are no results"), "{told}");
+    assert!(!room.0.join("results.html").exists());
+}
