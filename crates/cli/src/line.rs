@@ -107,15 +107,15 @@ Examples:
   uncopy report set.json --html set.html
       What was found, as a page.
 
-Every input, copy and output of at least --min-size bytes is recorded with its call stack, and which bytes
-of which input reach which copies and outputs; nothing is elided meanwhile but for a few inputs, to see what
-is touched. The report says where the copies are, what eliding them would give, and what to type next.
-OUT is JSON; it is written over only if it is a profile.
+Every input, copy and output of at least --min-size bytes is recorded with its call stack, and which
+bytes of which input reach which copies and outputs; nothing is elided meanwhile but for a few
+inputs, to see what is touched. The report says where the copies are, what eliding them would give,
+and what to type next. OUT is JSON; it is written over only if it is a profile.
 
-On a terminal CMD has a process group of its own: Ctrl-C ends the recording, not CMD, which goes on running. A
-CMD that reads from the terminal is given it, and Ctrl-C with it; uncopy then waits until CMD has ended.
-SIGINT ends the recording, other signals go to CMD. A server that goes into the background is recorded until
-it ends or the recording is ended.
+On a terminal CMD has a process group of its own: Ctrl-C ends the recording, not CMD, which goes on
+running. A CMD that reads from the terminal is given it, and Ctrl-C with it; uncopy then waits until
+CMD has ended. SIGINT ends the recording, other signals go to CMD. A server that goes into the
+background is recorded until it ends or the recording is ended.
 
 Exit status: that of CMD if CMD has ended, 0 if the recording was ended before, 1 if nothing could be
 recorded or OUT not be written, 2 if the command line is wrong, 126 and 127 as for run.";
@@ -131,8 +131,8 @@ Examples:
   uncopy report redis-server.profile.json --json | jq .prediction
       For programs; docs/profile.schema.json says what it holds.
 
-FILE - is standard output. Exit status: 0, or 1 if OUT cannot be read or a file not be written, or 2 if
-the command line is wrong.";
+FILE - is standard output. Exit status: 0, or 1 if OUT cannot be read or a file not be written, or 2
+if the command line is wrong.";
 
 const RELEASE_NOTES: &str = "\
 Example:
