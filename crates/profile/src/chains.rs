@@ -124,6 +124,7 @@ fn operation(merged: &Merged, sites: &[Site]) -> Operation {
     let mut next_buffer = 1;
     let (mut io, mut application) = (0, 0);
     let mut moved_bytes = 0.0;
+    let mut outputs: Vec<(usize, f64)> = Vec::new();
     for (index, (sum, number)) in class.steps.iter().zip(numbers).enumerate() {
         let site = &sites[*number];
         let after: Vec<usize> = (0..index.min(32)).filter(|bit| sum.key.after & 1 << bit != 0).collect();
@@ -166,7 +167,11 @@ fn operation(merged: &Merged, sites: &[Site]) -> Operation {
             "K".to_owned()
         } else {
             io += 1;
-            operation.copies_at_io_stack += passes;
+            // The parts of one output may come from several steps.
+            match outputs.iter_mut().find(|(site, _)| site == number && !after.is_empty()) {
+                Some((_, output_bytes)) => *output_bytes += bytes,
+                None => outputs.push((*number, bytes)),
+            }
             format!("IO{io}")
         };
         if site.call == Call::Output && !operation.to.contains(&site.object) {
@@ -185,6 +190,7 @@ fn operation(merged: &Merged, sites: &[Site]) -> Operation {
             elidable,
         });
     }
+    operation.copies_at_io_stack = outputs.iter().map(|(_, bytes)| self::passes(*bytes, bytes_each)).sum();
     operation.moves_each = moved_bytes / bytes_each.max(1.0);
     let to: Vec<&str> = operation.to.iter().map(|object| object.name()).collect();
     let to = if to.is_empty() { "memory".to_owned() } else { to.join(" + ") };

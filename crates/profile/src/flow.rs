@@ -16,7 +16,7 @@ use crate::operation::{Elided, Operation, Part, QUIET_DONE_NS, QUIET_NS, StepKey
 use crate::sites::{SiteKey, Sites, scale};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use uncopy_core::recording::{self, Event, Flags};
+use uncopy_core::recording::{self, Event, Flags, Function};
 
 /// Operations that are under way at most; the oldest is ended for a further one.
 pub const OPERATIONS_MOST: usize = 1 << 16;
@@ -262,16 +262,23 @@ impl Flow {
         if operation.is_over(clock_ns) || operation.from != object {
             return None;
         }
-        if event.flags.has(Flags::CONTINUES) && last.thread == event.thread {
+        // Of recvmmsg, each part is taken for a message of its own, which it nearly always is.
+        let is_message = event.function == Function::Recvmmsg;
+        if event.flags.has(Flags::CONTINUES) && last.thread == event.thread && !is_message {
             return Some(last.number);
         }
         if operation.is_done || object == Object::Datagram {
             return None;
         }
         let (end, content) = self.memory.before(event.to)?;
-        let is_behind =
-            content.operation == last.number && event.to.saturating_sub(end) < self.min_size_bytes;
-        is_behind.then_some(last.number)
+        if content.operation != last.number || event.to.saturating_sub(end) >= self.min_size_bytes {
+            return None;
+        }
+        // Over what came before: a buffer that is filled again, behind another that holds the message too.
+        self.memory.look(event.to, event.len_bytes, &mut self.found);
+        let is_own = |found: &&Found| found.2.operation == last.number;
+        let own_bytes: u64 = self.found.iter().filter(is_own).map(|(_, len, _)| len).sum();
+        (own_bytes < event.len_bytes.div_ceil(2)).then_some(last.number)
     }
 
     fn input(&mut self, event: &Event, site: u32, object: Object) {

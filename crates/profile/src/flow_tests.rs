@@ -1,7 +1,6 @@
 use super::*;
 use proptest::prelude::*;
 use uncopy_core::policy::Costs;
-use uncopy_core::recording::Function;
 
 const KIB: u64 = 1024;
 
@@ -170,6 +169,13 @@ fn a_reused_buffer_and_a_freed_one_hold_nothing_of_before() {
         ["socket 1: 1(1x32)< 3(1x32)<0", "socket 1: 1(1x64)< 2(1x64)<0 3(1x32)<0"],
         "half of each message goes out"
     );
+    // Where the copy lies directly before the buffer that is filled again.
+    let mut program = Program::new();
+    for copy in [0x10_0000 - 64 * KIB, 0x20_0000] {
+        program.input(1, 7, 0x10_0000, 64 * KIB);
+        program.copy(2, copy, 0x10_0000, 64 * KIB);
+    }
+    assert_eq!(program.classes(), ["socket 2: 1(2x128)< 2(2x128)<0"]);
     let mut program = Program::new();
     program.input(1, 7, 0x10_0000, 64 * KIB);
     let event = program.event(recording::Call::Forget, 0, -1, 0, 0x10_0000, 64 * KIB);
@@ -201,6 +207,27 @@ fn after_a_gap_nothing_is_known() {
     assert_eq!(program.flow.missing, 12);
     program.output(3, 9, 0x10_0000, 64 * KIB);
     assert_eq!(program.classes(), ["memory 1: 3(1x64)<", "socket 1: 1(1x64)<"]);
+}
+
+#[test]
+fn parts_of_a_call_are_one_message_and_messages_of_a_call_several() {
+    for (function, expected) in [
+        (Function::Readv, ["socket 1: 1(1x36)< 2(1x36)<0"].as_slice()),
+        (Function::Recvmmsg, &["socket 2: 1(2x36)< 2(2x36)<0"]),
+    ] {
+        let mut program = Program::new();
+        for (to, len, flags) in [(0x10_0000, 20, Flags::default()), (0x20_0000, 16, Flags::CONTINUES)] {
+            let mut event = program.event(recording::Call::Input, 1, 7, to, 0, len * KIB);
+            (event.function, event.flags) = (function, flags);
+            program.replay(&event);
+        }
+        for (from, len, flags) in [(0x10_0000, 20, Flags::default()), (0x20_0000, 16, Flags::CONTINUES)] {
+            let mut event = program.event(recording::Call::Output, 2, 7, 0, from, len * KIB);
+            event.flags = flags;
+            program.replay(&event);
+        }
+        assert_eq!(program.classes(), expected);
+    }
 }
 
 #[test]

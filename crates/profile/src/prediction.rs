@@ -35,7 +35,9 @@ impl SiteSums {
         all.elided += more.elided;
         all.elided_bytes += more.elided_bytes;
         all.timed_elided_bytes += more.timed_elided_bytes;
-        all.elided_ns = all.elided_ns.saturating_add(more.elided_ns);
+        // What waited for a processor is left out of these as of all the site's calls.
+        let elided_ns = scale(more.elided_ns, seen.work_ns(), scale(seen.ns, seen.bytes, seen.timed_bytes));
+        all.elided_ns = all.elided_ns.saturating_add(elided_ns);
         all.views += more.views;
         all.own_bytes += more.own_bytes;
         all.small_bytes += more.small_bytes;

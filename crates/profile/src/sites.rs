@@ -21,6 +21,9 @@ pub struct SiteKey {
 /// Classes of time for a KiB, each a half of the next.
 const SPEEDS: usize = 24;
 
+/// Classes above the median that are believed: eight times as slow.
+const SLOWER: usize = 3;
+
 /// What a site did.
 #[derive(Clone, Debug)]
 pub struct Seen {
@@ -34,8 +37,8 @@ pub struct Seen {
     pub timed_bytes: u64,
     /// Time that those took, ns.
     pub ns: u64,
-    /// Calls by the power of two of their time for a KiB, ns.
-    speeds: [u32; SPEEDS],
+    /// Calls, bytes and time by the power of two of their time for a KiB, ns.
+    speeds: [(u32, u64, u64); SPEEDS],
     /// What its calls would have been.
     pub would: Wouldbe,
     leaf: u32,
@@ -85,7 +88,7 @@ impl Sites {
             bytes: 0,
             timed_bytes: 0,
             ns: 0,
-            speeds: [0; SPEEDS],
+            speeds: [(0, 0, 0); SPEEDS],
             would: Wouldbe::default(),
             leaf,
         });
@@ -115,8 +118,10 @@ impl Sites {
             seen.ns = seen.ns.saturating_add(ns);
             let per_kib = ns.saturating_mul(1024) / bytes.max(1);
             let class = (u64::BITS - per_kib.leading_zeros()) as usize;
-            let count = &mut seen.speeds[class.min(SPEEDS - 1)];
+            let (count, class_bytes, class_ns) = &mut seen.speeds[class.min(SPEEDS - 1)];
             *count = count.saturating_add(1);
+            *class_bytes = class_bytes.saturating_add(bytes);
+            *class_ns = class_ns.saturating_add(ns);
         }
     }
 
@@ -141,23 +146,32 @@ impl Sites {
 }
 
 impl Seen {
-    /// What its calls took, those that were not measured at the others' speed, ns. Of inputs, which may wait:
-    /// at the speed that one in four of them reached.
+    /// What its calls took of a processor, ns: those that were not measured at the others' speed; what took far
+    /// longer than most was waiting for a processor, and counts at the slowest speed that is believed. Inputs may
+    /// wait for bytes as well: they count at the speed that one in four of them reached.
     #[must_use]
     pub fn work_ns(&self) -> u64 {
         let measured_ns = scale(self.ns, self.bytes, self.timed_bytes);
-        if self.key.call != Call::Input {
-            return measured_ns;
-        }
-        let all: u64 = self.speeds.iter().map(|count| u64::from(*count)).sum();
-        let mut below = 0;
-        let class = self.speeds.iter().position(|count| {
-            below += u64::from(*count);
-            below * 4 >= all.max(1)
-        });
+        let all: u64 = self.speeds.iter().map(|(count, _, _)| u64::from(*count)).sum();
+        let quantile = |part: u64| {
+            let mut below = 0;
+            let class = self.speeds.iter().position(|(count, _, _)| {
+                below += u64::from(*count);
+                below * 4 >= all.max(1) * part
+            });
+            class.unwrap_or(0)
+        };
         // The middle of the class [2^(class - 1), 2^class).
-        let per_kib_ns = class.filter(|class| *class > 0).map_or(0, |class| 3u64 << class >> 2);
-        scale(per_kib_ns, self.bytes, 1024).min(measured_ns)
+        let speed = |class: usize| if class == 0 { 0 } else { 3u64 << class >> 2 };
+        if self.key.call == Call::Input {
+            return scale(speed(quantile(1)), self.bytes, 1024).min(measured_ns);
+        }
+        let slowest = quantile(2) + SLOWER;
+        let believed = self.speeds.iter().enumerate().map(|(class, (_, bytes, ns))| {
+            if class <= slowest { *ns } else { scale(speed(slowest), *bytes, 1024).min(*ns) }
+        });
+        let believed_ns = believed.fold(0, u64::saturating_add);
+        scale(believed_ns, self.bytes, self.timed_bytes)
     }
 }
 
