@@ -13,6 +13,7 @@
 //! | [`passing`] | sendfile, splice, copy_file_range, for recordings |
 //! | [`messages`] | none: what recvmmsg and sendmmsg have in common |
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
+//! | [`loading`] | dlclose |
 //! | [`limits`] | calls after which the kernel allows less: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
 //! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
@@ -38,6 +39,7 @@ mod allocation;
 mod calls;
 mod lending;
 mod limits;
+mod loading;
 mod mapping;
 mod memory;
 mod messages;

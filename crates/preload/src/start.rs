@@ -52,6 +52,7 @@ pub fn fill_slots() {
     crate::namespaces::fill();
     crate::mapping::fill();
     crate::limits::fill();
+    crate::loading::fill();
     crate::passing::fill();
     #[cfg(target_arch = "x86_64")]
     crate::signals::fill();

@@ -54,6 +54,11 @@ fn mappings_that_the_program_moves_discards_and_protects() {
 }
 
 #[test]
+fn recorded_with_every_input_sampled() {
+    walk(Mode::Recorded, 600, 2, &[], &[]);
+}
+
+#[test]
 fn without_the_block_heap_or_without_eliding() {
     walk(Mode::Always, 500, 1, &[], &[("UNCOPY_HEAP", "off")]);
     walk(Mode::Never, 510, 1, &[], &[]);

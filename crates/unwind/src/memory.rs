@@ -93,9 +93,9 @@ const fn next_page(address: usize) -> usize {
 
 #[inline]
 fn own(sp: usize, may_ask: bool) -> Option<Range<usize>> {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
     return uncopy_sys::stack::around(sp, may_ask);
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
     {
         let _ = (sp, may_ask);
         None
