@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
 
-use crate::descendants::Held;
+use crate::descendants::{self, Held};
 use crate::failure::{Failure, Result, While};
 use crate::signals::Requests;
 use crate::wait;
@@ -50,8 +50,8 @@ impl Registry {
 
     /// Ends every process and removes every directory.
     fn end_all(&mut self) {
-        // A server's own processes outlive one that has to be killed.
-        let below: Vec<Held> = self.pids.iter().map(|pid| Held::below(*pid)).collect();
+        // A server's own processes may outlive it.
+        descendants::adopt();
         for pid in &self.pids {
             let _ = kill_process(*pid, Signal::TERM);
         }
@@ -64,9 +64,8 @@ impl Registry {
                 let _ = kill_process(*pid, Signal::KILL);
             }
         }
-        for processes in below {
-            processes.end(deadline.saturating_duration_since(Instant::now()).max(LAST_WORDS));
-        }
+        Held::below(getpid()).end(LAST_WORDS);
+        descendants::end_all(GRACE);
         for directory in &self.directories {
             let _ = std::fs::remove_dir_all(directory);
         }

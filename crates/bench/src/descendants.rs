@@ -12,6 +12,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::wait;
 
+/// How long a process that was killed may take to be gone.
+const KILLED: Duration = Duration::from_secs(2);
+
 /// One line of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
@@ -113,19 +116,38 @@ impl Held {
         pidfd_open(child, PidfdFlags::empty()).ok()
     }
 
-    /// Kills all that have not ended within `patience` together; returns how many these were.
+    /// Kills all that have not ended within `patience` together, and waits until they have; returns how many these
+    /// were.
     pub fn end(&self, patience: Duration) -> usize {
-        let deadline = Instant::now() + patience;
-        let lives = |process: &&OwnedFd| {
+        let lives = |process: &OwnedFd, deadline: Instant| {
             let left = deadline.saturating_duration_since(Instant::now());
-            !wait::until_readable(*process, Some(left)).unwrap_or(true)
+            !wait::until_readable(process, Some(left)).unwrap_or(true)
         };
-        let left: Vec<&OwnedFd> = self.0.iter().filter(lives).collect();
+        let deadline = Instant::now() + patience;
+        let left: Vec<&OwnedFd> = self.0.iter().filter(|process| lives(process, deadline)).collect();
         for process in &left {
             let _ = pidfd_send_signal(process, Signal::KILL);
         }
+        let deadline = Instant::now() + KILLED;
+        left.iter().for_each(|process| {
+            lives(process, deadline);
+        });
         left.len()
     }
+}
+
+/// Kills everything that came of this program, until there is no more of it or `patience` has passed. What loses its
+/// parent meanwhile becomes this program's child, so that nothing can get away by forking.
+pub fn end_all(patience: Duration) {
+    let own = rustix::process::getpid();
+    let deadline = Instant::now() + patience;
+    while Held::below(own).end(Duration::ZERO) > 0 && Instant::now() < deadline {}
+}
+
+/// Makes this program the parent of all that come of it and lose theirs.
+pub fn adopt() {
+    // Kernels since 3.4 have it.
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
 #[cfg(test)]

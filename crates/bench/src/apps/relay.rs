@@ -9,7 +9,7 @@ use super::listeners::Listeners;
 use super::source::{RATE_BYTES_PER_S, Source};
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::process::Server;
 use crate::table::size;
 use crate::traffic::Load;
@@ -102,7 +102,7 @@ impl Relaying<'_> {
         Ok(heard.held)
     }
 
-    /// The largest number of listeners that are held, to a step.
+    /// The largest number of listeners that are held, to a step; 0 where not even one is.
     fn search(&mut self, duration: Duration) -> Result<usize> {
         let limit = (duration * SEARCH_PART).clamp(SEARCH_LEAST, SEARCH_MOST);
         let mut search = Search::from(self.last.get().unwrap_or(FIRST), self.most);
@@ -113,10 +113,7 @@ impl Relaying<'_> {
             let held = self.holds(count, duration.max(TRIAL_LEAST))?;
             search.tell(count, held);
         }
-        match search.found() {
-            0 => Err(Failure::new("the relay does not hold a single listener")),
-            found => Ok(found),
-        }
+        Ok(search.found())
     }
 }
 
@@ -128,9 +125,9 @@ impl Running for Relaying<'_> {
     fn prepare(&mut self, duration: Duration) -> Result<u64> {
         let before = self.listeners.verified_bytes();
         let found = self.search(duration)?;
-        self.last.set(Some(found));
-        self.held = Some((found, true));
-        self.listeners.resize(found)?;
+        self.last.set(Some(found.max(1)));
+        self.held = Some((found.max(1), found > 0));
+        self.listeners.resize(found.max(1))?;
         self.listeners.hear(SETTLE, &self.source)?;
         Ok(self.listeners.verified_bytes() - before)
     }
@@ -150,7 +147,8 @@ impl Running for Relaying<'_> {
         self.listeners.resize(count)?;
         let heard = self.listeners.hear(duration.max(TRIAL_LEAST), &self.source)?;
         self.source.check()?;
-        self.held = Some((count, heard.held));
+        let held_before = self.held.is_none_or(|(_, held)| held);
+        self.held = Some((count, held_before && heard.held));
         // Whole operations, in the time that they took: their rate is the number of listeners.
         let exchanges = (heard.elapsed.as_secs_f64() * count as f64).round().max(1.0);
         Ok(Load {
