@@ -10,7 +10,7 @@ use uncopy_engine::gate::HEAP_MIN_BYTES;
 use uncopy_engine::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use uncopy_engine::heap::Allocation;
 use uncopy_hooks::{gate, slots};
-use uncopy_record::{self as record, Function, Timer};
+use uncopy_record::{self as record, Flags, Function, Timer};
 
 type Pointer = *mut c_void;
 
@@ -199,7 +199,7 @@ unsafe fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
             if are_blocks || is_moved_by_pages && !ENGINE.heap.contains(new as usize) {
                 timer.relocated(Function::Realloc, new as usize, from, moved_bytes);
             } else {
-                timer.copied(Function::Realloc, new as usize, from, moved_bytes);
+                timer.copied(Function::Realloc, new as usize, from, moved_bytes, Flags(0));
             }
         }
         record::forget(Function::Realloc, from, old_bytes);

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use uncopy_engine::copy::copy;
 use uncopy_engine::gate::{LEAST_BYTES, MIN_SIZE_BYTES};
 use uncopy_hooks::{gate, slots};
-use uncopy_record::{Function, Timer};
+use uncopy_record::{Flags, Function, Timer};
 
 type Move = unsafe extern "C" fn(*mut u8, *const u8, usize) -> *mut u8;
 type MoveChecked = unsafe extern "C" fn(*mut u8, *const u8, usize, usize) -> *mut u8;
@@ -39,18 +39,20 @@ unsafe fn move_early(to: *mut u8, from: *const u8, len: usize) {
 unsafe fn copy_or_move(to: *mut u8, from: *const u8, len: usize, caller: usize, function: Function) {
     let timer = Timer::begin(len);
     // SAFETY: the caller's promise.
-    unsafe { copy_or_move_now(to, from, len, caller) };
+    let is_engines = unsafe { copy_or_move_now(to, from, len, caller) };
     if let Some(timer) = timer {
-        timer.copied(function, to as usize, from as usize, len);
+        let flags = if is_engines { Flags::SAMPLED } else { Flags(0) };
+        timer.copied(function, to as usize, from as usize, len, flags);
     }
 }
 
+/// Whether the engine did it.
 #[inline(always)]
-unsafe fn copy_or_move_now(to: *mut u8, from: *const u8, len: usize, caller: usize) {
+unsafe fn copy_or_move_now(to: *mut u8, from: *const u8, len: usize, caller: usize) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
         if len >= MIN_SIZE_BYTES.load(Relaxed) && copy(to as usize, from as usize, len, caller) {
-            return;
+            return true;
         }
         match MEMMOVE.get() {
             Some(memmove) => {
@@ -58,6 +60,7 @@ unsafe fn copy_or_move_now(to: *mut u8, from: *const u8, len: usize, caller: usi
             }
             None => move_early(to, from, len),
         }
+        false
     }
 }
 
@@ -154,5 +157,5 @@ mod portable {
 /// Copies out of a block, views and all; who calls it enters that.
 pub unsafe fn memmove_from_block(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's promise.
-    unsafe { copy_or_move_now(to, from, len, memmove_from_block as *const () as usize) };
+    let _ = unsafe { copy_or_move_now(to, from, len, memmove_from_block as *const () as usize) };
 }

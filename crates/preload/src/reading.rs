@@ -60,23 +60,24 @@ fn one(
     call: impl Fn(Pointer) -> ssize_t,
 ) -> ssize_t {
     let timer = Timer::begin(len);
-    let got = one_now(buffer, len, caller, call);
+    let (got, is_engines) = one_now(buffer, len, caller, call);
     if let Some(timer) = timer {
-        timer.transferred(transfer, buffer as usize, len, got);
+        timer.transferred(transfer.by_engine(is_engines), buffer as usize, len, got);
     }
     got
 }
 
+/// What was read, and whether the engine had a part in it.
 #[inline(always)]
-fn one_now(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) -> ssize_t) -> ssize_t {
+fn one_now(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) -> ssize_t) -> (ssize_t, bool) {
     let mut parts = [Part { address: buffer as usize, len_bytes: len }];
     if !concerns(&parts) {
-        return call(buffer);
+        return (call(buffer), false);
     }
-    let Some(input) = Input::begin(&mut parts, caller) else { return call(buffer) };
+    let Some(input) = Input::begin(&mut parts, caller) else { return (call(buffer), false) };
     let got = input.call(|parts| call(parts[0].address as Pointer));
     input.finish(usize::try_from(got).unwrap_or(0));
-    got
+    (got, true)
 }
 
 /// The parts of an iovec array in an array of ours; `None` if they are too many to look at, or not there:
@@ -108,8 +109,9 @@ unsafe fn several(
     let timer = Timer::begin_any();
     // SAFETY: the caller's promise; where the kernel stored something, it has read the vector.
     unsafe {
-        let got = several_now(vector, count, caller, call);
+        let (got, is_engines) = several_now(vector, count, caller, call);
         if let Some(timer) = timer {
+            let transfer = transfer.by_engine(is_engines);
             timer.transferred_parts(transfer, vector.cast(), usize::try_from(count).unwrap_or(0), got);
         }
         got
@@ -121,23 +123,23 @@ unsafe fn several_now(
     count: c_int,
     caller: usize,
     call: impl Fn(*const iovec, c_int) -> ssize_t,
-) -> ssize_t {
+) -> (ssize_t, bool) {
     if MIN_SIZE_BYTES.load(Relaxed) == usize::MAX {
-        return call(vector, count);
+        return (call(vector, count), false);
     }
     let mut room = [NO_PART; PARTS_MOST];
     // SAFETY: the caller's promise.
     let Some(used) = (unsafe { parts_of(&mut room, vector, usize::try_from(count).unwrap_or(0)) }) else {
-        return call(vector, count);
+        return (call(vector, count), false);
     };
     let parts = &mut room[..used];
     if !concerns(parts) {
-        return call(vector, count);
+        return (call(vector, count), false);
     }
-    let Some(input) = Input::begin(parts, caller) else { return call(vector, count) };
+    let Some(input) = Input::begin(parts, caller) else { return (call(vector, count), false) };
     let got = input.call(|parts| call(parts.as_ptr().cast(), count));
     input.finish(usize::try_from(got).unwrap_or(0));
-    got
+    (got, true)
 }
 
 gate!(read, "rdx", "rcx", LEAST_BYTES, READ, read_body);

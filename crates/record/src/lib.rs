@@ -90,6 +90,18 @@ pub struct Transfer {
     pub flags: Flags,
 }
 
+impl Transfer {
+    /// The same, made by the engine or not.
+    #[inline]
+    #[must_use]
+    pub fn by_engine(mut self, is_engines: bool) -> Self {
+        if is_engines {
+            self.flags = self.flags.with(Flags::SAMPLED);
+        }
+        self
+    }
+}
+
 impl Timer {
     /// Starts if a recording is on and a call of so many bytes would be entered.
     #[inline]
@@ -105,12 +117,12 @@ impl Timer {
         is_on().then(|| Self { start: clock::ticks() })
     }
 
-    /// Enters a copy. In order of effects it comes after it.
+    /// Enters a copy. In order of effects it comes after it. `flags`: SAMPLED if the engine made it.
     #[inline(always)]
-    pub fn copied(self, function: Function, to: usize, from: usize, len_bytes: usize) {
+    pub fn copied(self, function: Function, to: usize, from: usize, len_bytes: usize, flags: Flags) {
         let end = clock::ticks();
         let stack = Stack::here();
-        self.enter_copy(end, stack, Call::Copy, function, [to, from, len_bytes]);
+        self.enter_copy(end, stack, Call::Copy, (function, flags), [to, from, len_bytes]);
     }
 
     /// Enters bytes that were moved by page tables.
@@ -118,11 +130,18 @@ impl Timer {
     pub fn relocated(self, function: Function, to: usize, from: usize, len_bytes: usize) {
         let end = clock::ticks();
         let stack = Stack::here();
-        self.enter_copy(end, stack, Call::Relocate, function, [to, from, len_bytes]);
+        self.enter_copy(end, stack, Call::Relocate, (function, Flags::default()), [to, from, len_bytes]);
     }
 
     #[inline(never)]
-    fn enter_copy(self, end: u64, stack: Stack, call: Call, function: Function, [to, from, len]: [usize; 3]) {
+    fn enter_copy(
+        self,
+        end: u64,
+        stack: Stack,
+        call: Call,
+        (function, flags): (Function, Flags),
+        [to, from, len]: [usize; 3],
+    ) {
         let Some(area) = session::area() else { return };
         let (start_ns, duration_ns) = clock::span(self.start, end);
         ring::publish(
@@ -134,7 +153,7 @@ impl Timer {
                 call,
                 object: Object::None,
                 function,
-                flags: Flags::default(),
+                flags,
                 fd: -1,
                 thread: uncopy_sys::lock::thread_id(),
                 stack: stack.id(area),

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use uncopy_core::recording::request::Request;
-use uncopy_core::recording::{Call, Event, Phase};
+use uncopy_core::recording::{Call, Event, Flags, Phase};
 use uncopy_core::stats::{CONTROL_SUFFIX, Counter};
-use uncopy_tests::artifacts::plain_only;
+use uncopy_tests::artifacts::{library, packaged, plain_only};
+use uncopy_tests::programs::compiled;
 use uncopy_tests::recordings::{Recorded, Recordings};
 use uncopy_tests::told::Told;
 use uncopy_tests::{Mode, Program, Scratch};
@@ -53,7 +54,9 @@ impl Expected {
 
 fn shown(event: &Event) -> String {
     let Event { call, function, object, fd, thread, to, from, len_bytes, flags, .. } = event;
-    let (call, function, object, flags) = (call.name(), function.name(), object.name(), flags.0);
+    // Which calls are sampled is not the program's to know.
+    let flags = flags.0 & !Flags::SAMPLED.0;
+    let (call, function, object) = (call.name(), function.name(), object.name());
     format!("{call} {function} {object} {fd} {thread} {to:#x} {from:#x} {len_bytes} {flags}")
 }
 
@@ -174,6 +177,37 @@ fn a_directory_that_is_not_ours_alone_is_refused_and_the_program_runs_on() {
         assert!(why.contains(&errno.to_string()) || why.contains(&shown), "{name}: {why}");
         let made = std::fs::read_dir(&path).map(Iterator::count).unwrap_or(0);
         assert_eq!(made, 0, "files in {name}");
+    }
+}
+
+/// A program that gains privileges does not believe its environment.
+#[test]
+fn a_set_user_id_program_is_not_recorded() {
+    if skipped() {
+        return;
+    }
+    if !is_root() {
+        eprintln!("skipped: a_set_user_id_program_is_not_recorded: only root can make such a program");
+        return;
+    }
+    let scratch = Scratch::new("recording");
+    std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755)).expect("directory");
+    let path = compiled(&scratch, "recorded", &[library().to_str().expect("UTF-8")]);
+    for (name, mode, expected) in [("ordinary", 0o755, 1), ("privileged", 0o4755, 0)] {
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("program");
+        let directory = scratch.directory(name);
+        std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o700)).expect("mode");
+        let program = if expected == 0 {
+            Program::new(packaged("/usr/bin/setpriv", "util-linux"))
+                .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+                .args([&path])
+        } else {
+            Program::new(&path)
+        };
+        let done = program.env("UNCOPY_RECORD", &directory).run(&scratch, name).expect_success();
+        let users = if expected == 0 { b"65534 0\n" } else { b"0 0\n".as_slice() };
+        assert_eq!(done.output, users, "{}", done.errors);
+        assert_eq!(std::fs::read_dir(&directory).expect("a directory").count(), expected, "{name}");
     }
 }
 
