@@ -1,8 +1,10 @@
 //! Classes of operations: those that came from the same kind of object and took the same steps.
 
+use crate::hash::{FastMap, Multiply};
 use crate::model::Object;
 use crate::operation::{OpenCall, Operation, StepKey};
-use std::collections::HashMap;
+use smallvec::SmallVec;
+use std::hash::{Hash as _, Hasher as _};
 
 /// Classes that are told apart at most; further ones are only counted.
 pub const CLASSES_MOST: usize = 4096;
@@ -46,11 +48,11 @@ pub struct Class {
 /// What is left of operations that are over.
 #[derive(Clone, Debug, Default)]
 pub struct Classes {
-    by_key: HashMap<(Object, Box<[StepKey]>), usize>,
+    /// Classes by the hash of where their bytes come from and of their steps.
+    by_hash: FastMap<u64, SmallVec<[u32; 2]>>,
     all: Vec<Class>,
     /// Operations that no class was made for.
     pub others: u64,
-    key: Vec<StepKey>,
 }
 
 impl Classes {
@@ -59,22 +61,28 @@ impl Classes {
         if operation.steps.is_empty() {
             return;
         }
-        self.key.clear();
-        self.key.extend(operation.steps.iter().map(|step| step.key));
-        let key = (operation.from, self.key.as_slice().into());
-        let index = match self.by_key.get(&key) {
+        let mut hasher = Multiply::default();
+        operation.from.hash(&mut hasher);
+        for step in &operation.steps {
+            step.key.hash(&mut hasher);
+        }
+        let hash = hasher.finish();
+        let mut same = self.by_hash.get(&hash).into_iter().flatten();
+        let index = match same.find(|index| self.all[**index as usize].holds(operation)) {
             Some(index) => *index,
             None if self.all.len() == CLASSES_MOST => {
                 self.others += 1;
                 return;
             }
             None => {
+                // Fewer than CLASSES_MOST.
+                let index = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
                 self.all.push(Class::like(operation));
-                self.by_key.insert(key, self.all.len() - 1);
-                self.all.len() - 1
+                self.by_hash.entry(hash).or_default().push(index);
+                index
             }
         };
-        let class = &mut self.all[index];
+        let class = &mut self.all[index as usize];
         class.count += 1;
         class.bytes = class.bytes.saturating_add(operation.bytes);
         for (sum, step) in class.steps.iter_mut().zip(&operation.steps) {
@@ -95,6 +103,12 @@ impl Classes {
 }
 
 impl Class {
+    /// Whether an operation is of this class.
+    fn holds(&self, operation: &Operation) -> bool {
+        self.from == operation.from
+            && self.steps.iter().map(|step| step.key).eq(operation.steps.iter().map(|step| step.key))
+    }
+
     /// A class without operations, for such as this one.
     fn like(operation: &Operation) -> Self {
         let sum = |step: &crate::operation::OpenStep| StepSum {

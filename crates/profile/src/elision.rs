@@ -26,6 +26,8 @@ pub enum Would {
     TooSmall,
     /// Not received, or not into a view.
     OwnBytes,
+    /// Into memory that others share or that a file backs, which can hold no views.
+    Shared,
 }
 
 impl Would {
@@ -34,7 +36,7 @@ impl Would {
     pub const fn elided_bytes(&self) -> u64 {
         match self {
             Self::Elide { elided_bytes, .. } => *elided_bytes,
-            Self::TooSmall | Self::OwnBytes => 0,
+            Self::TooSmall | Self::OwnBytes | Self::Shared => 0,
         }
     }
 }
@@ -42,6 +44,8 @@ impl Would {
 /// The rules, with the costs of one machine.
 pub struct Elision {
     costs: SharedCosts,
+    /// Start and end of the mappings that can hold no views, in order.
+    shared: Vec<(u64, u64)>,
 }
 
 impl Elision {
@@ -50,7 +54,18 @@ impl Elision {
     pub fn new(costs: &Costs) -> Self {
         let shared = SharedCosts::new();
         shared.adopt(costs);
-        Self { costs: shared }
+        Self { costs: shared, shared: Vec::new() }
+    }
+
+    /// Says which mappings can hold no views: start and end of each.
+    pub fn set_shared(&mut self, mut ranges: Vec<(u64, u64)>) {
+        ranges.sort_unstable();
+        self.shared = ranges;
+    }
+
+    fn is_shared(&self, address: u64) -> bool {
+        let after = self.shared.partition_point(|(start, _)| *start <= address);
+        self.shared[..after].last().is_some_and(|(_, end)| address < *end)
     }
 
     /// Whether copying so many bytes costs more than keeping account of them.
@@ -61,7 +76,8 @@ impl Elision {
     /// Whether what an input puts at `to` would be a view.
     #[must_use]
     pub fn input(&self, to: u64, len_bytes: u64) -> bool {
-        len_bytes >= MIN_SIZE_BYTES && whole_pages(to, len_bytes) > PAGE && self.pays(len_bytes)
+        let is_large = len_bytes >= MIN_SIZE_BYTES && whole_pages(to, len_bytes) > PAGE;
+        is_large && self.pays(len_bytes) && !self.is_shared(to)
     }
 
     /// What a copy to `to` would be, `found` being what lies at its source.
@@ -89,6 +105,8 @@ impl Elision {
             found.iter().filter(|(_, _, content)| content.is_received).map(|(_, len, _)| len).sum();
         if received_bytes * 2 < len_bytes.min(MIN_SIZE_BYTES) {
             Would::OwnBytes
+        } else if self.is_shared(to) {
+            Would::Shared
         } else if len_bytes >= MIN_SIZE_BYTES && self.pays(elidable_bytes) {
             Would::Elide { elided_bytes: elidable_bytes, views }
         } else {
@@ -130,6 +148,19 @@ mod tests {
         let apart =
             rules.copy(0x1000, 256 << 10, &[view(0, 120 << 10, true), view(136 << 10, 120 << 10, true)]);
         assert_eq!(apart, Would::Elide { elided_bytes: 240 << 10, views: 2 });
+    }
+
+    #[test]
+    fn shared_memory_holds_no_views() {
+        let mut rules = Elision::new(&Costs::DEFAULT);
+        rules.set_shared(vec![(0x90_0000, 0xA0_0000), (0x10_0000, 0x20_0000)]);
+        let source = [view(0, 256 << 10, true)];
+        for (to, is_shared) in [(0xF_0000, false), (0x10_0000, true), (0x20_0000, false), (0x98_0000, true)] {
+            let expected =
+                if is_shared { Would::Shared } else { Would::Elide { elided_bytes: 256 << 10, views: 1 } };
+            assert_eq!(rules.copy(to, 256 << 10, &source), expected, "{to:#x}");
+            assert_eq!(rules.input(to, 256 << 10), !is_shared, "{to:#x}");
+        }
     }
 
     #[test]

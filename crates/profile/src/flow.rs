@@ -20,6 +20,8 @@ use uncopy_core::recording::{self, Event, Flags, Function};
 
 /// Operations that are under way at most; the oldest is ended for a further one.
 pub const OPERATIONS_MOST: usize = 1 << 16;
+/// Operations that are over whose memory is kept.
+const SPARE_MOST: usize = 256;
 /// Pairs of sites between which bytes are counted at most.
 const LINKS_MOST: usize = 1 << 16;
 /// Of the bytes that a call takes from an operation, a step must have put one in so many there to be named as
@@ -58,6 +60,9 @@ pub struct Flow {
     /// The operations under way, by number from `first_number` on; those that are over are `None`.
     operations: VecDeque<Option<Box<Operation>>>,
     first_number: u64,
+    /// Memory of operations that are over, for further ones.
+    #[allow(clippy::vec_box, reason = "the boxes are what is kept")]
+    spare: Vec<Box<Operation>>,
     /// Numbers of operations, and when to look whether they are over.
     quiet: VecDeque<(u64, u64)>,
     quiet_done: VecDeque<(u64, u64)>,
@@ -89,6 +94,7 @@ impl Flow {
             elision,
             operations: VecDeque::new(),
             first_number: 0,
+            spare: Vec::new(),
             quiet: VecDeque::new(),
             quiet_done: VecDeque::new(),
             received: FastMap::default(),
@@ -149,6 +155,11 @@ impl Flow {
         }
     }
 
+    /// Says which mappings of the process can hold no views.
+    pub fn set_shared(&mut self, ranges: Vec<(u64, u64)>) {
+        self.elision.set_shared(ranges);
+    }
+
     fn operation(&mut self, number: u64) -> Option<&mut Operation> {
         let index = usize::try_from(number.checked_sub(self.first_number)?).ok()?;
         self.operations.get_mut(index)?.as_deref_mut()
@@ -156,7 +167,15 @@ impl Flow {
 
     fn begin(&mut self, from: Object) -> u64 {
         let number = self.first_number + self.operations.len() as u64;
-        self.operations.push_back(Some(Box::new(Operation::new(number, from, self.clock_ns))));
+        let fresh = Operation::new(number, from, self.clock_ns);
+        let operation = match self.spare.pop() {
+            Some(mut used) => {
+                *used = fresh;
+                used
+            }
+            None => Box::new(fresh),
+        };
+        self.operations.push_back(Some(operation));
         self.quiet.push_back((number, self.clock_ns + QUIET_NS));
         while self.operations.len() > OPERATIONS_MOST {
             self.end(self.first_number);
@@ -169,6 +188,9 @@ impl Flow {
         if let Some(operation) = index.and_then(|index| self.operations.get_mut(index)).and_then(Option::take)
         {
             self.classes.add(&operation);
+            if self.spare.len() < SPARE_MOST {
+                self.spare.push(operation);
+            }
         }
         while matches!(self.operations.front(), Some(None)) {
             self.operations.pop_front();

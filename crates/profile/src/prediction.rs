@@ -41,6 +41,7 @@ impl SiteSums {
         all.views += more.views;
         all.own_bytes += more.own_bytes;
         all.small_bytes += more.small_bytes;
+        all.shared_bytes += more.shared_bytes;
     }
 }
 
@@ -119,9 +120,12 @@ pub fn predict(profile: &mut Profile, sums: &[SiteSums], costs: &Costs) {
 
 /// What uncopy would do with a site's copies, and why.
 fn verdict(would: &Wouldbe, balance: &Balance) -> (Verdict, String) {
-    let left_bytes = would.small_bytes.max(would.own_bytes);
+    let left_bytes = would.small_bytes.max(would.own_bytes).max(would.shared_bytes);
     if would.elided_bytes == 0 || would.elided_bytes < left_bytes {
-        return if would.own_bytes >= would.small_bytes {
+        return if would.shared_bytes == left_bytes && left_bytes > 0 {
+            let why = "its destination is shared memory or a mapped file, which can hold no views";
+            (Verdict::Shared, why.to_owned())
+        } else if would.own_bytes >= would.small_bytes {
             (Verdict::OwnBytes, "its bytes are the program's own, not received in large pieces".to_owned())
         } else {
             let why = "too few whole pages in each call: copying them costs no more than tracking";

@@ -59,6 +59,8 @@ pub struct Wouldbe {
     pub views: u64,
     /// Bytes of calls whose bytes were never received.
     pub own_bytes: u64,
+    /// Bytes of calls into shared memory.
+    pub shared_bytes: u64,
     /// Bytes of calls with too little in whole pages.
     pub small_bytes: u64,
 }
@@ -141,6 +143,7 @@ impl Sites {
             }
             Would::TooSmall => all.small_bytes += bytes,
             Would::OwnBytes => all.own_bytes += bytes,
+            Would::Shared => all.shared_bytes += bytes,
         }
     }
 }

@@ -16,6 +16,8 @@ use uncopy_profile::assemble::Recorded;
 use uncopy_profile::elision::Elision;
 use uncopy_profile::flow::Flow;
 
+/// How often mappings are looked at: once in so many times.
+const MAPPINGS_TICKS: u32 = 20;
 /// Processes that are recorded at most.
 const PROCESSES_MOST: usize = 256;
 
@@ -44,6 +46,8 @@ struct Source {
     /// Processor time at the start of the recording and last, seconds.
     cpu_seconds: Option<(f64, f64)>,
     is_over: bool,
+    /// How often it was looked at.
+    ticks: u32,
 }
 
 /// All processes of a run.
@@ -160,6 +164,7 @@ impl Source {
             flow,
             cpu_seconds: None,
             is_over: false,
+            ticks: 0,
         };
         source.note_time();
         Ok(Some(source))
@@ -168,6 +173,7 @@ impl Source {
     /// Takes in what has come; whether there is more right away.
     fn drain(&mut self) -> bool {
         self.note_time();
+        self.note_mappings();
         let Self { file, head, recording, ring, flow, .. } = self;
         let mut leaf = |stack: u32| {
             if recording.stacks.frames(stack).is_empty()
@@ -186,6 +192,18 @@ impl Source {
     fn refresh(&mut self) {
         if let Some(fresh) = read(&self.head) {
             self.recording = fresh;
+        }
+    }
+
+    /// Tells the replay which mappings are shared, now and then.
+    fn note_mappings(&mut self) {
+        let is_due = self.ticks.is_multiple_of(MAPPINGS_TICKS);
+        self.ticks = self.ticks.wrapping_add(1);
+        if is_due
+            && !self.is_over
+            && let Ok(maps) = fs::read(format!("/proc/{}/maps", self.recording.pid))
+        {
+            self.flow.set_shared(shared(&maps));
         }
     }
 
@@ -218,6 +236,20 @@ fn read(file: &File) -> Option<Recording> {
     Recording::parse(&bytes).ok()
 }
 
+/// Start and end of the mappings that are shared or that a file backs, in `/proc/PID/maps`.
+fn shared(maps: &[u8]) -> Vec<(u64, u64)> {
+    let text = String::from_utf8_lossy(maps);
+    let range = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let is_shared = fields.next()?.ends_with('s');
+        let is_file = fields.nth(2)? != "0";
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        Some((number(start)?, number(end)?)).filter(|_| is_shared || is_file)
+    };
+    text.lines().filter_map(range).collect()
+}
+
 /// Processor time of a process, user and system, seconds; `None` if there is none that runs.
 pub fn cpu_seconds(pid: u32) -> Option<f64> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
@@ -229,4 +261,25 @@ pub fn cpu_seconds(pid: u32) -> Option<f64> {
     }
     let ticks: u64 = fields.get(11)?.parse::<u64>().ok()?.saturating_add(fields.get(12)?.parse().ok()?);
     Some(ticks as f64 / os::child::ticks_per_second() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_and_file_backed_mappings_are_told_from_private_memory() {
+        let maps = b"1000-2000 rw-p 00000000 00:00 0 \n\
+                     2000-3000 rw-s 00000000 00:01 77 /dev/zero (deleted)\n\
+                     3000-4000 r--p 00001000 fe:00 12 /bin/a program\n\
+                     7000-8000 rw-p 00000000 00:00 0 [heap]\nnonsense\n";
+        assert_eq!(shared(maps), [(0x2000, 0x3000), (0x3000, 0x4000)]);
+    }
+
+    #[test]
+    fn a_process_that_runs_has_spent_some_time() {
+        assert!(cpu_seconds(std::process::id()).is_some_and(|seconds| seconds >= 0.0));
+        // Above the largest pid of any kernel.
+        assert_eq!(cpu_seconds(4_194_999), None);
+    }
 }

@@ -1,0 +1,387 @@
+//! `uncopy profile` and `uncopy report`, on programs of which it is known what they do.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use uncopy_tests::artifacts::{bin_dir, packaged, plain_only};
+use uncopy_tests::resp::{Answer, Resp};
+use uncopy_tests::running::{Finished, Running};
+use uncopy_tests::scratch::{free_port, wait_until};
+use uncopy_tests::{Program, Scratch};
+
+const CHAINS: &str = env!("CARGO_BIN_EXE_chains");
+const VALUE_BYTES: usize = 262_144;
+
+/// Skips what needs the library.
+fn skipped() -> bool {
+    if plain_only() {
+        eprintln!("skipped: nothing runs under uncopy");
+    }
+    plain_only()
+}
+
+fn uncopy(arguments: &[&str]) -> Program {
+    Program::new(bin_dir().join("uncopy")).args(arguments)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// `uncopy profile -o OUT OPTIONS …`, to its end; OUT.
+fn profile(scratch: &Scratch, options: &[&str]) -> (Finished, PathBuf) {
+    let out = scratch.join("out.json");
+    let done = uncopy(&["profile", "-o", text(&out)]).args(options).run(scratch, "profile");
+    (done, out)
+}
+
+fn json(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).expect("the profile");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// A class as `NAME COUNT: app A, io B: FUNCTION(CALLS)<AFTER …`.
+fn class(profile: &Value, operation: &Value) -> String {
+    let number = |name: &str| operation[name].as_u64().expect("a number");
+    let mut text = format!(
+        "{} {}: app {}, io {}:",
+        operation["name"].as_str().expect("a name"),
+        number("count"),
+        number("copies_in_application"),
+        number("copies_at_io_stack")
+    );
+    for step in operation["steps"].as_array().expect("steps") {
+        let site = usize::try_from(step["site"].as_u64().expect("a site")).expect("small");
+        let name = profile["sites"][site]["name"].as_str().expect("a name");
+        let after: Vec<String> =
+            step["after"].as_array().expect("steps").iter().map(ToString::to_string).collect();
+        let calls = step["calls_each"].as_f64().expect("a number");
+        write!(text, " {name}({calls})<{}", after.join("+")).expect("room");
+    }
+    text
+}
+
+fn classes(profile: &Value) -> Vec<String> {
+    let operations = profile["operations"].as_array().expect("operations");
+    let mut all: Vec<String> = operations.iter().map(|operation| class(profile, operation)).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn known_chains_are_reported_exactly() {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new("profile-chains");
+    let expected = scratch.join("expected");
+    let (done, out) = profile(&scratch, &["--", CHAINS, text(&expected), "only"]);
+    assert!(done.status.success(), "{}", done.errors);
+    let profile = json(&out);
+    assert_eq!(profile["dropped_events"], 0);
+    assert_eq!(
+        classes(&profile),
+        [
+            // passed
+            "file → socket 1: app 0, io 0: sendfile(1)< sendfile(1)<0",
+            // messages
+            "datagram → datagram 1: app 0, io 2: recvmmsg(1)< send(1)<0",
+            "datagram → datagram 1: app 1, io 2: recvmmsg(1)< memcpy(1)<0 send(1)<1",
+            "memory → datagram 1: app 0, io 1: sendmmsg(1)<",
+            // passed
+            "memory → file 1: app 0, io 1: write(1)<",
+            // small
+            "memory → memory 1: app 1, io 0: memcpy(1)<",
+            // What links are fed with, and scattered's 100 bytes of the program's own.
+            "memory → socket 17: app 0, io 1: write(1)<",
+            // freed, and the rest of what was dropped
+            "socket → memory 2: app 0, io 1: read(1)<",
+            // fan_out
+            "socket → socket 1: app 2, io 3: recv(1)< memcpy(2)<0 send(2)<1",
+            // scattered
+            "socket → socket 1: app 1, io 2: readv(1)< memcpy(1)<0 writev(1)<1 writev(1)<0",
+            // grown, by copying
+            "socket → socket 1: app 1, io 2: read(1)< realloc(1)<0 write(1)<1",
+            // mapped, and grown by page tables
+            "socket → socket 2: app 0, io 2: read(1)< write(1)<0",
+            // straight, overlap
+            "socket → socket 2: app 2, io 2: read(1)< memcpy(1.5)<0 memmove(1)<1 write(1)<2",
+            // reuse
+            "socket → socket 2: app 1, io 2: read(1)< memcpy(1)<0 write(1)<1",
+            // fan_in, threads
+            "socket → socket 3: app 1, io 2: read(1)< memcpy(1)<0 send(1)<1",
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    );
+    let leaves = profile["sites"].as_array().expect("sites").iter().map(|site| &site["place"]);
+    assert!(leaves.clone().any(|place| place == "chains::memmove"), "{:?}", leaves.collect::<Vec<_>>());
+}
+
+/// A Redis server under `uncopy COMMAND …`.
+struct Server {
+    running: Running,
+    port: u16,
+}
+
+impl Server {
+    fn start(scratch: &Scratch, command: &[&str]) -> Self {
+        let port = free_port();
+        let redis = packaged("/usr/bin/redis-server", "redis-server");
+        let running = uncopy(command)
+            .args(["--", text(&redis), "--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
+            .args([text(&scratch.directory("data"))])
+            .args(["--save", "", "--appendonly", "yes", "--appendfsync", "no", "--daemonize", "no"])
+            .args(["--auto-aof-rewrite-percentage", "0"])
+            .start(scratch, "server");
+        let server = Self { running, port };
+        wait_until("Redis to answer", Duration::from_secs(20), || {
+            let connected = std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+            (connected && server.client().command(&[b"PING"]) == Answer::Status("PONG".to_owned()))
+                .then_some(())
+        });
+        server
+    }
+
+    fn client(&self) -> Resp {
+        Resp::connect(self.port)
+    }
+
+    /// SETs as redis-benchmark makes them: 45 bytes in front of each value.
+    fn set(&self, times: usize) {
+        let mut client = self.client();
+        let value = vec![b'x'; VALUE_BYTES];
+        for _ in 0..times {
+            let answer = client.command(&[b"SET", b"key:__rand_int__", &value]);
+            assert_eq!(answer, Answer::Status("OK".to_owned()));
+        }
+    }
+
+    fn shut_down(&self) {
+        self.client().send(&[vec![b"SHUTDOWN", b"NOSAVE"]]);
+    }
+}
+
+/// Redis moves each value by memmove, then into its AOF buffers, then to the file, whatever number of reads the
+/// kernel cut it into.
+fn expect_set_chain(profile: &Value, at_least: u64) {
+    let operations = profile["operations"].as_array().expect("operations");
+    let is_set = |operation: &&Value| {
+        let steps = operation["steps"].as_array().expect("steps");
+        let names = steps.iter().map(|step| {
+            let site = usize::try_from(step["site"].as_u64().expect("a site")).expect("small");
+            profile["sites"][site]["name"].as_str().expect("a name")
+        });
+        names.eq(["read", "memmove", "memcpy", "memcpy", "write"])
+            && (0..5).all(|index| {
+                let after = &steps[index]["after"];
+                if index == 0 {
+                    *after == serde_json::json!([])
+                } else {
+                    *after == serde_json::json!([index - 1])
+                }
+            })
+    };
+    let found = operations.iter().find(is_set).unwrap_or_else(|| panic!("{:#?}", classes(profile)));
+    assert!(found["count"].as_u64().expect("a number") >= at_least, "{:#?}", classes(profile));
+    assert_eq!(found["name"], "socket → file");
+    let counts = ["copies_in_application", "copies_at_io_stack"].map(|name| found[name].as_u64());
+    assert_eq!(counts, [Some(3), Some(2)]);
+    let steps = found["steps"].as_array().expect("steps");
+    assert_eq!(steps[1]["shift"], -45);
+    assert_eq!((&steps[1]["source"], &steps[1]["destination"]), (&"buffer 1".into(), &"buffer 1".into()));
+    assert_eq!((&steps[3]["source"], &steps[3]["destination"]), (&"buffer 2".into(), &"buffer 3".into()));
+    // The value and its line end, then the value alone, in the AOF's words.
+    let example = found["example"].as_array().expect("calls");
+    let copies: Vec<(u64, u64)> = example
+        .iter()
+        .filter(|call| (1..4).contains(&call["step"].as_u64().expect("a number")))
+        .map(|call| {
+            (call["own_bytes"].as_u64().expect("a number"), call["bytes"].as_u64().expect("a number"))
+        })
+        .collect();
+    let value_bytes = VALUE_BYTES as u64;
+    let [(moved, _), (first, _), (second, with_header)] = copies.as_slice() else { panic!("{copies:?}") };
+    assert_eq!((*moved, *first, *second), (value_bytes + 2, value_bytes, value_bytes));
+    assert!(*with_header > value_bytes);
+}
+
+#[test]
+fn the_chain_of_redis_set_is_found_as_it_is() {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new("profile-redis");
+    let out = scratch.join("set.json");
+    let server = Server::start(&scratch, &["profile", "-o", text(&out)]);
+    server.set(40);
+    server.shut_down();
+    let done = server.running.finish(Duration::from_secs(40));
+    assert!(done.status.success(), "{}", done.errors);
+    let profile = json(&out);
+    expect_set_chain(&profile, 20);
+    let report = done.text();
+    assert!(report.contains(" times inside redis-server"), "{report}");
+    assert!(report.contains("memmove by -45 in "), "{report}");
+    let functions = profile["frames"].as_array().expect("frames").iter().map(|frame| &frame["function"]);
+    assert!(
+        functions.clone().any(|name| name == "processInputBuffer"),
+        "{:?}",
+        functions.collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn the_end_of_a_recording_is_not_the_end_of_the_program() {
+    if skipped() {
+        return;
+    }
+    for (options, signal) in
+        [(&["--duration", "600"][..], Some(libc::SIGINT)), (&["--duration", "0.5"], None)]
+    {
+        let scratch = Scratch::new("profile-end");
+        let out = scratch.join("set.json");
+        let command = [&["profile", "-o", text(&out)], options].concat();
+        let server = Server::start(&scratch, &command);
+        server.set(5);
+        if let Some(signal) = signal {
+            server.running.signal(signal);
+        }
+        wait_until("the recording to end", Duration::from_secs(30), || {
+            (server.running.has_ended() && out.exists()).then_some(())
+        });
+        server.set(5);
+        server.shut_down();
+        let port = server.port;
+        let done = server.running.finish(Duration::from_secs(30));
+        assert!(done.status.success(), "{}", done.errors);
+        assert!(done.errors.contains("goes on running as process"), "{}", done.errors);
+        wait_until("Redis to end", Duration::from_secs(20), || {
+            std::net::TcpStream::connect(("127.0.0.1", port)).is_err().then_some(())
+        });
+        assert_eq!(json(&out)["format"], "uncopy-profile");
+    }
+}
+
+#[test]
+fn a_server_under_uncopy_run_is_recorded_from_without() {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new("profile-pid");
+    let server = Server::start(&scratch, &["run"]);
+    server.set(20);
+    let out = scratch.join("set.json");
+    let pid = server.running.pid().to_string();
+    let recorder = uncopy(&["profile", "-o", text(&out), "--pid", &pid]).start(&scratch, "recorder");
+    // It records from when its directory is there; what comes before is not part of the profile.
+    wait_until("the recording to begin", Duration::from_secs(20), || {
+        let entries = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
+        let prefix = format!("uncopy-profile-{}-", recorder.pid());
+        let is_ours = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&prefix);
+        entries
+            .filter(is_ours)
+            .any(|entry| std::fs::read_dir(entry.path()).is_ok_and(|mut files| files.next().is_some()))
+            .then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    server.set(40);
+    recorder.signal(libc::SIGINT);
+    let done = recorder.finish(Duration::from_secs(30));
+    assert!(done.status.success(), "{}", done.errors);
+    expect_set_chain(&json(&out), 10);
+    // It elides again.
+    server.set(5);
+    server.shut_down();
+    let done = server.running.finish(Duration::from_secs(30));
+    assert!(done.status.success(), "{}", done.errors);
+}
+
+#[test]
+fn exit_statuses_and_files_are_what_the_manual_says() {
+    let scratch = Scratch::new("profile-status");
+    let status = |done: &Finished| done.status.code();
+    let (done, out) = profile(&scratch, &["--", "sh", "-c", "exit 7"]);
+    assert_eq!(status(&done), Some(7), "{}", done.errors);
+    assert!(done.text().starts_with("sh moved nothing of 16K or more"), "{}", done.text());
+    assert_eq!(json(&out)["ending"], "the program exited with status 7");
+    // Once more, over the same file, which is a profile.
+    assert_eq!(status(&profile(&scratch, &["--", "true"]).0), Some(0));
+    let foreign = scratch.write("foreign", b"precious");
+    for (options, expected) in [
+        (&["-o", text(&foreign), "--", "true"][..], 2),
+        (&["-o", "/nonexistent/x", "--", "true"], 2),
+        (&["--duration", "-1", "--", "true"], 2),
+        (&["--min-size", "0", "--", "true"], 2),
+        (&["--pid", "0"], 2),
+        (&["--pid", "4194303"], 1),
+        (&[], 2),
+        (&["--", "/nonexistent/program"], 127),
+        (&["--", "/etc/passwd"], 126),
+    ] {
+        let command = [&["profile"], options].concat();
+        let done = uncopy(&command).directory(scratch.path()).run(&scratch, "wrong");
+        assert_eq!(status(&done), Some(expected), "{options:?}: {}", done.errors);
+        assert!(done.errors.starts_with("uncopy: "), "{options:?}: {}", done.errors);
+    }
+    assert_eq!(std::fs::read(&foreign).expect("there"), b"precious");
+    let left = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
+    let own = |entry: &std::fs::DirEntry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid =
+            name.strip_prefix("uncopy-profile-").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    };
+    assert_eq!(left.filter(own).count(), 0, "directories are left behind");
+}
+
+#[test]
+fn a_profile_is_shown_again_and_what_is_none_is_refused() {
+    let scratch = Scratch::new("report");
+    let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("../profile/samples/redis-set.json");
+    let report = |options: &[&str]| uncopy(&["report"]).args(options).run(&scratch, "report");
+    let shown = report(&[text(&sample)]);
+    assert!(
+        shown.status.success() && shown.text().starts_with("Each socket → file operation"),
+        "{}",
+        shown.text()
+    );
+    let (html, folded) = (scratch.join("page.html"), scratch.join("stacks.folded"));
+    let done = report(&[text(&sample), "--html", text(&html), "--flamegraph", text(&folded)]);
+    assert!(done.status.success() && done.output.is_empty(), "{}", done.errors);
+    assert!(std::fs::read_to_string(&html).expect("a page").starts_with("<!DOCTYPE html>"));
+    let folded = std::fs::read_to_string(&folded).expect("stacks");
+    assert!(
+        folded
+            .lines()
+            .all(|line| line.rsplit_once(' ').is_some_and(|(_, bytes)| bytes.parse::<u64>().is_ok()))
+    );
+    let again = report(&[text(&sample), "--json"]);
+    let value: Value = serde_json::from_slice(&again.output).expect("JSON");
+    assert_eq!(value, json(&sample));
+
+    let whole = std::fs::read_to_string(&sample).expect("there");
+    let hostile = [
+        String::new(),
+        "{}".to_owned(),
+        whole[..whole.len() / 2].to_owned(),
+        whole.replacen("\"stack\": 0", "\"stack\": 4294967295", 1),
+        whole.replacen("\"bytes\": ", "\"bytes\": -", 1),
+        "[".repeat(100_000),
+    ];
+    for bytes in hostile {
+        let file = scratch.write("hostile.json", bytes.as_bytes());
+        let done = report(&[text(&file)]);
+        assert_eq!(done.status.code(), Some(1), "{}", done.errors);
+        assert!(done.errors.contains("hostile.json\" is "), "{}", done.errors);
+    }
+    // Numbers that no program could have come by are shown, and no more.
+    let extreme = whole.replace("262144", "18446744073709551615").replace("20000", "18446744073709551615");
+    let file = scratch.write("extreme.json", extreme.as_bytes());
+    let done = report(&[text(&file)]);
+    assert!(done.status.success(), "{}", done.errors);
+    assert_eq!(report(&["/nonexistent"]).status.code(), Some(1));
+    assert_eq!(report(&["/dev/zero"]).status.code(), Some(1));
+}
