@@ -55,7 +55,7 @@ fn mappings_that_the_program_moves_discards_and_protects() {
 
 #[test]
 fn recorded_with_every_input_sampled() {
-    walk(Mode::Recorded, 600, 2, &[], &[]);
+    walk(Mode::Recorded, 600, 1, &[], &[]);
 }
 
 #[test]
