@@ -234,7 +234,7 @@ fn ranking(comparison: &Comparison) -> Vec<String> {
     let [(first, least), rest @ ..] = &times[..] else { return Vec::new() };
     let rest: Vec<String> =
         rest.iter().map(|(name, time)| format!("{name} took {:.2} times as long", time / least)).collect();
-    vec![format!("{first} was the fastest; {}.", rest.join(", "))]
+    vec![format!("By the medians {first} was the fastest; {}.", rest.join(", "))]
 }
 
 /// `0.52 of the time`, with how sure that is.
@@ -257,22 +257,23 @@ fn why(comparison: &Comparison, side: Side) -> Option<String> {
     };
     let (user, system) = (change(USER)?, change(SYSTEM)?);
     let signed = |seconds: f64| format!("{seconds:+.3} s");
-    let saves = comparison.ratio(side, CPU).is_some_and(|ratio| ratio.high < 1.0);
-    let reason = match (side, saves) {
-        (SENDFILE, true) => {
+    let ratio = comparison.ratio(side, CPU)?;
+    let reason = match (side, ratio.high < 1.0, ratio.low > 1.0) {
+        (SENDFILE, true, _) => {
             "The kernel passes the pages of the file to the socket; neither copy is made, nor a buffer of the program \
              read or written. What is left is what the network itself takes, which no way saves"
         }
-        (SENDFILE, false) => {
-            "Neither copy is made, and yet nothing was saved: what the pages cost that are passed instead is not less \
-             than copying them through a buffer that stays in the processor's cache"
+        (SENDFILE, _, true) => {
+            "Neither copy is made, and yet it took more: what the pages cost that are passed instead is more than copying \
+             them through a buffer that stays in the processor's cache"
         }
+        (SENDFILE, ..) => "Neither copy is made, but what that saves does not show above the noise",
         _ => {
             return Some(format!(
                 "  user {}, system {}. {}",
                 signed(user),
                 signed(system),
-                elided(comparison, saves)
+                elided(comparison, ratio.high < 1.0)
             ));
         }
     };
@@ -311,8 +312,8 @@ fn limit(comparison: &Comparison) -> Vec<String> {
         return vec!["The servers were busy all the time, so that the times are theirs.".to_owned()];
     }
     vec![format!(
-        "Not the server but its client, which compares every byte and has a processor of its own at best, set the time of {}: \
-         there, processor time says more than the time.",
+        "The time of {} is more than the server worked: it waited for the client, which compares every byte, or for a \
+         processor. There, processor time says more than the time.",
         idle.join(", ")
     )]
 }
@@ -387,8 +388,10 @@ mod tests {
     fn a_slower_sendfile_is_not_explained_as_a_faster_one() {
         let lines = explain(&compared(&[1.5, 1.6, 1.5], &[0.5, 0.6, 0.5])).join("\n");
         assert!(lines.contains("sendfile: 1.50 times the time (1.50 to 1.60)"), "{lines}");
-        assert!(lines.contains("yet nothing was saved"), "{lines}");
+        assert!(lines.contains("and yet it took more"), "{lines}");
         assert!(lines.contains("under uncopy: 0.50 of the time"), "{lines}");
+        let lines = explain(&compared(&[0.9, 1.1], &[1.0, 1.0])).join("\n");
+        assert!(lines.contains("does not show above the noise"), "{lines}");
     }
 
     #[test]

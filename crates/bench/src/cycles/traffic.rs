@@ -424,6 +424,7 @@ send, write: after read; mmap-send: from a mapping; twin: files are kept in twin
 
 /// What stands above the plot.
 const TITLE: &str = "What sending files takes of the machine";
+const BUSY_TITLE: &str = "What sending files takes by the sender's account";
 
 /// Loads by way, and the calibration, for programs.
 #[must_use]
@@ -460,33 +461,33 @@ pub fn calibration_json(calibration: &Calibration, processors: usize) -> Value {
     })
 }
 
-/// What sending took, by way; a line for each rate.
+/// What sending took, by way; a line for each rate. Where the machine was too busy to tell, what the sender's own account
+/// says, which the title says.
 #[must_use]
 pub fn plot(measured: &Measured) -> Plot {
+    let void = measured.calibration.is_void();
     let sides = measured.comparisons.first().map_or(&[][..], Comparison::sides);
     let words = sides.iter().map(|side| name(*side).to_owned()).collect();
     let series = measured.comparisons.iter().map(|comparison| {
-        let point = |(place, side): (usize, &Side)| {
-            let spread = comparison.spread(*side, SENDING).filter(|_| comparison.is_verified())?;
+        let figure = |side| {
+            if void {
+                return Some(comparison.spread(side, figures::CPU)?.scaled(comparison.cpu_us_per_mib(1.0)));
+            }
+            let Spread { median, low, high } = comparison.spread(side, SENDING)?;
+            // Below 0 there is nothing but noise, and no room in the plot.
+            let shown = Spread { median: median.max(0.0), low: low.max(0.0), high: high.max(0.0) };
             let unit = Spread { median: 1.0, low: 1.0, high: 1.0 };
-            #[expect(clippy::cast_precision_loss, reason = "a few ways")]
-            let place = place as f64;
-            let positive = Spread { low: spread.low.max(0.0), median: spread.median.max(0.0), ..spread };
-            let factor = us_per_mib(comparison, *side, Spread { median: 1.0, ..unit }, measured);
-            Some((place, positive.scaled(factor)))
+            Some(shown.scaled(us_per_mib(comparison, side, unit, measured)))
         };
-        Series {
-            name: comparison.title().to_owned(),
-            points: comparison.sides().iter().enumerate().filter_map(point).collect(),
-        }
+        #[expect(clippy::cast_precision_loss, reason = "a few ways")]
+        let point = |(place, side): (usize, &Side)| {
+            Some((place as f64, figure(*side).filter(|_| comparison.is_verified())?))
+        };
+        let points = comparison.sides().iter().enumerate().filter_map(point).collect();
+        Series { name: comparison.title().to_owned(), points }
     });
     Plot {
-        title: if measured.calibration.is_void() {
-            "What sending files takes: void, machine loaded"
-        } else {
-            TITLE
-        }
-        .to_owned(),
+        title: if void { BUSY_TITLE } else { TITLE }.to_owned(),
         x: ("way to send".to_owned(), Scale::Words(words)),
         y: "processor time, µs/MiB".to_owned(),
         series: series.collect(),
