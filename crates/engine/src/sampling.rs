@@ -17,6 +17,7 @@ use crate::apply::Done;
 use crate::engine::{ENGINE, Phase};
 use crate::input::Part;
 use crate::segment::Segment;
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::ledger::Field;
 use uncopy_core::page_map::SiteId;
@@ -25,14 +26,13 @@ use uncopy_core::policy::Kind;
 use uncopy_core::recording::{Call, SAMPLES, Sampled};
 use uncopy_record::samples::{self, Added, Row};
 use uncopy_record::{Stack, session};
-use uncopy_sys::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::Relaxed};
 
-uncopy_sys::statics! {
-    static IS_ON: AtomicBool = AtomicBool::new(false);
-    static GENERATION: AtomicU32 = AtomicU32::new(0);
-    /// Processor time of the process when sampling began, ns.
-    static BEGAN_NS: AtomicI64 = AtomicI64::new(0);
-}
+// The processor's, also under model: nothing is sampled there, and every look at one of the model's is one more place to
+// switch threads at.
+static IS_ON: AtomicBool = AtomicBool::new(false);
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// Processor time of the process when sampling began, ns.
+static BEGAN_NS: AtomicI64 = AtomicI64::new(0);
 
 const ROW: SiteId = 1 << 15;
 const ROW_BITS: u32 = 10;

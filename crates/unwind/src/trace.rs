@@ -97,10 +97,10 @@ impl Trace {
     /// Whether everything lies on the stack that the thread has for its whole life.
     #[inline]
     fn is_own(&self, sp: usize) -> bool {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
         return uncopy_sys::stack::around(sp, false)
             .is_some_and(|own| own.start <= self.range.0 && self.range.1 + size_of::<usize>() <= own.end);
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(not(all(target_arch = "x86_64", not(loom))))]
         {
             let _ = sp;
             false
