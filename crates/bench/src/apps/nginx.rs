@@ -75,7 +75,9 @@ pub const PROXIED: Case = Case {
     paper: "not in the papers",
     needs: &[NGINX],
     points: proxied_points,
-    remark: "buffers of 64 KiB (proxy_buffers 32 64k; the default is 8 of a page), so that a body stays in memory",
+    remark: "buffers of 64 KiB (proxy_buffers 32 64k; the default is 8 of a page), so that a body stays in memory. nginx \
+             takes them from malloc for each request and gives them back, and plain malloc gives them to the kernel: \
+             what heap only gains is that the block heap keeps their pages",
 };
 
 fn proxied_points(effort: Effort) -> Vec<Point> {
