@@ -1,5 +1,7 @@
 //! What the tests of packaged applications have in common.
 
+#![allow(dead_code, reason = "not every test program needs all of it")]
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
