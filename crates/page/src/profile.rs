@@ -6,7 +6,8 @@ mod gain;
 mod sites;
 
 use uncopy_profile::Profile;
-use uncopy_profile::model::{Call, Operation, Site};
+use uncopy_profile::model::{Call, Site};
+use uncopy_profile::text::{quoted, sentence};
 
 use crate::markup::{Markup, shortened};
 use crate::{quantity, shell};
@@ -15,6 +16,8 @@ use crate::{quantity, shell};
 const NAME: usize = 200;
 /// Longest command line that is shown, characters.
 const COMMAND: usize = 400;
+/// Longest first sentence, characters: the names in it are a program's.
+const SENTENCE: usize = 800;
 /// Warnings that are shown.
 const MOST_WARNINGS: usize = 40;
 
@@ -35,7 +38,7 @@ pub fn profile_page(profile: &Profile) -> String {
     page.element("a", &[("class", "skip"), ("href", "#flow")], "Skip to the flow of bytes");
     page.open("header", &[]);
     page.open("h1", &[]).text("Copies of ").element("code", &[], &command_line(profile)).close();
-    page.element("p", &[("class", "lead")], &summary(profile));
+    page.element("p", &[("class", "lead")], &shortened(&sentence(profile), SENTENCE));
     page.open("nav", &[("aria-label", "Sections")]).open("ul", &[]);
     for (anchor, heading) in SECTIONS {
         page.open("li", &[]).element("a", &[("href", &format!("#{anchor}"))], heading).close();
@@ -62,48 +65,8 @@ pub fn profile_page(profile: &Profile) -> String {
 
 /// The command as one would type it.
 fn command_line(profile: &Profile) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c);
-    let word = |word: &String| {
-        if !word.is_empty() && word.chars().all(plain) {
-            word.clone()
-        } else {
-            format!("'{}'", word.replace('\'', "'\\''"))
-        }
-    };
-    shortened(&profile.command.iter().map(word).collect::<Vec<_>>().join(" "), COMMAND).into_owned()
-}
-
-/// What matters most, in one sentence.
-fn summary(profile: &Profile) -> String {
-    let prediction = &profile.prediction;
-    let least = quantity::bytes(profile.min_size_bytes);
-    let touched = prediction.touched_share.map_or_else(String::new, |part| {
-        format!("; {} of the copied bytes are touched afterwards", quantity::percent(part))
-    });
-    let time =
-        format!("{} of CPU time in copies of {least} and more", quantity::percent(prediction.cpu_share));
-    match main_operation(profile) {
-        _ if prediction.of_copies == 0 => {
-            format!("No copy of {least} and more was seen: there is nothing to elide.")
-        }
-        Some(operation) => format!(
-            "Each operation {} moves its bytes {:.1} times inside the program ({time}); uncopy would elide {} of {} copies{touched}.",
-            shortened(&operation.name, NAME),
-            operation.moves_each,
-            operation.elidable_copies,
-            operation.copies_in_application,
-        ),
-        None => format!(
-            "uncopy would elide {} of {} copies ({time}){touched}.",
-            quantity::count(prediction.copies),
-            quantity::count(prediction.of_copies)
-        ),
-    }
-}
-
-/// The class of operations with the most copies to speak of.
-fn main_operation(profile: &Profile) -> Option<&Operation> {
-    profile.operations.iter().find(|operation| operation.copies_in_application > 0)
+    let words: Vec<String> = profile.command.iter().map(|word| quoted(word)).collect();
+    shortened(&words.join(" "), COMMAND).into_owned()
 }
 
 fn warnings(profile: &Profile, page: &mut Markup) {

@@ -54,7 +54,8 @@ fn shown(profile: &Profile) -> Vec<&Operation> {
 }
 
 /// What a person can act on.
-fn sentence(profile: &Profile) -> String {
+#[must_use]
+pub fn sentence(profile: &Profile) -> String {
     let program = program(profile);
     let least = bytes(profile.min_size_bytes);
     let shown = shown(profile);

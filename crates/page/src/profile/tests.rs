@@ -1,5 +1,5 @@
 use super::*;
-use uncopy_profile::model::{Flow, Frame, Loser, Module, Step};
+use uncopy_profile::model::{Flow, Frame, Loser, Module, Operation, Step};
 
 pub(super) const SAMPLE: &str = include_str!("../../../profile/samples/redis-set.json");
 
@@ -32,8 +32,8 @@ fn hostile(text: &str) -> Profile {
 fn the_page_of_redis_set_tells_its_chain() {
     let page = profile_page(&sample());
     for part in [
-        "Each operation socket → file moves its bytes 3.0 times inside the program",
-        "uncopy would elide 3 of 3 copies; 4.0 % of the copied bytes are touched afterwards",
+        "Each socket → file operation moves its 256K 3.0 times inside redis-server",
+        "uncopy would elide 3 of 3; 4 % of the copied bytes are touched afterwards.",
         "moved by 45 bytes towards its start",
         "memmove in sdsrange",
         "sds.c:560",
@@ -67,7 +67,7 @@ fn nothing_that_a_program_says_becomes_markup() {
 #[test]
 fn an_empty_profile_has_a_page_too() {
     let page = profile_page(&Profile::default());
-    assert!(page.contains("there is nothing to elide") && page.contains("No copies were recorded"));
+    assert!(page.contains("the program moved nothing") && page.contains("No copies were recorded"));
     assert!(!page.contains("NaN"));
 }
 
