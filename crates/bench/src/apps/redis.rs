@@ -45,7 +45,7 @@ pub const GET: Case = Case {
     paper: PAPER,
     needs: &[REDIS],
     points: |effort| points(effort, Operation::Get),
-    remark: "what is sent was not received lately, so there is nothing to elide between two of its calls",
+    remark: "a value stays where it was received, so that its copy into the reply's buffer can be elided, each time",
 };
 
 fn points(effort: Effort, operation: Operation) -> Vec<Point> {
