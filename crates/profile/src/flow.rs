@@ -32,7 +32,6 @@ const SOURCE_SHARE: u64 = 16;
 struct Taken {
     number: u64,
     own_bytes: u64,
-    own: (u64, u64),
     by_step: SmallVec<[(u16, u64); 4]>,
 }
 
@@ -257,7 +256,7 @@ impl Flow {
             thread: event.thread,
             bytes: event.len_bytes,
             own_bytes: event.len_bytes,
-            own: (0, event.len_bytes),
+            from: (event.from, event.from.saturating_add(event.len_bytes)),
             ns: event.duration_ns,
             shift: is_copy.then(|| event.to.wrapping_sub(event.from).cast_signed()),
             is_within: is_copy && event.to.abs_diff(event.from) < event.len_bytes,
@@ -306,14 +305,13 @@ impl Flow {
     fn input(&mut self, event: &Event, site: u32, object: Object) {
         let number = self.message(event, object).unwrap_or_else(|| self.begin(object));
         self.received.insert(event.fd, Received { number, thread: event.thread });
-        let mut part = self.part(event, site, Call::Input, 0);
+        let part = self.part(event, site, Call::Input, 0);
         let is_view = self.elision.input(event.to, event.len_bytes);
         let offset = self.operation(number).map_or(0, |operation| {
             let offset = operation.bytes;
             operation.bytes += event.len_bytes;
             offset
         });
-        part.own = (offset, offset + event.len_bytes);
         let step = self.add(number, &part);
         let content = Content { operation: number, offset, step, is_received: true, is_view, site };
         self.memory.set(event.to, event.len_bytes, content);
@@ -371,11 +369,9 @@ impl Flow {
     fn taken(&mut self, event: &Event, site: u32, call: Call, found: &[Found]) -> SmallVec<[Taken; 4]> {
         let mut all: SmallVec<[Taken; 4]> = SmallVec::new();
         for (_, len, content) in found {
-            let own = (content.offset, content.offset + len);
             match all.iter_mut().find(|taken| taken.number == content.operation) {
                 Some(taken) => {
                     taken.own_bytes += len;
-                    taken.own = (taken.own.0.min(own.0), taken.own.1.max(own.1));
                     match taken.by_step.iter_mut().find(|(step, _)| *step == content.step) {
                         Some((_, bytes)) => *bytes += len,
                         None => taken.by_step.push((content.step, *len)),
@@ -384,16 +380,16 @@ impl Flow {
                 None => all.push(Taken {
                     number: content.operation,
                     own_bytes: *len,
-                    own,
                     by_step: SmallVec::from_slice(&[(content.step, *len)]),
                 }),
             }
         }
         let (leaf, clock_ns) = (self.sites.leaf(site), self.clock_ns);
+        let from = (event.from, event.from.saturating_add(event.len_bytes));
         all.retain(|taken| {
             let key = StepKey { leaf, after: after(taken) };
             self.operation(taken.number).is_some_and(|operation| {
-                !operation.is_over(clock_ns) && !operation.repeats(key, call, event.fd, taken.own)
+                !operation.is_over(clock_ns) && !operation.repeats(key, call, event.fd, from)
             })
         });
         all
@@ -413,7 +409,6 @@ impl Flow {
         for taken in taken {
             let mut part = self.part(event, site, call, after(taken));
             part.own_bytes = taken.own_bytes;
-            part.own = taken.own;
             part.ns = scale(event.duration_ns, taken.own_bytes, event.len_bytes);
             part.is_elided = elided.is_elided;
             let step = self.add(taken.number, &part);
@@ -451,7 +446,6 @@ impl Flow {
             offset
         });
         let mut part = self.part(event, site, call, 0);
-        part.own = (offset, offset + event.len_bytes);
         part.is_elided = elided.is_elided;
         let step = self.add(number, &part);
         if call == Call::Copy {

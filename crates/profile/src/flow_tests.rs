@@ -148,6 +148,17 @@ fn fan_out_is_one_operation_and_fan_in_is_a_step_of_each() {
     program.output(5, 9, 0x30_0000, 64 * KIB);
     assert_eq!(program.classes(), ["socket 1: 1(1x64)< 2(1x64)<0 3(1x64)<0 4(4x256)<1 5(1x64)<2"]);
 
+    // Two copies of it sent to one descriptor by one call.
+    let mut program = Program::new();
+    program.input(1, 7, 0x10_0000, 64 * KIB);
+    for copy in [0x20_0000, 0x30_0000] {
+        program.copy(2, copy, 0x10_0000, 64 * KIB);
+    }
+    for copy in [0x20_0000, 0x30_0000] {
+        program.output(4, 9, copy, 64 * KIB);
+    }
+    assert_eq!(program.classes(), ["socket 1: 1(1x64)< 2(2x128)<0 4(2x128)<1"]);
+
     let mut program = Program::new();
     program.input(1, 7, 0x10_0000, 64 * KIB);
     program.input(1, 8, 0x20_0000, 64 * KIB);

@@ -53,7 +53,7 @@ pub struct OpenStep {
     pub shift: Option<i64>,
     /// Whether source and destination overlap in all of its calls.
     pub is_within: bool,
-    /// The descriptor of the last call, and which of the operation's bytes have passed it: from, to.
+    /// The descriptor of the last call, and the addresses that it read, with those of calls before it that go on: start, end.
     covered: (i32, u64, u64),
 }
 
@@ -89,8 +89,8 @@ pub struct Part {
     pub bytes: u64,
     /// Of these, bytes of the operation.
     pub own_bytes: u64,
-    /// The first and one past the last of these, as places in the operation.
-    pub own: (u64, u64),
+    /// The addresses that it reads: start, end.
+    pub from: (u64, u64),
     /// This operation's part of the call's time, ns.
     pub ns: u64,
     /// Destination minus source of a copy.
@@ -149,10 +149,10 @@ impl Operation {
     /// Whether this copy or output does once more what was done already: what is kept is then used again, by
     /// another operation. Sending the same bytes to a further descriptor is not that.
     #[must_use]
-    pub fn repeats(&self, key: StepKey, call: Call, fd: i32, own: (u64, u64)) -> bool {
+    pub fn repeats(&self, key: StepKey, call: Call, fd: i32, from: (u64, u64)) -> bool {
         let Some(step) = self.steps.iter().find(|step| step.key == key) else { return false };
-        let (last_fd, from, to) = step.covered;
-        let is_again = own.0 < to && from < own.1;
+        let (last_fd, start, end) = step.covered;
+        let is_again = from.0 < end && start < from.1;
         match call {
             Call::Input => false,
             Call::Output => is_again && fd == last_fd,
@@ -176,7 +176,7 @@ impl Operation {
                 ns: 0,
                 shift: part.shift,
                 is_within: part.call == Call::Copy,
-                covered: (part.fd, part.own.0, part.own.0),
+                covered: (part.fd, part.from.0, part.from.0),
             });
             self.steps.len() - 1
         });
@@ -188,12 +188,9 @@ impl Operation {
         step.ns = step.ns.saturating_add(part.ns);
         step.shift = step.shift.filter(|shift| Some(*shift) == part.shift);
         step.is_within &= part.is_within;
-        let (fd, from, to) = step.covered;
-        step.covered = if fd == part.fd {
-            (fd, from.min(part.own.0), to.max(part.own.1))
-        } else {
-            (part.fd, part.own.0, part.own.1)
-        };
+        let (fd, start, end) = step.covered;
+        let goes_on = fd == part.fd && end == part.from.0;
+        step.covered = (part.fd, if goes_on { start } else { part.from.0 }, part.from.1);
         // An index below STEPS_MOST.
         #[allow(clippy::cast_possible_truncation)]
         let index = index as u16;
