@@ -365,7 +365,8 @@ impl Sample {
         let key = word(bytes, 0);
         let call = Call::from_code((key >> 32) as u8)?;
         let stack = key as u32;
-        if key != sample_key(stack, call) {
+        // A row in which nothing was entered is none.
+        if key != sample_key(stack, call) || word(bytes, 16) == 0 {
             return None;
         }
         Some(Self {
