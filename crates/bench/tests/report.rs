@@ -1,17 +1,32 @@
 //! `uncopy bench report` by the built command: its pages are there, follow from results.json alone, and tell
 //! what failed. Figures are not looked at.
 
-mod harness;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use harness::{scratch, uncopy};
-
 /// A directory that goes with the test.
 struct Room(PathBuf);
+
+/// The built command: in `UNCOPY_BIN_DIR`, or where `make build` puts it.
+fn uncopy() -> PathBuf {
+    let directory = std::env::var_os("UNCOPY_BIN_DIR").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release"),
+        |directory| PathBuf::from(&directory),
+    );
+    let path = directory.join("uncopy");
+    match path.canonicalize() {
+        Ok(path) => path,
+        Err(error) => panic!("{}: {error}; build it with: make build", path.display()),
+    }
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).expect("a directory");
+    path
+}
 
 impl Drop for Room {
     fn drop(&mut self) {
