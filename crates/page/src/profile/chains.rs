@@ -1,7 +1,7 @@
 //! The chains of copies, as in zIO's Table 2, and what they come to, as in its Table 1.
 
 use uncopy_profile::Profile;
-use uncopy_profile::model::Operation;
+use uncopy_profile::model::{Operation, Verdict};
 
 use crate::markup::{Markup, shortened};
 use crate::profile::flow::count;
@@ -97,6 +97,10 @@ fn chain(profile: &Profile, operation: &Operation, caption: &str) -> Markup {
         };
         let verdict = match site {
             _ if step.elidable => Cell::from("elides it").with_class("good"),
+            // The site's other copies are elided.
+            Some(site) if step.label.starts_with('A') && site.verdict == Verdict::Elide => {
+                Cell::from("stays").with_class("bad")
+            }
             Some(site) if step.label.starts_with('A') => {
                 Cell::from(format!("stays: {}", site.verdict.name())).with_class("bad")
             }
