@@ -1,6 +1,7 @@
 //! `uncopy profile` and `uncopy report`, on programs of which it is known what they do.
 
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -272,6 +273,13 @@ fn the_end_of_a_recording_is_not_the_end_of_the_program() {
     }
 }
 
+/// Whether a recording's file has the first bytes of one that has begun.
+fn has_begun(file: &Path) -> bool {
+    let mut magic = [0; uncopy_core::recording::MAGIC.len()];
+    let read = std::fs::File::open(file).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == uncopy_core::recording::MAGIC
+}
+
 #[test]
 fn a_server_under_uncopy_run_is_recorded_from_without() {
     if skipped() {
@@ -283,17 +291,16 @@ fn a_server_under_uncopy_run_is_recorded_from_without() {
     let out = scratch.join("set.json");
     let pid = server.running.pid().to_string();
     let recorder = uncopy(&["profile", "-o", text(&out), "--pid", &pid]).start(&scratch, "recorder");
-    // It records from when its directory is there; what comes before is not part of the profile.
+    // What comes before the recording has begun is not part of the profile.
     wait_until("the recording to begin", Duration::from_secs(20), || {
+        server.set(1);
         let entries = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
         let prefix = format!("uncopy-profile-{}-", recorder.pid());
         let is_ours = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&prefix);
-        entries
-            .filter(is_ours)
-            .any(|entry| std::fs::read_dir(entry.path()).is_ok_and(|mut files| files.next().is_some()))
-            .then_some(())
+        let mut files =
+            entries.filter(is_ours).filter_map(|entry| std::fs::read_dir(entry.path()).ok()).flatten();
+        files.any(|file| file.is_ok_and(|file| has_begun(&file.path()))).then_some(())
     });
-    std::thread::sleep(Duration::from_millis(300));
     server.set(40);
     recorder.signal(libc::SIGINT);
     let done = recorder.finish(Duration::from_secs(30));

@@ -10,7 +10,7 @@ use crate::clients::mongodb::Values;
 use crate::failure::{Result, While};
 
 /// No package of Debian's brings it; MongoDB's own has this name.
-const MONGOD: Need = Need::new("mongod", "mongodb-org-server", &["--version"]);
+const MONGOD: Need = Need::new("mongod", "", &["--version"]);
 const CONNECTIONS: u32 = 4;
 const SIZE_BYTES: usize = 1 << 20;
 

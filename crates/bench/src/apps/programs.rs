@@ -13,7 +13,7 @@ use crate::redis_server::on_path;
 pub struct Need {
     /// Its name.
     pub program: &'static str,
-    /// Debian's package that brings it.
+    /// Debian's package that brings it; empty where there is none.
     pub package: &'static str,
     /// Arguments that make it tell its version; none where it has no version of its own.
     pub version: &'static [&'static str],
@@ -64,11 +64,12 @@ impl Programs {
             let mut packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
             packages.dedup();
             let names: Vec<&str> = missing.iter().map(|need| need.program).collect();
-            return Err(Failure::new(format!(
-                "not installed: {}; install with: apt-get install {}",
-                names.join(", "),
-                packages.join(" ")
-            )));
+            let names = names.join(", ");
+            return Err(Failure::new(if packages.contains(&"") {
+                format!("not on PATH: {names}, which Debian does not package")
+            } else {
+                format!("not installed: {names}; install with: apt-get install {}", packages.join(" "))
+            }));
         }
         for (need, (name, path)) in needs.iter().zip(&programs.found) {
             if !need.version.is_empty() {
