@@ -5,7 +5,7 @@
 //! loads and stores) changes nothing here: bytes count as received until something recorded is put over them.
 //!
 //! Memory is bounded however long the recording: pieces by [`memory`](crate::memory), operations under way by
-//! [`OPERATIONS_MOST`], classes by [`CLASSES_MOST`], sites by the recording's table of stacks.
+//! [`OPERATIONS_MOST`], classes by [`crate::classes::CLASSES_MOST`], sites by the recording's table of stacks.
 
 use crate::classes::Classes;
 use crate::elision::{Elision, Would};
