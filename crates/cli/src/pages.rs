@@ -167,6 +167,8 @@ mod tests {
                 "uncopy",
                 "uncopy-run",
                 "uncopy-doctor",
+                "uncopy-profile",
+                "uncopy-report",
                 "uncopy-stats",
                 "uncopy-release",
                 "uncopy-bench",

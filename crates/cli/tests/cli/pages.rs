@@ -60,7 +60,18 @@ fn man_pages_are_written_for_the_command_and_each_subcommand() {
         .map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned())
         .collect();
     names.sort();
-    let expected = ["-bench", "-completions", "-doctor", "-man", "-release", "-run", "-stats", ""];
+    let expected = [
+        "-bench",
+        "-completions",
+        "-doctor",
+        "-man",
+        "-profile",
+        "-release",
+        "-report",
+        "-run",
+        "-stats",
+        "",
+    ];
     assert_eq!(names, expected.map(|name| format!("uncopy{name}.1")));
     let finished = finish(&mut stage.uncopy(&["man", "--dir", "/nonexistent"]));
     assert_eq!(finished.code, Some(1));
