@@ -250,6 +250,12 @@ fn shared(maps: &[u8]) -> Vec<(u64, u64)> {
     text.lines().filter_map(range).collect()
 }
 
+/// Whether any process has made its file in the directory.
+pub fn has_recordings(directory: &Path) -> bool {
+    let is_recording = |entry: fs::DirEntry| parse_file_name(entry.file_name().as_encoded_bytes()).is_some();
+    fs::read_dir(directory).is_ok_and(|entries| entries.flatten().any(is_recording))
+}
+
 /// Processor time of a process, user and system, seconds; `None` if there is none that runs.
 pub fn cpu_seconds(pid: u32) -> Option<f64> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;

@@ -176,6 +176,7 @@ fn launch(command: &[OsString], wish: &Wish, sigpipe: &Disposition) -> u8 {
         started,
         wish,
         child: Some(child),
+        attached: None,
         child_ended: None,
         gave_terminal: false,
         seconds: 0.0,
@@ -255,6 +256,7 @@ fn attach(pid: u32, wish: &Wish) -> u8 {
         started: Instant::now(),
         wish,
         child: None,
+        attached: Some(pid),
         child_ended: None,
         gave_terminal: false,
         seconds: 0.0,
@@ -292,6 +294,8 @@ struct Session<'a> {
     wish: &'a Wish,
     /// The program, if this command started it and it has not ended.
     child: Option<Child>,
+    /// The process that was asked to record, if it ran already.
+    attached: Option<u32>,
     child_ended: Option<(Ending, f64)>,
     gave_terminal: bool,
     /// How long it took.
@@ -300,12 +304,11 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Whether a recording begins.
+    /// Whether the process that was asked to record makes its file. It writes to it once it moves anything.
     fn begins(&mut self) -> bool {
         let asked = Instant::now();
         while asked.elapsed() < PATIENCE {
-            self.collector.collect(self.directory.path());
-            if !self.collector.is_empty() {
+            if collector::has_recordings(self.directory.path()) {
                 self.started = Instant::now();
                 return true;
             }
@@ -316,6 +319,13 @@ impl Session<'_> {
             }
         }
         false
+    }
+
+    /// Pids of the processes that record, also of one that has moved nothing yet.
+    fn recording(&self) -> Vec<u32> {
+        let idle =
+            self.attached.filter(|pid| self.collector.is_empty() && collector::cpu_seconds(*pid).is_some());
+        self.collector.recording().into_iter().chain(idle).collect()
     }
 
     /// Takes in what the processes record until the program has ended or the recording is to.
@@ -372,7 +382,7 @@ impl Session<'_> {
             }
         }
         // A server that went into the background is recorded on.
-        if self.child.is_none() && self.collector.recording().is_empty() {
+        if self.child.is_none() && self.recording().is_empty() {
             return Some(match self.child_ended {
                 Some((ending, _)) => Over::Program(ending),
                 None => Over::Asked("the process ended".to_owned()),
@@ -400,7 +410,7 @@ impl Session<'_> {
     /// Asks every process to end its recording, and takes in the rest.
     fn stop(&mut self) {
         let end = Request::End.encode().unwrap_or_default();
-        let mut asked = self.collector.recording();
+        let mut asked = self.recording();
         // One that is gone says nothing more; one that does not listen drops what there is no room for any more.
         asked.retain(|pid| matches!(live::command(*pid, &end), Ok(true)));
         let since = Instant::now();
@@ -427,7 +437,7 @@ impl Session<'_> {
             // Better than the last look at a process that ended since.
             only.cpu_seconds = cpu_seconds;
         }
-        if processes.is_empty() {
+        if processes.is_empty() && self.attached.is_none() {
             warnings.push(
                 "no process said that it was recorded: the program may have ended at once, or was started without the library"
                     .to_owned(),
