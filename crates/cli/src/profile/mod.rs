@@ -46,6 +46,8 @@ const PROGRESS_TICKS: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long it has to end it.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
+/// How a recording ended that was told to.
+const BY_SIGNAL: &str = "the recording was ended by a signal";
 /// Longest recording that can be asked for, seconds.
 const DURATION_MOST_SECONDS: f64 = 1e7;
 
@@ -177,6 +179,7 @@ fn launch(command: &[OsString], wish: &Wish, sigpipe: &Disposition) -> u8 {
         wish,
         child: Some(child),
         attached: None,
+        is_asked_to_end: false,
         child_ended: None,
         gave_terminal: false,
         seconds: 0.0,
@@ -257,6 +260,7 @@ fn attach(pid: u32, wish: &Wish) -> u8 {
         wish,
         child: None,
         attached: Some(pid),
+        is_asked_to_end: false,
         child_ended: None,
         gave_terminal: false,
         seconds: 0.0,
@@ -296,6 +300,8 @@ struct Session<'a> {
     child: Option<Child>,
     /// The process that was asked to record, if it ran already.
     attached: Option<u32>,
+    /// Whether it was told to end before it began.
+    is_asked_to_end: bool,
     child_ended: Option<(Ending, f64)>,
     gave_terminal: bool,
     /// How long it took.
@@ -307,7 +313,7 @@ impl Session<'_> {
     /// Whether the process that was asked to record makes its file. It writes to it once it moves anything.
     fn begins(&mut self) -> bool {
         let asked = Instant::now();
-        while asked.elapsed() < PATIENCE {
+        while asked.elapsed() < if self.is_asked_to_end { LAST_PATIENCE } else { PATIENCE } {
             if collector::has_recordings(self.directory.path()) {
                 self.started = Instant::now();
                 return true;
@@ -315,7 +321,7 @@ impl Session<'_> {
             if let Some(signal) = child::next_signal(TICK_MS)
                 && matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP)
             {
-                return false;
+                self.is_asked_to_end = true;
             }
         }
         false
@@ -337,6 +343,9 @@ impl Session<'_> {
             if let Some(over) = self.is_over() {
                 break over;
             }
+            if self.is_asked_to_end {
+                break Over::Asked(BY_SIGNAL.to_owned());
+            }
             ticks += 1;
             if shows_progress && ticks % PROGRESS_TICKS == 0 {
                 self.show_progress();
@@ -348,7 +357,7 @@ impl Session<'_> {
                 None => matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP),
             };
             if ends {
-                break Over::Asked("the recording was ended by a signal".to_owned());
+                break Over::Asked(BY_SIGNAL.to_owned());
             }
             if signal.number == libc::SIGTSTP && self.child.is_none() {
                 child::stop();
