@@ -216,7 +216,10 @@ fn expect_whole_values(set: &Value) {
         .collect();
     let value_bytes = VALUE_BYTES as u64;
     let [(moved, _), (first, _), (second, with_header)] = copies.as_slice() else { panic!("{copies:?}") };
-    assert_eq!((*moved, *first, *second), (value_bytes + 2, value_bytes, value_bytes));
+    // Where the first read of a message finds less than the smallest size, it is not recorded.
+    let all_but_one_read = value_bytes - 16_384..=value_bytes + 2;
+    assert!(all_but_one_read.contains(moved) && all_but_one_read.contains(first), "{copies:?}");
+    assert_eq!(second, first);
     assert!(*with_header > value_bytes);
 }
 
