@@ -182,18 +182,17 @@ fn expect_set_chain(profile: &Value, at_least: u64) -> &Value {
             let site = usize::try_from(step["site"].as_u64().expect("a site")).expect("small");
             profile["sites"][site]["name"].as_str().expect("a name")
         });
+        // A read behind the bytes that memmove has moved already is copied from where it is.
         names.eq(["read", "memmove", "memcpy", "memcpy", "write"])
-            && (0..5).all(|index| {
-                let after = &steps[index]["after"];
-                if index == 0 {
-                    *after == serde_json::json!([])
-                } else {
-                    *after == serde_json::json!([index - 1])
-                }
+            && (1..5).all(|index| {
+                let after = steps[index]["after"].as_array().expect("steps");
+                after.contains(&Value::from(index - 1)) && (after.len() == 1 || index == 2)
             })
     };
-    let found = operations.iter().find(is_set).unwrap_or_else(|| panic!("{:#?}", classes(profile)));
-    assert!(found["count"].as_u64().expect("a number") >= at_least, "{:#?}", classes(profile));
+    let found: Vec<&Value> = operations.iter().filter(is_set).collect();
+    let count = |operation: &&Value| operation["count"].as_u64().expect("a number");
+    assert!(found.iter().map(count).sum::<u64>() >= at_least, "{:#?}", classes(profile));
+    let found = found.into_iter().max_by_key(count).unwrap_or_else(|| panic!("{:#?}", classes(profile)));
     assert_eq!(found["name"], "socket → file");
     let counts = ["copies_in_application", "copies_at_io_stack"].map(|name| found[name].as_u64());
     assert_eq!(counts, [Some(3), Some(2)]);
