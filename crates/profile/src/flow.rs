@@ -323,15 +323,16 @@ impl Flow {
         self.memory.look(event.from, event.len_bytes, &mut found);
         let known_bytes: u64 = found.iter().map(|(_, len, _)| len).sum();
         self.count_links(site, event.len_bytes - known_bytes, &found);
+        let taken = self.taken(event, site, call, &found);
         let elided = if call == Call::Copy {
             let would = self.elision.copy(event.to, event.len_bytes, &found);
             let is_timed = !event.flags.has(Flags::SAMPLED);
-            self.sites.count_elision(site, &would, event.len_bytes, is_timed.then_some(event.duration_ns));
+            let ns = is_timed.then_some(event.duration_ns);
+            self.sites.count_elision(site, &would, event.len_bytes, ns, taken.is_empty());
             Elided { is_elided: matches!(would, Would::Elide { .. }), bytes: would.elided_bytes() }
         } else {
             Elided::default()
         };
-        let taken = self.taken(event, site, call, &found);
         self.placed.clear();
         if taken.is_empty() {
             self.use_kept(event, site, call, &found, elided);

@@ -7,12 +7,17 @@
 //! saved = time of the elided bytes - tracking of each call - faults of what is touched
 //! ```
 //!
+//! Bytes that the program has kept (a stored value that is fetched) are brought into the cache by whoever reads them first.
+//! Without the copy that is the next call, mostly the output: of the time of such a copy only what copying costs from the
+//! cache is saved.
+//!
 //! What is touched comes from the samples of the recording, where there are any: faults for the bytes that were sampled,
 //! scaled to the bytes that would be elided. A site that would lose is one that the policy switches off: it saves
 //! and costs nothing.
 
 use crate::model::{Call, Loser, Prediction, Profile, Site, Verdict};
 use crate::sites::{Seen, Wouldbe, scale};
+use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::policy::Costs;
 use uncopy_core::policy::costs::Cost;
 use uncopy_core::policy::sites::INPUT_NS;
@@ -38,6 +43,7 @@ impl SiteSums {
         // What waited for a processor is left out of these as of all the site's calls.
         let elided_ns = scale(more.elided_ns, seen.work_ns(), scale(seen.ns, seen.bytes, seen.timed_bytes));
         all.elided_ns = all.elided_ns.saturating_add(elided_ns);
+        all.kept_bytes += more.kept_bytes;
         all.views += more.views;
         all.own_bytes += more.own_bytes;
         all.small_bytes += more.small_bytes;
@@ -56,11 +62,14 @@ impl Balance {
     fn of(site: &Site, sums: &SiteSums, costs: &Costs) -> Self {
         let would = &sums.would;
         let cost = |which| u64::from(costs.get(which));
+        let copy_ns = scale(would.elided_ns, would.elided_bytes, would.timed_elided_bytes);
+        let kept_ns = scale(copy_ns, would.kept_bytes, would.elided_bytes);
+        let near_ns = would.kept_bytes / PAGE_BYTES as u64 * cost(Cost::CopyNear);
         let sampled_bytes = site.sampled_bytes.unwrap_or(0);
         let touch_ns = sums.faults.saturating_mul(cost(Cost::Fault))
             + sums.touched_pages.saturating_mul(cost(Cost::FillPage));
         Self {
-            copy_ns: scale(would.elided_ns, would.elided_bytes, would.timed_elided_bytes),
+            copy_ns: copy_ns - kept_ns.saturating_sub(near_ns),
             track_ns: would.elided.saturating_mul(cost(Cost::Track)),
             touch_ns: if sampled_bytes == 0 { 0 } else { scale(touch_ns, would.elided_bytes, sampled_bytes) },
         }
@@ -159,5 +168,34 @@ fn judge_ends(profile: &mut Profile) {
             profile.sites[flow.to].verdict = Verdict::Elide;
             profile.sites[flow.to].why = "sends what was elided".to_owned();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Site;
+
+    fn balance(would: Wouldbe) -> Balance {
+        Balance::of(&Site::default(), &SiteSums { would, ..SiteSums::default() }, &Costs::DEFAULT)
+    }
+
+    #[test]
+    fn of_a_copy_of_kept_bytes_what_it_costs_from_the_cache_is_saved() {
+        let fresh = Wouldbe {
+            elided: 10,
+            elided_bytes: 1000 * PAGE_BYTES as u64,
+            timed_elided_bytes: 1000 * PAGE_BYTES as u64,
+            elided_ns: 1_000_000,
+            ..Wouldbe::default()
+        };
+        assert_eq!(balance(fresh).copy_ns, 1_000_000);
+        let near_ns = 1000 * u64::from(Costs::DEFAULT.get(Cost::CopyNear));
+        let kept = Wouldbe { kept_bytes: fresh.elided_bytes, ..fresh };
+        assert_eq!(balance(kept).copy_ns, near_ns);
+        let half = Wouldbe { kept_bytes: fresh.elided_bytes / 2, ..fresh };
+        assert_eq!(balance(half).copy_ns, 500_000 + near_ns / 2);
+        let fast = Wouldbe { elided_ns: near_ns / 2, ..kept };
+        assert_eq!(balance(fast).copy_ns, near_ns / 2, "never more than it took");
     }
 }

@@ -55,6 +55,8 @@ pub struct Wouldbe {
     pub timed_elided_bytes: u64,
     /// The time that these took, ns.
     pub elided_ns: u64,
+    /// Of the elided bytes, those that no message had just brought: kept, and used again.
+    pub kept_bytes: u64,
     /// Views that would have been made.
     pub views: u64,
     /// Bytes of calls whose bytes were never received.
@@ -128,7 +130,7 @@ impl Sites {
     }
 
     /// Adds what a copy would have been.
-    pub fn count_elision(&mut self, site: u32, would: &Would, bytes: u64, ns: Option<u64>) {
+    pub fn count_elision(&mut self, site: u32, would: &Would, bytes: u64, ns: Option<u64>, are_kept: bool) {
         let Some(seen) = self.seen.get_mut(site as usize) else { return };
         let all = &mut seen.would;
         match *would {
@@ -136,6 +138,9 @@ impl Sites {
                 all.elided += 1;
                 all.elided_bytes += elided_bytes;
                 all.views += views;
+                if are_kept {
+                    all.kept_bytes += elided_bytes;
+                }
                 if let Some(ns) = ns {
                     all.timed_elided_bytes += elided_bytes;
                     all.elided_ns += scale(ns, elided_bytes, bytes);
