@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::echo_server::Order;
 use crate::network::{Network, server_address};
+use crate::rounds::Rounds;
 use crate::side::Side;
 
 /// Longest message and value, bytes: the longest string that Redis stores.
@@ -183,9 +184,9 @@ pub struct Form {
 /// How often and how long each point is measured, and under what.
 #[derive(Clone, Debug, Args)]
 pub struct Repeat {
-    /// Rounds; each runs every side once
-    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
-    pub rounds: usize,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
     /// Length of each measurement, about
     #[arg(long, value_name = "SECONDS", default_value = "0.6", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
     pub seconds: Duration,
@@ -315,9 +316,9 @@ pub struct Faults {
     /// Copies of each message
     #[arg(long, value_name = "N", default_value = "1", value_parser = copies_parser())]
     pub copies: usize,
-    /// Rounds; each runs every side once
-    #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "3"), value_parser = count_parser())]
-    pub rounds: usize,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "5", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
     /// Length of each measurement, about
     #[arg(long, value_name = "SECONDS", default_value = "0.4", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
     pub seconds: Duration,
@@ -376,9 +377,9 @@ pub struct Transmit {
     /// Bytes of all bodies together; 1: the same body each time, which stays in the processor's cache
     #[arg(long, value_name = "BYTES", default_value = "67108864", value_parser = size_parser())]
     pub set: usize,
-    /// Rounds; each runs every side once
-    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
-    pub rounds: usize,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
     /// Length of each measurement, about
     #[arg(long, value_name = "SECONDS", default_value = "0.3", default_value_if("quick", "true", "0.05"), value_parser = seconds)]
     pub seconds: Duration,
@@ -460,9 +461,9 @@ pub struct Small {
         value_enum
     )]
     pub only: Vec<SmallRow>,
-    /// Rounds; each runs every side once
-    #[arg(long, value_name = "N", default_value = "9", default_value_if("quick", "true", "3"), value_parser = count_parser())]
-    pub rounds: usize,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "9", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
     /// Starts of `true` under each side
     #[arg(long, value_name = "N", default_value = "200", default_value_if("quick", "true", "20"), value_parser = count_parser())]
     pub starts: usize,
@@ -517,9 +518,9 @@ pub struct Cache {
     /// How the server sends where it does not copy: auto, splice or zerocopy
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = ["auto", "splice", "zerocopy", "copy"])]
     pub transmit: String,
-    /// Rounds; each runs every side once
-    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
-    pub rounds: usize,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
     /// Length of each measurement, about
     #[arg(long, value_name = "SECONDS", default_value = "0.6", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
     pub seconds: Duration,
@@ -546,9 +547,9 @@ pub struct Files {
     /// Connections
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub clients: usize,
-    /// Rounds; each runs every side once
-    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
-    pub rounds: usize,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
     /// Length of each measurement, about
     #[arg(long, value_name = "SECONDS", default_value = "0.5", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
     pub seconds: Duration,
@@ -619,7 +620,10 @@ mod tests {
             panic!("copies needs no arguments")
         };
         let repeat = &copies.repeat;
-        assert_eq!((copies.size, repeat.rounds, repeat.seconds), (524_288, 7, Duration::from_millis(600)));
+        assert_eq!(
+            (copies.size, repeat.rounds, repeat.seconds),
+            (524_288, 7.into(), Duration::from_millis(600))
+        );
         assert_eq!(copies.copies, [0, 1, 5, 12]);
         assert_eq!(repeat.all_sides(), [Side::Plain, Side::Uncopy, Side::Limit, Side::HeapOnly]);
         let Ok(Arguments { experiment: Experiment::Redis(redis), .. }) = parse("redis") else {
@@ -635,7 +639,7 @@ mod tests {
             panic!("sizes has a quick form")
         };
         assert_eq!(sizes.sizes, [8192, 65_536, 1_048_576]);
-        assert_eq!((sizes.repeat.rounds, sizes.repeat.seconds), (2, Duration::from_millis(100)));
+        assert_eq!((sizes.repeat.rounds, sizes.repeat.seconds), (2.into(), Duration::from_millis(100)));
         for experiment in [
             "copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory",
             "cache",
@@ -683,7 +687,8 @@ mod tests {
             ("tracking --views 0", "0", "1..=1000000"),
             ("memory --minutes 0", "0", "0.01 to 600"),
             ("copies --sides other", "other", "heap-only"),
-            ("small --rounds 99999999999999999999", "99999999999999999999", "too large"),
+            ("small --rounds 99999999999999999999", "99999999999999999999", "1..=1000"),
+            ("cache --rounds 9..7", "9..7", "7..25"),
         ] {
             let error = parse(words).expect_err(words).to_string();
             assert!(error.contains(value) && error.contains(legal), "{words}: {error}");

@@ -13,6 +13,7 @@ use crate::failure::Result;
 use crate::figures::{self, CPU, RATE, two_decimals};
 use crate::plot::{Plot, Scale};
 use crate::progress::Progress;
+use crate::rounds::Rounds;
 use crate::side::{Launcher, Side};
 use crate::statistics::Spread;
 use crate::table::size;
@@ -40,7 +41,7 @@ pub struct Settings {
     /// How the server sends, on the side that does not copy.
     pub transmit: String,
     /// Rounds.
-    pub rounds: usize,
+    pub rounds: Rounds,
     /// Length of each measurement.
     pub duration: Duration,
 }
@@ -85,7 +86,7 @@ fn points(settings: &Settings) -> Vec<Point> {
     points
 }
 
-/// Runs the experiment, the rounds as the outer loop.
+/// Runs the experiment.
 ///
 /// # Errors
 /// [`crate::failure::Failure`] when there is no server to be found.
@@ -99,14 +100,9 @@ pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress
             .with("threads", point.threads as f64)
     };
     let mut comparisons: Vec<Comparison> = points.iter().map(compared).collect();
-    for round in 0..settings.rounds {
-        for (comparison, point) in comparisons.iter_mut().zip(&points) {
-            comparison.round(|side| {
-                progress.tell(&point.title, round, settings.rounds, side.name());
-                sample(launcher, &program, side, point, settings)
-            });
-        }
-    }
+    settings.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
+        sample(launcher, &program, side, point, settings)
+    });
     Ok(comparisons)
 }
 
@@ -127,12 +123,12 @@ fn sample(
     // One thread of the client for each of the server's: it has enough to do.
     let connect = |thread: usize| {
         let connections = (thread..settings.clients).step_by(point.threads);
-        Connections::open(&work, connections, server.client_processors)
+        Connections::open(&work, connections)
     };
     let clients = (0..point.threads.min(settings.clients)).map(connect).collect::<Result<Vec<_>>>();
     let mut clients = clients.map_err(|failure| server.server.process().explain(&failure))?;
     let (sample, _) = traffic::sample(&mut server.server, settings.duration, |duration| {
-        traffic::at_once(&mut clients, |client| client.run(duration))
+        traffic::at_once(&mut clients, server.client_processors, |client| client.run(duration))
     })?;
     let lost: u64 = clients.iter().map(Connections::lost).sum();
     drop(clients);

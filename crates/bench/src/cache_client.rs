@@ -8,9 +8,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv, sockopt};
-use rustix::thread::CpuSet;
 
-use crate::cache_server::bind_to;
 use crate::failure::{Failure, Result, While};
 use crate::network::client_address;
 use crate::pattern::{Mismatch, compare};
@@ -175,20 +173,15 @@ pub struct Connections<'a> {
     work: Work<'a>,
     connections: Vec<Connection>,
     buffer: Vec<u8>,
-    processors: Option<CpuSet>,
     lost: Cell<u64>,
 }
 
 impl<'a> Connections<'a> {
-    /// Opens the connections with these numbers, each with keys of its own, for a thread on `processors`.
+    /// Opens the connections with these numbers, each with keys of its own.
     ///
     /// # Errors
     /// [`Failure`] when that fails.
-    pub fn open(
-        work: &Work<'a>,
-        numbers: impl Iterator<Item = usize>,
-        processors: Option<CpuSet>,
-    ) -> Result<Self> {
+    pub fn open(work: &Work<'a>, numbers: impl Iterator<Item = usize>) -> Result<Self> {
         let numbers: Vec<usize> = numbers.collect();
         let open = |number: &usize| {
             let socket = match work.peer {
@@ -207,7 +200,7 @@ impl<'a> Connections<'a> {
         };
         let connections = numbers.iter().map(open).collect::<Result<Vec<_>>>()?;
         let room = work.content.size_bytes + 4096;
-        Ok(Self { work: *work, connections, buffer: vec![0; room], processors, lost: Cell::new(0) })
+        Ok(Self { work: *work, connections, buffer: vec![0; room], lost: Cell::new(0) })
     }
 
     /// Answers by UDP that did not come.
@@ -221,9 +214,6 @@ impl<'a> Connections<'a> {
     /// # Errors
     /// [`Failure`] at the first wrong or missing answer.
     pub fn run(&mut self, duration: Duration) -> Result<Load> {
-        if let Some(processors) = &self.processors {
-            bind_to(processors)?;
-        }
         let (work, lost) = (self.work, &self.lost);
         for connection in &mut self.connections {
             connection.ask(&work)?;

@@ -1,15 +1,15 @@
 //! `uncopy-cached`, started for one measurement on free ports of the loopback address.
 
 use std::net::SocketAddr;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use rustix::thread::CpuSet;
 
 use crate::cleanup::TemporaryDirectory;
-use crate::failure::{Failure, Result, While};
+use crate::failure::{Failure, Result};
 use crate::network::server_address;
 use crate::process::Server;
+use crate::processors;
 use crate::redis_server::on_path;
 use crate::side::{Launcher, Side};
 
@@ -46,20 +46,6 @@ pub fn find(launcher: &Launcher, name: &str) -> Result<PathBuf> {
     })
 }
 
-/// The processors that this program may use, in two parts: the first `first` of them, and the others.
-pub fn processors(first: usize) -> Option<(CpuSet, CpuSet)> {
-    let all = rustix::thread::sched_getaffinity(None).ok()?;
-    let (mut ours, mut others) = (CpuSet::new(), CpuSet::new());
-    for number in (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)) {
-        if ours.count() as usize == first {
-            others.set(number);
-        } else {
-            ours.set(number);
-        }
-    }
-    (others.count() > 0).then_some((ours, others))
-}
-
 /// Starts it with `threads` threads, each with a processor of its own if there are more than that, and waits until it
 /// listens.
 ///
@@ -84,13 +70,8 @@ pub fn start(
         format!("--transmit={transmit}"),
     ];
     let mut command = launcher.command(Side::Plain, program.as_os_str(), &arguments);
-    let processors = processors(threads);
-    if let Some((ours, _)) = processors {
-        // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
-        unsafe {
-            command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &ours)?));
-        }
-    }
+    let processors = processors::apart(threads);
+    processors::bind(&mut command, processors.map(|(servers, _)| servers));
     let mut server = Server::start(command, NAME, TemporaryDirectory::make()?)?;
     let line = server.first_line()?;
     let address = |kind: &str| {
@@ -101,12 +82,4 @@ pub fn start(
         return Err(Failure::new(format!("{NAME} wrote {}", line.escape_debug())));
     };
     Ok(CacheServer { server, tcp, udp, client_processors: processors.map(|(_, others)| others) })
-}
-
-/// Binds this thread to `processors`.
-///
-/// # Errors
-/// [`Failure`] when that is refused.
-pub fn bind_to(processors: &CpuSet) -> Result<()> {
-    rustix::thread::sched_setaffinity(None, processors).doing("choosing processors")
 }

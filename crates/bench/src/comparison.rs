@@ -161,6 +161,12 @@ impl Comparison {
         self.failure.clone().or_else(left_out)
     }
 
+    /// How many rounds were complete.
+    #[must_use]
+    pub fn rounds(&self) -> usize {
+        self.rounds.len()
+    }
+
     /// What is compared.
     #[must_use]
     pub fn title(&self) -> &str {

@@ -12,6 +12,7 @@ use crate::progress::Progress;
 use crate::redis;
 use crate::redis_load::Operation;
 use crate::redis_server::Programs;
+use crate::rounds::Rounds;
 use crate::side::{Launcher, Side};
 use crate::statistics::Spread;
 use crate::table::{Align, Table, amount, number, size};
@@ -58,12 +59,13 @@ impl Demo {
         };
         let mut progress = Progress::new();
         let sides = vec![Side::Plain, Side::Uncopy];
-        let schedule = Schedule { rounds: echo_rounds, duration: echo_time, sides: sides.clone() };
+        let schedule =
+            Schedule { rounds: Rounds::exactly(echo_rounds), duration: echo_time, sides: sides.clone() };
         let points = copies::points(ECHO_BYTES, &ECHO_COPIES, 0);
         let echo = echo::measure(launcher, &points, &schedule, &mut progress);
         let settings = redis::Settings {
             work: REDIS_WORK.to_vec(),
-            rounds: redis_rounds,
+            rounds: Rounds::exactly(redis_rounds),
             duration: redis_time,
             clients: REDIS_CLIENTS,
             sides,

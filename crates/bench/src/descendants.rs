@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::cpu_time::process_cpu_ns;
 use crate::wait;
 
 /// How long a process that was killed may take to be gone.
@@ -54,27 +55,6 @@ pub fn of(root: Pid) -> Vec<Pid> {
         at += 1;
     }
     found.into_iter().filter_map(Pid::from_raw).collect()
-}
-
-/// Processor time, ns, of all threads of `pid`, also of ended ones.
-///
-/// # Errors
-/// When the process is gone.
-pub fn process_cpu_ns(pid: Pid) -> io::Result<u64> {
-    let mut clock = 0;
-    // SAFETY: the clock's number is written to `clock`.
-    let error = unsafe { libc::clock_getcpuclockid(pid.as_raw_pid(), &raw mut clock) };
-    if error != 0 {
-        return Err(io::Error::from_raw_os_error(error));
-    }
-    // SAFETY: all-zero is a valid timespec.
-    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: the time is written to `time`; a clock that is gone gives an error.
-    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let part = |value: i64| u64::try_from(value).unwrap_or(0);
-    Ok(part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec))
 }
 
 /// Processor time, ns, of `root` and all that came of it: of those that live to the nanosecond, of those that ended

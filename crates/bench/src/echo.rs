@@ -11,8 +11,10 @@ use crate::echo_server::{PAGE_BYTES, Reply, Work, touch_ns};
 use crate::failure::{Failure, Result};
 use crate::network::server_address;
 use crate::process::Server;
+use crate::processors;
 use crate::progress::Progress;
 use crate::recording::Drain;
+use crate::rounds::Rounds;
 use crate::side::{Launcher, Side};
 use crate::traffic;
 
@@ -33,7 +35,7 @@ pub struct Point {
 #[derive(Clone, Debug)]
 pub struct Schedule {
     /// Rounds; each runs every side once.
-    pub rounds: usize,
+    pub rounds: Rounds,
     /// Length of each measurement.
     pub duration: Duration,
     /// What is compared.
@@ -76,8 +78,6 @@ impl Point {
 }
 
 /// Runs the experiment: one comparison for each point.
-///
-/// The rounds are the outer loop, so that different points can be compared round by round as well.
 pub fn measure(
     launcher: &Launcher,
     points: &[Point],
@@ -86,14 +86,9 @@ pub fn measure(
 ) -> Vec<Comparison> {
     let mut comparisons: Vec<Comparison> =
         points.iter().map(|point| point.comparison(&schedule.sides)).collect();
-    for round in 0..schedule.rounds {
-        for (comparison, point) in comparisons.iter_mut().zip(points) {
-            comparison.round(|side| {
-                progress.tell(&point.title, round, schedule.rounds, side.name());
-                sample(launcher, side, point, schedule.duration, round as u64)
-            });
-        }
-    }
+    schedule.rounds.run(&mut comparisons, points, progress, |point, side, round| {
+        sample(launcher, side, point, schedule.duration, round as u64)
+    });
     comparisons
 }
 
@@ -106,6 +101,8 @@ fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, se
     if let Some(drain) = &drain {
         drain.record(&mut command);
     }
+    processors::bind(&mut command, processors::of_server(point.threads));
+    let others = processors::of_clients(point.threads);
     let mut server = Server::start(command, "the echo server", TemporaryDirectory::make()?)?;
     let address = address(&server.first_line()?)?;
     let connect =
@@ -113,7 +110,7 @@ fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, se
     let clients = (0..point.threads).map(connect).collect::<Result<Vec<_>>>();
     let mut clients = clients.map_err(|failure| server.process().explain(&failure))?;
     let (sample, exchanges) = traffic::sample(&mut server, duration, |duration| {
-        traffic::at_once(&mut clients, |client| client.run(duration))
+        traffic::at_once(&mut clients, others, |client| client.run(duration))
     })?;
     let pid = server.process().pid();
     let (mut notes, activity) = launcher.inspect(side, pid, &server.stderr_text(), point.expects_elision());
@@ -206,7 +203,7 @@ mod tests {
         let work = Work { size_bytes: 1024, copies: 1, ..Work::default() };
         let points = [Point::new("echo 1", work), Point::new("echo 2", work)];
         let sides = vec![Side::Plain, Side::Uncopy];
-        let schedule = Schedule { rounds: 2, duration: Duration::from_millis(1), sides };
+        let schedule = Schedule { rounds: Rounds::exactly(2), duration: Duration::from_millis(1), sides };
         let launcher = Launcher::of("/nonexistent/uncopy");
         let comparisons = measure(&launcher, &points, &schedule, &mut Progress::new());
         assert_eq!(comparisons.len(), 2);

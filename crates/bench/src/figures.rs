@@ -91,8 +91,8 @@ pub fn of_limit<'a>() -> Extra<'a> {
 }
 
 /// What the columns mean, for the lines below a table.
-pub const LEGEND: &str =
-    "ratio, CPU ratio: over plain, median over paired, alternating rounds; spread: smallest to largest\n";
+pub const LEGEND: &str = "ratio, CPU ratio: over plain, median over paired, alternating rounds; spread: smallest to largest, of 20 and more \
+     rounds the quartiles\n";
 /// What the limit is.
 pub const LIMIT_LEGEND: &str =
     "of limit: over the same server with 0 copies and without uncopy, in the same round\n";

@@ -2,7 +2,6 @@
 //! and the mail of 2001 on sendfile by CPU load: 63 files of 350 KB on average).
 
 use std::net::SocketAddr;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,7 +18,9 @@ use crate::files_client::{Connections, Content};
 use crate::network::server_address;
 use crate::plot::{Plot, Scale};
 use crate::process::Server;
+use crate::processors;
 use crate::progress::Progress;
+use crate::rounds::Rounds;
 use crate::side::{Launcher, Side};
 use crate::table::size;
 use crate::traffic;
@@ -46,7 +47,7 @@ pub struct Settings {
     /// Connections.
     pub clients: usize,
     /// Rounds.
-    pub rounds: usize,
+    pub rounds: Rounds,
     /// Length of each measurement.
     pub duration: Duration,
 }
@@ -72,7 +73,7 @@ impl Point {
     }
 }
 
-/// Runs the experiment, the rounds as the outer loop.
+/// Runs the experiment.
 ///
 /// # Errors
 /// [`Failure`] when there is no server to be found, or no room for the files.
@@ -95,14 +96,9 @@ pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress
             .with("threads", point.threads as f64)
     };
     let mut comparisons: Vec<Comparison> = points.iter().map(compared).collect();
-    for round in 0..settings.rounds {
-        for (comparison, point) in comparisons.iter_mut().zip(&points) {
-            comparison.round(|side| {
-                progress.tell(&point.title(), round, settings.rounds, side.name());
-                sample(launcher, &program, side, point, settings, root.path())
-            });
-        }
-    }
+    settings.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
+        sample(launcher, &program, side, point, settings, root.path())
+    });
     Ok(comparisons)
 }
 
@@ -122,13 +118,8 @@ fn start(
         root.as_os_str().to_owned(),
     ];
     let mut command = launcher.command(side, program.as_os_str(), &arguments);
-    let processors = cache_server::processors(threads);
-    if let Some((ours, _)) = processors {
-        // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
-        unsafe {
-            command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &ours)?));
-        }
-    }
+    let processors = processors::apart(threads);
+    processors::bind(&mut command, processors.map(|(servers, _)| servers));
     let mut server = Server::start(command, NAME, TemporaryDirectory::make()?)?;
     let line = server.first_line()?;
     let address = line.split_once("http://").and_then(|(_, rest)| rest.trim_end_matches('/').parse().ok());
@@ -150,18 +141,15 @@ fn sample(
     // One thread of the client for each of the server's: it has enough to do.
     let connect = |thread: usize| {
         let numbers = (thread..settings.clients).step_by(point.threads);
-        Connections::open(address, &point.content, numbers, processors)
+        Connections::open(address, &point.content, numbers)
     };
     let clients = (0..point.threads.min(settings.clients)).map(connect).collect::<Result<Vec<_>>>();
     let mut clients = clients.map_err(|failure| server.process().explain(&failure))?;
     let (sample, _) = traffic::sample(&mut server, settings.duration, |duration| {
-        traffic::at_once(&mut clients, |client| client.run(duration))
+        traffic::at_once(&mut clients, processors, |client| client.run(duration))
     })?;
     drop(clients);
-    let pid = server.process().pid();
-    let notes = launcher.notes(side, pid, &server.stderr_text(), false);
-    let defect = server.process().stop().err().map(|failure| failure.to_string());
-    Ok(Sample { notes, defect, ..sample })
+    Ok(traffic::ended(launcher, side, server, sample))
 }
 
 /// The figures.

@@ -7,9 +7,6 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::thread::CpuSet;
-
-use crate::cache_server::bind_to;
 use crate::failure::{Failure, Result, While};
 use crate::pattern::compare;
 use crate::random::Random;
@@ -80,11 +77,10 @@ pub struct Connections<'a> {
     content: &'a Content,
     connections: Vec<Connection>,
     buffer: Vec<u8>,
-    processors: Option<CpuSet>,
 }
 
 impl<'a> Connections<'a> {
-    /// Opens `count` connections to `server`, for a thread on `processors`.
+    /// Opens the connections with these numbers to `server`.
     ///
     /// # Errors
     /// [`Failure`] when it does not accept.
@@ -92,7 +88,6 @@ impl<'a> Connections<'a> {
         server: SocketAddr,
         content: &'a Content,
         numbers: impl Iterator<Item = usize>,
-        processors: Option<CpuSet>,
     ) -> Result<Self> {
         let open = |number: usize| {
             let what = || format!("connecting to uncopy-files at {server}");
@@ -104,7 +99,7 @@ impl<'a> Connections<'a> {
         };
         let connections = numbers.map(open).collect::<Result<_>>()?;
         let buffer = vec![0; HEAD_LIMIT_BYTES + content.size_bytes];
-        Ok(Self { content, connections, buffer, processors })
+        Ok(Self { content, connections, buffer })
     }
 
     /// Exchanges for `duration`, the connections in turn.
@@ -112,9 +107,6 @@ impl<'a> Connections<'a> {
     /// # Errors
     /// [`Failure`] at the first wrong or missing answer.
     pub fn run(&mut self, duration: Duration) -> Result<Load> {
-        if let Some(processors) = &self.processors {
-            bind_to(processors)?;
-        }
         let (content, buffer) = (self.content, &mut self.buffer);
         for connection in &mut self.connections {
             connection.ask(content)?;
@@ -208,7 +200,7 @@ mod tests {
             let _ = stream.read(&mut [0; 4096]);
             let _ = stream.write_all(&answer);
         });
-        let mut client = Connections::open(address, &content, 0..1, None).expect("listening");
+        let mut client = Connections::open(address, &content, 0..1).expect("listening");
         let outcome = client.connections[0].ask(&content).and_then(|()| {
             client.connections[0].receive(&content, &mut client.buffer).map(|done| done.verified_bytes)
         });

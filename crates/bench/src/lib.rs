@@ -16,13 +16,14 @@
 //!   lab           read and send, sendfile, uncopy; both send files by sending
 //!   small         a short memcpy, the start of a program; small_servers: packaged servers
 //!   traffic       load by own clients, and the sample that comes of it
-//!   comparison    samples of alternating sides, ratios; statistics, machine, load
+//!   comparison    samples of alternating sides, ratios; rounds: how many; statistics, machine, load
 //!   report        what comes of an experiment: figures in a table, JSON, plot
 //!   results       all experiments, beside what the papers say, as pages
 //!   side          what runs under uncopy and what plain
 //!   network       what lies between clients and servers
 //!   apps          packaged applications, each a case of one harness
 //!   clients       protocols of stores and brokers, every byte compared
+//!   processors    the servers' and the clients'
 //!   process       servers and helpers; descendants: what came of them; cleanup and signals end them whatever happens
 //! ```
 //!
@@ -47,6 +48,7 @@ mod cleanup;
 mod clients;
 mod comparison;
 mod copies;
+mod cpu_time;
 mod cycles;
 mod demo;
 mod descendants;
@@ -69,6 +71,7 @@ mod packaged;
 mod pattern;
 mod plot;
 mod process;
+mod processors;
 mod progress;
 mod random;
 mod recording;
@@ -78,6 +81,7 @@ mod redis_server;
 mod report;
 mod resp;
 mod results;
+mod rounds;
 mod send_zc;
 mod sending;
 mod side;
@@ -107,6 +111,7 @@ use network::Network;
 use progress::Progress;
 use redis_load::Operation;
 use report::{Report, notes};
+use rounds::Rounds;
 use side::{Launcher, Side};
 
 /// Exit status of an experiment that failed, in whole or in part.
@@ -278,7 +283,8 @@ fn run(experiment: &Experiment) -> Result<Outcome> {
         Experiment::Recording(arguments) => measured(&arguments.form, |launcher, progress| {
             let points = recording::points(arguments.size, &arguments.copies);
             let sides = recording::SIDES.to_vec();
-            let schedule = Schedule { rounds: arguments.rounds, duration: arguments.seconds, sides };
+            let rounds = Rounds::exactly(arguments.rounds);
+            let schedule = Schedule { rounds, duration: arguments.seconds, sides };
             let comparisons = echo::measure(launcher, &points, &schedule, progress);
             let (text, plot) = (recording::render(&comparisons), copies::plot(&comparisons));
             Ok(Report::new(comparisons, text, plot))

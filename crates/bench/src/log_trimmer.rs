@@ -18,6 +18,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::failure::{Result, While};
+use crate::processors;
+use crate::redis_server::SERVER_THREADS;
 
 /// The file may grow this long, bytes: longer than the processor's caches.
 const LIMIT_BYTES: u64 = 64 << 20;
@@ -45,7 +47,10 @@ impl LogTrimmer {
             .collect::<Result<_>>()?;
         let ending = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ending);
+        let others = processors::of_clients(SERVER_THREADS);
         let trim = move || {
+            // On the server's processor it would take its time.
+            let _ = processors::bind_to(others);
             while !ended.load(Ordering::Acquire) {
                 for file in &files {
                     trim_past(file, LIMIT_BYTES);

@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 
 use crate::network;
 
+/// The kernel's largest order of pages (`MAX_PAGE_ORDER`): where only these are reported, hardly any are.
+const REPORTED_ORDER_MOST: u32 = 10;
+
 /// The machine, the versions and the date.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -28,7 +31,7 @@ impl Machine {
         let system = field("/etc/os-release", "PRETTY_NAME", '=').unwrap_or_else(|| "unknown system".into());
         // SAFETY: the function returns a string that is never freed.
         let libc = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
-        Self {
+        let mut machine = Self {
             facts: vec![
                 ("uncopy", env!("CARGO_PKG_VERSION").to_owned()),
                 ("date", date(seconds_since_1970())),
@@ -41,7 +44,14 @@ impl Machine {
                 ("glibc", libc.to_string_lossy().into_owned()),
             ],
             warning: None,
+        };
+        if let Some(goes_back) = gives_memory_back() {
+            machine.add(
+                "free memory",
+                if goes_back { "goes back to the host" } else { "stays with this machine" },
+            );
         }
+        machine
     }
 
     /// Adds a fact, such as the version of a server.
@@ -93,6 +103,15 @@ impl Machine {
         let facts = self.facts.iter().map(|(key, text)| ((*key).to_owned(), json!(text)));
         facts.chain([("warning".to_owned(), json!(self.warning))]).collect::<serde_json::Map<_, _>>().into()
     }
+}
+
+/// Whether this virtual machine reports free pages to its host (free page reporting of the balloon device), which takes
+/// them away: whoever touches one of them next waits for the host. `None` where there is nothing that could report them.
+fn gives_memory_back() -> Option<bool> {
+    let order = std::fs::read_to_string("/sys/module/page_reporting/parameters/page_reporting_order").ok()?;
+    let mut devices = std::fs::read_dir("/sys/bus/virtio/drivers/virtio_balloon").ok()?.flatten();
+    let is_there = devices.any(|device| device.file_name().to_string_lossy().starts_with("virtio"));
+    is_there.then(|| order.trim().parse().is_ok_and(|order: u32| order < REPORTED_ORDER_MOST))
 }
 
 /// The first value of `name` in a file of lines `name SEPARATOR value`.

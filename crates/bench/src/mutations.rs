@@ -8,6 +8,7 @@ use uncopy_twin::{Bytes, Until, lend, settle};
 use crate::comparison::{Comparison, Sample};
 use crate::failure::{Failure, Result, While};
 use crate::progress::Progress;
+use crate::rounds::Rounds;
 use crate::side::Side;
 use crate::statistics::quantile;
 
@@ -93,19 +94,14 @@ fn sample(side: Side) -> Result<Sample> {
 }
 
 /// Measures the first writes; left out where twin memory is not lent.
-pub fn measure(rounds: usize, progress: &mut Progress) -> Comparison {
+pub fn measure(rounds: Rounds, progress: &mut Progress) -> Comparison {
     let title = "first write to a page";
     let mut comparison = Comparison::new(title, PAGE_BYTES as u64, &[Side::Plain, PROTECTED, IN_FLIGHT]);
     if let Err(why) = write_to_twin(PROTECTED, &mut Vec::new()) {
         comparison.skip(why.to_string());
         return comparison;
     }
-    for round in 0..rounds {
-        comparison.round(|side| {
-            progress.tell(title, round, rounds, side.name());
-            sample(side)
-        });
-    }
+    rounds.run_one(&mut comparison, progress, |side, _| sample(side));
     comparison
 }
 
@@ -115,7 +111,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_page_takes_the_write() {
-        let comparison = measure(1, &mut Progress::new());
+        let comparison = measure(Rounds::exactly(1), &mut Progress::new());
         assert!(comparison.is_flawless(), "{:?}", comparison.notes());
     }
 }

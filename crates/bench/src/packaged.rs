@@ -10,11 +10,14 @@ use crate::cleanup::TemporaryDirectory;
 use crate::failure::{Failure, Result, While};
 use crate::network::{self, server_address};
 use crate::process::{PATIENCE, Server};
+use crate::processors;
 use crate::redis_server::on_path;
 use crate::side::{Launcher, Side};
 
 /// How often a port is tried that another program may take in between.
 const PORT_ATTEMPTS: usize = 3;
+/// Threads or processes of a server that have work.
+pub const SERVER_THREADS: usize = 1;
 
 /// A program that a package brings.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +62,8 @@ impl Package {
         let directory = TemporaryDirectory::make()?;
         let address = network::free_address()?;
         let arguments = (self.arguments)(address.port(), directory.path())?;
-        let command = launcher.command(side, program.as_os_str(), &arguments);
+        let mut command = launcher.command(side, program.as_os_str(), &arguments);
+        processors::bind(&mut command, processors::of_server(SERVER_THREADS));
         let mut server = Server::start(command, self.name, directory)?;
         let deadline = Instant::now() + PATIENCE;
         while TcpStream::connect_timeout(&address, PATIENCE).is_err() {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use crate::cleanup::{TemporaryDirectory, registry};
-use crate::descendants::{Held, process_cpu_ns};
+use crate::cpu_time::process_cpu_ns;
+use crate::descendants::Held;
 use crate::failure::{Failure, Result, While};
 use crate::network;
 use crate::wait;

@@ -12,6 +12,7 @@ use crate::progress::Progress;
 use crate::random::Random;
 use crate::redis_load::{KEY, Load, Operation, is_benchmark_value};
 use crate::redis_server::{Programs, RedisServer};
+use crate::rounds::Rounds;
 use crate::side::{Launcher, Side};
 use crate::table::{amount, number, size};
 
@@ -32,7 +33,7 @@ pub struct Settings {
     /// Operations and lengths of values in bytes, in the order of the report.
     pub work: Vec<(Operation, u64)>,
     /// Rounds; each runs every side once.
-    pub rounds: usize,
+    pub rounds: Rounds,
     /// Length of each measurement, about.
     pub duration: Duration,
     /// Connections.
@@ -69,12 +70,8 @@ pub fn measure(
         match run.calibrate(settings.duration) {
             Err(failure) => comparison.fail(&failure),
             Ok(requests) => {
-                for round in 0..settings.rounds {
-                    comparison.round(|side| {
-                        progress.tell(&title, round, settings.rounds, side.name());
-                        run.sample(side, requests, round as u64)
-                    });
-                }
+                let sample = |side, round| run.sample(side, requests, round as u64);
+                settings.rounds.run_one(&mut comparison, progress, sample);
             }
         }
         comparisons.push(comparison);

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use crate::failure::{Failure, Result};
 use crate::process;
+use crate::processors;
+use crate::redis_server::SERVER_THREADS;
 
 /// The key that redis-benchmark uses where none is asked for.
 pub const KEY: &[u8] = b"key:__rand_int__";
@@ -88,6 +90,7 @@ impl Load<'_> {
         ] {
             command.arg(flag).arg(value.to_string());
         }
+        processors::bind(&mut command, processors::of_clients(SERVER_THREADS));
         Ok(process::run(command, "redis-benchmark", TIMEOUT)?.success("redis-benchmark")?.stdout)
     }
 

@@ -11,11 +11,14 @@ use crate::failure::{Failure, Result};
 use crate::log_trimmer::LogTrimmer;
 use crate::network;
 use crate::process::{self, PATIENCE, Server};
+use crate::processors;
 use crate::resp::{Connection, Reply};
 use crate::side::{Launcher, Side};
 
 /// How often a port is tried that another program may take in between.
 const PORT_ATTEMPTS: usize = 3;
+/// Threads of a server that have work.
+pub const SERVER_THREADS: usize = 1;
 /// How long an answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Directory of the append-only files, inside the server's.
@@ -79,7 +82,8 @@ impl RedisServer {
     /// [`Failure`] when it cannot be started or does not answer in time.
     pub fn start(launcher: &Launcher, side: Side, program: &Path) -> Result<Self> {
         Self::start_by(|arguments, directory| {
-            let command = launcher.command(side, program.as_os_str(), arguments);
+            let mut command = launcher.command(side, program.as_os_str(), arguments);
+            processors::bind(&mut command, processors::of_server(SERVER_THREADS));
             Server::start(command, "redis-server", directory)
         })
     }

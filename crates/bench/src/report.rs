@@ -11,6 +11,7 @@ use crate::figures::RATE;
 use crate::machine::Machine;
 use crate::plot::Plot;
 use crate::side::Side;
+use crate::statistics::NOISE;
 
 /// The result of one experiment.
 #[derive(Debug)]
@@ -72,8 +73,6 @@ fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).doing(format_args!("writing {}", path.display()))
 }
 
-/// The largest difference between the medians of two runs, as a part, that is not called too noisy.
-pub const NOISE: f64 = 0.05;
 /// Ratios that a line about noise names.
 const MOST_NAMED: usize = 4;
 
@@ -100,7 +99,7 @@ fn noise(comparisons: &[Comparison]) -> Option<String> {
     (!noisy.is_empty()).then(|| {
         format!(
             "note: too noisy: between two runs like this one, the medians of {} of {} ratios would differ by more than \
-             {:.0} %: {}{more}; believe their spreads, or take more rounds\n",
+             {:.0} %: {}{more}; believe their spreads, or take more rounds, as by --rounds 7..50\n",
             noisy.len(),
             all.len(),
             NOISE * 100.0,

@@ -13,6 +13,7 @@ use crate::process::{self, Output};
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::redis_server::on_path;
+use crate::rounds::Rounds;
 use crate::side::{Launcher, Side};
 use crate::statistics::Spread;
 use crate::table::{Align, Table, number, size};
@@ -75,25 +76,26 @@ fn parse_memcpy_line(line: &str) -> Option<f64> {
 const SIDES: [Side; 2] = [Side::Plain, Side::Uncopy];
 
 /// Compares the short copy.
-pub fn measure_memcpy(launcher: &Launcher, rounds: usize, calls: u64, progress: &mut Progress) -> Comparison {
+pub fn measure_memcpy(
+    launcher: &Launcher,
+    rounds: Rounds,
+    calls: u64,
+    progress: &mut Progress,
+) -> Comparison {
     let title = format!("memcpy of {}", size(SHORT_BYTES as u64));
     let mut short = Comparison::new(title, SHORT_BYTES as u64, &SIDES);
-    for round in 0..rounds {
-        let title = short.title().to_owned();
-        short.round(|side| {
-            progress.tell(&title, round, rounds, side.name());
-            let arguments =
-                ["memcpy-loop".to_owned(), format!("--size={SHORT_BYTES}"), format!("--calls={calls}")];
-            let output = process::run(launcher.bench(side, &arguments), "memcpy-loop", TIMEOUT)?;
-            let notes = notes(&output);
-            let output = output.success("memcpy-loop")?;
-            let ns = parse_memcpy_line(&output.stdout)
-                .ok_or_else(|| Failure::new(format!("memcpy-loop wrote {}", output.stdout.escape_debug())))?;
-            // The child compared the copy with its source.
-            let verified_bytes = Some(SHORT_BYTES as u64);
-            Ok(Sample { latency_p50_us: ns / 1e3, verified_bytes, notes, ..Sample::default() })
-        });
-    }
+    rounds.run_one(&mut short, progress, |side, _| {
+        let arguments =
+            ["memcpy-loop".to_owned(), format!("--size={SHORT_BYTES}"), format!("--calls={calls}")];
+        let output = process::run(launcher.bench(side, &arguments), "memcpy-loop", TIMEOUT)?;
+        let notes = notes(&output);
+        let output = output.success("memcpy-loop")?;
+        let ns = parse_memcpy_line(&output.stdout)
+            .ok_or_else(|| Failure::new(format!("memcpy-loop wrote {}", output.stdout.escape_debug())))?;
+        // The child compared the copy with its source.
+        let verified_bytes = Some(SHORT_BYTES as u64);
+        Ok(Sample { latency_p50_us: ns / 1e3, verified_bytes, notes, ..Sample::default() })
+    });
     short
 }
 

@@ -5,11 +5,12 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::comparison::{Comparison, Sample};
+use crate::comparison::Comparison;
 use crate::echo::Schedule;
 use crate::failure::{Failure, Result, While};
-use crate::packaged::{MEMCACHED, NGINX, PAGE_NAME, Package};
+use crate::packaged::{MEMCACHED, NGINX, PAGE_NAME, Package, SERVER_THREADS};
 use crate::pattern::compare;
+use crate::processors;
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::side::{Launcher, Side};
@@ -76,25 +77,20 @@ pub fn measure(
         }
     };
     let page = Random::new(11).bytes(PAGE_BYTES);
-    for round in 0..schedule.rounds {
-        comparison.round(|side| {
-            progress.tell(&kind.title(), round, schedule.rounds, side.name());
-            let (mut server, address) = kind.package().start(launcher, side, &program)?;
-            if kind == Kind::Nginx {
-                std::fs::write(server.directory().join(PAGE_NAME), &page).doing("writing the page")?;
-            }
-            let client = |number| Client::connect(address, kind, &page, number as u64);
-            let mut clients = (0..connections).map(client).collect::<Result<Vec<_>>>()?;
-            let (sample, _) = traffic::sample(&mut server, schedule.duration, |duration| {
-                traffic::at_once(&mut clients, |client| client.run(duration))
-            })?;
-            drop(clients);
-            let pid = server.process().pid();
-            let notes = launcher.notes(side, pid, &server.stderr_text(), false);
-            let defect = server.process().stop().err().map(|failure| failure.to_string());
-            Ok(Sample { notes, defect, ..sample })
-        });
-    }
+    schedule.rounds.run_one(&mut comparison, progress, |side, _| {
+        let (mut server, address) = kind.package().start(launcher, side, &program)?;
+        if kind == Kind::Nginx {
+            std::fs::write(server.directory().join(PAGE_NAME), &page).doing("writing the page")?;
+        }
+        let client = |number| Client::connect(address, kind, &page, number as u64);
+        let mut clients = (0..connections).map(client).collect::<Result<Vec<_>>>()?;
+        let others = processors::of_clients(SERVER_THREADS);
+        let (sample, _) = traffic::sample(&mut server, schedule.duration, |duration| {
+            traffic::at_once(&mut clients, others, |client| client.run(duration))
+        })?;
+        drop(clients);
+        Ok(traffic::ended(launcher, side, server, sample))
+    });
     comparison
 }
 

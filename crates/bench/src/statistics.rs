@@ -42,10 +42,15 @@ impl Spread {
     }
 }
 
+/// From fewer samples than these, [`difference_of_runs`] tells nothing.
+pub const LEAST_SAMPLES: usize = 3;
 /// How many pairs of runs [`difference_of_runs`] imagines.
 const PAIRS: u64 = 400;
 /// The part of them that differs by no more than it tells.
 const MOST_PAIRS: f64 = 0.9;
+
+/// The largest difference between the medians of two runs, as a part, that is not called too noisy.
+pub const NOISE: f64 = 0.05;
 
 /// By how much the medians of two runs like the one that gave `samples` would differ, as a part of the
 /// median: in nine of ten pairs by no more than this. `None` for fewer than three samples, and where there
@@ -56,7 +61,7 @@ const MOST_PAIRS: f64 = 0.9;
 #[must_use]
 pub fn difference_of_runs(samples: &[f64]) -> Option<f64> {
     let median = Spread::of(samples)?.median;
-    if samples.len() < 3 || median == 0.0 {
+    if samples.len() < LEAST_SAMPLES || median == 0.0 {
         return None;
     }
     let len = samples.len() as u64;

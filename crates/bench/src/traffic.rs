@@ -4,9 +4,13 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use rustix::thread::CpuSet;
+
 use crate::comparison::Sample;
 use crate::failure::{Failure, Result};
 use crate::process::Server;
+use crate::processors::bind_to;
+use crate::side::{Launcher, Side};
 use crate::statistics::quantile;
 
 /// Warm-up before each measurement, as a part of it.
@@ -76,18 +80,23 @@ pub fn repeat(duration: Duration, mut exchange: impl FnMut(u64) -> Result<Exchan
     Ok(load)
 }
 
-/// Runs `work` for each of `clients`, each in a thread of its own, all beginning together.
+/// Runs `work` for each of `clients`, each in a thread of its own on `processors`, all beginning together.
 ///
 /// # Errors
 /// The first failure of any of them.
-pub fn at_once<C: Send>(clients: &mut [C], work: impl Fn(&mut C) -> Result<Load> + Sync) -> Result<Load> {
+pub fn at_once<C: Send>(
+    clients: &mut [C],
+    processors: Option<CpuSet>,
+    work: impl Fn(&mut C) -> Result<Load> + Sync,
+) -> Result<Load> {
     let together = Barrier::new(clients.len());
     let loads: Vec<Result<Load>> = std::thread::scope(|scope| {
         let run = |client| {
             let (together, work) = (&together, &work);
             scope.spawn(move || {
+                let bound = bind_to(processors);
                 together.wait();
-                work(client)
+                bound.and_then(|()| work(client))
             })
         };
         let threads: Vec<_> = clients.iter_mut().map(run).collect();
@@ -129,6 +138,16 @@ pub fn sample(
     measured().map_err(|failure| server.process().explain(&failure))
 }
 
+/// `sample` with what a reader must know of its server, in which nothing need have been elided, and how that ended:
+/// it is asked to.
+#[must_use]
+pub fn ended(launcher: &Launcher, side: Side, mut server: Server, sample: Sample) -> Sample {
+    let pid = server.process().pid();
+    let notes = launcher.notes(side, pid, &server.stderr_text(), false);
+    let defect = server.process().stop().err().map(|failure| failure.to_string());
+    Sample { notes, defect, ..sample }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,12 +160,12 @@ mod tests {
             elapsed: Duration::from_millis(ms),
             latencies_ns: (0..exchanges).map(|at| at * ms).collect(),
         };
-        let all = at_once(&mut [(2, 5), (3, 4)], |(exchanges, ms)| Ok(load(*exchanges, *ms)));
+        let all = at_once(&mut [(2, 5), (3, 4)], None, |(exchanges, ms)| Ok(load(*exchanges, *ms)));
         let all = all.expect("no failure");
         assert_eq!((all.exchanges, all.verified_bytes, all.elapsed), (5, 50, Duration::from_millis(5)));
         assert_eq!(all.latencies_ns, [0, 0, 4, 5, 8]);
         let fails = |at: &mut u64| if *at == 2 { Err(Failure::new("gone")) } else { Ok(load(1, 1)) };
-        assert_eq!(at_once(&mut [1, 2, 3], fails).expect_err("one failed"), Failure::new("gone"));
+        assert_eq!(at_once(&mut [1, 2, 3], None, fails).expect_err("one failed"), Failure::new("gone"));
     }
 
     #[test]

@@ -20,12 +20,15 @@ use clap::ValueEnum;
 use uncopy_transmit::{Envelope, Errno, Part, set_break_even};
 
 use crate::comparison::{Comparison, Sample};
+use crate::cpu_time::thread_cpu_ns;
 use crate::failure::{Failure, Result, While};
 use crate::figures::{self, LEGEND};
 use crate::network::{among_servers, client_address, server_address};
 use crate::plot::{Plot, Scale};
+use crate::processors;
 use crate::progress::Progress;
 use crate::random::Random;
+use crate::rounds::Rounds;
 use crate::send_zc::ZeroCopyRing;
 use crate::side::Side;
 use crate::table::size;
@@ -166,14 +169,6 @@ impl Drop for Bodies {
         // SAFETY: mapped in `new`, used by nobody any more.
         unsafe { libc::munmap(self.mapped as *mut _, self.stride * self.count) };
     }
-}
-
-/// This thread's processor time.
-fn cpu() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is valid.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 fn checked(result: isize) -> std::io::Result<usize> {
@@ -383,8 +378,15 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
     let mut sender = Sender { fd, side, bodies, headers, messages: 0, awaited: 0 };
     let window = (WINDOW_BYTES / sender.len()).clamp(1, if socket == Socket::Udp { 2 } else { WINDOW });
     let (verified, sent) = std::thread::scope(|scope| {
-        let receiver = scope.spawn(move || receive(there, bodies));
-        let sent = send(&mut sender, duration, window);
+        let receiver = scope.spawn(move || {
+            processors::bind_to(processors::of_clients(1))?;
+            receive(there, bodies)
+        });
+        let sending = scope.spawn(|| {
+            processors::bind_to(processors::of_server(1))?;
+            send(&mut sender, duration, window)
+        });
+        let sent = sending.join().unwrap_or_else(|_| Err(Failure::new("the sender panicked")));
         drop(end(socket, here));
         (receiver.join().unwrap_or_else(|_| Err(Failure::new("the reader panicked"))), sent)
     });
@@ -416,13 +418,13 @@ fn send(sender: &mut Sender<'_>, duration: Duration, window: usize) -> Result<(u
     let result = loop {
         // The first messages fill caches and accounts.
         if begun.is_none() && sent >= WARM_UP {
-            begun = Some((sent, Instant::now(), cpu()));
+            begun = Some((sent, Instant::now(), thread_cpu_ns()));
         }
-        if let Some((messages, start, start_cpu)) = begun
+        if let Some((messages, start, start_cpu_ns)) = begun
             && sent % BATCH as u64 == 0
             && start.elapsed() >= duration
         {
-            break (sent - messages, start.elapsed(), cpu().saturating_sub(start_cpu));
+            break (sent - messages, start.elapsed(), Duration::from_nanos(thread_cpu_ns() - start_cpu_ns));
         }
         sender.send().doing("sending")?;
         sent += 1;
@@ -453,7 +455,7 @@ pub fn measure(
     sockets: &[Socket],
     sizes: &[usize],
     set_bytes: usize,
-    rounds: usize,
+    rounds: Rounds,
     duration: Duration,
     progress: &mut Progress,
 ) -> Vec<Comparison> {
@@ -474,14 +476,8 @@ pub fn measure(
             let mut comparison = Comparison::new(&title, len, &sides).with("size_bytes", *body_bytes as f64);
             match Bodies::new(*body_bytes, set_bytes).doing("making bodies") {
                 Err(failure) => comparison.fail(&failure),
-                Ok(bodies) => {
-                    for round in 0..rounds {
-                        comparison.round(|side| {
-                            progress.tell(&title, round, rounds, side.name());
-                            sample(*socket, side, &bodies, duration)
-                        });
-                    }
-                }
+                Ok(bodies) => rounds
+                    .run_one(&mut comparison, progress, |side, _| sample(*socket, side, &bodies, duration)),
             }
             comparisons.push(comparison);
         }
@@ -537,8 +533,14 @@ mod tests {
         for socket in [Socket::Tcp, Socket::Unix, Socket::Udp] {
             for body_bytes in [1, 5000, 60 << 10] {
                 let mut progress = Progress::new();
-                let comparisons =
-                    measure(&[socket], &[body_bytes], 1 << 20, 1, Duration::from_millis(5), &mut progress);
+                let comparisons = measure(
+                    &[socket],
+                    &[body_bytes],
+                    1 << 20,
+                    Rounds::exactly(1),
+                    Duration::from_millis(5),
+                    &mut progress,
+                );
                 assert!(comparisons[0].is_verified(), "{:?}", comparisons[0].notes());
             }
         }

@@ -14,9 +14,10 @@ use crate::comparison::{Comparison, Sample};
 use crate::echo::Schedule;
 use crate::failure::{Failure, Result};
 use crate::pattern::compare;
+use crate::processors;
 use crate::progress::Progress;
 use crate::random::Random;
-use crate::redis_server::{Programs, RedisServer};
+use crate::redis_server::{Programs, RedisServer, SERVER_THREADS};
 use crate::resp::Connection;
 use crate::side::{Launcher, Side};
 use crate::table::size;
@@ -229,12 +230,9 @@ pub fn measure(
         if *size_bytes < STAMP_BYTES {
             comparison.fail(&Failure::new(format!("values must have at least {STAMP_BYTES} bytes")));
         }
-        for round in 0..schedule.rounds {
-            comparison.round(|side| {
-                progress.tell(&title, round, schedule.rounds, side.name());
-                sample(launcher, programs, side, *size_bytes, clients, schedule.duration, round as u64)
-            });
-        }
+        schedule.rounds.run_one(&mut comparison, progress, |side, round| {
+            sample(launcher, programs, side, *size_bytes, clients, schedule.duration, round as u64)
+        });
         comparison
     };
     sizes_bytes.iter().map(comparison).collect()
@@ -263,8 +261,9 @@ fn sample(
         for key in keys.clone() {
             records.update(connection, key)?;
         }
+        let others = processors::of_clients(SERVER_THREADS);
         let (mut sample, _) = traffic::sample(redis.server(), duration, |duration| {
-            traffic::at_once(&mut all, |client| client.run(duration))
+            traffic::at_once(&mut all, others, |client| client.run(duration))
         })?;
         let mut read_back_bytes = 0;
         for key in keys.clone() {

@@ -1,26 +1,16 @@
 //! Every experiment of `uncopy bench`, as short as can be, by the built command: what it prints is
 //! well-formed, every byte was verified, nothing is left behind. Figures are not looked at.
 
+mod command;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use command::{limited, uncopy};
 use serde_json::Value;
 
 /// As short as a measurement can be.
 const SHORT: [&str; 3] = ["--quick", "--rounds=1", "--seconds=0.01"];
-
-/// The built command: in `UNCOPY_BIN_DIR`, or where `make build` puts it.
-fn uncopy() -> PathBuf {
-    let directory = std::env::var_os("UNCOPY_BIN_DIR").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release"),
-        |directory| PathBuf::from(&directory),
-    );
-    let path = directory.join("uncopy");
-    match path.canonicalize() {
-        Ok(path) => path,
-        Err(error) => panic!("{}: {error}; build it with: make build", path.display()),
-    }
-}
 
 /// A directory of one test's own for all temporary files, removed with it.
 struct Scratch(PathBuf);
@@ -33,17 +23,9 @@ impl Scratch {
     }
 
     fn bench(&self, words: &[&str]) -> Output {
-        Command::new("timeout")
-            .args(["--kill-after=5", "120"])
-            .arg(uncopy())
-            .arg("bench")
-            .args(words)
-            .env("TMPDIR", &self.0)
-            .env_remove("LD_PRELOAD")
-            .env_remove("UNCOPY_BENCH_EXE")
-            .env_remove("UNCOPY_BIN_DIR")
-            .output()
-            .expect("timeout runs")
+        let mut command = limited(120);
+        command.arg(uncopy()).arg("bench").args(words).env("TMPDIR", &self.0);
+        command.output().expect("timeout runs")
     }
 
     /// Runs an experiment and returns its JSON and its plot.

@@ -4,26 +4,18 @@
 mod command;
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
-use command::uncopy;
+use command::{limited, uncopy};
 use serde_json::Value;
 
 /// Runs `uncopy bench` with `words` and with a directory of its own for temporary files, which is empty at the end.
 fn bench(test: &str, words: &[&str]) -> Output {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory");
-    let output = Command::new("timeout")
-        .args(["--kill-after=5", "120"])
-        .arg(uncopy())
-        .arg("bench")
-        .args(words)
-        .env("TMPDIR", &directory)
-        .env_remove("LD_PRELOAD")
-        .env_remove("UNCOPY_BENCH_EXE")
-        .env_remove("UNCOPY_BIN_DIR")
-        .output()
-        .expect("timeout runs");
+    let mut command = limited(120);
+    command.arg(uncopy()).arg("bench").args(words).env("TMPDIR", &directory);
+    let output = command.output().expect("timeout runs");
     let left = std::fs::read_dir(&directory).expect("the directory").count();
     std::fs::remove_dir_all(&directory).expect("removable");
     assert_eq!(left, 0, "something temporary is left");

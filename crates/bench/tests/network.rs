@@ -8,7 +8,7 @@ mod command;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use command::uncopy;
+use command::{limited, uncopy};
 use serde_json::Value;
 
 /// What is there besides the shell itself: network namespaces that one of them is in or has a descriptor of
@@ -29,13 +29,10 @@ fn run(test: &str, script: &str) -> Option<Output> {
     }
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory");
-    let output = Command::new("timeout")
-        .args(["--kill-after=5", "120", "unshare", "--fork", "--pid", "--mount-proc", "--net", "sh", "-c"])
+    let output = limited(120)
+        .args(["unshare", "--fork", "--pid", "--mount-proc", "--net", "sh", "-c"])
         .arg(format!("bench='{} bench'\n{script}\n{LOOK}", uncopy().display()))
         .env("TMPDIR", &directory)
-        .env_remove("LD_PRELOAD")
-        .env_remove("UNCOPY_BENCH_EXE")
-        .env_remove("UNCOPY_BIN_DIR")
         .output()
         .expect("timeout runs");
     let left = std::fs::read_dir(&directory).expect("the directory").count();

@@ -1,6 +1,7 @@
 //! Packaged web servers, proxies and caches, plain and under uncopy with everything elided, as short as can be: every
 //! byte that arrives is the right one. Interrupted in the middle, nothing of them is left. Figures are not looked at.
 
+mod command;
 mod harness;
 
 use std::os::unix::process::ExitStatusExt;
@@ -8,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use harness::{scratch, uncopy, verified};
+use command::uncopy;
+use harness::{scratch, verified};
 
 #[test]
 fn nginx_delivers_files_and_what_it_is_a_proxy_of() {

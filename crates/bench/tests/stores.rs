@@ -1,6 +1,7 @@
 //! Packaged stores, brokers and Python programs, plain and under uncopy with everything elided, as short as can be: every
 //! byte that comes back is the one that was stored, and nothing is left behind. Figures are not looked at.
 
+mod command;
 mod harness;
 
 use harness::verified;

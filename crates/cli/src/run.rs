@@ -82,6 +82,14 @@ impl Manner<'_> {
     }
 }
 
+/// Finds CMD. If there is none, says so; the exit status then.
+pub fn find(name: &OsStr, environment: &Environment) -> Result<PathBuf, u8> {
+    program::find(name, environment.get(b"PATH")).map_err(|unfound| {
+        output::complain(&unfound);
+        unfound.status()
+    })
+}
+
 /// Becomes CMD; returns only if it could not be started.
 pub fn start(
     command: &[OsString],
@@ -95,12 +103,9 @@ pub fn start(
     let Ok(settings) = settings::settle(&mut environment, given, pid) else { return EXIT_USAGE };
     (manner.prepare)(&mut environment);
     let Some(name) = command.first() else { return EXIT_USAGE };
-    let path = match program::find(name, environment.get(b"PATH")) {
+    let path = match find(name, &environment) {
         Ok(path) => path,
-        Err(unfound) => {
-            output::complain(&unfound);
-            return unfound.status();
-        }
+        Err(status) => return status,
     };
     sweep(live::shared_memory());
     let preloaded = environment.get(b"LD_PRELOAD").unwrap_or_default().to_vec();

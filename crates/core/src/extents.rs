@@ -82,16 +82,45 @@ impl Extents {
         Some(self.carve(PageRange::new(start, start + len), len))
     }
 
+    /// The extents, the longest first.
+    pub fn longest_first(&self) -> impl Iterator<Item = PageRange> {
+        self.by_len.iter().rev().map(|&(len, start)| PageRange::new(start, start + len))
+    }
+
+    /// The extent that begins at `page`.
+    #[must_use]
+    pub fn starting_at(&self, page: u32) -> Option<PageRange> {
+        self.by_start.get(&page).map(|&end| PageRange::new(page, end))
+    }
+
+    /// The extent that ends where `page` begins.
+    #[must_use]
+    pub fn ending_at(&self, page: u32) -> Option<PageRange> {
+        let (&start, &end) = self.by_start.range(..page).next_back()?;
+        (end == page).then_some(PageRange::new(start, end))
+    }
+
+    /// Takes pages that lie in one extent.
+    ///
+    /// # Panics
+    /// In builds with debug assertions, if they do not.
+    pub fn take_part(&mut self, extent: PageRange, part: PageRange) {
+        debug_assert!(self.by_start.get(&extent.start) == Some(&extent.end), "no such extent");
+        debug_assert!(!part.is_empty() && part.intersection(extent) == part, "outside the extent");
+        self.forget(extent);
+        for rest in [PageRange::new(extent.start, part.start), PageRange::new(part.end, extent.end)] {
+            if !rest.is_empty() {
+                self.by_start.insert(rest.start, rest.end);
+                self.by_len.insert((rest.len(), rest.start));
+            }
+        }
+        self.pages -= part.len() as usize;
+    }
+
     /// Takes the first `len` pages of an extent.
     fn carve(&mut self, extent: PageRange, len: u32) -> PageRange {
-        self.forget(extent);
         let taken = PageRange::new(extent.start, extent.start + len);
-        let rest = PageRange::new(taken.end, extent.end);
-        if !rest.is_empty() {
-            self.by_start.insert(rest.start, rest.end);
-            self.by_len.insert((rest.len(), rest.start));
-        }
-        self.pages -= taken.len() as usize;
+        self.take_part(extent, taken);
         taken
     }
 
@@ -151,6 +180,27 @@ mod tests {
             for pages in held { extents.insert(pages); }
             prop_assert_eq!(extents.longest(), PAGES);
         }
+    }
+
+    #[test]
+    fn neighbours_are_found_and_parts_taken() {
+        let mut extents = Extents::new();
+        extents.insert(PageRange::new(10, 20));
+        extents.insert(PageRange::new(30, 60));
+        assert_eq!(extents.starting_at(10), Some(PageRange::new(10, 20)));
+        assert_eq!((extents.starting_at(11), extents.ending_at(19)), (None, None));
+        assert_eq!(extents.ending_at(20), Some(PageRange::new(10, 20)));
+        assert!(extents.longest_first().map(|extent| extent.start).eq([30, 10]));
+        for part in [PageRange::new(30, 32), PageRange::new(58, 60), PageRange::new(40, 41)] {
+            let extent = extents.longest_first().find(|extent| part.intersection(*extent) == part);
+            extents.take_part(extent.expect("there"), part);
+            assert!(extents.is_valid());
+        }
+        assert!(extents.longest_first().map(|extent| (extent.start, extent.end)).eq([
+            (41, 58),
+            (10, 20),
+            (32, 40)
+        ]));
     }
 
     #[test]

@@ -117,6 +117,12 @@ impl Done {
     pub fn moves_ns(&self, saved_ns: i64) -> i64 {
         ENGINE.costs.moves_ns(self.moves, self.moved_pages).min(saved_ns)
     }
+
+    /// What moves and copies of the call take by the constants, ns.
+    #[must_use]
+    pub fn known_ns(&self) -> i64 {
+        ENGINE.costs.moves_ns(self.moves, self.moved_pages) + ENGINE.costs.copy_ns(self.copied_bytes)
+    }
 }
 
 /// Carries out `steps`. Where pages cannot be made absent, their bytes are copied; where absent pages cannot

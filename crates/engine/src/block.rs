@@ -182,6 +182,12 @@ impl BlockRef {
         self.block.buffer_site.store(site, Relaxed);
     }
 
+    /// The site that made the last buffer in the block views.
+    #[must_use]
+    pub fn last_site(&self) -> SiteId {
+        self.block.buffer_site.load(Relaxed)
+    }
+
     /// The pages of the buffer that `page` belongs to, if `site` was the last to make views in the block.
     #[must_use]
     pub fn buffer(&self, site: SiteId, page: u32) -> Option<PageRange> {
@@ -375,6 +381,9 @@ impl Locked {
         } else {
             ENGINE.heap.populate(base, bytes)?;
             uffd.register(base, bytes)?;
+            // Known now, not only when it is freed: a program that fills its memory with what it receives had every
+            // block of it populated for nothing.
+            ENGINE.placement.record(block.alloc_site.load(Relaxed), true);
         }
         block.absent_pages.store(map.absent_pages(), Relaxed);
         // SAFETY: `self` is the proof that the lock is held.

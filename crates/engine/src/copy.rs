@@ -7,6 +7,7 @@ use crate::engine::ENGINE;
 use crate::live;
 use crate::sampling;
 use crate::segment::Segment;
+use crate::spent::{Work, call_ns};
 use uncopy_core::addr::ByteRange;
 use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;
@@ -186,6 +187,7 @@ unsafe fn between(
     caller: usize,
     stack: Option<u32>,
 ) -> bool {
+    let work = Work::begin();
     let overlaps = source.abs_diff(destination) < from_range.len();
     if !from.is(&to) && (overlaps || from.shares_record(&to)) {
         // One of them is a foreign range that has just given way to the other: what it held is in place.
@@ -257,7 +259,7 @@ unsafe fn between(
     // SAFETY: the caller's promise; no lock is held.
     unsafe { all.fetch_missing(section, &done.missing, to.base) };
     drop(dropped);
-    account(site, &pieces, &done);
+    account(site, &pieces, &done, work);
     true
 }
 
@@ -295,21 +297,25 @@ fn stage(uffd: Uffd, start: usize, pieces: &Pieces<Segment>, plain: usize) -> Op
     Some(staged.collect())
 }
 
-/// Books what an elision saved and cost, at the copy's site and at those of its inputs.
-fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done) {
+/// Books what an elision saved and cost, at the copy's site, and what is left of it at those of its inputs.
+fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done, work: Work) {
     live::add(Counter::ElidedCopies, usize::from(done.elided_bytes > 0));
     live::add(Counter::ElidedBytes, done.elided_bytes);
     live::add(Counter::CopiedBytes, done.copied_bytes);
     let saved_ns = ENGINE.costs.copy_ns(done.elided_bytes);
+    let track_ns = call_ns(site, work.took_ns(), done.known_ns(), ENGINE.costs.track_ns());
+    let spent_ns = track_ns + done.moves_ns(saved_ns);
     accounts::credit(site, saved_ns);
-    accounts::debit(site, ENGINE.costs.track_ns() + done.moves_ns(saved_ns));
+    accounts::debit(site, spent_ns);
     accounts::elided(site, done);
     sampling::enter(site, done);
+    let net_ns = (saved_ns - spent_ns).max(0);
     let total_bytes: usize = pieces.iter().map(Piece::len_bytes).sum();
     for piece in pieces {
         if let Piece::Segment { segment, len_bytes, .. } = piece {
             segment.touch();
-            accounts::credit(segment.site(), ENGINE.costs.copy_ns(done.elided_bytes.min(*len_bytes)) / 2);
+            let share_ns = net_ns * *len_bytes as i64 / total_bytes as i64;
+            accounts::credit(segment.site(), share_ns);
         }
     }
     debug_assert!(done.elided_bytes <= total_bytes);

@@ -318,11 +318,14 @@ impl Engine {
 
     /// Puts the constants of the machine in force that nobody has given. Under the lock of activation.
     fn settle_costs(&self, uffd: Uffd) {
-        let measures = self.measures_costs.load(Relaxed) && !cfg!(loom);
         let depends_on_them = self.policy.load(Relaxed) & !PAUSED == Policy::Auto as u8;
         // A filter may end the process for reading the clock.
-        if measures && depends_on_them && !uncopy_sys::filter::is_filtered() {
-            self.costs.adopt(&calibration::measure(&self.hidden, uffd));
+        let may_read_clock = !cfg!(loom) && !uncopy_sys::filter::is_filtered();
+        if depends_on_them && may_read_clock {
+            uncopy_sys::clock::begin();
+            if self.measures_costs.load(Relaxed) {
+                self.costs.adopt(&calibration::measure(&self.hidden, uffd));
+            }
         }
         accounts::set_costs(&self.costs.snapshot());
         uncopy_record::session::set_costs(&self.costs.snapshot());

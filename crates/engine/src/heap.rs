@@ -14,11 +14,13 @@ use crate::apply::{clear_long_runs, fill_edges};
 use crate::block::{ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED, STACK};
 use crate::engine::{ENGINE, Phase};
 use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
+use crate::spent::Work;
 use crate::{live, upkeep};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::classes::{CLASSES, Class};
 use uncopy_core::ledger::Field;
 use uncopy_core::page_map::{Dropped, State};
+use uncopy_core::policy::sites::Share;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
@@ -425,6 +427,7 @@ impl Heap {
         // Of a plain block only what was asked for is likely to have been touched.
         let mut present_pages = at.block.asked_pages.load(Relaxed);
         if registered {
+            let work = (flags & HELD_A_VIEW != 0).then(Work::begin);
             let _critical = Critical::enter_briefly();
             let mut dropped = Dropped::new();
             {
@@ -441,6 +444,9 @@ impl Heap {
                 }
             }
             drop(dropped);
+            if let Some(work) = work {
+                work.charge(at.last_site(), Share::Free);
+            }
         }
         if self.retains_too_much(present_pages) && self.discard(at, registered) {
             present_pages = 0;

@@ -32,6 +32,8 @@ const STEP_PAGES: u32 = 4096;
 const ZEROES_BYTES: usize = 256 << 10;
 /// A warm extent this long is worth a move of its own when pages are gathered.
 const GATHER_PAGES: u32 = 8;
+/// Warm extents that are looked at for one that can grow where it lies.
+const GROWING_MOST: usize = 8;
 /// Fewer surplus pages than this are all given back at once.
 const SURPLUS_LEAST_PAGES: usize = 64;
 /// Extents given back in one go, and their pages, at most.
@@ -235,6 +237,24 @@ impl Hidden {
         inner.cold.take(pages).ok_or(Errno(12))
     }
 
+    /// Takes a warm extent that is too short for `pages` pages and cold pages beside it: those that it takes, and which of
+    /// them are cold. So most of what a segment gets need not be moved.
+    fn grow_warm(inner: &mut Inner, pages: u32) -> Option<(PageRange, PageRange)> {
+        let (warm, extent, missing) = inner.warm.longest_first().take(GROWING_MOST).find_map(|warm| {
+            let missing = pages - warm.len();
+            let behind = inner.cold.starting_at(warm.end).filter(|cold| cold.len() >= missing);
+            let before = || inner.cold.ending_at(warm.start).filter(|cold| cold.len() >= missing);
+            match behind {
+                Some(cold) => Some((warm, cold, PageRange::new(warm.end, warm.end + missing))),
+                None => before().map(|cold| (warm, cold, PageRange::new(warm.start - missing, warm.start))),
+            }
+        })?;
+        inner.warm.take_part(warm, warm);
+        inner.took_warm(warm);
+        inner.cold.take_part(extent, missing);
+        Some((PageRange::new(warm.start.min(missing.start), warm.end.max(missing.end)), missing))
+    }
+
     /// Takes `pages` adjacent present pages. Their bytes are whatever this process left there.
     ///
     /// # Errors
@@ -242,7 +262,7 @@ impl Hidden {
     pub fn take_warm(&self, uffd: Uffd, pages: u32) -> Result<Warm, Errno> {
         let mut pieces: [PageRange; 8] = [PageRange::new(0, 0); 8];
         let mut count = 0;
-        let range = {
+        let (range, hole) = {
             let _guard = self.lock.guard();
             // SAFETY: under the lock.
             let inner = unsafe { &mut *self.inner.get() };
@@ -250,21 +270,28 @@ impl Hidden {
                 inner.took_warm(found);
                 return Ok(Warm { pages: found, cost_ns: 0 });
             }
-            let range = self.cold(inner, uffd, pages)?;
-            let mut missing = pages;
+            let (range, hole) = match Self::grow_warm(inner, pages) {
+                Some(grown) => grown,
+                None => {
+                    let range = self.cold(inner, uffd, pages)?;
+                    (range, range)
+                }
+            };
+            let mut missing = hole.len();
             while missing > 0 && count < pieces.len() && inner.warm.longest() >= GATHER_PAGES.min(missing) {
-                let Some(piece) = inner.warm.take_longest(missing) else { break };
+                let fits = inner.warm.take(missing);
+                let Some(piece) = fits.or_else(|| inner.warm.take_longest(missing)) else { break };
                 inner.took_warm(piece);
                 missing -= piece.len();
                 pieces[count] = piece;
                 count += 1;
             }
-            range
+            (range, hole)
         };
         let moved_pages: u32 = pieces[..count].iter().map(|piece| piece.len()).sum();
-        let fill_ns = i64::from(pages - moved_pages) * ENGINE.costs.get(Cost::FillPage);
+        let fill_ns = i64::from(hole.len() - moved_pages) * ENGINE.costs.get(Cost::FillPage);
         let cost_ns = ENGINE.costs.moves_ns(count, moved_pages as usize) + fill_ns;
-        let mut filled = range.start;
+        let mut filled = hole.start;
         for piece in &pieces[..count] {
             // SAFETY: both ranges were taken and belong to this call alone.
             let placed = unsafe {
@@ -277,7 +304,7 @@ impl Hidden {
             self.give_warm(PageRange::new(piece.start + moved, piece.end));
         }
         loop {
-            let rest = PageRange::new(filled, range.end);
+            let rest = PageRange::new(filled, hole.end);
             let (done_bytes, errno) = match self.fill_zeroes(uffd, self.address(rest.start), rest.len_bytes())
             {
                 Ok(()) => return Ok(Warm { pages: range, cost_ns }),
@@ -290,7 +317,8 @@ impl Hidden {
                 continue;
             }
             self.give_warm(PageRange::new(range.start, present));
-            self.give_cold(PageRange::new(present, range.end));
+            self.give_cold(PageRange::new(present, hole.end));
+            self.give_warm(PageRange::new(hole.end, range.end));
             return Err(errno);
         }
     }

@@ -8,6 +8,7 @@ use crate::engine::ENGINE;
 use crate::live;
 use crate::sampling;
 use crate::segment::{Draft, Open, Segment};
+use crate::spent::{Work, call_ns};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;
@@ -95,6 +96,8 @@ pub struct Input<'a> {
     uffd: Uffd,
     parts: &'a mut [Part],
     progress: InProgress,
+    /// What it took until the call for each part, ns.
+    begun_ns: Option<i64>,
     /// Last, so that everything else is dropped with signals blocked.
     section: Section,
 }
@@ -107,6 +110,7 @@ impl<'a> Input<'a> {
             return None;
         }
         ENGINE.heap.leave_stack_alone();
+        let work = Work::begin();
         let section = Section::enter()?;
         ENGINE.look_after_memory();
         let mut redirected = RedirectedParts::new();
@@ -174,8 +178,9 @@ impl<'a> Input<'a> {
         }
         match uffd {
             Some(uffd) if !redirected.is_empty() => {
+                let begun_ns = work.took_ns().map(|ns| ns / redirected.len() as i64);
                 let progress = InProgress::new(Held::Input(redirected));
-                Some(Self { section, uffd, parts, progress })
+                Some(Self { section, uffd, parts, progress, begun_ns })
             }
             _ => None,
         }
@@ -201,7 +206,7 @@ impl<'a> Input<'a> {
 
     /// The same for several messages: for each, its number of parts and what arrived in them.
     pub fn finish_messages(self, messages: &[(usize, usize)]) {
-        let Self { section, uffd, parts, progress } = self;
+        let Self { section, uffd, parts, progress, begun_ns } = self;
         if section.is_outside() {
             progress.leave(|held| put_in_buffers(&section, held, parts, messages));
             return;
@@ -210,7 +215,7 @@ impl<'a> Input<'a> {
         let mut redirected = redirected.into_iter().peekable();
         for (index, len_bytes) in arrivals(parts, messages) {
             if let Some((_, target)) = redirected.next_if(|(at, _)| *at == index) {
-                install(&section, uffd, target, len_bytes);
+                install(&section, uffd, target, len_bytes, begun_ns);
             }
         }
     }
@@ -288,10 +293,17 @@ fn look(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
     }
 }
 
-fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
+fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize, begun_ns: Option<i64>) {
+    let work = Work::begin();
     let Redirected { at, range, target, lead_bytes, site, account, allowed } = part;
-    accounts::debit(site, INPUT_NS);
     ENGINE.sites.record_input(account, len_bytes);
+    // What filling the draft cost is charged by itself.
+    let draft_ns = if let Target::Draft(draft) = &target { draft.cost_ns() } else { 0 };
+    let begun_ns = begun_ns.map(|ns| (ns - draft_ns).max(0));
+    let charge = |known_ns| {
+        let took_ns = begun_ns.zip(work.took_ns()).map(|(begun_ns, ns)| begun_ns + ns);
+        accounts::debit(site, call_ns(site, took_ns, known_ns, INPUT_NS));
+    };
     let room_bytes = range.len() - len_bytes;
     let range = ByteRange::at(range.start, len_bytes);
     let is_worth_it = len_bytes >= ENGINE.min_size_bytes() && range.whole_pages().len() > 1;
@@ -312,12 +324,14 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
             put_in_buffer(section, uffd, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
             accounts::add(site, Field::CopiedBytes, len_bytes as u64);
             sampling::spend(ENGINE.costs.copy_ns(len_bytes));
+            charge(0);
             return;
         }
     };
     let pieces = [Piece::Segment { segment: segment.clone(), offset_bytes: lead_bytes, len_bytes }];
     let source = Source { start: range.start, pieces: &pieces, plain: 0 };
     let mut missing = smallvec::SmallVec::new();
+    let mut known_ns = 0;
     // Disowned while the system call ran: the bytes go to the buffer, which faults like any memory.
     let can_view = locked.register(uffd).is_ok();
     if len_bytes > 0 && !can_view {
@@ -330,6 +344,7 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
         live::add(Counter::InputBytes, len_bytes);
         live::add(Counter::CopiedBytes, done.copied_bytes);
         accounts::debit(site, done.moves_ns(ENGINE.costs.copy_ns(done.elided_bytes) / 2));
+        known_ns = done.known_ns();
         // These would have been received where they belong.
         accounts::debit(site, ENGINE.costs.copy_ns(done.learned_bytes));
         accounts::elided(site, &done);
@@ -348,6 +363,7 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize) {
     // SAFETY: the program gave this buffer to an input; no lock is held.
     unsafe { source.fetch_missing(section, &missing, at.base) };
     drop(dropped);
+    charge(known_ns);
 }
 
 /// Puts what was received into the buffer itself: by moving pages where it has none, else by copying.

@@ -24,6 +24,7 @@
 //! | `window` | faults that are served while a fork holds every lock |
 //! | [`live`] | the counters |
 //! | `calibration` | what things cost on this machine |
+//! | `spent` | what our own work took, by the clock |
 //! | [`accounts`] | what each site did, for `--explain` |
 //!
 //! Rules that keep it from deadlock:
@@ -68,6 +69,7 @@ pub mod release;
 mod requests;
 pub mod sampling;
 pub mod segment;
+mod spent;
 mod upkeep;
 mod window;
 

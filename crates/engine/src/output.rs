@@ -9,10 +9,12 @@ use crate::engine::ENGINE;
 use crate::input::Part;
 use crate::live;
 use crate::segment::Segment;
+use crate::spent::Work;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::Policy;
 use uncopy_core::plan::Piece;
 use uncopy_core::policy::loans;
+use uncopy_core::policy::sites::Share;
 use uncopy_core::stats::Counter;
 use uncopy_sys::fd::{FdKind, kind};
 use uncopy_sys::presence::Section;
@@ -100,6 +102,7 @@ impl Output {
     #[must_use]
     pub fn begin_messages(fd: i32, parts: &[Part], messages: &[usize]) -> Option<Self> {
         ENGINE.heap.leave_stack_alone();
+        let work = Work::begin();
         let section = Section::enter()?;
         let kind = kind(fd);
         if kind == FdKind::Other {
@@ -131,6 +134,9 @@ impl Output {
         }
         if output.gathered_bytes + output.lendable_bytes == 0 {
             return None;
+        }
+        if let Some(segment) = output.segments.first() {
+            work.charge(segment.site(), Share::Output);
         }
         output.progress = Some(InProgress::new(Held::Output(core::mem::take(&mut output.segments))));
         Some(output)

@@ -23,8 +23,8 @@ use uncopy_core::ledger::Field;
 use uncopy_core::page_map::SiteId;
 use uncopy_core::plan::Piece;
 use uncopy_core::policy::Kind;
-use uncopy_core::recording::{Call, SAMPLES, Sampled};
-use uncopy_record::samples::{self, Added, Row};
+use uncopy_core::recording::{Call, SAMPLES, Sampled, Tally};
+use uncopy_record::samples::{self, Row};
 use uncopy_record::{Stack, session};
 
 // The processor's, also under model: nothing is sampled there, and every look at one of the model's is one more place to
@@ -155,14 +155,14 @@ pub(crate) fn enter(site: SiteId, done: &Done) {
     spend((done.elided_bytes / PAGE_BYTES) as i64 * COLD_PAGE_NS);
     let sampled_bytes = (done.elided_bytes - done.empty_bytes) as u64;
     if let Some(row) = row_of(site).filter(|_| sampled_bytes > 0) {
-        row.add(Added { events: 1, sampled_bytes, ..Added::default() });
+        row.add(Tally { events: 1, sampled_bytes, ..Tally::default() });
     }
 }
 
 /// Enters that a page of a sampled view was touched.
 pub(crate) fn touched(site: SiteId) {
     if let Some(row) = row_of(site) {
-        row.add(Added { touched_bytes: PAGE_BYTES as u64, touched_pages: 1, faults: 1, ..Added::default() });
+        row.add(Tally { touched_bytes: PAGE_BYTES as u64, touched_pages: 1, faults: 1, ..Tally::default() });
     }
 }
 

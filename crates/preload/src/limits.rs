@@ -51,6 +51,7 @@ pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: u
         }
         libc::SYS_seccomp if a <= libc::SECCOMP_SET_MODE_FILTER as usize => before_filter(),
         libc::SYS_prctl if a == libc::PR_SET_SECCOMP as usize => before_filter(),
+        libc::SYS_prctl if a == libc::PR_SET_TSC as usize => uncopy_sys::clock::stop(),
         libc::SYS_mlockall => before_lock(),
         libc::SYS_setrlimit => before_limit(a as c_int, b as *const rlimit),
         libc::SYS_prlimit64 if is_own(a as pid_t) => before_limit(b as c_int, c as *const rlimit),
@@ -66,8 +67,10 @@ fn is_own(pid: pid_t) -> bool {
 /// is what every libc does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
-    if option == libc::PR_SET_SECCOMP {
-        before_filter();
+    match option {
+        libc::PR_SET_SECCOMP => before_filter(),
+        libc::PR_SET_TSC => uncopy_sys::clock::stop(),
+        _ => {}
     }
     // SAFETY: the caller's promise.
     unsafe { PRCTL.call()(option, a, b, c, d) }

@@ -131,16 +131,18 @@ fn send_parts(
     if uncopy_sys::errno::get() == libc::EINVAL { unchanged() } else { sent }
 }
 
-/// The same for one buffer.
+/// The same for one buffer, entered in the recording if one is on.
+#[inline(always)]
 fn send_one(
-    fd: c_int,
+    transfer: Transfer,
     buffer: Pointer,
     len: usize,
     flags: Flags,
     gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    send_parts(fd, &[Part { address: buffer as usize, len_bytes: len }], flags, gathered, unchanged)
+    let (fd, part) = (transfer.fd, Part { address: buffer as usize, len_bytes: len });
+    one(transfer, buffer, len, || send_parts(fd, &[part], flags, gathered, unchanged))
 }
 
 /// The same for an iovec array.
@@ -160,19 +162,36 @@ unsafe fn send_several(
     send_parts(fd, parts, flags, gathered, unchanged)
 }
 
+/// The same, entered in the recording if one is on.
+#[inline(always)]
+unsafe fn send_vector(
+    transfer: Transfer,
+    vector: *const iovec,
+    count: c_int,
+    flags: Flags,
+    gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
+    unchanged: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let (fd, count) = (transfer.fd, usize::try_from(count).unwrap_or(0));
+    // SAFETY: the caller's promise, which is libc's.
+    unsafe {
+        several(transfer, || (vector, count), || send_several(fd, vector, count, flags, gathered, unchanged))
+    }
+}
+
 gate!(pwrite, "rdx", "r8", LEAST_BYTES, PWRITE, pwrite_body);
 gate!(pwrite64, "rdx", "r8", LEAST_BYTES, PWRITE, pwrite_body);
 
 entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, concerns_one(buffer, len), {
     // Gathered parts are readable while the output holds them; here and below.
-    one(output(Function::Write, fd), buffer, len, || send_one(
-        fd,
+    send_one(
+        output(Function::Write, fd),
         buffer,
         len,
         NO_FLAGS,
         |vector, count| sending::writev(fd, vector, count as c_int),
         || sending::write(fd, buffer, len),
-    ))
+    )
 });
 
 unsafe extern "C" fn pwrite_body(
@@ -183,16 +202,16 @@ unsafe extern "C" fn pwrite_body(
     _caller: usize,
 ) -> ssize_t {
     // SAFETY: as above.
-    one(output(Function::Pwrite, fd), buffer, len, || unsafe {
+    unsafe {
         send_one(
-            fd,
+            output(Function::Pwrite, fd),
             buffer,
             len,
             None,
             |vector, count| PWRITEV.call()(fd, vector, count as c_int, offset),
             || PWRITE.call()(fd, buffer, len, offset),
         )
-    })
+    }
 }
 
 /// A header for parts sent to `to`.
@@ -211,14 +230,14 @@ entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize
         let by_reference = || SEND.call()(fd, buffer, len, flags);
         return one(dispatch(Function::Send, fd), buffer, len, by_reference);
     }
-    one(dispatch(Function::Send, fd), buffer, len, || send_one(
-        fd,
+    send_one(
+        dispatch(Function::Send, fd),
         buffer,
         len,
         Some(flags),
         |vector, count| sending::sendmsg(fd, &header(vector, count, core::ptr::null(), 0), flags),
         || sending::send(fd, buffer, len, flags),
-    ))
+    )
 });
 
 entry!(sendto SENDTO
@@ -228,35 +247,28 @@ concerns_one(buffer, len), {
         let by_reference = || SENDTO.call()(fd, buffer, len, flags, to, to_len);
         return one(dispatch(Function::Sendto, fd), buffer, len, by_reference);
     }
-    one(dispatch(Function::Sendto, fd), buffer, len, || send_one(
-        fd,
+    send_one(
+        dispatch(Function::Sendto, fd),
         buffer,
         len,
         (to.is_null() && to_len == 0).then_some(flags),
         |vector, count| sending::sendmsg(fd, &header(vector, count, to, to_len), flags),
         || sending::sendto(fd, buffer, len, flags, to, to_len),
-    ))
+    )
 });
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     let real = sending::writev;
-    let number = usize::try_from(count).unwrap_or(0);
     // SAFETY: as above.
     unsafe {
-        several(
+        send_vector(
             output(Function::Writev, fd),
-            || (vector, number),
-            || {
-                send_several(
-                    fd,
-                    vector,
-                    number,
-                    NO_FLAGS,
-                    |vector, count| real(fd, vector, count as c_int),
-                    || real(fd, vector, count),
-                )
-            },
+            vector,
+            count,
+            NO_FLAGS,
+            |vector, count| real(fd, vector, count as c_int),
+            || real(fd, vector, count),
         )
     }
 }
@@ -264,22 +276,15 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pwritev(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
     let real = PWRITEV.call();
-    let number = usize::try_from(count).unwrap_or(0);
     // SAFETY: as above.
     unsafe {
-        several(
+        send_vector(
             output(Function::Pwritev, fd),
-            || (vector, number),
-            || {
-                send_several(
-                    fd,
-                    vector,
-                    number,
-                    None,
-                    |vector, count| real(fd, vector, count as c_int, offset),
-                    || real(fd, vector, count, offset),
-                )
-            },
+            vector,
+            count,
+            None,
+            |vector, count| real(fd, vector, count as c_int, offset),
+            || real(fd, vector, count, offset),
         )
     }
 }
@@ -299,22 +304,15 @@ pub unsafe extern "C" fn pwritev2(
     flags: c_int,
 ) -> ssize_t {
     let real = PWRITEV2.call();
-    let number = usize::try_from(count).unwrap_or(0);
     // SAFETY: as above.
     unsafe {
-        several(
+        send_vector(
             output(Function::Pwritev, fd),
-            || (vector, number),
-            || {
-                send_several(
-                    fd,
-                    vector,
-                    number,
-                    None,
-                    |vector, count| real(fd, vector, count as c_int, offset, flags),
-                    || real(fd, vector, count, offset, flags),
-                )
-            },
+            vector,
+            count,
+            None,
+            |vector, count| real(fd, vector, count as c_int, offset, flags),
+            || real(fd, vector, count, offset, flags),
         )
     }
 }

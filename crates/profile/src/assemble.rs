@@ -181,11 +181,12 @@ fn add_samples(process: &Recorded, numbers: &[usize], sites: &mut [Site], sums: 
         let Some(index) = found.and_then(|found| numbers.get(found)) else { continue };
         let site = &mut sites[*index];
         // What a process wrote is not believed where it cannot be.
-        let touched_bytes = sample.touched_bytes.min(sample.sampled_bytes);
-        *site.sampled_bytes.get_or_insert(0) += sample.sampled_bytes;
+        let tally = sample.tally;
+        let touched_bytes = tally.touched_bytes.min(tally.sampled_bytes);
+        *site.sampled_bytes.get_or_insert(0) += tally.sampled_bytes;
         *site.touched_bytes.get_or_insert(0) += touched_bytes;
-        sums[*index].faults = sums[*index].faults.saturating_add(sample.faults);
-        sums[*index].touched_pages = sums[*index].touched_pages.saturating_add(sample.touched_pages);
+        sums[*index].faults = sums[*index].faults.saturating_add(tally.faults);
+        sums[*index].touched_pages = sums[*index].touched_pages.saturating_add(tally.touched_pages);
     }
 }
 

@@ -27,7 +27,6 @@
 )]
 
 mod area;
-mod clock;
 mod objects;
 mod recent;
 mod ring;
@@ -41,6 +40,7 @@ pub use uncopy_core::recording::{Call, Flags, Function, Object};
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::recording::Event;
+use uncopy_sys::clock;
 
 /// Smallest size that is recorded, bytes; `usize::MAX`: nothing is.
 static MIN_SIZE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);

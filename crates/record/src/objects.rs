@@ -3,9 +3,10 @@
 //! A number that is closed and given to something else is forgotten by the hook of `close`; where the program closes
 //! it in a way that no hook sees, what is remembered is wrong for that long at most.
 
-use crate::{clock, session};
+use crate::session;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uncopy_core::recording::Object;
+use uncopy_sys::clock;
 use uncopy_sys::fd::{Peer, peer};
 
 const PLACES: usize = 1024;

@@ -3,28 +3,13 @@
 use crate::area::Area;
 use crate::session;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use uncopy_core::recording::{Call, SAMPLE_BYTES, SAMPLES, SAMPLES_OFFSET, sample_key};
+use uncopy_core::recording::{Call, SAMPLE_BYTES, SAMPLES, SAMPLES_OFFSET, Tally, sample_key};
 
 /// The row of a site.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     area: Area,
     offset: usize,
-}
-
-/// What is added to a row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Added {
-    /// Calls that were sampled.
-    pub events: u64,
-    /// Bytes of these.
-    pub sampled_bytes: u64,
-    /// Of these, bytes on pages that the program touched.
-    pub touched_bytes: u64,
-    /// Pages that it touched.
-    pub touched_pages: u64,
-    /// Faults by which that showed.
-    pub faults: u64,
 }
 
 /// The row of the site that `stack` (an id of this recording) is where it does `call`; `None` where there is no room,
@@ -60,10 +45,8 @@ impl Row {
     }
 
     /// Adds to the row.
-    pub fn add(self, added: Added) {
-        let values =
-            [added.events, added.sampled_bytes, added.touched_bytes, added.touched_pages, added.faults];
-        for (index, value) in values.into_iter().enumerate().filter(|(_, value)| *value != 0) {
+    pub fn add(self, added: Tally) {
+        for (index, value) in added.words().into_iter().enumerate().filter(|(_, value)| *value != 0) {
             self.area.word(self.offset + 8 * (index + 1)).fetch_add(value, Relaxed);
         }
     }

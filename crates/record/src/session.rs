@@ -11,7 +11,7 @@
 //! no process ever writes to another's file; one that shares its parent's memory (vfork) shares its recording.
 
 use crate::area::Area;
-use crate::{MIN_SIZE_BYTES, clock, is_on, recent, ring};
+use crate::{MIN_SIZE_BYTES, is_on, recent, ring};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::fmt::Write as _;
@@ -28,6 +28,7 @@ use uncopy_core::recording::{
     NAME_OFFSET, PARENT_OFFSET, PHASE_OFFSET, PID_OFFSET, Phase, RING_OFFSET, SAMPLED_OFFSET,
     STACK_WORDS_USED_OFFSET, SUFFIX, Sampled,
 };
+use uncopy_sys::clock;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::mem::{self, Advice, Reservation};

@@ -25,19 +25,18 @@
 //! waits; real-time signals keep their order, so their handlers cannot be wrapped.
 //!
 //! All this holds only if every handler that could run in a section is a wrapped one. [`begin`] looks before the
-//! first, each thread again before its first. Whatever else is installed (for a real-time signal, with
-//! SA_RESETHAND, more than there are wrappers, by the system call) ends it for good ([`end`]), and sections block
-//! signals. Not wrapped, and not
-//! looked at, are the signals that a section lets through in any case, and glibc's 32, by which
-//! `pthread_cancel` reaches a thread: it does nothing to a thread that cannot be cancelled anywhere, and one that
-//! can has told so ([`cancels_anywhere`]). Such a thread blocks signals in its sections once the program calls
+//! first, a thread again before its first unless another has just done so. Whatever else is installed (for a
+//! real-time signal, with SA_RESETHAND, more than there are wrappers, by the system call) ends it for good
+//! ([`end`]), and sections block signals. Not wrapped, and not looked at, are the signals that a section lets
+//! through in any case, and glibc's 32, by which `pthread_cancel` reaches a thread: it does nothing to a thread that
+//! cannot be cancelled anywhere, and one that can has told so ([`cancels_anywhere`]). Such a thread blocks signals in its sections once the program calls
 //! `pthread_cancel` ([`cancels`]); until then nobody sends that signal.
 
 use crate::lock::{BLOCKED, set_mask};
 use crate::own::own;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
 /// Handlers that can be wrapped: with and without SA_SIGINFO, so many each.
@@ -53,9 +52,15 @@ const UNKNOWN: u8 = 0;
 const ON: u8 = 1;
 const OFF: u8 = 2;
 
+/// A new thread does not look again so soon after another: some fifty system calls, which a server with a thread for
+/// each connection made once for each.
+const LOOKED_MS: u64 = 10;
+
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 /// The program cancels threads.
 static CANCELS: AtomicBool = AtomicBool::new(false);
+/// When it was last looked at all handlers.
+static LAST_LOOK_MS: AtomicU64 = AtomicU64::new(0);
 /// The handlers that wrappers stand for: those without SA_SIGINFO first. An entry is written once.
 static HANDLERS: [AtomicUsize; WRAPPERS] = [const { AtomicUsize::new(0) }; WRAPPERS];
 
@@ -212,6 +217,11 @@ pub(crate) fn is_on() -> bool {
 #[cold]
 fn look_again() {
     own().has_looked.store(1, Relaxed);
+    let now_ms = crate::thread::now_ms();
+    if now_ms.saturating_sub(LAST_LOOK_MS.load(Relaxed)) < LOOKED_MS {
+        return;
+    }
+    LAST_LOOK_MS.store(now_ms, Relaxed);
     if !all_are_wrapped() {
         end();
     }

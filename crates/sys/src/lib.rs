@@ -31,6 +31,7 @@ pub mod area;
 pub mod bytes;
 mod call;
 pub mod cgroup;
+pub mod clock;
 pub mod control;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 pub mod deferral;

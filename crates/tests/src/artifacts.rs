@@ -11,6 +11,15 @@ pub fn plain_only() -> bool {
     std::env::var_os("UNCOPY_TEST_PLAIN").is_some_and(|value| value == "1")
 }
 
+/// Whether a test that is about uncopy itself is left out, which is said: every program is started without it.
+#[must_use]
+pub fn skipped() -> bool {
+    if plain_only() {
+        eprintln!("skipped: nothing runs under uncopy");
+    }
+    plain_only()
+}
+
 /// Directory that holds `libuncopy.so` and `uncopy`.
 #[must_use]
 pub fn bin_dir() -> PathBuf {

@@ -6,20 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use uncopy_tests::artifacts::{bin_dir, plain_only};
+use uncopy_tests::artifacts::{bin_dir, skipped};
 use uncopy_tests::running::Finished;
 use uncopy_tests::{Program, Scratch};
 
 const EXPLAINED: &str = env!("CARGO_BIN_EXE_explained");
 const LEN_BYTES: u64 = 512 << 10;
-
-/// Skips what needs uncopy at work.
-fn skipped() -> bool {
-    if plain_only() {
-        eprintln!("skipped: nothing runs under uncopy");
-    }
-    plain_only()
-}
 
 /// `uncopy run --explain FILE OPTIONS -- COMMAND`, with a cache of its own.
 fn explained(scratch: &Scratch, file: &Path, options: &[&str], command: &[&str]) -> Program {

@@ -56,6 +56,8 @@ fn start(mode: Mode, scratch: &Scratch) -> (Running, u16) {
         .args(["-D".as_ref(), scratch.join("data").as_os_str(), "-k".as_ref(), scratch.path().as_os_str()])
         .args(["-h", "127.0.0.1", "-p", &port.to_string(), "-c", "fsync=off", "-c", "shared_buffers=32MB"])
         .args(["-c", "max_wal_size=256MB", "-c", "autovacuum=off"])
+        // Among its files, not in /dev/shm: a test that is ended leaves nothing behind.
+        .args(["-c", "dynamic_shared_memory_type=mmap"])
         .directory(scratch.path())
         .mode(mode)
         .start(scratch, &format!("postgres-{mode:?}"));

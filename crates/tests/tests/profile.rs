@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use uncopy_tests::artifacts::{bin_dir, packaged, plain_only};
+use uncopy_tests::artifacts::{bin_dir, packaged, skipped};
 use uncopy_tests::resp::{Answer, Resp};
 use uncopy_tests::running::{Finished, Running};
 use uncopy_tests::scratch::{free_port, wait_until};
@@ -14,14 +14,6 @@ use uncopy_tests::{Program, Scratch};
 
 const CHAINS: &str = env!("CARGO_BIN_EXE_chains");
 const VALUE_BYTES: usize = 262_144;
-
-/// Skips what needs the library.
-fn skipped() -> bool {
-    if plain_only() {
-        eprintln!("skipped: nothing runs under uncopy");
-    }
-    plain_only()
-}
 
 fn uncopy(arguments: &[&str]) -> Program {
     Program::new(bin_dir().join("uncopy")).args(arguments)

@@ -1,10 +1,12 @@
 //! The packaged Python under uncopy prints what it prints without: digests of everything that it
 //! received, edited and sent.
 
+use std::path::Path;
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
-use uncopy_tests::artifacts::{packaged, script};
+use uncopy_tests::artifacts::{bin_dir, packaged, script};
+use uncopy_tests::scratch::wait_until;
 use uncopy_tests::{Mode, Program, Scratch};
 
 fn prints_the_same(name: &str, expected: &[Counter]) {
@@ -50,4 +52,36 @@ fn pipes_threads_and_multiprocessing() {
 #[test]
 fn asynchronous_streams() {
     prints_the_same("streams.py", &[Counter::ElidedBytes, Counter::InputBytes]);
+}
+
+/// Processes whose directory for temporary files lies in `directory`.
+fn at_work_in(directory: &Path) -> Vec<String> {
+    let variable = format!("TMPDIR={}/", directory.display());
+    let is_there = |pid: &String| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|word| word.starts_with(variable.as_bytes()))
+    };
+    let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).filter(is_there).collect()
+}
+
+#[test]
+fn cpythons_own_tests_when_interrupted_leave_no_process_and_no_file() {
+    let scratch = Scratch::new("suites");
+    let room = scratch.directory("room");
+    let suites = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/suites");
+    let command = bin_dir().join("uncopy");
+    let running = Program::new(suites)
+        .args(["quick", "--modules", "test_threading,test_io", "--uncopy"])
+        .args([command])
+        .env("TMPDIR", room.display().to_string())
+        .start(&scratch, "suites");
+    wait_until("the tests of two modules", Duration::from_secs(60), || {
+        (at_work_in(&room).len() >= 2).then_some(())
+    });
+    let done = running.stop(libc::SIGTERM);
+    assert_eq!(done.status.code(), Some(128 + libc::SIGTERM), "{}", done.text());
+    assert_eq!(at_work_in(&room), [""; 0]);
+    assert_eq!(std::fs::read_dir(&room).expect("the room").count(), 0);
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use uncopy_core::recording::request::Request;
 use uncopy_core::recording::{Call, Event, Flags, Phase};
 use uncopy_core::stats::{CONTROL_SUFFIX, Counter};
-use uncopy_tests::artifacts::{library, packaged, plain_only};
+use uncopy_tests::artifacts::{library, packaged, skipped};
 use uncopy_tests::programs::compiled;
 use uncopy_tests::recordings::{Recorded, Recordings};
 use uncopy_tests::told::Told;
@@ -19,14 +19,6 @@ const FOREIGN: &str = env!("CARGO_BIN_EXE_foreign");
 const CHAINS: &str = env!("CARGO_BIN_EXE_chains");
 /// Functions of the program are shorter.
 const FUNCTION_MOST_BYTES: u64 = 2048;
-
-/// Skips what needs uncopy at work.
-fn skipped() -> bool {
-    if plain_only() {
-        eprintln!("skipped: nothing runs under uncopy");
-    }
-    plain_only()
-}
 
 /// What the program says that it did.
 struct Expected {

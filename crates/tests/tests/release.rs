@@ -1,7 +1,7 @@
 //! `uncopy release PID` and `uncopy stats PID`, on programs in every state.
 
 use uncopy_core::stats::{Counter, REASON_RELEASED};
-use uncopy_tests::artifacts::{bin_dir, plain_only};
+use uncopy_tests::artifacts::{bin_dir, skipped};
 use uncopy_tests::told::Told;
 use uncopy_tests::{Mode, Program, Scratch};
 
@@ -32,14 +32,6 @@ fn expect_no_views(scratch: &Scratch, told: &Told) {
     let json: serde_json::Value = serde_json::from_str(&output).expect("JSON");
     assert_eq!(json[Counter::Views.name()].as_u64(), Some(0), "{output}");
     assert_eq!(json["reason"].as_str(), Some(REASON_RELEASED), "{output}");
-}
-
-/// Skips what needs uncopy at work.
-fn skipped() -> bool {
-    if plain_only() {
-        eprintln!("skipped: nothing runs under uncopy");
-    }
-    plain_only()
 }
 
 #[test]

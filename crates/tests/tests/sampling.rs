@@ -1,19 +1,12 @@
 //! What a recording says that programs touch is what they touch.
 
 use uncopy_core::recording::{Call, Recording, SUFFIX, Sample, Sampled};
-use uncopy_tests::artifacts::plain_only;
+use uncopy_tests::artifacts::skipped;
 use uncopy_tests::launch::{Mode, recordings};
 use uncopy_tests::{Program, Scratch};
 
 const SAMPLED: &str = env!("CARGO_BIN_EXE_sampled");
 const PAGE_BYTES: u64 = 4096;
-
-fn skipped() -> bool {
-    if plain_only() {
-        eprintln!("skipped: nothing runs under uncopy");
-    }
-    plain_only()
-}
 
 /// Runs the program while it is recorded; the recording.
 fn record(how: &[&str], variables: &[(&str, &str)]) -> Recording {
@@ -35,19 +28,20 @@ fn record(how: &[&str], variables: &[(&str, &str)]) -> Recording {
 /// The samples of a call, those with the most bytes first.
 fn samples(recording: &Recording, call: Call) -> Vec<Sample> {
     let mut found: Vec<_> = recording.samples.iter().copied().filter(|sample| sample.call == call).collect();
-    found.sort_by_key(|sample| std::cmp::Reverse(sample.sampled_bytes));
+    found.sort_by_key(|sample| std::cmp::Reverse(sample.tally.sampled_bytes));
     found
 }
 
 /// Pages that were touched of each call, by the recording, to be so many; within one.
 fn expect_pages(sample: &Sample, pages: u64) {
-    let (events, touched) = (sample.events, sample.touched_pages);
+    let tally = sample.tally;
+    let (events, touched) = (tally.events, tally.touched_pages);
     assert!(events > 0, "{sample:?}");
     assert!(touched.abs_diff(pages * events) <= events, "{pages} pages of each: {sample:?}");
-    assert_eq!(sample.touched_bytes, touched * PAGE_BYTES);
+    assert_eq!(tally.touched_bytes, touched * PAGE_BYTES);
     // All but the edges was sampled.
     assert!(
-        sample.sampled_bytes >= events * 58 * PAGE_BYTES && sample.sampled_bytes <= events * 64 * PAGE_BYTES
+        tally.sampled_bytes >= events * 58 * PAGE_BYTES && tally.sampled_bytes <= events * 64 * PAGE_BYTES
     );
 }
 
@@ -70,7 +64,7 @@ fn what_is_touched_of_inputs_and_copies_is_known_to_a_page() {
         // From the first to the second buffer, and on to the third; nobody touches the second.
         let [one, other] = [&copies[0], &copies[1]];
         let (second, third) =
-            if one.touched_pages < other.touched_pages { (one, other) } else { (other, one) };
+            if one.tally.touched_pages < other.tally.touched_pages { (one, other) } else { (other, one) };
         expect_pages(second, 0);
         expect_pages(third, of_last);
         assert_ne!(second.stack, third.stack);

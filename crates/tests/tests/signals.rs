@@ -8,6 +8,7 @@ uncopy_tests::scenarios! { "signals":
     jumps_keep_no_memory => [ElidedBytes, InputBytes],
     interrupted_calls => [ElidedBytes, InputBytes],
     blocked_signals_wait => [ElidedBytes, InputBytes],
+    counter_forbidden => [ElidedBytes, InputBytes],
 }
 
 /// Scenarios that take a while and check themselves.

@@ -117,7 +117,7 @@ pub fn plan(fd: i32, len_bytes: usize, lent_bytes: usize, flags: i32, envelope: 
     if kind.is_far() && promises & Owner::READS_ERRORS != 0 && zerocopy::pays(fd) {
         return Plan { way: Way::Completion, kind, promises, len_bytes: lent_bytes, is_timed: false };
     }
-    let choice = choice::choose(kind as usize, lent_bytes);
+    let choice = choice::choose(kind, lent_bytes);
     let way = if choice.refers { Way::Splice } else { Way::Copy };
     Plan { way, kind, promises, len_bytes: lent_bytes, is_timed: choice.is_timed }
 }
@@ -172,7 +172,7 @@ pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan
 /// Takes note that `sent_bytes` bytes of a message whose plan [is timed](Plan::is_timed) have been copied by a call of
 /// the caller's own.
 pub fn note_copied(plan: Plan, sent_bytes: usize) {
-    choice::note(plan.kind as usize, plan.len_bytes, sent_bytes, (plan.way == Way::Copy).then_some(false));
+    choice::note(plan.kind, plan.len_bytes, sent_bytes, (plan.way == Way::Copy).then_some(false));
 }
 
 /// What nothing is held of.
@@ -189,7 +189,7 @@ fn timed(plan: Plan, send: impl FnOnce() -> Result<Sent, Errno>) -> Result<Sent,
         let refers = sent.hold != Hold::Nothing;
         // What was to go by reference and could not says nothing about copying.
         let refers = (refers == (plan.way != Way::Copy)).then_some(refers);
-        choice::note(plan.kind as usize, plan.len_bytes, sent.len_bytes, refers);
+        choice::note(plan.kind, plan.len_bytes, sent.len_bytes, refers);
     }
     result
 }

@@ -338,7 +338,7 @@ impl Pages {
             }
             match self.new_unit(pool, from, to - from) {
                 Some(rest) => self.link(pool, rest, warm.min(to - from)),
-                // No memory for the table: these addresses are not used again. They are still covered.
+                // No memory for the table: these pages are nobody's from here on, and no run is joined with them.
                 None => pool.used += to - from,
             }
         }
@@ -360,7 +360,7 @@ impl Pages {
         let gap = if start > frontier { self.new_unit(pool, frontier, start - frontier) } else { None };
         self.frontier.store(if gap.is_some() || start == frontier { end } else { frontier }, Release);
         if let Some(gap) = gap {
-            self.link(pool, gap, 0);
+            self.free(pool, gap, 0);
         } else if start > frontier {
             self.vacate(pool, id);
             return None;

@@ -190,6 +190,7 @@ fn run(steps: Vec<Step>) {
         for object in objects.iter().rev().take(3) {
             assert!(object.slice() == object.bytes);
         }
+        assert!(is_valid(), "after step {number}");
     }
     assert!(objects.iter().all(|object| object.slice() == object.bytes));
     flight.receive();
@@ -209,6 +210,36 @@ proptest! {
     ) {
         let _alone = alone();
         run(steps);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Aligned runs leave gaps, behind free runs as well as behind objects: each is joined with what is free beside it.
+    #[test]
+    fn free_runs_that_touch_are_one(
+        steps in proptest::collection::vec((any::<bool>(), any::<usize>(), 1usize..200, 0u32..8), 1..200)
+    ) {
+        let _alone = alone();
+        let mut objects = Vec::new();
+        for (number, (is_free, which, pages, power)) in steps.into_iter().enumerate() {
+            if is_free && !objects.is_empty() {
+                let object = objects.swap_remove(which % objects.len());
+                // SAFETY: the object is the test's.
+                unsafe { deallocate(object) };
+            } else {
+                let object = allocate_aligned(pages * 4096, 4096 << power);
+                assert!(!object.is_null());
+                objects.push(object);
+            }
+            assert!(is_valid(), "after step {number}");
+        }
+        for object in objects {
+            // SAFETY: as above.
+            unsafe { deallocate(object) };
+        }
+        assert!(is_valid());
     }
 }
 

@@ -9,10 +9,10 @@ use rustix::thread::CpuSet;
 
 use super::http::Document;
 use super::programs::Need;
-use super::stage::bind;
 use crate::cleanup::TemporaryDirectory;
 use crate::failure::{Failure, Result, While};
 use crate::process;
+use crate::processors;
 use crate::traffic::Load;
 
 /// ab itself.
@@ -81,7 +81,7 @@ impl Ab<'_> {
             "-e",
         ]);
         command.arg(&percentiles).arg(format!("http://{}{}", self.server, self.document.path));
-        bind(&mut command, self.processors);
+        processors::bind(&mut command, self.processors);
         let output = process::run(command, AB.program, PATIENCE)?.success(AB.program)?;
         let report = Report::parse(&output.stdout)?;
         report.check(requests, self.document.body.len())?;

@@ -7,8 +7,9 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::{CASES, Case, Effort};
-use crate::arguments::{Form, count_parser, seconds, size_parser};
+use crate::arguments::{Form, seconds, size_parser};
 use crate::echo::Schedule;
+use crate::rounds::Rounds;
 use crate::side::Side;
 
 fn names() -> PossibleValuesParser {
@@ -24,9 +25,9 @@ pub struct Apps {
     /// List the cases, what the papers measured with them, and what is missing here
     #[arg(long)]
     pub list: bool,
-    /// Rounds; each runs every side once
-    #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "3"), value_parser = count_parser())]
-    pub rounds: usize,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "5", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
     /// Length of each measurement, about
     #[arg(long, value_name = "SECONDS", default_value = "1", default_value_if("quick", "true", "0.3"), value_parser = seconds)]
     pub seconds: Duration,

@@ -6,7 +6,6 @@ use rustix::thread::CpuSet;
 
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::cache_server::bind_to;
 use crate::cleanup::TemporaryDirectory;
 use crate::echo;
 use crate::echo_client::EchoClient;
@@ -30,21 +29,12 @@ pub const ECHO: Case = Case {
 };
 
 fn points(effort: Effort) -> Vec<Point> {
-    let sizes: &[usize] = match effort {
-        Effort::Quick => &[512 << 10],
-        Effort::Full => &[64 << 10, 512 << 10],
-    };
-    let point = |size_bytes: &usize| {
-        let bytes = *size_bytes as u64;
-        let work =
-            echo_server::Work { size_bytes: *size_bytes, copies: COPIES, ..echo_server::Work::default() };
-        #[expect(clippy::cast_precision_loss, reason = "sizes of messages")]
-        let point = Point::new(format!("echo {}, {COPIES} copies", size(bytes)), bytes, Echo { work })
-            .with("size_bytes", bytes as f64);
+    effort.points(&[512 << 10], &[64 << 10, 512 << 10], |size_bytes| {
+        let work = echo_server::Work { size_bytes, copies: COPIES, ..echo_server::Work::default() };
+        let title = format!("echo {}, {COPIES} copies", size(size_bytes as u64));
         // The default policy finds that 64 KiB do not always pay.
-        Point { elision_expected: *size_bytes > 64 << 10, ..point }
-    };
-    sizes.iter().map(point).collect()
+        Point { elision_expected: size_bytes > 64 << 10, ..Point::sized(title, size_bytes, Echo { work }) }
+    })
 }
 
 #[derive(Debug)]
@@ -76,11 +66,7 @@ impl Running for Echoing {
     }
 
     fn load(&mut self, duration: Duration) -> Result<Load> {
-        traffic::at_once(std::slice::from_mut(&mut self.client), |client| {
-            if let Some(processors) = &self.processors {
-                bind_to(processors)?;
-            }
-            client.run(duration)
-        })
+        let client = std::slice::from_mut(&mut self.client);
+        traffic::at_once(client, self.processors, |client| client.run(duration))
     }
 }

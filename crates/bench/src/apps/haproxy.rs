@@ -34,27 +34,20 @@ pub const CASE: Case = Case {
 };
 
 fn points(effort: Effort) -> Vec<Point> {
-    let large = 1 << 20;
-    let all = match effort {
-        Effort::Quick => vec![(large, LARGE_BUFFER_BYTES)],
-        Effort::Full => {
-            vec![
-                (65_536, BUFFER_BYTES),
-                (65_536, LARGE_BUFFER_BYTES),
-                (large, BUFFER_BYTES),
-                (large, LARGE_BUFFER_BYTES),
-            ]
-        }
-    };
-    let point = |(size_bytes, buffer_bytes): (usize, usize)| {
+    const LARGE: usize = 1 << 20;
+    let quick = [(LARGE, LARGE_BUFFER_BYTES)];
+    let full = [
+        (65_536, BUFFER_BYTES),
+        (65_536, LARGE_BUFFER_BYTES),
+        (LARGE, BUFFER_BYTES),
+        (LARGE, LARGE_BUFFER_BYTES),
+    ];
+    effort.points(&quick, &full, |(size_bytes, buffer_bytes)| {
         let work = Proxy { documents: Document::several(DOCUMENTS, size_bytes), buffer_bytes };
         let title = format!("haproxy {}, buffers of {}", size(size_bytes as u64), size(buffer_bytes as u64));
-        #[expect(clippy::cast_precision_loss, reason = "sizes of bodies")]
-        Point::new(title, size_bytes as u64, work)
-            .with("size_bytes", size_bytes as f64)
-            .with("buffer_bytes", buffer_bytes as f64)
-    };
-    all.into_iter().map(point).collect()
+        #[expect(clippy::cast_precision_loss, reason = "sizes of buffers")]
+        Point::sized(title, size_bytes, work).with("buffer_bytes", buffer_bytes as f64)
+    })
 }
 
 #[derive(Debug)]

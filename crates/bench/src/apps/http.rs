@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
 
-use crate::cache_server::bind_to;
 use crate::failure::{Failure, Result, While};
 use crate::pattern::compare;
 use crate::random::Random;
@@ -66,6 +65,7 @@ pub struct Requests<'a> {
 #[derive(Debug)]
 pub struct Clients<'a> {
     threads: Vec<Connections<'a>>,
+    processors: Option<CpuSet>,
 }
 
 impl<'a> Clients<'a> {
@@ -76,8 +76,8 @@ impl<'a> Clients<'a> {
     pub fn open(requests: Requests<'a>, count: usize, processors: Option<CpuSet>) -> Result<Self> {
         let available = processors.map_or(1, |processors| processors.count() as usize);
         let threads = available.clamp(1, THREADS_MOST).min(count.max(1));
-        let open = |thread: usize| Connections::open(requests, (thread..count).step_by(threads), processors);
-        Ok(Self { threads: (0..threads).map(open).collect::<Result<_>>()? })
+        let open = |thread: usize| Connections::open(requests, (thread..count).step_by(threads));
+        Ok(Self { threads: (0..threads).map(open).collect::<Result<_>>()?, processors })
     }
 
     /// Exchanges for `duration`.
@@ -85,7 +85,7 @@ impl<'a> Clients<'a> {
     /// # Errors
     /// [`Failure`] at the first wrong or missing answer.
     pub fn load(&mut self, duration: Duration) -> Result<Load> {
-        traffic::at_once(&mut self.threads, |connections| connections.run(duration))
+        traffic::at_once(&mut self.threads, self.processors, |connections| connections.run(duration))
     }
 }
 
@@ -104,15 +104,10 @@ struct Connections<'a> {
     requests: Requests<'a>,
     connections: Vec<Connection>,
     buffer: Vec<u8>,
-    processors: Option<CpuSet>,
 }
 
 impl<'a> Connections<'a> {
-    fn open(
-        requests: Requests<'a>,
-        numbers: impl Iterator<Item = usize>,
-        processors: Option<CpuSet>,
-    ) -> Result<Self> {
+    fn open(requests: Requests<'a>, numbers: impl Iterator<Item = usize>) -> Result<Self> {
         let open = |number: usize| {
             let stream = requests.keep_alive.then(|| requests.connect()).transpose()?;
             let random = Random::new(number as u64);
@@ -120,13 +115,10 @@ impl<'a> Connections<'a> {
         };
         let longest = requests.documents.iter().map(|document| document.body.len()).max().unwrap_or(0);
         let buffer = vec![0; HEAD_LIMIT_BYTES + longest];
-        Ok(Self { requests, connections: numbers.map(open).collect::<Result<_>>()?, buffer, processors })
+        Ok(Self { requests, connections: numbers.map(open).collect::<Result<_>>()?, buffer })
     }
 
     fn run(&mut self, duration: Duration) -> Result<Load> {
-        if let Some(processors) = &self.processors {
-            bind_to(processors)?;
-        }
         let (requests, buffer) = (self.requests, &mut self.buffer);
         for connection in &mut self.connections {
             connection.ask(requests)?;

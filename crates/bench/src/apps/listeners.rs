@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CpuSet;
 
-use super::source::{LINE_BYTES, MARK, MOUNT, PERIOD_BYTES, RATE_BYTES_PER_S, Source, period};
-use crate::cache_server::bind_to;
+use super::source::{LINE_BYTES, MARK, MOUNT, PERIOD_BYTES, Source, due_bytes, period};
 use crate::failure::{Failure, Result, While};
 use crate::pattern::compare;
+use crate::processors::bind_to;
 
 /// How long the server may take to accept a listener, or be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,6 +26,9 @@ const TICK: Duration = Duration::from_millis(5);
 const BEHIND_PART: f64 = 0.05;
 /// The same, whatever the trial's length.
 const BEHIND_LEAST: Duration = Duration::from_millis(60);
+/// A listener that is behind the source by no more than this hears what is being sent: the relay's queue and the
+/// sockets' buffers hold more.
+const NEAR: Duration = Duration::from_millis(100);
 
 /// What was heard.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +67,8 @@ enum State {
     Joining(Vec<u8>),
     /// The place in the period of the next byte.
     At(usize),
+    /// The server sent it away: it was too far behind.
+    SentAway,
 }
 
 impl Listeners {
@@ -80,7 +85,7 @@ impl Listeners {
         self.verified_bytes
     }
 
-    /// Lets listeners join or leave until there are `count`.
+    /// Lets listeners join or leave until there are `count`; those that were sent away are replaced.
     ///
     /// # Errors
     /// [`Failure`] when the server does not accept one.
@@ -89,6 +94,7 @@ impl Listeners {
     }
 
     fn resize_here(&mut self, count: usize) -> Result<()> {
+        self.listeners.retain(|listener| !matches!(listener.state, State::SentAway));
         self.listeners.truncate(count);
         while self.listeners.len() < count {
             let listener = Listener::join(self.server)?;
@@ -118,25 +124,49 @@ impl Listeners {
         let Some(processors) = self.processors else { return work(self) };
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                bind_to(&processors)?;
+                bind_to(Some(processors))?;
                 work(self)
             });
             thread.join().unwrap_or_else(|_| Err(Failure::new("the listeners' thread panicked")))
         })
     }
 
+    /// Lets `count` listeners come to hear what the source is sending, or gives up after `limit`; returns whether all
+    /// do. A listener that joins may hear older parts of the stream first, and one that comes not out of them in time
+    /// is sent away: another joins.
+    ///
+    /// # Errors
+    /// As [`Listeners::resize`] and [`Listeners::hear`].
+    pub fn settle(&mut self, count: usize, limit: Duration, source: &Source) -> Result<bool> {
+        self.on_processors(|listeners| {
+            let begin = Instant::now();
+            loop {
+                listeners.resize_here(count)?;
+                listeners.receive()?;
+                let sent_bytes = source.sent_bytes();
+                if listeners.listeners.iter().all(|listener| listener.is_near(sent_bytes)) {
+                    return Ok(true);
+                }
+                if begin.elapsed() > limit {
+                    return Ok(false);
+                }
+                std::thread::sleep(TICK);
+            }
+        })
+    }
+
     /// Listens for `duration`.
     ///
     /// # Errors
-    /// [`Failure`] when somebody hears something wrong, or nothing for long.
-    pub fn hear(&mut self, duration: Duration, source: &Source) -> Result<Heard> {
-        self.on_processors(|listeners| listeners.hear_here(duration, source))
+    /// [`Failure`] when somebody hears something wrong, or nobody anything for long.
+    pub fn hear(&mut self, duration: Duration) -> Result<Heard> {
+        self.on_processors(|listeners| listeners.hear_here(duration))
     }
 
-    fn hear_here(&mut self, duration: Duration, source: &Source) -> Result<Heard> {
+    fn hear_here(&mut self, duration: Duration) -> Result<Heard> {
         let before_bytes = self.verified_bytes;
         self.receive()?;
-        let (begin, due_before) = (Instant::now(), source.due_bytes());
+        let begin = Instant::now();
         let heard_before: Vec<u64> = self.listeners.iter().map(|listener| listener.heard_bytes).collect();
         while begin.elapsed() < duration {
             let round = Instant::now();
@@ -145,7 +175,7 @@ impl Listeners {
         }
         self.receive()?;
         let elapsed = begin.elapsed();
-        let due = source.due_bytes() - due_before;
+        let due = due_bytes(elapsed);
         let late = |(listener, before): (&Listener, u64)| {
             due.saturating_sub(listener.heard_bytes - before) > allowed_bytes(elapsed)
         };
@@ -153,8 +183,7 @@ impl Listeners {
         Ok(Heard { held, verified_bytes: self.verified_bytes - before_bytes, elapsed })
     }
 
-    /// Receives and compares what is there for everybody. A listener that was sent away joins no more; that is told
-    /// from its silence.
+    /// Receives and compares what is there for everybody.
     fn receive(&mut self) -> Result<()> {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut ready: Vec<PollFd<'_>> =
@@ -167,20 +196,18 @@ impl Listeners {
         for (listener, _) in self.listeners.iter_mut().zip(ready).filter(|(_, ready)| *ready) {
             self.verified_bytes += listener.receive(&mut self.buffer)?;
         }
-        let silent = self.listeners.iter().find(|listener| listener.last.elapsed() > TIMEOUT);
-        silent.map_or(Ok(()), |_| Err(Failure::new("a listener heard nothing for 10 s")))
+        // Some of too many: these are not held, which `hear` says. All of them: nothing is relayed any more.
+        let is_silent = |listener: &Listener| listener.last.elapsed() > TIMEOUT;
+        if !self.listeners.is_empty() && self.listeners.iter().all(is_silent) {
+            return Err(Failure::new("no listener heard anything for 10 s"));
+        }
+        Ok(())
     }
 }
 
 /// How much less than what was due a listener may get within `elapsed`.
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "parts of some megabytes"
-)]
 fn allowed_bytes(elapsed: Duration) -> u64 {
-    (elapsed.mul_f64(BEHIND_PART).max(BEHIND_LEAST).as_secs_f64() * RATE_BYTES_PER_S as f64) as u64
+    due_bytes(elapsed.mul_f64(BEHIND_PART).max(BEHIND_LEAST))
 }
 
 impl Listener {
@@ -194,12 +221,22 @@ impl Listener {
         Ok(Self { stream, state: State::Joining(Vec::new()), heard_bytes: 0, last: Instant::now() })
     }
 
+    /// Whether it hears what the source, which has sent `sent_bytes`, is sending.
+    fn is_near(&self, sent_bytes: u64) -> bool {
+        let State::At(at) = self.state else { return false };
+        let sent = sent_bytes % PERIOD_BYTES as u64;
+        (sent + PERIOD_BYTES as u64 - at as u64) % PERIOD_BYTES as u64 <= due_bytes(NEAR)
+    }
+
     /// Receives all that is there; returns how much of it was compared.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<u64> {
         let mut compared = 0;
         loop {
             let got = match self.stream.read(buffer) {
-                Ok(0) => return Ok(compared),
+                Ok(0) => {
+                    self.state = State::SentAway;
+                    return Ok(compared);
+                }
                 Ok(got) => got,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(compared),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -226,6 +263,7 @@ impl Listener {
                 self.state = State::At(at);
                 self.take(&bytes)
             }
+            State::SentAway => Ok(0),
         }
     }
 }
@@ -266,6 +304,7 @@ fn joined(answer: &[u8]) -> Result<Option<(usize, usize)>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::source::RATE_BYTES_PER_S;
     use super::*;
 
     const HEAD: &[u8] = b"HTTP/1.0 200 OK\r\nContent-Type: audio/mpeg\r\n\r\n";

@@ -36,17 +36,9 @@ pub const BLOBS: Case = Case {
 };
 
 fn points(effort: Effort) -> Vec<Point> {
-    let sizes: &[usize] = match effort {
-        Effort::Quick => &[1 << 20],
-        Effort::Full => &[64 << 10, 1 << 20],
-    };
-    let point = |size_bytes: &usize| {
-        let bytes = *size_bytes as u64;
-        #[expect(clippy::cast_precision_loss, reason = "sizes of values")]
-        Point::new(format!("mariadb {}", size(bytes)), bytes, Blobs { size_bytes: *size_bytes })
-            .with("size_bytes", bytes as f64)
-    };
-    sizes.iter().map(point).collect()
+    effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {
+        Point::sized(format!("mariadb {}", size(size_bytes as u64)), size_bytes, Blobs { size_bytes })
+    })
 }
 
 #[derive(Debug)]

@@ -43,14 +43,9 @@ pub fn measure(
         match Programs::find(case.needs) {
             Err(missing) => measured.iter_mut().for_each(|comparison| comparison.skip(missing.to_string())),
             Ok(programs) => {
-                for round in 0..schedule.rounds {
-                    for (comparison, point) in measured.iter_mut().zip(&points) {
-                        comparison.round(|side| {
-                            progress.tell(&point.title, round, schedule.rounds, side.name());
-                            sample(launcher, side, &programs, point, schedule.duration)
-                        });
-                    }
-                }
+                schedule.rounds.run(&mut measured, &points, progress, |point, side, _| {
+                    sample(launcher, side, &programs, point, schedule.duration)
+                });
                 for version in programs.versions {
                     if !versions.contains(&version) {
                         versions.push(version);

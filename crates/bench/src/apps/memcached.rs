@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use rustix::thread::CpuSet;
 
 use super::programs::Need;
-use super::stage::{Stage, bind};
+use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::cache_client::{Connections, Content, Peer, Work as Exchanges};
 use crate::failure::{Failure, Result, While};
 use crate::process::{self, Server};
+use crate::processors;
 use crate::table::size;
 use crate::traffic::{self, Load};
 
@@ -108,33 +109,17 @@ const LIMIT: Duration = Duration::from_secs(60);
 const CONFIGURATION: &str = "memaslap.cfg";
 
 fn slapped(effort: Effort, sizes: &[usize], protocol: Protocol) -> Vec<Point> {
-    let sizes: Vec<usize> = match effort {
-        Effort::Quick => vec![1024],
-        Effort::Full => sizes.to_vec(),
-    };
-    let point = |size_bytes: usize| {
-        let bytes = size_bytes as u64;
-        let title = format!("memcached {} GET {}", protocol.name(), size(bytes));
-        let work = Slapped { tool: Tool::Memaslap, protocol, size_bytes };
-        #[expect(clippy::cast_precision_loss, reason = "sizes of values")]
-        Point::new(title, bytes, work).with("size_bytes", bytes as f64)
-    };
-    sizes.into_iter().map(point).collect()
+    effort.points(&[1024], sizes, |size_bytes| {
+        let title = format!("memcached {} GET {}", protocol.name(), size(size_bytes as u64));
+        Point::sized(title, size_bytes, Slapped { tool: Tool::Memaslap, protocol, size_bytes })
+    })
 }
 
 fn large(effort: Effort) -> Vec<Point> {
-    let sizes: &[usize] = match effort {
-        Effort::Quick => &[64 << 10],
-        Effort::Full => &[16 << 10, 64 << 10, 512 << 10],
-    };
-    let point = |size_bytes: &usize| {
-        let bytes = *size_bytes as u64;
-        let work = Large { content: Content::new(*size_bytes, LARGE_KEYS) };
-        #[expect(clippy::cast_precision_loss, reason = "sizes of values")]
-        Point::new(format!("memcached {}, 10 % SET", size(bytes)), bytes, work)
-            .with("size_bytes", bytes as f64)
-    };
-    sizes.iter().map(point).collect()
+    effort.points(&[64 << 10], &[16 << 10, 64 << 10, 512 << 10], |size_bytes| {
+        let work = Large { content: Content::new(size_bytes, LARGE_KEYS) };
+        Point::sized(format!("memcached {}, 10 % SET", size(size_bytes as u64)), size_bytes, work)
+    })
 }
 
 fn arguments(address: SocketAddr, protocol: Protocol) -> Vec<OsString> {
@@ -195,7 +180,7 @@ impl Slapping<'_> {
                 command.args(["-s", &address, "-t", "get", "-c", &number(THREADS), "-e", &each]);
             }
         }
-        bind(&mut command, self.stage.client_processors());
+        processors::bind(&mut command, self.stage.client_processors());
         let output = process::run(command, need.program, LIMIT)?.success(need.program)?;
         match self.work.tool {
             Tool::Memaslap => {
@@ -283,7 +268,7 @@ impl Running for Slapping<'_> {
             Protocol::Udp => Peer::Udp(self.address),
         };
         let work = Exchanges { peer, content: &content, operations_per_set: u64::MAX, connections: 1 };
-        let mut connections = Connections::open(&work, 0..1, None)?;
+        let mut connections = Connections::open(&work, 0..1)?;
         Ok(connections.run(VERIFICATION)?.verified_bytes)
     }
 }
@@ -313,11 +298,9 @@ impl Work for Large {
         };
         let processors: Option<CpuSet> = stage.client_processors();
         let threads = processors.map_or(1, |processors| processors.count() as usize).clamp(1, 4);
-        let open = |thread: usize| {
-            Connections::open(&work, (thread..LARGE_CONNECTIONS).step_by(threads), processors)
-        };
+        let open = |thread: usize| Connections::open(&work, (thread..LARGE_CONNECTIONS).step_by(threads));
         let connections = (0..threads).map(open).collect::<Result<_>>()?;
-        Ok(Box::new(Serving { connections, server }))
+        Ok(Box::new(Serving { connections, server, processors }))
     }
 }
 
@@ -326,6 +309,7 @@ struct Serving<'a> {
     // Dropped in this order: the connections end before the server.
     connections: Vec<Connections<'a>>,
     server: Server,
+    processors: Option<CpuSet>,
 }
 
 impl Running for Serving<'_> {
@@ -334,7 +318,7 @@ impl Running for Serving<'_> {
     }
 
     fn load(&mut self, duration: Duration) -> Result<Load> {
-        traffic::at_once(&mut self.connections, |connections| connections.run(duration))
+        traffic::at_once(&mut self.connections, self.processors, |connections| connections.run(duration))
     }
 }
 

@@ -110,6 +110,17 @@ pub enum Effort {
     Full,
 }
 
+impl Effort {
+    /// A point for each of those that are measured.
+    pub fn points<T: Copy>(self, quick: &[T], full: &[T], point: impl FnMut(T) -> Point) -> Vec<Point> {
+        let measured = match self {
+            Self::Quick => quick,
+            Self::Full => full,
+        };
+        measured.iter().copied().map(point).collect()
+    }
+}
+
 /// One line of a table: a server's configuration, and a load.
 #[derive(Debug)]
 pub struct Point {
@@ -130,6 +141,12 @@ impl Point {
     pub fn new(title: impl Into<String>, operation_bytes: u64, work: impl Work + 'static) -> Self {
         let work = Box::new(work);
         Self { title: title.into(), operation_bytes, parameters: Vec::new(), elision_expected: false, work }
+    }
+
+    /// The same for operations of one body or value each, whose length is a parameter.
+    #[expect(clippy::cast_precision_loss, reason = "lengths of bodies and values")]
+    pub fn sized(title: impl Into<String>, size_bytes: usize, work: impl Work + 'static) -> Self {
+        Self::new(title, size_bytes as u64, work).with("size_bytes", size_bytes as f64)
     }
 
     /// The same with a parameter.

@@ -30,21 +30,10 @@ pub const MESSAGES: Case = Case {
 };
 
 fn points(effort: Effort) -> Vec<Point> {
-    let sizes: &[usize] = match effort {
-        Effort::Quick => &[1 << 20],
-        Effort::Full => &[64 << 10, 1 << 20],
-    };
-    let point = |size_bytes: &usize| {
-        let bytes = *size_bytes as u64;
-        #[expect(clippy::cast_precision_loss, reason = "sizes of messages")]
-        Point::new(
-            format!("mosquitto {}, 4 subscribers", size(bytes)),
-            bytes,
-            Messages { size_bytes: *size_bytes },
-        )
-        .with("size_bytes", bytes as f64)
-    };
-    sizes.iter().map(point).collect()
+    effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {
+        let title = format!("mosquitto {}, 4 subscribers", size(size_bytes as u64));
+        Point::sized(title, size_bytes, Messages { size_bytes })
+    })
 }
 
 #[derive(Debug)]

@@ -33,19 +33,14 @@ pub const STATIC: Case = Case {
 };
 
 fn static_points(effort: Effort) -> Vec<Point> {
-    let sizes: &[usize] = match effort {
-        Effort::Quick => &[65_536],
-        Effort::Full => &[1024, 65_536, 1 << 20],
-    };
-    let point = |size_bytes: usize, sendfile: bool| {
+    let quick = [(65_536, true), (65_536, false)];
+    let full = [(1024, true), (1024, false), quick[0], quick[1], (1 << 20, true), (1 << 20, false)];
+    effort.points(&quick, &full, |(size_bytes, sendfile)| {
         let state = if sendfile { "sendfile on" } else { "sendfile off" };
         let work = Static { documents: Document::several(FILES, size_bytes), sendfile };
-        #[expect(clippy::cast_precision_loss, reason = "sizes of files")]
-        Point::new(format!("nginx {}, {state}", size(size_bytes as u64)), size_bytes as u64, work)
-            .with("size_bytes", size_bytes as f64)
+        Point::sized(format!("nginx {}, {state}", size(size_bytes as u64)), size_bytes, work)
             .with("sendfile", if sendfile { 1.0 } else { 0.0 })
-    };
-    sizes.iter().flat_map(|size_bytes| [point(*size_bytes, true), point(*size_bytes, false)]).collect()
+    })
 }
 
 #[derive(Debug)]
@@ -81,17 +76,10 @@ pub const PROXIED: Case = Case {
 };
 
 fn proxied_points(effort: Effort) -> Vec<Point> {
-    let sizes: &[usize] = match effort {
-        Effort::Quick => &[1 << 20],
-        Effort::Full => &[65_536, 1 << 20],
-    };
-    let point = |size_bytes: &usize| {
-        let work = Proxied { documents: Document::several(FILES, *size_bytes) };
-        #[expect(clippy::cast_precision_loss, reason = "sizes of bodies")]
-        Point::new(format!("nginx proxied {}", size(*size_bytes as u64)), *size_bytes as u64, work)
-            .with("size_bytes", *size_bytes as f64)
-    };
-    sizes.iter().map(point).collect()
+    effort.points(&[1 << 20], &[65_536, 1 << 20], |size_bytes| {
+        let work = Proxied { documents: Document::several(FILES, size_bytes) };
+        Point::sized(format!("nginx proxied {}", size(size_bytes as u64)), size_bytes, work)
+    })
 }
 
 #[derive(Debug)]

@@ -64,17 +64,10 @@ const REMARK: &str = "a connection's bytes pass through buffers of 8 KiB (PqRecv
                       below what is elided by default; only copies between larger buffers can be";
 
 fn points(effort: Effort, name: &str, operation: Operation) -> Vec<Point> {
-    let sizes: &[usize] = match effort {
-        Effort::Quick => &[1 << 20],
-        Effort::Full => &[64 << 10, 1 << 20],
-    };
-    let point = |size_bytes: &usize| {
-        let bytes = *size_bytes as u64;
-        let work = Documents { operation, size_bytes: *size_bytes };
-        #[expect(clippy::cast_precision_loss, reason = "sizes of values")]
-        Point::new(format!("{name} {}", size(bytes)), bytes, work).with("size_bytes", bytes as f64)
-    };
-    sizes.iter().map(point).collect()
+    effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {
+        let work = Documents { operation, size_bytes };
+        Point::sized(format!("{name} {}", size(size_bytes as u64)), size_bytes, work)
+    })
 }
 
 #[derive(Debug)]
@@ -88,7 +81,9 @@ fn arguments(address: SocketAddr, directory: &Path) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec!["-D".into(), directory.join("data").into()];
     // No socket among files: its path might be too long.
     words.extend(["-k", "", "-h", &ip, "-p", &port].map(OsString::from));
-    for setting in ["fsync=off", "shared_buffers=64MB", "max_wal_size=256MB", "autovacuum=off"] {
+    // Shared memory among its files, not in /dev/shm: an interrupt leaves nothing behind.
+    let memory = "dynamic_shared_memory_type=mmap";
+    for setting in ["fsync=off", "shared_buffers=64MB", "max_wal_size=256MB", "autovacuum=off", memory] {
         words.extend(["-c".into(), setting.into()]);
     }
     words

@@ -49,21 +49,10 @@ pub const RELAY: Case = Case {
     remark: "",
 };
 
-fn sizes(effort: Effort) -> &'static [usize] {
-    match effort {
-        Effort::Quick => &[1 << 20],
-        Effort::Full => &[64 << 10, 1 << 20],
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "sizes of bodies")]
 fn points<W: Work + 'static>(effort: Effort, name: &str, work: impl Fn(usize) -> W) -> Vec<Point> {
-    let point = |size_bytes: &usize| {
-        let bytes = *size_bytes as u64;
-        Point::new(format!("{name} {}", size(bytes)), bytes, work(*size_bytes))
-            .with("size_bytes", bytes as f64)
-    };
-    sizes(effort).iter().map(point).collect()
+    effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {
+        Point::sized(format!("{name} {}", size(size_bytes as u64)), size_bytes, work(size_bytes))
+    })
 }
 
 fn server_points(effort: Effort) -> Vec<Point> {

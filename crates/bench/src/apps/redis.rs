@@ -49,19 +49,11 @@ pub const GET: Case = Case {
 };
 
 fn points(effort: Effort, operation: Operation) -> Vec<Point> {
-    let sizes: &[usize] = match effort {
-        Effort::Quick => &[256 << 10],
-        Effort::Full => &[64 << 10, 256 << 10],
-    };
-    let point = |size_bytes: &usize| {
-        let bytes = *size_bytes as u64;
-        let work = Values { operation, size_bytes: *size_bytes };
-        #[expect(clippy::cast_precision_loss, reason = "sizes of values")]
-        let point = Point::new(format!("redis {} {}", operation.name(), size(bytes)), bytes, work)
-            .with("size_bytes", bytes as f64);
+    effort.points(&[256 << 10], &[64 << 10, 256 << 10], |size_bytes| {
+        let title = format!("redis {} {}", operation.name(), size(size_bytes as u64));
+        let point = Point::sized(title, size_bytes, Values { operation, size_bytes });
         Point { elision_expected: operation == Operation::Set, ..point }
-    };
-    sizes.iter().map(point).collect()
+    })
 }
 
 #[derive(Debug)]

@@ -4,12 +4,12 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use super::icecast::{ICECAST, configure};
+use super::icecast::{ALONE, ICECAST, configure};
 use super::listeners::Listeners;
 use super::source::{RATE_BYTES_PER_S, Source};
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::process::Server;
 use crate::table::size;
 use crate::traffic::Load;
@@ -20,14 +20,16 @@ const FIRST: usize = 32;
 const MOST: usize = 4000;
 /// How close the search comes to the number: a step is this part of it.
 const RESOLUTION: usize = 24;
-/// What every listener must hear before its trial begins: it joins, and what it missed is not counted.
-const SETTLE: Duration = Duration::from_millis(300);
+/// How long listeners may take to join and to come to hear what is being sent, before their trial begins.
+const SETTLE_MOST: Duration = Duration::from_secs(2);
 /// Length of a trial at least: what a listener may be behind must be little of it.
 const TRIAL_LEAST: Duration = Duration::from_secs(1);
 /// How many times as long as a measurement the search for it may take, within bounds; what was found by then counts.
 const SEARCH_PART: u32 = 20;
 const SEARCH_LEAST: Duration = Duration::from_secs(3);
 const SEARCH_MOST: Duration = Duration::from_secs(15);
+/// How many times that, until the first number is found.
+const SEARCH_PATIENCE: u32 = 4;
 
 /// One stream to as many listeners as can be.
 pub const CASE: Case = Case {
@@ -56,7 +58,7 @@ struct Relay {
 
 impl Work for Relay {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let (server, address) = stage.server(ICECAST.program, configure)?;
+        let (server, address) = stage.server_left_alone(ICECAST.program, ALONE, configure)?;
         let most = raise_descriptor_limit().min(MOST);
         let processors = stage.client_processors();
         let source = Source::start(address, processors)?;
@@ -92,14 +94,13 @@ impl Relaying<'_> {
     /// Whether `count` listeners are held for `duration`.
     fn holds(&mut self, count: usize, duration: Duration) -> Result<bool> {
         self.source.check()?;
-        self.listeners.resize(count)?;
-        self.listeners.hear(SETTLE, &self.source)?;
-        let heard = self.listeners.hear(duration, &self.source)?;
-        if !heard.held {
+        let held =
+            self.listeners.settle(count, SETTLE_MOST, &self.source)? && self.listeners.hear(duration)?.held;
+        if !held {
             // Nobody is to be behind because of what came before.
             self.listeners.resize(0)?;
         }
-        Ok(heard.held)
+        Ok(held)
     }
 
     /// The largest number of listeners that are held, to a step; 0 where not even one is.
@@ -108,7 +109,7 @@ impl Relaying<'_> {
         let mut search = Search::from(self.last.get().unwrap_or(FIRST), self.most);
         let begin = Instant::now();
         // A machine that is busy with other things may hold none for a while.
-        while begin.elapsed() < if search.found() == 0 { 2 * limit } else { limit } {
+        while begin.elapsed() < if search.found() == 0 { SEARCH_PATIENCE * limit } else { limit } {
             let Some(count) = search.next() else { break };
             let held = self.holds(count, duration.max(TRIAL_LEAST))?;
             search.tell(count, held);
@@ -125,10 +126,13 @@ impl Running for Relaying<'_> {
     fn prepare(&mut self, duration: Duration) -> Result<u64> {
         let before = self.listeners.verified_bytes();
         let found = self.search(duration)?;
-        self.last.set(Some(found.max(1)));
-        self.held = Some((found.max(1), found > 0));
-        self.listeners.resize(found.max(1))?;
-        self.listeners.hear(SETTLE, &self.source)?;
+        if found == 0 {
+            // Any ratio to that would mean nothing.
+            return Err(Failure::new("the relay held not even one listener: the machine is busy, try again"));
+        }
+        self.last.set(Some(found));
+        self.held = Some((found, true));
+        self.listeners.settle(found, SETTLE_MOST, &self.source)?;
         Ok(self.listeners.verified_bytes() - before)
     }
 
@@ -144,8 +148,8 @@ impl Running for Relaying<'_> {
             // Not searched for: under the profiler, where figures do not count.
             None => FIRST,
         };
-        self.listeners.resize(count)?;
-        let heard = self.listeners.hear(duration.max(TRIAL_LEAST), &self.source)?;
+        self.listeners.settle(count, SETTLE_MOST, &self.source)?;
+        let heard = self.listeners.hear(duration.max(TRIAL_LEAST))?;
         self.source.check()?;
         let held_before = self.held.is_none_or(|(_, held)| held);
         self.held = Some((count, held_before && heard.held));

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::CpuSet;
 
 use super::icecast::AUTHORIZATION;
-use crate::cache_server::bind_to;
 use crate::failure::{Failure, Result, While};
+use crate::processors::bind_to;
 use crate::random::Random;
 
 /// Name of the stream.
@@ -28,6 +28,9 @@ pub const MARK: u64 = 0x756e_636f_0000_0000;
 const TICK: Duration = Duration::from_millis(5);
 /// How long the server may take nothing.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// A live source does not send later what it could not send in time, but for the moments in which the machine does
+/// something else: at most so much is made up for.
+const DEBT_MOST: Duration = Duration::from_millis(250);
 
 /// The bytes of one period.
 pub fn period() -> &'static [u8] {
@@ -51,8 +54,7 @@ pub struct Source {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Bytes of the stream that should have been sent.
-    due_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
     ending: std::sync::atomic::AtomicBool,
 }
 
@@ -84,10 +86,10 @@ impl Source {
         Ok(Self { shared, stream, thread: Some(thread) })
     }
 
-    /// How many bytes of the stream should have been sent by this time.
+    /// How many bytes of the stream the server has taken.
     #[must_use]
-    pub fn due_bytes(&self) -> u64 {
-        self.shared.due_bytes.load(Ordering::Acquire)
+    pub fn sent_bytes(&self) -> u64 {
+        self.shared.sent_bytes.load(Ordering::Acquire)
     }
 
     /// Whether it still sends.
@@ -132,14 +134,11 @@ impl Drop for Source {
 
 /// Sends what is due until it is told to end.
 fn send(mut stream: TcpStream, shared: &Shared, processors: Option<CpuSet>) -> Result<()> {
-    if let Some(processors) = &processors {
-        bind_to(processors)?;
-    }
+    bind_to(processors)?;
     let period = period();
-    let (begin, mut sent) = (Instant::now(), 0u64);
+    let (mut begin, mut sent) = (Instant::now(), 0u64);
     while !shared.ending.load(Ordering::Acquire) {
-        let due = due_bytes(begin.elapsed());
-        shared.due_bytes.store(due, Ordering::Release);
+        let mut due = due_bytes(begin.elapsed());
         while sent < due {
             let at = usize::try_from(sent % PERIOD_BYTES as u64).unwrap_or(0);
             let more = usize::try_from(due - sent).unwrap_or(usize::MAX).min(PERIOD_BYTES - at);
@@ -149,16 +148,24 @@ fn send(mut stream: TcpStream, shared: &Shared, processors: Option<CpuSet>) -> R
                 Ok(_) => return Err(Failure::new("icecast takes no more of the stream")),
                 Err(error) => return Err(Failure::while_doing("sending the stream to icecast", &error)),
             }
-            let due = due_bytes(begin.elapsed());
-            shared.due_bytes.store(due, Ordering::Release);
+            shared.sent_bytes.store(sent, Ordering::Release);
+            let debt = begin.elapsed().saturating_sub(time_of(sent));
+            begin += debt.saturating_sub(DEBT_MOST);
+            due = due_bytes(begin.elapsed());
         }
         std::thread::sleep(TICK);
     }
     Ok(())
 }
 
-fn due_bytes(elapsed: Duration) -> u64 {
+/// How many bytes of the stream belong to `elapsed`.
+pub fn due_bytes(elapsed: Duration) -> u64 {
     u64::try_from(elapsed.as_micros() * RATE_BYTES_PER_S as u128 / 1_000_000).unwrap_or(u64::MAX)
+}
+
+/// How long `bytes` of the stream last.
+fn time_of(bytes: u64) -> Duration {
+    Duration::from_micros(bytes.saturating_mul(1_000_000) / RATE_BYTES_PER_S as u64)
 }
 
 #[cfg(test)]
@@ -179,5 +186,6 @@ mod tests {
     fn what_is_due_follows_from_the_time() {
         assert_eq!(due_bytes(Duration::from_secs(3)), 3 * RATE_BYTES_PER_S as u64);
         assert_eq!(due_bytes(Duration::from_millis(500)), RATE_BYTES_PER_S as u64 / 2);
+        assert_eq!(time_of(due_bytes(Duration::from_millis(7500))), Duration::from_millis(7500));
     }
 }

@@ -1,14 +1,14 @@
 //! Starts what a case needs: the measured server under a side or under the profiler, helpers plain; the server on
 //! a processor of its own where there are two or more, so that its clients do not take turns with it.
 
+mod ready;
 mod unprivileged;
 
 use std::ffi::OsString;
-use std::net::{SocketAddr, TcpStream};
-use std::os::unix::process::CommandExt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
@@ -17,10 +17,13 @@ use crate::cache_server;
 use crate::cleanup::TemporaryDirectory;
 use crate::failure::{Failure, Result};
 use crate::network;
-use crate::process::{PATIENCE, Server};
+use crate::process::Server;
+use crate::processors::{self, bind};
 use crate::side::{Launcher, Side};
 
-pub use unprivileged::Unprivileged;
+use ready::{left_alone, listening};
+
+pub use unprivileged::{NOBODY, Unprivileged};
 
 /// How often a port is tried that another program may take in between.
 const PORT_ATTEMPTS: usize = 3;
@@ -50,7 +53,7 @@ impl<'a> Stage<'a> {
     /// A stage whose server runs under `under`.
     #[must_use]
     pub fn new(launcher: &'a Launcher, under: Under<'a>, programs: &'a Programs) -> Self {
-        Self { launcher, under, programs, processors: cache_server::processors(1) }
+        Self { launcher, under, programs, processors: processors::apart(1) }
     }
 
     /// The processors of clients and helpers, where they are not the server's.
@@ -122,10 +125,23 @@ impl<'a> Stage<'a> {
         name: &str,
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
+        self.server_left_alone(name, Duration::ZERO, arguments)
+    }
+
+    /// As [`Stage::server`], for one that must be left `alone` for that long after it began to listen.
+    ///
+    /// # Errors
+    /// As [`Stage::server`].
+    pub fn server_left_alone(
+        &self,
+        name: &str,
+        alone: Duration,
+        arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
+    ) -> Result<(Server, SocketAddr)> {
         on_free_port(|address| {
             let directory = TemporaryDirectory::make()?;
             let command = self.command(name, &arguments(address, directory.path())?)?;
-            listening(self.start(command, name, directory)?, address, name)
+            left_alone(self.start(command, name, directory)?, address, name, alone)
         })
     }
 
@@ -162,16 +178,6 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// `command` on `processors`, with all its threads.
-pub fn bind(command: &mut Command, processors: Option<CpuSet>) {
-    if let Some(processors) = processors {
-        // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
-        unsafe {
-            command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &processors)?));
-        }
-    }
-}
-
 /// Does `start` with a free address, and again where another program took the port in between.
 ///
 /// # Errors
@@ -187,22 +193,4 @@ pub fn on_free_port<T>(mut start: impl FnMut(SocketAddr) -> Result<T>) -> Result
         }
     }
     outcome
-}
-
-/// Waits until `server` accepts connections at `address`.
-///
-/// # Errors
-/// [`Failure`] with its last words when it ended, or did not accept in time.
-pub fn listening(mut server: Server, address: SocketAddr, name: &str) -> Result<Server> {
-    let deadline = Instant::now() + PATIENCE;
-    while TcpStream::connect_timeout(&address, PATIENCE).is_err() {
-        if server.process().wait(Duration::from_millis(5))?.is_some() {
-            let failure = Failure::new(format!("{name} did not listen; stderr: {}", server.last_words()));
-            return Err(server.process().explain(&failure));
-        }
-        if Instant::now() > deadline {
-            return Err(Failure::new(format!("{name} did not listen within {} s", PATIENCE.as_secs())));
-        }
-    }
-    Ok(server)
 }

@@ -36,17 +36,11 @@ pub const CASE: Case = Case {
 };
 
 fn points(effort: Effort) -> Vec<Point> {
-    let sizes: &[usize] = match effort {
-        Effort::Quick => &[8192, 65_536],
-        Effort::Full => &[1024, 2048, 4096, 6144, 8192, 16_384, 65_536],
-    };
-    let point = |size_bytes: &usize| {
-        let work = Cache { documents: Document::several(1, *size_bytes) };
-        #[expect(clippy::cast_precision_loss, reason = "sizes of objects")]
-        Point::new(format!("varnish {}", size(*size_bytes as u64)), *size_bytes as u64, work)
-            .with("size_bytes", *size_bytes as f64)
-    };
-    sizes.iter().map(point).collect()
+    let full = [1024, 2048, 4096, 6144, 8192, 16_384, 65_536];
+    effort.points(&[8192, 65_536], &full, |size_bytes| {
+        let work = Cache { documents: Document::several(1, size_bytes) };
+        Point::sized(format!("varnish {}", size(size_bytes as u64)), size_bytes, work)
+    })
 }
 
 #[derive(Debug)]

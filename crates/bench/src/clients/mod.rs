@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
 
-use crate::cache_server::bind_to;
 use crate::failure::{Failure, Result, While};
 use crate::pattern::{Pattern, compare};
 use crate::traffic::{self, Exchange, Load};
@@ -151,10 +150,7 @@ pub trait Client: Send {
 /// # Errors
 /// The first failure of any of them.
 pub fn load(clients: &mut [Box<dyn Client>], duration: Duration, processors: Option<CpuSet>) -> Result<Load> {
-    traffic::at_once(clients, |client| {
-        if let Some(processors) = &processors {
-            bind_to(processors)?;
-        }
+    traffic::at_once(clients, processors, |client| {
         traffic::repeat(duration, |number| client.exchange(number))
     })
 }

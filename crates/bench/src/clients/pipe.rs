@@ -11,8 +11,8 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 
 use super::{Client, Stream, Value};
-use crate::cache_server::bind_to;
 use crate::failure::{Failure, Result, While};
+use crate::processors::bind_to;
 use crate::traffic::Exchange;
 
 const NAME: &str = "the proxy";
@@ -68,10 +68,8 @@ impl Backend {
         let thread = std::thread::Builder::new()
             .name("backend".to_owned())
             .spawn(move || {
-                if let Some(processors) = &processors {
-                    // Elsewhere it is only slower.
-                    let _ = bind_to(processors);
-                }
+                // Elsewhere it is only slower.
+                let _ = bind_to(processors);
                 accept(&listener, size_bytes, &seen);
             })
             .doing("starting a thread")?;

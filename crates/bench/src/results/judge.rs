@@ -1,8 +1,7 @@
 //! Whether uncopy helped in a case, as a rule that treats every case alike.
 
-use crate::report::NOISE;
 use crate::results::model::Row;
-use crate::statistics::Spread;
+use crate::statistics::{NOISE, Spread};
 
 /// A ratio this far from 1 is a difference.
 const DIFFERENCE: f64 = 0.03;
@@ -102,20 +101,31 @@ pub fn verdict(row: &Row, judge: Judge) -> Option<Verdict> {
     let cpu = row.cpu_ratio.map_or(Effect::None, |ratio| effect(ratio, row.cpu_difference_of_runs, -1.0));
     Some(match (speed, cpu) {
         (Effect::Better, Effect::Worse) | (Effect::Worse, Effect::Better) => Verdict::Mixed,
+        // Whether the other is worse, or better, cannot be told, but it looks so.
+        (Effect::Better, Effect::Unclear(gain)) | (Effect::Unclear(gain), Effect::Better)
+            if gain <= -DIFFERENCE =>
+        {
+            Verdict::Unclear
+        }
+        (Effect::Worse, Effect::Unclear(gain)) | (Effect::Unclear(gain), Effect::Worse)
+            if gain >= DIFFERENCE =>
+        {
+            Verdict::Unclear
+        }
         (Effect::Better, _) | (_, Effect::Better) => Verdict::Helps,
         (Effect::Worse, _) | (_, Effect::Worse) => Verdict::Costs,
-        (Effect::Unclear, _) | (_, Effect::Unclear) => Verdict::Unclear,
+        (Effect::Unclear(_), _) | (_, Effect::Unclear(_)) => Verdict::Unclear,
         (Effect::None, Effect::None) => Verdict::Same,
     })
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq)]
 enum Effect {
     Better,
     Worse,
     None,
-    /// There may be one, but the noise is as large.
-    Unclear,
+    /// There may be one, but the noise is as large: what the median gains.
+    Unclear(f64),
 }
 
 /// The effect that a ratio shows; `sense` is 1 where more is better and −1 where less is.
@@ -124,7 +134,7 @@ fn effect(ratio: Spread, difference_of_runs: Option<f64>, sense: f64) -> Effect 
     let straddles = ratio.low < 1.0 && ratio.high > 1.0;
     let gain = (ratio.median - 1.0) * sense;
     match () {
-        () if noisy && straddles => Effect::Unclear,
+        () if noisy && straddles => Effect::Unclear(gain),
         () if gain >= DIFFERENCE => Effect::Better,
         () if gain <= -DIFFERENCE => Effect::Worse,
         () => Effect::None,
@@ -164,6 +174,10 @@ mod tests {
             (spread(1.1, 0.5, 2.4), 0.3, even, Verdict::Unclear),
             // Every round was faster: noisy, but not in doubt.
             (spread(1.6, 1.2, 2.4), 0.3, even, Verdict::Helps),
+            // Less processor time for certain, but perhaps less speed; and the reverse.
+            (spread(0.63, 0.59, 1.24), 0.37, spread(0.74, 0.67, 0.99), Verdict::Unclear),
+            (spread(1.3, 0.9, 1.5), 0.37, spread(1.2, 1.1, 1.3), Verdict::Unclear),
+            (spread(0.99, 0.7, 1.24), 0.37, spread(0.74, 0.67, 0.99), Verdict::Helps),
             (None, 0.0, None, Verdict::Unknown),
         ] {
             assert_eq!(verdict(&row(ratio, noise, cpu), Judge::Speed), Some(expected), "{ratio:?} {cpu:?}");

@@ -37,7 +37,7 @@ fn names() -> PossibleValuesParser {
 /// Arguments of `report`.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Take less than 10 minutes instead of 45; figures too rough for conclusions
+    /// Take less than 10 minutes instead of 60; figures too rough for conclusions
     #[arg(long)]
     pub quick: bool,
     /// Where to write results.html, results.md with its plots, and results.json

@@ -4,11 +4,10 @@ use uncopy_page::markup::Markup;
 use uncopy_page::table::{Cell, Column, Table};
 use uncopy_page::{quantity, shell};
 
-use crate::report::NOISE;
 use crate::results::judge::{self, Judge, Verdict};
 use crate::results::model::{Measured, Results, Row};
 use crate::results::register::{self, ABSENT, Claim};
-use crate::statistics::Spread;
+use crate::statistics::{NOISE, Spread};
 use crate::table::number;
 
 /// Rows of an experiment that are shown; the others are in its table as printed, and in the JSON.

@@ -61,7 +61,7 @@ pub const ENTRIES: &[Entry] = &[
                 "zIO, Figure 4 (§5.1.1)",
                 "512 KiB, one thread: with 12 copies zIO has 3.8 times the throughput of Linux, and stays close to the rate without copies.",
             )],
-            "copies --rounds 11 --seconds 0.3",
+            "copies --rounds 11..25 --seconds 0.12",
             "copies --quick",
         )
     },
@@ -72,7 +72,7 @@ pub const ENTRIES: &[Entry] = &[
             "zIO, Figure 6 (§5.1.2)",
             "5 copies: up to 2.9 times Linux, and the rate without copies from 512 KiB on. Below 16 KiB up to 30 % slower (size threshold switched off).",
         )],
-        "sizes --sides uncopy,limit --rounds 7 --seconds 0.3",
+        "sizes --sides uncopy,limit --rounds 9..25 --seconds 0.12",
         "sizes --quick --sides uncopy,limit",
     ),
     entry(
@@ -82,7 +82,7 @@ pub const ENTRIES: &[Entry] = &[
             "zIO, Figure 8 (§5.1.3)",
             "One copy of 512 KiB: throughput scales up to 19 % better than that of Linux.",
         )],
-        "threads --sides uncopy --rounds 9 --seconds 0.4",
+        "threads --sides uncopy --rounds 11..31 --seconds 0.2",
         "threads --quick --sides uncopy",
     ),
     entry(
@@ -92,7 +92,7 @@ pub const ENTRIES: &[Entry] = &[
             "zIO, Figure 9 (§5.1.3)",
             "Up to 2 page faults for each message of 512 KiB throughput still scales well; more of them limit it (TLB shootdowns).",
         )],
-        "faults --threads 1 --rounds 5 --seconds 0.3",
+        "faults --threads 1 --rounds 7..11 --seconds 0.12",
         "faults --quick --orders random",
     ),
     entry(
@@ -102,7 +102,7 @@ pub const ENTRIES: &[Entry] = &[
             "zIO, Figure 10 (§5.1.4)",
             "zIO gains as long as the bytes touched are less than 6 % of the bytes elided; beyond, it loses.",
         )],
-        "touched --sides uncopy --rounds 5 --seconds 0.25",
+        "touched --sides uncopy --rounds 7..11 --seconds 0.12",
         "touched --quick --sides uncopy",
     ),
     entry(
@@ -112,7 +112,7 @@ pub const ENTRIES: &[Entry] = &[
             "zIO, §5.4 (MongoDB)",
             "MongoDB reads every value for its checksum: 191 requests/s with zIO, 194 without. With the checksum taken out: 222 against 209.",
         )],
-        "checksum --sides uncopy --rounds 9 --seconds 0.4",
+        "checksum --sides uncopy --rounds 11..31 --seconds 0.15",
         "checksum --quick --sides uncopy",
     ),
     Entry {
@@ -140,7 +140,7 @@ pub const ENTRIES: &[Entry] = &[
                     "256 KiB, without application copies: 1.7 times (kernel bypass). 8 KiB: 2 % slower with the size policy, 40 % without.",
                 ),
             ],
-            "redis --workload set --sizes 8192,65536,262144,1048576 --sides uncopy,heap-only --rounds 9",
+            "redis --workload set --sizes 8192,65536,262144,1048576 --sides uncopy,heap-only --rounds 9..15",
             "redis --quick --workload set --sizes 65536,262144,1048576 --sides uncopy --seconds 0.2",
         )
     },
@@ -151,21 +151,21 @@ pub const ENTRIES: &[Entry] = &[
             "zIO, Table 1",
             "A GET makes fewer copies in the application than a SET; not measured by itself.",
         )],
-        "redis --workload get --sizes 65536,262144,1048576 --sides uncopy --rounds 7",
+        "redis --workload get --sizes 65536,262144,1048576 --sides uncopy --rounds 7..15",
         "redis --quick --workload get --sizes 262144 --sides uncopy",
     ),
     entry(
         "redis-ycsb-a",
         "Redis, YCSB workload A",
         &[claim("zIO, Figure 12 (§5.2)", "Half SET, half GET: up to 1.3 times Linux.")],
-        "redis --workload ycsb-a --sizes 262144,1048576 --sides uncopy --rounds 7",
+        "redis --workload ycsb-a --sizes 262144,1048576 --sides uncopy --rounds 7..15",
         "redis --quick --workload ycsb-a --sizes 262144 --sides uncopy",
     ),
     entry(
         "small",
         "Where there is nothing to gain",
         &[claim("zIO, §5.2.1", "SET of 8 KiB under the 16 KiB policy: 2 % slower.")],
-        "small --rounds 7 --seconds 0.5",
+        "small --rounds 7..11 --seconds 0.5",
         "small --quick",
     ),
     Entry {
@@ -196,7 +196,7 @@ pub const ENTRIES: &[Entry] = &[
                     "Memcached by UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes.",
                 ),
             ],
-            "cache --threads 1 --rounds 7 --seconds 0.4",
+            "cache --threads 1 --rounds 7..11 --seconds 0.4",
             "cache --quick",
         )
     },
@@ -213,7 +213,7 @@ pub const ENTRIES: &[Entry] = &[
                 "mmap and send: up to 17 % slower than zIO; read and sendfile up to 7 %, mmap and sendfile up to 30 %.",
             ),
         ],
-        "files --sizes 16384,65536,350000,1100000 --rounds 5",
+        "files --sizes 16384,65536,350000,1100000 --rounds 5..7",
         "files --quick",
     ),
     entry(
@@ -223,7 +223,7 @@ pub const ENTRIES: &[Entry] = &[
             "ZCopy, Table 2 (§4.3)",
             "A write-protection fault takes 2,803 cycles, a native page fault 6,247, a getpid 1,150.",
         )],
-        "transmit --sizes 4096,16384,61440,262144,1048576 --rounds 5",
+        "transmit --sizes 4096,16384,61440,262144,1048576 --rounds 5..7",
         "transmit --quick",
     ),
     entry(
@@ -273,7 +273,7 @@ pub const ENTRIES: &[Entry] = &[
             "ZCopy, Figure 10 (§4.2)",
             "Slightly slower at 1 KiB; 1.007 to 1.079 times from 2 to 8 KiB, with ZCopy's allocator.",
         )],
-        "apps varnish --sides uncopy",
+        "apps varnish --sides uncopy --rounds 5..7",
         "apps --quick --sides uncopy varnish",
     ),
     entry(
@@ -293,14 +293,14 @@ pub const ENTRIES: &[Entry] = &[
             "zIO, §5.4",
             "MongoDB, 1 MB values: 191 requests/s with zIO, 194 without; without its checksum 222 against 209.",
         )],
-        "apps postgresql-copy postgresql-object mariadb-blob mongodb --sides uncopy --rounds 3",
+        "apps postgresql-copy postgresql-object mariadb-blob mongodb --sides uncopy --rounds 3..5",
         "apps --quick --sides uncopy postgresql-copy mariadb-blob mongodb",
     ),
     entry(
         "apps-others",
         "mosquitto and Python",
         &[claim("not in the papers", "A broker, a file server and a proxy that copy what they pass on.")],
-        "apps mosquitto python-http python-proxy --sides uncopy --rounds 3",
+        "apps mosquitto python-http python-proxy --sides uncopy --rounds 3..5",
         "apps --quick --sides uncopy mosquitto python-http python-proxy",
     ),
     Entry {
@@ -309,7 +309,7 @@ pub const ENTRIES: &[Entry] = &[
             "redis-set-veth-1500",
             "Redis, SET, over a link with MTU 1500",
             &[claim("zIO, Figure 11 (§5.2)", "There over a network of 100 Gbit/s.")],
-            "redis --workload set --sizes 262144,1048576 --sides uncopy --rounds 7 --seconds 0.4",
+            "redis --workload set --sizes 262144,1048576 --sides uncopy --rounds 7..11 --seconds 0.4",
             "redis --quick --workload set --sizes 262144 --sides uncopy",
         )
     },
@@ -319,7 +319,7 @@ pub const ENTRIES: &[Entry] = &[
             "redis-set-veth-9000",
             "Redis, SET, over a link with MTU 9000",
             &[claim("zIO, Figure 11 (§5.2)", "There over a network of 100 Gbit/s.")],
-            "redis --workload set --sizes 262144,1048576 --sides uncopy --rounds 7 --seconds 0.4",
+            "redis --workload set --sizes 262144,1048576 --sides uncopy --rounds 7..11 --seconds 0.4",
             "redis --quick --workload set --sizes 262144 --sides uncopy",
         )
     },
@@ -329,7 +329,7 @@ pub const ENTRIES: &[Entry] = &[
             "cache-veth-1500",
             "The cache, over a link with MTU 1500",
             &[claim("ZCopy, Figure 8 (§4.1)", "There over a network of 1 Gbit/s.")],
-            "cache --only get --threads 1 --sizes 16384,65536,524288 --rounds 7 --seconds 0.4",
+            "cache --only get --threads 1 --sizes 16384,65536,524288 --rounds 7..11 --seconds 0.4",
             "cache --quick --only get --sizes 65536",
         )
     },
@@ -339,7 +339,7 @@ pub const ENTRIES: &[Entry] = &[
             "files-veth-9000",
             "Ways to serve a file, over a link with MTU 9000",
             &[claim("zIO, Table 3 (§5.3)", "There over a network of 100 Gbit/s.")],
-            "files --sizes 65536,1100000 --rounds 5 --seconds 0.4",
+            "files --sizes 65536,1100000 --rounds 5..7 --seconds 0.4",
             "files --quick --sizes 65536",
         )
     },

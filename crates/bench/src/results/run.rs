@@ -21,7 +21,7 @@ use crate::{Outcome, network};
 
 /// After this time no further experiment is begun.
 const QUICK: Duration = Duration::from_secs(9 * 60);
-const FULL: Duration = Duration::from_secs(42 * 60);
+const FULL: Duration = Duration::from_secs(75 * 60);
 /// How long the experiments of another network may take.
 const OTHER_NETWORK: Duration = Duration::from_secs(10 * 60);
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::cpu_time::thread_cpu_ns;
 use crate::failure::{Failure, Result, While};
 use crate::sending::corpus::{Corpus, Place};
 
@@ -92,11 +93,4 @@ fn receive(mut stream: TcpStream, corpus: &Corpus, progress: &Progress, begin: I
         progress.bytes.store(bytes, Ordering::Relaxed);
         progress.cpu_ns.store(thread_cpu_ns(), Ordering::Relaxed);
     }
-}
-
-/// This thread's processor time, ns.
-fn thread_cpu_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let part = |value: i64| u64::try_from(value).unwrap_or(0);
-    part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec)
 }

@@ -3,23 +3,11 @@
 #![allow(dead_code, reason = "not every test program needs all of it")]
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use serde_json::Value;
 
-/// The built command: in `UNCOPY_BIN_DIR`, or where `make build` puts it.
-pub fn uncopy() -> PathBuf {
-    let directory = std::env::var_os("UNCOPY_BIN_DIR").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release"),
-        |directory| PathBuf::from(&directory),
-    );
-    let path = directory.join("uncopy");
-    match path.canonicalize() {
-        Ok(path) => path,
-        Err(error) => panic!("{}: {error}; build it with: make build", path.display()),
-    }
-}
+use crate::command::{limited, uncopy};
 
 /// A directory for all temporary files of one test. It is not in the build's: other users' processes must reach it,
 /// because some servers refuse root.
@@ -33,16 +21,12 @@ pub fn scratch(name: &str) -> PathBuf {
 /// Runs `cases` and compares what is told of each.
 pub fn verified(cases: &[&str]) {
     let scratch = scratch(cases[0]);
-    let output = Command::new("timeout")
-        .args(["--kill-after=5", "100"])
+    let output = limited(100)
         .arg(uncopy())
         .args(["bench", "apps", "--quick", "--rounds=1", "--seconds=0.01", "--json"])
         .arg("--sides=uncopy,always")
         .args(cases)
         .env("TMPDIR", &scratch)
-        .env_remove("LD_PRELOAD")
-        .env_remove("UNCOPY_BENCH_EXE")
-        .env_remove("UNCOPY_BIN_DIR")
         .output()
         .expect("timeout runs");
     let told = String::from_utf8_lossy(&output.stderr);

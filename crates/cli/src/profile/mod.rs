@@ -133,12 +133,9 @@ fn command_of(pid: u32) -> Vec<OsString> {
 fn launch(command: &[OsString], wish: &Wish, sigpipe: &Disposition) -> u8 {
     let environment = Environment::inherited();
     let Some(name) = command.first() else { return EXIT_USAGE };
-    let path = match program::find(name, environment.get(b"PATH")) {
+    let path = match run::find(name, &environment) {
         Ok(path) => path,
-        Err(unfound) => {
-            output::complain(&unfound);
-            return unfound.status();
-        }
+        Err(status) => return status,
     };
     if let Some(why) = library::locate().err().or_else(|| program::why_out_of_reach(&path)) {
         output::complain(format_args!("cannot record {}: {why}; see 'uncopy doctor'", Quoted(name)));

@@ -5,8 +5,8 @@
 //! `-BUDGET_NS` switches the site off for a number of calls that doubles each time; then it is
 //! probed again with a fraction of the budget, so that a site that always loses costs ever less.
 //!
-//! An input by itself saves nothing; it is credited with half of what each later copy of its
-//! segment saved, and charged when its views are touched: wholly for its own, half for those of copies.
+//! An input by itself saves nothing; it is credited with what each later copy of its segment saved beyond
+//! its own cost, and charged when its views are touched: wholly for its own, half for those of copies.
 //!
 //! Copies can only show what they save while the input elides, and the input only while they do. So while an
 //! input is probed, the copies of what it received are made views whether their sites are off or not.
@@ -65,6 +65,21 @@ pub const fn size_class(len_bytes: usize) -> u32 {
     usize::BITS - len_bytes.leading_zeros()
 }
 
+/// What of ours takes time on behalf of a site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// The call itself: a copy or an input.
+    Call,
+    /// Gathering an output of what came in there.
+    Output,
+    /// Giving up the views of a block that is freed.
+    Free,
+}
+/// How many there are.
+const SHARES: usize = 3;
+/// Least step of a running median, ns.
+const STEP_NS: u32 = 32;
+
 struct Account {
     key: AtomicU64,
     balance_ns: AtomicI64,
@@ -74,6 +89,8 @@ struct Account {
     recent_bytes: AtomicU32,
     /// Calls with far more room than that, since one was looked at.
     passed_calls: AtomicU32,
+    /// Running medians of what each share takes, ns.
+    typical_ns: [AtomicU32; SHARES],
 }
 
 /// The accounts of all sites. A fixed table: a site that finds no place shares one.
@@ -100,6 +117,7 @@ impl Sites {
                     backoff: AtomicU32::new(0),
                     recent_bytes: AtomicU32::new(0),
                     passed_calls: AtomicU32::new(0),
+                    typical_ns: [const { AtomicU32::new(0) }; SHARES],
                 }
             }; SITES],
         }
@@ -175,6 +193,24 @@ impl Sites {
         account.recent_bytes.store(got_bytes.max(faded_bytes).max(1), Relaxed);
     }
 
+    /// Takes note of what a share took this time, and returns what it typically takes: a running median. What only
+    /// the first calls cost (a new buffer's pages are moved out of the way, records are made) hardly shows in it; by
+    /// the clock of each call, an echo server of 256 KiB was switched off before any buffer was used twice.
+    pub fn typical_ns(&self, site: SiteId, share: Share, took_ns: i64) -> i64 {
+        let typical = &self.account(site).typical_ns[share as usize];
+        let took_ns = u32::try_from(took_ns.max(0)).unwrap_or(u32::MAX);
+        let before_ns = typical.load(Relaxed);
+        let step_ns = before_ns / 16 + STEP_NS;
+        let now_ns = if took_ns > before_ns {
+            took_ns.min(before_ns.saturating_add(step_ns))
+        } else {
+            took_ns.max(before_ns.saturating_sub(step_ns))
+        };
+        // Lost updates between threads are steps that are not taken.
+        typical.store(now_ns, Relaxed);
+        i64::from(now_ns)
+    }
+
     /// Adds what an elision saved.
     pub fn credit(&self, site: SiteId, ns: i64) {
         let account = self.account(site);
@@ -245,6 +281,20 @@ mod tests {
             sites.record_input(site, 16);
         }
         assert!(!sites.fills(site, 32 << 20), "what came once fades");
+    }
+
+    #[test]
+    fn what_a_share_typically_takes_is_neither_the_first_calls_nor_the_outliers() {
+        let sites = Sites::new();
+        let site = sites.site(Kind::Copy, 0x1234, 65536);
+        let after = |calls: &mut dyn Iterator<Item = i64>| {
+            calls.fold(0, |_, took_ns| sites.typical_ns(site, Share::Call, took_ns))
+        };
+        assert!(after(&mut [20_000; 5].into_iter()) < 250, "first calls");
+        assert_eq!(after(&mut [150; 100].into_iter()), 150);
+        let mixed = (0..2_000).map(|call| if call % 5 == 0 { 20_000 } else { 3_000 });
+        assert!((2_500..=3_800).contains(&after(&mut mixed.into_iter())));
+        assert_eq!(sites.typical_ns(site, Share::Output, 10), 10, "each share by itself");
     }
 
     #[test]

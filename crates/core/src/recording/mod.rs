@@ -99,7 +99,7 @@ pub const PATH_CAPACITY_BYTES: usize = MODULE_BYTES - PATH_OFFSET;
 
 /// Offset of the first sample.
 pub const SAMPLES_OFFSET: usize = MODULES_OFFSET + MODULES * MODULE_BYTES;
-/// Bytes of a sample: its key, then the fields of [`Sample`] (u64 each).
+/// Bytes of a sample: its key, then the words of its [`Tally`] (u64 each).
 pub const SAMPLE_BYTES: usize = 64;
 /// Samples that find room.
 pub const SAMPLES: usize = 1024;
@@ -189,6 +189,13 @@ pub struct Sample {
     pub stack: u32,
     /// What the site does.
     pub call: Call,
+    /// How much.
+    pub tally: Tally,
+}
+
+/// What is counted of a site that is sampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
     /// Calls that were sampled.
     pub events: u64,
     /// Bytes of these.
@@ -199,6 +206,18 @@ pub struct Sample {
     pub touched_pages: u64,
     /// Faults by which that showed.
     pub faults: u64,
+}
+
+impl Tally {
+    /// The words behind a sample's key.
+    #[must_use]
+    pub const fn words(self) -> [u64; 5] {
+        [self.events, self.sampled_bytes, self.touched_bytes, self.touched_pages, self.faults]
+    }
+
+    const fn from_words([events, sampled_bytes, touched_bytes, touched_pages, faults]: [u64; 5]) -> Self {
+        Self { events, sampled_bytes, touched_bytes, touched_pages, faults }
+    }
 }
 
 /// The word to write into a sample as its key, last: never 0.
@@ -365,19 +384,10 @@ impl Sample {
         let key = word(bytes, 0);
         let call = Call::from_code((key >> 32) as u8)?;
         let stack = key as u32;
+        let tally = Tally::from_words(core::array::from_fn(|index| word(bytes, 8 * (index + 1))));
         // A row in which nothing was entered is none.
-        if key != sample_key(stack, call) || word(bytes, 16) == 0 {
-            return None;
-        }
-        Some(Self {
-            stack,
-            call,
-            events: word(bytes, 8),
-            sampled_bytes: word(bytes, 16),
-            touched_bytes: word(bytes, 24),
-            touched_pages: word(bytes, 32),
-            faults: word(bytes, 40),
-        })
+        let is_entered = key == sample_key(stack, call) && tally.sampled_bytes != 0;
+        is_entered.then_some(Self { stack, call, tally })
     }
 }
 

@@ -87,7 +87,7 @@ fn what_a_process_wrote_reads_back() {
     assert_eq!((module.path.as_slice(), address), (b"/a/b".as_slice(), 0x10));
     assert_eq!(read.module_at(0xB00), None);
     let [sample] = read.samples.as_slice() else { panic!("{:?}", read.samples) };
-    assert_eq!((sample.stack, sample.call, sample.sampled_bytes), (1, Call::Input, 4096));
+    assert_eq!((sample.stack, sample.call, sample.tally.sampled_bytes), (1, Call::Input, 4096));
 }
 
 #[test]

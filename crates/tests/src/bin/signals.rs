@@ -346,6 +346,39 @@ fn blocked_signals_wait(seed: u64) {
     }
 }
 
+/// What reading the time stamp counter is for this thread from here on, said by `prctl` or by the system call. Whether
+/// that was accepted.
+fn set_counter(mode: c_int, is_bare: bool) -> bool {
+    // SAFETY: nothing in this thread reads the counter while that is a fault.
+    unsafe {
+        if is_bare {
+            libc::syscall(libc::SYS_prctl, libc::PR_SET_TSC, mode, 0, 0, 0) == 0
+        } else {
+            libc::prctl(libc::PR_SET_TSC, mode, 0, 0, 0) == 0
+        }
+    }
+}
+
+/// A thread that has made reading the time stamp counter a fault goes on as before, however it said so.
+fn counter_forbidden(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut receive = |what: &str| {
+        for _ in 0..20 {
+            let copy = feeder.copied(MIB);
+            feeder.send(OutputCall::Send, &copy, 0, 200_000);
+            copy.check_all(what);
+        }
+    };
+    receive("before");
+    for is_bare in [false, true] {
+        let how = if is_bare { "syscall" } else { "prctl" };
+        println!("{how}: {}", set_counter(libc::PR_TSC_SIGSEGV, is_bare));
+        receive("while the counter is forbidden");
+        println!("{how}: {}", set_counter(libc::PR_TSC_ENABLE, is_bare));
+        receive("later");
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seed = arguments[1].parse().expect("seed");
@@ -356,6 +389,7 @@ fn main() {
         "jumps_keep_no_memory" => jumps_keep_no_memory(seed),
         "jump_out_of_anything" => jump_out_of_anything(seed),
         "interrupted_calls" => interrupted_calls(seed),
+        "counter_forbidden" => counter_forbidden(seed),
         "blocked_signals_wait" => blocked_signals_wait(seed),
         other => panic!("unknown scenario {other}"),
     }

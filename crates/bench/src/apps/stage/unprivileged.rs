@@ -16,7 +16,7 @@ use crate::process::{self, Server};
 /// What changes the user.
 const SETPRIV: &str = "setpriv";
 /// nobody and nogroup, whose numbers every distribution has.
-const NOBODY: u32 = 65_534;
+pub const NOBODY: u32 = 65_534;
 /// nobody's capabilities, and the end with this program: the kernel forgets who is to be told at a change of user.
 const ARGUMENTS: [&str; 7] = [
     "--reuid=65534",

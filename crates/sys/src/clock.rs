@@ -1,7 +1,7 @@
 //! The time, in ns of CLOCK_MONOTONIC, from the time stamp counter where that counts evenly.
 //!
 //! Reading the counter costs 10 ns, the clock by its vDSO 25 (`uncopy bench recording`). The counter is compared with
-//! the clock twice, when the library starts and when the first event is entered.
+//! the clock twice: when a recording or the engine begins, and when somebody first wants to know how long something took.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -45,6 +45,28 @@ pub fn span(start: u64, end: u64) -> (u64, u64) {
     (FIRST_NS.load(Relaxed) + ns(since), ns(end.saturating_sub(start)))
 }
 
+/// How long ago `start` was, ns, where the counter tells: nobody is asked who is slower. `None` for the first
+/// moments after [`begin`].
+#[inline]
+pub fn since_ns(start: u64) -> Option<u64> {
+    if start == 0 || (RATE.load(Relaxed) == 0 && !settle_if_due()) {
+        return None;
+    }
+    // Unless it was stopped meanwhile.
+    is_counter().then(|| span(start, ticks()).1)
+}
+
+/// The start of what [`since_ns`] is asked about; 0: there is no counter, and nobody is asked.
+#[inline]
+pub fn start() -> u64 {
+    if is_counter() { ticks() } else { 0 }
+}
+
+/// Nobody reads the counter from here on: the program has made it a fault.
+pub fn stop() {
+    FIRST_NS.store(0, Relaxed);
+}
+
 /// A moment for coarse comparisons, in steps of some 0.1 s.
 #[inline]
 pub fn coarse(ticks: u64) -> u32 {
@@ -79,7 +101,7 @@ fn is_even() -> bool {
     // SAFETY: every processor of x86-64 has CPUID.
     let most = core::arch::x86_64::__cpuid(0x8000_0000).eax;
     let is_invariant = most >= 0x8000_0007 && core::arch::x86_64::__cpuid(0x8000_0007).edx & 1 << 8 != 0;
-    is_invariant && uncopy_sys::ids::may_read_counter()
+    is_invariant && crate::ids::may_read_counter()
 }
 
 /// Compares the two for the first time.
@@ -90,6 +112,16 @@ pub fn begin() {
         FIRST_TICKS.store(ticks, Relaxed);
         FIRST_NS.store(ns, Relaxed);
     }
+}
+
+/// Compares the two for the second time, if enough time has gone by. Whether the rate is known now.
+#[cold]
+fn settle_if_due() -> bool {
+    let due = is_counter() && now_ns() >= FIRST_NS.load(Relaxed) + LEAST_NS;
+    if due {
+        settle();
+    }
+    due
 }
 
 /// Compares the two for the second time, before the first event. Waits for [`LEAST_NS`] to go by.

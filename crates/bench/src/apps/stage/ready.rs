@@ -1,0 +1,88 @@
+//! When a server may be talked to: it accepts connections, and some that are not to be connected to too early have
+//! been left alone for a while.
+
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use crate::failure::{Failure, Result};
+use crate::process::{PATIENCE, Server};
+
+/// Time between two looks.
+const TICK: Duration = Duration::from_millis(5);
+/// State of a listening socket in `/proc/PID/net/tcp` (`TCP_LISTEN`, in hexadecimal).
+const LISTEN: &str = "0A";
+
+/// Waits until `server` accepts connections at `address`.
+///
+/// # Errors
+/// [`Failure`] with its last words when it ended, or did not accept in time.
+pub fn listening(mut server: Server, address: SocketAddr, name: &str) -> Result<Server> {
+    wait(&mut server, name, || TcpStream::connect_timeout(&address, PATIENCE).is_ok())?;
+    Ok(server)
+}
+
+/// As [`listening`], but the first connection comes `alone` after the server began to listen, where that is any time.
+///
+/// # Errors
+/// As [`listening`].
+pub fn left_alone(mut server: Server, address: SocketAddr, name: &str, alone: Duration) -> Result<Server> {
+    if !alone.is_zero() {
+        let pid = server.process().pid();
+        wait(&mut server, name, || listens(pid, address))?;
+        std::thread::sleep(alone);
+    }
+    listening(server, address, name)
+}
+
+fn wait(server: &mut Server, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_ready() {
+        if server.process().wait(TICK)?.is_some() {
+            let failure = Failure::new(format!("{name} did not listen; stderr: {}", server.last_words()));
+            return Err(server.process().explain(&failure));
+        }
+        if Instant::now() > deadline {
+            return Err(Failure::new(format!("{name} did not listen within {} s", PATIENCE.as_secs())));
+        }
+    }
+    Ok(())
+}
+
+/// Whether something listens at `address` in the network of process `pid`, found without a connection.
+fn listens(pid: Pid, address: SocketAddr) -> bool {
+    let table =
+        std::fs::read_to_string(format!("/proc/{}/net/tcp", pid.as_raw_nonzero())).unwrap_or_default();
+    has_listener(&table, address)
+}
+
+/// Whether a table of `/proc/PID/net/tcp` has a listening socket at the IPv4 address `address`.
+fn has_listener(table: &str, address: SocketAddr) -> bool {
+    let IpAddr::V4(host) = address.ip() else { return false };
+    // The kernel writes the address as the number that its four bytes are in memory.
+    let local = format!("{:08X}:{:04X}", u32::from_ne_bytes(host.octets()), address.port());
+    table.lines().skip(1).any(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        words.next() == Some(&local) && words.nth(1) == Some(LISTEN)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_seen_without_a_connection() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let table = || std::fs::read_to_string("/proc/self/net/tcp").expect("the table");
+        assert!(has_listener(&table(), address), "{address}\n{}", table());
+        // Connected, the same port listens no less; closed, it does not.
+        let client = TcpStream::connect(address).expect("a connection");
+        assert!(has_listener(&table(), address));
+        assert!(!has_listener(&table(), client.local_addr().expect("an address")));
+        drop(listener);
+        assert!(!has_listener(&table(), address), "{address}\n{}", table());
+    }
+}
