@@ -178,7 +178,9 @@ impl Drop for Running {
     fn drop(&mut self) {
         if !self.reaped {
             if std::thread::panicking() {
-                eprintln!("{}\n{}{}", self.title, self.output(), self.errors());
+                // What the test waited for in vain may be this program's.
+                let state = if self.has_ended() { "(ended)".to_owned() } else { hang_report(self.pid()) };
+                eprintln!("{}\n{}{}{state}", self.title, self.output(), self.errors());
             }
             // Killed right after; its status says nothing.
             let _ = self.reap();

@@ -1,9 +1,16 @@
 //! Scratch directories, loopback ports and waiting for a condition with a deadline.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+/// The first port of [`free_port`]: many below have a name.
+const FIRST_PORT: u16 = 10_240;
+/// How often it looks for one.
+const PORT_ATTEMPTS: usize = 100;
 
 /// A directory of one test, removed with it unless `UNCOPY_TEST_KEEP=1`.
 #[derive(Debug)]
@@ -66,14 +73,42 @@ impl Drop for Scratch {
     }
 }
 
-/// A loopback port that nothing listens on.
+/// A loopback port that nothing listens on, and that the kernel gives to no connection. One of those that it gives may be
+/// taken before the server has it: by another test's client, or by whoever tries to connect to this very port, for then
+/// TCP connects it with itself.
 ///
 /// # Panics
-/// When the machine has no loopback.
+/// When the machine has no loopback, or no such port is free.
 #[must_use]
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-    listener.local_addr().expect("bound").port()
+    let range =
+        std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("the kernel's ports");
+    let first_of_kernel: u16 =
+        range.split_whitespace().next().and_then(|port| port.parse().ok()).expect("a port");
+    assert!(
+        first_of_kernel > FIRST_PORT,
+        "the kernel gives all ports from {first_of_kernel} on to connections"
+    );
+    let ports = FIRST_PORT..first_of_kernel;
+    // Whoever asks next, in this process or another, should begin elsewhere: the hasher's keys are random.
+    let start = RandomState::new().build_hasher().finish() % ports.len() as u64;
+    let start = usize::try_from(start).expect("below a length");
+    let mut attempts = ports.cycle().skip(start).take(PORT_ATTEMPTS);
+    attempts.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
+}
+
+/// Waits until something listens on a loopback port, without a connection.
+///
+/// # Panics
+/// When nothing does within ten seconds.
+pub fn wait_for_listener(port: u16) {
+    // Address, as the number that its bytes are in memory, and port; TCP_LISTEN.
+    let local = format!("{:08X}:{port:04X}", u32::from_ne_bytes([127, 0, 0, 1]));
+    wait_until(&format!("a listener on port {port}"), Duration::from_secs(10), || {
+        let table = std::fs::read_to_string("/proc/net/tcp").expect("the table of sockets");
+        let mut sockets = table.lines().skip(1).map(|line| line.split_whitespace().skip(1));
+        sockets.any(|mut words| words.next() == Some(&local) && words.nth(1) == Some("0A")).then_some(())
+    });
 }
 
 /// Asks `ready` again and again until it gives something, at most for `limit`.

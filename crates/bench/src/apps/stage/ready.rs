@@ -19,8 +19,16 @@ const LISTEN: &str = "0A";
 /// # Errors
 /// [`Failure`] with its last words when it ended, or did not accept in time.
 pub fn listening(mut server: Server, address: SocketAddr, name: &str) -> Result<Server> {
-    wait(&mut server, name, || TcpStream::connect_timeout(&address, PATIENCE).is_ok())?;
+    wait(&mut server, name, || {
+        TcpStream::connect_timeout(&address, PATIENCE).is_ok_and(|stream| has_peer(&stream))
+    })?;
     Ok(server)
+}
+
+/// Whether a connection leads to somebody else: one to a port that nobody listens on comes, once in so many times, from
+/// that very port, and then TCP connects it with itself.
+fn has_peer(stream: &TcpStream) -> bool {
+    stream.local_addr().ok() != stream.peer_addr().ok()
 }
 
 /// As [`listening`], but the first connection comes `alone` after the server began to listen, where that is any time.
@@ -71,6 +79,19 @@ fn has_listener(table: &str, address: SocketAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_with_itself_has_no_peer() {
+        use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+        let itself = TcpStream::from(socket);
+        connect(&itself, &itself.local_addr().expect("an address")).expect("a connection");
+        assert!(!has_peer(&itself));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let other = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        assert!(has_peer(&other));
+    }
 
     #[test]
     fn a_listener_is_seen_without_a_connection() {
