@@ -6,6 +6,7 @@ use crate::foreign::{Slot, can_hold_views};
 use crate::live;
 use crate::segment::{Open, Segment};
 use core::mem::MaybeUninit;
+use core::ops::Range;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, PageMap, SiteId, State};
 use uncopy_core::plan::{Piece, Pieces};
@@ -44,6 +45,8 @@ pub const POPULATED: u32 = 1 << 6;
 /// Foreign ranges up to here are made present as a whole: the input that is about to come will fill most of
 /// it. Of longer ones only what is to be viewed is.
 const POPULATE_BYTES: usize = 4 << 20;
+/// Of a plain block that is to be registered: with more runs of absent pages than this, all of them are filled.
+const ABSENT_RUNS_MOST: usize = 64;
 
 /// A stack lies in it that a hook ran on (a coroutine's): it is plain memory until it is freed. Nobody may fault
 /// on his own stack while he holds locks.
@@ -339,8 +342,8 @@ impl Locked {
         self.at.block.absent_pages.store(map.absent_pages(), Relaxed);
     }
 
-    /// Registers the block with userfaultfd, so that it can hold views. Every page is present or
-    /// (in a block never touched) empty afterwards.
+    /// Registers the block with userfaultfd, so that it can hold views. Every page is present afterwards or, if
+    /// nobody has touched it, empty.
     ///
     /// # Errors
     /// What the kernel says; the block is then as before.
@@ -379,8 +382,16 @@ impl Locked {
                 uffd.register(base, bytes)?;
             }
         } else {
-            ENGINE.heap.populate(base, bytes)?;
             uffd.register(base, bytes)?;
+            // From here on nobody but the handler, which waits for this lock, puts a page where none is.
+            let absent =
+                |run: Range<u32>| map.set_empty(PageRange::new(run.start, run.end), &mut Dropped::new());
+            if mem::absent_runs(base, self.at.pages, ABSENT_RUNS_MOST, absent).is_err() {
+                map = PageMap::new();
+                uffd.unregister(base, bytes)?;
+                ENGINE.heap.populate(base, bytes)?;
+                uffd.register(base, bytes)?;
+            }
             // Known now, not only when it is freed: a program that fills its memory with what it receives had every
             // block of it populated for nothing.
             ENGINE.placement.record(block.alloc_site.load(Relaxed), true);

@@ -2,8 +2,9 @@
 
 use crate::accounts;
 use crate::apply::{Done, Source, apply, make_present, prepare_overwrite};
-use crate::block::{BlockRef, Locked};
+use crate::block::{BlockRef, Locked, REGISTERED};
 use crate::engine::ENGINE;
+use crate::heap::Allocation;
 use crate::live;
 use crate::sampling;
 use crate::segment::Segment;
@@ -20,6 +21,7 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
+use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::uffd::Uffd;
 
 /// Shortest view that a copy makes, pages. A patch of one page is viewed on by the next copy.
@@ -323,16 +325,24 @@ fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done, work: Work) {
 
 /// Moves a block's contents to another block: what realloc does.
 ///
+/// A new block without pages gets the old one's; where it has pages of its own, these are written, and the old block
+/// keeps the ones that its next owner would have to fault in again.
+///
 /// # Safety
 /// The program owns both blocks and uses neither during the call.
-pub unsafe fn transfer(from: BlockRef, to: BlockRef) {
-    if ENGINE.heap.relocate(from, to) {
+pub unsafe fn transfer(from: BlockRef, to: Allocation) {
+    if to.is_zero && ENGINE.heap.relocate(from, to.at) {
         return;
     }
+    let (is_bare, to) = (to.is_zero, to.at);
     let len_bytes = from.bytes().min(to.bytes());
     // SAFETY: the caller's promise; blocks do not overlap.
     unsafe {
         if !copy(to.base, from.base, len_bytes, to.base >> 34) {
+            if is_bare && to.block.flags.load(Relaxed) & REGISTERED == 0 {
+                // One call instead of a fault for every page. Where it is refused, they fault.
+                let _ = ENGINE.heap.populate(to.base, len_bytes);
+            }
             bytes::copy(to.base as *mut u8, from.base as *const u8, len_bytes);
         }
     }

@@ -241,7 +241,7 @@ unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
             return pointer;
         }
         if let Some(new) = block(len, caller) {
-            transfer(old, new.at);
+            transfer(old, new);
             ENGINE.heap.free(pointer as usize);
             return new.at.base as Pointer;
         }

@@ -51,7 +51,7 @@ pub enum Kind {
     Poll,
     /// fcntl.
     Fcntl,
-    /// fstat, lstat, fstatfs, access, mincore.
+    /// fstat, lstat, fstatfs, access, mincore, sysinfo.
     Stat,
     /// mkdir, unlink.
     Name,

@@ -189,6 +189,43 @@ fn calloc_after_received_data(seed: u64) {
     }
 }
 
+/// Blocks of which some pages were touched when they got their first received bytes: the others read as zeroes, and
+/// can be written, as before.
+fn touched_in_part(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let mut random = Random::new(seed);
+    let received = feeder.received(4 * MIB);
+    for round in 0..120 {
+        let len = random.length(4 * MIB).max(70_000);
+        // Not all of them ever hold received bytes: so the next of this size is not made ready for them.
+        for _ in 0..3 {
+            Buffer::new(Origin::Calloc, len).store(random.below(len - 8), 8, 1);
+        }
+        let mut block = Buffer::new(Origin::Calloc, len);
+        for number in 0..random.below(12) {
+            block.store(random.below(len - 8), 8, number as u64);
+        }
+        let start = random.below(len / 2);
+        let part = random.between(20_000, len - start);
+        if round % 3 == 0 {
+            feeder.receive(InputCall::Read, &mut block, start, part);
+        } else {
+            block.copy_from(CopyCall::Memcpy, start, &received, random.below(received.len() - part), part);
+        }
+        match round % 4 {
+            0 => block.check_sparsely(&mut random, "a block that was touched in part"),
+            1 => block.resize(random.between(len / 3, 2 * len)),
+            2 => feeder.receive(InputCall::Recv, &mut block, 0, len / 3),
+            _ => {}
+        }
+        let len = block.len();
+        for number in 0..8 {
+            block.store(random.below(len - 8), 8, number);
+        }
+        block.check_all("a block that was touched in part");
+    }
+}
+
 /// `realloc` of blocks that hold received data and copies, across all sizes.
 fn realloc_walk(seed: u64) {
     let mut feeder = Feeder::new(seed);
@@ -390,6 +427,7 @@ fn main() {
     match arguments[0].as_str() {
         "every_function_at_every_size" => every_function_at_every_size(seed),
         "calloc_after_received_data" => calloc_after_received_data(seed),
+        "touched_in_part" => touched_in_part(seed),
         "realloc_walk" => realloc_walk(seed),
         "impossible_requests" => impossible_requests(seed),
         "freed_by_another_thread" => freed_by_another_thread(seed),
