@@ -76,6 +76,26 @@ fn each_figure_that_is_not_in_the_named_results_is_told() {
 }
 
 #[test]
+fn the_commit_of_the_results_is_one_of_heads_or_named_by_one_that_holds_it() {
+    let project = Project::new("commit", GOOD);
+    let git = |words: &[&str]| {
+        let identity =
+            ["-c", "user.name=Nobody", "-c", "user.email=nobody@localhost", "-c", "commit.gpgsign=false"];
+        let mut command = Command::new("git");
+        command.arg("-C").arg(&project.0).args(identity).args(words).env("GIT_CONFIG_GLOBAL", "/dev/null");
+        let output = command.output().expect("git");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    git(&["init", "-q"]);
+    git(&["commit", "-q", "--allow-empty", "-m", "Something else, not abcdef123456"]);
+    let (good, said) = project.check(&[]);
+    assert!(!good && said.contains("abcdef123456 that it was made at is not one of HEAD's"), "{said}");
+    git(&["commit", "-q", "--allow-empty", "-m", "All of it\n\nSquashed: abcdef123456"]);
+    let (good, said) = project.check(&[]);
+    assert!(good, "{said}");
+}
+
+#[test]
 fn results_without_a_commit_or_with_changes_on_top_of_one_are_refused() {
     for (name, from, to, told) in [
         ("none", "commit abcdef123456", "by hand", "does not tell the commit"),

@@ -195,7 +195,8 @@ fn expect_set_chain(profile: &Value, at_least: u64) -> &Value {
     found
 }
 
-/// The first of these operations moves the value and its line end, then the value alone, in the AOF's words.
+/// The first of these operations moves the value and its line end, as much of them as was read at once, then the value
+/// alone, in the AOF's words.
 fn expect_whole_values(set: &Value) {
     let example = set["example"].as_array().expect("calls");
     let copies: Vec<(u64, u64)> = example
@@ -209,7 +210,10 @@ fn expect_whole_values(set: &Value) {
     let [(moved, _), (first, _), (second, with_header)] = copies.as_slice() else { panic!("{copies:?}") };
     // Where the first read of a message finds less than the smallest size, it is not recorded.
     let all_but_one_read = value_bytes - 16_384..=value_bytes + 2;
-    assert!(all_but_one_read.contains(moved) && all_but_one_read.contains(first), "{copies:?}");
+    assert!(all_but_one_read.contains(first), "{copies:?}");
+    // What came after the memmove was read to where it belongs, and is copied from there.
+    let is_read_behind = set["steps"][2]["after"].as_array().expect("steps").contains(&Value::from(0));
+    assert!(all_but_one_read.contains(moved) || is_read_behind && moved < first, "{copies:?}");
     assert_eq!(second, first);
     assert!(*with_header > value_bytes);
 }
