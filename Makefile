@@ -55,8 +55,8 @@ test-faults: ## Let every call to the kernel fail with every error number, once 
 	UNCOPY_TEST_FAULTS=all $(CARGO) test --locked -p uncopy-tests --test faults -- --nocapture
 
 machine: ## Run ten million random operations next to a model (about ten minutes)
-	$(CARGO) build --release --locked -p uncopy-cli -p uncopy-preload -p uncopy-machine
-	UNCOPY_BIN_DIR=$(release) $(release)/machine run --ops 10000000
+	$(CARGO) build --release --locked -p uncopy-cli -p uncopy-preload -p uncopy-differential
+	UNCOPY_BIN_DIR=$(release) $(release)/differential run --ops 10000000
 
 fuzz: ## Fuzz the pure core, a minute for each target
 	@scripts/need-cargo
@@ -84,7 +84,7 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	install -D -m 644 $(release)/libuncopy_send.so $(libraries)/$(soname)
 	ln -sf $(soname) $(libraries)/libuncopy_send.so
 	install -D -m 644 $(release)/libuncopy_send.a $(libraries)/libuncopy_send.a
-	install -D -m 644 crates/interface/include/uncopy.h $(include)/uncopy.h
+	install -D -m 644 crates/capi/include/uncopy.h $(include)/uncopy.h
 	install -d $(libraries)/pkgconfig $(man) $(man3) $(bash) $(zsh) $(fish)
 	sed -e 's|@prefix@|$(PREFIX)|' -e "s|@version@|$$($(release)/uncopy --version | cut -d ' ' -f 2)|" \
 	    crates/send/uncopy.pc.in > $(libraries)/pkgconfig/uncopy.pc

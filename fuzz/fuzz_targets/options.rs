@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| uncopy_oracles::options(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| uncopy_core::oracles::options(data));

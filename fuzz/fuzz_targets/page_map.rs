@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| uncopy_oracles::page_map(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| uncopy_core::oracles::page_map(data));

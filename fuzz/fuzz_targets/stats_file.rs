@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| uncopy_oracles::stats_file(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| uncopy_core::oracles::stats_file(data));

@@ -23,7 +23,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     let mut is_shown = false;
     if let Some(file) = matches.get_one::<OsString>(line::HTML) {
         is_shown = true;
-        if let Some(status) = write(file, &uncopy_page::profile_page(&profile)) {
+        if let Some(status) = write(file, &uncopy_html::profile_page(&profile)) {
             return status;
         }
     }

@@ -16,6 +16,8 @@ pub mod classes;
 pub mod extents;
 pub mod ledger;
 pub mod options;
+#[cfg(any(test, feature = "oracles"))]
+pub mod oracles;
 pub mod page_map;
 pub mod plan;
 pub mod policy;

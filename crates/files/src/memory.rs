@@ -76,6 +76,6 @@ pub fn send(socket: BorrowedFd<'_>, head: &[u8], body: &[u8], flags: c_int) -> i
     let flags = flags | libc::MSG_NOSIGNAL;
     // SAFETY: the message has two parts, both borrowed for the length of the call. Twin memory sees to it
     // that what the kernel may hold beyond that does not change.
-    let sent = unsafe { uncopy_proxy::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+    let sent = unsafe { uncopy_twin::send::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }

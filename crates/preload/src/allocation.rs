@@ -9,7 +9,7 @@ use uncopy_engine::gate::HEAP_MIN_BYTES;
 #[cfg(target_arch = "x86_64")]
 use uncopy_engine::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use uncopy_engine::heap::Allocation;
-use uncopy_hooks::{gate, slots};
+use uncopy_interpose::{gate, slots};
 use uncopy_record::{self as record, Flags, Function, Timer};
 
 type Pointer = *mut c_void;

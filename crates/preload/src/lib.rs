@@ -1,7 +1,7 @@
 //! `libuncopy.so`: stands between a program and libc, and does nothing else.
 //!
 //! Every hook is a few lines: decide, call the engine, else go to libc. What is below the threshold
-//! goes there by a compare and a tail jump ([`uncopy_hooks`] describes how).
+//! goes there by a compare and a tail jump ([`uncopy_interpose`] describes how).
 //!
 //! | module | hooks |
 //! |---|---|
@@ -54,7 +54,7 @@ mod start;
 mod writing;
 
 /// Links the C interface to the twin allocator in, which nothing here calls.
-pub use uncopy_interface as interface;
+pub use uncopy_capi as interface;
 
 /// uncopy's own data never live in the program's heap.
 #[global_allocator]

@@ -8,7 +8,7 @@ use core::ffi::{c_int, c_long, c_ulong};
 use libc::{pid_t, rlimit};
 use uncopy_engine::engine::ENGINE;
 use uncopy_engine::release::release_all;
-use uncopy_hooks::slots;
+use uncopy_interpose::slots;
 
 slots! {
     PRCTL = c"prctl": unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;

@@ -1,7 +1,7 @@
 //! `dlclose`: another object may come to lie where one was, and return addresses there mean something else then.
 
 use core::ffi::{c_int, c_void};
-use uncopy_hooks::slots;
+use uncopy_interpose::slots;
 
 slots! {
     DLCLOSE = c"dlclose": unsafe extern "C" fn(*mut c_void) -> c_int;

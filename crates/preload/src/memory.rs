@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 use uncopy_engine::copy::copy;
 use uncopy_engine::gate::{LEAST_BYTES, MIN_SIZE_BYTES};
-use uncopy_hooks::{gate, slots};
+use uncopy_interpose::{gate, slots};
 use uncopy_record::{Flags, Function, Timer};
 
 type Move = unsafe extern "C" fn(*mut u8, *const u8, usize) -> *mut u8;

@@ -3,7 +3,7 @@
 
 use core::ffi::c_int;
 use uncopy_engine::alone::alone;
-use uncopy_hooks::slots;
+use uncopy_interpose::slots;
 
 slots! {
     UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;

@@ -7,7 +7,7 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uncopy_engine::engine::{ENGINE, Phase};
-use uncopy_hooks::{end, slots};
+use uncopy_interpose::{end, slots};
 use uncopy_twin::fork as twin;
 
 type Handler = extern "C" fn();

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
 use uncopy_engine::gate::{LEAST_BYTES, MIN_SIZE_BYTES};
 use uncopy_engine::input::{Input, PARTS_MOST, Part, concerns};
-use uncopy_hooks::{gate, slots};
+use uncopy_interpose::{gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
 use uncopy_sys::readable::is_readable;
 

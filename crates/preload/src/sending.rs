@@ -3,8 +3,8 @@
 
 use core::ffi::{c_int, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
-use uncopy_proxy as proxy;
 use uncopy_twin as twin;
+use uncopy_twin::send as proxy;
 
 use crate::writing::{SEND, SENDMMSG, SENDMSG, SENDTO, WRITE, WRITEV};
 

@@ -7,7 +7,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use libc::{sighandler_t, sigset_t};
-use uncopy_hooks::slots;
+use uncopy_interpose::slots;
 use uncopy_sys::deferral::{cancels, cancels_anywhere, unwrap, wrap};
 use uncopy_sys::errno;
 

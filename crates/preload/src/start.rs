@@ -11,7 +11,7 @@ use uncopy_core::stats::Counter;
 use uncopy_engine::engine::ENGINE;
 use uncopy_engine::gate::{self, FREE_LOOKS};
 use uncopy_engine::{accounts, constants, fork, live};
-use uncopy_hooks::environment;
+use uncopy_interpose::environment;
 use uncopy_record::session;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::{bytes, ids, mem};

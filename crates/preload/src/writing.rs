@@ -9,7 +9,7 @@ use uncopy_engine::engine::ENGINE;
 use uncopy_engine::gate::{LEAST_BYTES, MIN_SIZE_BYTES};
 use uncopy_engine::input::Part;
 use uncopy_engine::output::{Output, PARTS_MOST, concerns};
-use uncopy_hooks::{entry, gate, slots};
+use uncopy_interpose::{entry, gate, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
 use uncopy_sys::readable::is_readable;
 

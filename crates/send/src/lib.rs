@@ -1,7 +1,7 @@
 //! `libuncopy_send`: the C interface to the twin allocator, and nothing in front of libc but the send family.
 //!
 //! For programs that allocate what they send from the twin allocator and want no more of uncopy. The names of
-//! [`uncopy_interface`] are exported as they are. As a shared library it is linked or preloaded in front of libc; as an
+//! [`uncopy_capi`] are exported as they are. As a shared library it is linked or preloaded in front of libc; as an
 //! archive it goes into a program that is linked dynamically or statically.
 //!
 //! | module | what |
@@ -22,7 +22,7 @@ mod sending;
 mod start;
 
 /// Links the C interface in, whose functions nothing here calls.
-pub use uncopy_interface as interface;
+pub use uncopy_capi as interface;
 
 /// uncopy's own data never live in the program's heap.
 #[global_allocator]

@@ -4,9 +4,9 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
-use uncopy_hooks::{entry, slots};
-use uncopy_proxy as proxy;
+use uncopy_interpose::{entry, slots};
 use uncopy_twin as twin;
+use uncopy_twin::send as proxy;
 
 type Pointer = *const c_void;
 

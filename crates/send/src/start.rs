@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uncopy_hooks::{end, environment};
+use uncopy_interpose::{end, environment};
 use uncopy_sys::ids;
 use uncopy_twin::fork;
 

@@ -30,7 +30,7 @@ fn archive() -> String {
 }
 
 fn include() -> String {
-    format!("-I{}", root().join("crates/interface/include").display())
+    format!("-I{}", root().join("crates/capi/include").display())
 }
 
 /// Waits until the process has the thread that the first part sent by reference starts.

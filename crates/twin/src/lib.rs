@@ -26,6 +26,7 @@
 //! | [`handler`] | the fault service |
 //! | [`mod@replace`] | putting pages in place |
 //! | [`fork`] | what a fork needs |
+//! | [`send`] | the send family, with the parts of a message that lie in twin memory passed by reference |
 //! | [`bytes`], [`traits`] | a buffer, and the standard traits |
 #![cfg(target_os = "linux")]
 #![allow(
@@ -44,6 +45,7 @@ mod options;
 mod pages;
 mod process;
 mod replace;
+pub mod send;
 mod small;
 mod table;
 mod traits;

@@ -1,6 +1,6 @@
 //! The results as a page of Markdown, with plots beside it.
 
-use uncopy_page::quantity;
+use uncopy_html::quantity;
 
 use crate::results::PLOTS;
 use crate::results::judge::{Judge, Verdict};

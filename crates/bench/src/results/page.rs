@@ -1,8 +1,8 @@
 //! The results as one page of HTML.
 
-use uncopy_page::markup::Markup;
-use uncopy_page::table::{Cell, Column, Table};
-use uncopy_page::{quantity, shell};
+use uncopy_html::markup::Markup;
+use uncopy_html::table::{Cell, Column, Table};
+use uncopy_html::{quantity, shell};
 
 use crate::results::judge::{self, Judge, Verdict};
 use crate::results::model::{Measured, Results, Row};

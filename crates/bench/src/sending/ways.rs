@@ -222,7 +222,7 @@ impl Ways {
         let socket = self.socket.as_raw_fd();
         let part = bytes.get(at..at + len).ok_or(io::ErrorKind::UnexpectedEof)?;
         // SAFETY: `all` passes ranges of the slice; twin memory sees to it that what the kernel may hold does not change.
-        all(part, |begin, len| unsafe { uncopy_proxy::send(socket, begin, len, 0) })
+        all(part, |begin, len| unsafe { uncopy_twin::send::send(socket, begin, len, 0) })
     }
 
     /// Waits until the kernel refers to nothing any more.

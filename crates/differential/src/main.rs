@@ -1,0 +1,197 @@
+//! `differential`: runs random programs under `libuncopy.so` next to a model, replays and shrinks them.
+//!
+//! ```text
+//! differential [run] [--ops N] [--seed S] [--jobs J] [--minutes M] [--length N] [--mode MODE] [--failures DIR]
+//! differential replay [--mode MODE] [--times N] FILE…
+//! differential shrink [--mode MODE] [--minutes M] FILE
+//! differential print --seed S --length N
+//! differential execute --progress FILE (--seed S --length N | --program FILE)     what the others start
+//! ```
+//!
+//! Exit status: 0 no difference, 1 differences (the files are named), 2 wrong usage.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use uncopy_differential::drive::{Plan, drive};
+use uncopy_differential::generator::generate;
+use uncopy_differential::interpreter;
+use uncopy_differential::program::Program;
+use uncopy_differential::shrink::shrink;
+use uncopy_differential::trial::{Subject, Trial};
+use uncopy_tests::launch::Mode;
+
+/// The command line: options with a value each, and files.
+#[derive(Default)]
+struct Line {
+    options: Vec<(String, String)>,
+    files: Vec<PathBuf>,
+}
+
+impl Line {
+    fn parse(words: impl Iterator<Item = String>) -> Result<Self, String> {
+        const KNOWN: &[&str] = &[
+            "ops",
+            "seed",
+            "jobs",
+            "minutes",
+            "length",
+            "mode",
+            "failures",
+            "times",
+            "progress",
+            "program",
+            "shrink-minutes",
+            "most",
+        ];
+        let mut line = Self::default();
+        let mut words = words;
+        while let Some(word) = words.next() {
+            if let Some(name) = word.strip_prefix("--") {
+                if !KNOWN.contains(&name) {
+                    return Err(format!("unknown option --{name}; known are {KNOWN:?}"));
+                }
+                let value = words.next().ok_or_else(|| format!("--{name} needs a value"))?;
+                line.options.push((name.to_owned(), value));
+            } else {
+                line.files.push(word.into());
+            }
+        }
+        Ok(line)
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.options.iter().rev().find(|option| option.0 == name).map(|option| option.1.as_str())
+    }
+
+    fn number(&self, name: &str, default: u64) -> Result<u64, String> {
+        self.text(name).map_or(Ok(default), |text| {
+            text.parse().map_err(|_| format!("--{name} is {text:?}; it must be a whole number"))
+        })
+    }
+
+    fn modes(&self) -> Result<Vec<Mode>, String> {
+        match self.text("mode").unwrap_or("always") {
+            "always" => Ok(vec![Mode::Always]),
+            "auto" => Ok(vec![Mode::Auto]),
+            "never" => Ok(vec![Mode::Never]),
+            "recorded" => Ok(vec![Mode::Recorded]),
+            "plain" => Ok(vec![Mode::Plain]),
+            "mixed" => Ok(vec![Mode::Always, Mode::Always, Mode::Always, Mode::Auto]),
+            other => {
+                Err(format!("--mode is {other:?}; it must be always, auto, never, recorded, plain or mixed"))
+            }
+        }
+    }
+}
+
+fn usize_of(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+fn read(path: &Path) -> Result<Program, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Program::parse(&text).map_err(|what| format!("{}: {what}", path.display()))
+}
+
+fn machine() -> Result<PathBuf, String> {
+    std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))
+}
+
+fn execute(line: &Line) -> Result<bool, String> {
+    let program = match line.text("program") {
+        Some(path) => read(Path::new(path))?,
+        None => generate(line.number("seed", 1)?, usize_of(line.number("length", 20_000)?)),
+    };
+    let progress = line.text("progress").ok_or("--progress is missing")?;
+    interpreter::run(&program, Path::new(progress));
+    Ok(true)
+}
+
+fn run(line: &Line) -> Result<bool, String> {
+    let fresh = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() << 20);
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let plan = Plan {
+        seed: line.number("seed", fresh)?,
+        operations: line.number("ops", 1_000_000)?,
+        length: usize_of(line.number("length", 20_000)?).max(1),
+        jobs: usize_of(line.number("jobs", cores as u64)?).max(1),
+        time: Duration::from_secs(60 * line.number("minutes", 600)?),
+        modes: line.modes()?,
+        machine: machine()?,
+        failures: line.text("failures").unwrap_or("target/differential-failures").into(),
+        shrink_time: Duration::from_secs(60 * line.number("shrink-minutes", 5)?),
+        failures_most: usize_of(line.number("most", 3)?),
+    };
+    eprintln!("seeds from {} on, {} operations each", plan.seed, plan.length);
+    let outcome = drive(&plan);
+    print!("{}", outcome.sum);
+    for path in &outcome.failures {
+        println!("FAILED: {}", path.display());
+    }
+    println!("{} differences, seeds from {} on", outcome.failures.len(), plan.seed);
+    Ok(outcome.failures.is_empty())
+}
+
+fn replay(line: &Line) -> Result<bool, String> {
+    let mut good = true;
+    for path in &line.files {
+        let program = read(path)?;
+        for mode in line.modes()? {
+            for _ in 0..line.number("times", 1)? {
+                let report = Trial::new(machine()?, mode).run(Subject::Program(&program));
+                match report.failure {
+                    None => println!("{}: no difference ({mode:?})", path.display()),
+                    Some(failure) => {
+                        good = false;
+                        println!("{}: {failure}", path.display());
+                    }
+                }
+            }
+        }
+    }
+    Ok(good)
+}
+
+fn shrink_file(line: &Line) -> Result<bool, String> {
+    let path = line.files.first().ok_or("the file to shrink is missing")?;
+    let time = Duration::from_secs(60 * line.number("minutes", 5)?);
+    match shrink(&Trial::new(machine()?, line.modes()?[0]), &read(path)?, time) {
+        None => println!("# does not fail"),
+        Some(small) => {
+            for line in small.failure.lines() {
+                println!("# {line}");
+            }
+            print!("{}", small.program);
+        }
+    }
+    Ok(true)
+}
+
+fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1).peekable();
+    let command = match words.peek() {
+        Some(word) if !word.starts_with("--") => words.next().unwrap_or_default(),
+        _ => "run".to_owned(),
+    };
+    let done = Line::parse(words).and_then(|line| match command.as_str() {
+        "run" => run(&line),
+        "replay" => replay(&line),
+        "shrink" => shrink_file(&line),
+        "execute" => execute(&line),
+        "print" => {
+            print!("{}", generate(line.number("seed", 1)?, usize_of(line.number("length", 20_000)?)));
+            Ok(true)
+        }
+        other => Err(format!("unknown command {other:?}; known are run, replay, shrink, print, execute")),
+    });
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(what) => {
+            eprintln!("machine: {what}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The page of a profile in a real browser: its script runs, its parts are there, its keys work, and
+//! nothing is asked from anywhere, whatever the profile says.
+//!
+//! A browser that is not installed makes these tests say so and skip; `scripts/install-packages test`
+//! installs one.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use uncopy_html::profile_page;
+use uncopy_profile::Profile;
+
+const SAMPLE: &str = include_str!("../../profile/samples/redis-set.json");
+/// How long a browser may take for a page.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A browser that can run without a screen.
+fn browser() -> Option<PathBuf> {
+    let known = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
+    let found = known.iter().map(PathBuf::from).find(|path| path.exists());
+    if found.is_none() {
+        println!("skipped: there is no chromium here (Debian's package chromium)");
+    }
+    found
+}
+
+/// A directory that goes with the test.
+struct Room(PathBuf);
+
+impl Room {
+    fn make(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("uncopy-html-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a directory");
+        Self(path)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process that does not outlive the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Counts and refuses whatever is asked of a port of its own.
+struct Server {
+    asked: Arc<AtomicUsize>,
+    end: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    fn start() -> (Self, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.set_nonblocking(true).expect("not blocking");
+        let port = listener.local_addr().expect("its address").port();
+        let (asked, end) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, ended) = (Arc::clone(&asked), Arc::clone(&end));
+        let thread = std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                match listener.accept() {
+                    Ok((mut stream, _)) => {
+                        count.fetch_add(1, Ordering::Relaxed);
+                        let _ = stream.write_all(
+                            b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+                        );
+                    }
+                    Err(_) => std::thread::sleep(Duration::from_millis(5)),
+                }
+            }
+        });
+        (Self { asked, end, thread: Some(thread) }, port)
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The document as it is after its script ran.
+fn dump(browser: &Path, room: &Room, page: &str) -> String {
+    let (file, out) = (room.0.join("page.html"), room.0.join("dom.html"));
+    std::fs::write(&file, page).expect("the page");
+    let mut command = Command::new(browser);
+    command
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
+        .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
+        .args(["--disable-dev-shm-usage", "--virtual-time-budget=3000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", room.0.join("profile").display()))
+        .arg(format!("file://{}", file.display()))
+        .stdout(std::fs::File::create(&out).expect("a file"))
+        .stderr(Stdio::null());
+    let mut running = Running(command.spawn().expect("the browser"));
+    let end = Instant::now() + PATIENCE;
+    while running.0.try_wait().expect("the browser's state").is_none() {
+        assert!(Instant::now() < end, "the browser did not end within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::read_to_string(&out).expect("the document")
+}
+
+fn sample() -> Profile {
+    Profile::parse(SAMPLE.as_bytes()).expect("a profile")
+}
+
+/// `page` without its policy and with a script of the test's behind its own.
+fn with_script(page: &str, script: &str) -> String {
+    let (before, rest) = page.split_once("<meta http-equiv=\"Content-Security-Policy\"").expect("a policy");
+    let (_, after) = rest.split_once('>').expect("its end");
+    format!("{before}{}<script>{script}</script>", after.replace("</body></html>", ""))
+}
+
+#[test]
+fn the_script_runs_under_the_policy_and_every_part_is_there() {
+    let Some(browser) = browser() else { return };
+    let room = Room::make("parts");
+    let dom = dump(&browser, &room, &profile_page(&sample()));
+    assert!(dom.contains("data-ready=\"true\""), "the script did not run: {dom}");
+    // The root, __libc_start_call_main and main are shared; three copies have stacks, one a small one.
+    for (part, least) in
+        [("role=\"treeitem\"", 10), ("class=\"node ", 6), ("class=\"ribbon ", 6), ("<caption>", 5)]
+    {
+        assert!(dom.matches(part).count() >= least, "{part}: {dom}");
+    }
+    assert!(dom.contains("<button type=\"button\">bytes</button>"), "headings sort");
+    assert_eq!(dom.matches("tabindex=\"0\" ").count() + dom.matches("tabindex=\"0\">").count(), {
+        let nodes = dom.matches("class=\"node ").count();
+        let boxes = dom.matches("class=\"scroll\"").count();
+        // One frame of the flame graph is in the order of tabs; arrows reach the others.
+        nodes + boxes + 1
+    });
+}
+
+#[test]
+fn keys_zoom_into_the_flame_graph_and_headings_sort() {
+    let Some(browser) = browser() else { return };
+    let room = Room::make("keys");
+    let script = r#"
+        const graph = document.querySelector("svg.flame"), told = [];
+        const key = (name) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
+        const at = () => document.activeElement.getAttribute("aria-label").split(",")[0].split(":")[0];
+        const shown = () => Array.from(graph.children).filter((frame) => !frame.hasAttribute("hidden")).length;
+        const all = shown();
+        graph.querySelector("[tabindex='0']").focus();
+        for (let step = 0; step < 5; step++) key("ArrowDown");
+        told.push(at());
+        key("ArrowRight"); told.push(at());
+        key("Enter"); told.push(document.activeElement.getAttribute("width"), shown() < all);
+        key("ArrowUp"); told.push(at());
+        key("Escape"); told.push(at(), shown() === all, document.activeElement.getAttribute("width"));
+        const table = Array.from(document.querySelectorAll("table.sortable")).pop().closest("section").previousElementSibling.querySelector("table.sortable");
+        const heads = Array.from(table.tHead.rows[0].cells);
+        const column = heads.findIndex((head) => head.textContent === "bytes");
+        const values = () => Array.from(table.tBodies[0].rows).map((row) => Number(row.cells[column].dataset.value));
+        heads[column].querySelector("button").click();
+        const down = values(); told.push(heads[column].getAttribute("aria-sort"), down[0] === Math.max(...down));
+        heads[column].querySelector("button").click();
+        told.push(heads[column].getAttribute("aria-sort"), values()[0] === Math.min(...down));
+        document.body.append("TOLD " + JSON.stringify(told));
+    "#;
+    // Processes' table is not sortable with one row; the sites' table is the last that is.
+    let script =
+        script.replace(".closest(\"section\").previousElementSibling.querySelector(\"table.sortable\")", "");
+    let dom = dump(&browser, &room, &with_script(&profile_page(&sample()), &script));
+    let told = dom.rsplit("TOLD ").next().unwrap_or_default();
+    let told = told.split("</body>").next().unwrap_or_default().trim();
+    assert_eq!(
+        told,
+        r#"["processCommand","readQueryFromClient","100%",true,"aeProcessEvents","all copied bytes",true,"100%","descending",true,"ascending",true]"#
+    );
+}
+
+#[test]
+fn nothing_is_asked_from_anywhere_whatever_names_say() {
+    let Some(browser) = browser() else { return };
+    let room = Room::make("quiet");
+    let (server, port) = Server::start();
+    let image = format!("<img src=\"http://127.0.0.1:{port}/\">");
+
+    let mut profile = sample();
+    let names = [
+        image.clone(),
+        format!("\">{image}<script src=http://127.0.0.1:{port}/></script>"),
+        format!("</title></style></script></svg>{image}"),
+        format!("<link rel=stylesheet href=http://127.0.0.1:{port}/>"),
+    ];
+    for (at, name) in names.iter().cycle().take(40).enumerate() {
+        for frame in profile.frames.iter_mut().skip(at % 4).step_by(4) {
+            frame.function.clone_from(name);
+            frame.file = Some(name.clone());
+        }
+        let site = at % profile.sites.len();
+        let site = &mut profile.sites[site];
+        (site.name, site.place) = (name.clone(), name.clone());
+        (site.line, site.why) = (Some(name.clone()), name.clone());
+        profile.warnings.push(name.clone());
+        profile.command.push(name.clone());
+        profile.modules[at % 2].path.clone_from(name);
+        profile.operations[0].name.clone_from(name);
+    }
+    let page = profile_page(&profile);
+    let dom = dump(&browser, &room, &page);
+    assert!(dom.contains("data-ready=\"true\"") && !dom.contains("<img"), "{dom}");
+    assert_eq!(server.asked(), 0, "the page of a hostile profile was asking");
+
+    // Were a name to become markup after all, the policy would still keep it quiet.
+    let broken = page.replacen("<main>", &format!("<main>{image}"), 1);
+    assert!(dump(&browser, &room, &broken).contains("<img"));
+    assert_eq!(server.asked(), 0, "the policy let a request through");
+
+    // And the listener would have heard it.
+    assert!(dump(&browser, &room, &with_script(&broken, "")).contains("<img"));
+    assert!(server.asked() > 0, "the control was not asking: this test shows nothing");
+}

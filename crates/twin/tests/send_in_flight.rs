@@ -1,0 +1,250 @@
+//! The send family with values in twin memory: sent, overwritten in place, freed and used again while nobody has read
+//! them. The old bytes arrive, and results are libc's.
+#![cfg(target_os = "linux")]
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of patterns, counts")]
+
+#[path = "../../transmit/tests/common/mod.rs"]
+mod common;
+
+use common::*;
+use std::io::Write;
+use uncopy_transmit::set_break_even;
+
+/// Whether twin memory is protected in this process; else tells why the test says nothing.
+fn can_lend(test: &str) -> bool {
+    set_break_even(Some(1));
+    let object = Object::new(64 << 10, 1);
+    let link = connect(Family::Unix);
+    assert_eq!(object.write_to(link.fd()), Ok(64 << 10));
+    assert_eq!(link.read(64 << 10), object.expected());
+    let status = uncopy_twin::status();
+    if status != uncopy_twin::Status::Active {
+        let _ = writeln!(std::io::stderr(), "skipped: {test}: {status:?}");
+    }
+    status == uncopy_twin::Status::Active
+}
+
+fn pattern(seed: usize, at: usize) -> u8 {
+    (at.wrapping_mul(31) ^ (at >> 12) ^ seed.wrapping_mul(97)) as u8
+}
+
+/// A value in twin memory.
+struct Object {
+    start: *mut u8,
+    len: usize,
+    seed: usize,
+}
+
+// SAFETY: memory with one owner.
+unsafe impl Send for Object {}
+
+impl Object {
+    fn new(len: usize, seed: usize) -> Self {
+        let start = uncopy_twin::allocate(len);
+        assert!(!start.is_null());
+        let mut object = Self { start, len, seed };
+        object.overwrite(seed);
+        object
+    }
+
+    /// Writes other bytes to the same addresses.
+    fn overwrite(&mut self, seed: usize) {
+        self.seed = seed;
+        for at in 0..self.len {
+            // SAFETY: inside the object.
+            unsafe { self.start.add(at).write(pattern(seed, at)) };
+        }
+    }
+
+    fn expected(&self) -> Vec<u8> {
+        (0..self.len).map(|at| pattern(self.seed, at)).collect()
+    }
+
+    fn vector(&self) -> libc::iovec {
+        libc::iovec { iov_base: self.start.cast(), iov_len: self.len }
+    }
+
+    fn write_to(&self, fd: i32) -> Result<usize, i32> {
+        // SAFETY: the object is readable.
+        result(unsafe { uncopy_twin::send::write(fd, self.start.cast(), self.len) })
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, used by nobody any more.
+        unsafe { uncopy_twin::deallocate(self.start) };
+    }
+}
+
+fn result(count: isize) -> Result<usize, i32> {
+    usize::try_from(count).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+}
+
+fn of_bytes(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+}
+
+/// One message by each function that can send it.
+fn send_by(function: usize, fd: i32, header: &[u8], object: &Object, trailer: &[u8]) -> Result<usize, i32> {
+    let mut vectors = [of_bytes(header), object.vector(), of_bytes(trailer)];
+    // SAFETY: all-zero is a valid header; what it names is readable.
+    unsafe {
+        let mut message: libc::msghdr = core::mem::zeroed();
+        message.msg_iov = vectors.as_mut_ptr();
+        message.msg_iovlen = vectors.len() as _;
+        match function % 3 {
+            0 => result(uncopy_twin::send::writev(fd, vectors.as_ptr(), 3)),
+            1 => result(uncopy_twin::send::sendmsg(fd, &raw const message, libc::MSG_NOSIGNAL)),
+            _ => {
+                let mut messages = [libc::mmsghdr { msg_hdr: message, msg_len: 0 }];
+                let count = uncopy_twin::send::sendmmsg(fd, messages.as_mut_ptr(), 1, 0);
+                result(count as isize).map(|_| messages[0].msg_len as usize)
+            }
+        }
+    }
+}
+
+#[test]
+fn values_that_are_overwritten_arrive_as_they_were_sent() {
+    if !can_lend("values_that_are_overwritten_arrive_as_they_were_sent") {
+        return;
+    }
+    let before = uncopy_twin::statistics();
+    for family in STREAMS.into_iter().chain(DATAGRAMS) {
+        for len in [5000, 16 << 10, 60_000] {
+            for function in 0..3 {
+                let link = connect(family);
+                let mut object = Object::new(len, 3);
+                let mut header = *b"VALUE key 0 60000\r\n";
+                let mut trailer = *b"\r\nEND\r\n";
+                let expected = [&header[..], &object.expected(), &trailer].concat();
+                let sent = send_by(function, link.fd(), &header, &object, &trailer);
+                assert_eq!(sent, Ok(expected.len()), "{family:?}, {len} bytes, function {function}");
+                object.overwrite(4);
+                header.fill(b'X');
+                trailer.fill(b'Y');
+                let arrived = if family.is_stream() { link.read(expected.len()) } else { link.receive() };
+                assert!(arrived == expected, "{family:?}, {len} bytes, function {function}");
+                let now: Vec<u8> = (0..len).map(|at| pattern(4, at)).collect();
+                assert_eq!(object.expected(), now);
+            }
+        }
+    }
+    let replaced_pages = uncopy_twin::statistics().replaced_pages - before.replaced_pages;
+    assert!(replaced_pages > 100, "{replaced_pages} pages were in flight when they were written to");
+}
+
+/// Freed while in flight, and the memory given to others, who write to it.
+#[test]
+fn values_that_are_freed_and_reused_arrive_as_they_were_sent() {
+    if !can_lend("values_that_are_freed_and_reused_arrive_as_they_were_sent") {
+        return;
+    }
+    let before = uncopy_twin::statistics();
+    for family in STREAMS {
+        let link = connect(family);
+        let mut expected = Vec::new();
+        for round in 0..300 {
+            let len = [5000, 24 << 10, 700, 40 << 10][round % 4];
+            let object = Object::new(len, round);
+            expected.extend(object.expected());
+            assert_eq!(object.write_to(link.fd()), Ok(len));
+            drop(object);
+            // Whoever gets the pages next writes to them at once.
+            let mut next = Object::new(len, round + 1);
+            next.overwrite(round + 2);
+            if expected.len() > 100_000 {
+                assert!(link.read(expected.len()) == expected, "{family:?}, round {round}");
+                expected.clear();
+            }
+        }
+    }
+    let dropped_pages = uncopy_twin::statistics().dropped_pages - before.dropped_pages;
+    assert!(dropped_pages > 100, "{dropped_pages} pages were in flight when their object was freed");
+}
+
+/// Threads that overwrite values while others send them: each message is one of the versions, page by page, and
+/// nothing of it changes once it was sent.
+#[test]
+fn writers_and_senders_at_once() {
+    if !can_lend("writers_and_senders_at_once") {
+        return;
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || {
+                let link = connect(STREAMS[thread % 3]);
+                let mut object = Object::new(48 << 10, thread);
+                for round in 0..60 {
+                    let expected = object.expected();
+                    assert_eq!(object.write_to(link.fd()), Ok(expected.len()));
+                    object.overwrite(thread * 100 + round);
+                    assert!(link.read(expected.len()) == expected, "thread {thread}, round {round}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_fork_with_values_in_flight_changes_nothing() {
+    if !can_lend("a_fork_with_values_in_flight_changes_nothing") {
+        return;
+    }
+    let (parents, childs) = (connect(Family::Tcp4), connect(Family::Tcp4));
+    let mut object = Object::new(40 << 10, 1);
+    let first = object.expected();
+    assert_eq!(object.write_to(parents.fd()), Ok(first.len()));
+    in_child(|| {
+        // The child's first send, and writes before and after.
+        object.overwrite(2);
+        let mine = object.expected();
+        let sent = object.write_to(childs.fd());
+        object.overwrite(3);
+        let again = object.expected();
+        let sent_again = object.write_to(childs.fd());
+        object.overwrite(4);
+        sent == Ok(mine.len())
+            && sent_again == Ok(again.len())
+            && childs.read(mine.len()) == mine
+            && childs.read(again.len()) == again
+    });
+    object.overwrite(5);
+    let second = object.expected();
+    assert_eq!(object.write_to(parents.fd()), Ok(second.len()));
+    object.overwrite(6);
+    assert_eq!(parents.read(first.len()), first);
+    assert_eq!(parents.read(second.len()), second);
+}
+
+/// What is no message of twin memory's is left to libc.
+#[test]
+fn nothing_is_done_where_nothing_is_to_be_gained() {
+    set_break_even(Some(4096));
+    let link = connect(Family::Unix);
+    let ordinary = vec![1u8; 100_000];
+    let small = Object::new(64, 1);
+    // SAFETY: its contract is sendmsg's.
+    let plain: uncopy_twin::send::SendMessage =
+        |fd, message, flags| unsafe { libc::sendmsg(fd, message, flags) };
+    // SAFETY: the buffers are readable; a bad address is the kernel's to refuse.
+    unsafe {
+        assert_eq!(uncopy_twin::send::try_write(link.fd(), ordinary.as_ptr().cast(), ordinary.len()), None);
+        assert_eq!(uncopy_twin::send::try_write(link.fd(), small.start.cast(), small.len), None);
+        assert_eq!(uncopy_twin::send::try_writev(link.fd(), core::ptr::null(), 3), None);
+        assert_eq!(uncopy_twin::send::try_writev(link.fd(), core::ptr::dangling::<libc::iovec>(), 3), None);
+        assert_eq!(uncopy_twin::send::try_sendmsg(link.fd(), core::ptr::null(), 0), None);
+        assert_eq!(uncopy_twin::send::try_sendmmsg(link.fd(), core::ptr::null_mut(), 1, 0, plain), None);
+        assert_eq!(
+            result(uncopy_twin::send::writev(link.fd(), core::ptr::dangling::<libc::iovec>(), 3)),
+            Err(libc::EFAULT)
+        );
+        assert_eq!(
+            result(uncopy_twin::send::sendmsg(link.fd(), core::ptr::dangling::<libc::msghdr>(), 0)),
+            Err(libc::EFAULT)
+        );
+        assert_eq!(result(uncopy_twin::send::write(-1, small.start.cast(), small.len)), Err(libc::EBADF));
+    }
+    set_break_even(Some(1));
+}
