@@ -22,8 +22,8 @@ const STEP_BYTES: usize = 7919;
 /// where they are large.
 const TOTAL_BYTES: usize = 64 << 20;
 /// The mail of 2001 (sendfile-zerocopy-cpu-load) had 63 files; fewer where they are large.
-const FILES_MOST: usize = 63;
-const FILES_LEAST: usize = 8;
+const MAX_FILES: usize = 63;
+const MIN_FILES: usize = 8;
 
 /// The files of one length: pieces of one pool of random bytes.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Content {
     /// Files of `size_bytes`.
     #[must_use]
     pub fn new(size_bytes: usize) -> Self {
-        let count = (TOTAL_BYTES / size_bytes.max(1)).clamp(FILES_LEAST, FILES_MOST);
+        let count = (TOTAL_BYTES / size_bytes.max(1)).clamp(MIN_FILES, MAX_FILES);
         let pool = Random::new(31 + size_bytes as u64).bytes(size_bytes + count * STEP_BYTES);
         Self { pool, size_bytes, count }
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::network;
 
 /// The kernel's largest order of pages (`MAX_PAGE_ORDER`): where only these are reported, hardly any are.
-const REPORTED_ORDER_MOST: u32 = 10;
+const MAX_REPORTED_ORDER: u32 = 10;
 
 /// The machine, the versions and the date.
 #[derive(Clone, Debug)]
@@ -111,7 +111,7 @@ fn gives_memory_back() -> Option<bool> {
     let order = std::fs::read_to_string("/sys/module/page_reporting/parameters/page_reporting_order").ok()?;
     let mut devices = std::fs::read_dir("/sys/bus/virtio/drivers/virtio_balloon").ok()?.flatten();
     let is_there = devices.any(|device| device.file_name().to_string_lossy().starts_with("virtio"));
-    is_there.then(|| order.trim().parse().is_ok_and(|order: u32| order < REPORTED_ORDER_MOST))
+    is_there.then(|| order.trim().parse().is_ok_and(|order: u32| order < MAX_REPORTED_ORDER))
 }
 
 /// The first value of `name` in a file of lines `name SEPARATOR value`.

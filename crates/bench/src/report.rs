@@ -74,7 +74,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 /// Ratios that a line about noise names.
-const MOST_NAMED: usize = 4;
+const MAX_NAMED: usize = 4;
 
 /// A line that tells which ratios of throughput would not come out again, the worst first; `None` where all would.
 fn noise(comparisons: &[Comparison]) -> Option<String> {
@@ -90,12 +90,9 @@ fn noise(comparisons: &[Comparison]) -> Option<String> {
         comparisons.iter().flat_map(|comparison| -> Vec<_> { sides(comparison) }).collect();
     let mut noisy: Vec<&(f64, String)> = all.iter().filter(|(part, _)| *part > NOISE).collect();
     noisy.sort_by(|one, other| other.0.total_cmp(&one.0));
-    let named: Vec<String> = noisy
-        .iter()
-        .take(MOST_NAMED)
-        .map(|(part, name)| format!("{name} by {:.0} %", part * 100.0))
-        .collect();
-    let more = if noisy.len() > MOST_NAMED { "; …" } else { "" };
+    let named: Vec<String> =
+        noisy.iter().take(MAX_NAMED).map(|(part, name)| format!("{name} by {:.0} %", part * 100.0)).collect();
+    let more = if noisy.len() > MAX_NAMED { "; …" } else { "" };
     (!noisy.is_empty()).then(|| {
         format!(
             "note: too noisy: between two runs like this one, the medians of {} of {} ratios would differ by more than \

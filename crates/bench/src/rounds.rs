@@ -11,10 +11,10 @@ use crate::failure::Result;
 use crate::figures::{CPU, RATE};
 use crate::progress::Progress;
 use crate::side::Side;
-use crate::statistics::{LEAST_SAMPLES, NOISE};
+use crate::statistics::{MIN_SAMPLES, NOISE};
 
 /// Most rounds that can be asked for.
-const MOST: usize = 1000;
+const MAX: usize = 1000;
 
 /// A number of rounds, or a least and a most one. On the command line: `7`, or `7..25`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ fn is_settled(comparison: &Comparison) -> bool {
         comparison.difference_of_runs(*side, metric).is_some_and(|part| part > NOISE)
     };
     let is_noisy = |side: &Side| would_differ(side, RATE) || would_differ(side, CPU);
-    let is_known = comparison.rounds() >= LEAST_SAMPLES;
+    let is_known = comparison.rounds() >= MIN_SAMPLES;
     comparison.obstacle().is_some() || is_known && !comparison.sides().iter().any(is_noisy)
 }
 
@@ -109,10 +109,10 @@ impl FromStr for Rounds {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let (least, most) = text.split_once("..").unwrap_or((text, text));
-        let number = |text: &str| text.parse().ok().filter(|number| (1..=MOST).contains(number));
+        let number = |text: &str| text.parse().ok().filter(|number| (1..=MAX).contains(number));
         match (number(least), number(most)) {
             (Some(least), Some(most)) if least <= most => Ok(Self { least, most }),
-            _ => Err(format!("it must be a number in 1..={MOST}, or a least and a most one, as in 7..25")),
+            _ => Err(format!("it must be a number in 1..={MAX}, or a least and a most one, as in 7..25")),
         }
     }
 }

@@ -43,11 +43,11 @@ impl Spread {
 }
 
 /// From fewer samples than these, [`difference_of_runs`] tells nothing.
-pub const LEAST_SAMPLES: usize = 3;
+pub const MIN_SAMPLES: usize = 3;
 /// How many pairs of runs [`difference_of_runs`] imagines.
 const PAIRS: u64 = 400;
 /// The part of them that differs by no more than it tells.
-const MOST_PAIRS: f64 = 0.9;
+const MAX_PAIRS: f64 = 0.9;
 
 /// The largest difference between the medians of two runs, as a part, that is not called too noisy.
 pub const NOISE: f64 = 0.05;
@@ -61,7 +61,7 @@ pub const NOISE: f64 = 0.05;
 #[must_use]
 pub fn difference_of_runs(samples: &[f64]) -> Option<f64> {
     let median = Spread::of(samples)?.median;
-    if samples.len() < LEAST_SAMPLES || median == 0.0 {
+    if samples.len() < MIN_SAMPLES || median == 0.0 {
         return None;
     }
     let len = samples.len() as u64;
@@ -73,7 +73,7 @@ pub fn difference_of_runs(samples: &[f64]) -> Option<f64> {
     };
     let mut differences: Vec<f64> = (0..PAIRS).map(|_| ((run() - run()) / median).abs()).collect();
     differences.sort_unstable_by(f64::total_cmp);
-    quantile(&differences, MOST_PAIRS)
+    quantile(&differences, MAX_PAIRS)
 }
 
 /// The `quantile` (0 to 1) of `sorted` by the nearest rank; `None` if it is empty.

@@ -17,7 +17,7 @@ use crate::statistics::quantile;
 const WARM_UP_PART: u32 = 8;
 /// Warm-up at least, where the measurement is not shorter itself: zIO's figures are of the steady
 /// state too, and accounts of call sites begin with nothing.
-const WARM_UP_LEAST: Duration = Duration::from_millis(100);
+const MIN_WARM_UP: Duration = Duration::from_millis(100);
 
 /// One exchange whose answer was right.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +118,7 @@ pub fn sample(
     mut load: impl FnMut(Duration) -> Result<Load>,
 ) -> Result<(Sample, u64)> {
     let mut measured = || {
-        let warm_up = load((duration / WARM_UP_PART).max(WARM_UP_LEAST).min(duration))?;
+        let warm_up = load((duration / WARM_UP_PART).max(MIN_WARM_UP).min(duration))?;
         let cpu_before_ns = server.process().cpu_ns()?;
         let load = load(duration)?;
         let cpu_ns = server.process().cpu_ns()?.saturating_sub(cpu_before_ns);

@@ -157,15 +157,15 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 fn size(text: &str) -> Result<usize, String> {
-    const LEAST: usize = 1 << 10;
-    const MOST: usize = 1 << 30;
+    const MIN: usize = 1 << 10;
+    const MAX: usize = 1 << 30;
     let (digits, unit) = match text.as_bytes().last() {
         Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
         Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
         _ => (text, 1),
     };
     let bytes = digits.parse().ok().and_then(|number: usize| number.checked_mul(unit));
-    let bytes = bytes.filter(|bytes| (LEAST..=MOST).contains(bytes));
+    let bytes = bytes.filter(|bytes| (MIN..=MAX).contains(bytes));
     bytes.ok_or_else(|| "must be from 1k to 1024m".to_owned())
 }
 

@@ -19,7 +19,7 @@ const FEW: usize = 8;
 
 /// Shorter parts of a message are copied, however many there are: a page's reference costs as much as copying a page that
 /// the processor has in its cache (`uncopy bench cache --only get --sizes 4096,8192 --transmit splice`).
-const PART_LEAST_BYTES: usize = 8 << 10;
+const MIN_PART_BYTES: usize = 8 << 10;
 
 /// What the engine may rely on in this process, and from which size on it is to send by reference.
 pub fn prepare(transmit: Transmit) {
@@ -96,7 +96,7 @@ fn is_worth(transmit: Transmit, part: &Piece<'_>) -> bool {
     match transmit {
         Transmit::Copy => false,
         Transmit::Splice => part.kind != Kind::Text,
-        _ => part.kind == Kind::Settled && part.bytes.len() >= PART_LEAST_BYTES,
+        _ => part.kind == Kind::Settled && part.bytes.len() >= MIN_PART_BYTES,
     }
 }
 
@@ -106,7 +106,7 @@ fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>], lent: &mut Lent) -> O
     let len_bytes = parts.iter().map(|part| part.bytes.len()).sum();
     let worth = parts.iter().filter(|part| is_worth(transmit, part));
     let value_bytes = worth.map(|part| part.bytes.len()).sum();
-    if value_bytes < uncopy_transmit::least_bytes() {
+    if value_bytes < uncopy_transmit::min_bytes() {
         return None;
     }
     let plan = uncopy_transmit::plan(fd, len_bytes, value_bytes, 0, &Envelope::default());

@@ -26,7 +26,7 @@ pub const COSTS: &str = "UNCOPY_COSTS";
 /// First line of the file.
 const HEADING: &str = "uncopy costs 1";
 /// A longer file is not one of ours, bytes.
-const FILE_MOST_BYTES: u64 = 4096;
+const MAX_FILE_BYTES: u64 = 4096;
 /// Processes that measure; odd, so that there is a median.
 const PROCESSES: usize = 9;
 /// What each of them receives: enough that the library starts to work, bytes.
@@ -74,7 +74,7 @@ pub fn processor() -> String {
     let mut text = String::new();
     // The first processor's entry is within this; the rest takes long where there are many.
     if let Ok(file) = File::open("/proc/cpuinfo") {
-        let _ = file.take(FILE_MOST_BYTES).read_to_string(&mut text);
+        let _ = file.take(MAX_FILE_BYTES).read_to_string(&mut text);
     }
     let processor = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     processor.map_or_else(|| os::kernel().1, |(_, name)| name.trim().to_owned())
@@ -101,7 +101,7 @@ pub fn load(path: &Path) -> Result<Costs, Unusable> {
         return Err(Unusable::NotTrusted);
     }
     let mut text = String::new();
-    file.take(FILE_MOST_BYTES).read_to_string(&mut text).map_err(|_| Unusable::Damaged)?;
+    file.take(MAX_FILE_BYTES).read_to_string(&mut text).map_err(|_| Unusable::Damaged)?;
     parse(&text, &machine())
 }
 

@@ -11,11 +11,11 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use uncopy_core::addr::PageRange;
 use uncopy_core::page_map::{Dropped, PageMap, View};
 
-/// Views of one block at most (`VIEWS_MOST` in the engine).
-const VIEWS_MOST: u32 = 2048;
+/// Views of one block at most (`MAX_VIEWS` in the engine).
+const MAX_VIEWS: u32 = 2048;
 
 /// Live views, and how many of them one block holds.
-const PLACEMENTS: [(u32, u32); 5] = [(10, 1), (10, 10), (1_000, 1_000), (100_000, 10), (100_000, VIEWS_MOST)];
+const PLACEMENTS: [(u32, u32); 5] = [(10, 1), (10, 10), (1_000, 1_000), (100_000, 10), (100_000, MAX_VIEWS)];
 
 /// Pages from one view's start to the next one's: each can be dropped and made again by itself.
 const STRIDE_PAGES: u32 = 4;

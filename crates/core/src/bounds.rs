@@ -15,7 +15,7 @@ use crate::addr::{PAGE_BYTES, PageRange};
 use smallvec::SmallVec;
 
 /// Spare memory that is always allowed where nothing limits it, bytes.
-pub const SPARE_LEAST_BYTES: usize = 64 << 20;
+pub const MIN_SPARE_BYTES: usize = 64 << 20;
 /// Beyond that, one part in so many of what the program uses.
 const SPARE_SHARE: usize = 8;
 /// Of a limit on the process's memory (its control group's, or one of its own), spare memory is one part in
@@ -58,7 +58,7 @@ impl Bounds {
     /// Spare memory of a program that uses so much.
     #[must_use]
     pub fn spare(&self, program_bytes: usize) -> usize {
-        SPARE_LEAST_BYTES.max(program_bytes / SPARE_SHARE).min(self.spare_bytes)
+        MIN_SPARE_BYTES.max(program_bytes / SPARE_SHARE).min(self.spare_bytes)
     }
 
     /// What segments may take.
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn a_program_without_limits_has_the_spare_memory_of_its_size() {
         let bounds = Bounds::new(None, &[None]);
-        assert_eq!(bounds.spare(0), SPARE_LEAST_BYTES);
+        assert_eq!(bounds.spare(0), MIN_SPARE_BYTES);
         assert_eq!(bounds.spare(1024 * MIB), 128 * MIB);
         assert_eq!(bounds.segments(1024 * MIB), 1152 * MIB);
         assert_eq!((bounds.reservoir(0), bounds.retained(0)), (16 * MIB, 40 * MIB));

@@ -298,8 +298,8 @@ impl<'a> Options<'a> {
                     .ok_or_else(|| bad("UNCOPY_MIN_SIZE", LEGAL_SIZE))?;
             }
             b"UNCOPY_MEMORY" => {
-                let most_bytes = bytes(value, MEMORY_LOW_BYTES..=MEMORY_HIGH_BYTES);
-                self.memory_bytes = Some(most_bytes.ok_or_else(|| bad("UNCOPY_MEMORY", LEGAL_MEMORY))?);
+                let max_bytes = bytes(value, MEMORY_LOW_BYTES..=MEMORY_HIGH_BYTES);
+                self.memory_bytes = Some(max_bytes.ok_or_else(|| bad("UNCOPY_MEMORY", LEGAL_MEMORY))?);
             }
             b"UNCOPY_POLICY" => {
                 self.policy = match value {
@@ -338,7 +338,7 @@ impl<'a> Options<'a> {
                 self.ledger = Some(value);
             }
             b"UNCOPY_RECORD" => {
-                if !value.starts_with(b"/") || value.len() > crate::recording::request::DIRECTORY_MOST_BYTES {
+                if !value.starts_with(b"/") || value.len() > crate::recording::request::MAX_DIRECTORY_BYTES {
                     return Err(bad("UNCOPY_RECORD", LEGAL_RECORD));
                 }
                 self.record = Some(value);

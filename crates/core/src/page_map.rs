@@ -84,7 +84,7 @@ type Chunk<S> = SmallVec<[Run<S>; 2]>;
 /// Runs of one chunk at most: what an insertion moves. A larger chunk becomes two of half as many.
 const CHUNK_RUNS: usize = if cfg!(test) { 4 } else { 32 };
 /// A chunk that shrinks below this joins a neighbour, if both together are no larger than half a chunk.
-const CHUNK_RUNS_LEAST: usize = CHUNK_RUNS / 4;
+const MIN_CHUNK_RUNS: usize = CHUNK_RUNS / 4;
 
 /// The chunks of a map behind the first; none is empty.
 #[derive(Clone, Debug)]
@@ -381,7 +381,7 @@ impl<S: Clone + PartialEq> PageMap<S> {
             }
         }
         Self::join_around(runs, first, views, dropped);
-        if runs.len() > CHUNK_RUNS || runs.len() < CHUNK_RUNS_LEAST && has_more {
+        if runs.len() > CHUNK_RUNS || runs.len() < MIN_CHUNK_RUNS && has_more {
             self.tidy(chunk);
         } else if first == 0 {
             self.begin_at_first_run(chunk);
@@ -444,7 +444,7 @@ impl<S: Clone + PartialEq> PageMap<S> {
     /// Gives a chunk that has changed its place and size again.
     fn tidy(&mut self, chunk: usize) {
         let runs = self.chunk(chunk).len();
-        if runs < CHUNK_RUNS_LEAST && self.more.is_some() {
+        if runs < MIN_CHUNK_RUNS && self.more.is_some() {
             let fits = |other: usize| self.chunk(other).len() + runs <= CHUNK_RUNS / 2;
             if runs == 0 || chunk + 1 < self.chunks() && fits(chunk + 1) {
                 // An empty last chunk joins the one before it.

@@ -83,10 +83,10 @@ pub enum Step<S> {
 
 /// Plans the copy of `pieces` to the block's bytes from `start` on.
 ///
-/// Views of fewer than `least_pages` pages are not made; their bytes are copied. The steps are in
+/// Views of fewer than `min_pages` pages are not made; their bytes are copied. The steps are in
 /// order and cover the destination exactly once; adjacent `Bytes` steps are one.
 #[must_use]
-pub fn plan<S: Clone>(start: usize, pieces: &[Piece<S>], least_pages: u32) -> Steps<S> {
+pub fn plan<S: Clone>(start: usize, pieces: &[Piece<S>], min_pages: u32) -> Steps<S> {
     let mut steps = Steps::new();
     let mut at = start;
     for piece in pieces {
@@ -94,7 +94,7 @@ pub fn plan<S: Clone>(start: usize, pieces: &[Piece<S>], least_pages: u32) -> St
         let pages = range.whole_pages();
         at = range.end;
         let step = match piece {
-            _ if pages.len() < least_pages.max(1) => None,
+            _ if pages.len() < min_pages.max(1) => None,
             Piece::Plain { .. } => None,
             Piece::Zeroes { .. } => Some(Step::Empty { pages }),
             Piece::Segment { segment, offset_bytes, .. } => Some(Step::View {

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use crate::model::{Difference, Mirror};
 
 /// Longest buffer, bytes.
-pub const BUFFER_MOST: usize = 4 << 20;
+pub const MAX_BUFFER: usize = 4 << 20;
 /// The operating system's page, bytes.
 pub const PAGE: usize = 4096;
 
@@ -73,7 +73,7 @@ impl Buffer {
     /// # Errors
     /// What is wrong with the memory.
     pub fn allocate(call: usize, len: usize, align: usize, mut mirror: Mirror) -> Result<Self, String> {
-        let len = len.clamp(1, BUFFER_MOST - PAGE);
+        let len = len.clamp(1, MAX_BUFFER - PAGE);
         let pages = len.next_multiple_of(PAGE);
         let align = 16usize << (align % 10);
         let mut origin = Origin::Heap;
@@ -181,7 +181,7 @@ impl Buffer {
     /// # Errors
     /// When the call refuses.
     pub fn resize(&mut self, call: usize, len: usize) -> Result<(), String> {
-        let len = len.clamp(1, BUFFER_MOST - PAGE);
+        let len = len.clamp(1, MAX_BUFFER - PAGE);
         // SAFETY: the pointer came from malloc's family.
         let start = unsafe {
             let old = self.start.cast::<c_void>();
@@ -212,7 +212,7 @@ impl Buffer {
         if usable < self.len {
             return Err(format!("malloc_usable_size says {usable} for {} bytes", self.len));
         }
-        self.len = usable.min(BUFFER_MOST);
+        self.len = usable.min(MAX_BUFFER);
         Ok(())
     }
 

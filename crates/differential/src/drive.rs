@@ -35,7 +35,7 @@ pub struct Plan {
     /// How long one failing program is made smaller.
     pub shrink_time: Duration,
     /// Failing programs after which to stop.
-    pub failures_most: usize,
+    pub max_failures: usize,
 }
 
 /// What came of it.
@@ -68,7 +68,7 @@ pub fn drive(plan: &Plan) -> Outcome {
                         return;
                     }
                     let failed = one(plan, number, &outcome);
-                    if failed >= plan.failures_most {
+                    if failed >= plan.max_failures {
                         stop.store(true, Relaxed);
                     }
                     show(&outcome, &shown, start, plan.operations);

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use uncopy_tests::random::Random;
 
 use crate::interpreter::{GENERAL_SLOTS, SLOTS};
-use crate::program::{Kind, NUMBERS, Operation, Program, WORKERS_MOST};
+use crate::program::{Kind, MAX_WORKERS, NUMBERS, Operation, Program};
 
 /// How often each kind comes, before a program's character is applied.
 const WEIGHTS: &[(Kind, usize)] = &[
@@ -53,7 +53,7 @@ struct Generator {
     random: Random,
     /// Cumulated weights.
     kinds: Vec<(usize, Kind)>,
-    len_most: usize,
+    max_len: usize,
     /// What this worker probably has: lengths of buffers.
     lens: [usize; SLOTS],
     recent: VecDeque<Recent>,
@@ -65,7 +65,7 @@ struct Generator {
 #[must_use]
 pub fn generate(seed: u64, operations: usize) -> Program {
     let mut random = Random::new(seed);
-    let workers = if random.one_in(3) { random.between(2, WORKERS_MOST) } else { 1 };
+    let workers = if random.one_in(3) { random.between(2, MAX_WORKERS) } else { 1 };
     let alarm_us = if random.one_in(4) { random.pick(&[100, 300, 1000, 5000]) } else { 0 };
     let mut weights = Vec::new();
     for (kind, weight) in WEIGHTS {
@@ -78,9 +78,9 @@ pub fn generate(seed: u64, operations: usize) -> Program {
         };
         weights.push((weight * factor, *kind));
     }
-    let len_most = random.pick(&[16_384, 65_536, 262_144, 524_288, 524_288, 1 << 20, 3 << 20]);
+    let max_len = random.pick(&[16_384, 65_536, 262_144, 524_288, 524_288, 1 << 20, 3 << 20]);
     let mut generators: Vec<Generator> =
-        (0..workers).map(|_| Generator::new(Random::new(random.word()), &weights, len_most)).collect();
+        (0..workers).map(|_| Generator::new(Random::new(random.word()), &weights, max_len)).collect();
     let mut program = Program { seed, alarm_us, operations: Vec::with_capacity(operations) };
     for (worker, generator) in generators.iter_mut().enumerate() {
         for slot in 0..GENERAL_SLOTS {
@@ -105,7 +105,7 @@ fn operation(worker: usize, kind: Kind, given: &[usize]) -> Operation {
 }
 
 impl Generator {
-    fn new(random: Random, weights: &[(usize, Kind)], len_most: usize) -> Self {
+    fn new(random: Random, weights: &[(usize, Kind)], max_len: usize) -> Self {
         let mut sum = 0;
         let kinds = weights
             .iter()
@@ -117,7 +117,7 @@ impl Generator {
         Self {
             random,
             kinds,
-            len_most,
+            max_len,
             lens: [200_000; SLOTS],
             recent: VecDeque::new(),
             sent: VecDeque::new(),
@@ -128,9 +128,9 @@ impl Generator {
     fn buffer_len(&mut self) -> usize {
         match self.random.below(10) {
             0 => self.random.between(1000, 5000),
-            1 => self.random.between(1, self.len_most / PAGE) * PAGE,
-            2..6 => self.random.length(self.len_most).max(4096),
-            _ => self.random.between(4096, self.len_most),
+            1 => self.random.between(1, self.max_len / PAGE) * PAGE,
+            2..6 => self.random.length(self.max_len).max(4096),
+            _ => self.random.between(4096, self.max_len),
         }
     }
 

@@ -9,9 +9,9 @@ use uncopy_tests::plain::{self, PlainBytes};
 use crate::model::{Mirror, pool, pool_place};
 
 /// Longest message on a link that keeps messages apart, bytes.
-pub const MESSAGE_MOST: usize = 150_000;
+pub const MAX_MESSAGE: usize = 150_000;
 /// Most bytes under way to the peer.
-const OUTGOING_MOST: usize = 4 << 20;
+const MAX_OUTGOING: usize = 4 << 20;
 
 /// What a link is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl Link {
             near,
             far,
             incoming: VecDeque::new(),
-            outgoing: Mirror::new(OUTGOING_MOST),
+            outgoing: Mirror::new(MAX_OUTGOING),
             under_way: (0, 0),
             messages: VecDeque::new(),
         }
@@ -135,7 +135,7 @@ impl Link {
         if len == 0 || self.kind == LinkKind::PipeOut {
             return;
         }
-        let len = if self.kind.keeps_messages() { len.min(MESSAGE_MOST) } else { len.min(1 << 20) };
+        let len = if self.kind.keeps_messages() { len.min(MAX_MESSAGE) } else { len.min(1 << 20) };
         let place = pool_place(seed, len);
         // SAFETY: the pool has the range.
         if let Ok(len) = unsafe { plain::raw_write(self.far, pool().at(place), len) } {
@@ -165,7 +165,7 @@ impl Link {
     /// Room for what the program is about to send, in bytes.
     #[must_use]
     pub const fn room(&self) -> usize {
-        OUTGOING_MOST - self.under_way.1
+        MAX_OUTGOING - self.under_way.1
     }
 
     /// The program sent bytes that `mirror` has at `from`.

@@ -122,7 +122,7 @@ fn run(line: &Line) -> Result<bool, String> {
         machine: machine()?,
         failures: line.text("failures").unwrap_or("target/differential-failures").into(),
         shrink_time: Duration::from_secs(60 * line.number("shrink-minutes", 5)?),
-        failures_most: usize_of(line.number("most", 3)?),
+        max_failures: usize_of(line.number("most", 3)?),
     };
     eprintln!("seeds from {} on, {} operations each", plan.seed, plan.length);
     let outcome = drive(&plan);

@@ -20,7 +20,7 @@ use std::fmt;
 /// Most numbers of one operation.
 pub const NUMBERS: usize = 9;
 /// Most workers of a program.
-pub const WORKERS_MOST: usize = 4;
+pub const MAX_WORKERS: usize = 4;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $variant:ident $name:literal: $($operand:ident)*;)*) => {
@@ -192,8 +192,8 @@ fn bad(word: &str) -> String {
 fn parse_operation(line: &str) -> Result<Operation, String> {
     let mut words = line.split_whitespace();
     let worker = words.next().and_then(|word| word.parse().ok()).ok_or("no worker in front")?;
-    if worker >= WORKERS_MOST {
-        return Err(format!("worker {worker}; there are at most {WORKERS_MOST}"));
+    if worker >= MAX_WORKERS {
+        return Err(format!("worker {worker}; there are at most {MAX_WORKERS}"));
     }
     let name = words.next().ok_or("no operation")?;
     let kind = Kind::ALL.iter().find(|kind| kind.name() == name).ok_or_else(|| bad(name))?;

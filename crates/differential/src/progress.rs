@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::program::{Kind, WORKERS_MOST};
+use crate::program::{Kind, MAX_WORKERS};
 
 /// Size of the page.
 const BYTES: usize = 4096;
@@ -15,7 +15,7 @@ const BYTES: usize = 4096;
 #[derive(Debug)]
 pub struct Progress {
     /// For each worker: the number of the operation that it runs, plus one.
-    reached: [AtomicU64; WORKERS_MOST],
+    reached: [AtomicU64; MAX_WORKERS],
     /// For each kind: operations done, in forked children too.
     kinds: [AtomicU64; 64],
     /// Of those: done in forked children.
@@ -68,7 +68,7 @@ impl Progress {
 
     /// The number of the operation that each worker has reached, in order of the workers.
     #[must_use]
-    pub fn reached(&self) -> [Option<usize>; WORKERS_MOST] {
+    pub fn reached(&self) -> [Option<usize>; MAX_WORKERS] {
         std::array::from_fn(|worker| {
             usize::try_from(self.reached[worker].load(Relaxed)).unwrap_or(0).checked_sub(1)
         })

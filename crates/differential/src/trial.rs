@@ -8,7 +8,7 @@ use uncopy_tests::counters::Counters;
 use uncopy_tests::launch::{Mode, Program as Command};
 use uncopy_tests::scratch::Scratch;
 
-use crate::program::{Kind, Program, WORKERS_MOST};
+use crate::program::{Kind, MAX_WORKERS, Program};
 use crate::progress::Progress;
 
 /// What to run.
@@ -43,7 +43,7 @@ pub struct Report {
     /// What went wrong: the program's messages, or every thread's stack if it hung.
     pub failure: Option<String>,
     /// The operation that each worker had reached.
-    pub reached: [Option<usize>; WORKERS_MOST],
+    pub reached: [Option<usize>; MAX_WORKERS],
 }
 
 impl Trial {

@@ -28,7 +28,7 @@ fn plan(seed: u64, operations: u64, modes: &[Mode]) -> Outcome {
         machine: PathBuf::from(MACHINE),
         failures: Path::new(env!("CARGO_TARGET_TMPDIR")).join("differential-failures"),
         shrink_time: Duration::from_secs(30),
-        failures_most: 1,
+        max_failures: 1,
     };
     let outcome = drive(&plan);
     println!("seeds from {seed} on\n{}", outcome.sum);

@@ -22,7 +22,7 @@ use uncopy_sys::lock::Critical;
 #[global_allocator]
 static PRIVATE: Private = Private::new();
 
-/// Live views, and how many of them one block holds: few, and as many as it may (`VIEWS_MOST` in the engine).
+/// Live views, and how many of them one block holds: few, and as many as it may (`MAX_VIEWS` in the engine).
 const PLACEMENTS: [(u32, u32); 5] = [(10, 1), (10, 10), (1_000, 1_000), (100_000, 10), (100_000, 2_048)];
 /// Pages from one view's start to the next one's: each can be dropped and made again by itself.
 const STRIDE_PAGES: u32 = 4;

@@ -30,7 +30,7 @@ pub const FRESH: u32 = 1 << 3;
 pub const RELOCATED: u32 = 1 << 4;
 
 /// Views of one block at most, except for those that overwriting splits.
-const VIEWS_MOST: usize = 2048;
+const MAX_VIEWS: usize = 2048;
 
 /// Longest run between two inputs that is compared with the segment, bytes.
 const SEAM_BYTES: usize = 2 * PAGE_BYTES;
@@ -46,7 +46,7 @@ pub const POPULATED: u32 = 1 << 6;
 /// it. Of longer ones only what is to be viewed is.
 const POPULATE_BYTES: usize = 4 << 20;
 /// Of a plain block that is to be registered: with more runs of absent pages than this, all of them are filled.
-const ABSENT_RUNS_MOST: usize = 64;
+const MAX_ABSENT_RUNS: usize = 64;
 
 /// A stack lies in it that a hook ran on (a coroutine's): it is plain memory until it is freed. Nobody may fault
 /// on his own stack while he holds locks.
@@ -320,7 +320,7 @@ impl Locked {
     /// list of them is to fit the reserve of the allocator for our own data many times over.
     #[must_use]
     pub fn has_many_views(&self) -> bool {
-        self.map().is_some_and(|map| map.views() > VIEWS_MOST)
+        self.map().is_some_and(|map| map.views() > MAX_VIEWS)
     }
 
     /// Changes the page map and keeps the counts in step.
@@ -361,7 +361,7 @@ impl Locked {
         if flags & REGISTERED != 0 {
             return if self.has_many_views() { Err(Errno(12)) } else { Ok(()) };
         }
-        if live::get(Counter::RegisteredBlocks) >= ENGINE.most_registered() {
+        if live::get(Counter::RegisteredBlocks) >= ENGINE.max_registered() {
             return Err(Errno(12));
         }
         let (base, bytes) = (self.at.base, self.at.bytes());
@@ -386,7 +386,7 @@ impl Locked {
             // From here on nobody but the handler, which waits for this lock, puts a page where none is.
             let absent =
                 |run: Range<u32>| map.set_empty(PageRange::new(run.start, run.end), &mut Dropped::new());
-            if mem::absent_runs(base, self.at.pages, ABSENT_RUNS_MOST, absent).is_err() {
+            if mem::absent_runs(base, self.at.pages, MAX_ABSENT_RUNS, absent).is_err() {
                 map = PageMap::new();
                 uffd.unregister(base, bytes)?;
                 ENGINE.heap.populate(base, bytes)?;

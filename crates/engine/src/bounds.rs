@@ -69,19 +69,19 @@ pub fn admits(len_bytes: usize) -> bool {
 
 /// What the reservoir may hold, bytes.
 #[must_use]
-pub fn reservoir_most_bytes() -> usize {
+pub fn max_reservoir_bytes() -> usize {
     bounds().reservoir(program_bytes())
 }
 
 /// What free blocks may retain, bytes.
 #[must_use]
-pub fn retained_most_bytes() -> usize {
+pub fn max_retained_bytes() -> usize {
     bounds().retained(program_bytes())
 }
 
 /// What segments may hold that nobody needs, bytes.
 #[must_use]
-pub fn waste_most_bytes() -> usize {
+pub fn max_waste_bytes() -> usize {
     if IS_EAGER {
         return 0;
     }

@@ -1,5 +1,5 @@
 //! Measures what things cost on this machine, when the engine starts to work: with pages of the hidden memory,
-//! with the userfaultfd and the handler thread that will be used, in well under [`MOST_NS`].
+//! with the userfaultfd and the handler thread that will be used, in well under [`MAX_NS`].
 //!
 //! Runs inside a `Critical`, under the lock of activation, where nobody else uses the hidden memory yet. It
 //! allocates nothing and touches no memory of the program's. Each constant is the second best of a few tries:
@@ -15,7 +15,7 @@ use uncopy_sys::bytes;
 use uncopy_sys::uffd::Uffd;
 
 /// Nothing more is measured after so long, ns. A try in progress is finished: that takes far less.
-const MOST_NS: u64 = 3_500_000;
+const MAX_NS: u64 = 3_500_000;
 /// Buffers that are copied from one to the next, as programs do.
 const BUFFERS: u32 = 8;
 /// Pages of a buffer of which all fit the second level of cache.
@@ -74,7 +74,7 @@ impl Calibration<'_> {
     ) -> Result<u64, Stop> {
         let mut times = [0; TRIES];
         for time in &mut times {
-            if since(self.begin) > MOST_NS {
+            if since(self.begin) > MAX_NS {
                 return Err(Stop);
             }
             prepare();

@@ -32,9 +32,9 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
 
 /// Segments looked at in one round; where there are more, others are next.
-const SEGMENTS_MOST: usize = 16_384;
+const MAX_SEGMENTS: usize = 16_384;
 /// Blocks whose views one segment may have.
-const BLOCKS_MOST: usize = 16;
+const MAX_BLOCKS: usize = 16;
 /// Segments that are not older than this are left alone, rounds.
 const AGE: u32 = 1;
 /// Blocks passed over, and views looked at, in one step.
@@ -124,7 +124,7 @@ impl Compaction {
 
     fn add(&mut self, base: usize, segment: &Segment, range: (usize, usize)) {
         let key = segment.first_page();
-        let is_full = self.segments.len() >= SEGMENTS_MOST;
+        let is_full = self.segments.len() >= MAX_SEGMENTS;
         if segment.pages() < 2 || (is_full && !self.segments.contains_key(&key)) {
             return;
         }
@@ -139,15 +139,15 @@ impl Compaction {
 
     /// Chooses what is to lose pages, once all has been looked at.
     pub(crate) fn choose(&mut self) {
-        let most_bytes = bounds::waste_most_bytes();
+        let max_bytes = bounds::max_waste_bytes();
         self.waste_bytes = self.segments.values().map(Usage::waste_bytes).sum();
         live::set(Counter::WasteBytes, self.waste_bytes);
-        if self.waste_bytes <= most_bytes {
+        if self.waste_bytes <= max_bytes {
             return;
         }
         let round = bounds::round();
         let is_old = |usage: &Usage| bounds::IS_EAGER || round.wrapping_sub(usage.used_at) > AGE;
-        let wastes = |usage: &Usage| usage.waste_bytes() > 0 && usage.blocks.len() <= BLOCKS_MOST;
+        let wastes = |usage: &Usage| usage.waste_bytes() > 0 && usage.blocks.len() <= MAX_BLOCKS;
         let mut found: Vec<(u32, u32, usize)> = self
             .segments
             .iter()
@@ -157,7 +157,7 @@ impl Compaction {
         self.is_early = self.segments.values().any(|usage| wastes(usage) && !is_old(usage));
         // Least recently used first, and of those what wastes most.
         found.sort_unstable_by_key(|(age, _, waste)| (core::cmp::Reverse(*age), core::cmp::Reverse(*waste)));
-        let mut excess_bytes = self.waste_bytes - most_bytes / 2;
+        let mut excess_bytes = self.waste_bytes - max_bytes / 2;
         for (_, key, waste_bytes) in found {
             if excess_bytes == 0 {
                 break;

@@ -25,7 +25,7 @@ use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::uffd::Uffd;
 
 /// Shortest view that a copy makes, pages. A patch of one page is viewed on by the next copy.
-const LEAST_PAGES: u32 = 1;
+const MIN_PAGES: u32 = 1;
 
 /// Copies `len_bytes` bytes as memmove does, eliding what it can. False: nothing was done, and an
 /// ordinary memmove is the right thing.
@@ -204,7 +204,7 @@ unsafe fn between(
     if let Some(stack) = stack.filter(|_| sampling::have_sampled(&pieces)) {
         site = sampling::site(stack, Call::Copy);
     }
-    let mut steps = plan(to_range.start, &pieces, LEAST_PAGES);
+    let mut steps = plan(to_range.start, &pieces, MIN_PAGES);
     let mut elidable_bytes = elided_bytes(&steps);
     if elidable_bytes > 0 {
         steps = with_touched(steps, to_range.touched_pages(), ENGINE.to_copy(site));

@@ -43,7 +43,7 @@ pub enum Phase {
 const HEAP_SHARE: u64 = 16;
 const HIDDEN_SHARE: u64 = 32;
 /// Memory is committed some MiB at a time for each size of blocks; below this limit the program would miss it.
-const DATA_LIMIT_LEAST_BYTES: u64 = 4 << 30;
+const MIN_DATA_LIMIT_BYTES: u64 = 4 << 30;
 /// Registered blocks at most: each may cost two mappings.
 const REGISTERED_SHARE: u64 = 4;
 const REGISTERED_DEFAULT: u64 = 16_000;
@@ -73,7 +73,7 @@ pub struct Engine {
     uffd: AtomicI32,
     policy: AtomicU8,
     inherited_device: AtomicI32,
-    most_registered: AtomicU64,
+    max_registered: AtomicU64,
     measures_costs: AtomicBool,
     said: AtomicBool,
     has_given_back: AtomicBool,
@@ -95,7 +95,7 @@ uncopy_sys::statics! {
         uffd: AtomicI32::new(-1),
         policy: AtomicU8::new(0),
         inherited_device: AtomicI32::new(-1),
-        most_registered: AtomicU64::new(REGISTERED_DEFAULT),
+        max_registered: AtomicU64::new(REGISTERED_DEFAULT),
         measures_costs: AtomicBool::new(false),
         said: AtomicBool::new(false),
         has_given_back: AtomicBool::new(false),
@@ -204,8 +204,8 @@ impl Engine {
 
     /// Blocks that may be registered, given the kernel's limit on mappings.
     #[must_use]
-    pub fn most_registered(&self) -> u64 {
-        self.most_registered.load(Relaxed)
+    pub fn max_registered(&self) -> u64 {
+        self.max_registered.load(Relaxed)
     }
 
     /// The userfaultfd, once active.
@@ -263,8 +263,8 @@ impl Engine {
         if mem::page_size() != PAGE_BYTES {
             return Err(format!("the kernel's pages have {} bytes, not {PAGE_BYTES}", mem::page_size()));
         }
-        if let Some(limit) = mem::data_limit().filter(|limit| *limit < DATA_LIMIT_LEAST_BYTES) {
-            let (limit, least) = (limit >> 20, DATA_LIMIT_LEAST_BYTES >> 20);
+        if let Some(limit) = mem::data_limit().filter(|limit| *limit < MIN_DATA_LIMIT_BYTES) {
+            let (limit, least) = (limit >> 20, MIN_DATA_LIMIT_BYTES >> 20);
             return Err(format!(
                 "RLIMIT_DATA is {limit} MiB; uncopy takes memory ahead and needs {least} MiB"
             ));
@@ -311,7 +311,7 @@ impl Engine {
             .reserve(address_space_share(HIDDEN_SHARE))
             .map_err(|errno| format!("no addresses for hidden memory: {errno}"))?;
         if let Some(most) = mem::mappings_limit() {
-            self.most_registered.store(most / REGISTERED_SHARE, Relaxed);
+            self.max_registered.store(most / REGISTERED_SHARE, Relaxed);
         }
         self.open_uffds()
     }

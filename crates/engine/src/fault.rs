@@ -34,7 +34,7 @@ use uncopy_sys::uffd::{Change, Fault, Message, Uffd, wait};
 use uncopy_sys::{bytes, mem, thread};
 
 /// Pages put in place by one fault at most: sequential touching doubles up to here.
-const BATCH_MOST: u32 = 128;
+const MAX_BATCH: u32 = 128;
 /// Pages put in place by the first fault in an empty stretch.
 const BATCH_EMPTY: u32 = 4;
 /// How long a fault that cannot be served yet waits for the next try, ms.
@@ -43,7 +43,7 @@ const RETRY_MS: i32 = 1;
 const EAGER_TRIES: u32 = 200;
 /// Faults, and changes of mappings, that there is room for from the start: the handler must not wait for the
 /// allocator while a fork holds it.
-const LIST_MOST: usize = 2048;
+const MAX_LIST: usize = 2048;
 
 /// Tries to make ranges plain whose mappings have changed.
 const CLEAR_TRIES: u32 = 2_000;
@@ -64,7 +64,7 @@ uncopy_sys::statics! {
 
 const ENDS: usize = 1;
 /// Pauses until it is believed that it will not.
-const PAUSES_MOST: u32 = 50_000;
+const MAX_PAUSES: u32 = 50_000;
 
 /// Ends the handler thread and waits until the kernel has forgotten it. False: it goes on.
 ///
@@ -74,7 +74,7 @@ pub(crate) fn stop_handler(uffd: Uffd) -> bool {
     if uffd.ring(|page| BELL.store(page, Release)).is_err() {
         return false;
     }
-    for _ in 0..PAUSES_MOST {
+    for _ in 0..MAX_PAUSES {
         if BELL.load(Acquire) == ENDS {
             break;
         }
@@ -136,8 +136,8 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         foreign: (foreign >= 0).then(|| Uffd::from_fd(foreign)),
         control: if is_isolated { live::open_control() } else { Control::NONE },
         inbox: Inbox::new(),
-        waiting: Vec::with_capacity(LIST_MOST),
-        changes: Vec::with_capacity(LIST_MOST),
+        waiting: Vec::with_capacity(MAX_LIST),
+        changes: Vec::with_capacity(MAX_LIST),
         owners: Owners::default(),
         wants_changes: false,
         clears: false,
@@ -338,7 +338,7 @@ pub(crate) fn zeroes(uffd: Uffd, page_address: usize) -> bool {
 }
 
 /// So many of them, and the bytes are put in place by replacing the mapping.
-const REFUSED_MOST: u32 = 64;
+const MAX_REFUSED: u32 = 64;
 
 /// Counts whether a placement succeeded; true: the kernel does not come round.
 fn is_desperate(placed: bool) -> bool {
@@ -346,7 +346,7 @@ fn is_desperate(placed: bool) -> bool {
         REFUSED.store(0, Relaxed);
         return false;
     }
-    REFUSED.fetch_add(1, Relaxed) >= REFUSED_MOST
+    REFUSED.fetch_add(1, Relaxed) >= MAX_REFUSED
 }
 
 /// The last resort where userfaultfd fails: a mapping with the right bytes takes the place of absent pages.
@@ -422,7 +422,7 @@ fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
 fn batch(at: BlockRef, page: u32, run: PageRange, state: &State<Segment>) -> PageRange {
     let first = if *state == State::Empty { BATCH_EMPTY } else { 1 };
     let len = if at.block.fault_end.load(Relaxed) == page {
-        (at.block.fault_batch.load(Relaxed) * 2).clamp(first, BATCH_MOST)
+        (at.block.fault_batch.load(Relaxed) * 2).clamp(first, MAX_BATCH)
     } else {
         first
     };

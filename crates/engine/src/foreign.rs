@@ -41,7 +41,7 @@ use uncopy_sys::uffd::{Change, Uffd};
 /// Ranges at a time; a model makes them all anew for every order that it tries.
 const SLOTS: usize = if cfg!(loom) { 1 } else { 256 };
 /// Longest range, bytes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 /// Addresses that a bit of the filter stands for.
 const FILTER_SHIFT: u32 = 21;
 /// Times that somebody waits 20 µs for the handler to follow changes of mappings.
@@ -245,7 +245,7 @@ impl Foreign {
                 end = end.max(at.base + at.bytes());
             }
         }
-        if end - start > MOST_BYTES || !can_hold_views(start, end) {
+        if end - start > MAX_BYTES || !can_hold_views(start, end) {
             return None;
         }
         let mut dropped = Dropped::new();

@@ -9,7 +9,7 @@ use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 uncopy_sys::statics! {
     /// Smallest copy, input or output that a hook looks at, bytes: what the engine does, or what is recorded.
-    pub static LEAST_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+    pub static MIN_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// Smallest copy, input or output that the engine looks at, bytes; `usize::MAX`: none.
     pub static MIN_SIZE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// Smallest allocation that the block heap serves, bytes; `usize::MAX`: none.
@@ -39,7 +39,7 @@ pub fn settle() {
     loop {
         let least = || MIN_SIZE_BYTES.load(Relaxed).min(uncopy_record::min_size_bytes());
         let stored = least();
-        LEAST_BYTES.store(stored, Relaxed);
+        MIN_BYTES.store(stored, Relaxed);
         if cfg!(loom) || least() == stored {
             return;
         }

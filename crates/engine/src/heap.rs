@@ -39,9 +39,9 @@ use free_blocks::{Free, FreeBlocks};
 pub(crate) use retention::Taken;
 
 /// Log2 of a span where nothing limits the address space.
-const SHIFT_MOST: u32 = 34;
+const MAX_SHIFT: u32 = 34;
 /// Log2 of the smallest useful span.
-const SHIFT_LEAST: u32 = 22;
+const MIN_SHIFT: u32 = 22;
 /// Committed at a time, bytes.
 const STEP_BYTES: usize = 4 << 20;
 /// Classes below this keep clear of huge pages: one would span several blocks.
@@ -126,17 +126,17 @@ impl Heap {
         }
     }
 
-    /// Reserves the range; called once, under the engine's lock. `most_bytes` is what the address
+    /// Reserves the range; called once, under the engine's lock. `max_bytes` is what the address
     /// space still allows.
     ///
     /// # Errors
     /// ENOMEM where not even a small range is to be had.
-    pub fn reserve(&self, most_bytes: usize) -> Result<(), Errno> {
-        let mut shift = SHIFT_MOST;
+    pub fn reserve(&self, max_bytes: usize) -> Result<(), Errno> {
+        let mut shift = MAX_SHIFT;
         loop {
             let len_bytes = CLASSES << shift;
             let records_step = (1usize << shift) / PAGE_BYTES * core::mem::size_of::<Block>();
-            let fits = len_bytes + CLASSES * records_step <= most_bytes;
+            let fits = len_bytes + CLASSES * records_step <= max_bytes;
             let reserved = if fits {
                 Reservation::new(len_bytes).and_then(|blocks| {
                     Reservation::new(CLASSES * records_step).map(|records| (blocks, records)).inspect_err(
@@ -163,7 +163,7 @@ impl Heap {
                     HEAP_LEN_BYTES.store(len_bytes, Release);
                     return Ok(());
                 }
-                Err(errno) if shift <= SHIFT_LEAST => return Err(errno),
+                Err(errno) if shift <= MIN_SHIFT => return Err(errno),
                 Err(_) => shift -= 2,
             }
         }

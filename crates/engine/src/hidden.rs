@@ -25,7 +25,7 @@ use uncopy_sys::uffd::Uffd;
 /// Addresses reserved where nothing limits them.
 const RESERVED_BYTES: usize = 1 << 38;
 /// Smallest useful reservation.
-const LEAST_BYTES: usize = 64 << 20;
+const MIN_BYTES: usize = 64 << 20;
 /// Committed and registered at a time, pages.
 const STEP_PAGES: u32 = 4096;
 /// Bytes of zeroes that `UFFDIO_COPY` reads from.
@@ -33,13 +33,13 @@ const ZEROES_BYTES: usize = 256 << 10;
 /// A warm extent this long is worth a move of its own when pages are gathered.
 const GATHER_PAGES: u32 = 8;
 /// Warm extents that are looked at for one that can grow where it lies.
-const GROWING_MOST: usize = 8;
+const MAX_GROWING: usize = 8;
 /// Fewer surplus pages than this are all given back at once.
-const SURPLUS_LEAST_PAGES: usize = 64;
+const MIN_SURPLUS_PAGES: usize = 64;
 /// Extents given back in one go, and their pages, at most.
 const TRIM_EXTENTS: usize = 32;
 /// Spent pages that wait to be given back together: neighbours are dropped with one call.
-const SPENT_MOST_PAGES: usize = 256;
+const MAX_SPENT_PAGES: usize = 256;
 
 const EEXIST: Errno = Errno(17);
 
@@ -51,14 +51,14 @@ struct Inner {
     cold: Extents,
     spent: Extents,
     /// Fewest warm pages there were since the last look.
-    least_warm: usize,
+    min_warm: usize,
 }
 
 impl Inner {
     /// Takes note of warm pages that were taken.
     fn took_warm(&mut self, pages: PageRange) {
         live::subtract(Counter::ReservoirBytes, pages.len_bytes());
-        self.least_warm = self.least_warm.min(self.warm.pages());
+        self.min_warm = self.min_warm.min(self.warm.pages());
     }
 
     fn put_warm(&mut self, pages: PageRange) {
@@ -104,7 +104,7 @@ impl Hidden {
                 warm: Extents::new(),
                 cold: Extents::new(),
                 spent: Extents::new(),
-                least_warm: 0,
+                min_warm: 0,
             };
             Self {
                 lock: Apart(Lock::new()),
@@ -122,19 +122,19 @@ impl Hidden {
         &self.lock.0
     }
 
-    /// Reserves the range. `most_bytes` is what the address space still allows.
+    /// Reserves the range. `max_bytes` is what the address space still allows.
     ///
     /// # Errors
     /// ENOMEM where not even a small range is to be had.
-    pub fn reserve(&self, most_bytes: usize) -> Result<(), Errno> {
+    pub fn reserve(&self, max_bytes: usize) -> Result<(), Errno> {
         if self.base.load(Relaxed) != 0 {
             return Ok(());
         }
-        let mut len_bytes = RESERVED_BYTES.min(most_bytes) / PAGE_BYTES * PAGE_BYTES;
+        let mut len_bytes = RESERVED_BYTES.min(max_bytes) / PAGE_BYTES * PAGE_BYTES;
         let reservation = loop {
             match Reservation::new(len_bytes) {
                 Ok(reservation) => break reservation,
-                Err(errno) if len_bytes / 4 < LEAST_BYTES => return Err(errno),
+                Err(errno) if len_bytes / 4 < MIN_BYTES => return Err(errno),
                 Err(_) => len_bytes = len_bytes / 4 / PAGE_BYTES * PAGE_BYTES,
             }
         };
@@ -240,7 +240,7 @@ impl Hidden {
     /// Takes a warm extent that is too short for `pages` pages and cold pages beside it: those that it takes, and which of
     /// them are cold. So most of what a segment gets need not be moved.
     fn grow_warm(inner: &mut Inner, pages: u32) -> Option<(PageRange, PageRange)> {
-        let (warm, extent, missing) = inner.warm.longest_first().take(GROWING_MOST).find_map(|warm| {
+        let (warm, extent, missing) = inner.warm.longest_first().take(MAX_GROWING).find_map(|warm| {
             let missing = pages - warm.len();
             let behind = inner.cold.starting_at(warm.end).filter(|cold| cold.len() >= missing);
             let before = || inner.cold.ending_at(warm.start).filter(|cold| cold.len() >= missing);
@@ -328,15 +328,15 @@ impl Hidden {
         if pages.is_empty() || is_outside() {
             return;
         }
-        let most_bytes = bounds::reservoir_most_bytes();
+        let max_bytes = bounds::max_reservoir_bytes();
         {
             let _guard = self.lock.guard();
             // SAFETY: under the lock.
             let inner = unsafe { &mut *self.inner.get() };
             inner.put_warm(pages);
             // Trim to seven eighths at once, so that a full reservoir does not trim on every call.
-            if inner.warm.pages() * PAGE_BYTES > most_bytes {
-                while inner.warm.pages() * PAGE_BYTES > most_bytes / 8 * 7 {
+            if inner.warm.pages() * PAGE_BYTES > max_bytes {
+                while inner.warm.pages() * PAGE_BYTES > max_bytes / 8 * 7 {
                     let Some(extent) = inner.warm.take_longest(STEP_PAGES) else { break };
                     inner.took_warm(extent);
                     if !self.discard(inner.reservation, extent) {
@@ -362,7 +362,7 @@ impl Hidden {
             // SAFETY: under the lock.
             let inner = unsafe { &mut *self.inner.get() };
             inner.spent.insert(pages);
-            inner.spent.pages() >= SPENT_MOST_PAGES
+            inner.spent.pages() >= MAX_SPENT_PAGES
         };
         if is_full {
             while self.drop_spent() {}
@@ -426,8 +426,8 @@ impl Hidden {
         let _guard = self.lock.guard();
         // SAFETY: under the lock.
         let inner = unsafe { &mut *self.inner.get() };
-        let least = core::mem::replace(&mut inner.least_warm, inner.warm.pages());
-        if least <= SURPLUS_LEAST_PAGES { least } else { least.div_ceil(2) }
+        let least = core::mem::replace(&mut inner.min_warm, inner.warm.pages());
+        if least <= MIN_SURPLUS_PAGES { least } else { least.div_ceil(2) }
     }
 
     /// Gives some of `pages` warm pages back to the kernel: short runs, of which no segment can be made, first.

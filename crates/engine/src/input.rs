@@ -25,9 +25,9 @@ use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::uffd::Uffd;
 
 /// Parts of a scattered input at most; calls with more go to libc as they are.
-pub const PARTS_MOST: usize = 64;
+pub const MAX_PARTS: usize = 64;
 /// Longest part received into a segment, bytes.
-const PART_MOST_BYTES: usize = 64 << 20;
+const MAX_PART_BYTES: usize = 64 << 20;
 
 type Ranges = smallvec::SmallVec<[ByteRange; 4]>;
 
@@ -84,10 +84,10 @@ impl Redirected {
 /// Whether an input into these parts is worth a closer look: cheap, no lock.
 #[must_use]
 pub fn concerns(parts: &[Part]) -> bool {
-    let least_bytes = ENGINE.min_size_bytes();
-    parts.len() <= PARTS_MOST
+    let min_bytes = ENGINE.min_size_bytes();
+    parts.len() <= MAX_PARTS
         && parts.iter().any(|part| {
-            part.len_bytes >= least_bytes && (ENGINE.heap.contains(part.address) || ENGINE.foreign.is_on())
+            part.len_bytes >= min_bytes && (ENGINE.heap.contains(part.address) || ENGINE.foreign.is_on())
         })
 }
 
@@ -116,7 +116,7 @@ impl<'a> Input<'a> {
         let mut redirected = RedirectedParts::new();
         let mut uffd = ENGINE.uffd();
         for (index, part) in parts.iter_mut().enumerate() {
-            if part.len_bytes < ENGINE.min_size_bytes() || part.len_bytes > PART_MOST_BYTES {
+            if part.len_bytes < ENGINE.min_size_bytes() || part.len_bytes > MAX_PART_BYTES {
                 continue;
             }
             let account = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);

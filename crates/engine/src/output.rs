@@ -20,7 +20,7 @@ use uncopy_sys::fd::{FdKind, kind};
 use uncopy_sys::presence::Section;
 
 /// Parts of one call that the kernel takes (IOV_MAX).
-pub const PARTS_MOST: usize = 1024;
+pub const MAX_PARTS: usize = 1024;
 
 /// Where a gathered part comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,9 +68,9 @@ pub struct Output {
 /// Whether an output of these parts may have bytes in segments: cheap, no lock.
 #[must_use]
 pub fn concerns(parts: &[Part]) -> bool {
-    let least_bytes = ENGINE.min_size_bytes();
+    let min_bytes = ENGINE.min_size_bytes();
     let concerns = |part: &Part| may_be_absent(part) || constants::contain(part.address, part.len_bytes);
-    parts.len() <= PARTS_MOST && parts.iter().any(|part| part.len_bytes >= least_bytes && concerns(part))
+    parts.len() <= MAX_PARTS && parts.iter().any(|part| part.len_bytes >= min_bytes && concerns(part))
 }
 
 fn may_be_absent(part: &Part) -> bool {
@@ -127,7 +127,7 @@ impl Output {
                 output.push(part, before);
             }
             let gathered = output.parts.len() - before;
-            if gathered > PARTS_MOST {
+            if gathered > MAX_PARTS {
                 return None;
             }
             output.messages.push(gathered);

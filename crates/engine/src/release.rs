@@ -11,7 +11,7 @@ use uncopy_sys::lock::Critical;
 use uncopy_sys::uffd::Uffd;
 
 /// Rounds over all blocks that [`release_all`] makes before it leaves the rest to the fault service.
-const ROUNDS_MOST: u32 = 8;
+const MAX_ROUNDS: u32 = 8;
 
 /// Releases everything and returns when it is done. False: some views could not be written back (no
 /// memory); they go on being served.
@@ -21,7 +21,7 @@ pub fn release_all(why: &str) -> bool {
     let Some(uffd) = ENGINE.retire(why) else { return true };
     let _critical = Critical::enter();
     let _undoing = ENGINE.foreign.begin_undo();
-    (0..ROUNDS_MOST).any(|_| round(uffd, |at| Some(at.lock_for_service())))
+    (0..MAX_ROUNDS).any(|_| round(uffd, |at| Some(at.lock_for_service())))
 }
 
 /// One round for the handler thread of `uffd`, after [`crate::engine::Engine::retire`]: blocks that another

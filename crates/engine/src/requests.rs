@@ -2,19 +2,19 @@
 
 use crate::engine::{ENGINE, Phase};
 use crate::live;
-use uncopy_core::recording::request::{MESSAGE_MOST_BYTES, Request};
+use uncopy_core::recording::request::{MAX_MESSAGE_BYTES, Request};
 use uncopy_record::session;
 use uncopy_sys::control::Control;
 
 /// What was read of messages that are not complete yet.
 pub(crate) struct Inbox {
-    bytes: Box<[u8; 2 * MESSAGE_MOST_BYTES]>,
+    bytes: Box<[u8; 2 * MAX_MESSAGE_BYTES]>,
     len_bytes: usize,
 }
 
 impl Inbox {
     pub(crate) fn new() -> Self {
-        Self { bytes: Box::new([0; 2 * MESSAGE_MOST_BYTES]), len_bytes: 0 }
+        Self { bytes: Box::new([0; 2 * MAX_MESSAGE_BYTES]), len_bytes: 0 }
     }
 
     /// Takes what was written and does what it asks for; whether everything is to be released.

@@ -88,8 +88,8 @@ pub fn concerns(parts: &[Part], caller: usize) -> bool {
     if ENGINE.samples_all() {
         return true;
     }
-    let least_bytes = ENGINE.min_size_bytes();
-    parts.iter().filter(|part| part.len_bytes >= least_bytes).fold(false, |concerned, part| {
+    let min_bytes = ENGINE.min_size_bytes();
+    parts.iter().filter(|part| part.len_bytes >= min_bytes).fold(false, |concerned, part| {
         let site = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
         let is_due = ENGINE.sampling.is_due(site);
         concerned | is_due | ENGINE.find(part.address).is_some_and(|at| at.may_have_absent_pages())

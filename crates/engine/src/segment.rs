@@ -282,7 +282,7 @@ impl Segment {
 }
 
 /// Room that all open ends together may keep, bytes.
-const OPEN_ROOM_MOST_BYTES: usize = 16 << 20;
+const MAX_OPEN_ROOM_BYTES: usize = 16 << 20;
 uncopy_sys::statics! {
     /// Room that they keep, bytes.
     static OPEN_ROOM_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -311,7 +311,7 @@ impl Open {
     /// a buffer's worth of memory each.
     #[must_use]
     pub fn has_place(&self) -> bool {
-        OPEN_ROOM_BYTES.load(Relaxed) + self.room_bytes() <= OPEN_ROOM_MOST_BYTES
+        OPEN_ROOM_BYTES.load(Relaxed) + self.room_bytes() <= MAX_OPEN_ROOM_BYTES
     }
 
     fn room_bytes(&self) -> usize {

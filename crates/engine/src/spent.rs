@@ -10,7 +10,7 @@ use uncopy_core::policy::sites::Share;
 use uncopy_sys::clock;
 
 /// No work of ours takes longer than this, ns: another thread had the processor.
-const MOST_NS: u64 = 20_000;
+const MAX_NS: u64 = 20_000;
 
 /// A piece of work that began.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ impl Work {
     /// What it took so far, ns. `None` where no clock says.
     #[inline]
     pub fn took_ns(self) -> Option<i64> {
-        clock::since_ns(self.start).map(|ns| ns.min(MOST_NS).cast_signed())
+        clock::since_ns(self.start).map(|ns| ns.min(MAX_NS).cast_signed())
     }
 
     /// Charges what it typically takes to the site on whose behalf it was done.
@@ -42,9 +42,9 @@ impl Work {
 }
 
 /// What a call typically takes that took `took_ns` this time, `known_ns` of it for what is charged by itself; at
-/// least `least_ns`.
+/// least `min_ns`.
 #[inline]
-pub fn call_ns(site: SiteId, took_ns: Option<i64>, known_ns: i64, least_ns: i64) -> i64 {
+pub fn call_ns(site: SiteId, took_ns: Option<i64>, known_ns: i64, min_ns: i64) -> i64 {
     let typical_ns = took_ns.map(|ns| ENGINE.sites.typical_ns(site, Share::Call, ns - known_ns));
-    typical_ns.map_or(least_ns, |ns| ns.max(least_ns))
+    typical_ns.map_or(min_ns, |ns| ns.max(min_ns))
 }

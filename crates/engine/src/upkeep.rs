@@ -310,7 +310,7 @@ impl State {
 
 /// Whether segments are large enough to waste more than they may.
 fn may_waste() -> bool {
-    live::get(Counter::SegmentsBytes) as usize > bounds::waste_most_bytes()
+    live::get(Counter::SegmentsBytes) as usize > bounds::max_waste_bytes()
 }
 
 fn watched() -> [u64; WATCHED.len()] {

@@ -27,9 +27,9 @@ use uncopy_sys::{bytes, mem, thread};
 
 /// Runs of pages that can be served during one fork: a thread that keeps it waiting touches few.
 #[cfg(not(loom))]
-const RUNS_MOST: usize = 1024;
+const MAX_RUNS: usize = 1024;
 #[cfg(loom)]
-const RUNS_MOST: usize = 4;
+const MAX_RUNS: usize = 4;
 const EEXIST: Errno = Errno(17);
 
 /// The handler is at work.
@@ -43,7 +43,7 @@ struct Window {
     state: AtomicU32,
     count: AtomicUsize,
     /// First address and the one after the last, of runs of pages that were put in place.
-    runs: [(AtomicUsize, AtomicUsize); RUNS_MOST],
+    runs: [(AtomicUsize, AtomicUsize); MAX_RUNS],
 }
 
 uncopy_sys::statics! {
@@ -51,7 +51,7 @@ uncopy_sys::statics! {
         state: AtomicU32::new(0),
         count: AtomicUsize::new(0),
         #[cfg(not(loom))]
-        runs: [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; RUNS_MOST],
+        runs: [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; MAX_RUNS],
         #[cfg(loom)]
         runs: core::array::from_fn(|_| (AtomicUsize::new(0), AtomicUsize::new(0))),
     };

@@ -50,11 +50,11 @@ impl Buffer {
 }
 
 /// Tells the transmit engine what this program never does: close descriptors that it does not own. Files of
-/// `least_bytes` and more go by reference; where nothing is said, those for which that is measured to pay.
-pub fn begin(least_bytes: Option<usize>) {
+/// `min_bytes` and more go by reference; where nothing is said, those for which that is measured to pay.
+pub fn begin(min_bytes: Option<usize>) {
     uncopy_transmit::trust_descriptors();
-    if least_bytes.is_some() {
-        uncopy_transmit::set_break_even(least_bytes);
+    if min_bytes.is_some() {
+        uncopy_transmit::set_break_even(min_bytes);
     }
 }
 

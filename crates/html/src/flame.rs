@@ -13,11 +13,11 @@ use crate::quantity;
 /// Height of a frame with the gap below it, px.
 const LINE: usize = 21;
 /// Frames narrower than this part of the whole are left out: nobody could see them.
-const LEAST: f64 = 0.0008;
+const MIN: f64 = 0.0008;
 /// Frames at most.
-const MOST_FRAMES: usize = 3000;
+const MAX_FRAMES: usize = 3000;
 /// Levels at most.
-const MOST_LEVELS: usize = 80;
+const MAX_LEVELS: usize = 80;
 /// Characters of a name.
 const NAME_CHARACTERS: usize = 160;
 /// Colours in the style sheet.
@@ -62,7 +62,7 @@ impl Graph {
     pub fn add(&mut self, stack: impl IntoIterator<Item = Frame>, bytes: u64) {
         let mut at = 0;
         self.nodes[0].bytes = self.nodes[0].bytes.saturating_add(bytes);
-        for frame in stack.into_iter().take(MOST_LEVELS) {
+        for frame in stack.into_iter().take(MAX_LEVELS) {
             let (parent, next) = (at, self.nodes.len());
             at = *self.known.entry((parent, frame.clone())).or_insert(next);
             if at == next {
@@ -96,7 +96,7 @@ impl Graph {
             });
             for child in children {
                 let width = self.nodes[child].bytes as f64 / whole;
-                if width >= LEAST && placed.len() < MOST_FRAMES {
+                if width >= MIN && placed.len() < MAX_FRAMES {
                     placed.push((child, level + 1, left, width, next));
                 }
                 left += width;
@@ -209,8 +209,8 @@ mod tests {
             graph.add(frames(&deep.join(";")), 100_000);
         }
         let placed = graph.placed();
-        assert!(placed.len() <= MOST_FRAMES);
-        assert!(placed.iter().all(|(_, level, ..)| *level <= MOST_LEVELS));
+        assert!(placed.len() <= MAX_FRAMES);
+        assert!(placed.iter().all(|(_, level, ..)| *level <= MAX_LEVELS));
         assert!(graph.markup("bytes").into_string().len() < 2_000_000);
     }
 

@@ -19,7 +19,7 @@ const COMMAND: usize = 400;
 /// Longest first sentence, characters: the names in it are a program's.
 const SENTENCE: usize = 800;
 /// Warnings that are shown.
-const MOST_WARNINGS: usize = 40;
+const MAX_WARNINGS: usize = 40;
 
 /// The sections, in order: anchor and heading.
 const SECTIONS: [(&str, &str); 6] = [
@@ -70,12 +70,12 @@ fn command_line(profile: &Profile) -> String {
 }
 
 fn warnings(profile: &Profile, page: &mut Markup) {
-    let mut lines: Vec<String> = profile.warnings.iter().take(MOST_WARNINGS).cloned().collect();
+    let mut lines: Vec<String> = profile.warnings.iter().take(MAX_WARNINGS).cloned().collect();
     if profile.dropped_events > 0 {
         let lost = quantity::count(profile.dropped_events);
         lines.push(format!("{lost} events were lost: shares and flows are of those that were kept"));
     }
-    if let Some(more) = profile.warnings.len().checked_sub(MOST_WARNINGS).filter(|more| *more > 0) {
+    if let Some(more) = profile.warnings.len().checked_sub(MAX_WARNINGS).filter(|more| *more > 0) {
         lines.push(format!("{more} more warnings are in the file"));
     }
     if lines.is_empty() {

@@ -14,9 +14,9 @@ use crate::markup::{Markup, px, shortened};
 use crate::quantity;
 
 /// Boxes that are drawn by themselves; the others share one for each kind.
-const MOST_BOXES: usize = 32;
+const MAX_BOXES: usize = 32;
 /// Columns of copies at most; deeper chains share the last.
-const MOST_COLUMNS: usize = 12;
+const MAX_COLUMNS: usize = 12;
 /// Width of a box, px.
 const BOX: f64 = 18.0;
 /// Room for two lines of a label, px.
@@ -138,7 +138,7 @@ struct Layout {
 }
 
 impl Diagram {
-    /// The same with at most [`MOST_BOXES`] boxes: the smallest of each kind are one.
+    /// The same with at most [`MAX_BOXES`] boxes: the smallest of each kind are one.
     fn bounded(&self) -> Self {
         let links = |link: &&Link| {
             let ends = link.from < self.nodes.len() && link.to < self.nodes.len();
@@ -149,7 +149,7 @@ impl Diagram {
         order.sort_by_key(|index| std::cmp::Reverse(self.nodes[*index].bytes));
         let mut place = vec![usize::MAX; self.nodes.len()];
         let mut nodes: Vec<Node> = Vec::new();
-        let kept = if order.len() > MOST_BOXES { MOST_BOXES - Kind::ALL.len() } else { order.len() };
+        let kept = if order.len() > MAX_BOXES { MAX_BOXES - Kind::ALL.len() } else { order.len() };
         for index in &order[..kept] {
             place[*index] = nodes.len();
             nodes.push(self.nodes[*index].clone());
@@ -187,9 +187,9 @@ impl Diagram {
         // Depth by the longest way from a source, without the links that close circles.
         let mut depth = vec![0usize; self.nodes.len()];
         let forward = self.forward_links();
-        for _ in 0..MOST_COLUMNS.min(self.nodes.len()) {
+        for _ in 0..MAX_COLUMNS.min(self.nodes.len()) {
             for link in &forward {
-                depth[link.to] = depth[link.to].max(depth[link.from] + 1).min(MOST_COLUMNS);
+                depth[link.to] = depth[link.to].max(depth[link.from] + 1).min(MAX_COLUMNS);
             }
         }
         let first = |node: &Node| matches!(node.kind, Kind::Input | Kind::Memory);
@@ -571,7 +571,7 @@ mod tests {
         let links = (0..4000).map(|index| link(index, (index * 7 + 1) % 4000, 10)).collect();
         let diagram = Diagram { nodes, links };
         let bounded = diagram.bounded();
-        assert!(bounded.nodes.len() <= MOST_BOXES, "{}", bounded.nodes.len());
+        assert!(bounded.nodes.len() <= MAX_BOXES, "{}", bounded.nodes.len());
         assert_eq!(
             bounded.nodes.iter().map(|node| node.bytes).sum::<u64>(),
             diagram.nodes.iter().map(|node| node.bytes).sum::<u64>()

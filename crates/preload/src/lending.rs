@@ -24,7 +24,7 @@ pub enum Lending {
 /// Sends an output by reference where it is time for that and it pays.
 pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Lending {
     let lendable_bytes = output.lendable_bytes();
-    if lendable_bytes < transmit::least_bytes() || output.kind() != FdKind::Socket {
+    if lendable_bytes < transmit::min_bytes() || output.kind() != FdKind::Socket {
         return Lending::Gather(None);
     }
     let plan = transmit::plan(fd, output.len_bytes(), lendable_bytes, flags, &Envelope::default());

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 use uncopy_engine::copy::copy;
-use uncopy_engine::gate::{LEAST_BYTES, MIN_SIZE_BYTES};
+use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
 use uncopy_interpose::{gate, slots};
 use uncopy_record::{Flags, Function, Timer};
 
@@ -89,12 +89,12 @@ unsafe extern "C" fn bcopy_body(from: *const u8, to: *mut u8, len: usize, caller
     unsafe { copy_or_move(to, from, len, caller, Function::Bcopy) };
 }
 
-gate!(memcpy, "rdx", "rcx", LEAST_BYTES, MEMCPY, memcpy_body);
-gate!(memmove, "rdx", "rcx", LEAST_BYTES, MEMMOVE, memmove_body);
-gate!(mempcpy, "rdx", "rcx", LEAST_BYTES, MEMPCPY, mempcpy_body);
-gate!(__memcpy_chk, "rdx", "r8", LEAST_BYTES, MEMCPY_CHK, memcpy_chk_body);
-gate!(__memmove_chk, "rdx", "r8", LEAST_BYTES, MEMMOVE_CHK, memmove_chk_body);
-gate!(__mempcpy_chk, "rdx", "r8", LEAST_BYTES, MEMPCPY_CHK, mempcpy_chk_body);
+gate!(memcpy, "rdx", "rcx", MIN_BYTES, MEMCPY, memcpy_body);
+gate!(memmove, "rdx", "rcx", MIN_BYTES, MEMMOVE, memmove_body);
+gate!(mempcpy, "rdx", "rcx", MIN_BYTES, MEMPCPY, mempcpy_body);
+gate!(__memcpy_chk, "rdx", "r8", MIN_BYTES, MEMCPY_CHK, memcpy_chk_body);
+gate!(__memmove_chk, "rdx", "r8", MIN_BYTES, MEMMOVE_CHK, memmove_chk_body);
+gate!(__mempcpy_chk, "rdx", "r8", MIN_BYTES, MEMPCPY_CHK, mempcpy_chk_body);
 
 /// bcopy has no gate of its own: libc's takes its arguments in another order than memmove.
 #[unsafe(no_mangle)]

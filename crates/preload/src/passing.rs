@@ -3,7 +3,7 @@
 
 use core::ffi::{c_int, c_uint};
 use libc::{loff_t, off_t, size_t, ssize_t};
-use uncopy_engine::gate::LEAST_BYTES;
+use uncopy_engine::gate::MIN_BYTES;
 use uncopy_interpose::{entry, slots};
 use uncopy_record::{Function, Timer};
 
@@ -32,7 +32,7 @@ fn passed(
 }
 
 fn is_concerned(len: size_t) -> bool {
-    len >= LEAST_BYTES.load(core::sync::atomic::Ordering::Relaxed)
+    len >= MIN_BYTES.load(core::sync::atomic::Ordering::Relaxed)
 }
 
 entry!(sendfile SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_concerned(len), {

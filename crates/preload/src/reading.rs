@@ -3,8 +3,8 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
-use uncopy_engine::gate::{LEAST_BYTES, MIN_SIZE_BYTES};
-use uncopy_engine::input::{Input, PARTS_MOST, Part, concerns};
+use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
+use uncopy_engine::input::{Input, MAX_PARTS, Part, concerns};
 use uncopy_interpose::{gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
 use uncopy_sys::readable::is_readable;
@@ -32,10 +32,10 @@ slots! {
 const UNUSUAL: c_int = libc::MSG_TRUNC | libc::MSG_ERRQUEUE | libc::MSG_OOB;
 
 /// Parts of a vector that the kernel takes (UIO_MAXIOV).
-const VECTOR_MOST: usize = 1024;
+const MAX_VECTOR: usize = 1024;
 
 /// Messages of one recvmmsg that are looked at.
-const MESSAGES_MOST: usize = 16;
+const MAX_MESSAGES: usize = 16;
 
 /// An input by this function, as it is entered in a recording.
 const fn input(function: Function, fd: c_int) -> Transfer {
@@ -82,8 +82,8 @@ fn one_now(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) ->
 
 /// The parts of an iovec array in an array of ours; `None` if they are too many to look at, or not there:
 /// that is the kernel's to say.
-unsafe fn parts_of(parts: &mut [Part; PARTS_MOST], vector: *const iovec, count: usize) -> Option<usize> {
-    if count == 0 || count > PARTS_MOST || !is_readable(vector as usize, count * size_of::<iovec>()) {
+unsafe fn parts_of(parts: &mut [Part; MAX_PARTS], vector: *const iovec, count: usize) -> Option<usize> {
+    if count == 0 || count > MAX_PARTS || !is_readable(vector as usize, count * size_of::<iovec>()) {
         return None;
     }
     for (at, part) in parts[..count].iter_mut().enumerate() {
@@ -127,7 +127,7 @@ unsafe fn several_now(
     if MIN_SIZE_BYTES.load(Relaxed) == usize::MAX {
         return (call(vector, count), false);
     }
-    let mut room = [NO_PART; PARTS_MOST];
+    let mut room = [NO_PART; MAX_PARTS];
     // SAFETY: the caller's promise.
     let Some(used) = (unsafe { parts_of(&mut room, vector, usize::try_from(count).unwrap_or(0)) }) else {
         return (call(vector, count), false);
@@ -142,10 +142,10 @@ unsafe fn several_now(
     (got, true)
 }
 
-gate!(read, "rdx", "rcx", LEAST_BYTES, READ, read_body);
-gate!(pread, "rdx", "r8", LEAST_BYTES, PREAD, pread_body);
-gate!(pread64, "rdx", "r8", LEAST_BYTES, PREAD, pread_body);
-gate!(recv, "rdx", "r8", LEAST_BYTES, RECV, recv_body);
+gate!(read, "rdx", "rcx", MIN_BYTES, READ, read_body);
+gate!(pread, "rdx", "r8", MIN_BYTES, PREAD, pread_body);
+gate!(pread64, "rdx", "r8", MIN_BYTES, PREAD, pread_body);
+gate!(recv, "rdx", "r8", MIN_BYTES, RECV, recv_body);
 
 unsafe extern "C" fn read_body(fd: c_int, buffer: Pointer, len: usize, caller: usize) -> ssize_t {
     let real = READ.call();
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn recvfrom(
     from_len: *mut socklen_t,
 ) -> ssize_t {
     let real = RECVFROM.call();
-    if len < LEAST_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
+    if len < MIN_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
         // SAFETY: the caller's promise.
         return unsafe { real(fd, buffer, len, flags, from, from_len) };
     }
@@ -350,8 +350,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     // SAFETY: the caller's promise. Where the buffers are replaced, a copy of the header names the
     // replacements, and what the kernel stores in the header is copied back.
     unsafe {
-        let gated = LEAST_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
-        if gated || !is_readable(message as usize, size_of::<msghdr>()) || (*message).msg_iovlen > VECTOR_MOST
+        let gated = MIN_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
+        if gated || !is_readable(message as usize, size_of::<msghdr>()) || (*message).msg_iovlen > MAX_VECTOR
         {
             return real(fd, message, flags);
         }
@@ -413,18 +413,18 @@ unsafe fn recvmmsg_now(
         let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
         if gated
             || number == 0
-            || number > MESSAGES_MOST
+            || number > MAX_MESSAGES
             || !is_readable(messages as usize, number * size_of::<mmsghdr>())
         {
             return real(fd, messages, count, flags, timeout);
         }
         let given = core::slice::from_raw_parts_mut(messages, number);
-        let mut parts = [NO_PART; PARTS_MOST];
-        let mut counts = [(0usize, 0usize); MESSAGES_MOST];
+        let mut parts = [NO_PART; MAX_PARTS];
+        let mut counts = [(0usize, 0usize); MAX_MESSAGES];
         let mut used = 0;
         for (message, (parts_of_message, _)) in given.iter().zip(&mut counts) {
             let header = &message.msg_hdr;
-            if header.msg_iovlen > PARTS_MOST - used
+            if header.msg_iovlen > MAX_PARTS - used
                 || !is_readable(header.msg_iov as usize, header.msg_iovlen * size_of::<iovec>())
             {
                 return real(fd, messages, count, flags, timeout);
@@ -443,7 +443,7 @@ unsafe fn recvmmsg_now(
         let Some(input) = Input::begin(parts, recvmmsg as *const () as usize) else {
             return real(fd, messages, count, flags, timeout);
         };
-        let mut replaced = [const { core::mem::zeroed::<mmsghdr>() }; MESSAGES_MOST];
+        let mut replaced = [const { core::mem::zeroed::<mmsghdr>() }; MAX_MESSAGES];
         let mut first = input.parts().as_ptr();
         for (replacement, message) in replaced.iter_mut().zip(given.iter()) {
             *replacement = *message;

@@ -6,9 +6,9 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use uncopy_engine::engine::ENGINE;
-use uncopy_engine::gate::{LEAST_BYTES, MIN_SIZE_BYTES};
+use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
 use uncopy_engine::input::Part;
-use uncopy_engine::output::{Output, PARTS_MOST, concerns};
+use uncopy_engine::output::{MAX_PARTS, Output, concerns};
 use uncopy_interpose::{entry, gate, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
 use uncopy_sys::readable::is_readable;
@@ -35,7 +35,7 @@ const BY_REFERENCE: c_int = libc::MSG_ZEROCOPY;
 const NO_FLAGS: Flags = Some(0);
 
 /// Messages of one sendmmsg that are looked at.
-const MESSAGES_MOST: usize = 64;
+const MAX_MESSAGES: usize = 64;
 
 /// Whether any buffer can hold a view: until then vectors are not looked at.
 fn may_have_views() -> bool {
@@ -45,7 +45,7 @@ fn may_have_views() -> bool {
 /// Whether one buffer may have views, or may be lent.
 #[inline]
 fn concerns_one(buffer: Pointer, len: usize) -> bool {
-    len >= LEAST_BYTES.load(Relaxed) || sending::is_twin(buffer)
+    len >= MIN_BYTES.load(Relaxed) || sending::is_twin(buffer)
 }
 
 /// Whether the vector is there; if not, that is the kernel's to say.
@@ -154,7 +154,7 @@ unsafe fn send_several(
     gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    if !may_have_views() || count == 0 || count > PARTS_MOST || !is_vector_readable(vector, count) {
+    if !may_have_views() || count == 0 || count > MAX_PARTS || !is_vector_readable(vector, count) {
         return unchanged();
     }
     // SAFETY: the program passes `count` parts; Part has the layout of iovec.
@@ -179,8 +179,8 @@ unsafe fn send_vector(
     }
 }
 
-gate!(pwrite, "rdx", "r8", LEAST_BYTES, PWRITE, pwrite_body);
-gate!(pwrite64, "rdx", "r8", LEAST_BYTES, PWRITE, pwrite_body);
+gate!(pwrite, "rdx", "r8", MIN_BYTES, PWRITE, pwrite_body);
+gate!(pwrite64, "rdx", "r8", MIN_BYTES, PWRITE, pwrite_body);
 
 entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, concerns_one(buffer, len), {
     // Gathered parts are readable while the output holds them; here and below.
@@ -385,7 +385,7 @@ unsafe fn sendmmsg_now(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_i
         let gated = !may_have_views() || flags & BY_REFERENCE != 0;
         if gated
             || number == 0
-            || number > MESSAGES_MOST
+            || number > MAX_MESSAGES
             || !is_readable(messages as usize, number * size_of::<mmsghdr>())
         {
             return real(fd, messages, count, flags);
@@ -395,7 +395,7 @@ unsafe fn sendmmsg_now(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_i
             let header = &message.msg_hdr;
             let parts = header.msg_iovlen;
             parts > 0
-                && parts <= PARTS_MOST
+                && parts <= MAX_PARTS
                 && is_vector_readable(header.msg_iov, parts)
                 && concerns(core::slice::from_raw_parts(header.msg_iov.cast::<Part>(), parts))
         });
@@ -410,13 +410,13 @@ unsafe fn sendmmsg_now(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_i
 /// it is.
 #[inline(never)]
 unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Option<c_int> {
-    let mut parts = [Part { address: 0, len_bytes: 0 }; PARTS_MOST];
-    let mut counts = [0usize; MESSAGES_MOST];
+    let mut parts = [Part { address: 0, len_bytes: 0 }; MAX_PARTS];
+    let mut counts = [0usize; MAX_MESSAGES];
     let mut used = 0;
     for (message, parts_of_message) in given.iter().zip(&mut counts) {
         let header = &message.msg_hdr;
         let number = header.msg_iovlen;
-        if number > PARTS_MOST - used || !is_vector_readable(header.msg_iov, number) {
+        if number > MAX_PARTS - used || !is_vector_readable(header.msg_iov, number) {
             return None;
         }
         for at in 0..number {
@@ -428,7 +428,7 @@ unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Opt
     }
     let output = Output::begin_messages(fd, &parts[..used], &counts[..given.len()])?;
     // SAFETY: all-zero headers are valid, and each one used is overwritten.
-    let mut replaced = [const { unsafe { core::mem::zeroed::<mmsghdr>() } }; MESSAGES_MOST];
+    let mut replaced = [const { unsafe { core::mem::zeroed::<mmsghdr>() } }; MAX_MESSAGES];
     let mut first = output.parts().as_ptr();
     for ((replacement, message), number) in replaced.iter_mut().zip(given.iter()).zip(output.messages()) {
         *replacement = *message;

@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use uncopy_core::recording::{self, Call as RecordedCall, Function, Recording};
 
 /// Links in the file at most, the largest.
-const LINKS_MOST: usize = 2048;
+const MAX_LINKS: usize = 2048;
 /// Sites in the file at most, those with the most bytes.
-const SITES_MOST: usize = 4096;
+const MAX_SITES: usize = 4096;
 
 /// One process: its recording without the events, and what the events came to.
 pub struct Recorded {
@@ -210,7 +210,7 @@ fn links(processes: &[Recorded], local: &[Vec<usize>]) -> Vec<Link> {
     };
     let mut links: Vec<Link> = all.into_iter().map(link).collect();
     links.sort_by_key(|link| (core::cmp::Reverse(link.bytes), link.from, link.to));
-    links.truncate(LINKS_MOST);
+    links.truncate(MAX_LINKS);
     links
 }
 
@@ -226,7 +226,7 @@ fn order(profile: &mut Profile) {
     let mut kept = 0;
     by_bytes.retain(|index| {
         kept += 1;
-        kept <= SITES_MOST || used.contains(index)
+        kept <= MAX_SITES || used.contains(index)
     });
     let mut place = vec![None; profile.sites.len()];
     for (to, from) in by_bytes.iter().enumerate() {

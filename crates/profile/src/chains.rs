@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use uncopy_core::recording::Function;
 
 /// Classes in the file at most, those with the most bytes moved.
-const OPERATIONS_MOST: usize = 256;
+const MAX_OPERATIONS: usize = 256;
 
 /// Module and address of the innermost call of a stack.
 pub type Leaf = (Option<usize>, u64);
@@ -72,7 +72,7 @@ pub fn operations(
         })
         .collect();
     operations.sort_by_key(|(moved, _)| core::cmp::Reverse(*moved));
-    operations.truncate(OPERATIONS_MOST);
+    operations.truncate(MAX_OPERATIONS);
     operations.into_iter().map(|(_, operation)| operation).collect()
 }
 

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use std::hash::{Hash as _, Hasher as _};
 
 /// Classes that are told apart at most; further ones are only counted.
-pub const CLASSES_MOST: usize = 4096;
+pub const MAX_CLASSES: usize = 4096;
 
 /// The sums of one step over all operations of a class.
 #[derive(Clone, Debug)]
@@ -70,12 +70,12 @@ impl Classes {
         let mut same = self.by_hash.get(&hash).into_iter().flatten();
         let index = match same.find(|index| self.all[**index as usize].holds(operation)) {
             Some(index) => *index,
-            None if self.all.len() == CLASSES_MOST => {
+            None if self.all.len() == MAX_CLASSES => {
                 self.others += 1;
                 return;
             }
             None => {
-                // Fewer than CLASSES_MOST.
+                // Fewer than MAX_CLASSES.
                 let index = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
                 self.all.push(Class::like(operation));
                 self.by_hash.entry(hash).or_default().push(index);

@@ -5,7 +5,7 @@
 //! loads and stores) changes nothing here: bytes count as received until something recorded is put over them.
 //!
 //! Memory is bounded however long the recording: pieces by [`memory`](crate::memory), operations under way by
-//! [`OPERATIONS_MOST`], classes by [`crate::classes::CLASSES_MOST`], sites by the recording's table of stacks.
+//! [`MAX_OPERATIONS`], classes by [`crate::classes::MAX_CLASSES`], sites by the recording's table of stacks.
 
 use crate::classes::Classes;
 use crate::elision::{Elision, Would};
@@ -19,11 +19,11 @@ use std::collections::VecDeque;
 use uncopy_core::recording::{self, Event, Flags, Function};
 
 /// Operations that are under way at most; the oldest is ended for a further one.
-pub const OPERATIONS_MOST: usize = 1 << 16;
+pub const MAX_OPERATIONS: usize = 1 << 16;
 /// Operations that are over whose memory is kept.
-const SPARE_MOST: usize = 256;
+const MAX_SPARE: usize = 256;
 /// Pairs of sites between which bytes are counted at most.
-const LINKS_MOST: usize = 1 << 16;
+const MAX_LINKS: usize = 1 << 16;
 /// Of the bytes that a call takes from an operation, a step must have put one in so many there to be named as
 /// their source.
 const SOURCE_SHARE: u64 = 16;
@@ -176,7 +176,7 @@ impl Flow {
         };
         self.operations.push_back(Some(operation));
         self.quiet.push_back((number, self.clock_ns + QUIET_NS));
-        while self.operations.len() > OPERATIONS_MOST {
+        while self.operations.len() > MAX_OPERATIONS {
             self.end(self.first_number);
         }
         number
@@ -187,7 +187,7 @@ impl Flow {
         if let Some(operation) = index.and_then(|index| self.operations.get_mut(index)).and_then(Option::take)
         {
             self.classes.add(&operation);
-            if self.spare.len() < SPARE_MOST {
+            if self.spare.len() < MAX_SPARE {
                 self.spare.push(operation);
             }
         }
@@ -267,7 +267,7 @@ impl Flow {
     }
 
     fn link(&mut self, from: u32, to: u32, bytes: u64) {
-        if self.links.len() < LINKS_MOST || self.links.contains_key(&(from, to)) {
+        if self.links.len() < MAX_LINKS || self.links.contains_key(&(from, to)) {
             let link = self.links.entry((from, to)).or_default();
             link.0 += bytes;
             link.1 += 1;

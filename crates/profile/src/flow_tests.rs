@@ -271,10 +271,10 @@ fn sendfile_makes_no_copy_in_memory() {
 #[test]
 fn operations_end_when_nothing_happens_and_are_bounded() {
     let mut program = Program::new();
-    for index in 0..2 * OPERATIONS_MOST as u64 {
+    for index in 0..2 * MAX_OPERATIONS as u64 {
         program.input(1, 7, (index + 1) * 0x10_0000, 64 * KIB);
     }
-    assert!(program.flow.operations.len() <= OPERATIONS_MOST);
+    assert!(program.flow.operations.len() <= MAX_OPERATIONS);
     program.now_ns += 2 * QUIET_NS;
     program.input(1, 7, 0x1000, 64 * KIB);
     assert_eq!(program.flow.operations.len(), 1);

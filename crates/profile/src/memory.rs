@@ -1,12 +1,12 @@
 //! Which recorded bytes lie where in a process's memory: an interval map.
 //!
-//! Invariants: pieces do not overlap and none is empty; there are never more than [`PIECES_MOST`]: the ones of the
+//! Invariants: pieces do not overlap and none is empty; there are never more than [`MAX_PIECES`]: the ones of the
 //! oldest operations are forgotten then, half of all at a time.
 
 use std::collections::BTreeMap;
 
 /// Pieces that are remembered at most; each takes some 60 bytes.
-pub const PIECES_MOST: usize = 1 << 18;
+pub const MAX_PIECES: usize = 1 << 18;
 
 /// What a stretch of memory holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl Memory {
             return;
         }
         self.pieces.insert(start, Piece { end, content });
-        if self.pieces.len() > PIECES_MOST {
+        if self.pieces.len() > MAX_PIECES {
             self.forget_oldest();
         }
     }
@@ -232,14 +232,14 @@ mod tests {
     #[test]
     fn what_is_too_much_to_remember_is_forgotten_oldest_first() {
         let mut memory = Memory::default();
-        for number in 0..=PIECES_MOST as u64 {
+        for number in 0..=MAX_PIECES as u64 {
             memory.set(number * 16, 8, content(number));
         }
-        assert!((PIECES_MOST / 2 - 2..=PIECES_MOST / 2 + 2).contains(&memory.len()), "{}", memory.len());
+        assert!((MAX_PIECES / 2 - 2..=MAX_PIECES / 2 + 2).contains(&memory.len()), "{}", memory.len());
         let mut found = Vec::new();
         memory.look(0, 1 << 12, &mut found);
         assert!(found.is_empty(), "the oldest");
-        memory.look(PIECES_MOST as u64 * 16, 8, &mut found);
+        memory.look(MAX_PIECES as u64 * 16, 8, &mut found);
         assert_eq!(found.len(), 1, "the latest");
     }
 

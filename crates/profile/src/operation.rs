@@ -8,9 +8,9 @@ use crate::model::{Call, Object};
 use smallvec::SmallVec;
 
 /// Steps of an operation at most; what comes after is added to the last one.
-pub const STEPS_MOST: usize = 32;
+pub const MAX_STEPS: usize = 32;
 /// Calls that are kept of an operation as they were.
-pub const CALLS_MOST: usize = 32;
+pub const MAX_CALLS: usize = 32;
 /// How long an operation waits for something to happen to its bytes, ns of the program's time.
 pub const QUIET_NS: u64 = 1_000_000_000;
 /// The same for one whose bytes went out already.
@@ -164,8 +164,8 @@ impl Operation {
     pub fn add(&mut self, part: &Part) -> u16 {
         let known = self.steps.iter().position(|step| step.key == part.key);
         let index = known.unwrap_or_else(|| {
-            if self.steps.len() == STEPS_MOST {
-                return STEPS_MOST - 1;
+            if self.steps.len() == MAX_STEPS {
+                return MAX_STEPS - 1;
             }
             self.steps.push(OpenStep {
                 key: part.key,
@@ -191,10 +191,10 @@ impl Operation {
         let (fd, start, end) = step.covered;
         let goes_on = fd == part.fd && end == part.from.0;
         step.covered = (part.fd, if goes_on { start } else { part.from.0 }, part.from.1);
-        // An index below STEPS_MOST.
+        // An index below MAX_STEPS.
         #[allow(clippy::cast_possible_truncation)]
         let index = index as u16;
-        if self.calls.len() < CALLS_MOST {
+        if self.calls.len() < MAX_CALLS {
             self.calls.push(OpenCall {
                 step: index,
                 bytes: part.bytes,

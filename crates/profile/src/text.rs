@@ -6,17 +6,17 @@ use crate::words::{bytes, duration};
 use std::fmt::Write as _;
 
 /// Chains that are shown in full.
-const CHAINS_MOST: usize = 4;
+const MAX_CHAINS: usize = 4;
 /// Classes in the table of counts.
-const CLASSES_MOST: usize = 12;
+const MAX_CLASSES: usize = 12;
 /// Sites in the list of those that would not gain.
-const LOSERS_MOST: usize = 8;
+const MAX_LOSERS: usize = 8;
 /// Classes with less than this part of all bytes moved are left out.
-const LEAST_PART: f64 = 0.01;
+const MIN_PART: f64 = 0.01;
 /// A predicted gain below this is within what measuring would show as noise.
-const LEAST_GAIN: f64 = 0.03;
+const MIN_GAIN: f64 = 0.03;
 /// Width of text that is not a table, columns.
-const TEXT_MOST: usize = 100;
+const MAX_TEXT: usize = 100;
 
 /// The report, for a terminal `width` columns wide. `file`: where the profile was written.
 #[must_use]
@@ -28,7 +28,7 @@ pub fn report(profile: &Profile, file: &str, width: usize) -> String {
         paragraph(&mut text, &format!("Note: {warning}."), width);
     }
     let shown = shown(profile);
-    for operation in shown.iter().take(CHAINS_MOST) {
+    for operation in shown.iter().take(MAX_CHAINS) {
         text.push('\n');
         chain(&mut text, profile, operation, width);
     }
@@ -50,7 +50,7 @@ fn shown(profile: &Profile) -> Vec<&Operation> {
         operation.count as f64 * operation.steps.iter().map(|step| step.bytes).sum::<f64>()
     };
     let all: f64 = profile.operations.iter().map(moved).sum();
-    profile.operations.iter().filter(|operation| moved(operation) >= all * LEAST_PART).collect()
+    profile.operations.iter().filter(|operation| moved(operation) >= all * MIN_PART).collect()
 }
 
 /// What a person can act on.
@@ -180,7 +180,7 @@ fn counts(text: &mut String, shown: &[&Operation], others: usize) {
     let head = ["operation", "count", "bytes each", "copies in app", "at I/O stack", "elided"];
     let rows: Vec<[String; 6]> = shown
         .iter()
-        .take(CLASSES_MOST)
+        .take(MAX_CLASSES)
         .map(|operation| {
             [
                 one_line(&operation.name),
@@ -208,7 +208,7 @@ fn counts(text: &mut String, shown: &[&Operation], others: usize) {
     for row in &rows {
         line(&row.iter().map(String::as_str).collect::<Vec<_>>());
     }
-    let left_out = others + shown.len().saturating_sub(CLASSES_MOST);
+    let left_out = others + shown.len().saturating_sub(MAX_CLASSES);
     if left_out > 0 {
         let _ = writeln!(text, "({left_out} smaller classes are left out)");
     }
@@ -220,7 +220,7 @@ fn gain(text: &mut String, profile: &Profile, width: usize) {
     paragraph(text, "What eliding would give, estimated:", width);
     let mut line = |what: &str, value: String| {
         let start = format!("  {what:<10}");
-        wrap(text, &start, &value, 12, width.min(TEXT_MOST));
+        wrap(text, &start, &value, 12, width.min(MAX_TEXT));
     };
     line(
         "copies",
@@ -267,20 +267,20 @@ fn losers(text: &mut String, profile: &Profile, width: usize) {
         .prediction
         .losers
         .iter()
-        .filter(|loser| profile.sites[loser.site].bytes as f64 >= all as f64 * LEAST_PART / 10.0)
+        .filter(|loser| profile.sites[loser.site].bytes as f64 >= all as f64 * MIN_PART / 10.0)
         .collect();
     if losers.is_empty() {
         return;
     }
     text.push('\n');
     paragraph(text, "Copies that would stay:", width);
-    for loser in losers.iter().take(LOSERS_MOST) {
+    for loser in losers.iter().take(MAX_LOSERS) {
         let site = &profile.sites[loser.site];
         let start = format!("  {:>6}  {:<14}", bytes(site.bytes), loser.verdict.name());
         let why = format!("{} in {}: {}", one_line(&site.name), place(site), one_line(&loser.why));
         wrap(text, &start, &why, 24, width);
     }
-    let more = losers.len().saturating_sub(LOSERS_MOST);
+    let more = losers.len().saturating_sub(MAX_LOSERS);
     if more > 0 {
         let _ = writeln!(text, "  and {more} more");
     }
@@ -294,7 +294,7 @@ fn next(profile: &Profile, file: &str) -> String {
     if profile.operations.is_empty() {
         return format!("Next: give it work while it is recorded:\n  uncopy profile -- {command}");
     }
-    if gain < LEAST_GAIN || !profile.operations.iter().any(|operation| operation.elidable_copies > 0) {
+    if gain < MIN_GAIN || !profile.operations.iter().any(|operation| operation.elidable_copies > 0) {
         return format!(
             "uncopy would make little difference here. To see where the bytes go:\n  uncopy report {} --html {}",
             quoted(file),
@@ -354,7 +354,7 @@ fn paragraph(text: &mut String, words: &str, width: usize) {
         if indent > 0 {
             let _ = writeln!(text, "{line}");
         } else {
-            wrap(text, "", line, 0, width.min(TEXT_MOST));
+            wrap(text, "", line, 0, width.min(MAX_TEXT));
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::area::Area;
 use crate::session;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use uncopy_core::recording::FRAMES_MOST;
+use uncopy_core::recording::MAX_FRAMES;
 use uncopy_unwind::{Registers, Trace, capture_traced};
 
 const PARTS: usize = 64;
@@ -49,8 +49,8 @@ fn place(start: Registers) -> usize {
 pub(crate) fn id(area: Area, start: Registers, enter: fn(Area, &[usize]) -> u32) -> u32 {
     let part = &RECENT[uncopy_sys::thread::number() as usize % PARTS];
     if part.is_in_use.swap(true, Acquire) {
-        let mut frames = [0; FRAMES_MOST];
-        let count = uncopy_unwind::capture(start, &mut frames).min(FRAMES_MOST);
+        let mut frames = [0; MAX_FRAMES];
+        let count = uncopy_unwind::capture(start, &mut frames).min(MAX_FRAMES);
         return enter(area, &frames[..count]);
     }
     // SAFETY: `is_in_use` was not set, and is.
@@ -67,8 +67,8 @@ pub(crate) fn id(area: Area, start: Registers, enter: fn(Area, &[usize]) -> u32)
 
 #[inline(never)]
 fn learn(area: Area, start: Registers, entry: &mut Entry, enter: fn(Area, &[usize]) -> u32) {
-    let mut frames = [0; FRAMES_MOST];
-    let count = capture_traced(start, &mut frames, &mut entry.trace).min(FRAMES_MOST);
+    let mut frames = [0; MAX_FRAMES];
+    let count = capture_traced(start, &mut frames, &mut entry.trace).min(MAX_FRAMES);
     entry.id = enter(area, &frames[..count]);
 }
 

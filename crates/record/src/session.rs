@@ -22,7 +22,7 @@ use core::sync::atomic::{
 use std::sync::OnceLock;
 use uncopy_core::policy::Costs;
 use uncopy_core::policy::costs::Cost;
-use uncopy_core::recording::request::DIRECTORY_MOST_BYTES;
+use uncopy_core::recording::request::MAX_DIRECTORY_BYTES;
 use uncopy_core::recording::{
     BEGAN_OFFSET, CLOCK_OFFSET, COSTS_OFFSET, Clock, ENDED_OFFSET, FILE_BYTES, MAGIC, MIN_SIZE_OFFSET,
     NAME_OFFSET, PARENT_OFFSET, PHASE_OFFSET, PID_OFFSET, Phase, RING_OFFSET, SAMPLED_OFFSET,
@@ -41,7 +41,7 @@ const READY: u32 = 3;
 const FAILED: u32 = 4;
 
 /// Pauses (some 70 µs each) for which an event waits until another thread has made the file.
-const PAUSES_MOST: u32 = 3_000;
+const MAX_PAUSES: u32 = 3_000;
 /// Pauses at the end of a recording, for events that are being entered.
 const LAST_PAUSES: u32 = 20;
 
@@ -67,10 +67,10 @@ static IS_CONFINED: AtomicBool = AtomicBool::new(false);
 static COSTS: [AtomicU64; Cost::ALL.len()] = [const { AtomicU64::new(0) }; Cost::ALL.len()];
 
 /// Where recordings are made: a terminated path.
-struct Directory(UnsafeCell<[u8; DIRECTORY_MOST_BYTES + 1]>);
+struct Directory(UnsafeCell<[u8; MAX_DIRECTORY_BYTES + 1]>);
 // SAFETY: written while nothing is recorded, by the thread that begins the recording.
 unsafe impl Sync for Directory {}
-static DIRECTORY: Directory = Directory(UnsafeCell::new([0; DIRECTORY_MOST_BYTES + 1]));
+static DIRECTORY: Directory = Directory(UnsafeCell::new([0; MAX_DIRECTORY_BYTES + 1]));
 
 fn directory() -> &'static CStr {
     // SAFETY: see `Directory`.
@@ -160,7 +160,7 @@ pub fn begin(directory: &[u8], min_size_bytes: usize) {
     let _errno = uncopy_sys::errno::Keep::new();
     let _critical = Critical::enter();
     end();
-    if directory.is_empty() || directory.len() > DIRECTORY_MOST_BYTES || directory[0] != b'/' {
+    if directory.is_empty() || directory.len() > MAX_DIRECTORY_BYTES || directory[0] != b'/' {
         return fail("the directory's path is not absolute, or too long");
     }
     if filter::is_filtered() {
@@ -265,7 +265,7 @@ fn open(state: &'static State) -> Option<Area> {
     }
     let _errno = uncopy_sys::errno::Keep::new();
     let _critical = Critical::enter();
-    for _ in 0..PAUSES_MOST {
+    for _ in 0..MAX_PAUSES {
         let stage = state.stage.load(Acquire);
         match stage {
             READY => return Some(mapping()),

@@ -113,13 +113,13 @@ const SMALL_BYTES: usize = 256;
 const STEP_BYTES: usize = 32;
 const SIZES: usize = SMALL_BYTES / STEP_BYTES;
 /// Free blocks of one size that a lane keeps at most.
-const KEPT_MOST: usize = 8;
+const MAX_KEPT: usize = 8;
 const LANES: usize = 16;
 
 /// Free blocks of one size.
 struct Kept {
     count: usize,
-    blocks: [*mut u8; KEPT_MOST],
+    blocks: [*mut u8; MAX_KEPT],
 }
 
 /// Small free blocks of a few threads, mostly one.
@@ -132,7 +132,7 @@ struct Lane {
 
 impl Lane {
     const fn new() -> Self {
-        let kept = [const { Kept { count: 0, blocks: [core::ptr::null_mut(); KEPT_MOST] } }; SIZES];
+        let kept = [const { Kept { count: 0, blocks: [core::ptr::null_mut(); MAX_KEPT] } }; SIZES];
         Self { lock: Lock::new(), kept: UnsafeCell::new(kept) }
     }
 
@@ -236,7 +236,7 @@ unsafe impl GlobalAlloc for Private {
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         if let Some(size) = small(layout) {
             let keep = |kept: &mut Kept| {
-                let has_room = kept.count < KEPT_MOST;
+                let has_room = kept.count < MAX_KEPT;
                 if has_room {
                     kept.blocks[kept.count] = pointer;
                     kept.count += 1;

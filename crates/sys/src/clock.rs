@@ -12,7 +12,7 @@ static FIRST_NS: AtomicU64 = AtomicU64::new(0);
 static RATE: AtomicU64 = AtomicU64::new(0);
 
 /// Least time between the two comparisons, ns: each is wrong by some 50 ns at most.
-const LEAST_NS: u64 = 2_000_000;
+const MIN_NS: u64 = 2_000_000;
 
 /// CLOCK_MONOTONIC, ns.
 pub fn now_ns() -> u64 {
@@ -117,21 +117,21 @@ pub fn begin() {
 /// Compares the two for the second time, if enough time has gone by. Whether the rate is known now.
 #[cold]
 fn settle_if_due() -> bool {
-    let due = is_counter() && now_ns() >= FIRST_NS.load(Relaxed) + LEAST_NS;
+    let due = is_counter() && now_ns() >= FIRST_NS.load(Relaxed) + MIN_NS;
     if due {
         settle();
     }
     due
 }
 
-/// Compares the two for the second time, before the first event. Waits for [`LEAST_NS`] to go by.
+/// Compares the two for the second time, before the first event. Waits for [`MIN_NS`] to go by.
 pub fn settle() {
     #[cfg(target_arch = "x86_64")]
     if RATE.load(Relaxed) == 0 && is_counter() {
         let (first_ticks, first_ns) = (FIRST_TICKS.load(Relaxed), FIRST_NS.load(Relaxed));
         loop {
             let (ticks, ns) = compare();
-            if ns < first_ns + LEAST_NS {
+            if ns < first_ns + MIN_NS {
                 core::hint::spin_loop();
                 continue;
             }

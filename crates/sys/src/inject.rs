@@ -8,7 +8,7 @@
 //! | `INJECT_FAULT=N:ERRNO` | call N fails with that error number |
 //! | `INJECT_FAULT=N+:ERRNO` | so does every later call of the same kind, unless that is one the kernel cannot go on refusing |
 //! | `INJECT_FAULT=N~:ERRNO` | call N, if it places pages, does half of its work and says EAGAIN; the next one fails |
-//! | `INJECT_RESERVE_MOST=BYTES` | no range of addresses longer than this is to be had |
+//! | `MAX_INJECT_RESERVE=BYTES` | no range of addresses longer than this is to be had |
 //! | `INJECT_FAULT_LOG=FILE` | a file of 8 byte records: the number of calls, then the name of each call's kind |
 //!
 //! Their names do not begin as the options' do, because an unknown option is an error.
@@ -167,20 +167,20 @@ static MODE: AtomicI32 = AtomicI32::new(0);
 /// Whether so long a range of addresses is not to be had.
 #[must_use]
 pub fn is_too_long(len_bytes: usize) -> bool {
-    static MOST: AtomicUsize = AtomicUsize::new(0);
-    if MOST.load(Relaxed) == 0 {
+    static MAX: AtomicUsize = AtomicUsize::new(0);
+    if MAX.load(Relaxed) == 0 {
         // SAFETY: the name is terminated; nobody changes the environment meanwhile; the value is terminated.
         let most = unsafe {
-            let value = libc::getenv(c"INJECT_RESERVE_MOST".as_ptr());
+            let value = libc::getenv(c"MAX_INJECT_RESERVE".as_ptr());
             if value.is_null() {
                 None
             } else {
                 CStr::from_ptr(value).to_str().ok().and_then(|text| text.parse().ok())
             }
         };
-        MOST.store(most.unwrap_or(usize::MAX), Relaxed);
+        MAX.store(most.unwrap_or(usize::MAX), Relaxed);
     }
-    len_bytes > MOST.load(Relaxed)
+    len_bytes > MAX.load(Relaxed)
 }
 
 /// Begins to count, and takes the plan from the environment. Called once, when the library is loaded.

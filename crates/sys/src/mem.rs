@@ -232,11 +232,11 @@ fn has_swap() -> bool {
 ///
 /// # Errors
 /// What mincore says; ENOENT where pages may be swapped out and there is no /proc to tell which, E2BIG where there would
-/// be more than `runs_most` runs. Some may have been told then.
+/// be more than `max_runs` runs. Some may have been told then.
 pub fn absent_runs(
     page_address: usize,
     pages: u32,
-    runs_most: usize,
+    max_runs: usize,
     absent: impl FnMut(Range<u32>),
 ) -> Result<(), Errno> {
     if cfg!(loom) {
@@ -244,9 +244,9 @@ pub fn absent_runs(
     }
     // mincore takes a page that is swapped out for an absent one.
     if has_swap() {
-        return page_table(|fd| scan(page_address, pages, Some(fd), runs_most, absent));
+        return page_table(|fd| scan(page_address, pages, Some(fd), max_runs, absent));
     }
-    scan(page_address, pages, None, runs_most, absent)?;
+    scan(page_address, pages, None, max_runs, absent)?;
     if has_swap() { Err(Errno(libc::ENOENT)) } else { Ok(()) }
 }
 
@@ -255,7 +255,7 @@ fn scan(
     page_address: usize,
     pages: u32,
     page_table: Option<isize>,
-    runs_most: usize,
+    max_runs: usize,
     mut absent: impl FnMut(Range<u32>),
 ) -> Result<(), Errno> {
     /// Pages looked at in one go: the stack may be small.
@@ -268,7 +268,7 @@ fn scan(
     let mut end = |run: Range<u32>| {
         runs += 1;
         absent(run);
-        if runs < runs_most { Ok(()) } else { Err(Errno(libc::E2BIG)) }
+        if runs < max_runs { Ok(()) } else { Err(Errno(libc::E2BIG)) }
     };
     let mut first = 0;
     while first < pages {

@@ -13,12 +13,12 @@ use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
 /// which this takes little; a message that is longer goes in several passes.
 const WANTED_BYTES: usize = 256 << 10;
 /// What a pipe has by default, and the kernel hands on at once (fs/splice.c).
-const LEAST_BUFFERS: usize = 16;
+const MIN_BUFFERS: usize = 16;
 /// The size of a page, of which a pipe's buffer holds a part.
 const PAGE_BYTES: usize = 4096;
 /// Numbers below which no descriptor of ours is put, tried in turn (where RLIMIT_NOFILE is low). Higher ones would
 /// make the program's table of descriptors larger, which every fork copies.
-const LEAST_NUMBERS: [i32; 3] = [768, 160, 40];
+const MIN_NUMBERS: [i32; 3] = [768, 160, 40];
 
 /// Calls by which a pipe is emptied, at most: each takes what there is, unless a signal comes.
 const TRIES: usize = 100;
@@ -54,7 +54,7 @@ impl Pipe {
         let both = Self::reopen(ends[0]);
         ends.into_iter().for_each(close);
         let both = both?;
-        let high = LEAST_NUMBERS.into_iter().find_map(|least| {
+        let high = MIN_NUMBERS.into_iter().find_map(|least| {
             // SAFETY: makes a descriptor, touches no memory.
             let fd = unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, both, libc::F_DUPFD_CLOEXEC, least)) };
             (fd >= 0).then_some(fd as i32)
@@ -92,7 +92,7 @@ impl Pipe {
             check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, self.fd, libc::F_GETPIPE_SZ)))?
         };
         self.buffers = bytes as usize / PAGE_BYTES;
-        if self.buffers < LEAST_BUFFERS { Err(Errno(libc::EMFILE)) } else { Ok(self) }
+        if self.buffers < MIN_BUFFERS { Err(Errno(libc::EMFILE)) } else { Ok(self) }
     }
 
     /// Parts of pages that it holds.

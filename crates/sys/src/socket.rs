@@ -17,7 +17,7 @@ pub struct Vector {
 }
 
 /// Parts that the kernel takes in one message (`UIO_MAXIOV`).
-pub const VECTORS_MOST: usize = 1024;
+pub const MAX_VECTORS: usize = 1024;
 
 /// Whom a message goes to and what goes with it, as the program gave them. The kernel looks at both: bad
 /// addresses are its to refuse.

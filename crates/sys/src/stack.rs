@@ -13,10 +13,10 @@ use core::ops::Range;
 use core::sync::atomic::{Ordering::Relaxed, compiler_fence};
 
 /// How often a thread asks for its stack: it may be on another one, or its stack may have grown.
-const ASKED_MOST: u32 = 16;
+const MAX_ASKED: u32 = 16;
 /// How far below what is known of it a stack that has grown may be used, bytes: the kernel keeps that much free below
 /// the first thread's (mm/util.c, `MIN_GAP`).
-const GROWS_MOST_BYTES: u64 = 128 << 20;
+const MAX_GROWS_BYTES: u64 = 128 << 20;
 
 /// The part of the calling thread's own stack that is mapped, if `sp` lies in it. Asks the kernel (2 µs) a few times
 /// in a thread's life. `errno` is kept.
@@ -27,8 +27,7 @@ pub fn around(sp: usize, may_ask: bool) -> Option<Range<usize>> {
     if low <= sp as u64 && (sp as u64) < high {
         return Some(low as usize..high as usize);
     }
-    let may_have_grown =
-        high == 0 || (sp as u64).saturating_add(GROWS_MOST_BYTES) >= low && (sp as u64) < low;
+    let may_have_grown = high == 0 || (sp as u64).saturating_add(MAX_GROWS_BYTES) >= low && (sp as u64) < low;
     (may_ask && may_have_grown).then(|| ask(sp)).flatten()
 }
 
@@ -36,7 +35,7 @@ pub fn around(sp: usize, may_ask: bool) -> Option<Range<usize>> {
 fn ask(sp: usize) -> Option<Range<usize>> {
     let own = own();
     let asked = own.stack_asked.load(Relaxed);
-    if asked >= ASKED_MOST {
+    if asked >= MAX_ASKED {
         return None;
     }
     own.stack_asked.store(asked + 1, Relaxed);

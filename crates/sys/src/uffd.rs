@@ -319,13 +319,13 @@ impl Uffd {
         // A page that is said to be there already is asked for twice: whoever believes it wrongly has lost
         // the page's bytes.
         let mut doubted = false;
-        let mut most_bytes = len_bytes;
+        let mut max_bytes = len_bytes;
         let mut tries = 0;
         while done_bytes < len_bytes {
             let mut argument = PlaceArgument {
                 destination: destination as u64,
                 source: source as u64,
-                len_bytes: (len_bytes - done_bytes).min(most_bytes) as u64,
+                len_bytes: (len_bytes - done_bytes).min(max_bytes) as u64,
                 mode: 0,
                 done: 0,
             };
@@ -336,7 +336,7 @@ impl Uffd {
             destination += step_bytes;
             source += step_bytes;
             if step_bytes > 0 {
-                (doubted, most_bytes, tries) = (false, len_bytes, 0);
+                (doubted, max_bytes, tries) = (false, len_bytes, 0);
             }
             tries += 1;
             match result {
@@ -348,7 +348,7 @@ impl Uffd {
                 // A range that crosses mappings is refused as a whole; madvise and mprotect by the program
                 // split them.
                 Err(Errno(libc::ENOENT | libc::EINVAL)) if asked_bytes > PAGE_BYTES => {
-                    most_bytes = (asked_bytes / 2).next_multiple_of(PAGE_BYTES);
+                    max_bytes = (asked_bytes / 2).next_multiple_of(PAGE_BYTES);
                 }
                 Err(errno) => return Placed { done_bytes, error: Some(errno) },
             }

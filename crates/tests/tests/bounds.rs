@@ -16,8 +16,8 @@ uncopy_tests::scenarios! { "bounds":
     mixed_sizes_overwritten => [ElidedBytes, InputBytes],
 }
 
-/// Runs a program that keeps 32 MiB of received data, and checks that segments stayed below `most_bytes`.
-fn keeps_more_than(most_bytes: u64, title: &str, program: &Program) {
+/// Runs a program that keeps 32 MiB of received data, and checks that segments stayed below `max_bytes`.
+fn keeps_more_than(max_bytes: u64, title: &str, program: &Program) {
     let scratch = Scratch::new(title);
     let done = program.clone().mode(Mode::Always).directory(scratch.path()).limit(LIMIT).run(&scratch, title);
     let done = done.expect_success().expect_counters(&[Counter::InputBytes, Counter::RefusedBytes]);
@@ -26,7 +26,7 @@ fn keeps_more_than(most_bytes: u64, title: &str, program: &Program) {
     }
     let counters = done.counters.as_ref().expect("counters");
     for counter in [Counter::SegmentsPeakBytes, Counter::ReservoirBytes] {
-        assert!(counters.get(counter) <= most_bytes, "{title}: {} is too much: {counters}", counter.name());
+        assert!(counters.get(counter) <= max_bytes, "{title}: {} is too much: {counters}", counter.name());
     }
 }
 

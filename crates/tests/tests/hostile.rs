@@ -251,6 +251,6 @@ fn a_control_group_bounds_what_is_kept() {
 fn an_exhausted_reservoir() {
     same("exhausted", Uncopy::RunsShort, |_| {
         let program = Program::new(FAULTS).args(["hoard"]);
-        program.library(injecting_library()).env("INJECT_RESERVE_MOST", (256 << 20).to_string())
+        program.library(injecting_library()).env("MAX_INJECT_RESERVE", (256 << 20).to_string())
     });
 }

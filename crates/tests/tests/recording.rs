@@ -18,7 +18,7 @@ use uncopy_tests::{Mode, Program, Scratch};
 const FOREIGN: &str = env!("CARGO_BIN_EXE_foreign");
 const CHAINS: &str = env!("CARGO_BIN_EXE_chains");
 /// Functions of the program are shorter.
-const FUNCTION_MOST_BYTES: u64 = 2048;
+const MAX_FUNCTION_BYTES: u64 = 2048;
 
 /// What the program says that it did.
 struct Expected {
@@ -62,7 +62,7 @@ fn expect_exactly(recorded: &Recorded, expected: &Expected) {
             let innermost = *frames.first().unwrap_or_else(|| panic!("no stack of event {place}: {line}"));
             let function = expected.callers.range(..innermost).next_back();
             assert_eq!(function, Some(caller), "event {place}: {line} from {innermost:#x}");
-            assert!(innermost - caller < FUNCTION_MOST_BYTES, "event {place}: {innermost:#x}");
+            assert!(innermost - caller < MAX_FUNCTION_BYTES, "event {place}: {innermost:#x}");
             let (module, _) = recorded.recording.module_at(innermost).expect("a module");
             assert!(module.path.ends_with(b"/chains"), "{}", module.path.escape_ascii());
         }

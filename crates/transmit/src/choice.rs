@@ -3,7 +3,7 @@
 //! Where the copy ends and the reference begins to pay depends on the machine, the kernel, the socket, and above all
 //! on whether the bytes are in the processor's cache: there, copying 64 KiB costs less than 16 references; from
 //! memory twice as much. So there is an account for each kind of socket and each doubling of the size from
-//! [`LEAST_BYTES`] on, below which a copy always wins. The first messages of an account take turns in bursts; later a
+//! [`MIN_BYTES`] on, below which a copy always wins. The first messages of an account take turns in bursts; later a
 //! burst in every 128 goes the other way, so that an account can change its mind.
 //!
 //! A time is the thread's processor time from the end of one message to the end of the next. What a way costs is not
@@ -20,13 +20,13 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Below this a message is copied: two system calls more cost what the copy does.
-pub const LEAST_BYTES: usize = 4 << 10;
+pub const MIN_BYTES: usize = 4 << 10;
 /// What a reference must save of the sender's time, one part in so many: where the peer is on this machine, and where it
 /// is not. On this machine the peer pays: it copies bytes that nobody has brought into the cache (`uncopy bench
 /// transmit --sockets tcp`, sender and reader on processors of their own: 60 KiB by reference at 0.87 of the rate for 1.04 of the
 /// sender's time).
-const LEAST_GAIN_HERE: u64 = 8;
-const LEAST_GAIN_FAR: u64 = 32;
+const MIN_GAIN_HERE: u64 = 8;
+const MIN_GAIN_FAR: u64 = 32;
 /// Doublings: the last account is for everything from 1 MiB on.
 const CLASSES: usize = 9;
 /// Messages that go the same way while they are compared: what goes by reference leaves the caches to others, and what
@@ -88,7 +88,7 @@ pub fn choose(kind: Kind, len_bytes: usize) -> Choice {
     if set != 0 {
         return Choice { refers: len_bytes >= set, is_timed: false };
     }
-    if len_bytes < LEAST_BYTES {
+    if len_bytes < MIN_BYTES {
         return Choice { refers: false, is_timed: false };
     }
     if kind == Kind::Unix {
@@ -126,27 +126,27 @@ pub fn note(kind: Kind, len_bytes: usize, sent_bytes: usize, refers: Option<bool
 
 /// Enters what sending `sent_bytes` of a message of `len_bytes` cost.
 fn enter(kind: Kind, len_bytes: usize, sent_bytes: usize, refers: bool, ns: u64) {
-    if len_bytes >= LEAST_BYTES && sent_bytes >= len_bytes.min(TELLING_BYTES) {
+    if len_bytes >= MIN_BYTES && sent_bytes >= len_bytes.min(TELLING_BYTES) {
         account(kind, len_bytes).note(refers, (ns << 20) / sent_bytes as u64);
     }
 }
 
 /// Sets the break-even, bytes: 1 is always, `usize::MAX` never; `None`: measured.
-pub fn set(least_bytes: Option<usize>) {
-    SET.store(least_bytes.map_or(0, |bytes| bytes.max(1)), Relaxed);
+pub fn set(min_bytes: Option<usize>) {
+    SET.store(min_bytes.map_or(0, |bytes| bytes.max(1)), Relaxed);
 }
 
 /// The fewest bytes for which a reference can be chosen.
 #[inline]
-pub fn least_bytes() -> usize {
+pub fn min_bytes() -> usize {
     match SET.load(Relaxed) {
-        0 => LEAST_BYTES,
+        0 => MIN_BYTES,
         set => set,
     }
 }
 
 fn account(kind: Kind, len_bytes: usize) -> &'static Account {
-    let class = (len_bytes / LEAST_BYTES).ilog2() as usize;
+    let class = (len_bytes / MIN_BYTES).ilog2() as usize;
     &ACCOUNTS[kind as usize][class.min(CLASSES - 1)]
 }
 
@@ -172,8 +172,8 @@ impl Account {
     /// Whether a reference costs enough less.
     fn pays(&self, kind: Kind) -> bool {
         let [copied, referred] = [0, 1].map(|side| self.ns_per_mib[side].load(Relaxed));
-        let least_gain = if kind.is_far() { LEAST_GAIN_FAR } else { LEAST_GAIN_HERE };
-        referred != 0 && referred + referred / least_gain < copied
+        let min_gain = if kind.is_far() { MIN_GAIN_FAR } else { MIN_GAIN_HERE };
+        referred != 0 && referred + referred / min_gain < copied
     }
 }
 
@@ -217,9 +217,9 @@ mod tests {
     #[test]
     fn messages_to_unix_sockets_are_copied() {
         let refers = |len_bytes| (0..2 * BURST).any(|_| choose(Kind::Unix, len_bytes).refers);
-        assert_eq!([LEAST_BYTES, 60 << 10, 1 << 20].map(refers), [false; 3]);
+        assert_eq!([MIN_BYTES, 60 << 10, 1 << 20].map(refers), [false; 3]);
         ENDED_NS.set(1);
-        choose(Kind::Unix, LEAST_BYTES);
+        choose(Kind::Unix, MIN_BYTES);
         assert_eq!(ENDED_NS.get(), 0, "its time would be taken for the next one's");
     }
 
@@ -258,6 +258,6 @@ mod tests {
 
     #[test]
     fn small_ones_are_never_tried() {
-        assert_eq!(run(LEAST_BYTES - 1, 1000, |_| 1), 0);
+        assert_eq!(run(MIN_BYTES - 1, 1000, |_| 1), 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::part::Part;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::socket::{self, Envelope, VECTORS_MOST, Vector};
+use uncopy_sys::socket::{self, Envelope, MAX_VECTORS, Vector};
 
 /// Parts of most messages.
 const FEW: usize = 32;
@@ -25,17 +25,17 @@ fn with_vectors<T>(parts: &[Part], section: impl FnOnce(&[Vector]) -> Result<T, 
 #[cold]
 #[inline(never)]
 fn many<T>(parts: &[Part], section: impl FnOnce(&[Vector]) -> Result<T, Errno>) -> Result<T, Errno> {
-    if parts.len() > VECTORS_MOST {
+    if parts.len() > MAX_VECTORS {
         return Err(Errno(libc::EMSGSIZE));
     }
-    fill::<VECTORS_MOST, T>(parts, section)
+    fill::<MAX_VECTORS, T>(parts, section)
 }
 
-fn fill<const MOST: usize, T>(
+fn fill<const MAX: usize, T>(
     parts: &[Part],
     section: impl FnOnce(&[Vector]) -> Result<T, Errno>,
 ) -> Result<T, Errno> {
-    let mut vectors = [Vector { address: 0, len_bytes: 0 }; MOST];
+    let mut vectors = [Vector { address: 0, len_bytes: 0 }; MAX];
     for (vector, part) in vectors.iter_mut().zip(parts) {
         *vector = part.vector();
     }

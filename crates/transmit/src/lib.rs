@@ -92,7 +92,7 @@ impl Plan {
 /// Flags that do not ask for anything but what every way does.
 const ORDINARY_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
 /// The largest datagram there is.
-const DATAGRAM_MOST_BYTES: usize = 65_507;
+const MAX_DATAGRAM_BYTES: usize = 65_507;
 
 static TRUSTED: AtomicBool = AtomicBool::new(false);
 static STOPPED: AtomicBool = AtomicBool::new(false);
@@ -103,14 +103,14 @@ static STOPPED: AtomicBool = AtomicBool::new(false);
 /// [`Way::Copy`] where a reference does not pay or is not possible (flags, an address, this kind of descriptor).
 #[must_use]
 pub fn plan(fd: i32, len_bytes: usize, lent_bytes: usize, flags: i32, envelope: &Envelope) -> Plan {
-    if lent_bytes < least_bytes() || flags & !ORDINARY_FLAGS != 0 || STOPPED.load(Relaxed) {
+    if lent_bytes < min_bytes() || flags & !ORDINARY_FLAGS != 0 || STOPPED.load(Relaxed) {
         return Plan::copy();
     }
     let (kind, promises) = facts::of(fd);
     let is_datagram = kind.is_datagram();
     let is_possible = kind != facts::Kind::Other
         && (envelope.is_blank() || is_datagram && promises & Owner::SENDS_ALONE != 0)
-        && (!is_datagram || len_bytes <= DATAGRAM_MOST_BYTES && flags & libc::MSG_MORE == 0);
+        && (!is_datagram || len_bytes <= MAX_DATAGRAM_BYTES && flags & libc::MSG_MORE == 0);
     if !is_possible {
         return Plan::copy();
     }
@@ -138,14 +138,14 @@ pub fn pays(fd: i32, len_bytes: usize) -> bool {
 /// The fewest bytes that pay anywhere: a comparison, no system call.
 #[inline]
 #[must_use]
-pub fn least_bytes() -> usize {
-    choice::least_bytes()
+pub fn min_bytes() -> usize {
+    choice::min_bytes()
 }
 
 /// Sets the size from which on parts go by reference, bytes: 1 is always, `usize::MAX` never. `None`: measured,
 /// as it is from the start. For experiments and tests.
-pub fn set_break_even(least_bytes: Option<usize>) {
-    choice::set(least_bytes);
+pub fn set_break_even(min_bytes: Option<usize>) {
+    choice::set(min_bytes);
 }
 
 /// From here on everything is copied: for a program that forbids itself system calls.

@@ -19,7 +19,7 @@ use uncopy_sys::{lineage, lock};
 const SLOTS: usize = 64;
 /// Pipes that may be refused, or made anew because the program closed them or put something in their place: where that
 /// goes on, bytes are copied.
-const REMADE_MOST: usize = 1000;
+const MAX_REMADE: usize = 1000;
 
 /// What a send by reference needs.
 pub struct Tools {
@@ -101,7 +101,7 @@ impl Taken {
             tools.pipe = None;
             REMADE.fetch_add(1, Ordering::Relaxed);
         }
-        if REMADE.load(Ordering::Relaxed) > REMADE_MOST {
+        if REMADE.load(Ordering::Relaxed) > MAX_REMADE {
             return Err(Errno(libc::EMFILE));
         }
         let pipe = Pipe::open(mark).inspect_err(|_| _ = REMADE.fetch_add(1, Ordering::Relaxed))?;

@@ -26,9 +26,9 @@ use uncopy_sys::socket::{self, Envelope, Readiness, Vector};
 pub const PAGES_AT_ONCE: usize = 16;
 /// A lent part below this many bytes is copied as well: a reference to a page costs what copying some hundred bytes
 /// does.
-const LENT_LEAST_BYTES: usize = 1024;
+const MIN_LENT_BYTES: usize = 1024;
 /// Ordinary parts up to here go along by way of the bump area; longer ones by a `sendmsg` of their own.
-const BUMPED_MOST_BYTES: usize = 16 << 10;
+const MAX_BUMPED_BYTES: usize = 16 << 10;
 /// Ordinary bytes that go along in one pass.
 const BUMPED_AT_ONCE_BYTES: usize = AREA_BYTES / 4;
 /// Parts in one pass.
@@ -38,7 +38,7 @@ const CHUNKS: usize = 64;
 /// The system's page.
 const PAGE_BYTES: usize = 4096;
 /// Signals that may come in the way of one message.
-const INTERRUPTIONS_MOST: usize = 100;
+const MAX_INTERRUPTIONS: usize = 100;
 /// Sent by copying where a blocking call waits for room.
 const WAITING_BYTES: usize = 4096;
 
@@ -170,19 +170,19 @@ impl Pass {
         added
     }
 
-    /// Fills the pass from `cursor` with up to `most_bytes`.
-    fn fill(&mut self, cursor: Cursor<'_>, mut most_bytes: usize, taken: &mut Taken, pipe: Pipe) {
+    /// Fills the pass from `cursor` with up to `max_bytes`.
+    fn fill(&mut self, cursor: Cursor<'_>, mut max_bytes: usize, taken: &mut Taken, pipe: Pipe) {
         let mut buffers = pipe.buffers();
         let mut bumped = 0;
         let mut cursor = cursor;
         while let Some(part) = cursor.first() {
-            let len = part.len().min(most_bytes);
-            let by_reference = part.is_lent() && part.len() >= LENT_LEAST_BYTES;
+            let len = part.len().min(max_bytes);
+            let by_reference = part.is_lent() && part.len() >= MIN_LENT_BYTES;
             let added = if by_reference {
                 self.push(part.address(), len, &mut buffers)
             } else {
                 // One page at most in the pipe for a short one, two where it crosses a border, and so on.
-                if !part.is_lent() && part.len() > BUMPED_MOST_BYTES
+                if !part.is_lent() && part.len() > MAX_BUMPED_BYTES
                     || bumped + len > BUMPED_AT_ONCE_BYTES
                     || pages(PAGE_BYTES - 1, len) > buffers
                     || self.count == VECTORS
@@ -199,8 +199,8 @@ impl Pass {
                 }
             };
             cursor.advance(added);
-            most_bytes -= added;
-            if added < len || most_bytes == 0 || added == 0 {
+            max_bytes -= added;
+            if added < len || max_bytes == 0 || added == 0 {
                 return;
             }
         }
@@ -223,7 +223,7 @@ const fn is_refusal(error: Errno) -> bool {
 
 /// Makes the call again that a pending signal ended before it began.
 fn pass_on(pipe: Pipe, fd: i32, len_bytes: usize, more: bool) -> Result<usize, Errno> {
-    for _ in 0..INTERRUPTIONS_MOST {
+    for _ in 0..MAX_INTERRUPTIONS {
         match pipe.pass(fd, len_bytes, more) {
             Err(Errno(libc::EINTR)) => {}
             result => return result,
@@ -299,20 +299,20 @@ impl Sending<'_> {
                 usize::MAX
             } else {
                 let Ok(room) = socket::room(self.fd) else { return Ok(Step::Copy) };
-                if self.sent.len_bytes == 0 && usable(room.limit_bytes) < self.least_room() {
+                if self.sent.len_bytes == 0 && usable(room.limit_bytes) < self.min_room() {
                     // A send buffer that is always too small.
                     return Ok(Step::Copy);
                 }
                 usable(room.free_bytes)
             };
-            let refers = room_bytes >= self.least_room()
-                && !matches!(self.cursor.first(), Some(Part::Copied { len, .. }) if len > BUMPED_MOST_BYTES);
+            let refers = room_bytes >= self.min_room()
+                && !matches!(self.cursor.first(), Some(Part::Copied { len, .. }) if len > MAX_BUMPED_BYTES);
             if !refers && !self.is_stream() {
                 return Ok(Step::Copy);
             }
             let step = match self.cursor.first() {
-                Some(Part::Copied { len, .. }) if len > BUMPED_MOST_BYTES => self.copy(len, room_bytes)?,
-                _ if room_bytes >= self.least_room() => self.refer(room_bytes, taken, pipe)?,
+                Some(Part::Copied { len, .. }) if len > MAX_BUMPED_BYTES => self.copy(len, room_bytes)?,
+                _ if room_bytes >= self.min_room() => self.refer(room_bytes, taken, pipe)?,
                 _ => self.wait_for_room()?,
             };
             if !matches!(step, Step::On) {
@@ -329,7 +329,7 @@ impl Sending<'_> {
     }
 
     /// Room below which nothing is spliced.
-    fn least_room(&self) -> usize {
+    fn min_room(&self) -> usize {
         let left: usize = self.cursor.parts.iter().map(|part| part.len()).sum::<usize>() - self.cursor.offset;
         left.min(PAGES_AT_ONCE * PAGE_BYTES)
     }
@@ -371,7 +371,7 @@ impl Sending<'_> {
         if self.sent.len_bytes == 0 {
             // The kernel waits, and says what ends the wait: with a signal it may even go on by itself.
             let Some(part) = self.cursor.first() else { return Ok(Step::End) };
-            let all = self.least_room() <= WAITING_BYTES;
+            let all = self.min_room() <= WAITING_BYTES;
             let most = part.len().min(WAITING_BYTES);
             let more =
                 if all && self.cursor.parts.len() == 1 { self.flags } else { self.flags | libc::MSG_MORE };
@@ -383,7 +383,7 @@ impl Sending<'_> {
         }
         // Writable, and yet less room than a few pages: a send buffer that small gets copies, a piece at a time.
         match socket::room(self.fd) {
-            Ok(room) if usable(room.free_bytes) >= self.least_room() => Ok(Step::On),
+            Ok(room) if usable(room.free_bytes) >= self.min_room() => Ok(Step::On),
             Ok(_) => {
                 let Some(part) = self.cursor.first() else { return Ok(Step::End) };
                 let flags = self.flags | libc::MSG_DONTWAIT | libc::MSG_MORE;

@@ -22,7 +22,7 @@ const PLACES: usize = 1 << 16;
 /// Parts of one message.
 const VECTORS: usize = 64;
 /// Ordinary bytes of one message.
-const BUMPED_MOST_BYTES: usize = AREA_BYTES / 4;
+const MAX_BUMPED_BYTES: usize = AREA_BYTES / 4;
 const COPIED: u64 = 1 << 63;
 const EPOCH_MASK: u64 = (1 << 31) - 1;
 
@@ -58,12 +58,12 @@ pub fn send(
 ) -> Option<Result<(usize, Token), Errno>> {
     let word = word(fd)?;
     let bumped: usize = parts.iter().filter(|part| !part.is_lent()).map(|part| part.len()).sum();
-    if parts.len() > VECTORS || bumped > BUMPED_MOST_BYTES {
+    if parts.len() > VECTORS || bumped > MAX_BUMPED_BYTES {
         return None;
     }
     let mut taken = pool::take()?;
     let bump = &mut taken.tools().bump;
-    bump.make_room(BUMPED_MOST_BYTES).ok()?;
+    bump.make_room(MAX_BUMPED_BYTES).ok()?;
     let mut vectors = [Vector { address: 0, len_bytes: 0 }; VECTORS];
     for (vector, part) in vectors.iter_mut().zip(parts) {
         *vector = part.vector();

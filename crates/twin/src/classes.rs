@@ -12,9 +12,9 @@ use crate::ALIGNMENT;
 use crate::options::Options;
 
 /// Classes at most.
-pub(crate) const CLASSES_MOST: usize = 128;
+pub(crate) const MAX_CLASSES: usize = 128;
 /// Largest threshold of large objects, bytes.
-pub(crate) const SMALL_MOST_BYTES: usize = 32 << 10;
+pub(crate) const MAX_SMALL_BYTES: usize = 32 << 10;
 /// One in so many bytes may be wasted.
 const WASTE_SHARE: usize = 16;
 
@@ -25,38 +25,38 @@ pub(crate) struct Class(pub(crate) u8);
 /// The classes for one size of pageblock and one threshold.
 pub(crate) struct Classes {
     /// Bytes of an object of each class, rising.
-    size_bytes: [u32; CLASSES_MOST],
+    size_bytes: [u32; MAX_CLASSES],
     count: usize,
     /// Largest size of a small object, bytes.
-    most_bytes: usize,
+    max_bytes: usize,
     /// The class for each multiple of the alignment.
-    of_units: [u8; SMALL_MOST_BYTES / ALIGNMENT + 1],
+    of_units: [u8; MAX_SMALL_BYTES / ALIGNMENT + 1],
 }
 
 impl Classes {
     /// No class: everything is large.
     pub(crate) const fn none() -> Self {
         Self {
-            size_bytes: [0; CLASSES_MOST],
+            size_bytes: [0; MAX_CLASSES],
             count: 0,
-            most_bytes: 0,
-            of_units: [0; SMALL_MOST_BYTES / ALIGNMENT + 1],
+            max_bytes: 0,
+            of_units: [0; MAX_SMALL_BYTES / ALIGNMENT + 1],
         }
     }
 
     /// Computes them.
     pub(crate) fn fill(&mut self, options: &Options) {
         let block_bytes = options.pageblock_pages * crate::pages::PAGE_BYTES;
-        let most_bytes = options.large_threshold.next_multiple_of(ALIGNMENT);
+        let max_bytes = options.large_threshold.next_multiple_of(ALIGNMENT);
         let round = |slots: usize| block_bytes / slots / ALIGNMENT * ALIGNMENT;
         // From the largest to the smallest, then turned round.
-        let mut slots = block_bytes / most_bytes;
+        let mut slots = block_bytes / max_bytes;
         let mut count = 0;
         loop {
             let size = round(slots);
             self.size_bytes[count] = size as u32;
             count += 1;
-            if size <= ALIGNMENT || count == CLASSES_MOST {
+            if size <= ALIGNMENT || count == MAX_CLASSES {
                 break;
             }
             // The least size that this class serves without wasting too much.
@@ -71,19 +71,19 @@ impl Classes {
         // Where there are too many, the smallest objects share the last class.
         self.count = count;
         let mut class = 0;
-        for units in 0..=most_bytes / ALIGNMENT {
+        for units in 0..=max_bytes / ALIGNMENT {
             while (self.size_bytes[class] as usize) < units * ALIGNMENT {
                 class += 1;
             }
             self.of_units[units] = class as u8;
         }
-        self.most_bytes = options.large_threshold;
+        self.max_bytes = options.large_threshold;
     }
 
     /// The class for so many bytes; `None`: large.
     #[inline]
     pub(crate) fn for_size(&self, size_bytes: usize) -> Option<Class> {
-        if size_bytes > self.most_bytes {
+        if size_bytes > self.max_bytes {
             return None;
         }
         Some(Class(self.of_units[size_bytes.div_ceil(ALIGNMENT)]))

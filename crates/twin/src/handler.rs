@@ -18,9 +18,9 @@ use uncopy_sys::uffd::{Access, Fault, Uffd, wait};
 use uncopy_sys::{bytes, filter, mem, thread};
 
 /// Faults that can wait here; others wait in the kernel.
-const WAITING_MOST: usize = 64;
+const MAX_WAITING: usize = 64;
 /// Faults that are read at once at most.
-const READ_MOST: usize = 16;
+const MAX_READ: usize = 16;
 /// Tries without a pause in between.
 const EAGER_TRIES: u32 = 50;
 /// Tries, some 70 µs apart, after which a page is replaced in a way that a fork need not wait for: libc's locks, which
@@ -34,7 +34,7 @@ const OWNERS_FAULTS: u32 = 4;
 const FAULT_COST_PAGES: u32 = 24;
 const PAGE_COST_PAGES: u32 = 2;
 /// Largest power of two of refused loans.
-const BACK_OFF_MOST: u8 = 14;
+const MAX_BACK_OFF: u8 = 14;
 
 const EEXIST: Errno = Errno(17);
 
@@ -61,7 +61,7 @@ struct Handler {
     uffd: Uffd,
     /// A batch of pages of its own.
     room: usize,
-    waiting: [Option<(Fault, Access)>; WAITING_MOST],
+    waiting: [Option<(Fault, Access)>; MAX_WAITING],
     count: usize,
     /// Where the last write would go on, and how many pages it had.
     next: (Option<Id>, u32, u32),
@@ -89,7 +89,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         let mut handler = Handler {
             uffd: Uffd::from_fd(fd),
             room,
-            waiting: [None; WAITING_MOST],
+            waiting: [None; MAX_WAITING],
             count: 0,
             next: (None, 0, 0),
             owner: (0, 0, 0),
@@ -105,7 +105,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
 impl Handler {
     fn serve_all(&mut self) {
         loop {
-            if self.is_ready() && self.count + READ_MOST <= WAITING_MOST {
+            if self.is_ready() && self.count + MAX_READ <= MAX_WAITING {
                 let (waiting, count) = (&mut self.waiting, &mut self.count);
                 let is_open = self.uffd.read_faults(|fault, access| {
                     waiting[*count] = Some((fault, access));
@@ -344,7 +344,7 @@ fn charge(unit: &Unit, pages: u32, is_first: bool) {
     if earned >= cost {
         unit.back_off.store(level.saturating_sub(1), Relaxed);
     } else {
-        let level = (level + 1).min(BACK_OFF_MOST);
+        let level = (level + 1).min(MAX_BACK_OFF);
         unit.back_off.store(level, Relaxed);
         unit.refusals.store((1 << level) - 1, Relaxed);
     }

@@ -21,9 +21,9 @@ use Ordering::{Acquire, Relaxed, Release};
 /// Bytes of a page.
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// Most addresses that are reserved, bytes.
-const RANGE_MOST_BYTES: usize = 1 << 40;
+const MAX_RANGE_BYTES: usize = 1 << 40;
 /// Fewest.
-const RANGE_LEAST_BYTES: usize = 64 << 20;
+const MIN_RANGE_BYTES: usize = 64 << 20;
 /// One in so many of the addresses that a limit leaves.
 const LIMIT_SHARE: u64 = 8;
 /// The range is made accessible by so many pages at least.
@@ -146,12 +146,12 @@ impl Pages {
         let limit = uncopy_sys::mem::address_space_limit()
             .map_or(usize::MAX, |limit| usize::try_from(limit / LIMIT_SHARE).unwrap_or(usize::MAX));
         // Runs of pages break up: a cap needs more addresses than memory.
-        let wanted = (cap_pages as usize).saturating_mul(4 * PAGE_BYTES).saturating_add(RANGE_LEAST_BYTES);
-        let mut len_bytes = wanted.min(limit).min(RANGE_MOST_BYTES) / PAGE_BYTES * PAGE_BYTES;
+        let wanted = (cap_pages as usize).saturating_mul(4 * PAGE_BYTES).saturating_add(MIN_RANGE_BYTES);
+        let mut len_bytes = wanted.min(limit).min(MAX_RANGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
         let range = loop {
             match Reservation::new(len_bytes) {
                 Ok(range) => break range,
-                Err(errno) if len_bytes / 2 < RANGE_LEAST_BYTES => return Err(errno),
+                Err(errno) if len_bytes / 2 < MIN_RANGE_BYTES => return Err(errno),
                 Err(_) => len_bytes = len_bytes / 2 / PAGE_BYTES * PAGE_BYTES,
             }
         };

@@ -38,7 +38,7 @@ pub(crate) struct Process {
     /// Of whoever makes pages vanish for a moment: a fork in between would lose them.
     pub replacing: Lock,
     /// Of the lists of each size class.
-    pub classes: [Lock; crate::classes::CLASSES_MOST],
+    pub classes: [Lock; crate::classes::MAX_CLASSES],
     /// Who has each lane.
     pub owners: [Owner; LANES],
 }
@@ -193,7 +193,7 @@ pub(crate) fn configure(options: Options) -> Result<(), ConfigureError> {
         return Err(ConfigureError::PageblockPages(pages));
     }
     let threshold = options.large_threshold;
-    let most = crate::classes::SMALL_MOST_BYTES.min(pages * PAGE_BYTES / 2);
+    let most = crate::classes::MAX_SMALL_BYTES.min(pages * PAGE_BYTES / 2);
     if !(crate::ALIGNMENT..=most).contains(&threshold) {
         return Err(ConfigureError::LargeThreshold(threshold));
     }

@@ -12,7 +12,7 @@
 //!                             └─────────────────────────┴──────────► free pages
 //! ```
 
-use crate::classes::{CLASSES_MOST, Class, Classes};
+use crate::classes::{Class, Classes, MAX_CLASSES};
 use crate::counters::{COUNTERS, count};
 use crate::options::Options;
 use crate::pages::{PAGE_BYTES, PAGES, address_of};
@@ -36,15 +36,14 @@ pub(crate) struct Owner(AtomicU32);
 
 /// The pageblock of each class that the lane's owner allocates from; links.
 struct Lane {
-    attached: [AtomicU32; CLASSES_MOST],
+    attached: [AtomicU32; MAX_CLASSES],
 }
 
-static LANE: [Lane; LANES] =
-    [const { Lane { attached: [const { AtomicU32::new(0) }; CLASSES_MOST] } }; LANES];
+static LANE: [Lane; LANES] = [const { Lane { attached: [const { AtomicU32::new(0) }; MAX_CLASSES] } }; LANES];
 /// First listed pageblock of each class, a link; under the lock of the class.
-static LISTS: [AtomicU32; CLASSES_MOST] = [const { AtomicU32::new(0) }; CLASSES_MOST];
+static LISTS: [AtomicU32; MAX_CLASSES] = [const { AtomicU32::new(0) }; MAX_CLASSES];
 static CLASSES: Shared = Shared(UnsafeCell::new(Classes::none()));
-static MOST_BYTES: AtomicUsize = AtomicUsize::new(0);
+static MAX_BYTES: AtomicUsize = AtomicUsize::new(0);
 static END: EndKey = EndKey::new();
 
 struct Shared(UnsafeCell<Classes>);
@@ -60,7 +59,7 @@ uncopy_sys::locals! {
 pub(crate) fn set_classes(options: &Options) {
     // SAFETY: nobody reads them before `is_ready`.
     unsafe { (*CLASSES.0.get()).fill(options) };
-    MOST_BYTES.store(options.large_threshold, Relaxed);
+    MAX_BYTES.store(options.large_threshold, Relaxed);
 }
 
 /// The classes; once ready.
@@ -229,7 +228,7 @@ fn consider(class: usize, id: Id) -> bool {
             true
         }
         Place::Closed => {
-            if free >= least_free(unit) && unit.is_plain.load(Relaxed) == 0 {
+            if free >= min_free(unit) && unit.is_plain.load(Relaxed) == 0 {
                 push(class, id);
             }
             false
@@ -245,7 +244,7 @@ fn consider(class: usize, id: Id) -> bool {
 }
 
 /// Free slots from which on a pageblock is listed.
-fn least_free(unit: &Unit) -> u32 {
+fn min_free(unit: &Unit) -> u32 {
     let is_protected = PAGES.state(unit.start.load(Relaxed)).load(Relaxed) & state::PROTECTED != 0;
     let share = if is_protected { LIST_SHARE_PROTECTED } else { LIST_SHARE };
     (unit.slots.load(Relaxed) / share).max(1)
@@ -410,7 +409,7 @@ pub(crate) unsafe fn deallocate(id: Id, object: usize) {
     let freed = unit.freed.fetch_add(1, SeqCst) + 1;
     let matters = match place {
         Place::Attached => false,
-        Place::Closed => freed >= least_free(unit) || freed >= unit.slots.load(Relaxed),
+        Place::Closed => freed >= min_free(unit) || freed >= unit.slots.load(Relaxed),
         Place::Listed => freed >= unit.slots.load(Relaxed),
     };
     if matters {

@@ -83,7 +83,7 @@ struct Flight {
 }
 
 /// Less than what a UNIX socket takes without a reader.
-const FLIGHT_MOST: usize = 100_000;
+const MAX_FLIGHT: usize = 100_000;
 
 impl Flight {
     fn new() -> Self {
@@ -93,7 +93,7 @@ impl Flight {
     }
 
     fn send(&mut self, bytes: &[u8], completes: bool) {
-        if self.expected.len() + bytes.len() > FLIGHT_MOST {
+        if self.expected.len() + bytes.len() > MAX_FLIGHT {
             self.receive();
         }
         let until = if completes { Until::Completed } else { Until::Dropped };
@@ -173,7 +173,7 @@ fn run(steps: Vec<Step>) {
             Step::Send { which, from, len, completes } => {
                 let Some(object) = objects.get(which % count) else { continue };
                 let from = from % (object.bytes.len() + 1);
-                let len = (len % (object.bytes.len() - from + 1)).min(FLIGHT_MOST);
+                let len = (len % (object.bytes.len() - from + 1)).min(MAX_FLIGHT);
                 if len > 0 {
                     flight.send(&object.slice()[from..from + len], completes);
                 }

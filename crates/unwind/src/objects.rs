@@ -72,11 +72,11 @@ pub fn find(address: usize) -> Option<Object> {
 }
 
 /// Bytes of an entry at most. Larger ones are of functions of several hundred KiB.
-const ENTRY_MOST: usize = 60 << 10;
+const MAX_ENTRY: usize = 60 << 10;
 /// Bytes of the entry that others share.
-const COMMON_MOST: usize = 4 << 10;
+const MAX_COMMON: usize = 4 << 10;
 /// Bytes that are needed for reading entries.
-pub const ROOM_BYTES: usize = ENTRY_MOST + COMMON_MOST;
+pub const ROOM_BYTES: usize = MAX_ENTRY + MAX_COMMON;
 
 /// The encodings that every linker writes: relative to the field, four bytes each; a table of pairs relative to the header,
 /// sorted (Linux Standard Base, core generic, §10.6.2).
@@ -151,9 +151,9 @@ fn in_table(header: usize, count: usize, wanted: i32) -> Result<Option<i32>, ()>
 
 /// Reads the frame description entry at an address, and its common information entry.
 fn read(fde_address: usize, room: &mut [u8]) -> Search<'_> {
-    let (common, own) = room.split_at_mut(COMMON_MOST);
+    let (common, own) = room.split_at_mut(MAX_COMMON);
     let fde_len = match length(fde_address) {
-        Some(len) if len <= ENTRY_MOST => len,
+        Some(len) if len <= MAX_ENTRY => len,
         Some(_) => return Search::Nothing,
         None => return Search::Unread,
     };
@@ -168,7 +168,7 @@ fn read(fde_address: usize, room: &mut [u8]) -> Search<'_> {
     let back = number(&own[4..]).cast_unsigned() as usize;
     let common_address = (fde_address + 4).wrapping_sub(back);
     let common_len = match length(common_address) {
-        Some(len) if back != 0 && len <= COMMON_MOST => len,
+        Some(len) if back != 0 && len <= MAX_COMMON => len,
         Some(_) => return Search::Nothing,
         None => return Search::Unread,
     };
@@ -176,9 +176,9 @@ fn read(fde_address: usize, room: &mut [u8]) -> Search<'_> {
         return Search::Unread;
     }
     // Here it begins at the room's beginning.
-    own[4..8].copy_from_slice(&(COMMON_MOST + 4).to_le_bytes()[..4]);
-    let bytes = &room[..COMMON_MOST + fde_len];
-    Search::Entry(Entry { bytes, fde_offset: COMMON_MOST, fde_address })
+    own[4..8].copy_from_slice(&(MAX_COMMON + 4).to_le_bytes()[..4]);
+    let bytes = &room[..MAX_COMMON + fde_len];
+    Search::Entry(Entry { bytes, fde_offset: MAX_COMMON, fde_address })
 }
 
 /// The length of the entry at an address with the field that says so; `None` if it cannot be read.

@@ -20,7 +20,7 @@ pub const AB: Need = Need::new("ab", "apache2-utils", &["-V"]);
 /// Requests of a first run, which tells how many there must be to take a certain time.
 const FIRST_REQUESTS: u64 = 400;
 /// Most requests of a run: ab has some 40 bytes for each.
-const REQUESTS_MOST: u64 = 10_000_000;
+const MAX_REQUESTS: u64 = 10_000_000;
 /// How long a run may take longer than it should.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -61,7 +61,7 @@ impl Ab<'_> {
             }
         };
         let requests = (rate * duration.as_secs_f64()) as u64;
-        let load = self.run(requests.clamp(self.connections as u64, REQUESTS_MOST))?;
+        let load = self.run(requests.clamp(self.connections as u64, MAX_REQUESTS))?;
         self.rate = Some(load.exchanges as f64 / load.elapsed.as_secs_f64());
         Ok(load)
     }

@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest head of an answer, bytes.
 const HEAD_LIMIT_BYTES: usize = 8192;
 /// Most threads: a server with one processor is kept busy by fewer.
-const THREADS_MOST: usize = 4;
+const MAX_THREADS: usize = 4;
 
 /// Something that a server delivers.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ impl<'a> Clients<'a> {
     /// [`Failure`] when the server does not accept.
     pub fn open(requests: Requests<'a>, count: usize, processors: Option<CpuSet>) -> Result<Self> {
         let available = processors.map_or(1, |processors| processors.count() as usize);
-        let threads = available.clamp(1, THREADS_MOST).min(count.max(1));
+        let threads = available.clamp(1, MAX_THREADS).min(count.max(1));
         let open = |thread: usize| Connections::open(requests, (thread..count).step_by(threads));
         Ok(Self { threads: (0..threads).map(open).collect::<Result<_>>()?, processors })
     }

@@ -25,7 +25,7 @@ const TICK: Duration = Duration::from_millis(5);
 /// from the moments in which the machine does something else.
 const BEHIND_PART: f64 = 0.05;
 /// The same, whatever the trial's length.
-const BEHIND_LEAST: Duration = Duration::from_millis(60);
+const MIN_BEHIND: Duration = Duration::from_millis(60);
 /// A listener that is behind the source by no more than this hears what is being sent: the relay's queue and the
 /// sockets' buffers hold more.
 const NEAR: Duration = Duration::from_millis(100);
@@ -207,7 +207,7 @@ impl Listeners {
 
 /// How much less than what was due a listener may get within `elapsed`.
 fn allowed_bytes(elapsed: Duration) -> u64 {
-    due_bytes(elapsed.mul_f64(BEHIND_PART).max(BEHIND_LEAST))
+    due_bytes(elapsed.mul_f64(BEHIND_PART).max(MIN_BEHIND))
 }
 
 impl Listener {

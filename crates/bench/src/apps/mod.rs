@@ -58,7 +58,7 @@ use stage::Stage;
 /// Warm-up before each measurement, as a part of it.
 const WARM_UP_PART: u32 = 4;
 /// Warm-up at least, where the measurement is not shorter itself: caches fill, accounts of call sites begin.
-const WARM_UP_LEAST: Duration = Duration::from_millis(200);
+const MIN_WARM_UP: Duration = Duration::from_millis(200);
 
 /// All cases, in the order of reports.
 pub const CASES: &[Case] = &[
@@ -176,7 +176,7 @@ pub trait Running {
     /// # Errors
     /// As [`Running::load`].
     fn prepare(&mut self, duration: Duration) -> Result<u64> {
-        let warm_up = (duration / WARM_UP_PART).max(WARM_UP_LEAST).min(duration);
+        let warm_up = (duration / WARM_UP_PART).max(MIN_WARM_UP).min(duration);
         Ok(self.load(warm_up)?.verified_bytes)
     }
 

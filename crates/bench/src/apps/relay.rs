@@ -17,17 +17,17 @@ use crate::traffic::Load;
 /// Listeners that the first search begins with.
 const FIRST: usize = 32;
 /// Most listeners: as many descriptors again are needed for other things.
-const MOST: usize = 4000;
+const MAX: usize = 4000;
 /// How close the search comes to the number: a step is this part of it.
 const RESOLUTION: usize = 24;
 /// How long listeners may take to join and to come to hear what is being sent, before their trial begins.
-const SETTLE_MOST: Duration = Duration::from_secs(2);
+const MAX_SETTLE: Duration = Duration::from_secs(2);
 /// Length of a trial at least: what a listener may be behind must be little of it.
-const TRIAL_LEAST: Duration = Duration::from_secs(1);
+const MIN_TRIAL: Duration = Duration::from_secs(1);
 /// How many times as long as a measurement the search for it may take, within bounds; what was found by then counts.
 const SEARCH_PART: u32 = 20;
-const SEARCH_LEAST: Duration = Duration::from_secs(3);
-const SEARCH_MOST: Duration = Duration::from_secs(15);
+const MIN_SEARCH: Duration = Duration::from_secs(3);
+const MAX_SEARCH: Duration = Duration::from_secs(15);
 /// How many times that, until the first number is found.
 const SEARCH_PATIENCE: u32 = 4;
 
@@ -59,7 +59,7 @@ struct Relay {
 impl Work for Relay {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
         let (server, address) = stage.server_left_alone(ICECAST.program, ALONE, configure)?;
-        let most = raise_descriptor_limit().min(MOST);
+        let most = raise_descriptor_limit().min(MAX);
         let processors = stage.client_processors();
         let source = Source::start(address, processors)?;
         let listeners = Listeners::new(address, processors);
@@ -95,7 +95,7 @@ impl Relaying<'_> {
     fn holds(&mut self, count: usize, duration: Duration) -> Result<bool> {
         self.source.check()?;
         let held =
-            self.listeners.settle(count, SETTLE_MOST, &self.source)? && self.listeners.hear(duration)?.held;
+            self.listeners.settle(count, MAX_SETTLE, &self.source)? && self.listeners.hear(duration)?.held;
         if !held {
             // Nobody is to be behind because of what came before.
             self.listeners.resize(0)?;
@@ -105,13 +105,13 @@ impl Relaying<'_> {
 
     /// The largest number of listeners that are held, to a step; 0 where not even one is.
     fn search(&mut self, duration: Duration) -> Result<usize> {
-        let limit = (duration * SEARCH_PART).clamp(SEARCH_LEAST, SEARCH_MOST);
+        let limit = (duration * SEARCH_PART).clamp(MIN_SEARCH, MAX_SEARCH);
         let mut search = Search::from(self.last.get().unwrap_or(FIRST), self.most);
         let begin = Instant::now();
         // A machine that is busy with other things may hold none for a while.
         while begin.elapsed() < if search.found() == 0 { SEARCH_PATIENCE * limit } else { limit } {
             let Some(count) = search.next() else { break };
-            let held = self.holds(count, duration.max(TRIAL_LEAST))?;
+            let held = self.holds(count, duration.max(MIN_TRIAL))?;
             search.tell(count, held);
         }
         Ok(search.found())
@@ -132,7 +132,7 @@ impl Running for Relaying<'_> {
         }
         self.last.set(Some(found));
         self.held = Some((found, true));
-        self.listeners.settle(found, SETTLE_MOST, &self.source)?;
+        self.listeners.settle(found, MAX_SETTLE, &self.source)?;
         Ok(self.listeners.verified_bytes() - before)
     }
 
@@ -148,8 +148,8 @@ impl Running for Relaying<'_> {
             // Not searched for: under the profiler, where figures do not count.
             None => FIRST,
         };
-        self.listeners.settle(count, SETTLE_MOST, &self.source)?;
-        let heard = self.listeners.hear(duration.max(TRIAL_LEAST))?;
+        self.listeners.settle(count, MAX_SETTLE, &self.source)?;
+        let heard = self.listeners.hear(duration.max(MIN_TRIAL))?;
         self.source.check()?;
         let held_before = self.held.is_none_or(|(_, held)| held);
         self.held = Some((count, held_before && heard.held));
@@ -233,18 +233,18 @@ impl Search {
 mod tests {
     use super::*;
 
-    const TRIALS_MOST: usize = 24;
+    const MAX_TRIALS: usize = 24;
 
     /// What a search finds where exactly up to `limit` hold, and in how many trials.
     fn searched(guess: usize, limit: usize) -> (usize, usize) {
         let mut search = Search::from(guess, 1000);
-        for trials in 0..TRIALS_MOST {
+        for trials in 0..MAX_TRIALS {
             match search.next() {
                 Some(count) => search.tell(count, count <= limit),
                 None => return (search.found(), trials),
             }
         }
-        panic!("not found in {TRIALS_MOST} trials: {search:?}");
+        panic!("not found in {MAX_TRIALS} trials: {search:?}");
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
             for limit in [1, 2, 7, 31, 32, 33, 149, 150, 500, 999, 1000] {
                 let (found, trials) = searched(guess, limit);
                 assert!(found <= limit && limit - found <= limit / RESOLUTION, "{guess} {limit} {found}");
-                assert!(trials <= TRIALS_MOST);
+                assert!(trials <= MAX_TRIALS);
             }
             assert_eq!(searched(guess, 0).0, 0);
         }

@@ -30,7 +30,7 @@ const TICK: Duration = Duration::from_millis(5);
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// A live source does not send later what it could not send in time, but for the moments in which the machine does
 /// something else: at most so much is made up for.
-const DEBT_MOST: Duration = Duration::from_millis(250);
+const MAX_DEBT: Duration = Duration::from_millis(250);
 
 /// The bytes of one period.
 pub fn period() -> &'static [u8] {
@@ -150,7 +150,7 @@ fn send(mut stream: TcpStream, shared: &Shared, processors: Option<CpuSet>) -> R
             }
             shared.sent_bytes.store(sent, Ordering::Release);
             let debt = begin.elapsed().saturating_sub(time_of(sent));
-            begin += debt.saturating_sub(DEBT_MOST);
+            begin += debt.saturating_sub(MAX_DEBT);
             due = due_bytes(begin.elapsed());
         }
         std::thread::sleep(TICK);

@@ -48,7 +48,7 @@ const TRIAL: Duration = Duration::from_millis(200);
 const HELD: f64 = 0.7;
 /// A calibration's length, as a part of a measurement's, and at least.
 const CALIBRATION_PART: u32 = 4;
-const CALIBRATION_LEAST: Duration = Duration::from_millis(100);
+const MIN_CALIBRATION: Duration = Duration::from_millis(100);
 /// Traffic before a measurement.
 const WARM_UP: Duration = Duration::from_millis(150);
 
@@ -164,9 +164,9 @@ pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress
         held.push(bench.held(*asked as f64, &sides, progress));
     }
     let mut soakers = Soakers::start(launcher, settings.lines_per_s)?;
-    let calibration = (settings.duration / CALIBRATION_PART).max(CALIBRATION_LEAST);
+    let calibration = (settings.duration / CALIBRATION_PART).max(MIN_CALIBRATION);
     // The first moments of the soakers themselves are not like the later ones.
-    std::thread::sleep(CALIBRATION_LEAST);
+    std::thread::sleep(MIN_CALIBRATION);
     let mut before = soakers.calibrate(calibration)?;
     let mut comparisons = Vec::new();
     for (asked, held) in settings.rates_mbit_per_s.iter().zip(&held) {

@@ -11,7 +11,7 @@ use crate::statistics::{NOISE, Spread};
 use crate::table::number;
 
 /// Rows of an experiment that are shown; the others are in its table as printed, and in the JSON.
-const MOST_ROWS: usize = 300;
+const MAX_ROWS: usize = 300;
 
 /// What was measured, and what the register knows of it.
 pub(super) struct Shown<'a> {
@@ -312,7 +312,7 @@ fn rows(shown: &Shown<'_>) -> Markup {
         ("uncopy", Column::Words),
     ]);
     let mut table = Table::new(format!("{}, over plain in the same round", shown.title), &columns).sortable();
-    for row in shown.measured.rows.iter().take(MOST_ROWS) {
+    for row in shown.measured.rows.iter().take(MAX_ROWS) {
         let median = |spread: Option<Spread>, decimals: usize| {
             spread.map_or_else(Cell::default, |spread| {
                 Cell::number(format!("{:.decimals$}", spread.median), spread.median)

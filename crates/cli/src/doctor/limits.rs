@@ -10,7 +10,7 @@ const MAPS_DEFAULT: u64 = 65530;
 /// Memory limits below this leave little room for segments and the reservoir, bytes.
 const MEMORY_LOW_BYTES: u64 = 512 << 20;
 /// The library reserves at least this many bytes of addresses.
-const RESERVED_LEAST_BYTES: usize = 64 << 20;
+const MIN_RESERVED_BYTES: usize = 64 << 20;
 /// What the first version of control groups reports instead of "no limit" is near the largest
 /// number of bytes; anything from here on is none.
 const NO_LIMIT_BYTES: u64 = 1 << 60;
@@ -39,7 +39,7 @@ fn limit(bytes: Option<u64>) -> String {
 }
 
 fn resources() -> Check {
-    resource_check(os::memory_limits(), os::can_reserve(RESERVED_LEAST_BYTES))
+    resource_check(os::memory_limits(), os::can_reserve(MIN_RESERVED_BYTES))
 }
 
 fn resource_check([address_space, data, locked]: [Option<u64>; 3], can_reserve: bool) -> Check {
@@ -51,7 +51,7 @@ fn resource_check([address_space, data, locked]: [Option<u64>; 3], can_reserve: 
         limit(locked)
     );
     if !can_reserve {
-        let found = format!("{found}: {} of addresses cannot be reserved", size(RESERVED_LEAST_BYTES as u64));
+        let found = format!("{found}: {} of addresses cannot be reserved", size(MIN_RESERVED_BYTES as u64));
         return Check::missing(NAME, found).mended_by("ulimit -v unlimited");
     }
     match (address_space, data) {

@@ -19,7 +19,7 @@ use uncopy_profile::flow::Flow;
 /// How often mappings are looked at: once in so many times.
 const MAPPINGS_TICKS: u32 = 20;
 /// Processes that are recorded at most.
-const PROCESSES_MOST: usize = 256;
+const MAX_PROCESSES: usize = 256;
 
 /// A recording's file.
 struct OnDisk(File);
@@ -79,7 +79,7 @@ impl Collector {
             if is_known || parse_file_name(name.as_encoded_bytes()).is_none() {
                 continue;
             }
-            if self.sources.len() == PROCESSES_MOST {
+            if self.sources.len() == MAX_PROCESSES {
                 self.without_room += 1;
                 self.refused.push(name);
                 continue;

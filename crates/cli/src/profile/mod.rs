@@ -49,7 +49,7 @@ const LAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How a recording ended that was told to.
 const BY_SIGNAL: &str = "the recording was ended by a signal";
 /// Longest recording that can be asked for, seconds.
-const DURATION_MOST_SECONDS: f64 = 1e7;
+const MAX_DURATION_SECONDS: f64 = 1e7;
 
 /// What the command line says.
 struct Wish {
@@ -96,7 +96,7 @@ fn wish(matches: &ArgMatches, command: &[OsString], pid: Option<u32>) -> Result<
         None => None,
         Some(text) => {
             let seconds = text.to_str().and_then(|text| text.parse::<f64>().ok());
-            let legal = seconds.filter(|seconds| (0.001..=DURATION_MOST_SECONDS).contains(seconds));
+            let legal = seconds.filter(|seconds| (0.001..=MAX_DURATION_SECONDS).contains(seconds));
             let seconds = legal.ok_or_else(|| {
                 format!("--duration is {}; it must be a number of seconds from 0.001 to 1e7", Quoted(text))
             })?;

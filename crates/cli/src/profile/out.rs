@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use uncopy_profile::Profile;
 
 /// A longer file is not read, bytes.
-const FILE_MOST_BYTES: u64 = 256 << 20;
+const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// The name of a program's profile unless `-o` says another: `NAME.profile.json`, here.
 pub fn default_name(program: &OsStr) -> OsString {
@@ -51,9 +51,9 @@ pub fn settle(out: &OsStr) -> Result<PathBuf, String> {
 /// What is wrong with it, as a sentence part.
 pub fn read_profile(file: File) -> Result<Profile, String> {
     let mut bytes = Vec::new();
-    let read = file.take(FILE_MOST_BYTES + 1).read_to_end(&mut bytes);
+    let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes);
     read.map_err(|error| format!("cannot be read: {}", Reason(&error)))?;
-    if bytes.len() as u64 > FILE_MOST_BYTES {
+    if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err("is not a profile: it is too large".to_owned());
     }
     Profile::parse(&bytes)

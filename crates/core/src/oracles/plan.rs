@@ -22,7 +22,7 @@ enum Byte {
 pub fn plan(data: &[u8]) {
     let mut bytes = Bytes::new(data);
     let start = bytes.below(3 * 4096) as usize;
-    let least_pages = bytes.below(4);
+    let min_pages = bytes.below(4);
     let mut pieces: Vec<Piece<u8>> = Vec::new();
     let mut source: Vec<Byte> = Vec::new();
     while !bytes.is_empty() && pieces.len() < 12 {
@@ -48,7 +48,7 @@ pub fn plan(data: &[u8]) {
     let mut mask = || u64::from(bytes.below(1 << 16));
     let learned = Learned { head: mask(), tail: mask() };
     let buffer = ByteRange::at(start, source.len()).touched_pages();
-    let steps = with_touched(plan_steps(start, &pieces, least_pages), buffer, learned);
+    let steps = with_touched(plan_steps(start, &pieces, min_pages), buffer, learned);
     let mut found = vec![Byte::Unset; source.len()];
     let mut put = |range: ByteRange, byte: &dyn Fn(usize) -> Byte| {
         assert!(range.start >= start && range.end <= start + source.len(), "{range:?} is outside");
@@ -66,7 +66,7 @@ pub fn plan(data: &[u8]) {
             }
             Step::Empty { pages } => {
                 elided += pages.len_bytes();
-                assert!(pages.len() >= least_pages.max(1));
+                assert!(pages.len() >= min_pages.max(1));
                 put(ByteRange::from(*pages), &|_| Byte::Zero);
             }
             Step::View { pages, segment, offset_bytes } => {

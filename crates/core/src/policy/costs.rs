@@ -22,9 +22,9 @@ pub struct CostSpec {
     /// Assumed, ns.
     pub default_ns: u32,
     /// Least believed, ns.
-    pub least_ns: u32,
+    pub min_ns: u32,
     /// Most believed, ns.
-    pub most_ns: u32,
+    pub max_ns: u32,
 }
 
 macro_rules! costs {
@@ -36,7 +36,7 @@ macro_rules! costs {
 
         /// Every constant, in the order of [`Cost`].
         pub const COSTS: &[CostSpec] = &[$(CostSpec {
-            name: $name, default_ns: $default, least_ns: $least, most_ns: $most,
+            name: $name, default_ns: $default, min_ns: $least, max_ns: $most,
         },)*];
 
         impl Cost {
@@ -70,7 +70,7 @@ costs! {
 
 const COUNT: usize = COSTS.len();
 /// Longest text of [`Costs::to_text`], bytes.
-pub const TEXT_MOST_BYTES: usize = 256;
+pub const MAX_TEXT_BYTES: usize = 256;
 /// Room beyond which a copy runs out of the second level of cache, KiB, and the steps on the way there.
 const STEPS_KIB: [usize; 4] = [96, 192, 1024, 2560];
 
@@ -106,7 +106,7 @@ impl Costs {
     pub fn set(&mut self, which: Cost, ns: u64) {
         let spec = &COSTS[which as usize];
         let ns = u32::try_from(ns).unwrap_or(u32::MAX);
-        self.0[which as usize] = ns.clamp(spec.least_ns, spec.most_ns);
+        self.0[which as usize] = ns.clamp(spec.min_ns, spec.max_ns);
     }
 
     /// `name=ns,…`, as the cache file and the environment carry them.
@@ -131,7 +131,7 @@ impl Costs {
             let is_short = (1..=9).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
             let digits = value.iter().filter(|_| is_short);
             let ns = digits.fold(0, |sum, byte| sum * 10 + u32::from(byte - b'0'));
-            *slot = Some(ns).filter(|ns| (spec.least_ns..=spec.most_ns).contains(ns))?;
+            *slot = Some(ns).filter(|ns| (spec.min_ns..=spec.max_ns).contains(ns))?;
         }
         fields.next().is_none().then_some(costs)
     }
@@ -280,7 +280,7 @@ mod tests {
         let mut costs = Costs::DEFAULT;
         costs.set(Cost::Fault, 4_321);
         let text = costs.to_text();
-        assert!(text.len() <= TEXT_MOST_BYTES);
+        assert!(text.len() <= MAX_TEXT_BYTES);
         assert_eq!(Costs::parse(text.as_bytes()), Some(costs));
         let changed = |from: &str, to: &str| Costs::parse(text.replacen(from, to, 1).as_bytes());
         assert_eq!(changed("fault=4321", "fault=4321,"), None);
@@ -297,9 +297,9 @@ mod tests {
         let mut costs = Costs::DEFAULT;
         for (which, spec) in Cost::ALL.iter().zip(COSTS) {
             costs.set(*which, 0);
-            assert_eq!(costs.get(*which), spec.least_ns);
+            assert_eq!(costs.get(*which), spec.min_ns);
             costs.set(*which, u64::MAX);
-            assert_eq!(costs.get(*which), spec.most_ns);
+            assert_eq!(costs.get(*which), spec.max_ns);
         }
         assert_eq!(Costs::parse(costs.to_text().as_bytes()), Some(costs));
         // A page of a larger copy never costs less than one of a smaller.

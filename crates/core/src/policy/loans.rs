@@ -12,7 +12,7 @@ const DISCARD_NS: i64 = 90;
 /// What the kernel's copy of a page costs beside the copying: the pages that it needs for it, and gives back.
 const ROOM_NS: i64 = 60;
 /// Sends as copies at most.
-const SENDS_MOST: i64 = 4;
+const MAX_SENDS: i64 = 4;
 
 /// What giving `pages` pages back to the kernel costs, ns. Fresh ones are charged to the input that needs them.
 #[must_use]
@@ -39,7 +39,7 @@ pub fn sends_before(costs: &SharedCosts, len_bytes: usize) -> usize {
     let pages = u32::try_from(len_bytes / PAGE_BYTES).unwrap_or(u32::MAX);
     let saved_ns = saved_ns(costs, len_bytes).max(1);
     let sends = lost_ns(costs, pages) / saved_ns;
-    usize::try_from(sends.clamp(1, SENDS_MOST)).unwrap_or(1)
+    usize::try_from(sends.clamp(1, MAX_SENDS)).unwrap_or(1)
 }
 
 #[cfg(test)]
@@ -58,7 +58,7 @@ mod tests {
                 shared.adopt(&costs);
                 for kib in [16, 64, 512, 4096] {
                     let sends = sends_before(&shared, kib << 10) as i64;
-                    assert!((1..=SENDS_MOST).contains(&sends));
+                    assert!((1..=MAX_SENDS).contains(&sends));
                 }
             }
         }

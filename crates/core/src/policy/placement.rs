@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicI8, AtomicU64, Ordering::Relaxed};
 pub const ALLOCATION_SITES: usize = if cfg!(loom) { 16 } else { 512 };
 const PROBES: usize = 4;
 /// Most and least of a score.
-const MOST: i8 = 8;
+const MAX: i8 = 8;
 /// Blocks whose edges are filled beforehand for each one at whose edge the program faulted.
 const EDGES_FOR_A_FAULT: i8 = 32;
 
@@ -75,8 +75,7 @@ impl Placement {
     pub fn record(&self, site: u16, held_a_view: bool) {
         let score = &self.scores[usize::from(site) % ALLOCATION_SITES];
         let old = score.load(Relaxed);
-        let new =
-            if held_a_view { old.saturating_add(2).min(MOST) } else { old.saturating_sub(1).max(-MOST) };
+        let new = if held_a_view { old.saturating_add(2).min(MAX) } else { old.saturating_sub(1).max(-MAX) };
         if new != old {
             score.store(new, Relaxed);
         }

@@ -23,8 +23,8 @@ pub const SHARE: i64 = 200;
 /// What it may spend before that: a hundred samples, so that short programs have some.
 const ADVANCE_NS: i64 = 1_000_000;
 const FIRST: u32 = 8;
-const LEAST: u32 = 4;
-const MOST: u32 = 1 << 16;
+const MIN: u32 = 4;
+const MAX: u32 = 1 << 16;
 
 struct Site {
     /// Calls until the interval is over.
@@ -85,8 +85,8 @@ impl Sampling {
         let is_affordable = self.spent_ns.load(Relaxed) <= used_ns / SHARE + ADVANCE_NS;
         let interval = match site.interval.load(Relaxed) {
             0 => FIRST,
-            interval if is_affordable => (interval / 2).max(LEAST),
-            interval => (interval * 2).min(MOST),
+            interval if is_affordable => (interval / 2).max(MIN),
+            interval => (interval * 2).min(MAX),
         };
         site.interval.store(interval, Relaxed);
         site.left.store(interval / 2 + self.random() % interval, Relaxed);

@@ -24,13 +24,13 @@ const BUDGET_NS: i64 = 50_000;
 const PROBE_BUDGET_NS: i64 = BUDGET_NS / 4;
 const CREDIT_CAP_NS: i64 = 400_000;
 const OFF_CALLS: u32 = 64;
-const BACKOFF_MOST: u32 = 12;
+const MAX_BACKOFF: u32 = 12;
 /// Room up to here is served from the reservoir, whatever arrives.
 const LARGE_ROOM_BYTES: usize = 2 << 20;
 /// Of larger room an input must be likely to fill this share, one in so many.
 const FILLS_SHARE: usize = 4;
 /// Calls that are passed over before it is tried again whether they do.
-const PASSED_MOST: u32 = 1 << 14;
+const MAX_PASSED: u32 = 1 << 14;
 /// Sites of copies and inputs that are told apart. A model makes them anew for every order that it tries.
 pub const SITES: usize = if cfg!(loom) { 16 } else { 1024 };
 const PROBES: usize = 4;
@@ -180,8 +180,8 @@ impl Sites {
             return true;
         }
         let passed = account.passed_calls.load(Relaxed);
-        account.passed_calls.store((passed + 1) % PASSED_MOST, Relaxed);
-        passed + 1 == PASSED_MOST
+        account.passed_calls.store((passed + 1) % MAX_PASSED, Relaxed);
+        passed + 1 == MAX_PASSED
     }
 
     /// Takes note of what an input brought.
@@ -237,7 +237,7 @@ impl Sites {
             account.balance_ns.store(balance, Relaxed);
             return false;
         }
-        let backoff = account.backoff.load(Relaxed).min(BACKOFF_MOST);
+        let backoff = account.backoff.load(Relaxed).min(MAX_BACKOFF);
         account.off_calls.store(OFF_CALLS << backoff, Relaxed);
         account.backoff.store(backoff + 1, Relaxed);
         account.balance_ns.store(PROBE_BUDGET_NS - BUDGET_NS, Relaxed);
@@ -273,7 +273,7 @@ mod tests {
         assert!(sites.fills(site, 32 << 20), "nothing is known yet");
         sites.record_input(site, 16);
         assert!(sites.fills(site, 64 << 10), "the reservoir has that much");
-        let tried = (0..2 * PASSED_MOST).filter(|_| sites.fills(site, 32 << 20)).count();
+        let tried = (0..2 * MAX_PASSED).filter(|_| sites.fills(site, 32 << 20)).count();
         assert_eq!(tried, 2);
         sites.record_input(site, 12 << 20);
         assert!(sites.fills(site, 32 << 20));

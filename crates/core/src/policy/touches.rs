@@ -27,14 +27,14 @@ const TOUCH: u8 = 4;
 /// A page with this score is copied.
 const LEARNED: u8 = 8;
 /// Most of a score.
-const MOST: u8 = 16;
+const MAX: u8 = 16;
 /// Eliding calls after which the scores of pages that are not learned are halved: what is touched in fewer than
 /// about one call in so many is not learned. A fault costs as much as copying 40 to 120 pages.
 const FADES: u32 = 32;
 /// Calls until learned pages are tried again, at first.
 const TRIED: u32 = 256;
 /// How often that number doubles at most.
-const DOUBLINGS_MOST: u32 = 6;
+const MAX_DOUBLINGS: u32 = 6;
 /// Gaps of so many pages between learned ones are copied with them.
 const GAP: u32 = 2;
 
@@ -150,12 +150,12 @@ impl Touches {
         if calls.is_multiple_of(FADES) {
             at.fade();
         }
-        let doublings = at.doublings.load(Relaxed).min(DOUBLINGS_MOST);
+        let doublings = at.doublings.load(Relaxed).min(MAX_DOUBLINGS);
         if learned.is_empty() || calls < TRIED << doublings {
             return learned;
         }
         at.calls.store(0, Relaxed);
-        at.doublings.store((doublings + 1).min(DOUBLINGS_MOST), Relaxed);
+        at.doublings.store((doublings + 1).min(MAX_DOUBLINGS), Relaxed);
         at.doubt();
         Learned::default()
     }
@@ -183,7 +183,7 @@ impl Site {
             score.store(new, Relaxed);
             return;
         }
-        score.store(MOST, Relaxed);
+        score.store(MAX, Relaxed);
         let bit = 1 << position;
         if self.mask(end).fetch_or(bit, Relaxed) & bit == 0 {
             // What is touched has changed: look again soon.

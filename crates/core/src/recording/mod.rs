@@ -113,7 +113,7 @@ pub const STACKS_OFFSET: usize = STACK_INDEX_OFFSET + STACK_INDEX_ENTRIES * 8;
 /// Words of the stacks; word 0 is nobody's.
 pub const STACK_WORDS: usize = 1 << 17;
 /// Return addresses of a stack at most.
-pub const FRAMES_MOST: usize = 64;
+pub const MAX_FRAMES: usize = 64;
 
 /// Offset of the ring.
 pub const RING_OFFSET: usize = STACKS_OFFSET + STACK_WORDS * 8;
@@ -238,7 +238,7 @@ impl Stacks {
     pub fn frames(&self, id: u32) -> &[u64] {
         let at = id as usize;
         let count = self.words.get(at).copied().filter(|_| at != 0).unwrap_or(0);
-        let count = usize::try_from(count).ok().filter(|count| *count <= FRAMES_MOST).unwrap_or(0);
+        let count = usize::try_from(count).ok().filter(|count| *count <= MAX_FRAMES).unwrap_or(0);
         self.words.get(at + 1..at + 1 + count).unwrap_or_default()
     }
 }

@@ -24,9 +24,9 @@ pub const CONTROL_END: u8 = b'E';
 /// Bytes before the directory.
 const HEAD_BYTES: usize = 1 + 8 + 2;
 /// Longest directory, bytes.
-pub const DIRECTORY_MOST_BYTES: usize = 1024;
+pub const MAX_DIRECTORY_BYTES: usize = 1024;
 /// Longest message, bytes.
-pub const MESSAGE_MOST_BYTES: usize = HEAD_BYTES + DIRECTORY_MOST_BYTES;
+pub const MAX_MESSAGE_BYTES: usize = HEAD_BYTES + MAX_DIRECTORY_BYTES;
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl<'a> Request<'a> {
             Self::Release => bytes.push(CONTROL_RELEASE),
             Self::End => bytes.push(CONTROL_END),
             Self::Record { directory, min_size_bytes } => {
-                if directory.len() > DIRECTORY_MOST_BYTES {
+                if directory.len() > MAX_DIRECTORY_BYTES {
                     return None;
                 }
                 bytes.push(CONTROL_RECORD);
@@ -77,7 +77,7 @@ impl<'a> Request<'a> {
                     let Some(head) = bytes.get(..HEAD_BYTES) else { return (None, bytes) };
                     let min_size_bytes = u64::from_ne_bytes(head[1..9].try_into().unwrap_or_default());
                     let len = usize::from(u16::from_ne_bytes([head[9], head[10]]));
-                    if len > DIRECTORY_MOST_BYTES {
+                    if len > MAX_DIRECTORY_BYTES {
                         bytes = rest;
                         continue;
                     }
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_is_too_long_is_no_message() {
-        let directory = std::vec![b'a'; DIRECTORY_MOST_BYTES + 1];
+        let directory = std::vec![b'a'; MAX_DIRECTORY_BYTES + 1];
         assert_eq!(Request::Record { directory: &directory, min_size_bytes: 0 }.encode(), None);
         let mut bytes = std::vec![CONTROL_RECORD, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF];
         bytes.push(CONTROL_END);

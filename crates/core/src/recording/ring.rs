@@ -42,7 +42,7 @@ impl Memory for Vec<u8> {
 const CHUNK: u64 = 1024;
 /// How often an event that is not complete is waited for, if others behind it are: a second, by draining 20 times a
 /// second. A thread that was stopped for good in the few instructions that write one leaves such a place.
-const STUCK_MOST: u32 = 20;
+const MAX_STUCK: u32 = 20;
 
 /// What a call of [`Ring::drain`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl Ring {
                     *word = u64::from_ne_bytes(raw.try_into().unwrap_or_default());
                 }
                 let is_complete = words[0] == self.next.wrapping_add(1);
-                if !is_complete && !is_over && self.stuck < STUCK_MOST {
+                if !is_complete && !is_over && self.stuck < MAX_STUCK {
                     self.stuck += 1;
                     file.write(TAIL_OFFSET as u64, &self.next.to_ne_bytes())?;
                     return Ok(drained);

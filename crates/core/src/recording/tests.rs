@@ -147,7 +147,7 @@ fn whatever_the_bytes_are_reading_ends() {
         }
         if let Ok(read) = Recording::parse(&bytes) {
             for _ in 0..1000 {
-                assert!(read.stacks.frames(next() as u32 % (2 * STACK_WORDS as u32)).len() <= FRAMES_MOST);
+                assert!(read.stacks.frames(next() as u32 % (2 * STACK_WORDS as u32)).len() <= MAX_FRAMES);
                 let _ = read.module_at(next());
             }
         }

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use uncopy_tests::plain::{self, errno};
 
 use super::{SLOTS, Verdict, Worker};
-use crate::buffer::{BUFFER_MOST, Origin, PAGE};
+use crate::buffer::{MAX_BUFFER, Origin, PAGE};
 use crate::link::pipe;
 use crate::model::pool;
 
@@ -143,7 +143,7 @@ impl Worker<'_> {
                         4 => old + len.min(200 * PAGE),
                         _ => old,
                     };
-                    if new == 0 || new > BUFFER_MOST {
+                    if new == 0 || new > MAX_BUFFER {
                         return Ok(());
                     }
                     let moved = if how % 8 == 5 {

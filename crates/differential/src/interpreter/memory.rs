@@ -6,7 +6,7 @@ use std::os::raw::{c_int, c_void};
 use uncopy_tests::calls::CopyCall;
 
 use super::{GENERAL_SLOTS, SLOTS, Verdict, Worker};
-use crate::buffer::{BUFFER_MOST, Buffer, Origin};
+use crate::buffer::{Buffer, MAX_BUFFER, Origin};
 use crate::model::{Mirror, pool, pool_place};
 
 impl Worker<'_> {
@@ -24,7 +24,7 @@ impl Worker<'_> {
         let slot = slot % GENERAL_SLOTS;
         self.check_start(slot)?;
         self.empty(slot);
-        let mirror = self.spare.pop().unwrap_or_else(|| Mirror::new(BUFFER_MOST));
+        let mirror = self.spare.pop().unwrap_or_else(|| Mirror::new(MAX_BUFFER));
         let buffer = Buffer::allocate(call, len, align, mirror)?;
         self.slots[slot] = Some(buffer);
         Ok(())

@@ -13,7 +13,7 @@ use libc::iovec;
 use uncopy_tests::plain::{PlainBytes, raw_write};
 use uncopy_tests::random::Random;
 
-use crate::buffer::{BUFFER_MOST, Buffer, Origin};
+use crate::buffer::{Buffer, MAX_BUFFER, Origin};
 use crate::link::Link;
 use crate::model::{Mirror, pool};
 use crate::program::{Kind, Operation, Program};
@@ -65,11 +65,11 @@ struct Worker<'a> {
 
 /// A static buffer of each worker.
 #[repr(C, align(64))]
-struct Statics([std::cell::UnsafeCell<[u8; ROOM_BYTES]>; crate::program::WORKERS_MOST]);
+struct Statics([std::cell::UnsafeCell<[u8; ROOM_BYTES]>; crate::program::MAX_WORKERS]);
 // SAFETY: each worker uses its own.
 unsafe impl Sync for Statics {}
 static STATICS: Statics =
-    Statics([const { std::cell::UnsafeCell::new([0; ROOM_BYTES]) }; crate::program::WORKERS_MOST]);
+    Statics([const { std::cell::UnsafeCell::new([0; ROOM_BYTES]) }; crate::program::MAX_WORKERS]);
 
 /// Runs a program to its end; every difference ends the process with [`DIFFERENCE_STATUS`].
 pub fn run(program: &Program, progress: &Path) {
@@ -134,7 +134,7 @@ impl<'a> Worker<'a> {
             spare: Vec::new(),
             links: Link::all(),
             disk: Disk::new(),
-            scratch: PlainBytes::new(PARTS_BYTES + BUFFER_MOST),
+            scratch: PlainBytes::new(PARTS_BYTES + MAX_BUFFER),
             room: Room::new(id + 1),
             peers,
             inbox,

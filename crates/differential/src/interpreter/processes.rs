@@ -8,16 +8,16 @@ use std::sync::mpsc::channel;
 use uncopy_tests::plain::errno;
 
 /// Deepest fork in a fork.
-const DEPTH_MOST: usize = 3;
+const MAX_DEPTH: usize = 3;
 /// Most children that run beside their parent.
-const CHILDREN_MOST: usize = 3;
+const MAX_CHILDREN: usize = 3;
 
 impl Worker<'_> {
     pub(super) fn fork(&mut self, place: usize, count: usize, wait: usize) -> Verdict {
-        if self.depth >= DEPTH_MOST {
+        if self.depth >= MAX_DEPTH {
             return Ok(());
         }
-        while self.children.len() >= CHILDREN_MOST {
+        while self.children.len() >= MAX_CHILDREN {
             self.wait_for_child()?;
         }
         // SAFETY: the child works on its own copy; what it shares with the parent is replaced first.

@@ -10,12 +10,12 @@ use uncopy_tests::calls::{FileInput, FileOutput, InputCall, OutputCall, message}
 use uncopy_tests::plain::{self, PlainBytes, errno, outcome};
 
 use super::{PARTS_BYTES, Part, SLOTS, Verdict, Worker};
-use crate::link::{Chunk, LinkKind, MESSAGE_MOST, pair, pipe};
+use crate::link::{Chunk, LinkKind, MAX_MESSAGE, pair, pipe};
 use crate::model::{Mirror, pool, pool_place};
 use crate::program::NUMBERS;
 
 /// Largest size of the file, bytes.
-const FILE_MOST: usize = 3 << 20;
+const MAX_FILE: usize = 3 << 20;
 
 /// The worker's file and what it must hold.
 pub(super) struct Disk {
@@ -34,7 +34,7 @@ impl Disk {
         // SAFETY: the path is a C string.
         let append = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_APPEND | libc::O_CLOEXEC) };
         assert!(append >= 0, "the file a second time: errno {}", errno());
-        Self { file, append, content: Mirror::new(FILE_MOST), size: 0 }
+        Self { file, append, content: Mirror::new(MAX_FILE), size: 0 }
     }
 
     /// Compares a range of the file, read by the bare system call.
@@ -227,11 +227,11 @@ impl Worker<'_> {
         }
         let calls = if kind.is_socket() { OutputCall::SOCKET } else { OutputCall::ANY };
         let call = calls[call % calls.len()];
-        let len = if kind.keeps_messages() { len.min(MESSAGE_MOST) } else { len };
+        let len = if kind.keeps_messages() { len.min(MAX_MESSAGE) } else { len };
         let mut parts =
             self.parts(Part { slot, at, len }, if call.is_vector() { count } else { 1 }, seed, false);
         if kind.keeps_messages() {
-            while parts.len() > 1 && parts.iter().map(|part| part.len).sum::<usize>() > MESSAGE_MOST {
+            while parts.len() > 1 && parts.iter().map(|part| part.len).sum::<usize>() > MAX_MESSAGE {
                 parts.pop();
             }
         }
@@ -279,9 +279,9 @@ impl Worker<'_> {
         }
         let mut groups = Vec::new();
         for number in 0..messages.clamp(1, 4) {
-            let first = Part { slot: slot + number, at, len: len.min(MESSAGE_MOST / 4) };
+            let first = Part { slot: slot + number, at, len: len.min(MAX_MESSAGE / 4) };
             let mut parts = self.parts(first, count, seed + number, false);
-            while parts.len() > 1 && parts.iter().map(|part| part.len).sum::<usize>() > MESSAGE_MOST {
+            while parts.len() > 1 && parts.iter().map(|part| part.len).sum::<usize>() > MAX_MESSAGE {
                 parts.pop();
             }
             if !parts.is_empty() {
@@ -352,7 +352,7 @@ impl Worker<'_> {
         for part in &parts {
             let now = part.len.min(most - done);
             if let Some(buffer) = &mut self.slots[part.slot] {
-                buffer.mirror.copy_from(part.at, &self.disk.content, (offset + done).min(FILE_MOST), now);
+                buffer.mirror.copy_from(part.at, &self.disk.content, (offset + done).min(MAX_FILE), now);
             }
             done += now;
         }
@@ -369,7 +369,7 @@ impl Worker<'_> {
         if parts.is_empty() {
             return Ok(());
         }
-        if self.disk.size + PARTS_BYTES > FILE_MOST {
+        if self.disk.size + PARTS_BYTES > MAX_FILE {
             // SAFETY: the descriptor is the worker's own.
             assert_eq!(unsafe { libc::ftruncate(self.disk.file, 0) }, 0, "ftruncate");
             self.disk.size = 0;

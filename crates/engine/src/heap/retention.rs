@@ -29,7 +29,7 @@ impl Heap {
     pub(super) fn retains_too_much(&self, more_pages: u32) -> bool {
         // A call for a few pages costs more than they are worth: upkeep gives them back in its time.
         more_pages > RETAINED_FREELY_PAGES
-            && self.retained_pages() + more_pages as usize > bounds::retained_most_bytes() / PAGE_BYTES
+            && self.retained_pages() + more_pages as usize > bounds::max_retained_bytes() / PAGE_BYTES
     }
 
     /// Present pages of free blocks.

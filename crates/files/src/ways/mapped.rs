@@ -16,7 +16,7 @@ use super::{Link, Zerocopy, borrowed, part_at, send_bytes, to_usize};
 use crate::os;
 
 /// Below this length, MSG_ZEROCOPY costs more than the copy (Linux, Documentation/networking/msg_zerocopy.rst).
-const ZEROCOPY_LEAST_BYTES: u64 = 10 << 10;
+const MIN_ZEROCOPY_BYTES: u64 = 10 << 10;
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
 
@@ -81,7 +81,7 @@ impl Mapped {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let body = part_at(self.map.address(at), len);
-        if self.zerocopy && len >= ZEROCOPY_LEAST_BYTES && is_allowed(link) {
+        if self.zerocopy && len >= MIN_ZEROCOPY_BYTES && is_allowed(link) {
             // The head is in memory that is used again: it is copied.
             if !head.is_empty() {
                 let sent = send_bytes(link.socket, head, true)?;

@@ -10,11 +10,11 @@ use crate::quantity;
 use crate::table::{Cell, Column, Table};
 
 /// Chains that are shown.
-const MOST_CHAINS: usize = 8;
+const MAX_CHAINS: usize = 8;
 /// Steps of a chain that are shown.
-const MOST_STEPS: usize = 40;
+const MAX_STEPS: usize = 40;
 /// Operations in the table of counts.
-const MOST_OPERATIONS: usize = 40;
+const MAX_OPERATIONS: usize = 40;
 
 /// The counts by class of operations, and each chain.
 pub(super) fn section(profile: &Profile) -> Markup {
@@ -24,7 +24,7 @@ pub(super) fn section(profile: &Profile) -> Markup {
         return section;
     }
     section.append(counts(profile));
-    for (index, operation) in profile.operations.iter().take(MOST_CHAINS).enumerate() {
+    for (index, operation) in profile.operations.iter().take(MAX_CHAINS).enumerate() {
         let name = shortened(&operation.name, NAME);
         let number = index + 1;
         section.element("h3", &[], &format!("{number}. {name}"));
@@ -34,7 +34,7 @@ pub(super) fn section(profile: &Profile) -> Markup {
             section.append(example(profile, operation, &format!("One operation {name}"))).close();
         }
     }
-    if let Some(more) = profile.operations.len().checked_sub(MOST_CHAINS).filter(|more| *more > 0) {
+    if let Some(more) = profile.operations.len().checked_sub(MAX_CHAINS).filter(|more| *more > 0) {
         section.element("p", &[("class", "quiet")], &format!("{more} more classes are in the file."));
     }
     section
@@ -51,7 +51,7 @@ fn counts(profile: &Profile) -> Markup {
         ("at the I/O stack", Column::Numbers),
     ];
     let mut table = Table::new("Copies in each class of operations (as zIO, Table 1)", &columns).sortable();
-    for operation in profile.operations.iter().take(MOST_OPERATIONS) {
+    for operation in profile.operations.iter().take(MAX_OPERATIONS) {
         let elidable = Cell::number(operation.elidable_copies.to_string(), operation.elidable_copies.into());
         let all =
             operation.elidable_copies > 0 && operation.elidable_copies == operation.copies_in_application;
@@ -79,7 +79,7 @@ fn chain(profile: &Profile, operation: &Operation, caption: &str) -> Markup {
         ("uncopy", Column::Words),
     ];
     let mut table = Table::new(caption, &columns);
-    for step in operation.steps.iter().take(MOST_STEPS) {
+    for step in operation.steps.iter().take(MAX_STEPS) {
         let site = profile.sites.get(step.site);
         let (name, line) = site.map_or_else(Default::default, |site| {
             (super::site_name(site), site.line.clone().unwrap_or_default())
@@ -129,7 +129,7 @@ fn example(profile: &Profile, operation: &Operation, caption: &str) -> Markup {
         ("thread", Column::Numbers),
     ];
     let mut table = Table::new(caption, &columns);
-    for call in operation.example.iter().take(MOST_STEPS) {
+    for call in operation.example.iter().take(MAX_STEPS) {
         let Some(step) = operation.steps.get(call.step) else { continue };
         let site = profile.sites.get(step.site).map_or_else(String::new, super::site_name);
         let shift = call.shift.map_or_else(String::new, |shift| shift.to_string());

@@ -11,11 +11,11 @@ use crate::sankey::{Diagram, Kind, Link, Node};
 use crate::table::{Cell, Column, Table};
 
 /// Sites that the pictures know, the largest; the diagram draws the smallest of these as one.
-const MOST_SITES: usize = 2000;
+const MAX_SITES: usize = 2000;
 /// Flows in the table.
-const MOST_FLOWS: usize = 100;
+const MAX_FLOWS: usize = 100;
 /// Modules that the flame graph's legend names.
-const MOST_MODULES: usize = 6;
+const MAX_MODULES: usize = 6;
 
 /// The Sankey diagram, its legend, and the same as a table.
 pub(super) fn section(profile: &Profile) -> Markup {
@@ -65,7 +65,7 @@ fn diagram(profile: &Profile) -> Diagram {
     }
     let mut place = vec![usize::MAX; profile.sites.len()];
     let mut nodes: Vec<Node> = Vec::new();
-    for site in profile.sites.iter().take(MOST_SITES).filter(|site| flows[site.id]) {
+    for site in profile.sites.iter().take(MAX_SITES).filter(|site| flows[site.id]) {
         place[site.id] = nodes.len();
         let object =
             if site.call == Call::Copy { String::new() } else { format!(" ({})", site.object.name()) };
@@ -127,8 +127,8 @@ fn table(profile: &Profile) -> Markup {
         ("bytes", Column::Numbers),
         ("calls", Column::Numbers),
     ];
-    let caption = if flows.len() > MOST_FLOWS {
-        format!("The largest {MOST_FLOWS} of {} flows", quantity::count(flows.len() as u64))
+    let caption = if flows.len() > MAX_FLOWS {
+        format!("The largest {MAX_FLOWS} of {} flows", quantity::count(flows.len() as u64))
     } else {
         "Flows between sites".to_owned()
     };
@@ -137,7 +137,7 @@ fn table(profile: &Profile) -> Markup {
         let site = profile.sites.get(index);
         site.map_or_else(Cell::default, |site| Cell::from(site_name(site)).with_detail(call_name(site.call)))
     };
-    for flow in flows.into_iter().take(MOST_FLOWS) {
+    for flow in flows.into_iter().take(MAX_FLOWS) {
         let from = flow.from.map_or_else(|| Cell::from("memory, not received"), name);
         table.row(vec![from, name(flow.to), bytes(flow.bytes), count(flow.events)]);
     }
@@ -162,7 +162,7 @@ pub(super) fn flame(profile: &Profile) -> Markup {
     let mut graph = Graph::new("all copied bytes");
     let mut used: Vec<usize> = Vec::new();
     let copies = || profile.sites.iter().filter(|site| site.call == Call::Copy);
-    for site in copies().take(MOST_SITES) {
+    for site in copies().take(MAX_SITES) {
         let Some(stack) = profile.stacks.get(site.stack) else { continue };
         let mut frames: Vec<Frame> = Vec::new();
         for frame in stack.iter().rev().filter_map(|index| profile.frames.get(*index)) {
@@ -186,7 +186,7 @@ pub(super) fn flame(profile: &Profile) -> Markup {
         };
         graph.add(frames.into_iter().chain([copy]), site.bytes);
     }
-    let rest = copies().skip(MOST_SITES).fold(0u64, |sum, site| sum.saturating_add(site.bytes));
+    let rest = copies().skip(MAX_SITES).fold(0u64, |sum, site| sum.saturating_add(site.bytes));
     if rest > 0 {
         graph.add([Frame { name: "smaller sites".to_owned(), colour: 5, ..Frame::default() }], rest);
     }
@@ -200,7 +200,7 @@ pub(super) fn flame(profile: &Profile) -> Markup {
         "As wide as the bytes that are copied below each function; callers above. Inputs and outputs are not in it.",
     );
     section.open("ul", &[("class", "legend")]);
-    for (colour, module) in used.iter().take(MOST_MODULES).enumerate() {
+    for (colour, module) in used.iter().take(MAX_MODULES).enumerate() {
         let Some(module) = profile.modules.get(*module) else { continue };
         swatch(&mut section, &format!("c{colour}"), &shortened(base_name(&module.path), NAME));
     }

@@ -8,7 +8,7 @@ use crate::quantity;
 use crate::table::{Cell, Column, Table};
 
 /// Sites that would not be elided that are shown.
-const MOST_LOSERS: usize = 100;
+const MAX_LOSERS: usize = 100;
 
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds, of which three digits are shown")]
 pub(super) fn section(profile: &Profile) -> Markup {
@@ -60,13 +60,13 @@ fn losers(profile: &Profile) -> Markup {
     ];
     let losers = &profile.prediction.losers;
     let caption = match losers.len() {
-        all if all > MOST_LOSERS => {
-            format!("Copies that stay: the largest {MOST_LOSERS} of {}", quantity::count(all as u64))
+        all if all > MAX_LOSERS => {
+            format!("Copies that stay: the largest {MAX_LOSERS} of {}", quantity::count(all as u64))
         }
         _ => "Copies that stay".to_owned(),
     };
     let mut table = Table::new(caption, &columns).sortable();
-    for loser in losers.iter().take(MOST_LOSERS) {
+    for loser in losers.iter().take(MAX_LOSERS) {
         let Some(site) = profile.sites.get(loser.site) else { continue };
         table.row(vec![
             Cell::from(site_name(site))

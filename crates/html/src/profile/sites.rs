@@ -9,9 +9,9 @@ use crate::quantity;
 use crate::table::{Cell, Column, Table};
 
 /// Sites in the table.
-const MOST_SITES: usize = 300;
+const MAX_SITES: usize = 300;
 /// Processes in the table.
-const MOST_PROCESSES: usize = 100;
+const MAX_PROCESSES: usize = 100;
 
 /// Every site, or the largest of them.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds, of which three digits are shown")]
@@ -28,14 +28,14 @@ pub(super) fn section(profile: &Profile) -> Markup {
         ("uncopy", Column::Words),
     ];
     let all = profile.sites.len();
-    let caption = if all > MOST_SITES {
+    let caption = if all > MAX_SITES {
         let all = quantity::count(all as u64);
-        format!("The {MOST_SITES} sites that move the most bytes, of {all}; the others are in the file")
+        format!("The {MAX_SITES} sites that move the most bytes, of {all}; the others are in the file")
     } else {
         "Where bytes are moved; the headings sort".to_owned()
     };
     let mut table = Table::new(caption, &columns).sortable();
-    for site in profile.sites.iter().take(MOST_SITES) {
+    for site in profile.sites.iter().take(MAX_SITES) {
         let what = match site.call {
             Call::Copy => call_name(site.call).to_owned(),
             call => format!("{}, {}", call_name(call), site.object.name()),
@@ -74,7 +74,7 @@ pub(super) fn processes(profile: &Profile) -> Markup {
         ("lost", Column::Numbers),
     ];
     let mut table = Table::new("Processes", &columns).sortable();
-    for process in profile.processes.iter().take(MOST_PROCESSES) {
+    for process in profile.processes.iter().take(MAX_PROCESSES) {
         table.row(vec![
             Cell::from(shortened(&process.name, NAME).into_owned()),
             Cell::number(process.pid.to_string(), process.pid.into()),

@@ -1,12 +1,12 @@
 //! Names as they were written.
 
 /// A longer name is shown as it is: some take time out of proportion, bytes.
-const NAME_MOST_BYTES: usize = 4096;
+const MAX_NAME_BYTES: usize = 4096;
 
 /// A C++ or Rust name as it was written; any other as it is.
 #[must_use]
 pub fn demangled(name: &str) -> String {
-    if name.len() > NAME_MOST_BYTES {
+    if name.len() > MAX_NAME_BYTES {
         return name.to_owned();
     }
     if let Ok(rust) = rustc_demangle::try_demangle(name) {

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 /// Longest section that is unpacked, bytes.
-const SECTION_MOST_BYTES: u64 = 1 << 30;
+const MAX_SECTION_BYTES: u64 = 1 << 30;
 /// Places that one address stands for at most.
-const PLACES_MOST: usize = 32;
+const MAX_PLACES: usize = 32;
 
 type Slice = EndianRcSlice<RunTimeEndian>;
 
@@ -38,7 +38,7 @@ impl Lines {
     pub fn places(&self, address: u64) -> Vec<Place> {
         let mut places = Vec::new();
         if let Ok(mut frames) = self.0.find_frames(address).skip_all_loads() {
-            while places.len() < PLACES_MOST
+            while places.len() < MAX_PLACES
                 && let Ok(Some(frame)) = frames.next()
             {
                 let name = frame.function.as_ref().and_then(|function| function.raw_name().ok());
@@ -77,7 +77,7 @@ fn section(file: &object::File<'_>, name: &str) -> Slice {
         let packed = section.compressed_data().ok()?;
         match packed.format {
             CompressionFormat::None => Some(Rc::from(packed.data)),
-            CompressionFormat::Zlib if packed.uncompressed_size <= SECTION_MOST_BYTES => {
+            CompressionFormat::Zlib if packed.uncompressed_size <= MAX_SECTION_BYTES => {
                 let most = usize::try_from(packed.uncompressed_size).ok()?;
                 miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(packed.data, most).ok().map(Rc::from)
             }

@@ -21,9 +21,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 /// Larger files are not looked into, bytes.
-const FILE_MOST_BYTES: u64 = 512 << 20;
+const MAX_FILE_BYTES: u64 = 512 << 20;
 /// Functions of a file by their unwinding tables at most.
-const STARTS_MOST: usize = 1 << 20;
+const MAX_STARTS: usize = 1 << 20;
 
 /// A place in a program, named as far as possible.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -117,11 +117,11 @@ pub fn file_name(path: &[u8]) -> String {
 fn read(path: &Path) -> Option<Vec<u8>> {
     // Never a pipe or a device that has come to bear the name.
     let metadata = fs::metadata(path).ok()?;
-    if !metadata.is_file() || metadata.len() > FILE_MOST_BYTES {
+    if !metadata.is_file() || metadata.len() > MAX_FILE_BYTES {
         return None;
     }
     let mut data = Vec::new();
-    File::open(path).ok()?.take(FILE_MOST_BYTES).read_to_end(&mut data).ok()?;
+    File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_end(&mut data).ok()?;
     Some(data)
 }
 
@@ -206,7 +206,7 @@ fn starts(file: &object::File<'_>) -> Vec<(u64, u64)> {
     let eh_frame = EhFrame::from(EndianSlice::new(data, LittleEndian));
     let mut entries = eh_frame.entries(&bases);
     while let Ok(Some(entry)) = entries.next() {
-        if starts.len() == STARTS_MOST {
+        if starts.len() == MAX_STARTS {
             break;
         }
         if let CieOrFde::Fde(partial) = entry

@@ -37,7 +37,7 @@ use std::sync::Mutex;
 
 const LEN: usize = 65536;
 /// What `uncopy run` takes for the least size unless told otherwise.
-const LEAST: usize = 16384;
+const MIN: usize = 16384;
 
 /// What must have been recorded, so far. Room from the start: it must not be moved while it grows.
 static EXPECTED: Mutex<String> = Mutex::new(String::new());
@@ -258,7 +258,7 @@ fn forget(function: &'static str, address: usize, len: usize) {
 
 fn free(address: *mut u8) {
     let len = usable(address);
-    if len >= LEAST {
+    if len >= MIN {
         forget("free", address as usize, len);
     }
     // SAFETY: callers pass what `allocate` gave, and use it no more.
@@ -500,7 +500,7 @@ fn small() {
     let (link, a, b) = (Link::new(), buffer(LEN), buffer(LEN));
     // SAFETY: buffers that are long enough, and what a call returns is looked at.
     unsafe {
-        libc::memcpy(b.cast(), a.cast(), LEAST - 1);
+        libc::memcpy(b.cast(), a.cast(), MIN - 1);
         libc::memmove(b.cast(), a.cast(), 0);
         assert_eq!(libc::write(link.far.as_raw_fd(), a.cast(), 100), 100);
         // Room for more than arrives.
@@ -509,7 +509,7 @@ fn small() {
         assert_eq!(libc::read(-1, a.cast(), LEN), -1);
         assert_eq!(libc::write(-1, a.cast(), LEN), -1);
     }
-    memcpy(b, a, LEAST);
+    memcpy(b, a, MIN);
 }
 
 fn run_all() {
@@ -555,7 +555,7 @@ fn run_as_daemon(path: &str) {
         straight();
         fan_out();
         let text = format!("{}\n{}", std::process::id(), EXPECTED.lock().expect("not poisoned"));
-        assert!(text.len() < LEAST);
+        assert!(text.len() < MIN);
         assert_eq!(libc::write(kept, text.as_ptr().cast(), text.len()), text.len().cast_signed());
         libc::_exit(0);
     }

@@ -20,7 +20,7 @@ const KIB: usize = 1 << 10;
 /// Length of a message: several of them fit what any wire holds.
 const MESSAGE: usize = 100 * KIB;
 /// Most bytes under way.
-const WIRE_MOST: usize = 4 << 20;
+const MAX_WIRE: usize = 4 << 20;
 /// Longest wait for a child or a thread, milliseconds.
 const LIMIT_MS: c_int = 20_000;
 
@@ -78,7 +78,7 @@ impl Wire {
         set_nonblocking(near, true);
         // SAFETY: nobody else has them.
         let (near, far) = unsafe { (OwnedFd::from_raw_fd(near), OwnedFd::from_raw_fd(far)) };
-        let expected = PlainBytes::new(WIRE_MOST);
+        let expected = PlainBytes::new(MAX_WIRE);
         Self { kind, near, far, expected, len: 0, scratch: PlainBytes::new(MESSAGE) }
     }
 
@@ -107,7 +107,7 @@ impl Wire {
 
     /// Notes what the peer is to get.
     fn note(&mut self, buffer: &Buffer, at: usize, len: usize) {
-        assert!(self.len + len <= WIRE_MOST);
+        assert!(self.len + len <= MAX_WIRE);
         // SAFETY: both mirrors have the ranges.
         unsafe { plain::copy(self.expected.at(self.len), buffer.mirror_at(at), len) };
         self.len += len;

@@ -9,13 +9,13 @@ use uncopy_sys::{readable, socket};
 use uncopy_transmit::{Envelope, Hold, Part, Plan, Sent, Token, Way};
 
 /// Parts that the kernel takes in one message (`UIO_MAXIOV`).
-const PARTS_MOST: usize = 1024;
+const MAX_PARTS: usize = 1024;
 /// Parts of most messages.
 const PARTS_FEW: usize = 32;
 /// Parts of one message that are lent; others of it are copied.
-const LOANS_MOST: usize = 32;
+const MAX_LOANS: usize = 32;
 /// Bytes below which a part is not worth protecting its pages for: it goes along as a copy.
-const PART_LEAST_BYTES: usize = 1024;
+const MIN_PART_BYTES: usize = 1024;
 
 const NO_ENVELOPE: Envelope = Envelope { to: 0, to_len_bytes: 0, control: 0, control_len_bytes: 0 };
 
@@ -58,7 +58,7 @@ impl Given {
 
     /// Whether it lies in twin memory and is large enough.
     fn is_lendable(self) -> bool {
-        self.len_bytes >= PART_LEAST_BYTES
+        self.len_bytes >= MIN_PART_BYTES
             && crate::contains(self.address)
             && crate::contains(self.address.wrapping_add(self.len_bytes - 1))
     }
@@ -81,7 +81,7 @@ pub fn is_readable(address: usize, len_bytes: usize) -> bool {
 /// # Safety
 /// Nobody changes the vector while the result is in use.
 pub unsafe fn given<'a>(vector: *const iovec, count: usize) -> Option<&'a [Given]> {
-    let fits = (1..=PARTS_MOST).contains(&count) && vector.cast::<Given>().is_aligned();
+    let fits = (1..=MAX_PARTS).contains(&count) && vector.cast::<Given>().is_aligned();
     let readable = fits && is_readable(vector as usize, count * size_of::<iovec>());
     // SAFETY: aligned and readable, and of the layout of `iovec`.
     readable.then(|| unsafe { core::slice::from_raw_parts(vector.cast(), count) })
@@ -131,18 +131,18 @@ impl Call<'_> {
 
 /// What a message's loans become when it has been sent.
 struct Loans {
-    loans: [MaybeUninit<(usize, Loan)>; LOANS_MOST],
+    loans: [MaybeUninit<(usize, Loan)>; MAX_LOANS],
     count: usize,
 }
 
 impl Loans {
     const fn new() -> Self {
-        Self { loans: [const { MaybeUninit::uninit() }; LOANS_MOST], count: 0 }
+        Self { loans: [const { MaybeUninit::uninit() }; MAX_LOANS], count: 0 }
     }
 
     /// Lends a part that begins `offset` bytes into the message.
     fn lend(&mut self, offset: usize, given: Given, until: Until) -> Part {
-        if self.count < LOANS_MOST
+        if self.count < MAX_LOANS
             && let Some(loan) = crate::lend(given.address, given.len_bytes, until)
         {
             self.loans[self.count].write((offset, loan));
@@ -224,7 +224,7 @@ fn split_many(
     call: Call<'_>,
     plan: Plan,
 ) -> Option<Result<usize, Errno>> {
-    split::<PARTS_MOST>(fd, given, skip_bytes, call, plan)
+    split::<MAX_PARTS>(fd, given, skip_bytes, call, plan)
 }
 
 /// Sends on a socket whose calls wait for room. A thread can be cancelled while it waits, and a signal ends the wait:
@@ -266,12 +266,12 @@ fn wait_for_room(fd: i32) -> bool {
 }
 
 /// Parts as they are sent.
-struct Parts<const MOST: usize> {
-    parts: [Part; MOST],
+struct Parts<const MAX: usize> {
+    parts: [Part; MAX],
     count: usize,
 }
 
-impl<const MOST: usize> Parts<MOST> {
+impl<const MAX: usize> Parts<MAX> {
     /// Adds a part, unless it is empty. There is room.
     fn push(&mut self, part: Part) {
         if !part.is_empty() {
@@ -281,7 +281,7 @@ impl<const MOST: usize> Parts<MOST> {
     }
 }
 
-fn split<const MOST: usize>(
+fn split<const MAX: usize>(
     fd: i32,
     given_parts: &[Given],
     skip_bytes: usize,
@@ -289,19 +289,19 @@ fn split<const MOST: usize>(
     plan: Plan,
 ) -> Option<Result<usize, Errno>> {
     let mut skip = skip_bytes;
-    let mut parts = Parts { parts: [Part::Copied { ptr: core::ptr::null(), len: 0 }; MOST], count: 0 };
+    let mut parts = Parts { parts: [Part::Copied { ptr: core::ptr::null(), len: 0 }; MAX], count: 0 };
     let mut loans = Loans::new();
     let until = if plan.way == Way::Completion { Until::Completed } else { Until::Dropped };
     let mut offset = 0;
     for (index, given) in given_parts.iter().enumerate() {
-        let room = MOST.checked_sub(parts.count + given_parts.len() - index)?;
+        let room = MAX.checked_sub(parts.count + given_parts.len() - index)?;
         let given = given.behind(skip.min(given.len_bytes));
         skip -= given_parts[index].len_bytes - given.len_bytes;
         let lends = plan.way != Way::Copy && given.is_lendable();
         let [before, within, behind] =
             if lends { given.cut(room) } else { [given.none(), given, given.none()] };
         parts.push(before.copied());
-        let is_worth_it = lends && within.len_bytes >= PART_LEAST_BYTES;
+        let is_worth_it = lends && within.len_bytes >= MIN_PART_BYTES;
         let at = offset + before.len_bytes;
         parts.push(if is_worth_it { loans.lend(at, within, until) } else { within.copied() });
         parts.push(behind.copied());

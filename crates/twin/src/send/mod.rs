@@ -20,7 +20,7 @@ mod plain;
 #[inline]
 #[must_use]
 pub fn is_small(len_bytes: usize) -> bool {
-    len_bytes < uncopy_transmit::least_bytes()
+    len_bytes < uncopy_transmit::min_bytes()
 }
 
 /// Whether there is any twin memory.
@@ -95,7 +95,7 @@ pub unsafe fn try_sendmmsg(
     plain: SendMessage,
 ) -> Option<c_int> {
     // The kernel looks at no more.
-    let number = (count as usize).min(MESSAGES_MOST);
+    let number = (count as usize).min(MAX_MESSAGES);
     let is_readable =
         is_in_use() && messages.is_aligned() && is_readable(messages as usize, number * size_of::<mmsghdr>());
     if number == 0 || !is_readable {
@@ -141,7 +141,7 @@ pub fn completions(fd: c_int) -> usize {
 }
 
 /// Messages of one `sendmmsg` that the kernel looks at.
-const MESSAGES_MOST: usize = 1024;
+const MAX_MESSAGES: usize = 1024;
 
 /// Whether a message has a part in twin memory.
 ///

@@ -7,7 +7,7 @@ use uncopy_sys::lock::{Critical, Lock};
 use uncopy_transmit::Token;
 
 /// Loans that are kept. One more is dropped, which says that the kernel may hold the pages for good.
-const KEPT_MOST: usize = 1024;
+const MAX_KEPT: usize = 1024;
 
 struct Pending {
     lock: Lock,
@@ -15,7 +15,7 @@ struct Pending {
 }
 
 struct Kept {
-    loans: [MaybeUninit<(Token, Loan)>; KEPT_MOST],
+    loans: [MaybeUninit<(Token, Loan)>; MAX_KEPT],
     count: usize,
 }
 
@@ -24,7 +24,7 @@ unsafe impl Sync for Pending {}
 
 static PENDING: Pending = Pending {
     lock: Lock::new(),
-    kept: UnsafeCell::new(Kept { loans: [const { MaybeUninit::uninit() }; KEPT_MOST], count: 0 }),
+    kept: UnsafeCell::new(Kept { loans: [const { MaybeUninit::uninit() }; MAX_KEPT], count: 0 }),
 };
 
 /// Runs a section with what is kept. The lock is only tried where a forked child may have inherited it locked: never,

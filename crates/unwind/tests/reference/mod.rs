@@ -12,11 +12,11 @@ unsafe extern "C" {
 }
 
 /// More than our frames and the two that are not compared.
-const MOST: usize = FRAMES + 8;
+const MAX: usize = FRAMES + 8;
 
 struct Found {
     count: usize,
-    frames: [usize; MOST],
+    frames: [usize; MAX],
 }
 
 extern "C" fn note(context: *mut c_void, data: *mut c_void) -> i32 {
@@ -45,7 +45,7 @@ pub fn comparisons() -> usize {
 pub fn compare() -> usize {
     let mut frames = [0; FRAMES];
     let count = capture(Registers::here(), &mut frames);
-    let mut found = Found { count: 0, frames: [0; MOST] };
+    let mut found = Found { count: 0, frames: [0; MAX] };
     // SAFETY: the callback gets the room, which outlives the call.
     unsafe { _Unwind_Backtrace(note, (&raw mut found).cast()) };
     // This function itself is the first of them; the last may be one that nothing has called.
