@@ -67,7 +67,7 @@ impl Sample {
 
     /// The load that is time of neither server nor client, percent: kernel threads and other programs.
     #[must_use]
-    pub fn strange_percent(&self) -> f64 {
+    pub fn background_percent(&self) -> f64 {
         self.others_percent - self.client_percent - self.server_percent
     }
 
@@ -96,7 +96,7 @@ const METRICS: [(&str, Metric); 20] = [
     ("sending_load_percent", Sample::sending_percent),
     ("server_cpu_percent", |sample| sample.server_percent),
     ("client_cpu_percent", |sample| sample.client_percent),
-    ("other_tasks_percent", Sample::strange_percent),
+    ("other_tasks_percent", Sample::background_percent),
     ("interrupts_percent", Sample::interrupts_percent),
     ("others_percent", |sample| sample.others_percent),
     ("server_elided_bytes", |sample| sample.elided_bytes),

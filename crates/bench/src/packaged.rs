@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::cleanup::TemporaryDirectory;
 use crate::failure::{Failure, Result, While};
 use crate::network::{self, server_address};
-use crate::process::{PATIENCE, Server};
+use crate::process::{Server, TIMEOUT};
 use crate::processors;
 use crate::redis_server::on_path;
 use crate::side::{Launcher, Side};
@@ -65,8 +65,8 @@ impl Package {
         let mut command = launcher.command(side, program.as_os_str(), &arguments);
         processors::bind(&mut command, processors::of_server(SERVER_THREADS));
         let mut server = Server::start(command, self.name, directory)?;
-        let deadline = Instant::now() + PATIENCE;
-        while TcpStream::connect_timeout(&address, PATIENCE).is_err() {
+        let deadline = Instant::now() + TIMEOUT;
+        while TcpStream::connect_timeout(&address, TIMEOUT).is_err() {
             if server.process().wait(Duration::from_millis(5))?.is_some() {
                 let stderr = server.stderr_text();
                 let said = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
@@ -74,7 +74,7 @@ impl Package {
                 return Err(server.process().explain(&failure));
             }
             if Instant::now() > deadline {
-                let seconds = PATIENCE.as_secs();
+                let seconds = TIMEOUT.as_secs();
                 return Err(Failure::new(format!("{} did not listen within {seconds} s", self.name)));
             }
         }

@@ -18,7 +18,7 @@ use crate::network;
 use crate::wait;
 
 /// How long a server may take to say that it is ready, or to end when asked to.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes that are read from a short-lived process.
 const OUTPUT_LIMIT_BYTES: usize = 64 * 1024;
 /// Name of the file that takes what a process writes to stderr.
@@ -116,7 +116,7 @@ impl Process {
                 None => kill_process(self.pid, signal),
             };
         }
-        let patience = self.wraps.unwrap_or(PATIENCE);
+        let patience = self.wraps.unwrap_or(TIMEOUT);
         match self.wait(patience)? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(Failure::new(format!("{} ended with {}", self.title, ending(status)))),
@@ -133,7 +133,7 @@ impl Process {
         if self.status.is_none() {
             let below = Held::below(self.pid);
             let _ = kill_process(self.pid, Signal::KILL);
-            let _ = self.wait(PATIENCE);
+            let _ = self.wait(TIMEOUT);
             below.end(Duration::ZERO);
         }
     }
@@ -238,12 +238,12 @@ impl Server {
     /// The first line that it writes to stdout, at most 256 bytes.
     ///
     /// # Errors
-    /// [`Failure`] when there is none within [`PATIENCE`].
+    /// [`Failure`] when there is none within [`TIMEOUT`].
     pub fn first_line(&mut self) -> Result<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut line = Vec::new();
         let title = self.process.title.clone();
-        let late = || Failure::new(format!("{title} was not ready within {} s", PATIENCE.as_secs()));
+        let late = || Failure::new(format!("{title} was not ready within {} s", TIMEOUT.as_secs()));
         let stdout = self.stdout.as_mut().ok_or_else(late)?;
         while line.len() < 256 {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn output_status_and_time_of_a_short_process_are_returned() {
-        let output = run(shell("echo out; echo err >&2; exit 3"), "sh", PATIENCE).expect("it runs");
+        let output = run(shell("echo out; echo err >&2; exit 3"), "sh", TIMEOUT).expect("it runs");
         assert_eq!((output.stdout.as_str(), output.stderr.as_str()), ("out\n", "err\n"));
         let failure = output.success("sh").expect_err("exit status 3").to_string();
         assert_eq!(failure, "sh ended with exit status 3; stderr: err");
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_descendant_that_keeps_the_pipe_open_is_not_waited_for() {
-        let output = run(shell("sleep 60 & echo $!"), "sh", PATIENCE).expect("it runs");
+        let output = run(shell("sleep 60 & echo $!"), "sh", TIMEOUT).expect("it runs");
         let sleeper = output.stdout.trim().parse().ok().and_then(Pid::from_raw).expect("a pid");
         kill_process(sleeper, Signal::KILL).expect("the descendant is still there");
     }

@@ -10,7 +10,7 @@ use crate::cleanup::TemporaryDirectory;
 use crate::failure::{Failure, Result};
 use crate::log_trimmer::LogTrimmer;
 use crate::network;
-use crate::process::{self, PATIENCE, Server};
+use crate::process::{self, Server, TIMEOUT};
 use crate::processors;
 use crate::resp::{Connection, Reply};
 use crate::side::{Launcher, Side};
@@ -51,7 +51,7 @@ impl Programs {
         let benchmark = find("redis-benchmark", "redis-tools")?;
         let mut command = std::process::Command::new(&server);
         command.arg("--version");
-        let output = process::run(command, "redis-server", PATIENCE)?.success("redis-server --version")?;
+        let output = process::run(command, "redis-server", TIMEOUT)?.success("redis-server --version")?;
         let version = output.stdout.split_whitespace().find_map(|word| word.strip_prefix("v="));
         let version = version.unwrap_or("of an unknown version").to_owned();
         Ok(Self { server, benchmark, version })
@@ -135,7 +135,7 @@ impl RedisServer {
     }
 
     fn wait_until_it_answers(&mut self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let answer = Connection::open(self.address, ANSWER_TIMEOUT)
                 .and_then(|mut connection| connection.call(&[b"PING"]));
@@ -146,7 +146,7 @@ impl RedisServer {
                     return Err(self.server.process().explain(&failure));
                 }
                 _ if Instant::now() > deadline => {
-                    let seconds = PATIENCE.as_secs();
+                    let seconds = TIMEOUT.as_secs();
                     return Err(Failure::new(format!("redis-server did not answer within {seconds} s")));
                 }
                 _ => {}

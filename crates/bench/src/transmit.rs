@@ -58,7 +58,7 @@ const WINDOW: usize = 8;
 /// The largest body that goes into a datagram with header and trailer.
 const DATAGRAM_BODY_BYTES: usize = 60 << 10;
 /// Longest wait for the other end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Messages before the clock starts.
 const WARM_UP: u64 = 200;
 /// Messages between two looks at the clock.
@@ -352,7 +352,7 @@ fn receive(fd: OwnedFd, bodies: &Bodies) -> Result<u64> {
 fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Result<Sample> {
     let (here, there) = socket.pair().doing("making a connection")?;
     for fd in [&here, &there] {
-        let time = libc::timeval { tv_sec: PATIENCE.as_secs().cast_signed(), tv_usec: 0 };
+        let time = libc::timeval { tv_sec: TIMEOUT.as_secs().cast_signed(), tv_usec: 0 };
         for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
             // SAFETY: a valid structure of that length.
             let set = unsafe {

@@ -18,7 +18,7 @@ use crate::listening::Listening;
 use crate::signals;
 use crate::statistics::Counters;
 use crate::store::Store;
-use crate::worker::{Door, Worker};
+use crate::worker::{Inbox, Worker};
 use crate::{clock, outlet};
 
 /// Descriptors besides those of connections.
@@ -52,16 +52,16 @@ pub fn run(settings: Settings) -> Result<(), String> {
         settings,
     });
     let mut workers = Vec::new();
-    let mut doors = Vec::new();
+    let mut inboxes = Vec::new();
     for (index, sockets) in std::mem::take(&mut listening.datagrams).into_iter().enumerate() {
         let start = || -> io::Result<_> {
-            let door = Arc::new(Door::new()?);
-            let worker = Worker::new(Arc::clone(&cache), index, Arc::clone(&door), sockets)?;
+            let inbox = Arc::new(Inbox::new()?);
+            let worker = Worker::new(Arc::clone(&cache), index, Arc::clone(&inbox), sockets)?;
             let name = format!("worker-{index}");
-            Ok((door, std::thread::Builder::new().name(name).spawn(|| worker.run())?))
+            Ok((inbox, std::thread::Builder::new().name(name).spawn(|| worker.run())?))
         };
-        let (door, thread) = start().map_err(|error| format!("cannot start a thread: {error}"))?;
-        doors.push(door);
+        let (inbox, thread) = start().map_err(|error| format!("cannot start a thread: {error}"))?;
+        inboxes.push(inbox);
         workers.push(thread);
     }
     let names = listening.names.join(" ");
@@ -69,10 +69,10 @@ pub fn run(settings: Settings) -> Result<(), String> {
     // Whoever started it may not be there to read.
     let _ =
         writeln!(io::stdout(), "uncopy-cached: listening on {names}; {threads} threads, transmit {transmit}");
-    let accepted = accept_until(&signal, &listening, &cache, &doors);
+    let accepted = accept_until(&signal, &listening, &cache, &inboxes);
     drop(listening);
     cache.is_ending.store(true, Relaxed);
-    doors.iter().for_each(|door| door.ring());
+    inboxes.iter().for_each(|inbox| inbox.ring());
     let mut ended = accepted.map_err(|error| format!("cannot accept connections: {error}"));
     for worker in workers {
         match worker.join() {
@@ -97,9 +97,9 @@ fn accept_until(
     signal: &OwnedFd,
     listening: &Listening,
     cache: &Cache,
-    doors: &[Arc<Door>],
+    inboxes: &[Arc<Inbox>],
 ) -> io::Result<()> {
-    let mut next = doors.iter().cycle();
+    let mut next = inboxes.iter().cycle();
     loop {
         let sockets = std::iter::once(signal).chain(&listening.streams);
         let mut polled: Vec<PollFd<'_>> = sockets.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -134,7 +134,7 @@ fn accept_until(
     }
 }
 
-fn welcome<'a>(connection: OwnedFd, cache: &Cache, doors: &mut impl Iterator<Item = &'a Arc<Door>>) {
+fn welcome<'a>(connection: OwnedFd, cache: &Cache, inboxes: &mut impl Iterator<Item = &'a Arc<Inbox>>) {
     let limit = usize::try_from(cache.settings.connections).unwrap_or(usize::MAX);
     if cache.connections.fetch_add(1, Relaxed) >= limit {
         cache.connections.fetch_sub(1, Relaxed);
@@ -144,7 +144,7 @@ fn welcome<'a>(connection: OwnedFd, cache: &Cache, doors: &mut impl Iterator<Ite
         return;
     }
     cache.accepted.fetch_add(1, Relaxed);
-    if let Some(door) = doors.next() {
-        door.give(connection);
+    if let Some(inbox) = inboxes.next() {
+        inbox.give(connection);
     }
 }

@@ -24,7 +24,7 @@ const NO_ENTRY: u64 = u64::MAX;
 /// A stripe in cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Shelf {
+struct Shard {
     stripe: Mutex<Stripe>,
     /// When its oldest entry was used, for comparison with those of other stripes.
     oldest_used_ms: AtomicU64,
@@ -33,7 +33,7 @@ struct Shelf {
 /// All items.
 #[derive(Debug)]
 pub struct Store {
-    shelves: Vec<Shelf>,
+    shards: Vec<Shard>,
     hasher: RandomState,
     budget: Arc<Budget>,
     item_limit_bytes: usize,
@@ -97,9 +97,9 @@ impl Store {
     /// An empty store for items of at most `item_limit_bytes` with their keys.
     #[must_use]
     pub fn new(budget: Arc<Budget>, item_limit_bytes: usize) -> Self {
-        let shelf = || Shelf { stripe: Mutex::default(), oldest_used_ms: AtomicU64::new(NO_ENTRY) };
+        let shard = || Shard { stripe: Mutex::default(), oldest_used_ms: AtomicU64::new(NO_ENTRY) };
         Self {
-            shelves: std::iter::repeat_with(shelf).take(STRIPES).collect(),
+            shards: std::iter::repeat_with(shard).take(STRIPES).collect(),
             hasher: RandomState::new(),
             budget,
             item_limit_bytes,
@@ -143,7 +143,7 @@ impl Store {
     /// How many items there are, expired ones that nobody asked for included.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.shelves.iter().map(|shelf| locked(&shelf.stripe).len()).sum()
+        self.shards.iter().map(|shard| locked(&shard.stripe).len()).sum()
     }
 
     /// A version that no item had.
@@ -156,11 +156,11 @@ impl Store {
     #[must_use]
     pub fn slot<'a>(&'a self, key: &'a [u8]) -> Slot<'a> {
         let hash = self.hasher.hash_one(key);
-        let shelf = &self.shelves[usize::try_from(hash >> 32).unwrap_or(0) % STRIPES];
+        let shard = &self.shards[usize::try_from(hash >> 32).unwrap_or(0) % STRIPES];
         let now_ms = clock::now_ms();
-        let stripe = locked(&shelf.stripe);
+        let stripe = locked(&shard.stripe);
         let place = stripe.find(key, hash);
-        let mut slot = Slot { store: self, shelf, stripe, key, hash, place, now_ms, garbage: None };
+        let mut slot = Slot { store: self, shard, stripe, key, hash, place, now_ms, garbage: None };
         if let Some(item) = slot.item()
             && (item.expiry.is_over(slot.now()) || self.is_flushed(item, slot.now()))
         {
@@ -180,8 +180,8 @@ impl Store {
         let bytes = key_bytes + value_bytes + ITEM_OVERHEAD_BYTES;
         let mut pinned = 0;
         while self.budget.is_exceeded_by(bytes) {
-            let Some(shelf) = self.oldest_shelf() else { break };
-            let mut stripe = locked(&shelf.stripe);
+            let Some(shard) = self.oldest_shelf() else { break };
+            let mut stripe = locked(&shard.stripe);
             let evicted = stripe.oldest().map(|place| {
                 if stripe.entry(place).item.value.is_shared() {
                     // Its memory would not come back: a response refers to it. It was just used, then.
@@ -193,7 +193,7 @@ impl Store {
                     Some(stripe.remove(place))
                 }
             });
-            shelf.publish(&stripe);
+            shard.publish(&stripe);
             drop(stripe);
             if let Some(Some(entry)) = evicted {
                 self.budget.release(overhead_bytes(&entry));
@@ -211,9 +211,9 @@ impl Store {
     }
 
     /// The stripe with the oldest entry.
-    fn oldest_shelf(&self) -> Option<&Shelf> {
-        let used = |shelf: &&Shelf| shelf.oldest_used_ms.load(Relaxed);
-        self.shelves.iter().min_by_key(used).filter(|shelf| used(shelf) != NO_ENTRY)
+    fn oldest_shelf(&self) -> Option<&Shard> {
+        let used = |shard: &&Shard| shard.oldest_used_ms.load(Relaxed);
+        self.shards.iter().min_by_key(used).filter(|shard| used(shard) != NO_ENTRY)
     }
 
     /// Stores what `offer` says, the bytes of `value`.
@@ -234,10 +234,10 @@ impl Store {
         if at.is_some() {
             return;
         }
-        for shelf in &self.shelves {
-            let mut stripe = locked(&shelf.stripe);
+        for shard in &self.shards {
+            let mut stripe = locked(&shard.stripe);
             let garbage = std::mem::take(&mut *stripe);
-            shelf.publish(&stripe);
+            shard.publish(&stripe);
             drop(stripe);
             let mut garbage = garbage;
             while let Some(place) = garbage.oldest() {
@@ -257,7 +257,7 @@ fn locked(stripe: &Mutex<Stripe>) -> MutexGuard<'_, Stripe> {
     stripe.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shelf {
+impl Shard {
     fn publish(&self, stripe: &Stripe) {
         let used = stripe.oldest().map_or(NO_ENTRY, |place| stripe.entry(place).item.used_ms);
         self.oldest_used_ms.store(used, Relaxed);
@@ -268,7 +268,7 @@ impl Shelf {
 #[derive(Debug)]
 pub struct Slot<'a> {
     store: &'a Store,
-    shelf: &'a Shelf,
+    shard: &'a Shard,
     // Dropped before the garbage: fields are dropped in order.
     stripe: MutexGuard<'a, Stripe>,
     key: &'a [u8],
@@ -312,7 +312,7 @@ impl Slot<'_> {
         self.stripe.item_mut(place).used_ms = now_ms;
         self.stripe.make_newest(place);
         if was_oldest {
-            self.shelf.publish(&self.stripe);
+            self.shard.publish(&self.stripe);
         }
     }
 
@@ -321,7 +321,7 @@ impl Slot<'_> {
         let Some(place) = self.place.take() else { return false };
         let entry = self.stripe.remove(place);
         self.store.budget.release(overhead_bytes(&entry));
-        self.shelf.publish(&self.stripe);
+        self.shard.publish(&self.stripe);
         self.garbage.get_or_insert_default().0 = Some(entry);
         true
     }
@@ -367,7 +367,7 @@ impl Slot<'_> {
             self.place = Some(self.stripe.insert(self.key, self.hash, item));
             self.store.budget.charge(self.key.len() + ITEM_OVERHEAD_BYTES);
         }
-        self.shelf.publish(&self.stripe);
+        self.shard.publish(&self.stripe);
         cas
     }
 

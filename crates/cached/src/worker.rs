@@ -25,7 +25,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 const STALL_LIMIT_MS: u64 = 5000;
 /// How long the answers under way may take when the server ends.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// The event of [`Door`].
+/// The event of [`Inbox`].
 const DOOR: u64 = u64::MAX;
 /// Events of UDP sockets have this bit and their number, those of connections are descriptors.
 const DATAGRAMS: u64 = 1 << 32;
@@ -35,13 +35,13 @@ const SOCKET_MASK: u64 = (1 << SOCKET_SHIFT) - 1;
 
 /// Where connections are handed to a worker.
 #[derive(Debug)]
-pub struct Door {
+pub struct Inbox {
     sockets: Mutex<Vec<OwnedFd>>,
     bell: OwnedFd,
 }
 
-impl Door {
-    /// A door without anybody at it.
+impl Inbox {
+    /// A inbox without anybody at it.
     ///
     /// # Errors
     /// As eventfd(2).
@@ -74,7 +74,7 @@ pub struct Worker {
     cache: Arc<Cache>,
     /// Which thread this is, and which counters are its own.
     index: usize,
-    door: Arc<Door>,
+    inbox: Arc<Inbox>,
     epoll: OwnedFd,
     /// By descriptor.
     connections: Vec<Option<Box<Connection>>>,
@@ -87,13 +87,18 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// The worker that takes connections from `door` and datagrams from `sockets`.
+    /// The worker that takes connections from `inbox` and datagrams from `sockets`.
     ///
     /// # Errors
     /// As epoll_create(2) and epoll_ctl(2).
-    pub fn new(cache: Arc<Cache>, index: usize, door: Arc<Door>, sockets: Vec<OwnedFd>) -> io::Result<Self> {
+    pub fn new(
+        cache: Arc<Cache>,
+        index: usize,
+        inbox: Arc<Inbox>,
+        sockets: Vec<OwnedFd>,
+    ) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &door.bell, EventData::new_u64(DOOR), EventFlags::IN)?;
+        epoll::add(&epoll, &inbox.bell, EventData::new_u64(DOOR), EventFlags::IN)?;
         let mut endpoints = Vec::new();
         for (number, socket) in sockets.into_iter().enumerate() {
             let event = EventData::new_u64(DATAGRAMS | number as u64);
@@ -105,7 +110,7 @@ impl Worker {
         Ok(Self {
             cache,
             index,
-            door,
+            inbox,
             epoll,
             connections,
             count: 0,
@@ -172,7 +177,7 @@ impl Worker {
     }
 
     fn welcome(&mut self) {
-        for socket in self.door.take() {
+        for socket in self.inbox.take() {
             let Ok(at) = usize::try_from(socket.as_raw_fd()) else { continue };
             let events = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
             if epoll::add(&self.epoll, &socket, EventData::new_u64(at as u64), events).is_err() {

@@ -5,7 +5,7 @@ mod support;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use support::{Cached, Client, PATIENCE};
+use support::{Cached, Client, TIMEOUT};
 use uncopy_tests::artifacts::packaged;
 use uncopy_tests::scratch::{free_port, wait_until};
 use uncopy_tests::{Program, Scratch, random};
@@ -27,7 +27,7 @@ impl Original {
             .args([port.to_string()])
             .start(&scratch, "memcached");
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        wait_until("memcached", PATIENCE, || TcpStream::connect(address).ok());
+        wait_until("memcached", TIMEOUT, || TcpStream::connect(address).ok());
         Self { running, address, _scratch: scratch }
     }
 
@@ -327,7 +327,7 @@ fn a_wrong_command_line_is_told_with_what_is_right() {
         let running = Program::new(env!("CARGO_BIN_EXE_uncopy-cached"))
             .args(words)
             .start(&scratch, words[0].trim_matches('-'));
-        running.finish(PATIENCE)
+        running.finish(TIMEOUT)
     };
     for (words, told) in [
         (&["-p", "99999"][..], "65535"),

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::net::{TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use support::{Cached, Client, PATIENCE};
+use support::{Cached, Client, TIMEOUT};
 use uncopy_tests::random;
 use uncopy_tests::scratch::wait_until;
 
@@ -38,7 +38,7 @@ fn ten_thousand_connections_opened_and_dropped_leave_nothing() {
         }
     }
     assert_eq!(client.get("kept", false).as_ref(), Some(&value));
-    wait_until("all of them to be gone", PATIENCE, || {
+    wait_until("all of them to be gone", TIMEOUT, || {
         (server.statistic("curr_connections") <= 3).then_some(())
     });
     assert_eq!(server.statistic("evictions"), 0);
@@ -56,7 +56,7 @@ fn more_connections_than_allowed_are_told_so_and_the_others_go_on() {
     }
     assert_eq!(server.connect().line(), "ERROR Too many open connections");
     clients.pop();
-    let mut again = wait_until("room for another one", PATIENCE, || {
+    let mut again = wait_until("room for another one", TIMEOUT, || {
         let mut client = server.connect();
         client.ask("version").starts_with("VERSION ").then_some(client)
     });
@@ -125,7 +125,7 @@ fn values_that_are_announced_and_never_sent_evict_nothing() {
     assert_eq!(client.get("kept", false).as_ref(), Some(&value));
     assert_eq!(server.statistic("evictions"), 0);
     drop(hostile);
-    wait_until("their memory", PATIENCE, || (client.set("b", &[1; 500_000]) == "STORED").then_some(()));
+    wait_until("their memory", TIMEOUT, || (client.set("b", &[1; 500_000]) == "STORED").then_some(()));
     assert_eq!(client.get("kept", false).as_ref(), Some(&value));
     server.stop();
 }
@@ -159,14 +159,14 @@ fn clients_that_never_read_hold_little_and_are_dropped_when_memory_is_short() {
     // The values that they hold cannot be evicted, and no room is left; whoever holds memory then has some seconds.
     let begin = Instant::now();
     let mut number = 0;
-    while begin.elapsed() < PATIENCE && server.statistic("stalled_kicks") == 0 {
+    while begin.elapsed() < TIMEOUT && server.statistic("stalled_kicks") == 0 {
         number += 1;
         let answer = client.set(&format!("new{number}"), &value);
         assert!(answer == "STORED" || answer.starts_with("SERVER_ERROR out of memory"), "{answer}");
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(server.statistic("stalled_kicks") > 0, "nobody was dropped");
-    wait_until("room", PATIENCE, || (client.set("last", &value) == "STORED").then_some(()));
+    wait_until("room", TIMEOUT, || (client.set("last", &value) == "STORED").then_some(()));
     assert_eq!(client.get("last", false).as_ref(), Some(&value));
     let grown = server.resident_bytes().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes more");
@@ -240,7 +240,7 @@ fn malformed_datagrams_are_ignored_or_refused() {
     let server = Cached::start("datagrams", &[]);
     let (mut client, value) = keep(&server);
     let peer = UdpSocket::bind("127.0.0.1:0").expect("a port");
-    peer.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    peer.set_read_timeout(Some(TIMEOUT)).expect("a socket");
     peer.connect(server.udp).expect("an address");
     let mut random = random::Random::new(3);
     for len in 0..300 {

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::UdpSocket;
 use std::os::unix::net::UnixStream;
 
-use support::{Cached, PATIENCE, WAYS};
+use support::{Cached, TIMEOUT, WAYS};
 use uncopy_tests::random;
 
 /// Lengths around those of pages, pageblocks and socket buffers.
@@ -91,12 +91,12 @@ fn datagrams_and_unix_sockets_keep_their_bytes_as_well() {
             assert_eq!(writer.set("k", &first), "STORED");
 
             let peer = UdpSocket::bind("127.0.0.1:0").expect("a port");
-            peer.set_read_timeout(Some(PATIENCE)).expect("a socket");
+            peer.set_read_timeout(Some(TIMEOUT)).expect("a socket");
             peer.connect(server.udp).expect("an address");
             peer.send(b"\x12\x34\0\0\0\x01\0\0get k\r\n").expect("sent");
             peer.peek(&mut [0; 8]).expect("an answer");
             let mut unix = UnixStream::connect(server.scratch.join("socket")).expect("it listens");
-            unix.set_read_timeout(Some(PATIENCE)).expect("a socket");
+            unix.set_read_timeout(Some(TIMEOUT)).expect("a socket");
             unix.write_all(b"get k\r\n").expect("it reads");
             // There is no peek on these: the answer has left when the next one's connection is served.
             while server.statistic("get_hits") < 2 * number as u64 + 2 {}

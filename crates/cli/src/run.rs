@@ -31,7 +31,7 @@ struct Active {
 }
 
 /// How the program is started.
-pub struct Manner<'a> {
+pub struct SpawnOptions<'a> {
     /// Adds to its environment.
     pub prepare: &'a dyn Fn(&mut Environment),
     /// Is told why it is started without the library, if so.
@@ -59,24 +59,24 @@ pub fn main(arguments: &[OsString], sigpipe: &Disposition) -> u8 {
         output::complain(warning);
     }
     match settings.explain.as_deref().map(|file| (file, Explanation::begin())) {
-        None => start(&command, &given, sigpipe, &Manner::usual()),
+        None => start(&command, &given, sigpipe, &SpawnOptions::usual()),
         Some((_, Ok(explanation))) => {
             let prepare = |environment: &mut Environment| {
                 environment.set(settings::LEDGER, explanation.path().as_bytes());
             };
             let plain = |why: &str| explanation.say_why_plain(why);
-            let manner = Manner { prepare: &prepare, plain: &plain, needs_uffd: true };
-            let status = explanation.watch(|| start(&command, &given, sigpipe, &manner));
+            let options = SpawnOptions { prepare: &prepare, plain: &plain, needs_uffd: true };
+            let status = explanation.watch(|| start(&command, &given, sigpipe, &options));
             explanation.finish(settings.explain.as_deref().unwrap_or_default(), &command, status)
         }
         Some((file, Err(error))) => {
             output::complain(format_args!("no --explain {}: {}", Quoted(file), Reason(&error)));
-            start(&command, &given, sigpipe, &Manner::usual())
+            start(&command, &given, sigpipe, &SpawnOptions::usual())
         }
     }
 }
 
-impl Manner<'_> {
+impl SpawnOptions<'_> {
     fn usual() -> Self {
         Self { prepare: &|_| (), plain: &|_| (), needs_uffd: true }
     }
@@ -95,13 +95,13 @@ pub fn start(
     command: &[OsString],
     given: &[settings::Given],
     sigpipe: &Disposition,
-    manner: &Manner<'_>,
+    options: &SpawnOptions<'_>,
 ) -> u8 {
     let mut environment = Environment::inherited();
     let pid = std::process::id();
     // Once more: this may be another process than the one that checked them.
     let Ok(settings) = settings::settle(&mut environment, given, pid) else { return EXIT_USAGE };
-    (manner.prepare)(&mut environment);
+    (options.prepare)(&mut environment);
     let Some(name) = command.first() else { return EXIT_USAGE };
     let path = match find(name, &environment) {
         Ok(path) => path,
@@ -109,7 +109,7 @@ pub fn start(
     };
     sweep(live::shared_memory());
     let preloaded = environment.get(b"LD_PRELOAD").unwrap_or_default().to_vec();
-    match activate(&path, &settings, manner.needs_uffd) {
+    match activate(&path, &settings, options.needs_uffd) {
         Ok(active) => {
             environment.set("LD_PRELOAD", &library::preload(&active.library, &preloaded));
             if environment.get(costs::COSTS.as_bytes()).is_none()
@@ -125,7 +125,7 @@ pub fn start(
         Err(why) => {
             output::complain(format_args!("inactive: {why}; see 'uncopy doctor'"));
             environment.remove(settings::UFFD_FD);
-            (manner.plain)(&why);
+            (options.plain)(&why);
             leave_plain(&mut environment, &preloaded);
             if let Some(file) = &settings.stats {
                 write_stats(file, &Snapshot::empty(u64::from(pid), Some(why)));

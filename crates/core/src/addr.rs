@@ -19,7 +19,7 @@ pub const fn pages_up(bytes: usize) -> u32 {
     (bytes.div_ceil(PAGE_BYTES)) as u32
 }
 
-/// A range of pages, by index from the start of a block or of the hidden memory: `start..end`.
+/// A range of pages, by index from the start of a block or of the arena: `start..end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageRange {
     /// First page.

@@ -1,4 +1,4 @@
-//! Free extents of the hidden memory: runs of pages by address, best fit, joined when freed.
+//! Free extents of the arena: runs of pages by address, best fit, joined when freed.
 //!
 //! Invariant (`is_valid`): extents are non-empty, disjoint and not adjacent, and both indexes hold
 //! the same extents.

@@ -1,11 +1,11 @@
 //! The pure core of uncopy: page arithmetic, block size classes, the map of a block's pages,
-//! extents of hidden memory, copy plans, the policy's accounts, options, counters, the
+//! extents of the arena, copy plans, the policy's accounts, options, counters, the
 //! ledger of what each call site did, and the recording of what a program copies.
 //!
 //! Nothing here makes a system call, touches the program's memory or needs userfaultfd, so all of
 //! it is tested on any machine.
 //!
-//! Offsets and page numbers are relative to a block or to the hidden memory; both are smaller than
+//! Offsets and page numbers are relative to a block or to the arena; both are smaller than
 //! 16 TiB, so a page number fits 32 bits.
 #![forbid(unsafe_code)]
 #![allow(clippy::cast_possible_truncation, reason = "see above: page numbers fit 32 bits")]

@@ -91,7 +91,7 @@ counters! {
     ElidedInputs => "elided_inputs",
     /// Outputs gathered from segments.
     GatheredOutputs => "gathered_outputs",
-    /// Bytes of warm free pages kept for segments.
+    /// Bytes of resident free pages kept for segments.
     ReservoirBytes => "reservoir_bytes",
     /// Bytes of blocks handed to the program and not freed.
     BlocksBytes => "blocks_bytes",
@@ -105,7 +105,7 @@ counters! {
     WasteBytes => "waste_bytes",
     /// Bytes of segments given back while older views kept the rest.
     CompactedBytes => "compacted_bytes",
-    /// Bytes of warm pages and of free blocks given back to the kernel because nobody needed them.
+    /// Bytes of resident pages and of free blocks given back to the kernel because nobody needed them.
     TrimmedBytes => "trimmed_bytes",
     /// Bytes that were not received or copied into a segment because of the bound on memory.
     RefusedBytes => "refused_bytes",

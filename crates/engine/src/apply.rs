@@ -1,12 +1,12 @@
 //! Carrying out a copy plan on a block's pages.
 //!
 //! Everything here runs under the destination's lock (and the source's, if that is a block), inside
-//! a `Critical`. Only present pages are touched; absent ones get their bytes in a warm page of ours
+//! a `Critical`. Only present pages are touched; absent ones get their bytes in a resident page of ours
 //! first and are then moved in, so that no other thread ever sees half a page.
 
+use crate::arena::Resident;
 use crate::block::{HELD_A_VIEW, Locked};
 use crate::engine::ENGINE;
-use crate::hidden::Warm;
 use crate::live;
 use crate::sampling;
 use crate::segment::{Draft, Segment};
@@ -271,13 +271,13 @@ pub fn fill_edges(uffd: Uffd, block: &mut Locked, dropped: &mut Dropped<Segment>
 
 /// Moves present pages to the reservoir and marks them empty; returns how many, from the start.
 fn move_out(uffd: Uffd, block: &mut Locked, run: PageRange) -> u32 {
-    let Ok(room) = ENGINE.hidden.take_cold(uffd, run.len()) else { return 0 };
+    let Ok(room) = ENGINE.arena.take_nonresident(uffd, run.len()) else { return 0 };
     let from = block.at.base + run.start_bytes();
     // SAFETY: both ranges are ours to rearrange: the block is locked, the room was just taken.
-    let placed = unsafe { uffd.move_pages(ENGINE.hidden.address(room.start), from, run.len_bytes()) };
+    let placed = unsafe { uffd.move_pages(ENGINE.arena.address(room.start), from, run.len_bytes()) };
     let mut moved = (placed.done_bytes / PAGE_BYTES) as u32;
-    ENGINE.hidden.give_warm(PageRange::new(room.start, room.start + moved));
-    ENGINE.hidden.give_cold(PageRange::new(room.start + moved, room.end));
+    ENGINE.arena.give_resident(PageRange::new(room.start, room.start + moved));
+    ENGINE.arena.give_nonresident(PageRange::new(room.start + moved, room.end));
     live::add(Counter::MovedPages, moved as usize);
     if placed.error == Some(Errno(2)) {
         // The program gave this page back to the kernel itself: it is absent already.
@@ -414,14 +414,16 @@ unsafe fn fill(
     state: &State<Segment>,
     dropped: &mut Dropped<Segment>,
 ) -> bool {
-    let Ok(Warm { pages: warm, .. }) = ENGINE.hidden.take_warm(uffd, run.len()) else { return false };
-    let address = ENGINE.hidden.address(warm.start);
+    let Ok(Resident { pages: resident, .. }) = ENGINE.arena.take_resident(uffd, run.len()) else {
+        return false;
+    };
+    let address = ENGINE.arena.address(resident.start);
     let whole = ByteRange::from(run);
     let keep =
         [ByteRange { start: whole.start, end: part.start }, ByteRange { start: part.end, end: whole.end }];
     for edge in keep.into_iter().filter(|edge| !edge.is_empty()) {
         let to = (address + (edge.start - whole.start)) as *mut u8;
-        // SAFETY: the warm pages are ours alone; a view's segment is present.
+        // SAFETY: the resident pages are ours alone; a view's segment is present.
         unsafe {
             match state {
                 State::Viewed(view) => {
@@ -432,23 +434,23 @@ unsafe fn fill(
             }
         }
     }
-    // SAFETY: the warm pages are ours alone; the caller's promise for the source.
+    // SAFETY: the resident pages are ours alone; the caller's promise for the source.
     unsafe { source.fetch(part, address + (part.start - whole.start)) };
-    let placed = put_pages(block.at.uffd(uffd), block.at.base + whole.start, warm);
+    let placed = put_pages(block.at.uffd(uffd), block.at.base + whole.start, resident);
     block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
     placed == run.len()
 }
 
-/// Puts warm pages of ours into absent pages of the program, moved if possible, else copied; gives back
+/// Puts resident pages of ours into absent pages of the program, moved if possible, else copied; gives back
 /// what is left. Returns how many pages were placed, from the start.
-pub fn put_pages(uffd: Uffd, destination: usize, warm: PageRange) -> u32 {
-    let source = ENGINE.hidden.address(warm.start);
+pub fn put_pages(uffd: Uffd, destination: usize, resident: PageRange) -> u32 {
+    let source = ENGINE.arena.address(resident.start);
     // SAFETY: the destination is absent, locked and the program's; the source was taken by the caller.
-    let placed = unsafe { uffd.move_pages(destination, source, warm.len_bytes()) };
+    let placed = unsafe { uffd.move_pages(destination, source, resident.len_bytes()) };
     let moved = (placed.done_bytes / PAGE_BYTES) as u32;
     live::add(Counter::MovedPages, moved as usize);
-    ENGINE.hidden.give_cold(PageRange::new(warm.start, warm.start + moved));
-    let rest = PageRange::new(warm.start + moved, warm.end);
+    ENGINE.arena.give_nonresident(PageRange::new(resident.start, resident.start + moved));
+    let rest = PageRange::new(resident.start + moved, resident.end);
     if rest.is_empty() {
         return moved;
     }
@@ -456,11 +458,11 @@ pub fn put_pages(uffd: Uffd, destination: usize, warm: PageRange) -> u32 {
     let copied = unsafe {
         uffd.copy(
             destination + moved as usize * PAGE_BYTES,
-            ENGINE.hidden.address(rest.start),
+            ENGINE.arena.address(rest.start),
             rest.len_bytes(),
         )
     };
-    ENGINE.hidden.give_warm(rest);
+    ENGINE.arena.give_resident(rest);
     moved + (copied.done_bytes / PAGE_BYTES) as u32
 }
 
@@ -471,8 +473,10 @@ pub fn put_pages(uffd: Uffd, destination: usize, warm: PageRange) -> u32 {
 pub fn prepare_overwrite(uffd: Uffd, block: &mut Locked, range: ByteRange, dropped: &mut Dropped<Segment>) {
     let whole = range.whole_pages();
     for run in absent_runs(block, whole) {
-        let Ok(Warm { pages: warm, .. }) = ENGINE.hidden.take_warm(uffd, run.len()) else { continue };
-        let placed = put_pages(block.at.uffd(uffd), block.at.base + run.start_bytes(), warm);
+        let Ok(Resident { pages: resident, .. }) = ENGINE.arena.take_resident(uffd, run.len()) else {
+            continue;
+        };
+        let placed = put_pages(block.at.uffd(uffd), block.at.base + run.start_bytes(), resident);
         block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
     }
     let touched = range.touched_pages();

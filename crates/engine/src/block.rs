@@ -277,7 +277,7 @@ impl BlockRef {
         locked
     }
 
-    /// The userfaultfd that it is registered with, given that of the heap and the hidden memory.
+    /// The userfaultfd that it is registered with, given that of the heap and the arena.
     #[must_use]
     pub fn uffd(&self, main: Uffd) -> Uffd {
         if self.slot.is_some() { ENGINE.foreign.uffd_or_none() } else { main }
@@ -553,9 +553,9 @@ impl Locked {
         }
         let (seam_bytes, whole_bytes) = (*seam_bytes, len_bytes + seam_bytes + bytes.len());
         let plain = self.at.base + bytes.start - seam_bytes;
-        let hidden = next.address() + next_offset_bytes - seam_bytes;
+        let arena = next.address() + next_offset_bytes - seam_bytes;
         // SAFETY: the seam is present and the block locked; the segment is held by `next`.
-        let same = unsafe { uncopy_sys::bytes::equal(plain as *const u8, hidden as *const u8, seam_bytes) };
+        let same = unsafe { uncopy_sys::bytes::equal(plain as *const u8, arena as *const u8, seam_bytes) };
         if same {
             pieces.pop();
             if let Some(Piece::Segment { len_bytes, .. }) = pieces.last_mut() {

@@ -1,12 +1,12 @@
-//! Measures what things cost on this machine, when the engine starts to work: with pages of the hidden memory,
+//! Measures what things cost on this machine, when the engine starts to work: with pages of the arena,
 //! with the userfaultfd and the handler thread that will be used, in well under [`MAX_NS`].
 //!
-//! Runs inside a `Critical`, under the lock of activation, where nobody else uses the hidden memory yet. It
+//! Runs inside a `Critical`, under the lock of activation, where nobody else uses the arena yet. It
 //! allocates nothing and touches no memory of the program's. Each constant is the second best of a few tries:
 //! what other processes do meanwhile is not what things cost. What could not be measured keeps what is assumed
 //! of it, and `Costs` cuts what a disturbed moment says all the same.
 
-use crate::hidden::Hidden;
+use crate::arena::Arena;
 use std::time::Instant;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::policy::Costs;
@@ -25,14 +25,14 @@ const HOT_PAGES: u32 = 64;
 /// Pages that are moved at a time.
 const MOVED_PAGES: u32 = 64;
 /// Pages of a copy from memory: driving a line out of the caches takes 50 ns.
-const COLD_PAGES: u32 = 8;
+const CACHE_COLD_PAGES: u32 = 8;
 /// Tries of each kind.
 const TRIES: usize = 5;
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
 struct Calibration<'a> {
-    hidden: &'a Hidden,
+    arena: &'a Arena,
     uffd: Uffd,
     begin: Instant,
     costs: Costs,
@@ -41,10 +41,10 @@ struct Calibration<'a> {
 /// Why no more is measured: the time is up, or the kernel refused something.
 struct Stop;
 
-/// Measures. `hidden` is registered with `uffd`, whose handler runs.
+/// Measures. `arena` is registered with `uffd`, whose handler runs.
 #[must_use]
-pub fn measure(hidden: &Hidden, uffd: Uffd) -> Costs {
-    let mut calibration = Calibration { hidden, uffd, begin: Instant::now(), costs: Costs::DEFAULT };
+pub fn measure(arena: &Arena, uffd: Uffd) -> Costs {
+    let mut calibration = Calibration { arena, uffd, begin: Instant::now(), costs: Costs::DEFAULT };
     // Whatever was measured until then counts.
     let _ = calibration.all();
     calibration.costs
@@ -57,12 +57,12 @@ fn since(begin: Instant) -> u64 {
 impl Calibration<'_> {
     fn all(&mut self) -> Result<(), Stop> {
         // Pages that are taken and not given back when something fails are lost, not wrong.
-        let warm = self.hidden.take_warm(self.uffd, BUFFERS * HOT_PAGES).map_err(|_| Stop)?.pages;
-        let copied = self.copies(warm);
-        let cold = self.hidden.take_cold(self.uffd, MOVED_PAGES).map_err(|_| Stop)?;
-        self.moves(warm, cold)?;
-        self.faults(cold)?;
-        self.hidden.give_warm(warm);
+        let resident = self.arena.take_resident(self.uffd, BUFFERS * HOT_PAGES).map_err(|_| Stop)?.pages;
+        let copied = self.copies(resident);
+        let nonresident = self.arena.take_nonresident(self.uffd, MOVED_PAGES).map_err(|_| Stop)?;
+        self.moves(resident, nonresident)?;
+        self.faults(nonresident)?;
+        self.arena.give_resident(resident);
         copied
     }
 
@@ -86,16 +86,16 @@ impl Calibration<'_> {
         Ok(times[1])
     }
 
-    fn copies(&mut self, warm: PageRange) -> Result<(), Stop> {
+    fn copies(&mut self, resident: PageRange) -> Result<(), Stop> {
         let copy = |from: u32, to: u32, pages: u32| {
-            let (from, to) = (self.hidden.address(from), self.hidden.address(to));
+            let (from, to) = (self.arena.address(from), self.arena.address(to));
             // SAFETY: callers pass pages of the range, which are present and ours alone.
             unsafe { bytes::copy(to as *mut u8, from as *const u8, pages as usize * PAGE_BYTES) };
         };
         // From buffer to buffer: each source is fresh in the caches, each destination was there a while ago.
         let chain = |pages: u32| {
             for buffer in 1..BUFFERS {
-                copy(warm.start + (buffer - 1) * pages, warm.start + buffer * pages, pages);
+                copy(resident.start + (buffer - 1) * pages, resident.start + buffer * pages, pages);
             }
         };
         let mut measured = [(Cost::CopyNear, NEAR_PAGES, 0), (Cost::CopyHot, HOT_PAGES, 0)];
@@ -109,15 +109,15 @@ impl Calibration<'_> {
                 },
             )?;
         }
-        let len_bytes = COLD_PAGES as usize * PAGE_BYTES;
-        let (from, to) = (warm.start, warm.start + COLD_PAGES);
+        let len_bytes = CACHE_COLD_PAGES as usize * PAGE_BYTES;
+        let (from, to) = (resident.start, resident.start + CACHE_COLD_PAGES);
         let forget = || {
-            forget_lines(self.hidden.address(from), 2 * len_bytes);
+            forget_lines(self.arena.address(from), 2 * len_bytes);
         };
         let mut cold_ns = None;
         if cfg!(target_arch = "x86_64") {
             cold_ns = Some(self.time(forget, || {
-                copy(from, to, COLD_PAGES);
+                copy(from, to, CACHE_COLD_PAGES);
                 Ok(())
             })?);
         }
@@ -125,21 +125,20 @@ impl Calibration<'_> {
             self.costs.set(which, ns / u64::from(pages * (BUFFERS - 1)));
         }
         if let Some(ns) = cold_ns {
-            self.costs.set(Cost::CopyCold, ns / u64::from(COLD_PAGES));
+            self.costs.set(Cost::CopyCold, ns / u64::from(CACHE_COLD_PAGES));
         }
         Ok(())
     }
 
-    /// Moves pages from `warm` to `cold` and back, one at a time and many at a time.
-    fn moves(&mut self, warm: PageRange, cold: PageRange) -> Result<(), Stop> {
-        let (hidden, uffd) = (self.hidden, self.uffd);
+    /// Moves pages from `resident` to `nonresident` and back, one at a time and many at a time.
+    fn moves(&mut self, resident: PageRange, nonresident: PageRange) -> Result<(), Stop> {
+        let (arena, uffd) = (self.arena, self.uffd);
         let shuttle = |pages: u32| {
-            for (from, to) in [(warm, cold), (cold, warm)] {
+            for (from, to) in [(resident, nonresident), (nonresident, resident)] {
                 let len_bytes = pages as usize * PAGE_BYTES;
                 // SAFETY: both ranges are ours alone; the source is present and the destination absent.
-                let placed = unsafe {
-                    uffd.move_pages(hidden.address(to.start), hidden.address(from.start), len_bytes)
-                };
+                let placed =
+                    unsafe { uffd.move_pages(arena.address(to.start), arena.address(from.start), len_bytes) };
                 if placed.done_bytes != len_bytes {
                     return Err(Stop);
                 }
@@ -155,8 +154,8 @@ impl Calibration<'_> {
     }
 
     /// Touches absent pages, which the handler thread fills; then fills some without a fault.
-    fn faults(&mut self, cold: PageRange) -> Result<(), Stop> {
-        let mut page = cold.start;
+    fn faults(&mut self, nonresident: PageRange) -> Result<(), Stop> {
+        let mut page = nonresident.start;
         let mut next = || {
             page += 1;
             page - 1
@@ -164,7 +163,7 @@ impl Calibration<'_> {
         let touch_ns = self.time(
             || (),
             || {
-                let address = self.hidden.address(next());
+                let address = self.arena.address(next());
                 // SAFETY: an absent page of ours in registered memory; the handler puts zeroes there.
                 unsafe { (address as *const u8).read_volatile() };
                 Ok(())
@@ -173,14 +172,14 @@ impl Calibration<'_> {
         let fill_ns = self.time(
             || (),
             || {
-                let address = self.hidden.address(next());
-                self.hidden.fill_zeroes(self.uffd, address, PAGE_BYTES).map_err(|_| Stop)
+                let address = self.arena.address(next());
+                self.arena.fill_zeroes(self.uffd, address, PAGE_BYTES).map_err(|_| Stop)
             },
         )?;
         self.costs.set(Cost::FillPage, fill_ns);
         self.costs.set(Cost::Fault, touch_ns.saturating_sub(fill_ns));
-        self.hidden.give_warm(PageRange::new(cold.start, page));
-        self.hidden.give_cold(PageRange::new(page, cold.end));
+        self.arena.give_resident(PageRange::new(nonresident.start, page));
+        self.arena.give_nonresident(PageRange::new(page, nonresident.end));
         Ok(())
     }
 }

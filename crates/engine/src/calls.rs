@@ -162,18 +162,18 @@ impl InProgress {
         core::mem::forget(self);
     }
 
-    /// Ends a call whose thread could not come back in ([`presence::is_outside`]): `look` sees what it holds,
+    /// Ends a call whose thread could not come back in ([`presence::is_outside`]): `inspect` sees what it holds,
     /// which is given back later.
-    pub(crate) fn leave(self, look: impl FnOnce(&Held)) {
+    pub(crate) fn leave(self, inspect: impl FnOnce(&Held)) {
         // SAFETY: the record is in the list, and only this thread, or a child, takes it out.
-        look(unsafe { &(*self.record).held });
+        inspect(unsafe { &(*self.record).held });
         core::mem::forget(self);
     }
 
     /// Looks at what the call holds: before it is made, or after it came back in.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&Held) -> T) -> T {
+    pub(crate) fn inspect<T>(&self, inspect: impl FnOnce(&Held) -> T) -> T {
         // SAFETY: the record is this call's, and not in the list.
-        look(unsafe { &(*self.record).held })
+        inspect(unsafe { &(*self.record).held })
     }
 
     /// What the call holds.

@@ -238,9 +238,9 @@ fn release(key: u32, usage: &Usage) -> Option<usize> {
     drop(segment);
     for (run, is_lent) in &gone {
         if *is_lent {
-            ENGINE.hidden.give_spent(*run);
+            ENGINE.arena.quarantine(*run);
         } else {
-            ENGINE.hidden.give_back(*run);
+            ENGINE.arena.give_back(*run);
         }
     }
     Some(gone.iter().map(|(run, _)| run.len_bytes()).sum())

@@ -36,7 +36,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     let from = ENGINE.find(source).filter(BlockRef::may_have_absent_pages);
     let to = ENGINE.find(destination);
     if from.is_none() && !to.as_ref().is_some_and(BlockRef::may_have_absent_pages) {
-        left_alone(caller, len_bytes, Field::Plain);
+        record_bypass(caller, len_bytes, Field::Plain);
         return false;
     }
     ENGINE.heap.leave_stack_alone();
@@ -55,7 +55,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     match (from, to) {
         (None, None) => false,
         (None, Some((at, range))) => {
-            left_alone(caller, len_bytes, Field::Plain);
+            record_bypass(caller, len_bytes, Field::Plain);
             let mut dropped = Dropped::new();
             prepare_overwrite(uffd, &mut at.lock(), range, &mut dropped);
             drop(dropped);
@@ -71,7 +71,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
                     None => false,
                 },
                 None => {
-                    left_alone(caller, len_bytes, Field::Refused);
+                    record_bypass(caller, len_bytes, Field::Refused);
                     gather(&section, at, range, destination, source)
                 }
             }
@@ -85,7 +85,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
 
 /// Enters a copy that is made as it is, for the reason given.
 #[inline]
-fn left_alone(caller: usize, len_bytes: usize, why: Field) {
+fn record_bypass(caller: usize, len_bytes: usize, why: Field) {
     if accounts::are_kept() {
         let site = ENGINE.sites.site(Kind::Copy, caller, len_bytes);
         accounts::call(site, Kind::Copy, caller, len_bytes);
@@ -95,7 +95,7 @@ fn left_alone(caller: usize, len_bytes: usize, why: Field) {
 
 /// Why a copy that could elide so many bytes does not. Asked once for each call: it brings the next probe of
 /// a site that is switched off nearer.
-fn objection(site: SiteId, elidable_bytes: usize, pieces: &[Piece<Segment>]) -> Option<Field> {
+fn reject_reason(site: SiteId, elidable_bytes: usize, pieces: &[Piece<Segment>]) -> Option<Field> {
     let is_probed = |site| !sampling::is_row(site) && ENGINE.sites.is_probed(site);
     let is_probed =
         |piece: &Piece<Segment>| matches!(piece, Piece::Segment { segment, .. } if is_probed(segment.site()));
@@ -212,7 +212,7 @@ unsafe fn between(
     }
     // Within one block the alternative is to put every view in place first, which costs more than tracking.
     let must_shift = overlaps && elidable_bytes > len_bytes / 2;
-    let why_not = objection(site, elidable_bytes, &pieces)
+    let why_not = reject_reason(site, elidable_bytes, &pieces)
         .filter(|_| !must_shift)
         .or_else(|| to_locked.register(uffd).is_err().then_some(Field::Refused));
     if let Some(why_not) = why_not {

@@ -1,14 +1,14 @@
 //! The one engine of a process: options, activation, and the reason why it is inactive.
 //!
 //! Nothing exists until it is needed: the block heap is reserved at the first large allocation;
-//! userfaultfd, hidden memory, the handler thread and the stats file come with the first large input
+//! userfaultfd, the arena, the handler thread and the stats file come with the first large input
 //! into a block.
 
+use crate::arena::Arena;
 use crate::block::BlockRef;
 use crate::foreign::Foreign;
 use crate::gate::{HEAP_MIN_BYTES, MIN_SIZE_BYTES, set_min_size};
 use crate::heap::Heap;
-use crate::hidden::Hidden;
 use crate::{accounts, bounds, calibration, constants, fault, live, sampling};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::{CostSource, Options, Policy};
@@ -38,10 +38,10 @@ pub enum Phase {
     Inactive = 2,
 }
 
-/// What the block heap and the hidden memory may take of a limit on the address space: the rest is what the
+/// What the block heap and the arena may take of a limit on the address space: the rest is what the
 /// program has left.
 const HEAP_SHARE: u64 = 16;
-const HIDDEN_SHARE: u64 = 32;
+const ARENA_SHARE: u64 = 32;
 /// Memory is committed some MiB at a time for each size of blocks; below this limit the program would miss it.
 const MIN_DATA_LIMIT_BYTES: u64 = 4 << 30;
 /// Registered blocks at most: each may cost two mappings.
@@ -57,7 +57,7 @@ pub struct Engine {
     /// Memory outside the heap that holds views.
     pub foreign: Apart<Foreign>,
     /// Where segments live.
-    pub hidden: Apart<Hidden>,
+    pub arena: Apart<Arena>,
     /// What things cost on this machine.
     pub costs: Apart<SharedCosts>,
     /// Accounts of the call sites.
@@ -84,7 +84,7 @@ uncopy_sys::statics! {
     pub static ENGINE: Engine = Engine {
         heap: Apart(Heap::new()),
         foreign: Apart(Foreign::new()),
-        hidden: Apart(Hidden::new()),
+        arena: Apart(Arena::new()),
         costs: Apart(SharedCosts::new()),
         sites: Apart(Sites::new()),
         sampling: Apart(Sampling::new()),
@@ -307,9 +307,9 @@ impl Engine {
             })?;
         }
         bounds::read_limits();
-        self.hidden
-            .reserve(address_space_share(HIDDEN_SHARE))
-            .map_err(|errno| format!("no addresses for hidden memory: {errno}"))?;
+        self.arena
+            .reserve(address_space_share(ARENA_SHARE))
+            .map_err(|errno| format!("no addresses for the arena: {errno}"))?;
         if let Some(most) = mem::mappings_limit() {
             self.max_registered.store(most / REGISTERED_SHARE, Relaxed);
         }
@@ -324,7 +324,7 @@ impl Engine {
         if depends_on_them && may_read_clock {
             uncopy_sys::clock::begin();
             if self.measures_costs.load(Relaxed) {
-                self.costs.adopt(&calibration::measure(&self.hidden, uffd));
+                self.costs.adopt(&calibration::measure(&self.arena, uffd));
             }
         }
         accounts::set_costs(&self.costs.snapshot());
@@ -452,7 +452,7 @@ impl Engine {
         }
         let _critical = Critical::enter();
         self.heap.give_back_addresses();
-        self.hidden.give_back_addresses();
+        self.arena.give_back_addresses();
         true
     }
 

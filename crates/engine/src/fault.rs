@@ -7,9 +7,9 @@
 
 use crate::accounts;
 use crate::apply::put_pages;
+use crate::arena::Resident;
 use crate::block::{BlockRef, DISOWNED, Locked};
 use crate::engine::{ENGINE, Phase};
-use crate::hidden::Warm;
 use crate::live;
 use crate::release;
 use crate::requests::Inbox;
@@ -301,8 +301,8 @@ impl Owners {
 /// dealt with.
 fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners: &mut Owners) -> bool {
     let page_address = fault.address / PAGE_BYTES * PAGE_BYTES;
-    if ENGINE.hidden.contains(page_address) {
-        // The bell of `upkeep`, or the handler's own. Else hidden memory is always present while in use; should it not
+    if ENGINE.arena.contains(page_address) {
+        // The bell of `upkeep`, or the handler's own. Else the arena is always present while in use; should it not
         // be, zeroes beat a hang.
         return zeroes(uffd, page_address);
     }
@@ -324,7 +324,7 @@ fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners: &mut Owners) -> boo
 
 /// Puts a page of zeroes in place, or wakes the thread if the page is there already.
 pub(crate) fn zeroes(uffd: Uffd, page_address: usize) -> bool {
-    match ENGINE.hidden.fill_zeroes(uffd, page_address, PAGE_BYTES) {
+    match ENGINE.arena.fill_zeroes(uffd, page_address, PAGE_BYTES) {
         Ok(()) => true,
         // Present, or not registered any more, or the mapping is gone: whoever waits must see for itself.
         Err((_, EEXIST | Errno(2 | 3 | 14 | 22))) => uffd.wake(page_address, PAGE_BYTES),
@@ -441,7 +441,7 @@ pub(crate) fn fill_empty(
 ) -> bool {
     let uffd = locked.at.uffd(uffd);
     let address = locked.at.base + pages.start_bytes();
-    let done_bytes = match ENGINE.hidden.fill_zeroes(uffd, address, pages.len_bytes()) {
+    let done_bytes = match ENGINE.arena.fill_zeroes(uffd, address, pages.len_bytes()) {
         Ok(()) => pages.len_bytes(),
         Err((done_bytes, EEXIST)) => done_bytes + PAGE_BYTES,
         Err((done_bytes @ 1.., _)) => done_bytes,
@@ -464,10 +464,11 @@ pub(crate) fn fill_empty(
 /// Where copying pages in fails: moves some in that `fill` has filled, or replaces the mapping. Returns how
 /// many pages were placed, from the start.
 fn place_otherwise(uffd: Uffd, locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> u32 {
-    let placed = ENGINE.hidden.take_warm(uffd, pages.len()).map_or(0, |Warm { pages: warm, .. }| {
-        fill(ENGINE.hidden.address(warm.start));
-        put_pages(uffd, locked.at.base + pages.start_bytes(), warm)
-    });
+    let placed =
+        ENGINE.arena.take_resident(uffd, pages.len()).map_or(0, |Resident { pages: resident, .. }| {
+            fill(ENGINE.arena.address(resident.start));
+            put_pages(uffd, locked.at.base + pages.start_bytes(), resident)
+        });
     if is_desperate(placed > 0) && replace(uffd, locked, pages, fill) { pages.len() } else { placed }
 }
 

@@ -90,7 +90,7 @@ fn lock_all() {
     ENGINE.heap.for_each_block(|at| at.block.lock.lock());
     ENGINE.foreign.lock_all();
     calls::lock_all();
-    ENGINE.hidden.lock().lock();
+    ENGINE.arena.lock().lock();
     if let Some(lock) = private_lock() {
         lock.lock();
     }
@@ -107,7 +107,7 @@ fn unlock_inner() {
     if let Some(lock) = private_lock() {
         lock.unlock();
     }
-    ENGINE.hidden.lock().unlock();
+    ENGINE.arena.lock().unlock();
     calls::unlock_all();
 }
 
@@ -247,7 +247,7 @@ fn go_on() -> Result<(), String> {
 }
 
 fn register_everything(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
-    ENGINE.hidden.register_again(main)?;
+    ENGINE.arena.register_again(main)?;
     // Adjacent blocks are registered with one call.
     let mut run: Option<(usize, usize)> = None;
     let mut result = Ok(());

@@ -83,7 +83,7 @@ impl Redirected {
 
 /// Whether an input into these parts is worth a closer look: cheap, no lock.
 #[must_use]
-pub fn concerns(parts: &[Part]) -> bool {
+pub fn is_candidate(parts: &[Part]) -> bool {
     let min_bytes = ENGINE.min_size_bytes();
     parts.len() <= MAX_PARTS
         && parts.iter().any(|part| {
@@ -106,7 +106,7 @@ impl<'a> Input<'a> {
     /// Redirects those of `parts` that are worth it, in place. `None`: make the call unchanged.
     #[must_use]
     pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
-        if sampling::is_on() && !sampling::concerns(parts, caller) {
+        if sampling::is_on() && !sampling::is_candidate(parts, caller) {
             return None;
         }
         ENGINE.heap.leave_stack_alone();
@@ -122,7 +122,7 @@ impl<'a> Input<'a> {
             let account = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
             let mut site = account;
             accounts::call(site, Kind::Input, caller, part.len_bytes);
-            let why_not = objection(site, part.len_bytes);
+            let why_not = reject_reason(site, part.len_bytes);
             let allowed = why_not.is_none();
             let found =
                 ENGINE.find(part.address).and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
@@ -140,7 +140,7 @@ impl<'a> Input<'a> {
                 continue;
             }
             // Receiving into absent pages would fault page by page, allowed or not.
-            let (open, absent) = look(at, range, part);
+            let (open, absent) = survey(at, range, part);
             // What goes on with a sample is one.
             if let Some(stack) = (allowed || open.is_some()).then(sampling::stack).flatten() {
                 site = sampling::site(stack, Call::Input);
@@ -264,9 +264,9 @@ fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
 }
 
 /// Why an input of so many bytes is not to become a view.
-fn objection(site: SiteId, len_bytes: usize) -> Option<Field> {
+fn reject_reason(site: SiteId, len_bytes: usize) -> Option<Field> {
     match ENGINE.policy() {
-        _ if sampling::is_on() => sampling::objection(site),
+        _ if sampling::is_on() => sampling::reject_reason(site),
         Policy::Always => None,
         Policy::Never => Some(Field::Off),
         // An input can save a later copy only if that copy could pay.
@@ -277,7 +277,7 @@ fn objection(site: SiteId, len_bytes: usize) -> Option<Field> {
 
 /// The open end that an input into this part goes on with, and whether pages of the part are absent.
 /// An open end that it does not go on with is closed.
-fn look(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
+fn survey(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
     if at.block.flags.load(Relaxed) & REGISTERED == 0 {
         return (None, false);
     }

@@ -7,8 +7,8 @@
 //! | [`heap`] | the block heap: the program's large allocations |
 //! | [`block`] | one block: its lock, its page map, its registration |
 //! | [`foreign`] | memory outside the heap that holds views |
-//! | [`hidden`] | hidden memory: where segments live, and the reservoir of warm pages |
-//! | [`segment`] | refcounted immutable runs of hidden memory |
+//! | [`arena`] | the arena: where segments live, and the reservoir of resident pages |
+//! | [`segment`] | refcounted immutable runs of the arena |
 //! | [`apply`] | carrying out a copy plan on a block's pages |
 //! | [`copy`] | memcpy and memmove |
 //! | [`input`], [`output`] | what comes from and goes to the kernel |
@@ -30,7 +30,7 @@
 //! Rules that keep it from deadlock:
 //! 1. Engine work runs inside a `Critical` (signals blocked); the program's own system calls do not.
 //! 2. Order of locks: classes, the heap's blocks by address, the registry of foreign ranges, their blocks
-//!    by slot, then hidden memory, then the private allocator. No code path holds a class's lock and a block's.
+//!    by slot, then the arena, then the private allocator. No code path holds a class's lock and a block's.
 //! 3. Under a block's lock only pages known to be present are touched. Should one be absent all the
 //!    same (the program gave it back to the kernel behind our back), the fault service sees that
 //!    the waiting thread owns the lock and puts a page of zeroes there.
@@ -38,14 +38,12 @@
 //! 5. A hook begins its work by entering a `Section` (or a `Presence`, where signals may come), which a fork
 //!    that is under way refuses: it then goes on without the engine. So nobody who holds one of libc's locks,
 //!    for which the fork waits, waits for a lock that the forking thread holds.
-#![allow(
-    clippy::cast_possible_truncation,
-    reason = "page numbers of a block or of the hidden memory fit 32 bits"
-)]
+#![allow(clippy::cast_possible_truncation, reason = "page numbers of a block or of the arena fit 32 bits")]
 
 pub mod accounts;
 pub mod alone;
 pub mod apply;
+pub mod arena;
 pub mod block;
 pub mod bounds;
 #[cfg_attr(loom, allow(dead_code, reason = "a model measures nothing"))]
@@ -60,7 +58,6 @@ pub mod foreign;
 pub mod fork;
 pub mod gate;
 pub mod heap;
-pub mod hidden;
 pub mod input;
 pub mod live;
 mod loan;

@@ -4,9 +4,9 @@
 //! its pages are *lent* as long as the segment lives:
 //!
 //! ```text
-//! sent as a copy ──► sent often enough ──► lent ──► last reference gone ──► spent ──► given back to the kernel
-//!       (policy::loans)                     │                                (hidden)           cold
-//!                                           └── moved into a block, or warm again: never
+//! sent as a copy ──► sent often enough ──► lent ──► last reference gone ──► quarantined ──► given back to the kernel
+//!       (policy::loans)                     │                                (arena)           nonresident
+//!                                           └── moved into a block, or resident again: never
 //! ```
 //!
 //! The bytes of a lent page that were not sent may still be filled by the input that goes on there: the kernel refers

@@ -67,10 +67,10 @@ pub struct Output {
 
 /// Whether an output of these parts may have bytes in segments: cheap, no lock.
 #[must_use]
-pub fn concerns(parts: &[Part]) -> bool {
+pub fn is_candidate(parts: &[Part]) -> bool {
     let min_bytes = ENGINE.min_size_bytes();
-    let concerns = |part: &Part| may_be_absent(part) || constants::contain(part.address, part.len_bytes);
-    parts.len() <= MAX_PARTS && parts.iter().any(|part| part.len_bytes >= min_bytes && concerns(part))
+    let is_candidate = |part: &Part| may_be_absent(part) || constants::contain(part.address, part.len_bytes);
+    parts.len() <= MAX_PARTS && parts.iter().any(|part| part.len_bytes >= min_bytes && is_candidate(part))
 }
 
 fn may_be_absent(part: &Part) -> bool {
@@ -231,7 +231,7 @@ impl Output {
     /// part's place in it, and what is to become of it. Not while the call is being made.
     fn for_each_segment(&self, sent_bytes: usize, mut each: impl FnMut(&Segment, usize, usize, Origin)) {
         let Some(progress) = &self.progress else { return };
-        progress.look(|held| {
+        progress.inspect(|held| {
             let Held::Output(segments) = held else { return };
             let mut segments = segments.iter();
             let mut left_bytes = sent_bytes;

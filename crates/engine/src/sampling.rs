@@ -84,7 +84,7 @@ pub(crate) fn say(sampled: Sampled) {
 /// Whether an input into these parts has to be looked at: it is sampled, or goes where pages are absent. Asked once for each
 /// call.
 #[must_use]
-pub fn concerns(parts: &[Part], caller: usize) -> bool {
+pub fn is_candidate(parts: &[Part], caller: usize) -> bool {
     if ENGINE.samples_all() {
         return true;
     }
@@ -97,7 +97,7 @@ pub fn concerns(parts: &[Part], caller: usize) -> bool {
 }
 
 /// Why an input is not sampled.
-pub(crate) fn objection(site: SiteId) -> Option<Field> {
+pub(crate) fn reject_reason(site: SiteId) -> Option<Field> {
     let is_sampled = ENGINE.samples_all()
         || ENGINE.sampling.is_over(site)
             && ENGINE.sampling.settle(site, processor_ns() - BEGAN_NS.load(Relaxed));

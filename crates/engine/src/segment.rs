@@ -1,4 +1,4 @@
-//! Segments: refcounted runs of hidden memory, whose bytes are filled once and immutable from then on.
+//! Segments: refcounted runs of the arena, whose bytes are filled once and immutable from then on.
 //!
 //! A message often arrives in several pieces that the program receives one behind the other into one
 //! buffer. They are received one behind the other into one segment ([`Open`]), so that the buffer is
@@ -8,8 +8,8 @@
 //! the reservoir, except those that were lent to the kernel (`loan`). Pages that no view needs any more may
 //! go before that ([`Segment::release_all_but`]).
 
+use crate::arena::Resident;
 use crate::engine::ENGINE;
-use crate::hidden::Warm;
 use crate::loan::{Sends, split};
 use crate::{bounds, live};
 use smallvec::SmallVec;
@@ -22,7 +22,7 @@ use uncopy_sys::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Orderi
 use uncopy_sys::sync::{Arc, UnsafeCell};
 use uncopy_sys::uffd::Uffd;
 
-/// A run of hidden memory that a call is still filling. Owned by that call alone.
+/// A run of the arena that a call is still filling. Owned by that call alone.
 #[derive(Debug)]
 pub struct Draft {
     pages: PageRange,
@@ -49,7 +49,7 @@ impl Draft {
         if uncopy_sys::alloc::is_low() || !bounds::admits(wanted as usize * PAGE_BYTES) {
             return Err(Errno(12));
         }
-        let Warm { pages, cost_ns } = ENGINE.hidden.take_warm(uffd, wanted)?;
+        let Resident { pages, cost_ns } = ENGINE.arena.take_resident(uffd, wanted)?;
         live::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
         let (end, holes) = (AtomicU32::new(pages.end), UnsafeCell::new(Vec::new()));
         Ok(Self { pages, cost_ns, end, holes, sends: Sends::new() })
@@ -58,7 +58,7 @@ impl Draft {
     /// Address of the first byte.
     #[must_use]
     pub fn address(&self) -> usize {
-        ENGINE.hidden.address(self.pages.start)
+        ENGINE.arena.address(self.pages.start)
     }
 
     /// What making its pages present has cost, ns: 0 if the reservoir had them at hand.
@@ -77,7 +77,7 @@ impl Draft {
         PageRange::new(self.pages.start, self.end.load(Relaxed))
     }
 
-    /// The pages that the kernel may hold, numbered as hidden memory's are.
+    /// The pages that the kernel may hold, numbered as the arena's are.
     fn lent(&self) -> PageRange {
         let lent = self.sends.lent();
         PageRange::new(self.pages.start + lent.start, self.pages.start + lent.end)
@@ -89,7 +89,7 @@ impl Draft {
         let old_end = self.end.fetch_min(end, Relaxed);
         let rest = PageRange::new(end, old_end);
         live::subtract(Counter::SegmentsBytes, rest.len_bytes());
-        ENGINE.hidden.give_warm(rest);
+        ENGINE.arena.give_resident(rest);
     }
 
     /// Records that pages (by index in the run) were moved out: they are absent.
@@ -97,7 +97,7 @@ impl Draft {
         if !pages.is_empty() {
             let hole = PageRange::new(self.pages.start + pages.start, self.pages.start + pages.end);
             live::subtract(Counter::SegmentsBytes, hole.len_bytes());
-            ENGINE.hidden.give_cold(hole);
+            ENGINE.arena.give_nonresident(hole);
             // SAFETY: the run is the caller's alone.
             unsafe { (*self.holes.get()).push(hole) };
         }
@@ -130,9 +130,9 @@ impl Drop for Draft {
             live::subtract(Counter::SegmentsBytes, part.len_bytes());
             for (part, is_lent) in split(part, lent) {
                 if is_lent {
-                    ENGINE.hidden.give_spent(part);
+                    ENGINE.arena.quarantine(part);
                 } else {
-                    ENGINE.hidden.give_warm(part);
+                    ENGINE.arena.give_resident(part);
                 }
             }
             start = hole.end;

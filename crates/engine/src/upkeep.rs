@@ -6,7 +6,7 @@
 //!                                    └─────── nothing has changed, or too little ────────────┘
 //! ```
 //!
-//! A round is done in small steps, between which faults are served. Of warm pages, and of free blocks, half of
+//! A round is done in small steps, between which faults are served. Of resident pages, and of free blocks, half of
 //! those go that nobody has needed since the round before. When nothing is left that could be given back, there
 //! are no more rounds and the thread sleeps until the kernel has something for it. Whoever then leaves something
 //! behind touches a page ([`is_needed`]), which the kernel reports as it does every fault.
@@ -38,7 +38,7 @@ const STEP_BLOCKS: u32 = 4;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Rest,
-    /// Warm pages still to be given back.
+    /// Resident pages still to be given back.
     Reservoir(usize),
     /// The class whose free blocks are next, and how many of them are to become bare.
     Blocks(usize, [u32; 2]),
@@ -94,7 +94,7 @@ uncopy_sys::statics! {
 }
 
 /// Wakes the handler if it sleeps without limit: there is something that will have to be given back. Not under
-/// the lock of the hidden memory, or any that the handler waits for.
+/// the lock of the arena, or any that the handler waits for.
 #[inline]
 pub(crate) fn is_needed() {
     // What was left behind was counted before, by an instruction that x86-64 does not let a later load pass.
@@ -108,7 +108,7 @@ pub(crate) fn is_needed() {
 fn ring() {
     if UPKEEP.is_asleep.swap(false, AcqRel) {
         let bell = UPKEEP.bell.load(Relaxed) as *const u8;
-        // SAFETY: a page of hidden memory that was set aside for this; the handler, which has said that it
+        // SAFETY: a page of the arena that was set aside for this; the handler, which has said that it
         // serves faults, puts it there and takes it away again.
         unsafe { bell.read_volatile() };
     }
@@ -193,14 +193,14 @@ impl Rounds {
     fn arm(&self, state: &State) -> bool {
         let bell = UPKEEP.bell.load(Relaxed);
         let page = if bell == 0 {
-            let Ok(page) = ENGINE.hidden.take_cold(self.uffd, 1) else { return true };
-            UPKEEP.bell.store(ENGINE.hidden.address(page.start), Relaxed);
+            let Ok(page) = ENGINE.arena.take_nonresident(self.uffd, 1) else { return true };
+            UPKEEP.bell.store(ENGINE.arena.address(page.start), Relaxed);
             page
         } else {
-            ENGINE.hidden.page_of(bell)
+            ENGINE.arena.page_of(bell)
         };
         // Locked memory is always present, and nothing can be given back of it: no need to be told.
-        if !ENGINE.hidden.make_absent(page) {
+        if !ENGINE.arena.make_absent(page) {
             return true;
         }
         UPKEEP.is_asleep.store(true, uncopy_sys::sync::atomic::Ordering::SeqCst);
@@ -224,7 +224,7 @@ impl State {
     fn has_more(&self) -> bool {
         self.is_early
             || live::get(Counter::ReservoirBytes) > 0
-            || ENGINE.hidden.has_spent()
+            || ENGINE.arena.has_quarantined()
             || ENGINE.heap.retained_pages() > 0
             || self.seen != Some(watched()) && may_waste()
     }
@@ -238,13 +238,13 @@ impl State {
             return Progress::Later;
         }
         match self.stage {
-            Stage::Rest if ENGINE.hidden.drop_spent() => {}
+            Stage::Rest if ENGINE.arena.drop_quarantined() => {}
             Stage::Rest => {
                 bounds::next_round();
-                self.stage = Stage::Reservoir(ENGINE.hidden.surplus_pages());
+                self.stage = Stage::Reservoir(ENGINE.arena.surplus_pages());
             }
             Stage::Reservoir(0) => self.stage = self.blocks_from(0),
-            Stage::Reservoir(pages) => self.stage = Stage::Reservoir(ENGINE.hidden.trim(pages)),
+            Stage::Reservoir(pages) => self.stage = Stage::Reservoir(ENGINE.arena.trim(pages)),
             Stage::Blocks(CLASSES.., _) => {
                 let now = watched();
                 let is_same = self.seen == Some(now) && !self.is_early;

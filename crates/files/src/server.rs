@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::connection::{Shared, Tally, Timeouts, room};
 use crate::os::EndSignals;
 use crate::ways::{Tools, Way};
-use crate::worker::{Crew, Worker, wake, wake_up};
+use crate::worker::{Pool, Worker, wake, wake_up};
 
 /// Clients that wait in the kernel to be accepted; it allows `net.core.somaxconn` of them at most.
 const BACKLOG: i32 = 4096;
@@ -44,7 +44,7 @@ pub struct Settings {
 /// A server that listens.
 #[derive(Debug)]
 pub struct Server {
-    crew: Crew,
+    pool: Pool,
     site: Site,
     settings: Settings,
     wakes: Vec<OwnedFd>,
@@ -68,7 +68,7 @@ impl Server {
         listen(&listener, BACKLOG)?;
         let address = SocketAddr::try_from(getsockname(&listener)?).map_err(io::Error::from)?;
         let limit = settings.connections.min(room_for_connections(site.way, settings.threads));
-        let crew = Crew {
+        let pool = Pool {
             listener,
             open: AtomicUsize::new(0),
             limit,
@@ -76,13 +76,13 @@ impl Server {
             grace_ms: settings.grace_ms,
         };
         let wakes = (0..settings.threads).map(|_| wake()).collect::<io::Result<_>>()?;
-        Ok(Self { crew, site, settings, wakes, signals, address })
+        Ok(Self { pool, site, settings, wakes, signals, address })
     }
 
     /// How many connections there may be at a time: as many as asked for, or as descriptors allow.
     #[must_use]
     pub const fn connections(&self) -> usize {
-        self.crew.limit
+        self.pool.limit
     }
 
     /// Serves until a signal ends it; returns what happened, and the bytes held in twin memory at the end.
@@ -94,12 +94,12 @@ impl Server {
             let threads: Vec<_> = self
                 .wakes
                 .iter()
-                .map(|wake| scope.spawn(|| Worker::new(&self.crew, self.shared(), wake)?.run()))
+                .map(|wake| scope.spawn(|| Worker::new(&self.pool, self.shared(), wake)?.run()))
                 .collect();
             self.signals.wait();
-            self.crew.ending.store(true, Ordering::Relaxed);
+            self.pool.ending.store(true, Ordering::Relaxed);
             // From here on clients are refused, while threads still hold the descriptor.
-            let _ = shutdown(&self.crew.listener, Shutdown::Both);
+            let _ = shutdown(&self.pool.listener, Shutdown::Both);
             for wake in &self.wakes {
                 // An event counter that was never read has room for this.
                 let _ = wake_up(wake);

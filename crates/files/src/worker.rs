@@ -29,7 +29,7 @@ const TURNED_AWAY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nConnection: clo
 
 /// What all threads of a server share.
 #[derive(Debug)]
-pub struct Crew {
+pub struct Pool {
     /// Where clients come in; it does not block.
     pub listener: OwnedFd,
     /// Connections of all threads.
@@ -62,7 +62,7 @@ struct Place {
 /// A thread's work.
 #[derive(Debug)]
 pub struct Worker<'a> {
-    crew: &'a Crew,
+    pool: &'a Pool,
     shared: Shared<'a>,
     epoll: OwnedFd,
     places: Vec<Place>,
@@ -81,12 +81,12 @@ impl<'a> Worker<'a> {
     ///
     /// # Errors
     /// The kernel's, where there are no descriptors left.
-    pub fn new(crew: &'a Crew, shared: Shared<'a>, wake: &OwnedFd) -> io::Result<Self> {
+    pub fn new(pool: &'a Pool, shared: Shared<'a>, wake: &OwnedFd) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         // Once is enough: nobody reads it.
         epoll::add(&epoll, wake, EventData::new_u64(WAKE), EventFlags::IN | EventFlags::ET)?;
         let mut worker = Self {
-            crew,
+            pool,
             shared,
             epoll,
             places: Vec::new(),
@@ -118,7 +118,7 @@ impl<'a> Worker<'a> {
                 match event.data.u64() {
                     LISTENER => self.accept(),
                     WAKE => self.begin_end(),
-                    token => self.occur(token, flags.contains(EventFlags::ERR)),
+                    token => self.on_event(token, flags.contains(EventFlags::ERR)),
                 }
             }
             for index in std::mem::take(&mut self.turns) {
@@ -149,14 +149,14 @@ impl<'a> Worker<'a> {
     /// Watches the listener; one thread is woken up for one client.
     fn accept_more(&mut self) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
-        epoll::add(&self.epoll, &self.crew.listener, EventData::new_u64(LISTENER), flags)?;
+        epoll::add(&self.epoll, &self.pool.listener, EventData::new_u64(LISTENER), flags)?;
         self.accepting = true;
         Ok(())
     }
 
     fn accept_no_more(&mut self) {
         if self.accepting {
-            let _ = epoll::delete(&self.epoll, &self.crew.listener);
+            let _ = epoll::delete(&self.epoll, &self.pool.listener);
             self.accepting = false;
         }
     }
@@ -166,7 +166,7 @@ impl<'a> Worker<'a> {
             if !self.accepting {
                 return;
             }
-            match accept_with(&self.crew.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+            match accept_with(&self.pool.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
                 Ok(socket) => self.welcome(socket),
                 // That client has gone again, or a firewall did not like it; others may wait.
                 Err(Errno::INTR | Errno::CONNABORTED | Errno::PERM | Errno::PROTO) => {}
@@ -178,8 +178,8 @@ impl<'a> Worker<'a> {
     }
 
     fn welcome(&mut self, socket: OwnedFd) {
-        if self.crew.open.fetch_add(1, Ordering::Relaxed) >= self.crew.limit {
-            self.crew.open.fetch_sub(1, Ordering::Relaxed);
+        if self.pool.open.fetch_add(1, Ordering::Relaxed) >= self.pool.limit {
+            self.pool.open.fetch_sub(1, Ordering::Relaxed);
             self.shared.tally.turned_away += 1;
             // A socket that was just accepted has room for this. A request that came already is taken out,
             // so that closing does not reset the connection.
@@ -205,7 +205,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Something happened on the socket of the connection that `token` names, if it is still there.
-    fn occur(&mut self, token: u64, completed: bool) {
+    fn on_event(&mut self, token: u64, completed: bool) {
         let index = u32::try_from(token & 0xffff_ffff).unwrap_or(u32::MAX);
         match self.places.get(index as usize) {
             Some(place) if u64::from(place.user) == token >> 32 => self.drive(index, completed),
@@ -236,17 +236,17 @@ impl<'a> Worker<'a> {
         // Closing the socket takes it out of epoll.
         self.places[index as usize].connection = None;
         self.free.push(index);
-        self.crew.open.fetch_sub(1, Ordering::Relaxed);
+        self.pool.open.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn begin_end(&mut self) {
-        if self.end_ms.is_some() || !self.crew.ending.load(Ordering::Relaxed) {
+        if self.end_ms.is_some() || !self.pool.ending.load(Ordering::Relaxed) {
             return;
         }
         self.accept_no_more();
         self.shared.ending = true;
         let now_ms = self.shared.clock.now_ms();
-        self.end_ms = Some(now_ms + self.crew.grace_ms);
+        self.end_ms = Some(now_ms + self.pool.grace_ms);
         self.next_tick_ms = 0;
     }
 
@@ -255,7 +255,7 @@ impl<'a> Worker<'a> {
         let ending = self.end_ms.is_some();
         let cut = self.end_ms.is_some_and(|end_ms| now_ms >= end_ms);
         // Clients that do nothing must not keep others out.
-        let crowded = self.crew.open.load(Ordering::Relaxed) > self.crew.limit * 7 / 8;
+        let crowded = self.pool.open.load(Ordering::Relaxed) > self.pool.limit * 7 / 8;
         for index in 0..self.places.len() {
             let Some(connection) = &mut self.places[index].connection else { continue };
             let idle = connection.is_idle();

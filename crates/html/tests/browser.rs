@@ -18,7 +18,7 @@ use uncopy_profile::Profile;
 
 const SAMPLE: &str = include_str!("../../profile/samples/redis-set.json");
 /// How long a browser may take for a page.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A browser that can run without a screen.
 fn browser() -> Option<PathBuf> {
@@ -115,9 +115,9 @@ fn dump(browser: &Path, room: &Room, page: &str) -> String {
         .stdout(std::fs::File::create(&out).expect("a file"))
         .stderr(Stdio::null());
     let mut running = Running(command.spawn().expect("the browser"));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while running.0.try_wait().expect("the browser's state").is_none() {
-        assert!(Instant::now() < end, "the browser did not end within {PATIENCE:?}");
+        assert!(Instant::now() < end, "the browser did not end within {TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
     std::fs::read_to_string(&out).expect("the document")

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
 use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
-use uncopy_engine::input::{Input, MAX_PARTS, Part, concerns};
+use uncopy_engine::input::{Input, MAX_PARTS, Part, is_candidate};
 use uncopy_interpose::{gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
 use uncopy_sys::readable::is_readable;
@@ -71,7 +71,7 @@ fn one(
 #[inline(always)]
 fn one_now(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) -> ssize_t) -> (ssize_t, bool) {
     let mut parts = [Part { address: buffer as usize, len_bytes: len }];
-    if !concerns(&parts) {
+    if !is_candidate(&parts) {
         return (call(buffer), false);
     }
     let Some(input) = Input::begin(&mut parts, caller) else { return (call(buffer), false) };
@@ -133,7 +133,7 @@ unsafe fn several_now(
         return (call(vector, count), false);
     };
     let parts = &mut room[..used];
-    if !concerns(parts) {
+    if !is_candidate(parts) {
         return (call(vector, count), false);
     }
     let Some(input) = Input::begin(parts, caller) else { return (call(vector, count), false) };
@@ -437,7 +437,7 @@ unsafe fn recvmmsg_now(
             *parts_of_message = header.msg_iovlen;
         }
         let parts = &mut parts[..used];
-        if !concerns(parts) {
+        if !is_candidate(parts) {
             return real(fd, messages, count, flags, timeout);
         }
         let Some(input) = Input::begin(parts, recvmmsg as *const () as usize) else {

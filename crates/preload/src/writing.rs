@@ -8,7 +8,7 @@ use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use uncopy_engine::engine::ENGINE;
 use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
 use uncopy_engine::input::Part;
-use uncopy_engine::output::{MAX_PARTS, Output, concerns};
+use uncopy_engine::output::{MAX_PARTS, Output, is_candidate};
 use uncopy_interpose::{entry, gate, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
 use uncopy_sys::readable::is_readable;
@@ -44,7 +44,7 @@ fn may_have_views() -> bool {
 
 /// Whether one buffer may have views, or may be lent.
 #[inline]
-fn concerns_one(buffer: Pointer, len: usize) -> bool {
+fn is_candidate_one(buffer: Pointer, len: usize) -> bool {
     len >= MIN_BYTES.load(Relaxed) || sending::is_twin(buffer)
 }
 
@@ -101,7 +101,7 @@ fn send_parts(
     gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    if !concerns(parts) {
+    if !is_candidate(parts) {
         return unchanged();
     }
     let Some(mut output) = Output::begin(fd, parts) else { return unchanged() };
@@ -182,7 +182,7 @@ unsafe fn send_vector(
 gate!(pwrite, "rdx", "r8", MIN_BYTES, PWRITE, pwrite_body);
 gate!(pwrite64, "rdx", "r8", MIN_BYTES, PWRITE, pwrite_body);
 
-entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, concerns_one(buffer, len), {
+entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, is_candidate_one(buffer, len), {
     // Gathered parts are readable while the output holds them; here and below.
     send_one(
         output(Function::Write, fd),
@@ -225,7 +225,7 @@ fn header(vector: *const iovec, count: usize, to: *const sockaddr, to_len: sockl
     message
 }
 
-entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize_t, concerns_one(buffer, len), {
+entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize_t, is_candidate_one(buffer, len), {
     if flags & BY_REFERENCE != 0 {
         let by_reference = || SEND.call()(fd, buffer, len, flags);
         return one(dispatch(Function::Send, fd), buffer, len, by_reference);
@@ -242,7 +242,7 @@ entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize
 
 entry!(sendto SENDTO
 (fd: c_int, buffer: Pointer, len: usize, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t,
-concerns_one(buffer, len), {
+is_candidate_one(buffer, len), {
     if flags & BY_REFERENCE != 0 {
         let by_reference = || SENDTO.call()(fd, buffer, len, flags, to, to_len);
         return one(dispatch(Function::Sendto, fd), buffer, len, by_reference);
@@ -397,7 +397,7 @@ unsafe fn sendmmsg_now(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_i
             parts > 0
                 && parts <= MAX_PARTS
                 && is_vector_readable(header.msg_iov, parts)
-                && concerns(core::slice::from_raw_parts(header.msg_iov.cast::<Part>(), parts))
+                && is_candidate(core::slice::from_raw_parts(header.msg_iov.cast::<Part>(), parts))
         });
         if !concerned {
             return real(fd, messages, count, flags);

@@ -78,13 +78,13 @@ unsafe extern "C" fn wrappers() {
         "jmp qword ptr [rip + {handlers} + uncopy_wrapper * 8]",
         "2:",
         "mov ecx, uncopy_wrapper",
-        "jmp {look}",
+        "jmp {on_signal}",
         ".set uncopy_wrapper, uncopy_wrapper + 1",
         ".endr",
         wrappers = const WRAPPERS,
         step = const STEP_BYTES,
         handlers = sym HANDLERS,
-        look = sym look,
+        on_signal = sym on_signal,
     )
 }
 
@@ -266,12 +266,12 @@ pub(crate) fn leave(before: u32) {
     own.inside.store(before, Relaxed);
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
     if own.is_put_off.load(Relaxed) != 0 && before == 0 {
-        catch_up();
+        run_deferred();
     }
 }
 
 #[cold]
-fn catch_up() {
+fn run_deferred() {
     let own = own();
     own.is_put_off.store(0, Relaxed);
     set_mask(own.mask.load(Relaxed), None);
@@ -283,7 +283,7 @@ type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 ///
 /// # Safety
 /// Called as the kernel calls a handler with SA_SIGINFO.
-unsafe extern "C" fn look(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, entry: u32) {
+unsafe extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, entry: u32) {
     // SAFETY: the caller's promise.
     if !unsafe { put_off(signal, info, context) } {
         // Rather a handler too early than none.
@@ -296,7 +296,7 @@ unsafe extern "C" fn look(signal: c_int, info: *mut libc::siginfo_t, context: *m
 /// Sends a signal again, to arrive when the section ends. False if the kernel does not allow it.
 ///
 /// # Safety
-/// As for [`look`].
+/// As for [`on_signal`].
 unsafe fn put_off(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     let mut mask = 0;
     // It may not be blocked (SA_NODEFER), and would arrive at once.

@@ -26,14 +26,14 @@ const PARTS: usize = 1;
 
 /// Times that a hook looks again, some 70 µs apart, before it goes on without the engine.
 #[cfg(not(loom))]
-const PATIENCE: u32 = 300;
+const POLLS: u32 = 300;
 #[cfg(loom)]
-const PATIENCE: u32 = 1;
+const POLLS: u32 = 1;
 /// The same where what a call holds can only be given back inside.
 #[cfg(not(loom))]
-const PATIENCE_TO_END: u32 = 3_000;
+const END_POLLS: u32 = 3_000;
 #[cfg(loom)]
-const PATIENCE_TO_END: u32 = 1;
+const END_POLLS: u32 = 1;
 
 #[repr(align(128))]
 struct Part(AtomicU32);
@@ -123,7 +123,7 @@ impl Presence {
     #[inline]
     #[must_use]
     pub fn enter() -> Option<Self> {
-        Self::enter_now().or_else(|| after_a_fork(PATIENCE, Self::enter_now))
+        Self::enter_now().or_else(|| after_a_fork(POLLS, Self::enter_now))
     }
 
     #[inline]
@@ -149,7 +149,7 @@ impl Section {
     #[inline]
     #[must_use]
     pub fn enter() -> Option<Self> {
-        Self::enter_now().or_else(|| after_a_fork(PATIENCE, Self::enter_now))
+        Self::enter_now().or_else(|| after_a_fork(POLLS, Self::enter_now))
     }
 
     #[inline]
@@ -178,7 +178,7 @@ impl Section {
 
     #[cold]
     fn come_back(&self) {
-        if after_a_fork(PATIENCE_TO_END, || enter().then_some(())).is_none() {
+        if after_a_fork(END_POLLS, || enter().then_some(())).is_none() {
             self.is_outside.set(true);
             OUTSIDE.with(|outside| outside.set(true));
         }

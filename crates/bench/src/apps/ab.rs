@@ -22,7 +22,7 @@ const FIRST_REQUESTS: u64 = 400;
 /// Most requests of a run: ab has some 40 bytes for each.
 const MAX_REQUESTS: u64 = 10_000_000;
 /// How long a run may take longer than it should.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs of one document.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl Ab<'_> {
         ]);
         command.arg(&percentiles).arg(format!("http://{}{}", self.server, self.document.path));
         processors::bind(&mut command, self.processors);
-        let output = process::run(command, AB.program, PATIENCE)?.success(AB.program)?;
+        let output = process::run(command, AB.program, TIMEOUT)?.success(AB.program)?;
         let report = Report::parse(&output.stdout)?;
         report.check(requests, self.document.body.len())?;
         let text = std::fs::read_to_string(&percentiles).doing("reading ab's percentiles")?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::{Failure, Result};
-use crate::process::{self, PATIENCE};
+use crate::process::{self, TIMEOUT};
 use crate::redis_server::on_path;
 
 /// A program that a case needs.
@@ -95,7 +95,7 @@ impl Programs {
 fn version(program: &Path, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(arguments);
-    let output = process::run(command, &program.display().to_string(), PATIENCE);
+    let output = process::run(command, &program.display().to_string(), TIMEOUT);
     let found = output.ok().and_then(|output| {
         number_in(&output.stdout).or_else(|| number_in(&output.stderr)).map(str::to_owned)
     });

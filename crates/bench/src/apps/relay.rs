@@ -29,7 +29,7 @@ const SEARCH_PART: u32 = 20;
 const MIN_SEARCH: Duration = Duration::from_secs(3);
 const MAX_SEARCH: Duration = Duration::from_secs(15);
 /// How many times that, until the first number is found.
-const SEARCH_PATIENCE: u32 = 4;
+const SEARCH_FAILURES: u32 = 4;
 
 /// One stream to as many listeners as can be.
 pub const CASE: Case = Case {
@@ -109,7 +109,7 @@ impl Relaying<'_> {
         let mut search = Search::from(self.last.get().unwrap_or(FIRST), self.most);
         let begin = Instant::now();
         // A machine that is busy with other things may hold none for a while.
-        while begin.elapsed() < if search.found() == 0 { SEARCH_PATIENCE * limit } else { limit } {
+        while begin.elapsed() < if search.found() == 0 { SEARCH_FAILURES * limit } else { limit } {
             let Some(count) = search.next() else { break };
             let held = self.holds(count, duration.max(MIN_TRIAL))?;
             search.tell(count, held);

@@ -28,7 +28,7 @@ pub use unprivileged::{NOBODY, Unprivileged};
 /// How often a port is tried that another program may take in between.
 const PORT_ATTEMPTS: usize = 3;
 /// How long the profiler may take to write what it found once its program has ended.
-const PROFILE_PATIENCE: Duration = Duration::from_secs(120);
+const PROFILE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What the measured server runs under.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +110,7 @@ impl<'a> Stage<'a> {
     pub fn start(&self, command: Command, title: &str, directory: TemporaryDirectory) -> Result<Server> {
         let mut server = Server::start(command, title, directory)?;
         if let Under::Profile(_) = self.under {
-            server.process().wraps_its_child(PROFILE_PATIENCE);
+            server.process().wraps_its_child(PROFILE_TIMEOUT);
         }
         Ok(server)
     }

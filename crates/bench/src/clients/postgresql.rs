@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Client, Stream, same};
 use crate::failure::{Failure, Result};
 use crate::pattern::Pattern;
-use crate::process::PATIENCE;
+use crate::process::TIMEOUT;
 use crate::traffic::Exchange;
 
 const NAME: &str = "PostgreSQL";
@@ -202,7 +202,7 @@ pub struct Values {
 /// # Errors
 /// [`Failure`] with what the server says.
 pub fn prepare(server: SocketAddr, user: &str) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut connection = loop {
         match Connection::open(server, user) {
             Err(failure) if failure.to_string().contains("starting up") && Instant::now() < deadline => {

@@ -379,7 +379,7 @@ pub fn render(measured: &Measured) -> String {
                 range(ratio, 2),
                 number(figures::median(comparison, *side, |sample| sample.server_percent)),
                 number(figures::median(comparison, *side, |sample| sample.client_percent)),
-                percent(Sample::strange_percent),
+                percent(Sample::background_percent),
                 percent(Sample::interrupts_percent),
                 number(per_mib),
                 amount(comparison.verified_bytes(*side)),
@@ -531,7 +531,8 @@ mod tests {
         let sample = Sample { load_percent: 18.0, others_percent: 16.0, ..sample };
         assert!((sample.server_percent - 10.0).abs() < 1e-9 && (sample.client_percent - 5.0).abs() < 1e-9);
         assert!(
-            (sample.sending_percent() - 13.0).abs() < 1e-9 && (sample.strange_percent() - 1.0).abs() < 1e-9
+            (sample.sending_percent() - 13.0).abs() < 1e-9
+                && (sample.background_percent() - 1.0).abs() < 1e-9
         );
         assert!((sample.interrupts_percent() - 2.0).abs() < 1e-9);
         assert!(

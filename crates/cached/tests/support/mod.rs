@@ -12,7 +12,7 @@ use uncopy_tests::{Program, Scratch};
 /// Every way of sending, by its name on the command line.
 pub const WAYS: [&str; 4] = ["copy", "auto", "splice", "zerocopy"];
 /// How long anything may take.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running server.
 pub struct Cached {
@@ -85,8 +85,8 @@ pub struct Client {
 
 impl Client {
     pub fn of(stream: TcpStream) -> Self {
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a socket");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a socket");
+        stream.set_write_timeout(Some(TIMEOUT)).expect("a socket");
         Self { reader: BufReader::new(stream) }
     }
 

@@ -43,16 +43,16 @@ const TICK_MS: u32 = 50;
 /// How often progress is shown, ticks.
 const PROGRESS_TICKS: u32 = 10;
 /// How long a process has to begin its recording when it is asked.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it has to end it.
-const LAST_PATIENCE: Duration = Duration::from_secs(1);
+const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How a recording ended that was told to.
 const BY_SIGNAL: &str = "the recording was ended by a signal";
 /// Longest recording that can be asked for, seconds.
 const MAX_DURATION_SECONDS: f64 = 1e7;
 
 /// What the command line says.
-struct Wish {
+struct RecordingRequest {
     out: PathBuf,
     duration: Option<Duration>,
     given: Vec<Given>,
@@ -60,7 +60,7 @@ struct Wish {
 }
 
 /// Why a recording was over.
-enum Over {
+enum Outcome {
     /// The program ended, and with it everything that was recorded.
     Program(Ending),
     /// Somebody asked for it, or its time was up; in words. The program goes on.
@@ -78,20 +78,20 @@ pub fn main(matches: &ArgMatches, sigpipe: &Disposition) -> u8 {
         Some(Ok(pid)) => Some(pid),
         None => None,
     };
-    let wish = match wish(matches, &command, pid) {
-        Ok(wish) => wish,
+    let request = match request(matches, &command, pid) {
+        Ok(request) => request,
         Err(message) => {
             output::complain(message);
             return EXIT_USAGE;
         }
     };
     match pid {
-        Some(pid) => attach(pid, &wish),
-        None => launch(&command, &wish, sigpipe),
+        Some(pid) => attach(pid, &request),
+        None => launch(&command, &request, sigpipe),
     }
 }
 
-fn wish(matches: &ArgMatches, command: &[OsString], pid: Option<u32>) -> Result<Wish, String> {
+fn request(matches: &ArgMatches, command: &[OsString], pid: Option<u32>) -> Result<RecordingRequest, String> {
     let duration = match matches.get_one::<OsString>(line::DURATION) {
         None => None,
         Some(text) => {
@@ -114,7 +114,7 @@ fn wish(matches: &ArgMatches, command: &[OsString], pid: Option<u32>) -> Result<
     };
     let out = matches.get_one::<OsString>(line::OUT).cloned().unwrap_or_else(name);
     let min_size_bytes = min_size.and_then(|text| text.to_str()?.parse().ok());
-    Ok(Wish { out: out::settle(&out)?, duration, given, min_size_bytes })
+    Ok(RecordingRequest { out: out::settle(&out)?, duration, given, min_size_bytes })
 }
 
 /// The name of a running program, `program` if it cannot be had.
@@ -130,7 +130,7 @@ fn command_of(pid: u32) -> Vec<OsString> {
 }
 
 /// Starts the program and records it.
-fn launch(command: &[OsString], wish: &Wish, sigpipe: &Disposition) -> u8 {
+fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Disposition) -> u8 {
     let environment = Environment::inherited();
     let Some(name) = command.first() else { return EXIT_USAGE };
     let path = match run::find(name, &environment) {
@@ -157,9 +157,9 @@ fn launch(command: &[OsString], wish: &Wish, sigpipe: &Disposition) -> u8 {
         };
         run::start(
             command,
-            &wish.given,
+            &request.given,
             sigpipe,
-            &run::Manner { prepare: &prepare, plain: &|_| (), needs_uffd: false },
+            &run::SpawnOptions { prepare: &prepare, plain: &|_| (), needs_uffd: false },
         )
     });
     let child = match child {
@@ -173,7 +173,7 @@ fn launch(command: &[OsString], wish: &Wish, sigpipe: &Disposition) -> u8 {
         directory,
         collector: Collector::default(),
         started,
-        wish,
+        request,
         child: Some(child),
         attached: None,
         is_asked_to_end: false,
@@ -187,18 +187,18 @@ fn launch(command: &[OsString], wish: &Wish, sigpipe: &Disposition) -> u8 {
     let gave_terminal = session.gave_terminal;
     let status = session.finish(command, &over);
     let status = match over {
-        Over::Program(ending) => {
+        Outcome::Program(ending) => {
             watch.end();
             return if status == EXIT_OK { os::end_like(ending) } else { status };
         }
-        Over::Asked(_) if gave_terminal && ended.is_none() => {
+        Outcome::Asked(_) if gave_terminal && ended.is_none() => {
             // The program has the terminal: it is the job that whoever typed this waits for.
             let ending = wait(child);
             child::take_terminal();
             watch.end();
             return if status == EXIT_OK { os::end_like(ending) } else { status };
         }
-        Over::Asked(_) => status,
+        Outcome::Asked(_) => status,
     };
     if gave_terminal {
         child::take_terminal();
@@ -235,7 +235,7 @@ fn pass_on(child: Child, signal: Option<child::Signal>) {
 }
 
 /// Attaches to a process that runs under uncopy.
-fn attach(pid: u32, wish: &Wish) -> u8 {
+fn attach(pid: u32, request: &RecordingRequest) -> u8 {
     let prepared = live::owner(pid).and_then(|owner| {
         live::counters(pid)?;
         Directory::make(owner)
@@ -254,7 +254,7 @@ fn attach(pid: u32, wish: &Wish) -> u8 {
         directory,
         collector: Collector::default(),
         started: Instant::now(),
-        wish,
+        request,
         child: None,
         attached: Some(pid),
         is_asked_to_end: false,
@@ -265,7 +265,7 @@ fn attach(pid: u32, wish: &Wish) -> u8 {
     };
     let request = Request::Record {
         directory: session.directory.path().as_os_str().as_bytes(),
-        min_size_bytes: wish.min_size_bytes.unwrap_or(Options::default().min_size_bytes as u64),
+        min_size_bytes: request.min_size_bytes.unwrap_or(Options::default().min_size_bytes as u64),
     };
     let sent = live::command(pid, &request.encode().unwrap_or_default());
     let why_not = match sent {
@@ -274,7 +274,7 @@ fn attach(pid: u32, wish: &Wish) -> u8 {
             Some(format!("process {pid} has done no work yet that uncopy could record; try again later"))
         }
         Ok(true) if session.begins() => None,
-        Ok(true) => Some(format!("process {pid} did not begin to record within {} s", PATIENCE.as_secs())),
+        Ok(true) => Some(format!("process {pid} did not begin to record within {} s", TIMEOUT.as_secs())),
     };
     if let Some(why_not) = why_not {
         watch.end();
@@ -292,7 +292,7 @@ struct Session<'a> {
     directory: Directory,
     collector: Collector,
     started: Instant,
-    wish: &'a Wish,
+    request: &'a RecordingRequest,
     /// The program, if this command started it and it has not ended.
     child: Option<Child>,
     /// The process that was asked to record, if it ran already.
@@ -310,7 +310,7 @@ impl Session<'_> {
     /// Whether the process that was asked to record makes its file. It writes to it once it moves anything.
     fn begins(&mut self) -> bool {
         let asked = Instant::now();
-        while asked.elapsed() < if self.is_asked_to_end { LAST_PATIENCE } else { PATIENCE } {
+        while asked.elapsed() < if self.is_asked_to_end { LAST_TIMEOUT } else { TIMEOUT } {
             if collector::has_recordings(self.directory.path()) {
                 self.started = Instant::now();
                 return true;
@@ -332,7 +332,7 @@ impl Session<'_> {
     }
 
     /// Takes in what the processes record until the program has ended or the recording is to.
-    fn record(&mut self) -> Over {
+    fn record(&mut self) -> Outcome {
         let mut ticks = 0;
         let shows_progress = std::io::stderr().is_terminal();
         let over = loop {
@@ -341,7 +341,7 @@ impl Session<'_> {
                 break over;
             }
             if self.is_asked_to_end {
-                break Over::Asked(BY_SIGNAL.to_owned());
+                break Outcome::Asked(BY_SIGNAL.to_owned());
             }
             ticks += 1;
             if shows_progress && ticks % PROGRESS_TICKS == 0 {
@@ -354,7 +354,7 @@ impl Session<'_> {
                 None => matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP),
             };
             if ends {
-                break Over::Asked(BY_SIGNAL.to_owned());
+                break Outcome::Asked(BY_SIGNAL.to_owned());
             }
             if signal.number == libc::SIGTSTP && self.child.is_none() {
                 child::stop();
@@ -367,13 +367,13 @@ impl Session<'_> {
             let _ = std::io::stderr().write_all(b"\r\x1b[K");
         }
         self.seconds = self.started.elapsed().as_secs_f64();
-        if let Over::Asked(_) = over {
+        if let Outcome::Asked(_) = over {
             self.stop();
         }
         over
     }
 
-    fn is_over(&mut self) -> Option<Over> {
+    fn is_over(&mut self) -> Option<Outcome> {
         if let Some(child) = self.child {
             match child.change() {
                 Some(Change::Ended(ending, cpu_seconds)) => {
@@ -390,13 +390,13 @@ impl Session<'_> {
         // A server that went into the background is recorded on.
         if self.child.is_none() && self.recording().is_empty() {
             return Some(match self.child_ended {
-                Some((ending, _)) => Over::Program(ending),
-                None => Over::Asked("the process ended".to_owned()),
+                Some((ending, _)) => Outcome::Program(ending),
+                None => Outcome::Asked("the process ended".to_owned()),
             });
         }
-        let is_up = self.wish.duration.is_some_and(|duration| self.started.elapsed() >= duration);
+        let is_up = self.request.duration.is_some_and(|duration| self.started.elapsed() >= duration);
         is_up.then(|| {
-            Over::Asked(format!("the recording took its {:.1} s", self.started.elapsed().as_secs_f64()))
+            Outcome::Asked(format!("the recording took its {:.1} s", self.started.elapsed().as_secs_f64()))
         })
     }
 
@@ -420,7 +420,7 @@ impl Session<'_> {
         // One that is gone says nothing more; one that does not listen drops what there is no room for any more.
         asked.retain(|pid| matches!(live::command(*pid, &end), Ok(true)));
         let since = Instant::now();
-        while since.elapsed() < LAST_PATIENCE {
+        while since.elapsed() < LAST_TIMEOUT {
             self.collector.collect(self.directory.path());
             let recording = self.collector.recording();
             if !asked.iter().any(|pid| recording.contains(pid)) {
@@ -431,7 +431,7 @@ impl Session<'_> {
     }
 
     /// Puts the profile together, writes it and shows it; the exit status if the program does not give one.
-    fn finish(self, command: &[OsString], over: &Over) -> u8 {
+    fn finish(self, command: &[OsString], over: &Outcome) -> u8 {
         let mut warnings = Vec::new();
         if self.collector.without_room > 0 {
             let more = self.collector.without_room;
@@ -454,32 +454,36 @@ impl Session<'_> {
             uncopy: env!("CARGO_PKG_VERSION").to_owned(),
             command: command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
             ending: match over {
-                Over::Program(Ending::Exited(status)) => format!("the program exited with status {status}"),
-                Over::Program(Ending::Killed(signal)) => format!("the program was ended by signal {signal}"),
-                Over::Asked(why) => why.clone(),
+                Outcome::Program(Ending::Exited(status)) => {
+                    format!("the program exited with status {status}")
+                }
+                Outcome::Program(Ending::Killed(signal)) => {
+                    format!("the program was ended by signal {signal}")
+                }
+                Outcome::Asked(why) => why.clone(),
             },
             machine: machine(),
             seconds: self.seconds,
             min_size_bytes: processes
                 .first()
-                .map_or(self.wish.min_size_bytes.unwrap_or(default_bytes), |process| {
+                .map_or(self.request.min_size_bytes.unwrap_or(default_bytes), |process| {
                     process.recording.min_size_bytes
                 }),
             warnings,
         };
         let profile = assemble(run, &processes);
-        write(&profile, self.wish)
+        write(&profile, self.request)
     }
 }
 
 /// Writes the profile to its file, and the report to standard output.
-fn write(profile: &Profile, wish: &Wish) -> u8 {
-    let out = wish.out.as_os_str();
-    if let Err(error) = write_whole(&wish.out, profile.to_json().as_bytes()) {
+fn write(profile: &Profile, request: &RecordingRequest) -> u8 {
+    let out = request.out.as_os_str();
+    if let Err(error) = write_whole(&request.out, profile.to_json().as_bytes()) {
         output::complain(format_args!("cannot write {}: {}", Quoted(out), Reason(&error)));
         return EXIT_FAILURE;
     }
-    let name = shown_name(&wish.out);
+    let name = shown_name(&request.out);
     let text = uncopy_profile::text::report(profile, &name, output::columns());
     let status = output::print(text.as_bytes(), EXIT_OK);
     output::complain(format_args!("wrote {}", Quoted(out)));

@@ -20,7 +20,7 @@ pub fn dropped_ns(pages: u32) -> i64 {
     i64::from(pages) * DISCARD_NS
 }
 
-/// What losing `pages` warm pages costs in all, ns.
+/// What losing `pages` resident pages costs in all, ns.
 #[must_use]
 pub fn lost_ns(costs: &SharedCosts, pages: u32) -> i64 {
     i64::from(pages) * (costs.get(Cost::FillPage) + DISCARD_NS)

@@ -20,8 +20,8 @@ fn a_hook_that_sees_the_engine_active_finds_all_of_it() {
         // What every hook does: a look at the gate, then at the heap, then at the engine.
         if let Some(uffd) = ENGINE.uffd() {
             assert!(ENGINE.heap.is_reserved());
-            assert_ne!(ENGINE.hidden.address(0), 0, "hidden memory is reserved");
-            uffd.register(ENGINE.hidden.address(0), PAGE_BYTES).expect("an open userfaultfd");
+            assert_ne!(ENGINE.arena.address(0), 0, "the arena is reserved");
+            uffd.register(ENGINE.arena.address(0), PAGE_BYTES).expect("an open userfaultfd");
         }
         activating.join().expect("thread");
         end();

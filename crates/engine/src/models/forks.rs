@@ -15,7 +15,7 @@ use uncopy_sys::uffd::load;
 fn all_is_held() {
     let me = thread_id();
     ENGINE.heap.class_locks().for_each(|lock| assert_eq!(lock.owner(), me));
-    assert_eq!(ENGINE.hidden.lock().owner(), me);
+    assert_eq!(ENGINE.arena.lock().owner(), me);
     ENGINE.heap.for_each_block(|at| {
         assert_eq!(at.block.lock.owner(), me);
     });

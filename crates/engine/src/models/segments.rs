@@ -18,11 +18,11 @@ fn draft(uffd: Uffd) -> Draft {
 }
 
 /// Every page of the one segment went back, and none twice.
-fn all_is_given_back(uffd: Uffd, warm_bytes: u64) {
+fn all_is_given_back(uffd: Uffd, resident_bytes: u64) {
     assert_eq!(live::get(Counter::SegmentsBytes), 0);
-    assert_eq!(live::get(Counter::ReservoirBytes), warm_bytes);
-    let pages = (warm_bytes as usize / PAGE_BYTES) as u32;
-    let all = ENGINE.hidden.take_warm(uffd, pages).expect("one run of pages").pages;
+    assert_eq!(live::get(Counter::ReservoirBytes), resident_bytes);
+    let pages = (resident_bytes as usize / PAGE_BYTES) as u32;
+    let all = ENGINE.arena.take_resident(uffd, pages).expect("one run of pages").pages;
     assert_eq!(live::get(Counter::ReservoirBytes), 0, "the run is {all:?}");
 }
 
@@ -68,9 +68,9 @@ fn of_several_that_drop_a_reference_at_most_one_finds_itself_alone() {
 }
 
 /// One thread lends a part and drops its reference while another, which a fault has come to, finds out whether it may
-/// move the pages: it never may, and whoever is the last gives back as warm only what was not lent.
+/// move the pages: it never may, and whoever is the last gives back as resident only what was not lent.
 #[test]
-fn what_was_lent_is_neither_moved_nor_warm_again() {
+fn what_was_lent_is_neither_moved_nor_resident_again() {
     check(DEEP, || {
         let (_, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
         let mut mine = segment.clone();
@@ -84,7 +84,7 @@ fn what_was_lent_is_neither_moved_nor_warm_again() {
         assert_eq!(live::get(Counter::SegmentsBytes), 0);
         assert_eq!(live::get(Counter::DroppedBytes), 2 * PAGE_BYTES as u64);
         assert_eq!(live::get(Counter::ReservoirBytes), ((PAGES - 2) * PAGE_BYTES) as u64);
-        assert!(ENGINE.hidden.drop_spent() && !ENGINE.hidden.drop_spent());
+        assert!(ENGINE.arena.drop_quarantined() && !ENGINE.arena.drop_quarantined());
         end();
     });
 }

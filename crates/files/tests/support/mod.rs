@@ -45,7 +45,7 @@ pub fn for_each_way(test: impl Fn(&'static str) + Sync) {
     });
 }
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running server and the directory that it serves.
 pub struct Files {
@@ -158,8 +158,8 @@ impl Answer {
 
 impl Client {
     pub fn of(stream: TcpStream) -> Self {
-        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
-        stream.set_write_timeout(Some(PATIENCE)).expect("timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("timeout");
+        stream.set_write_timeout(Some(TIMEOUT)).expect("timeout");
         stream.set_nodelay(true).expect("nodelay");
         Self { reader: BufReader::new(stream) }
     }

@@ -16,11 +16,11 @@ use uncopy_tests::random::Random;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// Longest wait for memory to be given back.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Waits until the program's own counters are as wanted; at once where there are none (plain).
 fn wait_until(what: &str, is_so: impl Fn(&Counters) -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while let Some(counters) = Counters::live(std::process::id()) {
         if is_so(&counters) {
             return;
@@ -96,7 +96,7 @@ fn small_parts_of_large_messages(seed: u64) {
 fn forks_meanwhile(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let parts = parts_of_messages(&mut feeder, 48);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     for round in 0usize.. {
         // SAFETY: the program has one thread; the child checks and leaves.
         let pid = unsafe { libc::fork() };

@@ -11,7 +11,7 @@ use uncopy_transmit::{Envelope, Errno, Part, Sent};
 
 pub const PAGE_BYTES: usize = 4096;
 /// Longest wait of a read or write, seconds.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Kinds of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub fn connect(family: Family) -> Link {
 }
 
 fn set_timeval(fd: i32, name: i32) {
-    let time = libc::timeval { tv_sec: PATIENCE.as_secs() as i64, tv_usec: 0 };
+    let time = libc::timeval { tv_sec: TIMEOUT.as_secs() as i64, tv_usec: 0 };
     // SAFETY: a valid structure of that length.
     let set = unsafe {
         libc::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const time).cast(), size_of_val(&time) as u32)

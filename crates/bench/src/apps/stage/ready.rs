@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use crate::failure::{Failure, Result};
-use crate::process::{PATIENCE, Server};
+use crate::process::{Server, TIMEOUT};
 
 /// Time between two looks.
 const TICK: Duration = Duration::from_millis(5);
@@ -20,7 +20,7 @@ const LISTEN: &str = "0A";
 /// [`Failure`] with its last words when it ended, or did not accept in time.
 pub fn listening(mut server: Server, address: SocketAddr, name: &str) -> Result<Server> {
     wait(&mut server, name, || {
-        TcpStream::connect_timeout(&address, PATIENCE).is_ok_and(|stream| has_peer(&stream))
+        TcpStream::connect_timeout(&address, TIMEOUT).is_ok_and(|stream| has_peer(&stream))
     })?;
     Ok(server)
 }
@@ -45,14 +45,14 @@ pub fn left_alone(mut server: Server, address: SocketAddr, name: &str, alone: Du
 }
 
 fn wait(server: &mut Server, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is_ready() {
         if server.process().wait(TICK)?.is_some() {
             let failure = Failure::new(format!("{name} did not listen; stderr: {}", server.last_words()));
             return Err(server.process().explain(&failure));
         }
         if Instant::now() > deadline {
-            return Err(Failure::new(format!("{name} did not listen within {} s", PATIENCE.as_secs())));
+            return Err(Failure::new(format!("{name} did not listen within {} s", TIMEOUT.as_secs())));
         }
     }
     Ok(())

@@ -1,8 +1,8 @@
-//! Hidden memory: where segments live, and the reservoir of warm pages.
+//! The arena: where segments live, and the reservoir of resident pages.
 //!
 //! One reserved range, committed and registered with userfaultfd step by step. A page of it is in
-//! use by a segment or an extent, or *warm* (free and present), or *cold* (free and absent), or *spent*: free, but
-//! the kernel may still refer to what is there, so that it has to become cold before it is used again.
+//! use by a segment or an extent, or *resident* (free and present), or *nonresident* (free and absent), or *quarantined*: free, but
+//! the kernel may still refer to what is there, so that it has to become nonresident before it is used again.
 //! Registered, so that pages can be moved in; always present while in use, so that neither our own
 //! copies nor the kernel's ever fault there.
 //!
@@ -30,16 +30,16 @@ const MIN_BYTES: usize = 64 << 20;
 const STEP_PAGES: u32 = 4096;
 /// Bytes of zeroes that `UFFDIO_COPY` reads from.
 const ZEROES_BYTES: usize = 256 << 10;
-/// A warm extent this long is worth a move of its own when pages are gathered.
+/// A resident extent this long is worth a move of its own when pages are gathered.
 const GATHER_PAGES: u32 = 8;
-/// Warm extents that are looked at for one that can grow where it lies.
+/// Resident extents that are looked at for one that can grow where it lies.
 const MAX_GROWING: usize = 8;
 /// Fewer surplus pages than this are all given back at once.
 const MIN_SURPLUS_PAGES: usize = 64;
 /// Extents given back in one go, and their pages, at most.
 const TRIM_EXTENTS: usize = 32;
-/// Spent pages that wait to be given back together: neighbours are dropped with one call.
-const MAX_SPENT_PAGES: usize = 256;
+/// Quarantined pages that wait to be given back together: neighbours are dropped with one call.
+const MAX_QUARANTINED_PAGES: usize = 256;
 
 const EEXIST: Errno = Errno(17);
 
@@ -47,36 +47,36 @@ struct Inner {
     reservation: Option<Reservation>,
     /// Pages committed and registered, from the start.
     committed: u32,
-    warm: Extents,
-    cold: Extents,
-    spent: Extents,
-    /// Fewest warm pages there were since the last look.
-    min_warm: usize,
+    resident: Extents,
+    nonresident: Extents,
+    quarantined: Extents,
+    /// Fewest resident pages there were since the last look.
+    min_resident: usize,
 }
 
 impl Inner {
-    /// Takes note of warm pages that were taken.
-    fn took_warm(&mut self, pages: PageRange) {
+    /// Takes note of resident pages that were taken.
+    fn took_resident(&mut self, pages: PageRange) {
         live::subtract(Counter::ReservoirBytes, pages.len_bytes());
-        self.min_warm = self.min_warm.min(self.warm.pages());
+        self.min_resident = self.min_resident.min(self.resident.pages());
     }
 
-    fn put_warm(&mut self, pages: PageRange) {
-        self.warm.insert(pages);
+    fn put_resident(&mut self, pages: PageRange) {
+        self.resident.insert(pages);
         live::add(Counter::ReservoirBytes, pages.len_bytes());
     }
 }
 
 /// Present pages that the caller alone has.
-pub struct Warm {
+pub struct Resident {
     /// Which.
     pub pages: PageRange,
     /// What making them present has cost, ns.
     pub cost_ns: i64,
 }
 
-/// The hidden memory of a process.
-pub struct Hidden {
+/// the arena of a process.
+pub struct Arena {
     lock: Apart<Lock>,
     inner: Apart<UnsafeCell<Inner>>,
     base: AtomicUsize,
@@ -85,15 +85,15 @@ pub struct Hidden {
 }
 
 // SAFETY: `inner` is only touched under `lock`.
-unsafe impl Sync for Hidden {}
+unsafe impl Sync for Arena {}
 
-impl Default for Hidden {
+impl Default for Arena {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Hidden {
+impl Arena {
     uncopy_sys::constant! {
         /// Nothing reserved.
         #[must_use]
@@ -101,10 +101,10 @@ impl Hidden {
             let inner = Inner {
                 reservation: None,
                 committed: 0,
-                warm: Extents::new(),
-                cold: Extents::new(),
-                spent: Extents::new(),
-                min_warm: 0,
+                resident: Extents::new(),
+                nonresident: Extents::new(),
+                quarantined: Extents::new(),
+                min_resident: 0,
             };
             Self {
                 lock: Apart(Lock::new()),
@@ -164,7 +164,7 @@ impl Hidden {
         }
     }
 
-    /// Whether `address` is in the hidden memory.
+    /// Whether `address` is in the arena.
     #[must_use]
     pub fn contains(&self, address: usize) -> bool {
         address.wrapping_sub(self.base.load(Relaxed)) < self.len_bytes.load(Relaxed)
@@ -208,19 +208,19 @@ impl Hidden {
         Ok(())
     }
 
-    /// Takes `pages` adjacent cold pages.
+    /// Takes `pages` adjacent nonresident pages.
     ///
     /// # Errors
     /// ENOMEM when the reservation is used up, or what committing says.
-    pub fn take_cold(&self, uffd: Uffd, pages: u32) -> Result<PageRange, Errno> {
+    pub fn take_nonresident(&self, uffd: Uffd, pages: u32) -> Result<PageRange, Errno> {
         let _guard = self.lock.guard();
         // SAFETY: under the lock.
         let inner = unsafe { &mut *self.inner.get() };
-        self.cold(inner, uffd, pages)
+        self.nonresident(inner, uffd, pages)
     }
 
-    fn cold(&self, inner: &mut Inner, uffd: Uffd, pages: u32) -> Result<PageRange, Errno> {
-        if let Some(found) = inner.cold.take(pages) {
+    fn nonresident(&self, inner: &mut Inner, uffd: Uffd, pages: u32) -> Result<PageRange, Errno> {
+        if let Some(found) = inner.nonresident.take(pages) {
             return Ok(found);
         }
         let reservation = inner.reservation.ok_or(Errno(12))?;
@@ -233,55 +233,69 @@ impl Hidden {
         reservation.commit(self.address(fresh.start), fresh.len_bytes())?;
         uffd.register(self.address(fresh.start), fresh.len_bytes())?;
         inner.committed = fresh.end;
-        inner.cold.insert(fresh);
-        inner.cold.take(pages).ok_or(Errno(12))
+        inner.nonresident.insert(fresh);
+        inner.nonresident.take(pages).ok_or(Errno(12))
     }
 
-    /// Takes a warm extent that is too short for `pages` pages and cold pages beside it: those that it takes, and which of
-    /// them are cold. So most of what a segment gets need not be moved.
-    fn grow_warm(inner: &mut Inner, pages: u32) -> Option<(PageRange, PageRange)> {
-        let (warm, extent, missing) = inner.warm.longest_first().take(MAX_GROWING).find_map(|warm| {
-            let missing = pages - warm.len();
-            let behind = inner.cold.starting_at(warm.end).filter(|cold| cold.len() >= missing);
-            let before = || inner.cold.ending_at(warm.start).filter(|cold| cold.len() >= missing);
-            match behind {
-                Some(cold) => Some((warm, cold, PageRange::new(warm.end, warm.end + missing))),
-                None => before().map(|cold| (warm, cold, PageRange::new(warm.start - missing, warm.start))),
-            }
-        })?;
-        inner.warm.take_part(warm, warm);
-        inner.took_warm(warm);
-        inner.cold.take_part(extent, missing);
-        Some((PageRange::new(warm.start.min(missing.start), warm.end.max(missing.end)), missing))
+    /// Takes a resident extent that is too short for `pages` pages and nonresident pages beside it: those that it takes, and which of
+    /// them are nonresident. So most of what a segment gets need not be moved.
+    fn grow_resident(inner: &mut Inner, pages: u32) -> Option<(PageRange, PageRange)> {
+        let (resident, extent, missing) =
+            inner.resident.longest_first().take(MAX_GROWING).find_map(|resident| {
+                let missing = pages - resident.len();
+                let behind = inner
+                    .nonresident
+                    .starting_at(resident.end)
+                    .filter(|nonresident| nonresident.len() >= missing);
+                let before = || {
+                    inner
+                        .nonresident
+                        .ending_at(resident.start)
+                        .filter(|nonresident| nonresident.len() >= missing)
+                };
+                match behind {
+                    Some(nonresident) => {
+                        Some((resident, nonresident, PageRange::new(resident.end, resident.end + missing)))
+                    }
+                    None => before().map(|nonresident| {
+                        (resident, nonresident, PageRange::new(resident.start - missing, resident.start))
+                    }),
+                }
+            })?;
+        inner.resident.take_part(resident, resident);
+        inner.took_resident(resident);
+        inner.nonresident.take_part(extent, missing);
+        Some((PageRange::new(resident.start.min(missing.start), resident.end.max(missing.end)), missing))
     }
 
     /// Takes `pages` adjacent present pages. Their bytes are whatever this process left there.
     ///
     /// # Errors
     /// ENOMEM; nothing is taken then.
-    pub fn take_warm(&self, uffd: Uffd, pages: u32) -> Result<Warm, Errno> {
+    pub fn take_resident(&self, uffd: Uffd, pages: u32) -> Result<Resident, Errno> {
         let mut pieces: [PageRange; 8] = [PageRange::new(0, 0); 8];
         let mut count = 0;
         let (range, hole) = {
             let _guard = self.lock.guard();
             // SAFETY: under the lock.
             let inner = unsafe { &mut *self.inner.get() };
-            if let Some(found) = inner.warm.take(pages) {
-                inner.took_warm(found);
-                return Ok(Warm { pages: found, cost_ns: 0 });
+            if let Some(found) = inner.resident.take(pages) {
+                inner.took_resident(found);
+                return Ok(Resident { pages: found, cost_ns: 0 });
             }
-            let (range, hole) = match Self::grow_warm(inner, pages) {
+            let (range, hole) = match Self::grow_resident(inner, pages) {
                 Some(grown) => grown,
                 None => {
-                    let range = self.cold(inner, uffd, pages)?;
+                    let range = self.nonresident(inner, uffd, pages)?;
                     (range, range)
                 }
             };
             let mut missing = hole.len();
-            while missing > 0 && count < pieces.len() && inner.warm.longest() >= GATHER_PAGES.min(missing) {
-                let fits = inner.warm.take(missing);
-                let Some(piece) = fits.or_else(|| inner.warm.take_longest(missing)) else { break };
-                inner.took_warm(piece);
+            while missing > 0 && count < pieces.len() && inner.resident.longest() >= GATHER_PAGES.min(missing)
+            {
+                let fits = inner.resident.take(missing);
+                let Some(piece) = fits.or_else(|| inner.resident.take_longest(missing)) else { break };
+                inner.took_resident(piece);
                 missing -= piece.len();
                 pieces[count] = piece;
                 count += 1;
@@ -300,14 +314,14 @@ impl Hidden {
             let moved = (placed.done_bytes / PAGE_BYTES) as u32;
             live::add(Counter::MovedPages, moved as usize);
             filled += moved;
-            self.give_cold(PageRange::new(piece.start, piece.start + moved));
-            self.give_warm(PageRange::new(piece.start + moved, piece.end));
+            self.give_nonresident(PageRange::new(piece.start, piece.start + moved));
+            self.give_resident(PageRange::new(piece.start + moved, piece.end));
         }
         loop {
             let rest = PageRange::new(filled, hole.end);
             let (done_bytes, errno) = match self.fill_zeroes(uffd, self.address(rest.start), rest.len_bytes())
             {
-                Ok(()) => return Ok(Warm { pages: range, cost_ns }),
+                Ok(()) => return Ok(Resident { pages: range, cost_ns }),
                 Err(stopped) => stopped,
             };
             let present = rest.start + (done_bytes / PAGE_BYTES) as u32;
@@ -316,15 +330,15 @@ impl Hidden {
                 filled = present + 1;
                 continue;
             }
-            self.give_warm(PageRange::new(range.start, present));
-            self.give_cold(PageRange::new(present, hole.end));
-            self.give_warm(PageRange::new(hole.end, range.end));
+            self.give_resident(PageRange::new(range.start, present));
+            self.give_nonresident(PageRange::new(present, hole.end));
+            self.give_resident(PageRange::new(hole.end, range.end));
             return Err(errno);
         }
     }
 
     /// Gives present pages back to the reservoir.
-    pub fn give_warm(&self, pages: PageRange) {
+    pub fn give_resident(&self, pages: PageRange) {
         if pages.is_empty() || is_outside() {
             return;
         }
@@ -333,18 +347,18 @@ impl Hidden {
             let _guard = self.lock.guard();
             // SAFETY: under the lock.
             let inner = unsafe { &mut *self.inner.get() };
-            inner.put_warm(pages);
+            inner.put_resident(pages);
             // Trim to seven eighths at once, so that a full reservoir does not trim on every call.
-            if inner.warm.pages() * PAGE_BYTES > max_bytes {
-                while inner.warm.pages() * PAGE_BYTES > max_bytes / 8 * 7 {
-                    let Some(extent) = inner.warm.take_longest(STEP_PAGES) else { break };
-                    inner.took_warm(extent);
+            if inner.resident.pages() * PAGE_BYTES > max_bytes {
+                while inner.resident.pages() * PAGE_BYTES > max_bytes / 8 * 7 {
+                    let Some(extent) = inner.resident.take_longest(STEP_PAGES) else { break };
+                    inner.took_resident(extent);
                     if !self.discard(inner.reservation, extent) {
                         // Cannot be given back: keep it, and keep it out of this loop.
-                        inner.put_warm(extent);
+                        inner.put_resident(extent);
                         break;
                     }
-                    inner.cold.insert(extent);
+                    inner.nonresident.insert(extent);
                 }
             }
         }
@@ -352,7 +366,7 @@ impl Hidden {
     }
 
     /// Gives present pages back that the kernel may still refer to.
-    pub(crate) fn give_spent(&self, pages: PageRange) {
+    pub(crate) fn quarantine(&self, pages: PageRange) {
         if pages.is_empty() || is_outside() {
             return;
         }
@@ -361,35 +375,35 @@ impl Hidden {
             let _guard = self.lock.guard();
             // SAFETY: under the lock.
             let inner = unsafe { &mut *self.inner.get() };
-            inner.spent.insert(pages);
-            inner.spent.pages() >= MAX_SPENT_PAGES
+            inner.quarantined.insert(pages);
+            inner.quarantined.pages() >= MAX_QUARANTINED_PAGES
         };
         if is_full {
-            while self.drop_spent() {}
+            while self.drop_quarantined() {}
         } else {
             upkeep::is_needed();
         }
     }
 
     /// Whether pages wait to be given back for good.
-    pub(crate) fn has_spent(&self) -> bool {
+    pub(crate) fn has_quarantined(&self) -> bool {
         let _guard = self.lock.guard();
         // SAFETY: under the lock.
-        unsafe { (*self.inner.get()).spent.pages() > 0 }
+        unsafe { (*self.inner.get()).quarantined.pages() > 0 }
     }
 
-    /// Makes some spent pages cold. Returns whether there are more of them. In a `Section`, or by the handler thread in
+    /// Makes some quarantined pages nonresident. Returns whether there are more of them. In a `Section`, or by the handler thread in
     /// a round of upkeep: a fork must not find pages on a stack.
-    pub(crate) fn drop_spent(&self) -> bool {
+    pub(crate) fn drop_quarantined(&self) -> bool {
         let (extent, reservation) = {
             let _guard = self.lock.guard();
             // SAFETY: under the lock.
             let inner = unsafe { &mut *self.inner.get() };
-            let Some(extent) = inner.spent.take_longest(STEP_PAGES) else { return false };
+            let Some(extent) = inner.quarantined.take_longest(STEP_PAGES) else { return false };
             (extent, inner.reservation)
         };
         if self.discard(reservation, extent) {
-            self.give_cold(extent);
+            self.give_nonresident(extent);
         } else {
             // Locked memory: these pages are never used again.
             live::add(Counter::Fallbacks, 1);
@@ -414,23 +428,23 @@ impl Hidden {
             unsafe { (*self.inner.get()).reservation }
         };
         if pages.len() < GATHER_PAGES && self.discard(reservation, pages) {
-            self.give_cold(pages);
+            self.give_nonresident(pages);
         } else {
-            self.give_warm(pages);
+            self.give_resident(pages);
         }
     }
 
-    /// The warm pages to be given back now: half of those that nobody has needed since the last time that this
+    /// The resident pages to be given back now: half of those that nobody has needed since the last time that this
     /// was asked.
     pub(crate) fn surplus_pages(&self) -> usize {
         let _guard = self.lock.guard();
         // SAFETY: under the lock.
         let inner = unsafe { &mut *self.inner.get() };
-        let least = core::mem::replace(&mut inner.min_warm, inner.warm.pages());
+        let least = core::mem::replace(&mut inner.min_resident, inner.resident.pages());
         if least <= MIN_SURPLUS_PAGES { least } else { least.div_ceil(2) }
     }
 
-    /// Gives some of `pages` warm pages back to the kernel: short runs, of which no segment can be made, first.
+    /// Gives some of `pages` resident pages back to the kernel: short runs, of which no segment can be made, first.
     /// Returns how many are left to be given back. For the handler thread in a round of upkeep.
     pub(crate) fn trim(&self, pages: usize) -> usize {
         let mut extents: [PageRange; TRIM_EXTENTS] = [PageRange::new(0, 0); TRIM_EXTENTS];
@@ -442,14 +456,14 @@ impl Hidden {
             // SAFETY: under the lock.
             let inner = unsafe { &mut *self.inner.get() };
             while missing > 0 && count < extents.len() {
-                let longest = |warm: &mut Extents| warm.take_longest(missing as u32);
+                let longest = |resident: &mut Extents| resident.take_longest(missing as u32);
                 let Some(extent) =
-                    inner.warm.take_shortest(GATHER_PAGES).or_else(|| longest(&mut inner.warm))
+                    inner.resident.take_shortest(GATHER_PAGES).or_else(|| longest(&mut inner.resident))
                 else {
                     missing = 0;
                     break;
                 };
-                inner.took_warm(extent);
+                inner.took_resident(extent);
                 missing -= missing.min(extent.len() as usize);
                 extents[count] = extent;
                 count += 1;
@@ -458,23 +472,23 @@ impl Hidden {
         };
         left += missing;
         for extent in &extents[..count] {
-            let is_cold = self.discard(reservation, *extent);
+            let is_nonresident = self.discard(reservation, *extent);
             let _guard = self.lock.guard();
             // SAFETY: under the lock.
             let inner = unsafe { &mut *self.inner.get() };
-            if is_cold {
+            if is_nonresident {
                 live::add(Counter::TrimmedBytes, extent.len_bytes());
-                inner.cold.insert(*extent);
+                inner.nonresident.insert(*extent);
             } else {
                 // Locked: as long as it is, there is nothing to be had here.
-                inner.put_warm(*extent);
+                inner.put_resident(*extent);
                 left = 0;
             }
         }
         left
     }
 
-    /// Makes a page absent again that [`Hidden::take_cold`] gave. False where that is refused.
+    /// Makes a page absent again that [`Arena::take_nonresident`] gave. False where that is refused.
     pub(crate) fn make_absent(&self, page: PageRange) -> bool {
         let reservation = {
             let _guard = self.lock.guard();
@@ -485,11 +499,11 @@ impl Hidden {
     }
 
     /// Gives absent pages back.
-    pub fn give_cold(&self, pages: PageRange) {
+    pub fn give_nonresident(&self, pages: PageRange) {
         if !pages.is_empty() && !is_outside() {
             let _guard = self.lock.guard();
             // SAFETY: under the lock.
-            unsafe { (*self.inner.get()).cold.insert(pages) };
+            unsafe { (*self.inner.get()).nonresident.insert(pages) };
         }
     }
 }
