@@ -279,7 +279,7 @@ fn move_out(uffd: Uffd, block: &mut Locked, run: PageRange) -> u32 {
     ENGINE.arena.give_resident(PageRange::new(room.start, room.start + moved));
     ENGINE.arena.give_nonresident(PageRange::new(room.start + moved, room.end));
     live::add(Counter::MovedPages, moved as usize);
-    if placed.error == Some(Errno(2)) {
+    if placed.error == Some(Errno::ENOENT) {
         // The program gave this page back to the kernel itself: it is absent already.
         moved += 1;
     }

@@ -41,8 +41,6 @@ const TRIM_EXTENTS: usize = 32;
 /// Quarantined pages that wait to be given back together: neighbours are dropped with one call.
 const MAX_QUARANTINED_PAGES: usize = 256;
 
-const EEXIST: Errno = Errno(17);
-
 struct Inner {
     reservation: Option<Reservation>,
     /// Pages committed and registered, from the start.
@@ -223,18 +221,18 @@ impl Arena {
         if let Some(found) = inner.nonresident.take(pages) {
             return Ok(found);
         }
-        let reservation = inner.reservation.ok_or(Errno(12))?;
+        let reservation = inner.reservation.ok_or(Errno::ENOMEM)?;
         let total = (reservation.len_bytes() / PAGE_BYTES) as u32;
         let step = pages.max(STEP_PAGES).min(total - inner.committed);
         if step < pages {
-            return Err(Errno(12));
+            return Err(Errno::ENOMEM);
         }
         let fresh = PageRange::new(inner.committed, inner.committed + step);
         reservation.commit(self.address(fresh.start), fresh.len_bytes())?;
         uffd.register(self.address(fresh.start), fresh.len_bytes())?;
         inner.committed = fresh.end;
         inner.nonresident.insert(fresh);
-        inner.nonresident.take(pages).ok_or(Errno(12))
+        inner.nonresident.take(pages).ok_or(Errno::ENOMEM)
     }
 
     /// Takes a resident extent that is too short for `pages` pages and nonresident pages beside it: those that it takes, and which of
@@ -325,7 +323,7 @@ impl Arena {
                 Err(stopped) => stopped,
             };
             let present = rest.start + (done_bytes / PAGE_BYTES) as u32;
-            if errno == EEXIST {
+            if errno == Errno::EEXIST {
                 // Present already: locked memory is populated when it is committed.
                 filled = present + 1;
                 continue;

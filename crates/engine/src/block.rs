@@ -351,18 +351,18 @@ impl Locked {
         let block = self.at.block;
         let flags = block.flags.load(Relaxed);
         if uncopy_sys::alloc::is_low() {
-            return Err(Errno(12));
+            return Err(Errno::ENOMEM);
         }
         let is_refused = flags & (RELOCATED | DISOWNED | STACK) != 0 || self.is_doubtful;
         if is_refused || ENGINE.phase() != Phase::Active {
             // UFFDIO_MOVE does not cross mappings; a disowned block's are the program's.
-            return Err(Errno(22));
+            return Err(Errno::EINVAL);
         }
         if flags & REGISTERED != 0 {
-            return if self.has_many_views() { Err(Errno(12)) } else { Ok(()) };
+            return if self.has_many_views() { Err(Errno::ENOMEM) } else { Ok(()) };
         }
         if live::get(Counter::RegisteredBlocks) >= ENGINE.max_registered() {
-            return Err(Errno(12));
+            return Err(Errno::ENOMEM);
         }
         let (base, bytes) = (self.at.base, self.at.bytes());
         let mut map = PageMap::new();
@@ -422,7 +422,7 @@ impl Locked {
         block.flags.fetch_or(DISOWNED, Relaxed);
         // Where it is refused, absent pages are served as what they are, empty.
         let _ = uffd.unregister(base, bytes);
-        Err(Errno(22))
+        Err(Errno::EINVAL)
     }
 
     /// Of a foreign range: makes pages present that are about to be moved out, if that was not done when

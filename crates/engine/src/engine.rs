@@ -16,6 +16,7 @@ use uncopy_core::page_map::SiteId;
 use uncopy_core::policy::{Learned, Placement, Sampling, SharedCosts, Sites, Touches};
 use uncopy_core::recording::Sampled;
 use uncopy_core::stats::Counter;
+use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem;
 use uncopy_sys::presence::Section;
@@ -301,8 +302,8 @@ impl Engine {
     fn start(&self) -> Result<(Uffd, Option<Uffd>), String> {
         if uncopy_sys::filter::is_filtered() {
             let device = self.inherited_device.load(Relaxed);
-            uncopy_sys::filter::try_out((device >= 0).then_some(device)).map_err(|errno| match errno.0 {
-                1 => "a seccomp filter ends processes for calls that uncopy makes".to_owned(),
+            uncopy_sys::filter::try_out((device >= 0).then_some(device)).map_err(|errno| match errno {
+                Errno::EPERM => "a seccomp filter ends processes for calls that uncopy makes".to_owned(),
                 _ => format!("the seccomp filter could not be tried out: {errno}"),
             })?;
         }

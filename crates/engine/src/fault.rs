@@ -48,8 +48,6 @@ const MAX_LIST: usize = 2048;
 /// Tries to make ranges plain whose mappings have changed.
 const CLEAR_TRIES: u32 = 2_000;
 
-const EEXIST: Errno = Errno(17);
-
 /// Everybody who waits for a handler to be ready.
 const ALL: u32 = i32::MAX as u32;
 
@@ -327,11 +325,13 @@ pub(crate) fn zeroes(uffd: Uffd, page_address: usize) -> bool {
     match ENGINE.arena.fill_zeroes(uffd, page_address, PAGE_BYTES) {
         Ok(()) => true,
         // Present, or not registered any more, or the mapping is gone: whoever waits must see for itself.
-        Err((_, EEXIST | Errno(2 | 3 | 14 | 22))) => uffd.wake(page_address, PAGE_BYTES),
+        Err((_, Errno::EEXIST | Errno::ENOENT | Errno::ESRCH | Errno::EFAULT | Errno::EINVAL)) => {
+            uffd.wake(page_address, PAGE_BYTES)
+        }
         // Takes less memory.
         Err(_) => match uffd.zero_page(page_address) {
             Ok(()) => true,
-            Err(EEXIST) => uffd.wake(page_address, PAGE_BYTES),
+            Err(Errno::EEXIST) => uffd.wake(page_address, PAGE_BYTES),
             Err(_) => false,
         },
     }
@@ -443,7 +443,7 @@ pub(crate) fn fill_empty(
     let address = locked.at.base + pages.start_bytes();
     let done_bytes = match ENGINE.arena.fill_zeroes(uffd, address, pages.len_bytes()) {
         Ok(()) => pages.len_bytes(),
-        Err((done_bytes, EEXIST)) => done_bytes + PAGE_BYTES,
+        Err((done_bytes, Errno::EEXIST)) => done_bytes + PAGE_BYTES,
         Err((done_bytes @ 1.., _)) => done_bytes,
         Err((0, _)) if uffd.zero_page(address) == Ok(()) => PAGE_BYTES,
         Err((0, _)) if is_desperate(false) && replace(uffd, locked, pages, |_| ()) => pages.len_bytes(),
@@ -509,7 +509,7 @@ pub(crate) fn materialize(
         done += (placed.done_bytes / PAGE_BYTES) as u32;
         match placed.error {
             None => {}
-            Some(EEXIST) => done += 1,
+            Some(Errno::EEXIST) => done += 1,
             Some(_) => break,
         }
     }

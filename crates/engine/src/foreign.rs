@@ -29,6 +29,7 @@ use smallvec::SmallVec;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_core::stats::Counter;
+use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::presence::Section;
 use uncopy_sys::procmap;
@@ -485,7 +486,7 @@ impl Foreign {
             // program, in which only absent pages are filled.
             let placed = unsafe { uffd.copy(new_base + skip, source, run.len_bytes()) };
             // There already: an earlier try. Not there any more: changed again.
-            placed.error.is_none_or(|errno| matches!(errno.0, 17 | 2 | 22))
+            placed.error.is_none_or(|errno| matches!(errno, Errno::EEXIST | Errno::ENOENT | Errno::EINVAL))
         });
         if is_placed {
             let _ = uffd.unregister(new_base, pages.len_bytes());

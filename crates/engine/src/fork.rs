@@ -25,8 +25,6 @@ use uncopy_sys::uffd::Uffd;
 /// Times that a fork waits 20 µs for the handler to deal with changes of mappings.
 const SETTLE_TRIES: u32 = 50_000;
 
-const EBADF: Errno = Errno(9);
-
 struct Held {
     /// Only one fork at a time.
     lock: Lock,
@@ -282,7 +280,7 @@ fn register_everything(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
             fill_views(at, &mut dropped);
             at.lock_for_service().forget_registration();
         } else if result.is_ok() {
-            result = foreign.map_or(Err(EBADF), |uffd| uffd.register(at.base, at.bytes()));
+            result = foreign.map_or(Err(Errno::EBADF), |uffd| uffd.register(at.base, at.bytes()));
         }
     });
     result

@@ -147,7 +147,7 @@ impl Heap {
                     )
                 })
             } else {
-                Err(Errno(12))
+                Err(Errno::ENOMEM)
             };
             match reserved {
                 Ok((blocks, records)) => {
@@ -479,7 +479,7 @@ impl Heap {
     /// # Errors
     /// What the kernel says.
     pub fn populate(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
-        let (blocks, _) = self.reservations().ok_or(Errno(12))?;
+        let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
         blocks.populate(address, len_bytes)
     }
 

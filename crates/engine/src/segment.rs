@@ -47,7 +47,7 @@ impl Draft {
     pub fn new(uffd: Uffd, len_bytes: usize) -> Result<Self, Errno> {
         let wanted = pages_up(len_bytes).max(1);
         if uncopy_sys::alloc::is_low() || !bounds::admits(wanted as usize * PAGE_BYTES) {
-            return Err(Errno(12));
+            return Err(Errno::ENOMEM);
         }
         let Resident { pages, cost_ns } = ENGINE.arena.take_resident(uffd, wanted)?;
         live::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());

@@ -30,7 +30,6 @@ use uncopy_sys::{bytes, mem, thread};
 const MAX_RUNS: usize = 1024;
 #[cfg(loom)]
 const MAX_RUNS: usize = 4;
-const EEXIST: Errno = Errno(17);
 
 /// The handler is at work.
 const BUSY: u32 = 1;
@@ -141,7 +140,7 @@ fn place(uffd: Uffd, at: BlockRef, page_address: usize, is_gone: bool) -> bool {
     let placed = unsafe { at.uffd(uffd).copy(page_address, segment.address() + offset_bytes, PAGE_BYTES) };
     match placed.error {
         None => true,
-        Some(EEXIST) => uffd.wake(page_address, PAGE_BYTES),
+        Some(Errno::EEXIST) => uffd.wake(page_address, PAGE_BYTES),
         Some(_) => false,
     }
 }

@@ -4,6 +4,17 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
+macro_rules! named {
+    ($($name:ident),* $(,)?) => {
+        impl Errno {
+            $(#[doc = concat!("`", stringify!($name), "`; see errno(3).")]
+            pub const $name: Self = Self(libc::$name);)*
+        }
+    };
+}
+
+named!(EAGAIN, EBADF, EEXIST, EFAULT, EINTR, EINVAL, ENOENT, ENOMEM, ENOSPC, EPERM, ESRCH);
+
 impl core::fmt::Display for Errno {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         std::io::Error::from_raw_os_error(self.0).fmt(f)

@@ -36,8 +36,6 @@ const PAGE_COST_PAGES: u32 = 2;
 /// Largest power of two of refused loans.
 const MAX_BACK_OFF: u8 = 14;
 
-const EEXIST: Errno = Errno(17);
-
 static READY: Futex = Futex::new(0);
 static READY_ERRNO: AtomicI32 = AtomicI32::new(0);
 
@@ -243,14 +241,16 @@ impl Handler {
         if done > 0 {
             return true;
         }
-        if placed.error == Some(EEXIST) {
+        if placed.error == Some(Errno::EEXIST) {
             return self.uffd.wake(address, PAGE_BYTES);
         }
         match self.uffd.zero_page(address) {
             // Whoever writes there before it is protected does so during the call that lends it.
             Ok(()) => !is_protected || self.uffd.protect(address, PAGE_BYTES).is_ok() || open(first),
             // Present, or not registered any more: whoever waits must see for itself.
-            Err(EEXIST | Errno(2 | 3 | 14)) => self.uffd.wake(address, PAGE_BYTES),
+            Err(Errno::EEXIST | Errno::ENOENT | Errno::ESRCH | Errno::EFAULT) => {
+                self.uffd.wake(address, PAGE_BYTES)
+            }
             Err(_) => {
                 // Takes no memory: the room's own page goes there.
                 // SAFETY: the room is the handler's; both are pages of ours that may be rearranged.

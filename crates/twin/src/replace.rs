@@ -18,8 +18,6 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::uffd::Uffd;
 use uncopy_sys::{bytes, mem, thread};
 
-const EEXIST: Errno = Errno(17);
-
 /// What became of pages that were to be replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Replaced {
@@ -54,7 +52,7 @@ pub(crate) fn fill(uffd: Uffd, first: u32, pages: u32) -> bool {
         page += done;
         match placed.error {
             None => {}
-            Some(EEXIST) => {
+            Some(Errno::EEXIST) => {
                 are_fresh = false;
                 PAGES.state(page).fetch_or(state::FILLED, Relaxed);
                 page += 1;

@@ -141,7 +141,7 @@ impl Heap {
     /// # Errors
     /// What the kernel says; EINVAL for locked memory.
     pub fn discard_pages(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
-        let (blocks, _) = self.reservations().ok_or(Errno(12))?;
+        let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
         // SAFETY: called for blocks that hold nothing: never touched, or free and in no list.
         unsafe { blocks.discard(address, len_bytes) }
     }
