@@ -42,8 +42,8 @@ struct Views {
 impl Views {
     fn new(views: u32, each: u32) -> Self {
         let bytes = (each * STRIDE_PAGES) as usize * PAGE_BYTES;
-        let uffd = ENGINE.activate().expect("userfaultfd can be used");
-        let draft = Draft::new(uffd, PAGE_BYTES * VIEW_PAGES as usize).expect("memory");
+        assert!(ENGINE.activate(), "userfaultfd can be used");
+        let draft = Draft::new(PAGE_BYTES * VIEW_PAGES as usize).expect("memory");
         let blocks = (0..views.div_ceil(each)).map(|_| block(bytes).base).collect();
         let mut all = Self { blocks, segment: draft.freeze(0), each, views, random: 0x9E37_79B9_7F4A_7C15 };
         (0..views).for_each(|view| all.insert(view));
@@ -96,10 +96,10 @@ impl Drop for Views {
 
 /// A registered block.
 fn block(bytes: usize) -> BlockRef {
-    let uffd = ENGINE.activate().expect("userfaultfd can be used");
+    assert!(ENGINE.activate(), "userfaultfd can be used");
     let at = ENGINE.heap.allocate(bytes, 1).expect("a block").at;
     let _critical = Critical::enter();
-    at.lock().register(uffd).expect("registered");
+    at.lock().register().expect("registered");
     at
 }
 
@@ -153,10 +153,10 @@ fn copies(criterion: &mut Criterion) {
     const BUFFERS: usize = 13;
     let mut group = criterion.benchmark_group("copy");
     for bytes in [64 << 10, 512 << 10] {
-        let uffd = ENGINE.activate().expect("userfaultfd can be used");
+        assert!(ENGINE.activate(), "userfaultfd can be used");
         let buffers: Vec<BlockRef> = (0..BUFFERS).map(|_| block(bytes)).collect();
         for at in &buffers {
-            let draft = Draft::new(uffd, bytes).expect("memory");
+            let draft = Draft::new(bytes).expect("memory");
             let view = View { segment: draft.freeze(0), offset_bytes: 0, site: 0 };
             let pages = PageRange::new(0, (bytes / PAGE_BYTES) as u32);
             let _critical = Critical::enter();

@@ -18,12 +18,12 @@ const REASON: &str = "the handler thread could not be started again in another n
 /// Where no handler thread can be started afterwards (the next processes belong to another process id
 /// namespace, to which no thread of this one may), every view is turned into plain memory.
 pub fn alone<T>(call: impl FnOnce() -> T) -> T {
-    let Some(uffd) = ENGINE.uffd_so_far().filter(|_| thread::handler_lives() && !thread::others_live())
-    else {
+    let has_handler = ENGINE.arena.descriptor().open().is_some() && thread::handler_lives();
+    if !has_handler || thread::others_live() {
         return call();
-    };
+    }
     let critical = Critical::enter();
-    if !fault::stop_handler(uffd) {
+    if !fault::stop_handler() {
         drop(critical);
         return call();
     }
@@ -32,10 +32,10 @@ pub fn alone<T>(call: impl FnOnce() -> T) -> T {
     let result = call();
     let errno = errno::get();
     live::follow_user(user);
-    let is_needed = ENGINE.uffd().is_some() || live::get(Counter::Views) > 0;
-    if is_needed && fault::start_handler(uffd, ENGINE.foreign.uffd()).is_err() {
+    let is_needed = ENGINE.is_active() || live::get(Counter::Views) > 0;
+    if is_needed && fault::start_handler().is_err() {
         let is_released = release::release_all(REASON);
-        uffd.close_if_ours();
+        ENGINE.arena.uffd().close_if_ours();
         if !is_released {
             fork::fill_all_views();
         }

@@ -5,7 +5,7 @@
 //! first and are then moved in, so that no other thread ever sees half a page.
 
 use crate::arena::Resident;
-use crate::block::{HELD_A_VIEW, Locked};
+use crate::block::{BlockRef, HELD_A_VIEW, Locked};
 use crate::engine::ENGINE;
 use crate::live;
 use crate::sampling;
@@ -20,7 +20,6 @@ use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
-use uncopy_sys::uffd::Uffd;
 
 /// Where the bytes of a copy come from.
 pub struct Source<'a> {
@@ -133,7 +132,6 @@ impl Done {
 /// The steps must be a plan of the source for this block. Where source and destination overlap, the
 /// source's plain bytes must have been staged elsewhere first.
 pub unsafe fn apply(
-    uffd: Uffd,
     destination: &mut Locked,
     source: &Source<'_>,
     steps: &[Step<Segment>],
@@ -145,18 +143,18 @@ pub unsafe fn apply(
         match step {
             Step::Bytes { range } => {
                 // SAFETY: the caller's promise.
-                unsafe { put_bytes(uffd, destination, source, *range, site, &mut done, dropped) };
+                unsafe { put_bytes(destination, source, *range, site, &mut done, dropped) };
                 done.copied_bytes += range.len();
             }
             Step::Touched { pages } => {
                 // SAFETY: the caller's promise.
-                unsafe { put_touched(uffd, destination, source, *pages, &mut done, dropped) };
+                unsafe { put_touched(destination, source, *pages, &mut done, dropped) };
                 done.copied_bytes += pages.len_bytes();
                 done.learned_bytes += pages.len_bytes();
             }
             Step::View { pages, segment, offset_bytes } => {
                 // SAFETY: the caller's promise.
-                unsafe { make_absent(uffd, destination, source, *pages, &mut done) };
+                unsafe { make_absent(destination, source, *pages, &mut done) };
                 let absent = absent_runs(destination, *pages);
                 for run in absent {
                     let view = View {
@@ -171,7 +169,7 @@ pub unsafe fn apply(
             }
             Step::Empty { pages } => {
                 // SAFETY: the caller's promise.
-                unsafe { make_absent(uffd, destination, source, *pages, &mut done) };
+                unsafe { make_absent(destination, source, *pages, &mut done) };
                 for run in absent_runs(destination, *pages) {
                     destination.change(|map| map.set_empty(run, dropped));
                     done.elided_bytes += run.len_bytes();
@@ -216,13 +214,7 @@ fn runs(block: &Locked, pages: PageRange, wanted: impl Fn(Kind) -> bool) -> Runs
 ///
 /// # Safety
 /// As for [`apply`].
-unsafe fn make_absent(
-    uffd: Uffd,
-    block: &mut Locked,
-    source: &Source<'_>,
-    pages: PageRange,
-    done: &mut Done,
-) {
+unsafe fn make_absent(block: &mut Locked, source: &Source<'_>, pages: PageRange, done: &mut Done) {
     for run in present_runs(block, pages) {
         let mut kept = run;
         let spent_ns = block.at.block.copied_over_ns.load(Relaxed);
@@ -230,7 +222,7 @@ unsafe fn make_absent(
         block.at.block.copied_over_ns.store(spent_ns, Relaxed);
         if moves {
             block.populate(run);
-            let out = move_out(uffd, block, run);
+            let out = move_out(block, run);
             done.moves += 1;
             done.moved_pages += out as usize;
             kept.start += out;
@@ -250,31 +242,32 @@ unsafe fn make_absent(
 ///
 /// Its first page and the last that was asked for stay: there the next user writes its header and its end, or
 /// has a fringe. Without that Redis faulted twice for each value of 256 KiB that YCSB A set.
-pub fn clear_long_runs(uffd: Uffd, block: &mut Locked) {
+pub fn clear_long_runs(block: &mut Locked) {
     let (first, last) = block.at.block.edges();
     for run in present_runs(block, block.at.all()) {
         for part in [run.start.max(first + 1)..run.end.min(last), run.start.max(last + 1)..run.end] {
             if part.len() > COPY_OVER_PAGES as usize {
-                move_out(uffd, block, PageRange::new(part.start, part.end));
+                move_out(block, PageRange::new(part.start, part.end));
             }
         }
     }
 }
 
 /// Puts zeroes into those of the block's edges that are absent.
-pub fn fill_edges(uffd: Uffd, block: &mut Locked, dropped: &mut Dropped<Segment>) {
+pub fn fill_edges(block: &mut Locked, dropped: &mut Dropped<Segment>) {
     let (first, last) = block.at.block.edges();
     for page in [first, last] {
-        make_present(uffd, block, PageRange::new(page, page + 1), dropped);
+        make_present(block, PageRange::new(page, page + 1), dropped);
     }
 }
 
 /// Moves present pages to the reservoir and marks them empty; returns how many, from the start.
-fn move_out(uffd: Uffd, block: &mut Locked, run: PageRange) -> u32 {
-    let Ok(room) = ENGINE.arena.take_nonresident(uffd, run.len()) else { return 0 };
+fn move_out(block: &mut Locked, run: PageRange) -> u32 {
+    let Ok(room) = ENGINE.arena.take_nonresident(run.len()) else { return 0 };
     let from = block.at.base + run.start_bytes();
     // SAFETY: both ranges are ours to rearrange: the block is locked, the room was just taken.
-    let placed = unsafe { uffd.move_pages(ENGINE.arena.address(room.start), from, run.len_bytes()) };
+    let placed =
+        unsafe { ENGINE.arena.uffd().move_pages(ENGINE.arena.address(room.start), from, run.len_bytes()) };
     let mut moved = (placed.done_bytes / PAGE_BYTES) as u32;
     ENGINE.arena.give_resident(PageRange::new(room.start, room.start + moved));
     ENGINE.arena.give_nonresident(PageRange::new(room.start + moved, room.end));
@@ -300,7 +293,6 @@ const PATCH_PAGES: u32 = 1024;
 /// # Safety
 /// As for [`apply`].
 unsafe fn put_bytes(
-    uffd: Uffd,
     block: &mut Locked,
     source: &Source<'_>,
     range: ByteRange,
@@ -335,10 +327,10 @@ unsafe fn put_bytes(
         let is_patch = run.len_bytes() == part.len() && run.len() <= PATCH_PAGES;
         // SAFETY: the caller's promise.
         unsafe {
-            if is_patch && patch(uffd, block, source, run, site, dropped) {
+            if is_patch && patch(block, source, run, site, dropped) {
                 continue;
             }
-            if !fill(uffd, block, source, run, part, &state, dropped) {
+            if !fill(block, source, run, part, &state, dropped) {
                 done.missing.push(part);
             }
         }
@@ -350,7 +342,6 @@ unsafe fn put_bytes(
 /// # Safety
 /// As for [`apply`].
 unsafe fn put_touched(
-    uffd: Uffd,
     block: &mut Locked,
     source: &Source<'_>,
     pages: PageRange,
@@ -371,7 +362,7 @@ unsafe fn put_touched(
         done.moves += 1;
         done.moved_pages += run.len() as usize;
         // SAFETY: the caller's promise.
-        if !unsafe { fill(uffd, block, source, run, part, &state, dropped) } {
+        if !unsafe { fill(block, source, run, part, &state, dropped) } {
             done.missing.push(part);
         }
     }
@@ -383,14 +374,13 @@ unsafe fn put_touched(
 /// # Safety
 /// As for [`apply`].
 unsafe fn patch(
-    uffd: Uffd,
     block: &mut Locked,
     source: &Source<'_>,
     run: PageRange,
     site: SiteId,
     dropped: &mut Dropped<Segment>,
 ) -> bool {
-    let Ok(draft) = Draft::new(uffd, run.len_bytes()) else { return false };
+    let Ok(draft) = Draft::new(run.len_bytes()) else { return false };
     // SAFETY: the draft is ours alone and long enough; the caller's promise for the source.
     unsafe { source.fetch(ByteRange::from(run), draft.address()) };
     let site = sampling::copied(site);
@@ -406,7 +396,6 @@ unsafe fn patch(
 /// # Safety
 /// As for [`apply`].
 unsafe fn fill(
-    uffd: Uffd,
     block: &mut Locked,
     source: &Source<'_>,
     run: PageRange,
@@ -414,7 +403,7 @@ unsafe fn fill(
     state: &State<Segment>,
     dropped: &mut Dropped<Segment>,
 ) -> bool {
-    let Ok(Resident { pages: resident, .. }) = ENGINE.arena.take_resident(uffd, run.len()) else {
+    let Ok(Resident { pages: resident, .. }) = ENGINE.arena.take_resident(run.len()) else {
         return false;
     };
     let address = ENGINE.arena.address(resident.start);
@@ -436,14 +425,15 @@ unsafe fn fill(
     }
     // SAFETY: the resident pages are ours alone; the caller's promise for the source.
     unsafe { source.fetch(part, address + (part.start - whole.start)) };
-    let placed = put_pages(block.at.uffd(uffd), block.at.base + whole.start, resident);
+    let placed = put_pages(block.at, run.start, resident);
     block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
     placed == run.len()
 }
 
 /// Puts resident pages of ours into absent pages of the program, moved if possible, else copied; gives back
 /// what is left. Returns how many pages were placed, from the start.
-pub fn put_pages(uffd: Uffd, destination: usize, resident: PageRange) -> u32 {
+pub fn put_pages(at: BlockRef, first_page: u32, resident: PageRange) -> u32 {
+    let (uffd, destination) = (at.uffd(), at.base + first_page as usize * PAGE_BYTES);
     let source = ENGINE.arena.address(resident.start);
     // SAFETY: the destination is absent, locked and the program's; the source was taken by the caller.
     let placed = unsafe { uffd.move_pages(destination, source, resident.len_bytes()) };
@@ -470,29 +460,29 @@ pub fn put_pages(uffd: Uffd, destination: usize, resident: PageRange) -> u32 {
 /// these bytes: whole pages get any page of ours, edges keep what they hold.
 ///
 /// Only saves faults; what it cannot do is left to the fault service.
-pub fn prepare_overwrite(uffd: Uffd, block: &mut Locked, range: ByteRange, dropped: &mut Dropped<Segment>) {
+pub fn prepare_overwrite(block: &mut Locked, range: ByteRange, dropped: &mut Dropped<Segment>) {
     let whole = range.whole_pages();
     for run in absent_runs(block, whole) {
-        let Ok(Resident { pages: resident, .. }) = ENGINE.arena.take_resident(uffd, run.len()) else {
+        let Ok(Resident { pages: resident, .. }) = ENGINE.arena.take_resident(run.len()) else {
             continue;
         };
-        let placed = put_pages(block.at.uffd(uffd), block.at.base + run.start_bytes(), resident);
+        let placed = put_pages(block.at, run.start, resident);
         block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));
     }
     let touched = range.touched_pages();
-    make_present(uffd, block, PageRange::new(touched.start, whole.start), dropped);
-    make_present(uffd, block, PageRange::new(whole.end.max(touched.start), touched.end), dropped);
+    make_present(block, PageRange::new(touched.start, whole.start), dropped);
+    make_present(block, PageRange::new(whole.end.max(touched.start), touched.end), dropped);
 }
 
 /// Times that a page which cannot be put in place is tried again.
 const TRIES: u32 = 100;
 
 /// Puts the bytes of the views among `pages` in place, and does not give up easily.
-pub fn fill_views(uffd: Uffd, block: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) {
+pub fn fill_views(block: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) {
     let is_viewed = |kind| kind == Kind::Viewed;
     for _ in 0..TRIES {
         for run in runs(block, pages, is_viewed) {
-            make_present(uffd, block, run, dropped);
+            make_present(block, run, dropped);
         }
         if runs(block, pages, is_viewed).is_empty() {
             return;
@@ -502,7 +492,7 @@ pub fn fill_views(uffd: Uffd, block: &mut Locked, pages: PageRange, dropped: &mu
 }
 
 /// Puts the bytes of `pages` in place.
-pub fn make_present(uffd: Uffd, block: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) {
+pub fn make_present(block: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) {
     let mut at = pages.start;
     while at < pages.end {
         let Some((run, state)) = block.map().map(|map| map.at(at, PageRange::new(at, pages.end))) else {
@@ -510,8 +500,8 @@ pub fn make_present(uffd: Uffd, block: &mut Locked, pages: PageRange, dropped: &
         };
         let progress = match state {
             State::Present => true,
-            State::Empty => crate::fault::fill_empty(uffd, block, run, dropped),
-            State::Viewed(view) => crate::fault::materialize(uffd, block, run, view, dropped),
+            State::Empty => crate::fault::fill_empty(block, run, dropped),
+            State::Viewed(view) => crate::fault::materialize(block, run, view, dropped),
         };
         if !progress {
             return;

@@ -8,6 +8,7 @@
 //!
 //! The reservoir is bounded, and shrinks by what nobody has needed for a while (`upkeep`).
 
+use crate::descriptor::Descriptor;
 use crate::engine::ENGINE;
 use crate::{bounds, live, upkeep};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
@@ -80,6 +81,7 @@ pub struct Arena {
     base: AtomicUsize,
     len_bytes: AtomicUsize,
     zeroes: AtomicUsize,
+    descriptor: Descriptor,
 }
 
 // SAFETY: `inner` is only touched under `lock`.
@@ -110,8 +112,22 @@ impl Arena {
                 base: AtomicUsize::new(0),
                 len_bytes: AtomicUsize::new(0),
                 zeroes: AtomicUsize::new(0),
+                descriptor: Descriptor::new(),
             }
         }
+    }
+
+    /// The main userfaultfd, with which the arena and the heap's blocks are registered. Until there is one, and where
+    /// it is gone, the kernel answers every request with an error.
+    #[inline]
+    #[must_use]
+    pub fn uffd(&self) -> Uffd {
+        self.descriptor.uffd()
+    }
+
+    /// The main userfaultfd's numbers.
+    pub const fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
     }
 
     /// The lock, to be held across a fork.
@@ -181,14 +197,40 @@ impl Arena {
         PageRange::new(page, page + 1)
     }
 
-    /// Registers what is committed with another userfaultfd: in a forked child.
+    /// Pages committed and registered so far.
+    #[cfg(all(test, not(loom), feature = "inject"))]
+    pub(crate) fn committed_pages(&self) -> u32 {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        unsafe { (*self.inner.get()).committed }
+    }
+
+    /// Leaves nothing that could be taken without committing more. What is taken is lost.
+    #[cfg(all(test, not(loom), feature = "inject"))]
+    pub(crate) fn exhaust(&self) {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *self.inner.get() };
+        while inner
+            .resident
+            .take_longest(u32::MAX)
+            .or_else(|| inner.nonresident.take_longest(u32::MAX))
+            .is_some()
+        {}
+    }
+
+    /// Registers what is committed with the userfaultfd that has replaced another: in a forked child.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn register_again(&self, uffd: Uffd) -> Result<(), Errno> {
+    pub fn register_again(&self) -> Result<(), Errno> {
         // SAFETY: the caller holds the lock (fork) and no other thread exists.
         let committed = unsafe { (*self.inner.get()).committed };
-        if committed == 0 { Ok(()) } else { uffd.register(self.address(0), committed as usize * PAGE_BYTES) }
+        if committed == 0 {
+            Ok(())
+        } else {
+            self.uffd().register(self.address(0), committed as usize * PAGE_BYTES)
+        }
     }
 
     /// Puts zeroes into absent pages anywhere in registered memory, as far as it gets.
@@ -210,14 +252,14 @@ impl Arena {
     ///
     /// # Errors
     /// ENOMEM when the reservation is used up, or what committing says.
-    pub fn take_nonresident(&self, uffd: Uffd, pages: u32) -> Result<PageRange, Errno> {
+    pub fn take_nonresident(&self, pages: u32) -> Result<PageRange, Errno> {
         let _guard = self.lock.guard();
         // SAFETY: under the lock.
         let inner = unsafe { &mut *self.inner.get() };
-        self.nonresident(inner, uffd, pages)
+        self.nonresident(inner, pages)
     }
 
-    fn nonresident(&self, inner: &mut Inner, uffd: Uffd, pages: u32) -> Result<PageRange, Errno> {
+    fn nonresident(&self, inner: &mut Inner, pages: u32) -> Result<PageRange, Errno> {
         if let Some(found) = inner.nonresident.take(pages) {
             return Ok(found);
         }
@@ -229,7 +271,7 @@ impl Arena {
         }
         let fresh = PageRange::new(inner.committed, inner.committed + step);
         reservation.commit(self.address(fresh.start), fresh.len_bytes())?;
-        uffd.register(self.address(fresh.start), fresh.len_bytes())?;
+        self.uffd().register(self.address(fresh.start), fresh.len_bytes())?;
         inner.committed = fresh.end;
         inner.nonresident.insert(fresh);
         inner.nonresident.take(pages).ok_or(Errno::ENOMEM)
@@ -270,7 +312,7 @@ impl Arena {
     ///
     /// # Errors
     /// ENOMEM; nothing is taken then.
-    pub fn take_resident(&self, uffd: Uffd, pages: u32) -> Result<Resident, Errno> {
+    pub fn take_resident(&self, pages: u32) -> Result<Resident, Errno> {
         let mut pieces: [PageRange; 8] = [PageRange::new(0, 0); 8];
         let mut count = 0;
         let (range, hole) = {
@@ -284,7 +326,7 @@ impl Arena {
             let (range, hole) = match Self::grow_resident(inner, pages) {
                 Some(grown) => grown,
                 None => {
-                    let range = self.nonresident(inner, uffd, pages)?;
+                    let range = self.nonresident(inner, pages)?;
                     (range, range)
                 }
             };
@@ -307,7 +349,7 @@ impl Arena {
         for piece in &pieces[..count] {
             // SAFETY: both ranges were taken and belong to this call alone.
             let placed = unsafe {
-                uffd.move_pages(self.address(filled), self.address(piece.start), piece.len_bytes())
+                self.uffd().move_pages(self.address(filled), self.address(piece.start), piece.len_bytes())
             };
             let moved = (placed.done_bytes / PAGE_BYTES) as u32;
             live::add(Counter::MovedPages, moved as usize);
@@ -317,11 +359,11 @@ impl Arena {
         }
         loop {
             let rest = PageRange::new(filled, hole.end);
-            let (done_bytes, errno) = match self.fill_zeroes(uffd, self.address(rest.start), rest.len_bytes())
-            {
-                Ok(()) => return Ok(Resident { pages: range, cost_ns }),
-                Err(stopped) => stopped,
-            };
+            let (done_bytes, errno) =
+                match self.fill_zeroes(self.uffd(), self.address(rest.start), rest.len_bytes()) {
+                    Ok(()) => return Ok(Resident { pages: range, cost_ns }),
+                    Err(stopped) => stopped,
+                };
             let present = rest.start + (done_bytes / PAGE_BYTES) as u32;
             if errno == Errno::EEXIST {
                 // Present already: locked memory is populated when it is committed.

@@ -277,10 +277,10 @@ impl BlockRef {
         locked
     }
 
-    /// The userfaultfd that it is registered with, given that of the heap and the arena.
+    /// The userfaultfd that its addresses are, or would be, registered with.
     #[must_use]
-    pub fn uffd(&self, main: Uffd) -> Uffd {
-        if self.slot.is_some() { ENGINE.foreign.uffd_or_none() } else { main }
+    pub fn uffd(&self) -> Uffd {
+        if self.slot.is_some() { ENGINE.foreign.uffd_or_none() } else { ENGINE.arena.uffd() }
     }
 }
 
@@ -347,7 +347,7 @@ impl Locked {
     ///
     /// # Errors
     /// What the kernel says; the block is then as before.
-    pub fn register(&mut self, uffd: Uffd) -> Result<(), Errno> {
+    pub fn register(&mut self) -> Result<(), Errno> {
         let block = self.at.block;
         let flags = block.flags.load(Relaxed);
         if uncopy_sys::alloc::is_low() {
@@ -364,7 +364,7 @@ impl Locked {
         if live::get(Counter::RegisteredBlocks) >= ENGINE.max_registered() {
             return Err(Errno::ENOMEM);
         }
-        let (base, bytes) = (self.at.base, self.at.bytes());
+        let (base, bytes, uffd) = (self.at.base, self.at.bytes(), self.at.uffd());
         let mut map = PageMap::new();
         if self.at.slot.is_some() {
             self.register_foreign()?;
@@ -414,7 +414,7 @@ impl Locked {
             mem::populate(base, bytes)?;
             block.flags.fetch_or(POPULATED, Relaxed);
         }
-        let uffd = ENGINE.foreign.uffd_or_none();
+        let uffd = self.at.uffd();
         uffd.register(base, bytes)?;
         if can_hold_views(base, base + bytes) {
             return Ok(());
@@ -437,19 +437,19 @@ impl Locked {
     /// Puts the bytes of every view in place and takes the registration back: the block is ordinary memory
     /// from here on, whose empty pages are the kernel's to fill. False: that could not be done for all
     /// of it; what is left goes on being served.
-    pub fn make_plain(&mut self, uffd: Uffd, dropped: &mut Dropped<Segment>) -> bool {
+    pub fn make_plain(&mut self, dropped: &mut Dropped<Segment>) -> bool {
         if !self.is_registered() {
             return true;
         }
         if let Some(open) = self.exchange_open(None) {
             open.close();
         }
-        fill_views(uffd, self, self.at.all(), dropped);
+        fill_views(self, self.at.all(), dropped);
         let is_filled = self.map().is_some_and(|map| map.views() == 0);
         if !is_filled {
             return false;
         }
-        let unregistered = self.at.uffd(uffd).unregister(self.at.base, self.at.bytes());
+        let unregistered = self.at.uffd().unregister(self.at.base, self.at.bytes());
         // Faults outside every known range are answered with zeroes, which is what a foreign range's absent
         // pages hold once its views are gone.
         if unregistered.is_err() && self.at.slot.is_none() {

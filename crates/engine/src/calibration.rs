@@ -12,7 +12,6 @@ use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::policy::Costs;
 use uncopy_core::policy::costs::Cost;
 use uncopy_sys::bytes;
-use uncopy_sys::uffd::Uffd;
 
 /// Nothing more is measured after so long, ns. A try in progress is finished: that takes far less.
 const MAX_NS: u64 = 3_500_000;
@@ -33,7 +32,6 @@ const LINE_BYTES: usize = 64;
 
 struct Calibration<'a> {
     arena: &'a Arena,
-    uffd: Uffd,
     begin: Instant,
     costs: Costs,
 }
@@ -41,10 +39,10 @@ struct Calibration<'a> {
 /// Why no more is measured: the time is up, or the kernel refused something.
 struct Stop;
 
-/// Measures. `arena` is registered with `uffd`, whose handler runs.
+/// Measures what the arena's pages cost. The handler of its userfaultfd runs.
 #[must_use]
-pub fn measure(arena: &Arena, uffd: Uffd) -> Costs {
-    let mut calibration = Calibration { arena, uffd, begin: Instant::now(), costs: Costs::DEFAULT };
+pub fn measure(arena: &Arena) -> Costs {
+    let mut calibration = Calibration { arena, begin: Instant::now(), costs: Costs::DEFAULT };
     // Whatever was measured until then counts.
     let _ = calibration.all();
     calibration.costs
@@ -57,9 +55,9 @@ fn since(begin: Instant) -> u64 {
 impl Calibration<'_> {
     fn all(&mut self) -> Result<(), Stop> {
         // Pages that are taken and not given back when something fails are lost, not wrong.
-        let resident = self.arena.take_resident(self.uffd, BUFFERS * HOT_PAGES).map_err(|_| Stop)?.pages;
+        let resident = self.arena.take_resident(BUFFERS * HOT_PAGES).map_err(|_| Stop)?.pages;
         let copied = self.copies(resident);
-        let nonresident = self.arena.take_nonresident(self.uffd, MOVED_PAGES).map_err(|_| Stop)?;
+        let nonresident = self.arena.take_nonresident(MOVED_PAGES).map_err(|_| Stop)?;
         self.moves(resident, nonresident)?;
         self.faults(nonresident)?;
         self.arena.give_resident(resident);
@@ -132,7 +130,7 @@ impl Calibration<'_> {
 
     /// Moves pages from `resident` to `nonresident` and back, one at a time and many at a time.
     fn moves(&mut self, resident: PageRange, nonresident: PageRange) -> Result<(), Stop> {
-        let (arena, uffd) = (self.arena, self.uffd);
+        let (arena, uffd) = (self.arena, self.arena.uffd());
         let shuttle = |pages: u32| {
             for (from, to) in [(resident, nonresident), (nonresident, resident)] {
                 let len_bytes = pages as usize * PAGE_BYTES;
@@ -173,7 +171,7 @@ impl Calibration<'_> {
             || (),
             || {
                 let address = self.arena.address(next());
-                self.arena.fill_zeroes(self.uffd, address, PAGE_BYTES).map_err(|_| Stop)
+                self.arena.fill_zeroes(self.arena.uffd(), address, PAGE_BYTES).map_err(|_| Stop)
             },
         )?;
         self.costs.set(Cost::FillPage, fill_ns);

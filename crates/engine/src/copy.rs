@@ -3,7 +3,7 @@
 use crate::accounts;
 use crate::apply::{Done, Source, apply, make_present, prepare_overwrite};
 use crate::block::{BlockRef, Locked, REGISTERED};
-use crate::engine::ENGINE;
+use crate::engine::{ENGINE, Phase};
 use crate::heap::Allocation;
 use crate::live;
 use crate::sampling;
@@ -22,7 +22,6 @@ use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
-use uncopy_sys::uffd::Uffd;
 
 /// Shortest view that a copy makes, pages. A patch of one page is viewed on by the next copy.
 const MIN_PAGES: u32 = 1;
@@ -42,7 +41,9 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     ENGINE.heap.leave_stack_alone();
     let Some(section) = Section::enter() else { return false };
     ENGINE.look_after_memory();
-    let Some(uffd) = ENGINE.uffd() else { return false };
+    if ENGINE.phase() != Phase::Active {
+        return false;
+    }
     let from = from.and_then(|at| Some((at, at.range(source, len_bytes)?)));
     let to = to.and_then(|at| Some((at, at.range(destination, len_bytes)?)));
     let overlaps = source.abs_diff(destination) < len_bytes;
@@ -57,7 +58,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
         (None, Some((at, range))) => {
             record_bypass(caller, len_bytes, Field::Plain);
             let mut dropped = Dropped::new();
-            prepare_overwrite(uffd, &mut at.lock(), range, &mut dropped);
+            prepare_overwrite(&mut at.lock(), range, &mut dropped);
             drop(dropped);
             false
         }
@@ -67,7 +68,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
                 // The claim may have joined the source's range with the destination's.
                 Some(to) => match ENGINE.find(source).and_then(|at| Some((at, at.range(source, len_bytes)?)))
                 {
-                    Some(from) => between(&section, uffd, from, to, destination, source, caller, stack),
+                    Some(from) => between(&section, from, to, destination, source, caller, stack),
                     None => false,
                 },
                 None => {
@@ -77,9 +78,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
             }
         },
         // SAFETY: the caller's promise.
-        (Some(from), Some(to)) => unsafe {
-            between(&section, uffd, from, to, destination, source, caller, stack)
-        },
+        (Some(from), Some(to)) => unsafe { between(&section, from, to, destination, source, caller, stack) },
     }
 }
 
@@ -181,7 +180,6 @@ fn lock_both(from: BlockRef, to: BlockRef) -> (Option<Locked>, Locked) {
 #[allow(clippy::too_many_arguments, reason = "both ends of one copy, and who makes it")]
 unsafe fn between(
     section: &Section,
-    uffd: Uffd,
     (from, from_range): (BlockRef, ByteRange),
     (to, to_range): (BlockRef, ByteRange),
     destination: usize,
@@ -214,7 +212,7 @@ unsafe fn between(
     let must_shift = overlaps && elidable_bytes > len_bytes / 2;
     let why_not = reject_reason(site, elidable_bytes, &pieces)
         .filter(|_| !must_shift)
-        .or_else(|| to_locked.register(uffd).is_err().then_some(Field::Refused));
+        .or_else(|| to_locked.register().is_err().then_some(Field::Refused));
     if let Some(why_not) = why_not {
         accounts::refused(site, why_not);
         sampling::spend(ENGINE.costs.track_ns());
@@ -224,9 +222,9 @@ unsafe fn between(
                 start: from_range.start.min(to_range.start),
                 end: from_range.end.max(to_range.end),
             };
-            make_present(uffd, &mut to_locked, union.touched_pages(), &mut dropped);
+            make_present(&mut to_locked, union.touched_pages(), &mut dropped);
         } else {
-            prepare_overwrite(uffd, &mut to_locked, to_range, &mut dropped);
+            prepare_overwrite(&mut to_locked, to_range, &mut dropped);
         }
         drop((from_locked, to_locked));
         drop(dropped);
@@ -242,11 +240,11 @@ unsafe fn between(
         accounts::add(site, Field::CopiedBytes, len_bytes as u64);
         return true;
     }
-    let staged = overlaps.then(|| stage(uffd, to_range.start, &pieces, source));
+    let staged = overlaps.then(|| stage(to_range.start, &pieces, source));
     if let Some(None) = staged {
         // No memory to stage in: let memmove fault its way through.
-        make_present(uffd, &mut to_locked, to_range.touched_pages(), &mut dropped);
-        make_present(uffd, &mut to_locked, from_range.touched_pages(), &mut dropped);
+        make_present(&mut to_locked, to_range.touched_pages(), &mut dropped);
+        make_present(&mut to_locked, from_range.touched_pages(), &mut dropped);
         drop((from_locked, to_locked));
         drop(dropped);
         return false;
@@ -255,7 +253,7 @@ unsafe fn between(
     let all = Source { start: to_range.start, pieces: staged.as_ref().unwrap_or(&pieces), plain: source };
     // SAFETY: the caller's promise; both blocks are locked and the destination is registered. What was
     // plain in the source is copied, never viewed, so the steps hold for the staged pieces too.
-    let done = unsafe { apply(uffd, &mut to_locked, &all, &steps, site, &mut dropped) };
+    let done = unsafe { apply(&mut to_locked, &all, &steps, site, &mut dropped) };
     to_locked.at.note_buffer(site, to_range.touched_pages());
     drop((from_locked, to_locked));
     // SAFETY: the caller's promise; no lock is held.
@@ -267,13 +265,13 @@ unsafe fn between(
 
 /// The pieces of an overlapping move with the plain bytes, which could change under us, set aside in a
 /// segment. `None` without memory.
-fn stage(uffd: Uffd, start: usize, pieces: &Pieces<Segment>, plain: usize) -> Option<Pieces<Segment>> {
+fn stage(start: usize, pieces: &Pieces<Segment>, plain: usize) -> Option<Pieces<Segment>> {
     let is_plain = |piece: &Piece<Segment>| matches!(piece, Piece::Plain { .. });
     let plain_bytes: usize = pieces.iter().filter(|piece| is_plain(piece)).map(Piece::len_bytes).sum();
     if plain_bytes == 0 {
         return Some(pieces.clone());
     }
-    let draft = crate::segment::Draft::new(uffd, plain_bytes).ok()?;
+    let draft = crate::segment::Draft::new(plain_bytes).ok()?;
     let all = Source { start, pieces, plain };
     let mut at = start;
     let mut filled = 0;

@@ -71,7 +71,6 @@ pub struct Engine {
     pub placement: Apart<Placement>,
     start: Apart<Lock>,
     phase: AtomicU8,
-    uffd: AtomicI32,
     policy: AtomicU8,
     inherited_device: AtomicI32,
     max_registered: AtomicU64,
@@ -93,7 +92,6 @@ uncopy_sys::statics! {
         placement: Apart(Placement::new()),
         start: Apart(Lock::new()),
         phase: AtomicU8::new(Phase::Dormant as u8),
-        uffd: AtomicI32::new(-1),
         policy: AtomicU8::new(0),
         inherited_device: AtomicI32::new(-1),
         max_registered: AtomicU64::new(REGISTERED_DEFAULT),
@@ -209,22 +207,11 @@ impl Engine {
         self.max_registered.load(Relaxed)
     }
 
-    /// The userfaultfd, once active.
+    /// Whether new views may be made.
     #[inline]
     #[must_use]
-    pub fn uffd(&self) -> Option<Uffd> {
-        if self.phase.load(Acquire) == Phase::Active as u8 {
-            Some(Uffd::from_fd(self.uffd.load(Relaxed)))
-        } else {
-            None
-        }
-    }
-
-    /// The userfaultfd, also after elision has ended: it serves what is left.
-    #[must_use]
-    pub fn uffd_so_far(&self) -> Option<Uffd> {
-        let fd = self.uffd.load(Relaxed);
-        (fd >= 0).then(|| Uffd::from_fd(fd))
+    pub fn is_active(&self) -> bool {
+        self.phase.load(Acquire) == Phase::Active as u8
     }
 
     /// The phase.
@@ -275,20 +262,19 @@ impl Engine {
             .map_err(|errno| format!("no addresses for the block heap: {errno}"))
     }
 
-    /// The userfaultfd; activates the engine if it was not needed before. `None`: inactive.
-    pub fn activate(&self) -> Option<Uffd> {
+    /// Whether the engine is active; activates it if it was not needed before.
+    pub fn activate(&self) -> bool {
         match self.phase() {
-            Phase::Active => return self.uffd(),
-            Phase::Inactive => return None,
+            Phase::Active => return true,
+            Phase::Inactive => return false,
             Phase::Dormant => {}
         }
         let _critical = Critical::enter();
         let _guard = self.start.guard();
         if self.phase() == Phase::Dormant {
             match self.start() {
-                Ok((main, foreign)) => {
-                    self.replace_uffds(main, foreign);
-                    self.settle_costs(main);
+                Ok(()) => {
+                    self.settle_costs();
                     self.phase.store(Phase::Active as u8, Release);
                     sampling::say(Sampled::Yes);
                     live::publish();
@@ -296,10 +282,10 @@ impl Engine {
                 Err(why) => self.give_up(&why),
             }
         }
-        self.uffd()
+        self.is_active()
     }
 
-    fn start(&self) -> Result<(Uffd, Option<Uffd>), String> {
+    fn start(&self) -> Result<(), String> {
         if uncopy_sys::filter::is_filtered() {
             let device = self.inherited_device.load(Relaxed);
             uncopy_sys::filter::try_out((device >= 0).then_some(device)).map_err(|errno| match errno {
@@ -318,14 +304,14 @@ impl Engine {
     }
 
     /// Puts the constants of the machine in force that nobody has given. Under the lock of activation.
-    fn settle_costs(&self, uffd: Uffd) {
+    fn settle_costs(&self) {
         let depends_on_them = self.policy.load(Relaxed) & !PAUSED == Policy::Auto as u8;
         // A filter may end the process for reading the clock.
         let may_read_clock = !cfg!(loom) && !uncopy_sys::filter::is_filtered();
         if depends_on_them && may_read_clock {
             uncopy_sys::clock::begin();
             if self.measures_costs.load(Relaxed) {
-                self.costs.adopt(&calibration::measure(&self.arena, uffd));
+                self.costs.adopt(&calibration::measure(&self.arena));
             }
         }
         accounts::set_costs(&self.costs.snapshot());
@@ -337,33 +323,34 @@ impl Engine {
     ///
     /// # Errors
     /// Why not, as a sentence part.
-    pub(crate) fn open_uffds(&self) -> Result<(Uffd, Option<Uffd>), String> {
+    pub(crate) fn open_uffds(&self) -> Result<(), String> {
         let device = Some(self.inherited_device.load(Relaxed)).filter(|device| *device >= 0);
         let main = Uffd::open(device, Reports::Faults).map_err(|error| error.to_string())?;
         // Without it there are no foreign ranges, and all else is as it was.
         let foreign = self.foreign.is_on().then(|| Uffd::open(device, Reports::Changes).ok()).flatten();
-        match fault::start_handler(main, foreign) {
-            Ok(()) => Ok((main, foreign)),
-            Err(errno) => {
-                main.close();
-                if let Some(foreign) = foreign {
-                    foreign.close();
-                }
-                Err(format!("the handler thread could not be started: {errno}"))
-            }
-        }
+        self.arena.descriptor().set(Some(main));
+        self.foreign.descriptor().set(foreign);
+        fault::start_handler().map_err(|errno| {
+            self.close_uffds();
+            format!("the handler thread could not be started: {errno}")
+        })
     }
 
-    /// In a forked child: goes on with these.
-    pub(crate) fn replace_uffds(&self, main: Uffd, foreign: Option<Uffd>) {
-        self.uffd.store(main.fd(), Relaxed);
-        self.foreign.set_uffd(foreign);
+    /// Closes what [`Engine::open_uffds`] opened.
+    pub(crate) fn close_uffds(&self) {
+        for descriptor in [self.arena.descriptor(), self.foreign.descriptor()] {
+            if let Some(uffd) = descriptor.open() {
+                uffd.close();
+            }
+            descriptor.set(None);
+        }
     }
 
     /// Our descriptors, as the program must not find them.
     #[must_use]
     pub fn descriptors(&self) -> [Option<i32>; 2] {
-        [self.uffd().map(Uffd::fd), self.foreign.uffd().map(Uffd::fd)]
+        let main = Some(self.arena.uffd()).filter(|_| self.is_active());
+        [main.map(Uffd::fd), self.foreign.uffd().map(Uffd::fd)]
     }
 
     /// Gives a descriptor of ours another number, because the program is about to use this one. Where
@@ -371,17 +358,17 @@ impl Engine {
     /// table of its own.
     pub fn renumber_descriptor(&self, fd: i32) {
         let new = uncopy_sys::fd::duplicate_high(fd);
-        if self.uffd.load(Relaxed) == fd {
-            self.uffd.store(new.unwrap_or(-1), Relaxed);
+        if self.arena.uffd().fd() == fd {
+            self.arena.descriptor().renumber(new);
         } else {
-            self.foreign.set_uffd(new.map(Uffd::from_fd));
+            self.foreign.descriptor().renumber(new);
         }
         Uffd::from_fd(fd).close();
     }
 
-    /// Ends elision for good, without a message: for a reason that is not a failure. Returns the
-    /// userfaultfd that serves what there is, if there is one.
-    pub(crate) fn retire(&self, why: &str) -> Option<Uffd> {
+    /// Ends elision for good, without a message: for a reason that is not a failure. Returns whether
+    /// there ever was a userfaultfd, which goes on serving what there is.
+    pub(crate) fn retire(&self, why: &str) -> bool {
         let _critical = Critical::enter();
         let _guard = self.start.guard();
         self.retire_now(why)
@@ -397,14 +384,13 @@ impl Engine {
         is_free
     }
 
-    fn retire_now(&self, why: &str) -> Option<Uffd> {
-        let uffd = self.uffd_so_far();
+    fn retire_now(&self, why: &str) -> bool {
         if self.phase.swap(Phase::Inactive as u8, AcqRel) != Phase::Inactive as u8 {
             set_min_size(usize::MAX);
             HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
             live::set_reason(why);
         }
-        uffd
+        self.arena.descriptor().open().is_some()
     }
 
     /// The block of the heap, or the foreign range, that holds `address`.

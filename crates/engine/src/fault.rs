@@ -68,8 +68,8 @@ const MAX_PAUSES: u32 = 50_000;
 ///
 /// For the only thread that the program has, with signals blocked: nobody may touch a view from here on
 /// until a handler runs again.
-pub(crate) fn stop_handler(uffd: Uffd) -> bool {
-    if uffd.ring(|page| BELL.store(page, Release)).is_err() {
+pub(crate) fn stop_handler() -> bool {
+    if ENGINE.arena.uffd().ring(|page| BELL.store(page, Release)).is_err() {
         return false;
     }
     for _ in 0..MAX_PAUSES {
@@ -91,10 +91,9 @@ pub(crate) fn stop_handler(uffd: Uffd) -> bool {
 ///
 /// # Errors
 /// What pthread_create says.
-pub fn start_handler(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
+pub fn start_handler() -> Result<(), Errno> {
     let before = READY.load(Acquire);
-    let foreign_fd = foreign.map_or(-1, Uffd::fd);
-    thread::spawn(run, main.fd() as u32 as usize | (foreign_fd as u32 as usize) << 32)?;
+    thread::spawn(run, 0)?;
     while READY.load(Acquire) == before {
         READY.wait(before);
     }
@@ -124,14 +123,18 @@ struct Handler {
     rounds: Rounds,
 }
 
-extern "C" fn run(argument: *mut c_void) -> *mut c_void {
-    let (main, foreign) = (argument as usize as i32, (argument as usize >> 32) as i32);
+extern "C" fn run(_: *mut c_void) -> *mut c_void {
+    let (main, foreign) = (ENGINE.arena.uffd(), ENGINE.foreign.uffd());
     let _critical = Critical::enter();
     // A refusal (seccomp) leaves the descriptors shared with the program, which then must not close them.
-    let is_isolated = thread::isolate([main, foreign]).is_ok();
+    let is_isolated = thread::isolate([main.fd(), foreign.map_or(-1, Uffd::fd)]).is_ok();
+    if is_isolated {
+        ENGINE.arena.descriptor().isolate();
+        ENGINE.foreign.descriptor().isolate();
+    }
     let mut handler = Handler {
-        main: Uffd::from_fd(main),
-        foreign: (foreign >= 0).then(|| Uffd::from_fd(foreign)),
+        main,
+        foreign,
         control: if is_isolated { live::open_control() } else { Control::NONE },
         inbox: Inbox::new(),
         waiting: Vec::with_capacity(MAX_LIST),
@@ -141,7 +144,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         clears: false,
         releases: false,
         is_called: false,
-        rounds: Rounds::new(Uffd::from_fd(main)),
+        rounds: Rounds::new(),
     };
     READY.fetch_add(1, Release);
     READY.wake(ALL);
@@ -247,7 +250,7 @@ impl Handler {
         }
         if self.releases && self.changes.is_empty() {
             let is_retired = ENGINE.phase() == Phase::Inactive || ENGINE.try_retire(REASON_RELEASED);
-            self.releases = !(is_retired && release::round_without_waiting(self.main));
+            self.releases = !(is_retired && release::round_without_waiting());
         }
         // A fault where nothing is known may lie where a mapping has just moved to.
         let is_settled = self.changes.is_empty();
@@ -316,8 +319,7 @@ fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners: &mut Owners) -> boo
         // The page may be one that a change took away.
         return false;
     }
-    at.try_lock()
-        .is_some_and(|mut locked| !locked.is_another() && serve_locked(uffd, &mut locked, page_address))
+    at.try_lock().is_some_and(|mut locked| !locked.is_another() && serve_locked(&mut locked, page_address))
 }
 
 /// Puts a page of zeroes in place, or wakes the thread if the page is there already.
@@ -351,7 +353,7 @@ fn is_desperate(placed: bool) -> bool {
 
 /// The last resort where userfaultfd fails: a mapping with the right bytes takes the place of absent pages.
 /// What it replaces is not registered any more, so the block can hold no further view.
-fn replace(uffd: Uffd, locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> bool {
+fn replace(locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> bool {
     let address = locked.at.base + pages.start_bytes();
     if !ENGINE.heap.contains(address) {
         // The kernel would report it, and wait until the handler has read that.
@@ -360,17 +362,17 @@ fn replace(uffd: Uffd, locked: &Locked, pages: PageRange, fill: impl Fn(usize)) 
     locked.at.block.flags.fetch_or(DISOWNED, Relaxed);
     // SAFETY: absent pages of a block that is locked; `fill` writes the bytes that belong there.
     let replaced = unsafe { mem::replace(address, pages.len_bytes(), fill) }.is_ok();
-    replaced && uffd.wake(address, pages.len_bytes())
+    replaced && locked.at.uffd().wake(address, pages.len_bytes())
 }
 
-fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
+fn serve_locked(locked: &mut Locked, page_address: usize) -> bool {
     let at = locked.at;
     let page = ((page_address - at.base) / PAGE_BYTES) as u32;
     let Some((run, state)) = locked.map().map(|map| map.at(page, PageRange::new(page, at.pages))) else {
-        return zeroes(uffd, page_address);
+        return zeroes(at.uffd(), page_address);
     };
     if state == State::Present {
-        return zeroes(uffd, page_address);
+        return zeroes(at.uffd(), page_address);
     }
     live::add(Counter::Faults, 1);
     let is_whole = locked.has_many_views() && state != State::Empty;
@@ -394,7 +396,7 @@ fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
             if (page == first || page == last) && at.slot.is_none() {
                 ENGINE.placement.touched_an_edge(site);
             }
-            fill_empty(uffd, locked, pages, &mut dropped)
+            fill_empty(locked, pages, &mut dropped)
         }
         State::Viewed(view) => {
             if sampling::is_row(view.site) {
@@ -410,7 +412,7 @@ fn serve_locked(uffd: Uffd, locked: &mut Locked, page_address: usize) -> bool {
             if view.segment.site() != view.site {
                 accounts::debit(view.segment.site(), cost_ns / 2);
             }
-            materialize(uffd, locked, pages, view, &mut dropped)
+            materialize(locked, pages, view, &mut dropped)
         }
     };
     drop(dropped);
@@ -433,20 +435,15 @@ fn batch(at: BlockRef, page: u32, run: PageRange, state: &State<Segment>) -> Pag
 }
 
 /// Puts zeroes into empty pages. False: nothing could be placed; try again.
-pub(crate) fn fill_empty(
-    uffd: Uffd,
-    locked: &mut Locked,
-    pages: PageRange,
-    dropped: &mut Dropped<Segment>,
-) -> bool {
-    let uffd = locked.at.uffd(uffd);
+pub(crate) fn fill_empty(locked: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) -> bool {
+    let uffd = locked.at.uffd();
     let address = locked.at.base + pages.start_bytes();
     let done_bytes = match ENGINE.arena.fill_zeroes(uffd, address, pages.len_bytes()) {
         Ok(()) => pages.len_bytes(),
         Err((done_bytes, Errno::EEXIST)) => done_bytes + PAGE_BYTES,
         Err((done_bytes @ 1.., _)) => done_bytes,
         Err((0, _)) if uffd.zero_page(address) == Ok(()) => PAGE_BYTES,
-        Err((0, _)) if is_desperate(false) && replace(uffd, locked, pages, |_| ()) => pages.len_bytes(),
+        Err((0, _)) if is_desperate(false) && replace(locked, pages, |_| ()) => pages.len_bytes(),
         Err((0, _)) => 0,
     };
     if done_bytes > 0 {
@@ -463,25 +460,23 @@ pub(crate) fn fill_empty(
 
 /// Where copying pages in fails: moves some in that `fill` has filled, or replaces the mapping. Returns how
 /// many pages were placed, from the start.
-fn place_otherwise(uffd: Uffd, locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> u32 {
-    let placed =
-        ENGINE.arena.take_resident(uffd, pages.len()).map_or(0, |Resident { pages: resident, .. }| {
-            fill(ENGINE.arena.address(resident.start));
-            put_pages(uffd, locked.at.base + pages.start_bytes(), resident)
-        });
-    if is_desperate(placed > 0) && replace(uffd, locked, pages, fill) { pages.len() } else { placed }
+fn place_otherwise(locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> u32 {
+    let placed = ENGINE.arena.take_resident(pages.len()).map_or(0, |Resident { pages: resident, .. }| {
+        fill(ENGINE.arena.address(resident.start));
+        put_pages(locked.at, pages.start, resident)
+    });
+    if is_desperate(placed > 0) && replace(locked, pages, fill) { pages.len() } else { placed }
 }
 
 /// Puts the bytes of `pages`, which are viewed by `view` from their first page on, in place: moves the
 /// segment's pages where this was its last reference, else copies. False: nothing could be placed.
 pub(crate) fn materialize(
-    uffd: Uffd,
     locked: &mut Locked,
     pages: PageRange,
     view: View<Segment>,
     dropped: &mut Dropped<Segment>,
 ) -> bool {
-    let uffd = locked.at.uffd(uffd);
+    let uffd = locked.at.uffd();
     let destination = locked.at.base + pages.start_bytes();
     let View { mut segment, offset_bytes, .. } = view;
     let source = segment.address() + offset_bytes;
@@ -514,7 +509,7 @@ pub(crate) fn materialize(
         }
     }
     if done < pages.len() {
-        done += place_otherwise(uffd, locked, PageRange::new(pages.start + done, pages.end), |to| {
+        done += place_otherwise(locked, PageRange::new(pages.start + done, pages.end), |to| {
             let skip = done as usize * PAGE_BYTES;
             // SAFETY: `to` has room for the rest; the segment's bytes are present.
             unsafe {

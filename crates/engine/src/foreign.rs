@@ -23,6 +23,7 @@
 //! Slots are used again: whoever locks one checks that it still stands for the range that was looked up.
 
 use crate::block::{Block, BlockRef, DISOWNED, Locked};
+use crate::descriptor::Descriptor;
 use crate::engine::ENGINE;
 use crate::{bounds, live};
 use smallvec::SmallVec;
@@ -34,8 +35,8 @@ use uncopy_sys::lock::Lock;
 use uncopy_sys::presence::Section;
 use uncopy_sys::procmap;
 use uncopy_sys::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire,
-    Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release, Ordering::SeqCst,
 };
 use uncopy_sys::uffd::{Change, Uffd};
 
@@ -94,7 +95,7 @@ pub struct Foreign {
     next_victim: AtomicU32,
     refusals: [AtomicUsize; REFUSALS],
     is_on: AtomicBool,
-    uffd: AtomicI32,
+    descriptor: Descriptor,
     is_changing: AtomicBool,
     /// Changes that the handler has read and not yet dealt with.
     pending: AtomicU32,
@@ -153,7 +154,7 @@ impl Foreign {
                 #[cfg(loom)]
                 refusals: core::array::from_fn(|_| AtomicUsize::new(0)),
                 is_on: AtomicBool::new(false),
-                uffd: AtomicI32::new(-1),
+                descriptor: Descriptor::new(),
                 is_changing: AtomicBool::new(false),
                 pending: AtomicU32::new(0),
                 undoing: AtomicU32::new(0),
@@ -176,17 +177,17 @@ impl Foreign {
     /// The userfaultfd of the ranges; `None`: nothing can be claimed.
     #[must_use]
     pub fn uffd(&self) -> Option<Uffd> {
-        Some(self.uffd.load(Relaxed)).filter(|fd| *fd >= 0).map(Uffd::from_fd)
+        self.descriptor.open()
     }
 
     /// The same where there are ranges; should it be gone, what is asked of it fails.
     pub(crate) fn uffd_or_none(&self) -> Uffd {
-        Uffd::from_fd(self.uffd.load(Relaxed))
+        self.descriptor.uffd()
     }
 
-    /// Sets the userfaultfd; without one nothing is claimed.
-    pub(crate) fn set_uffd(&self, uffd: Option<Uffd>) {
-        self.uffd.store(uffd.map_or(-1, Uffd::fd), Relaxed);
+    /// The numbers of the ranges' userfaultfd; without one nothing is claimed.
+    pub(crate) const fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
     }
 
     /// The range that holds `address`.
@@ -289,7 +290,7 @@ impl Foreign {
     /// be put in place; the range makes no more of them and goes on being served.
     fn undo(&self, mut locked: Locked, dropped: &mut Dropped<crate::segment::Segment>) -> bool {
         let Some(slot) = locked.at.slot else { return false };
-        if !locked.make_plain(self.uffd_or_none(), dropped) {
+        if !locked.make_plain(dropped) {
             slot.block.flags.fetch_or(DISOWNED, Relaxed);
             return false;
         }

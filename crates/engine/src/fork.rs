@@ -20,7 +20,6 @@ use uncopy_sys::lock::{Critical, Lock, forget_thread_id, thread_id};
 use uncopy_sys::presence;
 use uncopy_sys::sync::UnsafeCell;
 use uncopy_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use uncopy_sys::uffd::Uffd;
 
 /// Times that a fork waits 20 µs for the handler to deal with changes of mappings.
 const SETTLE_TRIES: u32 = 50_000;
@@ -207,18 +206,18 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     window::end_in_child(&mut served);
     drop(served);
     if ENGINE.phase() != Phase::Active {
-        ENGINE.replace_uffds(Uffd::from_fd(-1), None);
+        forget_uffds();
         // What could not be released is served by the parent's handler only.
         fill_all_views();
     } else {
         ENGINE.foreign.settle_in_child();
         if has_own_descriptors {
             // The parent's: what is done through them would happen to the parent.
-            for old in ENGINE.uffd().into_iter().chain(ENGINE.foreign.uffd()) {
+            for old in [ENGINE.arena.descriptor().open(), ENGINE.foreign.uffd()].into_iter().flatten() {
                 old.close_if_ours();
             }
         }
-        ENGINE.replace_uffds(Uffd::from_fd(-1), None);
+        forget_uffds();
         if stays_plain {
             fill_all_views();
             ENGINE.retire("a child made without fork handlers by a program with threads");
@@ -230,22 +229,23 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     finish();
 }
 
-fn go_on() -> Result<(), String> {
-    let (main, foreign) = ENGINE.open_uffds()?;
-    let registered = register_everything(main, foreign);
-    if let Err(errno) = registered {
-        main.close();
-        if let Some(foreign) = foreign {
-            foreign.close();
-        }
-        return Err(format!("a forked child's memory could not be registered: {errno}"));
-    }
-    ENGINE.replace_uffds(main, foreign);
-    Ok(())
+/// The parent's are of no use here.
+fn forget_uffds() {
+    ENGINE.arena.descriptor().set(None);
+    ENGINE.foreign.descriptor().set(None);
 }
 
-fn register_everything(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
-    ENGINE.arena.register_again(main)?;
+fn go_on() -> Result<(), String> {
+    ENGINE.open_uffds()?;
+    register_everything().map_err(|errno| {
+        ENGINE.close_uffds();
+        format!("a forked child's memory could not be registered: {errno}")
+    })
+}
+
+fn register_everything() -> Result<(), Errno> {
+    let main = ENGINE.arena.uffd();
+    ENGINE.arena.register_again()?;
     // Adjacent blocks are registered with one call.
     let mut run: Option<(usize, usize)> = None;
     let mut result = Ok(());
@@ -280,7 +280,7 @@ fn register_everything(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
             fill_views(at, &mut dropped);
             at.lock_for_service().forget_registration();
         } else if result.is_ok() {
-            result = foreign.map_or(Err(Errno::EBADF), |uffd| uffd.register(at.base, at.bytes()));
+            result = at.uffd().register(at.base, at.bytes());
         }
     });
     result

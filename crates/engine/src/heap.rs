@@ -256,10 +256,10 @@ impl Heap {
         let is_fresh = flags & FRESH != 0;
         if is_fresh && wants_registered && flags & REGISTERED == 0 {
             // Registered now, while it is known that no page is present.
-            if let Some(uffd) = ENGINE.uffd() {
+            if ENGINE.phase() == Phase::Active {
                 let _critical = Critical::enter();
                 // A refusal only means that the block stays plain.
-                let _ = at.lock().register(uffd);
+                let _ = at.lock().register();
             }
         }
         at.block.flags.fetch_and(!FRESH, Relaxed);
@@ -276,19 +276,23 @@ impl Heap {
     /// Makes a free block plain, whose absent pages are then the kernel's to fill. Where that is refused, they are
     /// filled by faults of ours.
     fn unregister(at: BlockRef) {
-        let Some(uffd) = ENGINE.uffd() else { return };
+        if ENGINE.phase() != Phase::Active {
+            return;
+        }
         let _critical = Critical::enter_briefly();
         let mut dropped = Dropped::new();
-        at.lock().make_plain(uffd, &mut dropped);
+        at.lock().make_plain(&mut dropped);
         drop(dropped);
     }
 
     /// Saves the faults at the edges of a block that nobody knows yet.
     fn fill_edges(at: BlockRef) {
-        let Some(uffd) = ENGINE.uffd() else { return };
+        if ENGINE.phase() != Phase::Active {
+            return;
+        }
         let _critical = Critical::enter_briefly();
         let mut dropped = Dropped::new();
-        fill_edges(uffd, &mut at.lock(), &mut dropped);
+        fill_edges(&mut at.lock(), &mut dropped);
         drop(dropped);
     }
 
@@ -390,9 +394,9 @@ impl Heap {
         let Some(_section) = Section::enter() else { return };
         at.block.flags.fetch_or(STACK, Relaxed);
         let mut dropped = Dropped::new();
-        if let Some(uffd) = ENGINE.uffd() {
+        if ENGINE.phase() == Phase::Active {
             // Where this fails, its pages go on being served.
-            let _ = at.lock().make_plain(uffd, &mut dropped);
+            let _ = at.lock().make_plain(&mut dropped);
         }
         drop(dropped);
     }
@@ -433,10 +437,8 @@ impl Heap {
             {
                 let mut locked = at.lock();
                 locked.change(|map| map.empty_all_views(&mut dropped));
-                if flags & HELD_A_VIEW != 0
-                    && let Some(uffd) = ENGINE.uffd()
-                {
-                    clear_long_runs(uffd, &mut locked);
+                if flags & HELD_A_VIEW != 0 && ENGINE.phase() == Phase::Active {
+                    clear_long_runs(&mut locked);
                 }
                 present_pages = at.pages - at.block.absent_pages.load(Relaxed);
                 if let Some(open) = locked.exchange_open(None) {
@@ -520,9 +522,9 @@ impl Heap {
                 let Some(_section) = Section::enter() else { return };
                 let mut dropped = Dropped::new();
                 let mut locked = block.lock_for_service();
-                if let Some(uffd) = ENGINE.uffd_so_far() {
+                if ENGINE.arena.descriptor().open().is_some() {
                     // Where this fails, absent pages go on being served.
-                    let _ = locked.make_plain(uffd, &mut dropped);
+                    let _ = locked.make_plain(&mut dropped);
                 }
                 drop(locked);
                 drop(dropped);

@@ -22,7 +22,6 @@ use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
-use uncopy_sys::uffd::Uffd;
 
 /// Parts of a scattered input at most; calls with more go to libc as they are.
 pub const MAX_PARTS: usize = 64;
@@ -93,7 +92,6 @@ pub fn is_candidate(parts: &[Part]) -> bool {
 
 /// Inputs that have been redirected; to be finished with the number of bytes that arrived.
 pub struct Input<'a> {
-    uffd: Uffd,
     parts: &'a mut [Part],
     progress: InProgress,
     /// What it took until the call for each part, ns.
@@ -114,7 +112,6 @@ impl<'a> Input<'a> {
         let section = Section::enter()?;
         ENGINE.look_after_memory();
         let mut redirected = RedirectedParts::new();
-        let mut uffd = ENGINE.uffd();
         for (index, part) in parts.iter_mut().enumerate() {
             if part.len_bytes < ENGINE.min_size_bytes() || part.len_bytes > MAX_PART_BYTES {
                 continue;
@@ -151,13 +148,9 @@ impl<'a> Input<'a> {
                     continue;
                 }
             }
-            let active = match uffd {
-                Some(active) => active,
-                None => {
-                    uffd = ENGINE.activate();
-                    uffd?
-                }
-            };
+            if !ENGINE.activate() {
+                return None;
+            }
             let (target, lead_bytes) = if let Some(open) = open {
                 let filled_bytes = open.filled_bytes;
                 (Target::Open(open), filled_bytes)
@@ -166,7 +159,7 @@ impl<'a> Input<'a> {
                 continue;
             } else {
                 let lead_bytes = range.start % PAGE_BYTES;
-                let Ok(draft) = Draft::new(active, lead_bytes + part.len_bytes) else {
+                let Ok(draft) = Draft::new(lead_bytes + part.len_bytes) else {
                     live::add(Counter::Fallbacks, 1);
                     accounts::refused(site, Field::Refused);
                     continue;
@@ -176,14 +169,12 @@ impl<'a> Input<'a> {
             part.address = target.address() + lead_bytes;
             redirected.push((index, Redirected { at, range, target, lead_bytes, site, account, allowed }));
         }
-        match uffd {
-            Some(uffd) if !redirected.is_empty() => {
-                let begun_ns = work.took_ns().map(|ns| ns / redirected.len() as i64);
-                let progress = InProgress::new(Held::Input(redirected));
-                Some(Self { section, uffd, parts, progress, begun_ns })
-            }
-            _ => None,
+        if redirected.is_empty() {
+            return None;
         }
+        let begun_ns = work.took_ns().map(|ns| ns / redirected.len() as i64);
+        let progress = InProgress::new(Held::Input(redirected));
+        Some(Self { section, parts, progress, begun_ns })
     }
 
     /// The parts as the system call should see them.
@@ -206,7 +197,7 @@ impl<'a> Input<'a> {
 
     /// The same for several messages: for each, its number of parts and what arrived in them.
     pub fn finish_messages(self, messages: &[(usize, usize)]) {
-        let Self { section, uffd, parts, progress, begun_ns } = self;
+        let Self { section, parts, progress, begun_ns } = self;
         if section.is_outside() {
             progress.leave(|held| put_in_buffers(&section, held, parts, messages));
             return;
@@ -215,7 +206,7 @@ impl<'a> Input<'a> {
         let mut redirected = redirected.into_iter().peekable();
         for (index, len_bytes) in arrivals(parts, messages) {
             if let Some((_, target)) = redirected.next_if(|(at, _)| *at == index) {
-                install(&section, uffd, target, len_bytes, begun_ns);
+                install(&section, target, len_bytes, begun_ns);
             }
         }
     }
@@ -257,7 +248,9 @@ fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
     }
     // It opens a file, which a cancelled thread may not do in a section that holds locks.
     let _critical = Critical::enter();
-    ENGINE.activate()?;
+    if !ENGINE.activate() {
+        return None;
+    }
     accounts::debit(site, CLAIM_NS);
     let at = ENGINE.foreign.claim(part.address, part.len_bytes)?;
     Some((at, at.range(part.address, part.len_bytes)?))
@@ -293,7 +286,7 @@ fn survey(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
     }
 }
 
-fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize, begun_ns: Option<i64>) {
+fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Option<i64>) {
     let work = Work::begin();
     let Redirected { at, range, target, lead_bytes, site, account, allowed } = part;
     ENGINE.sites.record_input(account, len_bytes);
@@ -315,13 +308,13 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize, be
             open.segment.touch();
             (open.segment, lead_bytes + len_bytes)
         }
-        Target::Draft(draft) if is_worth_it && allowed && locked.register(uffd).is_ok() => {
+        Target::Draft(draft) if is_worth_it && allowed && locked.register().is_ok() => {
             // An investment: the next draft finds these pages in the reservoir. See `Done::moves_ns`.
             accounts::debit(site, draft.cost_ns().min(ENGINE.costs.copy_ns(len_bytes) / 2));
             (draft.freeze(site), lead_bytes + len_bytes)
         }
         Target::Draft(draft) => {
-            put_in_buffer(section, uffd, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
+            put_in_buffer(section, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
             accounts::add(site, Field::CopiedBytes, len_bytes as u64);
             sampling::spend(ENGINE.costs.copy_ns(len_bytes));
             charge(0);
@@ -333,13 +326,13 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize, be
     let mut missing = smallvec::SmallVec::new();
     let mut known_ns = 0;
     // Disowned while the system call ran: the bytes go to the buffer, which faults like any memory.
-    let can_view = locked.register(uffd).is_ok();
+    let can_view = locked.register().is_ok();
     if len_bytes > 0 && !can_view {
         missing.push(range);
     } else if len_bytes > 0 {
         let steps = with_touched(plan(range.start, &pieces, 1), range.touched_pages(), ENGINE.to_copy(site));
         // SAFETY: the block is registered and locked; the segment is present and not in the heap.
-        let done = unsafe { apply(uffd, &mut locked, &source, &steps, site, &mut dropped) };
+        let done = unsafe { apply(&mut locked, &source, &steps, site, &mut dropped) };
         live::add(Counter::ElidedInputs, 1);
         live::add(Counter::InputBytes, len_bytes);
         live::add(Counter::CopiedBytes, done.copied_bytes);
@@ -370,7 +363,6 @@ fn install(section: &Section, uffd: Uffd, part: Redirected, len_bytes: usize, be
 #[allow(clippy::too_many_arguments, reason = "the parts of one redirected input")]
 fn put_in_buffer(
     section: &Section,
-    uffd: Uffd,
     mut locked: Locked,
     mut draft: Draft,
     lead_bytes: usize,
@@ -384,12 +376,12 @@ fn put_in_buffer(
     let base = locked.at.base;
     draft.shorten(lead_bytes + range.len());
     if moves_pages {
-        move_in(uffd, &mut locked, &mut draft, range, dropped);
+        move_in(&mut locked, &mut draft, range, dropped);
     }
     let mut missing = Ranges::new();
     subtract(range, &draft_moved(&mut draft, range), &mut missing);
     for part in &missing {
-        prepare_overwrite(uffd, &mut locked, *part, dropped);
+        prepare_overwrite(&mut locked, *part, dropped);
     }
     drop(locked);
     section.leave_for(|| {
@@ -403,13 +395,7 @@ fn put_in_buffer(
 }
 
 /// Moves the draft's pages into those whole pages of `range` that are absent.
-fn move_in(
-    uffd: Uffd,
-    locked: &mut Locked,
-    draft: &mut Draft,
-    range: ByteRange,
-    dropped: &mut Dropped<Segment>,
-) {
+fn move_in(locked: &mut Locked, draft: &mut Draft, range: ByteRange, dropped: &mut Dropped<Segment>) {
     let whole = range.whole_pages();
     let first_page = (range.start / PAGE_BYTES) as u32;
     let mut page = whole.start;
@@ -426,7 +412,7 @@ fn move_in(
         // SAFETY: the destination is absent and locked, the draft ours alone.
         let placed = unsafe {
             let destination = locked.at.base + run.start_bytes();
-            locked.at.uffd(uffd).move_pages(destination, from, run.len_bytes())
+            locked.at.uffd().move_pages(destination, from, run.len_bytes())
         };
         let moved = PageRange::new(run.start, run.start + (placed.done_bytes / PAGE_BYTES) as u32);
         live::add(Counter::MovedPages, moved.len() as usize);

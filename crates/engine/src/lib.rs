@@ -52,6 +52,7 @@ mod calls;
 mod compaction;
 pub mod constants;
 pub mod copy;
+pub mod descriptor;
 pub mod engine;
 pub mod fault;
 pub mod foreign;
@@ -72,3 +73,5 @@ mod window;
 
 #[cfg(all(test, loom))]
 mod models;
+#[cfg(all(test, not(loom), feature = "inject"))]
+mod tests;

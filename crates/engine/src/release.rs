@@ -8,7 +8,6 @@ use crate::block::{BlockRef, Locked};
 use crate::engine::ENGINE;
 use uncopy_core::page_map::Dropped;
 use uncopy_sys::lock::Critical;
-use uncopy_sys::uffd::Uffd;
 
 /// Rounds over all blocks that [`release_all`] makes before it leaves the rest to the fault service.
 const MAX_ROUNDS: u32 = 8;
@@ -18,24 +17,26 @@ const MAX_ROUNDS: u32 = 8;
 ///
 /// No lock may be held. Not for the handler thread, which never waits for one.
 pub fn release_all(why: &str) -> bool {
-    let Some(uffd) = ENGINE.retire(why) else { return true };
+    if !ENGINE.retire(why) {
+        return true;
+    }
     let _critical = Critical::enter();
     let _undoing = ENGINE.foreign.begin_undo();
-    (0..MAX_ROUNDS).any(|_| round(uffd, |at| Some(at.lock_for_service())))
+    (0..MAX_ROUNDS).any(|_| round(|at| Some(at.lock_for_service())))
 }
 
-/// One round for the handler thread of `uffd`, after [`crate::engine::Engine::retire`]: blocks that another
+/// One round for the handler thread, after [`crate::engine::Engine::retire`]: blocks that another
 /// thread holds are left for the next one. Returns whether nothing is left.
-pub(crate) fn round_without_waiting(uffd: Uffd) -> bool {
-    round(uffd, BlockRef::try_lock)
+pub(crate) fn round_without_waiting() -> bool {
+    round(BlockRef::try_lock)
 }
 
-fn round(uffd: Uffd, lock: impl Fn(BlockRef) -> Option<Locked>) -> bool {
+fn round(lock: impl Fn(BlockRef) -> Option<Locked>) -> bool {
     let mut is_done = true;
     ENGINE.for_each_block(|at| {
         // Locked before it is looked at: a hook may be about to register it.
         let mut dropped = Dropped::new();
-        is_done &= lock(at).is_some_and(|mut locked| locked.make_plain(uffd, &mut dropped));
+        is_done &= lock(at).is_some_and(|mut locked| locked.make_plain(&mut dropped));
     });
     is_done
 }

@@ -20,7 +20,6 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, fence};
 use uncopy_sys::sync::{Arc, UnsafeCell};
-use uncopy_sys::uffd::Uffd;
 
 /// A run of the arena that a call is still filling. Owned by that call alone.
 #[derive(Debug)]
@@ -44,12 +43,12 @@ impl Draft {
     ///
     /// # Errors
     /// ENOMEM, also where that is more than uncopy may keep.
-    pub fn new(uffd: Uffd, len_bytes: usize) -> Result<Self, Errno> {
+    pub fn new(len_bytes: usize) -> Result<Self, Errno> {
         let wanted = pages_up(len_bytes).max(1);
         if uncopy_sys::alloc::is_low() || !bounds::admits(wanted as usize * PAGE_BYTES) {
             return Err(Errno::ENOMEM);
         }
-        let Resident { pages, cost_ns } = ENGINE.arena.take_resident(uffd, wanted)?;
+        let Resident { pages, cost_ns } = ENGINE.arena.take_resident(wanted)?;
         live::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
         let (end, holes) = (AtomicU32::new(pages.end), UnsafeCell::new(Vec::new()));
         Ok(Self { pages, cost_ns, end, holes, sends: Sends::new() })

@@ -23,7 +23,6 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::sync::UnsafeCell;
 use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use uncopy_sys::thread::now_ms;
-use uncopy_sys::uffd::Uffd;
 
 /// Time between rounds at least, ms.
 const ROUND_MS: u64 = if bounds::IS_EAGER { 4 } else { 1000 };
@@ -128,7 +127,6 @@ pub(crate) fn in_child() {
 
 /// What the handler thread knows of it.
 pub(crate) struct Rounds {
-    uffd: Uffd,
     /// When the next round is due; `None`: when somebody says so.
     due_ms: Option<u64>,
     began_ms: u64,
@@ -139,9 +137,9 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    pub(crate) fn new(uffd: Uffd) -> Self {
+    pub(crate) fn new() -> Self {
         let due_ms = (!cfg!(loom)).then(|| now_ms() + ROUND_MS);
-        Self { uffd, due_ms, began_ms: 0, is_under_way: false, must_retry: false }
+        Self { due_ms, began_ms: 0, is_under_way: false, must_retry: false }
     }
 
     /// How long the handler may sleep if nothing happens, ms; -1: without limit.
@@ -193,7 +191,7 @@ impl Rounds {
     fn arm(&self, state: &State) -> bool {
         let bell = UPKEEP.bell.load(Relaxed);
         let page = if bell == 0 {
-            let Ok(page) = ENGINE.arena.take_nonresident(self.uffd, 1) else { return true };
+            let Ok(page) = ENGINE.arena.take_nonresident(1) else { return true };
             UPKEEP.bell.store(ENGINE.arena.address(page.start), Relaxed);
             page
         } else {

@@ -137,7 +137,7 @@ fn place(uffd: Uffd, at: BlockRef, page_address: usize, is_gone: bool) -> bool {
         return crate::fault::zeroes(uffd, page_address);
     };
     // SAFETY: the segment's bytes are present and stay so while the view is there.
-    let placed = unsafe { at.uffd(uffd).copy(page_address, segment.address() + offset_bytes, PAGE_BYTES) };
+    let placed = unsafe { at.uffd().copy(page_address, segment.address() + offset_bytes, PAGE_BYTES) };
     match placed.error {
         None => true,
         Some(Errno::EEXIST) => uffd.wake(page_address, PAGE_BYTES),

@@ -49,7 +49,7 @@ extern "C" fn child() {
 
 /// See [`end`]. Called in the first thread.
 fn watch_end() {
-    end::watch(|| ENGINE.uffd_so_far().is_some() || uncopy_twin::has_handler());
+    end::watch(|| ENGINE.arena.descriptor().open().is_some() || uncopy_twin::has_handler());
 }
 
 /// Registers the fork handlers, once, before anyone else's.

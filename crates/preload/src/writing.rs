@@ -39,7 +39,7 @@ const MAX_MESSAGES: usize = 64;
 
 /// Whether any buffer can hold a view: until then vectors are not looked at.
 fn may_have_views() -> bool {
-    MIN_SIZE_BYTES.load(Relaxed) != usize::MAX && ENGINE.uffd().is_some()
+    MIN_SIZE_BYTES.load(Relaxed) != usize::MAX && ENGINE.is_active()
 }
 
 /// Whether one buffer may have views, or may be lent.

@@ -161,6 +161,8 @@ static LOG: AtomicUsize = AtomicUsize::new(0);
 /// The call to fail, 0: none.
 static AT: AtomicU64 = AtomicU64::new(0);
 static ERRNO: AtomicI32 = AtomicI32::new(0);
+/// The kind of calls that all fail, or -1.
+static REFUSED: AtomicI32 = AtomicI32::new(-1);
 /// The character behind N, or 0.
 static MODE: AtomicI32 = AtomicI32::new(0);
 
@@ -234,6 +236,10 @@ fn can_last(kind: Kind) -> bool {
 /// Counts a call; true: it must fail, with `errno` as it is then.
 #[must_use]
 pub fn refuses(kind: Kind) -> bool {
+    if REFUSED.load(Relaxed) == kind as i32 {
+        errno::set(ERRNO.load(Relaxed));
+        return true;
+    }
     let Some(log) = log() else { return false };
     let number = log.count.fetch_add(1, Relaxed) + 1;
     if let Some(entry) = log.kinds.get(number as usize - 1) {
@@ -255,6 +261,17 @@ pub fn refuses(kind: Kind) -> bool {
         errno::set(ERRNO.load(Relaxed));
     }
     refused
+}
+
+/// Lets every call of a kind fail from here on, for tests inside the process.
+pub fn refuse(kind: Kind, errno: i32) {
+    ERRNO.store(errno, Relaxed);
+    REFUSED.store(kind as i32, Relaxed);
+}
+
+/// Ends what [`refuse`] began.
+pub fn refuse_nothing() {
+    REFUSED.store(-1, Relaxed);
 }
 
 /// Whether the next call to be counted does only half of its work.

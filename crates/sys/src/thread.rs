@@ -197,6 +197,13 @@ pub fn handler_lives() -> bool {
     handler != 0 && unsafe { syscall!(libc::SYS_tgkill, std::process::id(), handler, 0) } == 0
 }
 
+/// Whether the calling thread is the handler.
+#[inline]
+#[must_use]
+pub fn is_handler() -> bool {
+    HANDLER.load(Relaxed) == crate::lock::thread_id()
+}
+
 /// Gives the calling thread a table of descriptors that holds only `kept` (in any order), and a name.
 ///
 /// # Errors

@@ -14,11 +14,12 @@ fn a_hook_that_sees_the_engine_active_finds_all_of_it() {
         let activating = spawn(|| {
             assert!(ENGINE.ensure_heap());
             let at = block();
-            let uffd = ENGINE.activate().expect("active");
-            at.lock().register(uffd).expect("registered");
+            assert!(ENGINE.activate(), "active");
+            at.lock().register().expect("registered");
         });
         // What every hook does: a look at the gate, then at the heap, then at the engine.
-        if let Some(uffd) = ENGINE.uffd() {
+        if ENGINE.is_active() {
+            let uffd = ENGINE.arena.uffd();
             assert!(ENGINE.heap.is_reserved());
             assert_ne!(ENGINE.arena.address(0), 0, "the arena is reserved");
             uffd.register(ENGINE.arena.address(0), PAGE_BYTES).expect("an open userfaultfd");
@@ -34,10 +35,16 @@ fn two_hooks_that_need_the_engine_at_once_get_the_same_one() {
         configure();
         let other = spawn(|| {
             assert!(ENGINE.ensure_heap());
-            ENGINE.activate().expect("active").fd()
+            {
+                assert!(ENGINE.activate());
+                ENGINE.arena.uffd().fd()
+            }
         });
         assert!(ENGINE.ensure_heap());
-        let fd = ENGINE.activate().expect("active").fd();
+        let fd = {
+            assert!(ENGINE.activate());
+            ENGINE.arena.uffd().fd()
+        };
         assert_eq!(other.join().expect("thread"), fd);
         assert_eq!(fd, 1, "opened once");
         end();
@@ -67,7 +74,7 @@ fn no_address_outside_the_heap_is_ever_found_in_it() {
 #[test]
 fn two_threads_never_get_the_same_block() {
     check(DEEP, || {
-        let (first, second) = active(|_| (block(), block()));
+        let (first, second) = active(|| (block(), block()));
         ENGINE.heap.free(first.base);
         let other = spawn(move || {
             ENGINE.heap.free(second.base);

@@ -16,9 +16,9 @@ fn no_segment_is_left() {
 #[test]
 fn a_page_touched_while_a_hook_copies_it_holds_its_bytes() {
     check(PREEMPTIONS, || {
-        let (from, to) = active(|uffd| {
+        let (from, to) = active(|| {
             let (from, to) = (block(), block());
-            fill(uffd, from, 2, 7);
+            fill(from, 2, 7);
             (from, to)
         });
         let touching = spawn(move || assert_eq!(load(from.base + PAGE_BYTES), 7));
@@ -37,9 +37,9 @@ fn a_page_touched_while_a_hook_copies_it_holds_its_bytes() {
 #[test]
 fn two_threads_that_touch_the_same_page_both_go_on() {
     check(PREEMPTIONS, || {
-        let at = active(|uffd| {
+        let at = active(|| {
             let at = block();
-            fill(uffd, at, 2, 7);
+            fill(at, 2, 7);
             at
         });
         let other = spawn(move || assert_eq!(load(at.base), 7));
@@ -55,9 +55,9 @@ fn two_threads_that_touch_the_same_page_both_go_on() {
 #[test]
 fn a_copy_keeps_its_bytes_when_the_original_is_overwritten_afterwards() {
     check(DEEP, || {
-        let (from, to, other) = active(|uffd| {
+        let (from, to, other) = active(|| {
             let (from, to, other) = (block(), block(), block());
-            fill(uffd, from, 2, 7);
+            fill(from, 2, 7);
             copy(from, to, 2);
             (from, to, other)
         });
@@ -82,16 +82,15 @@ fn a_copy_keeps_its_bytes_when_the_original_is_overwritten_afterwards() {
 #[test]
 fn pages_are_moved_only_for_the_last_reference() {
     check(DEEP, || {
-        let (from, to) = active(|uffd| {
+        let (from, to) = active(|| {
             let (from, to) = (block(), block());
-            fill(uffd, from, 2, 7);
+            fill(from, 2, 7);
             copy(from, to, 2);
             (from, to)
         });
         let freeing = spawn(move || ENGINE.heap.free(from.base));
-        let uffd = ENGINE.uffd().expect("active");
         let mut dropped = uncopy_core::page_map::Dropped::new();
-        crate::apply::make_present(uffd, &mut to.lock(), to.all(), &mut dropped);
+        crate::apply::make_present(&mut to.lock(), to.all(), &mut dropped);
         drop(dropped);
         assert_eq!(load(to.base), 7);
         assert_eq!(load(to.base + PAGE_BYTES), 7);
@@ -107,9 +106,9 @@ fn pages_are_moved_only_for_the_last_reference() {
 #[test]
 fn a_fault_under_the_faulting_threads_own_lock_is_served() {
     check(PREEMPTIONS, || {
-        let (lost, at) = active(|uffd| {
+        let (lost, at) = active(|| {
             let (lost, at) = (block(), block());
-            fill(uffd, at, 2, 7);
+            fill(at, 2, 7);
             store(lost.base, 1);
             uncopy_sys::uffd::set_present(lost.base, PAGE_BYTES, false);
             (lost, at)
@@ -132,10 +131,10 @@ fn a_fault_under_the_faulting_threads_own_lock_is_served() {
 #[test]
 fn a_fault_in_a_block_that_another_thread_holds_waits_and_is_served() {
     check(DEEP, || {
-        let (from, to) = active(|uffd| {
+        let (from, to) = active(|| {
             let (from, to) = (block(), block());
-            fill(uffd, from, 2, 7);
-            fill(uffd, to, 2, 8);
+            fill(from, 2, 7);
+            fill(to, 2, 8);
             (from, to)
         });
         let touching = spawn(move || assert_eq!(load(to.base + PAGE_BYTES), 8));

@@ -24,10 +24,10 @@ fn all_is_held() {
 #[test]
 fn a_fork_waits_for_hooks_and_holds_every_lock() {
     check(BROAD, || {
-        let (low, high) = active(|uffd| {
+        let (low, high) = active(|| {
             let (low, high) = (block(), block());
-            fill(uffd, low, 1, 7);
-            fill(uffd, high, 2, 7);
+            fill(low, 1, 7);
+            fill(high, 2, 7);
             (low, high)
         });
         // Each takes both locks; which one is first depends on the addresses, not on the direction.
@@ -48,9 +48,9 @@ fn a_fork_waits_for_hooks_and_holds_every_lock() {
 #[test]
 fn a_fork_among_faults_and_allocations_goes_on() {
     check(BROAD, || {
-        let at = active(|uffd| {
+        let at = active(|| {
             let at = block();
-            fill(uffd, at, 2, 7);
+            fill(at, 2, 7);
             at
         });
         let touching = spawn(move || assert_eq!(load(at.base + PAGE_BYTES), 7));
@@ -75,9 +75,9 @@ fn a_fork_among_faults_and_allocations_goes_on() {
 #[test]
 fn a_hook_ends_while_a_fork_holds_every_lock() {
     check(PREEMPTIONS, || {
-        let (from, to) = active(|uffd| {
+        let (from, to) = active(|| {
             let (from, to) = (block(), block());
-            fill(uffd, from, 1, 7);
+            fill(from, 1, 7);
             (from, to)
         });
         fork::prepare();
@@ -98,9 +98,9 @@ fn a_hook_ends_while_a_fork_holds_every_lock() {
 #[test]
 fn a_page_is_served_while_a_fork_holds_every_lock() {
     check(PREEMPTIONS, || {
-        let at = active(|uffd| {
+        let at = active(|| {
             let at = block();
-            fill(uffd, at, 2, 7);
+            fill(at, 2, 7);
             at
         });
         fork::prepare();
@@ -119,9 +119,9 @@ fn a_page_is_served_while_a_fork_holds_every_lock() {
 #[test]
 fn two_threads_that_fork_at_once_take_turns() {
     check(DEEP, || {
-        let at = active(|uffd| {
+        let at = active(|| {
             let at = block();
-            fill(uffd, at, 2, 7);
+            fill(at, 2, 7);
             at
         });
         let fork_once = || {
@@ -142,9 +142,9 @@ fn two_threads_that_fork_at_once_take_turns() {
 #[test]
 fn a_child_serves_the_faults_of_what_it_inherited() {
     check(1, || {
-        let at = active(|uffd| {
+        let at = active(|| {
             let at = block();
-            fill(uffd, at, 2, 7);
+            fill(at, 2, 7);
             at
         });
         fork::prepare();
@@ -152,7 +152,7 @@ fn a_child_serves_the_faults_of_what_it_inherited() {
         let other = spawn(move || assert_eq!(load(at.base + PAGE_BYTES), 7));
         assert_eq!(load(at.base), 7);
         other.join().expect("thread");
-        assert!(ENGINE.uffd().is_some_and(|uffd| uffd.fd() > 1), "the parent's is the first");
+        assert!(ENGINE.is_active() && ENGINE.arena.uffd().fd() > 1, "the parent's is the first");
         ENGINE.heap.free(at.base);
         assert_eq!(live::get(Counter::SegmentsBytes), 0);
         end();

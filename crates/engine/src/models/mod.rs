@@ -20,7 +20,6 @@ use uncopy_core::addr::{ByteRange, PAGE_BYTES};
 use uncopy_core::options::{Options, Policy};
 use uncopy_core::page_map::{Dropped, View};
 use uncopy_sys::sync::loom;
-use uncopy_sys::uffd::Uffd;
 
 /// Preemptions in one order, at most (`LOOM_MAX_PREEMPTIONS` overrides it).
 const PREEMPTIONS: usize = 2;
@@ -36,12 +35,12 @@ fn configure() {
 }
 
 /// Brings the engine to work, and runs `prepare` with it, in one order only: what is to be checked comes after.
-fn active<T>(prepare: impl FnOnce(Uffd) -> T) -> T {
+fn active<T>(prepare: impl FnOnce() -> T) -> T {
     loom::stop_exploring();
     configure();
     assert!(ENGINE.ensure_heap());
-    let uffd = ENGINE.activate().expect("active");
-    let result = prepare(uffd);
+    assert!(ENGINE.activate(), "active");
+    let result = prepare();
     loom::explore();
     result
 }
@@ -49,8 +48,8 @@ fn active<T>(prepare: impl FnOnce(Uffd) -> T) -> T {
 /// The end of a model: the handler ends.
 fn end() {
     loom::stop_exploring();
-    if let Some(uffd) = ENGINE.uffd() {
-        uffd.close();
+    if ENGINE.is_active() {
+        ENGINE.arena.uffd().close();
     }
 }
 
@@ -61,8 +60,8 @@ fn block() -> BlockRef {
 }
 
 /// Makes the block's first `pages` pages a view of a fresh segment whose bytes are `byte`.
-fn fill(uffd: Uffd, at: BlockRef, pages: usize, byte: u8) {
-    let draft = crate::segment::Draft::new(uffd, pages * PAGE_BYTES).expect("a draft");
+fn fill(at: BlockRef, pages: usize, byte: u8) {
+    let draft = crate::segment::Draft::new(pages * PAGE_BYTES).expect("a draft");
     // SAFETY: the draft is ours and as long.
     unsafe { core::ptr::write_bytes(draft.address() as *mut u8, byte, pages * PAGE_BYTES) };
     let view = View { segment: draft.freeze(0), offset_bytes: 0, site: 0 };

@@ -9,27 +9,26 @@ use crate::segment::{Draft, Open, Segment};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::stats::Counter;
 use uncopy_sys::sync::{check, spawn};
-use uncopy_sys::uffd::Uffd;
 
 const PAGES: usize = 4;
 
-fn draft(uffd: Uffd) -> Draft {
-    Draft::new(uffd, PAGES * PAGE_BYTES).expect("a draft")
+fn draft() -> Draft {
+    Draft::new(PAGES * PAGE_BYTES).expect("a draft")
 }
 
 /// Every page of the one segment went back, and none twice.
-fn all_is_given_back(uffd: Uffd, resident_bytes: u64) {
+fn all_is_given_back(resident_bytes: u64) {
     assert_eq!(live::get(Counter::SegmentsBytes), 0);
     assert_eq!(live::get(Counter::ReservoirBytes), resident_bytes);
     let pages = (resident_bytes as usize / PAGE_BYTES) as u32;
-    let all = ENGINE.arena.take_resident(uffd, pages).expect("one run of pages").pages;
+    let all = ENGINE.arena.take_resident(pages).expect("one run of pages").pages;
     assert_eq!(live::get(Counter::ReservoirBytes), 0, "the run is {all:?}");
 }
 
 #[test]
 fn the_last_of_several_references_gives_the_pages_back_once() {
     check(DEEP, || {
-        let (uffd, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
+        let segment = active(|| draft().freeze(0));
         // A view is dropped, a call ends, an open end is closed.
         let others: Vec<_> = (0..2)
             .map(|_| {
@@ -40,7 +39,7 @@ fn the_last_of_several_references_gives_the_pages_back_once() {
         let open = Open { segment, filled_bytes: PAGE_BYTES, next_address: 0 };
         open.close();
         others.into_iter().for_each(|other| other.join().expect("thread"));
-        all_is_given_back(uffd, (PAGES * PAGE_BYTES) as u64);
+        all_is_given_back((PAGES * PAGE_BYTES) as u64);
         end();
     });
 }
@@ -49,7 +48,7 @@ fn the_last_of_several_references_gives_the_pages_back_once() {
 #[test]
 fn of_several_that_drop_a_reference_at_most_one_finds_itself_alone() {
     check(DEEP, || {
-        let (uffd, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
+        let segment = active(|| draft().freeze(0));
         let mut mine = segment.clone();
         let other = spawn(move || {
             let mut segment = segment;
@@ -62,7 +61,7 @@ fn of_several_that_drop_a_reference_at_most_one_finds_itself_alone() {
         drop(mine);
         let other_alone = other.join().expect("thread");
         assert!(!(alone && other_alone), "both found themselves alone");
-        all_is_given_back(uffd, (PAGES * PAGE_BYTES) as u64);
+        all_is_given_back((PAGES * PAGE_BYTES) as u64);
         end();
     });
 }
@@ -72,7 +71,7 @@ fn of_several_that_drop_a_reference_at_most_one_finds_itself_alone() {
 #[test]
 fn what_was_lent_is_neither_moved_nor_resident_again() {
     check(DEEP, || {
-        let (_, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
+        let segment = active(|| draft().freeze(0));
         let mut mine = segment.clone();
         let lending = spawn(move || {
             let pages = segment.lend(PAGE_BYTES, PAGE_BYTES + 1);
@@ -93,7 +92,7 @@ fn what_was_lent_is_neither_moved_nor_resident_again() {
 #[test]
 fn parts_that_are_lent_at_once_are_all_dropped() {
     check(DEEP, || {
-        let (_, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
+        let segment = active(|| draft().freeze(0));
         let lending: Vec<_> = [0, 2]
             .map(|page| {
                 let segment = segment.clone();
@@ -113,7 +112,7 @@ fn parts_that_are_lent_at_once_are_all_dropped() {
 #[test]
 fn what_calls_hold_is_given_back_once() {
     check(PREEMPTIONS, || {
-        let (uffd, segment) = active(|uffd| (uffd, draft(uffd).freeze(0)));
+        let segment = active(|| draft().freeze(0));
         let hold = |segment: &Segment| {
             let call = InProgress::new(Held::Output(Segments::from_iter([segment.clone()])));
             call.run(|| ());
@@ -138,7 +137,7 @@ fn what_calls_hold_is_given_back_once() {
         drop(segment);
         other.join().expect("thread");
         leaving.join().expect("thread");
-        all_is_given_back(uffd, (PAGES * PAGE_BYTES) as u64);
+        all_is_given_back((PAGES * PAGE_BYTES) as u64);
         end();
     });
 }
@@ -147,12 +146,11 @@ fn what_calls_hold_is_given_back_once() {
 #[test]
 fn an_open_end_goes_to_one_input_only() {
     check(PREEMPTIONS, || {
-        let (uffd, at) = active(|uffd| {
+        let at = active(|| {
             let at = super::block();
-            let open =
-                Open { segment: draft(uffd).freeze(0), filled_bytes: PAGE_BYTES, next_address: at.base };
+            let open = Open { segment: draft().freeze(0), filled_bytes: PAGE_BYTES, next_address: at.base };
             assert!(at.lock().exchange_open(Some(open)).is_none());
-            (uffd, at)
+            at
         });
         let take = move || match at.lock().exchange_open(None) {
             Some(open) => {
@@ -167,7 +165,7 @@ fn an_open_end_goes_to_one_input_only() {
         let theirs = other.join().expect("thread");
         freeing.join().expect("thread");
         assert!(mine + theirs <= 1, "taken twice");
-        all_is_given_back(uffd, (PAGES * PAGE_BYTES) as u64);
+        all_is_given_back((PAGES * PAGE_BYTES) as u64);
         end();
     });
 }

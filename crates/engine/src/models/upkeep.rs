@@ -11,13 +11,13 @@ use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, View};
 use uncopy_core::stats::Counter;
 use uncopy_sys::sync::{check, spawn};
-use uncopy_sys::uffd::{Uffd, load};
+use uncopy_sys::uffd::load;
 
 const PAGES: usize = 4;
 
 /// Makes the block's first page a view of the second page of a segment whose bytes are 7.
-fn view_a_part(uffd: Uffd, at: BlockRef) {
-    let draft = Draft::new(uffd, PAGES * PAGE_BYTES).expect("a draft");
+fn view_a_part(at: BlockRef) {
+    let draft = Draft::new(PAGES * PAGE_BYTES).expect("a draft");
     // SAFETY: the draft is ours and as long.
     unsafe { core::ptr::write_bytes(draft.address() as *mut u8, 7, PAGES * PAGE_BYTES) };
     let view = View { segment: draft.freeze(0), offset_bytes: PAGE_BYTES, site: 0 };
@@ -37,9 +37,9 @@ fn compact(blocks: &[BlockRef]) {
 #[test]
 fn a_part_that_is_copied_while_the_rest_goes_keeps_its_bytes() {
     check(PREEMPTIONS, || {
-        let (from, to) = active(|uffd| {
+        let (from, to) = active(|| {
             let (from, to) = (block(), block());
-            view_a_part(uffd, from);
+            view_a_part(from);
             (from, to)
         });
         let copying = spawn(move || copy(from, to, 1));
@@ -56,9 +56,9 @@ fn a_part_that_is_copied_while_the_rest_goes_keeps_its_bytes() {
 #[test]
 fn pages_go_back_once_whoever_is_first() {
     check(1, || {
-        let at = active(|uffd| {
+        let at = active(|| {
             let at = block();
-            view_a_part(uffd, at);
+            view_a_part(at);
             at
         });
         let freeing = spawn(move || ENGINE.heap.free(at.base));
@@ -73,7 +73,7 @@ fn pages_go_back_once_whoever_is_first() {
 #[test]
 fn a_free_block_that_becomes_bare_is_handed_out_once() {
     check(DEEP, || {
-        let class = active(|_| {
+        let class = active(|| {
             let at = block();
             ENGINE.heap.free(at.base);
             // Twice: what is free now is old then.

@@ -241,6 +241,8 @@ fn takes_any_descriptor_number(seed: u64) {
     let mut feeder = Feeder::new(seed);
     let received = feeder.received(MIB);
     let copy = Buffer::copy_of(CopyCall::Memcpy, &received, 0, MIB);
+    let mut mapped = Buffer::new(Origin::Mapped, MIB);
+    mapped.copy_from(CopyCall::Memcpy, 0, &received, 0, MIB);
     for fd in 100..1000 {
         let is_hidden = std::fs::read_link(format!("/proc/self/fd/{fd}"))
             .is_ok_and(|target| target.to_string_lossy().contains("userfaultfd"));
@@ -251,6 +253,7 @@ fn takes_any_descriptor_number(seed: u64) {
         assert_eq!(unsafe { libc::dup2(2, fd) }, fd, "dup2 to {fd}");
     }
     received.check_all("received before every number was taken");
+    mapped.check_all("copied to a foreign range before every number was taken");
     let mut third = Buffer::copy_of(CopyCall::Memcpy, &copy, 1, MIB - 1);
     feeder.receive(InputCall::Recv, &mut third, 0, MIB - 1);
     copy.check_all("copied before every number was taken");

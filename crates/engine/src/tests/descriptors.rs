@@ -1,0 +1,79 @@
+//! Each range of memory is registered with the userfaultfd that it belongs to: the arena and the heap's blocks
+//! with the main one, foreign ranges with theirs, whatever fails.
+
+use crate::apply::{Source, apply};
+use crate::engine::ENGINE;
+use crate::segment::Draft;
+use std::thread;
+use std::time::{Duration, Instant};
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_core::options::{Options, Policy};
+use uncopy_core::page_map::Dropped;
+use uncopy_core::plan::{Piece, plan};
+use uncopy_sys::inject::{self, Kind};
+use uncopy_sys::lock::Critical;
+
+const LEN_BYTES: usize = 64 * PAGE_BYTES;
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Memory of the program's own: a private anonymous mapping, never unmapped.
+fn mapping(len_bytes: usize) -> usize {
+    let (both, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let address = unsafe { libc::mmap(core::ptr::null_mut(), len_bytes, both, flags, -1, 0) };
+    assert_ne!(address, libc::MAP_FAILED);
+    address as usize
+}
+
+/// UFFDIO_REGISTER says EBUSY of memory that another userfaultfd has, and is happy with what it has itself.
+fn arena_is_registered_with_main() -> bool {
+    let len_bytes = ENGINE.arena.committed_pages() as usize * PAGE_BYTES;
+    ENGINE.arena.uffd().register(ENGINE.arena.address(0), len_bytes).is_ok()
+}
+
+#[test]
+fn page_of_a_foreign_range_that_cannot_be_copied_in_takes_fresh_arena_pages_of_the_main_descriptor() {
+    let options =
+        Options { policy: Policy::Always, min_size_bytes: PAGE_BYTES, foreign: true, ..Options::default() };
+    ENGINE.configure(&options);
+    assert!(ENGINE.ensure_heap());
+    assert!(ENGINE.activate(), "userfaultfd: run as root, or see uncopy doctor");
+    let address = mapping(LEN_BYTES);
+    {
+        let _critical = Critical::enter();
+        let at = ENGINE.foreign.claim(address, LEN_BYTES).expect("private anonymous memory");
+        let draft = Draft::new(LEN_BYTES).expect("memory");
+        // SAFETY: the draft is ours and as long.
+        unsafe { core::ptr::write_bytes(draft.address() as *mut u8, 7, LEN_BYTES) };
+        let segment = draft.freeze(0);
+        let pieces = [Piece::Segment { segment: segment.clone(), offset_bytes: 0, len_bytes: LEN_BYTES }];
+        let source = Source { start: 0, pieces: &pieces, plain: 0 };
+        let mut dropped = Dropped::new();
+        let mut locked = at.lock();
+        locked.register().expect("registered");
+        let steps = plan(0, &pieces, 1);
+        // SAFETY: the range is registered and locked; the segment is present and elsewhere.
+        let done = unsafe { apply(&mut locked, &source, &steps, 0, &mut dropped) };
+        assert_eq!(done.elided_bytes, LEN_BYTES, "the range is one view");
+        drop(locked);
+        // A second reference, so that pages are copied in and not moved; the arena has nothing left to take.
+        core::mem::forget(segment);
+        ENGINE.arena.exhaust();
+    }
+    let before = ENGINE.arena.committed_pages();
+    inject::refuse(Kind::Copy, libc::ENOMEM);
+    // SAFETY: the mapping stays.
+    let reader = thread::spawn(move || unsafe { (address as *const u8).read_volatile() });
+    let end = Instant::now() + LIMIT;
+    while ENGINE.arena.committed_pages() == before {
+        assert!(Instant::now() < end, "no page was taken from the arena");
+        thread::yield_now();
+    }
+    inject::refuse_nothing();
+    assert!(arena_is_registered_with_main(), "arena memory belongs to another userfaultfd");
+    while !reader.is_finished() {
+        assert!(Instant::now() < end, "the touched page was not put in place");
+        thread::yield_now();
+    }
+    assert_eq!(reader.join().expect("read"), 7);
+}
