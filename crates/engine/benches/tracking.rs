@@ -12,10 +12,10 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::options::{Options, Policy};
 use uncopy_core::page_map::{Dropped, View};
-use uncopy_engine::block::BlockRef;
-use uncopy_engine::copy::copy;
-use uncopy_engine::engine::ENGINE;
-use uncopy_engine::segment::{Draft, Segment};
+use uncopy_engine::arena::segment::{Draft, Segment};
+use uncopy_engine::call::copy::copy;
+use uncopy_engine::range::block::BlockRef;
+use uncopy_engine::service::activation::ENGINE;
 use uncopy_sys::alloc::Private;
 use uncopy_sys::lock::Critical;
 

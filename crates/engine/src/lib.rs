@@ -40,36 +40,13 @@
 //!    for which the fork waits, waits for a lock that the forking thread holds.
 #![allow(clippy::cast_possible_truncation, reason = "page numbers of a block or of the arena fit 32 bits")]
 
-pub mod accounts;
-pub mod alone;
-pub mod apply;
+pub mod account;
 pub mod arena;
-pub mod block;
-pub mod bounds;
-#[cfg_attr(loom, allow(dead_code, reason = "a model measures nothing"))]
-mod calibration;
-mod calls;
-mod compaction;
-pub mod constants;
-pub mod copy;
-pub mod descriptor;
-pub mod engine;
-pub mod fault;
-pub mod foreign;
-pub mod fork;
-pub mod gate;
-pub mod heap;
-pub mod input;
-pub mod live;
-mod loan;
-pub mod output;
-pub mod release;
-mod requests;
-pub mod sampling;
-pub mod segment;
-mod spent;
-mod upkeep;
-mod window;
+pub mod call;
+pub mod life;
+pub mod range;
+pub mod service;
+pub mod state;
 
 #[cfg(all(test, loom))]
 mod models;

@@ -3,12 +3,12 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
-use uncopy_engine::copy::transfer;
-use uncopy_engine::engine::ENGINE;
-use uncopy_engine::gate::HEAP_MIN_BYTES;
+use uncopy_engine::call::copy::transfer;
+use uncopy_engine::range::heap::Allocation;
+use uncopy_engine::service::activation::ENGINE;
+use uncopy_engine::state::gate::HEAP_MIN_BYTES;
 #[cfg(target_arch = "x86_64")]
-use uncopy_engine::gate::{HEAP_BASE, HEAP_LEN_BYTES};
-use uncopy_engine::heap::Allocation;
+use uncopy_engine::state::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use uncopy_interpose::{gate, slots};
 use uncopy_record::{self as record, Flags, Function, Timer};
 
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn free(pointer: Pointer) {
         base = sym HEAP_BASE,
         len = sym HEAP_LEN_BYTES,
         slot = sym FREE,
-        early = sym uncopy_engine::gate::FREE_LOOKS,
+        early = sym uncopy_engine::state::gate::FREE_LOOKS,
         body = sym free_body,
     )
 }

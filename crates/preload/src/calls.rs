@@ -17,8 +17,8 @@
 use crate::namespaces;
 use crate::process::{Memory, forked};
 use core::ffi::{c_int, c_long, c_void};
-use uncopy_engine::alone::alone;
-use uncopy_engine::engine::{ENGINE, Phase};
+use uncopy_engine::life::alone::alone;
+use uncopy_engine::service::activation::{ENGINE, Phase};
 use uncopy_interpose::slots;
 use uncopy_sys::raw::{call, run_on};
 use uncopy_sys::readable::is_readable;

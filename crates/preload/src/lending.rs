@@ -4,7 +4,7 @@
 //! program's own. So nothing waits in here but libc's `poll`; what finds no room at all is the program's own call.
 
 use core::ffi::c_int;
-use uncopy_engine::output::Output;
+use uncopy_engine::call::output::Output;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::fd::FdKind;
 use uncopy_sys::socket;

@@ -6,8 +6,8 @@
 
 use core::ffi::{c_int, c_long, c_ulong};
 use libc::{pid_t, rlimit};
-use uncopy_engine::engine::ENGINE;
-use uncopy_engine::release::release_all;
+use uncopy_engine::service::activation::ENGINE;
+use uncopy_engine::service::release::release_all;
 use uncopy_interpose::slots;
 
 slots! {

@@ -5,7 +5,7 @@
 
 use core::ffi::{c_int, c_long, c_void};
 use libc::{off_t, size_t};
-use uncopy_engine::engine::ENGINE;
+use uncopy_engine::service::activation::ENGINE;
 use uncopy_interpose::{entry, slots};
 use uncopy_record::{self as record, Function, Timer};
 

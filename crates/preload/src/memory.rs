@@ -1,8 +1,8 @@
 //! memcpy, memmove and their like.
 
 use core::sync::atomic::Ordering::Relaxed;
-use uncopy_engine::copy::copy;
-use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
+use uncopy_engine::call::copy::copy;
+use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES};
 use uncopy_interpose::{gate, slots};
 use uncopy_record::{Flags, Function, Timer};
 

@@ -2,7 +2,7 @@
 //! all of them reach the calling thread only. Our handler thread must not be in the way, nor stay behind.
 
 use core::ffi::c_int;
-use uncopy_engine::alone::alone;
+use uncopy_engine::life::alone::alone;
 use uncopy_interpose::slots;
 
 slots! {

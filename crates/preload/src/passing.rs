@@ -3,7 +3,7 @@
 
 use core::ffi::{c_int, c_uint};
 use libc::{loff_t, off_t, size_t, ssize_t};
-use uncopy_engine::gate::MIN_BYTES;
+use uncopy_engine::state::gate::MIN_BYTES;
 use uncopy_interpose::{entry, slots};
 use uncopy_record::{Function, Timer};
 

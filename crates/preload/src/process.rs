@@ -6,7 +6,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uncopy_engine::engine::{ENGINE, Phase};
+use uncopy_engine::service::activation::{ENGINE, Phase};
 use uncopy_interpose::{end, slots};
 use uncopy_twin::fork as twin;
 
@@ -24,7 +24,7 @@ extern "C" fn prepare() {
         return;
     }
     // The engine first: who is inside it may wait for a page of twin memory, nobody inside twin memory for the engine.
-    uncopy_engine::fork::prepare();
+    uncopy_engine::life::fork::prepare();
     twin::prepare();
 }
 
@@ -33,7 +33,7 @@ extern "C" fn parent() {
         return;
     }
     twin::parent();
-    uncopy_engine::fork::parent();
+    uncopy_engine::life::fork::parent();
 }
 
 extern "C" fn child() {
@@ -43,7 +43,7 @@ extern "C" fn child() {
     crate::start::own_process();
     watch_end();
     twin::child_before_others();
-    uncopy_engine::fork::child();
+    uncopy_engine::life::fork::child();
     uncopy_record::session::in_child();
 }
 
@@ -102,7 +102,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     if result == 0 {
         crate::start::own_process();
         twin::child_before_others();
-        uncopy_engine::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
+        uncopy_engine::life::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
         uncopy_record::session::in_child();
     } else {
         parent();

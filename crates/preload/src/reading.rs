@@ -3,8 +3,8 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
-use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
-use uncopy_engine::input::{Input, MAX_PARTS, Part, is_candidate};
+use uncopy_engine::call::input::{Input, MAX_PARTS, Part, is_candidate};
+use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES};
 use uncopy_interpose::{gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
 use uncopy_sys::readable::is_readable;

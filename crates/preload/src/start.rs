@@ -8,9 +8,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use uncopy_core::options::{OptionError, Options, Policy};
 use uncopy_core::stats::Counter;
-use uncopy_engine::engine::ENGINE;
-use uncopy_engine::gate::{self, FREE_LOOKS};
-use uncopy_engine::{accounts, constants, fork, live};
+use uncopy_engine::account::accounts;
+use uncopy_engine::life::fork;
+use uncopy_engine::range::constants;
+use uncopy_engine::service::activation::ENGINE;
+use uncopy_engine::state::counters;
+use uncopy_engine::state::gate::{self, FREE_LOOKS};
 use uncopy_interpose::environment;
 use uncopy_record::session;
 use uncopy_sys::lock::Critical;
@@ -87,7 +90,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         Ok(options) => options,
         Err(error) => {
             mem::say(format_args!("uncopy: inactive: {error}\n"));
-            live::set_reason("a UNCOPY_ variable has a value that is not legal");
+            counters::set_reason("a UNCOPY_ variable has a value that is not legal");
             return;
         }
     };
@@ -115,14 +118,14 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
     ENGINE.configure(&options);
     session::prepare();
-    session::watch(session::Watcher { changed: gate::settle, failed: live::set_reason });
+    session::watch(session::Watcher { changed: gate::settle, failed: counters::set_reason });
     if let Some(directory) = options.record.filter(|_| !options.off) {
         session::begin(directory, options.min_size_bytes);
     }
     if ENGINE.heap_min_bytes() != usize::MAX {
         // A filter may end the process for it.
         if !uncopy_sys::filter::is_filtered() {
-            live::remove_stale();
+            counters::remove_stale();
         }
         constants::find();
         #[cfg(target_arch = "x86_64")]
@@ -204,15 +207,15 @@ pub extern "C" fn finish() {
     }
     // From here on uncopy's own memory is allocated: no signal handler may want some in between.
     let _critical = Critical::enter();
-    live::unpublish();
+    counters::unpublish();
     accounts::end();
     session::exit();
     let Some(stats) = STATS.get() else { return };
     let is_root = stats.root.is_none_or(|root| root == pid);
-    if !is_root && live::get(Counter::InputBytes) == 0 {
+    if !is_root && counters::get(Counter::InputBytes) == 0 {
         return;
     }
-    let mut line = live::snapshot().to_json();
+    let mut line = counters::snapshot().to_json();
     line.push('\n');
     let written = if stats.path == b"-" {
         if !is_root {

@@ -1,8 +1,8 @@
 //! Whoever sees a part of the engine published sees it whole.
 
 use super::{DEEP, active, block, configure, end};
-use crate::engine::ENGINE;
-use crate::gate::{HEAP_BASE, HEAP_LEN_BYTES};
+use crate::service::activation::ENGINE;
+use crate::state::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::sync::{check, spawn};

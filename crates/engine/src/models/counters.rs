@@ -1,7 +1,7 @@
 //! Counters are counted while the page that they are in is exchanged for another.
 
 use super::DEEP;
-use crate::live;
+use crate::state::counters;
 use uncopy_core::stats::Counter;
 use uncopy_sys::sync::{check_with_tallies, spawn};
 
@@ -9,14 +9,14 @@ use uncopy_sys::sync::{check_with_tallies, spawn};
 fn nothing_that_is_counted_is_lost_when_the_counters_are_published() {
     check_with_tallies(DEEP, || {
         let counting = spawn(|| {
-            live::add(Counter::BlocksBytes, 100);
-            live::add(Counter::BlocksBytes, 20);
-            live::subtract(Counter::BlocksBytes, 100);
+            counters::add(Counter::BlocksBytes, 100);
+            counters::add(Counter::BlocksBytes, 20);
+            counters::subtract(Counter::BlocksBytes, 100);
         });
-        let publishing = spawn(live::publish);
-        live::raise(Counter::BlocksBytes, Counter::SegmentsPeakBytes, 3);
+        let publishing = spawn(counters::publish);
+        counters::raise(Counter::BlocksBytes, Counter::SegmentsPeakBytes, 3);
         counting.join().expect("thread");
         publishing.join().expect("thread");
-        assert_eq!(live::get(Counter::BlocksBytes), 23);
+        assert_eq!(counters::get(Counter::BlocksBytes), 23);
     });
 }

@@ -1,16 +1,16 @@
 //! Touching pages while hooks hold, change and free the blocks that they are in.
 
 use super::{DEEP, PREEMPTIONS, active, block, copy, end, fill};
-use crate::engine::ENGINE;
-use crate::live;
+use crate::service::activation::ENGINE;
+use crate::state::counters;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::stats::Counter;
 use uncopy_sys::sync::{check, spawn};
 use uncopy_sys::uffd::{load, store};
 
 fn no_segment_is_left() {
-    assert_eq!(live::get(Counter::Views), 0);
-    assert_eq!(live::get(Counter::SegmentsBytes), 0);
+    assert_eq!(counters::get(Counter::Views), 0);
+    assert_eq!(counters::get(Counter::SegmentsBytes), 0);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn pages_are_moved_only_for_the_last_reference() {
         });
         let freeing = spawn(move || ENGINE.heap.free(from.base));
         let mut dropped = uncopy_core::page_map::Dropped::new();
-        crate::apply::make_present(&mut to.lock(), to.all(), &mut dropped);
+        crate::range::apply::make_present(&mut to.lock(), to.all(), &mut dropped);
         drop(dropped);
         assert_eq!(load(to.base), 7);
         assert_eq!(load(to.base + PAGE_BYTES), 7);

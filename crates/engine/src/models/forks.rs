@@ -1,10 +1,10 @@
 //! A fork among hooks and faults.
 
 use super::{BROAD, DEEP, PREEMPTIONS, active, block, copy, end, fill};
-use crate::engine::ENGINE;
-use crate::fork;
-use crate::heap::Allocation;
-use crate::live;
+use crate::life::fork;
+use crate::range::heap::Allocation;
+use crate::service::activation::ENGINE;
+use crate::state::counters;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::stats::Counter;
 use uncopy_sys::lock::thread_id;
@@ -40,7 +40,7 @@ fn a_fork_waits_for_hooks_and_holds_every_lock() {
         assert_eq!(load(high.base), 7);
         ENGINE.heap.free(low.base);
         ENGINE.heap.free(high.base);
-        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
 }
@@ -66,7 +66,7 @@ fn a_fork_among_faults_and_allocations_goes_on() {
         touching.join().expect("thread");
         allocating.join().expect("thread");
         ENGINE.heap.free(at.base);
-        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
 }
@@ -89,7 +89,7 @@ fn a_hook_ends_while_a_fork_holds_every_lock() {
         assert_eq!(load(to.base), 7);
         ENGINE.heap.free(from.base);
         ENGINE.heap.free(to.base);
-        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
 }
@@ -111,7 +111,7 @@ fn a_page_is_served_while_a_fork_holds_every_lock() {
         assert_eq!(load(at.base), 7);
         assert_eq!(load(at.base + PAGE_BYTES), 7);
         ENGINE.heap.free(at.base);
-        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
 }
@@ -154,7 +154,7 @@ fn a_child_serves_the_faults_of_what_it_inherited() {
         other.join().expect("thread");
         assert!(ENGINE.is_active() && ENGINE.arena.uffd().fd() > 1, "the parent's is the first");
         ENGINE.heap.free(at.base);
-        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
 }

@@ -13,9 +13,9 @@ mod forks;
 mod segments;
 mod upkeep;
 
-use crate::block::BlockRef;
-use crate::engine::ENGINE;
-use crate::heap::Allocation;
+use crate::range::block::BlockRef;
+use crate::range::heap::Allocation;
+use crate::service::activation::ENGINE;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES};
 use uncopy_core::options::{Options, Policy};
 use uncopy_core::page_map::{Dropped, View};
@@ -61,7 +61,7 @@ fn block() -> BlockRef {
 
 /// Makes the block's first `pages` pages a view of a fresh segment whose bytes are `byte`.
 fn fill(at: BlockRef, pages: usize, byte: u8) {
-    let draft = crate::segment::Draft::new(pages * PAGE_BYTES).expect("a draft");
+    let draft = crate::arena::segment::Draft::new(pages * PAGE_BYTES).expect("a draft");
     // SAFETY: the draft is ours and as long.
     unsafe { core::ptr::write_bytes(draft.address() as *mut u8, byte, pages * PAGE_BYTES) };
     let view = View { segment: draft.freeze(0), offset_bytes: 0, site: 0 };
@@ -75,7 +75,7 @@ fn copy(from: BlockRef, to: BlockRef, pages: usize) {
     let len_bytes = pages * PAGE_BYTES;
     // SAFETY: both blocks are the model's and long enough.
     unsafe {
-        if !crate::copy::copy(to.base, from.base, len_bytes, 1) {
+        if !crate::call::copy::copy(to.base, from.base, len_bytes, 1) {
             uncopy_sys::bytes::copy(to.base as *mut u8, from.base as *const u8, len_bytes);
         }
     }

@@ -1,11 +1,11 @@
 //! References to a segment come and go in several threads; its pages go back once, with the last one.
 
 use super::{DEEP, PREEMPTIONS, active, end};
-use crate::calls::{self, Held, InProgress, Segments};
-use crate::engine::ENGINE;
-use crate::fork;
-use crate::live;
-use crate::segment::{Draft, Open, Segment};
+use crate::arena::segment::{Draft, Open, Segment};
+use crate::call::in_flight::{self, Held, InProgress, Segments};
+use crate::life::fork;
+use crate::service::activation::ENGINE;
+use crate::state::counters;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::stats::Counter;
 use uncopy_sys::sync::{check, spawn};
@@ -18,11 +18,11 @@ fn draft() -> Draft {
 
 /// Every page of the one segment went back, and none twice.
 fn all_is_given_back(resident_bytes: u64) {
-    assert_eq!(live::get(Counter::SegmentsBytes), 0);
-    assert_eq!(live::get(Counter::ReservoirBytes), resident_bytes);
+    assert_eq!(counters::get(Counter::SegmentsBytes), 0);
+    assert_eq!(counters::get(Counter::ReservoirBytes), resident_bytes);
     let pages = (resident_bytes as usize / PAGE_BYTES) as u32;
     let all = ENGINE.arena.take_resident(pages).expect("one run of pages").pages;
-    assert_eq!(live::get(Counter::ReservoirBytes), 0, "the run is {all:?}");
+    assert_eq!(counters::get(Counter::ReservoirBytes), 0, "the run is {all:?}");
 }
 
 #[test]
@@ -80,9 +80,9 @@ fn what_was_lent_is_neither_moved_nor_resident_again() {
         assert!(mine.sole().is_none(), "pages that are lent would be moved");
         drop(mine);
         lending.join().expect("thread");
-        assert_eq!(live::get(Counter::SegmentsBytes), 0);
-        assert_eq!(live::get(Counter::DroppedBytes), 2 * PAGE_BYTES as u64);
-        assert_eq!(live::get(Counter::ReservoirBytes), ((PAGES - 2) * PAGE_BYTES) as u64);
+        assert_eq!(counters::get(Counter::SegmentsBytes), 0);
+        assert_eq!(counters::get(Counter::DroppedBytes), 2 * PAGE_BYTES as u64);
+        assert_eq!(counters::get(Counter::ReservoirBytes), ((PAGES - 2) * PAGE_BYTES) as u64);
         assert!(ENGINE.arena.drop_quarantined() && !ENGINE.arena.drop_quarantined());
         end();
     });
@@ -103,7 +103,7 @@ fn parts_that_are_lent_at_once_are_all_dropped() {
         let pages: u32 = lending.into_iter().map(|thread| thread.join().expect("thread")).sum();
         // What lies between them counts as well.
         assert_eq!(pages, 3);
-        assert_eq!(live::get(Counter::DroppedBytes), 3 * PAGE_BYTES as u64);
+        assert_eq!(counters::get(Counter::DroppedBytes), 3 * PAGE_BYTES as u64);
         end();
     });
 }
@@ -128,7 +128,7 @@ fn what_calls_hold_is_given_back_once() {
                 let call = InProgress::new(Held::Output(Segments::from_iter([segment])));
                 // Jumped out of: nothing is unlinked, and the frame is used again.
                 call.leave_by_a_jump();
-                calls::end_of_thread();
+                in_flight::end_of_thread();
             })
         };
         fork::prepare();

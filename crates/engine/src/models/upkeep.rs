@@ -2,11 +2,11 @@
 //! a round of upkeep.
 
 use super::{DEEP, PREEMPTIONS, active, block, copy, end};
-use crate::block::BlockRef;
-use crate::compaction::Compaction;
-use crate::engine::ENGINE;
-use crate::live;
-use crate::segment::Draft;
+use crate::arena::segment::Draft;
+use crate::range::block::BlockRef;
+use crate::service::activation::ENGINE;
+use crate::service::compaction::Compaction;
+use crate::state::counters;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, View};
 use uncopy_core::stats::Counter;
@@ -48,7 +48,7 @@ fn a_part_that_is_copied_while_the_rest_goes_keeps_its_bytes() {
         assert_eq!((load(from.base), load(to.base)), (7, 7));
         ENGINE.heap.free(from.base);
         ENGINE.heap.free(to.base);
-        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
 }
@@ -65,7 +65,7 @@ fn pages_go_back_once_whoever_is_first() {
         // A page that goes back twice is noticed where free pages are joined.
         compact(&[at]);
         freeing.join().expect("thread");
-        assert_eq!(live::get(Counter::SegmentsBytes), 0);
+        assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
 }

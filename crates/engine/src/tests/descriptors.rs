@@ -1,9 +1,9 @@
 //! Each range of memory is registered with the userfaultfd that it belongs to: the arena and the heap's blocks
 //! with the main one, foreign ranges with theirs, whatever fails.
 
-use crate::apply::{Source, apply};
-use crate::engine::ENGINE;
-use crate::segment::Draft;
+use crate::arena::segment::Draft;
+use crate::range::apply::{Source, apply};
+use crate::service::activation::ENGINE;
 use std::thread;
 use std::time::{Duration, Instant};
 use uncopy_core::addr::PAGE_BYTES;

@@ -1,0 +1,5 @@
+//! What calls are entered into: accounts of sites, samples, the time of our own work.
+
+pub mod accounts;
+pub mod sampling;
+pub(crate) mod work;

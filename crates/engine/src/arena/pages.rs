@@ -1,0 +1,551 @@
+//! The arena: where segments live, and the reservoir of resident pages.
+//!
+//! One reserved range, committed and registered with userfaultfd step by step. A page of it is in
+//! use by a segment or an extent, or *resident* (free and present), or *nonresident* (free and absent), or *quarantined*: free, but
+//! the kernel may still refer to what is there, so that it has to become nonresident before it is used again.
+//! Registered, so that pages can be moved in; always present while in use, so that neither our own
+//! copies nor the kernel's ever fault there.
+//!
+//! The reservoir is bounded, and shrinks by what nobody has needed for a while (`upkeep`).
+
+use crate::arena::descriptor::Descriptor;
+use crate::service::activation::ENGINE;
+use crate::service::upkeep;
+use crate::state::counters;
+use crate::state::limits;
+use uncopy_core::addr::{PAGE_BYTES, PageRange};
+use uncopy_core::extents::Extents;
+use uncopy_core::policy::costs::Cost;
+use uncopy_core::stats::Counter;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::Lock;
+use uncopy_sys::mem::{Advice, Reservation, map_zeroes};
+use uncopy_sys::presence::is_outside;
+use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use uncopy_sys::sync::{Apart, UnsafeCell};
+use uncopy_sys::uffd::Uffd;
+
+/// Addresses reserved where nothing limits them.
+const RESERVED_BYTES: usize = 1 << 38;
+/// Smallest useful reservation.
+const MIN_BYTES: usize = 64 << 20;
+/// Committed and registered at a time, pages.
+const STEP_PAGES: u32 = 4096;
+/// Bytes of zeroes that `UFFDIO_COPY` reads from.
+const ZEROES_BYTES: usize = 256 << 10;
+/// A resident extent this long is worth a move of its own when pages are gathered.
+const GATHER_PAGES: u32 = 8;
+/// Resident extents that are looked at for one that can grow where it lies.
+const MAX_GROWING: usize = 8;
+/// Fewer surplus pages than this are all given back at once.
+const MIN_SURPLUS_PAGES: usize = 64;
+/// Extents given back in one go, and their pages, at most.
+const TRIM_EXTENTS: usize = 32;
+/// Quarantined pages that wait to be given back together: neighbours are dropped with one call.
+const MAX_QUARANTINED_PAGES: usize = 256;
+
+struct Inner {
+    reservation: Option<Reservation>,
+    /// Pages committed and registered, from the start.
+    committed: u32,
+    resident: Extents,
+    nonresident: Extents,
+    quarantined: Extents,
+    /// Fewest resident pages there were since the last look.
+    min_resident: usize,
+}
+
+impl Inner {
+    /// Takes note of resident pages that were taken.
+    fn took_resident(&mut self, pages: PageRange) {
+        counters::subtract(Counter::ReservoirBytes, pages.len_bytes());
+        self.min_resident = self.min_resident.min(self.resident.pages());
+    }
+
+    fn put_resident(&mut self, pages: PageRange) {
+        self.resident.insert(pages);
+        counters::add(Counter::ReservoirBytes, pages.len_bytes());
+    }
+}
+
+/// Present pages that the caller alone has.
+pub struct Resident {
+    /// Which.
+    pub pages: PageRange,
+    /// What making them present has cost, ns.
+    pub cost_ns: i64,
+}
+
+/// the arena of a process.
+pub struct Arena {
+    lock: Apart<Lock>,
+    inner: Apart<UnsafeCell<Inner>>,
+    base: AtomicUsize,
+    len_bytes: AtomicUsize,
+    zeroes: AtomicUsize,
+    descriptor: Descriptor,
+}
+
+// SAFETY: `inner` is only touched under `lock`.
+unsafe impl Sync for Arena {}
+
+impl Default for Arena {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Arena {
+    uncopy_sys::constant! {
+        /// Nothing reserved.
+        #[must_use]
+        pub const fn new() -> Self {
+            let inner = Inner {
+                reservation: None,
+                committed: 0,
+                resident: Extents::new(),
+                nonresident: Extents::new(),
+                quarantined: Extents::new(),
+                min_resident: 0,
+            };
+            Self {
+                lock: Apart(Lock::new()),
+                inner: Apart(UnsafeCell::new(inner)),
+                base: AtomicUsize::new(0),
+                len_bytes: AtomicUsize::new(0),
+                zeroes: AtomicUsize::new(0),
+                descriptor: Descriptor::new(),
+            }
+        }
+    }
+
+    /// The main userfaultfd, with which the arena and the heap's blocks are registered. Until there is one, and where
+    /// it is gone, the kernel answers every request with an error.
+    #[inline]
+    #[must_use]
+    pub fn uffd(&self) -> Uffd {
+        self.descriptor.uffd()
+    }
+
+    /// The main userfaultfd's numbers.
+    pub const fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    /// The lock, to be held across a fork.
+    #[must_use]
+    pub const fn lock(&self) -> &Lock {
+        &self.lock.0
+    }
+
+    /// Reserves the range. `max_bytes` is what the address space still allows.
+    ///
+    /// # Errors
+    /// ENOMEM where not even a small range is to be had.
+    pub fn reserve(&self, max_bytes: usize) -> Result<(), Errno> {
+        if self.base.load(Relaxed) != 0 {
+            return Ok(());
+        }
+        let mut len_bytes = RESERVED_BYTES.min(max_bytes) / PAGE_BYTES * PAGE_BYTES;
+        let reservation = loop {
+            match Reservation::new(len_bytes) {
+                Ok(reservation) => break reservation,
+                Err(errno) if len_bytes / 4 < MIN_BYTES => return Err(errno),
+                Err(_) => len_bytes = len_bytes / 4 / PAGE_BYTES * PAGE_BYTES,
+            }
+        };
+        let zeroes = map_zeroes(ZEROES_BYTES).inspect_err(|_| {
+            // SAFETY: just reserved; nobody knows it.
+            let _ = unsafe { reservation.shortened(0) };
+        })?;
+        reservation.advise(reservation.base(), len_bytes, Advice::NotInCoreDumps);
+        reservation.advise(reservation.base(), len_bytes, Advice::NoHugePages);
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        unsafe { (*self.inner.get()).reservation = Some(reservation) };
+        self.zeroes.store(zeroes, Relaxed);
+        self.len_bytes.store(len_bytes, Relaxed);
+        self.base.store(reservation.base(), Relaxed);
+        Ok(())
+    }
+
+    /// Gives the addresses that nothing has used back.
+    pub fn give_back_addresses(&self) {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *self.inner.get() };
+        if let Some(reservation) = inner.reservation {
+            // SAFETY: nothing beyond was ever handed out.
+            inner.reservation = Some(unsafe { reservation.shortened(inner.committed as usize * PAGE_BYTES) });
+        }
+    }
+
+    /// Whether `address` is in the arena.
+    #[must_use]
+    pub fn contains(&self, address: usize) -> bool {
+        address.wrapping_sub(self.base.load(Relaxed)) < self.len_bytes.load(Relaxed)
+    }
+
+    /// Address of a page.
+    #[must_use]
+    pub fn address(&self, page: u32) -> usize {
+        self.base.load(Relaxed) + page as usize * PAGE_BYTES
+    }
+
+    /// The page with this address.
+    #[must_use]
+    pub fn page_of(&self, address: usize) -> PageRange {
+        let page = ((address - self.base.load(Relaxed)) / PAGE_BYTES) as u32;
+        PageRange::new(page, page + 1)
+    }
+
+    /// Pages committed and registered so far.
+    #[cfg(all(test, not(loom), feature = "inject"))]
+    pub(crate) fn committed_pages(&self) -> u32 {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        unsafe { (*self.inner.get()).committed }
+    }
+
+    /// Leaves nothing that could be taken without committing more. What is taken is lost.
+    #[cfg(all(test, not(loom), feature = "inject"))]
+    pub(crate) fn exhaust(&self) {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *self.inner.get() };
+        while inner
+            .resident
+            .take_longest(u32::MAX)
+            .or_else(|| inner.nonresident.take_longest(u32::MAX))
+            .is_some()
+        {}
+    }
+
+    /// Registers what is committed with the userfaultfd that has replaced another: in a forked child.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn register_again(&self) -> Result<(), Errno> {
+        // SAFETY: the caller holds the lock (fork) and no other thread exists.
+        let committed = unsafe { (*self.inner.get()).committed };
+        if committed == 0 {
+            Ok(())
+        } else {
+            self.uffd().register(self.address(0), committed as usize * PAGE_BYTES)
+        }
+    }
+
+    /// Puts zeroes into absent pages anywhere in registered memory, as far as it gets.
+    pub fn fill_zeroes(&self, uffd: Uffd, address: usize, len_bytes: usize) -> Result<(), (usize, Errno)> {
+        let mut done_bytes = 0;
+        while done_bytes < len_bytes {
+            let step_bytes = (len_bytes - done_bytes).min(ZEROES_BYTES);
+            // SAFETY: the source is ZEROES_BYTES of zeroes, mapped privately and not registered.
+            let placed = unsafe { uffd.copy(address + done_bytes, self.zeroes.load(Relaxed), step_bytes) };
+            done_bytes += placed.done_bytes;
+            if let Some(errno) = placed.error {
+                return Err((done_bytes, errno));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes `pages` adjacent nonresident pages.
+    ///
+    /// # Errors
+    /// ENOMEM when the reservation is used up, or what committing says.
+    pub fn take_nonresident(&self, pages: u32) -> Result<PageRange, Errno> {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *self.inner.get() };
+        self.nonresident(inner, pages)
+    }
+
+    fn nonresident(&self, inner: &mut Inner, pages: u32) -> Result<PageRange, Errno> {
+        if let Some(found) = inner.nonresident.take(pages) {
+            return Ok(found);
+        }
+        let reservation = inner.reservation.ok_or(Errno::ENOMEM)?;
+        let total = (reservation.len_bytes() / PAGE_BYTES) as u32;
+        let step = pages.max(STEP_PAGES).min(total - inner.committed);
+        if step < pages {
+            return Err(Errno::ENOMEM);
+        }
+        let fresh = PageRange::new(inner.committed, inner.committed + step);
+        reservation.commit(self.address(fresh.start), fresh.len_bytes())?;
+        self.uffd().register(self.address(fresh.start), fresh.len_bytes())?;
+        inner.committed = fresh.end;
+        inner.nonresident.insert(fresh);
+        inner.nonresident.take(pages).ok_or(Errno::ENOMEM)
+    }
+
+    /// Takes a resident extent that is too short for `pages` pages and nonresident pages beside it: those that it takes, and which of
+    /// them are nonresident. So most of what a segment gets need not be moved.
+    fn grow_resident(inner: &mut Inner, pages: u32) -> Option<(PageRange, PageRange)> {
+        let (resident, extent, missing) =
+            inner.resident.longest_first().take(MAX_GROWING).find_map(|resident| {
+                let missing = pages - resident.len();
+                let behind = inner
+                    .nonresident
+                    .starting_at(resident.end)
+                    .filter(|nonresident| nonresident.len() >= missing);
+                let before = || {
+                    inner
+                        .nonresident
+                        .ending_at(resident.start)
+                        .filter(|nonresident| nonresident.len() >= missing)
+                };
+                match behind {
+                    Some(nonresident) => {
+                        Some((resident, nonresident, PageRange::new(resident.end, resident.end + missing)))
+                    }
+                    None => before().map(|nonresident| {
+                        (resident, nonresident, PageRange::new(resident.start - missing, resident.start))
+                    }),
+                }
+            })?;
+        inner.resident.take_part(resident, resident);
+        inner.took_resident(resident);
+        inner.nonresident.take_part(extent, missing);
+        Some((PageRange::new(resident.start.min(missing.start), resident.end.max(missing.end)), missing))
+    }
+
+    /// Takes `pages` adjacent present pages. Their bytes are whatever this process left there.
+    ///
+    /// # Errors
+    /// ENOMEM; nothing is taken then.
+    pub fn take_resident(&self, pages: u32) -> Result<Resident, Errno> {
+        let mut pieces: [PageRange; 8] = [PageRange::new(0, 0); 8];
+        let mut count = 0;
+        let (range, hole) = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            if let Some(found) = inner.resident.take(pages) {
+                inner.took_resident(found);
+                return Ok(Resident { pages: found, cost_ns: 0 });
+            }
+            let (range, hole) = match Self::grow_resident(inner, pages) {
+                Some(grown) => grown,
+                None => {
+                    let range = self.nonresident(inner, pages)?;
+                    (range, range)
+                }
+            };
+            let mut missing = hole.len();
+            while missing > 0 && count < pieces.len() && inner.resident.longest() >= GATHER_PAGES.min(missing)
+            {
+                let fits = inner.resident.take(missing);
+                let Some(piece) = fits.or_else(|| inner.resident.take_longest(missing)) else { break };
+                inner.took_resident(piece);
+                missing -= piece.len();
+                pieces[count] = piece;
+                count += 1;
+            }
+            (range, hole)
+        };
+        let moved_pages: u32 = pieces[..count].iter().map(|piece| piece.len()).sum();
+        let fill_ns = i64::from(hole.len() - moved_pages) * ENGINE.costs.get(Cost::FillPage);
+        let cost_ns = ENGINE.costs.moves_ns(count, moved_pages as usize) + fill_ns;
+        let mut filled = hole.start;
+        for piece in &pieces[..count] {
+            // SAFETY: both ranges were taken and belong to this call alone.
+            let placed = unsafe {
+                self.uffd().move_pages(self.address(filled), self.address(piece.start), piece.len_bytes())
+            };
+            let moved = (placed.done_bytes / PAGE_BYTES) as u32;
+            counters::add(Counter::MovedPages, moved as usize);
+            filled += moved;
+            self.give_nonresident(PageRange::new(piece.start, piece.start + moved));
+            self.give_resident(PageRange::new(piece.start + moved, piece.end));
+        }
+        loop {
+            let rest = PageRange::new(filled, hole.end);
+            let (done_bytes, errno) =
+                match self.fill_zeroes(self.uffd(), self.address(rest.start), rest.len_bytes()) {
+                    Ok(()) => return Ok(Resident { pages: range, cost_ns }),
+                    Err(stopped) => stopped,
+                };
+            let present = rest.start + (done_bytes / PAGE_BYTES) as u32;
+            if errno == Errno::EEXIST {
+                // Present already: locked memory is populated when it is committed.
+                filled = present + 1;
+                continue;
+            }
+            self.give_resident(PageRange::new(range.start, present));
+            self.give_nonresident(PageRange::new(present, hole.end));
+            self.give_resident(PageRange::new(hole.end, range.end));
+            return Err(errno);
+        }
+    }
+
+    /// Gives present pages back to the reservoir.
+    pub fn give_resident(&self, pages: PageRange) {
+        if pages.is_empty() || is_outside() {
+            return;
+        }
+        let max_bytes = limits::max_reservoir_bytes();
+        {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            inner.put_resident(pages);
+            // Trim to seven eighths at once, so that a full reservoir does not trim on every call.
+            if inner.resident.pages() * PAGE_BYTES > max_bytes {
+                while inner.resident.pages() * PAGE_BYTES > max_bytes / 8 * 7 {
+                    let Some(extent) = inner.resident.take_longest(STEP_PAGES) else { break };
+                    inner.took_resident(extent);
+                    if !self.discard(inner.reservation, extent) {
+                        // Cannot be given back: keep it, and keep it out of this loop.
+                        inner.put_resident(extent);
+                        break;
+                    }
+                    inner.nonresident.insert(extent);
+                }
+            }
+        }
+        upkeep::is_needed();
+    }
+
+    /// Gives present pages back that the kernel may still refer to.
+    pub(crate) fn quarantine(&self, pages: PageRange) {
+        if pages.is_empty() || is_outside() {
+            return;
+        }
+        counters::add(Counter::DroppedBytes, pages.len_bytes());
+        let is_full = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            inner.quarantined.insert(pages);
+            inner.quarantined.pages() >= MAX_QUARANTINED_PAGES
+        };
+        if is_full {
+            while self.drop_quarantined() {}
+        } else {
+            upkeep::is_needed();
+        }
+    }
+
+    /// Whether pages wait to be given back for good.
+    pub(crate) fn has_quarantined(&self) -> bool {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        unsafe { (*self.inner.get()).quarantined.pages() > 0 }
+    }
+
+    /// Makes some quarantined pages nonresident. Returns whether there are more of them. In a `Section`, or by the handler thread in
+    /// a round of upkeep: a fork must not find pages on a stack.
+    pub(crate) fn drop_quarantined(&self) -> bool {
+        let (extent, reservation) = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            let Some(extent) = inner.quarantined.take_longest(STEP_PAGES) else { return false };
+            (extent, inner.reservation)
+        };
+        if self.discard(reservation, extent) {
+            self.give_nonresident(extent);
+        } else {
+            // Locked memory: these pages are never used again.
+            counters::add(Counter::Fallbacks, 1);
+        }
+        true
+    }
+
+    /// Gives free pages of ours back to the kernel.
+    fn discard(&self, reservation: Option<Reservation>, pages: PageRange) -> bool {
+        // SAFETY: the caller has taken the pages; nobody needs them.
+        let discarded = reservation
+            .map(|reservation| unsafe { reservation.discard(self.address(pages.start), pages.len_bytes()) });
+        matches!(discarded, Some(Ok(())))
+    }
+
+    /// Gives present pages back, those of long runs to the reservoir, the others to the kernel. For the handler
+    /// thread in a round of upkeep, with no lock of a block held.
+    pub(crate) fn give_back(&self, pages: PageRange) {
+        let reservation = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            unsafe { (*self.inner.get()).reservation }
+        };
+        if pages.len() < GATHER_PAGES && self.discard(reservation, pages) {
+            self.give_nonresident(pages);
+        } else {
+            self.give_resident(pages);
+        }
+    }
+
+    /// The resident pages to be given back now: half of those that nobody has needed since the last time that this
+    /// was asked.
+    pub(crate) fn surplus_pages(&self) -> usize {
+        let _guard = self.lock.guard();
+        // SAFETY: under the lock.
+        let inner = unsafe { &mut *self.inner.get() };
+        let least = core::mem::replace(&mut inner.min_resident, inner.resident.pages());
+        if least <= MIN_SURPLUS_PAGES { least } else { least.div_ceil(2) }
+    }
+
+    /// Gives some of `pages` resident pages back to the kernel: short runs, of which no segment can be made, first.
+    /// Returns how many are left to be given back. For the handler thread in a round of upkeep.
+    pub(crate) fn trim(&self, pages: usize) -> usize {
+        let mut extents: [PageRange; TRIM_EXTENTS] = [PageRange::new(0, 0); TRIM_EXTENTS];
+        let mut count = 0;
+        let mut missing = pages.min(STEP_PAGES as usize);
+        let mut left = pages - missing;
+        let reservation = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            while missing > 0 && count < extents.len() {
+                let longest = |resident: &mut Extents| resident.take_longest(missing as u32);
+                let Some(extent) =
+                    inner.resident.take_shortest(GATHER_PAGES).or_else(|| longest(&mut inner.resident))
+                else {
+                    missing = 0;
+                    break;
+                };
+                inner.took_resident(extent);
+                missing -= missing.min(extent.len() as usize);
+                extents[count] = extent;
+                count += 1;
+            }
+            inner.reservation
+        };
+        left += missing;
+        for extent in &extents[..count] {
+            let is_nonresident = self.discard(reservation, *extent);
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            let inner = unsafe { &mut *self.inner.get() };
+            if is_nonresident {
+                counters::add(Counter::TrimmedBytes, extent.len_bytes());
+                inner.nonresident.insert(*extent);
+            } else {
+                // Locked: as long as it is, there is nothing to be had here.
+                inner.put_resident(*extent);
+                left = 0;
+            }
+        }
+        left
+    }
+
+    /// Makes a page absent again that [`Arena::take_nonresident`] gave. False where that is refused.
+    pub(crate) fn make_absent(&self, page: PageRange) -> bool {
+        let reservation = {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            unsafe { (*self.inner.get()).reservation }
+        };
+        self.discard(reservation, page)
+    }
+
+    /// Gives absent pages back.
+    pub fn give_nonresident(&self, pages: PageRange) {
+        if !pages.is_empty() && !is_outside() {
+            let _guard = self.lock.guard();
+            // SAFETY: under the lock.
+            unsafe { (*self.inner.get()).nonresident.insert(pages) };
+        }
+    }
+}

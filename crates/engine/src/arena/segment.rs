@@ -1,0 +1,336 @@
+//! Segments: refcounted runs of the arena, whose bytes are filled once and immutable from then on.
+//!
+//! A message often arrives in several pieces that the program receives one behind the other into one
+//! buffer. They are received one behind the other into one segment ([`Open`]), so that the buffer is
+//! one view and not several with seams between them.
+//!
+//! `references = views + calls in progress + open ends`. When the last reference goes, the pages go back to
+//! the reservoir, except those that were lent to the kernel (`loan`). Pages that no view needs any more may
+//! go before that ([`Segment::release_all_but`]).
+
+use crate::arena::loan::{Sends, split};
+use crate::arena::pages::Resident;
+use crate::service::activation::ENGINE;
+use crate::state::counters;
+use crate::state::limits;
+use smallvec::SmallVec;
+use uncopy_core::addr::{PAGE_BYTES, PageRange, pages_up};
+use uncopy_core::bounds::Kept;
+use uncopy_core::page_map::SiteId;
+use uncopy_core::stats::Counter;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, fence};
+use uncopy_sys::sync::{Arc, UnsafeCell};
+
+/// A run of the arena that a call is still filling. Owned by that call alone.
+#[derive(Debug)]
+pub struct Draft {
+    pages: PageRange,
+    /// End of the pages that are still the run's: a frozen run can give its unfilled end back.
+    end: AtomicU32,
+    /// What gathering and filling the pages has cost.
+    cost_ns: i64,
+    /// Pages before `end` that are not the run's any more, in order of their going.
+    holes: UnsafeCell<Vec<PageRange>>,
+    sends: Sends,
+}
+
+// SAFETY: `holes` is only touched by whoever has the run alone (`&mut`, or at the end), and by
+// `Segment::release_all_but`, whose caller keeps everybody else away.
+unsafe impl Sync for Draft {}
+
+impl Draft {
+    /// Takes present pages for `len_bytes` bytes.
+    ///
+    /// # Errors
+    /// ENOMEM, also where that is more than uncopy may keep.
+    pub fn new(len_bytes: usize) -> Result<Self, Errno> {
+        let wanted = pages_up(len_bytes).max(1);
+        if uncopy_sys::alloc::is_low() || !limits::admits(wanted as usize * PAGE_BYTES) {
+            return Err(Errno::ENOMEM);
+        }
+        let Resident { pages, cost_ns } = ENGINE.arena.take_resident(wanted)?;
+        counters::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
+        let (end, holes) = (AtomicU32::new(pages.end), UnsafeCell::new(Vec::new()));
+        Ok(Self { pages, cost_ns, end, holes, sends: Sends::new() })
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        ENGINE.arena.address(self.pages.start)
+    }
+
+    /// What making its pages present has cost, ns: 0 if the reservoir had them at hand.
+    #[must_use]
+    pub const fn cost_ns(&self) -> i64 {
+        self.cost_ns
+    }
+
+    /// Length, bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.owned().len_bytes()
+    }
+
+    fn owned(&self) -> PageRange {
+        PageRange::new(self.pages.start, self.end.load(Relaxed))
+    }
+
+    /// The pages that the kernel may hold, numbered as the arena's are.
+    fn lent(&self) -> PageRange {
+        let lent = self.sends.lent();
+        PageRange::new(self.pages.start + lent.start, self.pages.start + lent.end)
+    }
+
+    /// Gives the pages beyond `len_bytes` back. Nobody may be filling them, or have lent any of them.
+    pub fn shorten(&self, len_bytes: usize) {
+        let end = (self.pages.start + pages_up(len_bytes).max(1)).min(self.pages.end);
+        let old_end = self.end.fetch_min(end, Relaxed);
+        let rest = PageRange::new(end, old_end);
+        counters::subtract(Counter::SegmentsBytes, rest.len_bytes());
+        ENGINE.arena.give_resident(rest);
+    }
+
+    /// Records that pages (by index in the run) were moved out: they are absent.
+    pub fn moved_out(&mut self, pages: PageRange) {
+        if !pages.is_empty() {
+            let hole = PageRange::new(self.pages.start + pages.start, self.pages.start + pages.end);
+            counters::subtract(Counter::SegmentsBytes, hole.len_bytes());
+            ENGINE.arena.give_nonresident(hole);
+            // SAFETY: the run is the caller's alone.
+            unsafe { (*self.holes.get()).push(hole) };
+        }
+    }
+
+    /// The pages that were moved out, by index in the run, in order.
+    pub fn holes(&mut self) -> impl Iterator<Item = PageRange> {
+        let start = self.pages.start;
+        // SAFETY: the run is the caller's alone.
+        let holes = unsafe { &*self.holes.get() };
+        holes.iter().map(move |hole| PageRange::new(hole.start - start, hole.end - start))
+    }
+
+    /// Makes it a segment: its bytes never change again.
+    #[must_use]
+    pub fn freeze(self, site: SiteId) -> Segment {
+        Segment(Arc::new(Frozen { draft: self, site, used_at: AtomicU32::new(limits::round()) }))
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // SAFETY: nobody else knows the run any more.
+        let holes = unsafe { &mut *self.holes.get() };
+        holes.sort_unstable_by_key(|hole| hole.start);
+        let mut start = self.pages.start;
+        let (end, lent) = (self.owned().end, self.lent());
+        for hole in holes.iter().chain([&PageRange::new(end, end)]) {
+            let part = PageRange::new(start, hole.start);
+            counters::subtract(Counter::SegmentsBytes, part.len_bytes());
+            for (part, is_lent) in split(part, lent) {
+                if is_lent {
+                    ENGINE.arena.quarantine(part);
+                } else {
+                    ENGINE.arena.give_resident(part);
+                }
+            }
+            start = hole.end;
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Frozen {
+    draft: Draft,
+    site: SiteId,
+    /// The round of upkeep in which it was filled or last used.
+    used_at: AtomicU32,
+}
+
+/// A reference to a segment.
+#[derive(Clone, Debug)]
+pub struct Segment(Arc<Frozen>);
+
+impl PartialEq for Segment {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Segment {
+    /// Address of the first byte.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.0.draft.address()
+    }
+
+    /// Its first page, by which it is told from all others while it lives.
+    #[must_use]
+    pub fn first_page(&self) -> u32 {
+        self.0.draft.pages.start
+    }
+
+    /// Its pages, needed or not.
+    #[must_use]
+    pub fn pages(&self) -> u32 {
+        self.0.draft.owned().len()
+    }
+
+    /// Takes note that a copy, an input or an output has used it.
+    #[inline]
+    pub fn touch(&self) {
+        let round = limits::round();
+        if self.0.used_at.load(Relaxed) != round {
+            self.0.used_at.store(round, Relaxed);
+        }
+    }
+
+    /// The round of upkeep in which it was last used.
+    #[must_use]
+    pub fn used_at(&self) -> u32 {
+        self.0.used_at.load(Relaxed)
+    }
+
+    /// How many references there are. What those that are gone did with its bytes has happened before.
+    #[must_use]
+    pub fn references(&self) -> usize {
+        let count = Arc::strong_count(&self.0);
+        fence(Acquire);
+        count
+    }
+
+    /// Takes note of a part that was sent.
+    pub fn count_sent(&self, offset_bytes: usize, len_bytes: usize) {
+        self.0.draft.sends.count(offset_bytes, len_bytes);
+    }
+
+    /// Whether a part has been sent `times` times.
+    #[must_use]
+    pub fn was_sent(&self, offset_bytes: usize, len_bytes: usize, times: usize) -> bool {
+        self.0.draft.sends.has_gone(offset_bytes, len_bytes, times)
+    }
+
+    /// Notes that the kernel is about to get references to the pages of a part, for good. Returns how many were
+    /// not lent before.
+    #[must_use]
+    pub fn lend(&self, offset_bytes: usize, len_bytes: usize) -> u32 {
+        self.0.draft.sends.lend(offset_bytes, len_bytes)
+    }
+
+    /// Takes the pages that are not kept out of the segment; they are the caller's then, and `gone` is told each
+    /// run of them, and whether it is lent.
+    ///
+    /// # Safety
+    /// Every view of the segment must lie in pages that are kept, and the caller must hold the locks of all
+    /// blocks that have one; there must be no other reference but the caller's own.
+    pub unsafe fn release_all_but(&self, kept: &Kept, mut gone: impl FnMut(PageRange, bool)) {
+        let draft = &self.0.draft;
+        // SAFETY: whoever else could look at them would need a reference; the caller's promise.
+        let holes = unsafe { &mut *draft.holes.get() };
+        holes.sort_unstable_by_key(|hole| hole.start);
+        let first = draft.pages.start;
+        let mut fresh: SmallVec<[PageRange; 8]> = SmallVec::new();
+        for gap in kept.gaps(self.pages()) {
+            let gap = PageRange::new(first + gap.start, first + gap.end);
+            let mut start = gap.start;
+            for hole in holes.iter().map(|hole| hole.intersection(gap)).filter(|hole| !hole.is_empty()) {
+                fresh.push(PageRange::new(start, hole.start));
+                start = hole.end;
+            }
+            fresh.push(PageRange::new(start, gap.end));
+        }
+        for run in fresh.into_iter().filter(|run| !run.is_empty()) {
+            counters::subtract(Counter::SegmentsBytes, run.len_bytes());
+            holes.push(run);
+            for (part, is_lent) in split(run, draft.lent()) {
+                if !part.is_empty() {
+                    gone(part, is_lent);
+                }
+            }
+        }
+    }
+
+    /// The input site that filled it.
+    #[must_use]
+    pub fn site(&self) -> SiteId {
+        self.0.site
+    }
+
+    /// Length of the run, filled or not, bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.0.draft.len_bytes()
+    }
+
+    /// Gives the pages beyond `len_bytes` back, which no view covers and nobody is filling.
+    pub fn shorten(&self, len_bytes: usize) {
+        self.0.draft.shorten(len_bytes);
+    }
+
+    /// The run itself, if this is the only reference and none of it is lent: its pages may then be moved out.
+    pub fn sole(&mut self) -> Option<&mut Draft> {
+        let draft = Arc::get_mut(&mut self.0).map(|frozen| &mut frozen.draft);
+        draft.filter(|draft| draft.sends.lent().is_empty())
+    }
+
+    /// Whether a view at `offset_bytes` has its pages where the segment has them.
+    #[must_use]
+    pub const fn is_congruent(offset_bytes: usize) -> bool {
+        offset_bytes.is_multiple_of(PAGE_BYTES)
+    }
+}
+
+/// Room that all open ends together may keep, bytes.
+const MAX_OPEN_ROOM_BYTES: usize = 16 << 20;
+uncopy_sys::statics! {
+    /// Room that they keep, bytes.
+    static OPEN_ROOM_BYTES: AtomicUsize = AtomicUsize::new(0);
+}
+
+/// A segment with room behind its filled bytes, waiting for the input that goes on where the last
+/// one ended. Kept with the block that the last one went to.
+#[derive(Debug)]
+pub struct Open {
+    /// The segment.
+    pub segment: Segment,
+    /// Its filled bytes.
+    pub filled_bytes: usize,
+    /// Address in the program's buffer at which the next input would go on.
+    pub next_address: usize,
+}
+
+impl Open {
+    /// Whether an input of `len_bytes` at `address` goes on here.
+    #[must_use]
+    pub fn continues(&self, address: usize, len_bytes: usize) -> bool {
+        self.next_address == address && self.filled_bytes + len_bytes <= self.segment.len_bytes()
+    }
+
+    /// Whether there is place among the open ends for this one's room: idle connections must not keep
+    /// a buffer's worth of memory each.
+    #[must_use]
+    pub fn has_place(&self) -> bool {
+        OPEN_ROOM_BYTES.load(Relaxed) + self.room_bytes() <= MAX_OPEN_ROOM_BYTES
+    }
+
+    fn room_bytes(&self) -> usize {
+        self.segment.len_bytes() - self.filled_bytes
+    }
+
+    /// Counts the room of an open end that is put in the place of another.
+    pub(crate) fn count(put: Option<&Self>, taken: Option<&Self>) {
+        // Mostly there is none: all threads would write the same word.
+        if let Some(put) = put {
+            OPEN_ROOM_BYTES.fetch_add(put.room_bytes(), Relaxed);
+        }
+        if let Some(taken) = taken {
+            OPEN_ROOM_BYTES.fetch_sub(taken.room_bytes(), Relaxed);
+        }
+    }
+
+    /// Gives the room back.
+    pub fn close(self) {
+        self.segment.shorten(self.filled_bytes);
+    }
+}

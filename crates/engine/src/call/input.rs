@@ -1,0 +1,446 @@
+//! What comes from the kernel: received into a fresh segment, of which the buffer becomes a view.
+
+use crate::account::accounts;
+use crate::account::sampling;
+use crate::account::work::{Work, call_ns};
+use crate::arena::segment::{Draft, Open, Segment};
+use crate::call::in_flight::{Held, InProgress, RedirectedParts};
+use crate::range::apply::{Source, apply, prepare_overwrite};
+use crate::range::block::{BlockRef, DISOWNED, Locked, REGISTERED};
+use crate::service::activation::ENGINE;
+use crate::state::counters;
+use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
+use uncopy_core::ledger::Field;
+use uncopy_core::options::Policy;
+use uncopy_core::page_map::{Dropped, SiteId, State};
+use uncopy_core::plan::{Piece, plan, with_touched};
+use uncopy_core::policy::Kind;
+use uncopy_core::policy::sites::{CLAIM_NS, INPUT_NS};
+use uncopy_core::recording::Call;
+use uncopy_core::stats::Counter;
+use uncopy_sys::bytes;
+use uncopy_sys::lock::Critical;
+use uncopy_sys::presence::Section;
+use uncopy_sys::sync::atomic::Ordering::Relaxed;
+
+/// Parts of a scattered input at most; calls with more go to libc as they are.
+pub const MAX_PARTS: usize = 64;
+/// Longest part received into a segment, bytes.
+const MAX_PART_BYTES: usize = 64 << 20;
+
+type Ranges = smallvec::SmallVec<[ByteRange; 4]>;
+
+/// A buffer of the program that an input may fill: the layout of `struct iovec`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// First byte.
+    pub address: usize,
+    /// Length.
+    pub len_bytes: usize,
+}
+
+/// A part that is received into a segment.
+pub(crate) struct Redirected {
+    at: BlockRef,
+    range: ByteRange,
+    target: Target,
+    /// Offset in the target of the part's first byte: in a draft that of the buffer in its page.
+    lead_bytes: usize,
+    /// What its views are made under.
+    site: SiteId,
+    /// The site's account.
+    account: SiteId,
+    allowed: bool,
+}
+
+/// Where a part is received.
+enum Target {
+    /// Into a fresh run.
+    Draft(Draft),
+    /// Behind the filled bytes of the segment that the last input into this buffer went to.
+    Open(Open),
+}
+
+impl Target {
+    fn address(&self) -> usize {
+        match self {
+            Self::Draft(draft) => draft.address(),
+            Self::Open(open) => open.segment.address(),
+        }
+    }
+}
+
+impl Redirected {
+    /// Nothing arrived, and nothing will.
+    pub(crate) fn give_back(self) {
+        if let Target::Open(open) = self.target {
+            open.close();
+        }
+    }
+}
+
+/// Whether an input into these parts is worth a closer look: cheap, no lock.
+#[must_use]
+pub fn is_candidate(parts: &[Part]) -> bool {
+    let min_bytes = ENGINE.min_size_bytes();
+    parts.len() <= MAX_PARTS
+        && parts.iter().any(|part| {
+            part.len_bytes >= min_bytes && (ENGINE.heap.contains(part.address) || ENGINE.foreign.is_on())
+        })
+}
+
+/// Inputs that have been redirected; to be finished with the number of bytes that arrived.
+pub struct Input<'a> {
+    parts: &'a mut [Part],
+    progress: InProgress,
+    /// What it took until the call for each part, ns.
+    begun_ns: Option<i64>,
+    /// Last, so that everything else is dropped with signals blocked.
+    section: Section,
+}
+
+impl<'a> Input<'a> {
+    /// Redirects those of `parts` that are worth it, in place. `None`: make the call unchanged.
+    #[must_use]
+    pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
+        if sampling::is_on() && !sampling::is_candidate(parts, caller) {
+            return None;
+        }
+        ENGINE.heap.leave_stack_alone();
+        let work = Work::begin();
+        let section = Section::enter()?;
+        ENGINE.look_after_memory();
+        let mut redirected = RedirectedParts::new();
+        for (index, part) in parts.iter_mut().enumerate() {
+            if part.len_bytes < ENGINE.min_size_bytes() || part.len_bytes > MAX_PART_BYTES {
+                continue;
+            }
+            let account = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
+            let mut site = account;
+            accounts::call(site, Kind::Input, caller, part.len_bytes);
+            let why_not = reject_reason(site, part.len_bytes);
+            let allowed = why_not.is_none();
+            let found =
+                ENGINE.find(part.address).and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
+            let claimed = match found {
+                None if allowed => claim(site, part),
+                found => found,
+            };
+            let Some((at, range)) = claimed else {
+                accounts::refused(site, why_not.unwrap_or(Field::Refused));
+                continue;
+            };
+            if at.block.flags.load(Relaxed) & DISOWNED != 0 {
+                // What may be stored there is the program's and the kernel's to know.
+                accounts::refused(site, Field::Refused);
+                continue;
+            }
+            // Receiving into absent pages would fault page by page, allowed or not.
+            let (open, absent) = survey(at, range, part);
+            // What goes on with a sample is one.
+            if let Some(stack) = (allowed || open.is_some()).then(sampling::stack).flatten() {
+                site = sampling::site(stack, Call::Input);
+            }
+            if let Some(why_not) = why_not {
+                accounts::refused(site, why_not);
+                if !absent {
+                    continue;
+                }
+            }
+            if !ENGINE.activate() {
+                return None;
+            }
+            let (target, lead_bytes) = if let Some(open) = open {
+                let filled_bytes = open.filled_bytes;
+                (Target::Open(open), filled_bytes)
+            } else if !ENGINE.sites.fills(account, part.len_bytes) {
+                accounts::refused(site, Field::Roomy);
+                continue;
+            } else {
+                let lead_bytes = range.start % PAGE_BYTES;
+                let Ok(draft) = Draft::new(lead_bytes + part.len_bytes) else {
+                    counters::add(Counter::Fallbacks, 1);
+                    accounts::refused(site, Field::Refused);
+                    continue;
+                };
+                (Target::Draft(draft), lead_bytes)
+            };
+            part.address = target.address() + lead_bytes;
+            redirected.push((index, Redirected { at, range, target, lead_bytes, site, account, allowed }));
+        }
+        if redirected.is_empty() {
+            return None;
+        }
+        let begun_ns = work.took_ns().map(|ns| ns / redirected.len() as i64);
+        let progress = InProgress::new(Held::Input(redirected));
+        Some(Self { section, parts, progress, begun_ns })
+    }
+
+    /// The parts as the system call should see them.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        self.parts
+    }
+
+    /// Runs the program's system call, signals unblocked.
+    pub fn call<T>(&self, call: impl FnOnce(&[Part]) -> T) -> T {
+        self.progress.run(|| self.section.leave_for(|| call(self.parts)))
+    }
+
+    /// Puts what arrived (`got_bytes` in all, in order of the parts; 0 if the call failed) where the
+    /// program expects it.
+    pub fn finish(self, got_bytes: usize) {
+        let parts = self.parts.len();
+        self.finish_messages(&[(parts, got_bytes)]);
+    }
+
+    /// The same for several messages: for each, its number of parts and what arrived in them.
+    pub fn finish_messages(self, messages: &[(usize, usize)]) {
+        let Self { section, parts, progress, begun_ns } = self;
+        if section.is_outside() {
+            progress.leave(|held| put_in_buffers(&section, held, parts, messages));
+            return;
+        }
+        let Held::Input(redirected) = progress.take() else { return };
+        let mut redirected = redirected.into_iter().peekable();
+        for (index, len_bytes) in arrivals(parts, messages) {
+            if let Some((_, target)) = redirected.next_if(|(at, _)| *at == index) {
+                install(&section, target, len_bytes, begun_ns);
+            }
+        }
+    }
+}
+
+/// The index of each part that a call was made with, and what arrived in it.
+fn arrivals(parts: &[Part], messages: &[(usize, usize)]) -> impl Iterator<Item = (usize, usize)> {
+    let mut next = 0;
+    messages.iter().flat_map(move |&(count, got_bytes)| {
+        let first = next;
+        next += count;
+        let fill = |missing: &mut usize, (index, part): (usize, &Part)| {
+            let len_bytes = part.len_bytes.min(*missing);
+            *missing -= len_bytes;
+            Some((index, len_bytes))
+        };
+        parts.iter().enumerate().skip(first).take(count).scan(got_bytes, fill)
+    })
+}
+
+/// Copies what arrived to the program's buffers and leaves all else as it is.
+fn put_in_buffers(section: &Section, held: &Held, parts: &[Part], messages: &[(usize, usize)]) {
+    let Held::Input(redirected) = held else { return };
+    for (index, len_bytes) in arrivals(parts, messages) {
+        if let Some((_, part)) = redirected.iter().find(|(at, _)| *at == index) {
+            let to = part.at.base + part.range.start;
+            // SAFETY: the program gave this buffer to an input; no lock is held.
+            section.leave_for(|| unsafe {
+                bytes::copy(to as *mut u8, (part.target.address() + part.lead_bytes) as *const u8, len_bytes);
+            });
+        }
+    }
+}
+
+/// Makes a buffer outside the heap a foreign range.
+fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
+    if !ENGINE.foreign.is_on() || ENGINE.heap.contains(part.address) {
+        return None;
+    }
+    // It opens a file, which a cancelled thread may not do in a section that holds locks.
+    let _critical = Critical::enter();
+    if !ENGINE.activate() {
+        return None;
+    }
+    accounts::debit(site, CLAIM_NS);
+    let at = ENGINE.foreign.claim(part.address, part.len_bytes)?;
+    Some((at, at.range(part.address, part.len_bytes)?))
+}
+
+/// Why an input of so many bytes is not to become a view.
+fn reject_reason(site: SiteId, len_bytes: usize) -> Option<Field> {
+    match ENGINE.policy() {
+        _ if sampling::is_on() => sampling::reject_reason(site),
+        Policy::Always => None,
+        Policy::Never => Some(Field::Off),
+        // An input can save a later copy only if that copy could pay.
+        Policy::Auto if ENGINE.costs.copy_ns(len_bytes) <= ENGINE.costs.track_ns() => Some(Field::Small),
+        Policy::Auto => (!ENGINE.sites.allows(site, Policy::Auto)).then_some(Field::Off),
+    }
+}
+
+/// The open end that an input into this part goes on with, and whether pages of the part are absent.
+/// An open end that it does not go on with is closed.
+fn survey(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
+    if at.block.flags.load(Relaxed) & REGISTERED == 0 {
+        return (None, false);
+    }
+    let mut locked = at.lock();
+    let absent = locked.map().is_some_and(|map| !map.is_present(range.touched_pages()));
+    match locked.exchange_open(None) {
+        Some(open) if open.continues(part.address, part.len_bytes) => (Some(open), absent),
+        Some(open) => {
+            open.close();
+            (None, absent)
+        }
+        None => (None, absent),
+    }
+}
+
+fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Option<i64>) {
+    let work = Work::begin();
+    let Redirected { at, range, target, lead_bytes, site, account, allowed } = part;
+    ENGINE.sites.record_input(account, len_bytes);
+    // What filling the draft cost is charged by itself.
+    let draft_ns = if let Target::Draft(draft) = &target { draft.cost_ns() } else { 0 };
+    let begun_ns = begun_ns.map(|ns| (ns - draft_ns).max(0));
+    let charge = |known_ns| {
+        let took_ns = begun_ns.zip(work.took_ns()).map(|(begun_ns, ns)| begun_ns + ns);
+        accounts::debit(site, call_ns(site, took_ns, known_ns, INPUT_NS));
+    };
+    let room_bytes = range.len() - len_bytes;
+    let range = ByteRange::at(range.start, len_bytes);
+    let is_worth_it = len_bytes >= ENGINE.min_size_bytes() && range.whole_pages().len() > 1;
+    let mut dropped = Dropped::new();
+    let mut locked = at.lock();
+    let (segment, filled_bytes) = match target {
+        // A view whatever the site's account says: what it goes on with is one already.
+        Target::Open(open) => {
+            open.segment.touch();
+            (open.segment, lead_bytes + len_bytes)
+        }
+        Target::Draft(draft) if is_worth_it && allowed && locked.register().is_ok() => {
+            // An investment: the next draft finds these pages in the reservoir. See `Done::moves_ns`.
+            accounts::debit(site, draft.cost_ns().min(ENGINE.costs.copy_ns(len_bytes) / 2));
+            (draft.freeze(site), lead_bytes + len_bytes)
+        }
+        Target::Draft(draft) => {
+            put_in_buffer(section, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
+            accounts::add(site, Field::CopiedBytes, len_bytes as u64);
+            sampling::spend(ENGINE.costs.copy_ns(len_bytes));
+            charge(0);
+            return;
+        }
+    };
+    let pieces = [Piece::Segment { segment: segment.clone(), offset_bytes: lead_bytes, len_bytes }];
+    let source = Source { start: range.start, pieces: &pieces, plain: 0 };
+    let mut missing = smallvec::SmallVec::new();
+    let mut known_ns = 0;
+    // Disowned while the system call ran: the bytes go to the buffer, which faults like any memory.
+    let can_view = locked.register().is_ok();
+    if len_bytes > 0 && !can_view {
+        missing.push(range);
+    } else if len_bytes > 0 {
+        let steps = with_touched(plan(range.start, &pieces, 1), range.touched_pages(), ENGINE.to_copy(site));
+        // SAFETY: the block is registered and locked; the segment is present and not in the heap.
+        let done = unsafe { apply(&mut locked, &source, &steps, site, &mut dropped) };
+        counters::add(Counter::ElidedInputs, 1);
+        counters::add(Counter::InputBytes, len_bytes);
+        counters::add(Counter::CopiedBytes, done.copied_bytes);
+        accounts::debit(site, done.moves_ns(ENGINE.costs.copy_ns(done.elided_bytes) / 2));
+        known_ns = done.known_ns();
+        // These would have been received where they belong.
+        accounts::debit(site, ENGINE.costs.copy_ns(done.learned_bytes));
+        accounts::elided(site, &done);
+        sampling::enter(site, &done);
+        at.note_buffer(site, range.touched_pages());
+        missing = done.missing;
+    }
+    let open = Open { segment, filled_bytes, next_address: at.base + range.end };
+    // Kept only while the program is likely to ask for the rest; else its room goes back at once.
+    let keeps = can_view && room_bytes >= ENGINE.min_size_bytes() && open.has_place();
+    let closed = if keeps { locked.exchange_open(Some(open)) } else { Some(open) };
+    if let Some(open) = closed {
+        open.close();
+    }
+    drop(locked);
+    // SAFETY: the program gave this buffer to an input; no lock is held.
+    unsafe { source.fetch_missing(section, &missing, at.base) };
+    drop(dropped);
+    charge(known_ns);
+}
+
+/// Puts what was received into the buffer itself: by moving pages where it has none, else by copying.
+#[allow(clippy::too_many_arguments, reason = "the parts of one redirected input")]
+fn put_in_buffer(
+    section: &Section,
+    mut locked: Locked,
+    mut draft: Draft,
+    lead_bytes: usize,
+    range: ByteRange,
+    moves_pages: bool,
+    dropped: &mut Dropped<Segment>,
+) {
+    if range.is_empty() {
+        return;
+    }
+    let base = locked.at.base;
+    draft.shorten(lead_bytes + range.len());
+    if moves_pages {
+        move_in(&mut locked, &mut draft, range, dropped);
+    }
+    let mut missing = Ranges::new();
+    subtract(range, &draft_moved(&mut draft, range), &mut missing);
+    for part in &missing {
+        prepare_overwrite(&mut locked, *part, dropped);
+    }
+    drop(locked);
+    section.leave_for(|| {
+        for part in &missing {
+            let from = draft.address() + lead_bytes + (part.start - range.start);
+            // SAFETY: the program gave this buffer to an input; no lock is held.
+            unsafe { bytes::copy((base + part.start) as *mut u8, from as *const u8, part.len()) };
+        }
+    });
+    counters::add(Counter::CopiedBytes, missing.iter().map(|part| part.len()).sum());
+}
+
+/// Moves the draft's pages into those whole pages of `range` that are absent.
+fn move_in(locked: &mut Locked, draft: &mut Draft, range: ByteRange, dropped: &mut Dropped<Segment>) {
+    let whole = range.whole_pages();
+    let first_page = (range.start / PAGE_BYTES) as u32;
+    let mut page = whole.start;
+    while page < whole.end {
+        let Some((run, state)) = locked.map().map(|map| map.at(page, PageRange::new(page, whole.end))) else {
+            return;
+        };
+        page = run.end;
+        if state == State::Present {
+            continue;
+        }
+        drop(state);
+        let from = draft.address() + (run.start - first_page) as usize * PAGE_BYTES;
+        // SAFETY: the destination is absent and locked, the draft ours alone.
+        let placed = unsafe {
+            let destination = locked.at.base + run.start_bytes();
+            locked.at.uffd().move_pages(destination, from, run.len_bytes())
+        };
+        let moved = PageRange::new(run.start, run.start + (placed.done_bytes / PAGE_BYTES) as u32);
+        counters::add(Counter::MovedPages, moved.len() as usize);
+        draft.moved_out(PageRange::new(moved.start - first_page, moved.end - first_page));
+        locked.change(|map| map.set_present(moved, dropped));
+    }
+}
+
+/// The ranges of the block whose bytes [`move_in`] put in place.
+fn draft_moved(draft: &mut Draft, range: ByteRange) -> Ranges {
+    let first_page = (range.start / PAGE_BYTES) as u32;
+    draft
+        .holes()
+        .map(|hole| PageRange::new(hole.start + first_page, hole.end + first_page))
+        .map(ByteRange::from)
+        .collect()
+}
+
+/// `range` without `holes` (in order).
+fn subtract(range: ByteRange, holes: &[ByteRange], rest: &mut Ranges) {
+    let mut start = range.start;
+    for hole in holes {
+        if hole.start > start {
+            rest.push(ByteRange { start, end: hole.start });
+        }
+        start = start.max(hole.end);
+    }
+    if start < range.end {
+        rest.push(ByteRange { start, end: range.end });
+    }
+}

@@ -1,0 +1,49 @@
+//! Calls that only a process with one thread may make, or that should reach every thread there is: the
+//! handler thread ends before such a call and is started again after it.
+//!
+//! Meanwhile nobody may touch a view: the caller is the only thread, its signals are blocked, and the
+//! call reads and writes no memory of the program's.
+
+use crate::life::fork;
+use crate::service::activation::ENGINE;
+use crate::service::handler;
+use crate::service::release;
+use crate::state::counters;
+use uncopy_core::stats::Counter;
+use uncopy_sys::lock::Critical;
+use uncopy_sys::{errno, ids, thread};
+
+const REASON: &str = "the handler thread could not be started again in another namespace";
+
+/// Makes `call` with no thread of ours in the process, if the program itself has one only; else as it is.
+/// The `errno` that `call` leaves is kept.
+///
+/// Where no handler thread can be started afterwards (the next processes belong to another process id
+/// namespace, to which no thread of this one may), every view is turned into plain memory.
+pub fn alone<T>(call: impl FnOnce() -> T) -> T {
+    let has_handler = ENGINE.arena.descriptor().open().is_some() && thread::handler_lives();
+    if !has_handler || thread::others_live() {
+        return call();
+    }
+    let critical = Critical::enter();
+    if !handler::stop_handler() {
+        drop(critical);
+        return call();
+    }
+    counters::close_control();
+    let user = ids::effective_user();
+    let result = call();
+    let errno = errno::get();
+    counters::follow_user(user);
+    let is_needed = ENGINE.is_active() || counters::get(Counter::Views) > 0;
+    if is_needed && handler::start_handler().is_err() {
+        let is_released = release::release_all(REASON);
+        ENGINE.arena.uffd().close_if_ours();
+        if !is_released {
+            fork::fill_all_views();
+        }
+    }
+    drop(critical);
+    errno::set(errno);
+    result
+}

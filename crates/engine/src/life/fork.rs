@@ -1,0 +1,329 @@
+//! What a forked child needs before it runs.
+//!
+//! The child has the segments and the page maps by copy-on-write, but the kernel forgets the
+//! registration with userfaultfd: an absent page would read as zeroes there. So every lock is held
+//! across the fork, and the child opens a userfaultfd of its own, registers the same ranges and
+//! starts a handler of its own before anything else of the program runs in it.
+
+use crate::arena::segment::Segment;
+use crate::call::in_flight;
+use crate::range::block::{BlockRef, REGISTERED};
+use crate::range::foreign::can_hold_views;
+use crate::service::activation::{ENGINE, Phase};
+use crate::service::upkeep;
+use crate::service::window;
+use crate::state::counters;
+use uncopy_core::addr::{PAGE_BYTES, PageRange};
+use uncopy_core::page_map::{Dropped, State};
+use uncopy_sys::bytes;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::{Critical, Lock, forget_thread_id, thread_id};
+use uncopy_sys::presence;
+use uncopy_sys::sync::UnsafeCell;
+use uncopy_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Times that a fork waits 20 µs for the handler to deal with changes of mappings.
+const SETTLE_TRIES: u32 = 50_000;
+
+struct Held {
+    /// Only one fork at a time.
+    lock: Lock,
+    critical: UnsafeCell<Option<Critical>>,
+    gauges: UnsafeCell<Option<counters::Gauges>>,
+    /// Classes whose lock the forking thread held already, a bit each.
+    skipped_classes: AtomicU64,
+    /// The allocator for our own data.
+    private: UnsafeCell<Option<&'static Lock>>,
+}
+
+// SAFETY: the cells are only touched by the thread that holds `lock`, and once at start.
+unsafe impl Sync for Held {}
+
+uncopy_sys::statics! {
+    static HELD: Held = Held {
+        lock: Lock::new(),
+        critical: UnsafeCell::new(None),
+        gauges: UnsafeCell::new(None),
+        skipped_classes: AtomicU64::new(0),
+        private: UnsafeCell::new(None),
+    };
+}
+
+/// Names the lock of the allocator for uncopy's own data. Called once, before threads exist.
+pub fn set_private_allocator_lock(lock: &'static Lock) {
+    // SAFETY: no other thread exists.
+    unsafe { *HELD.private.get() = Some(lock) };
+}
+
+fn private_lock() -> Option<&'static Lock> {
+    // SAFETY: written once, before threads exist.
+    unsafe { *HELD.private.get() }
+}
+
+/// Waits until nobody is at work and takes every lock, in the order of the engine's rules.
+fn close() {
+    presence::close();
+    window::close();
+    lock_all();
+}
+
+/// The contrary.
+fn open() {
+    unlock_all();
+    window::end();
+    presence::open();
+}
+
+fn lock_all() {
+    ENGINE.start_lock().lock();
+    for (index, lock) in ENGINE.heap.class_locks().enumerate() {
+        if lock.owner() == thread_id() {
+            // A signal handler that forks on top of a malloc or free of ours: that call goes on, in
+            // parent and child, when the handler returns.
+            HELD.skipped_classes.fetch_or(1 << index, Relaxed);
+        } else {
+            lock.lock();
+        }
+    }
+    ENGINE.heap.for_each_block(|at| at.block.lock.lock());
+    ENGINE.foreign.lock_all();
+    in_flight::lock_all();
+    ENGINE.arena.lock().lock();
+    if let Some(lock) = private_lock() {
+        lock.lock();
+    }
+}
+
+/// Gives every lock back, in reverse: blocks come into being only under their class's lock.
+fn unlock_all() {
+    unlock_inner();
+    unlock_outer();
+}
+
+/// The locks that are taken under those of blocks.
+fn unlock_inner() {
+    if let Some(lock) = private_lock() {
+        lock.unlock();
+    }
+    ENGINE.arena.lock().unlock();
+    in_flight::unlock_all();
+}
+
+/// Those of blocks, and the ones above.
+fn unlock_outer() {
+    ENGINE.foreign.unlock_all();
+    ENGINE.heap.for_each_block(|at| at.block.lock.unlock());
+    let skipped = HELD.skipped_classes.swap(0, Relaxed);
+    for (index, lock) in ENGINE.heap.class_locks().enumerate() {
+        if skipped & (1 << index) == 0 {
+            lock.unlock();
+        }
+    }
+    ENGINE.start_lock().unlock();
+}
+
+/// Before a fork: waits until no engine work is under way, and keeps it so.
+pub fn prepare() {
+    if !ENGINE.heap.is_reserved() && ENGINE.phase() == Phase::Dormant {
+        return;
+    }
+    let critical = Critical::enter();
+    HELD.lock.lock();
+    close();
+    // What the handler has read of the program's own changes must be dealt with: the child's cannot know.
+    for _ in 0..SETTLE_TRIES {
+        if ENGINE.foreign.is_settled() {
+            break;
+        }
+        open();
+        uncopy_sys::thread::pause();
+        close();
+    }
+    // SAFETY: this thread holds `HELD.lock`.
+    unsafe {
+        *HELD.critical.get() = Some(critical);
+        *HELD.gauges.get() = Some(counters::gauges());
+    }
+    window::open();
+}
+
+/// Whether the calling thread is the one that prepared a fork.
+fn prepared() -> bool {
+    HELD.lock.owner() == thread_id()
+}
+
+/// After a fork, in the parent, also if it failed.
+pub fn parent() {
+    if prepared() {
+        let mut dropped = Dropped::new();
+        unlock_inner();
+        window::shut(&mut dropped);
+        unlock_outer();
+        window::end();
+        presence::open();
+        drop(dropped);
+        finish();
+    }
+}
+
+fn finish() {
+    // SAFETY: this thread holds `HELD.lock`.
+    let critical = unsafe { (*HELD.critical.get()).take() };
+    HELD.lock.unlock();
+    drop(critical);
+}
+
+/// After a fork, in the child, before anything of the program runs.
+pub fn child() {
+    child_that(false, true);
+}
+
+/// The same where no fork handlers run. `stays_plain`: without a handler thread, because libc's locks
+/// may be held by threads that the child does not have. `has_own_descriptors`: they are not shared with
+/// the parent.
+pub fn child_without_handlers(stays_plain: bool, has_own_descriptors: bool) {
+    child_that(stays_plain, has_own_descriptors);
+}
+
+fn child_that(stays_plain: bool, has_own_descriptors: bool) {
+    let was_prepared = prepared();
+    let parent = thread_id();
+    forget_thread_id();
+    crate::account::accounts::restart_in_child();
+    crate::account::sampling::renew();
+    if !was_prepared {
+        return;
+    }
+    unlock_all();
+    presence::open_in_child();
+    upkeep::in_child();
+    // Before anything is counted: the page of counters is still the parent's.
+    // SAFETY: this thread holds `HELD.lock`.
+    if let Some(alive) = unsafe { (*HELD.gauges.get()).take() } {
+        counters::restart_in_child(alive);
+    }
+    in_flight::in_child(parent);
+    let mut served = Dropped::new();
+    window::end_in_child(&mut served);
+    drop(served);
+    if ENGINE.phase() != Phase::Active {
+        forget_uffds();
+        // What could not be released is served by the parent's handler only.
+        fill_all_views();
+    } else {
+        ENGINE.foreign.settle_in_child();
+        if has_own_descriptors {
+            // The parent's: what is done through them would happen to the parent.
+            for old in [ENGINE.arena.descriptor().open(), ENGINE.foreign.uffd()].into_iter().flatten() {
+                old.close_if_ours();
+            }
+        }
+        forget_uffds();
+        if stays_plain {
+            fill_all_views();
+            ENGINE.retire("a child made without fork handlers by a program with threads");
+        } else if let Err(why) = go_on() {
+            fill_all_views();
+            ENGINE.give_up(&why);
+        }
+    }
+    finish();
+}
+
+/// The parent's are of no use here.
+fn forget_uffds() {
+    ENGINE.arena.descriptor().set(None);
+    ENGINE.foreign.descriptor().set(None);
+}
+
+fn go_on() -> Result<(), String> {
+    ENGINE.open_uffds()?;
+    register_everything().map_err(|errno| {
+        ENGINE.close_uffds();
+        format!("a forked child's memory could not be registered: {errno}")
+    })
+}
+
+fn register_everything() -> Result<(), Errno> {
+    let main = ENGINE.arena.uffd();
+    ENGINE.arena.register_again()?;
+    // Adjacent blocks are registered with one call.
+    let mut run: Option<(usize, usize)> = None;
+    let mut result = Ok(());
+    let mut flush = |run: &mut Option<(usize, usize)>| {
+        if let Some((start, end)) = run.take()
+            && result.is_ok()
+        {
+            result = main.register(start, end - start);
+        }
+    };
+    let is_registered = |at: &BlockRef| at.block.flags.load(Relaxed) & REGISTERED != 0;
+    ENGINE.heap.for_each_block(|at| {
+        let registered = is_registered(&at);
+        match &mut run {
+            Some((_, end)) if registered && *end == at.base => *end += at.bytes(),
+            _ => {
+                flush(&mut run);
+                if registered {
+                    run = Some((at.base, at.base + at.bytes()));
+                }
+            }
+        }
+    });
+    flush(&mut run);
+    ENGINE.foreign.for_each_range(|at| {
+        if !is_registered(&at) {
+            return;
+        }
+        if !can_hold_views(at.base, at.base + at.bytes()) {
+            // Another thread was changing it, and the parent's handler had not read that yet.
+            let mut dropped = Dropped::new();
+            fill_views(at, &mut dropped);
+            at.lock_for_service().forget_registration();
+        } else if result.is_ok() {
+            result = at.uffd().register(at.base, at.bytes());
+        }
+    });
+    result
+}
+
+/// Without a userfaultfd: absent pages are ordinary ones in this process, so every view's bytes are
+/// simply written where they belong.
+pub(crate) fn fill_all_views() {
+    ENGINE.for_each_block(|at| {
+        let mut dropped = Dropped::new();
+        fill_views(at, &mut dropped);
+        drop(dropped);
+    });
+}
+
+/// The same for one block. Of a foreign range only where there still is memory that can hold views: another
+/// thread may have put something else there.
+fn fill_views(at: BlockRef, dropped: &mut Dropped<Segment>) {
+    if at.block.flags.load(Relaxed) & REGISTERED == 0 {
+        return;
+    }
+    let is_there = |pages: PageRange| {
+        let start = at.base + pages.start_bytes();
+        at.slot.is_none() || can_hold_views(start, start + pages.len_bytes())
+    };
+    let mut locked = at.lock_for_service();
+    if let Some(map) = locked.map() {
+        map.for_each(at.all(), |pages, state| {
+            let State::Viewed(view) = state else { return };
+            let step = if is_there(pages) { pages.len() } else { 1 };
+            for first in (pages.start..pages.end).step_by(step as usize) {
+                let part = PageRange::new(first, (first + step).min(pages.end));
+                if step > 1 || is_there(part) {
+                    let skip_bytes = (first - pages.start) as usize * PAGE_BYTES;
+                    let to = (at.base + part.start_bytes()) as *mut u8;
+                    let from = (view.segment.address() + view.offset_bytes + skip_bytes) as *const u8;
+                    // SAFETY: absent pages of this process that nothing is registered for; the segment is
+                    // held by the view.
+                    unsafe { bytes::copy(to, from, part.len_bytes()) };
+                }
+            }
+        });
+    }
+    locked.change(|map| map.set_present(at.all(), dropped));
+}

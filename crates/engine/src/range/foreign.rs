@@ -1,0 +1,508 @@
+//! Foreign ranges: memory outside the block heap that holds views all the same. Static buffers, mappings
+//! that the program makes itself, memory of an allocator that does not go through ours.
+//!
+//! A range is the pages that a buffer touches, claimed when an input or a copy first wants to make a view
+//! there. From then on it is a block like those of the heap, found by search instead of by arithmetic, and
+//! registered with a userfaultfd of its own, which also reports what the program does to the mapping:
+//!
+//! ```text
+//!  claim ──► plain ──► registered ──► (mapping changes, or a range that overlaps is claimed) ──► gone
+//! ```
+//!
+//! The program's thread goes on as soon as a change is *read*. Until then the kernel says so to whoever asks
+//! ([`Uffd::is_changing`]). Before it reads, the handler raises a flag of ours, marks the ranges
+//! concerned as [`DISOWNED`], and lowers it again. A hook that has locked a range looks at all three; where one
+//! is set it takes the range for ordinary memory, which is always right: what it then touches faults, and
+//! faults are served once the changes that were read have been followed. That is done in order and first
+//! for all of them: what a change took away is taken out of the page maps, what it moved is put where it is.
+//! What is left of the ranges concerned is made plain afterwards.
+//!
+//! Whoever makes a range plain puts back bytes that a change may be taking away. So no change is read meanwhile
+//! ([`Undoing`]): its thread has to wait, and until then the kernel refuses to place anything.
+//!
+//! Slots are used again: whoever locks one checks that it still stands for the range that was looked up.
+
+use crate::arena::descriptor::Descriptor;
+use crate::range::block::{Block, BlockRef, DISOWNED, Locked};
+use crate::service::activation::ENGINE;
+use crate::state::counters;
+use crate::state::limits;
+use smallvec::SmallVec;
+use uncopy_core::addr::{PAGE_BYTES, PageRange};
+use uncopy_core::page_map::{Dropped, State};
+use uncopy_core::stats::Counter;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::Lock;
+use uncopy_sys::presence::Section;
+use uncopy_sys::procmap;
+use uncopy_sys::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release, Ordering::SeqCst,
+};
+use uncopy_sys::uffd::{Change, Uffd};
+
+/// Ranges at a time; a model makes them all anew for every order that it tries.
+const SLOTS: usize = if cfg!(loom) { 1 } else { 256 };
+/// Longest range, bytes.
+const MAX_BYTES: usize = 64 << 20;
+/// Addresses that a bit of the filter stands for.
+const FILTER_SHIFT: u32 = 21;
+/// Times that somebody waits 20 µs for the handler to follow changes of mappings.
+const SETTLE_TRIES: u32 = 50_000;
+/// Remembered addresses at which nothing could be claimed.
+const REFUSALS: usize = if cfg!(loom) { 1 } else { 64 };
+
+/// Place for one range.
+pub struct Slot {
+    block: Block,
+    /// Address of the first byte; 0: free.
+    base: AtomicUsize,
+    pages: AtomicU32,
+}
+
+impl Slot {
+    uncopy_sys::constant! {
+        const fn new() -> Self {
+            Self { block: Block::new(), base: AtomicUsize::new(0), pages: AtomicU32::new(0) }
+        }
+    }
+
+    fn at(&'static self) -> BlockRef {
+        BlockRef {
+            block: &self.block,
+            base: self.base.load(Acquire),
+            pages: self.pages.load(Acquire),
+            slot: Some(self),
+        }
+    }
+
+    /// Whether it stands for this range. Certain only while its block is locked.
+    pub(crate) fn is(&self, at: &BlockRef) -> bool {
+        self.base.load(Acquire) == at.base && self.pages.load(Acquire) == at.pages
+    }
+}
+
+/// The foreign ranges of a process.
+pub struct Foreign {
+    /// Held where ranges come or go; taken before the locks of foreign blocks.
+    lock: Lock,
+    slots: [Slot; SLOTS],
+    /// Slots that were ever in use.
+    used: AtomicU32,
+    /// Ranges that exist.
+    ranges: AtomicU32,
+    /// A bit for each stretch of addresses, hashed, in which there may be a range.
+    filter: AtomicU64,
+    next_victim: AtomicU32,
+    refusals: [AtomicUsize; REFUSALS],
+    is_on: AtomicBool,
+    descriptor: Descriptor,
+    is_changing: AtomicBool,
+    /// Changes that the handler has read and not yet dealt with.
+    pending: AtomicU32,
+    /// Hooks that are making ranges plain: no changes are read meanwhile.
+    undoing: AtomicU32,
+}
+
+/// While it lives, no change is read, and all that were read have been followed.
+pub(crate) struct Undoing<'a>(&'a AtomicU32);
+
+impl Drop for Undoing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Default for Foreign {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn filter_bit(address: usize) -> u64 {
+    1 << ((address >> FILTER_SHIFT) % 64)
+}
+
+fn filter_of(base: usize, pages: u32) -> u64 {
+    let end = base + pages as usize * PAGE_BYTES;
+    let (first, last) = (base >> FILTER_SHIFT, (end - 1) >> FILTER_SHIFT);
+    (first..=last).take(64).fold(0, |bits, stretch| bits | 1 << (stretch % 64))
+}
+
+/// The pages that a buffer touches, as addresses.
+fn touched(address: usize, len_bytes: usize) -> Option<(usize, usize)> {
+    let end = address.checked_add(len_bytes)?.checked_next_multiple_of(PAGE_BYTES)?;
+    Some((address / PAGE_BYTES * PAGE_BYTES, end))
+}
+
+impl Foreign {
+    uncopy_sys::constant! {
+        /// None yet.
+        #[must_use]
+        pub const fn new() -> Self {
+            Self {
+                lock: Lock::new(),
+                #[cfg(not(loom))]
+                slots: [const { Slot::new() }; SLOTS],
+                #[cfg(loom)]
+                slots: core::array::from_fn(|_| Slot::new()),
+                used: AtomicU32::new(0),
+                ranges: AtomicU32::new(0),
+                filter: AtomicU64::new(0),
+                next_victim: AtomicU32::new(0),
+                #[cfg(not(loom))]
+                refusals: [const { AtomicUsize::new(0) }; REFUSALS],
+                #[cfg(loom)]
+                refusals: core::array::from_fn(|_| AtomicUsize::new(0)),
+                is_on: AtomicBool::new(false),
+                descriptor: Descriptor::new(),
+                is_changing: AtomicBool::new(false),
+                pending: AtomicU32::new(0),
+                undoing: AtomicU32::new(0),
+            }
+        }
+    }
+
+    /// Allows ranges to be claimed (`--foreign`).
+    pub fn switch_on(&self) {
+        self.is_on.store(true, Relaxed);
+    }
+
+    /// Whether memory outside the heap may come to hold views.
+    #[inline]
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
+    /// The userfaultfd of the ranges; `None`: nothing can be claimed.
+    #[must_use]
+    pub fn uffd(&self) -> Option<Uffd> {
+        self.descriptor.open()
+    }
+
+    /// The same where there are ranges; should it be gone, what is asked of it fails.
+    pub(crate) fn uffd_or_none(&self) -> Uffd {
+        self.descriptor.uffd()
+    }
+
+    /// The numbers of the ranges' userfaultfd; without one nothing is claimed.
+    pub(crate) const fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    /// The range that holds `address`.
+    #[inline]
+    #[must_use]
+    pub fn find(&'static self, address: usize) -> Option<BlockRef> {
+        if self.filter.load(Relaxed) & filter_bit(address) == 0 {
+            return None;
+        }
+        self.overlapping(address, address + 1).next()
+    }
+
+    /// The ranges that `start..end` touches.
+    fn overlapping(&'static self, start: usize, end: usize) -> impl Iterator<Item = BlockRef> {
+        let used = self.used.load(Acquire) as usize;
+        let touches = move |at: &BlockRef| at.base != 0 && at.base < end && start < at.base + at.bytes();
+        self.slots[..used].iter().map(Slot::at).filter(touches)
+    }
+
+    /// Makes the pages that a buffer touches a range that can hold views; one that is there already and
+    /// holds them all is returned as it is. `None` where the kind of memory does not allow it.
+    ///
+    /// To be called in a [`Section`], with no lock held.
+    #[must_use]
+    pub fn claim(&'static self, address: usize, len_bytes: usize) -> Option<BlockRef> {
+        if !self.is_on() || self.uffd().is_none() || ENGINE.heap.contains(address) {
+            return None;
+        }
+        let (start, end) = touched(address, len_bytes)?;
+        let refusal = &self.refusals[(start / PAGE_BYTES) % REFUSALS];
+        if refusal.load(Relaxed) == start {
+            return None;
+        }
+        let claimed = self.claim_pages(start, end);
+        if claimed.is_none() {
+            refusal.store(start, Relaxed);
+        }
+        claimed
+    }
+
+    fn claim_pages(&'static self, mut start: usize, mut end: usize) -> Option<BlockRef> {
+        // A change that is still to be followed would be taken for one of the range that is made here.
+        let _undoing = self.begin_undo()?;
+        let _guard = self.lock.guard();
+        // Two buffers that share a page become one range.
+        let mut before = (0, 0);
+        while before != (start, end) {
+            before = (start, end);
+            for at in self.overlapping(start, end) {
+                if at.base <= start
+                    && end <= at.base + at.bytes()
+                    && at.block.flags.load(Relaxed) & DISOWNED == 0
+                {
+                    return Some(at);
+                }
+                start = start.min(at.base);
+                end = end.max(at.base + at.bytes());
+            }
+        }
+        if end - start > MAX_BYTES || !can_hold_views(start, end) {
+            return None;
+        }
+        let mut dropped = Dropped::new();
+        for at in self.overlapping(start, end) {
+            if !self.undo(at.lock_for_service(), &mut dropped) {
+                return None;
+            }
+        }
+        let slot = self.vacant(&mut dropped)?;
+        let mut locked = slot.at().lock_for_service();
+        locked.reset();
+        slot.pages.store(((end - start) / PAGE_BYTES) as u32, Release);
+        slot.base.store(start, Release);
+        drop(locked);
+        self.ranges.fetch_add(1, Relaxed);
+        self.filter.fetch_or(filter_of(start, slot.pages.load(Relaxed)), Relaxed);
+        counters::add(Counter::ForeignRanges, 1);
+        limits::count_foreign(end - start, 0);
+        Some(slot.at())
+    }
+
+    /// A free slot; where there is none, that of a range that has to go.
+    fn vacant(&'static self, dropped: &mut Dropped<crate::arena::segment::Segment>) -> Option<&'static Slot> {
+        let used = self.used.load(Relaxed) as usize;
+        if let Some(slot) = self.slots[..used].iter().find(|slot| slot.base.load(Relaxed) == 0) {
+            return Some(slot);
+        }
+        if used < SLOTS {
+            self.used.store(used as u32 + 1, Release);
+            return Some(&self.slots[used]);
+        }
+        let start = self.next_victim.fetch_add(1, Relaxed) as usize;
+        let order = || (start..start + SLOTS).map(|index| &self.slots[index % SLOTS]);
+        let is_idle = |slot: &&Slot| slot.block.absent_pages.load(Relaxed) == 0;
+        let victim = order().find(is_idle).or_else(|| order().next())?;
+        self.undo(victim.at().lock_for_service(), dropped).then_some(victim)
+    }
+
+    /// Makes a range ordinary memory and frees its slot; the registry must be locked. False: views could not
+    /// be put in place; the range makes no more of them and goes on being served.
+    fn undo(&self, mut locked: Locked, dropped: &mut Dropped<crate::arena::segment::Segment>) -> bool {
+        let Some(slot) = locked.at.slot else { return false };
+        if !locked.make_plain(dropped) {
+            slot.block.flags.fetch_or(DISOWNED, Relaxed);
+            return false;
+        }
+        self.forget(slot);
+        true
+    }
+
+    /// Frees the slot of a range that is plain; both it and the registry are locked.
+    fn forget(&self, slot: &Slot) {
+        limits::count_foreign(0, slot.pages.swap(0, AcqRel) as usize * PAGE_BYTES);
+        slot.base.store(0, Release);
+        counters::subtract(Counter::ForeignRanges, 1);
+        if self.ranges.fetch_sub(1, Relaxed) == 1 {
+            self.filter.store(0, Relaxed);
+        }
+    }
+
+    /// Makes what `start..end` touches ordinary memory, because the program is about to change its mapping.
+    pub fn disown(&'static self, start: usize, end: usize) {
+        if self.ranges.load(Relaxed) == 0 || self.overlapping(start, end).next().is_none() {
+            return;
+        }
+        // Where a fork waits for this very thread, absent pages go on being served.
+        let Some(_section) = Section::enter() else { return };
+        let undoing = self.begin_undo();
+        let mut dropped = Dropped::new();
+        let guard = self.lock.guard();
+        for at in self.overlapping(start, end) {
+            // Where this fails, its absent pages go on being served.
+            let locked = at.lock_for_service();
+            if undoing.is_some() {
+                let _ = self.undo(locked, &mut dropped);
+            } else {
+                locked.at.block.flags.fetch_or(DISOWNED, Relaxed);
+            }
+        }
+        drop(guard);
+        drop(undoing);
+        drop(dropped);
+    }
+
+    /// Calls `each` for every range.
+    pub fn for_each_range(&'static self, mut each: impl FnMut(BlockRef)) {
+        if self.ranges.load(Relaxed) != 0 {
+            self.overlapping(0, usize::MAX).for_each(&mut each);
+        }
+    }
+
+    /// Takes the locks of the registry and of every slot, to be held across a fork.
+    pub(crate) fn lock_all(&self) {
+        self.lock.lock();
+        self.slots_in_use().for_each(|slot| slot.block.lock.lock());
+    }
+
+    /// Gives them back. The number of slots in use changes only under the registry's.
+    pub(crate) fn unlock_all(&self) {
+        self.slots_in_use().for_each(|slot| slot.block.lock.unlock());
+        self.lock.unlock();
+    }
+
+    fn slots_in_use(&self) -> impl Iterator<Item = &Slot> {
+        self.slots[..self.used.load(Acquire) as usize].iter()
+    }
+
+    /// Whether the program may have changed mappings that nobody has looked at yet.
+    #[must_use]
+    pub fn may_be_changing(&self) -> bool {
+        // In this order: who is not changing any more was read, and the flag was up before that.
+        self.uffd().is_some_and(Uffd::is_changing) || self.is_changing.load(SeqCst)
+    }
+
+    /// Whether every change has been read and followed.
+    pub(crate) fn is_settled(&self) -> bool {
+        !self.may_be_changing() && self.pending.load(SeqCst) == 0
+    }
+
+    /// Keeps changes from being read, once those that were read have been followed. `None`: that takes too
+    /// long. No lock may be held, and not for the handler.
+    pub(crate) fn begin_undo(&self) -> Option<Undoing<'_>> {
+        for _ in 0..SETTLE_TRIES {
+            self.undoing.fetch_add(1, SeqCst);
+            let undoing = Undoing(&self.undoing);
+            if !self.is_changing.load(SeqCst) && self.pending.load(SeqCst) == 0 {
+                return Some(undoing);
+            }
+            drop(undoing);
+            uncopy_sys::thread::pause();
+        }
+        None
+    }
+
+    /// In a forked child, whose parent's handler had nothing pending.
+    pub(crate) fn settle_in_child(&self) {
+        self.is_changing.store(false, SeqCst);
+        self.pending.store(0, SeqCst);
+        self.undoing.store(0, SeqCst);
+    }
+
+    /// Before the handler reads changes; false: not yet, but nobody begins to make ranges plain until it has.
+    pub(crate) fn begin_change(&self) -> bool {
+        self.is_changing.store(true, SeqCst);
+        self.undoing.load(SeqCst) == 0
+    }
+
+    /// The handler finds nothing to read.
+    pub(crate) fn end_change(&self) {
+        self.is_changing.store(false, SeqCst);
+    }
+
+    /// After the handler has read `changes` in all that are not dealt with: from here on no hook believes
+    /// what is known of the ranges concerned.
+    pub(crate) fn mark_changed(&'static self, changes: &[Change]) {
+        for change in changes {
+            for at in self.overlapping(change.start, change.end) {
+                at.block.flags.fetch_or(DISOWNED, Relaxed);
+            }
+        }
+        self.pending.store(changes.len() as u32, SeqCst);
+        self.is_changing.store(false, SeqCst);
+    }
+
+    /// Follows a change: takes what lies in it out of the page maps, or puts it where it has moved. False:
+    /// another thread holds a lock, or the kernel is not done; try again.
+    pub(crate) fn follow(&'static self, change: Change) -> bool {
+        if !self.lock.try_lock() {
+            return false;
+        }
+        let mut dropped = Dropped::new();
+        let mut is_done = true;
+        for at in self.overlapping(change.start, change.end) {
+            is_done &= at.try_lock().is_some_and(|locked| self.follow_in(locked, change, &mut dropped));
+        }
+        self.lock.unlock();
+        drop(dropped);
+        is_done
+    }
+
+    fn follow_in(
+        &self,
+        mut locked: Locked,
+        change: Change,
+        dropped: &mut Dropped<crate::arena::segment::Segment>,
+    ) -> bool {
+        let at = locked.at;
+        let page = |address: usize| (address.clamp(at.base, at.base + at.bytes()) - at.base) / PAGE_BYTES;
+        let gone = PageRange::new(page(change.start) as u32, page(change.end) as u32);
+        if let Some(moved_to) = change.moved_to {
+            let new_base = moved_to + (at.base + gone.start_bytes() - change.start);
+            if !self.put_elsewhere(&locked, gone, new_base) {
+                return false;
+            }
+        }
+        // Present or not, it is the kernel's to fill.
+        locked.change(|map| map.set_present(gone, dropped));
+        true
+    }
+
+    /// After every change that was read has been followed: makes the ranges concerned plain. False: some are
+    /// left, whose views go on being served.
+    pub(crate) fn clear_changed(&'static self) -> bool {
+        if self.ranges.load(Relaxed) == 0 {
+            return true;
+        }
+        if !self.lock.try_lock() {
+            return false;
+        }
+        let mut dropped = Dropped::new();
+        let mut is_done = true;
+        for at in self.overlapping(0, usize::MAX) {
+            if at.block.flags.load(Relaxed) & DISOWNED != 0 {
+                is_done &= at.try_lock().is_some_and(|locked| self.undo(locked, &mut dropped));
+            }
+        }
+        self.lock.unlock();
+        drop(dropped);
+        is_done
+    }
+
+    /// Puts the bytes of the views among `pages` where the program has moved their mapping.
+    fn put_elsewhere(&self, locked: &Locked, pages: PageRange, new_base: usize) -> bool {
+        let mut views: SmallVec<[_; 8]> = SmallVec::new();
+        if let Some(map) = locked.map() {
+            map.for_each(pages, |run, state| {
+                if let State::Viewed(view) = state {
+                    views.push((run, view));
+                }
+            });
+        }
+        let uffd = self.uffd_or_none();
+        let is_placed = views.iter().all(|(run, view)| {
+            let skip = (run.start - pages.start) as usize * PAGE_BYTES;
+            let source = view.segment.address() + view.offset_bytes;
+            // SAFETY: the segment is held by the view; the destination is registered memory of the
+            // program, in which only absent pages are filled.
+            let placed = unsafe { uffd.copy(new_base + skip, source, run.len_bytes()) };
+            // There already: an earlier try. Not there any more: changed again.
+            placed.error.is_none_or(|errno| matches!(errno, Errno::EEXIST | Errno::ENOENT | Errno::EINVAL))
+        });
+        if is_placed {
+            let _ = uffd.unregister(new_base, pages.len_bytes());
+        }
+        is_placed
+    }
+}
+
+/// Whether `start..end` is memory that can hold views, and not the stack that the caller runs on.
+pub(crate) fn can_hold_views(start: usize, end: usize) -> bool {
+    let marker = 0u8;
+    let stack = &raw const marker as usize;
+    procmap::all(start, end, |mapping| {
+        mapping.can_hold_views && !(mapping.start <= stack && stack < mapping.end)
+    })
+    .unwrap_or(false)
+}

@@ -1,0 +1,585 @@
+//! The block heap: the program's large allocations, page-aligned, found by address arithmetic.
+//!
+//! ```text
+//! reservation: | class 0 span | class 1 span | … | class 55 span |      one span: 2^shift bytes
+//! span:        | block 0 | block 1 | … | (not yet committed)      |
+//! ```
+//!
+//! A block is an ordinary private mapping until it first holds a view; then it is registered with
+//! userfaultfd once and stays so. Each class keeps registered and plain free blocks apart, and hands
+//! out the kind that the allocation site's earlier blocks turned out to be.
+
+use crate::account::accounts;
+use crate::account::work::Work;
+use crate::range::apply::{clear_long_runs, fill_edges};
+use crate::range::block::{
+    ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED, STACK,
+};
+use crate::service::activation::{ENGINE, Phase};
+use crate::service::upkeep;
+use crate::state::counters;
+use crate::state::gate::{HEAP_BASE, HEAP_LEN_BYTES};
+use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
+use uncopy_core::classes::{CLASSES, Class};
+use uncopy_core::ledger::Field;
+use uncopy_core::page_map::{Dropped, State};
+use uncopy_core::policy::sites::Share;
+use uncopy_core::stats::Counter;
+use uncopy_sys::bytes;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::{Critical, Lock};
+use uncopy_sys::mem::{self, Advice, Reservation};
+use uncopy_sys::presence::{Presence, Section};
+use uncopy_sys::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+use uncopy_sys::sync::{Apart, Peek, UnsafeCell};
+
+mod free_blocks;
+mod retention;
+
+use free_blocks::{Free, FreeBlocks};
+pub(crate) use retention::Taken;
+
+/// Log2 of a span where nothing limits the address space.
+const MAX_SHIFT: u32 = 34;
+/// Log2 of the smallest useful span.
+const MIN_SHIFT: u32 = 22;
+/// Committed at a time, bytes.
+const STEP_BYTES: usize = 4 << 20;
+/// Classes below this keep clear of huge pages: one would span several blocks.
+const HUGE_BYTES: usize = 2 << 20;
+/// Relocating by mremap pays from here on. Below, the block's next user would pay more for the first
+/// touch of its pages (0.9 µs each) than copying costs: with 128 KiB here, Redis SET of 64 KiB took
+/// 1.4 times the CPU time.
+const RELOCATE_BYTES: usize = 4 << 20;
+
+#[repr(align(128))]
+struct ClassState {
+    lock: Lock,
+    free: UnsafeCell<Free>,
+    /// Blocks that exist.
+    blocks: AtomicU32,
+    /// Blocks whose addresses and records are committed.
+    committed: AtomicU32,
+    /// No more blocks: the addresses behind them were given back.
+    closed: AtomicBool,
+}
+
+impl ClassState {
+    uncopy_sys::constant! {
+        const fn new() -> Self {
+            Self {
+                lock: Lock::new(),
+                free: UnsafeCell::new(Free { registered: FreeBlocks::NONE, plain: FreeBlocks::NONE }),
+                blocks: AtomicU32::new(0),
+                committed: AtomicU32::new(0),
+                closed: AtomicBool::new(false),
+            }
+        }
+    }
+}
+
+/// The block heap of a process.
+pub struct Heap {
+    shift: AtomicU32,
+    /// Address of the records; those of a class begin at `records + class * records_step`.
+    records: AtomicUsize,
+    records_step: AtomicUsize,
+    reservations: UnsafeCell<Option<(Reservation, Reservation)>>,
+    classes: [ClassState; CLASSES],
+    retained_pages: Apart<AtomicUsize>,
+}
+
+// SAFETY: `free` is only touched under its class's lock; `reservations` is written once, before
+// `len_bytes` is published.
+unsafe impl Sync for Heap {}
+
+/// A block fresh from [`Heap::allocate`].
+#[derive(Clone, Copy)]
+pub struct Allocation {
+    /// Where it is.
+    pub at: BlockRef,
+    /// Whether all its bytes are zero.
+    pub is_zero: bool,
+}
+
+impl Default for Heap {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Heap {
+    uncopy_sys::constant! {
+        /// Nothing reserved.
+        #[must_use]
+        pub const fn new() -> Self {
+            Self {
+                shift: AtomicU32::new(0),
+                records: AtomicUsize::new(0),
+                records_step: AtomicUsize::new(0),
+                reservations: UnsafeCell::new(None),
+                #[cfg(not(loom))]
+                classes: [const { ClassState::new() }; CLASSES],
+                #[cfg(loom)]
+                classes: core::array::from_fn(|_| ClassState::new()),
+                retained_pages: Apart(AtomicUsize::new(0)),
+            }
+        }
+    }
+
+    /// Reserves the range; called once, under the engine's lock. `max_bytes` is what the address
+    /// space still allows.
+    ///
+    /// # Errors
+    /// ENOMEM where not even a small range is to be had.
+    pub fn reserve(&self, max_bytes: usize) -> Result<(), Errno> {
+        let mut shift = MAX_SHIFT;
+        loop {
+            let len_bytes = CLASSES << shift;
+            let records_step = (1usize << shift) / PAGE_BYTES * core::mem::size_of::<Block>();
+            let fits = len_bytes + CLASSES * records_step <= max_bytes;
+            let reserved = if fits {
+                Reservation::new(len_bytes).and_then(|blocks| {
+                    Reservation::new(CLASSES * records_step).map(|records| (blocks, records)).inspect_err(
+                        |_| {
+                            // SAFETY: just reserved; nobody knows it.
+                            let _ = unsafe { mem::unmap(blocks.base(), blocks.len_bytes()) };
+                        },
+                    )
+                })
+            } else {
+                Err(Errno::ENOMEM)
+            };
+            match reserved {
+                Ok((blocks, records)) => {
+                    records.advise(records.base(), records.len_bytes(), Advice::NoHugePages);
+                    records.advise(records.base(), records.len_bytes(), Advice::NotInCoreDumps);
+                    blocks.advise(blocks.base(), blocks.len_bytes(), Advice::NotInCoreDumps);
+                    // SAFETY: nobody reads it before `len_bytes` is published below.
+                    unsafe { *self.reservations.get() = Some((blocks, records)) };
+                    self.shift.store(shift, Relaxed);
+                    self.records.store(records.base(), Relaxed);
+                    self.records_step.store(records_step, Relaxed);
+                    HEAP_BASE.store(blocks.base(), Relaxed);
+                    HEAP_LEN_BYTES.store(len_bytes, Release);
+                    return Ok(());
+                }
+                Err(errno) if shift <= MIN_SHIFT => return Err(errno),
+                Err(_) => shift -= 2,
+            }
+        }
+    }
+
+    /// Whether [`Heap::reserve`] succeeded.
+    #[must_use]
+    pub fn is_reserved(&self) -> bool {
+        HEAP_LEN_BYTES.load(Acquire) != 0
+    }
+
+    /// Whether `address` is in the heap's range.
+    #[inline]
+    #[must_use]
+    pub fn contains(&self, address: usize) -> bool {
+        // The length first: it is published last.
+        let len_bytes = HEAP_LEN_BYTES.load(Acquire);
+        address.wrapping_sub(HEAP_BASE.load(Relaxed)) < len_bytes
+    }
+
+    fn reservations(&self) -> Option<(Reservation, Reservation)> {
+        if !self.is_reserved() {
+            return None;
+        }
+        // SAFETY: written before `len_bytes` was published, never again.
+        unsafe { *self.reservations.peek() }
+    }
+
+    /// The block that holds `address`.
+    #[must_use]
+    pub fn find(&self, address: usize) -> Option<BlockRef> {
+        let len_bytes = HEAP_LEN_BYTES.load(Acquire);
+        let offset = address.wrapping_sub(HEAP_BASE.load(Relaxed));
+        if offset >= len_bytes {
+            return None;
+        }
+        let shift = self.shift.load(Relaxed);
+        let class = Class::from_index(offset >> shift)?;
+        let index = ((offset & ((1 << shift) - 1)) / class.bytes()) as u32;
+        (index < self.classes[class.index()].blocks.load(Acquire)).then(|| self.block(class, index))
+    }
+
+    fn block(&self, class: Class, index: u32) -> BlockRef {
+        let record = self.records.load(Relaxed)
+            + class.index() * self.records_step.load(Relaxed)
+            + index as usize * core::mem::size_of::<Block>();
+        let base = HEAP_BASE.load(Relaxed)
+            + (class.index() << self.shift.load(Relaxed))
+            + index as usize * class.bytes();
+        // SAFETY: the record is committed (index < committed), stays so, and all-zero bytes are a
+        // valid Block.
+        BlockRef { block: unsafe { &*(record as *const Block) }, base, pages: class.pages(), slot: None }
+    }
+
+    /// Allocates a block of at least `len_bytes`; `caller` is the return address in the program.
+    /// `None` when it is too large or nothing is left: the program's own allocator then serves it.
+    #[must_use]
+    pub fn allocate(&self, len_bytes: usize, caller: usize) -> Option<Allocation> {
+        let class = Class::for_len(len_bytes)?;
+        let shift = self.shift.load(Relaxed);
+        if !self.is_reserved() || class.bytes() > 1 << shift {
+            return None;
+        }
+        let _presence = Presence::enter()?;
+        let site = ENGINE.placement.site(caller, class.index());
+        let wants_registered = ENGINE.placement.prefers_registered(site) || ENGINE.always_places_registered();
+        let state = &self.classes[class.index()];
+        let index = {
+            let _guard = state.lock.guard();
+            // SAFETY: under the lock.
+            let free = unsafe { &mut *state.free.get() };
+            if wants_registered {
+                self.pop(class, &mut free.registered).or_else(|| self.pop(class, &mut free.plain))
+            } else {
+                // Rather one that was registered than another one: a site that views and no longer views, by
+                // turns, would have blocks of both kinds for each turn.
+                self.pop(class, &mut free.plain).or_else(|| self.pop(class, &mut free.registered))
+            }
+            .or_else(|| self.extend(class, state))
+        }?;
+        let at = self.block(class, index);
+        if !wants_registered && at.block.flags.load(Relaxed) & REGISTERED != 0 && at.may_have_absent_pages() {
+            Self::unregister(at);
+        }
+        let retained = at.block.retained_pages.swap(0, Relaxed);
+        self.retained_pages.fetch_sub(retained as usize, Relaxed);
+        at.block.alloc_site.store(site, Relaxed);
+        at.block.asked_pages.store(pages_up(len_bytes), Relaxed);
+        let flags = at.block.flags.fetch_and(!HELD_A_VIEW, Relaxed);
+        let is_fresh = flags & FRESH != 0;
+        if is_fresh && wants_registered && flags & REGISTERED == 0 {
+            // Registered now, while it is known that no page is present.
+            if ENGINE.phase() == Phase::Active {
+                let _critical = Critical::enter();
+                // A refusal only means that the block stays plain.
+                let _ = at.lock().register();
+            }
+        }
+        at.block.flags.fetch_and(!FRESH, Relaxed);
+        at.block.flags.fetch_or(ALLOCATED, Relaxed);
+        counters::add(Counter::BlocksBytes, at.bytes());
+        let is_registered = at.block.flags.load(Relaxed) & REGISTERED != 0;
+        if is_registered && at.may_have_absent_pages() && ENGINE.placement.fills_edges(site) {
+            Self::fill_edges(at);
+        }
+        accounts::allocated(site, caller, len_bytes, is_registered);
+        Some(Allocation { at, is_zero: is_fresh })
+    }
+
+    /// Makes a free block plain, whose absent pages are then the kernel's to fill. Where that is refused, they are
+    /// filled by faults of ours.
+    fn unregister(at: BlockRef) {
+        if ENGINE.phase() != Phase::Active {
+            return;
+        }
+        let _critical = Critical::enter_briefly();
+        let mut dropped = Dropped::new();
+        at.lock().make_plain(&mut dropped);
+        drop(dropped);
+    }
+
+    /// Saves the faults at the edges of a block that nobody knows yet.
+    fn fill_edges(at: BlockRef) {
+        if ENGINE.phase() != Phase::Active {
+            return;
+        }
+        let _critical = Critical::enter_briefly();
+        let mut dropped = Dropped::new();
+        fill_edges(&mut at.lock(), &mut dropped);
+        drop(dropped);
+    }
+
+    fn pop(&self, class: Class, free: &mut FreeBlocks) -> Option<u32> {
+        self.pop_from(class, free.first())
+    }
+
+    fn pop_from(&self, class: Class, list: &mut u32) -> Option<u32> {
+        let index = list.checked_sub(1)?;
+        *list = self.block(class, index).block.next_free.swap(0, Relaxed);
+        Some(index)
+    }
+
+    /// Makes one more block of the class exist.
+    fn extend(&self, class: Class, state: &ClassState) -> Option<u32> {
+        let (blocks, records) = self.reservations()?;
+        let index = state.blocks.load(Relaxed);
+        let most = (1usize << self.shift.load(Relaxed)) / class.bytes();
+        if index as usize >= most || state.closed.load(Relaxed) {
+            return None;
+        }
+        let committed = state.committed.load(Relaxed);
+        if index == committed {
+            let step = ((STEP_BYTES / class.bytes()).max(1)).min(most - index as usize) as u32;
+            let base = HEAP_BASE.load(Relaxed) + (class.index() << self.shift.load(Relaxed));
+            let from = base + index as usize * class.bytes();
+            let len_bytes = step as usize * class.bytes();
+            blocks.commit(from, len_bytes).ok()?;
+            blocks.advise(from, len_bytes, Advice::InCoreDumps);
+            if class.bytes() < HUGE_BYTES {
+                blocks.advise(from, len_bytes, Advice::NoHugePages);
+            }
+            let first = self.records.load(Relaxed) + class.index() * self.records_step.load(Relaxed);
+            let from = (first + index as usize * core::mem::size_of::<Block>()) / PAGE_BYTES * PAGE_BYTES;
+            let to = (first + (index + step) as usize * core::mem::size_of::<Block>())
+                .next_multiple_of(PAGE_BYTES);
+            records.commit(from, to - from).ok()?;
+            state.committed.store(committed + step, Relaxed);
+        }
+        #[cfg(loom)]
+        self.begin_record(class, index);
+        self.block(class, index).block.flags.store(FRESH, Relaxed);
+        state.blocks.store(index + 1, Release);
+        Some(index)
+    }
+
+    #[cfg(loom)]
+    fn begin_record(&self, class: Class, index: u32) {
+        let record = core::ptr::from_ref(self.block(class, index).block).cast_mut();
+        // SAFETY: the record was just committed and nobody knows the block.
+        unsafe { record.write(Block::new()) };
+    }
+
+    /// Zeroes the first `len_bytes` bytes of a block that was just allocated.
+    pub fn zero(&self, at: BlockRef, len_bytes: usize) {
+        let range = ByteRange::at(0, len_bytes.min(at.bytes()));
+        let present = |pages: PageRange| {
+            let part = ByteRange::from(pages).intersection(range);
+            // SAFETY: the block belongs to the caller; its present pages can be written.
+            unsafe { bytes::zero((at.base + part.start) as *mut u8, part.len()) };
+        };
+        if at.block.flags.load(Relaxed) & REGISTERED == 0 {
+            present(at.all());
+            return;
+        }
+        let Some(_section) = Section::enter() else {
+            present(at.all());
+            return;
+        };
+        if let Some(map) = at.lock().map() {
+            // A free block has no views; its empty pages read as zeroes.
+            map.for_each(range.touched_pages(), |pages, state| {
+                if state == State::Present {
+                    present(pages);
+                }
+            });
+        }
+    }
+
+    /// Makes the block or the foreign range that the caller's own stack lies in plain memory, if there is one. For all that take
+    /// blocks' locks: it costs a comparison.
+    #[inline]
+    pub fn leave_stack_alone(&self) {
+        let here = 0u8;
+        let address = core::ptr::from_ref(core::hint::black_box(&here)) as usize;
+        if self.contains(address) {
+            self.keep_plain(address);
+        } else if ENGINE.foreign.find(address).is_some() {
+            ENGINE.foreign.disown(address, address + 1);
+        }
+    }
+
+    #[cold]
+    fn keep_plain(&self, address: usize) {
+        let Some(at) = self.find(address) else { return };
+        if at.block.flags.load(Relaxed) & STACK != 0 {
+            return;
+        }
+        let Some(_section) = Section::enter() else { return };
+        at.block.flags.fetch_or(STACK, Relaxed);
+        let mut dropped = Dropped::new();
+        if ENGINE.phase() == Phase::Active {
+            // Where this fails, its pages go on being served.
+            let _ = at.lock().make_plain(&mut dropped);
+        }
+        drop(dropped);
+    }
+
+    /// Frees the block that begins at `address`. Anything else is ignored, as is a second free:
+    /// a program that does this is wrong, but it must not end because of us.
+    pub fn free(&self, address: usize) {
+        let Some(at) = self.find(address) else { return };
+        // Where a fork waits for this very thread, the block is lost.
+        let Some(_presence) = Presence::enter() else { return };
+        if at.base != address || at.block.flags.fetch_and(!ALLOCATED, Relaxed) & ALLOCATED == 0 {
+            return;
+        }
+        self.leave_stack_alone();
+        let flags = at.block.flags.fetch_and(!STACK, Relaxed);
+        let site = at.block.alloc_site.load(Relaxed);
+        ENGINE.placement.record(site, flags & HELD_A_VIEW != 0);
+        if let Some(entry) = accounts::allocation(site).filter(|_| flags & HELD_A_VIEW != 0) {
+            entry.add(Field::Elided, 1);
+            entry.add(Field::ElidedBytes, at.bytes() as u64);
+        }
+        counters::subtract(Counter::BlocksBytes, at.bytes());
+        if ENGINE.phase() == Phase::Inactive && flags & REGISTERED == 0 {
+            // Nobody asks for blocks any more. One call, as libc would make: the program may have installed
+            // a filter that knows of no other.
+            at.block.flags.fetch_or(DISOWNED, Relaxed);
+            // SAFETY: the program gave the block back; it is in no list and never will be.
+            let _ = unsafe { mem::unmap(at.base, at.bytes()) };
+            return;
+        }
+        let registered = flags & REGISTERED != 0;
+        // Of a plain block only what was asked for is likely to have been touched.
+        let mut present_pages = at.block.asked_pages.load(Relaxed);
+        if registered {
+            let work = (flags & HELD_A_VIEW != 0).then(Work::begin);
+            let _critical = Critical::enter_briefly();
+            let mut dropped = Dropped::new();
+            {
+                let mut locked = at.lock();
+                locked.change(|map| map.empty_all_views(&mut dropped));
+                if flags & HELD_A_VIEW != 0 && ENGINE.phase() == Phase::Active {
+                    clear_long_runs(&mut locked);
+                }
+                present_pages = at.pages - at.block.absent_pages.load(Relaxed);
+                if let Some(open) = locked.exchange_open(None) {
+                    open.close();
+                }
+            }
+            drop(dropped);
+            if let Some(work) = work {
+                work.charge(at.last_site(), Share::Free);
+            }
+        }
+        if self.retains_too_much(present_pages) && self.discard(at, registered) {
+            present_pages = 0;
+        }
+        if at.block.flags.load(Relaxed) & DISOWNED != 0 {
+            return;
+        }
+        at.block.retained_pages.store(present_pages, Relaxed);
+        self.retained_pages.fetch_add(present_pages as usize, Relaxed);
+        let Some(class) = Class::for_len(at.bytes()) else { return };
+        let span = HEAP_BASE.load(Relaxed) + (class.index() << self.shift.load(Relaxed));
+        let index = ((address - span) / class.bytes()) as u32;
+        let state = &self.classes[class.index()];
+        {
+            let _guard = state.lock.guard();
+            // SAFETY: under the lock.
+            let free = unsafe { &mut *state.free.get() };
+            let list = if registered { &mut free.registered } else { &mut free.plain };
+            at.block.next_free.store(list.recent, Relaxed);
+            list.recent = index + 1;
+            list.recents += 1;
+        }
+        if present_pages > 0 {
+            upkeep::is_needed();
+        }
+    }
+
+    /// Makes the pages of a plain block present.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn populate(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
+        blocks.populate(address, len_bytes)
+    }
+
+    /// Moves the pages of one plain block to another with mremap. False if that is not possible or
+    /// not worth while; nothing has changed then.
+    #[must_use]
+    pub fn relocate(&self, from: BlockRef, to: BlockRef) -> bool {
+        let plain = |at: &BlockRef| at.block.flags.load(Relaxed) & REGISTERED == 0;
+        let len_bytes = from.bytes().min(to.bytes());
+        if len_bytes < RELOCATE_BYTES {
+            return false;
+        }
+        let Some((blocks, _)) = self.reservations() else { return false };
+        let Some(_section) = Section::enter() else { return false };
+        let (first, second) = if from.base < to.base { (from, to) } else { (to, from) };
+        let _first = first.lock();
+        let _second = second.lock();
+        if !plain(&from) || !plain(&to) {
+            return false;
+        }
+        // SAFETY: `to` was just allocated and holds nothing; both are plain, under their locks.
+        let moved = unsafe { blocks.relocate(from.base, to.base, len_bytes) }.is_ok();
+        if moved {
+            to.block.flags.fetch_or(RELOCATED, Relaxed);
+            from.block.flags.fetch_or(RELOCATED, Relaxed);
+        }
+        moved
+    }
+
+    /// Makes every block that `address..address + len_bytes` touches plain memory for good, because the
+    /// program is about to change its mapping: mprotect, madvise, mremap, munmap, mlock.
+    pub fn disown(&self, address: usize, len_bytes: usize) {
+        let mut at = address;
+        while at < address.saturating_add(len_bytes) {
+            let Some(block) = self.find(at) else { return };
+            if block.block.flags.fetch_or(DISOWNED, Relaxed) & DISOWNED == 0 {
+                // Where a fork waits for this very thread, absent pages go on being served.
+                let Some(_section) = Section::enter() else { return };
+                let mut dropped = Dropped::new();
+                let mut locked = block.lock_for_service();
+                if ENGINE.arena.descriptor().open().is_some() {
+                    // Where this fails, absent pages go on being served.
+                    let _ = locked.make_plain(&mut dropped);
+                }
+                drop(locked);
+                drop(dropped);
+            }
+            at = block.base + block.bytes();
+        }
+    }
+
+    /// Gives the addresses that no block has used back, because the program limits itself to less of them.
+    /// No block is made from here on.
+    pub fn give_back_addresses(&self) {
+        let Some((blocks, records)) = self.reservations() else { return };
+        for (index, state) in self.classes.iter().enumerate() {
+            let Some(class) = Class::from_index(index) else { return };
+            let _guard = state.lock.guard();
+            let blocks_made = state.blocks.load(Relaxed) as usize;
+            if state.closed.swap(true, Relaxed) {
+                continue;
+            }
+            let span_bytes = 1usize << self.shift.load(Relaxed);
+            let span = blocks.base() + index * span_bytes;
+            let used_bytes = blocks_made * class.bytes();
+            let first = records.base() + index * self.records_step.load(Relaxed);
+            let recorded_bytes = (blocks_made * core::mem::size_of::<Block>()).next_multiple_of(PAGE_BYTES);
+            let rest_bytes = self.records_step.load(Relaxed) - recorded_bytes;
+            // SAFETY: beyond the last block that exists, and the class makes no more. What cannot be given
+            // back stays.
+            unsafe {
+                let _ = mem::unmap(span + used_bytes, span_bytes - used_bytes);
+                let _ = mem::unmap(first + recorded_bytes, rest_bytes);
+            }
+        }
+    }
+
+    /// Calls `each` for every block that exists, in order of address.
+    pub fn for_each_block(&self, mut each: impl FnMut(BlockRef)) {
+        for index in 0..CLASSES {
+            let Some(class) = Class::from_index(index) else { return };
+            for block in 0..self.classes[index].blocks.load(Acquire) {
+                each(self.block(class, block));
+            }
+        }
+    }
+
+    /// Block number `index` of a class.
+    pub(crate) fn nth(&self, class: usize, index: u32) -> Option<BlockRef> {
+        let exists = index < self.classes.get(class)?.blocks.load(Acquire);
+        Class::from_index(class).filter(|_| exists).map(|class| self.block(class, index))
+    }
+
+    /// The locks of all classes, to be held across a fork.
+    pub fn class_locks(&self) -> impl Iterator<Item = &Lock> {
+        self.classes.iter().map(|class| &class.lock)
+    }
+}

@@ -1,0 +1,149 @@
+//! What free blocks retain: how many of their pages stay, and how upkeep gives them back.
+
+use super::Heap;
+use crate::range::block::{BlockRef, FRESH, Locked};
+use crate::state::counters;
+use crate::state::limits;
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_core::classes::Class;
+use uncopy_core::page_map::Dropped;
+use uncopy_core::stats::Counter;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::lock::Critical;
+use uncopy_sys::sync::atomic::Ordering::Relaxed;
+
+/// A free block with no more present pages than this keeps them, however much others retain.
+const RETAINED_FREELY_PAGES: u32 = 8;
+
+/// A free block that the handler has taken out of the lists.
+#[derive(Clone, Copy)]
+pub(crate) struct Taken {
+    class: usize,
+    is_registered: bool,
+    index: u32,
+    /// Its pages could not be given back.
+    is_bare: bool,
+}
+
+impl Heap {
+    /// Whether a free block with so many present pages is to give them back at once.
+    pub(super) fn retains_too_much(&self, more_pages: u32) -> bool {
+        // A call for a few pages costs more than they are worth: upkeep gives them back in its time.
+        more_pages > RETAINED_FREELY_PAGES
+            && self.retained_pages() + more_pages as usize > limits::max_retained_bytes() / PAGE_BYTES
+    }
+
+    /// Present pages of free blocks.
+    pub(crate) fn retained_pages(&self) -> usize {
+        self.retained_pages.load(Relaxed)
+    }
+
+    /// Of a class, how many free blocks are to become bare now: half of those, registered and plain, that were
+    /// free already when this was last asked, and that nobody has needed since. `None`: another thread holds
+    /// the class's lock.
+    pub(crate) fn surplus_blocks(&self, class: usize) -> Option<[u32; 2]> {
+        let state = &self.classes[class];
+        if !state.lock.try_lock() {
+            return None;
+        }
+        // SAFETY: under the lock.
+        let free = unsafe { &mut *state.free.get() };
+        let surplus = [&mut free.registered, &mut free.plain].map(|list| {
+            let surplus = list.olds.div_ceil(2);
+            if list.old == 0 {
+                (list.old, list.olds) = (list.recent, list.recents);
+                (list.recent, list.recents) = (0, 0);
+            }
+            surplus
+        });
+        state.lock.unlock();
+        Some(surplus)
+    }
+
+    /// Takes an old block out of the lists. `None`: there is none, or another thread holds the class's lock.
+    pub(crate) fn take_old(&self, class_index: usize, is_registered: bool) -> Option<Taken> {
+        let class = Class::from_index(class_index)?;
+        let state = &self.classes[class_index];
+        if !state.lock.try_lock() {
+            return None;
+        }
+        // SAFETY: under the lock.
+        let free = unsafe { &mut *state.free.get() };
+        let list = if is_registered { &mut free.registered } else { &mut free.plain };
+        let index = self.pop_from(class, &mut list.old);
+        if index.is_some() {
+            list.olds -= 1;
+        }
+        state.lock.unlock();
+        Some(Taken { class: class_index, is_registered, index: index?, is_bare: false })
+    }
+
+    /// Gives the pages of a block that was taken out of the lists back to the kernel.
+    pub(crate) fn make_bare(&self, taken: &mut Taken) {
+        let Some(class) = Class::from_index(taken.class) else { return };
+        let at = self.block(class, taken.index);
+        let retained = at.block.retained_pages.load(Relaxed);
+        if retained > 0 {
+            let Some(mut locked) = at.try_lock() else { return };
+            if self.discard_locked(&mut locked, taken.is_registered) {
+                counters::add(Counter::TrimmedBytes, retained as usize * PAGE_BYTES);
+            }
+            // Where it is refused (locked memory), there is no use in asking again.
+            at.block.retained_pages.store(0, Relaxed);
+            self.retained_pages.fetch_sub(retained as usize, Relaxed);
+        }
+        taken.is_bare = true;
+    }
+
+    /// Puts it back, among the bare ones if it is. False: another thread holds the class's lock.
+    pub(crate) fn put_back(&self, taken: Taken) -> bool {
+        let (Some(class), state) = (Class::from_index(taken.class), &self.classes[taken.class]) else {
+            return true;
+        };
+        if !state.lock.try_lock() {
+            return false;
+        }
+        // SAFETY: under the lock.
+        let free = unsafe { &mut *state.free.get() };
+        let free = if taken.is_registered { &mut free.registered } else { &mut free.plain };
+        let list = if taken.is_bare {
+            &mut free.bare
+        } else {
+            free.recents += 1;
+            &mut free.recent
+        };
+        self.block(class, taken.index).block.next_free.store(*list, Relaxed);
+        *list = taken.index + 1;
+        state.lock.unlock();
+        true
+    }
+
+    /// Gives a free block's pages back to the kernel.
+    pub(super) fn discard(&self, at: BlockRef, registered: bool) -> bool {
+        let _critical = Critical::enter();
+        self.discard_locked(&mut at.lock(), registered)
+    }
+
+    fn discard_locked(&self, locked: &mut Locked, registered: bool) -> bool {
+        let at = locked.at;
+        if self.discard_pages(at.base, at.bytes()).is_err() {
+            return false;
+        }
+        if registered {
+            locked.change(|map| map.set_empty(at.all(), &mut Dropped::new()));
+        } else {
+            at.block.flags.fetch_or(FRESH, Relaxed);
+        }
+        true
+    }
+
+    /// Gives pages of a block back to the kernel.
+    ///
+    /// # Errors
+    /// What the kernel says; EINVAL for locked memory.
+    pub fn discard_pages(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
+        // SAFETY: called for blocks that hold nothing: never touched, or free and in no list.
+        unsafe { blocks.discard(address, len_bytes) }
+    }
+}

@@ -1,0 +1,197 @@
+//! Measures what things cost on this machine, when the engine starts to work: with pages of the arena,
+//! with the userfaultfd and the handler thread that will be used, in well under [`MAX_NS`].
+//!
+//! Runs inside a `Critical`, under the lock of activation, where nobody else uses the arena yet. It
+//! allocates nothing and touches no memory of the program's. Each constant is the second best of a few tries:
+//! what other processes do meanwhile is not what things cost. What could not be measured keeps what is assumed
+//! of it, and `Costs` cuts what a disturbed moment says all the same.
+
+use crate::arena::pages::Arena;
+use std::time::Instant;
+use uncopy_core::addr::{PAGE_BYTES, PageRange};
+use uncopy_core::policy::Costs;
+use uncopy_core::policy::costs::Cost;
+use uncopy_sys::bytes;
+
+/// Nothing more is measured after so long, ns. A try in progress is finished: that takes far less.
+const MAX_NS: u64 = 3_500_000;
+/// Buffers that are copied from one to the next, as programs do.
+const BUFFERS: u32 = 8;
+/// Pages of a buffer of which all fit the second level of cache.
+const NEAR_PAGES: u32 = 12;
+/// Pages of a buffer of which they do not.
+const HOT_PAGES: u32 = 64;
+/// Pages that are moved at a time.
+const MOVED_PAGES: u32 = 64;
+/// Pages of a copy from memory: driving a line out of the caches takes 50 ns.
+const CACHE_COLD_PAGES: u32 = 8;
+/// Tries of each kind.
+const TRIES: usize = 5;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
+struct Calibration<'a> {
+    arena: &'a Arena,
+    begin: Instant,
+    costs: Costs,
+}
+
+/// Why no more is measured: the time is up, or the kernel refused something.
+struct Stop;
+
+/// Measures what the arena's pages cost. The handler of its userfaultfd runs.
+#[must_use]
+pub fn measure(arena: &Arena) -> Costs {
+    let mut calibration = Calibration { arena, begin: Instant::now(), costs: Costs::DEFAULT };
+    // Whatever was measured until then counts.
+    let _ = calibration.all();
+    calibration.costs
+}
+
+fn since(begin: Instant) -> u64 {
+    u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Calibration<'_> {
+    fn all(&mut self) -> Result<(), Stop> {
+        // Pages that are taken and not given back when something fails are lost, not wrong.
+        let resident = self.arena.take_resident(BUFFERS * HOT_PAGES).map_err(|_| Stop)?.pages;
+        let copied = self.copies(resident);
+        let nonresident = self.arena.take_nonresident(MOVED_PAGES).map_err(|_| Stop)?;
+        self.moves(resident, nonresident)?;
+        self.faults(nonresident)?;
+        self.arena.give_resident(resident);
+        copied
+    }
+
+    /// Times `work` [`TRIES`] times, each after `prepare`; the second best, ns.
+    fn time(
+        &self,
+        mut prepare: impl FnMut(),
+        mut work: impl FnMut() -> Result<(), Stop>,
+    ) -> Result<u64, Stop> {
+        let mut times = [0; TRIES];
+        for time in &mut times {
+            if since(self.begin) > MAX_NS {
+                return Err(Stop);
+            }
+            prepare();
+            let begin = Instant::now();
+            work()?;
+            *time = since(begin);
+        }
+        times.sort_unstable();
+        Ok(times[1])
+    }
+
+    fn copies(&mut self, resident: PageRange) -> Result<(), Stop> {
+        let copy = |from: u32, to: u32, pages: u32| {
+            let (from, to) = (self.arena.address(from), self.arena.address(to));
+            // SAFETY: callers pass pages of the range, which are present and ours alone.
+            unsafe { bytes::copy(to as *mut u8, from as *const u8, pages as usize * PAGE_BYTES) };
+        };
+        // From buffer to buffer: each source is fresh in the caches, each destination was there a while ago.
+        let chain = |pages: u32| {
+            for buffer in 1..BUFFERS {
+                copy(resident.start + (buffer - 1) * pages, resident.start + buffer * pages, pages);
+            }
+        };
+        let mut measured = [(Cost::CopyNear, NEAR_PAGES, 0), (Cost::CopyHot, HOT_PAGES, 0)];
+        for (_, pages, ns) in &mut measured {
+            chain(*pages);
+            *ns = self.time(
+                || (),
+                || {
+                    chain(*pages);
+                    Ok(())
+                },
+            )?;
+        }
+        let len_bytes = CACHE_COLD_PAGES as usize * PAGE_BYTES;
+        let (from, to) = (resident.start, resident.start + CACHE_COLD_PAGES);
+        let forget = || {
+            forget_lines(self.arena.address(from), 2 * len_bytes);
+        };
+        let mut cold_ns = None;
+        if cfg!(target_arch = "x86_64") {
+            cold_ns = Some(self.time(forget, || {
+                copy(from, to, CACHE_COLD_PAGES);
+                Ok(())
+            })?);
+        }
+        for (which, pages, ns) in measured {
+            self.costs.set(which, ns / u64::from(pages * (BUFFERS - 1)));
+        }
+        if let Some(ns) = cold_ns {
+            self.costs.set(Cost::CopyCold, ns / u64::from(CACHE_COLD_PAGES));
+        }
+        Ok(())
+    }
+
+    /// Moves pages from `resident` to `nonresident` and back, one at a time and many at a time.
+    fn moves(&mut self, resident: PageRange, nonresident: PageRange) -> Result<(), Stop> {
+        let (arena, uffd) = (self.arena, self.arena.uffd());
+        let shuttle = |pages: u32| {
+            for (from, to) in [(resident, nonresident), (nonresident, resident)] {
+                let len_bytes = pages as usize * PAGE_BYTES;
+                // SAFETY: both ranges are ours alone; the source is present and the destination absent.
+                let placed =
+                    unsafe { uffd.move_pages(arena.address(to.start), arena.address(from.start), len_bytes) };
+                if placed.done_bytes != len_bytes {
+                    return Err(Stop);
+                }
+            }
+            Ok(())
+        };
+        let one_ns = self.time(|| (), || shuttle(1))? / 2;
+        let many_ns = self.time(|| (), || shuttle(MOVED_PAGES))? / 2;
+        let page_ns = many_ns.saturating_sub(one_ns) / u64::from(MOVED_PAGES - 1);
+        self.costs.set(Cost::MovePage, page_ns);
+        self.costs.set(Cost::MoveCall, one_ns.saturating_sub(page_ns));
+        Ok(())
+    }
+
+    /// Touches absent pages, which the handler thread fills; then fills some without a fault.
+    fn faults(&mut self, nonresident: PageRange) -> Result<(), Stop> {
+        let mut page = nonresident.start;
+        let mut next = || {
+            page += 1;
+            page - 1
+        };
+        let touch_ns = self.time(
+            || (),
+            || {
+                let address = self.arena.address(next());
+                // SAFETY: an absent page of ours in registered memory; the handler puts zeroes there.
+                unsafe { (address as *const u8).read_volatile() };
+                Ok(())
+            },
+        )?;
+        let fill_ns = self.time(
+            || (),
+            || {
+                let address = self.arena.address(next());
+                self.arena.fill_zeroes(self.arena.uffd(), address, PAGE_BYTES).map_err(|_| Stop)
+            },
+        )?;
+        self.costs.set(Cost::FillPage, fill_ns);
+        self.costs.set(Cost::Fault, touch_ns.saturating_sub(fill_ns));
+        self.arena.give_resident(PageRange::new(nonresident.start, page));
+        self.arena.give_nonresident(PageRange::new(page, nonresident.end));
+        Ok(())
+    }
+}
+
+/// Drives the lines of a range out of every cache.
+fn forget_lines(address: usize, len_bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the callers' range is mapped; SSE2 is part of x86-64.
+    unsafe {
+        for line in (address..address + len_bytes).step_by(LINE_BYTES) {
+            core::arch::x86_64::_mm_clflush(line as *const u8);
+        }
+        core::arch::x86_64::_mm_mfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (address, len_bytes, LINE_BYTES);
+}

@@ -1,0 +1,71 @@
+//! What commands ask of the handler thread, through the pipe beside the counters.
+
+use crate::service::activation::{ENGINE, Phase};
+use crate::state::counters;
+use uncopy_core::recording::request::{MAX_MESSAGE_BYTES, Request};
+use uncopy_record::session;
+use uncopy_sys::control::Control;
+
+/// What was read of messages that are not complete yet.
+pub(crate) struct Inbox {
+    bytes: Box<[u8; 2 * MAX_MESSAGE_BYTES]>,
+    len_bytes: usize,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Self {
+        Self { bytes: Box::new([0; 2 * MAX_MESSAGE_BYTES]), len_bytes: 0 }
+    }
+
+    /// Takes what was written and does what it asks for; whether everything is to be released.
+    pub(crate) fn take(&mut self, control: Control) -> bool {
+        let mut releases = false;
+        loop {
+            let got = control.read(&mut self.bytes[self.len_bytes..]);
+            if got == 0 {
+                return releases;
+            }
+            self.len_bytes += got;
+            let mut rest = &self.bytes[..self.len_bytes];
+            loop {
+                let (request, behind) = Request::decode(rest);
+                rest = behind;
+                match request {
+                    None => break,
+                    Some(Request::Release) => releases = true,
+                    Some(Request::End) => end(),
+                    Some(Request::Record { directory, min_size_bytes }) => begin(directory, min_size_bytes),
+                }
+            }
+            // An unfinished message is shorter than the longest one: there is room for more.
+            let left = rest.len();
+            self.bytes.copy_within(self.len_bytes - left..self.len_bytes, 0);
+            self.len_bytes = left;
+        }
+    }
+}
+
+/// Views that there are stay, and go on being served; there are no further ones until the end. Where nothing can be
+/// recorded, the counters say why.
+fn begin(directory: &[u8], min_size_bytes: u64) {
+    ENGINE.pause(true);
+    say("nothing is elided for now: it is recorded what is copied");
+    session::begin(directory, usize::try_from(min_size_bytes).unwrap_or(usize::MAX));
+    session::set_costs(&ENGINE.costs.snapshot());
+    if !uncopy_record::is_on() {
+        ENGINE.pause(false);
+    }
+}
+
+fn end() {
+    session::end();
+    ENGINE.pause(false);
+    say("");
+}
+
+/// What the counters say while it is for a time only.
+fn say(reason: &str) {
+    if ENGINE.phase() == Phase::Active {
+        counters::set_reason(reason);
+    }
+}

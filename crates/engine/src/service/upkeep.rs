@@ -1,0 +1,317 @@
+//! What the handler thread does when there is nothing else to do: gives memory back that nobody needs.
+//!
+//! ```text
+//! rest ──► reservoir ──► free blocks ──► look at segments ──► take pages out of segments ──► rest
+//!   at most once a second            │                                                       ▲
+//!                                    └─────── nothing has changed, or too little ────────────┘
+//! ```
+//!
+//! A round is done in small steps, between which faults are served. Of resident pages, and of free blocks, half of
+//! those go that nobody has needed since the round before. When nothing is left that could be given back, there
+//! are no more rounds and the thread sleeps until the kernel has something for it. Whoever then leaves something
+//! behind touches a page ([`is_needed`]), which the kernel reports as it does every fault.
+//!
+//! A step is part of the handler's turn, for whose end a fork waits (`window`): so no page, block or reference is
+//! on the handler's stack when a process is copied. It waits for no lock of a class or a block.
+
+use crate::range::heap::Taken;
+use crate::service::activation::ENGINE;
+use crate::service::compaction::Compaction;
+use crate::state::counters;
+use crate::state::limits;
+use uncopy_core::classes::CLASSES;
+use uncopy_core::stats::Counter;
+use uncopy_sys::sync::UnsafeCell;
+use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
+use uncopy_sys::thread::now_ms;
+
+/// Time between rounds at least, ms.
+const ROUND_MS: u64 = if limits::IS_EAGER { 4 } else { 1000 };
+/// A round that took long is followed by a rest of so many times that.
+const REST_SHARE: u64 = if limits::IS_EAGER { 1 } else { 100 };
+/// After a step that another thread's lock was in the way of, ms.
+const RETRY_MS: i32 = 1;
+/// Free blocks whose pages are given back in one step.
+const STEP_BLOCKS: u32 = 4;
+
+/// What comes next in a round.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Rest,
+    /// Resident pages still to be given back.
+    Reservoir(usize),
+    /// The class whose free blocks are next, and how many of them are to become bare.
+    Blocks(usize, [u32; 2]),
+    Look,
+    Release,
+}
+
+struct State {
+    stage: Stage,
+    compaction: Compaction,
+    /// A free block that is in no list.
+    taken: Option<Taken>,
+    /// The counters when segments were last looked at and nothing was left to be done.
+    seen: Option<[u64; WATCHED.len()]>,
+    /// Segments were found that will be old enough in the next round.
+    is_early: bool,
+}
+
+impl State {
+    const fn new() -> Self {
+        Self { stage: Stage::Rest, compaction: Compaction::new(), taken: None, seen: None, is_early: false }
+    }
+}
+
+/// Unless one of these changes, segments are needed as they were.
+const WATCHED: [Counter; 6] = [
+    Counter::SegmentsBytes,
+    Counter::BlocksBytes,
+    Counter::ElidedBytes,
+    Counter::InputBytes,
+    Counter::Faults,
+    Counter::MovedPages,
+];
+
+struct Upkeep {
+    state: UnsafeCell<State>,
+    /// The handler sleeps without limit, and there is a page to touch for whoever has work for it.
+    is_asleep: AtomicBool,
+    /// Address of that page; 0: there is none yet.
+    bell: AtomicUsize,
+}
+
+// SAFETY: the state is only touched by the handler thread, of which there is one at a time, and in a child that has
+// none yet.
+unsafe impl Sync for Upkeep {}
+
+uncopy_sys::statics! {
+    static UPKEEP: Upkeep = Upkeep {
+        state: UnsafeCell::new(State::new()),
+        is_asleep: AtomicBool::new(false),
+        bell: AtomicUsize::new(0),
+    };
+}
+
+/// Wakes the handler if it sleeps without limit: there is something that will have to be given back. Not under
+/// the lock of the arena, or any that the handler waits for.
+#[inline]
+pub(crate) fn is_needed() {
+    // What was left behind was counted before, by an instruction that x86-64 does not let a later load pass.
+    // Should it be missed all the same, the next to leave something behind is not.
+    if !cfg!(loom) && UPKEEP.is_asleep.load(Relaxed) {
+        ring();
+    }
+}
+
+#[cold]
+fn ring() {
+    if UPKEEP.is_asleep.swap(false, AcqRel) {
+        let bell = UPKEEP.bell.load(Relaxed) as *const u8;
+        // SAFETY: a page of the arena that was set aside for this; the handler, which has said that it
+        // serves faults, puts it there and takes it away again.
+        unsafe { bell.read_volatile() };
+    }
+}
+
+/// In a forked child, before anything is given back: its handler begins anew.
+pub(crate) fn in_child() {
+    UPKEEP.is_asleep.store(false, Relaxed);
+    // SAFETY: no other thread exists.
+    let old = core::mem::replace(unsafe { &mut *UPKEEP.state.get() }, State::new());
+    if let Some(taken) = old.taken {
+        // The locks are free: this thread has just given them back. Where one is not (a handler that forked on
+        // top of malloc), the child has a free block less.
+        ENGINE.heap.put_back(taken);
+    }
+}
+
+/// What the handler thread knows of it.
+pub(crate) struct Rounds {
+    /// When the next round is due; `None`: when somebody says so.
+    due_ms: Option<u64>,
+    began_ms: u64,
+    /// Under way, in small steps.
+    is_under_way: bool,
+    /// A step is to be tried again.
+    must_retry: bool,
+}
+
+impl Rounds {
+    pub(crate) fn new() -> Self {
+        let due_ms = (!cfg!(loom)).then(|| now_ms() + ROUND_MS);
+        Self { due_ms, began_ms: 0, is_under_way: false, must_retry: false }
+    }
+
+    /// How long the handler may sleep if nothing happens, ms; -1: without limit.
+    pub(crate) fn timeout_ms(&self) -> i32 {
+        match self.due_ms {
+            _ if self.must_retry => RETRY_MS,
+            _ if self.is_under_way => 0,
+            Some(due_ms) => i32::try_from(due_ms.saturating_sub(now_ms())).unwrap_or(i32::MAX),
+            None => -1,
+        }
+    }
+
+    /// The handler has been woken.
+    pub(crate) fn wake(&mut self) {
+        if self.due_ms.is_none() && !cfg!(loom) {
+            UPKEEP.is_asleep.store(false, Relaxed);
+            self.due_ms = Some(now_ms() + ROUND_MS);
+        }
+    }
+
+    /// The handler ends: nobody is to wake it.
+    pub(crate) fn end(&self) {
+        UPKEEP.is_asleep.store(false, Relaxed);
+    }
+
+    /// Goes on with a round, or begins one if that is due.
+    pub(crate) fn step(&mut self) {
+        let is_due = || self.due_ms.is_some_and(|due_ms| now_ms() >= due_ms);
+        if !self.is_under_way && !is_due() {
+            return;
+        }
+        // SAFETY: this is the handler thread.
+        let state = unsafe { &mut *UPKEEP.state.get() };
+        if !self.is_under_way {
+            (self.is_under_way, self.began_ms) = (true, now_ms());
+        }
+        let progress = state.step();
+        self.must_retry = progress == Progress::Later;
+        if progress == Progress::Done {
+            self.is_under_way = false;
+            let now = now_ms();
+            let rest_ms = ROUND_MS.max((now - self.began_ms) * REST_SHARE);
+            self.due_ms = (state.has_more() || !self.arm(state)).then_some(now + rest_ms);
+        }
+    }
+
+    /// Puts the bell where it can be rung before the handler sleeps without limit. False: there is something to
+    /// be done already.
+    fn arm(&self, state: &State) -> bool {
+        let bell = UPKEEP.bell.load(Relaxed);
+        let page = if bell == 0 {
+            let Ok(page) = ENGINE.arena.take_nonresident(1) else { return true };
+            UPKEEP.bell.store(ENGINE.arena.address(page.start), Relaxed);
+            page
+        } else {
+            ENGINE.arena.page_of(bell)
+        };
+        // Locked memory is always present, and nothing can be given back of it: no need to be told.
+        if !ENGINE.arena.make_absent(page) {
+            return true;
+        }
+        UPKEEP.is_asleep.store(true, uncopy_sys::sync::atomic::Ordering::SeqCst);
+        // Whoever left something behind just before did not see that.
+        !state.has_more() || !UPKEEP.is_asleep.swap(false, AcqRel)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// There is more to do at once.
+    More,
+    /// Another thread's lock is in the way.
+    Later,
+    /// The round is over.
+    Done,
+}
+
+impl State {
+    /// Whether another round would find something to do, as far as that is known.
+    fn has_more(&self) -> bool {
+        self.is_early
+            || counters::get(Counter::ReservoirBytes) > 0
+            || ENGINE.arena.has_quarantined()
+            || ENGINE.heap.retained_pages() > 0
+            || self.seen != Some(watched()) && may_waste()
+    }
+
+    /// One small step.
+    fn step(&mut self) -> Progress {
+        if let Some(taken) = self.taken.take()
+            && !ENGINE.heap.put_back(taken)
+        {
+            self.taken = Some(taken);
+            return Progress::Later;
+        }
+        match self.stage {
+            Stage::Rest if ENGINE.arena.drop_quarantined() => {}
+            Stage::Rest => {
+                limits::next_round();
+                self.stage = Stage::Reservoir(ENGINE.arena.surplus_pages());
+            }
+            Stage::Reservoir(0) => self.stage = self.blocks_from(0),
+            Stage::Reservoir(pages) => self.stage = Stage::Reservoir(ENGINE.arena.trim(pages)),
+            Stage::Blocks(CLASSES.., _) => {
+                let now = watched();
+                let is_same = self.seen == Some(now) && !self.is_early;
+                self.is_early = false;
+                if is_same || !may_waste() || uncopy_sys::alloc::is_low() {
+                    self.stage = Stage::Rest;
+                    return Progress::Done;
+                }
+                // From before the look: what changes meanwhile is looked at again.
+                self.seen = Some(now);
+                self.compaction.begin();
+                self.stage = Stage::Look;
+            }
+            Stage::Blocks(class, [0, 0]) => self.stage = self.blocks_from(class + 1),
+            Stage::Blocks(class, surplus) => self.stage = Stage::Blocks(class, self.trim(class, surplus)),
+            Stage::Look => {
+                if self.compaction.look() {
+                    self.compaction.choose();
+                    self.stage = Stage::Release;
+                }
+            }
+            Stage::Release => {
+                if self.compaction.release() {
+                    self.is_early = self.compaction.end();
+                    self.stage = Stage::Rest;
+                    return Progress::Done;
+                }
+            }
+        }
+        Progress::More
+    }
+
+    /// The first class from `class` on that has free blocks too many.
+    fn blocks_from(&self, class: usize) -> Stage {
+        let mut classes = class..CLASSES;
+        let found = classes.find_map(|class| {
+            let surplus = ENGINE.heap.surplus_blocks(class).unwrap_or_default();
+            (surplus != [0, 0]).then_some(Stage::Blocks(class, surplus))
+        });
+        found.unwrap_or(Stage::Blocks(CLASSES, [0, 0]))
+    }
+
+    /// Makes some free blocks of a class bare; returns how many are left to be.
+    fn trim(&mut self, class: usize, [registered, plain]: [u32; 2]) -> [u32; 2] {
+        let is_registered = registered > 0;
+        let surplus = if is_registered { registered } else { plain };
+        let count = surplus.min(STEP_BLOCKS);
+        let mut left = surplus - count;
+        for _ in 0..count {
+            let Some(mut taken) = ENGINE.heap.take_old(class, is_registered) else {
+                left = 0;
+                break;
+            };
+            ENGINE.heap.make_bare(&mut taken);
+            if !ENGINE.heap.put_back(taken) {
+                self.taken = Some(taken);
+                break;
+            }
+        }
+        if is_registered { [left, plain] } else { [0, left] }
+    }
+}
+
+/// Whether segments are large enough to waste more than they may.
+fn may_waste() -> bool {
+    counters::get(Counter::SegmentsBytes) as usize > limits::max_waste_bytes()
+}
+
+fn watched() -> [u64; WATCHED.len()] {
+    WATCHED.map(counters::get)
+}
