@@ -7,6 +7,9 @@
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
+use uncopy_engine::range::directory;
+use uncopy_engine::range::heap::HEAP;
+use uncopy_engine::service::activation;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
@@ -15,7 +18,6 @@ use uncopy_core::page_map::{Dropped, View};
 use uncopy_engine::arena::segment::{Draft, Segment};
 use uncopy_engine::call::copy::copy;
 use uncopy_engine::range::block::BlockRef;
-use uncopy_engine::service::activation::ENGINE;
 use uncopy_sys::alloc::Private;
 use uncopy_sys::lock::Critical;
 
@@ -42,7 +44,7 @@ struct Views {
 impl Views {
     fn new(views: u32, each: u32) -> Self {
         let bytes = (each * STRIDE_PAGES) as usize * PAGE_BYTES;
-        assert!(ENGINE.activate(), "userfaultfd can be used");
+        assert!(activation::activate(), "userfaultfd can be used");
         let draft = Draft::new(PAGE_BYTES * VIEW_PAGES as usize).expect("memory");
         let blocks = (0..views.div_ceil(each)).map(|_| block(bytes).base).collect();
         let mut all = Self { blocks, segment: draft.freeze(0), each, views, random: 0x9E37_79B9_7F4A_7C15 };
@@ -66,7 +68,7 @@ impl Views {
 
     fn lookup(&self, view: u32) {
         let (address, pages) = self.at(view);
-        let locked = ENGINE.find(address).expect("a block").lock();
+        let locked = directory::find(address).expect("a block").lock();
         black_box(locked.map().map(|map| map.at(pages.start, pages)));
     }
 
@@ -74,7 +76,7 @@ impl Views {
         let (address, pages) = self.at(view);
         let target = View { segment: self.segment.clone(), offset_bytes: 45 * view as usize, site: 0 };
         let mut dropped = Dropped::new();
-        let mut locked = ENGINE.find(address).expect("a block").lock();
+        let mut locked = directory::find(address).expect("a block").lock();
         locked.change(|map| map.set_viewed(pages, target, &mut dropped));
         drop(locked);
     }
@@ -82,7 +84,7 @@ impl Views {
     fn drop_view(&mut self, view: u32) {
         let (address, pages) = self.at(view);
         let mut dropped = Dropped::new();
-        let mut locked = ENGINE.find(address).expect("a block").lock();
+        let mut locked = directory::find(address).expect("a block").lock();
         locked.change(|map| map.set_empty(pages, &mut dropped));
         drop(locked);
     }
@@ -90,22 +92,22 @@ impl Views {
 
 impl Drop for Views {
     fn drop(&mut self) {
-        self.blocks.iter().for_each(|block| ENGINE.heap.free(*block));
+        self.blocks.iter().for_each(|block| HEAP.free(*block));
     }
 }
 
 /// A registered block.
 fn block(bytes: usize) -> BlockRef {
-    assert!(ENGINE.activate(), "userfaultfd can be used");
-    let at = ENGINE.heap.allocate(bytes, 1).expect("a block").at;
+    assert!(activation::activate(), "userfaultfd can be used");
+    let at = HEAP.allocate(bytes, 1).expect("a block").at;
     let _critical = Critical::enter();
     at.lock().register().expect("registered");
     at
 }
 
 fn configure() {
-    ENGINE.configure(&Options { policy: Policy::Always, foreign: false, ..Options::default() });
-    assert!(ENGINE.ensure_heap(), "there is memory for the block heap");
+    activation::configure(&Options { policy: Policy::Always, foreign: false, ..Options::default() });
+    assert!(activation::ensure_heap(), "there is memory for the block heap");
 }
 
 fn map_operations(criterion: &mut Criterion) {
@@ -153,7 +155,7 @@ fn copies(criterion: &mut Criterion) {
     const BUFFERS: usize = 13;
     let mut group = criterion.benchmark_group("copy");
     for bytes in [64 << 10, 512 << 10] {
-        assert!(ENGINE.activate(), "userfaultfd can be used");
+        assert!(activation::activate(), "userfaultfd can be used");
         let buffers: Vec<BlockRef> = (0..BUFFERS).map(|_| block(bytes)).collect();
         for at in &buffers {
             let draft = Draft::new(bytes).expect("memory");
@@ -171,7 +173,7 @@ fn copies(criterion: &mut Criterion) {
                 assert!(unsafe { copy(to.base, from.base, bytes, 1) });
             });
         });
-        buffers.iter().for_each(|at| ENGINE.heap.free(at.base));
+        buffers.iter().for_each(|at| HEAP.free(at.base));
     }
     group.finish();
 }

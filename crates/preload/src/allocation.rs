@@ -4,9 +4,12 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_engine::call::copy::transfer;
+use uncopy_engine::range::directory;
 use uncopy_engine::range::heap::Allocation;
-use uncopy_engine::service::activation::ENGINE;
+use uncopy_engine::range::heap::HEAP;
+use uncopy_engine::service::activation;
 use uncopy_engine::state::gate::HEAP_MIN_BYTES;
+use uncopy_engine::state::gate::is_in_heap;
 #[cfg(target_arch = "x86_64")]
 use uncopy_engine::state::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use uncopy_interpose::{gate, slots};
@@ -29,10 +32,10 @@ slots! {
 
 /// A block for `len` bytes; `None`: the program's own allocator serves it.
 fn block(len: usize, caller: usize) -> Option<Allocation> {
-    if len < HEAP_MIN_BYTES.load(Relaxed) || !ENGINE.ensure_heap() {
+    if len < HEAP_MIN_BYTES.load(Relaxed) || !activation::ensure_heap() {
         return None;
     }
-    ENGINE.heap.allocate(len, caller)
+    HEAP.allocate(len, caller)
 }
 
 /// Memory for calls that come while libc's functions are being looked up. Never freed.
@@ -89,7 +92,10 @@ unsafe fn real_malloc(len: usize) -> Pointer {
 fn or_again(ask: impl Fn() -> Pointer) -> Pointer {
     let errno = uncopy_sys::errno::get();
     let found = ask();
-    if !found.is_null() || uncopy_sys::mem::address_space_limit().is_none() || !ENGINE.give_back_addresses() {
+    if !found.is_null()
+        || uncopy_sys::mem::address_space_limit().is_none()
+        || !directory::give_back_addresses()
+    {
         return found;
     }
     uncopy_sys::errno::set(errno);
@@ -139,9 +145,9 @@ pub unsafe extern "C" fn malloc(len: usize) -> Pointer {
 
 unsafe extern "C" fn free_body(pointer: Pointer) {
     // Not every address of the heap's range is the heap's for ever: unused ones may have been given back.
-    if let Some(at) = ENGINE.heap.find(pointer as usize) {
+    if let Some(at) = HEAP.find(pointer as usize) {
         record::forget(Function::Free, at.base, at.bytes());
-        ENGINE.heap.free(pointer as usize);
+        HEAP.free(pointer as usize);
     } else if !pointer.is_null() && !early::contains(pointer) {
         // SAFETY: the program got it from its own allocator.
         unsafe {
@@ -163,7 +169,7 @@ pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
         && let Some(found) = block(len, calloc as *const () as usize)
     {
         if !found.is_zero {
-            ENGINE.heap.zero(found.at, len);
+            HEAP.zero(found.at, len);
         }
         return found.at.base as Pointer;
     }
@@ -195,8 +201,8 @@ unsafe fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
             return new;
         }
         if moved_bytes >= record::min_size_bytes() && !new.is_null() {
-            let are_blocks = ENGINE.heap.contains(from) && ENGINE.heap.contains(new as usize);
-            if are_blocks || is_moved_by_pages && !ENGINE.heap.contains(new as usize) {
+            let are_blocks = is_in_heap(from) && is_in_heap(new as usize);
+            if are_blocks || is_moved_by_pages && !is_in_heap(new as usize) {
                 timer.relocated(Function::Realloc, new as usize, from, moved_bytes);
             } else {
                 timer.copied(Function::Realloc, new as usize, from, moved_bytes, Flags(0));
@@ -213,9 +219,7 @@ unsafe fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
 unsafe fn is_mapped_chunk(pointer: Pointer, len: usize) -> bool {
     const IS_MMAPPED: usize = 2;
     const HEAD_BYTES: usize = 16;
-    if ENGINE.heap.contains(pointer as usize)
-        || early::contains(pointer)
-        || pointer as usize % PAGE_BYTES != HEAD_BYTES
+    if is_in_heap(pointer as usize) || early::contains(pointer) || pointer as usize % PAGE_BYTES != HEAD_BYTES
     {
         return false;
     }
@@ -230,11 +234,11 @@ unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
         if pointer.is_null() {
             return malloc_body(len, caller);
         }
-        let Some(old) = ENGINE.heap.find(pointer as usize) else {
+        let Some(old) = HEAP.find(pointer as usize) else {
             return realloc_foreign(pointer, len, caller);
         };
         if len == 0 {
-            ENGINE.heap.free(pointer as usize);
+            HEAP.free(pointer as usize);
             return core::ptr::null_mut();
         }
         if len <= old.bytes() && len > old.bytes() / 2 {
@@ -242,13 +246,13 @@ unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
         }
         if let Some(new) = block(len, caller) {
             transfer(old, new);
-            ENGINE.heap.free(pointer as usize);
+            HEAP.free(pointer as usize);
             return new.at.base as Pointer;
         }
         let new = or_again(|| MALLOC.call()(len));
         if !new.is_null() {
             crate::memory::memmove_from_block(new.cast(), pointer.cast(), len.min(old.bytes()));
-            ENGINE.heap.free(pointer as usize);
+            HEAP.free(pointer as usize);
         } else if len <= old.bytes() {
             return pointer;
         }
@@ -344,7 +348,7 @@ pub unsafe extern "C" fn pvalloc(len: usize) -> Pointer {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
-    match ENGINE.heap.find(pointer as usize) {
+    match HEAP.find(pointer as usize) {
         Some(at) if at.base == pointer as usize => at.bytes(),
         Some(_) => 0,
         None if early::contains(pointer) => early::readable(pointer),

@@ -18,7 +18,8 @@ use crate::namespaces;
 use crate::process::{Memory, forked};
 use core::ffi::{c_int, c_long, c_void};
 use uncopy_engine::life::alone::alone;
-use uncopy_engine::service::activation::{ENGINE, Phase};
+use uncopy_engine::state::phase::Phase;
+use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::slots;
 use uncopy_sys::raw::{call, run_on};
 use uncopy_sys::readable::is_readable;
@@ -113,7 +114,7 @@ pub unsafe extern "C" fn __clone(
 extern "C" fn end_thread(status: c_int) -> ! {
     let is_main = lock::thread_id() == std::process::id();
     let mut number = libc::SYS_exit;
-    if is_main && ENGINE.phase() == Phase::Active {
+    if is_main && STATE.phase() == Phase::Active {
         thread::outlast_others();
         crate::start::finish();
         number = libc::SYS_exit_group;

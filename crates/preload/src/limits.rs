@@ -6,7 +6,7 @@
 
 use core::ffi::{c_int, c_long, c_ulong};
 use libc::{pid_t, rlimit};
-use uncopy_engine::service::activation::ENGINE;
+use uncopy_engine::range::directory;
 use uncopy_engine::service::release::release_all;
 use uncopy_interpose::slots;
 
@@ -33,14 +33,14 @@ fn before_limit(resource: c_int, limit: *const rlimit) {
     }
     let _errno = uncopy_sys::errno::Keep::new();
     release_all("the program limited its memory");
-    ENGINE.give_back_addresses();
+    directory::give_back_addresses();
 }
 
 /// Before the program locks all of its memory.
 fn before_lock() {
     let _errno = uncopy_sys::errno::Keep::new();
     release_all("the program locked its memory");
-    ENGINE.give_back_addresses();
+    directory::give_back_addresses();
 }
 
 /// Looks at a system call that the program makes through libc's `syscall`, before it is made.

@@ -5,7 +5,8 @@
 
 use core::ffi::{c_int, c_long, c_void};
 use libc::{off_t, size_t};
-use uncopy_engine::service::activation::ENGINE;
+use uncopy_engine::range::directory;
+use uncopy_engine::service::activation;
 use uncopy_interpose::{entry, slots};
 use uncopy_record::{self as record, Function, Timer};
 
@@ -30,7 +31,7 @@ slots! {
 }
 
 fn disown(address: Pointer, len: size_t) {
-    ENGINE.disown(address as usize, len);
+    directory::disown(address as usize, len);
 }
 
 /// Advice that changes no byte and no fault leaves views alone.
@@ -63,10 +64,10 @@ pub fn before_call(number: c_long, [address, len, new_len, detail, new_address]:
     match number {
         libc::SYS_madvise if is_harmless(new_len as c_int) => {}
         libc::SYS_mremap if detail as c_int & libc::MREMAP_FIXED != 0 => {
-            ENGINE.disown(address, len);
-            ENGINE.disown(new_address, new_len);
+            directory::disown(address, len);
+            directory::disown(new_address, new_len);
         }
-        _ => ENGINE.disown(address, len),
+        _ => directory::disown(address, len),
     }
 }
 
@@ -185,7 +186,7 @@ pub unsafe extern "C" fn mlock2(address: *const c_void, len: size_t, flags: u32)
 
 /// Whether `fd` is ours and so, to the program, not open; `errno` then says so.
 fn is_hidden(fd: c_int) -> bool {
-    let hidden = fd >= 0 && ENGINE.descriptors().contains(&Some(fd));
+    let hidden = fd >= 0 && activation::descriptors().contains(&Some(fd));
     if hidden {
         uncopy_sys::errno::set(libc::EBADF);
     }
@@ -230,9 +231,9 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 /// Makes way for a descriptor of the program's own at number `fd`.
 fn make_way(fd: c_int) {
-    if fd >= 0 && ENGINE.descriptors().contains(&Some(fd)) {
+    if fd >= 0 && activation::descriptors().contains(&Some(fd)) {
         let _errno = uncopy_sys::errno::Keep::new();
-        ENGINE.renumber_descriptor(fd);
+        activation::renumber_descriptor(fd);
     }
 }
 
@@ -254,7 +255,7 @@ pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 
 /// Our descriptors in order.
 fn hidden_in_order() -> [Option<u32>; 2] {
-    let mut hidden = ENGINE.descriptors().map(|fd| fd.and_then(|fd| u32::try_from(fd).ok()));
+    let mut hidden = activation::descriptors().map(|fd| fd.and_then(|fd| u32::try_from(fd).ok()));
     hidden.sort_unstable();
     hidden
 }

@@ -6,7 +6,9 @@
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uncopy_engine::service::activation::{ENGINE, Phase};
+use uncopy_engine::arena::pages::ARENA;
+use uncopy_engine::state::phase::Phase;
+use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::{end, slots};
 use uncopy_twin::fork as twin;
 
@@ -49,7 +51,7 @@ extern "C" fn child() {
 
 /// See [`end`]. Called in the first thread.
 fn watch_end() {
-    end::watch(|| ENGINE.arena.descriptor().open().is_some() || uncopy_twin::has_handler());
+    end::watch(|| ARENA.descriptor().open().is_some() || uncopy_twin::has_handler());
 }
 
 /// Registers the fork handlers, once, before anyone else's.
@@ -95,7 +97,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
         return fork();
     }
     // Before anything is locked: it allocates from uncopy's own memory.
-    let has_threads = ENGINE.phase() == Phase::Active && uncopy_sys::thread::others_live();
+    let has_threads = STATE.phase() == Phase::Active && uncopy_sys::thread::others_live();
     prepare();
     let result = fork();
     let errno = uncopy_sys::errno::get();

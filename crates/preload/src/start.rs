@@ -8,12 +8,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use uncopy_core::options::{OptionError, Options, Policy};
 use uncopy_core::stats::Counter;
-use uncopy_engine::account::accounts;
 use uncopy_engine::life::fork;
 use uncopy_engine::range::constants;
-use uncopy_engine::service::activation::ENGINE;
+use uncopy_engine::service::activation;
 use uncopy_engine::state::counters;
 use uncopy_engine::state::gate::{self, FREE_LOOKS};
+use uncopy_engine::state::ledger;
+use uncopy_engine::state::phase::settle_gates;
 use uncopy_interpose::environment;
 use uncopy_record::session;
 use uncopy_sys::lock::Critical;
@@ -113,16 +114,16 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     if let Some(ledger) = options.ledger.and_then(|path| std::ffi::CString::new(path).ok())
         && !uncopy_sys::filter::is_filtered()
     {
-        accounts::open(&ledger);
+        ledger::open(&ledger);
     }
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
-    ENGINE.configure(&options);
+    activation::configure(&options);
     session::prepare();
-    session::watch(session::Watcher { changed: gate::settle, failed: counters::set_reason });
+    session::watch(session::Watcher { changed: settle_gates, failed: counters::set_reason });
     if let Some(directory) = options.record.filter(|_| !options.off) {
         session::begin(directory, options.min_size_bytes);
     }
-    if ENGINE.heap_min_bytes() != usize::MAX {
+    if gate::heap_min_bytes() != usize::MAX {
         // A filter may end the process for it.
         if !uncopy_sys::filter::is_filtered() {
             counters::remove_stale();
@@ -208,7 +209,7 @@ pub extern "C" fn finish() {
     // From here on uncopy's own memory is allocated: no signal handler may want some in between.
     let _critical = Critical::enter();
     counters::unpublish();
-    accounts::end();
+    ledger::end();
     session::exit();
     let Some(stats) = STATS.get() else { return };
     let is_root = stats.root.is_none_or(|root| root == pid);

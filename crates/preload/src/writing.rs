@@ -7,8 +7,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use uncopy_engine::call::input::Part;
 use uncopy_engine::call::output::{MAX_PARTS, Output, is_candidate};
-use uncopy_engine::service::activation::ENGINE;
 use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES};
+use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::{entry, gate, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
 use uncopy_sys::readable::is_readable;
@@ -39,7 +39,7 @@ const MAX_MESSAGES: usize = 64;
 
 /// Whether any buffer can hold a view: until then vectors are not looked at.
 fn may_have_views() -> bool {
-    MIN_SIZE_BYTES.load(Relaxed) != usize::MAX && ENGINE.is_active()
+    MIN_SIZE_BYTES.load(Relaxed) != usize::MAX && STATE.is_active()
 }
 
 /// Whether one buffer may have views, or may be lent.

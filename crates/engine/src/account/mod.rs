@@ -1,5 +1,6 @@
 //! What calls are entered into: accounts of sites, samples, the time of our own work.
 
 pub mod accounts;
+pub mod done;
 pub mod sampling;
 pub(crate) mod work;

@@ -3,8 +3,8 @@
 //! or an input's share takes several times as long (Redis under YCSB A: 21 µs for 25 calls).
 
 use crate::account::accounts;
-use crate::account::sampling;
-use crate::service::activation::ENGINE;
+use crate::state::policy::POLICY;
+use crate::state::recording;
 use uncopy_core::page_map::SiteId;
 use uncopy_core::policy::sites::Share;
 use uncopy_sys::clock;
@@ -23,7 +23,7 @@ impl Work {
     /// It begins.
     #[inline]
     pub fn begin() -> Self {
-        Self { start: if sampling::is_on() { 0 } else { clock::start() } }
+        Self { start: if recording::is_on() { 0 } else { clock::start() } }
     }
 
     /// What it took so far, ns. `None` where no clock says.
@@ -36,7 +36,7 @@ impl Work {
     #[inline]
     pub fn charge(self, site: SiteId, share: Share) {
         if let Some(took_ns) = self.took_ns() {
-            accounts::debit(site, ENGINE.sites.typical_ns(site, share, took_ns));
+            accounts::debit(site, POLICY.sites.typical_ns(site, share, took_ns));
         }
     }
 }
@@ -45,6 +45,6 @@ impl Work {
 /// least `min_ns`.
 #[inline]
 pub fn call_ns(site: SiteId, took_ns: Option<i64>, known_ns: i64, min_ns: i64) -> i64 {
-    let typical_ns = took_ns.map(|ns| ENGINE.sites.typical_ns(site, Share::Call, ns - known_ns));
+    let typical_ns = took_ns.map(|ns| POLICY.sites.typical_ns(site, Share::Call, ns - known_ns));
     typical_ns.map_or(min_ns, |ns| ns.max(min_ns))
 }

@@ -9,10 +9,10 @@
 //! The reservoir is bounded, and shrinks by what nobody has needed for a while (`upkeep`).
 
 use crate::arena::descriptor::Descriptor;
-use crate::service::activation::ENGINE;
-use crate::service::upkeep;
+use crate::state::bell;
 use crate::state::counters;
 use crate::state::limits;
+use crate::state::policy::POLICY;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::extents::Extents;
 use uncopy_core::policy::costs::Cost;
@@ -76,7 +76,7 @@ pub struct Resident {
     pub cost_ns: i64,
 }
 
-/// the arena of a process.
+/// The arena of a process.
 pub struct Arena {
     lock: Apart<Lock>,
     inner: Apart<UnsafeCell<Inner>>,
@@ -88,6 +88,11 @@ pub struct Arena {
 
 // SAFETY: `inner` is only touched under `lock`.
 unsafe impl Sync for Arena {}
+
+uncopy_sys::statics! {
+    /// The process's.
+    pub static ARENA: Apart<Arena> = Apart(Arena::new());
+}
 
 impl Default for Arena {
     fn default() -> Self {
@@ -345,8 +350,8 @@ impl Arena {
             (range, hole)
         };
         let moved_pages: u32 = pieces[..count].iter().map(|piece| piece.len()).sum();
-        let fill_ns = i64::from(hole.len() - moved_pages) * ENGINE.costs.get(Cost::FillPage);
-        let cost_ns = ENGINE.costs.moves_ns(count, moved_pages as usize) + fill_ns;
+        let fill_ns = i64::from(hole.len() - moved_pages) * POLICY.costs.get(Cost::FillPage);
+        let cost_ns = POLICY.costs.moves_ns(count, moved_pages as usize) + fill_ns;
         let mut filled = hole.start;
         for piece in &pieces[..count] {
             // SAFETY: both ranges were taken and belong to this call alone.
@@ -404,7 +409,7 @@ impl Arena {
                 }
             }
         }
-        upkeep::is_needed();
+        bell::request_upkeep();
     }
 
     /// Gives present pages back that the kernel may still refer to.
@@ -423,7 +428,7 @@ impl Arena {
         if is_full {
             while self.drop_quarantined() {}
         } else {
-            upkeep::is_needed();
+            bell::request_upkeep();
         }
     }
 

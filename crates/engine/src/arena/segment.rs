@@ -9,8 +9,8 @@
 //! go before that ([`Segment::release_all_but`]).
 
 use crate::arena::loan::{Sends, split};
+use crate::arena::pages::ARENA;
 use crate::arena::pages::Resident;
-use crate::service::activation::ENGINE;
 use crate::state::counters;
 use crate::state::limits;
 use smallvec::SmallVec;
@@ -49,7 +49,7 @@ impl Draft {
         if uncopy_sys::alloc::is_low() || !limits::admits(wanted as usize * PAGE_BYTES) {
             return Err(Errno::ENOMEM);
         }
-        let Resident { pages, cost_ns } = ENGINE.arena.take_resident(wanted)?;
+        let Resident { pages, cost_ns } = ARENA.take_resident(wanted)?;
         counters::raise(Counter::SegmentsBytes, Counter::SegmentsPeakBytes, pages.len_bytes());
         let (end, holes) = (AtomicU32::new(pages.end), UnsafeCell::new(Vec::new()));
         Ok(Self { pages, cost_ns, end, holes, sends: Sends::new() })
@@ -58,7 +58,7 @@ impl Draft {
     /// Address of the first byte.
     #[must_use]
     pub fn address(&self) -> usize {
-        ENGINE.arena.address(self.pages.start)
+        ARENA.address(self.pages.start)
     }
 
     /// What making its pages present has cost, ns: 0 if the reservoir had them at hand.
@@ -89,7 +89,7 @@ impl Draft {
         let old_end = self.end.fetch_min(end, Relaxed);
         let rest = PageRange::new(end, old_end);
         counters::subtract(Counter::SegmentsBytes, rest.len_bytes());
-        ENGINE.arena.give_resident(rest);
+        ARENA.give_resident(rest);
     }
 
     /// Records that pages (by index in the run) were moved out: they are absent.
@@ -97,7 +97,7 @@ impl Draft {
         if !pages.is_empty() {
             let hole = PageRange::new(self.pages.start + pages.start, self.pages.start + pages.end);
             counters::subtract(Counter::SegmentsBytes, hole.len_bytes());
-            ENGINE.arena.give_nonresident(hole);
+            ARENA.give_nonresident(hole);
             // SAFETY: the run is the caller's alone.
             unsafe { (*self.holes.get()).push(hole) };
         }
@@ -130,9 +130,9 @@ impl Drop for Draft {
             counters::subtract(Counter::SegmentsBytes, part.len_bytes());
             for (part, is_lent) in split(part, lent) {
                 if is_lent {
-                    ENGINE.arena.quarantine(part);
+                    ARENA.quarantine(part);
                 } else {
-                    ENGINE.arena.give_resident(part);
+                    ARENA.give_resident(part);
                 }
             }
             start = hole.end;

@@ -1,14 +1,24 @@
 //! memcpy and memmove between the program's buffers.
 
 use crate::account::accounts;
+use crate::account::done::Done;
 use crate::account::sampling;
 use crate::account::work::{Work, call_ns};
 use crate::arena::segment::Segment;
-use crate::range::apply::{Done, Source, apply, make_present, prepare_overwrite};
-use crate::range::block::{BlockRef, Locked, REGISTERED};
+use crate::range::apply::{Source, apply};
+use crate::range::block::{BlockRef, Flag, Locked};
+use crate::range::directory;
+use crate::range::foreign::FOREIGN;
 use crate::range::heap::Allocation;
-use crate::service::activation::{ENGINE, Phase};
+use crate::range::heap::HEAP;
+use crate::range::heap_memory::HEAP_MEMORY;
+use crate::range::page_in::{make_present, prepare_overwrite};
+use crate::service::release;
 use crate::state::counters;
+use crate::state::ledger;
+use crate::state::phase::STATE;
+use crate::state::policy::POLICY;
+use crate::state::recording;
 use uncopy_core::addr::ByteRange;
 use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;
@@ -21,7 +31,6 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
-use uncopy_sys::sync::atomic::Ordering::Relaxed;
 
 /// Shortest view that a copy makes, pages. A patch of one page is viewed on by the next copy.
 const MIN_PAGES: u32 = 1;
@@ -32,16 +41,16 @@ const MIN_PAGES: u32 = 1;
 /// # Safety
 /// As for memmove. `caller` is only used to tell call sites apart.
 pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: usize) -> bool {
-    let from = ENGINE.find(source).filter(BlockRef::may_have_absent_pages);
-    let to = ENGINE.find(destination);
+    let from = directory::find(source).filter(BlockRef::may_have_absent_pages);
+    let to = directory::find(destination);
     if from.is_none() && !to.as_ref().is_some_and(BlockRef::may_have_absent_pages) {
         record_bypass(caller, len_bytes, Field::Plain);
         return false;
     }
-    ENGINE.heap.leave_stack_alone();
+    HEAP.leave_stack_alone();
     let Some(section) = Section::enter() else { return false };
-    ENGINE.look_after_memory();
-    if ENGINE.phase() != Phase::Active {
+    release::release_if_low();
+    if !STATE.is_active() {
         return false;
     }
     let from = from.and_then(|at| Some((at, at.range(source, len_bytes)?)));
@@ -66,11 +75,12 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
         (Some((at, range)), None) => unsafe {
             match claim((at, range), destination, len_bytes, caller) {
                 // The claim may have joined the source's range with the destination's.
-                Some(to) => match ENGINE.find(source).and_then(|at| Some((at, at.range(source, len_bytes)?)))
-                {
-                    Some(from) => between(&section, from, to, destination, source, caller, stack),
-                    None => false,
-                },
+                Some(to) => {
+                    match directory::find(source).and_then(|at| Some((at, at.range(source, len_bytes)?))) {
+                        Some(from) => between(&section, from, to, destination, source, caller, stack),
+                        None => false,
+                    }
+                }
                 None => {
                     record_bypass(caller, len_bytes, Field::Refused);
                     gather(&section, at, range, destination, source)
@@ -85,26 +95,26 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
 /// Enters a copy that is made as it is, for the reason given.
 #[inline]
 fn record_bypass(caller: usize, len_bytes: usize, why: Field) {
-    if accounts::are_kept() {
-        let site = ENGINE.sites.site(Kind::Copy, caller, len_bytes);
-        accounts::call(site, Kind::Copy, caller, len_bytes);
-        accounts::add(site, why, 1);
+    if ledger::are_kept() {
+        let site = POLICY.sites.site(Kind::Copy, caller, len_bytes);
+        ledger::call(site, Kind::Copy, caller, len_bytes);
+        ledger::add(site, why, 1);
     }
 }
 
 /// Why a copy that could elide so many bytes does not. Asked once for each call: it brings the next probe of
 /// a site that is switched off nearer.
 fn reject_reason(site: SiteId, elidable_bytes: usize, pieces: &[Piece<Segment>]) -> Option<Field> {
-    let is_probed = |site| !sampling::is_row(site) && ENGINE.sites.is_probed(site);
+    let is_probed = |site| !recording::is_row(site) && POLICY.sites.is_probed(site);
     let is_probed =
         |piece: &Piece<Segment>| matches!(piece, Piece::Segment { segment, .. } if is_probed(segment.site()));
-    match ENGINE.policy() {
+    match POLICY.mode() {
         _ if elidable_bytes == 0 => Some(Field::Plain),
-        _ if sampling::is_row(site) => None,
+        _ if recording::is_row(site) => None,
         Policy::Always => None,
         Policy::Never => Some(Field::Off),
-        Policy::Auto if ENGINE.costs.copy_ns(elidable_bytes) <= ENGINE.costs.track_ns() => Some(Field::Small),
-        Policy::Auto if ENGINE.sites.allows(site, Policy::Auto) => None,
+        Policy::Auto if POLICY.costs.copy_ns(elidable_bytes) <= POLICY.costs.track_ns() => Some(Field::Small),
+        Policy::Auto if POLICY.sites.allows(site, Policy::Auto) => None,
         Policy::Auto => (!pieces.iter().any(is_probed)).then_some(Field::Off),
     }
 }
@@ -116,22 +126,22 @@ fn claim(
     len_bytes: usize,
     caller: usize,
 ) -> Option<(BlockRef, ByteRange)> {
-    if !ENGINE.foreign.is_on() {
+    if !FOREIGN.is_on() {
         return None;
     }
-    let pays = match ENGINE.policy() {
-        _ if sampling::is_on() => sampling::have_sampled(&from.lock().pieces(range)),
+    let pays = match POLICY.mode() {
+        _ if recording::is_on() => sampling::have_sampled(&from.lock().pieces(range)),
         Policy::Always => true,
         Policy::Never => false,
         Policy::Auto => {
-            ENGINE.costs.copy_ns(len_bytes) > ENGINE.costs.track_ns()
-                && ENGINE.sites.allows(ENGINE.sites.site(Kind::Copy, caller, len_bytes), Policy::Auto)
+            POLICY.costs.copy_ns(len_bytes) > POLICY.costs.track_ns()
+                && POLICY.sites.allows(POLICY.sites.site(Kind::Copy, caller, len_bytes), Policy::Auto)
         }
     };
     // It opens a file, which a cancelled thread may not do in a section that holds locks.
     let _critical = pays.then(Critical::enter)?;
-    sampling::spend(CLAIM_NS);
-    let at = ENGINE.foreign.claim(destination, len_bytes)?;
+    recording::spend(CLAIM_NS);
+    let at = FOREIGN.claim(destination, len_bytes)?;
     Some((at, at.range(destination, len_bytes)?))
 }
 
@@ -194,8 +204,8 @@ unsafe fn between(
         return false;
     }
     let len_bytes = from_range.len();
-    let mut site = ENGINE.sites.site(Kind::Copy, caller, len_bytes);
-    accounts::call(site, Kind::Copy, caller, len_bytes);
+    let mut site = POLICY.sites.site(Kind::Copy, caller, len_bytes);
+    ledger::call(site, Kind::Copy, caller, len_bytes);
     let mut dropped = Dropped::new();
     let (from_locked, mut to_locked) = lock_both(from, to);
     let pieces = from_locked.as_ref().unwrap_or(&to_locked).pieces(from_range);
@@ -205,7 +215,7 @@ unsafe fn between(
     let mut steps = plan(to_range.start, &pieces, MIN_PAGES);
     let mut elidable_bytes = elided_bytes(&steps);
     if elidable_bytes > 0 {
-        steps = with_touched(steps, to_range.touched_pages(), ENGINE.to_copy(site));
+        steps = with_touched(steps, to_range.touched_pages(), POLICY.to_copy(site));
         elidable_bytes = elided_bytes(&steps);
     }
     // Within one block the alternative is to put every view in place first, which costs more than tracking.
@@ -214,8 +224,8 @@ unsafe fn between(
         .filter(|_| !must_shift)
         .or_else(|| to_locked.register().is_err().then_some(Field::Refused));
     if let Some(why_not) = why_not {
-        accounts::refused(site, why_not);
-        sampling::spend(ENGINE.costs.track_ns());
+        ledger::refused(site, why_not);
+        recording::spend(POLICY.costs.track_ns());
         let is_plain = pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. }));
         if overlaps {
             let union = ByteRange {
@@ -237,7 +247,7 @@ unsafe fn between(
             unsafe { all.fetch(from_range, destination) };
         });
         counters::add(Counter::CopiedBytes, len_bytes);
-        accounts::add(site, Field::CopiedBytes, len_bytes as u64);
+        ledger::add(site, Field::CopiedBytes, len_bytes as u64);
         return true;
     }
     let staged = overlaps.then(|| stage(to_range.start, &pieces, source));
@@ -302,8 +312,8 @@ fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done, work: Work) {
     counters::add(Counter::ElidedCopies, usize::from(done.elided_bytes > 0));
     counters::add(Counter::ElidedBytes, done.elided_bytes);
     counters::add(Counter::CopiedBytes, done.copied_bytes);
-    let saved_ns = ENGINE.costs.copy_ns(done.elided_bytes);
-    let track_ns = call_ns(site, work.took_ns(), done.known_ns(), ENGINE.costs.track_ns());
+    let saved_ns = POLICY.costs.copy_ns(done.elided_bytes);
+    let track_ns = call_ns(site, work.took_ns(), done.known_ns(), POLICY.costs.track_ns());
     let spent_ns = track_ns + done.moves_ns(saved_ns);
     accounts::credit(site, saved_ns);
     accounts::debit(site, spent_ns);
@@ -329,7 +339,7 @@ fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done, work: Work) {
 /// # Safety
 /// The program owns both blocks and uses neither during the call.
 pub unsafe fn transfer(from: BlockRef, to: Allocation) {
-    if to.is_zero && ENGINE.heap.relocate(from, to.at) {
+    if to.is_zero && HEAP.relocate(from, to.at) {
         return;
     }
     let (is_bare, to) = (to.is_zero, to.at);
@@ -337,9 +347,9 @@ pub unsafe fn transfer(from: BlockRef, to: Allocation) {
     // SAFETY: the caller's promise; blocks do not overlap.
     unsafe {
         if !copy(to.base, from.base, len_bytes, to.base >> 34) {
-            if is_bare && to.block.flags.load(Relaxed) & REGISTERED == 0 {
+            if is_bare && !to.block.has(Flag::REGISTERED) {
                 // One call instead of a fault for every page. Where it is refused, they fault.
-                let _ = ENGINE.heap.populate(to.base, len_bytes);
+                let _ = HEAP_MEMORY.populate(to.base, len_bytes);
             }
             bytes::copy(to.base as *mut u8, from.base as *const u8, len_bytes);
         }

@@ -13,7 +13,7 @@
 //! There are several lists, of which each thread uses one, so that threads do not wait for each other.
 
 use crate::arena::segment::Segment;
-use crate::call::input::Redirected;
+use crate::call::redirected::Redirected;
 use core::cell::Cell;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;

@@ -5,10 +5,22 @@ use crate::account::sampling;
 use crate::account::work::{Work, call_ns};
 use crate::arena::segment::{Draft, Open, Segment};
 use crate::call::in_flight::{Held, InProgress, RedirectedParts};
-use crate::range::apply::{Source, apply, prepare_overwrite};
-use crate::range::block::{BlockRef, DISOWNED, Locked, REGISTERED};
-use crate::service::activation::ENGINE;
+pub use crate::call::redirected::Part;
+use crate::call::redirected::{Redirected, Target};
+use crate::range::apply::{Source, apply};
+use crate::range::block::{BlockRef, Flag, Locked};
+use crate::range::directory;
+use crate::range::foreign::FOREIGN;
+use crate::range::heap::HEAP;
+use crate::range::page_in::prepare_overwrite;
+use crate::service::activation;
+use crate::service::release;
 use crate::state::counters;
+use crate::state::gate;
+use crate::state::gate::is_in_heap;
+use crate::state::ledger;
+use crate::state::policy::POLICY;
+use crate::state::recording;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;
@@ -21,7 +33,6 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
-use uncopy_sys::sync::atomic::Ordering::Relaxed;
 
 /// Parts of a scattered input at most; calls with more go to libc as they are.
 pub const MAX_PARTS: usize = 64;
@@ -30,64 +41,28 @@ const MAX_PART_BYTES: usize = 64 << 20;
 
 type Ranges = smallvec::SmallVec<[ByteRange; 4]>;
 
-/// A buffer of the program that an input may fill: the layout of `struct iovec`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Part {
-    /// First byte.
-    pub address: usize,
-    /// Length.
-    pub len_bytes: usize,
-}
-
-/// A part that is received into a segment.
-pub(crate) struct Redirected {
-    at: BlockRef,
-    range: ByteRange,
-    target: Target,
-    /// Offset in the target of the part's first byte: in a draft that of the buffer in its page.
-    lead_bytes: usize,
-    /// What its views are made under.
-    site: SiteId,
-    /// The site's account.
-    account: SiteId,
-    allowed: bool,
-}
-
-/// Where a part is received.
-enum Target {
-    /// Into a fresh run.
-    Draft(Draft),
-    /// Behind the filled bytes of the segment that the last input into this buffer went to.
-    Open(Open),
-}
-
-impl Target {
-    fn address(&self) -> usize {
-        match self {
-            Self::Draft(draft) => draft.address(),
-            Self::Open(open) => open.segment.address(),
-        }
-    }
-}
-
-impl Redirected {
-    /// Nothing arrived, and nothing will.
-    pub(crate) fn give_back(self) {
-        if let Target::Open(open) = self.target {
-            open.close();
-        }
-    }
-}
-
 /// Whether an input into these parts is worth a closer look: cheap, no lock.
 #[must_use]
 pub fn is_candidate(parts: &[Part]) -> bool {
-    let min_bytes = ENGINE.min_size_bytes();
+    let min_bytes = gate::min_size_bytes();
     parts.len() <= MAX_PARTS
-        && parts.iter().any(|part| {
-            part.len_bytes >= min_bytes && (ENGINE.heap.contains(part.address) || ENGINE.foreign.is_on())
-        })
+        && parts
+            .iter()
+            .any(|part| part.len_bytes >= min_bytes && (is_in_heap(part.address) || FOREIGN.is_on()))
+}
+
+/// Whether an input into these parts has to be looked at: it is sampled, or goes where pages are absent. Asked once for each
+/// call.
+fn may_be_sampled(parts: &[Part], caller: usize) -> bool {
+    if POLICY.is_set_to(Policy::Always) {
+        return true;
+    }
+    let min_bytes = gate::min_size_bytes();
+    parts.iter().filter(|part| part.len_bytes >= min_bytes).fold(false, |concerned, part| {
+        let site = POLICY.sites.site(Kind::Input, caller, part.len_bytes);
+        let is_due = POLICY.sampling.is_due(site);
+        concerned | is_due | directory::find(part.address).is_some_and(|at| at.may_have_absent_pages())
+    })
 }
 
 /// Inputs that have been redirected; to be finished with the number of bytes that arrived.
@@ -104,36 +79,36 @@ impl<'a> Input<'a> {
     /// Redirects those of `parts` that are worth it, in place. `None`: make the call unchanged.
     #[must_use]
     pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
-        if sampling::is_on() && !sampling::is_candidate(parts, caller) {
+        if recording::is_on() && !may_be_sampled(parts, caller) {
             return None;
         }
-        ENGINE.heap.leave_stack_alone();
+        HEAP.leave_stack_alone();
         let work = Work::begin();
         let section = Section::enter()?;
-        ENGINE.look_after_memory();
+        release::release_if_low();
         let mut redirected = RedirectedParts::new();
         for (index, part) in parts.iter_mut().enumerate() {
-            if part.len_bytes < ENGINE.min_size_bytes() || part.len_bytes > MAX_PART_BYTES {
+            if part.len_bytes < gate::min_size_bytes() || part.len_bytes > MAX_PART_BYTES {
                 continue;
             }
-            let account = ENGINE.sites.site(Kind::Input, caller, part.len_bytes);
+            let account = POLICY.sites.site(Kind::Input, caller, part.len_bytes);
             let mut site = account;
-            accounts::call(site, Kind::Input, caller, part.len_bytes);
+            ledger::call(site, Kind::Input, caller, part.len_bytes);
             let why_not = reject_reason(site, part.len_bytes);
             let allowed = why_not.is_none();
-            let found =
-                ENGINE.find(part.address).and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
+            let found = directory::find(part.address)
+                .and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
             let claimed = match found {
                 None if allowed => claim(site, part),
                 found => found,
             };
             let Some((at, range)) = claimed else {
-                accounts::refused(site, why_not.unwrap_or(Field::Refused));
+                ledger::refused(site, why_not.unwrap_or(Field::Refused));
                 continue;
             };
-            if at.block.flags.load(Relaxed) & DISOWNED != 0 {
+            if at.block.has(Flag::DISOWNED) {
                 // What may be stored there is the program's and the kernel's to know.
-                accounts::refused(site, Field::Refused);
+                ledger::refused(site, Field::Refused);
                 continue;
             }
             // Receiving into absent pages would fault page by page, allowed or not.
@@ -143,25 +118,25 @@ impl<'a> Input<'a> {
                 site = sampling::site(stack, Call::Input);
             }
             if let Some(why_not) = why_not {
-                accounts::refused(site, why_not);
+                ledger::refused(site, why_not);
                 if !absent {
                     continue;
                 }
             }
-            if !ENGINE.activate() {
+            if !activation::activate() {
                 return None;
             }
             let (target, lead_bytes) = if let Some(open) = open {
                 let filled_bytes = open.filled_bytes;
                 (Target::Open(open), filled_bytes)
-            } else if !ENGINE.sites.fills(account, part.len_bytes) {
-                accounts::refused(site, Field::Roomy);
+            } else if !POLICY.sites.fills(account, part.len_bytes) {
+                ledger::refused(site, Field::Roomy);
                 continue;
             } else {
                 let lead_bytes = range.start % PAGE_BYTES;
                 let Ok(draft) = Draft::new(lead_bytes + part.len_bytes) else {
                     counters::add(Counter::Fallbacks, 1);
-                    accounts::refused(site, Field::Refused);
+                    ledger::refused(site, Field::Refused);
                     continue;
                 };
                 (Target::Draft(draft), lead_bytes)
@@ -243,35 +218,35 @@ fn put_in_buffers(section: &Section, held: &Held, parts: &[Part], messages: &[(u
 
 /// Makes a buffer outside the heap a foreign range.
 fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
-    if !ENGINE.foreign.is_on() || ENGINE.heap.contains(part.address) {
+    if !FOREIGN.is_on() || is_in_heap(part.address) {
         return None;
     }
     // It opens a file, which a cancelled thread may not do in a section that holds locks.
     let _critical = Critical::enter();
-    if !ENGINE.activate() {
+    if !activation::activate() {
         return None;
     }
     accounts::debit(site, CLAIM_NS);
-    let at = ENGINE.foreign.claim(part.address, part.len_bytes)?;
+    let at = FOREIGN.claim(part.address, part.len_bytes)?;
     Some((at, at.range(part.address, part.len_bytes)?))
 }
 
 /// Why an input of so many bytes is not to become a view.
 fn reject_reason(site: SiteId, len_bytes: usize) -> Option<Field> {
-    match ENGINE.policy() {
-        _ if sampling::is_on() => sampling::reject_reason(site),
+    match POLICY.mode() {
+        _ if recording::is_on() => sampling::reject_reason(site),
         Policy::Always => None,
         Policy::Never => Some(Field::Off),
         // An input can save a later copy only if that copy could pay.
-        Policy::Auto if ENGINE.costs.copy_ns(len_bytes) <= ENGINE.costs.track_ns() => Some(Field::Small),
-        Policy::Auto => (!ENGINE.sites.allows(site, Policy::Auto)).then_some(Field::Off),
+        Policy::Auto if POLICY.costs.copy_ns(len_bytes) <= POLICY.costs.track_ns() => Some(Field::Small),
+        Policy::Auto => (!POLICY.sites.allows(site, Policy::Auto)).then_some(Field::Off),
     }
 }
 
 /// The open end that an input into this part goes on with, and whether pages of the part are absent.
 /// An open end that it does not go on with is closed.
 fn survey(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
-    if at.block.flags.load(Relaxed) & REGISTERED == 0 {
+    if !at.block.has(Flag::REGISTERED) {
         return (None, false);
     }
     let mut locked = at.lock();
@@ -289,7 +264,7 @@ fn survey(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
 fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Option<i64>) {
     let work = Work::begin();
     let Redirected { at, range, target, lead_bytes, site, account, allowed } = part;
-    ENGINE.sites.record_input(account, len_bytes);
+    POLICY.sites.record_input(account, len_bytes);
     // What filling the draft cost is charged by itself.
     let draft_ns = if let Target::Draft(draft) = &target { draft.cost_ns() } else { 0 };
     let begun_ns = begun_ns.map(|ns| (ns - draft_ns).max(0));
@@ -299,7 +274,7 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
     };
     let room_bytes = range.len() - len_bytes;
     let range = ByteRange::at(range.start, len_bytes);
-    let is_worth_it = len_bytes >= ENGINE.min_size_bytes() && range.whole_pages().len() > 1;
+    let is_worth_it = len_bytes >= gate::min_size_bytes() && range.whole_pages().len() > 1;
     let mut dropped = Dropped::new();
     let mut locked = at.lock();
     let (segment, filled_bytes) = match target {
@@ -310,13 +285,13 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
         }
         Target::Draft(draft) if is_worth_it && allowed && locked.register().is_ok() => {
             // An investment: the next draft finds these pages in the reservoir. See `Done::moves_ns`.
-            accounts::debit(site, draft.cost_ns().min(ENGINE.costs.copy_ns(len_bytes) / 2));
+            accounts::debit(site, draft.cost_ns().min(POLICY.costs.copy_ns(len_bytes) / 2));
             (draft.freeze(site), lead_bytes + len_bytes)
         }
         Target::Draft(draft) => {
             put_in_buffer(section, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
-            accounts::add(site, Field::CopiedBytes, len_bytes as u64);
-            sampling::spend(ENGINE.costs.copy_ns(len_bytes));
+            ledger::add(site, Field::CopiedBytes, len_bytes as u64);
+            recording::spend(POLICY.costs.copy_ns(len_bytes));
             charge(0);
             return;
         }
@@ -330,16 +305,16 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
     if len_bytes > 0 && !can_view {
         missing.push(range);
     } else if len_bytes > 0 {
-        let steps = with_touched(plan(range.start, &pieces, 1), range.touched_pages(), ENGINE.to_copy(site));
+        let steps = with_touched(plan(range.start, &pieces, 1), range.touched_pages(), POLICY.to_copy(site));
         // SAFETY: the block is registered and locked; the segment is present and not in the heap.
         let done = unsafe { apply(&mut locked, &source, &steps, site, &mut dropped) };
         counters::add(Counter::ElidedInputs, 1);
         counters::add(Counter::InputBytes, len_bytes);
         counters::add(Counter::CopiedBytes, done.copied_bytes);
-        accounts::debit(site, done.moves_ns(ENGINE.costs.copy_ns(done.elided_bytes) / 2));
+        accounts::debit(site, done.moves_ns(POLICY.costs.copy_ns(done.elided_bytes) / 2));
         known_ns = done.known_ns();
         // These would have been received where they belong.
-        accounts::debit(site, ENGINE.costs.copy_ns(done.learned_bytes));
+        accounts::debit(site, POLICY.costs.copy_ns(done.learned_bytes));
         accounts::elided(site, &done);
         sampling::enter(site, &done);
         at.note_buffer(site, range.touched_pages());
@@ -347,7 +322,7 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
     }
     let open = Open { segment, filled_bytes, next_address: at.base + range.end };
     // Kept only while the program is likely to ask for the rest; else its room goes back at once.
-    let keeps = can_view && room_bytes >= ENGINE.min_size_bytes() && open.has_place();
+    let keeps = can_view && room_bytes >= gate::min_size_bytes() && open.has_place();
     let closed = if keeps { locked.exchange_open(Some(open)) } else { Some(open) };
     if let Some(open) = closed {
         open.close();

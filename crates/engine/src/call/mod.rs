@@ -4,3 +4,4 @@ pub mod copy;
 pub(crate) mod in_flight;
 pub mod input;
 pub mod output;
+pub(crate) mod redirected;

@@ -8,8 +8,11 @@ use crate::call::in_flight::{Held, InProgress, Segments};
 use crate::call::input::Part;
 use crate::range::block::BlockRef;
 use crate::range::constants;
-use crate::service::activation::ENGINE;
+use crate::range::directory;
+use crate::range::heap::HEAP;
 use crate::state::counters;
+use crate::state::gate;
+use crate::state::policy::POLICY;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::Policy;
 use uncopy_core::plan::Piece;
@@ -68,22 +71,22 @@ pub struct Output {
 /// Whether an output of these parts may have bytes in segments: cheap, no lock.
 #[must_use]
 pub fn is_candidate(parts: &[Part]) -> bool {
-    let min_bytes = ENGINE.min_size_bytes();
+    let min_bytes = gate::min_size_bytes();
     let is_candidate = |part: &Part| may_be_absent(part) || constants::contain(part.address, part.len_bytes);
     parts.len() <= MAX_PARTS && parts.iter().any(|part| part.len_bytes >= min_bytes && is_candidate(part))
 }
 
 fn may_be_absent(part: &Part) -> bool {
-    ENGINE.find(part.address).as_ref().is_some_and(BlockRef::may_have_absent_pages)
+    directory::find(part.address).as_ref().is_some_and(BlockRef::may_have_absent_pages)
 }
 
 /// Whether this part of a segment has been sent so often that it should go by reference.
 fn is_time(segment: &Segment, offset_bytes: usize, len_bytes: usize) -> bool {
-    let times = match ENGINE.policy() {
+    let times = match POLICY.mode() {
         Policy::Always => 1,
         Policy::Never => return false,
-        Policy::Auto if len_bytes < ENGINE.min_size_bytes() => return false,
-        Policy::Auto => loans::sends_before(&ENGINE.costs, len_bytes),
+        Policy::Auto if len_bytes < gate::min_size_bytes() => return false,
+        Policy::Auto => loans::sends_before(&POLICY.costs, len_bytes),
     };
     len_bytes >= PAGE_BYTES && segment.was_sent(offset_bytes, len_bytes, times)
 }
@@ -101,7 +104,7 @@ impl Output {
     /// operations.
     #[must_use]
     pub fn begin_messages(fd: i32, parts: &[Part], messages: &[usize]) -> Option<Self> {
-        ENGINE.heap.leave_stack_alone();
+        HEAP.leave_stack_alone();
         let work = Work::begin();
         let section = Section::enter()?;
         let kind = kind(fd);
@@ -144,12 +147,12 @@ impl Output {
 
     /// Adds one part of the program's to the message whose parts begin at index `first`.
     fn push(&mut self, part: &Part, first: usize) {
-        let found = ENGINE.find(part.address).filter(BlockRef::may_have_absent_pages);
+        let found = directory::find(part.address).filter(BlockRef::may_have_absent_pages);
         let Some((at, range)) = found.and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)))
         else {
             self.parts.push(*part);
             let is_constant =
-                part.len_bytes >= ENGINE.min_size_bytes() && constants::contain(part.address, part.len_bytes);
+                part.len_bytes >= gate::min_size_bytes() && constants::contain(part.address, part.len_bytes);
             self.origins.push(if is_constant { Origin::Constant } else { Origin::Program });
             self.lendable_bytes += if is_constant { part.len_bytes } else { 0 };
             return;
@@ -286,7 +289,7 @@ impl Output {
             segment.count_sent(offset_bytes, len_bytes);
             if self.is_lent && origin == Origin::Lendable {
                 lent_bytes += len_bytes;
-                accounts::credit(segment.site(), loans::saved_ns(&ENGINE.costs, len_bytes));
+                accounts::credit(segment.site(), loans::saved_ns(&POLICY.costs, len_bytes));
             }
         });
         if lent_bytes > 0 {

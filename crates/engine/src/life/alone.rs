@@ -4,11 +4,12 @@
 //! Meanwhile nobody may touch a view: the caller is the only thread, its signals are blocked, and the
 //! call reads and writes no memory of the program's.
 
+use crate::arena::pages::ARENA;
 use crate::life::fork;
-use crate::service::activation::ENGINE;
 use crate::service::handler;
 use crate::service::release;
 use crate::state::counters;
+use crate::state::phase::STATE;
 use uncopy_core::stats::Counter;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::{errno, ids, thread};
@@ -21,12 +22,12 @@ const REASON: &str = "the handler thread could not be started again in another n
 /// Where no handler thread can be started afterwards (the next processes belong to another process id
 /// namespace, to which no thread of this one may), every view is turned into plain memory.
 pub fn alone<T>(call: impl FnOnce() -> T) -> T {
-    let has_handler = ENGINE.arena.descriptor().open().is_some() && thread::handler_lives();
+    let has_handler = ARENA.descriptor().open().is_some() && thread::handler_lives();
     if !has_handler || thread::others_live() {
         return call();
     }
     let critical = Critical::enter();
-    if !handler::stop_handler() {
+    if !handler::stop() {
         drop(critical);
         return call();
     }
@@ -35,10 +36,10 @@ pub fn alone<T>(call: impl FnOnce() -> T) -> T {
     let result = call();
     let errno = errno::get();
     counters::follow_user(user);
-    let is_needed = ENGINE.is_active() || counters::get(Counter::Views) > 0;
-    if is_needed && handler::start_handler().is_err() {
+    let is_needed = STATE.is_active() || counters::get(Counter::Views) > 0;
+    if is_needed && handler::start().is_err() {
         let is_released = release::release_all(REASON);
-        ENGINE.arena.uffd().close_if_ours();
+        ARENA.uffd().close_if_ours();
         if !is_released {
             fork::fill_all_views();
         }

@@ -5,14 +5,24 @@
 //! across the fork, and the child opens a userfaultfd of its own, registers the same ranges and
 //! starts a handler of its own before anything else of the program runs in it.
 
+use crate::arena::pages::ARENA;
 use crate::arena::segment::Segment;
 use crate::call::in_flight;
-use crate::range::block::{BlockRef, REGISTERED};
-use crate::range::foreign::can_hold_views;
-use crate::service::activation::{ENGINE, Phase};
+use crate::range::block::{BlockRef, Flag};
+use crate::range::changes::CHANGES;
+use crate::range::directory;
+use crate::range::foreign::FOREIGN;
+use crate::range::heap::HEAP;
+use crate::range::registration::can_hold_views;
+use crate::service::activation::{self, Obstacle};
+use crate::service::release;
 use crate::service::upkeep;
 use crate::service::window;
 use crate::state::counters;
+use crate::state::ledger;
+use crate::state::phase::Phase;
+use crate::state::phase::STATE;
+use crate::state::recording;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_sys::bytes;
@@ -75,8 +85,8 @@ fn open() {
 }
 
 fn lock_all() {
-    ENGINE.start_lock().lock();
-    for (index, lock) in ENGINE.heap.class_locks().enumerate() {
+    STATE.activation.lock();
+    for (index, lock) in HEAP.class_locks().enumerate() {
         if lock.owner() == thread_id() {
             // A signal handler that forks on top of a malloc or free of ours: that call goes on, in
             // parent and child, when the handler returns.
@@ -85,10 +95,10 @@ fn lock_all() {
             lock.lock();
         }
     }
-    ENGINE.heap.for_each_block(|at| at.block.lock.lock());
-    ENGINE.foreign.lock_all();
+    HEAP.for_each_block(|at| at.block.lock.lock());
+    FOREIGN.lock_all();
     in_flight::lock_all();
-    ENGINE.arena.lock().lock();
+    ARENA.lock().lock();
     if let Some(lock) = private_lock() {
         lock.lock();
     }
@@ -105,26 +115,26 @@ fn unlock_inner() {
     if let Some(lock) = private_lock() {
         lock.unlock();
     }
-    ENGINE.arena.lock().unlock();
+    ARENA.lock().unlock();
     in_flight::unlock_all();
 }
 
 /// Those of blocks, and the ones above.
 fn unlock_outer() {
-    ENGINE.foreign.unlock_all();
-    ENGINE.heap.for_each_block(|at| at.block.lock.unlock());
+    FOREIGN.unlock_all();
+    HEAP.for_each_block(|at| at.block.lock.unlock());
     let skipped = HELD.skipped_classes.swap(0, Relaxed);
-    for (index, lock) in ENGINE.heap.class_locks().enumerate() {
+    for (index, lock) in HEAP.class_locks().enumerate() {
         if skipped & (1 << index) == 0 {
             lock.unlock();
         }
     }
-    ENGINE.start_lock().unlock();
+    STATE.activation.unlock();
 }
 
 /// Before a fork: waits until no engine work is under way, and keeps it so.
 pub fn prepare() {
-    if !ENGINE.heap.is_reserved() && ENGINE.phase() == Phase::Dormant {
+    if !HEAP.is_reserved() && STATE.phase() == Phase::Dormant {
         return;
     }
     let critical = Critical::enter();
@@ -132,7 +142,7 @@ pub fn prepare() {
     close();
     // What the handler has read of the program's own changes must be dealt with: the child's cannot know.
     for _ in 0..SETTLE_TRIES {
-        if ENGINE.foreign.is_settled() {
+        if CHANGES.is_settled() {
             break;
         }
         open();
@@ -189,8 +199,8 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     let was_prepared = prepared();
     let parent = thread_id();
     forget_thread_id();
-    crate::account::accounts::restart_in_child();
-    crate::account::sampling::renew();
+    ledger::restart_in_child();
+    recording::renew();
     if !was_prepared {
         return;
     }
@@ -206,25 +216,25 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     let mut served = Dropped::new();
     window::end_in_child(&mut served);
     drop(served);
-    if ENGINE.phase() != Phase::Active {
+    if STATE.phase() != Phase::Active {
         forget_uffds();
         // What could not be released is served by the parent's handler only.
         fill_all_views();
     } else {
-        ENGINE.foreign.settle_in_child();
+        CHANGES.settle_in_child();
         if has_own_descriptors {
             // The parent's: what is done through them would happen to the parent.
-            for old in [ENGINE.arena.descriptor().open(), ENGINE.foreign.uffd()].into_iter().flatten() {
+            for old in [ARENA.descriptor().open(), CHANGES.open()].into_iter().flatten() {
                 old.close_if_ours();
             }
         }
         forget_uffds();
         if stays_plain {
             fill_all_views();
-            ENGINE.retire("a child made without fork handlers by a program with threads");
+            release::retire("a child made without fork handlers by a program with threads");
         } else if let Err(why) = go_on() {
             fill_all_views();
-            ENGINE.give_up(&why);
+            STATE.give_up(&why.to_string());
         }
     }
     finish();
@@ -232,21 +242,21 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
 
 /// The parent's are of no use here.
 fn forget_uffds() {
-    ENGINE.arena.descriptor().set(None);
-    ENGINE.foreign.descriptor().set(None);
+    ARENA.descriptor().set(None);
+    CHANGES.descriptor().set(None);
 }
 
-fn go_on() -> Result<(), String> {
-    ENGINE.open_uffds()?;
+fn go_on() -> Result<(), Obstacle> {
+    activation::open_uffds()?;
     register_everything().map_err(|errno| {
-        ENGINE.close_uffds();
-        format!("a forked child's memory could not be registered: {errno}")
+        activation::close_uffds();
+        Obstacle::Registration(errno)
     })
 }
 
 fn register_everything() -> Result<(), Errno> {
-    let main = ENGINE.arena.uffd();
-    ENGINE.arena.register_again()?;
+    let main = ARENA.uffd();
+    ARENA.register_again()?;
     // Adjacent blocks are registered with one call.
     let mut run: Option<(usize, usize)> = None;
     let mut result = Ok(());
@@ -257,8 +267,8 @@ fn register_everything() -> Result<(), Errno> {
             result = main.register(start, end - start);
         }
     };
-    let is_registered = |at: &BlockRef| at.block.flags.load(Relaxed) & REGISTERED != 0;
-    ENGINE.heap.for_each_block(|at| {
+    let is_registered = |at: &BlockRef| at.block.has(Flag::REGISTERED);
+    HEAP.for_each_block(|at| {
         let registered = is_registered(&at);
         match &mut run {
             Some((_, end)) if registered && *end == at.base => *end += at.bytes(),
@@ -271,7 +281,7 @@ fn register_everything() -> Result<(), Errno> {
         }
     });
     flush(&mut run);
-    ENGINE.foreign.for_each_range(|at| {
+    FOREIGN.for_each_range(|at| {
         if !is_registered(&at) {
             return;
         }
@@ -290,7 +300,7 @@ fn register_everything() -> Result<(), Errno> {
 /// Without a userfaultfd: absent pages are ordinary ones in this process, so every view's bytes are
 /// simply written where they belong.
 pub(crate) fn fill_all_views() {
-    ENGINE.for_each_block(|at| {
+    directory::for_each_block(|at| {
         let mut dropped = Dropped::new();
         fill_views(at, &mut dropped);
         drop(dropped);
@@ -300,7 +310,7 @@ pub(crate) fn fill_all_views() {
 /// The same for one block. Of a foreign range only where there still is memory that can hold views: another
 /// thread may have put something else there.
 fn fill_views(at: BlockRef, dropped: &mut Dropped<Segment>) {
-    if at.block.flags.load(Relaxed) & REGISTERED == 0 {
+    if !at.block.has(Flag::REGISTERED) {
         return;
     }
     let is_there = |pages: PageRange| {

@@ -1,8 +1,12 @@
 //! Whoever sees a part of the engine published sees it whole.
 
 use super::{DEEP, active, block, configure, end};
-use crate::service::activation::ENGINE;
+use crate::arena::pages::ARENA;
+use crate::range::heap::HEAP;
+use crate::service::activation;
+use crate::state::gate::is_in_heap;
 use crate::state::gate::{HEAP_BASE, HEAP_LEN_BYTES};
+use crate::state::phase::STATE;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::sync::{check, spawn};
@@ -12,17 +16,17 @@ fn a_hook_that_sees_the_engine_active_finds_all_of_it() {
     check(DEEP, || {
         configure();
         let activating = spawn(|| {
-            assert!(ENGINE.ensure_heap());
+            assert!(activation::ensure_heap());
             let at = block();
-            assert!(ENGINE.activate(), "active");
+            assert!(activation::activate(), "active");
             at.lock().register().expect("registered");
         });
         // What every hook does: a look at the gate, then at the heap, then at the engine.
-        if ENGINE.is_active() {
-            let uffd = ENGINE.arena.uffd();
-            assert!(ENGINE.heap.is_reserved());
-            assert_ne!(ENGINE.arena.address(0), 0, "the arena is reserved");
-            uffd.register(ENGINE.arena.address(0), PAGE_BYTES).expect("an open userfaultfd");
+        if STATE.is_active() {
+            let uffd = ARENA.uffd();
+            assert!(HEAP.is_reserved());
+            assert_ne!(ARENA.address(0), 0, "the arena is reserved");
+            uffd.register(ARENA.address(0), PAGE_BYTES).expect("an open userfaultfd");
         }
         activating.join().expect("thread");
         end();
@@ -34,16 +38,16 @@ fn two_hooks_that_need_the_engine_at_once_get_the_same_one() {
     check(DEEP, || {
         configure();
         let other = spawn(|| {
-            assert!(ENGINE.ensure_heap());
+            assert!(activation::ensure_heap());
             {
-                assert!(ENGINE.activate());
-                ENGINE.arena.uffd().fd()
+                assert!(activation::activate());
+                ARENA.uffd().fd()
             }
         });
-        assert!(ENGINE.ensure_heap());
+        assert!(activation::ensure_heap());
         let fd = {
-            assert!(ENGINE.activate());
-            ENGINE.arena.uffd().fd()
+            assert!(activation::activate());
+            ARENA.uffd().fd()
         };
         assert_eq!(other.join().expect("thread"), fd);
         assert_eq!(fd, 1, "opened once");
@@ -57,15 +61,13 @@ fn no_address_outside_the_heap_is_ever_found_in_it() {
     check(DEEP, || {
         configure();
         let reserving = spawn(|| {
-            assert!(ENGINE.ensure_heap());
+            assert!(activation::ensure_heap());
             let _ = block();
         });
-        assert!(!ENGINE.heap.contains(PAGE_BYTES), "a static variable");
-        assert!(ENGINE.heap.find(PAGE_BYTES).is_none(), "a static variable");
+        assert!(!is_in_heap(PAGE_BYTES), "a static variable");
+        assert!(HEAP.find(PAGE_BYTES).is_none(), "a static variable");
         let base = HEAP_BASE.load(Relaxed);
-        assert!(
-            HEAP_LEN_BYTES.load(Relaxed) == 0 || base != 0 || !ENGINE.heap.contains(base.wrapping_sub(1))
-        );
+        assert!(HEAP_LEN_BYTES.load(Relaxed) == 0 || base != 0 || !is_in_heap(base.wrapping_sub(1)));
         reserving.join().expect("thread");
         end();
     });
@@ -75,9 +77,9 @@ fn no_address_outside_the_heap_is_ever_found_in_it() {
 fn two_threads_never_get_the_same_block() {
     check(DEEP, || {
         let (first, second) = active(|| (block(), block()));
-        ENGINE.heap.free(first.base);
+        HEAP.free(first.base);
         let other = spawn(move || {
-            ENGINE.heap.free(second.base);
+            HEAP.free(second.base);
             block()
         });
         let mine = block();

@@ -1,7 +1,7 @@
 //! Touching pages while hooks hold, change and free the blocks that they are in.
 
 use super::{DEEP, PREEMPTIONS, active, block, copy, end, fill};
-use crate::service::activation::ENGINE;
+use crate::range::heap::HEAP;
 use crate::state::counters;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::stats::Counter;
@@ -27,8 +27,8 @@ fn a_page_touched_while_a_hook_copies_it_holds_its_bytes() {
         assert_eq!(load(to.base), 7);
         assert_eq!(load(to.base + PAGE_BYTES), 7);
         assert_eq!(load(from.base), 7);
-        ENGINE.heap.free(from.base);
-        ENGINE.heap.free(to.base);
+        HEAP.free(from.base);
+        HEAP.free(to.base);
         no_segment_is_left();
         end();
     });
@@ -45,7 +45,7 @@ fn two_threads_that_touch_the_same_page_both_go_on() {
         let other = spawn(move || assert_eq!(load(at.base), 7));
         assert_eq!(load(at.base), 7);
         other.join().expect("thread");
-        ENGINE.heap.free(at.base);
+        HEAP.free(at.base);
         no_segment_is_left();
         end();
     });
@@ -70,7 +70,7 @@ fn a_copy_keeps_its_bytes_when_the_original_is_overwritten_afterwards() {
         assert_eq!(load(other.base), 7);
         assert_eq!(load(to.base), 7);
         for at in [from, to, other] {
-            ENGINE.heap.free(at.base);
+            HEAP.free(at.base);
         }
         no_segment_is_left();
         end();
@@ -88,14 +88,14 @@ fn pages_are_moved_only_for_the_last_reference() {
             copy(from, to, 2);
             (from, to)
         });
-        let freeing = spawn(move || ENGINE.heap.free(from.base));
+        let freeing = spawn(move || HEAP.free(from.base));
         let mut dropped = uncopy_core::page_map::Dropped::new();
-        crate::range::apply::make_present(&mut to.lock(), to.all(), &mut dropped);
+        crate::range::page_in::make_present(&mut to.lock(), to.all(), &mut dropped);
         drop(dropped);
         assert_eq!(load(to.base), 7);
         assert_eq!(load(to.base + PAGE_BYTES), 7);
         freeing.join().expect("thread");
-        ENGINE.heap.free(to.base);
+        HEAP.free(to.base);
         no_segment_is_left();
         end();
     });
@@ -119,8 +119,8 @@ fn a_fault_under_the_faulting_threads_own_lock_is_served() {
             assert_eq!(load(lost.base), 0, "given back: zeroes");
         }
         other.join().expect("thread");
-        ENGINE.heap.free(lost.base);
-        ENGINE.heap.free(at.base);
+        HEAP.free(lost.base);
+        HEAP.free(at.base);
         no_segment_is_left();
         end();
     });
@@ -145,8 +145,8 @@ fn a_fault_in_a_block_that_another_thread_holds_waits_and_is_served() {
         copy(from, to, 1);
         touching.join().expect("thread");
         assert_eq!(load(to.base), 7);
-        ENGINE.heap.free(from.base);
-        ENGINE.heap.free(to.base);
+        HEAP.free(from.base);
+        HEAP.free(to.base);
         no_segment_is_left();
         end();
     });

@@ -1,10 +1,12 @@
 //! A fork among hooks and faults.
 
 use super::{BROAD, DEEP, PREEMPTIONS, active, block, copy, end, fill};
+use crate::arena::pages::ARENA;
 use crate::life::fork;
 use crate::range::heap::Allocation;
-use crate::service::activation::ENGINE;
+use crate::range::heap::HEAP;
 use crate::state::counters;
+use crate::state::phase::STATE;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::stats::Counter;
 use uncopy_sys::lock::thread_id;
@@ -14,9 +16,9 @@ use uncopy_sys::uffd::load;
 /// What a child inherits: every lock is the forking thread's, and no work is half done.
 fn all_is_held() {
     let me = thread_id();
-    ENGINE.heap.class_locks().for_each(|lock| assert_eq!(lock.owner(), me));
-    assert_eq!(ENGINE.arena.lock().owner(), me);
-    ENGINE.heap.for_each_block(|at| {
+    HEAP.class_locks().for_each(|lock| assert_eq!(lock.owner(), me));
+    assert_eq!(ARENA.lock().owner(), me);
+    HEAP.for_each_block(|at| {
         assert_eq!(at.block.lock.owner(), me);
     });
 }
@@ -38,8 +40,8 @@ fn a_fork_waits_for_hooks_and_holds_every_lock() {
         hooks.into_iter().for_each(|hook| hook.join().expect("thread"));
         assert_eq!(load(low.base), 7);
         assert_eq!(load(high.base), 7);
-        ENGINE.heap.free(low.base);
-        ENGINE.heap.free(high.base);
+        HEAP.free(low.base);
+        HEAP.free(high.base);
         assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
@@ -56,8 +58,8 @@ fn a_fork_among_faults_and_allocations_goes_on() {
         let touching = spawn(move || assert_eq!(load(at.base + PAGE_BYTES), 7));
         let allocating = spawn(|| {
             // Refused while the fork is under way: the program's own allocator serves it then.
-            if let Some(Allocation { at, .. }) = ENGINE.heap.allocate(2 * PAGE_BYTES, 1) {
-                ENGINE.heap.free(at.base);
+            if let Some(Allocation { at, .. }) = HEAP.allocate(2 * PAGE_BYTES, 1) {
+                HEAP.free(at.base);
             }
         });
         fork::prepare();
@@ -65,7 +67,7 @@ fn a_fork_among_faults_and_allocations_goes_on() {
         fork::parent();
         touching.join().expect("thread");
         allocating.join().expect("thread");
-        ENGINE.heap.free(at.base);
+        HEAP.free(at.base);
         assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
@@ -87,8 +89,8 @@ fn a_hook_ends_while_a_fork_holds_every_lock() {
         fork::parent();
         assert_eq!(load(from.base), 7);
         assert_eq!(load(to.base), 7);
-        ENGINE.heap.free(from.base);
-        ENGINE.heap.free(to.base);
+        HEAP.free(from.base);
+        HEAP.free(to.base);
         assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
@@ -110,7 +112,7 @@ fn a_page_is_served_while_a_fork_holds_every_lock() {
         fork::parent();
         assert_eq!(load(at.base), 7);
         assert_eq!(load(at.base + PAGE_BYTES), 7);
-        ENGINE.heap.free(at.base);
+        HEAP.free(at.base);
         assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
@@ -133,7 +135,7 @@ fn two_threads_that_fork_at_once_take_turns() {
         fork_once();
         other.join().expect("thread");
         assert_eq!(load(at.base), 7);
-        ENGINE.heap.free(at.base);
+        HEAP.free(at.base);
         end();
     });
 }
@@ -152,8 +154,8 @@ fn a_child_serves_the_faults_of_what_it_inherited() {
         let other = spawn(move || assert_eq!(load(at.base + PAGE_BYTES), 7));
         assert_eq!(load(at.base), 7);
         other.join().expect("thread");
-        assert!(ENGINE.is_active() && ENGINE.arena.uffd().fd() > 1, "the parent's is the first");
-        ENGINE.heap.free(at.base);
+        assert!(STATE.is_active() && ARENA.uffd().fd() > 1, "the parent's is the first");
+        HEAP.free(at.base);
         assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });

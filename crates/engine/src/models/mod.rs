@@ -13,9 +13,12 @@ mod forks;
 mod segments;
 mod upkeep;
 
+use crate::arena::pages::ARENA;
 use crate::range::block::BlockRef;
 use crate::range::heap::Allocation;
-use crate::service::activation::ENGINE;
+use crate::range::heap::HEAP;
+use crate::service::activation::{activate, configure as take_options, ensure_heap};
+use crate::state::phase::STATE;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES};
 use uncopy_core::options::{Options, Policy};
 use uncopy_core::page_map::{Dropped, View};
@@ -31,15 +34,15 @@ const BROAD: usize = 1;
 /// Takes the options; everything is elided.
 fn configure() {
     let options = Options { policy: Policy::Always, min_size_bytes: PAGE_BYTES, ..Options::default() };
-    ENGINE.configure(&options);
+    take_options(&options);
 }
 
 /// Brings the engine to work, and runs `prepare` with it, in one order only: what is to be checked comes after.
 fn active<T>(prepare: impl FnOnce() -> T) -> T {
     loom::stop_exploring();
     configure();
-    assert!(ENGINE.ensure_heap());
-    assert!(ENGINE.activate(), "active");
+    assert!(ensure_heap());
+    assert!(activate(), "active");
     let result = prepare();
     loom::explore();
     result
@@ -48,14 +51,14 @@ fn active<T>(prepare: impl FnOnce() -> T) -> T {
 /// The end of a model: the handler ends.
 fn end() {
     loom::stop_exploring();
-    if ENGINE.is_active() {
-        ENGINE.arena.uffd().close();
+    if STATE.is_active() {
+        ARENA.uffd().close();
     }
 }
 
 /// A registered block of two pages and more that is all empty.
 fn block() -> BlockRef {
-    let Allocation { at, .. } = ENGINE.heap.allocate(2 * PAGE_BYTES, 1).expect("a block");
+    let Allocation { at, .. } = HEAP.allocate(2 * PAGE_BYTES, 1).expect("a block");
     at
 }
 

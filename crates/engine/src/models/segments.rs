@@ -1,10 +1,11 @@
 //! References to a segment come and go in several threads; its pages go back once, with the last one.
 
 use super::{DEEP, PREEMPTIONS, active, end};
+use crate::arena::pages::ARENA;
 use crate::arena::segment::{Draft, Open, Segment};
 use crate::call::in_flight::{self, Held, InProgress, Segments};
 use crate::life::fork;
-use crate::service::activation::ENGINE;
+use crate::range::heap::HEAP;
 use crate::state::counters;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::stats::Counter;
@@ -21,7 +22,7 @@ fn all_is_given_back(resident_bytes: u64) {
     assert_eq!(counters::get(Counter::SegmentsBytes), 0);
     assert_eq!(counters::get(Counter::ReservoirBytes), resident_bytes);
     let pages = (resident_bytes as usize / PAGE_BYTES) as u32;
-    let all = ENGINE.arena.take_resident(pages).expect("one run of pages").pages;
+    let all = ARENA.take_resident(pages).expect("one run of pages").pages;
     assert_eq!(counters::get(Counter::ReservoirBytes), 0, "the run is {all:?}");
 }
 
@@ -83,7 +84,7 @@ fn what_was_lent_is_neither_moved_nor_resident_again() {
         assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         assert_eq!(counters::get(Counter::DroppedBytes), 2 * PAGE_BYTES as u64);
         assert_eq!(counters::get(Counter::ReservoirBytes), ((PAGES - 2) * PAGE_BYTES) as u64);
-        assert!(ENGINE.arena.drop_quarantined() && !ENGINE.arena.drop_quarantined());
+        assert!(ARENA.drop_quarantined() && !ARENA.drop_quarantined());
         end();
     });
 }
@@ -160,7 +161,7 @@ fn an_open_end_goes_to_one_input_only() {
             None => 0,
         };
         let other = spawn(take);
-        let freeing = spawn(move || ENGINE.heap.free(at.base));
+        let freeing = spawn(move || HEAP.free(at.base));
         let mine = take();
         let theirs = other.join().expect("thread");
         freeing.join().expect("thread");

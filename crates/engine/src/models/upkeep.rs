@@ -4,7 +4,7 @@
 use super::{DEEP, PREEMPTIONS, active, block, copy, end};
 use crate::arena::segment::Draft;
 use crate::range::block::BlockRef;
-use crate::service::activation::ENGINE;
+use crate::range::heap::HEAP;
 use crate::service::compaction::Compaction;
 use crate::state::counters;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
@@ -46,8 +46,8 @@ fn a_part_that_is_copied_while_the_rest_goes_keeps_its_bytes() {
         compact(&[from, to]);
         copying.join().expect("thread");
         assert_eq!((load(from.base), load(to.base)), (7, 7));
-        ENGINE.heap.free(from.base);
-        ENGINE.heap.free(to.base);
+        HEAP.free(from.base);
+        HEAP.free(to.base);
         assert_eq!(counters::get(Counter::SegmentsBytes), 0);
         end();
     });
@@ -61,7 +61,7 @@ fn pages_go_back_once_whoever_is_first() {
             view_a_part(at);
             at
         });
-        let freeing = spawn(move || ENGINE.heap.free(at.base));
+        let freeing = spawn(move || HEAP.free(at.base));
         // A page that goes back twice is noticed where free pages are joined.
         compact(&[at]);
         freeing.join().expect("thread");
@@ -75,16 +75,16 @@ fn a_free_block_that_becomes_bare_is_handed_out_once() {
     check(DEEP, || {
         let class = active(|| {
             let at = block();
-            ENGINE.heap.free(at.base);
+            HEAP.free(at.base);
             // Twice: what is free now is old then.
             let class = uncopy_core::classes::Class::for_len(at.bytes()).expect("a class").index();
-            ENGINE.heap.surplus_blocks(class);
+            HEAP.surplus_blocks(class);
             class
         });
         let allocating = spawn(|| (block(), block()));
-        if let Some(mut taken) = ENGINE.heap.take_old(class, true) {
-            ENGINE.heap.make_bare(&mut taken);
-            while !ENGINE.heap.put_back(taken) {
+        if let Some(mut taken) = HEAP.take_old(class, true) {
+            HEAP.make_bare(&mut taken);
+            while !HEAP.put_back(taken) {
                 uncopy_sys::thread::pause();
             }
         }

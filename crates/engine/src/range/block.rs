@@ -1,33 +1,18 @@
 //! One block of the heap: its lock, its page map, its registration.
 
+use crate::arena::pages::ARENA;
 use crate::arena::segment::{Open, Segment};
-use crate::range::apply::fill_views;
-use crate::range::foreign::{Slot, can_hold_views};
-use crate::service::activation::{ENGINE, Phase};
+use crate::range::changes::CHANGES;
 use crate::state::counters;
 use core::mem::MaybeUninit;
-use core::ops::Range;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
-use uncopy_core::page_map::{Dropped, PageMap, SiteId, State};
+use uncopy_core::page_map::{PageMap, SiteId, State};
 use uncopy_core::plan::{Piece, Pieces};
 use uncopy_core::stats::Counter;
-use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
-use uncopy_sys::mem;
 use uncopy_sys::sync::UnsafeCell;
-use uncopy_sys::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
+use uncopy_sys::sync::atomic::{AtomicU16, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed};
 use uncopy_sys::uffd::Uffd;
-
-/// The program has it.
-pub const ALLOCATED: u32 = 1;
-/// Its addresses are registered with userfaultfd and it has a page map.
-pub const REGISTERED: u32 = 1 << 1;
-/// A view was made in it since it was allocated.
-pub const HELD_A_VIEW: u32 = 1 << 2;
-/// No page of it was ever touched.
-pub const FRESH: u32 = 1 << 3;
-/// Its addresses consist of more than one mapping since `mremap` moved pages in.
-pub const RELOCATED: u32 = 1 << 4;
 
 /// Views of one block at most, except for those that overwriting splits.
 const MAX_VIEWS: usize = 2048;
@@ -35,57 +20,74 @@ const MAX_VIEWS: usize = 2048;
 /// Longest run between two inputs that is compared with the segment, bytes.
 const SEAM_BYTES: usize = 2 * PAGE_BYTES;
 
-/// The program has changed the block's mapping itself (mprotect, munmap …): it never holds a view
-/// again and is never handed out again.
-pub const DISOWNED: u32 = 1 << 5;
+/// A property of a block.
+#[derive(Clone, Copy)]
+pub struct Flag(u32);
 
-/// Of a foreign range: every page was made present when it was registered.
-pub const POPULATED: u32 = 1 << 6;
-
-/// Foreign ranges up to here are made present as a whole: the input that is about to come will fill most of
-/// it. Of longer ones only what is to be viewed is.
-const POPULATE_BYTES: usize = 4 << 20;
-/// Of a plain block that is to be registered: with more runs of absent pages than this, all of them are filled.
-const MAX_ABSENT_RUNS: usize = 64;
-
-/// A stack lies in it that a hook ran on (a coroutine's): it is plain memory until it is freed. Nobody may fault
-/// on his own stack while he holds locks.
-pub const STACK: u32 = 1 << 7;
+impl Flag {
+    /// The program has it.
+    pub const ALLOCATED: Self = Self(1);
+    /// Its addresses are registered with userfaultfd and it has a page map.
+    pub const REGISTERED: Self = Self(1 << 1);
+    /// A view was made in it since it was allocated.
+    pub const HELD_A_VIEW: Self = Self(1 << 2);
+    /// No page of it was ever touched.
+    pub const FRESH: Self = Self(1 << 3);
+    /// Its addresses consist of more than one mapping since `mremap` moved pages in.
+    pub const RELOCATED: Self = Self(1 << 4);
+    /// The program has changed the block's mapping itself (mprotect, munmap …): it never holds a view
+    /// again and is never handed out again.
+    pub const DISOWNED: Self = Self(1 << 5);
+    /// Of a foreign range: every page was made present when it was registered.
+    pub const POPULATED: Self = Self(1 << 6);
+    /// A stack lies in it that a hook ran on (a coroutine's): it is plain memory until it is freed. Nobody may fault
+    /// on his own stack while he holds locks.
+    pub const STACK: Self = Self(1 << 7);
+}
 
 /// What is known of a block. All-zero bytes are a block that was never allocated.
 #[repr(C, align(64))]
 pub struct Block {
     /// Guards `state` and the states of the block's pages.
     pub lock: Lock,
-    /// `ALLOCATED` and its siblings.
-    pub flags: AtomicU32,
+    /// The [`Flag`]s that are set.
+    flags: AtomicU32,
     /// Index plus one of the next block in a free list.
-    pub next_free: AtomicU32,
+    next_free: AtomicU32,
     /// Pages known to be absent: 0 lets a hook skip the lock.
-    pub absent_pages: AtomicU32,
+    absent_pages: AtomicU32,
     /// Page after the last one that a fault put in place, and how many it put there.
-    pub fault_end: AtomicU32,
+    fault_end: AtomicU32,
     /// See `fault_end`.
-    pub fault_batch: AtomicU32,
+    fault_batch: AtomicU32,
     /// Pages that the program asked for when it got the block.
-    pub asked_pages: AtomicU32,
+    asked_pages: AtomicU32,
     /// Present pages counted as retained while the block is free.
-    pub retained_pages: AtomicU32,
+    retained_pages: AtomicU32,
     /// What copying over short present runs has cost since a run was last moved out, ns.
-    pub copied_over_ns: AtomicU32,
+    copied_over_ns: AtomicU32,
     /// How often the lock was taken: tells the fault service that a thread has held it all the while.
-    pub turns: AtomicU32,
+    turns: AtomicU32,
     /// Pages that the last copy or input into it touched, from here …
-    pub buffer_start: AtomicU32,
+    buffer_start: AtomicU32,
     /// … to here, exclusive.
-    pub buffer_end: AtomicU32,
+    buffer_end: AtomicU32,
     /// The site of that copy or input.
-    pub buffer_site: AtomicU16,
+    buffer_site: AtomicU16,
     /// Allocation site, for placement.
-    pub alloc_site: AtomicU16,
+    alloc_site: AtomicU16,
     /// Initialised when the block is registered. Here and not behind a pointer: a copy that is elided
     /// costs what its cache misses cost.
     state: UnsafeCell<MaybeUninit<BlockState>>,
+}
+
+/// Pages that a fault put in place.
+#[derive(Clone, Copy)]
+pub(crate) struct FaultBatch {
+    /// Page after the last of them.
+    pub end: u32,
+    /// How many.
+    pub pages: u32,
 }
 
 /// What a registered block holds.
@@ -125,6 +127,100 @@ impl Block {
 }
 
 impl Block {
+    /// Whether a flag is set.
+    #[inline]
+    #[must_use]
+    pub fn has(&self, flag: Flag) -> bool {
+        self.flags.load(Relaxed) & flag.0 != 0
+    }
+
+    /// Sets a flag; whether it was set before.
+    #[inline]
+    pub fn set(&self, flag: Flag) -> bool {
+        self.flags.fetch_or(flag.0, Relaxed) & flag.0 != 0
+    }
+
+    /// Clears a flag; whether it was set before.
+    #[inline]
+    pub fn clear(&self, flag: Flag) -> bool {
+        self.flags.fetch_and(!flag.0, Relaxed) & flag.0 != 0
+    }
+
+    /// Allocation site, for placement.
+    #[must_use]
+    pub fn alloc_site(&self) -> u16 {
+        self.alloc_site.load(Relaxed)
+    }
+
+    /// Pages that the program asked for when it got the block.
+    #[must_use]
+    pub fn asked_pages(&self) -> u32 {
+        self.asked_pages.load(Relaxed)
+    }
+
+    /// Records who asks for the block, and for how many pages.
+    pub(super) fn set_request(&self, alloc_site: u16, pages: u32) {
+        self.alloc_site.store(alloc_site, Relaxed);
+        self.asked_pages.store(pages, Relaxed);
+    }
+
+    /// Pages known to be absent: 0 lets a hook skip the lock.
+    #[must_use]
+    pub fn absent_pages(&self) -> u32 {
+        self.absent_pages.load(Relaxed)
+    }
+
+    /// Present pages counted as retained while the block is free.
+    pub(super) fn retained_pages(&self) -> u32 {
+        self.retained_pages.load(Relaxed)
+    }
+
+    /// Sets that number.
+    pub(super) fn set_retained_pages(&self, pages: u32) {
+        self.retained_pages.store(pages, Relaxed);
+    }
+
+    /// Takes that number: the block is not free any more.
+    pub(super) fn take_retained_pages(&self) -> u32 {
+        self.retained_pages.swap(0, Relaxed)
+    }
+
+    /// Sets the link in a free list: index plus one of the next block. Under the class's lock.
+    pub(super) fn set_next_free(&self, link: u32) {
+        self.next_free.store(link, Relaxed);
+    }
+
+    /// Takes the link: the block is in no list any more. Under the class's lock.
+    pub(super) fn take_next_free(&self) -> u32 {
+        self.next_free.swap(0, Relaxed)
+    }
+
+    /// What copying over short present runs has cost since a run was last moved out, ns.
+    pub(super) fn copied_over_ns(&self) -> u32 {
+        self.copied_over_ns.load(Relaxed)
+    }
+
+    /// Sets that.
+    pub(super) fn set_copied_over_ns(&self, ns: u32) {
+        self.copied_over_ns.store(ns, Relaxed);
+    }
+
+    /// How often the lock was taken: tells the fault service that a thread has held it all the while.
+    pub(crate) fn turns(&self) -> u32 {
+        self.turns.load(Acquire)
+    }
+
+    /// What the last fault put in place.
+    pub(crate) fn last_batch(&self) -> FaultBatch {
+        FaultBatch { end: self.fault_end.load(Relaxed), pages: self.fault_batch.load(Relaxed) }
+    }
+
+    /// Sets that. For the fault service.
+    pub(crate) fn set_last_batch(&self, batch: FaultBatch) {
+        self.fault_end.store(batch.end, Relaxed);
+        self.fault_batch.store(batch.pages, Relaxed);
+    }
+
     /// The first page and the last that the program asked for.
     #[must_use]
     pub fn edges(&self) -> (u32, u32) {
@@ -135,6 +231,38 @@ impl Block {
 impl Default for Block {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// Place for one foreign range.
+pub struct Slot {
+    pub(super) block: Block,
+    /// Address of the first byte; 0: free.
+    pub(super) base: AtomicUsize,
+    pub(super) pages: AtomicU32,
+}
+
+impl Slot {
+    uncopy_sys::constant! {
+        /// A free one.
+        #[must_use]
+        pub const fn new() -> Self {
+            Self { block: Block::new(), base: AtomicUsize::new(0), pages: AtomicU32::new(0) }
+        }
+    }
+
+    pub(super) fn at(&'static self) -> BlockRef {
+        BlockRef {
+            block: &self.block,
+            base: self.base.load(Acquire),
+            pages: self.pages.load(Acquire),
+            slot: Some(self),
+        }
+    }
+
+    /// Whether it stands for this range. Certain only while its block is locked.
+    pub(crate) fn is(&self, at: &BlockRef) -> bool {
+        self.base.load(Acquire) == at.base && self.pages.load(Acquire) == at.pages
     }
 }
 
@@ -226,9 +354,7 @@ impl BlockRef {
         self.block.lock.lock();
         self.count_turn();
         let is_doubtful = self.slot.is_some_and(|slot| {
-            !slot.is(&self)
-                || self.block.flags.load(Relaxed) & DISOWNED != 0
-                || ENGINE.foreign.may_be_changing()
+            !slot.is(&self) || self.block.has(Flag::DISOWNED) || CHANGES.may_be_changing()
         });
         Locked { at: self, is_doubtful }
     }
@@ -280,7 +406,7 @@ impl BlockRef {
     /// The userfaultfd that its addresses are, or would be, registered with.
     #[must_use]
     pub fn uffd(&self) -> Uffd {
-        if self.slot.is_some() { ENGINE.foreign.uffd_or_none() } else { ENGINE.arena.uffd() }
+        if self.slot.is_some() { CHANGES.uffd() } else { ARENA.uffd() }
     }
 }
 
@@ -312,8 +438,31 @@ impl Locked {
         self.at.slot.is_some_and(|slot| !slot.is(&self.at))
     }
 
-    fn is_registered(&self) -> bool {
-        self.at.block.flags.load(Relaxed) & REGISTERED != 0 && !self.is_doubtful
+    /// Whether what is known of the block may not hold any more.
+    pub(super) const fn is_doubtful(&self) -> bool {
+        self.is_doubtful
+    }
+
+    /// The block is registered from here on, its pages as `map` says.
+    pub(super) fn begin(&mut self, map: PageMap<Segment>) {
+        let block = self.at.block;
+        block.absent_pages.store(map.absent_pages(), Relaxed);
+        // SAFETY: `self` is the proof that the lock is held.
+        unsafe { (*block.state.get()).write(BlockState { map, open: None }) };
+        block.set(Flag::REGISTERED);
+        block.clear(Flag::FRESH);
+    }
+
+    /// The block is not registered any more. It must be.
+    pub(super) fn end(&mut self) {
+        // SAFETY: as in `change`; without the flag nobody looks at the state again before it is written.
+        unsafe { (*self.at.block.state.get()).assume_init_drop() };
+        self.at.block.clear(Flag::REGISTERED);
+    }
+
+    /// Whether it has a page map.
+    pub(super) fn is_registered(&self) -> bool {
+        self.at.block.has(Flag::REGISTERED) && !self.is_doubtful
     }
 
     /// Whether there are so many views in the block that no copy adds to them, and no fault splits one: the
@@ -342,144 +491,10 @@ impl Locked {
         self.at.block.absent_pages.store(map.absent_pages(), Relaxed);
     }
 
-    /// Registers the block with userfaultfd, so that it can hold views. Every page is present afterwards or, if
-    /// nobody has touched it, empty.
-    ///
-    /// # Errors
-    /// What the kernel says; the block is then as before.
-    pub fn register(&mut self) -> Result<(), Errno> {
-        let block = self.at.block;
-        let flags = block.flags.load(Relaxed);
-        if uncopy_sys::alloc::is_low() {
-            return Err(Errno::ENOMEM);
-        }
-        let is_refused = flags & (RELOCATED | DISOWNED | STACK) != 0 || self.is_doubtful;
-        if is_refused || ENGINE.phase() != Phase::Active {
-            // UFFDIO_MOVE does not cross mappings; a disowned block's are the program's.
-            return Err(Errno::EINVAL);
-        }
-        if flags & REGISTERED != 0 {
-            return if self.has_many_views() { Err(Errno::ENOMEM) } else { Ok(()) };
-        }
-        if counters::get(Counter::RegisteredBlocks) >= ENGINE.max_registered() {
-            return Err(Errno::ENOMEM);
-        }
-        let (base, bytes, uffd) = (self.at.base, self.at.bytes(), self.at.uffd());
-        let mut map = PageMap::new();
-        if self.at.slot.is_some() {
-            self.register_foreign()?;
-        } else if flags & FRESH != 0 {
-            uffd.register(base, bytes)?;
-            // Never touched, but pages may be there all the same: locked memory is populated, and a huge
-            // page may reach over from a neighbour.
-            if ENGINE.heap.discard_pages(base, bytes).is_ok() {
-                map.set_empty(self.at.all(), &mut Dropped::new());
-            } else {
-                // Whatever fails from here on: no page of it holds anything, and what is registered and not
-                // known to be so reads as zeroes.
-                uffd.unregister(base, bytes)?;
-                ENGINE.heap.populate(base, bytes)?;
-                uffd.register(base, bytes)?;
-            }
-        } else {
-            uffd.register(base, bytes)?;
-            // From here on nobody but the handler, which waits for this lock, puts a page where none is.
-            let absent =
-                |run: Range<u32>| map.set_empty(PageRange::new(run.start, run.end), &mut Dropped::new());
-            if mem::absent_runs(base, self.at.pages, MAX_ABSENT_RUNS, absent).is_err() {
-                map = PageMap::new();
-                uffd.unregister(base, bytes)?;
-                ENGINE.heap.populate(base, bytes)?;
-                uffd.register(base, bytes)?;
-            }
-            // Known now, not only when it is freed: a program that fills its memory with what it receives had every
-            // block of it populated for nothing.
-            ENGINE.placement.record(block.alloc_site.load(Relaxed), true);
-        }
-        block.absent_pages.store(map.absent_pages(), Relaxed);
-        // SAFETY: `self` is the proof that the lock is held.
-        unsafe { (*block.state.get()).write(BlockState { map, open: None }) };
-        block.flags.fetch_or(REGISTERED, Relaxed);
-        block.flags.fetch_and(!FRESH, Relaxed);
-        counters::add(Counter::RegisteredBlocks, 1);
-        Ok(())
-    }
-
-    /// Registers a foreign range. What can be done to its mapping is reported from then on; so this is
-    /// when to look whether it still is what it was when the range was claimed.
-    fn register_foreign(&self) -> Result<(), Errno> {
-        let BlockRef { block, base, .. } = self.at;
-        let bytes = self.at.bytes();
-        if bytes <= POPULATE_BYTES {
-            mem::populate(base, bytes)?;
-            block.flags.fetch_or(POPULATED, Relaxed);
-        }
-        let uffd = self.at.uffd();
-        uffd.register(base, bytes)?;
-        if can_hold_views(base, base + bytes) {
-            return Ok(());
-        }
-        block.flags.fetch_or(DISOWNED, Relaxed);
-        // Where it is refused, absent pages are served as what they are, empty.
-        let _ = uffd.unregister(base, bytes);
-        Err(Errno::EINVAL)
-    }
-
-    /// Of a foreign range: makes pages present that are about to be moved out, if that was not done when
-    /// it was registered.
-    pub fn populate(&self, pages: PageRange) {
-        if self.at.slot.is_some() && self.at.block.flags.load(Relaxed) & POPULATED == 0 {
-            // Where it is refused they are copied over, and fault.
-            let _ = mem::populate(self.at.base + pages.start_bytes(), pages.len_bytes());
-        }
-    }
-
-    /// Puts the bytes of every view in place and takes the registration back: the block is ordinary memory
-    /// from here on, whose empty pages are the kernel's to fill. False: that could not be done for all
-    /// of it; what is left goes on being served.
-    pub fn make_plain(&mut self, dropped: &mut Dropped<Segment>) -> bool {
-        if !self.is_registered() {
-            return true;
-        }
-        if let Some(open) = self.exchange_open(None) {
-            open.close();
-        }
-        fill_views(self, self.at.all(), dropped);
-        let is_filled = self.map().is_some_and(|map| map.views() == 0);
-        if !is_filled {
-            return false;
-        }
-        let unregistered = self.at.uffd().unregister(self.at.base, self.at.bytes());
-        // Faults outside every known range are answered with zeroes, which is what a foreign range's absent
-        // pages hold once its views are gone.
-        if unregistered.is_err() && self.at.slot.is_none() {
-            return false;
-        }
-        self.forget_registration();
-        true
-    }
-
-    /// Takes note that the block is not registered any more; it must hold no views.
-    pub fn forget_registration(&mut self) {
-        if !self.is_registered() {
-            return;
-        }
-        let all = self.at.all();
-        self.change(|map| map.set_present(all, &mut Dropped::new()));
-        // Its room goes back; a call that still fills it holds a reference of its own.
-        if let Some(open) = self.exchange_open(None) {
-            open.close();
-        }
-        // SAFETY: as in `change`; without the flag nobody looks at the state again before it is written.
-        unsafe { (*self.at.block.state.get()).assume_init_drop() };
-        self.at.block.flags.fetch_and(!REGISTERED, Relaxed);
-        counters::subtract(Counter::RegisteredBlocks, 1);
-    }
-
     /// Begins anew: for a slot that comes to stand for another range. It must not be registered.
     pub fn reset(&mut self) {
         let block = self.at.block;
-        debug_assert_eq!(block.flags.load(Relaxed) & REGISTERED, 0);
+        debug_assert!(!block.has(Flag::REGISTERED));
         for field in [&block.flags, &block.absent_pages, &block.fault_end, &block.copied_over_ns] {
             field.store(0, Relaxed);
         }

@@ -11,7 +11,7 @@
 //!
 //! The program's thread goes on as soon as a change is *read*. Until then the kernel says so to whoever asks
 //! ([`Uffd::is_changing`]). Before it reads, the handler raises a flag of ours, marks the ranges
-//! concerned as [`DISOWNED`], and lowers it again. A hook that has locked a range looks at all three; where one
+//! concerned as [`Flag::DISOWNED`], and lowers it again. A hook that has locked a range looks at all three; where one
 //! is set it takes the range for ordinary memory, which is always right: what it then touches faults, and
 //! faults are served once the changes that were read have been followed. That is done in order and first
 //! for all of them: what a change took away is taken out of the page maps, what it moved is put where it is.
@@ -22,10 +22,11 @@
 //!
 //! Slots are used again: whoever locks one checks that it still stands for the range that was looked up.
 
-use crate::arena::descriptor::Descriptor;
-use crate::range::block::{Block, BlockRef, DISOWNED, Locked};
-use crate::service::activation::ENGINE;
+use crate::range::block::{BlockRef, Flag, Locked, Slot};
+use crate::range::changes::CHANGES;
+use crate::range::registration::can_hold_views;
 use crate::state::counters;
+use crate::state::gate::is_in_heap;
 use crate::state::limits;
 use smallvec::SmallVec;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
@@ -34,12 +35,12 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::presence::Section;
-use uncopy_sys::procmap;
+use uncopy_sys::sync::Apart;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release, Ordering::SeqCst,
+    Ordering::Release,
 };
-use uncopy_sys::uffd::{Change, Uffd};
+use uncopy_sys::uffd::Change;
 
 /// Ranges at a time; a model makes them all anew for every order that it tries.
 const SLOTS: usize = if cfg!(loom) { 1 } else { 256 };
@@ -47,40 +48,8 @@ const SLOTS: usize = if cfg!(loom) { 1 } else { 256 };
 const MAX_BYTES: usize = 64 << 20;
 /// Addresses that a bit of the filter stands for.
 const FILTER_SHIFT: u32 = 21;
-/// Times that somebody waits 20 µs for the handler to follow changes of mappings.
-const SETTLE_TRIES: u32 = 50_000;
 /// Remembered addresses at which nothing could be claimed.
 const REFUSALS: usize = if cfg!(loom) { 1 } else { 64 };
-
-/// Place for one range.
-pub struct Slot {
-    block: Block,
-    /// Address of the first byte; 0: free.
-    base: AtomicUsize,
-    pages: AtomicU32,
-}
-
-impl Slot {
-    uncopy_sys::constant! {
-        const fn new() -> Self {
-            Self { block: Block::new(), base: AtomicUsize::new(0), pages: AtomicU32::new(0) }
-        }
-    }
-
-    fn at(&'static self) -> BlockRef {
-        BlockRef {
-            block: &self.block,
-            base: self.base.load(Acquire),
-            pages: self.pages.load(Acquire),
-            slot: Some(self),
-        }
-    }
-
-    /// Whether it stands for this range. Certain only while its block is locked.
-    pub(crate) fn is(&self, at: &BlockRef) -> bool {
-        self.base.load(Acquire) == at.base && self.pages.load(Acquire) == at.pages
-    }
-}
 
 /// The foreign ranges of a process.
 pub struct Foreign {
@@ -96,21 +65,11 @@ pub struct Foreign {
     next_victim: AtomicU32,
     refusals: [AtomicUsize; REFUSALS],
     is_on: AtomicBool,
-    descriptor: Descriptor,
-    is_changing: AtomicBool,
-    /// Changes that the handler has read and not yet dealt with.
-    pending: AtomicU32,
-    /// Hooks that are making ranges plain: no changes are read meanwhile.
-    undoing: AtomicU32,
 }
 
-/// While it lives, no change is read, and all that were read have been followed.
-pub(crate) struct Undoing<'a>(&'a AtomicU32);
-
-impl Drop for Undoing<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
-    }
+uncopy_sys::statics! {
+    /// The process's.
+    pub static FOREIGN: Apart<Foreign> = Apart(Foreign::new());
 }
 
 impl Default for Foreign {
@@ -155,10 +114,6 @@ impl Foreign {
                 #[cfg(loom)]
                 refusals: core::array::from_fn(|_| AtomicUsize::new(0)),
                 is_on: AtomicBool::new(false),
-                descriptor: Descriptor::new(),
-                is_changing: AtomicBool::new(false),
-                pending: AtomicU32::new(0),
-                undoing: AtomicU32::new(0),
             }
         }
     }
@@ -173,22 +128,6 @@ impl Foreign {
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.is_on.load(Relaxed)
-    }
-
-    /// The userfaultfd of the ranges; `None`: nothing can be claimed.
-    #[must_use]
-    pub fn uffd(&self) -> Option<Uffd> {
-        self.descriptor.open()
-    }
-
-    /// The same where there are ranges; should it be gone, what is asked of it fails.
-    pub(crate) fn uffd_or_none(&self) -> Uffd {
-        self.descriptor.uffd()
-    }
-
-    /// The numbers of the ranges' userfaultfd; without one nothing is claimed.
-    pub(crate) const fn descriptor(&self) -> &Descriptor {
-        &self.descriptor
     }
 
     /// The range that holds `address`.
@@ -214,7 +153,7 @@ impl Foreign {
     /// To be called in a [`Section`], with no lock held.
     #[must_use]
     pub fn claim(&'static self, address: usize, len_bytes: usize) -> Option<BlockRef> {
-        if !self.is_on() || self.uffd().is_none() || ENGINE.heap.contains(address) {
+        if !self.is_on() || CHANGES.open().is_none() || is_in_heap(address) {
             return None;
         }
         let (start, end) = touched(address, len_bytes)?;
@@ -231,17 +170,14 @@ impl Foreign {
 
     fn claim_pages(&'static self, mut start: usize, mut end: usize) -> Option<BlockRef> {
         // A change that is still to be followed would be taken for one of the range that is made here.
-        let _undoing = self.begin_undo()?;
+        let _undoing = CHANGES.begin_undo()?;
         let _guard = self.lock.guard();
         // Two buffers that share a page become one range.
         let mut before = (0, 0);
         while before != (start, end) {
             before = (start, end);
             for at in self.overlapping(start, end) {
-                if at.base <= start
-                    && end <= at.base + at.bytes()
-                    && at.block.flags.load(Relaxed) & DISOWNED == 0
-                {
+                if at.base <= start && end <= at.base + at.bytes() && !at.block.has(Flag::DISOWNED) {
                     return Some(at);
                 }
                 start = start.min(at.base);
@@ -282,7 +218,7 @@ impl Foreign {
         }
         let start = self.next_victim.fetch_add(1, Relaxed) as usize;
         let order = || (start..start + SLOTS).map(|index| &self.slots[index % SLOTS]);
-        let is_idle = |slot: &&Slot| slot.block.absent_pages.load(Relaxed) == 0;
+        let is_idle = |slot: &&Slot| slot.block.absent_pages() == 0;
         let victim = order().find(is_idle).or_else(|| order().next())?;
         self.undo(victim.at().lock_for_service(), dropped).then_some(victim)
     }
@@ -292,7 +228,7 @@ impl Foreign {
     fn undo(&self, mut locked: Locked, dropped: &mut Dropped<crate::arena::segment::Segment>) -> bool {
         let Some(slot) = locked.at.slot else { return false };
         if !locked.make_plain(dropped) {
-            slot.block.flags.fetch_or(DISOWNED, Relaxed);
+            slot.block.set(Flag::DISOWNED);
             return false;
         }
         self.forget(slot);
@@ -316,7 +252,7 @@ impl Foreign {
         }
         // Where a fork waits for this very thread, absent pages go on being served.
         let Some(_section) = Section::enter() else { return };
-        let undoing = self.begin_undo();
+        let undoing = CHANGES.begin_undo();
         let mut dropped = Dropped::new();
         let guard = self.lock.guard();
         for at in self.overlapping(start, end) {
@@ -325,7 +261,7 @@ impl Foreign {
             if undoing.is_some() {
                 let _ = self.undo(locked, &mut dropped);
             } else {
-                locked.at.block.flags.fetch_or(DISOWNED, Relaxed);
+                locked.at.block.set(Flag::DISOWNED);
             }
         }
         drop(guard);
@@ -356,61 +292,15 @@ impl Foreign {
         self.slots[..self.used.load(Acquire) as usize].iter()
     }
 
-    /// Whether the program may have changed mappings that nobody has looked at yet.
-    #[must_use]
-    pub fn may_be_changing(&self) -> bool {
-        // In this order: who is not changing any more was read, and the flag was up before that.
-        self.uffd().is_some_and(Uffd::is_changing) || self.is_changing.load(SeqCst)
-    }
-
-    /// Whether every change has been read and followed.
-    pub(crate) fn is_settled(&self) -> bool {
-        !self.may_be_changing() && self.pending.load(SeqCst) == 0
-    }
-
-    /// Keeps changes from being read, once those that were read have been followed. `None`: that takes too
-    /// long. No lock may be held, and not for the handler.
-    pub(crate) fn begin_undo(&self) -> Option<Undoing<'_>> {
-        for _ in 0..SETTLE_TRIES {
-            self.undoing.fetch_add(1, SeqCst);
-            let undoing = Undoing(&self.undoing);
-            if !self.is_changing.load(SeqCst) && self.pending.load(SeqCst) == 0 {
-                return Some(undoing);
-            }
-            drop(undoing);
-            uncopy_sys::thread::pause();
-        }
-        None
-    }
-
-    /// In a forked child, whose parent's handler had nothing pending.
-    pub(crate) fn settle_in_child(&self) {
-        self.is_changing.store(false, SeqCst);
-        self.pending.store(0, SeqCst);
-        self.undoing.store(0, SeqCst);
-    }
-
-    /// Before the handler reads changes; false: not yet, but nobody begins to make ranges plain until it has.
-    pub(crate) fn begin_change(&self) -> bool {
-        self.is_changing.store(true, SeqCst);
-        self.undoing.load(SeqCst) == 0
-    }
-
-    /// The handler finds nothing to read.
-    pub(crate) fn end_change(&self) {
-        self.is_changing.store(false, SeqCst);
-    }
-
     /// After the handler has read `changes` in all that are not dealt with: from here on no hook believes
     /// what is known of the ranges concerned.
     pub(crate) fn mark_changed(&'static self, changes: &[Change]) {
         for change in changes {
             for at in self.overlapping(change.start, change.end) {
-                at.block.flags.fetch_or(DISOWNED, Relaxed);
+                at.block.set(Flag::DISOWNED);
             }
         }
-        self.pending.store(changes.len() as u32, SeqCst);
-        self.is_changing.store(false, SeqCst);
+        CHANGES.have_read(changes.len() as u32);
     }
 
     /// Follows a change: takes what lies in it out of the page maps, or puts it where it has moved. False:
@@ -461,7 +351,7 @@ impl Foreign {
         let mut dropped = Dropped::new();
         let mut is_done = true;
         for at in self.overlapping(0, usize::MAX) {
-            if at.block.flags.load(Relaxed) & DISOWNED != 0 {
+            if at.block.has(Flag::DISOWNED) {
                 is_done &= at.try_lock().is_some_and(|locked| self.undo(locked, &mut dropped));
             }
         }
@@ -480,7 +370,7 @@ impl Foreign {
                 }
             });
         }
-        let uffd = self.uffd_or_none();
+        let uffd = CHANGES.uffd();
         let is_placed = views.iter().all(|(run, view)| {
             let skip = (run.start - pages.start) as usize * PAGE_BYTES;
             let source = view.segment.address() + view.offset_bytes;
@@ -495,14 +385,4 @@ impl Foreign {
         }
         is_placed
     }
-}
-
-/// Whether `start..end` is memory that can hold views, and not the stack that the caller runs on.
-pub(crate) fn can_hold_views(start: usize, end: usize) -> bool {
-    let marker = 0u8;
-    let stack = &raw const marker as usize;
-    procmap::all(start, end, |mapping| {
-        mapping.can_hold_views && !(mapping.start <= stack && stack < mapping.end)
-    })
-    .unwrap_or(false)
 }

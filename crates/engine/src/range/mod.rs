@@ -2,6 +2,11 @@
 
 pub mod apply;
 pub mod block;
+pub mod changes;
 pub mod constants;
+pub mod directory;
 pub mod foreign;
 pub mod heap;
+pub(crate) mod heap_memory;
+pub mod page_in;
+pub mod registration;

@@ -6,7 +6,7 @@
 //! what other processes do meanwhile is not what things cost. What could not be measured keeps what is assumed
 //! of it, and `Costs` cuts what a disturbed moment says all the same.
 
-use crate::arena::pages::Arena;
+use crate::arena::pages::ARENA;
 use std::time::Instant;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::policy::Costs;
@@ -30,8 +30,7 @@ const TRIES: usize = 5;
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
-struct Calibration<'a> {
-    arena: &'a Arena,
+struct Calibration {
     begin: Instant,
     costs: Costs,
 }
@@ -41,8 +40,8 @@ struct Stop;
 
 /// Measures what the arena's pages cost. The handler of its userfaultfd runs.
 #[must_use]
-pub fn measure(arena: &Arena) -> Costs {
-    let mut calibration = Calibration { arena, begin: Instant::now(), costs: Costs::DEFAULT };
+pub(super) fn measure() -> Costs {
+    let mut calibration = Calibration { begin: Instant::now(), costs: Costs::DEFAULT };
     // Whatever was measured until then counts.
     let _ = calibration.all();
     calibration.costs
@@ -52,15 +51,15 @@ fn since(begin: Instant) -> u64 {
     u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Calibration<'_> {
+impl Calibration {
     fn all(&mut self) -> Result<(), Stop> {
         // Pages that are taken and not given back when something fails are lost, not wrong.
-        let resident = self.arena.take_resident(BUFFERS * HOT_PAGES).map_err(|_| Stop)?.pages;
+        let resident = ARENA.take_resident(BUFFERS * HOT_PAGES).map_err(|_| Stop)?.pages;
         let copied = self.copies(resident);
-        let nonresident = self.arena.take_nonresident(MOVED_PAGES).map_err(|_| Stop)?;
+        let nonresident = ARENA.take_nonresident(MOVED_PAGES).map_err(|_| Stop)?;
         self.moves(resident, nonresident)?;
         self.faults(nonresident)?;
-        self.arena.give_resident(resident);
+        ARENA.give_resident(resident);
         copied
     }
 
@@ -86,7 +85,7 @@ impl Calibration<'_> {
 
     fn copies(&mut self, resident: PageRange) -> Result<(), Stop> {
         let copy = |from: u32, to: u32, pages: u32| {
-            let (from, to) = (self.arena.address(from), self.arena.address(to));
+            let (from, to) = (ARENA.address(from), ARENA.address(to));
             // SAFETY: callers pass pages of the range, which are present and ours alone.
             unsafe { bytes::copy(to as *mut u8, from as *const u8, pages as usize * PAGE_BYTES) };
         };
@@ -110,7 +109,7 @@ impl Calibration<'_> {
         let len_bytes = CACHE_COLD_PAGES as usize * PAGE_BYTES;
         let (from, to) = (resident.start, resident.start + CACHE_COLD_PAGES);
         let forget = || {
-            forget_lines(self.arena.address(from), 2 * len_bytes);
+            forget_lines(ARENA.address(from), 2 * len_bytes);
         };
         let mut cold_ns = None;
         if cfg!(target_arch = "x86_64") {
@@ -130,13 +129,13 @@ impl Calibration<'_> {
 
     /// Moves pages from `resident` to `nonresident` and back, one at a time and many at a time.
     fn moves(&mut self, resident: PageRange, nonresident: PageRange) -> Result<(), Stop> {
-        let (arena, uffd) = (self.arena, self.arena.uffd());
+        let uffd = ARENA.uffd();
         let shuttle = |pages: u32| {
             for (from, to) in [(resident, nonresident), (nonresident, resident)] {
                 let len_bytes = pages as usize * PAGE_BYTES;
                 // SAFETY: both ranges are ours alone; the source is present and the destination absent.
                 let placed =
-                    unsafe { uffd.move_pages(arena.address(to.start), arena.address(from.start), len_bytes) };
+                    unsafe { uffd.move_pages(ARENA.address(to.start), ARENA.address(from.start), len_bytes) };
                 if placed.done_bytes != len_bytes {
                     return Err(Stop);
                 }
@@ -161,7 +160,7 @@ impl Calibration<'_> {
         let touch_ns = self.time(
             || (),
             || {
-                let address = self.arena.address(next());
+                let address = ARENA.address(next());
                 // SAFETY: an absent page of ours in registered memory; the handler puts zeroes there.
                 unsafe { (address as *const u8).read_volatile() };
                 Ok(())
@@ -170,14 +169,14 @@ impl Calibration<'_> {
         let fill_ns = self.time(
             || (),
             || {
-                let address = self.arena.address(next());
-                self.arena.fill_zeroes(self.arena.uffd(), address, PAGE_BYTES).map_err(|_| Stop)
+                let address = ARENA.address(next());
+                ARENA.fill_zeroes(ARENA.uffd(), address, PAGE_BYTES).map_err(|_| Stop)
             },
         )?;
         self.costs.set(Cost::FillPage, fill_ns);
         self.costs.set(Cost::Fault, touch_ns.saturating_sub(fill_ns));
-        self.arena.give_resident(PageRange::new(nonresident.start, page));
-        self.arena.give_nonresident(PageRange::new(page, nonresident.end));
+        ARENA.give_resident(PageRange::new(nonresident.start, page));
+        ARENA.give_nonresident(PageRange::new(page, nonresident.end));
         Ok(())
     }
 }

@@ -20,9 +20,12 @@
 //! Everything here is done by the handler thread in a round of upkeep, waits for no lock, and holds no
 //! reference from one step to the next.
 
+use crate::arena::pages::ARENA;
 use crate::arena::segment::Segment;
-use crate::range::block::{BlockRef, Locked, REGISTERED};
-use crate::service::activation::ENGINE;
+use crate::range::block::{BlockRef, Flag, Locked};
+use crate::range::directory;
+use crate::range::foreign::FOREIGN;
+use crate::range::heap::HEAP;
 use crate::state::counters;
 use crate::state::limits;
 use smallvec::SmallVec;
@@ -30,7 +33,6 @@ use std::collections::BTreeMap;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::bounds::Kept;
 use uncopy_core::stats::Counter;
-use uncopy_sys::sync::atomic::Ordering::Relaxed;
 
 /// Segments looked at in one round; where there are more, others are next.
 const MAX_SEGMENTS: usize = 16_384;
@@ -89,14 +91,14 @@ impl Compaction {
         let mut views = 0;
         for _ in 0..STEP_BLOCKS {
             let (class, index) = self.next;
-            match ENGINE.heap.nth(class, index) {
+            match HEAP.nth(class, index) {
                 Some(at) => {
                     self.next.1 += 1;
                     views += self.look_at(at);
                 }
                 None if class + 1 < uncopy_core::classes::CLASSES => self.next = (class + 1, 0),
                 None => {
-                    ENGINE.foreign.for_each_range(|at| {
+                    FOREIGN.for_each_range(|at| {
                         self.look_at(at);
                     });
                     return true;
@@ -111,7 +113,7 @@ impl Compaction {
 
     /// Looks at the views of one block, unless another thread holds it. Returns how much work that was.
     pub(crate) fn look_at(&mut self, at: BlockRef) -> usize {
-        if at.block.flags.load(Relaxed) & REGISTERED == 0 {
+        if !at.block.has(Flag::REGISTERED) {
             return 0;
         }
         let Some(locked) = at.try_lock() else { return 1 };
@@ -207,7 +209,7 @@ fn for_each_reference(locked: &Locked, mut each: impl FnMut(&Segment, (usize, us
 fn release(key: u32, usage: &Usage) -> Option<usize> {
     let mut blocks: SmallVec<[Locked; 4]> = SmallVec::new();
     for base in &usage.blocks {
-        let at = ENGINE.find(*base).filter(|at| at.base == *base)?;
+        let at = directory::find(*base).filter(|at| at.base == *base)?;
         blocks.push(at.try_lock()?);
     }
     let mut segment: Option<Segment> = None;
@@ -239,9 +241,9 @@ fn release(key: u32, usage: &Usage) -> Option<usize> {
     drop(segment);
     for (run, is_lent) in &gone {
         if *is_lent {
-            ENGINE.arena.quarantine(*run);
+            ARENA.quarantine(*run);
         } else {
-            ENGINE.arena.give_back(*run);
+            ARENA.give_back(*run);
         }
     }
     Some(gone.iter().map(|(run, _)| run.len_bytes()).sum())

@@ -7,31 +7,36 @@
 
 use crate::account::accounts;
 use crate::account::sampling;
-use crate::arena::pages::Resident;
+use crate::arena::pages::ARENA;
 use crate::arena::segment::Segment;
-use crate::range::apply::put_pages;
-use crate::range::block::{BlockRef, DISOWNED, Locked};
-use crate::service::activation::{ENGINE, Phase};
+use crate::range::block::{BlockRef, FaultBatch, Locked};
+use crate::range::changes::CHANGES;
+use crate::range::directory;
+use crate::range::foreign::FOREIGN;
+use crate::range::page_in::{fill_empty, materialize, zeroes};
 use crate::service::release;
 use crate::service::requests::Inbox;
 use crate::service::upkeep::Rounds;
 use crate::service::window::Turn;
 use crate::state::counters;
+use crate::state::ledger;
+use crate::state::phase::Phase;
+use crate::state::phase::STATE;
+use crate::state::policy::POLICY;
+use crate::state::recording;
 use core::ffi::c_void;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::ledger::Field;
-use uncopy_core::page_map::{Dropped, State, View};
+use uncopy_core::page_map::{Dropped, State};
 use uncopy_core::stats::Counter;
 use uncopy_core::stats::REASON_RELEASED;
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::sync::Futex;
-use uncopy_sys::sync::atomic::{
-    AtomicU32, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
+use uncopy_sys::thread;
 use uncopy_sys::uffd::{Change, Fault, Message, Uffd, wait};
-use uncopy_sys::{bytes, mem, thread};
 
 /// Pages put in place by one fault at most: sequential touching doubles up to here.
 const MAX_BATCH: u32 = 128;
@@ -56,8 +61,6 @@ uncopy_sys::statics! {
     static READY: Futex = Futex::new(0);
     /// The page whose fault tells the handler thread to end; 0: none; [`ENDS`]: it does.
     static BELL: AtomicUsize = AtomicUsize::new(0);
-    /// Placements that the kernel refused in a row.
-    static REFUSED: AtomicU32 = AtomicU32::new(0);
 }
 
 const ENDS: usize = 1;
@@ -68,8 +71,8 @@ const MAX_PAUSES: u32 = 50_000;
 ///
 /// For the only thread that the program has, with signals blocked: nobody may touch a view from here on
 /// until a handler runs again.
-pub(crate) fn stop_handler() -> bool {
-    if ENGINE.arena.uffd().ring(|page| BELL.store(page, Release)).is_err() {
+pub(crate) fn stop() -> bool {
+    if ARENA.uffd().ring(|page| BELL.store(page, Release)).is_err() {
         return false;
     }
     for _ in 0..MAX_PAUSES {
@@ -91,7 +94,7 @@ pub(crate) fn stop_handler() -> bool {
 ///
 /// # Errors
 /// What pthread_create says.
-pub fn start_handler() -> Result<(), Errno> {
+pub fn start() -> Result<(), Errno> {
     let before = READY.load(Acquire);
     thread::spawn(run, 0)?;
     while READY.load(Acquire) == before {
@@ -124,13 +127,13 @@ struct Handler {
 }
 
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    let (main, foreign) = (ENGINE.arena.uffd(), ENGINE.foreign.uffd());
+    let (main, foreign) = (ARENA.uffd(), CHANGES.open());
     let _critical = Critical::enter();
     // A refusal (seccomp) leaves the descriptors shared with the program, which then must not close them.
     let is_isolated = thread::isolate([main.fd(), foreign.map_or(-1, Uffd::fd)]).is_ok();
     if is_isolated {
-        ENGINE.arena.descriptor().isolate();
-        ENGINE.foreign.descriptor().isolate();
+        ARENA.descriptor().isolate();
+        CHANGES.descriptor().isolate();
     }
     let mut handler = Handler {
         main,
@@ -209,12 +212,12 @@ impl Handler {
         if ready.is_closed {
             return false;
         }
-        if let Some(foreign) = self.foreign.filter(|_| ready.second && ENGINE.foreign.begin_change()) {
+        if let Some(foreign) = self.foreign.filter(|_| ready.second && CHANGES.begin_change()) {
             let is_open = foreign.read(|message| match message {
                 Message::Fault(fault) => self.waiting.push((foreign, fault)),
                 Message::Change(change) => self.changes.push(change),
             });
-            ENGINE.foreign.mark_changed(&self.changes);
+            FOREIGN.mark_changed(&self.changes);
             self.wants_changes = false;
             if !is_open {
                 self.foreign = None;
@@ -223,7 +226,7 @@ impl Handler {
             self.wants_changes = true;
             thread::pause();
         } else if core::mem::take(&mut self.wants_changes) {
-            ENGINE.foreign.end_change();
+            CHANGES.end_change();
         }
         self.releases |= ready.control && self.inbox.take(self.control);
         let main = self.main;
@@ -240,16 +243,16 @@ impl Handler {
     fn work(&mut self) {
         if !self.changes.is_empty() {
             // In order: a mapping that has moved is reported as gone right after.
-            let done = self.changes.iter().take_while(|change| ENGINE.foreign.follow(**change)).count();
+            let done = self.changes.iter().take_while(|change| FOREIGN.follow(**change)).count();
             self.changes.drain(..done);
             self.clears = true;
-            ENGINE.foreign.mark_changed(&self.changes);
+            FOREIGN.mark_changed(&self.changes);
         }
         if self.clears && self.changes.is_empty() {
-            self.clears = !ENGINE.foreign.clear_changed();
+            self.clears = !FOREIGN.clear_changed();
         }
         if self.releases && self.changes.is_empty() {
-            let is_retired = ENGINE.phase() == Phase::Inactive || ENGINE.try_retire(REASON_RELEASED);
+            let is_retired = STATE.phase() == Phase::Inactive || release::try_retire(REASON_RELEASED);
             self.releases = !(is_retired && release::round_without_waiting());
         }
         // A fault where nothing is known may lie where a mapping has just moved to.
@@ -290,7 +293,7 @@ struct Owners {
 
 impl Owners {
     fn is_waiting(&mut self, at: &BlockRef, fault: Fault) -> bool {
-        let turns = at.block.turns.load(Acquire);
+        let turns = at.block.turns();
         let is_same = (self.thread, self.address, self.turns) == (fault.thread_id, fault.address, turns);
         let seen = if is_same { self.seen + 1 } else { 1 };
         *self = Self { thread: fault.thread_id, address: fault.address, turns, seen };
@@ -302,12 +305,12 @@ impl Owners {
 /// dealt with.
 fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners: &mut Owners) -> bool {
     let page_address = fault.address / PAGE_BYTES * PAGE_BYTES;
-    if ENGINE.arena.contains(page_address) {
+    if ARENA.contains(page_address) {
         // The bell of `upkeep`, or the handler's own. Else the arena is always present while in use; should it not
         // be, zeroes beat a hang.
         return zeroes(uffd, page_address);
     }
-    let Some(at) = ENGINE.find(page_address) else {
+    let Some(at) = directory::find(page_address) else {
         // What is left of a foreign range that is gone is empty.
         return is_settled && zeroes(uffd, page_address);
     };
@@ -320,49 +323,6 @@ fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners: &mut Owners) -> boo
         return false;
     }
     at.try_lock().is_some_and(|mut locked| !locked.is_another() && serve_locked(&mut locked, page_address))
-}
-
-/// Puts a page of zeroes in place, or wakes the thread if the page is there already.
-pub(crate) fn zeroes(uffd: Uffd, page_address: usize) -> bool {
-    match ENGINE.arena.fill_zeroes(uffd, page_address, PAGE_BYTES) {
-        Ok(()) => true,
-        // Present, or not registered any more, or the mapping is gone: whoever waits must see for itself.
-        Err((_, Errno::EEXIST | Errno::ENOENT | Errno::ESRCH | Errno::EFAULT | Errno::EINVAL)) => {
-            uffd.wake(page_address, PAGE_BYTES)
-        }
-        // Takes less memory.
-        Err(_) => match uffd.zero_page(page_address) {
-            Ok(()) => true,
-            Err(Errno::EEXIST) => uffd.wake(page_address, PAGE_BYTES),
-            Err(_) => false,
-        },
-    }
-}
-
-/// So many of them, and the bytes are put in place by replacing the mapping.
-const MAX_REFUSED: u32 = 64;
-
-/// Counts whether a placement succeeded; true: the kernel does not come round.
-fn is_desperate(placed: bool) -> bool {
-    if placed {
-        REFUSED.store(0, Relaxed);
-        return false;
-    }
-    REFUSED.fetch_add(1, Relaxed) >= MAX_REFUSED
-}
-
-/// The last resort where userfaultfd fails: a mapping with the right bytes takes the place of absent pages.
-/// What it replaces is not registered any more, so the block can hold no further view.
-fn replace(locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> bool {
-    let address = locked.at.base + pages.start_bytes();
-    if !ENGINE.heap.contains(address) {
-        // The kernel would report it, and wait until the handler has read that.
-        return false;
-    }
-    locked.at.block.flags.fetch_or(DISOWNED, Relaxed);
-    // SAFETY: absent pages of a block that is locked; `fill` writes the bytes that belong there.
-    let replaced = unsafe { mem::replace(address, pages.len_bytes(), fill) }.is_ok();
-    replaced && locked.at.uffd().wake(address, pages.len_bytes())
 }
 
 fn serve_locked(locked: &mut Locked, page_address: usize) -> bool {
@@ -379,35 +339,35 @@ fn serve_locked(locked: &mut Locked, page_address: usize) -> bool {
     let pages = match &state {
         _ if is_whole => run,
         // What is put in place with it would not show whether it is touched.
-        State::Viewed(view) if sampling::is_row(view.site) => PageRange::new(page, page + 1),
+        State::Viewed(view) if recording::is_row(view.site) => PageRange::new(page, page + 1),
         _ => batch(at, page, run, &state),
     };
     let mut dropped = Dropped::new();
     let served = match state {
         State::Present => true,
         State::Empty => {
-            let site = at.block.alloc_site.load(Relaxed);
-            if let Some(entry) = accounts::allocation(site).filter(|_| at.slot.is_none()) {
+            let site = at.block.alloc_site();
+            if let Some(entry) = ledger::allocation(site).filter(|_| at.slot.is_none()) {
                 entry.fault(pages.len());
-                entry.add(Field::SpentNs, ENGINE.costs.fault_ns(pages.len()).cast_unsigned());
+                entry.add(Field::SpentNs, POLICY.costs.fault_ns(pages.len()).cast_unsigned());
             }
-            sampling::spend(ENGINE.costs.fault_ns(pages.len()));
+            recording::spend(POLICY.costs.fault_ns(pages.len()));
             let (first, last) = at.block.edges();
             if (page == first || page == last) && at.slot.is_none() {
-                ENGINE.placement.touched_an_edge(site);
+                POLICY.placement.touched_an_edge(site);
             }
             fill_empty(locked, pages, &mut dropped)
         }
         State::Viewed(view) => {
-            if sampling::is_row(view.site) {
+            if recording::is_row(view.site) {
                 sampling::touched(view.site);
             } else if let Some(buffer) = at.buffer(view.site, page) {
-                ENGINE.touches.record(view.site, buffer, pages);
+                POLICY.touches.record(view.site, buffer, pages);
             }
-            if let Some(entry) = accounts::entry(view.site) {
+            if let Some(entry) = ledger::entry(view.site) {
                 entry.fault(pages.len());
             }
-            let cost_ns = ENGINE.costs.fault_ns(pages.len());
+            let cost_ns = POLICY.costs.fault_ns(pages.len());
             accounts::debit(view.site, cost_ns);
             if view.segment.site() != view.site {
                 accounts::debit(view.segment.site(), cost_ns / 2);
@@ -423,113 +383,9 @@ fn serve_locked(locked: &mut Locked, page_address: usize) -> bool {
 /// on touching in order.
 fn batch(at: BlockRef, page: u32, run: PageRange, state: &State<Segment>) -> PageRange {
     let first = if *state == State::Empty { BATCH_EMPTY } else { 1 };
-    let len = if at.block.fault_end.load(Relaxed) == page {
-        (at.block.fault_batch.load(Relaxed) * 2).clamp(first, MAX_BATCH)
-    } else {
-        first
-    };
+    let last = at.block.last_batch();
+    let len = if last.end == page { (last.pages * 2).clamp(first, MAX_BATCH) } else { first };
     let end = run.end.min(page + len);
-    at.block.fault_end.store(end, Relaxed);
-    at.block.fault_batch.store(len, Relaxed);
+    at.block.set_last_batch(FaultBatch { end, pages: len });
     PageRange::new(page, end)
-}
-
-/// Puts zeroes into empty pages. False: nothing could be placed; try again.
-pub(crate) fn fill_empty(locked: &mut Locked, pages: PageRange, dropped: &mut Dropped<Segment>) -> bool {
-    let uffd = locked.at.uffd();
-    let address = locked.at.base + pages.start_bytes();
-    let done_bytes = match ENGINE.arena.fill_zeroes(uffd, address, pages.len_bytes()) {
-        Ok(()) => pages.len_bytes(),
-        Err((done_bytes, Errno::EEXIST)) => done_bytes + PAGE_BYTES,
-        Err((done_bytes @ 1.., _)) => done_bytes,
-        Err((0, _)) if uffd.zero_page(address) == Ok(()) => PAGE_BYTES,
-        Err((0, _)) if is_desperate(false) && replace(locked, pages, |_| ()) => pages.len_bytes(),
-        Err((0, _)) => 0,
-    };
-    if done_bytes > 0 {
-        is_desperate(true);
-    }
-    let done = PageRange::new(pages.start, pages.start + (done_bytes / PAGE_BYTES) as u32);
-    locked.change(|map| map.set_present(done, dropped));
-    if !done.is_empty() {
-        // Those who wait on what was placed just now were woken by that.
-        uffd.wake(locked.at.base + done.start_bytes(), done.len_bytes());
-    }
-    !done.is_empty()
-}
-
-/// Where copying pages in fails: moves some in that `fill` has filled, or replaces the mapping. Returns how
-/// many pages were placed, from the start.
-fn place_otherwise(locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> u32 {
-    let placed = ENGINE.arena.take_resident(pages.len()).map_or(0, |Resident { pages: resident, .. }| {
-        fill(ENGINE.arena.address(resident.start));
-        put_pages(locked.at, pages.start, resident)
-    });
-    if is_desperate(placed > 0) && replace(locked, pages, fill) { pages.len() } else { placed }
-}
-
-/// Puts the bytes of `pages`, which are viewed by `view` from their first page on, in place: moves the
-/// segment's pages where this was its last reference, else copies. False: nothing could be placed.
-pub(crate) fn materialize(
-    locked: &mut Locked,
-    pages: PageRange,
-    view: View<Segment>,
-    dropped: &mut Dropped<Segment>,
-) -> bool {
-    let uffd = locked.at.uffd();
-    let destination = locked.at.base + pages.start_bytes();
-    let View { mut segment, offset_bytes, .. } = view;
-    let source = segment.address() + offset_bytes;
-    let mut done = 0;
-    // The page map's own reference is dropped first: it is the last one but ours only if no other
-    // view and no call in progress holds the segment.
-    let mut handles = Dropped::new();
-    locked.change(|map| map.set_present(pages, &mut handles));
-    drop(handles);
-    if Segment::is_congruent(offset_bytes)
-        && pages.len() > 1
-        && let Some(draft) = segment.sole()
-    {
-        // SAFETY: the destination is absent, ours and locked; nobody else knows the segment.
-        let placed = unsafe { uffd.move_pages(destination, source, pages.len_bytes()) };
-        done = (placed.done_bytes / PAGE_BYTES) as u32;
-        let first = (offset_bytes / PAGE_BYTES) as u32;
-        draft.moved_out(PageRange::new(first, first + done));
-        counters::add(Counter::MovedPages, done as usize);
-    }
-    while done < pages.len() {
-        let skip = done as usize * PAGE_BYTES;
-        // SAFETY: the segment's bytes are present and stay so while `segment` is held.
-        let placed = unsafe { uffd.copy(destination + skip, source + skip, pages.len_bytes() - skip) };
-        done += (placed.done_bytes / PAGE_BYTES) as u32;
-        match placed.error {
-            None => {}
-            Some(Errno::EEXIST) => done += 1,
-            Some(_) => break,
-        }
-    }
-    if done < pages.len() {
-        done += place_otherwise(locked, PageRange::new(pages.start + done, pages.end), |to| {
-            let skip = done as usize * PAGE_BYTES;
-            // SAFETY: `to` has room for the rest; the segment's bytes are present.
-            unsafe {
-                bytes::copy(to as *mut u8, (source + skip) as *const u8, pages.len_bytes() - skip);
-            }
-        });
-    } else {
-        is_desperate(true);
-    }
-    counters::add(Counter::MaterializedBytes, done as usize * PAGE_BYTES);
-    let rest = PageRange::new(pages.start + done, pages.end);
-    if !rest.is_empty() {
-        let offset_bytes = offset_bytes + done as usize * PAGE_BYTES;
-        let site = view.site;
-        let again = View { segment: segment.clone(), offset_bytes, site };
-        locked.change(|map| map.set_viewed(rest, again, dropped));
-    }
-    dropped.push(segment);
-    if done > 0 {
-        uffd.wake(destination, done as usize * PAGE_BYTES);
-    }
-    done > 0
 }

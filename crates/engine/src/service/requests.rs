@@ -1,7 +1,9 @@
 //! What commands ask of the handler thread, through the pipe beside the counters.
 
-use crate::service::activation::{ENGINE, Phase};
 use crate::state::counters;
+use crate::state::phase::Phase;
+use crate::state::phase::STATE;
+use crate::state::policy::POLICY;
 use uncopy_core::recording::request::{MAX_MESSAGE_BYTES, Request};
 use uncopy_record::session;
 use uncopy_sys::control::Control;
@@ -48,24 +50,24 @@ impl Inbox {
 /// Views that there are stay, and go on being served; there are no further ones until the end. Where nothing can be
 /// recorded, the counters say why.
 fn begin(directory: &[u8], min_size_bytes: u64) {
-    ENGINE.pause(true);
+    POLICY.pause(true);
     say("nothing is elided for now: it is recorded what is copied");
     session::begin(directory, usize::try_from(min_size_bytes).unwrap_or(usize::MAX));
-    session::set_costs(&ENGINE.costs.snapshot());
+    session::set_costs(&POLICY.costs.snapshot());
     if !uncopy_record::is_on() {
-        ENGINE.pause(false);
+        POLICY.pause(false);
     }
 }
 
 fn end() {
     session::end();
-    ENGINE.pause(false);
+    POLICY.pause(false);
     say("");
 }
 
 /// What the counters say while it is for a time only.
 fn say(reason: &str) {
-    if ENGINE.phase() == Phase::Active {
+    if STATE.phase() == Phase::Active {
         counters::set_reason(reason);
     }
 }

@@ -9,20 +9,21 @@
 //! A round is done in small steps, between which faults are served. Of resident pages, and of free blocks, half of
 //! those go that nobody has needed since the round before. When nothing is left that could be given back, there
 //! are no more rounds and the thread sleeps until the kernel has something for it. Whoever then leaves something
-//! behind touches a page ([`is_needed`]), which the kernel reports as it does every fault.
+//! behind touches a page ([`bell`]), which the kernel reports as it does every fault.
 //!
 //! A step is part of the handler's turn, for whose end a fork waits (`window`): so no page, block or reference is
 //! on the handler's stack when a process is copied. It waits for no lock of a class or a block.
 
+use crate::arena::pages::ARENA;
+use crate::range::heap::HEAP;
 use crate::range::heap::Taken;
-use crate::service::activation::ENGINE;
 use crate::service::compaction::Compaction;
+use crate::state::bell;
 use crate::state::counters;
 use crate::state::limits;
 use uncopy_core::classes::CLASSES;
 use uncopy_core::stats::Counter;
 use uncopy_sys::sync::UnsafeCell;
-use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use uncopy_sys::thread::now_ms;
 
 /// Time between rounds at least, ms.
@@ -73,56 +74,25 @@ const WATCHED: [Counter; 6] = [
     Counter::MovedPages,
 ];
 
-struct Upkeep {
-    state: UnsafeCell<State>,
-    /// The handler sleeps without limit, and there is a page to touch for whoever has work for it.
-    is_asleep: AtomicBool,
-    /// Address of that page; 0: there is none yet.
-    bell: AtomicUsize,
-}
+struct Upkeep(UnsafeCell<State>);
 
 // SAFETY: the state is only touched by the handler thread, of which there is one at a time, and in a child that has
 // none yet.
 unsafe impl Sync for Upkeep {}
 
 uncopy_sys::statics! {
-    static UPKEEP: Upkeep = Upkeep {
-        state: UnsafeCell::new(State::new()),
-        is_asleep: AtomicBool::new(false),
-        bell: AtomicUsize::new(0),
-    };
-}
-
-/// Wakes the handler if it sleeps without limit: there is something that will have to be given back. Not under
-/// the lock of the arena, or any that the handler waits for.
-#[inline]
-pub(crate) fn is_needed() {
-    // What was left behind was counted before, by an instruction that x86-64 does not let a later load pass.
-    // Should it be missed all the same, the next to leave something behind is not.
-    if !cfg!(loom) && UPKEEP.is_asleep.load(Relaxed) {
-        ring();
-    }
-}
-
-#[cold]
-fn ring() {
-    if UPKEEP.is_asleep.swap(false, AcqRel) {
-        let bell = UPKEEP.bell.load(Relaxed) as *const u8;
-        // SAFETY: a page of the arena that was set aside for this; the handler, which has said that it
-        // serves faults, puts it there and takes it away again.
-        unsafe { bell.read_volatile() };
-    }
+    static UPKEEP: Upkeep = Upkeep(UnsafeCell::new(State::new()));
 }
 
 /// In a forked child, before anything is given back: its handler begins anew.
 pub(crate) fn in_child() {
-    UPKEEP.is_asleep.store(false, Relaxed);
+    bell::mute();
     // SAFETY: no other thread exists.
-    let old = core::mem::replace(unsafe { &mut *UPKEEP.state.get() }, State::new());
+    let old = core::mem::replace(unsafe { &mut *UPKEEP.0.get() }, State::new());
     if let Some(taken) = old.taken {
         // The locks are free: this thread has just given them back. Where one is not (a handler that forked on
         // top of malloc), the child has a free block less.
-        ENGINE.heap.put_back(taken);
+        HEAP.put_back(taken);
     }
 }
 
@@ -156,14 +126,14 @@ impl Rounds {
     /// The handler has been woken.
     pub(crate) fn wake(&mut self) {
         if self.due_ms.is_none() && !cfg!(loom) {
-            UPKEEP.is_asleep.store(false, Relaxed);
+            bell::mute();
             self.due_ms = Some(now_ms() + ROUND_MS);
         }
     }
 
     /// The handler ends: nobody is to wake it.
     pub(crate) fn end(&self) {
-        UPKEEP.is_asleep.store(false, Relaxed);
+        bell::mute();
     }
 
     /// Goes on with a round, or begins one if that is due.
@@ -173,7 +143,7 @@ impl Rounds {
             return;
         }
         // SAFETY: this is the handler thread.
-        let state = unsafe { &mut *UPKEEP.state.get() };
+        let state = unsafe { &mut *UPKEEP.0.get() };
         if !self.is_under_way {
             (self.is_under_way, self.began_ms) = (true, now_ms());
         }
@@ -190,21 +160,20 @@ impl Rounds {
     /// Puts the bell where it can be rung before the handler sleeps without limit. False: there is something to
     /// be done already.
     fn arm(&self, state: &State) -> bool {
-        let bell = UPKEEP.bell.load(Relaxed);
-        let page = if bell == 0 {
-            let Ok(page) = ENGINE.arena.take_nonresident(1) else { return true };
-            UPKEEP.bell.store(ENGINE.arena.address(page.start), Relaxed);
+        let page = if bell::address() == 0 {
+            let Ok(page) = ARENA.take_nonresident(1) else { return true };
+            bell::set_address(ARENA.address(page.start));
             page
         } else {
-            ENGINE.arena.page_of(bell)
+            ARENA.page_of(bell::address())
         };
         // Locked memory is always present, and nothing can be given back of it: no need to be told.
-        if !ENGINE.arena.make_absent(page) {
+        if !ARENA.make_absent(page) {
             return true;
         }
-        UPKEEP.is_asleep.store(true, uncopy_sys::sync::atomic::Ordering::SeqCst);
+        bell::arm();
         // Whoever left something behind just before did not see that.
-        !state.has_more() || !UPKEEP.is_asleep.swap(false, AcqRel)
+        !state.has_more() || !bell::disarm()
     }
 }
 
@@ -223,27 +192,27 @@ impl State {
     fn has_more(&self) -> bool {
         self.is_early
             || counters::get(Counter::ReservoirBytes) > 0
-            || ENGINE.arena.has_quarantined()
-            || ENGINE.heap.retained_pages() > 0
+            || ARENA.has_quarantined()
+            || HEAP.retained_pages() > 0
             || self.seen != Some(watched()) && may_waste()
     }
 
     /// One small step.
     fn step(&mut self) -> Progress {
         if let Some(taken) = self.taken.take()
-            && !ENGINE.heap.put_back(taken)
+            && !HEAP.put_back(taken)
         {
             self.taken = Some(taken);
             return Progress::Later;
         }
         match self.stage {
-            Stage::Rest if ENGINE.arena.drop_quarantined() => {}
+            Stage::Rest if ARENA.drop_quarantined() => {}
             Stage::Rest => {
                 limits::next_round();
-                self.stage = Stage::Reservoir(ENGINE.arena.surplus_pages());
+                self.stage = Stage::Reservoir(ARENA.surplus_pages());
             }
             Stage::Reservoir(0) => self.stage = self.blocks_from(0),
-            Stage::Reservoir(pages) => self.stage = Stage::Reservoir(ENGINE.arena.trim(pages)),
+            Stage::Reservoir(pages) => self.stage = Stage::Reservoir(ARENA.trim(pages)),
             Stage::Blocks(CLASSES.., _) => {
                 let now = watched();
                 let is_same = self.seen == Some(now) && !self.is_early;
@@ -280,7 +249,7 @@ impl State {
     fn blocks_from(&self, class: usize) -> Stage {
         let mut classes = class..CLASSES;
         let found = classes.find_map(|class| {
-            let surplus = ENGINE.heap.surplus_blocks(class).unwrap_or_default();
+            let surplus = HEAP.surplus_blocks(class).unwrap_or_default();
             (surplus != [0, 0]).then_some(Stage::Blocks(class, surplus))
         });
         found.unwrap_or(Stage::Blocks(CLASSES, [0, 0]))
@@ -293,12 +262,12 @@ impl State {
         let count = surplus.min(STEP_BLOCKS);
         let mut left = surplus - count;
         for _ in 0..count {
-            let Some(mut taken) = ENGINE.heap.take_old(class, is_registered) else {
+            let Some(mut taken) = HEAP.take_old(class, is_registered) else {
                 left = 0;
                 break;
             };
-            ENGINE.heap.make_bare(&mut taken);
-            if !ENGINE.heap.put_back(taken) {
+            HEAP.make_bare(&mut taken);
+            if !HEAP.put_back(taken) {
                 self.taken = Some(taken);
                 break;
             }

@@ -14,7 +14,8 @@
 
 use crate::arena::segment::Segment;
 use crate::range::block::BlockRef;
-use crate::service::activation::ENGINE;
+use crate::range::directory;
+use crate::range::page_in::zeroes;
 use core::mem::ManuallyDrop;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::Dropped;
@@ -76,8 +77,8 @@ impl Turn {
         if self.0 & OPEN == 0 {
             return false;
         }
-        let Some(at) = ENGINE.find(page_address) else {
-            return changes.is_empty() && crate::service::handler::zeroes(uffd, page_address);
+        let Some(at) = directory::find(page_address) else {
+            return changes.is_empty() && zeroes(uffd, page_address);
         };
         let is_gone = changes.iter().any(|change| (change.start..change.end).contains(&page_address));
         let Some(undo) = note(page_address) else { return false };
@@ -134,7 +135,7 @@ fn place(uffd: Uffd, at: BlockRef, page_address: usize, is_gone: bool) -> bool {
     let seen = unsafe { at.seen_through() };
     let target = seen.map().and_then(|map| map.target(at.page(page_address)));
     let Some((segment, offset_bytes)) = target.filter(|_| !is_gone) else {
-        return crate::service::handler::zeroes(uffd, page_address);
+        return zeroes(uffd, page_address);
     };
     // SAFETY: the segment's bytes are present and stay so while the view is there.
     let placed = unsafe { at.uffd().copy(page_address, segment.address() + offset_bytes, PAGE_BYTES) };
@@ -207,7 +208,7 @@ fn enter(dropped: &mut Dropped<Segment>) {
 fn for_each_noted(mut each: impl FnMut(BlockRef, usize)) {
     for (start, end) in &WINDOW.runs[..WINDOW.count.load(Acquire)] {
         for page_address in (start.load(Relaxed)..end.load(Relaxed)).step_by(PAGE_BYTES) {
-            if let Some(at) = ENGINE.find(page_address) {
+            if let Some(at) = directory::find(page_address) {
                 each(at, page_address);
             }
         }

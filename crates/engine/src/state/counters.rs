@@ -180,7 +180,7 @@ pub fn get(which: Counter) -> u64 {
 
 /// Records why nothing is elided (cut to what fits).
 pub fn set_reason(reason: &str) {
-    crate::account::accounts::set_reason(reason);
+    crate::state::ledger::set_reason(reason);
     let mut len_bytes = reason.len().min(REASON_CAPACITY_BYTES);
     while !reason.is_char_boundary(len_bytes) {
         len_bytes -= 1;

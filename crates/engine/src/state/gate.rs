@@ -3,9 +3,7 @@
 //!
 //! Their first values send every call straight to libc, also before any constructor has run.
 
-use crate::account::sampling;
-use crate::service::activation::ENGINE;
-use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed};
 
 uncopy_sys::statics! {
     /// Smallest copy, input or output that a hook looks at, bytes: what the engine does, or what is recorded.
@@ -22,26 +20,25 @@ uncopy_sys::statics! {
     pub static FREE_LOOKS: AtomicBool = AtomicBool::new(false);
 }
 
-/// Sets the smallest size that the engine looks at.
-pub(crate) fn set_min_size(bytes: usize) {
-    MIN_SIZE_BYTES.store(bytes, Relaxed);
-    settle();
+/// Smallest copy, input or output that the engine looks at, bytes; `usize::MAX`: none.
+#[inline]
+#[must_use]
+pub fn min_size_bytes() -> usize {
+    MIN_SIZE_BYTES.load(Relaxed)
 }
 
-/// Sets the gates after what they depend on has changed.
-pub fn settle() {
-    let is_recording = uncopy_record::is_on();
-    if is_recording {
-        FREE_LOOKS.store(true, Relaxed);
-    }
-    sampling::switch(is_recording && ENGINE.is_paused() && MIN_SIZE_BYTES.load(Relaxed) != usize::MAX);
-    // Two threads may do so at once: the last to store finds what both have changed.
-    loop {
-        let least = || MIN_SIZE_BYTES.load(Relaxed).min(uncopy_record::min_size_bytes());
-        let stored = least();
-        MIN_BYTES.store(stored, Relaxed);
-        if cfg!(loom) || least() == stored {
-            return;
-        }
-    }
+/// Smallest allocation that the block heap serves, bytes; `usize::MAX`: none.
+#[inline]
+#[must_use]
+pub fn heap_min_bytes() -> usize {
+    HEAP_MIN_BYTES.load(Relaxed)
+}
+
+/// Whether an address lies in the block heap's range.
+#[inline]
+#[must_use]
+pub fn is_in_heap(address: usize) -> bool {
+    // The length first: it is published last.
+    let len_bytes = HEAP_LEN_BYTES.load(Acquire);
+    address.wrapping_sub(HEAP_BASE.load(Relaxed)) < len_bytes
 }

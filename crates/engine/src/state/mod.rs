@@ -1,5 +1,10 @@
-//! What is true of the process: gates, counters, limits.
+//! What is true of the process: its phase, the policy and its accounts, gates, counters, limits, the ledger, the bell.
 
+pub(crate) mod bell;
 pub mod counters;
 pub mod gate;
+pub mod ledger;
 pub mod limits;
+pub mod phase;
+pub mod policy;
+pub mod recording;

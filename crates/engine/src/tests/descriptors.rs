@@ -1,9 +1,11 @@
 //! Each range of memory is registered with the userfaultfd that it belongs to: the arena and the heap's blocks
 //! with the main one, foreign ranges with theirs, whatever fails.
 
+use crate::arena::pages::ARENA;
 use crate::arena::segment::Draft;
 use crate::range::apply::{Source, apply};
-use crate::service::activation::ENGINE;
+use crate::range::foreign::FOREIGN;
+use crate::service::activation;
 use std::thread;
 use std::time::{Duration, Instant};
 use uncopy_core::addr::PAGE_BYTES;
@@ -27,21 +29,21 @@ fn mapping(len_bytes: usize) -> usize {
 
 /// UFFDIO_REGISTER says EBUSY of memory that another userfaultfd has, and is happy with what it has itself.
 fn arena_is_registered_with_main() -> bool {
-    let len_bytes = ENGINE.arena.committed_pages() as usize * PAGE_BYTES;
-    ENGINE.arena.uffd().register(ENGINE.arena.address(0), len_bytes).is_ok()
+    let len_bytes = ARENA.committed_pages() as usize * PAGE_BYTES;
+    ARENA.uffd().register(ARENA.address(0), len_bytes).is_ok()
 }
 
 #[test]
 fn page_of_a_foreign_range_that_cannot_be_copied_in_takes_fresh_arena_pages_of_the_main_descriptor() {
     let options =
         Options { policy: Policy::Always, min_size_bytes: PAGE_BYTES, foreign: true, ..Options::default() };
-    ENGINE.configure(&options);
-    assert!(ENGINE.ensure_heap());
-    assert!(ENGINE.activate(), "userfaultfd: run as root, or see uncopy doctor");
+    activation::configure(&options);
+    assert!(activation::ensure_heap());
+    assert!(activation::activate(), "userfaultfd: run as root, or see uncopy doctor");
     let address = mapping(LEN_BYTES);
     {
         let _critical = Critical::enter();
-        let at = ENGINE.foreign.claim(address, LEN_BYTES).expect("private anonymous memory");
+        let at = FOREIGN.claim(address, LEN_BYTES).expect("private anonymous memory");
         let draft = Draft::new(LEN_BYTES).expect("memory");
         // SAFETY: the draft is ours and as long.
         unsafe { core::ptr::write_bytes(draft.address() as *mut u8, 7, LEN_BYTES) };
@@ -58,14 +60,14 @@ fn page_of_a_foreign_range_that_cannot_be_copied_in_takes_fresh_arena_pages_of_t
         drop(locked);
         // A second reference, so that pages are copied in and not moved; the arena has nothing left to take.
         core::mem::forget(segment);
-        ENGINE.arena.exhaust();
+        ARENA.exhaust();
     }
-    let before = ENGINE.arena.committed_pages();
+    let before = ARENA.committed_pages();
     inject::refuse(Kind::Copy, libc::ENOMEM);
     // SAFETY: the mapping stays.
     let reader = thread::spawn(move || unsafe { (address as *const u8).read_volatile() });
     let end = Instant::now() + LIMIT;
-    while ENGINE.arena.committed_pages() == before {
+    while ARENA.committed_pages() == before {
         assert!(Instant::now() < end, "no page was taken from the arena");
         thread::yield_now();
     }

@@ -9,16 +9,20 @@
 //! userfaultfd once and stays so. Each class keeps registered and plain free blocks apart, and hands
 //! out the kind that the allocation site's earlier blocks turned out to be.
 
-use crate::account::accounts;
 use crate::account::work::Work;
-use crate::range::apply::{clear_long_runs, fill_edges};
-use crate::range::block::{
-    ALLOCATED, Block, BlockRef, DISOWNED, FRESH, HELD_A_VIEW, REGISTERED, RELOCATED, STACK,
-};
-use crate::service::activation::{ENGINE, Phase};
-use crate::service::upkeep;
+use crate::arena::pages::ARENA;
+use crate::range::block::{Block, BlockRef, Flag};
+use crate::range::foreign::FOREIGN;
+use crate::range::heap_memory::HEAP_MEMORY;
+use crate::range::page_in::{clear_long_runs, fill_edges};
+use crate::state::bell;
 use crate::state::counters;
+use crate::state::gate::is_in_heap;
 use crate::state::gate::{HEAP_BASE, HEAP_LEN_BYTES};
+use crate::state::ledger;
+use crate::state::phase::Phase;
+use crate::state::phase::STATE;
+use crate::state::policy::POLICY;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::classes::{CLASSES, Class};
 use uncopy_core::ledger::Field;
@@ -33,7 +37,7 @@ use uncopy_sys::presence::{Presence, Section};
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
-use uncopy_sys::sync::{Apart, Peek, UnsafeCell};
+use uncopy_sys::sync::{Apart, UnsafeCell};
 
 mod free_blocks;
 mod retention;
@@ -86,7 +90,6 @@ pub struct Heap {
     /// Address of the records; those of a class begin at `records + class * records_step`.
     records: AtomicUsize,
     records_step: AtomicUsize,
-    reservations: UnsafeCell<Option<(Reservation, Reservation)>>,
     classes: [ClassState; CLASSES],
     retained_pages: Apart<AtomicUsize>,
 }
@@ -104,6 +107,11 @@ pub struct Allocation {
     pub is_zero: bool,
 }
 
+uncopy_sys::statics! {
+    /// The process's.
+    pub static HEAP: Apart<Heap> = Apart(Heap::new());
+}
+
 impl Default for Heap {
     fn default() -> Self {
         Self::new()
@@ -119,7 +127,6 @@ impl Heap {
                 shift: AtomicU32::new(0),
                 records: AtomicUsize::new(0),
                 records_step: AtomicUsize::new(0),
-                reservations: UnsafeCell::new(None),
                 #[cfg(not(loom))]
                 classes: [const { ClassState::new() }; CLASSES],
                 #[cfg(loom)]
@@ -157,8 +164,8 @@ impl Heap {
                     records.advise(records.base(), records.len_bytes(), Advice::NoHugePages);
                     records.advise(records.base(), records.len_bytes(), Advice::NotInCoreDumps);
                     blocks.advise(blocks.base(), blocks.len_bytes(), Advice::NotInCoreDumps);
-                    // SAFETY: nobody reads it before `len_bytes` is published below.
-                    unsafe { *self.reservations.get() = Some((blocks, records)) };
+                    // SAFETY: nobody reads it before `HEAP_LEN_BYTES` is published below.
+                    unsafe { HEAP_MEMORY.set(blocks, records) };
                     self.shift.store(shift, Relaxed);
                     self.records.store(records.base(), Relaxed);
                     self.records_step.store(records_step, Relaxed);
@@ -176,23 +183,6 @@ impl Heap {
     #[must_use]
     pub fn is_reserved(&self) -> bool {
         HEAP_LEN_BYTES.load(Acquire) != 0
-    }
-
-    /// Whether `address` is in the heap's range.
-    #[inline]
-    #[must_use]
-    pub fn contains(&self, address: usize) -> bool {
-        // The length first: it is published last.
-        let len_bytes = HEAP_LEN_BYTES.load(Acquire);
-        address.wrapping_sub(HEAP_BASE.load(Relaxed)) < len_bytes
-    }
-
-    fn reservations(&self) -> Option<(Reservation, Reservation)> {
-        if !self.is_reserved() {
-            return None;
-        }
-        // SAFETY: written before `len_bytes` was published, never again.
-        unsafe { *self.reservations.peek() }
     }
 
     /// The block that holds `address`.
@@ -231,8 +221,8 @@ impl Heap {
             return None;
         }
         let _presence = Presence::enter()?;
-        let site = ENGINE.placement.site(caller, class.index());
-        let wants_registered = ENGINE.placement.prefers_registered(site) || ENGINE.always_places_registered();
+        let site = POLICY.placement.site(caller, class.index());
+        let wants_registered = POLICY.placement.prefers_registered(site) || POLICY.always_places_registered();
         let state = &self.classes[class.index()];
         let index = {
             let _guard = state.lock.guard();
@@ -248,38 +238,37 @@ impl Heap {
             .or_else(|| self.extend(class, state))
         }?;
         let at = self.block(class, index);
-        if !wants_registered && at.block.flags.load(Relaxed) & REGISTERED != 0 && at.may_have_absent_pages() {
+        if !wants_registered && at.block.has(Flag::REGISTERED) && at.may_have_absent_pages() {
             Self::unregister(at);
         }
-        let retained = at.block.retained_pages.swap(0, Relaxed);
+        let retained = at.block.take_retained_pages();
         self.retained_pages.fetch_sub(retained as usize, Relaxed);
-        at.block.alloc_site.store(site, Relaxed);
-        at.block.asked_pages.store(pages_up(len_bytes), Relaxed);
-        let flags = at.block.flags.fetch_and(!HELD_A_VIEW, Relaxed);
-        let is_fresh = flags & FRESH != 0;
-        if is_fresh && wants_registered && flags & REGISTERED == 0 {
+        at.block.set_request(site, pages_up(len_bytes));
+        at.block.clear(Flag::HELD_A_VIEW);
+        let is_fresh = at.block.has(Flag::FRESH);
+        if is_fresh && wants_registered && !at.block.has(Flag::REGISTERED) {
             // Registered now, while it is known that no page is present.
-            if ENGINE.phase() == Phase::Active {
+            if STATE.is_active() {
                 let _critical = Critical::enter();
                 // A refusal only means that the block stays plain.
                 let _ = at.lock().register();
             }
         }
-        at.block.flags.fetch_and(!FRESH, Relaxed);
-        at.block.flags.fetch_or(ALLOCATED, Relaxed);
+        at.block.clear(Flag::FRESH);
+        at.block.set(Flag::ALLOCATED);
         counters::add(Counter::BlocksBytes, at.bytes());
-        let is_registered = at.block.flags.load(Relaxed) & REGISTERED != 0;
-        if is_registered && at.may_have_absent_pages() && ENGINE.placement.fills_edges(site) {
+        let is_registered = at.block.has(Flag::REGISTERED);
+        if is_registered && at.may_have_absent_pages() && POLICY.placement.fills_edges(site) {
             Self::fill_edges(at);
         }
-        accounts::allocated(site, caller, len_bytes, is_registered);
+        ledger::allocated(site, caller, len_bytes, is_registered);
         Some(Allocation { at, is_zero: is_fresh })
     }
 
     /// Makes a free block plain, whose absent pages are then the kernel's to fill. Where that is refused, they are
     /// filled by faults of ours.
     fn unregister(at: BlockRef) {
-        if ENGINE.phase() != Phase::Active {
+        if !STATE.is_active() {
             return;
         }
         let _critical = Critical::enter_briefly();
@@ -290,7 +279,7 @@ impl Heap {
 
     /// Saves the faults at the edges of a block that nobody knows yet.
     fn fill_edges(at: BlockRef) {
-        if ENGINE.phase() != Phase::Active {
+        if !STATE.is_active() {
             return;
         }
         let _critical = Critical::enter_briefly();
@@ -305,13 +294,13 @@ impl Heap {
 
     fn pop_from(&self, class: Class, list: &mut u32) -> Option<u32> {
         let index = list.checked_sub(1)?;
-        *list = self.block(class, index).block.next_free.swap(0, Relaxed);
+        *list = self.block(class, index).block.take_next_free();
         Some(index)
     }
 
     /// Makes one more block of the class exist.
     fn extend(&self, class: Class, state: &ClassState) -> Option<u32> {
-        let (blocks, records) = self.reservations()?;
+        let (blocks, records) = HEAP_MEMORY.reservations()?;
         let index = state.blocks.load(Relaxed);
         let most = (1usize << self.shift.load(Relaxed)) / class.bytes();
         if index as usize >= most || state.closed.load(Relaxed) {
@@ -337,7 +326,7 @@ impl Heap {
         }
         #[cfg(loom)]
         self.begin_record(class, index);
-        self.block(class, index).block.flags.store(FRESH, Relaxed);
+        self.block(class, index).block.set(Flag::FRESH);
         state.blocks.store(index + 1, Release);
         Some(index)
     }
@@ -357,7 +346,7 @@ impl Heap {
             // SAFETY: the block belongs to the caller; its present pages can be written.
             unsafe { bytes::zero((at.base + part.start) as *mut u8, part.len()) };
         };
-        if at.block.flags.load(Relaxed) & REGISTERED == 0 {
+        if !at.block.has(Flag::REGISTERED) {
             present(at.all());
             return;
         }
@@ -381,23 +370,23 @@ impl Heap {
     pub fn leave_stack_alone(&self) {
         let here = 0u8;
         let address = core::ptr::from_ref(core::hint::black_box(&here)) as usize;
-        if self.contains(address) {
+        if is_in_heap(address) {
             self.keep_plain(address);
-        } else if ENGINE.foreign.find(address).is_some() {
-            ENGINE.foreign.disown(address, address + 1);
+        } else if FOREIGN.find(address).is_some() {
+            FOREIGN.disown(address, address + 1);
         }
     }
 
     #[cold]
     fn keep_plain(&self, address: usize) {
         let Some(at) = self.find(address) else { return };
-        if at.block.flags.load(Relaxed) & STACK != 0 {
+        if at.block.has(Flag::STACK) {
             return;
         }
         let Some(_section) = Section::enter() else { return };
-        at.block.flags.fetch_or(STACK, Relaxed);
+        at.block.set(Flag::STACK);
         let mut dropped = Dropped::new();
-        if ENGINE.phase() == Phase::Active {
+        if STATE.is_active() {
             // Where this fails, its pages go on being served.
             let _ = at.lock().make_plain(&mut dropped);
         }
@@ -410,40 +399,40 @@ impl Heap {
         let Some(at) = self.find(address) else { return };
         // Where a fork waits for this very thread, the block is lost.
         let Some(_presence) = Presence::enter() else { return };
-        if at.base != address || at.block.flags.fetch_and(!ALLOCATED, Relaxed) & ALLOCATED == 0 {
+        if at.base != address || !at.block.clear(Flag::ALLOCATED) {
             return;
         }
         self.leave_stack_alone();
-        let flags = at.block.flags.fetch_and(!STACK, Relaxed);
-        let site = at.block.alloc_site.load(Relaxed);
-        ENGINE.placement.record(site, flags & HELD_A_VIEW != 0);
-        if let Some(entry) = accounts::allocation(site).filter(|_| flags & HELD_A_VIEW != 0) {
+        at.block.clear(Flag::STACK);
+        let (registered, held_a_view) = (at.block.has(Flag::REGISTERED), at.block.has(Flag::HELD_A_VIEW));
+        let site = at.block.alloc_site();
+        POLICY.placement.record(site, held_a_view);
+        if let Some(entry) = ledger::allocation(site).filter(|_| held_a_view) {
             entry.add(Field::Elided, 1);
             entry.add(Field::ElidedBytes, at.bytes() as u64);
         }
         counters::subtract(Counter::BlocksBytes, at.bytes());
-        if ENGINE.phase() == Phase::Inactive && flags & REGISTERED == 0 {
+        if STATE.phase() == Phase::Inactive && !registered {
             // Nobody asks for blocks any more. One call, as libc would make: the program may have installed
             // a filter that knows of no other.
-            at.block.flags.fetch_or(DISOWNED, Relaxed);
+            at.block.set(Flag::DISOWNED);
             // SAFETY: the program gave the block back; it is in no list and never will be.
             let _ = unsafe { mem::unmap(at.base, at.bytes()) };
             return;
         }
-        let registered = flags & REGISTERED != 0;
         // Of a plain block only what was asked for is likely to have been touched.
-        let mut present_pages = at.block.asked_pages.load(Relaxed);
+        let mut present_pages = at.block.asked_pages();
         if registered {
-            let work = (flags & HELD_A_VIEW != 0).then(Work::begin);
+            let work = held_a_view.then(Work::begin);
             let _critical = Critical::enter_briefly();
             let mut dropped = Dropped::new();
             {
                 let mut locked = at.lock();
                 locked.change(|map| map.empty_all_views(&mut dropped));
-                if flags & HELD_A_VIEW != 0 && ENGINE.phase() == Phase::Active {
+                if held_a_view && STATE.is_active() {
                     clear_long_runs(&mut locked);
                 }
-                present_pages = at.pages - at.block.absent_pages.load(Relaxed);
+                present_pages = at.pages - at.block.absent_pages();
                 if let Some(open) = locked.exchange_open(None) {
                     open.close();
                 }
@@ -456,10 +445,10 @@ impl Heap {
         if self.retains_too_much(present_pages) && self.discard(at, registered) {
             present_pages = 0;
         }
-        if at.block.flags.load(Relaxed) & DISOWNED != 0 {
+        if at.block.has(Flag::DISOWNED) {
             return;
         }
-        at.block.retained_pages.store(present_pages, Relaxed);
+        at.block.set_retained_pages(present_pages);
         self.retained_pages.fetch_add(present_pages as usize, Relaxed);
         let Some(class) = Class::for_len(at.bytes()) else { return };
         let span = HEAP_BASE.load(Relaxed) + (class.index() << self.shift.load(Relaxed));
@@ -470,34 +459,25 @@ impl Heap {
             // SAFETY: under the lock.
             let free = unsafe { &mut *state.free.get() };
             let list = if registered { &mut free.registered } else { &mut free.plain };
-            at.block.next_free.store(list.recent, Relaxed);
+            at.block.set_next_free(list.recent);
             list.recent = index + 1;
             list.recents += 1;
         }
         if present_pages > 0 {
-            upkeep::is_needed();
+            bell::request_upkeep();
         }
-    }
-
-    /// Makes the pages of a plain block present.
-    ///
-    /// # Errors
-    /// What the kernel says.
-    pub fn populate(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
-        let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
-        blocks.populate(address, len_bytes)
     }
 
     /// Moves the pages of one plain block to another with mremap. False if that is not possible or
     /// not worth while; nothing has changed then.
     #[must_use]
     pub fn relocate(&self, from: BlockRef, to: BlockRef) -> bool {
-        let plain = |at: &BlockRef| at.block.flags.load(Relaxed) & REGISTERED == 0;
+        let plain = |at: &BlockRef| !at.block.has(Flag::REGISTERED);
         let len_bytes = from.bytes().min(to.bytes());
         if len_bytes < RELOCATE_BYTES {
             return false;
         }
-        let Some((blocks, _)) = self.reservations() else { return false };
+        let Some((blocks, _)) = HEAP_MEMORY.reservations() else { return false };
         let Some(_section) = Section::enter() else { return false };
         let (first, second) = if from.base < to.base { (from, to) } else { (to, from) };
         let _first = first.lock();
@@ -508,8 +488,8 @@ impl Heap {
         // SAFETY: `to` was just allocated and holds nothing; both are plain, under their locks.
         let moved = unsafe { blocks.relocate(from.base, to.base, len_bytes) }.is_ok();
         if moved {
-            to.block.flags.fetch_or(RELOCATED, Relaxed);
-            from.block.flags.fetch_or(RELOCATED, Relaxed);
+            to.block.set(Flag::RELOCATED);
+            from.block.set(Flag::RELOCATED);
         }
         moved
     }
@@ -520,12 +500,12 @@ impl Heap {
         let mut at = address;
         while at < address.saturating_add(len_bytes) {
             let Some(block) = self.find(at) else { return };
-            if block.block.flags.fetch_or(DISOWNED, Relaxed) & DISOWNED == 0 {
+            if !block.block.set(Flag::DISOWNED) {
                 // Where a fork waits for this very thread, absent pages go on being served.
                 let Some(_section) = Section::enter() else { return };
                 let mut dropped = Dropped::new();
                 let mut locked = block.lock_for_service();
-                if ENGINE.arena.descriptor().open().is_some() {
+                if ARENA.descriptor().open().is_some() {
                     // Where this fails, absent pages go on being served.
                     let _ = locked.make_plain(&mut dropped);
                 }
@@ -539,7 +519,7 @@ impl Heap {
     /// Gives the addresses that no block has used back, because the program limits itself to less of them.
     /// No block is made from here on.
     pub fn give_back_addresses(&self) {
-        let Some((blocks, records)) = self.reservations() else { return };
+        let Some((blocks, records)) = HEAP_MEMORY.reservations() else { return };
         for (index, state) in self.classes.iter().enumerate() {
             let Some(class) = Class::from_index(index) else { return };
             let _guard = state.lock.guard();

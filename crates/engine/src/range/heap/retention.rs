@@ -1,14 +1,14 @@
 //! What free blocks retain: how many of their pages stay, and how upkeep gives them back.
 
 use super::Heap;
-use crate::range::block::{BlockRef, FRESH, Locked};
+use crate::range::block::{BlockRef, Flag, Locked};
+use crate::range::heap_memory::HEAP_MEMORY;
 use crate::state::counters;
 use crate::state::limits;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::classes::Class;
 use uncopy_core::page_map::Dropped;
 use uncopy_core::stats::Counter;
-use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
 
@@ -82,14 +82,14 @@ impl Heap {
     pub(crate) fn make_bare(&self, taken: &mut Taken) {
         let Some(class) = Class::from_index(taken.class) else { return };
         let at = self.block(class, taken.index);
-        let retained = at.block.retained_pages.load(Relaxed);
+        let retained = at.block.retained_pages();
         if retained > 0 {
             let Some(mut locked) = at.try_lock() else { return };
             if self.discard_locked(&mut locked, taken.is_registered) {
                 counters::add(Counter::TrimmedBytes, retained as usize * PAGE_BYTES);
             }
             // Where it is refused (locked memory), there is no use in asking again.
-            at.block.retained_pages.store(0, Relaxed);
+            at.block.set_retained_pages(0);
             self.retained_pages.fetch_sub(retained as usize, Relaxed);
         }
         taken.is_bare = true;
@@ -112,7 +112,7 @@ impl Heap {
             free.recents += 1;
             &mut free.recent
         };
-        self.block(class, taken.index).block.next_free.store(*list, Relaxed);
+        self.block(class, taken.index).block.set_next_free(*list);
         *list = taken.index + 1;
         state.lock.unlock();
         true
@@ -126,24 +126,14 @@ impl Heap {
 
     fn discard_locked(&self, locked: &mut Locked, registered: bool) -> bool {
         let at = locked.at;
-        if self.discard_pages(at.base, at.bytes()).is_err() {
+        if HEAP_MEMORY.discard(at.base, at.bytes()).is_err() {
             return false;
         }
         if registered {
             locked.change(|map| map.set_empty(at.all(), &mut Dropped::new()));
         } else {
-            at.block.flags.fetch_or(FRESH, Relaxed);
+            at.block.set(Flag::FRESH);
         }
         true
-    }
-
-    /// Gives pages of a block back to the kernel.
-    ///
-    /// # Errors
-    /// What the kernel says; EINVAL for locked memory.
-    pub fn discard_pages(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
-        let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
-        // SAFETY: called for blocks that hold nothing: never touched, or free and in no list.
-        unsafe { blocks.discard(address, len_bytes) }
     }
 }

@@ -1,0 +1,57 @@
+//! The memory of the block heap: two reservations, of the blocks and of their records.
+
+use crate::state::gate::HEAP_LEN_BYTES;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::mem::Reservation;
+use uncopy_sys::sync::atomic::Ordering::Acquire;
+use uncopy_sys::sync::{Peek, UnsafeCell};
+
+/// The reservations, once there are any.
+pub struct HeapMemory(UnsafeCell<Option<(Reservation, Reservation)>>);
+
+// SAFETY: written once, before `HEAP_LEN_BYTES` is published, and only read after that.
+unsafe impl Sync for HeapMemory {}
+
+uncopy_sys::statics! {
+    /// The process's.
+    pub static HEAP_MEMORY: HeapMemory = HeapMemory(UnsafeCell::new(None));
+}
+
+impl HeapMemory {
+    /// Sets the reservations of the blocks and of their records.
+    ///
+    /// # Safety
+    /// Once, and before `HEAP_LEN_BYTES` is published.
+    pub(super) unsafe fn set(&self, blocks: Reservation, records: Reservation) {
+        // SAFETY: nobody reads it before the length is published, which the caller does after this.
+        unsafe { *self.0.get() = Some((blocks, records)) };
+    }
+
+    /// The reservations of the blocks and of their records.
+    pub(super) fn reservations(&self) -> Option<(Reservation, Reservation)> {
+        if HEAP_LEN_BYTES.load(Acquire) == 0 {
+            return None;
+        }
+        // SAFETY: written before the length was published, never again.
+        unsafe { *self.0.peek() }
+    }
+
+    /// Makes the pages of a plain block present.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn populate(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
+        blocks.populate(address, len_bytes)
+    }
+
+    /// Gives pages of a block back to the kernel.
+    ///
+    /// # Errors
+    /// What the kernel says; EINVAL for locked memory.
+    pub fn discard(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
+        // SAFETY: called for blocks that hold nothing: never touched, or free and in no list.
+        unsafe { blocks.discard(address, len_bytes) }
+    }
+}

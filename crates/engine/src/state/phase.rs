@@ -1,0 +1,145 @@
+//! Where the engine is in its life, and why.
+
+use crate::state::gate::{FREE_LOOKS, HEAP_MIN_BYTES, MIN_BYTES, MIN_SIZE_BYTES};
+use crate::state::policy::POLICY;
+use crate::state::{counters, recording};
+use uncopy_core::recording::Sampled;
+use uncopy_core::stats::Counter;
+use uncopy_sys::lock::Lock;
+use uncopy_sys::mem;
+use uncopy_sys::sync::Apart;
+use uncopy_sys::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
+
+/// Blocks that may be registered where no limit on mappings is known.
+const DEFAULT_REGISTERED: u64 = 16_000;
+
+/// Stage of the engine's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Not configured, or nothing needed it yet.
+    Dormant = 0,
+    /// Serving.
+    Active = 1,
+    /// Plain copies from here on.
+    Inactive = 2,
+}
+
+/// State of the engine as a whole.
+pub struct State {
+    /// Held while the engine is activated or retired, and across a fork.
+    pub(crate) activation: Apart<Lock>,
+    phase: AtomicU8,
+    max_registered: AtomicU64,
+    has_said: AtomicBool,
+}
+
+uncopy_sys::statics! {
+    /// The process's state.
+    pub static STATE: State = State {
+        activation: Apart(Lock::new()),
+        phase: AtomicU8::new(Phase::Dormant as u8),
+        max_registered: AtomicU64::new(DEFAULT_REGISTERED),
+        has_said: AtomicBool::new(false),
+    };
+}
+
+impl State {
+    /// The phase.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Acquire) {
+            0 => Phase::Dormant,
+            1 => Phase::Active,
+            _ => Phase::Inactive,
+        }
+    }
+
+    /// Whether new views may be made.
+    #[inline]
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.phase.load(Acquire) == Phase::Active as u8
+    }
+
+    /// Publishes that everything an active engine needs is there. Under the lock of activation.
+    pub(crate) fn activate(&self) {
+        self.phase.store(Phase::Active as u8, Release);
+    }
+
+    /// Nothing will be elided, from the start and by choice.
+    pub(crate) fn switch_off(&self, why: &str) {
+        counters::set_reason(why);
+        self.phase.store(Phase::Inactive as u8, Relaxed);
+    }
+
+    /// Ends elision for good, without a message: for a reason that is not a failure. Under the lock of activation.
+    pub(crate) fn retire(&self, why: &str) {
+        if self.phase.swap(Phase::Inactive as u8, AcqRel) != Phase::Inactive as u8 {
+            close_gates();
+            counters::set_reason(why);
+        }
+    }
+
+    /// Plain copies from here on: for the reason given, said once.
+    pub fn give_up(&self, why: &str) {
+        recording::say(Sampled::Impossible);
+        self.phase.store(Phase::Inactive as u8, Release);
+        close_gates();
+        counters::add(Counter::Fallbacks, 1);
+        counters::set_reason(why);
+        self.say_once(why);
+    }
+
+    /// One line on standard error, the first time.
+    pub(crate) fn say_once(&self, why: &str) {
+        if !self.has_said.swap(true, Relaxed) {
+            mem::say(format_args!("uncopy: inactive: {why}; see 'uncopy doctor'\n"));
+        }
+    }
+
+    /// Blocks that may be registered, given the kernel's limit on mappings.
+    #[must_use]
+    pub fn max_registered(&self) -> u64 {
+        self.max_registered.load(Relaxed)
+    }
+
+    /// Sets that number.
+    pub(crate) fn set_max_registered(&self, blocks: u64) {
+        self.max_registered.store(blocks, Relaxed);
+    }
+}
+
+fn close_gates() {
+    set_min_size(usize::MAX);
+    HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
+}
+
+/// Sets the smallest size that the engine looks at, bytes.
+pub(crate) fn set_min_size(bytes: usize) {
+    MIN_SIZE_BYTES.store(bytes, Relaxed);
+    settle_gates();
+}
+
+/// Sets the gates after what they depend on has changed.
+pub fn settle_gates() {
+    let is_recording = uncopy_record::is_on();
+    if is_recording {
+        FREE_LOOKS.store(true, Relaxed);
+    }
+    let sampled = if STATE.is_active() { Sampled::Yes } else { Sampled::No };
+    let samples = is_recording && POLICY.is_paused() && MIN_SIZE_BYTES.load(Relaxed) != usize::MAX;
+    recording::switch(samples, sampled);
+    // Two threads may do so at once: the last to store finds what both have changed.
+    loop {
+        let least = || MIN_SIZE_BYTES.load(Relaxed).min(uncopy_record::min_size_bytes());
+        let stored = least();
+        MIN_BYTES.store(stored, Relaxed);
+        if cfg!(loom) || least() == stored {
+            return;
+        }
+    }
+}
