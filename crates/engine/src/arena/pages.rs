@@ -18,11 +18,12 @@ use uncopy_core::extents::Extents;
 use uncopy_core::policy::costs::Cost;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::guarded::Guarded;
 use uncopy_sys::lock::Lock;
 use uncopy_sys::mem::{Advice, Reservation, map_zeroes};
 use uncopy_sys::presence::is_outside;
+use uncopy_sys::sync::Apart;
 use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use uncopy_sys::sync::{Apart, UnsafeCell};
 use uncopy_sys::uffd::Uffd;
 
 /// Addresses reserved where nothing limits them.
@@ -78,16 +79,12 @@ pub struct Resident {
 
 /// The arena of a process.
 pub struct Arena {
-    lock: Apart<Lock>,
-    inner: Apart<UnsafeCell<Inner>>,
+    inner: Apart<Guarded<Inner>>,
     base: AtomicUsize,
     len_bytes: AtomicUsize,
     zeroes: AtomicUsize,
     descriptor: Descriptor,
 }
-
-// SAFETY: `inner` is only touched under `lock`.
-unsafe impl Sync for Arena {}
 
 uncopy_sys::statics! {
     /// The process's.
@@ -114,8 +111,7 @@ impl Arena {
                 min_resident: 0,
             };
             Self {
-                lock: Apart(Lock::new()),
-                inner: Apart(UnsafeCell::new(inner)),
+                inner: Apart(Guarded::new(inner)),
                 base: AtomicUsize::new(0),
                 len_bytes: AtomicUsize::new(0),
                 zeroes: AtomicUsize::new(0),
@@ -140,7 +136,7 @@ impl Arena {
     /// The lock, to be held across a fork.
     #[must_use]
     pub const fn lock(&self) -> &Lock {
-        &self.lock.0
+        self.inner.0.raw()
     }
 
     /// Reserves the range. `max_bytes` is what the address space still allows.
@@ -165,9 +161,7 @@ impl Arena {
         })?;
         reservation.advise(reservation.base(), len_bytes, Advice::NotInCoreDumps);
         reservation.advise(reservation.base(), len_bytes, Advice::NoHugePages);
-        let _guard = self.lock.guard();
-        // SAFETY: under the lock.
-        unsafe { (*self.inner.get()).reservation = Some(reservation) };
+        self.inner.lock().reservation = Some(reservation);
         self.zeroes.store(zeroes, Relaxed);
         self.len_bytes.store(len_bytes, Relaxed);
         self.base.store(reservation.base(), Relaxed);
@@ -176,9 +170,7 @@ impl Arena {
 
     /// Gives the addresses that nothing has used back.
     pub fn give_back_addresses(&self) {
-        let _guard = self.lock.guard();
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *self.inner.get() };
+        let inner = &mut *self.inner.lock();
         if let Some(reservation) = inner.reservation {
             // SAFETY: nothing beyond was ever handed out.
             inner.reservation = Some(unsafe { reservation.shortened(inner.committed as usize * PAGE_BYTES) });
@@ -207,17 +199,13 @@ impl Arena {
     /// Pages committed and registered so far.
     #[cfg(all(test, not(loom), feature = "inject"))]
     pub(crate) fn committed_pages(&self) -> u32 {
-        let _guard = self.lock.guard();
-        // SAFETY: under the lock.
-        unsafe { (*self.inner.get()).committed }
+        self.inner.lock().committed
     }
 
     /// Leaves nothing that could be taken without committing more. What is taken is lost.
     #[cfg(all(test, not(loom), feature = "inject"))]
     pub(crate) fn exhaust(&self) {
-        let _guard = self.lock.guard();
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *self.inner.get() };
+        let inner = &mut *self.inner.lock();
         while inner
             .resident
             .take_longest(u32::MAX)
@@ -231,8 +219,7 @@ impl Arena {
     /// # Errors
     /// What the kernel says.
     pub fn register_again(&self) -> Result<(), Errno> {
-        // SAFETY: the caller holds the lock (fork) and no other thread exists.
-        let committed = unsafe { (*self.inner.get()).committed };
+        let committed = self.inner.lock().committed;
         if committed == 0 {
             Ok(())
         } else {
@@ -260,9 +247,7 @@ impl Arena {
     /// # Errors
     /// ENOMEM when the reservation is used up, or what committing says.
     pub fn take_nonresident(&self, pages: u32) -> Result<PageRange, Errno> {
-        let _guard = self.lock.guard();
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *self.inner.get() };
+        let inner = &mut *self.inner.lock();
         self.nonresident(inner, pages)
     }
 
@@ -323,9 +308,7 @@ impl Arena {
         let mut pieces: [PageRange; 8] = [PageRange::new(0, 0); 8];
         let mut count = 0;
         let (range, hole) = {
-            let _guard = self.lock.guard();
-            // SAFETY: under the lock.
-            let inner = unsafe { &mut *self.inner.get() };
+            let inner = &mut *self.inner.lock();
             if let Some(found) = inner.resident.take(pages) {
                 inner.took_resident(found);
                 return Ok(Resident { pages: found, cost_ns: 0 });
@@ -391,9 +374,7 @@ impl Arena {
         }
         let max_bytes = limits::max_reservoir_bytes();
         {
-            let _guard = self.lock.guard();
-            // SAFETY: under the lock.
-            let inner = unsafe { &mut *self.inner.get() };
+            let inner = &mut *self.inner.lock();
             inner.put_resident(pages);
             // Trim to seven eighths at once, so that a full reservoir does not trim on every call.
             if inner.resident.pages() * PAGE_BYTES > max_bytes {
@@ -419,9 +400,7 @@ impl Arena {
         }
         counters::add(Counter::DroppedBytes, pages.len_bytes());
         let is_full = {
-            let _guard = self.lock.guard();
-            // SAFETY: under the lock.
-            let inner = unsafe { &mut *self.inner.get() };
+            let inner = &mut *self.inner.lock();
             inner.quarantined.insert(pages);
             inner.quarantined.pages() >= MAX_QUARANTINED_PAGES
         };
@@ -434,18 +413,14 @@ impl Arena {
 
     /// Whether pages wait to be given back for good.
     pub(crate) fn has_quarantined(&self) -> bool {
-        let _guard = self.lock.guard();
-        // SAFETY: under the lock.
-        unsafe { (*self.inner.get()).quarantined.pages() > 0 }
+        self.inner.lock().quarantined.pages() > 0
     }
 
     /// Makes some quarantined pages nonresident. Returns whether there are more of them. In a `Section`, or by the handler thread in
     /// a round of upkeep: a fork must not find pages on a stack.
     pub(crate) fn drop_quarantined(&self) -> bool {
         let (extent, reservation) = {
-            let _guard = self.lock.guard();
-            // SAFETY: under the lock.
-            let inner = unsafe { &mut *self.inner.get() };
+            let inner = &mut *self.inner.lock();
             let Some(extent) = inner.quarantined.take_longest(STEP_PAGES) else { return false };
             (extent, inner.reservation)
         };
@@ -469,11 +444,7 @@ impl Arena {
     /// Gives present pages back, those of long runs to the reservoir, the others to the kernel. For the handler
     /// thread in a round of upkeep, with no lock of a block held.
     pub(crate) fn give_back(&self, pages: PageRange) {
-        let reservation = {
-            let _guard = self.lock.guard();
-            // SAFETY: under the lock.
-            unsafe { (*self.inner.get()).reservation }
-        };
+        let reservation = { self.inner.lock().reservation };
         if pages.len() < GATHER_PAGES && self.discard(reservation, pages) {
             self.give_nonresident(pages);
         } else {
@@ -484,9 +455,7 @@ impl Arena {
     /// The resident pages to be given back now: half of those that nobody has needed since the last time that this
     /// was asked.
     pub(crate) fn surplus_pages(&self) -> usize {
-        let _guard = self.lock.guard();
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *self.inner.get() };
+        let inner = &mut *self.inner.lock();
         let least = core::mem::replace(&mut inner.min_resident, inner.resident.pages());
         if least <= MIN_SURPLUS_PAGES { least } else { least.div_ceil(2) }
     }
@@ -499,9 +468,7 @@ impl Arena {
         let mut missing = pages.min(STEP_PAGES as usize);
         let mut left = pages - missing;
         let reservation = {
-            let _guard = self.lock.guard();
-            // SAFETY: under the lock.
-            let inner = unsafe { &mut *self.inner.get() };
+            let inner = &mut *self.inner.lock();
             while missing > 0 && count < extents.len() {
                 let longest = |resident: &mut Extents| resident.take_longest(missing as u32);
                 let Some(extent) =
@@ -520,9 +487,7 @@ impl Arena {
         left += missing;
         for extent in &extents[..count] {
             let is_nonresident = self.discard(reservation, *extent);
-            let _guard = self.lock.guard();
-            // SAFETY: under the lock.
-            let inner = unsafe { &mut *self.inner.get() };
+            let inner = &mut *self.inner.lock();
             if is_nonresident {
                 counters::add(Counter::TrimmedBytes, extent.len_bytes());
                 inner.nonresident.insert(*extent);
@@ -537,20 +502,14 @@ impl Arena {
 
     /// Makes a page absent again that [`Arena::take_nonresident`] gave. False where that is refused.
     pub(crate) fn make_absent(&self, page: PageRange) -> bool {
-        let reservation = {
-            let _guard = self.lock.guard();
-            // SAFETY: under the lock.
-            unsafe { (*self.inner.get()).reservation }
-        };
+        let reservation = { self.inner.lock().reservation };
         self.discard(reservation, page)
     }
 
     /// Gives absent pages back.
     pub fn give_nonresident(&self, pages: PageRange) {
         if !pages.is_empty() && !is_outside() {
-            let _guard = self.lock.guard();
-            // SAFETY: under the lock.
-            unsafe { (*self.inner.get()).nonresident.insert(pages) };
+            self.inner.lock().nonresident.insert(pages);
         }
     }
 }

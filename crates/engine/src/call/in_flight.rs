@@ -18,10 +18,10 @@ use core::cell::Cell;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;
 use smallvec::SmallVec;
-use uncopy_sys::lock::{Critical, Lock, thread_id};
+use uncopy_sys::guarded::Guarded;
+use uncopy_sys::lock::{Critical, thread_id};
 use uncopy_sys::presence;
 use uncopy_sys::readable;
-use uncopy_sys::sync::UnsafeCell;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::thread;
 
@@ -66,24 +66,23 @@ const LISTS: usize = if cfg!(loom) { 1 } else { 64 };
 
 #[repr(align(128))]
 struct List {
-    /// Taken last of the engine's locks, with those of the other lists in order; nothing is allocated or
-    /// released under it.
-    lock: Lock,
-    first: UnsafeCell<*mut Record>,
+    /// The first record. The lock is taken last of the engine's, with those of the other lists in order; nothing is
+    /// allocated or released under it.
+    first: Guarded<First>,
 }
+
+struct First(*mut Record);
+
+// SAFETY: the records are only linked, unlinked and looked at under the list's lock.
+unsafe impl Send for First {}
 
 impl List {
     uncopy_sys::constant! {
         const fn new() -> Self {
-            Self { lock: Lock::new(), first: UnsafeCell::new(null_mut()) }
+            Self { first: Guarded::new(First(null_mut())) }
         }
     }
 }
-
-// SAFETY: the records are only linked and unlinked under the lock.
-unsafe impl Sync for List {}
-// SAFETY: as above.
-unsafe impl Send for List {}
 
 #[cfg(not(loom))]
 static ALL: [List; LISTS] = [const { List::new() }; LISTS];
@@ -207,18 +206,15 @@ impl Record {
 /// # Safety
 /// The record must be the caller's and not in the list.
 unsafe fn link(record: *mut Record) {
-    // SAFETY: the caller's promise.
-    let list = &ALL[unsafe { (*record).list }];
-    let _guard = list.lock.guard();
-    // SAFETY: under the lock; the caller's promise.
+    // SAFETY: the record is the caller's alone; those in the list are alive while the list is locked.
     unsafe {
-        let first = list.first.get();
+        let mut first = ALL[(*record).list].first.lock();
         (*record).previous = null_mut();
-        (*record).next = *first;
-        if let Some(next) = (*first).as_mut() {
+        (*record).next = first.0;
+        if let Some(next) = first.0.as_mut() {
             next.previous = record;
         }
-        *first = record;
+        first.0 = record;
     }
     MINE.with(|mine| mine.set(mine.get() + 1));
 }
@@ -226,23 +222,20 @@ unsafe fn link(record: *mut Record) {
 /// # Safety
 /// The record must be the calling thread's and in the list.
 unsafe fn unlink(record: *mut Record) {
-    // SAFETY: the caller's promise.
-    let list = &ALL[unsafe { (*record).list }];
-    let _guard = list.lock.guard();
-    // SAFETY: the caller's promise.
-    unsafe { unlink_locked(record) };
+    // SAFETY: a record in the list is alive, and its list's lock is taken for it.
+    unsafe { unlink_from(&mut ALL[(*record).list].first.lock(), record) };
     MINE.with(|mine| mine.set(mine.get() - 1));
 }
 
 /// # Safety
-/// The record must be in the list and the list locked.
-unsafe fn unlink_locked(record: *mut Record) {
-    // SAFETY: the caller's promise: both neighbours are in the list too.
+/// The record must be in the list that `first` begins.
+unsafe fn unlink_from(first: &mut First, record: *mut Record) {
+    // SAFETY: both neighbours are in the locked list too, and so alive.
     unsafe {
-        let Record { list, previous, next, .. } = *record;
+        let Record { previous, next, .. } = *record;
         match previous.as_mut() {
             Some(previous) => previous.next = next,
-            None => *ALL[list].first.get() = next,
+            None => first.0 = next,
         }
         if let Some(next) = next.as_mut() {
             next.previous = previous;
@@ -255,16 +248,14 @@ fn take_where(list: usize, is_over: impl Fn(&Record) -> bool) {
     let me = thread_id();
     let mut over: *mut Record = null_mut();
     {
-        let list = &ALL[list];
-        let _guard = list.lock.guard();
-        // SAFETY: under the lock.
-        let mut at = unsafe { *list.first.get() };
+        let mut first = ALL[list].first.lock();
+        let mut at = first.0;
         while !at.is_null() {
             // SAFETY: records in the list are alive, and linked only under the lock.
             unsafe {
                 let next = (*at).next;
                 if is_over(&*at) {
-                    unlink_locked(at);
+                    unlink_from(&mut first, at);
                     if (*at).thread == me {
                         MINE.with(|mine| mine.set(mine.get() - 1));
                     }
@@ -295,12 +286,12 @@ pub(crate) extern "C" fn end_of_thread() {
 
 /// Takes the lists' locks, to be held across a fork.
 pub(crate) fn lock_all() {
-    ALL.iter().for_each(|list| list.lock.lock());
+    ALL.iter().for_each(|list| list.first.raw().lock());
 }
 
 /// Gives them back.
 pub(crate) fn unlock_all() {
-    ALL.iter().for_each(|list| list.lock.unlock());
+    ALL.iter().for_each(|list| list.first.raw().unlock());
 }
 
 /// In a forked child: the calls of other threads are over. `parent` is the forking thread's id in the parent.
@@ -308,9 +299,8 @@ pub(crate) fn in_child(parent: u32) {
     let me = thread_id();
     for (index, list) in ALL.iter().enumerate() {
         take_where(index, |record| record.thread != parent);
-        let _guard = list.lock.guard();
-        // SAFETY: under the lock.
-        let mut at = unsafe { *list.first.get() };
+        let first = list.first.lock();
+        let mut at = first.0;
         while !at.is_null() {
             // SAFETY: as above.
             unsafe {

@@ -31,13 +31,14 @@ use uncopy_core::policy::sites::Share;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::guarded::Guarded;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem::{self, Advice, Reservation};
 use uncopy_sys::presence::{Presence, Section};
+use uncopy_sys::sync::Apart;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
-use uncopy_sys::sync::{Apart, UnsafeCell};
 
 mod free_blocks;
 mod retention;
@@ -60,8 +61,7 @@ const RELOCATE_BYTES: usize = 4 << 20;
 
 #[repr(align(128))]
 struct ClassState {
-    lock: Lock,
-    free: UnsafeCell<Free>,
+    free: Guarded<Free>,
     /// Blocks that exist.
     blocks: AtomicU32,
     /// Blocks whose addresses and records are committed.
@@ -74,8 +74,7 @@ impl ClassState {
     uncopy_sys::constant! {
         const fn new() -> Self {
             Self {
-                lock: Lock::new(),
-                free: UnsafeCell::new(Free { registered: FreeBlocks::NONE, plain: FreeBlocks::NONE }),
+                free: Guarded::new(Free { registered: FreeBlocks::NONE, plain: FreeBlocks::NONE }),
                 blocks: AtomicU32::new(0),
                 committed: AtomicU32::new(0),
                 closed: AtomicBool::new(false),
@@ -93,10 +92,6 @@ pub struct Heap {
     classes: [ClassState; CLASSES],
     retained_pages: Apart<AtomicUsize>,
 }
-
-// SAFETY: `free` is only touched under its class's lock; `reservations` is written once, before
-// `len_bytes` is published.
-unsafe impl Sync for Heap {}
 
 /// A block fresh from [`Heap::allocate`].
 #[derive(Clone, Copy)]
@@ -225,9 +220,7 @@ impl Heap {
         let wants_registered = POLICY.placement.prefers_registered(site) || POLICY.always_places_registered();
         let state = &self.classes[class.index()];
         let index = {
-            let _guard = state.lock.guard();
-            // SAFETY: under the lock.
-            let free = unsafe { &mut *state.free.get() };
+            let free = &mut *state.free.lock();
             if wants_registered {
                 self.pop(class, &mut free.registered).or_else(|| self.pop(class, &mut free.plain))
             } else {
@@ -455,9 +448,7 @@ impl Heap {
         let index = ((address - span) / class.bytes()) as u32;
         let state = &self.classes[class.index()];
         {
-            let _guard = state.lock.guard();
-            // SAFETY: under the lock.
-            let free = unsafe { &mut *state.free.get() };
+            let free = &mut *state.free.lock();
             let list = if registered { &mut free.registered } else { &mut free.plain };
             at.block.set_next_free(list.recent);
             list.recent = index + 1;
@@ -522,7 +513,7 @@ impl Heap {
         let Some((blocks, records)) = HEAP_MEMORY.reservations() else { return };
         for (index, state) in self.classes.iter().enumerate() {
             let Some(class) = Class::from_index(index) else { return };
-            let _guard = state.lock.guard();
+            let _guard = state.free.lock();
             let blocks_made = state.blocks.load(Relaxed) as usize;
             if state.closed.swap(true, Relaxed) {
                 continue;
@@ -560,6 +551,6 @@ impl Heap {
 
     /// The locks of all classes, to be held across a fork.
     pub fn class_locks(&self) -> impl Iterator<Item = &Lock> {
-        self.classes.iter().map(|class| &class.lock)
+        self.classes.iter().map(|class| class.free.raw())
     }
 }

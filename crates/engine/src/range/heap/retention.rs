@@ -43,11 +43,8 @@ impl Heap {
     /// the class's lock.
     pub(crate) fn surplus_blocks(&self, class: usize) -> Option<[u32; 2]> {
         let state = &self.classes[class];
-        if !state.lock.try_lock() {
-            return None;
-        }
-        // SAFETY: under the lock.
-        let free = unsafe { &mut *state.free.get() };
+        let Some(mut free) = state.free.try_lock() else { return None };
+        let free = &mut *free;
         let surplus = [&mut free.registered, &mut free.plain].map(|list| {
             let surplus = list.olds.div_ceil(2);
             if list.old == 0 {
@@ -56,7 +53,6 @@ impl Heap {
             }
             surplus
         });
-        state.lock.unlock();
         Some(surplus)
     }
 
@@ -64,17 +60,12 @@ impl Heap {
     pub(crate) fn take_old(&self, class_index: usize, is_registered: bool) -> Option<Taken> {
         let class = Class::from_index(class_index)?;
         let state = &self.classes[class_index];
-        if !state.lock.try_lock() {
-            return None;
-        }
-        // SAFETY: under the lock.
-        let free = unsafe { &mut *state.free.get() };
+        let Some(mut free) = state.free.try_lock() else { return None };
         let list = if is_registered { &mut free.registered } else { &mut free.plain };
         let index = self.pop_from(class, &mut list.old);
         if index.is_some() {
             list.olds -= 1;
         }
-        state.lock.unlock();
         Some(Taken { class: class_index, is_registered, index: index?, is_bare: false })
     }
 
@@ -100,11 +91,7 @@ impl Heap {
         let (Some(class), state) = (Class::from_index(taken.class), &self.classes[taken.class]) else {
             return true;
         };
-        if !state.lock.try_lock() {
-            return false;
-        }
-        // SAFETY: under the lock.
-        let free = unsafe { &mut *state.free.get() };
+        let Some(mut free) = state.free.try_lock() else { return false };
         let free = if taken.is_registered { &mut free.registered } else { &mut free.plain };
         let list = if taken.is_bare {
             &mut free.bare
@@ -114,7 +101,6 @@ impl Heap {
         };
         self.block(class, taken.index).block.set_next_free(*list);
         *list = taken.index + 1;
-        state.lock.unlock();
         true
     }
 
