@@ -10,6 +10,8 @@
 //! The *fringe* of a buffer is its head and its tail: the bytes outside its whole pages. They share
 //! their pages with other data of the program and are always really copied.
 
+use core::marker::PhantomData;
+
 /// Bytes of a page. The engine refuses to start where the kernel's page size differs.
 pub const PAGE_BYTES: usize = 4096;
 
@@ -19,20 +21,55 @@ pub const fn pages_up(bytes: usize) -> u32 {
     (bytes.div_ceil(PAGE_BYTES)) as u32
 }
 
-/// A range of pages, by index from the start of a block or of the arena: `start..end`.
+/// What pages are numbered from.
+pub mod origin {
+    /// The first page of a block of the heap, or of a foreign range.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Block;
+    /// The first page of the arena.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Arena;
+    /// The first page of a segment.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Segment;
+}
+
+/// Pages `start..end`, by index from `Origin`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PageRange {
+pub struct Pages<Origin> {
     /// First page.
     pub start: u32,
     /// One past the last page.
     pub end: u32,
+    origin: PhantomData<Origin>,
 }
 
-impl PageRange {
+/// Pages of a block.
+pub type PageRange = Pages<origin::Block>;
+/// Pages of the arena.
+pub type ArenaPages = Pages<origin::Arena>;
+/// Pages of a segment.
+pub type SegmentPages = Pages<origin::Segment>;
+
+impl ArenaPages {
+    /// Of a segment that lies in these pages, those with the given indices.
+    #[must_use]
+    pub const fn of_segment(self, pages: SegmentPages) -> Self {
+        Self::new(self.start + pages.start, self.start + pages.end)
+    }
+
+    /// The indices that these pages have in the segment that begins at page `first`.
+    #[must_use]
+    pub const fn in_segment(self, first: u32) -> SegmentPages {
+        SegmentPages::new(self.start - first, self.end - first)
+    }
+}
+
+impl<Origin: Copy> Pages<Origin> {
     /// The range `start..end`; empty if `end <= start`.
     #[must_use]
     pub const fn new(start: u32, end: u32) -> Self {
-        Self { start, end }
+        Self { start, end, origin: PhantomData }
     }
 
     /// Number of pages.
@@ -68,7 +105,7 @@ impl PageRange {
     /// The pages in both ranges.
     #[must_use]
     pub fn intersection(self, other: Self) -> Self {
-        Self { start: self.start.max(other.start), end: self.end.min(other.end) }
+        Self::new(self.start.max(other.start), self.end.min(other.end))
     }
 
     /// Whether `page` is in the range.

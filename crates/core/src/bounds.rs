@@ -11,7 +11,7 @@
 //! A segment stands for bytes that the program would hold itself without uncopy, so segments count as the
 //! program's use as far as views need them.
 
-use crate::addr::{PAGE_BYTES, PageRange};
+use crate::addr::{PAGE_BYTES, SegmentPages};
 use smallvec::SmallVec;
 
 /// Spare memory that is always allowed where nothing limits it, bytes.
@@ -93,7 +93,7 @@ impl Bounds {
 /// The pages of one segment that views need, and the seams between them: sorted, disjoint, and further apart
 /// than [`SEAM_PAGES`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept(SmallVec<[PageRange; 2]>);
+pub struct Kept(SmallVec<[SegmentPages; 2]>);
 
 impl Kept {
     /// None.
@@ -108,13 +108,14 @@ impl Kept {
             return;
         }
         let page = |bytes: usize| u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX);
-        let mut fresh = PageRange::new(page(offset_bytes), page(offset_bytes + len_bytes + PAGE_BYTES - 1));
+        let mut fresh =
+            SegmentPages::new(page(offset_bytes), page(offset_bytes + len_bytes + PAGE_BYTES - 1));
         let first = self.0.partition_point(|range| range.end.saturating_add(SEAM_PAGES) < fresh.start);
         let mut last = first;
         while let Some(range) =
             self.0.get(last).filter(|range| range.start <= fresh.end.saturating_add(SEAM_PAGES))
         {
-            fresh = PageRange::new(fresh.start.min(range.start), fresh.end.max(range.end));
+            fresh = SegmentPages::new(fresh.start.min(range.start), fresh.end.max(range.end));
             last += 1;
         }
         self.0.drain(first..last);
@@ -128,13 +129,13 @@ impl Kept {
     }
 
     /// The runs of pages among the first `pages` that are not kept, in order.
-    pub fn gaps(&self, pages: u32) -> impl Iterator<Item = PageRange> {
+    pub fn gaps(&self, pages: u32) -> impl Iterator<Item = SegmentPages> {
         let starts = core::iter::once(0).chain(self.0.iter().map(|range| range.end));
         let ends = self.0.iter().map(|range| range.start).chain(core::iter::once(pages));
         starts
             .zip(ends)
             .filter(move |(start, end)| *start < (*end).min(pages))
-            .map(move |(start, end)| PageRange::new(start, end.min(pages)))
+            .map(move |(start, end)| SegmentPages::new(start, end.min(pages)))
     }
 }
 

@@ -4,7 +4,7 @@
 //! the same extents.
 
 extern crate alloc;
-use crate::addr::PageRange;
+use crate::addr::ArenaPages;
 use alloc::collections::{BTreeMap, BTreeSet};
 
 /// A set of free page runs.
@@ -35,7 +35,7 @@ impl Extents {
     }
 
     /// Adds `pages`, none of which may be free already.
-    pub fn insert(&mut self, pages: PageRange) {
+    pub fn insert(&mut self, pages: ArenaPages) {
         if pages.is_empty() {
             return;
         }
@@ -44,12 +44,12 @@ impl Extents {
         if let Some((&start, &end)) = self.by_start.range(..=pages.start).next_back() {
             debug_assert!(end <= pages.start, "page freed twice");
             if end == pages.start {
-                self.forget(PageRange::new(start, end));
+                self.forget(ArenaPages::new(start, end));
                 joined.start = start;
             }
         }
         if let Some(&end) = self.by_start.get(&pages.end) {
-            self.forget(PageRange::new(pages.end, end));
+            self.forget(ArenaPages::new(pages.end, end));
             joined.end = end;
         }
         self.by_start.insert(joined.start, joined.end);
@@ -59,56 +59,56 @@ impl Extents {
         );
     }
 
-    fn forget(&mut self, pages: PageRange) {
+    fn forget(&mut self, pages: ArenaPages) {
         self.by_start.remove(&pages.start);
         self.by_len.remove(&(pages.len(), pages.start));
     }
 
     /// Takes `len` pages from the shortest extent that has them.
-    pub fn take(&mut self, len: u32) -> Option<PageRange> {
+    pub fn take(&mut self, len: u32) -> Option<ArenaPages> {
         let &(found_len, start) = self.by_len.range((len, 0)..).next()?;
-        Some(self.carve(PageRange::new(start, start + found_len), len))
+        Some(self.carve(ArenaPages::new(start, start + found_len), len))
     }
 
     /// Takes the longest extent, or the first `at_most` pages of it.
-    pub fn take_longest(&mut self, at_most: u32) -> Option<PageRange> {
+    pub fn take_longest(&mut self, at_most: u32) -> Option<ArenaPages> {
         let &(found_len, start) = self.by_len.last()?;
-        Some(self.carve(PageRange::new(start, start + found_len), found_len.min(at_most)))
+        Some(self.carve(ArenaPages::new(start, start + found_len), found_len.min(at_most)))
     }
 
     /// Takes the shortest extent, if it is shorter than `below` pages.
-    pub fn take_shortest(&mut self, below: u32) -> Option<PageRange> {
+    pub fn take_shortest(&mut self, below: u32) -> Option<ArenaPages> {
         let &(len, start) = self.by_len.first().filter(|(len, _)| *len < below)?;
-        Some(self.carve(PageRange::new(start, start + len), len))
+        Some(self.carve(ArenaPages::new(start, start + len), len))
     }
 
     /// The extents, the longest first.
-    pub fn longest_first(&self) -> impl Iterator<Item = PageRange> {
-        self.by_len.iter().rev().map(|&(len, start)| PageRange::new(start, start + len))
+    pub fn longest_first(&self) -> impl Iterator<Item = ArenaPages> {
+        self.by_len.iter().rev().map(|&(len, start)| ArenaPages::new(start, start + len))
     }
 
     /// The extent that begins at `page`.
     #[must_use]
-    pub fn starting_at(&self, page: u32) -> Option<PageRange> {
-        self.by_start.get(&page).map(|&end| PageRange::new(page, end))
+    pub fn starting_at(&self, page: u32) -> Option<ArenaPages> {
+        self.by_start.get(&page).map(|&end| ArenaPages::new(page, end))
     }
 
     /// The extent that ends where `page` begins.
     #[must_use]
-    pub fn ending_at(&self, page: u32) -> Option<PageRange> {
+    pub fn ending_at(&self, page: u32) -> Option<ArenaPages> {
         let (&start, &end) = self.by_start.range(..page).next_back()?;
-        (end == page).then_some(PageRange::new(start, end))
+        (end == page).then_some(ArenaPages::new(start, end))
     }
 
     /// Takes pages that lie in one extent.
     ///
     /// # Panics
     /// In builds with debug assertions, if they do not.
-    pub fn take_part(&mut self, extent: PageRange, part: PageRange) {
+    pub fn take_part(&mut self, extent: ArenaPages, part: ArenaPages) {
         debug_assert!(self.by_start.get(&extent.start) == Some(&extent.end), "no such extent");
         debug_assert!(!part.is_empty() && part.intersection(extent) == part, "outside the extent");
         self.forget(extent);
-        for rest in [PageRange::new(extent.start, part.start), PageRange::new(part.end, extent.end)] {
+        for rest in [ArenaPages::new(extent.start, part.start), ArenaPages::new(part.end, extent.end)] {
             if !rest.is_empty() {
                 self.by_start.insert(rest.start, rest.end);
                 self.by_len.insert((rest.len(), rest.start));
@@ -118,8 +118,8 @@ impl Extents {
     }
 
     /// Takes the first `len` pages of an extent.
-    fn carve(&mut self, extent: PageRange, len: u32) -> PageRange {
-        let taken = PageRange::new(extent.start, extent.start + len);
+    fn carve(&mut self, extent: ArenaPages, len: u32) -> ArenaPages {
+        let taken = ArenaPages::new(extent.start, extent.start + len);
         self.take_part(extent, taken);
         taken
     }
@@ -156,8 +156,8 @@ mod tests {
         fn pages_are_handed_out_once_and_come_back(steps in prop::collection::vec((any::<bool>(), 1u32..20, any::<prop::sample::Index>()), 1..120)) {
             const PAGES: u32 = 200;
             let mut extents = Extents::new();
-            extents.insert(PageRange::new(0, PAGES));
-            let mut held: Vec<PageRange> = Vec::new();
+            extents.insert(ArenaPages::new(0, PAGES));
+            let mut held: Vec<ArenaPages> = Vec::new();
             for (take, len, which) in steps {
                 if take {
                     let free_run = extents.longest();
@@ -185,13 +185,13 @@ mod tests {
     #[test]
     fn neighbours_are_found_and_parts_taken() {
         let mut extents = Extents::new();
-        extents.insert(PageRange::new(10, 20));
-        extents.insert(PageRange::new(30, 60));
-        assert_eq!(extents.starting_at(10), Some(PageRange::new(10, 20)));
+        extents.insert(ArenaPages::new(10, 20));
+        extents.insert(ArenaPages::new(30, 60));
+        assert_eq!(extents.starting_at(10), Some(ArenaPages::new(10, 20)));
         assert_eq!((extents.starting_at(11), extents.ending_at(19)), (None, None));
-        assert_eq!(extents.ending_at(20), Some(PageRange::new(10, 20)));
+        assert_eq!(extents.ending_at(20), Some(ArenaPages::new(10, 20)));
         assert!(extents.longest_first().map(|extent| extent.start).eq([30, 10]));
-        for part in [PageRange::new(30, 32), PageRange::new(58, 60), PageRange::new(40, 41)] {
+        for part in [ArenaPages::new(30, 32), ArenaPages::new(58, 60), ArenaPages::new(40, 41)] {
             let extent = extents.longest_first().find(|extent| part.intersection(*extent) == part);
             extents.take_part(extent.expect("there"), part);
             assert!(extents.is_valid());
@@ -206,12 +206,12 @@ mod tests {
     #[test]
     fn the_shortest_extent_that_fits_is_used() {
         let mut extents = Extents::new();
-        extents.insert(PageRange::new(0, 100));
-        extents.insert(PageRange::new(200, 210));
-        assert_eq!(extents.take(10), Some(PageRange::new(200, 210)));
-        assert_eq!(extents.take_longest(4), Some(PageRange::new(0, 4)));
+        extents.insert(ArenaPages::new(0, 100));
+        extents.insert(ArenaPages::new(200, 210));
+        assert_eq!(extents.take(10), Some(ArenaPages::new(200, 210)));
+        assert_eq!(extents.take_longest(4), Some(ArenaPages::new(0, 4)));
         assert_eq!(extents.take(97), None);
         assert_eq!(extents.take_shortest(96), None);
-        assert_eq!(extents.take_shortest(97), Some(PageRange::new(4, 100)));
+        assert_eq!(extents.take_shortest(97), Some(ArenaPages::new(4, 100)));
     }
 }

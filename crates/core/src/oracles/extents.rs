@@ -1,7 +1,7 @@
 //! Free extents against one bit for each page.
 
 use super::bytes::Bytes;
-use crate::addr::PageRange;
+use crate::addr::ArenaPages;
 use crate::extents::Extents;
 
 const PAGES: u32 = 512;
@@ -13,9 +13,9 @@ const PAGES: u32 = 512;
 pub fn extents(data: &[u8]) {
     let mut bytes = Bytes::new(data);
     let mut extents = Extents::new();
-    extents.insert(PageRange::new(0, PAGES));
+    extents.insert(ArenaPages::new(0, PAGES));
     let mut free = [true; PAGES as usize];
-    let mut taken: Vec<PageRange> = Vec::new();
+    let mut taken: Vec<ArenaPages> = Vec::new();
     while !bytes.is_empty() {
         let choice = bytes.below(4);
         let found = match choice {
@@ -27,7 +27,7 @@ pub fn extents(data: &[u8]) {
                 let index = bytes.below(u32::try_from(taken.len()).expect("few")) as usize;
                 let run = taken.swap_remove(index);
                 let middle = run.start + bytes.below(run.len() + 1);
-                let (back, rest) = (PageRange::new(run.start, middle), PageRange::new(middle, run.end));
+                let (back, rest) = (ArenaPages::new(run.start, middle), ArenaPages::new(middle, run.end));
                 (back.start..back.end).for_each(|page| free[page as usize] = true);
                 extents.insert(back);
                 if !rest.is_empty() {

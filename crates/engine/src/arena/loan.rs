@@ -15,7 +15,7 @@
 //! Both runs of pages are hulls: what lies between two parts counts as part of them. That errs on the side of a
 //! page dropped for nothing.
 
-use uncopy_core::addr::{PAGE_BYTES, PageRange, pages_up};
+use uncopy_core::addr::{PAGE_BYTES, Pages, SegmentPages, pages_up};
 use uncopy_sys::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// A run of pages that only grows, numbered from the segment's first page.
@@ -30,23 +30,23 @@ impl Hull {
         Self(AtomicU64::new(0))
     }
 
-    const fn unpack(word: u64) -> PageRange {
-        PageRange::new((word >> 32) as u32, word as u32)
+    const fn unpack(word: u64) -> SegmentPages {
+        SegmentPages::new((word >> 32) as u32, word as u32)
     }
 
-    fn get(&self) -> PageRange {
+    fn get(&self) -> SegmentPages {
         Self::unpack(self.0.load(Relaxed))
     }
 
     /// Adds pages; returns how many are in it that were not before.
-    fn add(&self, pages: PageRange) -> u32 {
+    fn add(&self, pages: SegmentPages) -> u32 {
         let mut word = self.0.load(Relaxed);
         loop {
             let old = Self::unpack(word);
             let hull = if old.is_empty() {
                 pages
             } else {
-                PageRange::new(old.start.min(pages.start), old.end.max(pages.end))
+                SegmentPages::new(old.start.min(pages.start), old.end.max(pages.end))
             };
             if hull == old || hull.is_empty() {
                 return 0;
@@ -69,8 +69,8 @@ pub(crate) struct Sends {
 }
 
 /// The pages that a part touches.
-const fn touched(offset_bytes: usize, len_bytes: usize) -> PageRange {
-    PageRange::new((offset_bytes / PAGE_BYTES) as u32, pages_up(offset_bytes + len_bytes))
+const fn touched(offset_bytes: usize, len_bytes: usize) -> SegmentPages {
+    SegmentPages::new((offset_bytes / PAGE_BYTES) as u32, pages_up(offset_bytes + len_bytes))
 }
 
 impl Sends {
@@ -101,20 +101,20 @@ impl Sends {
     }
 
     /// The pages that may be in flight.
-    pub(crate) fn lent(&self) -> PageRange {
+    pub(crate) fn lent(&self) -> SegmentPages {
         self.lent.get()
     }
 }
 
 /// The parts of `pages` before, within and after those that are lent.
-pub(crate) fn split(pages: PageRange, lent: PageRange) -> [(PageRange, bool); 3] {
+pub(crate) fn split<Origin: Copy>(pages: Pages<Origin>, lent: Pages<Origin>) -> [(Pages<Origin>, bool); 3] {
     let within = pages.intersection(lent);
     if within.is_empty() {
-        let none = PageRange::new(pages.end, pages.end);
+        let none = Pages::new(pages.end, pages.end);
         return [(pages, false), (none, true), (none, false)];
     }
-    let before = PageRange::new(pages.start, within.start);
-    let after = PageRange::new(within.end, pages.end);
+    let before = Pages::new(pages.start, within.start);
+    let after = Pages::new(within.end, pages.end);
     [(before, false), (within, true), (after, false)]
 }
 
@@ -147,8 +147,9 @@ mod tests {
         assert_eq!(sends.lend(5 * PAGE_BYTES + 1, PAGE_BYTES), 2);
         assert_eq!(sends.lend(5 * PAGE_BYTES, 10), 0);
         assert_eq!(sends.lend(2 * PAGE_BYTES, 1), 3);
-        assert_eq!(sends.lent(), PageRange::new(2, 7));
-        let lens = |start, end| split(PageRange::new(start, end), sends.lent()).map(|(part, _)| part.len());
+        assert_eq!(sends.lent(), SegmentPages::new(2, 7));
+        let lens =
+            |start, end| split(SegmentPages::new(start, end), sends.lent()).map(|(part, _)| part.len());
         assert_eq!(lens(0, 10), [2, 5, 3]);
         assert_eq!(lens(3, 5), [0, 2, 0]);
         assert_eq!(lens(0, 4), [2, 2, 0]);

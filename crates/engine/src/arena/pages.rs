@@ -13,7 +13,7 @@ use crate::state::bell;
 use crate::state::counters;
 use crate::state::limits;
 use crate::state::policy::POLICY;
-use uncopy_core::addr::{PAGE_BYTES, PageRange};
+use uncopy_core::addr::{ArenaPages, PAGE_BYTES};
 use uncopy_core::extents::Extents;
 use uncopy_core::policy::costs::Cost;
 use uncopy_core::stats::Counter;
@@ -58,12 +58,12 @@ struct Inner {
 
 impl Inner {
     /// Takes note of resident pages that were taken.
-    fn took_resident(&mut self, pages: PageRange) {
+    fn took_resident(&mut self, pages: ArenaPages) {
         counters::subtract(Counter::ReservoirBytes, pages.len_bytes());
         self.min_resident = self.min_resident.min(self.resident.pages());
     }
 
-    fn put_resident(&mut self, pages: PageRange) {
+    fn put_resident(&mut self, pages: ArenaPages) {
         self.resident.insert(pages);
         counters::add(Counter::ReservoirBytes, pages.len_bytes());
     }
@@ -72,7 +72,7 @@ impl Inner {
 /// Present pages that the caller alone has.
 pub struct Resident {
     /// Which.
-    pub pages: PageRange,
+    pub pages: ArenaPages,
     /// What making them present has cost, ns.
     pub cost_ns: i64,
 }
@@ -191,9 +191,9 @@ impl Arena {
 
     /// The page with this address.
     #[must_use]
-    pub fn page_of(&self, address: usize) -> PageRange {
+    pub fn page_of(&self, address: usize) -> ArenaPages {
         let page = ((address - self.base.load(Relaxed)) / PAGE_BYTES) as u32;
-        PageRange::new(page, page + 1)
+        ArenaPages::new(page, page + 1)
     }
 
     /// Pages committed and registered so far.
@@ -246,12 +246,12 @@ impl Arena {
     ///
     /// # Errors
     /// ENOMEM when the reservation is used up, or what committing says.
-    pub fn take_nonresident(&self, pages: u32) -> Result<PageRange, Errno> {
+    pub fn take_nonresident(&self, pages: u32) -> Result<ArenaPages, Errno> {
         let inner = &mut *self.inner.lock();
         self.nonresident(inner, pages)
     }
 
-    fn nonresident(&self, inner: &mut Inner, pages: u32) -> Result<PageRange, Errno> {
+    fn nonresident(&self, inner: &mut Inner, pages: u32) -> Result<ArenaPages, Errno> {
         if let Some(found) = inner.nonresident.take(pages) {
             return Ok(found);
         }
@@ -261,7 +261,7 @@ impl Arena {
         if step < pages {
             return Err(Errno::ENOMEM);
         }
-        let fresh = PageRange::new(inner.committed, inner.committed + step);
+        let fresh = ArenaPages::new(inner.committed, inner.committed + step);
         reservation.commit(self.address(fresh.start), fresh.len_bytes())?;
         self.uffd().register(self.address(fresh.start), fresh.len_bytes())?;
         inner.committed = fresh.end;
@@ -271,7 +271,7 @@ impl Arena {
 
     /// Takes a resident extent that is too short for `pages` pages and nonresident pages beside it: those that it takes, and which of
     /// them are nonresident. So most of what a segment gets need not be moved.
-    fn grow_resident(inner: &mut Inner, pages: u32) -> Option<(PageRange, PageRange)> {
+    fn grow_resident(inner: &mut Inner, pages: u32) -> Option<(ArenaPages, ArenaPages)> {
         let (resident, extent, missing) =
             inner.resident.longest_first().take(MAX_GROWING).find_map(|resident| {
                 let missing = pages - resident.len();
@@ -287,17 +287,17 @@ impl Arena {
                 };
                 match behind {
                     Some(nonresident) => {
-                        Some((resident, nonresident, PageRange::new(resident.end, resident.end + missing)))
+                        Some((resident, nonresident, ArenaPages::new(resident.end, resident.end + missing)))
                     }
                     None => before().map(|nonresident| {
-                        (resident, nonresident, PageRange::new(resident.start - missing, resident.start))
+                        (resident, nonresident, ArenaPages::new(resident.start - missing, resident.start))
                     }),
                 }
             })?;
         inner.resident.take_part(resident, resident);
         inner.took_resident(resident);
         inner.nonresident.take_part(extent, missing);
-        Some((PageRange::new(resident.start.min(missing.start), resident.end.max(missing.end)), missing))
+        Some((ArenaPages::new(resident.start.min(missing.start), resident.end.max(missing.end)), missing))
     }
 
     /// Takes `pages` adjacent present pages. Their bytes are whatever this process left there.
@@ -305,7 +305,7 @@ impl Arena {
     /// # Errors
     /// ENOMEM; nothing is taken then.
     pub fn take_resident(&self, pages: u32) -> Result<Resident, Errno> {
-        let mut pieces: [PageRange; 8] = [PageRange::new(0, 0); 8];
+        let mut pieces: [ArenaPages; 8] = [ArenaPages::new(0, 0); 8];
         let mut count = 0;
         let (range, hole) = {
             let inner = &mut *self.inner.lock();
@@ -344,11 +344,11 @@ impl Arena {
             let moved = (placed.done_bytes / PAGE_BYTES) as u32;
             counters::add(Counter::MovedPages, moved as usize);
             filled += moved;
-            self.give_nonresident(PageRange::new(piece.start, piece.start + moved));
-            self.give_resident(PageRange::new(piece.start + moved, piece.end));
+            self.give_nonresident(ArenaPages::new(piece.start, piece.start + moved));
+            self.give_resident(ArenaPages::new(piece.start + moved, piece.end));
         }
         loop {
-            let rest = PageRange::new(filled, hole.end);
+            let rest = ArenaPages::new(filled, hole.end);
             let (done_bytes, errno) =
                 match self.fill_zeroes(self.uffd(), self.address(rest.start), rest.len_bytes()) {
                     Ok(()) => return Ok(Resident { pages: range, cost_ns }),
@@ -360,15 +360,15 @@ impl Arena {
                 filled = present + 1;
                 continue;
             }
-            self.give_resident(PageRange::new(range.start, present));
-            self.give_nonresident(PageRange::new(present, hole.end));
-            self.give_resident(PageRange::new(hole.end, range.end));
+            self.give_resident(ArenaPages::new(range.start, present));
+            self.give_nonresident(ArenaPages::new(present, hole.end));
+            self.give_resident(ArenaPages::new(hole.end, range.end));
             return Err(errno);
         }
     }
 
     /// Gives present pages back to the reservoir.
-    pub fn give_resident(&self, pages: PageRange) {
+    pub fn give_resident(&self, pages: ArenaPages) {
         if pages.is_empty() || is_outside() {
             return;
         }
@@ -394,7 +394,7 @@ impl Arena {
     }
 
     /// Gives present pages back that the kernel may still refer to.
-    pub(crate) fn quarantine(&self, pages: PageRange) {
+    pub(crate) fn quarantine(&self, pages: ArenaPages) {
         if pages.is_empty() || is_outside() {
             return;
         }
@@ -434,7 +434,7 @@ impl Arena {
     }
 
     /// Gives free pages of ours back to the kernel.
-    fn discard(&self, reservation: Option<Reservation>, pages: PageRange) -> bool {
+    fn discard(&self, reservation: Option<Reservation>, pages: ArenaPages) -> bool {
         // SAFETY: the caller has taken the pages; nobody needs them.
         let discarded = reservation
             .map(|reservation| unsafe { reservation.discard(self.address(pages.start), pages.len_bytes()) });
@@ -443,7 +443,7 @@ impl Arena {
 
     /// Gives present pages back, those of long runs to the reservoir, the others to the kernel. For the handler
     /// thread in a round of upkeep, with no lock of a block held.
-    pub(crate) fn give_back(&self, pages: PageRange) {
+    pub(crate) fn give_back(&self, pages: ArenaPages) {
         let reservation = { self.inner.lock().reservation };
         if pages.len() < GATHER_PAGES && self.discard(reservation, pages) {
             self.give_nonresident(pages);
@@ -463,7 +463,7 @@ impl Arena {
     /// Gives some of `pages` resident pages back to the kernel: short runs, of which no segment can be made, first.
     /// Returns how many are left to be given back. For the handler thread in a round of upkeep.
     pub(crate) fn trim(&self, pages: usize) -> usize {
-        let mut extents: [PageRange; TRIM_EXTENTS] = [PageRange::new(0, 0); TRIM_EXTENTS];
+        let mut extents: [ArenaPages; TRIM_EXTENTS] = [ArenaPages::new(0, 0); TRIM_EXTENTS];
         let mut count = 0;
         let mut missing = pages.min(STEP_PAGES as usize);
         let mut left = pages - missing;
@@ -501,13 +501,13 @@ impl Arena {
     }
 
     /// Makes a page absent again that [`Arena::take_nonresident`] gave. False where that is refused.
-    pub(crate) fn make_absent(&self, page: PageRange) -> bool {
+    pub(crate) fn make_absent(&self, page: ArenaPages) -> bool {
         let reservation = { self.inner.lock().reservation };
         self.discard(reservation, page)
     }
 
     /// Gives absent pages back.
-    pub fn give_nonresident(&self, pages: PageRange) {
+    pub fn give_nonresident(&self, pages: ArenaPages) {
         if !pages.is_empty() && !is_outside() {
             self.inner.lock().nonresident.insert(pages);
         }

@@ -14,7 +14,7 @@ use crate::arena::pages::Resident;
 use crate::state::counters;
 use crate::state::limits;
 use smallvec::SmallVec;
-use uncopy_core::addr::{PAGE_BYTES, PageRange, pages_up};
+use uncopy_core::addr::{ArenaPages, PAGE_BYTES, SegmentPages, pages_up};
 use uncopy_core::bounds::Kept;
 use uncopy_core::page_map::SiteId;
 use uncopy_core::stats::Counter;
@@ -25,13 +25,13 @@ use uncopy_sys::sync::{Arc, UnsafeCell};
 /// A run of the arena that a call is still filling. Owned by that call alone.
 #[derive(Debug)]
 pub struct Draft {
-    pages: PageRange,
+    pages: ArenaPages,
     /// End of the pages that are still the run's: a frozen run can give its unfilled end back.
     end: AtomicU32,
     /// What gathering and filling the pages has cost.
     cost_ns: i64,
     /// Pages before `end` that are not the run's any more, in order of their going.
-    holes: UnsafeCell<Vec<PageRange>>,
+    holes: UnsafeCell<Vec<ArenaPages>>,
     sends: Sends,
 }
 
@@ -73,29 +73,28 @@ impl Draft {
         self.owned().len_bytes()
     }
 
-    fn owned(&self) -> PageRange {
-        PageRange::new(self.pages.start, self.end.load(Relaxed))
+    fn owned(&self) -> ArenaPages {
+        ArenaPages::new(self.pages.start, self.end.load(Relaxed))
     }
 
     /// The pages that the kernel may hold, numbered as the arena's are.
-    fn lent(&self) -> PageRange {
-        let lent = self.sends.lent();
-        PageRange::new(self.pages.start + lent.start, self.pages.start + lent.end)
+    fn lent(&self) -> ArenaPages {
+        self.pages.of_segment(self.sends.lent())
     }
 
     /// Gives the pages beyond `len_bytes` back. Nobody may be filling them, or have lent any of them.
     pub fn shorten(&self, len_bytes: usize) {
         let end = (self.pages.start + pages_up(len_bytes).max(1)).min(self.pages.end);
         let old_end = self.end.fetch_min(end, Relaxed);
-        let rest = PageRange::new(end, old_end);
+        let rest = ArenaPages::new(end, old_end);
         counters::subtract(Counter::SegmentsBytes, rest.len_bytes());
         ARENA.give_resident(rest);
     }
 
-    /// Records that pages (by index in the run) were moved out: they are absent.
-    pub fn moved_out(&mut self, pages: PageRange) {
+    /// Records that pages were moved out: they are absent.
+    pub fn moved_out(&mut self, pages: SegmentPages) {
         if !pages.is_empty() {
-            let hole = PageRange::new(self.pages.start + pages.start, self.pages.start + pages.end);
+            let hole = self.pages.of_segment(pages);
             counters::subtract(Counter::SegmentsBytes, hole.len_bytes());
             ARENA.give_nonresident(hole);
             // SAFETY: the run is the caller's alone.
@@ -103,12 +102,12 @@ impl Draft {
         }
     }
 
-    /// The pages that were moved out, by index in the run, in order.
-    pub fn holes(&mut self) -> impl Iterator<Item = PageRange> {
+    /// The pages that were moved out, in order.
+    pub fn holes(&mut self) -> impl Iterator<Item = SegmentPages> {
         let start = self.pages.start;
         // SAFETY: the run is the caller's alone.
         let holes = unsafe { &*self.holes.get() };
-        holes.iter().map(move |hole| PageRange::new(hole.start - start, hole.end - start))
+        holes.iter().map(move |hole| hole.in_segment(start))
     }
 
     /// Makes it a segment: its bytes never change again.
@@ -125,8 +124,8 @@ impl Drop for Draft {
         holes.sort_unstable_by_key(|hole| hole.start);
         let mut start = self.pages.start;
         let (end, lent) = (self.owned().end, self.lent());
-        for hole in holes.iter().chain([&PageRange::new(end, end)]) {
-            let part = PageRange::new(start, hole.start);
+        for hole in holes.iter().chain([&ArenaPages::new(end, end)]) {
+            let part = ArenaPages::new(start, hole.start);
             counters::subtract(Counter::SegmentsBytes, part.len_bytes());
             for (part, is_lent) in split(part, lent) {
                 if is_lent {
@@ -224,21 +223,20 @@ impl Segment {
     /// # Safety
     /// Every view of the segment must lie in pages that are kept, and the caller must hold the locks of all
     /// blocks that have one; there must be no other reference but the caller's own.
-    pub unsafe fn release_all_but(&self, kept: &Kept, mut gone: impl FnMut(PageRange, bool)) {
+    pub unsafe fn release_all_but(&self, kept: &Kept, mut gone: impl FnMut(ArenaPages, bool)) {
         let draft = &self.0.draft;
         // SAFETY: whoever else could look at them would need a reference; the caller's promise.
         let holes = unsafe { &mut *draft.holes.get() };
         holes.sort_unstable_by_key(|hole| hole.start);
-        let first = draft.pages.start;
-        let mut fresh: SmallVec<[PageRange; 8]> = SmallVec::new();
+        let mut fresh: SmallVec<[ArenaPages; 8]> = SmallVec::new();
         for gap in kept.gaps(self.pages()) {
-            let gap = PageRange::new(first + gap.start, first + gap.end);
+            let gap = draft.pages.of_segment(gap);
             let mut start = gap.start;
             for hole in holes.iter().map(|hole| hole.intersection(gap)).filter(|hole| !hole.is_empty()) {
-                fresh.push(PageRange::new(start, hole.start));
+                fresh.push(ArenaPages::new(start, hole.start));
                 start = hole.end;
             }
-            fresh.push(PageRange::new(start, gap.end));
+            fresh.push(ArenaPages::new(start, gap.end));
         }
         for run in fresh.into_iter().filter(|run| !run.is_empty()) {
             counters::subtract(Counter::SegmentsBytes, run.len_bytes());

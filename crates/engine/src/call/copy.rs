@@ -1,9 +1,8 @@
 //! memcpy and memmove between the program's buffers.
 
-use crate::account::accounts;
-use crate::account::done::Done;
+use crate::account::books;
 use crate::account::sampling;
-use crate::account::work::{Work, call_ns};
+use crate::account::work::Work;
 use crate::arena::segment::Segment;
 use crate::range::apply::{Source, apply};
 use crate::range::block::{BlockRef, Flag, Locked};
@@ -44,7 +43,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     let from = directory::find(source).filter(BlockRef::may_have_absent_pages);
     let to = directory::find(destination);
     if from.is_none() && !to.as_ref().is_some_and(BlockRef::may_have_absent_pages) {
-        record_bypass(caller, len_bytes, Field::Plain);
+        books::enter_bypass(caller, len_bytes, Field::Plain);
         return false;
     }
     HEAP.leave_stack_alone();
@@ -65,7 +64,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
     match (from, to) {
         (None, None) => false,
         (None, Some((at, range))) => {
-            record_bypass(caller, len_bytes, Field::Plain);
+            books::enter_bypass(caller, len_bytes, Field::Plain);
             let mut dropped = Dropped::new();
             prepare_overwrite(&mut at.lock(), range, &mut dropped);
             drop(dropped);
@@ -82,23 +81,13 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
                     }
                 }
                 None => {
-                    record_bypass(caller, len_bytes, Field::Refused);
+                    books::enter_bypass(caller, len_bytes, Field::Refused);
                     gather(&section, at, range, destination, source)
                 }
             }
         },
         // SAFETY: the caller's promise.
         (Some(from), Some(to)) => unsafe { between(&section, from, to, destination, source, caller, stack) },
-    }
-}
-
-/// Enters a copy that is made as it is, for the reason given.
-#[inline]
-fn record_bypass(caller: usize, len_bytes: usize, why: Field) {
-    if ledger::are_kept() {
-        let site = POLICY.sites.site(Kind::Copy, caller, len_bytes);
-        ledger::call(site, Kind::Copy, caller, len_bytes);
-        ledger::add(site, why, 1);
     }
 }
 
@@ -269,7 +258,7 @@ unsafe fn between(
     // SAFETY: the caller's promise; no lock is held.
     unsafe { all.fetch_missing(section, &done.missing, to.base) };
     drop(dropped);
-    account(site, &pieces, &done, work);
+    books::enter_copy(site, &pieces, &done, work);
     true
 }
 
@@ -307,28 +296,10 @@ fn stage(start: usize, pieces: &Pieces<Segment>, plain: usize) -> Option<Pieces<
     Some(staged.collect())
 }
 
-/// Books what an elision saved and cost, at the copy's site, and what is left of it at those of its inputs.
-fn account(site: SiteId, pieces: &[Piece<Segment>], done: &Done, work: Work) {
-    counters::add(Counter::ElidedCopies, usize::from(done.elided_bytes > 0));
-    counters::add(Counter::ElidedBytes, done.elided_bytes);
-    counters::add(Counter::CopiedBytes, done.copied_bytes);
-    let saved_ns = POLICY.costs.copy_ns(done.elided_bytes);
-    let track_ns = call_ns(site, work.took_ns(), done.known_ns(), POLICY.costs.track_ns());
-    let spent_ns = track_ns + done.moves_ns(saved_ns);
-    accounts::credit(site, saved_ns);
-    accounts::debit(site, spent_ns);
-    accounts::elided(site, done);
-    sampling::enter(site, done);
-    let net_ns = (saved_ns - spent_ns).max(0);
-    let total_bytes: usize = pieces.iter().map(Piece::len_bytes).sum();
-    for piece in pieces {
-        if let Piece::Segment { segment, len_bytes, .. } = piece {
-            segment.touch();
-            let share_ns = net_ns * *len_bytes as i64 / total_bytes as i64;
-            accounts::credit(segment.site(), share_ns);
-        }
-    }
-    debug_assert!(done.elided_bytes <= total_bytes);
+/// Call site that a realloc's copy is entered under: one for each size of blocks, because the caller of realloc says little
+/// about what becomes of the bytes.
+const fn realloc_site(to: &BlockRef) -> usize {
+    to.pages as usize
 }
 
 /// Moves a block's contents to another block: what realloc does.
@@ -346,7 +317,7 @@ pub unsafe fn transfer(from: BlockRef, to: Allocation) {
     let len_bytes = from.bytes().min(to.bytes());
     // SAFETY: the caller's promise; blocks do not overlap.
     unsafe {
-        if !copy(to.base, from.base, len_bytes, to.base >> 34) {
+        if !copy(to.base, from.base, len_bytes, realloc_site(&to)) {
             if is_bare && !to.block.has(Flag::REGISTERED) {
                 // One call instead of a fault for every page. Where it is refused, they fault.
                 let _ = HEAP_MEMORY.populate(to.base, len_bytes);

@@ -1,6 +1,7 @@
 //! What comes from the kernel: received into a fresh segment, of which the buffer becomes a view.
 
 use crate::account::accounts;
+use crate::account::books;
 use crate::account::sampling;
 use crate::account::work::{Work, call_ns};
 use crate::arena::segment::{Draft, Open, Segment};
@@ -21,7 +22,7 @@ use crate::state::gate::is_in_heap;
 use crate::state::ledger;
 use crate::state::policy::POLICY;
 use crate::state::recording;
-use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
+use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, SegmentPages};
 use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::{Dropped, SiteId, State};
@@ -308,15 +309,8 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
         let steps = with_touched(plan(range.start, &pieces, 1), range.touched_pages(), POLICY.to_copy(site));
         // SAFETY: the block is registered and locked; the segment is present and not in the heap.
         let done = unsafe { apply(&mut locked, &source, &steps, site, &mut dropped) };
-        counters::add(Counter::ElidedInputs, 1);
-        counters::add(Counter::InputBytes, len_bytes);
-        counters::add(Counter::CopiedBytes, done.copied_bytes);
-        accounts::debit(site, done.moves_ns(POLICY.costs.copy_ns(done.elided_bytes) / 2));
+        books::enter_input(site, len_bytes, &done);
         known_ns = done.known_ns();
-        // These would have been received where they belong.
-        accounts::debit(site, POLICY.costs.copy_ns(done.learned_bytes));
-        accounts::elided(site, &done);
-        sampling::enter(site, &done);
         at.note_buffer(site, range.touched_pages());
         missing = done.missing;
     }
@@ -391,7 +385,7 @@ fn move_in(locked: &mut Locked, draft: &mut Draft, range: ByteRange, dropped: &m
         };
         let moved = PageRange::new(run.start, run.start + (placed.done_bytes / PAGE_BYTES) as u32);
         counters::add(Counter::MovedPages, moved.len() as usize);
-        draft.moved_out(PageRange::new(moved.start - first_page, moved.end - first_page));
+        draft.moved_out(SegmentPages::new(moved.start - first_page, moved.end - first_page));
         locked.change(|map| map.set_present(moved, dropped));
     }
 }

@@ -9,7 +9,7 @@ use crate::range::block::{BlockRef, Flag, Locked};
 use crate::state::counters;
 use crate::state::gate::is_in_heap;
 use smallvec::SmallVec;
-use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
+use uncopy_core::addr::{ArenaPages, ByteRange, PAGE_BYTES, PageRange, SegmentPages};
 use uncopy_core::page_map::{Dropped, Kind, State, View};
 use uncopy_core::policy::COPY_OVER_PAGES;
 use uncopy_core::stats::Counter;
@@ -83,8 +83,8 @@ pub(super) fn move_out(block: &mut Locked, run: PageRange) -> u32 {
     // SAFETY: both ranges are ours to rearrange: the block is locked, the room was just taken.
     let placed = unsafe { ARENA.uffd().move_pages(ARENA.address(room.start), from, run.len_bytes()) };
     let mut moved = (placed.done_bytes / PAGE_BYTES) as u32;
-    ARENA.give_resident(PageRange::new(room.start, room.start + moved));
-    ARENA.give_nonresident(PageRange::new(room.start + moved, room.end));
+    ARENA.give_resident(ArenaPages::new(room.start, room.start + moved));
+    ARENA.give_nonresident(ArenaPages::new(room.start + moved, room.end));
     counters::add(Counter::MovedPages, moved as usize);
     if placed.error == Some(Errno::ENOENT) {
         // The program gave this page back to the kernel itself: it is absent already.
@@ -112,15 +112,16 @@ pub(crate) fn zeroes(uffd: Uffd, page_address: usize) -> bool {
     }
 }
 
-/// So many of them, and the bytes are put in place by replacing the mapping.
+/// Refused placements in a row after which the bytes are put in place by replacing the mapping.
 const MAX_REFUSED: u32 = 64;
 
-/// Counts whether a placement succeeded; true: the kernel does not come round.
-fn is_desperate(placed: bool) -> bool {
-    if placed {
-        REFUSED.store(0, Relaxed);
-        return false;
-    }
+/// Records a placement that succeeded.
+fn note_placement() {
+    REFUSED.store(0, Relaxed);
+}
+
+/// Records a refused placement; returns whether there were so many in a row that the kernel will not come round.
+fn note_refusal() -> bool {
     REFUSED.fetch_add(1, Relaxed) >= MAX_REFUSED
 }
 
@@ -147,11 +148,11 @@ pub(crate) fn fill_empty(locked: &mut Locked, pages: PageRange, dropped: &mut Dr
         Err((done_bytes, Errno::EEXIST)) => done_bytes + PAGE_BYTES,
         Err((done_bytes @ 1.., _)) => done_bytes,
         Err((0, _)) if uffd.zero_page(address) == Ok(()) => PAGE_BYTES,
-        Err((0, _)) if is_desperate(false) && replace(locked, pages, |_| ()) => pages.len_bytes(),
+        Err((0, _)) if note_refusal() && replace(locked, pages, |_| ()) => pages.len_bytes(),
         Err((0, _)) => 0,
     };
     if done_bytes > 0 {
-        is_desperate(true);
+        note_placement();
     }
     let done = PageRange::new(pages.start, pages.start + (done_bytes / PAGE_BYTES) as u32);
     locked.change(|map| map.set_present(done, dropped));
@@ -169,7 +170,11 @@ fn place_otherwise(locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> u
         fill(ARENA.address(resident.start));
         put_pages(locked.at, pages.start, resident)
     });
-    if is_desperate(placed > 0) && replace(locked, pages, fill) { pages.len() } else { placed }
+    if placed > 0 {
+        note_placement();
+        return placed;
+    }
+    if note_refusal() && replace(locked, pages, fill) { pages.len() } else { 0 }
 }
 
 /// Puts the bytes of `pages`, which are viewed by `view` from their first page on, in place: moves the
@@ -198,7 +203,7 @@ pub(crate) fn materialize(
         let placed = unsafe { uffd.move_pages(destination, source, pages.len_bytes()) };
         done = (placed.done_bytes / PAGE_BYTES) as u32;
         let first = (offset_bytes / PAGE_BYTES) as u32;
-        draft.moved_out(PageRange::new(first, first + done));
+        draft.moved_out(SegmentPages::new(first, first + done));
         counters::add(Counter::MovedPages, done as usize);
     }
     while done < pages.len() {
@@ -221,7 +226,7 @@ pub(crate) fn materialize(
             }
         });
     } else {
-        is_desperate(true);
+        note_placement();
     }
     counters::add(Counter::MaterializedBytes, done as usize * PAGE_BYTES);
     let rest = PageRange::new(pages.start + done, pages.end);
@@ -240,15 +245,15 @@ pub(crate) fn materialize(
 
 /// Puts resident pages of ours into absent pages of the program, moved if possible, else copied; gives back
 /// what is left. Returns how many pages were placed, from the start.
-pub fn put_pages(at: BlockRef, first_page: u32, resident: PageRange) -> u32 {
+pub fn put_pages(at: BlockRef, first_page: u32, resident: ArenaPages) -> u32 {
     let (uffd, destination) = (at.uffd(), at.base + first_page as usize * PAGE_BYTES);
     let source = ARENA.address(resident.start);
     // SAFETY: the destination is absent, locked and the program's; the source was taken by the caller.
     let placed = unsafe { uffd.move_pages(destination, source, resident.len_bytes()) };
     let moved = (placed.done_bytes / PAGE_BYTES) as u32;
     counters::add(Counter::MovedPages, moved as usize);
-    ARENA.give_nonresident(PageRange::new(resident.start, resident.start + moved));
-    let rest = PageRange::new(resident.start + moved, resident.end);
+    ARENA.give_nonresident(ArenaPages::new(resident.start, resident.start + moved));
+    let rest = ArenaPages::new(resident.start + moved, resident.end);
     if rest.is_empty() {
         return moved;
     }

@@ -8,7 +8,7 @@
 
 use crate::arena::pages::ARENA;
 use std::time::Instant;
-use uncopy_core::addr::{PAGE_BYTES, PageRange};
+use uncopy_core::addr::{ArenaPages, PAGE_BYTES};
 use uncopy_core::policy::Costs;
 use uncopy_core::policy::costs::Cost;
 use uncopy_sys::bytes;
@@ -83,7 +83,7 @@ impl Calibration {
         Ok(times[1])
     }
 
-    fn copies(&mut self, resident: PageRange) -> Result<(), Stop> {
+    fn copies(&mut self, resident: ArenaPages) -> Result<(), Stop> {
         let copy = |from: u32, to: u32, pages: u32| {
             let (from, to) = (ARENA.address(from), ARENA.address(to));
             // SAFETY: callers pass pages of the range, which are present and ours alone.
@@ -128,7 +128,7 @@ impl Calibration {
     }
 
     /// Moves pages from `resident` to `nonresident` and back, one at a time and many at a time.
-    fn moves(&mut self, resident: PageRange, nonresident: PageRange) -> Result<(), Stop> {
+    fn moves(&mut self, resident: ArenaPages, nonresident: ArenaPages) -> Result<(), Stop> {
         let uffd = ARENA.uffd();
         let shuttle = |pages: u32| {
             for (from, to) in [(resident, nonresident), (nonresident, resident)] {
@@ -151,7 +151,7 @@ impl Calibration {
     }
 
     /// Touches absent pages, which the handler thread fills; then fills some without a fault.
-    fn faults(&mut self, nonresident: PageRange) -> Result<(), Stop> {
+    fn faults(&mut self, nonresident: ArenaPages) -> Result<(), Stop> {
         let mut page = nonresident.start;
         let mut next = || {
             page += 1;
@@ -175,8 +175,8 @@ impl Calibration {
         )?;
         self.costs.set(Cost::FillPage, fill_ns);
         self.costs.set(Cost::Fault, touch_ns.saturating_sub(fill_ns));
-        ARENA.give_resident(PageRange::new(nonresident.start, page));
-        ARENA.give_nonresident(PageRange::new(page, nonresident.end));
+        ARENA.give_resident(ArenaPages::new(nonresident.start, page));
+        ARENA.give_nonresident(ArenaPages::new(page, nonresident.end));
         Ok(())
     }
 }

@@ -5,8 +5,7 @@
 //! a fault in a block whose lock the faulting thread itself holds is a page that the program gave
 //! back to the kernel behind our back: it reads as zeroes.
 
-use crate::account::accounts;
-use crate::account::sampling;
+use crate::account::books;
 use crate::arena::pages::ARENA;
 use crate::arena::segment::Segment;
 use crate::range::block::{BlockRef, FaultBatch, Locked};
@@ -19,16 +18,13 @@ use crate::service::requests::Inbox;
 use crate::service::upkeep::Rounds;
 use crate::service::window::Turn;
 use crate::state::counters;
-use crate::state::ledger;
 use crate::state::phase::Phase;
 use crate::state::phase::STATE;
 use crate::state::policy::POLICY;
 use crate::state::recording;
 use core::ffi::c_void;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
-use uncopy_core::ledger::Field;
 use uncopy_core::page_map::{Dropped, State};
-use uncopy_core::stats::Counter;
 use uncopy_core::stats::REASON_RELEASED;
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
@@ -334,7 +330,6 @@ fn serve_locked(locked: &mut Locked, page_address: usize) -> bool {
     if state == State::Present {
         return zeroes(at.uffd(), page_address);
     }
-    counters::add(Counter::Faults, 1);
     let is_whole = locked.has_many_views() && state != State::Empty;
     let pages = match &state {
         _ if is_whole => run,
@@ -346,32 +341,16 @@ fn serve_locked(locked: &mut Locked, page_address: usize) -> bool {
     let served = match state {
         State::Present => true,
         State::Empty => {
-            let site = at.block.alloc_site();
-            if let Some(entry) = ledger::allocation(site).filter(|_| at.slot.is_none()) {
-                entry.fault(pages.len());
-                entry.add(Field::SpentNs, POLICY.costs.fault_ns(pages.len()).cast_unsigned());
-            }
-            recording::spend(POLICY.costs.fault_ns(pages.len()));
+            let alloc_site = at.slot.is_none().then(|| at.block.alloc_site());
+            books::enter_empty_fault(alloc_site, pages);
             let (first, last) = at.block.edges();
-            if (page == first || page == last) && at.slot.is_none() {
+            if let Some(site) = alloc_site.filter(|_| page == first || page == last) {
                 POLICY.placement.touched_an_edge(site);
             }
             fill_empty(locked, pages, &mut dropped)
         }
         State::Viewed(view) => {
-            if recording::is_row(view.site) {
-                sampling::touched(view.site);
-            } else if let Some(buffer) = at.buffer(view.site, page) {
-                POLICY.touches.record(view.site, buffer, pages);
-            }
-            if let Some(entry) = ledger::entry(view.site) {
-                entry.fault(pages.len());
-            }
-            let cost_ns = POLICY.costs.fault_ns(pages.len());
-            accounts::debit(view.site, cost_ns);
-            if view.segment.site() != view.site {
-                accounts::debit(view.segment.site(), cost_ns / 2);
-            }
+            books::enter_view_fault(&view, at.buffer(view.site, page), pages);
             materialize(locked, pages, view, &mut dropped)
         }
     };

@@ -43,7 +43,7 @@ impl Heap {
     /// the class's lock.
     pub(crate) fn surplus_blocks(&self, class: usize) -> Option<[u32; 2]> {
         let state = &self.classes[class];
-        let Some(mut free) = state.free.try_lock() else { return None };
+        let mut free = state.free.try_lock()?;
         let free = &mut *free;
         let surplus = [&mut free.registered, &mut free.plain].map(|list| {
             let surplus = list.olds.div_ceil(2);
@@ -60,7 +60,7 @@ impl Heap {
     pub(crate) fn take_old(&self, class_index: usize, is_registered: bool) -> Option<Taken> {
         let class = Class::from_index(class_index)?;
         let state = &self.classes[class_index];
-        let Some(mut free) = state.free.try_lock() else { return None };
+        let mut free = state.free.try_lock()?;
         let list = if is_registered { &mut free.registered } else { &mut free.plain };
         let index = self.pop_from(class, &mut list.old);
         if index.is_some() {
