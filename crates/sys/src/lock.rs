@@ -2,7 +2,7 @@
 //!
 //! A signal handler may call memcpy or recv, and may touch a viewed buffer. If it did so on top of a
 //! thread that holds one of these locks, it would wait for itself. So every section that holds one
-//! runs with signals blocked: take a [`Critical`] first.
+//! runs while no handler of the program can run: take a [`Critical`] first.
 //!
 //! The owner is a thread id, as in the kernel's priority-inheritance futexes, so that the fault
 //! service can see that the very thread whose fault it serves holds the lock.

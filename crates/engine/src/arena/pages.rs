@@ -52,7 +52,7 @@ struct Inner {
     resident: Extents,
     nonresident: Extents,
     quarantined: Extents,
-    /// Fewest resident pages there were since the last look.
+    /// Smallest number of resident pages since it was last asked for.
     min_resident: usize,
 }
 
@@ -71,7 +71,7 @@ impl Inner {
 
 /// Present pages that the caller alone has.
 pub struct Resident {
-    /// Which.
+    /// Pages, by arena index.
     pub pages: ArenaPages,
     /// What making them present has cost, ns.
     pub cost_ns: i64,

@@ -225,7 +225,7 @@ impl Segment {
     /// blocks that have one; there must be no other reference but the caller's own.
     pub unsafe fn release_all_but(&self, kept: &Kept, mut gone: impl FnMut(ArenaPages, bool)) {
         let draft = &self.0.draft;
-        // SAFETY: whoever else could look at them would need a reference; the caller's promise.
+        // SAFETY: whoever else could look at them would need a reference, and the caller has the only one beside those of views whose blocks it has locked.
         let holes = unsafe { &mut *draft.holes.get() };
         holes.sort_unstable_by_key(|hole| hole.start);
         let mut fresh: SmallVec<[ArenaPages; 8]> = SmallVec::new();

@@ -70,7 +70,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
             drop(dropped);
             false
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: source and destination are valid for the length, as memmove's caller promises.
         (Some((at, range)), None) => unsafe {
             match claim((at, range), destination, len_bytes, caller) {
                 // The claim may have joined the source's range with the destination's.
@@ -86,7 +86,7 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
                 }
             }
         },
-        // SAFETY: the caller's promise.
+        // SAFETY: source and destination are valid for the length, as memmove's caller promises.
         (Some(from), Some(to)) => unsafe { between(&section, from, to, destination, source, caller, stack) },
     }
 }
@@ -152,7 +152,7 @@ unsafe fn gather(
     // No lock is held: the destination may fault. The pieces keep the segments alive.
     section.leave_for(|| {
         let all = Source { start: range.start, pieces: &pieces, plain: source };
-        // SAFETY: the caller's promise.
+        // SAFETY: source and destination are valid for the length, as memmove's caller promises.
         unsafe { all.fetch(range, destination) };
     });
     counters::add(Counter::CopiedBytes, range.len());
@@ -232,7 +232,7 @@ unsafe fn between(
         }
         section.leave_for(|| {
             let all = Source { start: from_range.start, pieces: &pieces, plain: source };
-            // SAFETY: the caller's promise; no lock is held.
+            // SAFETY: both ends are valid, as memmove's caller promises; no lock is held.
             unsafe { all.fetch(from_range, destination) };
         });
         counters::add(Counter::CopiedBytes, len_bytes);
@@ -250,12 +250,12 @@ unsafe fn between(
     }
     let staged = staged.flatten();
     let all = Source { start: to_range.start, pieces: staged.as_ref().unwrap_or(&pieces), plain: source };
-    // SAFETY: the caller's promise; both blocks are locked and the destination is registered. What was
+    // SAFETY: both ends are valid, as memmove's caller promises; both blocks are locked and the destination is registered. What was
     // plain in the source is copied, never viewed, so the steps hold for the staged pieces too.
     let done = unsafe { apply(&mut to_locked, &all, &steps, site, &mut dropped) };
     to_locked.at.note_buffer(site, to_range.touched_pages());
     drop((from_locked, to_locked));
-    // SAFETY: the caller's promise; no lock is held.
+    // SAFETY: both ends are valid, as memmove's caller promises; no lock is held.
     unsafe { all.fetch_missing(section, &done.missing, to.base) };
     drop(dropped);
     books::enter_copy(site, &pieces, &done, work);
@@ -315,7 +315,7 @@ pub unsafe fn transfer(from: BlockRef, to: Allocation) {
     }
     let (is_bare, to) = (to.is_zero, to.at);
     let len_bytes = from.bytes().min(to.bytes());
-    // SAFETY: the caller's promise; blocks do not overlap.
+    // SAFETY: the program owns both blocks and uses neither meanwhile; blocks do not overlap.
     unsafe {
         if !copy(to.base, from.base, len_bytes, realloc_site(&to)) {
             if is_bare && !to.block.has(Flag::REGISTERED) {

@@ -302,7 +302,7 @@ pub(crate) fn in_child(parent: u32) {
         let first = list.first.lock();
         let mut at = first.0;
         while !at.is_null() {
-            // SAFETY: as above.
+            // SAFETY: records in the list are alive, and linked only under the lock, which is held.
             unsafe {
                 (*at).thread = me;
                 at = (*at).next;

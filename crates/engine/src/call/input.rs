@@ -72,7 +72,7 @@ pub struct Input<'a> {
     progress: InProgress,
     /// What it took until the call for each part, ns.
     begun_ns: Option<i64>,
-    /// Last, so that everything else is dropped with signals blocked.
+    /// Last, so that everything else is dropped while no handler of the program can run.
     section: Section,
 }
 

@@ -64,7 +64,7 @@ pub struct Output {
     gathered_bytes: usize,
     lendable_bytes: usize,
     is_lent: bool,
-    /// Last, so that everything else is dropped with signals blocked.
+    /// Last, so that everything else is dropped while no handler of the program can run.
     section: Section,
 }
 

@@ -42,7 +42,7 @@ impl Source<'_> {
         counters::add(Counter::Fallbacks, 1);
         section.leave_for(|| {
             for range in missing {
-                // SAFETY: the caller's promise.
+                // SAFETY: the destination is writable and the source readable, as the caller promises.
                 unsafe { self.fetch(*range, base + range.start) };
             }
         });
@@ -63,7 +63,7 @@ impl Source<'_> {
             }
             let destination = (to + (part.start - range.start)) as *mut u8;
             let skip = part.start - whole.start;
-            // SAFETY: the caller's promise for both ends; a segment's bytes are present while the
+            // SAFETY: `to` is writable and plain pieces are readable, as the caller promises; a segment's bytes are present while the
             // piece holds a reference.
             unsafe {
                 match piece {
@@ -103,18 +103,18 @@ pub unsafe fn apply(
     for step in steps {
         match step {
             Step::Bytes { range } => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the block is registered and locked, and the source can be read, as `apply`'s caller promises.
                 unsafe { put_bytes(destination, source, *range, site, &mut done, dropped) };
                 done.copied_bytes += range.len();
             }
             Step::Touched { pages } => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the block is registered and locked, and the source can be read, as `apply`'s caller promises.
                 unsafe { put_touched(destination, source, *pages, &mut done, dropped) };
                 done.copied_bytes += pages.len_bytes();
                 done.learned_bytes += pages.len_bytes();
             }
             Step::View { pages, segment, offset_bytes } => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the block is registered and locked, and the source can be read, as `apply`'s caller promises.
                 unsafe { make_absent(destination, source, *pages, &mut done) };
                 let absent = absent_runs(destination, *pages);
                 for run in absent {
@@ -129,7 +129,7 @@ pub unsafe fn apply(
                 destination.at.block.set(Flag::HELD_A_VIEW);
             }
             Step::Empty { pages } => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the block is registered and locked, and the source can be read, as `apply`'s caller promises.
                 unsafe { make_absent(destination, source, *pages, &mut done) };
                 for run in absent_runs(destination, *pages) {
                     destination.change(|map| map.set_empty(run, dropped));
@@ -162,7 +162,7 @@ unsafe fn make_absent(block: &mut Locked, source: &Source<'_>, pages: PageRange,
         }
         if !kept.is_empty() {
             let range = ByteRange::from(kept);
-            // SAFETY: the pages are present and the program's; the caller's promise for the source.
+            // SAFETY: the pages are present and the program's; the source can be read, as `apply`'s caller promises.
             unsafe { source.fetch(range, block.at.base + range.start) };
             done.copied_bytes += range.len();
         }
@@ -208,12 +208,12 @@ unsafe fn put_bytes(
         let part = ByteRange::from(run).intersection(range);
         at = part.end;
         if state == State::Present {
-            // SAFETY: present pages of the program; the caller's promise for the source.
+            // SAFETY: present pages of the program; the source can be read, as `apply`'s caller promises.
             unsafe { source.fetch(part, block.at.base + part.start) };
             continue;
         }
         let is_patch = run.len_bytes() == part.len() && run.len() <= PATCH_PAGES;
-        // SAFETY: the caller's promise.
+        // SAFETY: the block is registered and locked, and the source can be read, as `apply`'s caller promises.
         unsafe {
             if is_patch && patch(block, source, run, site, dropped) {
                 continue;
@@ -243,13 +243,13 @@ unsafe fn put_touched(
         at = run.end;
         let part = ByteRange::from(run);
         if state == State::Present {
-            // SAFETY: present pages of the program; the caller's promise for the source.
+            // SAFETY: present pages of the program; the source can be read, as `apply`'s caller promises.
             unsafe { source.fetch(part, block.at.base + part.start) };
             continue;
         }
         done.moves += 1;
         done.moved_pages += run.len() as usize;
-        // SAFETY: the caller's promise.
+        // SAFETY: the block is registered and locked, and the source can be read, as `apply`'s caller promises.
         if !unsafe { fill(block, source, run, part, &state, dropped) } {
             done.missing.push(part);
         }
@@ -269,7 +269,7 @@ unsafe fn patch(
     dropped: &mut Dropped<Segment>,
 ) -> bool {
     let Ok(draft) = Draft::new(run.len_bytes()) else { return false };
-    // SAFETY: the draft is ours alone and long enough; the caller's promise for the source.
+    // SAFETY: the draft is ours alone and long enough; the source can be read, as `apply`'s caller promises.
     unsafe { source.fetch(ByteRange::from(run), draft.address()) };
     let site = sampling::copied(site);
     let view = View { segment: draft.freeze(site), offset_bytes: 0, site };
@@ -311,7 +311,7 @@ unsafe fn fill(
             }
         }
     }
-    // SAFETY: the resident pages are ours alone; the caller's promise for the source.
+    // SAFETY: the resident pages are ours alone; the source can be read, as `apply`'s caller promises.
     unsafe { source.fetch(part, address + (part.start - whole.start)) };
     let placed = put_pages(block.at, run.start, resident);
     block.change(|map| map.set_present(PageRange::new(run.start, run.start + placed), dropped));

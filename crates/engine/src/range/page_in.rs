@@ -257,7 +257,7 @@ pub fn put_pages(at: BlockRef, first_page: u32, resident: ArenaPages) -> u32 {
     if rest.is_empty() {
         return moved;
     }
-    // SAFETY: as above; the bytes are present.
+    // SAFETY: the destination's page is absent, locked and the program's; the source's bytes are present.
     let copied = unsafe {
         uffd.copy(destination + moved as usize * PAGE_BYTES, ARENA.address(rest.start), rest.len_bytes())
     };

@@ -60,18 +60,18 @@ uncopy_sys::statics! {
 }
 
 const ENDS: usize = 1;
-/// Pauses until it is believed that it will not.
-const MAX_PAUSES: u32 = 50_000;
+/// Polls before abandoning shutdown.
+const MAX_END_POLLS: u32 = 50_000;
 
 /// Ends the handler thread and waits until the kernel has forgotten it. False: it goes on.
 ///
-/// For the only thread that the program has, with signals blocked: nobody may touch a view from here on
+/// For the only thread that the program has, while no handler of the program can run: nobody may touch a view from here on
 /// until a handler runs again.
 pub(crate) fn stop() -> bool {
     if ARENA.uffd().ring(|page| BELL.store(page, Release)).is_err() {
         return false;
     }
-    for _ in 0..MAX_PAUSES {
+    for _ in 0..MAX_END_POLLS {
         if BELL.load(Acquire) == ENDS {
             break;
         }

@@ -16,7 +16,7 @@
 
 use crate::arena::pages::ARENA;
 use crate::range::heap::HEAP;
-use crate::range::heap::Taken;
+use crate::range::heap::retention::Taken;
 use crate::service::compaction::Compaction;
 use crate::state::bell;
 use crate::state::counters;

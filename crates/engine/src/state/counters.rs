@@ -316,7 +316,7 @@ fn map_page(in_place: Option<usize>) -> (Result<usize, uncopy_sys::errno::Errno>
         unsafe { mem::map_private_file(directory.as_c_str(), file.as_c_str(), FILE_BYTES, in_place) };
     let has_file = mapped.is_ok();
     // A forked child must not go on counting in its parent's file.
-    // SAFETY: as above.
+    // SAFETY: the address is the mapping made by an earlier call, which nobody else uses for anything.
     (mapped.or_else(|_| unsafe { mem::map_private(FILE_BYTES, in_place) }), has_file)
 }
 

@@ -16,7 +16,7 @@ pub struct Accounts {
     pub costs: Apart<SharedCosts>,
     /// Accounts of the call sites.
     pub sites: Apart<Sites>,
-    /// Which inputs are sampled while a program is recorded.
+    /// Inputs that are sampled while a program is recorded.
     pub sampling: Apart<Sampling>,
     /// What programs touch of the sites' buffers.
     pub touches: Apart<Touches>,

@@ -41,10 +41,9 @@ use uncopy_sys::sync::atomic::{
 };
 
 mod free_blocks;
-mod retention;
+pub(crate) mod retention;
 
 use free_blocks::{Free, FreeBlocks};
-pub(crate) use retention::Taken;
 
 /// Log2 of a span where nothing limits the address space.
 const MAX_SHIFT: u32 = 34;
