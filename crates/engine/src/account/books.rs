@@ -1,9 +1,8 @@
 //! Where each call and each fault is entered: counters, accounts of sites, the ledger and samples together.
 
-use crate::account::accounts;
 use crate::account::done::Done;
-use crate::account::sampling;
 use crate::account::work::{Work, call_ns};
+use crate::account::{accounts, sampling};
 use crate::arena::segment::Segment;
 use crate::state::policy::POLICY;
 use crate::state::{counters, ledger, recording};

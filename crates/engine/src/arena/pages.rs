@@ -9,10 +9,8 @@
 //! The reservoir is bounded, and shrinks by what nobody has needed for a while (`upkeep`).
 
 use crate::arena::descriptor::Descriptor;
-use crate::state::bell;
-use crate::state::counters;
-use crate::state::limits;
 use crate::state::policy::POLICY;
+use crate::state::{bell, counters, limits};
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES};
 use uncopy_core::extents::Extents;
 use uncopy_core::policy::costs::Cost;

@@ -9,10 +9,8 @@
 //! go before that ([`Segment::release_all_but`]).
 
 use crate::arena::loan::{Sends, split};
-use crate::arena::pages::ARENA;
-use crate::arena::pages::Resident;
-use crate::state::counters;
-use crate::state::limits;
+use crate::arena::pages::{ARENA, Resident};
+use crate::state::{counters, limits};
 use smallvec::SmallVec;
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES, SegmentPages, pages_up};
 use uncopy_core::bounds::Kept;

@@ -1,23 +1,19 @@
 //! memcpy and memmove between the program's buffers.
 
-use crate::account::books;
-use crate::account::sampling;
 use crate::account::work::Work;
+use crate::account::{books, sampling};
 use crate::arena::segment::Segment;
 use crate::range::apply::{Source, apply};
 use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
-use crate::range::heap::Allocation;
-use crate::range::heap::HEAP;
+use crate::range::heap::{Allocation, HEAP};
 use crate::range::heap_memory::HEAP_MEMORY;
 use crate::range::page_in::{make_present, prepare_overwrite};
 use crate::service::release;
-use crate::state::counters;
-use crate::state::ledger;
 use crate::state::phase::STATE;
 use crate::state::policy::POLICY;
-use crate::state::recording;
+use crate::state::{counters, ledger, recording};
 use uncopy_core::addr::ByteRange;
 use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;

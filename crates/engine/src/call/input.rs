@@ -1,9 +1,7 @@
 //! What comes from the kernel: received into a fresh segment, of which the buffer becomes a view.
 
-use crate::account::accounts;
-use crate::account::books;
-use crate::account::sampling;
 use crate::account::work::{Work, call_ns};
+use crate::account::{accounts, books, sampling};
 use crate::arena::segment::{Draft, Open, Segment};
 use crate::call::in_flight::{Held, InProgress, RedirectedParts};
 pub use crate::call::redirected::Part;
@@ -14,14 +12,10 @@ use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
 use crate::range::page_in::prepare_overwrite;
-use crate::service::activation;
-use crate::service::release;
-use crate::state::counters;
-use crate::state::gate;
+use crate::service::{activation, release};
 use crate::state::gate::is_in_heap;
-use crate::state::ledger;
 use crate::state::policy::POLICY;
-use crate::state::recording;
+use crate::state::{counters, gate, ledger, recording};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, SegmentPages};
 use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;

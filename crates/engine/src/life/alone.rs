@@ -6,8 +6,7 @@
 
 use crate::arena::pages::ARENA;
 use crate::life::fork;
-use crate::service::handler;
-use crate::service::release;
+use crate::service::{handler, release};
 use crate::state::counters;
 use crate::state::phase::STATE;
 use uncopy_core::stats::Counter;

@@ -3,8 +3,7 @@
 use super::{BROAD, DEEP, PREEMPTIONS, active, block, copy, end, fill};
 use crate::arena::pages::ARENA;
 use crate::life::fork;
-use crate::range::heap::Allocation;
-use crate::range::heap::HEAP;
+use crate::range::heap::{Allocation, HEAP};
 use crate::state::counters;
 use crate::state::phase::STATE;
 use uncopy_core::addr::PAGE_BYTES;

@@ -15,8 +15,7 @@ mod upkeep;
 
 use crate::arena::pages::ARENA;
 use crate::range::block::BlockRef;
-use crate::range::heap::Allocation;
-use crate::range::heap::HEAP;
+use crate::range::heap::{Allocation, HEAP};
 use crate::service::activation::{activate, configure as take_options, ensure_heap};
 use crate::state::phase::STATE;
 use uncopy_core::addr::{ByteRange, PAGE_BYTES};

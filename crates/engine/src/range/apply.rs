@@ -6,8 +6,7 @@
 
 use crate::account::done::Done;
 use crate::account::sampling;
-use crate::arena::pages::ARENA;
-use crate::arena::pages::Resident;
+use crate::arena::pages::{ARENA, Resident};
 use crate::arena::segment::{Draft, Segment};
 use crate::range::block::{Flag, Locked};
 use crate::range::page_in::{absent_runs, move_out, present_runs, put_pages};

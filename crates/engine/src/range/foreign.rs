@@ -25,9 +25,8 @@
 use crate::range::block::{BlockRef, Flag, Locked, Slot};
 use crate::range::changes::CHANGES;
 use crate::range::registration::can_hold_views;
-use crate::state::counters;
 use crate::state::gate::is_in_heap;
-use crate::state::limits;
+use crate::state::{counters, limits};
 use smallvec::SmallVec;
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};

@@ -1,8 +1,7 @@
 //! What commands ask of the handler thread, through the pipe beside the counters.
 
 use crate::state::counters;
-use crate::state::phase::Phase;
-use crate::state::phase::STATE;
+use crate::state::phase::{Phase, STATE};
 use crate::state::policy::POLICY;
 use uncopy_core::recording::request::{MAX_MESSAGE_BYTES, Request};
 use uncopy_record::session;

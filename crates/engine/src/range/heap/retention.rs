@@ -3,8 +3,7 @@
 use super::Heap;
 use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::heap_memory::HEAP_MEMORY;
-use crate::state::counters;
-use crate::state::limits;
+use crate::state::{counters, limits};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::classes::Class;
 use uncopy_core::page_map::Dropped;
