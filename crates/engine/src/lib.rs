@@ -48,7 +48,5 @@ pub mod call;
 #[cfg(feature = "life")]
 pub mod life;
 
-#[cfg(all(test, loom))]
-mod models;
-#[cfg(all(test, not(loom), feature = "inject"))]
+#[cfg(test)]
 mod tests;

@@ -1,3 +1,7 @@
-//! Tests with the kernel's own userfaultfd. Fault injection (the feature `inject`) lets single calls fail.
+//! Tests of the engine as a whole: with the kernel's own userfaultfd, where fault injection (the feature `inject`) lets
+//! single calls fail, and as models in which loom takes every order of steps.
 
+#[cfg(all(feature = "life", feature = "inject", not(loom)))]
 mod descriptors;
+#[cfg(loom)]
+mod models;
