@@ -41,6 +41,7 @@ pub mod filter;
 pub mod ids;
 #[cfg(feature = "inject")]
 pub mod inject;
+pub mod iovec;
 pub mod lineage;
 pub mod lock;
 pub mod mem;
@@ -63,3 +64,6 @@ pub mod sync;
 pub mod thread;
 #[cfg_attr(loom, path = "simulated.rs")]
 pub mod uffd;
+
+/// Bytes of a page. Where the kernel's pages are others, nothing is tracked and nothing is lent.
+pub const PAGE_BYTES: usize = 4096;

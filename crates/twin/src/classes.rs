@@ -10,6 +10,7 @@
 
 use crate::ALIGNMENT;
 use crate::options::Options;
+use uncopy_sys::PAGE_BYTES;
 
 /// Classes at most.
 pub(crate) const MAX_CLASSES: usize = 128;
@@ -46,7 +47,7 @@ impl Classes {
 
     /// Computes them.
     pub(crate) fn fill(&mut self, options: &Options) {
-        let block_bytes = options.pageblock_pages * crate::pages::PAGE_BYTES;
+        let block_bytes = options.pageblock_pages * PAGE_BYTES;
         let max_bytes = options.large_threshold.next_multiple_of(ALIGNMENT);
         let round = |slots: usize| block_bytes / slots / ALIGNMENT * ALIGNMENT;
         // From the largest to the smallest, then turned round.
@@ -125,8 +126,8 @@ mod tests {
     fn less_than_a_sixteenth_is_wasted_for_every_size_below_a_page() {
         let options = Options::default();
         let classes = classes(&options);
-        let block_bytes = options.pageblock_pages * 4096;
-        for size in 1..=4096usize {
+        let block_bytes = options.pageblock_pages * PAGE_BYTES;
+        for size in 1..=PAGE_BYTES {
             // An alignment of 16 bytes is the C standard's; below 241 bytes it alone may be more.
             let requested = if size > 240 { size } else { size.next_multiple_of(ALIGNMENT) };
             let waste = waste(&classes, block_bytes, requested);
@@ -140,7 +141,7 @@ mod tests {
         for pageblock_pages in [1, 2, 3, 4, 8, 16, 31, 64] {
             for large_threshold in [16, 17, 100, 1024, 2048, 4096, 8192, 32 << 10] {
                 let options = Options { pageblock_pages, large_threshold, ..Options::default() };
-                if large_threshold * 2 > pageblock_pages * 4096 {
+                if large_threshold * 2 > pageblock_pages * PAGE_BYTES {
                     continue;
                 }
                 let classes = classes(&options);
@@ -161,8 +162,8 @@ mod tests {
     #[test]
     fn aligned_sizes_get_a_class_of_that_alignment_or_none() {
         let classes = classes(&Options::default());
-        for align in [16usize, 32, 64, 128, 256, 512, 1024, 2048, 4096] {
-            for size in 1..=4096 {
+        for align in [16usize, 32, 64, 128, 256, 512, 1024, 2048, PAGE_BYTES] {
+            for size in 1..=PAGE_BYTES {
                 if let Some(class) = classes.for_aligned(size, align) {
                     let bytes = classes.bytes(class) as usize;
                     assert!(bytes >= size && bytes.is_multiple_of(align));

@@ -13,13 +13,12 @@ use crate::table::Table;
 use crate::unit::{Id, Kind, Live, Unit, state};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::{Advice, Reservation};
 
 use Ordering::{Acquire, Relaxed, Release};
 
-/// Bytes of a page.
-pub(crate) const PAGE_BYTES: usize = 4096;
 /// Most addresses that are reserved, bytes.
 const MAX_RANGE_BYTES: usize = 1 << 40;
 /// Fewest.
