@@ -1,5 +1,6 @@
-//! The C interface to the twin allocator. `libuncopy.so` and `libuncopy_send` export the same names by linking
-//! this crate; `uncopy.h` is made from this file (`scripts/header`), so its comments speak to C programmers.
+//! What `libuncopy.so` and `libuncopy_send` have in common: the C interface to the twin allocator, whose names both
+//! export by linking this crate, and libc's send family with twin memory lent ([`sending`]). `uncopy.h` is made from
+//! this file (`scripts/header`), so its comments speak to C programmers.
 //!
 //! Nothing here has a decision of its own: memory, protection and `errno` are the twin allocator's.
 #![cfg(target_os = "linux")]
@@ -7,6 +8,8 @@
     clippy::missing_safety_doc,
     reason = "what C programmers are told is what makes a call safe; uncopy.h has no headings"
 )]
+
+pub mod sending;
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire};

@@ -19,6 +19,7 @@ use uncopy_core::policy::sites::{CLAIM_NS, INPUT_NS};
 use uncopy_core::recording::Call;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
+pub use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
@@ -30,16 +31,6 @@ pub const MAX_PARTS: usize = 64;
 const MAX_PART_BYTES: usize = 64 << 20;
 
 type Ranges = smallvec::SmallVec<[ByteRange; 4]>;
-
-/// A buffer of the program that an input may fill: the layout of `struct iovec`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Part {
-    /// First byte.
-    pub address: usize,
-    /// Length.
-    pub len_bytes: usize,
-}
 
 /// A part that is received into a segment.
 pub(crate) struct Redirected {

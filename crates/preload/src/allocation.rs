@@ -5,11 +5,11 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_engine::copy::transfer;
 use uncopy_engine::engine::ENGINE;
-use uncopy_engine::gate::HEAP_MIN_BYTES;
+use uncopy_engine::gate::{FREE_LOOKS, HEAP_MIN_BYTES};
 #[cfg(target_arch = "x86_64")]
 use uncopy_engine::gate::{HEAP_BASE, HEAP_LEN_BYTES};
 use uncopy_engine::heap::Allocation;
-use uncopy_interpose::{gate, slots};
+use uncopy_interpose::{gate, is_filling, slots};
 use uncopy_record::{self as record, Flags, Function, Timer};
 
 type Pointer = *mut c_void;
@@ -48,6 +48,7 @@ mod early {
     static USED: AtomicUsize = AtomicUsize::new(0);
 
     pub fn allocate(len: usize) -> Pointer {
+        FREE_LOOKS.store(true, Relaxed);
         let take = len.next_multiple_of(64);
         let at = USED.fetch_add(take, Relaxed);
         if len > BYTES || at + take > BYTES {
@@ -77,7 +78,7 @@ unsafe extern "C" fn malloc_body(len: usize, caller: usize) -> Pointer {
 }
 
 unsafe fn real_malloc(len: usize) -> Pointer {
-    if crate::start::is_filling() {
+    if is_filling() {
         return early::allocate(len);
     }
     // SAFETY: malloc takes any length.
@@ -118,7 +119,7 @@ pub unsafe extern "C" fn free(pointer: Pointer) {
         base = sym HEAP_BASE,
         len = sym HEAP_LEN_BYTES,
         slot = sym FREE,
-        early = sym uncopy_engine::gate::FREE_LOOKS,
+        early = sym FREE_LOOKS,
         body = sym free_body,
     )
 }
@@ -155,7 +156,7 @@ unsafe extern "C" fn free_body(pointer: Pointer) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
-    if crate::start::is_filling() {
+    if is_filling() {
         return count.checked_mul(each).map_or(core::ptr::null_mut(), early::allocate);
     }
     if let Some(len) = count.checked_mul(each)

@@ -14,6 +14,7 @@
 //! A clone instruction of the program's own, and one that gives a forked child another stack through
 //! `syscall`, cannot be followed: viewed pages read as zeroes in that child.
 
+use crate::exit;
 use crate::namespaces;
 use crate::process::{Memory, forked};
 use core::ffi::{c_int, c_long, c_void};
@@ -115,7 +116,7 @@ extern "C" fn end_thread(status: c_int) -> ! {
     let mut number = libc::SYS_exit;
     if is_main && ENGINE.phase() == Phase::Active {
         thread::outlast_others();
-        crate::start::finish();
+        exit::finish();
         number = libc::SYS_exit_group;
     }
     loop {

@@ -21,7 +21,7 @@ slots! {
 fn before_filter() {
     let _errno = uncopy_sys::errno::Keep::new();
     release_all("the program installed a seccomp filter");
-    crate::start::seal();
+    crate::exit::seal();
 }
 
 /// Before the program limits what counts our reservations, too.

@@ -4,6 +4,7 @@
 //! after it, so ours are registered before anyone else's, at the first registration that any library
 //! makes or when this one is loaded. The program's own handlers then find the engine working.
 
+use crate::exit;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uncopy_engine::engine::{ENGINE, Phase};
@@ -20,7 +21,7 @@ slots! {
 }
 
 extern "C" fn prepare() {
-    if crate::start::is_sealed() {
+    if exit::is_sealed() {
         return;
     }
     // The engine first: who is inside it may wait for a page of twin memory, nobody inside twin memory for the engine.
@@ -29,7 +30,7 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn parent() {
-    if crate::start::is_sealed() {
+    if exit::is_sealed() {
         return;
     }
     twin::parent();
@@ -37,10 +38,10 @@ extern "C" fn parent() {
 }
 
 extern "C" fn child() {
-    if crate::start::is_sealed() {
+    if exit::is_sealed() {
         return;
     }
-    crate::start::own_process();
+    exit::own_process();
     watch_end();
     twin::child_before_others();
     uncopy_engine::fork::child();
@@ -91,7 +92,7 @@ pub enum Memory {
 /// a program with threads do little before it executes another: it does without a handler thread of its
 /// own, as plain memory.
 pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
-    if crate::start::is_sealed() {
+    if exit::is_sealed() {
         return fork();
     }
     // Before anything is locked: it allocates from uncopy's own memory.
@@ -100,7 +101,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     let result = fork();
     let errno = uncopy_sys::errno::get();
     if result == 0 {
-        crate::start::own_process();
+        exit::own_process();
         twin::child_before_others();
         uncopy_engine::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
         uncopy_record::session::in_child();
@@ -122,7 +123,7 @@ pub unsafe extern "C" fn _Fork() -> libc::pid_t {
 /// Exits that run no destructors still write the counters that were asked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
-    crate::start::finish();
+    exit::finish();
     // SAFETY: as libc's.
     unsafe { EXIT.call()(status) }
 }

@@ -1,12 +1,14 @@
 //! read, recv and their families.
 
+use crate::messages;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
 use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
-use uncopy_engine::input::{Input, MAX_PARTS, Part, is_candidate};
+use uncopy_engine::input::{Input, MAX_PARTS, is_candidate};
 use uncopy_interpose::{gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
+use uncopy_sys::iovec::{Part, parts};
 use uncopy_sys::readable::is_readable;
 
 type Pointer = *mut c_void;
@@ -80,22 +82,6 @@ fn one_now(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) ->
     (got, true)
 }
 
-/// The parts of an iovec array in an array of ours; `None` if they are too many to look at, or not there:
-/// that is the kernel's to say.
-unsafe fn parts_of(parts: &mut [Part; MAX_PARTS], vector: *const iovec, count: usize) -> Option<usize> {
-    if count == 0 || count > MAX_PARTS || !is_readable(vector as usize, count * size_of::<iovec>()) {
-        return None;
-    }
-    for (at, part) in parts[..count].iter_mut().enumerate() {
-        // SAFETY: the program passes `count` parts.
-        let given = unsafe { &*vector.add(at) };
-        *part = Part { address: given.iov_base as usize, len_bytes: given.iov_len };
-    }
-    Some(count)
-}
-
-const NO_PART: Part = Part { address: 0, len_bytes: 0 };
-
 /// Reads into several buffers, and enters that in the recording if one is on; `call` is libc's function with the
 /// buffers left open.
 #[inline(always)]
@@ -127,12 +113,16 @@ unsafe fn several_now(
     if MIN_SIZE_BYTES.load(Relaxed) == usize::MAX {
         return (call(vector, count), false);
     }
-    let mut room = [NO_PART; MAX_PARTS];
-    // SAFETY: the caller's promise.
-    let Some(used) = (unsafe { parts_of(&mut room, vector, usize::try_from(count).unwrap_or(0)) }) else {
+    let number = usize::try_from(count).unwrap_or(0);
+    if number == 0 || number > MAX_PARTS {
         return (call(vector, count), false);
-    };
-    let parts = &mut room[..used];
+    }
+    // SAFETY: the program does not change its vector during the call.
+    let Some(given) = (unsafe { parts(vector, number) }) else { return (call(vector, count), false) };
+    // The engine names other buffers in place.
+    let mut room = [Part::NONE; MAX_PARTS];
+    room.iter_mut().zip(given).for_each(|(slot, part)| *slot = *part);
+    let parts = &mut room[..number];
     if !is_candidate(parts) {
         return (call(vector, count), false);
     }
@@ -392,7 +382,7 @@ pub unsafe extern "C" fn recvmmsg(
             && flags & UNUSUAL == 0
             && got > 0
         {
-            let filled = crate::messages::each(messages, got as usize);
+            let filled = messages::transferred(messages, got as usize);
             timer.transferred_messages(receipt(Function::Recvmmsg, fd, flags), filled);
         }
         got
@@ -408,56 +398,35 @@ unsafe fn recvmmsg_now(
 ) -> c_int {
     let real = RECVMMSG.call();
     let number = count as usize;
-    // SAFETY: as for recvmsg, for each message.
-    unsafe {
-        let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
-        if gated
-            || number == 0
-            || number > MAX_MESSAGES
-            || !is_readable(messages as usize, number * size_of::<mmsghdr>())
-        {
-            return real(fd, messages, count, flags, timeout);
-        }
-        let given = core::slice::from_raw_parts_mut(messages, number);
-        let mut parts = [NO_PART; MAX_PARTS];
-        let mut counts = [(0usize, 0usize); MAX_MESSAGES];
-        let mut used = 0;
-        for (message, (parts_of_message, _)) in given.iter().zip(&mut counts) {
-            let header = &message.msg_hdr;
-            if header.msg_iovlen > MAX_PARTS - used
-                || !is_readable(header.msg_iov as usize, header.msg_iovlen * size_of::<iovec>())
-            {
-                return real(fd, messages, count, flags, timeout);
-            }
-            for at in 0..header.msg_iovlen {
-                let part = &*header.msg_iov.add(at);
-                parts[used] = Part { address: part.iov_base as usize, len_bytes: part.iov_len };
-                used += 1;
-            }
-            *parts_of_message = header.msg_iovlen;
-        }
-        let parts = &mut parts[..used];
-        if !is_candidate(parts) {
-            return real(fd, messages, count, flags, timeout);
-        }
-        let Some(input) = Input::begin(parts, recvmmsg as *const () as usize) else {
-            return real(fd, messages, count, flags, timeout);
-        };
-        let mut replaced = [const { core::mem::zeroed::<mmsghdr>() }; MAX_MESSAGES];
-        let mut first = input.parts().as_ptr();
-        for (replacement, message) in replaced.iter_mut().zip(given.iter()) {
-            *replacement = *message;
-            replacement.msg_hdr.msg_iov = first.cast_mut().cast();
-            first = first.add(message.msg_hdr.msg_iovlen);
-        }
-        let got = input.call(|_| real(fd, replaced.as_mut_ptr(), count, flags, timeout));
-        let received = usize::try_from(got).unwrap_or(0).min(number);
-        for at in 0..received {
-            replaced[at].msg_hdr.msg_iov = given[at].msg_hdr.msg_iov;
-            given[at] = replaced[at];
-            counts[at].1 = given[at].msg_len as usize;
-        }
-        input.finish_messages(&counts[..number]);
-        got
+    // SAFETY: the program's own arguments.
+    let unchanged = || unsafe { real(fd, messages, count, flags, timeout) };
+    let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
+    if gated || number == 0 || number > MAX_MESSAGES {
+        return unchanged();
     }
+    // SAFETY: the program does nothing to its messages during the call.
+    let Some(given) = (unsafe { messages::given(messages, number) }) else { return unchanged() };
+    let mut parts = [Part::NONE; MAX_PARTS];
+    let mut counts = [0usize; MAX_MESSAGES];
+    // SAFETY: nor to their vectors.
+    let Some(used) = (unsafe { messages::flatten(given, &mut parts, &mut counts) }) else {
+        return unchanged();
+    };
+    let parts = &mut parts[..used];
+    if !is_candidate(parts) {
+        return unchanged();
+    }
+    let Some(input) = Input::begin(parts, recvmmsg as *const () as usize) else { return unchanged() };
+    let mut replaced: [mmsghdr; MAX_MESSAGES] = messages::over(given, input.parts(), &counts);
+    // SAFETY: the program's messages with the engine's buffers, at least as long, while `input` holds them.
+    let got = input.call(|_| unsafe { real(fd, replaced.as_mut_ptr(), count, flags, timeout) });
+    let received = usize::try_from(got).unwrap_or(0).min(number);
+    let mut arrived = counts.map(|parts| (parts, 0));
+    for at in 0..received {
+        replaced[at].msg_hdr.msg_iov = given[at].msg_hdr.msg_iov;
+        given[at] = replaced[at];
+        arrived[at].1 = given[at].msg_len as usize;
+    }
+    input.finish_messages(&arrived[..number]);
+    got
 }

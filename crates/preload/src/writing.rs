@@ -1,30 +1,25 @@
 //! write, send and their families.
 
 use crate::lending::{Flags, Lending, send_lent};
-use crate::sending;
+use crate::messages;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
+use uncopy_capi::sending::{self, SEND, SENDTO, WRITE};
 use uncopy_engine::engine::ENGINE;
 use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
-use uncopy_engine::input::Part;
 use uncopy_engine::output::{MAX_PARTS, Output, is_candidate};
 use uncopy_interpose::{entry, gate, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
+use uncopy_sys::iovec::{Part, parts};
 use uncopy_sys::readable::is_readable;
 
 type Pointer = *const c_void;
 
 slots! {
-    WRITE = c"write": unsafe extern "C" fn(c_int, Pointer, usize) -> ssize_t;
     PWRITE = c"pwrite": unsafe extern "C" fn(c_int, Pointer, usize, off_t) -> ssize_t;
-    WRITEV = c"writev": unsafe extern "C" fn(c_int, *const iovec, c_int) -> ssize_t;
     PWRITEV = c"pwritev": unsafe extern "C" fn(c_int, *const iovec, c_int, off_t) -> ssize_t;
     PWRITEV2 = c"pwritev2": unsafe extern "C" fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
-    SEND = c"send": unsafe extern "C" fn(c_int, Pointer, usize, c_int) -> ssize_t;
-    SENDTO = c"sendto": unsafe extern "C" fn(c_int, Pointer, usize, c_int, *const sockaddr, socklen_t) -> ssize_t;
-    SENDMSG = c"sendmsg": unsafe extern "C" fn(c_int, *const msghdr, c_int) -> ssize_t;
-    SENDMMSG = c"sendmmsg": unsafe extern "C" fn(c_int, *mut mmsghdr, u32, c_int) -> c_int;
 }
 
 /// The kernel keeps references to the pages of such a send beyond the call: it gets the program's
@@ -45,12 +40,7 @@ fn may_have_views() -> bool {
 /// Whether one buffer may have views, or may be lent.
 #[inline]
 fn is_candidate_one(buffer: Pointer, len: usize) -> bool {
-    len >= MIN_BYTES.load(Relaxed) || sending::is_twin(buffer)
-}
-
-/// Whether the vector is there; if not, that is the kernel's to say.
-fn is_vector_readable(vector: *const iovec, count: usize) -> bool {
-    is_readable(vector as usize, count * size_of::<iovec>())
+    len >= MIN_BYTES.load(Relaxed) || sending::is_candidate(buffer)
 }
 
 /// An output by this function, as it is entered in a recording.
@@ -154,12 +144,14 @@ unsafe fn send_several(
     gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    if !may_have_views() || count == 0 || count > MAX_PARTS || !is_vector_readable(vector, count) {
+    if !may_have_views() || count == 0 || count > MAX_PARTS {
         return unchanged();
     }
-    // SAFETY: the program passes `count` parts; Part has the layout of iovec.
-    let parts = unsafe { core::slice::from_raw_parts(vector.cast::<Part>(), count) };
-    send_parts(fd, parts, flags, gathered, unchanged)
+    // SAFETY: the program does not change its vector during the call.
+    match unsafe { parts(vector, count) } {
+        Some(parts) => send_parts(fd, parts, flags, gathered, unchanged),
+        None => unchanged(),
+    }
 }
 
 /// The same, entered in the recording if one is on.
@@ -369,7 +361,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
         if let Some(timer) = timer
             && sent > 0
         {
-            let taken = crate::messages::each(messages, sent as usize);
+            let taken = messages::transferred(messages, sent as usize);
             timer.transferred_messages(dispatch(Function::Sendmmsg, fd), taken);
         }
         sent
@@ -378,65 +370,36 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
 
 #[inline(always)]
 unsafe fn sendmmsg_now(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
-    let real = sending::sendmmsg;
+    // SAFETY: the program's own arguments.
+    let unchanged = || unsafe { sending::sendmmsg(fd, messages, count, flags) };
     let number = count as usize;
-    // SAFETY: as for sendmsg, for each message.
-    unsafe {
-        let gated = !may_have_views() || flags & BY_REFERENCE != 0;
-        if gated
-            || number == 0
-            || number > MAX_MESSAGES
-            || !is_readable(messages as usize, number * size_of::<mmsghdr>())
-        {
-            return real(fd, messages, count, flags);
-        }
-        let given = core::slice::from_raw_parts_mut(messages, number);
-        let concerned = given.iter().any(|message| {
-            let header = &message.msg_hdr;
-            let parts = header.msg_iovlen;
-            parts > 0
-                && parts <= MAX_PARTS
-                && is_vector_readable(header.msg_iov, parts)
-                && is_candidate(core::slice::from_raw_parts(header.msg_iov.cast::<Part>(), parts))
-        });
-        if !concerned {
-            return real(fd, messages, count, flags);
-        }
-        gather_messages(fd, given, flags).unwrap_or_else(|| real(fd, messages, count, flags))
+    let gated = !may_have_views() || flags & BY_REFERENCE != 0;
+    if gated || number == 0 || number > MAX_MESSAGES {
+        return unchanged();
     }
+    // SAFETY: the program does nothing to its messages during the call.
+    let Some(given) = (unsafe { messages::given(messages, number) }) else { return unchanged() };
+    let has_candidate = |message: &mmsghdr| {
+        // SAFETY: nor to their vectors.
+        unsafe { messages::parts_of(&message.msg_hdr, MAX_PARTS) }.is_some_and(is_candidate)
+    };
+    if !given.iter().any(has_candidate) {
+        return unchanged();
+    }
+    gather_messages(fd, given, flags).unwrap_or_else(unchanged)
 }
 
 /// Sends messages with their parts gathered; `None`: nothing was sent and the call is to be made as
 /// it is.
 #[inline(never)]
-unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Option<c_int> {
-    let mut parts = [Part { address: 0, len_bytes: 0 }; MAX_PARTS];
+fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Option<c_int> {
+    let mut parts = [Part::NONE; MAX_PARTS];
     let mut counts = [0usize; MAX_MESSAGES];
-    let mut used = 0;
-    for (message, parts_of_message) in given.iter().zip(&mut counts) {
-        let header = &message.msg_hdr;
-        let number = header.msg_iovlen;
-        if number > MAX_PARTS - used || !is_vector_readable(header.msg_iov, number) {
-            return None;
-        }
-        for at in 0..number {
-            // SAFETY: the program passes `number` parts.
-            parts[used] = unsafe { *header.msg_iov.add(at).cast::<Part>() };
-            used += 1;
-        }
-        *parts_of_message = number;
-    }
+    // SAFETY: the program does not change its vectors during the call.
+    let used = unsafe { messages::flatten(given, &mut parts, &mut counts) }?;
     let output = Output::begin_messages(fd, &parts[..used], &counts[..given.len()])?;
-    // SAFETY: all-zero headers are valid, and each one used is overwritten.
-    let mut replaced = [const { unsafe { core::mem::zeroed::<mmsghdr>() } }; MAX_MESSAGES];
-    let mut first = output.parts().as_ptr();
-    for ((replacement, message), number) in replaced.iter_mut().zip(given.iter()).zip(output.messages()) {
-        *replacement = *message;
-        replacement.msg_hdr.msg_iov = first.cast_mut().cast();
-        replacement.msg_hdr.msg_iovlen = *number as _;
-        first = first.wrapping_add(*number);
-    }
-    // SAFETY: the program's promise; the gathered parts are readable while `output` holds them.
+    let mut replaced: [mmsghdr; MAX_MESSAGES] = messages::over(given, output.parts(), output.messages());
+    // SAFETY: the program's messages; their gathered parts are readable while `output` holds them.
     let sent =
         output.call(|_| unsafe { sending::sendmmsg(fd, replaced.as_mut_ptr(), given.len() as u32, flags) });
     if sent == -1 && uncopy_sys::errno::get() == libc::EINVAL {
