@@ -75,7 +75,7 @@ pub unsafe extern "C" fn uncopy_realloc(pointer: *mut c_void, size: usize) -> *m
     if pointer.is_null() {
         return uncopy_alloc(size);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not null, so memory that came from here, which is the caller's to give up.
     checked(unsafe { twin::reallocate(pointer.cast(), size) })
 }
 
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn uncopy_realloc(pointer: *mut c_void, size: usize) -> *m
 pub unsafe extern "C" fn uncopy_free(pointer: *mut c_void) {
     if !pointer.is_null() {
         let _errno = errno::Keep::new();
-        // SAFETY: the caller's promise.
+        // SAFETY: not null, so memory that came from here, which nobody uses any more.
         unsafe { twin::deallocate(pointer.cast()) };
     }
 }
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn uncopy_usable_size(pointer: *const c_void) -> usize {
     if pointer.is_null() {
         return 0;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not null, so memory that came from here.
     unsafe { twin::usable_size(pointer.cast_mut().cast()) }
 }
 
@@ -111,7 +111,7 @@ pub extern "C" fn uncopy_owns(pointer: *const c_void) -> c_int {
 /// not legal, and nothing was changed) or EBUSY (memory was allocated before).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uncopy_options(settings: *const uncopy_settings) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or settings that can be read.
     let Some(settings) = (unsafe { settings.as_ref() }) else { return refused(libc::EINVAL) };
     let uncopy_settings { pageblock_pages, large_threshold, memory_cap, reserved } = *settings;
     if reserved != [0; 5] {
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn uncopy_status(why: *mut *const c_char) -> c_int {
     let _errno = errno::Keep::new();
     probe();
     let status = twin::status();
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a place for a pointer.
     if let Some(why) = unsafe { why.as_mut() } {
         *why = sentence(status).as_ptr();
     }
@@ -185,7 +185,7 @@ fn sentence(status: Status) -> &'static CStr {
     let Ok(text) = CString::new(text) else { return c"memory is copied by the kernel" };
     let made = text.into_raw();
     match place.compare_exchange(core::ptr::null_mut(), made, AcqRel, Acquire) {
-        // SAFETY: as above.
+        // SAFETY: a terminated string that is never freed from here on.
         Ok(_) => unsafe { CStr::from_ptr(made) },
         // SAFETY: made above, and nobody else's.
         Err(other) => unsafe {

@@ -6,7 +6,8 @@
 //!
 //! A gate is a hook's entry on x86-64: it compares the size with a threshold and jumps on to libc, or
 //! passes the return address along, by which call sites are told apart, to the hook's body. An entry is the same
-//! without the return address, for any condition. And what our threads mean for the end of a process: [`end`].
+//! without the return address, for any condition. [`before`] makes the hooks that only watch, [`alias`] second names. And
+//! what our threads mean for the end of a process: [`end`].
 #![cfg(target_os = "linux")]
 
 pub mod end;
@@ -154,6 +155,33 @@ macro_rules! entry {
                     _ => body($($argument),*),
                 }
             }
+        }
+    };
+}
+
+/// A hook that does something before libc's function is called, or returns without that:
+/// `before!(name SLOT (arguments) -> result, STATEMENTS)`.
+#[macro_export]
+macro_rules! before {
+    ($name:ident $slot:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty,
+        $($before:tt)*) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            $($before)*
+            // SAFETY: the program's own arguments, handed on to libc's function of this name as they are.
+            unsafe { $slot.call()($($argument),*) }
+        }
+    };
+}
+
+/// Another name of a hook, where libc has one function with two names: `alias!(name = hook (arguments) -> result)`.
+#[macro_export]
+macro_rules! alias {
+    ($name:ident = $hook:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            // SAFETY: the program's own arguments; both names have the same contract and the same structures.
+            unsafe { $hook($($argument),*) }
         }
     };
 }

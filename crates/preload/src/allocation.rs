@@ -127,7 +127,7 @@ pub unsafe extern "C" fn free(pointer: Pointer) {
 #[cfg(not(target_arch = "x86_64"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: Pointer) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own pointer: null, or memory that it may give back.
     unsafe { free_body(pointer) };
 }
 
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(pointer: Pointer, len: usize) -> Pointer {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own pointer: null, or memory that it may give back.
     unsafe { realloc_body(pointer, len, realloc as *const () as usize) }
 }
 
@@ -182,10 +182,10 @@ pub unsafe extern "C" fn realloc(pointer: Pointer, len: usize) -> Pointer {
 #[inline(always)]
 unsafe fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
     let Some(timer) = Timer::begin_any().filter(|_| !pointer.is_null()) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's own arguments, as realloc takes them.
         return unsafe { realloc_now(pointer, len, caller) };
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `pointer` is the program's and not null; a chunk of its own stays one until `realloc_now`.
     unsafe {
         let (from, old_bytes) = (pointer as usize, malloc_usable_size(pointer));
         let is_moved_by_pages = is_mapped_chunk(pointer, old_bytes);
@@ -226,7 +226,8 @@ unsafe fn is_mapped_chunk(pointer: Pointer, len: usize) -> bool {
 }
 
 unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
-    // SAFETY: the caller's promise.
+    // SAFETY: `pointer` is null or the program's to give up: a block, early memory, or of its own allocator;
+    // what it has room for can be read.
     unsafe {
         if pointer.is_null() {
             return malloc_body(len, caller);
@@ -259,7 +260,8 @@ unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
 
 /// Reallocates what the program's own allocator gave out: into the block heap if it grows large.
 unsafe fn realloc_foreign(pointer: Pointer, len: usize, caller: usize) -> Pointer {
-    // SAFETY: the caller's promise.
+    // SAFETY: `pointer` is the program's to give up, early memory or of its own allocator; the new block has
+    // room for `len`.
     unsafe {
         let is_early = early::contains(pointer);
         if let Some(new) = block(len, caller) {
@@ -284,7 +286,7 @@ unsafe fn realloc_foreign(pointer: Pointer, len: usize, caller: usize) -> Pointe
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn reallocarray(pointer: Pointer, count: usize, each: usize) -> Pointer {
     match count.checked_mul(each) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's own arguments; the length did not overflow.
         Some(len) => unsafe { realloc_body(pointer, len, reallocarray as *const () as usize) },
         None => {
             uncopy_sys::errno::set(libc::ENOMEM);
@@ -317,7 +319,7 @@ pub unsafe extern "C" fn memalign(alignment: usize, len: usize) -> Pointer {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(result: *mut Pointer, alignment: usize, len: usize) -> i32 {
-    // SAFETY: the caller's promise for `result`; libc checks the rest.
+    // SAFETY: `result` is a place for a pointer, as posix_memalign demands; libc checks the rest.
     unsafe {
         if alignment.is_multiple_of(size_of::<Pointer>())
             && let Some(pointer) = aligned_block(alignment, len, posix_memalign as *const () as usize)

@@ -15,7 +15,7 @@ pub type Flags = Option<c_int>;
 
 /// What became of an output that might go by reference.
 pub enum Lending {
-    /// It was sent: so many bytes, or an error.
+    /// It was sent: bytes, or an error.
     Sent(Result<usize, Errno>),
     /// Nothing was sent: it is to be gathered. With a plan: and noted, so that the ways can be compared.
     Gather(Option<Plan>),

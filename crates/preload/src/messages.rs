@@ -22,7 +22,7 @@ pub unsafe fn parts_of(header: &msghdr, max_parts: usize) -> Option<&[Part]> {
     if header.msg_iovlen > max_parts {
         return None;
     }
-    // SAFETY: nobody changes the vector, as the caller promises.
+    // SAFETY: the caller answers for the vector: nobody changes it.
     unsafe { parts(header.msg_iov, header.msg_iovlen) }
 }
 
@@ -34,7 +34,7 @@ pub unsafe fn parts_of(header: &msghdr, max_parts: usize) -> Option<&[Part]> {
 pub unsafe fn flatten(messages: &[mmsghdr], into: &mut [Part], counts: &mut [usize]) -> Option<usize> {
     let mut used = 0;
     for (message, count) in messages.iter().zip(counts) {
-        // SAFETY: nobody changes the vectors, as the caller promises.
+        // SAFETY: the caller answers for the vectors: nobody changes them.
         let parts = unsafe { parts_of(&message.msg_hdr, into.len() - used) }?;
         for (slot, part) in into[used..].iter_mut().zip(parts) {
             *slot = *part;
@@ -68,7 +68,7 @@ pub unsafe fn transferred<'a>(
     count: usize,
 ) -> impl Iterator<Item = (&'a [Part], usize)> + Clone {
     (0..count).map(move |index| {
-        // SAFETY: the kernel has just read these headers, as the caller promises, and nobody changes them during the
+        // SAFETY: the kernel has just read these headers and their vectors, and nobody changes them during the
         // program's call.
         unsafe {
             let message = &*messages.add(index);

@@ -8,7 +8,7 @@ use crate::exit;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uncopy_engine::engine::{ENGINE, Phase};
-use uncopy_interpose::{end, slots};
+use uncopy_interpose::{alias, end, slots};
 use uncopy_twin::fork as twin;
 
 type Handler = extern "C" fn();
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn __register_atfork(
     library: *mut c_void,
 ) -> c_int {
     watch_forks();
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own handlers and library.
     unsafe { REGISTER.call()(prepare, parent, child, library) }
 }
 
@@ -116,7 +116,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _Fork() -> libc::pid_t {
     let real = FORK.call();
-    // SAFETY: as libc's.
+    // SAFETY: _Fork takes no arguments.
     forked(Memory::AndDescriptors, || i64::from(unsafe { real() })) as libc::pid_t
 }
 
@@ -124,12 +124,8 @@ pub unsafe extern "C" fn _Fork() -> libc::pid_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
     exit::finish();
-    // SAFETY: as libc's.
+    // SAFETY: _exit takes any status.
     unsafe { EXIT.call()(status) }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
-    // SAFETY: as libc's.
-    unsafe { _exit(status) }
-}
+alias!(_Exit = _exit (status: c_int) -> !);

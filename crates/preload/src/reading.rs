@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
 use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
 use uncopy_engine::input::{Input, MAX_PARTS, is_candidate};
-use uncopy_interpose::{gate, slots};
+use uncopy_interpose::{alias, gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
 use uncopy_sys::iovec::{Part, parts};
 use uncopy_sys::readable::is_readable;
@@ -93,7 +93,7 @@ unsafe fn several(
     call: impl Fn(*const iovec, c_int) -> ssize_t,
 ) -> ssize_t {
     let timer = Timer::begin_any();
-    // SAFETY: the caller's promise; where the kernel stored something, it has read the vector.
+    // SAFETY: the program's own vector; where the kernel stored something, it has read it.
     unsafe {
         let (got, is_engines) = several_now(vector, count, caller, call);
         if let Some(timer) = timer {
@@ -139,7 +139,7 @@ gate!(recv, "rdx", "r8", MIN_BYTES, RECV, recv_body);
 
 unsafe extern "C" fn read_body(fd: c_int, buffer: Pointer, len: usize, caller: usize) -> ssize_t {
     let real = READ.call();
-    // SAFETY: the caller's promise, with a buffer at least as long.
+    // SAFETY: the program's own arguments, with a buffer at least as long.
     one(input(Function::Read, fd), buffer, len, caller, |buffer| unsafe { real(fd, buffer, len) })
 }
 
@@ -151,7 +151,7 @@ unsafe extern "C" fn pread_body(
     caller: usize,
 ) -> ssize_t {
     let real = PREAD.call();
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, with a buffer at least as long.
     one(input(Function::Pread, fd), buffer, len, caller, |buffer| unsafe { real(fd, buffer, len, offset) })
 }
 
@@ -164,10 +164,10 @@ unsafe extern "C" fn recv_body(
 ) -> ssize_t {
     let real = RECV.call();
     if flags & UNUSUAL != 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's own arguments.
         return unsafe { real(fd, buffer, len, flags) };
     }
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, with a buffer at least as long.
     one(receipt(Function::Recv, fd, flags), buffer, len, caller, |buffer| unsafe {
         real(fd, buffer, len, flags)
     })
@@ -184,10 +184,10 @@ pub unsafe extern "C" fn recvfrom(
 ) -> ssize_t {
     let real = RECVFROM.call();
     if len < MIN_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's own arguments.
         return unsafe { real(fd, buffer, len, flags, from, from_len) };
     }
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, with a buffer at least as long.
     one(
         receipt(Function::Recvfrom, fd, flags),
         buffer,
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn recvfrom(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: Pointer, len: usize, room: usize) -> ssize_t {
-    // SAFETY: the caller's promise; a buffer that is too small is libc's to report.
+    // SAFETY: the program's own arguments; a buffer that is too small is libc's to report.
     unsafe {
         if room < len {
             READ_CHK.call()(fd, buffer, len, room)
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn __pread_chk(
     offset: off_t,
     room: usize,
 ) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments; a buffer that is too small is libc's to report.
     unsafe {
         if room < len {
             PREAD_CHK.call()(fd, buffer, len, offset, room)
@@ -227,17 +227,8 @@ pub unsafe extern "C" fn __pread_chk(
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __pread64_chk(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    offset: off_t,
-    room: usize,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { __pread_chk(fd, buffer, len, offset, room) }
-}
+alias!(__pread64_chk = __pread_chk
+(fd: c_int, buffer: Pointer, len: usize, offset: off_t, room: usize) -> ssize_t);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __recv_chk(
@@ -247,7 +238,7 @@ pub unsafe extern "C" fn __recv_chk(
     room: usize,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments; a buffer that is too small is libc's to report.
     unsafe {
         if room < len {
             RECV_CHK.call()(fd, buffer, len, room, flags)
@@ -267,7 +258,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
     from: *mut sockaddr,
     from_len: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments; a buffer that is too small is libc's to report.
     unsafe {
         if room < len {
             RECVFROM_CHK.call()(fd, buffer, len, room, flags, from, from_len)
@@ -280,7 +271,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     let real = READV.call();
-    // SAFETY: the caller's promise, with buffers at least as long.
+    // SAFETY: the program's own arguments, with buffers at least as long.
     unsafe {
         several(input(Function::Readv, fd), vector, count, readv as *const () as usize, |vector, count| {
             real(fd, vector, count)
@@ -291,7 +282,7 @@ pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
     let real = PREADV.call();
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, with buffers at least as long.
     unsafe {
         several(input(Function::Preadv, fd), vector, count, preadv as *const () as usize, |vector, count| {
             real(fd, vector, count, offset)
@@ -299,11 +290,7 @@ pub unsafe extern "C" fn preadv(fd: c_int, vector: *const iovec, count: c_int, o
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv64(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { preadv(fd, vector, count, offset) }
-}
+alias!(preadv64 = preadv (fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn preadv2(
@@ -314,7 +301,7 @@ pub unsafe extern "C" fn preadv2(
     flags: c_int,
 ) -> ssize_t {
     let real = PREADV2.call();
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, with buffers at least as long.
     unsafe {
         several(input(Function::Preadv, fd), vector, count, preadv2 as *const () as usize, |vector, count| {
             real(fd, vector, count, offset, flags)
@@ -322,22 +309,13 @@ pub unsafe extern "C" fn preadv2(
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv64v2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { preadv2(fd, vector, count, offset, flags) }
-}
+alias!(preadv64v2 = preadv2
+(fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     let real = RECVMSG.call();
-    // SAFETY: the caller's promise. Where the buffers are replaced, a copy of the header names the
+    // SAFETY: the program's own header, found readable. Where the buffers are replaced, a copy of it names the
     // replacements, and what the kernel stores in the header is copied back.
     unsafe {
         let gated = MIN_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
@@ -375,7 +353,7 @@ pub unsafe extern "C" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     let timer = Timer::begin_any();
-    // SAFETY: the caller's promise; the messages that the kernel has filled are there.
+    // SAFETY: the program's own arguments; the messages that the kernel has filled are there.
     unsafe {
         let got = recvmmsg_now(fd, messages, count, flags, timeout);
         if let Some(timer) = timer

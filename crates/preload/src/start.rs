@@ -101,7 +101,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
 /// The environment that ld.so passes to a constructor.
 unsafe fn options<'a>(environment: *mut *mut c_char) -> Result<Options<'a>, OptionError<'a>> {
     let mut options = Options::default();
-    // SAFETY: terminated strings, as the caller promises, which nobody changes before `start` returns.
+    // SAFETY: the environment that ld.so passes, which nobody changes before `start` returns.
     for entry in unsafe { environment::entries(environment) } {
         if let Some(split) =
             entry.iter().position(|byte| *byte == b'=').filter(|_| entry.starts_with(b"UNCOPY_"))

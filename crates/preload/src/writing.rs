@@ -9,7 +9,7 @@ use uncopy_capi::sending::{self, SEND, SENDTO, WRITE};
 use uncopy_engine::engine::ENGINE;
 use uncopy_engine::gate::{MIN_BYTES, MIN_SIZE_BYTES};
 use uncopy_engine::output::{MAX_PARTS, Output, is_candidate};
-use uncopy_interpose::{entry, gate, slots};
+use uncopy_interpose::{alias, entry, gate, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
 use uncopy_sys::iovec::{Part, parts};
 use uncopy_sys::readable::is_readable;
@@ -165,7 +165,7 @@ unsafe fn send_vector(
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let (fd, count) = (transfer.fd, usize::try_from(count).unwrap_or(0));
-    // SAFETY: the caller's promise, which is libc's.
+    // SAFETY: the program's own vector; what the kernel took it has read.
     unsafe {
         several(transfer, || (vector, count), || send_several(fd, vector, count, flags, gathered, unchanged))
     }
@@ -193,7 +193,7 @@ unsafe extern "C" fn pwrite_body(
     offset: off_t,
     _caller: usize,
 ) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
     unsafe {
         send_one(
             output(Function::Pwrite, fd),
@@ -252,7 +252,7 @@ is_candidate_one(buffer, len), {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     let real = sending::writev;
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
     unsafe {
         send_vector(
             output(Function::Writev, fd),
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pwritev(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
     let real = PWRITEV.call();
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
     unsafe {
         send_vector(
             output(Function::Pwritev, fd),
@@ -281,11 +281,7 @@ pub unsafe extern "C" fn pwritev(fd: c_int, vector: *const iovec, count: c_int, 
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev64(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { pwritev(fd, vector, count, offset) }
-}
+alias!(pwritev64 = pwritev (fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pwritev2(
@@ -296,7 +292,7 @@ pub unsafe extern "C" fn pwritev2(
     flags: c_int,
 ) -> ssize_t {
     let real = PWRITEV2.call();
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
     unsafe {
         send_vector(
             output(Function::Pwritev, fd),
@@ -309,21 +305,12 @@ pub unsafe extern "C" fn pwritev2(
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev64v2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { pwritev2(fd, vector, count, offset, flags) }
-}
+alias!(pwritev64v2 = pwritev2
+(fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's promise; where the kernel took something, it has read the header.
+    // SAFETY: the program's own header; where the kernel took something, it has read it.
     unsafe {
         let vector = || ((*message).msg_iov.cast_const(), (*message).msg_iovlen);
         several(dispatch(Function::Sendmsg, fd), vector, || sendmsg_now(fd, message, flags))
@@ -333,7 +320,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 #[inline(always)]
 unsafe fn sendmsg_now(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let real = sending::sendmsg;
-    // SAFETY: as above; a copy of the header names the gathered parts.
+    // SAFETY: the program's own header, found readable; a copy of it names the gathered parts.
     unsafe {
         let gated = !may_have_views() || flags & BY_REFERENCE != 0;
         if gated || !is_readable(message as usize, size_of::<msghdr>()) {
@@ -355,7 +342,7 @@ unsafe fn sendmsg_now(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
     let timer = Timer::begin_any();
-    // SAFETY: the caller's promise; the messages that the kernel has taken are there.
+    // SAFETY: the program's own arguments; the messages that the kernel has taken are there.
     unsafe {
         let sent = sendmmsg_now(fd, messages, count, flags);
         if let Some(timer) = timer

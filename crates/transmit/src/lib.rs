@@ -135,7 +135,7 @@ pub fn pays(fd: i32, len_bytes: usize) -> bool {
     way(fd, len_bytes, len_bytes, 0, &Envelope::default()) != Way::Copy
 }
 
-/// The fewest bytes that pay anywhere: a comparison, no system call.
+/// Smallest part that pays anywhere, bytes: a comparison, no system call.
 #[inline]
 #[must_use]
 pub fn min_bytes() -> usize {

@@ -12,11 +12,11 @@ use crate::ALIGNMENT;
 use crate::options::Options;
 use uncopy_sys::PAGE_BYTES;
 
-/// Classes at most.
+/// Largest number of classes.
 pub(crate) const MAX_CLASSES: usize = 128;
 /// Largest threshold of large objects, bytes.
 pub(crate) const MAX_SMALL_BYTES: usize = 32 << 10;
-/// One in so many bytes may be wasted.
+/// Largest share of a pageblock that is wasted: one part in sixteen.
 const WASTE_SHARE: usize = 16;
 
 /// A size class of small objects.
@@ -81,7 +81,7 @@ impl Classes {
         self.max_bytes = options.large_threshold;
     }
 
-    /// The class for so many bytes; `None`: large.
+    /// The class for a size; `None`: large.
     #[inline]
     pub(crate) fn for_size(&self, size_bytes: usize) -> Option<Class> {
         if size_bytes > self.max_bytes {
@@ -90,7 +90,7 @@ impl Classes {
         Some(Class(self.of_units[size_bytes.div_ceil(ALIGNMENT)]))
     }
 
-    /// The class for so many bytes at a multiple of `align`, a power of two up to a page; `None`: large.
+    /// The class for a size at a multiple of `align`, a power of two up to a page; `None`: large.
     pub(crate) fn for_aligned(&self, size_bytes: usize, align: usize) -> Option<Class> {
         let first = self.for_size(size_bytes.max(1))?;
         (usize::from(first.0)..self.count)

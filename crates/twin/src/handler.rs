@@ -302,7 +302,8 @@ impl Handler {
             // pages are protected, and were there when they were protected.
             unsafe { replace(self.uffd, unit, page, run, self.room) != Replaced::Refused }
         } else if !is_patient {
-            // SAFETY: as above.
+            // SAFETY: the unit's lock is held; the pages are protected, and were there when they were
+            // protected.
             unsafe { replace_at_once(self.uffd, unit, page, run) != Replaced::Refused }
         } else {
             false

@@ -170,7 +170,7 @@ pub unsafe fn reallocate(object: *mut u8, size: usize) -> *mut u8 {
     if object.is_null() {
         return allocate(size);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `object` is one of this allocator and the caller's, who gives it up where it moves.
     unsafe {
         let old = usable_size(object);
         let id = unit_of(object);
@@ -202,7 +202,7 @@ pub unsafe fn deallocate(object: *mut u8) {
     if object.is_null() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `object` is one of this allocator, and nobody uses it any more.
     unsafe {
         let id = unit_of(object);
         if PAGES.unit(id).kind() == Kind::Small {
@@ -219,7 +219,7 @@ pub unsafe fn deallocate(object: *mut u8) {
 /// `object` is an object of this allocator.
 #[must_use]
 pub unsafe fn usable_size(object: *mut u8) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `object` is one of this allocator.
     let unit = PAGES.unit(unsafe { unit_of(object) });
     let of_unit = match unit.kind() {
         Kind::Small => unit.size_bytes.load(core::sync::atomic::Ordering::Relaxed) as usize,

@@ -430,8 +430,8 @@ pub fn statistics() -> crate::Statistics {
         let _critical = Critical::enter();
         let _guard = pool();
         // SAFETY: under the lock of the pool.
-        let (used, warm) = unsafe { PAGES.usage() };
-        (statistics.used_bytes, statistics.warm_bytes) = (used as u64, warm as u64);
+        let (used, resident) = unsafe { PAGES.usage() };
+        (statistics.used_bytes, statistics.free_resident_bytes) = (used as u64, resident as u64);
     }
     statistics
 }

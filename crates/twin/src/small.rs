@@ -26,7 +26,7 @@ use uncopy_sys::thread::{EndKey, number};
 
 /// Lanes; threads beyond that allocate under the lock of the class.
 pub(crate) const LANES: usize = 128;
-/// A closed pageblock is listed when one in so many slots is free: unprotected, protected.
+/// Free share of the slots from which on a closed pageblock is listed, one part in eight; of a protected one, in four.
 const LIST_SHARE: u32 = 8;
 const LIST_SHARE_PROTECTED: u32 = 4;
 
