@@ -8,8 +8,7 @@
 //! smaller class is the one with the most slots whose successor in size still wastes less than a sixteenth.
 //! With 16 pages that gives 73 classes up to 4,096 bytes; below 256 bytes every multiple of the alignment is one.
 
-use crate::ALIGNMENT;
-use crate::options::Options;
+use crate::options::{ALIGNMENT, Options};
 use uncopy_sys::PAGE_BYTES;
 
 /// Largest number of classes.

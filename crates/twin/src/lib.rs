@@ -21,6 +21,8 @@
 //! | [`mod@unit`] | runs of pages with one purpose, and the states of pages |
 //! | [`pages`] | the reserved range; free runs |
 //! | [`process`] | what is true of this process only: phase, descriptor, locks |
+//! | [`mod@status`] | whether memory is lent, and if not, why |
+//! | [`mod@start`] | what is reserved before the first allocation, and opened before the first loan |
 //! | [`small`], [`large`] | objects |
 //! | [`loan`] | lending |
 //! | [`handler`] | the fault service |
@@ -47,6 +49,8 @@ mod process;
 mod replace;
 pub mod send;
 mod small;
+mod start;
+mod status;
 mod table;
 mod traits;
 mod unit;
@@ -54,22 +58,20 @@ mod unit;
 pub use bytes::Bytes;
 pub use counters::Statistics;
 pub use loan::{Loan, Until, lend, settle, worth_lending};
-pub use options::{ConfigureError, Options};
-pub use process::{Status, Why, has_handler, statistics, status, switch_off};
+pub use options::{ALIGNMENT, ConfigureError, Options};
+pub use process::{has_handler, statistics, status, switch_off};
+pub use status::{Status, Why};
 pub use traits::Twin;
 
 use pages::{PAGE_BYTES, PAGES, page_of};
 use unit::{Id, Kind};
-
-/// Alignment of every object, bytes: that of C's `malloc`.
-pub const ALIGNMENT: usize = 16;
 
 /// Takes the options. Before the first allocation only.
 ///
 /// # Errors
 /// [`ConfigureError`]; nothing has changed then.
 pub fn configure(options: Options) -> Result<(), ConfigureError> {
-    process::configure(options)
+    start::configure(options)
 }
 
 /// Whether an address lies in twin memory: two comparisons.
@@ -99,7 +101,7 @@ fn or_none(object: *mut u8) -> *mut u8 {
 
 #[inline]
 fn is_ready() -> bool {
-    process::is_ready() || process::make_ready()
+    process::is_ready() || start::make_ready()
 }
 
 /// Memory for `size` bytes, aligned to [`ALIGNMENT`]; null, and `errno` ENOMEM, where there is none. No bytes are one.

@@ -2,6 +2,9 @@
 
 use core::fmt;
 
+/// Alignment of every object, bytes: that of C's `malloc`.
+pub const ALIGNMENT: usize = 16;
+
 /// Options of the twin allocator, see [`crate::configure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
