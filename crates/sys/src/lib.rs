@@ -38,6 +38,7 @@ pub mod deferral;
 pub mod errno;
 pub mod fd;
 pub mod filter;
+pub mod handler;
 pub mod ids;
 #[cfg(feature = "inject")]
 pub mod inject;
