@@ -197,118 +197,51 @@ pub unsafe extern "C" fn recvfrom(
     )
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: Pointer, len: usize, room: usize) -> ssize_t {
-    // SAFETY: the program's own arguments; a buffer that is too small is libc's to report.
-    unsafe {
-        if room < len {
-            READ_CHK.call()(fd, buffer, len, room)
-        } else {
-            read_body(fd, buffer, len, __read_chk as *const () as usize)
+/// The FORTIFY variants: a buffer that is too small is libc's to report.
+macro_rules! checked {
+    ($name:ident $slot:ident ($($argument:ident: $type:ty),*), if $fits:expr => $unchecked:expr) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> ssize_t {
+            // SAFETY: the program's own arguments; the buffer has room for what is read into it, as was checked.
+            unsafe { if $fits { $unchecked } else { $slot.call()($($argument),*) } }
         }
-    }
+    };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __pread_chk(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    offset: off_t,
-    room: usize,
-) -> ssize_t {
-    // SAFETY: the program's own arguments; a buffer that is too small is libc's to report.
-    unsafe {
-        if room < len {
-            PREAD_CHK.call()(fd, buffer, len, offset, room)
-        } else {
-            pread_body(fd, buffer, len, offset, __pread_chk as *const () as usize)
-        }
-    }
-}
-
+checked!(__read_chk READ_CHK (fd: c_int, buffer: Pointer, len: usize, room: usize),
+if len <= room => read_body(fd, buffer, len, __read_chk as *const () as usize));
+checked!(__pread_chk PREAD_CHK (fd: c_int, buffer: Pointer, len: usize, offset: off_t, room: usize),
+if len <= room => pread_body(fd, buffer, len, offset, __pread_chk as *const () as usize));
 alias!(__pread64_chk = __pread_chk
 (fd: c_int, buffer: Pointer, len: usize, offset: off_t, room: usize) -> ssize_t);
+checked!(__recv_chk RECV_CHK (fd: c_int, buffer: Pointer, len: usize, room: usize, flags: c_int),
+if len <= room => recv_body(fd, buffer, len, flags, __recv_chk as *const () as usize));
+checked!(__recvfrom_chk RECVFROM_CHK
+(fd: c_int, buffer: Pointer, len: usize, room: usize, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t),
+if len <= room => recvfrom(fd, buffer, len, flags, from, from_len));
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recv_chk(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    room: usize,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: the program's own arguments; a buffer that is too small is libc's to report.
-    unsafe {
-        if room < len {
-            RECV_CHK.call()(fd, buffer, len, room, flags)
-        } else {
-            recv_body(fd, buffer, len, flags, __recv_chk as *const () as usize)
+/// Hooks that read into a vector: the function that is recorded, and the arguments behind the vector.
+macro_rules! vectored {
+    ($name:ident $slot:ident $function:ident ($($argument:ident: $type:ty),*)) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            fd: c_int,
+            vector: *const iovec,
+            count: c_int
+            $(, $argument: $type)*
+        ) -> ssize_t {
+            let real = $slot.call();
+            let (transfer, caller) = (input(Function::$function, fd), $name as *const () as usize);
+            // SAFETY: the program's own arguments, with buffers at least as long.
+            unsafe { several(transfer, vector, count, caller, |vector, count| real(fd, vector, count $(, $argument)*)) }
         }
-    }
+    };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recvfrom_chk(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    room: usize,
-    flags: c_int,
-    from: *mut sockaddr,
-    from_len: *mut socklen_t,
-) -> ssize_t {
-    // SAFETY: the program's own arguments; a buffer that is too small is libc's to report.
-    unsafe {
-        if room < len {
-            RECVFROM_CHK.call()(fd, buffer, len, room, flags, from, from_len)
-        } else {
-            recvfrom(fd, buffer, len, flags, from, from_len)
-        }
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    let real = READV.call();
-    // SAFETY: the program's own arguments, with buffers at least as long.
-    unsafe {
-        several(input(Function::Readv, fd), vector, count, readv as *const () as usize, |vector, count| {
-            real(fd, vector, count)
-        })
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
-    let real = PREADV.call();
-    // SAFETY: the program's own arguments, with buffers at least as long.
-    unsafe {
-        several(input(Function::Preadv, fd), vector, count, preadv as *const () as usize, |vector, count| {
-            real(fd, vector, count, offset)
-        })
-    }
-}
-
+vectored!(readv READV Readv ());
+vectored!(preadv PREADV Preadv (offset: off_t));
 alias!(preadv64 = preadv (fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    let real = PREADV2.call();
-    // SAFETY: the program's own arguments, with buffers at least as long.
-    unsafe {
-        several(input(Function::Preadv, fd), vector, count, preadv2 as *const () as usize, |vector, count| {
-            real(fd, vector, count, offset, flags)
-        })
-    }
-}
-
+vectored!(preadv2 PREADV2 Preadv (offset: off_t, flags: c_int));
 alias!(preadv64v2 = preadv2
 (fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 

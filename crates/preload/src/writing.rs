@@ -249,62 +249,37 @@ is_candidate_one(buffer, len), {
     )
 });
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    let real = sending::writev;
-    // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
-    unsafe {
-        send_vector(
-            output(Function::Writev, fd),
-            vector,
-            count,
-            NO_FLAGS,
-            |vector, count| real(fd, vector, count as c_int),
-            || real(fd, vector, count),
-        )
-    }
+/// Hooks that write a vector: what makes the call, the function that is recorded, whether the bytes may go by reference,
+/// and the arguments behind the vector.
+macro_rules! vectored {
+    ($name:ident $real:expr, $function:ident, $flags:expr, ($($argument:ident: $type:ty),*)) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            fd: c_int,
+            vector: *const iovec,
+            count: c_int
+            $(, $argument: $type)*
+        ) -> ssize_t {
+            let real = $real;
+            // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
+            unsafe {
+                send_vector(
+                    output(Function::$function, fd),
+                    vector,
+                    count,
+                    $flags,
+                    |vector, count| real(fd, vector, count as c_int $(, $argument)*),
+                    || real(fd, vector, count $(, $argument)*),
+                )
+            }
+        }
+    };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
-    let real = PWRITEV.call();
-    // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
-    unsafe {
-        send_vector(
-            output(Function::Pwritev, fd),
-            vector,
-            count,
-            None,
-            |vector, count| real(fd, vector, count as c_int, offset),
-            || real(fd, vector, count, offset),
-        )
-    }
-}
-
+vectored!(writev sending::writev, Writev, NO_FLAGS, ());
+vectored!(pwritev PWRITEV.call(), Pwritev, None, (offset: off_t));
 alias!(pwritev64 = pwritev (fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    let real = PWRITEV2.call();
-    // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
-    unsafe {
-        send_vector(
-            output(Function::Pwritev, fd),
-            vector,
-            count,
-            None,
-            |vector, count| real(fd, vector, count as c_int, offset, flags),
-            || real(fd, vector, count, offset, flags),
-        )
-    }
-}
-
+vectored!(pwritev2 PWRITEV2.call(), Pwritev, None, (offset: off_t, flags: c_int));
 alias!(pwritev64v2 = pwritev2
 (fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 
