@@ -222,7 +222,7 @@ impl Sender<'_> {
         loop {
             match next_completed(self.fd) {
                 Ok(_) => self.awaited = 0,
-                Err(Errno(libc::EAGAIN)) => return Ok(()),
+                Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno(number)) => return Err(std::io::Error::from_raw_os_error(number)),
             }
         }

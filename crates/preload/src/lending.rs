@@ -44,7 +44,7 @@ pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Lending {
         output.was_copied();
     }
     match sent {
-        Err(Errno(libc::EAGAIN)) if waits => Lending::Gather(noted),
+        Err(Errno::EAGAIN) if waits => Lending::Gather(noted),
         sent => Lending::Sent(sent),
     }
 }
@@ -72,7 +72,7 @@ fn send(
         first += skip(&mut parts[first..], behind_bytes);
         behind_bytes = match send_some(&parts[first..]) {
             Ok(len_bytes) => len_bytes,
-            Err(Errno(libc::EAGAIN)) => {
+            Err(Errno::EAGAIN) => {
                 uncopy_sys::thread::pause();
                 0
             }

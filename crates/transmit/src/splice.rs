@@ -225,11 +225,11 @@ const fn is_refusal(error: Errno) -> bool {
 fn pass_on(pipe: Pipe, fd: i32, len_bytes: usize, more: bool) -> Result<usize, Errno> {
     for _ in 0..MAX_INTERRUPTIONS {
         match pipe.pass(fd, len_bytes, more) {
-            Err(Errno(libc::EINTR)) => {}
+            Err(Errno::EINTR) => {}
             result => return result,
         }
     }
-    Err(Errno(libc::EINVAL))
+    Err(Errno::EINVAL)
 }
 
 /// One message under way on a socket.
@@ -389,7 +389,7 @@ impl Sending<'_> {
                 let flags = self.flags | libc::MSG_DONTWAIT | libc::MSG_MORE;
                 let cut = part.cut(part.len().min(PAGE_BYTES));
                 match self.send_copied(cut, flags) {
-                    Err(Errno(libc::EAGAIN)) => {
+                    Err(Errno::EAGAIN) => {
                         uncopy_sys::thread::pause();
                         Ok(Step::On)
                     }

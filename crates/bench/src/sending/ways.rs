@@ -248,14 +248,14 @@ impl Completions {
     fn read(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         loop {
             match next_completed(socket.as_raw_fd()) {
-                Ok(None) | Err(Errno(libc::EINTR)) => {}
+                Ok(None) | Err(Errno::EINTR) => {}
                 Ok(Some(Completed { first, last, was_copied })) => {
                     let sends = last.wrapping_sub(first).wrapping_add(1);
                     self.awaited = self.awaited.saturating_sub(sends);
                     self.complete += u64::from(sends);
                     self.copied += if was_copied { u64::from(sends) } else { 0 };
                 }
-                Err(Errno(libc::EAGAIN)) => return Ok(()),
+                Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno(number)) => return Err(io::Error::from_raw_os_error(number)),
             }
         }
