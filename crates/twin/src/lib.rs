@@ -3,7 +3,7 @@
 //!
 //! One allocator for the process. Every function may be called from any thread and in any state of the process: where
 //! userfaultfd is refused, and in a forked child that has not lent anything yet, its memory is ordinary memory and
-//! [`lend`] may say `None`, which means: copy. [`status`] says which it is, and why.
+//! [`lend`] may say `None`, which means: copy. [`status()`] says which it is, and why.
 //!
 //! How to send: [`lend`] the parts in twin memory; make the system calls; then, before the program's call returns,
 //! drop the loan if the kernel may hold the pages for good ([`Until::Dropped`]), or call [`Loan::confirm`] and keep it
