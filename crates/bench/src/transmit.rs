@@ -17,7 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use uncopy_transmit::{Envelope, Errno, Part, set_break_even};
+use uncopy_transmit::{Envelope, Errno, Part, next_completed, set_break_even};
 
 use crate::comparison::{Comparison, Sample};
 use crate::cpu_time::thread_cpu_ns;
@@ -220,18 +220,10 @@ impl Sender<'_> {
     /// Reads what the socket's error queue holds.
     fn read_completions(&mut self) -> std::io::Result<()> {
         loop {
-            let mut control = [0u64; 16];
-            // SAFETY: all-zero is a valid header.
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_control = control.as_mut_ptr().cast();
-            message.msg_controllen = size_of_val(&control);
-            // SAFETY: room for control data of that length.
-            let read =
-                unsafe { libc::recvmsg(self.fd, &raw mut message, libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) };
-            match checked(read) {
+            match next_completed(self.fd) {
                 Ok(_) => self.awaited = 0,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
+                Err(Errno::EAGAIN) => return Ok(()),
+                Err(Errno(number)) => return Err(std::io::Error::from_raw_os_error(number)),
             }
         }
     }

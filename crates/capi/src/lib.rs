@@ -1,5 +1,6 @@
-//! The C interface to the twin allocator. `libuncopy.so` and `libuncopy_send` export the same names by linking
-//! this crate; `uncopy.h` is made from this file (`scripts/header`), so its comments speak to C programmers.
+//! What `libuncopy.so` and `libuncopy_send` have in common: the C interface to the twin allocator, whose names both
+//! export by linking this crate, and libc's send family with twin memory lent ([`sending`]). `uncopy.h` is made from
+//! this file (`scripts/header`), so its comments speak to C programmers.
 //!
 //! Nothing here has a decision of its own: memory, protection and `errno` are the twin allocator's.
 #![cfg(target_os = "linux")]
@@ -7,6 +8,8 @@
     clippy::missing_safety_doc,
     reason = "what C programmers are told is what makes a call safe; uncopy.h has no headings"
 )]
+
+pub mod sending;
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire};
@@ -72,7 +75,7 @@ pub unsafe extern "C" fn uncopy_realloc(pointer: *mut c_void, size: usize) -> *m
     if pointer.is_null() {
         return uncopy_alloc(size);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not null, so memory that came from here, which is the caller's to give up.
     checked(unsafe { twin::reallocate(pointer.cast(), size) })
 }
 
@@ -82,7 +85,7 @@ pub unsafe extern "C" fn uncopy_realloc(pointer: *mut c_void, size: usize) -> *m
 pub unsafe extern "C" fn uncopy_free(pointer: *mut c_void) {
     if !pointer.is_null() {
         let _errno = errno::Keep::new();
-        // SAFETY: the caller's promise.
+        // SAFETY: not null, so memory that came from here, which nobody uses any more.
         unsafe { twin::deallocate(pointer.cast()) };
     }
 }
@@ -93,7 +96,7 @@ pub unsafe extern "C" fn uncopy_usable_size(pointer: *const c_void) -> usize {
     if pointer.is_null() {
         return 0;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not null, so memory that came from here.
     unsafe { twin::usable_size(pointer.cast_mut().cast()) }
 }
 
@@ -108,7 +111,7 @@ pub extern "C" fn uncopy_owns(pointer: *const c_void) -> c_int {
 /// not legal, and nothing was changed) or EBUSY (memory was allocated before).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uncopy_options(settings: *const uncopy_settings) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or settings that can be read.
     let Some(settings) = (unsafe { settings.as_ref() }) else { return refused(libc::EINVAL) };
     let uncopy_settings { pageblock_pages, large_threshold, memory_cap, reserved } = *settings;
     if reserved != [0; 5] {
@@ -141,7 +144,7 @@ pub unsafe extern "C" fn uncopy_status(why: *mut *const c_char) -> c_int {
     let _errno = errno::Keep::new();
     probe();
     let status = twin::status();
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a place for a pointer.
     if let Some(why) = unsafe { why.as_mut() } {
         *why = sentence(status).as_ptr();
     }
@@ -182,7 +185,7 @@ fn sentence(status: Status) -> &'static CStr {
     let Ok(text) = CString::new(text) else { return c"memory is copied by the kernel" };
     let made = text.into_raw();
     match place.compare_exchange(core::ptr::null_mut(), made, AcqRel, Acquire) {
-        // SAFETY: as above.
+        // SAFETY: a terminated string that is never freed from here on.
         Ok(_) => unsafe { CStr::from_ptr(made) },
         // SAFETY: made above, and nobody else's.
         Err(other) => unsafe {

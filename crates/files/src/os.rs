@@ -1,16 +1,12 @@
 //! What this server asks of the kernel and `rustix` does not offer, or must go through the C library
-//! because `uncopy run` is to see it: sends of memory, completions, signals, a look at mapped memory.
+//! because `uncopy run` is to see it: sends of memory, signals, a look at mapped memory.
 
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{c_int, c_void};
-
-/// Origin of a completion of MSG_ZEROCOPY (`linux/errqueue.h`).
-const SO_EE_ORIGIN_ZEROCOPY: u8 = 5;
-/// In a completion: the kernel copied after all (`linux/errqueue.h`).
-const SO_EE_CODE_ZEROCOPY_COPIED: u8 = 1;
+use uncopy_transmit::{Completed, next_completed};
 
 /// A part of a message that is in memory.
 pub type Part = libc::iovec;
@@ -74,42 +70,14 @@ pub struct Completions {
 #[must_use]
 pub fn completions(socket: BorrowedFd<'_>) -> Completions {
     let mut all = Completions::default();
-    let mut control = [0u64; 16];
-    loop {
-        // SAFETY: all-zero is a valid msghdr.
-        let mut message: libc::msghdr = unsafe { zeroed() };
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of_val(&control);
-        // SAFETY: the message has a buffer for control data of the length it says, and nothing else.
-        let got = unsafe {
-            libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT)
-        };
-        if got < 0 {
-            return all;
-        }
-        // SAFETY: the kernel has filled in the message's control data.
-        let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-        while !header.is_null() {
-            // SAFETY: a header that these macros give lies in the control data, aligned by it being u64.
-            let (level, kind) = unsafe { ((*header).cmsg_level, (*header).cmsg_type) };
-            if matches!(
-                (level, kind),
-                (libc::SOL_IP, libc::IP_RECVERR) | (libc::SOL_IPV6, libc::IPV6_RECVERR)
-            ) {
-                // SAFETY: control data of this kind is a sock_extended_err; it may be unaligned.
-                let error: libc::sock_extended_err =
-                    unsafe { libc::CMSG_DATA(header).cast::<libc::sock_extended_err>().read_unaligned() };
-                if error.ee_errno == 0 && error.ee_origin == SO_EE_ORIGIN_ZEROCOPY {
-                    // From ee_info to ee_data, both included; the numbers wrap around.
-                    all.sends =
-                        all.sends.wrapping_add(error.ee_data.wrapping_sub(error.ee_info).wrapping_add(1));
-                    all.copied |= error.ee_code & SO_EE_CODE_ZEROCOPY_COPIED != 0;
-                }
-            }
-            // SAFETY: as for the first header.
-            header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
+    while let Ok(next) = next_completed(socket.as_raw_fd()) {
+        if let Some(Completed { first, last, was_copied }) = next {
+            // Both included; the numbers wrap around.
+            all.sends = all.sends.wrapping_add(last.wrapping_sub(first).wrapping_add(1));
+            all.copied |= was_copied;
         }
     }
+    all
 }
 
 /// Copies memory that may be mapped from a file that becomes shorter at any moment, where reading it

@@ -1,19 +1,21 @@
 //! libc's own functions, and the gates in front of them.
 //!
-//! A slot holds the address of the next definition of a symbol after ours. All slots of a library are filled
-//! when it is loaded; a call that comes earlier (ld.so, another library's constructor) finds a stand-in or
-//! fills them itself, by the library's own `crate::start::fill_slots`.
+//! A slot holds the address of the next definition of a symbol after ours. A library fills all of its slots when it
+//! is loaded; a call that comes earlier (ld.so, another library's constructor) finds a stand-in, or fills the one slot
+//! that it needs.
 //!
 //! A gate is a hook's entry on x86-64: it compares the size with a threshold and jumps on to libc, or
 //! passes the return address along, by which call sites are told apart, to the hook's body. An entry is the same
-//! without the return address, for any condition. And what our threads mean for the end of a process: [`end`].
+//! without the return address, for any condition. [`before`] makes the hooks that only watch, [`alias`] second names. And
+//! what our threads mean for the end of a process: [`end`].
 #![cfg(target_os = "linux")]
 
 pub mod end;
 pub mod environment;
 
 use core::ffi::{CStr, c_char, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use uncopy_sys::{ids, lock};
 
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *mut c_void;
@@ -22,24 +24,39 @@ unsafe extern "C" {
 /// RTLD_NEXT: the next object after this one.
 const NEXT: *mut c_void = -1isize as *mut c_void;
 
-/// The address of the next definition of `symbol`; 0 if there is none.
+/// Kernel id of the thread that looks a function up just now; 0: none does.
+static FILLING: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the calling thread is looking up one of libc's functions right now: dlsym may allocate.
 #[must_use]
-pub fn next(symbol: &CStr) -> usize {
-    // SAFETY: the symbol is terminated.
-    unsafe { dlsym(NEXT, symbol.as_ptr()) as usize }
+pub fn is_filling() -> bool {
+    let filling = FILLING.load(Relaxed);
+    filling != 0 && filling == lock::thread_id()
+}
+
+/// The address of the next definition of `symbol`; 0 if there is none, or no dynamic linker that knows it.
+fn next(symbol: &CStr) -> usize {
+    if !ids::has_dynamic_linker() {
+        return 0;
+    }
+    let outer = FILLING.swap(lock::thread_id(), Relaxed);
+    // SAFETY: dlsym takes RTLD_NEXT and a terminated string.
+    let address = unsafe { dlsym(NEXT, symbol.as_ptr()) as usize };
+    FILLING.store(outer, Relaxed);
+    address
 }
 
 /// Slots for libc's functions: `NAME = c"symbol": type of the function;`.
 #[macro_export]
-#[allow(clippy::crate_in_macro_def, reason = "each library fills its slots in a way of its own")]
 macro_rules! slots {
     ($($slot:ident = $symbol:literal: $type:ty;)*) => {
         $(
-            pub static $slot: $crate::Slot<$type> = $crate::Slot::new(crate::start::fill_slots);
+            #[doc = concat!("libc's `", stringify!($symbol), "`.")]
+            pub static $slot: $crate::Slot<$type> = $crate::Slot::new($symbol);
         )*
         /// Fills every slot.
         pub fn fill() {
-            $($slot.fill($symbol);)*
+            $(_ = $slot.find();)*
         }
     };
 }
@@ -48,22 +65,14 @@ macro_rules! slots {
 #[repr(C)]
 pub struct Slot<F> {
     address: AtomicUsize,
-    fill_all: fn(),
+    symbol: &'static CStr,
     function: core::marker::PhantomData<F>,
 }
 
 impl<F: Copy> Slot<F> {
-    /// An empty slot; `fill_all` fills this and all others of the library.
-    pub const fn new(fill_all: fn()) -> Self {
-        Self { address: AtomicUsize::new(0), fill_all, function: core::marker::PhantomData }
-    }
-
-    /// Looks up the next definition of `symbol`, which must have the type `F`.
-    pub fn fill(&self, symbol: &CStr) {
-        let address = next(symbol);
-        if address != 0 {
-            self.address.store(address, Relaxed);
-        }
+    /// An empty slot for the next definition of `symbol`, which must have the type `F`.
+    pub const fn new(symbol: &'static CStr) -> Self {
+        Self { address: AtomicUsize::new(0), symbol, function: core::marker::PhantomData }
     }
 
     /// The function; `None` before the slot is filled, or if libc does not have it.
@@ -75,14 +84,16 @@ impl<F: Copy> Slot<F> {
         (address != 0).then(|| unsafe { core::mem::transmute_copy::<usize, F>(&address) })
     }
 
-    /// The function; fills all slots if that has not happened yet. `None`: libc does not have it, or there is no
+    /// The function; looks it up if that has not happened yet. `None`: libc does not have it, or there is no
     /// libc to look it up in, because the program is linked statically.
     #[inline]
     pub fn find(&self) -> Option<F> {
-        if let Some(function) = self.get() {
-            return Some(function);
-        }
-        (self.fill_all)();
+        self.get().or_else(|| self.look_up())
+    }
+
+    #[cold]
+    fn look_up(&self) -> Option<F> {
+        self.address.store(next(self.symbol), Relaxed);
         self.get()
     }
 
@@ -128,22 +139,49 @@ macro_rules! gate {
 /// the body is out of line.
 #[macro_export]
 macro_rules! entry {
-    ($name:ident $slot:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty, $concerned:expr, $body:expr) => {
+    ($name:ident $slot:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty, $is_candidate:expr, $body:expr) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
             #[cold]
             #[inline(never)]
             unsafe extern "C" fn body($($argument: $type),*) -> $result {
-                // SAFETY: the caller's promise.
+                // SAFETY: the program's own arguments, which libc's contract allows the body to use as libc would.
                 unsafe { $body }
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the program's own arguments, handed on to libc's function of this name or to the body as they are.
             unsafe {
                 match $slot.get() {
-                    Some(real) if !$concerned => real($($argument),*),
+                    Some(real) if !$is_candidate => real($($argument),*),
                     _ => body($($argument),*),
                 }
             }
+        }
+    };
+}
+
+/// A hook that does something before libc's function is called, or returns without that:
+/// `before!(name SLOT (arguments) -> result, STATEMENTS)`.
+#[macro_export]
+macro_rules! before {
+    ($name:ident $slot:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty,
+        $($before:tt)*) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            $($before)*
+            // SAFETY: the program's own arguments, handed on to libc's function of this name as they are.
+            unsafe { $slot.call()($($argument),*) }
+        }
+    };
+}
+
+/// Another name of a hook, where libc has one function with two names: `alias!(name = hook (arguments) -> result)`.
+#[macro_export]
+macro_rules! alias {
+    ($name:ident = $hook:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            // SAFETY: the program's own arguments; both names have the same contract and the same structures.
+            unsafe { $hook($($argument),*) }
         }
     };
 }

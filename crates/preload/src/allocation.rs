@@ -8,11 +8,11 @@ use uncopy_engine::range::directory;
 use uncopy_engine::range::heap::Allocation;
 use uncopy_engine::range::heap::HEAP;
 use uncopy_engine::service::activation;
-use uncopy_engine::state::gate::HEAP_MIN_BYTES;
 use uncopy_engine::state::gate::is_in_heap;
+use uncopy_engine::state::gate::{FREE_LOOKS, HEAP_MIN_BYTES};
 #[cfg(target_arch = "x86_64")]
 use uncopy_engine::state::gate::{HEAP_BASE, HEAP_LEN_BYTES};
-use uncopy_interpose::{gate, slots};
+use uncopy_interpose::{gate, is_filling, slots};
 use uncopy_record::{self as record, Flags, Function, Timer};
 
 type Pointer = *mut c_void;
@@ -51,6 +51,7 @@ mod early {
     static USED: AtomicUsize = AtomicUsize::new(0);
 
     pub fn allocate(len: usize) -> Pointer {
+        FREE_LOOKS.store(true, Relaxed);
         let take = len.next_multiple_of(64);
         let at = USED.fetch_add(take, Relaxed);
         if len > BYTES || at + take > BYTES {
@@ -80,7 +81,7 @@ unsafe extern "C" fn malloc_body(len: usize, caller: usize) -> Pointer {
 }
 
 unsafe fn real_malloc(len: usize) -> Pointer {
-    if crate::start::is_filling() {
+    if is_filling() {
         return early::allocate(len);
     }
     // SAFETY: malloc takes any length.
@@ -124,7 +125,7 @@ pub unsafe extern "C" fn free(pointer: Pointer) {
         base = sym HEAP_BASE,
         len = sym HEAP_LEN_BYTES,
         slot = sym FREE,
-        early = sym uncopy_engine::state::gate::FREE_LOOKS,
+        early = sym FREE_LOOKS,
         body = sym free_body,
     )
 }
@@ -132,7 +133,7 @@ pub unsafe extern "C" fn free(pointer: Pointer) {
 #[cfg(not(target_arch = "x86_64"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: Pointer) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own pointer: null, or memory that it may give back.
     unsafe { free_body(pointer) };
 }
 
@@ -161,7 +162,7 @@ unsafe extern "C" fn free_body(pointer: Pointer) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
-    if crate::start::is_filling() {
+    if is_filling() {
         return count.checked_mul(each).map_or(core::ptr::null_mut(), early::allocate);
     }
     if let Some(len) = count.checked_mul(each)
@@ -179,7 +180,7 @@ pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(pointer: Pointer, len: usize) -> Pointer {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own pointer: null, or memory that it may give back.
     unsafe { realloc_body(pointer, len, realloc as *const () as usize) }
 }
 
@@ -187,10 +188,10 @@ pub unsafe extern "C" fn realloc(pointer: Pointer, len: usize) -> Pointer {
 #[inline(always)]
 unsafe fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
     let Some(timer) = Timer::begin_any().filter(|_| !pointer.is_null()) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's own arguments, as realloc takes them.
         return unsafe { realloc_now(pointer, len, caller) };
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `pointer` is the program's and not null; a chunk of its own stays one until `realloc_now`.
     unsafe {
         let (from, old_bytes) = (pointer as usize, malloc_usable_size(pointer));
         let is_moved_by_pages = is_mapped_chunk(pointer, old_bytes);
@@ -229,7 +230,8 @@ unsafe fn is_mapped_chunk(pointer: Pointer, len: usize) -> bool {
 }
 
 unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
-    // SAFETY: the caller's promise.
+    // SAFETY: `pointer` is null or the program's to give up: a block, early memory, or of its own allocator;
+    // what it has room for can be read.
     unsafe {
         if pointer.is_null() {
             return malloc_body(len, caller);
@@ -262,7 +264,8 @@ unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
 
 /// Reallocates what the program's own allocator gave out: into the block heap if it grows large.
 unsafe fn realloc_foreign(pointer: Pointer, len: usize, caller: usize) -> Pointer {
-    // SAFETY: the caller's promise.
+    // SAFETY: `pointer` is the program's to give up, early memory or of its own allocator; the new block has
+    // room for `len`.
     unsafe {
         let is_early = early::contains(pointer);
         if let Some(new) = block(len, caller) {
@@ -287,7 +290,7 @@ unsafe fn realloc_foreign(pointer: Pointer, len: usize, caller: usize) -> Pointe
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn reallocarray(pointer: Pointer, count: usize, each: usize) -> Pointer {
     match count.checked_mul(each) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's own arguments; the length did not overflow.
         Some(len) => unsafe { realloc_body(pointer, len, reallocarray as *const () as usize) },
         None => {
             uncopy_sys::errno::set(libc::ENOMEM);
@@ -320,7 +323,7 @@ pub unsafe extern "C" fn memalign(alignment: usize, len: usize) -> Pointer {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(result: *mut Pointer, alignment: usize, len: usize) -> i32 {
-    // SAFETY: the caller's promise for `result`; libc checks the rest.
+    // SAFETY: `result` is a place for a pointer, as posix_memalign demands; libc checks the rest.
     unsafe {
         if alignment.is_multiple_of(size_of::<Pointer>())
             && let Some(pointer) = aligned_block(alignment, len, posix_memalign as *const () as usize)

@@ -14,13 +14,14 @@
 //! A clone instruction of the program's own, and one that gives a forked child another stack through
 //! `syscall`, cannot be followed: viewed pages read as zeroes in that child.
 
+use crate::exit;
 use crate::namespaces;
 use crate::process::{Memory, forked};
 use core::ffi::{c_int, c_long, c_void};
 use uncopy_engine::life::alone::alone;
 use uncopy_engine::state::phase::Phase;
 use uncopy_engine::state::phase::STATE;
-use uncopy_interpose::slots;
+use uncopy_interpose::{alias, slots};
 use uncopy_sys::raw::{call, run_on};
 use uncopy_sys::readable::is_readable;
 use uncopy_sys::{errno, lock, thread};
@@ -81,7 +82,7 @@ pub unsafe extern "C" fn clone(
 ) -> c_int {
     let bits = flags as u32 as usize;
     let (Some(function), false, false) = (function, stack.is_null(), bits & (VM | SETTLS) != 0) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's own arguments, for libc's clone.
         return unsafe { CLONE.call()(function, stack, flags, argument, parent_tid, tls, child_tid) };
     };
     // The child begins on its copy of this stack, whatever room the one that it is given has, and goes
@@ -90,25 +91,16 @@ pub unsafe extern "C" fn clone(
     // SAFETY: the child gets a copy of this memory and of this stack.
     let result = forked(memory_of(bits), || unsafe { call(libc::SYS_clone as usize, arguments) });
     if result == 0 {
-        // SAFETY: the caller's promise about the stack; the child needs nothing of this one any more.
+        // SAFETY: `stack` is the upper end of a stack, as clone demands; the child needs nothing of this one
+        // any more.
         unsafe { run_on(stack as usize, function, argument, end_thread) };
     }
     result_of(result) as c_int
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __clone(
-    function: Option<Function>,
-    stack: *mut c_void,
-    flags: c_int,
-    argument: *mut c_void,
-    parent_tid: usize,
-    tls: usize,
-    child_tid: usize,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { clone(function, stack, flags, argument, parent_tid, tls, child_tid) }
-}
+alias!(__clone = clone
+(function: Option<Function>, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent_tid: usize, tls: usize,
+child_tid: usize) -> c_int);
 
 /// Ends the calling thread; the program with it, if it is the one that began it.
 extern "C" fn end_thread(status: c_int) -> ! {
@@ -116,7 +108,7 @@ extern "C" fn end_thread(status: c_int) -> ! {
     let mut number = libc::SYS_exit;
     if is_main && STATE.phase() == Phase::Active {
         thread::outlast_others();
-        crate::start::finish();
+        exit::finish();
         number = libc::SYS_exit_group;
     }
     loop {
@@ -266,7 +258,7 @@ unsafe extern "C" fn direct(
     e: usize,
     f: usize,
 ) -> c_long {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own system call; a fork goes by way of `body`.
     result_of(unsafe { call(number as usize, [a, b, c, d, e, f]) })
 }
 
@@ -280,7 +272,7 @@ unsafe extern "C" fn body(
     e: usize,
     f: usize,
 ) -> c_long {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own system call.
     let as_it_is = || unsafe { direct(number, a, b, c, d, e, f) };
     let flags = match number {
         libc::SYS_unshare => return namespaces::unshared(a as c_int, as_it_is),

@@ -15,7 +15,7 @@ pub type Flags = Option<c_int>;
 
 /// What became of an output that might go by reference.
 pub enum Lending {
-    /// It was sent: so many bytes, or an error.
+    /// It was sent: bytes, or an error.
     Sent(Result<usize, Errno>),
     /// Nothing was sent: it is to be gathered. With a plan: and noted, so that the ways can be compared.
     Gather(Option<Plan>),
@@ -44,7 +44,7 @@ pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Lending {
         output.was_copied();
     }
     match sent {
-        Err(Errno(libc::EAGAIN)) if waits => Lending::Gather(noted),
+        Err(Errno::EAGAIN) if waits => Lending::Gather(noted),
         sent => Lending::Sent(sent),
     }
 }
@@ -68,11 +68,11 @@ fn send(
     let mut sent_bytes = send_some(parts)?;
     let mut behind_bytes = sent_bytes;
     let mut first = 0;
-    while waits && sent_bytes < whole_bytes && wait_for_room(fd) {
+    while waits && sent_bytes < whole_bytes && transmit::wait_for_room(fd) {
         first += skip(&mut parts[first..], behind_bytes);
         behind_bytes = match send_some(&parts[first..]) {
             Ok(len_bytes) => len_bytes,
-            Err(Errno(libc::EAGAIN)) => {
+            Err(Errno::EAGAIN) => {
                 uncopy_sys::thread::pause();
                 0
             }
@@ -94,13 +94,4 @@ fn skip(parts: &mut [Part], mut len_bytes: usize) -> usize {
         len_bytes -= part.len();
     }
     parts.len()
-}
-
-/// Waits until a socket has room, as long as its owner wants to. False: the time is over, a signal came, or the
-/// connection has ended.
-fn wait_for_room(fd: c_int) -> bool {
-    let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one entry.
-    let ready = unsafe { libc::poll(&raw mut asked, 1, socket::patience_ms(fd).unwrap_or(-1)) };
-    ready == 1 && asked.revents == libc::POLLOUT
 }

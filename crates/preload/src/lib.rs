@@ -9,7 +9,6 @@
 //! | [`allocation`] | malloc and its family |
 //! | [`reading`] | read, recv and their families |
 //! | [`writing`] | write, send and their families |
-//! | [`sending`] | none: libc's send family with the parts that lie in twin memory lent |
 //! | [`passing`] | sendfile, splice, copy_file_range, for recordings |
 //! | [`messages`] | none: what recvmmsg and sendmmsg have in common |
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
@@ -19,7 +18,8 @@
 //! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
 //! | [`namespaces`] | unshare and setns |
 //! | [`signals`] | sigaction and its older relatives: handlers are wrapped |
-//! | [`start`] | what happens when the library is loaded and unloaded |
+//! | [`start`] | none: what happens when the library is loaded |
+//! | [`exit`] | none: what is done once before the process ends |
 //!
 //! Exported functions have libc's contracts; their safety conditions are those of the C standard and
 //! of POSIX for the function of the same name.
@@ -37,6 +37,7 @@
 mod allocation;
 #[cfg(target_arch = "x86_64")]
 mod calls;
+mod exit;
 mod lending;
 mod limits;
 mod loading;
@@ -47,14 +48,16 @@ mod namespaces;
 mod passing;
 mod process;
 mod reading;
-mod sending;
 #[cfg(target_arch = "x86_64")]
 mod signals;
 mod start;
 mod writing;
 
-/// Links the C interface to the twin allocator in, which nothing here calls.
+/// Links the C interface to the twin allocator in, whose `uncopy_` functions nothing here calls.
 pub use uncopy_capi as interface;
+
+// The engine's pages and the kernel's are the same.
+const _: () = assert!(uncopy_core::addr::PAGE_BYTES == uncopy_sys::PAGE_BYTES);
 
 /// uncopy's own data never live in the program's heap.
 #[global_allocator]

@@ -8,7 +8,7 @@ use core::ffi::{c_int, c_long, c_ulong};
 use libc::{pid_t, rlimit};
 use uncopy_engine::range::directory;
 use uncopy_engine::service::release::release_all;
-use uncopy_interpose::slots;
+use uncopy_interpose::{alias, before, slots};
 
 slots! {
     PRCTL = c"prctl": unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
@@ -21,7 +21,7 @@ slots! {
 fn before_filter() {
     let _errno = uncopy_sys::errno::Keep::new();
     release_all("the program installed a seccomp filter");
-    crate::start::seal();
+    crate::exit::seal();
 }
 
 /// Before the program limits what counts our reservations, too.
@@ -63,60 +63,31 @@ fn is_own(pid: pid_t) -> bool {
     pid == 0 || u32::try_from(pid) == Ok(std::process::id())
 }
 
-/// The arguments behind the first are only looked at for options that have them; taking them in any case
-/// is what every libc does.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+// The arguments behind the first are only looked at for options that have them; taking them in any case
+// is what every libc does.
+before!(prctl PRCTL (option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int, {
     match option {
         libc::PR_SET_SECCOMP => before_filter(),
         libc::PR_SET_TSC => uncopy_sys::clock::stop(),
         _ => {}
     }
-    // SAFETY: the caller's promise.
-    unsafe { PRCTL.call()(option, a, b, c, d) }
-}
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn setrlimit(resource: c_int, limit: *const rlimit) -> c_int {
+before!(setrlimit SETRLIMIT (resource: c_int, limit: *const rlimit) -> c_int, {
     before_limit(resource, limit);
-    // SAFETY: the caller's promise.
-    unsafe { SETRLIMIT.call()(resource, limit) }
-}
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const rlimit) -> c_int {
-    // SAFETY: the caller's promise; the structures are the same.
-    unsafe { setrlimit(resource, limit) }
-}
+alias!(setrlimit64 = setrlimit (resource: c_int, limit: *const rlimit) -> c_int);
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn prlimit(
-    pid: pid_t,
-    resource: c_int,
-    limit: *const rlimit,
-    old: *mut rlimit,
-) -> c_int {
+before!(prlimit PRLIMIT (pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int, {
     if is_own(pid) {
         before_limit(resource, limit);
     }
-    // SAFETY: the caller's promise.
-    unsafe { PRLIMIT.call()(pid, resource, limit, old) }
-}
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn prlimit64(
-    pid: pid_t,
-    resource: c_int,
-    limit: *const rlimit,
-    old: *mut rlimit,
-) -> c_int {
-    // SAFETY: the caller's promise; the structures are the same.
-    unsafe { prlimit(pid, resource, limit, old) }
-}
+alias!(prlimit64 = prlimit
+(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int);
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+before!(mlockall MLOCKALL (flags: c_int) -> c_int, {
     before_lock();
-    // SAFETY: the caller's promise.
-    unsafe { MLOCKALL.call()(flags) }
-}
+});

@@ -12,7 +12,7 @@ slots! {
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // Before glibc 2.34 it is in a library of its own, which may have been loaded after this one.
     let Some(real) = DLCLOSE.find() else { return -1 };
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own handle.
     let result = unsafe { real(handle) };
     uncopy_unwind::forget();
     result

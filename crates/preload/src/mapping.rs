@@ -7,7 +7,7 @@ use core::ffi::{c_int, c_long, c_void};
 use libc::{off_t, size_t};
 use uncopy_engine::range::directory;
 use uncopy_engine::service::activation;
-use uncopy_interpose::{entry, slots};
+use uncopy_interpose::{alias, before, entry, slots};
 use uncopy_record::{self as record, Function, Timer};
 
 type Pointer = *mut c_void;
@@ -71,44 +71,27 @@ pub fn before_call(number: c_long, [address, len, new_len, detail, new_address]:
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mprotect(address: Pointer, len: size_t, protection: c_int) -> c_int {
+before!(mprotect MPROTECT (address: Pointer, len: size_t, protection: c_int) -> c_int, {
     disown(address, len);
-    // SAFETY: the caller's promise.
-    unsafe { MPROTECT.call()(address, len, protection) }
-}
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pkey_mprotect(
-    address: Pointer,
-    len: size_t,
-    protection: c_int,
-    key: c_int,
-) -> c_int {
+before!(pkey_mprotect PKEY_MPROTECT (address: Pointer, len: size_t, protection: c_int, key: c_int) -> c_int, {
     disown(address, len);
-    // SAFETY: the caller's promise.
-    unsafe { PKEY_MPROTECT.call()(address, len, protection, key) }
-}
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn madvise(address: Pointer, len: size_t, advice: c_int) -> c_int {
+before!(madvise MADVISE (address: Pointer, len: size_t, advice: c_int) -> c_int, {
     if !is_harmless(advice) {
         disown(address, len);
         if drops_bytes(advice) {
             record::forget(Function::Madvise, address as usize, len);
         }
     }
-    // SAFETY: the caller's promise.
-    unsafe { MADVISE.call()(address, len, advice) }
-}
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn munmap(address: Pointer, len: size_t) -> c_int {
+before!(munmap MUNMAP (address: Pointer, len: size_t) -> c_int, {
     disown(address, len);
     record::forget(Function::Munmap, address as usize, len);
-    // SAFETY: the caller's promise.
-    unsafe { MUNMAP.call()(address, len) }
-}
+});
 
 /// Whether a mapping may take the place of another, and that matters: it is recorded what memory holds.
 fn is_over(flags: c_int) -> bool {
@@ -139,7 +122,7 @@ unsafe fn map(
     if is_over(flags) {
         record::forget(Function::Mmap, address as usize, len);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own mapping, with its own arguments.
     unsafe { uncopy_sys::mem::map_as_asked(address, len, protection, flags, fd, offset) }
 }
 
@@ -158,7 +141,7 @@ pub unsafe extern "C" fn mremap(
         disown(new_address, new_len);
     }
     let timer = Timer::begin(old_len);
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own arguments; its views there are plain memory by now.
     let moved = unsafe { MREMAP.call()(address, old_len, new_len, flags, new_address) };
     if let Some(timer) = timer
         && moved != libc::MAP_FAILED
@@ -170,19 +153,13 @@ pub unsafe extern "C" fn mremap(
     moved
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock(address: *const c_void, len: size_t) -> c_int {
+before!(mlock MLOCK (address: *const c_void, len: size_t) -> c_int, {
     disown(address.cast_mut(), len);
-    // SAFETY: the caller's promise.
-    unsafe { MLOCK.call()(address, len) }
-}
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock2(address: *const c_void, len: size_t, flags: u32) -> c_int {
+before!(mlock2 MLOCK2 (address: *const c_void, len: size_t, flags: u32) -> c_int, {
     disown(address.cast_mut(), len);
-    // SAFETY: the caller's promise.
-    unsafe { MLOCK2.call()(address, len, flags) }
-}
+});
 
 /// Whether `fd` is ours and so, to the program, not open; `errno` then says so.
 fn is_hidden(fd: c_int) -> bool {
@@ -193,41 +170,30 @@ fn is_hidden(fd: c_int) -> bool {
     hidden
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fstat(fd: c_int, found: *mut libc::stat) -> c_int {
-    // SAFETY: the caller's promise.
-    if is_hidden(fd) { -1 } else { unsafe { FSTAT.call()(fd, found) } }
-}
+before!(fstat FSTAT (fd: c_int, found: *mut libc::stat) -> c_int, {
+    if is_hidden(fd) {
+        return -1;
+    }
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fstat64(fd: c_int, found: *mut libc::stat) -> c_int {
-    // SAFETY: the caller's promise; the structures are the same.
-    unsafe { fstat(fd, found) }
-}
+alias!(fstat64 = fstat (fd: c_int, found: *mut libc::stat) -> c_int);
 
-/// The third argument is only looked at for commands that have one; taking it in any case is what
-/// every libc does.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the caller's promise.
-    if is_hidden(fd) { -1 } else { unsafe { FCNTL.call()(fd, command, argument) } }
-}
+// The third argument is only looked at for commands that have one; taking it in any case is what
+// every libc does.
+before!(fcntl FCNTL (fd: c_int, command: c_int, argument: usize) -> c_int, {
+    if is_hidden(fd) {
+        return -1;
+    }
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: as above; both are one function where off_t has 64 bits.
-    unsafe { fcntl(fd, command, argument) }
-}
+alias!(fcntl64 = fcntl (fd: c_int, command: c_int, argument: usize) -> c_int);
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+before!(close CLOSE (fd: c_int) -> c_int, {
     if is_hidden(fd) {
         return -1;
     }
     record::closed(fd);
-    // SAFETY: the caller's promise.
-    unsafe { CLOSE.call()(fd) }
-}
+});
 
 /// Makes way for a descriptor of the program's own at number `fd`.
 fn make_way(fd: c_int) {
@@ -237,21 +203,15 @@ fn make_way(fd: c_int) {
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+before!(dup2 DUP2 (from: c_int, to: c_int) -> c_int, {
     make_way(to);
     record::closed(to);
-    // SAFETY: the caller's promise.
-    unsafe { DUP2.call()(from, to) }
-}
+});
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+before!(dup3 DUP3 (from: c_int, to: c_int, flags: c_int) -> c_int, {
     make_way(to);
     record::closed(to);
-    // SAFETY: the caller's promise.
-    unsafe { DUP3.call()(from, to, flags) }
-}
+});
 
 /// Our descriptors in order.
 fn hidden_in_order() -> [Option<u32>; 2] {
@@ -267,7 +227,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_i
     if first <= last {
         for hidden in hidden_in_order().into_iter().flatten().filter(|fd| (first..=last).contains(fd)) {
             // UNSHARE is done by the first call.
-            // SAFETY: the caller's promise.
+            // SAFETY: the program's own descriptors, up to the one before ours.
             if hidden > next && unsafe { real(next, hidden - 1, flags) } != 0 {
                 return -1;
             }
@@ -277,14 +237,14 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_i
             return 0;
         }
     }
-    // SAFETY: the caller's promise; a range that is none is the kernel's to refuse.
+    // SAFETY: the program's own descriptors, behind ours; a range that is none is the kernel's to refuse.
     unsafe { real(next, last, flags) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
     let mut next = first.max(0);
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own descriptors, without ours.
     unsafe {
         for hidden in hidden_in_order().into_iter().flatten() {
             let hidden = hidden as c_int;

@@ -20,7 +20,8 @@ slots! {
 
 /// Copies forwards or backwards, byte by byte: before libc's functions are known.
 unsafe fn move_early(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's promise; volatile, so that the loop is not turned into a call of memmove.
+    // SAFETY: the program's memcpy or memmove: both have `len` bytes; volatile, so that the loop is not turned
+    // into a call of memmove.
     unsafe {
         if (to as usize).wrapping_sub(from as usize) >= len {
             for at in 0..len {
@@ -38,7 +39,7 @@ unsafe fn move_early(to: *mut u8, from: *const u8, len: usize) {
 #[inline(always)]
 unsafe fn copy_or_move(to: *mut u8, from: *const u8, len: usize, caller: usize, function: Function) {
     let timer = Timer::begin(len);
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own memcpy or memmove: both have `len` bytes.
     let is_engines = unsafe { copy_or_move_now(to, from, len, caller) };
     if let Some(timer) = timer {
         let flags = if is_engines { Flags::SAMPLED } else { Flags(0) };
@@ -49,7 +50,7 @@ unsafe fn copy_or_move(to: *mut u8, from: *const u8, len: usize, caller: usize, 
 /// Whether the engine did it.
 #[inline(always)]
 unsafe fn copy_or_move_now(to: *mut u8, from: *const u8, len: usize, caller: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: both have `len` bytes, as memmove demands, or memcpy, which demands more.
     unsafe {
         if len >= MIN_SIZE_BYTES.load(Relaxed) && copy(to as usize, from as usize, len, caller) {
             return true;
@@ -65,19 +66,19 @@ unsafe fn copy_or_move_now(to: *mut u8, from: *const u8, len: usize, caller: usi
 }
 
 unsafe extern "C" fn memcpy_body(to: *mut u8, from: *const u8, len: usize, caller: usize) -> *mut u8 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own arguments; what memcpy takes memmove does.
     unsafe { copy_or_move(to, from, len, caller, Function::Memcpy) };
     to
 }
 
 unsafe extern "C" fn memmove_body(to: *mut u8, from: *const u8, len: usize, caller: usize) -> *mut u8 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own arguments, as memmove takes them.
     unsafe { copy_or_move(to, from, len, caller, Function::Memmove) };
     to
 }
 
 unsafe extern "C" fn mempcpy_body(to: *mut u8, from: *const u8, len: usize, caller: usize) -> *mut u8 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own arguments; `to` has `len` bytes, so its end is within or one past the object.
     unsafe {
         copy_or_move(to, from, len, caller, Function::Mempcpy);
         to.add(len)
@@ -85,7 +86,7 @@ unsafe extern "C" fn mempcpy_body(to: *mut u8, from: *const u8, len: usize, call
 }
 
 unsafe extern "C" fn bcopy_body(from: *const u8, to: *mut u8, len: usize, caller: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own arguments, in memmove's order.
     unsafe { copy_or_move(to, from, len, caller, Function::Bcopy) };
 }
 
@@ -99,7 +100,7 @@ gate!(__mempcpy_chk, "rdx", "r8", MIN_BYTES, MEMPCPY_CHK, mempcpy_chk_body);
 /// bcopy has no gate of its own: libc's takes its arguments in another order than memmove.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bcopy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own arguments, in bcopy's order.
     unsafe { bcopy_body(from, to, len, bcopy as *const () as usize) };
 }
 
@@ -113,7 +114,7 @@ macro_rules! checked {
             room: usize,
             caller: usize,
         ) -> *mut u8 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the program's own arguments; `len` is checked against `room` as libc does.
             unsafe {
                 if room < len { $slot.call()(to, from, len, room) } else { $unchecked(to, from, len, caller) }
             }
@@ -134,14 +135,14 @@ mod portable {
         ($name:ident, $body:ident) => {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
-                // SAFETY: the caller's promise.
+                // SAFETY: the program's own arguments, handed on as they are.
                 unsafe { $body(to, from, len, $name as *const () as usize) }
             }
         };
         ($name:ident, $body:ident, checked) => {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(to: *mut u8, from: *const u8, len: usize, room: usize) -> *mut u8 {
-                // SAFETY: the caller's promise.
+                // SAFETY: the program's own arguments, handed on as they are.
                 unsafe { $body(to, from, len, room, $name as *const () as usize) }
             }
         };
@@ -156,6 +157,6 @@ mod portable {
 
 /// Copies out of a block, views and all; who calls it enters that.
 pub unsafe fn memmove_from_block(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` has room for `len` bytes, and the block at `from` has as many.
     let _ = unsafe { copy_or_move_now(to, from, len, memmove_from_block as *const () as usize) };
 }

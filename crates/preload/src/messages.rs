@@ -1,28 +1,78 @@
-//! The messages of recvmmsg and sendmmsg.
+//! The messages of recvmmsg and sendmmsg, and their parts.
 
-use libc::mmsghdr;
-use uncopy_record::Part;
+use libc::{mmsghdr, msghdr};
+use uncopy_sys::iovec::{Part, parts};
+use uncopy_sys::readable::is_readable;
+
+/// The first `count` messages; `None` where they cannot be read, which is the kernel's to say.
+///
+/// # Safety
+/// Nobody else uses them: the program does not during the call that it passed them to.
+pub unsafe fn given<'a>(messages: *mut mmsghdr, count: usize) -> Option<&'a mut [mmsghdr]> {
+    // SAFETY: readable just now; that the kernel may write their lengths is what the call asks for.
+    is_readable(messages as usize, count * size_of::<mmsghdr>())
+        .then(|| unsafe { core::slice::from_raw_parts_mut(messages, count) })
+}
+
+/// The parts of a message; `None` where they cannot be read or are more than `max_parts`.
+///
+/// # Safety
+/// Nobody changes its vector meanwhile: the program does not during its call.
+pub unsafe fn parts_of(header: &msghdr, max_parts: usize) -> Option<&[Part]> {
+    if header.msg_iovlen > max_parts {
+        return None;
+    }
+    // SAFETY: the caller answers for the vector: nobody changes it.
+    unsafe { parts(header.msg_iov, header.msg_iovlen) }
+}
+
+/// Puts the parts of all messages into one array and notes how many each has; how many there are in all. `None` where
+/// they are more than there is room for, or cannot be read.
+///
+/// # Safety
+/// Nobody changes their vectors meanwhile: the program does not during its call.
+pub unsafe fn flatten(messages: &[mmsghdr], into: &mut [Part], counts: &mut [usize]) -> Option<usize> {
+    let mut used = 0;
+    for (message, count) in messages.iter().zip(counts) {
+        // SAFETY: the caller answers for the vectors: nobody changes them.
+        let parts = unsafe { parts_of(&message.msg_hdr, into.len() - used) }?;
+        for (slot, part) in into[used..].iter_mut().zip(parts) {
+            *slot = *part;
+        }
+        *count = parts.len();
+        used += parts.len();
+    }
+    Some(used)
+}
+
+/// Copies of the headers that name `parts` instead of the program's own: of each message as many as `counts` says.
+pub fn over<const MAX: usize>(messages: &[mmsghdr], mut parts: &[Part], counts: &[usize]) -> [mmsghdr; MAX] {
+    // SAFETY: all-zero headers are valid: no name, no parts, no control data.
+    let mut replaced = [const { unsafe { core::mem::zeroed::<mmsghdr>() } }; MAX];
+    for ((replacement, message), count) in replaced.iter_mut().zip(messages).zip(counts) {
+        let (own, rest) = parts.split_at(*count);
+        *replacement = *message;
+        replacement.msg_hdr.msg_iov = own.as_ptr().cast_mut().cast();
+        replacement.msg_hdr.msg_iovlen = own.len() as _;
+        parts = rest;
+    }
+    replaced
+}
 
 /// The parts of each of the first `count` messages, and how many bytes of them were transferred.
 ///
 /// # Safety
-/// The kernel has just transferred so many messages.
-pub unsafe fn each<'a>(
+/// The kernel has just transferred so many messages: it has read the headers and their vectors.
+pub unsafe fn transferred<'a>(
     messages: *const mmsghdr,
     count: usize,
 ) -> impl Iterator<Item = (&'a [Part], usize)> + Clone {
     (0..count).map(move |index| {
-        // SAFETY: the caller's promise: the kernel has read the headers and their vectors, which have the layout of
-        // `Part`.
+        // SAFETY: the kernel has just read these headers and their vectors, and nobody changes them during the
+        // program's call.
         unsafe {
             let message = &*messages.add(index);
-            let header = &message.msg_hdr;
-            let parts = if header.msg_iovlen == 0 {
-                &[]
-            } else {
-                core::slice::from_raw_parts(header.msg_iov.cast::<Part>(), header.msg_iovlen)
-            };
-            (parts, message.msg_len as usize)
+            (parts_of(&message.msg_hdr, usize::MAX).unwrap_or(&[]), message.msg_len as usize)
         }
     })
 }

@@ -16,7 +16,7 @@ const OF_THE_CALLER_ONLY: c_int = libc::CLONE_FILES | libc::CLONE_SYSVSEM;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unshare(flags: c_int) -> c_int {
     let real = UNSHARE.call();
-    // SAFETY: the caller's promise.
+    // SAFETY: unshare touches no memory.
     unshared(flags, || unsafe { real(flags) })
 }
 
@@ -28,6 +28,6 @@ pub fn unshared<T>(flags: c_int, call: impl FnOnce() -> T) -> T {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setns(fd: c_int, kind: c_int) -> c_int {
     let real = SETNS.call();
-    // SAFETY: the caller's promise.
+    // SAFETY: setns touches no memory.
     alone(|| unsafe { real(fd, kind) })
 }

@@ -31,27 +31,27 @@ fn passed(
     done
 }
 
-fn is_concerned(len: size_t) -> bool {
+fn is_candidate(len: size_t) -> bool {
     len >= MIN_BYTES.load(core::sync::atomic::Ordering::Relaxed)
 }
 
-entry!(sendfile SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_concerned(len), {
+entry!(sendfile SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(len), {
     passed(Function::Sendfile, from, to, len, || SENDFILE.call()(to, from, offset, len))
 });
 
-entry!(sendfile64 SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_concerned(len), {
+entry!(sendfile64 SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(len), {
     passed(Function::Sendfile, from, to, len, || SENDFILE.call()(to, from, offset, len))
 });
 
 entry!(splice SPLICE
 (from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t,
-is_concerned(len), {
+is_candidate(len), {
     passed(Function::Splice, from, to, len, || SPLICE.call()(from, from_offset, to, to_offset, len, flags))
 });
 
 entry!(copy_file_range COPY_FILE_RANGE
 (from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t,
-is_concerned(len), {
+is_candidate(len), {
     let call = || COPY_FILE_RANGE.call()(from, from_offset, to, to_offset, len, flags);
     passed(Function::CopyFileRange, from, to, len, call)
 });

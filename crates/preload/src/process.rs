@@ -4,12 +4,13 @@
 //! after it, so ours are registered before anyone else's, at the first registration that any library
 //! makes or when this one is loaded. The program's own handlers then find the engine working.
 
+use crate::exit;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uncopy_engine::arena::pages::ARENA;
 use uncopy_engine::state::phase::Phase;
 use uncopy_engine::state::phase::STATE;
-use uncopy_interpose::{end, slots};
+use uncopy_interpose::{alias, end, slots};
 use uncopy_twin::fork as twin;
 
 type Handler = extern "C" fn();
@@ -22,7 +23,7 @@ slots! {
 }
 
 extern "C" fn prepare() {
-    if crate::start::is_sealed() {
+    if exit::is_sealed() {
         return;
     }
     // The engine first: who is inside it may wait for a page of twin memory, nobody inside twin memory for the engine.
@@ -31,7 +32,7 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn parent() {
-    if crate::start::is_sealed() {
+    if exit::is_sealed() {
         return;
     }
     twin::parent();
@@ -39,10 +40,10 @@ extern "C" fn parent() {
 }
 
 extern "C" fn child() {
-    if crate::start::is_sealed() {
+    if exit::is_sealed() {
         return;
     }
-    crate::start::own_process();
+    exit::own_process();
     watch_end();
     twin::child_before_others();
     uncopy_engine::life::fork::child();
@@ -74,7 +75,7 @@ pub unsafe extern "C" fn __register_atfork(
     library: *mut c_void,
 ) -> c_int {
     watch_forks();
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own handlers and library.
     unsafe { REGISTER.call()(prepare, parent, child, library) }
 }
 
@@ -93,7 +94,7 @@ pub enum Memory {
 /// a program with threads do little before it executes another: it does without a handler thread of its
 /// own, as plain memory.
 pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
-    if crate::start::is_sealed() {
+    if exit::is_sealed() {
         return fork();
     }
     // Before anything is locked: it allocates from uncopy's own memory.
@@ -102,7 +103,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     let result = fork();
     let errno = uncopy_sys::errno::get();
     if result == 0 {
-        crate::start::own_process();
+        exit::own_process();
         twin::child_before_others();
         uncopy_engine::life::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
         uncopy_record::session::in_child();
@@ -117,20 +118,16 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _Fork() -> libc::pid_t {
     let real = FORK.call();
-    // SAFETY: as libc's.
+    // SAFETY: _Fork takes no arguments.
     forked(Memory::AndDescriptors, || i64::from(unsafe { real() })) as libc::pid_t
 }
 
 /// Exits that run no destructors still write the counters that were asked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
-    crate::start::finish();
-    // SAFETY: as libc's.
+    exit::finish();
+    // SAFETY: _exit takes any status.
     unsafe { EXIT.call()(status) }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
-    // SAFETY: as libc's.
-    unsafe { _exit(status) }
-}
+alias!(_Exit = _exit (status: c_int) -> !);

@@ -1,12 +1,14 @@
 //! read, recv and their families.
 
+use crate::messages;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
-use uncopy_engine::call::input::{Input, MAX_PARTS, Part, is_candidate};
+use uncopy_engine::call::input::{Input, MAX_PARTS, is_candidate};
 use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES};
-use uncopy_interpose::{gate, slots};
+use uncopy_interpose::{alias, gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
+use uncopy_sys::iovec::{Part, parts};
 use uncopy_sys::readable::is_readable;
 
 type Pointer = *mut c_void;
@@ -80,22 +82,6 @@ fn one_now(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) ->
     (got, true)
 }
 
-/// The parts of an iovec array in an array of ours; `None` if they are too many to look at, or not there:
-/// that is the kernel's to say.
-unsafe fn parts_of(parts: &mut [Part; MAX_PARTS], vector: *const iovec, count: usize) -> Option<usize> {
-    if count == 0 || count > MAX_PARTS || !is_readable(vector as usize, count * size_of::<iovec>()) {
-        return None;
-    }
-    for (at, part) in parts[..count].iter_mut().enumerate() {
-        // SAFETY: the program passes `count` parts.
-        let given = unsafe { &*vector.add(at) };
-        *part = Part { address: given.iov_base as usize, len_bytes: given.iov_len };
-    }
-    Some(count)
-}
-
-const NO_PART: Part = Part { address: 0, len_bytes: 0 };
-
 /// Reads into several buffers, and enters that in the recording if one is on; `call` is libc's function with the
 /// buffers left open.
 #[inline(always)]
@@ -107,7 +93,7 @@ unsafe fn several(
     call: impl Fn(*const iovec, c_int) -> ssize_t,
 ) -> ssize_t {
     let timer = Timer::begin_any();
-    // SAFETY: the caller's promise; where the kernel stored something, it has read the vector.
+    // SAFETY: the program's own vector; where the kernel stored something, it has read it.
     unsafe {
         let (got, is_engines) = several_now(vector, count, caller, call);
         if let Some(timer) = timer {
@@ -127,12 +113,16 @@ unsafe fn several_now(
     if MIN_SIZE_BYTES.load(Relaxed) == usize::MAX {
         return (call(vector, count), false);
     }
-    let mut room = [NO_PART; MAX_PARTS];
-    // SAFETY: the caller's promise.
-    let Some(used) = (unsafe { parts_of(&mut room, vector, usize::try_from(count).unwrap_or(0)) }) else {
+    let number = usize::try_from(count).unwrap_or(0);
+    if number == 0 || number > MAX_PARTS {
         return (call(vector, count), false);
-    };
-    let parts = &mut room[..used];
+    }
+    // SAFETY: the program does not change its vector during the call.
+    let Some(given) = (unsafe { parts(vector, number) }) else { return (call(vector, count), false) };
+    // The engine names other buffers in place.
+    let mut room = [Part::NONE; MAX_PARTS];
+    room.iter_mut().zip(given).for_each(|(slot, part)| *slot = *part);
+    let parts = &mut room[..number];
     if !is_candidate(parts) {
         return (call(vector, count), false);
     }
@@ -149,7 +139,7 @@ gate!(recv, "rdx", "r8", MIN_BYTES, RECV, recv_body);
 
 unsafe extern "C" fn read_body(fd: c_int, buffer: Pointer, len: usize, caller: usize) -> ssize_t {
     let real = READ.call();
-    // SAFETY: the caller's promise, with a buffer at least as long.
+    // SAFETY: the program's own arguments, with a buffer at least as long.
     one(input(Function::Read, fd), buffer, len, caller, |buffer| unsafe { real(fd, buffer, len) })
 }
 
@@ -161,7 +151,7 @@ unsafe extern "C" fn pread_body(
     caller: usize,
 ) -> ssize_t {
     let real = PREAD.call();
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, with a buffer at least as long.
     one(input(Function::Pread, fd), buffer, len, caller, |buffer| unsafe { real(fd, buffer, len, offset) })
 }
 
@@ -174,10 +164,10 @@ unsafe extern "C" fn recv_body(
 ) -> ssize_t {
     let real = RECV.call();
     if flags & UNUSUAL != 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's own arguments.
         return unsafe { real(fd, buffer, len, flags) };
     }
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, with a buffer at least as long.
     one(receipt(Function::Recv, fd, flags), buffer, len, caller, |buffer| unsafe {
         real(fd, buffer, len, flags)
     })
@@ -194,10 +184,10 @@ pub unsafe extern "C" fn recvfrom(
 ) -> ssize_t {
     let real = RECVFROM.call();
     if len < MIN_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program's own arguments.
         return unsafe { real(fd, buffer, len, flags, from, from_len) };
     }
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, with a buffer at least as long.
     one(
         receipt(Function::Recvfrom, fd, flags),
         buffer,
@@ -207,147 +197,58 @@ pub unsafe extern "C" fn recvfrom(
     )
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: Pointer, len: usize, room: usize) -> ssize_t {
-    // SAFETY: the caller's promise; a buffer that is too small is libc's to report.
-    unsafe {
-        if room < len {
-            READ_CHK.call()(fd, buffer, len, room)
-        } else {
-            read_body(fd, buffer, len, __read_chk as *const () as usize)
+/// The FORTIFY variants: a buffer that is too small is libc's to report.
+macro_rules! checked {
+    ($name:ident $slot:ident ($($argument:ident: $type:ty),*), if $fits:expr => $unchecked:expr) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> ssize_t {
+            // SAFETY: the program's own arguments; the buffer has room for what is read into it, as was checked.
+            unsafe { if $fits { $unchecked } else { $slot.call()($($argument),*) } }
         }
-    }
+    };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __pread_chk(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    offset: off_t,
-    room: usize,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe {
-        if room < len {
-            PREAD_CHK.call()(fd, buffer, len, offset, room)
-        } else {
-            pread_body(fd, buffer, len, offset, __pread_chk as *const () as usize)
+checked!(__read_chk READ_CHK (fd: c_int, buffer: Pointer, len: usize, room: usize),
+if len <= room => read_body(fd, buffer, len, __read_chk as *const () as usize));
+checked!(__pread_chk PREAD_CHK (fd: c_int, buffer: Pointer, len: usize, offset: off_t, room: usize),
+if len <= room => pread_body(fd, buffer, len, offset, __pread_chk as *const () as usize));
+alias!(__pread64_chk = __pread_chk
+(fd: c_int, buffer: Pointer, len: usize, offset: off_t, room: usize) -> ssize_t);
+checked!(__recv_chk RECV_CHK (fd: c_int, buffer: Pointer, len: usize, room: usize, flags: c_int),
+if len <= room => recv_body(fd, buffer, len, flags, __recv_chk as *const () as usize));
+checked!(__recvfrom_chk RECVFROM_CHK
+(fd: c_int, buffer: Pointer, len: usize, room: usize, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t),
+if len <= room => recvfrom(fd, buffer, len, flags, from, from_len));
+
+/// Hooks that read into a vector: the function that is recorded, and the arguments behind the vector.
+macro_rules! vectored {
+    ($name:ident $slot:ident $function:ident ($($argument:ident: $type:ty),*)) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            fd: c_int,
+            vector: *const iovec,
+            count: c_int
+            $(, $argument: $type)*
+        ) -> ssize_t {
+            let real = $slot.call();
+            let (transfer, caller) = (input(Function::$function, fd), $name as *const () as usize);
+            // SAFETY: the program's own arguments, with buffers at least as long.
+            unsafe { several(transfer, vector, count, caller, |vector, count| real(fd, vector, count $(, $argument)*)) }
         }
-    }
+    };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __pread64_chk(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    offset: off_t,
-    room: usize,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { __pread_chk(fd, buffer, len, offset, room) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recv_chk(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    room: usize,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe {
-        if room < len {
-            RECV_CHK.call()(fd, buffer, len, room, flags)
-        } else {
-            recv_body(fd, buffer, len, flags, __recv_chk as *const () as usize)
-        }
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recvfrom_chk(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    room: usize,
-    flags: c_int,
-    from: *mut sockaddr,
-    from_len: *mut socklen_t,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe {
-        if room < len {
-            RECVFROM_CHK.call()(fd, buffer, len, room, flags, from, from_len)
-        } else {
-            recvfrom(fd, buffer, len, flags, from, from_len)
-        }
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    let real = READV.call();
-    // SAFETY: the caller's promise, with buffers at least as long.
-    unsafe {
-        several(input(Function::Readv, fd), vector, count, readv as *const () as usize, |vector, count| {
-            real(fd, vector, count)
-        })
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
-    let real = PREADV.call();
-    // SAFETY: as above.
-    unsafe {
-        several(input(Function::Preadv, fd), vector, count, preadv as *const () as usize, |vector, count| {
-            real(fd, vector, count, offset)
-        })
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv64(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { preadv(fd, vector, count, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    let real = PREADV2.call();
-    // SAFETY: as above.
-    unsafe {
-        several(input(Function::Preadv, fd), vector, count, preadv2 as *const () as usize, |vector, count| {
-            real(fd, vector, count, offset, flags)
-        })
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv64v2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { preadv2(fd, vector, count, offset, flags) }
-}
+vectored!(readv READV Readv ());
+vectored!(preadv PREADV Preadv (offset: off_t));
+alias!(preadv64 = preadv (fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
+vectored!(preadv2 PREADV2 Preadv (offset: off_t, flags: c_int));
+alias!(preadv64v2 = preadv2
+(fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     let real = RECVMSG.call();
-    // SAFETY: the caller's promise. Where the buffers are replaced, a copy of the header names the
+    // SAFETY: the program's own header, found readable. Where the buffers are replaced, a copy of it names the
     // replacements, and what the kernel stores in the header is copied back.
     unsafe {
         let gated = MIN_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
@@ -385,14 +286,14 @@ pub unsafe extern "C" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     let timer = Timer::begin_any();
-    // SAFETY: the caller's promise; the messages that the kernel has filled are there.
+    // SAFETY: the program's own arguments; the messages that the kernel has filled are there.
     unsafe {
         let got = recvmmsg_now(fd, messages, count, flags, timeout);
         if let Some(timer) = timer
             && flags & UNUSUAL == 0
             && got > 0
         {
-            let filled = crate::messages::each(messages, got as usize);
+            let filled = messages::transferred(messages, got as usize);
             timer.transferred_messages(receipt(Function::Recvmmsg, fd, flags), filled);
         }
         got
@@ -408,56 +309,35 @@ unsafe fn recvmmsg_now(
 ) -> c_int {
     let real = RECVMMSG.call();
     let number = count as usize;
-    // SAFETY: as for recvmsg, for each message.
-    unsafe {
-        let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
-        if gated
-            || number == 0
-            || number > MAX_MESSAGES
-            || !is_readable(messages as usize, number * size_of::<mmsghdr>())
-        {
-            return real(fd, messages, count, flags, timeout);
-        }
-        let given = core::slice::from_raw_parts_mut(messages, number);
-        let mut parts = [NO_PART; MAX_PARTS];
-        let mut counts = [(0usize, 0usize); MAX_MESSAGES];
-        let mut used = 0;
-        for (message, (parts_of_message, _)) in given.iter().zip(&mut counts) {
-            let header = &message.msg_hdr;
-            if header.msg_iovlen > MAX_PARTS - used
-                || !is_readable(header.msg_iov as usize, header.msg_iovlen * size_of::<iovec>())
-            {
-                return real(fd, messages, count, flags, timeout);
-            }
-            for at in 0..header.msg_iovlen {
-                let part = &*header.msg_iov.add(at);
-                parts[used] = Part { address: part.iov_base as usize, len_bytes: part.iov_len };
-                used += 1;
-            }
-            *parts_of_message = header.msg_iovlen;
-        }
-        let parts = &mut parts[..used];
-        if !is_candidate(parts) {
-            return real(fd, messages, count, flags, timeout);
-        }
-        let Some(input) = Input::begin(parts, recvmmsg as *const () as usize) else {
-            return real(fd, messages, count, flags, timeout);
-        };
-        let mut replaced = [const { core::mem::zeroed::<mmsghdr>() }; MAX_MESSAGES];
-        let mut first = input.parts().as_ptr();
-        for (replacement, message) in replaced.iter_mut().zip(given.iter()) {
-            *replacement = *message;
-            replacement.msg_hdr.msg_iov = first.cast_mut().cast();
-            first = first.add(message.msg_hdr.msg_iovlen);
-        }
-        let got = input.call(|_| real(fd, replaced.as_mut_ptr(), count, flags, timeout));
-        let received = usize::try_from(got).unwrap_or(0).min(number);
-        for at in 0..received {
-            replaced[at].msg_hdr.msg_iov = given[at].msg_hdr.msg_iov;
-            given[at] = replaced[at];
-            counts[at].1 = given[at].msg_len as usize;
-        }
-        input.finish_messages(&counts[..number]);
-        got
+    // SAFETY: the program's own arguments.
+    let unchanged = || unsafe { real(fd, messages, count, flags, timeout) };
+    let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
+    if gated || number == 0 || number > MAX_MESSAGES {
+        return unchanged();
     }
+    // SAFETY: the program does nothing to its messages during the call.
+    let Some(given) = (unsafe { messages::given(messages, number) }) else { return unchanged() };
+    let mut parts = [Part::NONE; MAX_PARTS];
+    let mut counts = [0usize; MAX_MESSAGES];
+    // SAFETY: nor to their vectors.
+    let Some(used) = (unsafe { messages::flatten(given, &mut parts, &mut counts) }) else {
+        return unchanged();
+    };
+    let parts = &mut parts[..used];
+    if !is_candidate(parts) {
+        return unchanged();
+    }
+    let Some(input) = Input::begin(parts, recvmmsg as *const () as usize) else { return unchanged() };
+    let mut replaced: [mmsghdr; MAX_MESSAGES] = messages::over(given, input.parts(), &counts);
+    // SAFETY: the program's messages with the engine's buffers, at least as long, while `input` holds them.
+    let got = input.call(|_| unsafe { real(fd, replaced.as_mut_ptr(), count, flags, timeout) });
+    let received = usize::try_from(got).unwrap_or(0).min(number);
+    let mut arrived = counts.map(|parts| (parts, 0));
+    for at in 0..received {
+        replaced[at].msg_hdr.msg_iov = given[at].msg_hdr.msg_iov;
+        given[at] = replaced[at];
+        arrived[at].1 = given[at].msg_len as usize;
+    }
+    input.finish_messages(&arrived[..number]);
+    got
 }

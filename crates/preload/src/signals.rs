@@ -7,7 +7,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use libc::{sighandler_t, sigset_t};
-use uncopy_interpose::slots;
+use uncopy_interpose::{alias, slots};
 use uncopy_sys::deferral::{cancels, cancels_anywhere, unwrap, wrap};
 use uncopy_sys::errno;
 
@@ -33,7 +33,7 @@ const INTERNAL: core::ops::RangeInclusive<c_int> = 32..=33;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
     let real = SIGACTION.call();
-    // SAFETY: the caller's promise; the structure handed on is a copy of the program's.
+    // SAFETY: the program's own actions, null or valid; the structure handed on is a copy.
     unsafe {
         let result = if new.is_null() {
             real(signal, new, old)
@@ -49,11 +49,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut 
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { sigaction(signal, new, old) }
-}
+alias!(__sigaction = sigaction (signal: c_int, new: *const Action, old: *mut Action) -> c_int);
 
 /// An action with an empty mask.
 fn action(handler: sighandler_t, flags: c_int) -> Action {
@@ -93,17 +89,9 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: sighandler_t) -> sighand
     install(signal, &new)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bsd_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: the caller's promise.
-    unsafe { signal(number, handler) }
-}
+alias!(bsd_signal = signal (number: c_int, handler: sighandler_t) -> sighandler_t);
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ssignal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: the caller's promise.
-    unsafe { signal(number, handler) }
-}
+alias!(ssignal = signal (number: c_int, handler: sighandler_t) -> sighandler_t);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
@@ -115,11 +103,7 @@ pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: sighandler_t) -> 
     install(signal, &action(handler, libc::SA_RESETHAND | libc::SA_NODEFER | INTERRUPT))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: the caller's promise.
-    unsafe { __sysv_signal(signal, handler) }
-}
+alias!(sysv_signal = __sysv_signal (signal: c_int, handler: sighandler_t) -> sighandler_t);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
@@ -156,7 +140,7 @@ pub unsafe extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighand
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
-    // SAFETY: the caller's promise. It changes a flag of the action that the kernel has.
+    // SAFETY: siginterrupt changes a flag of the action that the kernel has, and no memory.
     let result = unsafe { SIGINTERRUPT.call()(signal, interrupts) };
     if result == 0 && is_signal(signal) {
         let bit = 1 << (signal - 1);
@@ -177,7 +161,7 @@ pub unsafe extern "C" fn pthread_setcanceltype(new: c_int, old: *mut c_int) -> c
     if is_async {
         cancels_anywhere(true);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `old` is null or a place for the type, as pthread_setcanceltype demands.
     let result = unsafe { real(new, old) };
     if result == 0 && !is_async {
         cancels_anywhere(false);
@@ -190,6 +174,6 @@ pub unsafe extern "C" fn pthread_setcanceltype(new: c_int, old: *mut c_int) -> c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
     cancels();
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own thread, which has not been joined.
     unsafe { CANCEL.call()(thread) }
 }

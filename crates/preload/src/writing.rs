@@ -1,30 +1,25 @@
 //! write, send and their families.
 
 use crate::lending::{Flags, Lending, send_lent};
-use crate::sending;
+use crate::messages;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
-use uncopy_engine::call::input::Part;
+use uncopy_capi::sending::{self, SEND, SENDTO, WRITE};
 use uncopy_engine::call::output::{MAX_PARTS, Output, is_candidate};
 use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES};
 use uncopy_engine::state::phase::STATE;
-use uncopy_interpose::{entry, gate, slots};
+use uncopy_interpose::{alias, entry, gate, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
+use uncopy_sys::iovec::{Part, parts};
 use uncopy_sys::readable::is_readable;
 
 type Pointer = *const c_void;
 
 slots! {
-    WRITE = c"write": unsafe extern "C" fn(c_int, Pointer, usize) -> ssize_t;
     PWRITE = c"pwrite": unsafe extern "C" fn(c_int, Pointer, usize, off_t) -> ssize_t;
-    WRITEV = c"writev": unsafe extern "C" fn(c_int, *const iovec, c_int) -> ssize_t;
     PWRITEV = c"pwritev": unsafe extern "C" fn(c_int, *const iovec, c_int, off_t) -> ssize_t;
     PWRITEV2 = c"pwritev2": unsafe extern "C" fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
-    SEND = c"send": unsafe extern "C" fn(c_int, Pointer, usize, c_int) -> ssize_t;
-    SENDTO = c"sendto": unsafe extern "C" fn(c_int, Pointer, usize, c_int, *const sockaddr, socklen_t) -> ssize_t;
-    SENDMSG = c"sendmsg": unsafe extern "C" fn(c_int, *const msghdr, c_int) -> ssize_t;
-    SENDMMSG = c"sendmmsg": unsafe extern "C" fn(c_int, *mut mmsghdr, u32, c_int) -> c_int;
 }
 
 /// The kernel keeps references to the pages of such a send beyond the call: it gets the program's
@@ -45,12 +40,7 @@ fn may_have_views() -> bool {
 /// Whether one buffer may have views, or may be lent.
 #[inline]
 fn is_candidate_one(buffer: Pointer, len: usize) -> bool {
-    len >= MIN_BYTES.load(Relaxed) || sending::is_twin(buffer)
-}
-
-/// Whether the vector is there; if not, that is the kernel's to say.
-fn is_vector_readable(vector: *const iovec, count: usize) -> bool {
-    is_readable(vector as usize, count * size_of::<iovec>())
+    len >= MIN_BYTES.load(Relaxed) || sending::is_candidate(buffer)
 }
 
 /// An output by this function, as it is entered in a recording.
@@ -154,12 +144,14 @@ unsafe fn send_several(
     gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    if !may_have_views() || count == 0 || count > MAX_PARTS || !is_vector_readable(vector, count) {
+    if !may_have_views() || count == 0 || count > MAX_PARTS {
         return unchanged();
     }
-    // SAFETY: the program passes `count` parts; Part has the layout of iovec.
-    let parts = unsafe { core::slice::from_raw_parts(vector.cast::<Part>(), count) };
-    send_parts(fd, parts, flags, gathered, unchanged)
+    // SAFETY: the program does not change its vector during the call.
+    match unsafe { parts(vector, count) } {
+        Some(parts) => send_parts(fd, parts, flags, gathered, unchanged),
+        None => unchanged(),
+    }
 }
 
 /// The same, entered in the recording if one is on.
@@ -173,7 +165,7 @@ unsafe fn send_vector(
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let (fd, count) = (transfer.fd, usize::try_from(count).unwrap_or(0));
-    // SAFETY: the caller's promise, which is libc's.
+    // SAFETY: the program's own vector; what the kernel took it has read.
     unsafe {
         several(transfer, || (vector, count), || send_several(fd, vector, count, flags, gathered, unchanged))
     }
@@ -201,7 +193,7 @@ unsafe extern "C" fn pwrite_body(
     offset: off_t,
     _caller: usize,
 ) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
     unsafe {
         send_one(
             output(Function::Pwrite, fd),
@@ -257,81 +249,43 @@ is_candidate_one(buffer, len), {
     )
 });
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    let real = sending::writev;
-    // SAFETY: as above.
-    unsafe {
-        send_vector(
-            output(Function::Writev, fd),
-            vector,
-            count,
-            NO_FLAGS,
-            |vector, count| real(fd, vector, count as c_int),
-            || real(fd, vector, count),
-        )
-    }
+/// Hooks that write a vector: what makes the call, the function that is recorded, whether the bytes may go by reference,
+/// and the arguments behind the vector.
+macro_rules! vectored {
+    ($name:ident $real:expr, $function:ident, $flags:expr, ($($argument:ident: $type:ty),*)) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            fd: c_int,
+            vector: *const iovec,
+            count: c_int
+            $(, $argument: $type)*
+        ) -> ssize_t {
+            let real = $real;
+            // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
+            unsafe {
+                send_vector(
+                    output(Function::$function, fd),
+                    vector,
+                    count,
+                    $flags,
+                    |vector, count| real(fd, vector, count as c_int $(, $argument)*),
+                    || real(fd, vector, count $(, $argument)*),
+                )
+            }
+        }
+    };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
-    let real = PWRITEV.call();
-    // SAFETY: as above.
-    unsafe {
-        send_vector(
-            output(Function::Pwritev, fd),
-            vector,
-            count,
-            None,
-            |vector, count| real(fd, vector, count as c_int, offset),
-            || real(fd, vector, count, offset),
-        )
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev64(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { pwritev(fd, vector, count, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    let real = PWRITEV2.call();
-    // SAFETY: as above.
-    unsafe {
-        send_vector(
-            output(Function::Pwritev, fd),
-            vector,
-            count,
-            None,
-            |vector, count| real(fd, vector, count as c_int, offset, flags),
-            || real(fd, vector, count, offset, flags),
-        )
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev64v2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { pwritev2(fd, vector, count, offset, flags) }
-}
+vectored!(writev sending::writev, Writev, NO_FLAGS, ());
+vectored!(pwritev PWRITEV.call(), Pwritev, None, (offset: off_t));
+alias!(pwritev64 = pwritev (fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
+vectored!(pwritev2 PWRITEV2.call(), Pwritev, None, (offset: off_t, flags: c_int));
+alias!(pwritev64v2 = pwritev2
+(fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's promise; where the kernel took something, it has read the header.
+    // SAFETY: the program's own header; where the kernel took something, it has read it.
     unsafe {
         let vector = || ((*message).msg_iov.cast_const(), (*message).msg_iovlen);
         several(dispatch(Function::Sendmsg, fd), vector, || sendmsg_now(fd, message, flags))
@@ -341,7 +295,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 #[inline(always)]
 unsafe fn sendmsg_now(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let real = sending::sendmsg;
-    // SAFETY: as above; a copy of the header names the gathered parts.
+    // SAFETY: the program's own header, found readable; a copy of it names the gathered parts.
     unsafe {
         let gated = !may_have_views() || flags & BY_REFERENCE != 0;
         if gated || !is_readable(message as usize, size_of::<msghdr>()) {
@@ -363,13 +317,13 @@ unsafe fn sendmsg_now(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
     let timer = Timer::begin_any();
-    // SAFETY: the caller's promise; the messages that the kernel has taken are there.
+    // SAFETY: the program's own arguments; the messages that the kernel has taken are there.
     unsafe {
         let sent = sendmmsg_now(fd, messages, count, flags);
         if let Some(timer) = timer
             && sent > 0
         {
-            let taken = crate::messages::each(messages, sent as usize);
+            let taken = messages::transferred(messages, sent as usize);
             timer.transferred_messages(dispatch(Function::Sendmmsg, fd), taken);
         }
         sent
@@ -378,65 +332,36 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
 
 #[inline(always)]
 unsafe fn sendmmsg_now(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
-    let real = sending::sendmmsg;
+    // SAFETY: the program's own arguments.
+    let unchanged = || unsafe { sending::sendmmsg(fd, messages, count, flags) };
     let number = count as usize;
-    // SAFETY: as for sendmsg, for each message.
-    unsafe {
-        let gated = !may_have_views() || flags & BY_REFERENCE != 0;
-        if gated
-            || number == 0
-            || number > MAX_MESSAGES
-            || !is_readable(messages as usize, number * size_of::<mmsghdr>())
-        {
-            return real(fd, messages, count, flags);
-        }
-        let given = core::slice::from_raw_parts_mut(messages, number);
-        let concerned = given.iter().any(|message| {
-            let header = &message.msg_hdr;
-            let parts = header.msg_iovlen;
-            parts > 0
-                && parts <= MAX_PARTS
-                && is_vector_readable(header.msg_iov, parts)
-                && is_candidate(core::slice::from_raw_parts(header.msg_iov.cast::<Part>(), parts))
-        });
-        if !concerned {
-            return real(fd, messages, count, flags);
-        }
-        gather_messages(fd, given, flags).unwrap_or_else(|| real(fd, messages, count, flags))
+    let gated = !may_have_views() || flags & BY_REFERENCE != 0;
+    if gated || number == 0 || number > MAX_MESSAGES {
+        return unchanged();
     }
+    // SAFETY: the program does nothing to its messages during the call.
+    let Some(given) = (unsafe { messages::given(messages, number) }) else { return unchanged() };
+    let has_candidate = |message: &mmsghdr| {
+        // SAFETY: nor to their vectors.
+        unsafe { messages::parts_of(&message.msg_hdr, MAX_PARTS) }.is_some_and(is_candidate)
+    };
+    if !given.iter().any(has_candidate) {
+        return unchanged();
+    }
+    gather_messages(fd, given, flags).unwrap_or_else(unchanged)
 }
 
 /// Sends messages with their parts gathered; `None`: nothing was sent and the call is to be made as
 /// it is.
 #[inline(never)]
-unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Option<c_int> {
-    let mut parts = [Part { address: 0, len_bytes: 0 }; MAX_PARTS];
+fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Option<c_int> {
+    let mut parts = [Part::NONE; MAX_PARTS];
     let mut counts = [0usize; MAX_MESSAGES];
-    let mut used = 0;
-    for (message, parts_of_message) in given.iter().zip(&mut counts) {
-        let header = &message.msg_hdr;
-        let number = header.msg_iovlen;
-        if number > MAX_PARTS - used || !is_vector_readable(header.msg_iov, number) {
-            return None;
-        }
-        for at in 0..number {
-            // SAFETY: the program passes `number` parts.
-            parts[used] = unsafe { *header.msg_iov.add(at).cast::<Part>() };
-            used += 1;
-        }
-        *parts_of_message = number;
-    }
+    // SAFETY: the program does not change its vectors during the call.
+    let used = unsafe { messages::flatten(given, &mut parts, &mut counts) }?;
     let output = Output::begin_messages(fd, &parts[..used], &counts[..given.len()])?;
-    // SAFETY: all-zero headers are valid, and each one used is overwritten.
-    let mut replaced = [const { unsafe { core::mem::zeroed::<mmsghdr>() } }; MAX_MESSAGES];
-    let mut first = output.parts().as_ptr();
-    for ((replacement, message), number) in replaced.iter_mut().zip(given.iter()).zip(output.messages()) {
-        *replacement = *message;
-        replacement.msg_hdr.msg_iov = first.cast_mut().cast();
-        replacement.msg_hdr.msg_iovlen = *number as _;
-        first = first.wrapping_add(*number);
-    }
-    // SAFETY: the program's promise; the gathered parts are readable while `output` holds them.
+    let mut replaced: [mmsghdr; MAX_MESSAGES] = messages::over(given, output.parts(), output.messages());
+    // SAFETY: the program's messages; their gathered parts are readable while `output` holds them.
     let sent =
         output.call(|_| unsafe { sending::sendmmsg(fd, replaced.as_mut_ptr(), given.len() as u32, flags) });
     if sent == -1 && uncopy_sys::errno::get() == libc::EINVAL {

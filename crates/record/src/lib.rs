@@ -41,6 +41,7 @@ pub use uncopy_core::recording::{Call, Flags, Function, Object};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::recording::Event;
 use uncopy_sys::clock;
+use uncopy_sys::iovec::Part;
 
 /// Smallest size that is recorded, bytes; `usize::MAX`: nothing is.
 static MIN_SIZE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -57,16 +58,6 @@ pub fn min_size_bytes() -> usize {
 #[must_use]
 pub fn is_on() -> bool {
     min_size_bytes() != usize::MAX
-}
-
-/// A run of bytes: the layout of `struct iovec`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Part {
-    /// First byte.
-    pub address: usize,
-    /// Length, bytes.
-    pub len_bytes: usize,
 }
 
 /// A call that may be recorded: made before it, asked to enter what was done after it.

@@ -7,7 +7,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`sending`] | send, sendto, sendmsg, sendmmsg, write, writev |
-//! | [`start`] | what happens when the library is loaded; where libc is |
+//! | [`start`] | what happens when the library is loaded |
 //!
 //! Exported functions have libc's contracts; their safety conditions are those of POSIX for the function of the
 //! same name.
@@ -21,7 +21,7 @@
 mod sending;
 mod start;
 
-/// Links the C interface in, whose functions nothing here calls.
+/// Links the C interface in, whose `uncopy_` functions nothing here calls.
 pub use uncopy_capi as interface;
 
 /// uncopy's own data never live in the program's heap.

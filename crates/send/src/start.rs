@@ -1,19 +1,17 @@
 //! What happens when the library is loaded, or the program that it was linked into starts.
 
 use core::ffi::{c_char, c_int};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use uncopy_capi::sending;
 use uncopy_interpose::{end, environment};
 use uncopy_sys::ids;
 use uncopy_twin::fork;
-
-static FILLED: AtomicBool = AtomicBool::new(false);
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
 
 extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *mut *mut c_char) {
-    fill_slots();
+    sending::fill();
     watch_end();
     // Before any handler of the program's or of another library's: ours then run last before a fork and first after it.
     // SAFETY: the handlers are functions of this library, which is not unloaded.
@@ -51,15 +49,5 @@ fn apply(entry: &[u8]) {
         b"UNCOPY_OFF=1" | b"UNCOPY_POLICY=never" => uncopy_twin::switch_off(),
         b"UNCOPY_POLICY=always" => uncopy_transmit::set_break_even(Some(1)),
         _ => {}
-    }
-}
-
-/// Looks up libc's functions, where there is a dynamic linker that knows them.
-pub fn fill_slots() {
-    if !FILLED.load(Relaxed) {
-        if ids::has_dynamic_linker() {
-            crate::sending::fill();
-        }
-        FILLED.store(true, Relaxed);
     }
 }

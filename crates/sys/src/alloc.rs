@@ -103,7 +103,7 @@ unsafe impl dlmalloc::Allocator for Pages {
     }
 
     fn page_size(&self) -> usize {
-        4096
+        crate::PAGE_BYTES
     }
 }
 

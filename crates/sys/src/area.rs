@@ -64,8 +64,8 @@ impl Area {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::iovec::Part;
     use crate::pipe::Pipe;
-    use crate::socket::Vector;
     use std::io::Read;
     use std::os::fd::AsRawFd;
 
@@ -77,7 +77,7 @@ mod tests {
         // SAFETY: the page is ours.
         unsafe { (base as *mut u8).write_bytes(1, 4096) };
         let pipe = Pipe::open(13).expect("a pipe");
-        assert_eq!(pipe.put(&[Vector { address: base, len_bytes: 4096 }]), Ok(4096));
+        assert_eq!(pipe.put(&[Part { address: base, len_bytes: 4096 }]), Ok(4096));
         let area = area.renewed().expect("memory");
         assert_eq!(area.base(), base);
         // SAFETY: as above.

@@ -39,9 +39,11 @@ pub mod errno;
 pub mod fd;
 pub mod filter;
 pub mod guarded;
+pub mod handler;
 pub mod ids;
 #[cfg(feature = "inject")]
 pub mod inject;
+pub mod iovec;
 pub mod lineage;
 pub mod lock;
 pub mod mem;
@@ -64,3 +66,6 @@ pub mod sync;
 pub mod thread;
 #[cfg_attr(loom, path = "simulated.rs")]
 pub mod uffd;
+
+/// Bytes of a page. Where the kernel's pages are others, nothing is tracked and nothing is lent.
+pub const PAGE_BYTES: usize = 4096;

@@ -3,10 +3,10 @@
 //! One page that the kernel empties in every child (`MADV_WIPEONFORK`, Linux 4.14), however it was forked. A
 //! process that shares its parent's memory (vfork) counts as its parent.
 
+use crate::PAGE_BYTES;
 use crate::call::{kernel, syscall};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-const PAGE_BYTES: usize = 4096;
 /// Address of the page; 0: none yet; 1: there is none to be had.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 

@@ -4,9 +4,10 @@
 //! close every descriptor) or put one of its own in its place. So the open file bears a mark, and is asked for
 //! it before each use: bytes never go into a pipe that is not ours, nor are any taken out of one.
 
+use crate::PAGE_BYTES;
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
-use crate::socket::Vector;
+use crate::iovec::Part;
 use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 /// Bytes that a pipe is made for. All pipes of a user together may have 64 MiB (`/proc/sys/fs/pipe-user-pages-soft`), of
@@ -14,8 +15,6 @@ use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
 const WANTED_BYTES: usize = 256 << 10;
 /// What a pipe has by default, and the kernel hands on at once (fs/splice.c).
 const MIN_BUFFERS: usize = 16;
-/// The size of a page, of which a pipe's buffer holds a part.
-const PAGE_BYTES: usize = 4096;
 /// Numbers below which no descriptor of ours is put, tried in turn (where RLIMIT_NOFILE is low). Higher ones would
 /// make the program's table of descriptors larger, which every fork copies.
 const MIN_NUMBERS: [i32; 3] = [768, 160, 40];
@@ -134,15 +133,15 @@ impl Pipe {
         }
     }
 
-    /// Puts references to the vectors' pages into the pipe, as far as there is room. Bytes.
+    /// Puts references to the parts' pages into the pipe, as far as there is room. Bytes.
     ///
     /// # Errors
     /// What vmsplice says: EFAULT, EAGAIN where there is no room at all.
-    pub fn put(self, vectors: &[Vector]) -> Result<usize, Errno> {
+    pub fn put(self, parts: &[Part]) -> Result<usize, Errno> {
         let flags = libc::SPLICE_F_NONBLOCK;
-        // SAFETY: the kernel reads the vectors, and pages only by reference.
+        // SAFETY: the kernel reads the parts, and pages only by reference.
         let put = unsafe {
-            kernel!(Splice, syscall!(libc::SYS_vmsplice, self.fd, vectors.as_ptr(), vectors.len(), flags))
+            kernel!(Splice, syscall!(libc::SYS_vmsplice, self.fd, parts.as_ptr(), parts.len(), flags))
         };
         check(put).map(|bytes| bytes as usize)
     }
@@ -203,11 +202,11 @@ fn nowhere() -> Option<i32> {
 ///
 /// # Errors
 /// What vmsplice says.
-pub fn put_into(fd: i32, vectors: &[Vector], wait: bool) -> Result<usize, Errno> {
+pub fn put_into(fd: i32, parts: &[Part], wait: bool) -> Result<usize, Errno> {
     let flags = if wait { 0 } else { libc::SPLICE_F_NONBLOCK };
-    // SAFETY: the kernel reads the vectors, and pages only by reference.
+    // SAFETY: the kernel reads the parts, and pages only by reference.
     let put =
-        unsafe { kernel!(Splice, syscall!(libc::SYS_vmsplice, fd, vectors.as_ptr(), vectors.len(), flags)) };
+        unsafe { kernel!(Splice, syscall!(libc::SYS_vmsplice, fd, parts.as_ptr(), parts.len(), flags)) };
     check(put).map(|bytes| bytes as usize)
 }
 
@@ -224,14 +223,14 @@ mod tests {
         assert!(pipe.is_ours() && pipe.buffers() >= 1);
         let (here, mut there) = UnixStream::pair().expect("sockets");
         let text = *b"one and two";
-        let vectors = [(0, 3), (3, 8)]
-            .map(|(at, len_bytes)| Vector { address: text.as_ptr() as usize + at, len_bytes });
-        assert_eq!(pipe.put(&vectors), Ok(11));
+        let parts =
+            [(0, 3), (3, 8)].map(|(at, len_bytes)| Part { address: text.as_ptr() as usize + at, len_bytes });
+        assert_eq!(pipe.put(&parts), Ok(11));
         assert_eq!(pipe.pass(here.as_raw_fd(), 11, false), Ok(11));
         let mut read = [0; 11];
         there.read_exact(&mut read).expect("bytes");
         assert_eq!(read, text);
-        assert_eq!(pipe.put(&vectors), Ok(11));
+        assert_eq!(pipe.put(&parts), Ok(11));
         assert!(pipe.empty(11), "what is not wanted is thrown away");
         assert_eq!(pipe.pass(here.as_raw_fd(), 11, false), Err(Errno(libc::EAGAIN)));
         pipe.close();

@@ -3,14 +3,13 @@
 //!
 //! Stands in for `uffd` under loom. Every request is one step, as it is in the kernel for one page.
 
+use crate::PAGE_BYTES;
 use crate::control::Control;
 use crate::errno::Errno;
 pub use crate::messages::{Change, Fault, Message, Placed, Ready, Reports};
 use loom::sync::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes of a page.
-const PAGE_BYTES: usize = 4096;
 /// What memory holds that was moved away or never filled.
 const GONE: u8 = 0xEE;
 

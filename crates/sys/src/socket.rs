@@ -5,19 +5,7 @@
 
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
-
-/// One part of a message as the kernel takes it: the layout of `iovec`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct Vector {
-    /// First byte.
-    pub address: usize,
-    /// Bytes.
-    pub len_bytes: usize,
-}
-
-/// Parts that the kernel takes in one message (`UIO_MAXIOV`).
-pub const MAX_VECTORS: usize = 1024;
+use crate::iovec::Part;
 
 /// Whom a message goes to and what goes with it, as the program gave them. The kernel looks at both: bad
 /// addresses are its to refuse.
@@ -45,13 +33,13 @@ impl Envelope {
 ///
 /// # Errors
 /// What sendmsg says.
-pub fn send(fd: i32, vectors: &[Vector], flags: i32, envelope: &Envelope) -> Result<usize, Errno> {
+pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope) -> Result<usize, Errno> {
     // SAFETY: all-zero bytes are a valid msghdr.
     let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
     header.msg_name = envelope.to as *mut _;
     header.msg_namelen = envelope.to_len_bytes;
-    header.msg_iov = vectors.as_ptr().cast_mut().cast();
-    header.msg_iovlen = vectors.len() as _;
+    header.msg_iov = parts.as_ptr().cast_mut().cast();
+    header.msg_iovlen = parts.len() as _;
     header.msg_control = envelope.control as *mut _;
     header.msg_controllen = envelope.control_len_bytes as _;
     // SAFETY: the header is valid; the kernel only reads what it points to, and says EFAULT where it cannot.
@@ -62,10 +50,9 @@ pub fn send(fd: i32, vectors: &[Vector], flags: i32, envelope: &Envelope) -> Res
 ///
 /// # Errors
 /// What writev says.
-pub fn write(fd: i32, vectors: &[Vector]) -> Result<usize, Errno> {
-    // SAFETY: the kernel only reads what the vectors name, and says EFAULT where it cannot.
-    check(unsafe { syscall!(libc::SYS_writev, fd, vectors.as_ptr(), vectors.len()) })
-        .map(|sent| sent as usize)
+pub fn write(fd: i32, parts: &[Part]) -> Result<usize, Errno> {
+    // SAFETY: the kernel only reads what the parts name, and says EFAULT where it cannot.
+    check(unsafe { syscall!(libc::SYS_writev, fd, parts.as_ptr(), parts.len()) }).map(|sent| sent as usize)
 }
 
 fn option<const WORDS: usize>(fd: i32, level: i32, name: i32) -> Result<[u32; WORDS], Errno> {

@@ -21,7 +21,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Below this a message is copied: two system calls more cost what the copy does.
 pub const MIN_BYTES: usize = 4 << 10;
-/// What a reference must save of the sender's time, one part in so many: where the peer is on this machine, and where it
+/// What a reference must save of the sender's time: one part in eight where the peer is on this machine, one in 32 where it
 /// is not. On this machine the peer pays: it copies bytes that nobody has brought into the cache (`uncopy bench
 /// transmit --sockets tcp`, sender and reader on processors of their own: 60 KiB by reference at 0.87 of the rate for 1.04 of the
 /// sender's time).
@@ -40,11 +40,11 @@ const FIRST_BURST: u32 = 16;
 const FIRST_SETTLING: u32 = 4;
 /// Messages whose bursts take turns, at first.
 const TURNS: u32 = 4 * FIRST_BURST;
-/// Times of which the least is kept, at first.
+/// First times of an account, of which the lowest is kept.
 const NEW: u32 = 8;
 /// Less of a message than this says nothing about it.
 const TELLING_BYTES: usize = 32 << 10;
-/// Of so many messages a burst goes the other way, and one behind it the usual way, both timed.
+/// Messages of which one burst goes the other way, and one behind it the usual way, both timed.
 const PERIOD: u32 = 128 * BURST;
 
 /// Break-even that is set from outside, bytes; 0: none is, the accounts decide.
@@ -136,7 +136,7 @@ pub fn set(min_bytes: Option<usize>) {
     SET.store(min_bytes.map_or(0, |bytes| bytes.max(1)), Relaxed);
 }
 
-/// The fewest bytes for which a reference can be chosen.
+/// Smallest message for which a reference can be chosen, bytes.
 #[inline]
 pub fn min_bytes() -> usize {
     match SET.load(Relaxed) {

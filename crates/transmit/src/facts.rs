@@ -203,7 +203,7 @@ mod tests {
         let stream = TcpListener::bind("127.0.0.1:0").expect("a listener");
         own(fd, 0);
         assert!(is_same(fd));
-        // SAFETY: as above.
+        // SAFETY: replaces our own descriptor.
         unsafe { libc::dup2(stream.as_raw_fd(), fd) };
         assert!(!is_same(fd), "asked, it is noticed at once");
         assert_eq!(of(fd).0, Kind::TcpHere);

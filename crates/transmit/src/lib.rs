@@ -26,7 +26,7 @@ mod zerocopy;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 pub use part::Part;
 pub use uncopy_sys::errno::Errno;
-pub use uncopy_sys::socket::Envelope;
+pub use uncopy_sys::socket::{Completed, Envelope, next_completed};
 
 /// How the lent parts of a message go to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ pub fn pays(fd: i32, len_bytes: usize) -> bool {
     way(fd, len_bytes, len_bytes, 0, &Envelope::default()) != Way::Copy
 }
 
-/// The fewest bytes that pay anywhere: a comparison, no system call.
+/// Smallest part that pays anywhere, bytes: a comparison, no system call.
 #[inline]
 #[must_use]
 pub fn min_bytes() -> usize {
@@ -223,6 +223,16 @@ pub fn write(fd: i32, parts: &[Part], plan: Plan) -> Result<Sent, Errno> {
         Err(Errno(libc::ENOTSOCK)) => copied(gather::write(fd, parts)),
         result => result,
     }
+}
+
+/// Waits until a socket has room, as long as its owner wants to (SO_SNDTIMEO), by libc's `poll`: a thread can be cancelled
+/// there, and a signal ends it. False: the time is over, a signal came, or the connection has ended.
+#[must_use]
+pub fn wait_for_room(fd: i32) -> bool {
+    let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one entry.
+    let ready = unsafe { libc::poll(&raw mut asked, 1, uncopy_sys::socket::patience_ms(fd).unwrap_or(-1)) };
+    ready == 1 && asked.revents == libc::POLLOUT
 }
 
 /// Reads the notices of a socket whose owner promised [`Owner::reads_errors`], without waiting, and gives the token of

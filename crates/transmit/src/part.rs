@@ -1,6 +1,6 @@
 //! The parts of a message.
 
-use uncopy_sys::socket::Vector;
+use uncopy_sys::iovec;
 
 /// One part of a message. The addresses are the sender's own; bad ones are the kernel's to refuse (EFAULT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Part {
 
     /// As the kernel takes it.
     #[must_use]
-    pub fn vector(self) -> Vector {
-        Vector { address: self.address(), len_bytes: self.len() }
+    pub fn iovec(self) -> iovec::Part {
+        iovec::Part { address: self.address(), len_bytes: self.len() }
     }
 }

@@ -15,7 +15,7 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::pipe::Pipe;
 use uncopy_sys::{lineage, lock};
 
-/// At most so many threads send by reference at the same moment, and so many descriptors are taken.
+/// Threads that send by reference at the same moment, at most; as many descriptors are taken.
 const SLOTS: usize = 64;
 /// Pipes that may be refused, or made anew because the program closed them or put something in their place: where that
 /// goes on, bytes are copied.

@@ -17,10 +17,12 @@ use crate::facts;
 use crate::gather;
 use crate::part::Part;
 use crate::pool::{self, Taken};
+use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::iovec;
 use uncopy_sys::pipe::Pipe;
 use uncopy_sys::signal::Quiet;
-use uncopy_sys::socket::{self, Envelope, Readiness, Vector};
+use uncopy_sys::socket::{self, Envelope, Readiness};
 
 /// Parts of pages that the kernel hands on in one `sendmsg` (fs/splice.c, `splice_to_socket`).
 pub const PAGES_AT_ONCE: usize = 16;
@@ -32,11 +34,9 @@ const MAX_BUMPED_BYTES: usize = 16 << 10;
 /// Ordinary bytes that go along in one pass.
 const BUMPED_AT_ONCE_BYTES: usize = AREA_BYTES / 4;
 /// Parts in one pass.
-const VECTORS: usize = 64;
+const MAX_IOVECS: usize = 64;
 /// Messages of the kernel's in one pass, at least as many as a pipe of 1 MiB takes.
 const CHUNKS: usize = 64;
-/// The system's page.
-const PAGE_BYTES: usize = 4096;
 /// Signals that may come in the way of one message.
 const MAX_INTERRUPTIONS: usize = 100;
 /// Sent by copying where a blocking call waits for room.
@@ -112,7 +112,7 @@ impl<'a> Cursor<'a> {
 
 /// One pass through the pipe.
 struct Pass {
-    vectors: [Vector; VECTORS],
+    iovecs: [iovec::Part; MAX_IOVECS],
     count: usize,
     len_bytes: usize,
     /// Bytes of each message of the kernel's.
@@ -128,7 +128,7 @@ struct Pass {
 impl Pass {
     const fn new() -> Self {
         Self {
-            vectors: [Vector { address: 0, len_bytes: 0 }; VECTORS],
+            iovecs: [iovec::Part::NONE; MAX_IOVECS],
             count: 0,
             len_bytes: 0,
             chunks: [0; CHUNKS],
@@ -139,9 +139,9 @@ impl Pass {
         }
     }
 
-    /// Adds as much of a vector as there is room for: `buffers` parts of pages in the pipe. Bytes.
+    /// Adds as many of `len_bytes` bytes as there is room for: `buffers` parts of pages in the pipe. Bytes.
     fn push(&mut self, address: usize, len_bytes: usize, buffers: &mut usize) -> usize {
-        if self.count == VECTORS {
+        if self.count == MAX_IOVECS {
             return 0;
         }
         let mut at = address;
@@ -163,7 +163,7 @@ impl Pass {
         }
         let added = at - address;
         if added > 0 {
-            self.vectors[self.count] = Vector { address, len_bytes: added };
+            self.iovecs[self.count] = iovec::Part { address, len_bytes: added };
             self.count += 1;
             self.len_bytes += added;
         }
@@ -185,7 +185,7 @@ impl Pass {
                 if !part.is_lent() && part.len() > MAX_BUMPED_BYTES
                     || bumped + len > BUMPED_AT_ONCE_BYTES
                     || pages(PAGE_BYTES - 1, len) > buffers
-                    || self.count == VECTORS
+                    || self.count == MAX_IOVECS
                 {
                     return;
                 }
@@ -225,11 +225,11 @@ const fn is_refusal(error: Errno) -> bool {
 fn pass_on(pipe: Pipe, fd: i32, len_bytes: usize, more: bool) -> Result<usize, Errno> {
     for _ in 0..MAX_INTERRUPTIONS {
         match pipe.pass(fd, len_bytes, more) {
-            Err(Errno(libc::EINTR)) => {}
+            Err(Errno::EINTR) => {}
             result => return result,
         }
     }
-    Err(Errno(libc::EINVAL))
+    Err(Errno::EINVAL)
 }
 
 /// One message under way on a socket.
@@ -389,7 +389,7 @@ impl Sending<'_> {
                 let flags = self.flags | libc::MSG_DONTWAIT | libc::MSG_MORE;
                 let cut = part.cut(part.len().min(PAGE_BYTES));
                 match self.send_copied(cut, flags) {
-                    Err(Errno(libc::EAGAIN)) => {
+                    Err(Errno::EAGAIN) => {
                         uncopy_sys::thread::pause();
                         Ok(Step::On)
                     }
@@ -416,7 +416,7 @@ impl Sending<'_> {
         if !is_one_call && !self.is_stream() {
             return Ok(Step::Copy);
         }
-        let put = pipe.put(&pass.vectors[..pass.count]);
+        let put = pipe.put(&pass.iovecs[..pass.count]);
         if put != Ok(pass.len_bytes) {
             taken.tools().empty(put.unwrap_or(0));
             return Ok(Step::Copy);
@@ -517,7 +517,7 @@ pub fn datagram(
         facts::doubt(fd);
         return copied();
     }
-    let put = pipe.put(&pass.vectors[..pass.count]);
+    let put = pipe.put(&pass.iovecs[..pass.count]);
     if put != Ok(pass.len_bytes) {
         taken.tools().empty(put.unwrap_or(0));
         return copied();

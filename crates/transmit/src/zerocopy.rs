@@ -15,12 +15,13 @@ use crate::part::Part;
 use crate::{Token, pool};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::socket::{self, Envelope, Vector};
+use uncopy_sys::iovec;
+use uncopy_sys::socket::{self, Envelope};
 
 /// Descriptors that have a place.
 const PLACES: usize = 1 << 16;
 /// Parts of one message.
-const VECTORS: usize = 64;
+const MAX_PARTS: usize = 64;
 /// Ordinary bytes of one message.
 const MAX_BUMPED_BYTES: usize = AREA_BYTES / 4;
 const COPIED: u64 = 1 << 63;
@@ -58,21 +59,21 @@ pub fn send(
 ) -> Option<Result<(usize, Token), Errno>> {
     let word = word(fd)?;
     let bumped: usize = parts.iter().filter(|part| !part.is_lent()).map(|part| part.len()).sum();
-    if parts.len() > VECTORS || bumped > MAX_BUMPED_BYTES {
+    if parts.len() > MAX_PARTS || bumped > MAX_BUMPED_BYTES {
         return None;
     }
     let mut taken = pool::take()?;
     let bump = &mut taken.tools().bump;
     bump.make_room(MAX_BUMPED_BYTES).ok()?;
-    let mut vectors = [Vector { address: 0, len_bytes: 0 }; VECTORS];
-    for (vector, part) in vectors.iter_mut().zip(parts) {
-        *vector = part.vector();
+    let mut iovecs = [iovec::Part::NONE; MAX_PARTS];
+    for (iovec, part) in iovecs.iter_mut().zip(parts) {
+        *iovec = part.iovec();
         // The kernel refers to these bytes as well.
         if !part.is_lent() && !part.is_empty() {
-            vector.address = bump.append(part.address(), part.len()).ok()?;
+            iovec.address = bump.append(part.address(), part.len()).ok()?;
         }
     }
-    match socket::send(fd, &vectors[..parts.len()], flags | libc::MSG_ZEROCOPY, envelope) {
+    match socket::send(fd, &iovecs[..parts.len()], flags | libc::MSG_ZEROCOPY, envelope) {
         Ok(sent) => {
             // The lower half alone goes round.
             let before = word.load(Relaxed);

@@ -8,9 +8,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use uncopy_sys::PAGE_BYTES;
 use uncopy_twin::{Bytes, Until, allocate, deallocate, lend, settle, statistics};
-
-const PAGE: usize = 4096;
 
 fn allocating(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("allocate and free");
@@ -53,7 +52,7 @@ fn allocating(criterion: &mut Criterion) {
 
 fn lending(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("lend");
-    for size in [4 * PAGE, 16 * PAGE, 128 * PAGE] {
+    for size in [4 * PAGE_BYTES, 16 * PAGE_BYTES, 128 * PAGE_BYTES] {
         let buffer = Bytes::zeroed(size).expect("memory");
         group.bench_function(BenchmarkId::new("again", size >> 10), |bencher| {
             bencher.iter(|| drop(black_box(lend(buffer.as_ptr() as usize, size, Until::Dropped))));
@@ -72,7 +71,7 @@ fn report(name: &str, mut once: impl FnMut() -> Duration) {
 
 /// Time that `write` takes on an object of so many pages that `prepare` has prepared.
 fn writing(pages: usize, prepare: impl Fn(&mut [u8]), write: impl Fn(&mut [u8])) -> Duration {
-    let mut buffer = Bytes::zeroed(pages * PAGE).expect("memory");
+    let mut buffer = Bytes::zeroed(pages * PAGE_BYTES).expect("memory");
     prepare(&mut buffer);
     let begin = Instant::now();
     write(black_box(&mut buffer));
@@ -97,12 +96,12 @@ fn report_mutations(_criterion: &mut Criterion) {
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a mapping of this function's own.
         unsafe {
-            let memory = libc::mmap(core::ptr::null_mut(), PAGE, protection, flags, -1, 0);
+            let memory = libc::mmap(core::ptr::null_mut(), PAGE_BYTES, protection, flags, -1, 0);
             assert!(memory != libc::MAP_FAILED);
             let begin = Instant::now();
             memory.cast::<u8>().write_volatile(1);
             let spent = begin.elapsed();
-            libc::munmap(memory, PAGE);
+            libc::munmap(memory, PAGE_BYTES);
             spent
         }
     });
@@ -112,7 +111,7 @@ fn report_mutations(_criterion: &mut Criterion) {
         });
         report(&format!("allocate and fill {} KiB, lend, free", pages * 4), || {
             let begin = Instant::now();
-            let mut buffer = Bytes::zeroed(pages * PAGE).expect("memory");
+            let mut buffer = Bytes::zeroed(pages * PAGE_BYTES).expect("memory");
             drop(lend_all(&mut buffer, Until::Dropped));
             drop(buffer);
             begin.elapsed()
@@ -172,7 +171,7 @@ fn report_threads(_criterion: &mut Criterion) {
                     .map(|_| {
                         scope.spawn(move || {
                             let mut kept = [core::ptr::null_mut(); 100];
-                            let rounds = if size > PAGE { ROUNDS / 10 } else { ROUNDS };
+                            let rounds = if size > PAGE_BYTES { ROUNDS / 10 } else { ROUNDS };
                             let begin = processor_time();
                             for round in 0..rounds {
                                 let place = &mut kept[round * 7 % 100];

@@ -74,7 +74,7 @@ impl Deref for Bytes {
 
 impl DerefMut for Bytes {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed by nobody else.
+        // SAFETY: so many initialised bytes, of this value, and borrowed by nobody else.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes) }
     }
 }

@@ -8,14 +8,14 @@
 //! smaller class is the one with the most slots whose successor in size still wastes less than a sixteenth.
 //! With 16 pages that gives 73 classes up to 4,096 bytes; below 256 bytes every multiple of the alignment is one.
 
-use crate::ALIGNMENT;
-use crate::options::Options;
+use crate::options::{ALIGNMENT, Options};
+use uncopy_sys::PAGE_BYTES;
 
-/// Classes at most.
+/// Largest number of classes.
 pub(crate) const MAX_CLASSES: usize = 128;
 /// Largest threshold of large objects, bytes.
 pub(crate) const MAX_SMALL_BYTES: usize = 32 << 10;
-/// One in so many bytes may be wasted.
+/// Largest share of a pageblock that is wasted: one part in sixteen.
 const WASTE_SHARE: usize = 16;
 
 /// A size class of small objects.
@@ -46,7 +46,7 @@ impl Classes {
 
     /// Computes them.
     pub(crate) fn fill(&mut self, options: &Options) {
-        let block_bytes = options.pageblock_pages * crate::pages::PAGE_BYTES;
+        let block_bytes = options.pageblock_pages * PAGE_BYTES;
         let max_bytes = options.large_threshold.next_multiple_of(ALIGNMENT);
         let round = |slots: usize| block_bytes / slots / ALIGNMENT * ALIGNMENT;
         // From the largest to the smallest, then turned round.
@@ -80,7 +80,7 @@ impl Classes {
         self.max_bytes = options.large_threshold;
     }
 
-    /// The class for so many bytes; `None`: large.
+    /// The class for a size; `None`: large.
     #[inline]
     pub(crate) fn for_size(&self, size_bytes: usize) -> Option<Class> {
         if size_bytes > self.max_bytes {
@@ -89,7 +89,7 @@ impl Classes {
         Some(Class(self.of_units[size_bytes.div_ceil(ALIGNMENT)]))
     }
 
-    /// The class for so many bytes at a multiple of `align`, a power of two up to a page; `None`: large.
+    /// The class for a size at a multiple of `align`, a power of two up to a page; `None`: large.
     pub(crate) fn for_aligned(&self, size_bytes: usize, align: usize) -> Option<Class> {
         let first = self.for_size(size_bytes.max(1))?;
         (usize::from(first.0)..self.count)
@@ -125,8 +125,8 @@ mod tests {
     fn less_than_a_sixteenth_is_wasted_for_every_size_below_a_page() {
         let options = Options::default();
         let classes = classes(&options);
-        let block_bytes = options.pageblock_pages * 4096;
-        for size in 1..=4096usize {
+        let block_bytes = options.pageblock_pages * PAGE_BYTES;
+        for size in 1..=PAGE_BYTES {
             // An alignment of 16 bytes is the C standard's; below 241 bytes it alone may be more.
             let requested = if size > 240 { size } else { size.next_multiple_of(ALIGNMENT) };
             let waste = waste(&classes, block_bytes, requested);
@@ -140,7 +140,7 @@ mod tests {
         for pageblock_pages in [1, 2, 3, 4, 8, 16, 31, 64] {
             for large_threshold in [16, 17, 100, 1024, 2048, 4096, 8192, 32 << 10] {
                 let options = Options { pageblock_pages, large_threshold, ..Options::default() };
-                if large_threshold * 2 > pageblock_pages * 4096 {
+                if large_threshold * 2 > pageblock_pages * PAGE_BYTES {
                     continue;
                 }
                 let classes = classes(&options);
@@ -161,8 +161,8 @@ mod tests {
     #[test]
     fn aligned_sizes_get_a_class_of_that_alignment_or_none() {
         let classes = classes(&Options::default());
-        for align in [16usize, 32, 64, 128, 256, 512, 1024, 2048, 4096] {
-            for size in 1..=4096 {
+        for align in [16usize, 32, 64, 128, 256, 512, 1024, 2048, PAGE_BYTES] {
+            for size in 1..=PAGE_BYTES {
                 if let Some(class) = classes.for_aligned(size, align) {
                     let bytes = classes.bytes(class) as usize;
                     assert!(bytes >= size && bytes.is_multiple_of(align));

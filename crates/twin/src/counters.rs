@@ -10,8 +10,8 @@ macro_rules! counters {
             $($(#[doc = $text])* pub $name: u64,)*
             /// Bytes of pages that objects have.
             pub used_bytes: u64,
-            /// Bytes of free pages that may be present.
-            pub warm_bytes: u64,
+            /// Bytes of free pages that may be resident.
+            pub free_resident_bytes: u64,
         }
 
         #[derive(Debug)]
@@ -23,7 +23,7 @@ macro_rules! counters {
 
         impl Counters {
             pub(crate) fn snapshot(&self) -> Statistics {
-                Statistics { $($name: self.$name.load(Relaxed),)* used_bytes: 0, warm_bytes: 0 }
+                Statistics { $($name: self.$name.load(Relaxed),)* used_bytes: 0, free_resident_bytes: 0 }
             }
         }
     };

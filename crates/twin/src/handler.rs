@@ -9,11 +9,11 @@ use crate::process::{BATCH_PAGES, process, zeroes};
 use crate::replace::{Replaced, map_over_page, replace, replace_at_once};
 use crate::unit::{Id, Kind, Live, Unit, state};
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicI32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
+use core::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::handler::{OwnersFault, Start};
 use uncopy_sys::lock::Critical;
-use uncopy_sys::sync::Futex;
 use uncopy_sys::uffd::{Access, Fault, Uffd, wait};
 use uncopy_sys::{bytes, filter, mem, thread};
 
@@ -26,9 +26,6 @@ const EAGER_TRIES: u32 = 50;
 /// Tries, some 70 µs apart, after which a page is replaced in a way that a fork need not wait for: libc's locks, which
 /// the fork waits for, may be held by the very thread whose write is to be served.
 const PATIENT_TRIES: u32 = 200;
-/// Times that a fault under the faulting thread's own lock must be seen before it is believed: the thread may have
-/// been woken since.
-const OWNERS_FAULTS: u32 = 4;
 /// What one fault costs, and each page that it replaces, in pages that are sent by reference instead of being copied:
 /// 10 µs and 1 µs, at 0.4 µs a page (loopback TCP: 21 µs for 64 KiB against 12, 143 for 512 KiB against 101).
 const FAULT_COST_PAGES: u32 = 24;
@@ -36,23 +33,14 @@ const PAGE_COST_PAGES: u32 = 2;
 /// Largest power of two of refused loans.
 const MAX_BACK_OFF: u8 = 14;
 
-static READY: Futex = Futex::new(0);
-static READY_ERRNO: AtomicI32 = AtomicI32::new(0);
+static START: Start = Start::new();
 
 /// Starts the handler thread of a userfaultfd and waits until it holds the descriptor by itself.
 ///
 /// # Errors
 /// What `pthread_create` says, or that there is no memory for the handler's buffer.
 pub(crate) fn start(uffd: Uffd) -> Result<(), Errno> {
-    let before = READY.load(Acquire);
-    thread::spawn(run, uffd.fd() as usize)?;
-    while READY.load(Acquire) == before {
-        READY.wait(before);
-    }
-    match READY_ERRNO.load(Relaxed) {
-        0 => Ok(()),
-        errno => Err(Errno(errno)),
-    }
+    START.run(run, uffd.fd() as usize)
 }
 
 struct Handler {
@@ -63,8 +51,7 @@ struct Handler {
     count: usize,
     /// Where the last write would go on, and how many pages it had.
     next: (Option<Id>, u32, u32),
-    /// The last fault of a thread that holds the lock of the unit, and how often it was seen.
-    owner: (u32, usize, u32),
+    owners_fault: OwnersFault,
     tries: u32,
     /// Reading waits for something to read.
     waits: bool,
@@ -80,9 +67,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     let _ = thread::isolate_second(fd);
     // SAFETY: a mapping at an address of the kernel's choice.
     let room = unsafe { mem::map_private(BATCH_PAGES as usize * PAGE_BYTES, None) };
-    READY_ERRNO.store(room.err().map_or(0, |errno| errno.0), Relaxed);
-    READY.fetch_add(1, SeqCst);
-    READY.wake(i32::MAX as u32);
+    START.tell(room.map(drop));
     if let Ok(room) = room {
         let mut handler = Handler {
             uffd: Uffd::from_fd(fd),
@@ -90,7 +75,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
             waiting: [None; MAX_WAITING],
             count: 0,
             next: (None, 0, 0),
-            owner: (0, 0, 0),
+            owners_fault: OwnersFault::default(),
             tries: 0,
             waits: false,
             stays: (!filter::is_filtered()).then_some(None),
@@ -194,9 +179,8 @@ impl Handler {
     /// A thread that is at work on a unit touches only what is present there, unless the program gave the page back
     /// to the kernel behind our back: then it reads as zeroes.
     fn serve_owner(&mut self, page: u32, fault: Fault, access: Access) -> bool {
-        let is_same = (self.owner.0, self.owner.1) == (fault.thread_id, fault.address);
-        self.owner = (fault.thread_id, fault.address, if is_same { self.owner.2 + 1 } else { 1 });
-        if access == Access::Missing && self.owner.2 >= OWNERS_FAULTS {
+        // These locks count no turns: whoever holds one gives no page up that it touches later.
+        if self.owners_fault.is_waiting(fault, 0) && access == Access::Missing {
             return self.zeroes(page, 1, false);
         }
         self.uffd.wake(address_of(page), PAGE_BYTES)
@@ -302,7 +286,8 @@ impl Handler {
             // pages are protected, and were there when they were protected.
             unsafe { replace(self.uffd, unit, page, run, self.room) != Replaced::Refused }
         } else if !is_patient {
-            // SAFETY: as above.
+            // SAFETY: the unit's lock is held; the pages are protected, and were there when they were
+            // protected.
             unsafe { replace_at_once(self.uffd, unit, page, run) != Replaced::Refused }
         } else {
             false

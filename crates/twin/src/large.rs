@@ -32,7 +32,7 @@ pub(crate) fn allocate(size: usize, align: usize, is_zeroed: bool) -> *mut u8 {
     let unit = PAGES.unit(run.id);
     let start = unit.start.load(Relaxed);
     unit.set_kind(Kind::Large);
-    let mut are_zeroes = run.is_cold;
+    let mut are_zeroes = run.is_absent;
     if let Some(uffd) = process().uffd_so_far() {
         let most = pages.min(FILL_PAGES);
         let are_fresh = replace::fill(uffd, start, most);
@@ -71,15 +71,15 @@ pub(crate) fn release(id: Id) {
     let found = (start..end).fold(0, |found, page| found | PAGES.state(page).load(SeqCst));
     let is_in_flight = found & state::LENT != 0 || (loans > 0 && found & state::PROTECTED != 0);
     let is_protected = found & state::PROTECTED != 0;
-    let mut warm = pages;
+    let mut resident = pages;
     let mut is_lost = unit.is_plain.load(Relaxed) != 0;
     if !is_lost && (is_in_flight || pages > KEEP_PAGES) {
         // SAFETY: nobody needs the bytes.
         let is_dropped = unsafe { replace::drop_pages(start, pages) };
         is_lost = !is_dropped && is_in_flight;
-        warm = if is_dropped { 0 } else { pages };
+        resident = if is_dropped { 0 } else { pages };
     }
-    if !is_lost && warm > 0 && is_protected {
+    if !is_lost && resident > 0 && is_protected {
         let lifted = process().uffd_so_far().map(|uffd| {
             let (address, len_bytes) = process::bytes_of(start, pages);
             uffd.unprotect(address, len_bytes)
@@ -88,9 +88,9 @@ pub(crate) fn release(id: Id) {
             (start..end).for_each(|page| _ = PAGES.state(page).fetch_and(!state::PROTECTED, SeqCst));
             count(&COUNTERS.lifted_pages, pages as usize);
         } else {
-            // SAFETY: as above.
+            // SAFETY: nobody needs the bytes.
             is_lost = !unsafe { replace::drop_pages(start, pages) };
-            warm = 0;
+            resident = 0;
         }
     }
     drop(guard);
@@ -101,7 +101,7 @@ pub(crate) fn release(id: Id) {
     }
     let _guard = process::pool();
     // SAFETY: under the lock of the pool; nobody uses the pages, and none is in flight or protected.
-    unsafe { PAGES.give(id, warm) };
+    unsafe { PAGES.give(id, resident) };
 }
 
 /// Makes a large object shorter in place. False if it stays as it is.

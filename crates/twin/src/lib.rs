@@ -3,7 +3,7 @@
 //!
 //! One allocator for the process. Every function may be called from any thread and in any state of the process: where
 //! userfaultfd is refused, and in a forked child that has not lent anything yet, its memory is ordinary memory and
-//! [`lend`] may say `None`, which means: copy. [`status`] says which it is, and why.
+//! [`lend`] may say `None`, which means: copy. [`status()`] says which it is, and why.
 //!
 //! How to send: [`lend`] the parts in twin memory; make the system calls; then, before the program's call returns,
 //! drop the loan if the kernel may hold the pages for good ([`Until::Dropped`]), or call [`Loan::confirm`] and keep it
@@ -21,6 +21,8 @@
 //! | [`mod@unit`] | runs of pages with one purpose, and the states of pages |
 //! | [`pages`] | the reserved range; free runs |
 //! | [`process`] | what is true of this process only: phase, descriptor, locks |
+//! | [`mod@status`] | whether memory is lent, and if not, why |
+//! | [`mod@start`] | what is reserved before the first allocation, and opened before the first loan |
 //! | [`small`], [`large`] | objects |
 //! | [`loan`] | lending |
 //! | [`handler`] | the fault service |
@@ -47,6 +49,8 @@ mod process;
 mod replace;
 pub mod send;
 mod small;
+mod start;
+mod status;
 mod table;
 mod traits;
 mod unit;
@@ -54,22 +58,20 @@ mod unit;
 pub use bytes::Bytes;
 pub use counters::Statistics;
 pub use loan::{Loan, Until, lend, settle, worth_lending};
-pub use options::{ConfigureError, Options};
-pub use process::{Status, Why, has_handler, statistics, status, switch_off};
+pub use options::{ALIGNMENT, ConfigureError, Options};
+pub use process::{has_handler, statistics, status, switch_off};
+pub use status::{Status, Why};
 pub use traits::Twin;
 
 use pages::{PAGE_BYTES, PAGES, page_of};
 use unit::{Id, Kind};
-
-/// Alignment of every object, bytes: that of C's `malloc`.
-pub const ALIGNMENT: usize = 16;
 
 /// Takes the options. Before the first allocation only.
 ///
 /// # Errors
 /// [`ConfigureError`]; nothing has changed then.
 pub fn configure(options: Options) -> Result<(), ConfigureError> {
-    process::configure(options)
+    start::configure(options)
 }
 
 /// Whether an address lies in twin memory: two comparisons.
@@ -99,7 +101,7 @@ fn or_none(object: *mut u8) -> *mut u8 {
 
 #[inline]
 fn is_ready() -> bool {
-    process::is_ready() || process::make_ready()
+    process::is_ready() || start::make_ready()
 }
 
 /// Memory for `size` bytes, aligned to [`ALIGNMENT`]; null, and `errno` ENOMEM, where there is none. No bytes are one.
@@ -170,7 +172,7 @@ pub unsafe fn reallocate(object: *mut u8, size: usize) -> *mut u8 {
     if object.is_null() {
         return allocate(size);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `object` is one of this allocator and the caller's, who gives it up where it moves.
     unsafe {
         let old = usable_size(object);
         let id = unit_of(object);
@@ -202,7 +204,7 @@ pub unsafe fn deallocate(object: *mut u8) {
     if object.is_null() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `object` is one of this allocator, and nobody uses it any more.
     unsafe {
         let id = unit_of(object);
         if PAGES.unit(id).kind() == Kind::Small {
@@ -219,7 +221,7 @@ pub unsafe fn deallocate(object: *mut u8) {
 /// `object` is an object of this allocator.
 #[must_use]
 pub unsafe fn usable_size(object: *mut u8) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `object` is one of this allocator.
     let unit = PAGES.unit(unsafe { unit_of(object) });
     let of_unit = match unit.kind() {
         Kind::Small => unit.size_bytes.load(core::sync::atomic::Ordering::Relaxed) as usize,

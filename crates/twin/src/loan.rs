@@ -13,8 +13,9 @@
 
 use crate::counters::{COUNTERS, count};
 use crate::pages::{self, PAGE_BYTES, PAGES, page_of};
-use crate::process::{self, Why, process};
+use crate::process::{self, process};
 use crate::small;
+use crate::status::Why;
 use crate::unit::{Id, Kind, Unit, state};
 use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 use uncopy_sys::errno::Errno;

@@ -2,6 +2,9 @@
 
 use core::fmt;
 
+/// Alignment of every object, bytes: that of C's `malloc`.
+pub const ALIGNMENT: usize = 16;
+
 /// Options of the twin allocator, see [`crate::configure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -9,7 +12,7 @@ pub struct Options {
     pub pageblock_pages: usize,
     /// Objects of more bytes have pages of their own; 16 to 32,768, at most half a pageblock (ZCopy §3.2.1: 4,096).
     pub large_threshold: usize,
-    /// Most bytes of pages that objects may take; 0: no limit but the machine's.
+    /// Largest total of pages that objects take, bytes; 0: no limit but the machine's.
     pub memory_cap: usize,
     /// An open `/dev/userfaultfd`, for processes that must not open it themselves.
     pub uffd_device: Option<i32>,

@@ -13,30 +13,29 @@ use crate::table::Table;
 use crate::unit::{Id, Kind, Live, Unit, state};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::{Advice, Reservation};
 
 use Ordering::{Acquire, Relaxed, Release};
 
-/// Bytes of a page.
-pub(crate) const PAGE_BYTES: usize = 4096;
-/// Most addresses that are reserved, bytes.
+/// Largest reservation, bytes.
 const MAX_RANGE_BYTES: usize = 1 << 40;
-/// Fewest.
+/// Smallest useful reservation, bytes.
 const MIN_RANGE_BYTES: usize = 64 << 20;
-/// One in so many of the addresses that a limit leaves.
+/// Share of the addresses that RLIMIT_AS leaves: one part in eight is reserved.
 const LIMIT_SHARE: u64 = 8;
-/// The range is made accessible by so many pages at least.
+/// Smallest step by which the range is made accessible, pages.
 const COMMIT_PAGES: u32 = 1024;
 const EXACT_BINS: usize = 64;
 const BINS: usize = EXACT_BINS + 4 * 24;
-/// Runs of a bin that are looked at for one that is long enough.
-const LOOKS: usize = 16;
+/// Runs of a bin that are tried for one that is long enough.
+const MAX_TRIED: usize = 16;
 /// 64 bit words of a page's part of the bitmap: a bit for 16 bytes.
 pub(crate) const BITMAP_WORDS: usize = PAGE_BYTES / 16 / 64;
-/// Free pages that stay present: so many, and a share of those in use.
-const WARM_PAGES: u32 = 4096;
-const WARM_SHARE: u32 = 8;
+/// Free pages that stay resident: this number, and one part in eight of those in use.
+const MAX_RESIDENT_PAGES: u32 = 4096;
+const RESIDENT_SHARE: u32 = 8;
 
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static LEN_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -64,7 +63,7 @@ struct Pool {
     cap: u32,
     used: u32,
     /// Sum of what free runs have.
-    warm: u32,
+    resident: u32,
 }
 
 // SAFETY: the pool is only touched under the lock of the pool, which every function that does so asks for.
@@ -86,7 +85,7 @@ pub(crate) static PAGES: Pages = Pages {
         units: 0,
         cap: u32::MAX,
         used: 0,
-        warm: 0,
+        resident: 0,
     }),
 };
 
@@ -120,7 +119,7 @@ pub(crate) fn range() -> Reservation {
     Reservation::part_of_ours(BASE.load(Relaxed), LEN_BYTES.load(Acquire))
 }
 
-/// Bin of a run of so many pages.
+/// Bin of a run by its length, pages.
 fn bin_of(pages: u32) -> usize {
     if pages as usize <= EXACT_BINS {
         return pages as usize - 1;
@@ -135,7 +134,7 @@ fn bin_of(pages: u32) -> usize {
 pub(crate) struct Run {
     pub id: Id,
     /// None of its pages is present: they read as zeroes.
-    pub is_cold: bool,
+    pub is_absent: bool,
 }
 
 impl Pages {
@@ -226,16 +225,16 @@ impl Pages {
     /// # Safety
     /// Under the lock of the pool.
     pub(crate) unsafe fn take(&self, pages: u32, align_pages: u32) -> Option<Run> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller holds the lock of the pool.
         let pool = unsafe { self.pool() };
         if pages == 0 || pool.used.checked_add(pages).is_none_or(|used| used > pool.cap) {
             return None;
         }
         let spare = pool.cap - pool.used - pages;
-        if pool.warm > spare {
-            self.cool(pool, spare);
+        if pool.resident > spare {
+            self.give_back(pool, spare);
         }
-        let (id, is_cold) = match self.find(pool, pages.checked_add(align_pages - 1)?) {
+        let (id, is_absent) = match self.find(pool, pages.checked_add(align_pages - 1)?) {
             Some(id) => {
                 self.unlink(pool, id);
                 self.trim(pool, id, pages, align_pages)
@@ -249,22 +248,22 @@ impl Pages {
         for page in start..end {
             self.unit_of.get(page as usize).store(Id::link(Some(id)), Relaxed);
         }
-        Some(Run { id, is_cold })
+        Some(Run { id, is_absent })
     }
 
-    /// Gives a unit's pages back; `warm`: at most so many are present.
+    /// Gives a unit's pages back; `resident`: the number that may be present, at most.
     ///
     /// # Safety
     /// Under the lock of the pool; nobody uses the pages or the unit any more, and none is in flight or protected.
-    pub(crate) unsafe fn give(&self, id: Id, warm: u32) {
-        // SAFETY: the caller's promise.
+    pub(crate) unsafe fn give(&self, id: Id, resident: u32) {
+        // SAFETY: the caller holds the lock of the pool.
         let pool = unsafe { self.pool() };
         pool.used -= self.unit(id).pages.load(Relaxed);
-        self.free(pool, id, warm);
-        let most = WARM_PAGES + pool.used / WARM_SHARE;
-        if pool.warm > most {
+        self.free(pool, id, resident);
+        let most = MAX_RESIDENT_PAGES + pool.used / RESIDENT_SHARE;
+        if pool.resident > most {
             // Well below, so that what comes and goes at the bound is not dropped each time.
-            self.cool(pool, most / 2);
+            self.give_back(pool, most / 2);
         }
     }
 
@@ -273,7 +272,7 @@ impl Pages {
     /// # Safety
     /// Under the lock of the pool; the unit is the caller's and longer than that.
     pub(crate) unsafe fn split(&self, id: Id, pages: u32) -> Option<Id> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller holds the lock of the pool.
         let pool = unsafe { self.pool() };
         let (start, end) = self.unit(id).span();
         let rest = self.new_unit(pool, start + pages, end - start - pages)?;
@@ -295,9 +294,9 @@ impl Pages {
     /// # Safety
     /// Under the lock of the pool.
     pub(crate) unsafe fn usage(&self) -> (usize, usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller holds the lock of the pool.
         let pool = unsafe { self.pool() };
-        (pool.used as usize * PAGE_BYTES, pool.warm as usize * PAGE_BYTES)
+        (pool.used as usize * PAGE_BYTES, pool.resident as usize * PAGE_BYTES)
     }
 
     /// A free run of at least `pages`.
@@ -307,7 +306,7 @@ impl Pages {
             return None;
         }
         let mut link = pool.bins[bin];
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_TRIED {
             let Some(id) = Id::from_link(link) else { break };
             if self.unit(id).pages.load(Relaxed) >= pages {
                 return Some(id);
@@ -324,11 +323,11 @@ impl Pages {
         Id::from_link(pool.bins[word * 64 + runs.trailing_zeros() as usize])
     }
 
-    /// Cuts a run that is not linked to `pages` at a multiple of `align_pages`; whether it is cold.
+    /// Cuts a run that is not linked to `pages` at a multiple of `align_pages`; whether none of its pages is resident.
     fn trim(&self, pool: &mut Pool, id: Id, pages: u32, align_pages: u32) -> (Id, bool) {
         let unit = self.unit(id);
-        let warm = unit.warm.swap(0, Relaxed);
-        pool.warm -= warm;
+        let resident = unit.resident.swap(0, Relaxed);
+        pool.resident -= resident;
         let (start, end) = unit.span();
         let aligned = start.next_multiple_of(align_pages);
         unit.set_kind(Kind::Vacant);
@@ -337,14 +336,14 @@ impl Pages {
                 continue;
             }
             match self.new_unit(pool, from, to - from) {
-                Some(rest) => self.link(pool, rest, warm.min(to - from)),
+                Some(rest) => self.link(pool, rest, resident.min(to - from)),
                 // No memory for the table: these pages are nobody's from here on, and no run is joined with them.
                 None => pool.used += to - from,
             }
         }
         unit.start.store(aligned, Relaxed);
         unit.pages.store(pages, Relaxed);
-        (id, warm == 0)
+        (id, resident == 0)
     }
 
     /// Takes pages that were never used.
@@ -412,7 +411,7 @@ impl Pages {
         let unit = self.unit(id);
         unit.start.store(start, Relaxed);
         unit.pages.store(pages, Relaxed);
-        unit.warm.store(0, Relaxed);
+        unit.resident.store(0, Relaxed);
         Some(id)
     }
 
@@ -425,17 +424,17 @@ impl Pages {
     }
 
     /// Joins the unit with its free neighbours and links the whole.
-    fn free(&self, pool: &mut Pool, id: Id, warm: u32) {
+    fn free(&self, pool: &mut Pool, id: Id, resident: u32) {
         let (mut start, mut end) = self.unit(id).span();
-        let mut warm = warm;
+        let mut resident = resident;
         let left = start.checked_sub(1).and_then(|page| self.free_at(page));
         let right = if end < self.frontier() { self.free_at(end) } else { None };
         for neighbour in [left, right].into_iter().flatten() {
             self.unlink(pool, neighbour);
             let unit = self.unit(neighbour);
-            let taken = unit.warm.swap(0, Relaxed);
-            pool.warm -= taken;
-            warm += taken;
+            let taken = unit.resident.swap(0, Relaxed);
+            pool.resident -= taken;
+            resident += taken;
             let (first, last) = unit.span();
             start = start.min(first);
             end = end.max(last);
@@ -444,7 +443,7 @@ impl Pages {
         let unit = self.unit(id);
         unit.start.store(start, Relaxed);
         unit.pages.store(end - start, Relaxed);
-        self.link(pool, id, warm);
+        self.link(pool, id, resident);
     }
 
     /// The free run that begins or ends at this page.
@@ -455,14 +454,14 @@ impl Pages {
         (unit.kind() == Kind::Free && (start == page || end == page + 1)).then_some(id)
     }
 
-    fn link(&self, pool: &mut Pool, id: Id, warm: u32) {
+    fn link(&self, pool: &mut Pool, id: Id, resident: u32) {
         let unit = self.unit(id);
         let (start, end) = unit.span();
         let link = Id::link(Some(id));
         self.unit_of.get(start as usize).store(link, Relaxed);
         self.unit_of.get(end as usize - 1).store(link, Relaxed);
-        unit.warm.store(warm, Relaxed);
-        pool.warm += warm;
+        unit.resident.store(resident, Relaxed);
+        pool.resident += resident;
         let bin = bin_of(end - start);
         let first = pool.bins[bin];
         unit.next.store(first, Relaxed);
@@ -491,12 +490,12 @@ impl Pages {
         }
     }
 
-    /// Gives free pages back to the kernel until at most so many may be present.
-    fn cool(&self, pool: &mut Pool, most: u32) {
+    /// Gives free pages back to the kernel until at most `most` may be resident.
+    fn give_back(&self, pool: &mut Pool, most: u32) {
         for bin in (0..BINS).rev() {
             let mut link = pool.bins[bin];
             while let Some(id) = Id::from_link(link) {
-                if pool.warm <= most {
+                if pool.resident <= most {
                     return;
                 }
                 link = self.unit(id).next.load(Relaxed);
@@ -507,7 +506,7 @@ impl Pages {
 
     fn drop_pages(&self, pool: &mut Pool, id: Id) {
         let unit = self.unit(id);
-        if unit.warm.load(Relaxed) == 0 {
+        if unit.resident.load(Relaxed) == 0 {
             return;
         }
         let (start, end) = unit.span();
@@ -515,7 +514,7 @@ impl Pages {
         // SAFETY: free pages, of which nobody needs the bytes.
         if unsafe { range().discard(address_of(start), len_bytes) }.is_ok() {
             (start..end).for_each(|page| self.state(page).store(0, Relaxed));
-            pool.warm -= unit.warm.swap(0, Relaxed);
+            pool.resident -= unit.resident.swap(0, Relaxed);
         }
     }
 

@@ -70,7 +70,8 @@ pub(crate) fn fill(uffd: Uffd, first: u32, pages: u32) -> bool {
 /// else's; no thread can write to the pages.
 pub(crate) unsafe fn replace(uffd: Uffd, unit: &Unit, first: u32, pages: u32, room: usize) -> Replaced {
     let (address, len_bytes) = bytes_of(first, pages);
-    // SAFETY: both are present or appear without the handler's help, as the caller promises.
+    // SAFETY: the caller holds the unit's lock, so its pages are present; `room` is the caller's alone and as
+    // long.
     unsafe { bytes::copy(room as *mut u8, address as *const u8, len_bytes) };
     // SAFETY: the bytes are kept in the room.
     let replaced = match unsafe { range().discard(address, len_bytes) } {
@@ -158,7 +159,7 @@ fn map_over(uffd: Uffd, address: usize, source: usize, len_bytes: usize) -> Resu
 /// Nobody needs the bytes.
 pub(crate) unsafe fn drop_pages(first: u32, pages: u32) -> bool {
     let (address, len_bytes) = (address_of(first), pages as usize * PAGE_BYTES);
-    // SAFETY: the caller's promise.
+    // SAFETY: pages of ours whose bytes nobody needs.
     let is_dropped = unsafe { range().discard(address, len_bytes) }.is_ok();
     if is_dropped {
         (first..first + pages).for_each(|page| PAGES.state(page).store(0, Relaxed));

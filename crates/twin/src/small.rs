@@ -16,7 +16,7 @@ use crate::classes::{Class, Classes, MAX_CLASSES};
 use crate::counters::{COUNTERS, count};
 use crate::options::Options;
 use crate::pages::{PAGE_BYTES, PAGES, address_of};
-use crate::process::{self, BATCH_PAGES, pageblock_pages, process};
+use crate::process::{self, BATCH_PAGES, LANES, Owner, pageblock_pages, process};
 use crate::replace::{self, Replaced};
 use crate::unit::{Id, Kind, Place, Unit, state};
 use core::cell::{Cell, UnsafeCell};
@@ -24,15 +24,9 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Re
 use uncopy_sys::lock::Critical;
 use uncopy_sys::thread::{EndKey, number};
 
-/// Lanes; threads beyond that allocate under the lock of the class.
-pub(crate) const LANES: usize = 128;
-/// A closed pageblock is listed when one in so many slots is free: unprotected, protected.
+/// Free share of the slots from which on a closed pageblock is listed, one part in eight; of a protected one, in four.
 const LIST_SHARE: u32 = 8;
 const LIST_SHARE_PROTECTED: u32 = 4;
-
-/// Who has a lane: a thread's number plus one; 0: nobody.
-#[repr(transparent)]
-pub(crate) struct Owner(AtomicU32);
 
 /// The pageblock of each class that the lane's owner allocates from; links.
 struct Lane {

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::Reservation;
 
-/// Bytes that a table is committed by at least.
+/// Smallest step by which a table is committed, bytes.
 const STEP_BYTES: usize = 256 << 10;
 
 /// What can be an entry.
@@ -20,9 +20,9 @@ pub(crate) unsafe trait Entry: Sync + 'static {}
 
 // SAFETY: atomics of any value.
 unsafe impl Entry for AtomicU8 {}
-// SAFETY: as above.
+// SAFETY: an atomic of any value.
 unsafe impl Entry for AtomicU32 {}
-// SAFETY: as above.
+// SAFETY: an atomic of any value.
 unsafe impl Entry for AtomicU64 {}
 
 /// A table.
@@ -43,7 +43,7 @@ impl<T: Entry> Table<T> {
         }
     }
 
-    /// Reserves room for so many entries. Whether the table is wiped in children if that was asked for.
+    /// Reserves room for `entries`. Whether the table is wiped in children if that was asked for.
     pub(crate) fn create(&self, entries: usize, wiped: bool) -> Result<bool, Errno> {
         let len_bytes = (entries * size_of::<T>()).next_multiple_of(STEP_BYTES);
         let range = Reservation::new(len_bytes)?;

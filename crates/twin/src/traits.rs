@@ -27,13 +27,13 @@ unsafe impl GlobalAlloc for Twin {
     }
 
     unsafe fn dealloc(&self, object: *mut u8, _layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: an object of this allocator, which nobody uses any more.
         unsafe { crate::deallocate(object) };
     }
 
     unsafe fn realloc(&self, object: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         if layout.align() <= crate::ALIGNMENT {
-            // SAFETY: the caller's promise.
+            // SAFETY: an object of this allocator, the caller's to give up.
             return unsafe { crate::reallocate(object, new_size) };
         }
         let new = crate::allocate_aligned(new_size, layout.align());
@@ -48,7 +48,8 @@ unsafe impl GlobalAlloc for Twin {
     }
 }
 
-// SAFETY: as above; every copy of the value is the same allocator.
+// SAFETY: objects have the size and alignment asked for and are nobody else's; every copy of the value is the
+// same allocator.
 unsafe impl Allocator for Twin {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let object = crate::allocate_aligned(layout.size(), layout.align());
@@ -63,7 +64,7 @@ unsafe impl Allocator for Twin {
     }
 
     unsafe fn deallocate(&self, object: NonNull<u8>, _layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: an object of this allocator, which nobody uses any more.
         unsafe { crate::deallocate(object.as_ptr()) };
     }
 }

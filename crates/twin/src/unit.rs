@@ -23,7 +23,7 @@ pub(crate) enum Kind {
     Lost = 4,
 }
 
-/// Where a pageblock is, as far as new objects are concerned.
+/// Where a pageblock stands for new objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Place {
@@ -70,8 +70,8 @@ pub(crate) struct Unit {
     /// Links of the list that the unit is in: of free runs (pool's lock), or of a class (class's lock).
     pub next: AtomicU32,
     pub prev: AtomicU32,
-    /// Free: pages that may be present, at most so many (pool's lock).
-    pub warm: AtomicU32,
+    /// Free: upper bound of the pages that are resident (pool's lock).
+    pub resident: AtomicU32,
     /// Small: bytes of an object.
     pub size_bytes: AtomicU32,
     /// Small: objects.
@@ -82,7 +82,7 @@ pub(crate) struct Unit {
     pub hint: AtomicU32,
     /// Pages lent since the last write to a protected page: what protection has earned. A few may get lost.
     pub earned: AtomicU32,
-    /// So many times more nothing is lent: the object is written too often.
+    /// Loans that are refused from here on: the object is written too often.
     pub refusals: AtomicU32,
     /// Power of two of the next such number.
     pub back_off: AtomicU8,

@@ -20,17 +20,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use clap::ValueEnum;
 use libc::{c_int, c_void};
-use uncopy_transmit::Owner;
+use uncopy_transmit::{Completed, Errno, Owner, next_completed};
 use uncopy_twin::Bytes;
 
 /// Sends with MSG_ZEROCOPY before their completions are read.
 const COMPLETIONS_BATCH: u32 = 16;
 /// How long a completion may take, ms.
 const COMPLETION_MS: c_int = 1000;
-
-/// From linux/errqueue.h: an entry of the error queue that tells of MSG_ZEROCOPY, and that the kernel copied.
-const ORIGIN_ZEROCOPY: u8 = 5;
-const CODE_COPIED: u8 = 1;
 
 /// A way to send a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -251,32 +247,16 @@ impl Completions {
     /// Takes what the socket's error queue holds (Documentation/networking/msg_zerocopy.rst).
     fn read(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         loop {
-            let mut control = [0u64; 16];
-            // SAFETY: all-zero is a valid header.
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_control = control.as_mut_ptr().cast();
-            message.msg_controllen = size_of_val(&control);
-            let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-            // SAFETY: there is room for control data of the length told.
-            match retried(|| unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) }) {
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
-            // SAFETY: recvmsg filled the header and the control data, which are still there.
-            let first = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-            if first.is_null() {
-                continue;
-            }
-            // SAFETY: an entry of the error queue has one such structure behind its header.
-            let error = unsafe { libc::CMSG_DATA(first).cast::<libc::sock_extended_err>().read_unaligned() };
-            if error.ee_origin == ORIGIN_ZEROCOPY {
-                let sends = error.ee_data.wrapping_sub(error.ee_info).wrapping_add(1);
-                self.awaited = self.awaited.saturating_sub(sends);
-                self.complete += u64::from(sends);
-                if error.ee_code == CODE_COPIED {
-                    self.copied += u64::from(sends);
+            match next_completed(socket.as_raw_fd()) {
+                Ok(None) | Err(Errno::EINTR) => {}
+                Ok(Some(Completed { first, last, was_copied })) => {
+                    let sends = last.wrapping_sub(first).wrapping_add(1);
+                    self.awaited = self.awaited.saturating_sub(sends);
+                    self.complete += u64::from(sends);
+                    self.copied += if was_copied { u64::from(sends) } else { 0 };
                 }
+                Err(Errno::EAGAIN) => return Ok(()),
+                Err(Errno(number)) => return Err(io::Error::from_raw_os_error(number)),
             }
         }
     }

@@ -4,7 +4,6 @@ use crate::account::work::{Work, call_ns};
 use crate::account::{accounts, books, sampling};
 use crate::arena::segment::{Draft, Open, Segment};
 use crate::call::in_flight::{Held, InProgress, RedirectedParts};
-pub use crate::call::redirected::Part;
 use crate::call::redirected::{Redirected, Target};
 use crate::range::apply::{Source, apply};
 use crate::range::block::{BlockRef, Flag, Locked};
@@ -26,6 +25,7 @@ use uncopy_core::policy::sites::{CLAIM_NS, INPUT_NS};
 use uncopy_core::recording::Call;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
+pub use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
 

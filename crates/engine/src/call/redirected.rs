@@ -5,16 +5,6 @@ use crate::range::block::BlockRef;
 use uncopy_core::addr::ByteRange;
 use uncopy_core::page_map::SiteId;
 
-/// A buffer of the program that an input may fill: the layout of `struct iovec`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Part {
-    /// First byte.
-    pub address: usize,
-    /// Length.
-    pub len_bytes: usize,
-}
-
 /// A part that is received into a segment.
 pub(crate) struct Redirected {
     pub(super) at: BlockRef,

@@ -26,8 +26,8 @@ use uncopy_core::page_map::{Dropped, State};
 use uncopy_core::stats::REASON_RELEASED;
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::handler::{OwnersFault, Start};
 use uncopy_sys::lock::Critical;
-use uncopy_sys::sync::Futex;
 use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use uncopy_sys::thread;
 use uncopy_sys::uffd::{Change, Fault, Message, Uffd, wait};
@@ -47,12 +47,8 @@ const MAX_LIST: usize = 2048;
 /// Tries to make ranges plain whose mappings have changed.
 const CLEAR_TRIES: u32 = 2_000;
 
-/// Everybody who waits for a handler to be ready.
-const ALL: u32 = i32::MAX as u32;
-
 uncopy_sys::statics! {
-    /// Counts handler threads: one that a fork left behind in the parent's copy does not exist.
-    static READY: Futex = Futex::new(0);
+    static START: Start = Start::new();
     /// The page whose fault tells the handler thread to end; 0: none; [`ENDS`]: it does.
     static BELL: AtomicUsize = AtomicUsize::new(0);
 }
@@ -89,12 +85,7 @@ pub(crate) fn stop() -> bool {
 /// # Errors
 /// What pthread_create says.
 pub fn start() -> Result<(), Errno> {
-    let before = READY.load(Acquire);
-    thread::spawn(run, 0)?;
-    while READY.load(Acquire) == before {
-        READY.wait(before);
-    }
-    Ok(())
+    START.run(run, 0)
 }
 
 /// What the handler thread knows.
@@ -107,7 +98,7 @@ struct Handler {
     waiting: Vec<(Uffd, Fault)>,
     /// Changes that are not dealt with yet.
     changes: Vec<Change>,
-    owners: Owners,
+    owners_fault: OwnersFault,
     /// There is something to read of foreign ranges, but a hook is making one plain.
     wants_changes: bool,
     /// Ranges that changes concerned are not all plain yet.
@@ -136,15 +127,14 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
         inbox: Inbox::new(),
         waiting: Vec::with_capacity(MAX_LIST),
         changes: Vec::with_capacity(MAX_LIST),
-        owners: Owners::default(),
+        owners_fault: OwnersFault::default(),
         wants_changes: false,
         clears: false,
         releases: false,
         is_called: false,
         rounds: Rounds::new(),
     };
-    READY.fetch_add(1, Release);
-    READY.wake(ALL);
+    START.tell(Ok(()));
     handler.serve_all();
     handler.rounds.end();
     core::ptr::null_mut()
@@ -251,8 +241,8 @@ impl Handler {
         }
         // A fault where nothing is known may lie where a mapping has just moved to.
         let is_settled = self.changes.is_empty();
-        let owners = &mut self.owners;
-        self.waiting.retain(|(uffd, fault)| !serve(*uffd, *fault, is_settled, owners));
+        let owners_fault = &mut self.owners_fault;
+        self.waiting.retain(|(uffd, fault)| !serve(*uffd, *fault, is_settled, owners_fault));
     }
 
     /// The same while a fork is under way: nothing but faults, as far as they can be served.
@@ -269,35 +259,9 @@ impl Handler {
     }
 }
 
-/// Times that a fault under the faulting thread's own lock must be seen before it is believed.
-const OWNERS_FAULTS: u32 = 4;
-
-/// The last fault of a thread that holds the lock of the block that it touched.
-///
-/// Such a fault may be an old one: another thread has served the page meanwhile, and the one that waited for
-/// it has gone on, taken the lock and made the page a view. Zeroes there would be wrong bytes. So the thread
-/// is woken; if it does wait, it faults again, and has not given the lock back in between.
-#[derive(Default)]
-struct Owners {
-    thread: u32,
-    address: usize,
-    turns: u32,
-    seen: u32,
-}
-
-impl Owners {
-    fn is_waiting(&mut self, at: &BlockRef, fault: Fault) -> bool {
-        let turns = at.block.turns();
-        let is_same = (self.thread, self.address, self.turns) == (fault.thread_id, fault.address, turns);
-        let seen = if is_same { self.seen + 1 } else { 1 };
-        *self = Self { thread: fault.thread_id, address: fault.address, turns, seen };
-        seen >= OWNERS_FAULTS
-    }
-}
-
 /// Serves one fault; false if it has to be tried again. `is_settled`: every change of mappings has been
 /// dealt with.
-fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners: &mut Owners) -> bool {
+fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners_fault: &mut OwnersFault) -> bool {
     let page_address = fault.address / PAGE_BYTES * PAGE_BYTES;
     if ARENA.contains(page_address) {
         // The bell of `upkeep`, or the handler's own. Else the arena is always present while in use; should it not
@@ -309,7 +273,7 @@ fn serve(uffd: Uffd, fault: Fault, is_settled: bool, owners: &mut Owners) -> boo
         return is_settled && zeroes(uffd, page_address);
     };
     if at.block.lock.owner() == fault.thread_id {
-        let is_waiting = owners.is_waiting(&at, fault);
+        let is_waiting = owners_fault.is_waiting(fault, at.block.turns());
         return if is_waiting { zeroes(uffd, page_address) } else { uffd.wake(page_address, PAGE_BYTES) };
     }
     if at.slot.is_some() && !is_settled {

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use uncopy_transmit::{Envelope, Errno, Part, Sent};
 
-pub const PAGE_BYTES: usize = 4096;
+pub use uncopy_sys::PAGE_BYTES;
 /// Longest wait of a read or write, seconds.
 const TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -1,0 +1,78 @@
+//! Runs of bytes as the kernel takes and gives them in one call: the arrays of `readv`, `writev`, `vmsplice` and of
+//! message headers.
+
+use crate::readable::is_readable;
+
+/// A run of bytes of the program's: the layout of `struct iovec`. The kernel refuses a bad address (EFAULT).
+///
+/// ```text
+/// offset  0                     8
+///         │ iov_base: address   │ iov_len: length │
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// First byte.
+    pub address: usize,
+    /// Length, bytes.
+    pub len_bytes: usize,
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<Part>() == size_of::<libc::iovec>() && align_of::<Part>() == align_of::<libc::iovec>());
+    assert!(offset_of!(Part, address) == offset_of!(libc::iovec, iov_base));
+    assert!(offset_of!(Part, len_bytes) == offset_of!(libc::iovec, iov_len));
+};
+
+/// Parts that the kernel takes in one call (`UIO_MAXIOV`).
+pub const MAX_PARTS: usize = 1024;
+
+impl Part {
+    /// No bytes, nowhere.
+    pub const NONE: Self = Self { address: 0, len_bytes: 0 };
+}
+
+/// The `count` parts of a vector of the program's; `None` where it cannot be read, which is the kernel's to say.
+///
+/// # Safety
+/// Nobody changes the vector while the result is in use: the program does not during the call that it passed it to.
+#[must_use]
+pub unsafe fn parts<'a>(vector: *const libc::iovec, count: usize) -> Option<&'a [Part]> {
+    let vector = vector.cast::<Part>();
+    if count == 0 {
+        return Some(&[]);
+    }
+    let len_bytes = count.checked_mul(size_of::<Part>())?;
+    // SAFETY: aligned, readable just now for `count` parts, and nobody changes them, as the caller promises.
+    (vector.is_aligned() && is_readable(vector as usize, len_bytes))
+        .then(|| unsafe { core::slice::from_raw_parts(vector, count) })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vector_of_the_programs_is_read_as_parts() {
+        let text = *b"one and two";
+        let vector = [(0, 3), (4, 7)].map(|(at, len)| libc::iovec {
+            iov_base: text.as_ptr().wrapping_add(at).cast_mut().cast(),
+            iov_len: len,
+        });
+        // SAFETY: the vector is the test's own.
+        let found = unsafe { parts(vector.as_ptr(), 2) }.expect("readable");
+        let address = text.as_ptr() as usize;
+        assert_eq!(found, [Part { address, len_bytes: 3 }, Part { address: address + 4, len_bytes: 7 }]);
+    }
+
+    #[test]
+    fn a_vector_that_cannot_be_read_is_none() {
+        for (address, count) in [(8, 1), (usize::MAX - 15, 1), (0x1000, usize::MAX / 8)] {
+            // SAFETY: nothing lies there, so nobody changes it.
+            assert!(unsafe { parts(address as *const libc::iovec, count) }.is_none(), "{address:#x}");
+        }
+        // SAFETY: no parts are asked for.
+        assert_eq!(unsafe { parts(core::ptr::null(), 0) }, Some(&[][..]));
+    }
+}
