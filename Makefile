@@ -114,7 +114,7 @@ uninstall: uninstall-servers
 
 servers:
 	@scripts/need-cargo
-	$(CARGO) build --release --locked $(servers:%=-p %)
+	$(CARGO) build --release --locked -p uncopy-servers
 
 install-servers:
 	@for name in $(servers); do test -x $(release)/$$name || exec $(MAKE) --no-print-directory servers; done

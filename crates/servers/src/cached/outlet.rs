@@ -1,0 +1,158 @@
+//! How messages leave: copied, or with the values that lie in twin memory by reference.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::net::{SendAncillaryBuffer, SendFlags, SocketAddrAny, sendmsg, sendmsg_addr};
+use smallvec::SmallVec;
+use uncopy_transmit::{Envelope, Hold, Owner, Part, Sent, Token, Way};
+use uncopy_twin::{Loan, Until};
+
+use crate::cached::arguments::Transmit;
+use crate::cached::response::{Kind, Piece};
+
+/// A page of memory, bytes.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Parts of a message that need no memory of their own.
+const FEW: usize = 8;
+
+/// Shorter parts of a message are copied, however many there are: a page's reference costs as much as copying a page that
+/// the processor has in its cache (`uncopy bench cache --only get --sizes 4096,8192 --transmit splice`).
+const MIN_PART_BYTES: usize = 8 << 10;
+
+/// What the engine may rely on in this process, and from which size on it is to send by reference.
+pub fn prepare(transmit: Transmit) {
+    uncopy_transmit::trust_descriptors();
+    if transmit == Transmit::Splice {
+        uncopy_transmit::set_break_even(Some(1));
+    }
+}
+
+/// Says what is true of a connection's socket: it is non-blocking, one thread's own, SIGPIPE is ignored (by Rust's
+/// runtime), and a connection that fails is closed.
+pub fn own(transmit: Transmit, socket: BorrowedFd<'_>) {
+    if transmit != Transmit::Copy {
+        let reads_errors = transmit == Transmit::Zerocopy;
+        let owner = Owner { ends_on_errors: true, sends_alone: true, reads_errors };
+        uncopy_transmit::own(socket.as_raw_fd(), owner);
+    }
+}
+
+/// The same of a UDP socket: a datagram that fails is not tried again.
+pub fn own_datagrams(socket: BorrowedFd<'_>) {
+    let owner = Owner { ends_on_errors: true, sends_alone: true, reads_errors: false };
+    uncopy_transmit::own(socket.as_raw_fd(), owner);
+}
+
+/// Sends `parts` as one message on a connected, non-blocking socket: how many bytes were taken.
+///
+/// # Errors
+/// As sendmsg(2).
+pub fn send(
+    transmit: Transmit,
+    socket: BorrowedFd<'_>,
+    parts: &[Piece<'_>],
+    lent: &mut Lent,
+) -> io::Result<usize> {
+    if transmit != Transmit::Copy
+        && let Some(sent) = refer(transmit, socket.as_raw_fd(), parts, lent)
+    {
+        return sent;
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(sendmsg(socket, &slices(parts), &mut SendAncillaryBuffer::default(), flags)?)
+}
+
+/// What the kernel holds of a connection's values until it says that it is done. What it holds when the connection is
+/// closed it may hold for good.
+#[derive(Debug, Default)]
+pub struct Lent(Vec<(Token, Loan)>);
+
+impl Lent {
+    /// Whether the kernel may still hold something.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes back what the kernel has done with.
+    pub fn take_back(&mut self, socket: BorrowedFd<'_>) {
+        uncopy_transmit::completions(socket.as_raw_fd(), &mut |done| {
+            for (_, loan) in self.0.extract_if(.., |(token, _)| *token == done) {
+                uncopy_twin::settle(loan);
+            }
+        });
+    }
+}
+
+/// The parts as the kernel copies them.
+fn slices<'a>(parts: &[Piece<'a>]) -> SmallVec<[IoSlice<'a>; FEW]> {
+    parts.iter().map(|part| IoSlice::new(part.bytes)).collect()
+}
+
+/// Whether a part may go by reference and should.
+fn is_worth(transmit: Transmit, part: &Piece<'_>) -> bool {
+    match transmit {
+        Transmit::Copy => false,
+        Transmit::Splice => part.kind != Kind::Text,
+        _ => part.kind == Kind::Settled && part.bytes.len() >= MIN_PART_BYTES,
+    }
+}
+
+/// Sends `parts`, values among them by reference, if that is the way for them: as the proxy would, which cannot know
+/// what the parts are.
+fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>], lent: &mut Lent) -> Option<io::Result<usize>> {
+    let len_bytes = parts.iter().map(|part| part.bytes.len()).sum();
+    let worth = parts.iter().filter(|part| is_worth(transmit, part));
+    let value_bytes = worth.map(|part| part.bytes.len()).sum();
+    if value_bytes < uncopy_transmit::min_bytes() {
+        return None;
+    }
+    let plan = uncopy_transmit::plan(fd, len_bytes, value_bytes, 0, &Envelope::default());
+    if plan.way == Way::Copy && !plan.is_timed() {
+        return None;
+    }
+    let until = if plan.way == Way::Completion { Until::Completed } else { Until::Dropped };
+    let mut loans = SmallVec::<[(usize, Loan); FEW]>::new();
+    let mut offset = 0;
+    let described: SmallVec<[Part; FEW]> = parts
+        .iter()
+        .map(|part| {
+            let (ptr, len) = (part.bytes.as_ptr(), part.bytes.len());
+            let lends = plan.way != Way::Copy && is_worth(transmit, part);
+            // None where it cannot be protected: then it is copied.
+            let loan = lends.then(|| uncopy_twin::lend(ptr.addr(), len, until)).flatten();
+            let described = if loan.is_some() { Part::Lent { ptr, len } } else { Part::Copied { ptr, len } };
+            loans.extend(loan.map(|loan| (offset, loan)));
+            offset += len;
+            described
+        })
+        .collect();
+    let sent = uncopy_transmit::write(fd, &described, plan);
+    let (referred_bytes, token) = match sent {
+        Ok(Sent { hold: Hold::Spliced, len_bytes }) => (len_bytes, None),
+        Ok(Sent { hold: Hold::Until(token), len_bytes }) => (len_bytes, Some(token)),
+        Ok(_) | Err(_) => (0, None),
+    };
+    for (offset, loan) in loans {
+        match token {
+            _ if offset >= referred_bytes => uncopy_twin::settle(loan),
+            Some(token) => {
+                loan.confirm();
+                lent.0.push((token, loan));
+            }
+            None => drop(loan),
+        }
+    }
+    Some(sent.map(|sent| sent.len_bytes).map_err(|error| io::Error::from_raw_os_error(error.0)))
+}
+
+/// Sends `parts` as one datagram to `peer`, copied.
+///
+/// # Errors
+/// As sendmsg(2).
+pub fn send_to(socket: BorrowedFd<'_>, parts: &[Piece<'_>], peer: &SocketAddrAny) -> io::Result<usize> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(sendmsg_addr(socket, peer, &slices(parts), &mut SendAncillaryBuffer::default(), flags)?)
+}
