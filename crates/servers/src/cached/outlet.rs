@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, SocketAddrAny, sendmsg, sendmsg_addr};
 use smallvec::SmallVec;
-use uncopy_transmit::{Envelope, Hold, Owner, Part, Sent, Token, Way};
-use uncopy_twin::{Loan, Until};
+use uncopy_transmit::{Envelope, Owner, Part, Token, Way};
+use uncopy_twin::{Loan, send::Loans};
 
 use crate::cached::arguments::Transmit;
 use crate::cached::response::{Kind, Piece};
@@ -16,6 +16,8 @@ pub const PAGE_BYTES: usize = 4096;
 
 /// Parts of a message that need no memory of their own.
 const FEW: usize = 8;
+/// Values of a message that are lent; others of it are copied. A response holds fewer.
+const MAX_LOANS: usize = 128;
 
 /// Shorter parts of a message are copied, however many there are: a page's reference costs as much as copying a page that
 /// the processor has in its cache (`uncopy bench cache --only get --sizes 4096,8192 --transmit splice`).
@@ -113,39 +115,21 @@ fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>], lent: &mut Lent) -> O
     if plan.way == Way::Copy && !plan.is_timed() {
         return None;
     }
-    let until = if plan.way == Way::Completion { Until::Completed } else { Until::Dropped };
-    let mut loans = SmallVec::<[(usize, Loan); FEW]>::new();
+    let mut loans = Loans::<MAX_LOANS>::new(plan);
     let mut offset = 0;
     let described: SmallVec<[Part; FEW]> = parts
         .iter()
         .map(|part| {
             let (ptr, len) = (part.bytes.as_ptr(), part.bytes.len());
             let lends = plan.way != Way::Copy && is_worth(transmit, part);
-            // None where it cannot be protected: then it is copied.
-            let loan = lends.then(|| uncopy_twin::lend(ptr.addr(), len, until)).flatten();
-            let described = if loan.is_some() { Part::Lent { ptr, len } } else { Part::Copied { ptr, len } };
-            loans.extend(loan.map(|loan| (offset, loan)));
+            let described = if lends { loans.lend(offset, ptr, len) } else { Part::Copied { ptr, len } };
             offset += len;
             described
         })
         .collect();
-    let sent = uncopy_transmit::write(fd, &described, plan);
-    let (referred_bytes, token) = match sent {
-        Ok(Sent { hold: Hold::Spliced, len_bytes }) => (len_bytes, None),
-        Ok(Sent { hold: Hold::Until(token), len_bytes }) => (len_bytes, Some(token)),
-        Ok(_) | Err(_) => (0, None),
-    };
-    for (offset, loan) in loans {
-        match token {
-            _ if offset >= referred_bytes => uncopy_twin::settle(loan),
-            Some(token) => {
-                loan.confirm();
-                lent.0.push((token, loan));
-            }
-            None => drop(loan),
-        }
-    }
-    Some(sent.map(|sent| sent.len_bytes).map_err(|error| io::Error::from_raw_os_error(error.0)))
+    let sent =
+        loans.send(|| uncopy_transmit::write(fd, &described, plan), |token, loan| lent.0.push((token, loan)));
+    Some(sent.map_err(|error| io::Error::from_raw_os_error(error.0)))
 }
 
 /// Sends `parts` as one datagram to `peer`, copied.

@@ -3,7 +3,8 @@
 //!
 //! Each function comes twice. `send` and its like have libc's signature, result and `errno`, and can be called
 //! in its place. `try_send` and its like return `None` where there is nothing to gain and nothing was done: the caller
-//! then makes libc's own call, which is what an interposing library does.
+//! then makes libc's own call, which is what an interposing library does. A program that knows which of its memory is twin
+//! memory lends it itself, by [`Loans`].
 
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
@@ -11,9 +12,12 @@ use message::is_readable;
 use message::{Call, Given};
 use uncopy_transmit::Envelope;
 
+mod loans;
 mod message;
 mod pending;
 mod plain;
+
+pub use loans::Loans;
 
 /// Whether a buffer of so many bytes is too small for any way but copying: a comparison, no system call. A hook's
 /// first question.

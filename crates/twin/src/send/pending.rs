@@ -36,10 +36,8 @@ fn with<T>(section: impl FnOnce(&mut Kept) -> T) -> T {
     section(unsafe { &mut *PENDING.kept.get() })
 }
 
-/// Keeps a loan until its message is completed.
+/// Keeps a confirmed loan until its message is completed.
 pub fn keep(token: Token, loan: Loan) {
-    // A copy in flight is noted before the program's call returns.
-    loan.confirm();
     let refused = with(|kept| match kept.loans.get_mut(kept.count) {
         Some(slot) => {
             slot.write((token, loan));
@@ -51,7 +49,7 @@ pub fn keep(token: Token, loan: Loan) {
     drop(refused);
 }
 
-/// Takes the loans of a message that is completed.
+/// Settles the loans of a message that is completed.
 pub fn complete(token: Token) {
     while let Some(loan) = take(token) {
         crate::settle(loan);
