@@ -2,16 +2,18 @@
 
 use std::borrow::Cow;
 
-use crate::cached::base64;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::cached::arithmetic::{Changed, change};
 use crate::cached::cache::Caller;
 use crate::cached::clock::{Expiry, Seconds};
+use crate::cached::command::{self, Answer, Next, Storing};
 use crate::cached::number;
 use crate::cached::response::Response;
-use crate::cached::session::{self, Answer, Next, Storing};
 use crate::cached::statistics::Counter;
 use crate::cached::store::{KEY_LIMIT_BYTES, Mode, Offer, Outcome, Slot};
 use crate::cached::stripe::Item;
-use crate::cached::text::{Changed, change};
 use crate::cached::tokens::Tokens;
 use crate::cached::value::{Draft, Value};
 
@@ -106,6 +108,11 @@ impl Flags {
     }
 }
 
+/// The bytes of a key that is given in base 64, with its padding and nothing else; `None` if it is not, or empty.
+fn decoded(text: &[u8]) -> Option<Vec<u8>> {
+    STANDARD.decode(text).ok().filter(|key| !key.is_empty())
+}
+
 /// A command's key and flags.
 #[derive(Debug)]
 struct Request<'a> {
@@ -126,7 +133,7 @@ impl<'a> Request<'a> {
         let parse = || {
             let flags = Flags::parse(tokens.from(first_flag))?;
             let key = if flags.is_key_binary {
-                Cow::Owned(base64::decode(key).ok_or("CLIENT_ERROR error decoding key")?)
+                Cow::Owned(decoded(key).ok_or("CLIENT_ERROR error decoding key")?)
             } else {
                 Cow::Borrowed(key)
             };
@@ -184,7 +191,7 @@ fn tell_request(word: &[u8], key: &[u8], is_binary: bool, response: &mut Respons
         b'k' => {
             response.push(b" k");
             if is_binary {
-                response.push(&base64::encode(key));
+                response.push(STANDARD.encode(key).as_bytes());
                 response.push(b" b");
             } else {
                 response.push(key);
@@ -321,7 +328,7 @@ fn set(tokens: &Tokens<'_>, caller: &mut Caller<'_>) -> Next {
             Some(b'R') => Mode::Replace,
             Some(_) => return Err("CLIENT_ERROR invalid mode for ms M token"),
         };
-        let draft = session::begin_value(&key, len_bytes, caller).inspect_err(|_| {
+        let draft = command::begin_value(&key, len_bytes, caller).inspect_err(|_| {
             caller.cache.store.slot(&key).remove();
         })?;
         let offer = Offer {
@@ -341,7 +348,7 @@ fn set(tokens: &Tokens<'_>, caller: &mut Caller<'_>) -> Next {
         Ok(storing) => Next::Body(Box::new(storing)),
         Err(error) => {
             caller.response.line(error.as_bytes());
-            session::refused(len_bytes)
+            command::refused(len_bytes)
         }
     }
 }
@@ -495,7 +502,7 @@ fn arithmetic(
 /// `me`: what is known of an item, for people.
 fn debug(request: &Request<'_>, tokens: &Tokens<'_>, caller: &mut Caller<'_>) -> Result<(), &'static str> {
     let key = match tokens.get(2) {
-        b"b" => Cow::Owned(base64::decode(&request.key).ok_or(BAD_LINE)?),
+        b"b" => Cow::Owned(decoded(&request.key).ok_or(BAD_LINE)?),
         _ => Cow::Borrowed(&*request.key),
     };
     let slot = caller.cache.store.slot(&key);
@@ -507,7 +514,7 @@ fn debug(request: &Request<'_>, tokens: &Tokens<'_>, caller: &mut Caller<'_>) ->
     let response = &mut *caller.response;
     response.push(b"ME ");
     if item.is_key_binary {
-        response.push(&base64::encode(&key));
+        response.push(STANDARD.encode(&key).as_bytes());
     } else {
         response.push(&key);
     }
@@ -517,4 +524,36 @@ fn debug(request: &Request<'_>, tokens: &Tokens<'_>, caller: &mut Caller<'_>) ->
     let text = format!(" exp={expires} la={age} cas={cas} fetch={fetched} cls=1 size={size}");
     response.line(text.as_bytes());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_in_base_64_of_every_length_comes_back_and_anything_else_is_refused() {
+        for len in 1..70_u8 {
+            let bytes: Vec<u8> = (0..len).map(|at| at.wrapping_mul(211).wrapping_add(len)).collect();
+            assert_eq!(decoded(STANDARD.encode(&bytes).as_bytes()), Some(bytes));
+        }
+        assert_eq!(decoded(b"Zm9vYmFy").as_deref(), Some(&b"foobar"[..]));
+        assert_eq!(decoded(b"Zm9vYmE=").as_deref(), Some(&b"fooba"[..]));
+        for text in [
+            "",
+            "A",
+            "AA",
+            "AAA",
+            "A===",
+            "====",
+            "AA=A",
+            "AAAA=",
+            "Zm9v!mFy",
+            "Zm9vYm==A",
+            "Zm9=YmFy",
+            "Zm9vYmF=",
+            "Zm9vYh==",
+        ] {
+            assert_eq!(decoded(text.as_bytes()), None, "{text}");
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //!   server      threads, accepting, ending        listening   sockets; signals
 //!   worker      one thread's epoll ─┬─ connection one client by TCP or a UNIX socket
 //!                                   └─ datagrams  requests and answers by UDP
-//!   session     the protocol, bytes in, answers out: tokens, text, meta (number, base64)
+//!   session     the protocol, bytes in, answers out: tokens, text, meta (command, arithmetic, number)
 //!   response    what waits to be sent             outlet      how it leaves: copied or by reference
 //!   store       items by key, in stripes          budget      how much memory they may use
 //!   value       the bytes of items in twin memory blocks      where that comes from
@@ -16,11 +16,12 @@
 #![deny(unsafe_code)]
 
 pub mod arguments;
-mod base64;
+mod arithmetic;
 mod blocks;
 mod budget;
 mod cache;
 mod clock;
+mod command;
 mod connection;
 mod datagrams;
 mod listening;

@@ -14,13 +14,13 @@
 //! answered as they come.
 
 use crate::cached::cache::Caller;
-use crate::cached::clock::Expiry;
+use crate::cached::command::{Answer, Next, Retrieval, Storing};
 use crate::cached::meta;
 use crate::cached::statistics::Counter;
-use crate::cached::store::{KEY_LIMIT_BYTES, Offer, Outcome};
+use crate::cached::store::{KEY_LIMIT_BYTES, Outcome};
 use crate::cached::text;
 use crate::cached::tokens::Tokens;
-use crate::cached::value::{Draft, END_OF_LINE};
+use crate::cached::value::Draft;
 
 /// A line that is longer than this and has no end yet is refused, unless it asks for many keys (as memcached does).
 const LINE_LIMIT_BYTES: usize = 2048;
@@ -47,60 +47,6 @@ enum State {
     Skip(usize),
     /// In a line that is refused.
     SkipLine,
-}
-
-/// What a command that asks for values wants.
-#[derive(Clone, Copy, Debug)]
-pub struct Retrieval {
-    /// The versions too.
-    pub with_cas: bool,
-    /// The items to expire then.
-    pub touch: Option<Expiry>,
-}
-
-/// A value that is on its way.
-#[derive(Debug)]
-pub struct Storing {
-    /// Its bytes so far.
-    pub draft: Draft,
-    /// Where it goes.
-    pub key: Box<[u8]>,
-    /// How it is to be stored.
-    pub offer: Offer,
-    /// What the client is told.
-    pub answer: Answer,
-}
-
-/// How the outcome of storing is told.
-#[derive(Debug)]
-pub enum Answer {
-    /// As the classic commands do, or not at all.
-    Text {
-        /// The client does not want to know.
-        is_silent: bool,
-    },
-    /// As meta commands do.
-    Meta {
-        /// The client wants to know of failures only.
-        is_quiet: bool,
-        /// The flags of the request, as they came.
-        flags: Box<[u8]>,
-    },
-}
-
-/// What follows a command line.
-#[derive(Debug)]
-pub enum Next {
-    /// The next command.
-    Line,
-    /// Keys.
-    Keys(Retrieval),
-    /// A value.
-    Body(Box<Storing>),
-    /// So many bytes that are refused.
-    Skip(usize),
-    /// Nothing: the client said good-bye.
-    Close,
 }
 
 impl Session {
@@ -287,26 +233,4 @@ fn store(storing: Storing, caller: &mut Caller<'_>) {
             meta::tell_outcome(outcome, &key, &offer, is_quiet, &flags, caller);
         }
     }
-}
-
-/// Room for a value of `len_bytes` under `key`, or why not, as the answer.
-///
-/// # Errors
-/// The line that tells the client.
-pub fn begin_value(key: &[u8], len_bytes: usize, caller: &Caller<'_>) -> Result<Draft, &'static str> {
-    let store = &caller.cache.store;
-    if !store.may_hold(key.len(), len_bytes) {
-        caller.count(Counter::TooLarge);
-        return Err("SERVER_ERROR object too large for cache");
-    }
-    Draft::new(len_bytes, store.budget()).ok_or_else(|| {
-        caller.count(Counter::NoMemory);
-        "SERVER_ERROR out of memory storing object"
-    })
-}
-
-/// What a refused value of `len_bytes` still sends.
-#[must_use]
-pub fn refused(len_bytes: usize) -> Next {
-    Next::Skip(len_bytes.saturating_add(END_OF_LINE.len()))
 }

@@ -2,14 +2,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::cached::arithmetic::{Changed, change};
 use crate::cached::cache::{Caller, VERSION};
 use crate::cached::clock::{self, Expiry, Seconds};
+use crate::cached::command::{self, Answer, Next, Retrieval, Storing};
 use crate::cached::number;
-use crate::cached::session::{self, Answer, Next, Retrieval, Storing};
 use crate::cached::statistics::Counter;
-use crate::cached::store::{KEY_LIMIT_BYTES, Mode, Offer, Outcome, Slot};
+use crate::cached::store::{KEY_LIMIT_BYTES, Mode, Offer, Outcome};
 use crate::cached::tokens::Tokens;
-use crate::cached::value::Draft;
 
 const BAD_LINE: &str = "CLIENT_ERROR bad command line format";
 const NOT_A_NUMBER: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
@@ -145,7 +145,7 @@ fn update(mode: Mode, has_cas: bool, tokens: &Tokens<'_>, caller: &mut Caller<'_
             return Next::Line;
         }
     };
-    let draft = match session::begin_value(key, len_bytes, caller) {
+    let draft = match command::begin_value(key, len_bytes, caller) {
         Ok(draft) => draft,
         Err(why) => {
             // What the client meant to overwrite must not be found any more.
@@ -153,7 +153,7 @@ fn update(mode: Mode, has_cas: bool, tokens: &Tokens<'_>, caller: &mut Caller<'_
                 caller.cache.store.slot(key).remove();
             }
             caller.answer(why, is_silent);
-            return session::refused(len_bytes);
+            return command::refused(len_bytes);
         }
     };
     let offer = Offer {
@@ -257,44 +257,4 @@ fn arithmetic(is_increment: bool, tokens: &Tokens<'_>, is_silent: bool, caller: 
         Changed::NotANumber => caller.answer(NOT_A_NUMBER, is_silent),
         Changed::NoMemory => caller.answer(OUT_OF_MEMORY, is_silent),
     }
-}
-
-/// What comes of arithmetic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Changed {
-    /// The item holds this number.
-    To(u64),
-    /// There is no item.
-    NotFound,
-    /// It holds no number.
-    NotANumber,
-    /// No memory.
-    NoMemory,
-}
-
-/// Adds `delta` to the number that an item holds, or takes it away: upwards it wraps, downwards it stops at 0.
-pub fn change(slot: &mut Slot<'_>, is_increment: bool, delta: u64, caller: &Caller<'_>) -> Changed {
-    let (hit, miss) = match is_increment {
-        true => (Counter::IncrementHits, Counter::IncrementMisses),
-        false => (Counter::DecrementHits, Counter::DecrementMisses),
-    };
-    let Some(item) = slot.item() else {
-        caller.count(miss);
-        return Changed::NotFound;
-    };
-    let Some(old) = number::stored(item.value.bytes()) else { return Changed::NotANumber };
-    let new = if is_increment { old.wrapping_add(delta) } else { old.saturating_sub(delta) };
-    let mut digits = [0; 20];
-    let digits = number::decimal(new, &mut digits);
-    // A number that got shorter keeps its length (protocol.txt), and one that got longer is a new item.
-    let old_len_bytes = item.value.bytes().len();
-    let blanks = old_len_bytes.saturating_sub(digits.len());
-    let is_new = digits.len() > old_len_bytes;
-    let Some(value) = Draft::of(&[digits, &b" ".repeat(blanks)], caller.cache.store.budget()) else {
-        return Changed::NoMemory;
-    };
-    slot.replace_value(value, is_new);
-    slot.bump();
-    caller.count(hit);
-    Changed::To(new)
 }
