@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    uncopy_servers::cached::main()
+    uncopy_servers::main::<uncopy_servers::cached::Settings>()
 }

@@ -7,6 +7,8 @@ use clap::{CommandFactory, Parser, ValueEnum};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
+use crate::command_line;
+
 const EXAMPLES: &str = "  uncopy-cached -m 1024 -t 2
       A cache of 1 GiB on 127.0.0.1:11211, served by two threads.
   uncopy-cached -p 0 -s /run/cache.sock -a 0770
@@ -129,12 +131,6 @@ pub fn manual() -> std::io::Result<Vec<u8>> {
     let man = Man::new(Settings::command())
         .manual("uncopy manual")
         .source(concat!("uncopy ", env!("CARGO_PKG_VERSION")));
-    let mut page = Vec::new();
-    man.render_title(&mut page)?;
-    man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
-    man.render_description_section(&mut page)?;
-    man.render_options_section(&mut page)?;
     let mut rest = Roff::new();
     for (title, text) in SECTIONS {
         rest.control("SH", [title.to_uppercase().as_str()]);
@@ -142,8 +138,7 @@ pub fn manual() -> std::io::Result<Vec<u8>> {
     }
     rest.control("SH", ["EXAMPLES"]).control("nf", []);
     rest.text([roman(EXAMPLES)]).control("fi", []);
-    rest.to_writer(&mut page)?;
-    Ok(page)
+    command_line::page(&man, [rest])
 }
 
 fn octal(text: &str) -> Result<u32, String> {

@@ -1,10 +1,13 @@
 //! What all threads share, and what `stats` tells of it.
 
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use crate::admission::Admission;
 use crate::cached::arguments::Settings;
-use crate::cached::clock;
+use crate::cached::budget::Budget;
+use crate::cached::expiry;
 use crate::cached::response::Response;
 use crate::cached::statistics::{Counter, Counters, total};
 use crate::cached::store::Store;
@@ -21,16 +24,10 @@ pub struct Cache {
     pub settings: Settings,
     /// A set for each thread.
     pub counters: Vec<Counters>,
-    /// Connections that are open.
-    pub connections: AtomicUsize,
-    /// Connections ever accepted.
-    pub accepted: AtomicU64,
-    /// Connections refused because there were too many.
-    pub refused: AtomicU64,
+    /// Connections.
+    pub admission: Arc<Admission>,
     /// Set with `verbosity`; more than 0 tells of connections that are closed for a reason.
     pub verbosity: AtomicU32,
-    /// The server is to end.
-    pub is_ending: AtomicBool,
 }
 
 /// One thread serving requests: what it needs besides the request.
@@ -80,6 +77,22 @@ fn processor_time() -> (f64, f64) {
 }
 
 impl Cache {
+    /// An empty cache.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        let [limit_mib, threads, connections] =
+            [settings.memory_limit, settings.threads, settings.connections]
+                .map(|number| usize::try_from(number).unwrap_or(usize::MAX));
+        let budget = Arc::new(Budget::new(limit_mib.saturating_mul(1 << 20)));
+        Self {
+            store: Store::new(budget, settings.item_limit),
+            counters: std::iter::repeat_with(Counters::default).take(threads).collect(),
+            admission: Admission::new(connections),
+            verbosity: AtomicU32::new(settings.verbose.into()),
+            settings,
+        }
+    }
+
     /// Answers `stats`.
     pub fn tell_statistics(&self, response: &mut Response) {
         let mut text = String::new();
@@ -88,16 +101,16 @@ impl Cache {
         };
         let (user, system) = processor_time();
         tell("pid", &std::process::id());
-        tell("uptime", &clock::now().0.saturating_sub(2));
-        tell("time", &clock::unix_s());
+        tell("uptime", &expiry::now().0.saturating_sub(2));
+        tell("time", &expiry::unix_s());
         tell("version", &VERSION);
         tell("pointer_size", &usize::BITS);
         tell("rusage_user", &format_args!("{user:.6}"));
         tell("rusage_system", &format_args!("{system:.6}"));
         tell("max_connections", &self.settings.connections);
-        tell("curr_connections", &self.connections.load(Relaxed));
-        tell("total_connections", &self.accepted.load(Relaxed));
-        tell("rejected_connections", &self.refused.load(Relaxed));
+        tell("curr_connections", &self.admission.open());
+        tell("total_connections", &self.admission.accepted());
+        tell("rejected_connections", &self.admission.refused());
         for counter in Counter::ALL {
             tell(counter.name(), &total(&self.counters, *counter));
         }

@@ -1,7 +1,7 @@
 //! What a command line leads to, of the classic commands as of the meta commands.
 
 use crate::cached::cache::Caller;
-use crate::cached::clock::Expiry;
+use crate::cached::expiry::Expiry;
 use crate::cached::statistics::Counter;
 use crate::cached::store::Offer;
 use crate::cached::value::{Draft, END_OF_LINE};

@@ -1,17 +1,19 @@
 //! One connection: a socket, its place in the protocol, and what waits to be sent.
 
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use smallvec::SmallVec;
 
+use crate::admission::Client;
 use crate::cached::arguments::Transmit;
 use crate::cached::cache::{Cache, Caller};
-use crate::cached::clock;
 use crate::cached::outlet::{self, Lent};
 use crate::cached::response::{Piece, Response};
 use crate::cached::session::Session;
 use crate::cached::statistics::{Counter, Counters};
+use crate::clock;
+use crate::event_loop::Next;
 
 /// Room for what is received at once: the requests of a client that sends many, or the begin of a value.
 pub const SCRATCH_BYTES: usize = 16 << 10;
@@ -23,21 +25,10 @@ const ROUNDS: usize = 16;
 /// Parts of a message that need no memory of their own.
 const SMALL_PARTS: usize = 16;
 
-/// What a connection needs next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// Its socket to become ready.
-    Wait,
-    /// Another turn, once the others had theirs.
-    Again,
-    /// To be closed.
-    Close,
-}
-
 /// A client's connection.
 #[derive(Debug)]
 pub struct Connection {
-    socket: OwnedFd,
+    socket: Client,
     session: Session,
     response: Response,
     lent: Lent,
@@ -51,10 +42,16 @@ pub struct Connection {
     progress_ms: u64,
 }
 
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl Connection {
-    /// A connection on a non-blocking socket.
+    /// The connection of a client that was just accepted.
     #[must_use]
-    pub fn new(socket: OwnedFd, transmit: Transmit) -> Self {
+    pub fn new(socket: Client, transmit: Transmit) -> Self {
         outlet::own(transmit, socket.as_fd());
         Self {
             socket,
@@ -106,10 +103,10 @@ impl Connection {
     }
 
     /// Receives, serves and sends until the socket has nothing more, takes nothing more, or others are to have a turn.
-    pub fn turn(&mut self, cache: &Cache, counters: &Counters, scratch: &mut [u8; SCRATCH_BYTES]) -> Turn {
+    pub fn turn(&mut self, cache: &Cache, counters: &Counters, scratch: &mut [u8; SCRATCH_BYTES]) -> Next {
         // What was known may have changed: there was an event.
         self.is_drained = false;
-        self.turns(cache, counters, scratch).unwrap_or(Turn::Close)
+        self.turns(cache, counters, scratch).unwrap_or(Next::Close)
     }
 
     fn turns(
@@ -117,13 +114,13 @@ impl Connection {
         cache: &Cache,
         counters: &Counters,
         scratch: &mut [u8; SCRATCH_BYTES],
-    ) -> io::Result<Turn> {
+    ) -> io::Result<Next> {
         for _ in 0..ROUNDS {
             if !self.flush(cache, counters)? {
-                return Ok(Turn::Wait);
+                return Ok(Next::Event);
             }
             if self.session.is_closing() {
-                return Ok(Turn::Close);
+                return Ok(Next::Close);
             }
             if self.has_stopped {
                 // Requests that had to wait until answers were sent.
@@ -133,10 +130,10 @@ impl Connection {
                 continue;
             }
             if self.is_drained {
-                return Ok(Turn::Wait);
+                return Ok(Next::Event);
             }
             match self.receive(cache, counters, scratch) {
-                Ok(0) => return Ok(Turn::Close),
+                Ok(0) => return Ok(Next::Close),
                 Ok(received_bytes) => {
                     counters.add(Counter::BytesRead, received_bytes as u64);
                     self.progress_ms = clock::now_ms();
@@ -146,7 +143,7 @@ impl Connection {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Turn::Again)
+        Ok(Next::Turn)
     }
 
     /// Receives once and serves what came. A short reception says that there is nothing more (epoll(7)), unless the

@@ -21,6 +21,7 @@ use crate::cached::outlet::{self, Lent, PAGE_BYTES};
 use crate::cached::response::{Kind, Piece, Response};
 use crate::cached::session::Session;
 use crate::cached::statistics::{Counter, Counters};
+use crate::transmit;
 
 /// The frame header, bytes.
 const HEADER_BYTES: usize = 8;
@@ -64,6 +65,12 @@ impl Endpoint {
         Self { socket, peers: Vec::new(), answers: 0, buffer, response }
     }
 
+    /// The endpoint's own socket.
+    #[must_use]
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
     /// Answers what has come on the socket with this number, for a while: 0 is the endpoint's own, others those of
     /// peers. `watch` is asked to have a new socket's events told with its number.
     pub fn turn(
@@ -102,7 +109,7 @@ impl Endpoint {
             Some(at) => at,
             None => {
                 let socket = self.connected(address).ok()?;
-                outlet::own_datagrams(socket.as_fd());
+                transmit::own(socket.as_fd(), false);
                 let at = match self.peers.len() {
                     PEERS.. => (0..PEERS).min_by_key(|at| self.peers[*at].used)?,
                     at => at,

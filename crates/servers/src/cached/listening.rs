@@ -2,18 +2,18 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
 
 use crate::cached::arguments::Settings;
 use crate::cached::datagrams::SEND_BUFFER_BYTES;
+use crate::sockets;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
-const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// What a server listens on.
 #[derive(Debug, Default)]
@@ -78,12 +78,7 @@ impl Listening {
 
     fn add_tcp(&mut self, address: SocketAddr) -> io::Result<()> {
         let socket = inet(address, SocketType::STREAM)?;
-        sockopt::set_socket_reuseaddr(&socket, true)?;
-        // Connections inherit it.
-        sockopt::set_tcp_nodelay(&socket, true)?;
-        rustix::net::bind(&socket, &address)?;
-        rustix::net::listen(&socket, BACKLOG)?;
-        self.names.push(format!("tcp {}", local(&socket)?));
+        self.names.push(format!("tcp {}", sockets::listen_tcp(&socket, address, BACKLOG)?));
         self.streams.push(socket);
         Ok(())
     }
@@ -97,7 +92,7 @@ impl Listening {
             let _ = sockopt::set_socket_recv_buffer_size(&socket, SEND_BUFFER_BYTES);
             rustix::net::bind(&socket, &address)?;
             if thread == 0 {
-                address = local(&socket)?;
+                address = sockets::local(&socket)?;
                 self.names.push(format!("udp {address}"));
             }
             self.datagrams[thread].push(socket);
@@ -113,7 +108,7 @@ impl Listening {
             }
             std::fs::remove_file(path)?;
         }
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, sockets::FLAGS, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
         self.unix_socket = Some(path.to_owned());
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
@@ -125,15 +120,9 @@ impl Listening {
 }
 
 fn inet(address: SocketAddr, kind: SocketType) -> io::Result<OwnedFd> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = rustix::net::socket_with(family, kind, FLAGS, None)?;
+    let socket = sockets::inet(address, kind)?;
     if address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, true)?;
     }
     Ok(socket)
-}
-
-fn local(socket: &OwnedFd) -> io::Result<SocketAddr> {
-    let address = rustix::net::getsockname(socket.as_fd())?;
-    SocketAddr::try_from(address).map_err(|_| io::ErrorKind::AddrNotAvailable.into())
 }

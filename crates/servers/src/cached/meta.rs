@@ -7,8 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::cached::arithmetic::{Changed, change};
 use crate::cached::cache::Caller;
-use crate::cached::clock::{Expiry, Seconds};
 use crate::cached::command::{self, Answer, Next, Storing};
+use crate::cached::expiry::{Expiry, Seconds};
 use crate::cached::number;
 use crate::cached::response::Response;
 use crate::cached::statistics::Counter;

@@ -5,11 +5,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, SocketAddrAny, sendmsg, sendmsg_addr};
 use smallvec::SmallVec;
-use uncopy_transmit::{Envelope, Owner, Part, Token, Way};
+use uncopy_transmit::{Envelope, Part, Token, Way};
 use uncopy_twin::{Loan, send::Loans};
 
 use crate::cached::arguments::Transmit;
 use crate::cached::response::{Kind, Piece};
+use crate::transmit;
 
 /// A page of memory, bytes.
 pub const PAGE_BYTES: usize = 4096;
@@ -23,28 +24,11 @@ const MAX_LOANS: usize = 128;
 /// the processor has in its cache (`uncopy bench cache --only get --sizes 4096,8192 --transmit splice`).
 const MIN_PART_BYTES: usize = 8 << 10;
 
-/// What the engine may rely on in this process, and from which size on it is to send by reference.
-pub fn prepare(transmit: Transmit) {
-    uncopy_transmit::trust_descriptors();
-    if transmit == Transmit::Splice {
-        uncopy_transmit::set_break_even(Some(1));
-    }
-}
-
-/// Says what is true of a connection's socket: it is non-blocking, one thread's own, SIGPIPE is ignored (by Rust's
-/// runtime), and a connection that fails is closed.
+/// Says what is true of a connection's socket, if values may leave by reference.
 pub fn own(transmit: Transmit, socket: BorrowedFd<'_>) {
     if transmit != Transmit::Copy {
-        let reads_errors = transmit == Transmit::Zerocopy;
-        let owner = Owner { ends_on_errors: true, sends_alone: true, reads_errors };
-        uncopy_transmit::own(socket.as_raw_fd(), owner);
+        transmit::own(socket, transmit == Transmit::Zerocopy);
     }
-}
-
-/// The same of a UDP socket: a datagram that fails is not tried again.
-pub fn own_datagrams(socket: BorrowedFd<'_>) {
-    let owner = Owner { ends_on_errors: true, sends_alone: true, reads_errors: false };
-    uncopy_transmit::own(socket.as_raw_fd(), owner);
 }
 
 /// Sends `parts` as one message on a connected, non-blocking socket: how many bytes were taken.

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cached::budget::{Budget, ITEM_OVERHEAD_BYTES};
-use crate::cached::clock::{self, Expiry, Seconds};
+use crate::cached::expiry::{Expiry, Seconds};
 use crate::cached::stripe::{Entry, Item, Place, Stripe};
 use crate::cached::value::{Draft, Value};
+use crate::clock;
 
 /// Number of stripes, a power of two: far more than threads.
 const STRIPES: usize = 64;
@@ -180,7 +181,7 @@ impl Store {
         let bytes = key_bytes + value_bytes + ITEM_OVERHEAD_BYTES;
         let mut pinned = 0;
         while self.budget.is_exceeded_by(bytes) {
-            let Some(shard) = self.oldest_shelf() else { break };
+            let Some(shard) = self.oldest_shard() else { break };
             let mut stripe = locked(&shard.stripe);
             let evicted = stripe.oldest().map(|place| {
                 if stripe.entry(place).item.value.is_shared() {
@@ -211,7 +212,7 @@ impl Store {
     }
 
     /// The stripe with the oldest entry.
-    fn oldest_shelf(&self) -> Option<&Shard> {
+    fn oldest_shard(&self) -> Option<&Shard> {
         let used = |shard: &&Shard| shard.oldest_used_ms.load(Relaxed);
         self.shards.iter().min_by_key(used).filter(|shard| used(shard) != NO_ENTRY)
     }
@@ -525,7 +526,7 @@ mod tests {
         assert_eq!(put(Mode::Prepend, Some(3)), Outcome::Stored(4));
         assert_eq!(get(&store, b"k").as_deref(), Some(&b"xxx"[..]));
         let count = store.len();
-        store.flush(Some(Seconds(clock::now().0 + 100)));
+        store.flush(Some(Seconds(crate::cached::expiry::now().0 + 100)));
         assert_eq!(store.len(), count);
         assert!(get(&store, b"k").is_some());
         store.flush(None);

@@ -9,7 +9,7 @@
 //!
 //! Every entry is in exactly one chain and once in the list; every other place is in the list of free ones.
 
-use crate::cached::clock::{Expiry, Seconds};
+use crate::cached::expiry::{Expiry, Seconds};
 use crate::cached::value::Value;
 
 /// No entry.
@@ -30,7 +30,7 @@ pub struct Item {
     pub expiry: Expiry,
     /// When it was stored.
     pub stored: Seconds,
-    /// When it was used last, milliseconds of [`crate::cached::clock::now_ms`].
+    /// When it was used last, milliseconds of [`crate::clock::now_ms`].
     pub used_ms: u64,
     /// Whether it was fetched since it was stored.
     pub is_fetched: bool,

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cached::arithmetic::{Changed, change};
 use crate::cached::cache::{Caller, VERSION};
-use crate::cached::clock::{self, Expiry, Seconds};
 use crate::cached::command::{self, Answer, Next, Retrieval, Storing};
+use crate::cached::expiry::{self, Expiry, Seconds};
 use crate::cached::number;
 use crate::cached::statistics::Counter;
 use crate::cached::store::{KEY_LIMIT_BYTES, Mode, Offer, Outcome};
@@ -230,7 +230,7 @@ fn flush_all(tokens: &Tokens<'_>, is_silent: bool, caller: &mut Caller<'_>) {
         }
     }
     let at = if delay > 0 { Expiry::from_client(i64::from(delay)).0 } else { None };
-    let now = clock::now();
+    let now = expiry::now();
     caller.cache.store.flush(at.filter(|at: &Seconds| *at > now));
     caller.answer("OK", is_silent);
 }

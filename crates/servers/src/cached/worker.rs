@@ -1,282 +1,163 @@
-//! One thread that serves clients: its epoll, the connections that were given to it, and its UDP sockets, which no
-//! other thread touches.
+//! One thread that serves clients: the connections that were given to it, and its UDP sockets, which no other thread
+//! touches.
 
-use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, PoisonError};
 
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::epoll::EventFlags;
 
+use crate::admission::Client;
 use crate::cached::cache::Cache;
-use crate::cached::clock;
-use crate::cached::connection::{Connection, SCRATCH_BYTES, Turn};
+use crate::cached::connection::{Connection, SCRATCH_BYTES};
 use crate::cached::datagrams::Endpoint;
-use crate::cached::statistics::Counter;
+use crate::cached::statistics::{Counter, Counters};
+use crate::clock;
+use crate::event_loop::{Connections, Next, Service, Waker};
 
-/// Events taken at once.
-const EVENTS: usize = 128;
-/// How often idle and stalled connections are looked for.
-const SWEEP: Duration = Duration::from_secs(1);
 /// A client that reads nothing for so long while memory is short loses its connection.
 const STALL_LIMIT_MS: u64 = 5000;
 /// How long the answers under way may take when the server ends.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// The event of [`Inbox`].
-const DOOR: u64 = u64::MAX;
-/// Events of UDP sockets have this bit and their number, those of connections are descriptors.
-const DATAGRAMS: u64 = 1 << 32;
-/// The number of an endpoint's socket stands above that of the endpoint.
+const GRACE_MS: u64 = 2000;
+/// A UDP socket's number as a source of events: that of its endpoint below, its own among the endpoint's above.
 const SOCKET_SHIFT: u32 = 16;
-const SOCKET_MASK: u64 = (1 << SOCKET_SHIFT) - 1;
+const ENDPOINT_MASK: u64 = (1 << SOCKET_SHIFT) - 1;
 
-/// Where connections are handed to a worker.
+/// Where clients are handed to a worker.
 #[derive(Debug)]
 pub struct Inbox {
-    sockets: Mutex<Vec<OwnedFd>>,
-    bell: OwnedFd,
+    clients: Mutex<Vec<Client>>,
+    /// Wakes the worker.
+    pub waker: Waker,
 }
 
 impl Inbox {
-    /// A inbox without anybody at it.
+    /// An empty inbox.
     ///
     /// # Errors
     /// As eventfd(2).
     pub fn new() -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { sockets: Mutex::default(), bell })
+        Ok(Self { clients: Mutex::default(), waker: Waker::new()? })
     }
 
-    /// Hands a connection over.
-    pub fn give(&self, socket: OwnedFd) {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
-        self.ring();
+    /// Hands a client over.
+    pub fn give(&self, client: Client) {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner).push(client);
+        self.waker.wake();
     }
 
-    /// Wakes the worker.
-    pub fn ring(&self) {
-        // It fails only when it rings already.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
-    }
-
-    fn take(&self) -> Vec<OwnedFd> {
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
-        std::mem::take(&mut *self.sockets.lock().unwrap_or_else(PoisonError::into_inner))
+    fn take(&self) -> Vec<Client> {
+        std::mem::take(&mut *self.clients.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A thread's own things.
+/// What belongs to one thread.
 #[derive(Debug)]
-pub struct Worker {
-    cache: Arc<Cache>,
-    /// Which thread this is, and which counters are its own.
-    index: usize,
-    inbox: Arc<Inbox>,
-    epoll: OwnedFd,
-    /// By descriptor.
-    connections: Vec<Option<Box<Connection>>>,
-    count: usize,
-    /// Connections that had to stop for others' sake.
-    again: VecDeque<usize>,
+pub struct Worker<'a> {
+    cache: &'a Cache,
+    counters: &'a Counters,
+    inbox: &'a Inbox,
     endpoints: Vec<Endpoint>,
     scratch: Box<[u8; SCRATCH_BYTES]>,
     refusals_seen: u64,
+    /// Something was refused for want of memory since the last tick but one.
+    is_memory_short: bool,
+    is_ending: bool,
 }
 
-impl Worker {
-    /// The worker that takes connections from `inbox` and datagrams from `sockets`.
-    ///
-    /// # Errors
-    /// As epoll_create(2) and epoll_ctl(2).
-    pub fn new(
-        cache: Arc<Cache>,
-        index: usize,
-        inbox: Arc<Inbox>,
-        sockets: Vec<OwnedFd>,
-    ) -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &inbox.bell, EventData::new_u64(DOOR), EventFlags::IN)?;
-        let mut endpoints = Vec::new();
-        for (number, socket) in sockets.into_iter().enumerate() {
-            let event = EventData::new_u64(DATAGRAMS | number as u64);
-            epoll::add(&epoll, &socket, event, EventFlags::IN)?;
-            endpoints.push(Endpoint::new(socket));
-        }
-        let scratch = Box::new([0; SCRATCH_BYTES]);
-        let (connections, again) = (Vec::new(), VecDeque::new());
-        Ok(Self {
+impl<'a> Worker<'a> {
+    /// The worker that takes clients from `inbox` and datagrams from `sockets`, and counts in `counters`.
+    #[must_use]
+    pub fn new(cache: &'a Cache, counters: &'a Counters, inbox: &'a Inbox, sockets: Vec<OwnedFd>) -> Self {
+        Self {
             cache,
-            index,
+            counters,
             inbox,
-            epoll,
-            connections,
-            count: 0,
-            again,
-            endpoints,
-            scratch,
+            endpoints: sockets.into_iter().map(Endpoint::new).collect(),
+            scratch: Box::new([0; SCRATCH_BYTES]),
             refusals_seen: 0,
-        })
-    }
-
-    /// Serves until the server ends.
-    ///
-    /// # Errors
-    /// As epoll_wait(2).
-    pub fn run(mut self) -> io::Result<()> {
-        let mut events = Vec::with_capacity(EVENTS);
-        let mut swept = Instant::now();
-        while !self.cache.is_ending.load(Relaxed) {
-            self.wait(&mut events)?;
-            for (data, flags) in events.drain(..) {
-                match data {
-                    DOOR => self.welcome(),
-                    _ if data & DATAGRAMS != 0 => {
-                        self.serve_datagrams(data & !DATAGRAMS);
-                    }
-                    _ => {
-                        let at = usize::try_from(data).unwrap_or(usize::MAX);
-                        self.serve(at, flags);
-                    }
-                }
-            }
-            for _ in 0..self.again.len() {
-                if let Some(at) = self.again.pop_front() {
-                    self.serve(at, EventFlags::empty());
-                }
-            }
-            if self.count > 0 && swept.elapsed() >= SWEEP {
-                self.sweep();
-                swept = Instant::now();
-            }
+            is_memory_short: false,
+            is_ending: false,
         }
-        self.say_farewell(&mut events)
+    }
+}
+
+impl Service for Worker<'_> {
+    type Connection = Connection;
+
+    const TICK_MS: u32 = 1000;
+
+    fn begin(&mut self, connections: &mut Connections<Connection>) -> io::Result<()> {
+        let mut sockets = self.endpoints.iter().map(Endpoint::socket).zip(0..);
+        sockets.try_for_each(|(socket, number)| connections.watch(socket, number, EventFlags::IN))
     }
 
-    fn wait(&mut self, events: &mut Vec<(u64, EventFlags)>) -> io::Result<()> {
-        let sweep = Timespec { tv_sec: 1, tv_nsec: 0 };
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let timeout = match (self.again.is_empty(), self.count) {
-            (false, _) => Some(&now),
-            (true, 0) => None,
-            _ => Some(&sweep),
-        };
-        let mut buffer = [const { std::mem::MaybeUninit::uninit() }; EVENTS];
-        let (ready, _) = match epoll::wait(&self.epoll, &mut buffer[..], timeout) {
-            Ok(ready) => ready,
-            Err(rustix::io::Errno::INTR) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        events.extend(ready.iter().map(|event| {
-            let event: epoll::Event = *event;
-            (event.data.u64(), event.flags)
-        }));
-        Ok(())
+    fn now_ms(&mut self) -> u64 {
+        clock::now_ms()
     }
 
-    fn welcome(&mut self) {
-        for socket in self.inbox.take() {
-            let Ok(at) = usize::try_from(socket.as_raw_fd()) else { continue };
-            let events = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-            if epoll::add(&self.epoll, &socket, EventData::new_u64(at as u64), events).is_err() {
-                self.cache.connections.fetch_sub(1, Relaxed);
-                continue;
-            }
-            if self.connections.len() <= at {
-                self.connections.resize_with(at + 1, || None);
-            }
-            self.connections[at] = Some(Box::new(Connection::new(socket, self.cache.settings.transmit)));
-            self.count += 1;
+    fn on_wake(&mut self, connections: &mut Connections<Connection>) {
+        for client in self.inbox.take() {
+            connections.add(Connection::new(client, self.cache.settings.transmit));
         }
     }
 
-    fn serve(&mut self, at: usize, flags: EventFlags) {
-        let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
+    fn on_source(&mut self, connections: &mut Connections<Connection>, source: u64) {
+        let (endpoint, socket) = (source & ENDPOINT_MASK, source >> SOCKET_SHIFT);
+        let index = |number| usize::try_from(number).unwrap_or(usize::MAX);
+        let watch = |new: &OwnedFd, number: usize| {
+            let source = endpoint | (number as u64) << SOCKET_SHIFT;
+            connections.watch(new, source, EventFlags::IN).is_ok()
+        };
+        if let Some(known) = self.endpoints.get_mut(index(endpoint)) {
+            known.turn(index(socket), self.cache, self.counters, &watch);
+        }
+    }
+
+    fn on_event(&mut self, connection: &mut Connection, flags: EventFlags) -> Next {
+        if self.is_ending {
+            let is_done = connection.finish(self.cache, self.counters);
+            return if is_done { Next::Close } else { Next::Event };
+        }
         if flags.intersects(EventFlags::RDHUP | EventFlags::HUP) {
             connection.note_hang_up();
         }
         if flags.contains(EventFlags::ERR) {
             connection.note_error();
         }
-        match connection.turn(&self.cache, &self.cache.counters[self.index], &mut self.scratch) {
-            Turn::Wait => {}
-            Turn::Again => self.again.push_back(at),
-            Turn::Close => self.close(at),
-        }
+        connection.turn(self.cache, self.counters, &mut self.scratch)
     }
 
-    /// Serves the UDP socket with this number: the endpoint's is the lower half, its socket's the upper one.
-    fn serve_datagrams(&mut self, number: u64) {
-        let (endpoint, socket) = (number & SOCKET_MASK, number >> SOCKET_SHIFT);
-        let index = |number| usize::try_from(number).unwrap_or(usize::MAX);
-        let epoll = &self.epoll;
-        let watch = |new: &OwnedFd, number: usize| {
-            let event = DATAGRAMS | endpoint | (number as u64) << SOCKET_SHIFT;
-            epoll::add(epoll, new, EventData::new_u64(event), EventFlags::IN).is_ok()
-        };
-        if let Some(known) = self.endpoints.get_mut(index(endpoint)) {
-            known.turn(index(socket), &self.cache, &self.cache.counters[self.index], &watch);
-        }
-    }
-
-    fn close(&mut self, at: usize) {
-        if self.connections[at].take().is_some() {
-            self.count -= 1;
-            self.cache.connections.fetch_sub(1, Relaxed);
-        }
-    }
-
-    /// Closes connections that are idle for too long, and such as hold memory by not reading while it is short.
-    fn sweep(&mut self) {
-        let now_ms = clock::now_ms();
-        let idle_limit_ms = u64::try_from(self.cache.settings.idle_timeout.as_millis()).unwrap_or(u64::MAX);
+    fn on_tick(&mut self, _: &mut Connections<Connection>) {
         let refusals = self.cache.store.budget().refusals();
-        let is_short = std::mem::replace(&mut self.refusals_seen, refusals) != refusals;
-        for at in 0..self.connections.len() {
-            let Some(connection) = &mut self.connections[at] else { continue };
-            let quiet_ms = now_ms.saturating_sub(connection.progress_ms());
-            let is_idle = idle_limit_ms > 0 && quiet_ms > idle_limit_ms;
-            let is_stalled = is_short && quiet_ms > STALL_LIMIT_MS && connection.holds_memory();
-            if is_idle || is_stalled {
-                let counter = if is_idle { Counter::IdleKicks } else { Counter::StalledKicks };
-                self.cache.counters[self.index].count(counter);
-                if self.cache.verbosity.load(Relaxed) > 0 {
-                    let why = if is_idle { "idle" } else { "not reading while memory is short" };
-                    eprintln!("uncopy-cached: connection {at} closed: {why} for {} s", quiet_ms / 1000);
-                }
-                self.close(at);
-            }
-        }
+        self.is_memory_short = std::mem::replace(&mut self.refusals_seen, refusals) != refusals;
     }
 
-    /// Lets clients read the answers that are under way, for a while.
-    fn say_farewell(&mut self, events: &mut Vec<(u64, EventFlags)>) -> io::Result<()> {
-        let begin = Instant::now();
-        let idle = |connection: &Option<Box<Connection>>| {
-            connection.as_ref().is_some_and(|connection| !connection.is_blocked())
-        };
-        loop {
-            for at in 0..self.connections.len() {
-                if idle(&self.connections[at]) {
-                    self.close(at);
-                }
-            }
-            let left = FAREWELL.saturating_sub(begin.elapsed());
-            if self.count == 0 || left.is_zero() {
-                return Ok(());
-            }
-            self.wait(events)?;
-            for (data, _) in events.drain(..) {
-                let at = usize::try_from(data).unwrap_or(usize::MAX);
-                let counters = &self.cache.counters[self.index];
-                if let Some(Some(connection)) = self.connections.get_mut(at)
-                    && connection.finish(&self.cache, counters)
-                {
-                    self.close(at);
-                }
-            }
+    /// Closes what is idle for too long, and what holds memory by not reading while it is short.
+    fn on_deadline(&mut self, connection: &mut Connection, now_ms: u64) -> Option<Next> {
+        if self.is_ending {
+            return (!connection.is_blocked()).then_some(Next::Close);
         }
+        let idle_limit_ms = u64::try_from(self.cache.settings.idle_timeout.as_millis()).unwrap_or(u64::MAX);
+        let quiet_ms = now_ms.saturating_sub(connection.progress_ms());
+        let is_idle = idle_limit_ms > 0 && quiet_ms > idle_limit_ms;
+        let is_stalled = self.is_memory_short && quiet_ms > STALL_LIMIT_MS && connection.holds_memory();
+        if !is_idle && !is_stalled {
+            return None;
+        }
+        self.counters.count(if is_idle { Counter::IdleKicks } else { Counter::StalledKicks });
+        if self.cache.verbosity.load(Relaxed) > 0 {
+            let fd = connection.as_fd().as_raw_fd();
+            let why = if is_idle { "idle" } else { "not reading while memory is short" };
+            eprintln!("uncopy-cached: connection {fd} closed: {why} for {} s", quiet_ms / 1000);
+        }
+        Some(Next::Close)
+    }
+
+    /// Clients may read the answers that are under way, for a while.
+    fn begin_end(&mut self, _: &mut Connections<Connection>) -> u64 {
+        self.is_ending = true;
+        GRACE_MS
     }
 }

@@ -1,6 +1,5 @@
 //! The command line of `uncopy-files`; the manual page is made from it.
 
-use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -8,6 +7,7 @@ use clap::Parser;
 use clap::builder::RangedU64ValueParser;
 use clap_mangen::roff::{Roff, roman};
 
+use crate::command_line;
 use crate::files::ways::Way;
 
 /// Most connections at a time where nothing else is said.
@@ -140,31 +140,16 @@ fn after_long_help() -> String {
 /// # Errors
 /// None: it is written into memory.
 pub fn manual() -> std::io::Result<Vec<u8>> {
-    let mut page = Vec::new();
     let command = <Arguments as clap::CommandFactory>::command().after_long_help("");
-    let man = clap_mangen::Man::new(command);
-    man.render_title(&mut page)?;
-    man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
-    man.render_description_section(&mut page)?;
-    man.render_options_section(&mut page)?;
-    for (title, paragraphs) in SECTIONS {
+    let sections = SECTIONS.map(|(title, paragraphs)| {
         let mut roff = Roff::new();
         roff.control("SH", [title.to_uppercase().as_str()]);
         for paragraph in paragraphs {
             roff.control("PP", []).text([roman(*paragraph)]);
         }
-        roff.to_writer(&mut page)?;
-    }
-    Ok(page)
-}
-
-/// The arguments in `words`, the first of which is the program's name.
-///
-/// # Errors
-/// What clap says, which may be the help that was asked for.
-pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
-    Arguments::try_parse_from(words)
+        roff
+    });
+    command_line::page(&clap_mangen::Man::new(command), sections)
 }
 
 #[cfg(test)]
@@ -173,7 +158,7 @@ mod tests {
     use clap::CommandFactory;
 
     fn parsed(words: &str) -> Result<Arguments, String> {
-        parse(["uncopy-files"].into_iter().chain(words.split_whitespace()).map(OsString::from))
+        Arguments::try_parse_from(["uncopy-files"].into_iter().chain(words.split_whitespace()))
             .map_err(|error| error.to_string())
     }
 

@@ -13,10 +13,12 @@
 //! answer (RFC 9112, section 9.6).
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
+use crate::admission::Client;
+use crate::event_loop::Next;
 use crate::files::answer::{Site, answer, refusal};
 use crate::files::clock::Clock;
 use crate::files::request::{HEAD_LIMIT_BYTES, LINE_LIMIT_BYTES, Parsed, Request, parse};
@@ -66,10 +68,6 @@ pub struct Shared<'a> {
 /// What happened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Connections accepted.
-    pub connections: u64,
-    /// Connections turned away because there were too many.
-    pub turned_away: u64,
     /// Answers begun.
     pub answers: u64,
     /// Bytes sent.
@@ -78,15 +76,16 @@ pub struct Tally {
     pub timed_out: u64,
 }
 
-/// What a connection waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Its socket.
-    Event,
-    /// Its next turn.
-    Turn,
-    /// Nothing: it is over.
-    Nothing,
+impl Tally {
+    /// The sum.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            answers: self.answers + other.answers,
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+            timed_out: self.timed_out + other.timed_out,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -99,7 +98,7 @@ enum Phase {
 /// A connection.
 #[derive(Debug)]
 pub struct Connection {
-    socket: OwnedFd,
+    socket: Client,
     zerocopy: Zerocopy,
     owned: bool,
     phase: Phase,
@@ -118,10 +117,16 @@ pub struct Connection {
     waits_since_ms: u64,
 }
 
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl Connection {
     /// A connection that was just accepted.
     #[must_use]
-    pub fn new(socket: OwnedFd, shared: &Shared<'_>) -> Self {
+    pub fn new(socket: Client, shared: &Shared<'_>) -> Self {
         let now_ms = shared.clock.now_ms();
         Self {
             socket,
@@ -163,7 +168,7 @@ impl Connection {
             self.refuse(Status::RequestTimeout, shared);
             return self.drive(shared, false);
         }
-        Next::Nothing
+        Next::Close
     }
 
     /// Does what can be done without waiting. `completed`: the error queue may hold completions.
@@ -203,7 +208,7 @@ impl Connection {
                 Ok(next) => return next,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Next::Event,
-                Err(_) => return Next::Nothing,
+                Err(_) => return Next::Close,
             }
         }
     }
@@ -267,7 +272,7 @@ impl Connection {
             }
             let (_, got) = recv(&self.socket, &mut shared.received[..], RecvFlags::empty())?;
             if got == 0 {
-                return Ok(Next::Nothing);
+                return Ok(Next::Close);
             }
             let bytes = &shared.received[..got];
             self.pending.extend_from_slice(bytes);
@@ -287,7 +292,7 @@ impl Connection {
         self.was_refused = !request.keep_alive && request.body_bytes > 0;
         let transmission = answer(shared.site, request, !self.is_last, &shared.clock, &mut shared.tools);
         // Reading a file into memory may have taken a while.
-        shared.clock.look();
+        shared.clock.update();
         self.begin(transmission, shared);
     }
 
@@ -306,13 +311,13 @@ impl Connection {
 
     /// Reads what nobody wants any more, until the client ends too.
     fn throw_away(&mut self, shared: &mut Shared<'_>) -> io::Result<Next> {
-        let Phase::Lingering { left_bytes } = &mut self.phase else { return Ok(Next::Nothing) };
+        let Phase::Lingering { left_bytes } = &mut self.phase else { return Ok(Next::Close) };
         if *left_bytes == 0 {
-            return Ok(Next::Nothing);
+            return Ok(Next::Close);
         }
         let (_, got) = recv(&self.socket, &mut shared.received[..], RecvFlags::empty())?;
         *left_bytes = left_bytes.saturating_sub(got);
-        Ok(if got == 0 { Next::Nothing } else { Next::Turn })
+        Ok(if got == 0 { Next::Close } else { Next::Turn })
     }
 }
 

@@ -1,11 +1,12 @@
 //! Twin memory as this server uses it: buffers for whole files, and the send that passes them by
-//! reference. Everything that it knows of the twin allocator, the proxy and the transmit engine is here.
+//! reference. Everything that it knows of the twin allocator is here.
+
+#![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::c_int;
-use uncopy_transmit::Owner;
 use uncopy_twin::Bytes;
 
 use crate::files::os;
@@ -47,22 +48,6 @@ impl Buffer {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }
-}
-
-/// Tells the transmit engine what this program never does: close descriptors that it does not own. Files of
-/// `min_bytes` and more go by reference; where nothing is said, those for which that is measured to pay.
-pub fn begin(min_bytes: Option<usize>) {
-    uncopy_transmit::trust_descriptors();
-    if min_bytes.is_some() {
-        uncopy_transmit::set_break_even(min_bytes);
-    }
-}
-
-/// Tells the transmit engine what becomes of `socket`, once for each: only its thread sends on it, it does
-/// not block, SIGPIPE is ignored (Rust's runtime sees to that), and after an error it is closed.
-pub fn own(socket: BorrowedFd<'_>) {
-    let owner = Owner { ends_on_errors: true, sends_alone: true, reads_errors: false };
-    uncopy_transmit::own(socket.as_raw_fd(), owner);
 }
 
 /// Sends `head`, copied, and `body`, which lies in a [`Buffer`], by reference where that pays; returns how

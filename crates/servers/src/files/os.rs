@@ -1,5 +1,7 @@
 //! What this server asks of the kernel and `rustix` does not offer, or must go through the C library
-//! because `uncopy run` is to see it: sends of memory, completions, signals, a look at mapped memory.
+//! because `uncopy run` is to see it: sends of memory, completions, a look at mapped memory.
+
+#![allow(unsafe_code)]
 
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -44,6 +46,25 @@ pub unsafe fn send(socket: BorrowedFd<'_>, parts: &[Part], flags: c_int) -> io::
     // SAFETY: the message has parts only, which the kernel reads; the caller keeps them mapped.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags | libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sends bytes, which the kernel copies. `more`: others follow at once.
+///
+/// # Errors
+/// The kernel's.
+pub fn send_copied<const N: usize>(
+    socket: BorrowedFd<'_>,
+    parts: [&[u8]; N],
+    more: bool,
+) -> io::Result<usize> {
+    // SAFETY: the parts are borrowed for the length of the call, and without MSG_ZEROCOPY the kernel copies them in it.
+    unsafe { send(socket, &parts.map(part), more_flag(more)) }
+}
+
+/// The flag of a send that others follow at once.
+#[must_use]
+pub const fn more_flag(more: bool) -> c_int {
+    if more { libc::MSG_MORE } else { 0 }
 }
 
 /// Allows MSG_ZEROCOPY on a socket.
@@ -122,32 +143,4 @@ pub fn peek(from: *const c_void, into: &mut [u8]) -> usize {
     // SAFETY: the kernel writes to `into` only and checks the other address, which is our own process's.
     let got = unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
     usize::try_from(got).unwrap_or(0)
-}
-
-/// The signals that end the server.
-#[derive(Debug)]
-pub struct EndSignals(libc::sigset_t);
-
-impl EndSignals {
-    /// Blocks SIGTERM and SIGINT in this thread and those it starts, so that [`EndSignals::wait`] takes them.
-    #[must_use]
-    pub fn block() -> Self {
-        // SAFETY: all-zero is a valid set for sigemptyset to begin with.
-        let mut set: libc::sigset_t = unsafe { zeroed() };
-        // SAFETY: the set is ours and these signals exist; no old mask is asked for.
-        unsafe {
-            libc::sigemptyset(&raw mut set);
-            libc::sigaddset(&raw mut set, libc::SIGTERM);
-            libc::sigaddset(&raw mut set, libc::SIGINT);
-            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
-        }
-        Self(set)
-    }
-
-    /// Waits for one of them.
-    pub fn wait(&self) {
-        let mut signal = 0;
-        // SAFETY: the set was filled by `block`; the signal's number goes to `signal`.
-        while unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } != 0 {}
-    }
 }

@@ -3,20 +3,19 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rustix::net::{
-    AddressFamily, Shutdown, SocketFlags, SocketType, bind, getsockname, listen, shutdown, socket_with,
-    sockopt,
-};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use rustix::net::{Shutdown, SocketType, shutdown};
 
+use crate::admission::{Admission, raise_descriptor_limit};
+use crate::event_loop::{Failure, Waker, run};
 use crate::files::answer::Site;
 use crate::files::clock::Clock;
 use crate::files::connection::{Shared, Tally, Timeouts, room};
-use crate::files::os::EndSignals;
 use crate::files::ways::{Tools, Way};
-use crate::files::worker::{Pool, Worker, wake, wake_up};
+use crate::files::worker::{Pool, Worker};
+use crate::{signals, sockets};
 
 /// Clients that wait in the kernel to be accepted; it allows `net.core.somaxconn` of them at most.
 const BACKLOG: i32 = 4096;
@@ -47,8 +46,9 @@ pub struct Server {
     pool: Pool,
     site: Site,
     settings: Settings,
-    wakes: Vec<OwnedFd>,
-    signals: EndSignals,
+    wakers: Vec<Waker>,
+    /// Readable once a signal has come that ends the server.
+    signal: OwnedFd,
     /// Where it listens.
     pub address: SocketAddr,
 }
@@ -59,64 +59,50 @@ impl Server {
     /// # Errors
     /// The kernel's: the address is in use, say.
     pub fn listen(site: Site, settings: Settings) -> io::Result<Self> {
-        let signals = EndSignals::block();
-        let family = if settings.listen.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let listener = socket_with(family, SocketType::STREAM, flags, None)?;
-        sockopt::set_socket_reuseaddr(&listener, true)?;
-        bind(&listener, &settings.listen)?;
-        listen(&listener, BACKLOG)?;
-        let address = SocketAddr::try_from(getsockname(&listener)?).map_err(io::Error::from)?;
+        let signal = signals::ending()?;
+        let listener = sockets::inet(settings.listen, SocketType::STREAM)?;
+        let address = sockets::listen_tcp(&listener, settings.listen, BACKLOG)?;
         let limit = settings.connections.min(room_for_connections(site.way, settings.threads));
-        let pool = Pool {
-            listener,
-            open: AtomicUsize::new(0),
-            limit,
-            ending: AtomicBool::new(false),
-            grace_ms: settings.grace_ms,
-        };
-        let wakes = (0..settings.threads).map(|_| wake()).collect::<io::Result<_>>()?;
-        Ok(Self { pool, site, settings, wakes, signals, address })
+        let pool = Pool { listener, admission: Admission::new(limit), grace_ms: settings.grace_ms };
+        let wakers = (0..settings.threads).map(|_| Waker::new()).collect::<io::Result<_>>()?;
+        Ok(Self { pool, site, settings, wakers, signal, address })
     }
 
     /// How many connections there may be at a time: as many as asked for, or as descriptors allow.
     #[must_use]
-    pub const fn connections(&self) -> usize {
-        self.pool.limit
+    pub fn connections(&self) -> usize {
+        self.pool.admission.limit
     }
 
-    /// Serves until a signal ends it; returns what happened, and the bytes held in twin memory at the end.
+    /// Serves until a signal ends it; returns what happened.
     ///
     /// # Errors
     /// The first of any thread's.
-    pub fn run(&self) -> io::Result<(Tally, u64)> {
-        let tallies: Vec<io::Result<Tally>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = self
-                .wakes
-                .iter()
-                .map(|wake| scope.spawn(|| Worker::new(&self.pool, self.shared(), wake)?.run()))
-                .collect();
-            self.signals.wait();
-            self.pool.ending.store(true, Ordering::Relaxed);
+    pub fn run(&self) -> Result<Tally, Failure> {
+        let workers = self.wakers.iter().map(|waker| (Worker::new(&self.pool, self.shared()), waker));
+        let workers = run(workers, || {
+            retry_on_intr(|| poll(&mut [PollFd::new(&self.signal, PollFlags::IN)], None))?;
             // From here on clients are refused, while threads still hold the descriptor.
             let _ = shutdown(&self.pool.listener, Shutdown::Both);
-            for wake in &self.wakes {
-                // An event counter that was never read has room for this.
-                let _ = wake_up(wake);
-            }
-            let lost = |_| Err(io::Error::other("a thread panicked"));
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
-        });
-        let mut all = Tally::default();
-        for tally in tallies {
-            let tally = tally?;
-            all.connections += tally.connections;
-            all.turned_away += tally.turned_away;
-            all.answers += tally.answers;
-            all.sent_bytes += tally.sent_bytes;
-            all.timed_out += tally.timed_out;
-        }
-        Ok((all, self.site.cache.held_bytes()))
+            Ok(())
+        })?;
+        Ok(workers.iter().map(Worker::tally).fold(Tally::default(), Tally::plus))
+    }
+
+    /// What was served, as a line of JSON.
+    #[must_use]
+    pub fn statistics(&self, tally: &Tally) -> String {
+        let admission = &self.pool.admission;
+        format!(
+            "{{\"connections\": {}, \"turned_away\": {}, \"answers\": {}, \"sent_bytes\": {}, \"timed_out\": {}, \
+             \"cached_bytes\": {}}}",
+            admission.accepted(),
+            admission.refused(),
+            tally.answers,
+            tally.sent_bytes,
+            tally.timed_out,
+            self.site.cache.held_bytes()
+        )
     }
 
     fn shared(&self) -> Shared<'_> {
@@ -134,12 +120,9 @@ impl Server {
 
 /// How many connections the limit of descriptors allows, once it is as high as this process may set it.
 fn room_for_connections(way: Way, threads: usize) -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    let current = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
     // A socket and a file; splice has a pipe besides.
     let each = if way == Way::Splice { 4 } else { 2 };
     let own = OWN_DESCRIPTORS + THREAD_DESCRIPTORS * threads as u64;
-    let room = current.map_or(u64::MAX, |current| current.saturating_sub(own) / each);
+    let room = raise_descriptor_limit(u64::MAX).map_or(u64::MAX, |limit| limit.saturating_sub(own) / each);
     usize::try_from(room).unwrap_or(usize::MAX).max(1)
 }

@@ -3,7 +3,6 @@
 /// A status code (RFC 9110, section 15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
-#[expect(missing_docs, reason = "the names are those of the standard")]
 pub enum Status {
     Ok = 200,
     PartialContent = 206,

@@ -11,7 +11,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 
-use crate::files::ways::{Content, Link, Tools, send_bytes};
+use crate::files::os;
+use crate::files::ways::{Content, Link, Tools};
 
 /// Text up to an offset, then a range of the file.
 #[derive(Debug)]
@@ -73,7 +74,7 @@ impl Transmission {
             Some(content) if !step.file.is_empty() => {
                 content.send(link, head, step.file.start, step.file.end - step.file.start, more)?
             }
-            _ => send_bytes(link.socket, head, more)?,
+            _ => os::send_copied(link.socket, [head], more)?,
         };
         let of_text = sent.min(head.len());
         self.text_sent += of_text;

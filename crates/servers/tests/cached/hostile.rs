@@ -37,7 +37,8 @@ fn ten_thousand_connections_opened_and_dropped_leave_nothing() {
     }
     assert_eq!(client.get("kept", false).as_ref(), Some(&value));
     wait_until("all of them to be gone", TIMEOUT, || {
-        (server.statistic("curr_connections") <= 3).then_some(())
+        // On a connection that there is: a new one may be refused.
+        (client.statistic("curr_connections") <= 3).then_some(())
     });
     assert_eq!(server.statistic("evictions"), 0);
     let grown = server.resident_bytes().saturating_sub(before);

@@ -4,6 +4,8 @@
 //! The kernel's own reads fail with EFAULT instead, and only from the next page on: the rest of the file's
 //! last page reads as zeroes, so the length is looked at before that page is sent.
 
+#![allow(unsafe_code)]
+
 use std::fs::File;
 use std::io;
 use std::ptr::null_mut;
@@ -12,7 +14,7 @@ use libc::{c_int, c_void};
 use rustix::fs::fstat;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::{Link, Zerocopy, borrowed, part_at, send_bytes, to_usize};
+use super::{Link, Zerocopy, borrowed, part_at, to_usize};
 use crate::files::os;
 
 /// Below this length, MSG_ZEROCOPY costs more than the copy (Linux, Documentation/networking/msg_zerocopy.rst).
@@ -84,7 +86,7 @@ impl Mapped {
         if self.zerocopy && len >= MIN_ZEROCOPY_BYTES && is_allowed(link) {
             // The head is in memory that is used again: it is copied.
             if !head.is_empty() {
-                let sent = send_bytes(link.socket, head, true)?;
+                let sent = os::send_copied(link.socket, [head], true)?;
                 if sent < head.len() {
                     return Ok(sent);
                 }

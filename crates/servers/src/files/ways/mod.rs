@@ -25,13 +25,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use libc::{c_int, c_void};
+use libc::c_void;
 
 use crate::files::cache::{Cache, Stored};
 use crate::files::content_type::HEADER_BYTES;
 use crate::files::memory;
 use crate::files::os;
 use crate::files::validators::Identity;
+use crate::transmit;
 use mapped::{Map, Mapped};
 use piped::{Pipe, Piped};
 use read::Buffered;
@@ -177,7 +178,7 @@ impl Content {
         let more_of_it = more || len > wanted;
         match &mut self.how {
             How::Read(buffered) => buffered.send(link, &self.file, head, at, len, more),
-            How::Mapped(mapped) => mapped.send(link, &self.file, head, at, wanted, more_flag(more_of_it)),
+            How::Mapped(mapped) => mapped.send(link, &self.file, head, at, wanted, os::more_flag(more_of_it)),
             How::Piped(piped) => piped.send(link, &self.file, head, at, wanted, more_of_it),
             How::Stored(stored) => {
                 let body = usize::try_from(at).ok().and_then(|at| stored.bytes().get(at..));
@@ -185,13 +186,13 @@ impl Content {
                 // All that is left, not `wanted`: nothing is prepared for bytes that do not fit.
                 let body = &body[..usize::try_from(len).map_or(body.len(), |len| len.min(body.len()))];
                 if !std::mem::replace(link.owned, true) {
-                    memory::own(link.socket);
+                    transmit::own(link.socket, false);
                 }
-                memory::send(link.socket, head, body, more_flag(more))
+                memory::send(link.socket, head, body, os::more_flag(more))
             }
             How::Sendfile => {
                 if !head.is_empty() {
-                    let sent = send_bytes(link.socket, head, true)?;
+                    let sent = os::send_copied(link.socket, [head], true)?;
                     if sent < head.len() {
                         return Ok(sent);
                     }
@@ -233,19 +234,6 @@ pub fn header(way: Way, file: &File, len_bytes: u64) -> Option<Vec<u8>> {
     };
     header.truncate(got);
     Some(header)
-}
-
-/// Sends bytes that are not of a file.
-///
-/// # Errors
-/// The kernel's.
-pub fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], more: bool) -> io::Result<usize> {
-    // SAFETY: the bytes are borrowed for the length of the call, and the kernel copies them.
-    unsafe { os::send(socket, &[os::part(bytes)], more_flag(more)) }
-}
-
-const fn more_flag(more: bool) -> c_int {
-    if more { libc::MSG_MORE } else { 0 }
 }
 
 fn to_usize(len: u64) -> usize {

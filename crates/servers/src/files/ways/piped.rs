@@ -9,7 +9,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
-use super::{Link, Tools, borrowed, keep, send_bytes, to_usize};
+use super::{Link, Tools, borrowed, keep, to_usize};
+use crate::files::os;
 
 /// Bytes that a pipe is to hold: what `/proc/sys/fs/pipe-max-size` allows everybody by default.
 const PIPE_BYTES: usize = 1 << 20;
@@ -52,7 +53,7 @@ impl Piped {
         more: bool,
     ) -> io::Result<usize> {
         if !head.is_empty() {
-            let sent = send_bytes(link.socket, head, true)?;
+            let sent = os::send_copied(link.socket, [head], true)?;
             if sent < head.len() {
                 return Ok(sent);
             }

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use super::{Link, Tools, keep, more_flag, to_usize};
+use super::{Link, Tools, keep, to_usize};
 use crate::files::os;
 
 /// A buffer and what of the file it holds.
@@ -44,8 +44,7 @@ impl Buffered {
         let end = self.holds.end.min(at + len);
         let more = more || end < at + len;
         let body = &self.buffer[to_usize(at - self.holds.start)..to_usize(end - self.holds.start)];
-        // SAFETY: both are borrowed for the length of the call, and the kernel copies them.
-        unsafe { os::send(link.socket, &[os::part(head), os::part(body)], more_flag(more)) }
+        os::send_copied(link.socket, [head, body], more)
     }
 
     pub fn finish(self, tools: &mut Tools) {

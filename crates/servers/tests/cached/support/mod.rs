@@ -56,17 +56,9 @@ impl Cached {
         line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10
     }
 
-    /// What `stats` says of `name`.
+    /// What `stats` says of `name`, asked on a connection of its own.
     pub fn statistic(&self, name: &str) -> u64 {
-        let mut client = self.connect();
-        client.send(b"stats\r\n");
-        loop {
-            let line = client.line();
-            if let Some(value) = line.strip_prefix(&format!("STAT {name} ")) {
-                return value.parse().expect("a number");
-            }
-            assert_ne!(line, "END", "no {name}");
-        }
+        self.connect().statistic(name)
     }
 
     /// Ends it; it must do so by itself, with status 0, and take its socket with it.
@@ -113,6 +105,21 @@ impl Client {
     pub fn ask(&mut self, line: &str) -> String {
         self.send(format!("{line}\r\n").as_bytes());
         self.line()
+    }
+
+    /// What `stats` says of `name`.
+    pub fn statistic(&mut self, name: &str) -> u64 {
+        self.send(b"stats\r\n");
+        let mut found = None;
+        loop {
+            let line = self.line();
+            if let Some(value) = line.strip_prefix(&format!("STAT {name} ")) {
+                found = value.parse().ok();
+            } else if line == "END" {
+                return found.expect("a number");
+            }
+            assert!(line.starts_with("STAT "), "{line}");
+        }
     }
 
     pub fn set(&mut self, key: &str, value: &[u8]) -> String {

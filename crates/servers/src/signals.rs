@@ -11,7 +11,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 /// # Errors
 /// As signalfd(2).
 pub fn ending() -> io::Result<OwnedFd> {
-    // SAFETY: an all-zero set is valid; it is then made empty and filled, and the calls only read it.
+    // SAFETY: all-zero bytes are a sigset_t, and `set` outlives the calls, which write to it (sigemptyset, sigaddset) or
+    // read it; both signals exist; a null old mask is not written to; -1 asks signalfd for a new descriptor.
     let fd = unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);

@@ -1,17 +1,14 @@
-//! Time in whole seconds since the server started, as memcached counts it: what expires and what is least recently
-//! used is told apart by seconds, and reading the clock must cost next to nothing.
+//! When items expire: in whole seconds since the server started, as memcached counts.
 
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::time::{ClockId, clock_gettime};
+use crate::clock;
 
 /// Seconds since shortly before the server started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Seconds(pub u32);
 
-/// What the clock shows when the server starts. Above 1, so that [`Expiry::PAST`] lies in the past.
-const START: u32 = 2;
 /// Longest time that is taken as relative to the present (memcached's protocol.txt): 30 days.
 const RELATIVE_LIMIT_SECONDS: i64 = 60 * 60 * 24 * 30;
 
@@ -22,7 +19,7 @@ pub struct Expiry(pub Option<Seconds>);
 impl Expiry {
     /// Never.
     pub const NEVER: Self = Self(None);
-    /// A moment that is over.
+    /// A moment before the server started ([`clock::START_MS`]).
     const PAST: Self = Self(Some(Seconds(1)));
 
     /// What a client's number means: 0 never, negative at once, up to 30 days from now on, else Unix time.
@@ -61,20 +58,10 @@ fn saturated(seconds: i64) -> u32 {
     u32::try_from(seconds).unwrap_or(if seconds < 0 { 0 } else { u32::MAX })
 }
 
-/// Milliseconds since shortly before the server started, as fine as the kernel's tick.
-#[must_use]
-pub fn now_ms() -> u64 {
-    static FIRST_MS: OnceLock<u64> = OnceLock::new();
-    let time = clock_gettime(ClockId::MonotonicCoarse);
-    let part = |value: i64| u64::try_from(value).unwrap_or(0);
-    let ms = part(time.tv_sec) * 1000 + part(time.tv_nsec) / 1_000_000;
-    ms - FIRST_MS.get_or_init(|| ms).min(&ms) + u64::from(START) * 1000
-}
-
 /// The time now.
 #[must_use]
 pub fn now() -> Seconds {
-    Seconds(u32::try_from(now_ms() / 1000).unwrap_or(u32::MAX))
+    Seconds(u32::try_from(clock::now_ms() / 1000).unwrap_or(u32::MAX))
 }
 
 /// Unix time now, seconds.
