@@ -50,7 +50,7 @@ pub trait Service {
     /// A client, and what is known of it. Dropping it closes its socket.
     type Connection: AsFd;
 
-    /// How often deadlines are looked at, milliseconds.
+    /// Time between two looks at the deadlines, milliseconds.
     const TICK_MS: u32;
 
     /// Has sources watched, before the thread starts.

@@ -54,7 +54,7 @@ pub enum Next {
     Keys(Retrieval),
     /// A value.
     Body(Box<Storing>),
-    /// So many bytes that are refused.
+    /// A value that is refused, bytes.
     Skip(usize),
     /// Nothing: the client said good-bye.
     Close,

@@ -17,13 +17,13 @@ use crate::event_loop::Next;
 
 /// Room for what is received at once: the requests of a client that sends many, or the begin of a value.
 pub const SCRATCH_BYTES: usize = 16 << 10;
-/// From so many missing bytes on, a value is received where it belongs instead of into the scratch room.
+/// Missing bytes from which on a value is received where it belongs instead of into the scratch room.
 const DIRECT_BYTES: usize = 2048;
 /// Receptions in one turn; then other connections have theirs.
 const ROUNDS: usize = 16;
 
-/// Parts of a message that need no memory of their own.
-const SMALL_PARTS: usize = 16;
+/// Parts of a message that are gathered without allocating.
+const INLINE_PARTS: usize = 16;
 
 /// A client's connection.
 #[derive(Debug)]
@@ -195,7 +195,7 @@ impl Connection {
     /// Sends what waits: whether all of it was taken.
     fn flush(&mut self, cache: &Cache, counters: &Counters) -> io::Result<bool> {
         while self.response.pending_bytes() > 0 {
-            let mut parts: SmallVec<[Piece<'_>; SMALL_PARTS]> = SmallVec::new();
+            let mut parts: SmallVec<[Piece<'_>; INLINE_PARTS]> = SmallVec::new();
             self.response.gather(&mut parts);
             let sent = outlet::send(cache.settings.transmit, self.socket.as_fd(), &parts, &mut self.lent);
             drop(parts);

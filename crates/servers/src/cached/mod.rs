@@ -7,7 +7,7 @@
 //!   session     the protocol, bytes in, answers out: tokens, text, meta (command, arithmetic, number)
 //!   response    what waits to be sent             outlet      how it leaves: copied or by reference
 //!   store       items by key, in stripes          budget      how much memory they may use
-//!   value       the bytes of items in twin memory blocks      where that comes from
+//!   value       the bytes of items in twin memory
 //!   cache       what all of these share           statistics, expiry
 //! ```
 //!
@@ -16,7 +16,6 @@
 
 mod arguments;
 mod arithmetic;
-mod blocks;
 mod budget;
 mod cache;
 mod command;

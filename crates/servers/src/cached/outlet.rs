@@ -15,8 +15,8 @@ use crate::transmit;
 /// A page of memory, bytes.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Parts of a message that need no memory of their own.
-const FEW: usize = 8;
+/// Parts of a message that are described without allocating.
+const INLINE_PARTS: usize = 8;
 /// Values of a message that are lent; others of it are copied. A response holds fewer.
 const MAX_LOANS: usize = 128;
 
@@ -73,7 +73,7 @@ impl Lent {
 }
 
 /// The parts as the kernel copies them.
-fn slices<'a>(parts: &[Piece<'a>]) -> SmallVec<[IoSlice<'a>; FEW]> {
+fn slices<'a>(parts: &[Piece<'a>]) -> SmallVec<[IoSlice<'a>; INLINE_PARTS]> {
     parts.iter().map(|part| IoSlice::new(part.bytes)).collect()
 }
 
@@ -86,8 +86,8 @@ fn is_worth(transmit: Transmit, part: &Piece<'_>) -> bool {
     }
 }
 
-/// Sends `parts`, values among them by reference, if that is the way for them: as the proxy would, which cannot know
-/// what the parts are.
+/// Sends `parts`, values among them by reference, if that is the way for them. [`uncopy_twin::send`] could not know which
+/// of them are worth it.
 fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>], lent: &mut Lent) -> Option<io::Result<usize>> {
     let len_bytes = parts.iter().map(|part| part.bytes.len()).sum();
     let worth = parts.iter().filter(|part| is_worth(transmit, part));
@@ -101,7 +101,7 @@ fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>], lent: &mut Lent) -> O
     }
     let mut loans = Loans::<MAX_LOANS>::new(plan);
     let mut offset = 0;
-    let described: SmallVec<[Part; FEW]> = parts
+    let described: SmallVec<[Part; INLINE_PARTS]> = parts
         .iter()
         .map(|part| {
             let (ptr, len) = (part.bytes.as_ptr(), part.bytes.len());

@@ -11,11 +11,11 @@ use crate::cached::value::{END_OF_ANSWER, Value};
 /// From this length on a value goes out as a part by itself; below, its bytes are copied into the text, which costs
 /// less than another part of a message (`uncopy bench cache --sizes 512,1024,2048`).
 const PART_BYTES: usize = 1024;
-/// So much may wait to be sent before no further request is served: what a client that does not read can hold.
+/// Bytes that wait to be sent at which no further request is served: what a client that does not read can hold.
 const FULL_BYTES: usize = 1 << 20;
 /// Parts of one message at most; Linux's IOV_MAX is 1,024.
 pub const PARTS_LIMIT: usize = 256;
-/// After so many answers a value is worth a reference. What was sent by reference costs more to overwrite (its pages
+/// Answers after which a value is worth a reference. What was sent by reference costs more to overwrite (its pages
 /// are dropped and new ones put in their place), so that a value that is overwritten sooner should have been copied:
 /// `uncopy bench cache --only mixed`, with `--transmit splice` and `auto`.
 const SETTLED_AFTER: u32 = 8;

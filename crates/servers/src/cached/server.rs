@@ -17,7 +17,7 @@ use crate::{event_loop, signals, transmit};
 
 /// Descriptors besides those of connections.
 const OTHER_DESCRIPTORS: u64 = 512;
-/// How long to wait where the kernel has no descriptor or memory left for a connection.
+/// Wait where the kernel has no descriptor or memory left for a connection.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(20);
 /// Connections accepted before the other listening sockets have their turn.
 const ROUNDS: usize = 64;

@@ -43,7 +43,7 @@ enum State {
     Keys(Retrieval),
     /// In a value.
     Body(Box<Storing>),
-    /// In a value that is refused: so many bytes of it are to come.
+    /// In a value that is refused: bytes of it to come.
     Skip(usize),
     /// In a line that is refused.
     SkipLine,

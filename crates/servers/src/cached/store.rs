@@ -15,7 +15,7 @@ use crate::clock;
 
 /// Number of stripes, a power of two: far more than threads.
 const STRIPES: usize = 64;
-/// How often eviction may meet an item that a response still needs before it gives up.
+/// Items that responses still need, met before eviction gives up.
 const PINNED_LIMIT: usize = 64;
 /// The longest key, bytes (memcached's protocol.txt).
 pub const KEY_LIMIT_BYTES: usize = 250;

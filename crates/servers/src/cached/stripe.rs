@@ -34,7 +34,7 @@ pub struct Item {
     pub used_ms: u64,
     /// Whether it was fetched since it was stored.
     pub is_fetched: bool,
-    /// How often its value was an answer since it was stored or changed.
+    /// Answers with its value since that was stored or changed.
     pub answers: u32,
     /// Whether it was invalidated (`md` with `I`).
     pub is_stale: bool,

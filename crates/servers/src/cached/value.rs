@@ -18,7 +18,6 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::cached::blocks;
 use crate::cached::budget::Budget;
 
 /// What ends a value on the wire.
@@ -36,16 +35,15 @@ struct Block {
     budget: Arc<Budget>,
 }
 
-// SAFETY: a block is plain memory that has no owner among threads; who may write to it is decided by Draft (one
-// owner) and Value (nobody).
+// SAFETY: a block is memory of its own that any thread may use and give back (uncopy_twin); `budget` is Send.
 unsafe impl Send for Block {}
-// SAFETY: as above; a shared block is only read.
+// SAFETY: through a shared block memory is only read (Value); it is written to through the one owner of a Draft.
 unsafe impl Sync for Block {}
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: `start` came from allocate and is given back once.
-        unsafe { blocks::deallocate(self.start) };
+        // SAFETY: `start` came from allocate in Draft::new; the block is its only owner, and is dropped once.
+        unsafe { uncopy_twin::deallocate(self.start.as_ptr()) };
     }
 }
 
@@ -65,12 +63,12 @@ impl Draft {
         if !budget.expect(len_bytes) {
             return None;
         }
-        let Some(start) = blocks::allocate(len_bytes + END_OF_ANSWER.len()) else {
+        let Some(start) = NonNull::new(uncopy_twin::allocate(len_bytes + END_OF_ANSWER.len())) else {
             budget.expect_no_more(len_bytes);
             budget.refuse();
             return None;
         };
-        // SAFETY: the block is so much longer than the line, and nobody else has it.
+        // SAFETY: the block has room for END_OF_ANSWER behind len_bytes, and nobody else has it; bytes need no alignment.
         unsafe { start.add(len_bytes).cast().write(*END_OF_ANSWER) };
         let block = Block { start, len_bytes, budget: Arc::clone(budget) };
         Some(Self { block, filled_bytes: 0 })
@@ -94,7 +92,8 @@ impl Draft {
     }
 
     fn room(&mut self) -> &mut [MaybeUninit<u8>] {
-        // SAFETY: the block has len_bytes bytes, filled_bytes of them filled; &mut self is its only owner.
+        // SAFETY: filled_bytes ≤ len_bytes, which the block has; bytes may be uninitialised in the slice's type; &mut self
+        // is the block's only owner for as long as the slice lives.
         unsafe {
             let rest = self.block.start.as_ptr().add(self.filled_bytes);
             std::slice::from_raw_parts_mut(rest.cast(), self.missing_bytes())
@@ -104,7 +103,8 @@ impl Draft {
     /// Appends as many of `bytes` as fit, and says how many those were.
     pub fn append(&mut self, bytes: &[u8]) -> usize {
         let taken = bytes.len().min(self.missing_bytes());
-        // SAFETY: `taken` bytes of the room are within the block, which nobody else has: it does not overlap `bytes`.
+        // SAFETY: `taken` is at most the length of both; the room is in a block that nobody else has, so that it does not
+        // overlap `bytes`.
         unsafe { self.room().as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), taken) };
         self.filled_bytes += taken;
         taken
@@ -134,7 +134,8 @@ impl Draft {
     fn into_block(self) -> Block {
         let this = std::mem::ManuallyDrop::new(self);
         this.block.budget.expect_no_more(this.block.len_bytes);
-        // SAFETY: `this` is not used again and its destructor does not run, so that the block is moved out once.
+        // SAFETY: `this.block` is valid and is read once: `this` is not used again, and ManuallyDrop keeps its destructor
+        // from running.
         unsafe { std::ptr::read(&raw const this.block) }
     }
 }
@@ -170,7 +171,8 @@ impl Value {
     #[must_use]
     pub fn line(&self) -> &[u8] {
         let block = &self.0.0;
-        // SAFETY: a Value is made only of a draft that was filled to its end, and is never written afterwards.
+        // SAFETY: `adopt` is given drafts only whose len_bytes are filled (finish); nothing writes to a block afterwards, and
+        // it lives as long as `self`.
         unsafe { std::slice::from_raw_parts(block.start.as_ptr(), block.len_bytes) }
     }
 
@@ -178,7 +180,8 @@ impl Value {
     #[must_use]
     pub fn last_line(&self) -> &[u8] {
         let block = &self.0.0;
-        // SAFETY: as for the line; what follows it was written when the draft was made.
+        // SAFETY: Draft::new wrote END_OF_ANSWER behind len_bytes, which are filled; nothing writes to a block afterwards, and
+        // it lives as long as `self`.
         unsafe { std::slice::from_raw_parts(block.start.as_ptr(), block.len_bytes + END_OF_ANSWER.len()) }
     }
 

@@ -16,9 +16,9 @@ use crate::cached::statistics::{Counter, Counters};
 use crate::clock;
 use crate::event_loop::{Connections, Next, Service, Waker};
 
-/// A client that reads nothing for so long while memory is short loses its connection.
+/// Longest time that a client may read nothing while memory is short, before it loses its connection.
 const STALL_LIMIT_MS: u64 = 5000;
-/// How long the answers under way may take when the server ends.
+/// Longest time that answers under way may take when the server ends.
 const GRACE_MS: u64 = 2000;
 /// A UDP socket's number as a source of events: that of its endpoint below, its own among the endpoint's above.
 const SOCKET_SHIFT: u32 = 16;

@@ -33,8 +33,8 @@ pub struct Site {
     pub cache: Cache,
 }
 
-/// What every head of one answer needs to know.
-struct Manner<'a> {
+/// What every head of one answer depends on, besides the status.
+struct Context<'a> {
     date: &'a str,
     is_1_0: bool,
     keep_alive: bool,
@@ -52,7 +52,7 @@ pub fn answer(
     tools: &mut Tools,
 ) -> Transmission {
     let body = request.method != Method::Head;
-    let manner = Manner { date: clock.date(), is_1_0: request.is_1_0, keep_alive, body };
+    let context = Context { date: clock.date(), is_1_0: request.is_1_0, keep_alive, body };
     let found = match request.method {
         Method::NotAllowed => Err(Status::MethodNotAllowed),
         Method::Unknown => Err(Status::NotImplemented),
@@ -60,21 +60,21 @@ pub fn answer(
             .and_then(|target| site.root.find(&target).map(|found| (target, found))),
     };
     match found {
-        Ok((_, Found::File(opened))) => file(site, request, opened, clock.now(), &manner, tools)
-            .unwrap_or_else(|status| plain(status, &manner, "")),
+        Ok((_, Found::File(opened))) => file(site, request, opened, clock.now(), &context, tools)
+            .unwrap_or_else(|status| plain(status, &context, "")),
         Ok((target, Found::Elsewhere)) => {
             let location = format!("Location: {}\r\n", target.as_directory());
-            plain(Status::MovedPermanently, &manner, &location)
+            plain(Status::MovedPermanently, &context, &location)
         }
-        Err(status @ Status::MethodNotAllowed) => plain(status, &manner, "Allow: GET, HEAD\r\n"),
-        Err(status) => plain(status, &manner, ""),
+        Err(status @ Status::MethodNotAllowed) => plain(status, &context, "Allow: GET, HEAD\r\n"),
+        Err(status) => plain(status, &context, ""),
     }
 }
 
 /// The answer to something that is no request, or comes too late; the connection ends with it.
 #[must_use]
 pub fn refusal(status: Status, clock: &Clock) -> Transmission {
-    plain(status, &Manner { date: clock.date(), is_1_0: false, keep_alive: false, body: true }, "")
+    plain(status, &Context { date: clock.date(), is_1_0: false, keep_alive: false, body: true }, "")
 }
 
 fn file(
@@ -82,7 +82,7 @@ fn file(
     request: &Request,
     opened: Opened,
     now: SystemTime,
-    manner: &Manner<'_>,
+    context: &Context<'_>,
     tools: &mut Tools,
 ) -> Result<Transmission, Status> {
     let identity = Identity::of(&opened.stat);
@@ -94,7 +94,7 @@ fn file(
         Verdict::Send => {}
         Verdict::NotModified => {
             let mut text = Vec::new();
-            begin_head(&mut text, Status::NotModified, manner);
+            begin_head(&mut text, Status::NotModified, context);
             validators(&mut text);
             text.extend_from_slice(b"\r\n");
             return Ok(Transmission::of_text(text));
@@ -110,13 +110,13 @@ fn file(
     };
     if selection == Selection::Unsatisfiable {
         let range = format!("Content-Range: bytes */{len_bytes}\r\n");
-        return Ok(plain(Status::RangeNotSatisfiable, manner, &range));
+        return Ok(plain(Status::RangeNotSatisfiable, context, &range));
     }
     let kind = content_type::by_name(&opened.path).unwrap_or_else(|| {
         let header = header(site.way, &opened.file, len_bytes);
         header.map_or(UNKNOWN, |header| content_type::by_content(&header))
     });
-    let mut transmission = if manner.body && len_bytes > 0 {
+    let mut transmission = if context.body && len_bytes > 0 {
         let content = Content::new(site.way, opened.file, &identity, &site.cache, tools);
         Transmission::of_content(content.map_err(|_| Status::ServiceUnavailable)?)
     } else {
@@ -124,7 +124,7 @@ fn file(
     };
     let status = if selection == Selection::Whole { Status::Ok } else { Status::PartialContent };
     let text = transmission.text();
-    begin_head(text, status, manner);
+    begin_head(text, status, context);
     validators(text);
     text.extend_from_slice(b"Accept-Ranges: bytes\r\nX-Content-Type-Options: nosniff\r\n");
     match selection {
@@ -136,7 +136,7 @@ fn file(
         }
         Selection::Whole | Selection::Unsatisfiable => {
             end_head(text, kind, len_bytes);
-            transmission.end_step(if manner.body { 0..len_bytes } else { 0..0 });
+            transmission.end_step(if context.body { 0..len_bytes } else { 0..0 });
         }
     }
     Ok(transmission)
@@ -162,7 +162,7 @@ fn several(transmission: &mut Transmission, ranges: &[Range<u64>], len_bytes: u6
     transmission.end_step(0..0);
 }
 
-/// The field Content-Range, for a part of so many bytes.
+/// The field Content-Range: a range, and the length of the whole, bytes.
 struct ContentRange<'a>(&'a Range<u64>, u64);
 
 impl Display for ContentRange<'_> {
@@ -173,26 +173,26 @@ impl Display for ContentRange<'_> {
 }
 
 /// An answer that names its status in its body.
-fn plain(status: Status, manner: &Manner<'_>, fields: &str) -> Transmission {
+fn plain(status: Status, context: &Context<'_>, fields: &str) -> Transmission {
     let body = format!("{} {}\n", status.code(), status.reason());
     let mut text = Vec::with_capacity(HEAD_BYTES);
-    begin_head(&mut text, status, manner);
+    begin_head(&mut text, status, context);
     text.extend_from_slice(fields.as_bytes());
     end_head(&mut text, "text/plain; charset=utf-8", body.len() as u64);
-    if manner.body {
+    if context.body {
         text.extend_from_slice(body.as_bytes());
     }
     Transmission::of_text(text)
 }
 
 /// The fields that every answer has.
-fn begin_head(text: &mut Vec<u8>, status: Status, manner: &Manner<'_>) {
-    let connection = match (manner.keep_alive, manner.is_1_0) {
+fn begin_head(text: &mut Vec<u8>, status: Status, context: &Context<'_>) {
+    let connection = match (context.keep_alive, context.is_1_0) {
         (false, _) => "Connection: close\r\n",
         (true, true) => "Connection: keep-alive\r\n",
         (true, false) => "",
     };
-    let (code, reason, date) = (status.code(), status.reason(), manner.date);
+    let (code, reason, date) = (status.code(), status.reason(), context.date);
     text.reserve(HEAD_BYTES);
     put(
         text,

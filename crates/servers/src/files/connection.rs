@@ -31,7 +31,7 @@ const TURN_BYTES: usize = 2 << 20;
 const TURN_ANSWERS: usize = 64;
 /// What a client must take within the send timeout, bytes.
 const PROGRESS_BYTES: usize = 64 << 10;
-/// How long, and how many bytes, are read after this side has ended.
+/// Longest time and most bytes that are read after this side has ended.
 const LINGER_MS: u64 = 2_000;
 const LINGER_BYTES: usize = 1 << 20;
 

@@ -59,8 +59,8 @@ pub fn send(socket: BorrowedFd<'_>, head: &[u8], body: &[u8], flags: c_int) -> i
     let parts = [os::part(head), os::part(body)];
     let message = os::message(&parts);
     let flags = flags | libc::MSG_NOSIGNAL;
-    // SAFETY: the message has two parts, both borrowed for the length of the call. Twin memory sees to it
-    // that what the kernel may hold beyond that does not change.
+    // SAFETY: the message has nothing but two parts, both borrowed for the length of the call. Of these the kernel may hold
+    // twin memory longer, whose pages are replaced when they are written to.
     let sent = unsafe { uncopy_twin::send::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }

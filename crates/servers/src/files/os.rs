@@ -43,7 +43,8 @@ pub fn message(parts: &[Part]) -> libc::msghdr {
 /// written to before the completion. What the memory holds may change.
 pub unsafe fn send(socket: BorrowedFd<'_>, parts: &[Part], flags: c_int) -> io::Result<usize> {
     let message = message(parts);
-    // SAFETY: the message has parts only, which the kernel reads; the caller keeps them mapped.
+    // SAFETY: the message has parts only, which the caller keeps mapped during the call, and unchanged for as long as the
+    // kernel reads them.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags | libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
@@ -140,7 +141,8 @@ pub fn completions(socket: BorrowedFd<'_>) -> Completions {
 pub fn peek(from: *const c_void, into: &mut [u8]) -> usize {
     let local = Part { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let remote = Part { iov_base: from.cast_mut(), iov_len: into.len() };
-    // SAFETY: the kernel writes to `into` only and checks the other address, which is our own process's.
+    // SAFETY: both vectors are valid and have one part; the kernel writes to `into`, which is borrowed mutably, and checks
+    // the other address itself.
     let got = unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
     usize::try_from(got).unwrap_or(0)
 }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::files::status::Status;
 use crate::files::target::Target;
 
-/// How often a lookup is tried that a rename elsewhere has disturbed (openat2 says EAGAIN then).
+/// Tries of a lookup that a rename elsewhere disturbs (openat2 says EAGAIN then).
 const ATTEMPTS: usize = 8;
 
 /// A directory, held open.

@@ -10,8 +10,8 @@ use crate::admission::Admission;
 use crate::event_loop::{Connections, Next, Service};
 use crate::files::connection::{Connection, Shared, Tally};
 
-/// Most connections accepted before those that wait get their turn.
-const ACCEPTED_AT_ONCE: usize = 16;
+/// Connections accepted before those that wait get their turn.
+const MAX_ACCEPTED_AT_ONCE: usize = 16;
 /// The number of the listener as a source of events, the only one.
 const LISTENER: u64 = 0;
 /// What a client gets that is one too many.
@@ -25,7 +25,7 @@ pub struct Pool {
     pub listener: OwnedFd,
     /// Connections of all threads.
     pub admission: Arc<Admission>,
-    /// How long answers that are under way may take at the end, ms.
+    /// Longest time that answers under way may take at the end, ms.
     pub grace_ms: u64,
 }
 
@@ -80,7 +80,7 @@ impl Service for Worker<'_> {
     fn on_source(&mut self, connections: &mut Connections<Connection>, _: u64) {
         let welcome = |client| connections.add(Connection::new(client, &self.shared));
         let Pool { admission, listener, .. } = self.pool;
-        if self.is_accepting && admission.accept(listener, ACCEPTED_AT_ONCE, REFUSAL, welcome).is_err() {
+        if self.is_accepting && admission.accept(listener, MAX_ACCEPTED_AT_ONCE, REFUSAL, welcome).is_err() {
             // Clients wait in the kernel's queue until the next tick.
             self.stop_accepting(connections);
         }

@@ -8,8 +8,8 @@ use uncopy_transmit::{Envelope, Part, Plan, Sent, Way};
 
 /// Parts that the kernel takes in one message (`UIO_MAXIOV`).
 const MAX_PARTS: usize = 1024;
-/// Parts of most messages.
-const PARTS_FEW: usize = 32;
+/// Parts of most messages: room on the stack for these only.
+const FEW_PARTS: usize = 32;
 /// Parts of one message that are lent; others of it are copied.
 const MAX_LOANS: usize = 32;
 /// Bytes below which a part is not worth protecting its pages for: it goes along as a copy.
@@ -86,7 +86,8 @@ pub fn is_readable(address: usize, len_bytes: usize) -> bool {
 pub unsafe fn given<'a>(vector: *const iovec, count: usize) -> Option<&'a [Given]> {
     let fits = (1..=MAX_PARTS).contains(&count) && vector.cast::<Given>().is_aligned();
     let readable = fits && is_readable(vector as usize, count * size_of::<iovec>());
-    // SAFETY: aligned and readable, and of the layout of `iovec`.
+    // SAFETY: `count` entries are aligned and readable, as just checked; an entry has the layout of `iovec` and may hold any
+    // bytes; the caller says that nobody changes them.
     readable.then(|| unsafe { core::slice::from_raw_parts(vector.cast(), count) })
 }
 
@@ -120,7 +121,7 @@ impl Call<'_> {
             Self::Message { flags, envelope } => {
                 uncopy_transmit::plan(fd, len_bytes, lendable_bytes, flags, envelope)
             }
-            Self::Write => uncopy_transmit::plan(fd, len_bytes, lendable_bytes, 0, &Envelope::default()),
+            Self::Write => uncopy_transmit::plan(fd, len_bytes, lendable_bytes, 0, &NO_ENVELOPE),
         }
     }
 
@@ -176,7 +177,7 @@ fn send_some(
     call: Call<'_>,
     plan: Plan,
 ) -> Option<Result<usize, Errno>> {
-    let split = if given.len() <= PARTS_FEW { split::<PARTS_FEW> } else { split_many };
+    let split = if given.len() <= FEW_PARTS { split::<FEW_PARTS> } else { split_many };
     split(fd, given, skip_bytes, call, plan)
 }
 
@@ -225,7 +226,7 @@ fn send_waiting(
 /// connection has ended.
 fn wait_for_room(fd: i32) -> bool {
     let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one entry.
+    // SAFETY: `asked` is one valid entry, which the kernel may write to.
     let ready = unsafe { libc::poll(&raw mut asked, 1, socket::patience_ms(fd).unwrap_or(-1)) };
     ready == 1 && asked.revents == libc::POLLOUT
 }

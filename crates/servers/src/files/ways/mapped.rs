@@ -29,14 +29,15 @@ pub struct Map {
     len: usize,
 }
 
-// SAFETY: a mapping belongs to the process; only the kernel reads it, and nobody writes to it.
+// SAFETY: the mapping belongs to the process, and any thread may unmap it; this program neither reads nor writes it.
 unsafe impl Send for Map {}
 
 impl Map {
     /// Maps the first `len_bytes` of `file`.
     pub fn new(file: &File, len_bytes: u64) -> io::Result<Self> {
         let len = to_usize(len_bytes).max(1);
-        // SAFETY: the kernel chooses an address where nothing is; no reference to the memory is ever made.
+        // SAFETY: without MAP_FIXED the kernel chooses addresses where nothing is, so that no other memory is affected; no
+        // reference to the mapping is ever made.
         let begin = unsafe { mmap(null_mut(), len, ProtFlags::READ, MapFlags::SHARED, borrowed(file), 0) }?;
         Ok(Self { begin, len })
     }
@@ -49,8 +50,8 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: `new` mapped exactly this, and nothing refers to it. Pages that the kernel still sends are
-        // held by it.
+        // SAFETY: `new` mapped exactly these bytes, and nothing refers to them: pages that the kernel still sends it holds
+        // itself.
         let _ = unsafe { munmap(self.begin, self.len) };
     }
 }
@@ -91,7 +92,8 @@ impl Mapped {
                     return Ok(sent);
                 }
             }
-            // SAFETY: the mapping lives as long as `self`, and is never written to.
+            // SAFETY: the body is in the mapping, which `self` keeps during the call. This program never writes to it, and its
+            // pages are the file's, which the kernel holds until the completion.
             match unsafe { os::send(link.socket, &[body], flags | libc::MSG_ZEROCOPY) } {
                 Ok(sent) => {
                     if let Zerocopy::On(pending) = link.zerocopy {
@@ -105,7 +107,8 @@ impl Mapped {
                 Err(error) => return Err(error),
             }
         }
-        // SAFETY: the head is borrowed for the length of the call, and the mapping lives as long as `self`.
+        // SAFETY: the head is borrowed and the mapping kept by `self` for the length of the call, in which the kernel copies
+        // both: `flags` has no MSG_ZEROCOPY.
         match unsafe { os::send(link.socket, &[os::part(head), body], flags) } {
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
                 Err(io::ErrorKind::UnexpectedEof.into())

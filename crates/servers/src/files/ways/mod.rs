@@ -94,7 +94,7 @@ pub enum Zerocopy {
     /// Not asked yet.
     #[default]
     Unknown,
-    /// MSG_ZEROCOPY is allowed; so many sends are not completed.
+    /// MSG_ZEROCOPY is allowed; sends that are not completed.
     On(u32),
     /// It is not to be had, or the kernel copies all the same.
     Off,
