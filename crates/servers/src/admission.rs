@@ -47,26 +47,22 @@ impl AsFd for Client {
 
 impl Admission {
     /// Room for `limit` connections.
-    #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         let (open, accepted, refused) = Default::default();
         Arc::new(Self { limit, open, accepted, refused })
     }
 
     /// Connections that are open.
-    #[must_use]
     pub fn open(&self) -> usize {
         self.open.load(Relaxed)
     }
 
     /// Connections ever accepted.
-    #[must_use]
     pub fn accepted(&self) -> u64 {
         self.accepted.load(Relaxed)
     }
 
     /// Connections refused because there were too many.
-    #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }

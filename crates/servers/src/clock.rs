@@ -8,7 +8,6 @@ use rustix::time::{ClockId, clock_gettime};
 pub const START_MS: u64 = 2000;
 
 /// Milliseconds since shortly before the server started, as fine as the kernel's tick.
-#[must_use]
 pub fn now_ms() -> u64 {
     static FIRST_MS: OnceLock<u64> = OnceLock::new();
     let time = clock_gettime(ClockId::MonotonicCoarse);

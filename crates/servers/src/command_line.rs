@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use clap_mangen::Man;
 use clap_mangen::roff::Roff;
 
@@ -58,6 +58,11 @@ pub fn main<P: Program>() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A value's word on the command line.
+pub fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// A manual page: what clap knows, then `sections`.

@@ -62,19 +62,6 @@ pub enum Transmit {
     Zerocopy,
 }
 
-impl Transmit {
-    /// Its word on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Copy => "copy",
-            Self::Auto => "auto",
-            Self::Splice => "splice",
-            Self::Zerocopy => "zerocopy",
-        }
-    }
-}
-
 /// A cache that speaks memcached's protocol, its values sent without the kernel's copy
 #[derive(Clone, Debug, Parser)]
 #[command(name = "uncopy-cached", version, after_help = notes(), disable_help_subcommand = true, args_override_self = true)]

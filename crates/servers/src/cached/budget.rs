@@ -19,7 +19,6 @@ pub struct Budget {
 
 impl Budget {
     /// A budget of `limit_bytes` for the store and as much again for values that are still arriving.
-    #[must_use]
     pub fn new(limit_bytes: usize) -> Self {
         Self {
             limit_bytes,
@@ -30,19 +29,16 @@ impl Budget {
     }
 
     /// What the store may use, bytes.
-    #[must_use]
     pub fn limit_bytes(&self) -> usize {
         self.limit_bytes
     }
 
     /// What is used, bytes.
-    #[must_use]
     pub fn used_bytes(&self) -> usize {
         self.used_bytes.load(Relaxed)
     }
 
     /// Whether `bytes` more would be too much.
-    #[must_use]
     pub fn is_exceeded_by(&self, bytes: usize) -> bool {
         self.used_bytes().saturating_add(bytes) > self.limit_bytes
     }
@@ -80,7 +76,6 @@ impl Budget {
     }
 
     /// How often something was refused.
-    #[must_use]
     pub fn refusals(&self) -> u64 {
         self.refusals.load(Relaxed)
     }

@@ -11,6 +11,7 @@ use crate::cached::expiry;
 use crate::cached::response::Response;
 use crate::cached::statistics::{Counter, Counters, total};
 use crate::cached::store::Store;
+use crate::command_line;
 
 /// What `version` answers: the version of memcached whose protocol this is, and our own.
 pub const VERSION: &str = concat!("1.6.18-uncopy-", env!("CARGO_PKG_VERSION"));
@@ -78,7 +79,6 @@ fn processor_time() -> (f64, f64) {
 
 impl Cache {
     /// An empty cache.
-    #[must_use]
     pub fn new(settings: Settings) -> Self {
         let [limit_mib, threads, connections] =
             [settings.memory_limit, settings.threads, settings.connections]
@@ -143,7 +143,7 @@ impl Cache {
         tell("flush_enabled", &"yes");
         tell("item_size_max", &self.store.item_limit_bytes());
         tell("idle_timeout", &settings.idle_timeout.as_secs());
-        tell("transmit", &settings.transmit.name());
+        tell("transmit", &command_line::word(settings.transmit));
         response.push(text.as_bytes());
         response.line(b"END");
     }

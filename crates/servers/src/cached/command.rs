@@ -77,7 +77,6 @@ pub fn begin_value(key: &[u8], len_bytes: usize, caller: &Caller<'_>) -> Result<
 }
 
 /// What a refused value of `len_bytes` still sends.
-#[must_use]
 pub fn refused(len_bytes: usize) -> Next {
     Next::Skip(len_bytes.saturating_add(END_OF_LINE.len()))
 }

@@ -50,7 +50,6 @@ impl AsFd for Connection {
 
 impl Connection {
     /// The connection of a client that was just accepted.
-    #[must_use]
     pub fn new(socket: Client, transmit: Transmit) -> Self {
         outlet::own(transmit, socket.as_fd());
         Self {
@@ -79,14 +78,12 @@ impl Connection {
     }
 
     /// Whether answers wait for the client to read.
-    #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.response.pending_bytes() > 0
     }
 
     /// Whether it holds memory that others may need: answers that the client does not read, a value that it does not
     /// send.
-    #[must_use]
     pub fn holds_memory(&mut self) -> bool {
         self.is_blocked() || self.session.draft().is_some()
     }
@@ -97,7 +94,6 @@ impl Connection {
     }
 
     /// When something was last received or sent, milliseconds.
-    #[must_use]
     pub fn progress_ms(&self) -> u64 {
         self.progress_ms
     }

@@ -59,14 +59,12 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// On a bound, non-blocking socket that only this thread uses.
-    #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
         let (buffer, response) = (vec![0; DATAGRAM_LIMIT_BYTES], Response::default());
         Self { socket, peers: Vec::new(), answers: 0, buffer, response }
     }
 
     /// The endpoint's own socket.
-    #[must_use]
     pub fn socket(&self) -> &OwnedFd {
         &self.socket
     }

@@ -23,7 +23,6 @@ impl Expiry {
     const PAST: Self = Self(Some(Seconds(1)));
 
     /// What a client's number means: 0 never, negative at once, up to 30 days from now on, else Unix time.
-    #[must_use]
     pub fn from_client(time: i64) -> Self {
         let (now, started) = (now(), start_unix_s());
         match time {
@@ -36,19 +35,16 @@ impl Expiry {
     }
 
     /// Whether the moment has come.
-    #[must_use]
     pub fn is_over(self, now: Seconds) -> bool {
         self.0.is_some_and(|at| at <= now)
     }
 
     /// Whether it comes before `other`, where never comes last.
-    #[must_use]
     pub fn is_before(self, other: Self) -> bool {
         self.0.is_some_and(|at| other.0.is_some_and(|other| at < other))
     }
 
     /// Seconds left, or -1 for never.
-    #[must_use]
     pub fn left(self, now: Seconds) -> i64 {
         self.0.map_or(-1, |at| i64::from(at.0.saturating_sub(now.0)))
     }
@@ -59,13 +55,11 @@ fn saturated(seconds: i64) -> u32 {
 }
 
 /// The time now.
-#[must_use]
 pub fn now() -> Seconds {
     Seconds(u32::try_from(clock::now_ms() / 1000).unwrap_or(u32::MAX))
 }
 
 /// Unix time now, seconds.
-#[must_use]
 pub fn unix_s() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)

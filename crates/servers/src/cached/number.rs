@@ -1,7 +1,6 @@
 //! Numbers on the wire: decimal, as memcached reads and writes them.
 
 /// An unsigned number, all of the token.
-#[must_use]
 pub fn unsigned(token: &[u8]) -> Option<u64> {
     let digits = token.strip_prefix(b"+").unwrap_or(token);
     if digits.is_empty() {
@@ -17,13 +16,11 @@ pub fn unsigned(token: &[u8]) -> Option<u64> {
 }
 
 /// An unsigned number of 32 bits.
-#[must_use]
 pub fn unsigned_32(token: &[u8]) -> Option<u32> {
     u32::try_from(unsigned(token)?).ok()
 }
 
 /// A signed number of 32 bits.
-#[must_use]
 pub fn signed_32(token: &[u8]) -> Option<i32> {
     match token.strip_prefix(b"-") {
         Some(digits) if digits.first().is_some_and(u8::is_ascii_digit) => {
@@ -35,7 +32,6 @@ pub fn signed_32(token: &[u8]) -> Option<i32> {
 }
 
 /// The number that an item holds, with blanks before it, and behind it as decrementing leaves them.
-#[must_use]
 pub fn stored(value: &[u8]) -> Option<u64> {
     let digits = value.trim_ascii_start();
     unsigned(digits.split(u8::is_ascii_whitespace).next()?)

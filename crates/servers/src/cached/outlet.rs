@@ -57,7 +57,6 @@ pub struct Lent(Vec<(Token, Loan)>);
 
 impl Lent {
     /// Whether the kernel may still hold something.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -126,25 +126,21 @@ impl Response {
     }
 
     /// The length of the largest part that is no text, bytes.
-    #[must_use]
     pub fn largest_bytes(&self) -> usize {
         self.values.iter().map(|inserted| inserted.bytes().len()).max().unwrap_or(0)
     }
 
     /// Bytes that are not sent yet.
-    #[must_use]
     pub fn pending_bytes(&self) -> usize {
         self.pending_bytes
     }
 
     /// Whether nothing more should be put there before something is sent.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         self.pending_bytes >= FULL_BYTES || self.values.len() >= VALUES_LIMIT
     }
 
     /// Where it ends.
-    #[must_use]
     pub fn mark(&self) -> Mark {
         Mark { text: self.text.len(), values: self.values.len(), pending_bytes: self.pending_bytes }
     }

@@ -13,7 +13,7 @@ use crate::cached::cache::Cache;
 use crate::cached::expiry;
 use crate::cached::listening::Listening;
 use crate::cached::worker::{Inbox, Worker};
-use crate::{event_loop, signals, transmit};
+use crate::{command_line, event_loop, signals, transmit};
 
 /// Descriptors besides those of connections.
 const OTHER_DESCRIPTORS: u64 = 512;
@@ -45,7 +45,7 @@ pub fn run(settings: Settings) -> Result<(), String> {
     let accept = || {
         let listening = listening;
         let (names, threads) = (listening.names.join(" "), cache.settings.threads);
-        let transmit = cache.settings.transmit.name();
+        let transmit = command_line::word(cache.settings.transmit);
         let line = format!("uncopy-cached: listening on {names}; {threads} threads, transmit {transmit}");
         // Whoever started it may not be there to read.
         let _ = writeln!(io::stdout(), "{line}");

@@ -51,7 +51,6 @@ enum State {
 
 impl Session {
     /// Whether the connection is to be closed once the answers are sent.
-    #[must_use]
     pub fn is_closing(&self) -> bool {
         self.is_closing
     }

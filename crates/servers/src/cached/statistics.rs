@@ -15,7 +15,6 @@ macro_rules! counters {
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
             /// Its name in `stats`; that of memcached where that has it.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
@@ -106,14 +105,12 @@ impl Counters {
     }
 
     /// The value of one.
-    #[must_use]
     pub fn get(&self, counter: Counter) -> u64 {
         self.0[counter as usize].load(Relaxed)
     }
 }
 
 /// The sum over all threads.
-#[must_use]
 pub fn total(threads: &[Counters], counter: Counter) -> u64 {
     threads.iter().map(|counters| counters.get(counter)).sum()
 }

@@ -96,7 +96,6 @@ pub struct Offer {
 
 impl Store {
     /// An empty store for items of at most `item_limit_bytes` with their keys.
-    #[must_use]
     pub fn new(budget: Arc<Budget>, item_limit_bytes: usize) -> Self {
         let shard = || Shard { stripe: Mutex::default(), oldest_used_ms: AtomicU64::new(NO_ENTRY) };
         Self {
@@ -112,49 +111,41 @@ impl Store {
     }
 
     /// What it may use.
-    #[must_use]
     pub fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
 
     /// Whether an item of this size may be stored at all.
-    #[must_use]
     pub fn may_hold(&self, key_bytes: usize, value_bytes: usize) -> bool {
         value_bytes.saturating_add(key_bytes).saturating_add(ITEM_OVERHEAD_BYTES) <= self.item_limit_bytes
     }
 
     /// Longest item, bytes.
-    #[must_use]
     pub fn item_limit_bytes(&self) -> usize {
         self.item_limit_bytes
     }
 
     /// How many items were evicted for want of memory.
-    #[must_use]
     pub fn evictions(&self) -> u64 {
         self.evictions.load(Relaxed)
     }
 
     /// How many items were stored ever.
-    #[must_use]
     pub fn stored(&self) -> u64 {
         self.stored.load(Relaxed)
     }
 
     /// How many items there are, expired ones that nobody asked for included.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| locked(&shard.stripe).len()).sum()
     }
 
     /// A version that no item had.
-    #[must_use]
     pub fn next_cas(&self) -> u64 {
         self.last_cas.fetch_add(1, Relaxed) + 1
     }
 
     /// The place of `key`, locked: nobody else reaches it meanwhile.
-    #[must_use]
     pub fn slot<'a>(&'a self, key: &'a [u8]) -> Slot<'a> {
         let hash = self.hasher.hash_one(key);
         let shard = &self.shards[usize::try_from(hash >> 32).unwrap_or(0) % STRIPES];
@@ -281,13 +272,11 @@ pub struct Slot<'a> {
 
 impl Slot<'_> {
     /// The time at which it was locked.
-    #[must_use]
     pub fn now(&self) -> Seconds {
         Seconds(u32::try_from(self.now_ms / 1000).unwrap_or(u32::MAX))
     }
 
     /// The item, if there is one that is not over.
-    #[must_use]
     pub fn item(&self) -> Option<&Item> {
         self.place.map(|place| &self.stripe.entry(place).item)
     }

@@ -80,13 +80,11 @@ impl Default for Stripe {
 
 impl Stripe {
     /// How many entries there are.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
     /// Where the entry of `key` is.
-    #[must_use]
     pub fn find(&self, key: &[u8], hash: u64) -> Option<Place> {
         let mut at = self.buckets[self.bucket(hash)];
         while at != NONE {
@@ -100,7 +98,6 @@ impl Stripe {
     }
 
     /// The entry at `place`.
-    #[must_use]
     pub fn entry(&self, place: Place) -> &Entry {
         self.at(place.0)
     }
@@ -158,7 +155,6 @@ impl Stripe {
     }
 
     /// The entry that was used least recently.
-    #[must_use]
     pub fn oldest(&self) -> Option<Place> {
         (self.oldest != NONE).then_some(Place(self.oldest))
     }

@@ -12,7 +12,6 @@ pub struct Tokens<'a> {
 
 impl<'a> Tokens<'a> {
     /// The words of `line`, which has no line end.
-    #[must_use]
     pub fn of(line: &'a [u8]) -> Self {
         let mut tokens = Self { words: [&[]; WORDS_LIMIT], len: 0 };
         for word in line.split(|byte| *byte == b' ').filter(|word| !word.is_empty()).take(WORDS_LIMIT) {
@@ -23,13 +22,11 @@ impl<'a> Tokens<'a> {
     }
 
     /// How many there are, at most [`WORDS_LIMIT`].
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// The word at `at`, empty if there is none.
-    #[must_use]
     pub fn get(&self, at: usize) -> &'a [u8] {
         self.words.get(at).copied().unwrap_or_default()
     }
@@ -40,7 +37,6 @@ impl<'a> Tokens<'a> {
     }
 
     /// The last word.
-    #[must_use]
     pub fn last(&self) -> &'a [u8] {
         self.get(self.len.wrapping_sub(1))
     }

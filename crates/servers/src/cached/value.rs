@@ -57,7 +57,6 @@ pub struct Draft {
 
 impl Draft {
     /// Room for `len_bytes` and the CR LF; `None` when memory is short.
-    #[must_use]
     pub fn new(len_bytes: usize, budget: &Arc<Budget>) -> Option<Self> {
         let len_bytes = len_bytes.checked_add(END_OF_LINE.len())?;
         if !budget.expect(len_bytes) {
@@ -75,7 +74,6 @@ impl Draft {
     }
 
     /// A whole value of these bytes.
-    #[must_use]
     pub fn of(parts: &[&[u8]], budget: &Arc<Budget>) -> Option<Value> {
         let mut draft = Self::new(parts.iter().map(|part| part.len()).sum(), budget)?;
         for part in parts {
@@ -86,7 +84,6 @@ impl Draft {
     }
 
     /// How many bytes are missing, with the CR LF.
-    #[must_use]
     pub fn missing_bytes(&self) -> usize {
         self.block.len_bytes - self.filled_bytes
     }
@@ -122,7 +119,6 @@ impl Draft {
     }
 
     /// The value; `None` when it does not end with CR LF, or is not complete.
-    #[must_use]
     pub fn finish(self) -> Option<Value> {
         if self.missing_bytes() > 0 {
             return None;
@@ -168,7 +164,6 @@ impl Value {
     }
 
     /// The value with its CR LF.
-    #[must_use]
     pub fn line(&self) -> &[u8] {
         let block = &self.0.0;
         // SAFETY: `adopt` is given drafts only whose len_bytes are filled (finish); nothing writes to a block afterwards, and
@@ -177,7 +172,6 @@ impl Value {
     }
 
     /// The value with its CR LF and the end of an answer.
-    #[must_use]
     pub fn last_line(&self) -> &[u8] {
         let block = &self.0.0;
         // SAFETY: Draft::new wrote END_OF_ANSWER behind len_bytes, which are filled; nothing writes to a block afterwards, and
@@ -186,14 +180,12 @@ impl Value {
     }
 
     /// The value alone.
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         let line = self.line();
         &line[..line.len() - END_OF_LINE.len()]
     }
 
     /// Whether somebody besides the caller refers to it: a response that is not sent yet.
-    #[must_use]
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }

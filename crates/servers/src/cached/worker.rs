@@ -68,7 +68,6 @@ pub struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     /// The worker that takes clients from `inbox` and datagrams from `sockets`, and counts in `counters`.
-    #[must_use]
     pub fn new(cache: &'a Cache, counters: &'a Counters, inbox: &'a Inbox, sockets: Vec<OwnedFd>) -> Self {
         Self {
             cache,

@@ -43,7 +43,6 @@ struct Context<'a> {
 }
 
 /// Answers `request`; `keep_alive`: another may follow.
-#[must_use]
 pub fn answer(
     site: &Site,
     request: &Request,
@@ -72,7 +71,6 @@ pub fn answer(
 }
 
 /// The answer to something that is no request, or comes too late; the connection ends with it.
-#[must_use]
 pub fn refusal(status: Status, clock: &Clock) -> Transmission {
     plain(status, &Context { date: clock.date(), is_1_0: false, keep_alive: false, body: true }, "")
 }

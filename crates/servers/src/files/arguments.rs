@@ -185,7 +185,7 @@ mod tests {
             "zerocopy",
             "twin",
         ] {
-            assert_eq!(parsed(&format!("--way {name}")).expect("a way").way.name(), name);
+            assert_eq!(command_line::word(parsed(&format!("--way {name}")).expect("a way").way), name);
         }
     }
 

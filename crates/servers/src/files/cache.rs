@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::fstat;
+use uncopy_twin::Bytes;
 
-use crate::files::memory::{Buffer, taken_bytes};
+use crate::files::memory::taken_bytes;
 use crate::files::validators::Identity;
 
 /// Files longer than this part of the limit are not kept: one must not push all others out.
@@ -30,7 +31,7 @@ const SETTLED_AFTER_COARSE: Duration = Duration::from_secs(3);
 /// One file's bytes.
 #[derive(Debug)]
 pub struct Stored {
-    buffer: Buffer,
+    buffer: Bytes,
     identity: Identity,
     /// Dropped after the bytes.
     _room: Room,
@@ -38,9 +39,8 @@ pub struct Stored {
 
 impl Stored {
     /// The bytes, all of them.
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        self.buffer.bytes()
+        &self.buffer
     }
 }
 
@@ -101,13 +101,11 @@ impl Files {
 
 impl Cache {
     /// An empty cache that holds at most `limit_bytes`.
-    #[must_use]
     pub fn new(limit_bytes: u64) -> Self {
         Self { limit_bytes, held: Arc::default(), files: Mutex::default() }
     }
 
     /// Bytes held.
-    #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
@@ -151,8 +149,8 @@ impl Cache {
             return None;
         }
         let room = self.room(taken_bytes(identity.len_bytes))?;
-        let mut buffer = Buffer::new(usize::try_from(identity.len_bytes).ok()?)?;
-        file.read_exact_at(buffer.bytes_mut(), 0).ok()?;
+        let mut buffer = Bytes::zeroed(usize::try_from(identity.len_bytes).ok()?)?;
+        file.read_exact_at(&mut buffer, 0).ok()?;
         // What was read while the file changed may be of neither state.
         let same = fstat(file).is_ok_and(|stat| Identity::of(&stat) == *identity);
         same.then(|| Stored { buffer, identity: *identity, _room: room })
@@ -224,8 +222,8 @@ mod tests {
     /// As `get`, without the comparison with the real file that a made-up identity would not survive.
     fn put(cache: &Cache, file: &File, identity: &Identity) -> Option<Arc<Stored>> {
         let room = cache.room(identity.len_bytes)?;
-        let mut buffer = Buffer::new(usize::try_from(identity.len_bytes).ok()?)?;
-        file.read_exact_at(buffer.bytes_mut(), 0).ok()?;
+        let mut buffer = Bytes::zeroed(usize::try_from(identity.len_bytes).ok()?)?;
+        file.read_exact_at(&mut buffer, 0).ok()?;
         let stored = Arc::new(Stored { buffer, identity: *identity, _room: room });
         cache.lock().put(Arc::clone(&stored));
         Some(stored)

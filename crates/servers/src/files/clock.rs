@@ -34,19 +34,16 @@ impl Clock {
     }
 
     /// Milliseconds of [`clock::now_ms`], when it was read last.
-    #[must_use]
     pub const fn now_ms(&self) -> u64 {
         self.now_ms
     }
 
     /// The time, when it was read last.
-    #[must_use]
     pub const fn now(&self) -> SystemTime {
         self.now
     }
 
     /// The value of the field Date.
-    #[must_use]
     pub fn date(&self) -> &str {
         &self.date
     }

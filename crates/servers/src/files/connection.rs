@@ -78,7 +78,6 @@ pub struct Tally {
 
 impl Tally {
     /// The sum.
-    #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
             answers: self.answers + other.answers,
@@ -125,7 +124,6 @@ impl AsFd for Connection {
 
 impl Connection {
     /// A connection that was just accepted.
-    #[must_use]
     pub fn new(socket: Client, shared: &Shared<'_>) -> Self {
         let now_ms = shared.clock.now_ms();
         Self {
@@ -144,19 +142,16 @@ impl Connection {
     }
 
     /// Whether it waits for a request of which nothing has come.
-    #[must_use]
     pub fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Reading) && self.pending.is_empty()
     }
 
     /// Whether it waits for a request for so long.
-    #[must_use]
     pub fn is_idle_for(&self, now_ms: u64, idle_ms: u64) -> bool {
         self.is_idle() && now_ms.saturating_sub(self.waits_since_ms) >= idle_ms
     }
 
     /// Whether the client took too long.
-    #[must_use]
     pub fn is_late(&self, now_ms: u64) -> bool {
         now_ms >= self.deadline_ms
     }
@@ -322,7 +317,6 @@ impl Connection {
 }
 
 /// Room for what one call receives: a head as long as is allowed.
-#[must_use]
 pub fn room() -> Box<[u8]> {
     vec![0; HEAD_LIMIT_BYTES].into_boxed_slice()
 }

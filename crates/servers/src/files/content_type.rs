@@ -84,7 +84,6 @@ const SIGNATURES: [(&[u8], &str); 15] = [
 pub const HEADER_BYTES: usize = 512;
 
 /// The type that the ending of a path's last segment stands for.
-#[must_use]
 pub fn by_name(path: &[u8]) -> Option<&'static str> {
     let name = path.rsplit(|byte| *byte == b'/').next()?;
     let dot = name.iter().rposition(|byte| *byte == b'.').filter(|dot| *dot > 0)?;
@@ -95,7 +94,6 @@ pub fn by_name(path: &[u8]) -> Option<&'static str> {
 
 /// The type that a file's first bytes stand for: a known signature, or text without control characters.
 /// Never HTML: what a browser would run is said by the name only.
-#[must_use]
 pub fn by_content(header: &[u8]) -> &'static str {
     if let Some((_, known)) = SIGNATURES.iter().find(|(signature, _)| header.starts_with(signature)) {
         return known;

@@ -1,5 +1,4 @@
-//! Twin memory as this server uses it: buffers for whole files, and the send that passes them by
-//! reference. Everything that it knows of the twin allocator is here.
+//! Twin memory as this server uses it: what files take of it, and the send that passes them by reference.
 
 #![allow(unsafe_code)]
 
@@ -7,13 +6,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::c_int;
-use uncopy_twin::Bytes;
 
 use crate::files::os;
-
-/// Memory for one file's bytes.
-#[derive(Debug)]
-pub struct Buffer(Bytes);
 
 /// Objects of more bytes have pages of their own (the default of [`uncopy_twin::Options`]).
 const LARGE_BYTES: u64 = 4096;
@@ -22,7 +16,6 @@ const PAGE_BYTES: u64 = 4096;
 
 /// What a buffer of `len_bytes` takes of the memory: whole pages if it is large. Small ones are packed, with a waste of at
 /// most a sixteenth, which does not count.
-#[must_use]
 pub const fn taken_bytes(len_bytes: u64) -> u64 {
     if len_bytes > LARGE_BYTES {
         len_bytes.saturating_add(PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES
@@ -31,26 +24,7 @@ pub const fn taken_bytes(len_bytes: u64) -> u64 {
     }
 }
 
-impl Buffer {
-    /// `len_bytes` of it, zeroed; `None` where there is none left.
-    #[must_use]
-    pub fn new(len_bytes: usize) -> Option<Self> {
-        Bytes::zeroed(len_bytes).map(Self)
-    }
-
-    /// The bytes.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    /// The bytes, to be filled.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
-}
-
-/// Sends `head`, copied, and `body`, which lies in a [`Buffer`], by reference where that pays; returns how
+/// Sends `head`, copied, and `body`, which lies in twin memory, by reference where that pays; returns how
 /// many bytes of both were taken.
 ///
 /// # Errors

@@ -18,13 +18,11 @@ const SO_EE_CODE_ZEROCOPY_COPIED: u8 = 1;
 pub type Part = libc::iovec;
 
 /// The part that `bytes` are.
-#[must_use]
 pub fn part(bytes: &[u8]) -> Part {
     Part { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
 /// The message that consists of `parts`.
-#[must_use]
 pub fn message(parts: &[Part]) -> libc::msghdr {
     // SAFETY: all-zero is a valid msghdr: no address, no parts, no control data.
     let mut message: libc::msghdr = unsafe { zeroed() };
@@ -63,7 +61,6 @@ pub fn send_copied<const N: usize>(
 }
 
 /// The flag of a send that others follow at once.
-#[must_use]
 pub const fn more_flag(more: bool) -> c_int {
     if more { libc::MSG_MORE } else { 0 }
 }
@@ -93,7 +90,6 @@ pub struct Completions {
 }
 
 /// Takes all completions of MSG_ZEROCOPY from a socket's error queue.
-#[must_use]
 pub fn completions(socket: BorrowedFd<'_>) -> Completions {
     let mut all = Completions::default();
     let mut control = [0u64; 16];
@@ -137,7 +133,6 @@ pub fn completions(socket: BorrowedFd<'_>) -> Completions {
 /// Copies memory that may be mapped from a file that becomes shorter at any moment, where reading it
 /// would end the program by SIGBUS: the kernel reads it, and stops where there is nothing.
 /// Returns how many bytes there were.
-#[must_use]
 pub fn peek(from: *const c_void, into: &mut [u8]) -> usize {
     let local = Part { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let remote = Part { iov_base: from.cast_mut(), iov_len: into.len() };

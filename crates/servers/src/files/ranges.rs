@@ -20,7 +20,6 @@ pub enum Selection {
 }
 
 /// Reads the value of a Range field for a file of `len_bytes`.
-#[must_use]
 pub fn select(value: &str, len_bytes: u64) -> Selection {
     let Some((unit, list)) = value.split_once('=') else { return Selection::Whole };
     if !unit.trim().eq_ignore_ascii_case("bytes") {

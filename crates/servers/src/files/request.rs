@@ -67,7 +67,6 @@ pub enum Parsed {
 }
 
 /// Parses the beginning of `bytes`.
-#[must_use]
 pub fn parse(bytes: &[u8]) -> Parsed {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_LIMIT];
     let mut head = httparse::Request::new(&mut fields);

@@ -69,7 +69,6 @@ impl Server {
     }
 
     /// How many connections there may be at a time: as many as asked for, or as descriptors allow.
-    #[must_use]
     pub fn connections(&self) -> usize {
         self.pool.admission.limit
     }
@@ -90,7 +89,6 @@ impl Server {
     }
 
     /// What was served, as a line of JSON.
-    #[must_use]
     pub fn statistics(&self, tally: &Tally) -> String {
         let admission = &self.pool.admission;
         format!(

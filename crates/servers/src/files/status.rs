@@ -28,13 +28,11 @@ pub enum Status {
 
 impl Status {
     /// The number.
-    #[must_use]
     pub const fn code(self) -> u16 {
         self as u16
     }
 
     /// The words that follow the number.
-    #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {
             Self::Ok => "OK",

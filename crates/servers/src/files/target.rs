@@ -46,7 +46,6 @@ impl Target {
     }
 
     /// Whether a segment begins with a dot, `.well-known` (RFC 8615) apart.
-    #[must_use]
     pub fn is_hidden(&self) -> bool {
         self.path
             .split(|byte| *byte == b'/')
@@ -54,7 +53,6 @@ impl Target {
     }
 
     /// The target again, encoded, as a directory: where a request for a directory without its slash is sent.
-    #[must_use]
     pub fn as_directory(&self) -> String {
         let mut text = String::from("/");
         for byte in &self.path {

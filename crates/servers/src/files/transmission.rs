@@ -32,7 +32,6 @@ pub struct Transmission {
 
 impl Transmission {
     /// Text alone.
-    #[must_use]
     pub fn of_text(text: Vec<u8>) -> Self {
         let mut transmission = Self { text, ..Self::default() };
         transmission.end_step(0..0);
@@ -40,7 +39,6 @@ impl Transmission {
     }
 
     /// Text and ranges of `content`, to be added.
-    #[must_use]
     pub fn of_content(content: Content) -> Self {
         Self { content: Some(content), ..Self::default() }
     }
@@ -56,7 +54,6 @@ impl Transmission {
     }
 
     /// Whether all of it was sent.
-    #[must_use]
     pub fn is_done(&self) -> bool {
         self.steps.is_empty()
     }

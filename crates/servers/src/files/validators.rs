@@ -22,7 +22,6 @@ pub struct Identity {
 
 impl Identity {
     /// Of the file that `stat` describes.
-    #[must_use]
     #[expect(clippy::cast_possible_wrap, reason = "nanoseconds below 10^9; as the kernel gives them")]
     pub fn of(stat: &Stat) -> Self {
         Self {
@@ -34,14 +33,12 @@ impl Identity {
     }
 
     /// The strong entity tag, quoted.
-    #[must_use]
     pub fn etag(&self) -> String {
         let (seconds, nanoseconds) = self.modified;
         format!("\"{:x}-{:x}-{seconds:x}-{nanoseconds:x}\"", self.inode.1, self.len_bytes)
     }
 
     /// When the contents were changed last, whole seconds, never in the future.
-    #[must_use]
     pub fn last_modified(&self, now: SystemTime) -> SystemTime {
         let seconds = u64::try_from(self.modified.0).unwrap_or(0);
         // Later than that no date can be written with four digits for the year.
@@ -62,7 +59,6 @@ pub enum Verdict {
 }
 
 /// Weighs the conditions in the order of RFC 9110, section 13.2.2.
-#[must_use]
 pub fn weigh(request: &Request, identity: &Identity, now: SystemTime) -> Verdict {
     let modified = seconds(identity.last_modified(now));
     let date = |text: &Option<String>| text.as_deref().and_then(|text| httpdate::parse_http_date(text).ok());
@@ -90,7 +86,6 @@ pub fn weigh(request: &Request, identity: &Identity, now: SystemTime) -> Verdict
 /// Whether ranges of this state are what a request with this If-Range field wants: only if the field is the
 /// tag, or a date that is exactly the last change and is at least a second old, since two changes within
 /// one second have the same date (RFC 9110, sections 13.1.5 and 8.8.2.2).
-#[must_use]
 pub fn ranges_apply(if_range: Option<&str>, identity: &Identity, now: SystemTime) -> bool {
     let Some(text) = if_range.map(str::trim) else { return true };
     if text.starts_with('"') || text.starts_with("W/") {

@@ -42,13 +42,11 @@ pub struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     /// A worker that accepts from `pool`.
-    #[must_use]
     pub const fn new(pool: &'a Pool, shared: Shared<'a>) -> Self {
         Self { pool, shared, is_accepting: false, is_crowded: false }
     }
 
     /// What happened.
-    #[must_use]
     pub const fn tally(&self) -> Tally {
         self.shared.tally
     }

@@ -63,14 +63,6 @@ pub enum Way {
     Twin,
 }
 
-impl Way {
-    /// Its name on the command line.
-    #[must_use]
-    pub fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-}
-
 /// What one thread keeps between answers.
 #[derive(Debug)]
 pub struct Tools {
@@ -82,7 +74,6 @@ pub struct Tools {
 
 impl Tools {
     /// Nothing kept yet.
-    #[must_use]
     pub const fn new(buffer_bytes: usize) -> Self {
         Self { buffer_bytes, buffers: Vec::new(), pipes: Vec::new() }
     }
@@ -190,22 +181,13 @@ impl Content {
                 }
                 memory::send(link.socket, head, body, os::more_flag(more))
             }
-            How::Sendfile => {
-                if !head.is_empty() {
-                    let sent = os::send_copied(link.socket, [head], true)?;
-                    if sent < head.len() {
-                        return Ok(sent);
-                    }
-                }
+            How::Sendfile => send_behind(link.socket, head, || {
                 let mut offset = at;
-                // The head that went is told even if the body cannot go yet.
-                match rustix::fs::sendfile(link.socket, &self.file, Some(&mut offset), to_usize(wanted)) {
-                    Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-                    Ok(sent) => Ok(head.len() + sent),
-                    Err(error) if head.is_empty() => Err(error.into()),
-                    Err(_) => Ok(head.len()),
+                match rustix::fs::sendfile(link.socket, &self.file, Some(&mut offset), to_usize(wanted))? {
+                    0 => Err(io::ErrorKind::UnexpectedEof.into()),
+                    sent => Ok(sent),
                 }
-            }
+            }),
         }
     }
 
@@ -222,7 +204,6 @@ impl Content {
 /// The first bytes of a file, for those ways that look at them: as zIO's Icecast (§5.3.1) validates a
 /// file's header before it uses sendfile, once through a mapping and once by read. Here they say what a file
 /// is whose name does not.
-#[must_use]
 pub fn header(way: Way, file: &File, len_bytes: u64) -> Option<Vec<u8>> {
     use std::os::unix::fs::FileExt;
     let mut header = vec![0; to_usize(len_bytes).min(HEADER_BYTES)];
@@ -234,6 +215,19 @@ pub fn header(way: Way, file: &File, len_bytes: u64) -> Option<Vec<u8>> {
     };
     header.truncate(got);
     Some(header)
+}
+
+/// Sends `head` and, if all of it went, what `body` sends. Whatever became of the body: the head that went is told.
+fn send_behind(
+    socket: BorrowedFd<'_>,
+    head: &[u8],
+    body: impl FnOnce() -> io::Result<usize>,
+) -> io::Result<usize> {
+    if head.is_empty() {
+        return body();
+    }
+    let sent = os::send_copied(socket, [head], true)?;
+    Ok(if sent == head.len() { sent + body().unwrap_or(0) } else { sent })
 }
 
 fn to_usize(len: u64) -> usize {

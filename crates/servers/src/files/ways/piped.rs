@@ -9,8 +9,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
-use super::{Link, Tools, borrowed, keep, to_usize};
-use crate::files::os;
+use super::{Link, Tools, borrowed, keep, send_behind, to_usize};
 
 /// Bytes that a pipe is to hold: what `/proc/sys/fs/pipe-max-size` allows everybody by default.
 const PIPE_BYTES: usize = 1 << 20;
@@ -52,31 +51,22 @@ impl Piped {
         len: u64,
         more: bool,
     ) -> io::Result<usize> {
-        if !head.is_empty() {
-            let sent = os::send_copied(link.socket, [head], true)?;
-            if sent < head.len() {
-                return Ok(sent);
-            }
-        }
-        let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-        if self.held == 0 {
-            let mut offset = at;
-            let (file, pipe) = (borrowed(file), &self.pipe.input);
-            self.held = splice(file, Some(&mut offset), pipe, None, to_usize(len), flags)?;
+        send_behind(link.socket, head, || {
+            let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
             if self.held == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+                let mut offset = at;
+                let (file, pipe) = (borrowed(file), &self.pipe.input);
+                self.held = splice(file, Some(&mut offset), pipe, None, to_usize(len), flags)?;
+                if self.held == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
             }
-        }
-        let more = more || (self.held as u64) < len;
-        let flags = if more { flags | SpliceFlags::MORE } else { flags };
-        match splice(&self.pipe.output, None, link.socket, None, self.held, flags) {
-            Ok(sent) => {
-                self.held -= sent;
-                Ok(head.len() + sent)
-            }
-            Err(error) if head.is_empty() => Err(error.into()),
-            Err(_) => Ok(head.len()),
-        }
+            let more = more || (self.held as u64) < len;
+            let flags = if more { flags | SpliceFlags::MORE } else { flags };
+            let sent = splice(&self.pipe.output, None, link.socket, None, self.held, flags)?;
+            self.held -= sent;
+            Ok(sent)
+        })
     }
 
     pub fn finish(self, tools: &mut Tools) {
