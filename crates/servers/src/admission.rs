@@ -70,8 +70,8 @@ impl Admission {
     /// Accepts those that wait at `listener`, at most `max` of them. Who is one too many is sent `refusal`.
     ///
     /// # Errors
-    /// As accept(2), where it is not the client's fault: no descriptors or memory, so that trying again at once is of no
-    /// use.
+    /// As accept(2), where it is not the client's fault: no descriptors or memory, say, so that trying again at once is of
+    /// no use.
     pub fn accept(
         self: &Arc<Self>,
         listener: &OwnedFd,
@@ -86,16 +86,21 @@ impl Admission {
                     None => refuse(&socket, refusal),
                 },
                 Err(Errno::AGAIN) => break,
-                Err(
-                    errno @ (Errno::MFILE
-                    | Errno::NFILE
-                    | Errno::NOBUFS
-                    | Errno::NOMEM
-                    | Errno::INVAL
-                    | Errno::BADF),
-                ) => return Err(errno),
                 // The client is gone already, or a firewall did not like it (accept(2)); others may wait.
-                Err(_) => {}
+                Err(
+                    Errno::INTR
+                    | Errno::CONNABORTED
+                    | Errno::PERM
+                    | Errno::PROTO
+                    | Errno::NOPROTOOPT
+                    | Errno::OPNOTSUPP
+                    | Errno::NONET
+                    | Errno::NETDOWN
+                    | Errno::NETUNREACH
+                    | Errno::HOSTDOWN
+                    | Errno::HOSTUNREACH,
+                ) => {}
+                Err(errno) => return Err(errno),
             }
         }
         Ok(())
