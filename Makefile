@@ -104,9 +104,8 @@ uninstall: ## Remove what install put there
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
 	-@rmdir $(lib) 2>/dev/null
 
-# Servers of our own, and those of them that print their manual page.
+# Servers of our own; each prints its manual page.
 servers := uncopy-cached uncopy-files
-with_page := uncopy-cached uncopy-files
 .PHONY: servers install-servers uninstall-servers
 build: servers
 install: install-servers
@@ -114,17 +113,17 @@ uninstall: uninstall-servers
 
 servers:
 	@scripts/need-cargo
-	$(CARGO) build --release --locked $(servers:%=-p %)
+	$(CARGO) build --release --locked -p uncopy-servers
 
 install-servers:
 	@for name in $(servers); do test -x $(release)/$$name || exec $(MAKE) --no-print-directory servers; done
 	install -d $(bin) $(man)
 	install -m 755 $(servers:%=$(release)/%) $(bin)
-	for name in $(with_page); do $(release)/$$name --man > $(man)/$$name.1 || exit 1; done
-	chmod 644 $(with_page:%=$(man)/%.1)
+	for name in $(servers); do $(release)/$$name --man > $(man)/$$name.1 || exit 1; done
+	chmod 644 $(servers:%=$(man)/%.1)
 
 uninstall-servers:
-	rm -f $(servers:%=$(bin)/%) $(with_page:%=$(man)/%.1)
+	rm -f $(servers:%=$(bin)/%) $(servers:%=$(man)/%.1)
 
 clean: ## Remove everything that was built
 	$(CARGO) clean

@@ -10,6 +10,7 @@ use uncopy_engine::service::activation;
 use uncopy_engine::state::counters;
 use uncopy_engine::state::gate;
 use uncopy_engine::state::ledger;
+use uncopy_engine::state::phase::settle_gates;
 use uncopy_interpose::environment;
 use uncopy_record::session;
 use uncopy_sys::{bytes, ids, mem};

@@ -6,6 +6,12 @@
 //! calls and before the program's call returns: where the unit's generation has changed, the pages are protected
 //! once more. Until then a write is one that happens during the call, and may be seen or not, as ever.
 //!
+//! Invariant, of every page that the kernel may hold: it is `PROTECTED`, and it is `LENT` or a loan of its unit waits for a
+//! completion; so a write replaces it. `waiting loans of a unit = loans of its life that are Until::Completed and neither
+//! settled nor dropped` ([`crate::unit::Live`]). Each loan ends once: [`settle`] where the kernel has no page of it any more,
+//! or drop, after which its pages are `LENT` until they are released. Whoever sends a message has that decided by
+//! [`crate::send::Loans`].
+//!
 //! ```text
 //! lend: generation g ──► system calls ──► confirm: still g? else protect again ──► program goes on
 //!                                                                       ──► completed: settle

@@ -5,10 +5,14 @@
 
 #[path = "../../transmit/tests/common/mod.rs"]
 mod common;
+#[path = "common/mod.rs"]
+mod lending;
 
 use common::*;
 use std::io::Write;
-use uncopy_transmit::set_break_even;
+use std::os::fd::AsRawFd;
+use uncopy_transmit::{Errno, Hold, Plan, Sent, Token, Way, set_break_even};
+use uncopy_twin::send::Loans;
 
 /// Whether twin memory is protected in this process; else tells why the test says nothing.
 fn can_lend(test: &str) -> bool {
@@ -58,6 +62,11 @@ impl Object {
 
     fn expected(&self) -> Vec<u8> {
         (0..self.len).map(|at| pattern(self.seed, at)).collect()
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: `new` filled the object, which has so many bytes and one owner.
+        unsafe { core::slice::from_raw_parts(self.start, self.len) }
     }
 
     fn vector(&self) -> libc::iovec {
@@ -189,6 +198,7 @@ fn writers_and_senders_at_once() {
 
 #[test]
 fn a_fork_with_values_in_flight_changes_nothing() {
+    let _alone = lending::alone();
     if !can_lend("a_fork_with_values_in_flight_changes_nothing") {
         return;
     }
@@ -216,6 +226,73 @@ fn a_fork_with_values_in_flight_changes_nothing() {
     object.overwrite(6);
     assert_eq!(parents.read(first.len()), first);
     assert_eq!(parents.read(second.len()), second);
+}
+
+const LEN: usize = 64 << 10;
+
+/// A message of three objects, `LEN` bytes each: the kernel gets references to all of it, and the call tells `result`.
+/// How many loans are kept, and which objects arrive as they were sent though they are overwritten meanwhile.
+fn lend_and_overwrite(way: Way, result: Result<Sent, Errno>) -> (usize, [bool; 3]) {
+    let mut plan = Plan::copy();
+    plan.way = way;
+    let (socket, mut receiver) = lending::connection();
+    let pipe = lending::Pipe::new();
+    let mut objects = [1, 2, 3].map(|seed| Object::new(LEN, seed));
+    let expected = objects.each_ref().map(Object::expected);
+    let mut loans = Loans::<3>::new(plan);
+    for (index, object) in objects.iter().enumerate() {
+        assert!(loans.lend(index * LEN, object.start, LEN).is_lent());
+    }
+    let mut kept = Vec::new();
+    let send = || {
+        objects.iter().for_each(|object| pipe.gather(object.bytes()));
+        pipe.pass_on(socket.as_raw_fd(), 3 * LEN);
+        result
+    };
+    assert_eq!(loans.send(send, |_, loan| kept.push(loan)), result.map(|sent| sent.len_bytes));
+    objects.iter_mut().for_each(|object| object.overwrite(9));
+    let stays = expected.map(|expected| lending::receive(&mut receiver, LEN) == expected);
+    let count = kept.len();
+    kept.into_iter().for_each(uncopy_twin::settle);
+    (count, stays)
+}
+
+#[test]
+fn a_short_send_settles_the_loans_of_what_was_not_taken_and_no_others() {
+    // After a fork a write replaces any page, by the kernel's own copy-on-write.
+    let _alone = lending::alone();
+    if !can_lend("a_short_send_settles_the_loans_of_what_was_not_taken_and_no_others") {
+        return;
+    }
+    for (len_bytes, taken) in
+        [(0, 0), (1, 1), (LEN - 1, 1), (LEN, 1), (LEN + 1, 2), (2 * LEN, 2), (2 * LEN + 1, 3), (3 * LEN, 3)]
+    {
+        let stays = [taken > 0, taken > 1, taken > 2];
+        let sent = |hold| Ok(Sent { len_bytes, hold });
+        let kept = lend_and_overwrite(Way::Completion, sent(Hold::Until(Token(1))));
+        assert_eq!(kept, (taken, stays), "{len_bytes} bytes until a completion");
+        // Nobody will tell when the kernel is done.
+        let dropped = lend_and_overwrite(Way::Completion, sent(Hold::Spliced));
+        assert_eq!(dropped, (0, stays), "{len_bytes} bytes for good");
+        let (count, spliced) = lend_and_overwrite(Way::Splice, sent(Hold::Spliced));
+        assert_eq!((count, &spliced[..taken]), (0, &stays[..taken]), "{len_bytes} bytes spliced");
+        let copied = lend_and_overwrite(Way::Completion, sent(Hold::Nothing));
+        assert_eq!(copied, (0, [false; 3]), "{len_bytes} bytes copied");
+    }
+    assert_eq!(lend_and_overwrite(Way::Completion, Err(Errno::EINTR)), (0, [false; 3]));
+}
+
+#[test]
+fn parts_for_which_there_is_no_loan_are_copied_and_loans_that_were_not_sent_end_with_the_message() {
+    let test =
+        "parts_for_which_there_is_no_loan_are_copied_and_loans_that_were_not_sent_end_with_the_message";
+    if !can_lend(test) {
+        return;
+    }
+    let objects = [1, 2].map(|seed| Object::new(LEN, seed));
+    let mut loans = Loans::<1>::new(Plan::copy());
+    assert!(loans.is_empty() && loans.lend(0, objects[0].start, LEN).is_lent());
+    assert!(!loans.lend(LEN, objects[1].start, LEN).is_lent() && !loans.is_empty());
 }
 
 /// What is no message of twin memory's is left to libc.

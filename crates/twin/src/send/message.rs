@@ -1,17 +1,15 @@
 //! One message: split into parts, those in twin memory lent, and sent.
 
-use super::pending;
-use crate::{Loan, Until};
-use core::mem::MaybeUninit;
+use super::{Loans, pending};
 use libc::{iovec, ssize_t};
 use uncopy_sys::errno::{Errno, Keep};
 use uncopy_sys::{readable, socket};
-use uncopy_transmit::{Envelope, Hold, Part, Plan, Sent, Token, Way};
+use uncopy_transmit::{Envelope, Part, Plan, Sent, Way};
 
 /// Parts that the kernel takes in one message (`UIO_MAXIOV`).
 const MAX_PARTS: usize = 1024;
-/// Parts of most messages.
-const PARTS_FEW: usize = 32;
+/// Parts of most messages: room on the stack for these only.
+const FEW_PARTS: usize = 32;
 /// Parts of one message that are lent; others of it are copied.
 const MAX_LOANS: usize = 32;
 /// Bytes below which a part is not worth protecting its pages for: it goes along as a copy.
@@ -32,6 +30,11 @@ pub struct Given {
 impl Given {
     fn copied(self) -> Part {
         Part::Copied { ptr: self.address as *const u8, len: self.len_bytes }
+    }
+
+    /// Lent if that can be done, `offset` bytes into the message.
+    fn lent(self, offset: usize, loans: &mut Loans<MAX_LOANS>) -> Part {
+        loans.lend(offset, self.address as *const u8, self.len_bytes)
     }
 
     /// What is left behind its first bytes.
@@ -83,7 +86,8 @@ pub fn is_readable(address: usize, len_bytes: usize) -> bool {
 pub unsafe fn given<'a>(vector: *const iovec, count: usize) -> Option<&'a [Given]> {
     let fits = (1..=MAX_PARTS).contains(&count) && vector.cast::<Given>().is_aligned();
     let readable = fits && is_readable(vector as usize, count * size_of::<iovec>());
-    // SAFETY: aligned and readable, and of the layout of `iovec`.
+    // SAFETY: `count` entries are aligned and readable, as just checked; an entry has the layout of `iovec` and may hold any
+    // bytes; the caller says that nobody changes them.
     readable.then(|| unsafe { core::slice::from_raw_parts(vector.cast(), count) })
 }
 
@@ -117,7 +121,7 @@ impl Call<'_> {
             Self::Message { flags, envelope } => {
                 uncopy_transmit::plan(fd, len_bytes, lendable_bytes, flags, envelope)
             }
-            Self::Write => uncopy_transmit::plan(fd, len_bytes, lendable_bytes, 0, &Envelope::default()),
+            Self::Write => uncopy_transmit::plan(fd, len_bytes, lendable_bytes, 0, &NO_ENVELOPE),
         }
     }
 
@@ -125,44 +129,6 @@ impl Call<'_> {
         match self {
             Self::Message { flags, envelope } => uncopy_transmit::send(fd, parts, flags, envelope, plan),
             Self::Write => uncopy_transmit::write(fd, parts, plan),
-        }
-    }
-}
-
-/// What a message's loans become when it has been sent.
-struct Loans {
-    loans: [MaybeUninit<(usize, Loan)>; MAX_LOANS],
-    count: usize,
-}
-
-impl Loans {
-    const fn new() -> Self {
-        Self { loans: [const { MaybeUninit::uninit() }; MAX_LOANS], count: 0 }
-    }
-
-    /// Lends a part that begins `offset` bytes into the message.
-    fn lend(&mut self, offset: usize, given: Given, until: Until) -> Part {
-        if self.count < MAX_LOANS
-            && let Some(loan) = crate::lend(given.address, given.len_bytes, until)
-        {
-            self.loans[self.count].write((offset, loan));
-            self.count += 1;
-            return Part::Lent { ptr: given.address as *const u8, len: given.len_bytes };
-        }
-        given.copied()
-    }
-
-    /// The kernel may hold the first `referred_bytes` bytes of the message: until `token` is completed, or for good. And
-    /// nothing of the rest.
-    fn end(self, referred_bytes: usize, token: Option<Token>) {
-        for loan in &self.loans[..self.count] {
-            // SAFETY: the first `count` are initialised, and read once: `self` has no other use for them.
-            let (offset, loan) = unsafe { loan.assume_init_read() };
-            match token {
-                _ if offset >= referred_bytes => crate::settle(loan),
-                Some(token) => pending::keep(token, loan),
-                None => drop(loan),
-            }
         }
     }
 }
@@ -211,7 +177,7 @@ fn send_some(
     call: Call<'_>,
     plan: Plan,
 ) -> Option<Result<usize, Errno>> {
-    let split = if given.len() <= PARTS_FEW { split::<PARTS_FEW> } else { split_many };
+    let split = if given.len() <= FEW_PARTS { split::<FEW_PARTS> } else { split_many };
     split(fd, given, skip_bytes, call, plan)
 }
 
@@ -260,7 +226,7 @@ fn send_waiting(
 /// connection has ended.
 fn wait_for_room(fd: i32) -> bool {
     let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one entry.
+    // SAFETY: `asked` is one valid entry, which the kernel may write to.
     let ready = unsafe { libc::poll(&raw mut asked, 1, socket::patience_ms(fd).unwrap_or(-1)) };
     ready == 1 && asked.revents == libc::POLLOUT
 }
@@ -290,8 +256,7 @@ fn split<const MAX: usize>(
 ) -> Option<Result<usize, Errno>> {
     let mut skip = skip_bytes;
     let mut parts = Parts { parts: [Part::Copied { ptr: core::ptr::null(), len: 0 }; MAX], count: 0 };
-    let mut loans = Loans::new();
-    let until = if plan.way == Way::Completion { Until::Completed } else { Until::Dropped };
+    let mut loans = Loans::<MAX_LOANS>::new(plan);
     let mut offset = 0;
     for (index, given) in given_parts.iter().enumerate() {
         let room = MAX.checked_sub(parts.count + given_parts.len() - index)?;
@@ -303,20 +268,13 @@ fn split<const MAX: usize>(
         parts.push(before.copied());
         let is_worth_it = lends && within.len_bytes >= MIN_PART_BYTES;
         let at = offset + before.len_bytes;
-        parts.push(if is_worth_it { loans.lend(at, within, until) } else { within.copied() });
+        parts.push(if is_worth_it { within.lent(at, &mut loans) } else { within.copied() });
         parts.push(behind.copied());
         offset += given.len_bytes;
     }
     let parts = &parts.parts[..parts.count];
-    if plan.way != Way::Copy && loans.count == 0 && skip_bytes == 0 {
+    if plan.way != Way::Copy && loans.is_empty() && skip_bytes == 0 {
         return None;
     }
-    let result = call.make(fd, parts, plan);
-    let (referred_bytes, token) = match &result {
-        Ok(Sent { hold: Hold::Nothing, .. }) | Err(_) => (0, None),
-        Ok(Sent { hold: Hold::Spliced, len_bytes }) => (*len_bytes, None),
-        Ok(Sent { hold: Hold::Until(token), len_bytes }) => (*len_bytes, Some(*token)),
-    };
-    loans.end(referred_bytes, token);
-    Some(result.map(|sent| sent.len_bytes))
+    Some(loans.send(|| call.make(fd, parts, plan), pending::keep))
 }

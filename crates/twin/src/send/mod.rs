@@ -1,9 +1,9 @@
-//! The proxy (ZCopy §3.2.2): the send family, with the parts of a message that lie in twin memory passed by
-//! reference.
+//! The send family, with the parts of a message that lie in twin memory passed by reference (ZCopy §3.2.2, its proxy).
 //!
 //! Each function comes twice. `send` and its like have libc's signature, result and `errno`, and can be called
 //! in its place. `try_send` and its like return `None` where there is nothing to gain and nothing was done: the caller
-//! then makes libc's own call, which is what an interposing library does.
+//! then makes libc's own call, which is what an interposing library does. A program that knows which of its memory is twin
+//! memory lends it itself, by [`Loans`].
 
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
@@ -11,12 +11,15 @@ use message::is_readable;
 use message::{Call, Given};
 use uncopy_transmit::Envelope;
 
+mod loans;
 mod message;
 mod pending;
 mod plain;
 
-/// Whether a buffer of so many bytes is too small for any way but copying: a comparison, no system call. A hook's
-/// first question.
+pub use loans::Loans;
+
+/// Whether a buffer of `len_bytes` is too small for any way but copying: a comparison, no system call. A hook's first
+/// question.
 #[inline]
 #[must_use]
 pub fn is_small(len_bytes: usize) -> bool {
@@ -34,7 +37,7 @@ fn is_in_use() -> bool {
 /// # Safety
 /// As libc's.
 pub unsafe fn try_send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> Option<ssize_t> {
-    // SAFETY: the caller's promise.
+    // SAFETY: a `send` is a `sendto` without an address, and the caller calls it as libc's.
     unsafe { try_sendto(fd, buffer, len, flags, core::ptr::null(), 0) }
 }
 
@@ -66,7 +69,8 @@ pub unsafe fn try_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> Op
     if !is_in_use() || !message.is_aligned() || !is_readable(message as usize, size_of::<msghdr>()) {
         return None;
     }
-    // SAFETY: aligned and readable.
+    // SAFETY: aligned and readable, as just checked; a msghdr may hold any bytes, and the program does not change it during
+    // its call.
     let header = unsafe { &*message };
     // SAFETY: the program does not change the vector during its call.
     let given = unsafe { message::given(header.msg_iov, header.msg_iovlen) }?;
@@ -94,18 +98,19 @@ pub unsafe fn try_sendmmsg(
     flags: c_int,
     plain: SendMessage,
 ) -> Option<c_int> {
-    // The kernel looks at no more.
+    // The kernel reads no more.
     let number = (count as usize).min(MAX_MESSAGES);
     let is_readable =
         is_in_use() && messages.is_aligned() && is_readable(messages as usize, number * size_of::<mmsghdr>());
     if number == 0 || !is_readable {
         return None;
     }
-    // SAFETY: aligned and readable; that they can be written to is what the call asks for.
+    // SAFETY: aligned and readable, as just checked; a mmsghdr may hold any bytes; sendmmsg is given memory that it may write
+    // to and that nobody else uses during the call.
     let messages = unsafe { core::slice::from_raw_parts_mut(messages, number) };
     // SAFETY: the program does not change the vectors during its call.
     let has_twin = messages.iter().any(|message| unsafe { has_twin(&message.msg_hdr) });
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller calls this as libc's `sendmmsg`; the slice is its array, as far as the kernel looks.
     has_twin.then(|| unsafe { send_in_turn(fd, messages, flags, plain) })
 }
 
@@ -140,7 +145,7 @@ pub fn completions(fd: c_int) -> usize {
     pending::count()
 }
 
-/// Messages of one `sendmmsg` that the kernel looks at.
+/// Messages of one `sendmmsg` that the kernel sends.
 const MAX_MESSAGES: usize = 1024;
 
 /// Whether a message has a part in twin memory.
@@ -148,7 +153,7 @@ const MAX_MESSAGES: usize = 1024;
 /// # Safety
 /// Nobody changes its vector meanwhile.
 unsafe fn has_twin(header: &msghdr) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller says that nobody changes the vector while the parts are in use.
     unsafe { message::given(header.msg_iov, header.msg_iovlen) }
         .is_some_and(|given| given.iter().any(|part| crate::contains(part.address)))
 }
@@ -161,7 +166,7 @@ unsafe fn send_in_turn(fd: c_int, messages: &mut [mmsghdr], flags: c_int, plain:
     let mut count = 0;
     for message in messages {
         let header = &raw const message.msg_hdr;
-        // SAFETY: the caller's promise.
+        // SAFETY: the header is one of a `sendmmsg`'s, which the kernel would send as `sendmsg` does.
         let sent = unsafe { try_sendmsg(fd, header, flags).unwrap_or_else(|| plain(fd, header, flags)) };
         let Ok(sent) = usize::try_from(sent) else { break };
         message.msg_len = c_uint::try_from(sent).unwrap_or(c_uint::MAX);
@@ -181,7 +186,7 @@ unsafe fn send_in_turn(fd: c_int, messages: &mut [mmsghdr], flags: c_int, plain:
 /// # Safety
 /// As libc's.
 pub unsafe fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: both have the contract of libc's `send`, as which the caller calls this.
     unsafe {
         try_send(fd, buffer, len, flags)
             .unwrap_or_else(|| plain::sendto(fd, buffer, len, flags, core::ptr::null(), 0))
@@ -200,7 +205,7 @@ pub unsafe fn sendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: both have the contract of libc's `sendto`, as which the caller calls this.
     unsafe {
         try_sendto(fd, buffer, len, flags, to, to_len)
             .unwrap_or_else(|| plain::sendto(fd, buffer, len, flags, to, to_len))
@@ -212,7 +217,7 @@ pub unsafe fn sendto(
 /// # Safety
 /// As libc's.
 pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: both have the contract of libc's `sendmsg`, as which the caller calls this.
     unsafe { try_sendmsg(fd, message, flags).unwrap_or_else(|| plain::sendmsg(fd, message, flags)) }
 }
 
@@ -221,7 +226,7 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_
 /// # Safety
 /// As libc's.
 pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: both have the contract of libc's `sendmmsg`, as which the caller calls this.
     unsafe {
         try_sendmmsg(fd, messages, count, flags, plain::sendmsg)
             .unwrap_or_else(|| plain::sendmmsg(fd, messages, count, flags))
@@ -233,7 +238,7 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
 /// # Safety
 /// As libc's.
 pub unsafe fn write(fd: c_int, buffer: *const c_void, len: usize) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: both have the contract of libc's `write`, as which the caller calls this.
     unsafe { try_write(fd, buffer, len).unwrap_or_else(|| plain::write(fd, buffer, len)) }
 }
 
@@ -242,6 +247,6 @@ pub unsafe fn write(fd: c_int, buffer: *const c_void, len: usize) -> ssize_t {
 /// # Safety
 /// As libc's.
 pub unsafe fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: both have the contract of libc's `writev`, as which the caller calls this.
     unsafe { try_writev(fd, vector, count).unwrap_or_else(|| plain::writev(fd, vector, count)) }
 }

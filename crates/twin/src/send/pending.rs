@@ -19,7 +19,7 @@ struct Kept {
     count: usize,
 }
 
-// SAFETY: what is kept is only touched under the lock.
+// SAFETY: `kept` is reached by `with` only, under the lock; a loan and a token may be sent to another thread.
 unsafe impl Sync for Pending {}
 
 static PENDING: Pending = Pending {
@@ -32,14 +32,12 @@ static PENDING: Pending = Pending {
 fn with<T>(section: impl FnOnce(&mut Kept) -> T) -> T {
     let _critical = Critical::enter_briefly();
     let _guard = PENDING.lock.guard();
-    // SAFETY: under the lock, so this is the only reference.
+    // SAFETY: the guard holds the lock until the section ends, and nothing else makes a reference.
     section(unsafe { &mut *PENDING.kept.get() })
 }
 
-/// Keeps a loan until its message is completed.
+/// Keeps a confirmed loan until its message is completed.
 pub fn keep(token: Token, loan: Loan) {
-    // A copy in flight is noted before the program's call returns.
-    loan.confirm();
     let refused = with(|kept| match kept.loans.get_mut(kept.count) {
         Some(slot) => {
             slot.write((token, loan));
@@ -51,7 +49,7 @@ pub fn keep(token: Token, loan: Loan) {
     drop(refused);
 }
 
-/// Takes the loans of a message that is completed.
+/// Settles the loans of a message that is completed.
 pub fn complete(token: Token) {
     while let Some(loan) = take(token) {
         crate::settle(loan);
@@ -60,12 +58,12 @@ pub fn complete(token: Token) {
 
 fn take(token: Token) -> Option<Loan> {
     with(|kept| {
-        // SAFETY: the first `count` are initialised.
+        // SAFETY: `keep` initialised the first `count`, and of no others is asked.
         let is_of = |slot: &MaybeUninit<(Token, Loan)>| unsafe { slot.assume_init_ref() }.0 == token;
         let index = kept.loans[..kept.count].iter().position(is_of)?;
         kept.count -= 1;
         kept.loans.swap(index, kept.count);
-        // SAFETY: initialised, and beyond the count from here on, so read once.
+        // SAFETY: it was below the count, so initialised, and is beyond it from here on, so read once.
         Some(unsafe { kept.loans[kept.count].assume_init_read() }.1)
     })
 }
