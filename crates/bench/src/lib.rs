@@ -39,80 +39,35 @@ use clap::{CommandFactory, Parser};
 use serde_json::Value;
 
 mod apps;
-mod arguments;
-mod cache;
-mod cache_client;
-mod cache_server;
-mod checksum;
-mod cleanup;
 mod clients;
-mod comparison;
-mod copies;
-mod cpu_time;
-mod cycles;
-mod demo;
-mod descendants;
-mod echo;
-mod echo_client;
-mod echo_server;
-mod failure;
-mod faults;
-mod figures;
-mod files;
-mod files_client;
-mod lab;
-mod load;
-mod log_trimmer;
-mod machine;
-mod memory;
-mod mutations;
-mod network;
-mod packaged;
-mod pattern;
-mod plot;
-mod process;
-mod processors;
-mod progress;
-mod random;
-mod recording;
-mod redis;
-mod redis_load;
-mod redis_server;
-mod report;
-mod resp;
+mod experiments;
+mod kit;
 mod results;
-mod rounds;
-mod send_zc;
-mod sending;
-mod side;
-mod signals;
-mod sizes;
-mod small;
-mod small_servers;
-mod statistics;
-mod stores;
-mod table;
-mod threads;
-mod touched;
-mod tracking;
-mod traffic;
-mod transmit;
-mod wait;
-mod ycsb;
+mod servers;
 
-use arguments::{Arguments, Experiment, Form, Repeat, SmallRow, Workload};
-use comparison::Comparison;
-use echo::Schedule;
-use echo_server::{Reply, Work};
-use failure::{Failure, Result, While};
-use load::Load;
-use machine::Machine;
-use network::Network;
-use progress::Progress;
-use redis_load::Operation;
-use report::{Report, notes};
-use rounds::Rounds;
-use side::{Launcher, Side};
+use clients::redis_benchmark::Operation;
+use experiments::echo::point::{self, Schedule};
+use experiments::echo::{checksum, copies, faults, recording, sizes, threads, touched};
+use experiments::load as cycles;
+use experiments::redis::ycsb;
+use experiments::small::servers as small_servers;
+use experiments::transmit::mutations;
+use experiments::{cache, demo, files, lab, memory, redis, small, tracking, transmit};
+use kit::arguments::{self, Arguments, Experiment, Form, Repeat, SmallRow, Workload};
+use kit::comparison::Comparison;
+use kit::failure::{Failure, Result, While};
+use kit::figures;
+use kit::host::Machine;
+use kit::load::{self, Load};
+use kit::network::{self, Network};
+use kit::processes::cleanup;
+use kit::progress::Progress;
+use kit::report::{Report, notes};
+use kit::rounds::Rounds;
+use kit::side::{Launcher, Side};
+use servers::echo::{self as echo_server, Reply, Work};
+use servers::redis as redis_server;
+use servers::sending;
 
 /// Exit status of an experiment that failed, in whole or in part.
 const STATUS_FAILED: u8 = 1;
@@ -213,26 +168,26 @@ fn run(experiment: &Experiment) -> Result<Outcome> {
         Experiment::Report(arguments) => results::run(arguments).map(Outcome::Status),
         Experiment::Copies(arguments) => measured(&arguments.form, |launcher, progress| {
             let points = copies::points(arguments.size, &arguments.copies, arguments.touch);
-            let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
+            let comparisons = point::measure(launcher, &points, &schedule(&arguments.repeat), progress);
             let (text, plot) = (copies::render(&comparisons), copies::plot(&comparisons));
             Ok(Report::new(comparisons, text, plot))
         }),
         Experiment::Sizes(arguments) => measured(&arguments.form, |launcher, progress| {
             let points = sizes::points(&arguments.sizes, arguments.copies);
-            let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
+            let comparisons = point::measure(launcher, &points, &schedule(&arguments.repeat), progress);
             let (text, plot) = (sizes::render(&comparisons), sizes::plot(&comparisons));
             Ok(Report::new(comparisons, text, plot))
         }),
         Experiment::Threads(arguments) => measured(&arguments.form, |launcher, progress| {
             let points = threads::points(arguments.size, arguments.copies, &arguments.threads);
-            let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
+            let comparisons = point::measure(launcher, &points, &schedule(&arguments.repeat), progress);
             let (text, plot) = (threads::render(&comparisons), threads::plot(&comparisons));
             let findings = threads::findings(&comparisons);
             Ok(Report { findings, ..Report::new(comparisons, text, plot) })
         }),
         Experiment::Touched(arguments) => measured(&arguments.form, |launcher, progress| {
             let points = touched::points(&arguments.sizes, &arguments.copies, &arguments.shares);
-            let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
+            let comparisons = point::measure(launcher, &points, &schedule(&arguments.repeat), progress);
             let (text, plot) = (touched::render(&comparisons), touched::plot(&comparisons));
             let findings = touched::findings(&comparisons);
             Ok(Report { findings, ..Report::new(comparisons, text, plot) })
@@ -247,14 +202,14 @@ fn run(experiment: &Experiment) -> Result<Outcome> {
             };
             let sides = vec![Side::Plain, Side::Uncopy, Side::Always];
             let schedule = Schedule { rounds: arguments.rounds, duration: arguments.seconds, sides };
-            let comparisons = echo::measure(launcher, &faults::points(&settings), &schedule, progress);
+            let comparisons = point::measure(launcher, &faults::points(&settings), &schedule, progress);
             let (text, plot) = (faults::render(&comparisons), faults::plot(&comparisons, &settings));
             Ok(Report::new(comparisons, text, plot))
         }),
         Experiment::Checksum(arguments) => measured(&arguments.form, |launcher, progress| {
-            let points = stores::points(&arguments.sizes, arguments.copies);
-            let comparisons = echo::measure(launcher, &points, &schedule(&arguments.repeat), progress);
-            let (text, plot) = (stores::render(&comparisons), stores::plot(&comparisons));
+            let points = checksum::points(&arguments.sizes, arguments.copies);
+            let comparisons = point::measure(launcher, &points, &schedule(&arguments.repeat), progress);
+            let (text, plot) = (checksum::render(&comparisons), checksum::plot(&comparisons));
             Ok(Report::new(comparisons, text, plot))
         }),
         Experiment::ViewLoop(views) => {
@@ -285,7 +240,7 @@ fn run(experiment: &Experiment) -> Result<Outcome> {
             let sides = recording::SIDES.to_vec();
             let rounds = Rounds::exactly(arguments.rounds);
             let schedule = Schedule { rounds, duration: arguments.seconds, sides };
-            let comparisons = echo::measure(launcher, &points, &schedule, progress);
+            let comparisons = point::measure(launcher, &points, &schedule, progress);
             let (text, plot) = (recording::render(&comparisons), copies::plot(&comparisons));
             Ok(Report::new(comparisons, text, plot))
         }),
@@ -361,21 +316,27 @@ fn machine_after(before: Option<Load>) -> Machine {
     machine
 }
 
-fn run_apps(arguments: &apps::arguments::Apps) -> Result<Outcome> {
+fn run_apps(arguments: &experiments::apps::arguments::Apps) -> Result<Outcome> {
     let cases = arguments.cases();
     if arguments.list {
-        return print(&apps::measure::list(&cases)).map(Outcome::Status);
+        return print(&experiments::apps::measure::list(&cases)).map(Outcome::Status);
     }
     if let Some(directory) = &arguments.profile {
         let launcher = begin()?.profiling_from(arguments.min_size);
         let mut progress = Progress::new();
-        let told = apps::measure::profile(&launcher, &cases, directory, arguments.seconds, &mut progress)?;
+        let told = experiments::apps::measure::profile(
+            &launcher,
+            &cases,
+            directory,
+            arguments.seconds,
+            &mut progress,
+        )?;
         drop(progress);
         return print(&told).map(Outcome::Status);
     }
     measured(&arguments.form, |launcher, progress| {
         let (effort, schedule) = (arguments.effort(), arguments.schedule());
-        Ok(apps::measure::measure(launcher, &cases, effort, &schedule, progress))
+        Ok(experiments::apps::measure::measure(launcher, &cases, effort, &schedule, progress))
     })
 }
 

@@ -9,11 +9,11 @@ use rustix::thread::CpuSet;
 
 use super::http::Document;
 use super::programs::Need;
-use crate::cleanup::TemporaryDirectory;
-use crate::failure::{Failure, Result, While};
-use crate::process;
-use crate::processors;
-use crate::traffic::Load;
+use crate::kit::failure::{Failure, Result, While};
+use crate::kit::processes::cleanup::TemporaryDirectory;
+use crate::kit::processes::process;
+use crate::kit::processors;
+use crate::kit::traffic::Load;
 
 /// ab itself.
 pub const AB: Need = Need::new("ab", "apache2-utils", &["-V"]);
@@ -156,7 +156,7 @@ fn latencies_ns(percentiles: &str) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::statistics::quantile;
+    use crate::kit::statistics::quantile;
 
     const TEXT: &str = "Document Length:        1024 bytes\n\nConcurrency Level:      4\n\
         Time taken for tests:   0.123 seconds\nComplete requests:      2000\nFailed requests:        0\n\

@@ -8,8 +8,8 @@ use super::programs::Need;
 use super::serving::Serving;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::failure::{Result, While};
-use crate::table::size;
+use crate::kit::failure::{Result, While};
+use crate::kit::table::size;
 
 /// HAProxy itself.
 const HAPROXY: Need = Need::new("haproxy", "haproxy", &["-v"]);

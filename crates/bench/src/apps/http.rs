@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
 
-use crate::failure::{Failure, Result, While};
-use crate::pattern::compare;
-use crate::random::Random;
-use crate::traffic::{self, Exchange, Load};
+use crate::kit::failure::{Failure, Result, While};
+use crate::kit::pattern::compare;
+use crate::kit::random::Random;
+use crate::kit::traffic::{self, Exchange, Load};
 
 /// How long a server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -260,7 +260,7 @@ fn length_in(head: &[u8]) -> std::result::Result<Option<usize>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::server_address;
+    use crate::kit::network::server_address;
     use std::net::TcpListener;
 
     /// A server that gives each of `answers` to one connection and closes it.

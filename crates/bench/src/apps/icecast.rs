@@ -9,10 +9,10 @@ use super::http::{Clients, Document, Requests};
 use super::programs::Need;
 use super::stage::{NOBODY, Stage};
 use super::{Case, Effort, Point, Running, Work};
-use crate::failure::{Result, While};
-use crate::process::Server;
-use crate::table::size;
-use crate::traffic::Load;
+use crate::kit::failure::{Result, While};
+use crate::kit::processes::process::Server;
+use crate::kit::table::size;
+use crate::kit::traffic::Load;
 
 /// Icecast itself.
 pub const ICECAST: Need = Need::new("icecast2", "icecast2", &["-v"]);
@@ -102,7 +102,7 @@ impl Running for Listening<'_> {
 /// arguments. What Icecast has to say goes to stderr.
 ///
 /// # Errors
-/// [`crate::failure::Failure`] when it cannot be written.
+/// [`crate::kit::failure::Failure`] when it cannot be written.
 pub fn configure(address: SocketAddr, directory: &Path) -> Result<Vec<OsString>> {
     let configuration = format!(
         "<icecast><limits><clients>20000</clients><sources>2</sources><queue-size>{QUEUE_BYTES}</queue-size>\

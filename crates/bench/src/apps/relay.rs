@@ -9,10 +9,10 @@ use super::listeners::Listeners;
 use super::source::{RATE_BYTES_PER_S, Source};
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::failure::{Failure, Result};
-use crate::process::Server;
-use crate::table::size;
-use crate::traffic::Load;
+use crate::kit::failure::{Failure, Result};
+use crate::kit::processes::process::Server;
+use crate::kit::table::size;
+use crate::kit::traffic::Load;
 
 /// Listeners that the first search begins with.
 const FIRST: usize = 32;

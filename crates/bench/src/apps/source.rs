@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::thread::CpuSet;
 
 use super::icecast::AUTHORIZATION;
-use crate::failure::{Failure, Result, While};
-use crate::processors::bind_to;
-use crate::random::Random;
+use crate::kit::failure::{Failure, Result, While};
+use crate::kit::processors::bind_to;
+use crate::kit::random::Random;
 
 /// Name of the stream.
 pub const MOUNT: &str = "/stream";

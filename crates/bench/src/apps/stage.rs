@@ -13,13 +13,13 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 
 use super::programs::Programs;
-use crate::cache_server;
-use crate::cleanup::TemporaryDirectory;
-use crate::failure::{Failure, Result};
-use crate::network;
-use crate::process::Server;
-use crate::processors::{self, bind};
-use crate::side::{Launcher, Side};
+use crate::kit::failure::{Failure, Result};
+use crate::kit::network;
+use crate::kit::processes::cleanup::TemporaryDirectory;
+use crate::kit::processes::process::Server;
+use crate::kit::processors::{self, bind};
+use crate::kit::side::{Launcher, Side};
+use crate::servers::cache as server;
 
 use ready::{left_alone, listening};
 
@@ -75,7 +75,7 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// [`Failure`] that says where it was looked for.
     pub fn own_program(&self, name: &str) -> Result<PathBuf> {
-        cache_server::find(self.launcher, name)
+        server::find(self.launcher, name)
     }
 
     /// The command line of the measured server, for one that needs more than [`Stage::server`] gives.

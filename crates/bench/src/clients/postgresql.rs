@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::{Client, Stream, same};
-use crate::failure::{Failure, Result};
-use crate::pattern::Pattern;
-use crate::process::TIMEOUT;
-use crate::traffic::Exchange;
+use crate::kit::failure::{Failure, Result};
+use crate::kit::pattern::Pattern;
+use crate::kit::processes::process::TIMEOUT;
+use crate::kit::traffic::Exchange;
 
 const NAME: &str = "PostgreSQL";
 /// How often a server that is starting is asked.

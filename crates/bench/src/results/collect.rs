@@ -1,12 +1,12 @@
 //! From the figures of an experiment to rows of the results.
 
 use crate::Measured as Figures;
-use crate::comparison::{Comparison, Metric, Sample};
-use crate::figures::{CPU, RATE};
-use crate::report::notes;
+use crate::kit::comparison::{Comparison, Metric, Sample};
+use crate::kit::figures::{CPU, RATE};
+use crate::kit::report::notes;
+use crate::kit::side::Side;
+use crate::kit::statistics::Spread;
 use crate::results::model::{Measured, Row, TimeRatio};
-use crate::side::Side;
-use crate::statistics::Spread;
 
 const RESIDENT: Metric = |sample| sample.resident_bytes;
 /// What is compared where there is no rate: the first of these that was measured.
@@ -84,10 +84,10 @@ pub fn repeat(first: &mut Measured, second: &Measured) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::Form;
-    use crate::machine::Machine;
-    use crate::plot::{Plot, Scale};
-    use crate::report::Report;
+    use crate::kit::arguments::Form;
+    use crate::kit::host::Machine;
+    use crate::kit::plot::{Plot, Scale};
+    use crate::kit::report::Report;
 
     fn figures(gain: f64) -> Figures {
         let sides = [Side::Plain, Side::Uncopy];

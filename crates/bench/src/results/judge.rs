@@ -1,7 +1,7 @@
 //! Whether uncopy helped in a case, as a rule that treats every case alike.
 
+use crate::kit::statistics::{NOISE, Spread};
 use crate::results::model::Row;
-use crate::statistics::{NOISE, Spread};
 
 /// A ratio this far from 1 is a difference.
 const DIFFERENCE: f64 = 0.03;

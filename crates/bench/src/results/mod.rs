@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::failure::{Failure, Result, While};
+use crate::kit::failure::{Failure, Result, While};
 use model::Results;
 
 /// Where plots lie, beside the Markdown page.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::failure::{Failure, Result};
-use crate::plot::Plot;
-use crate::statistics::Spread;
+use crate::kit::failure::{Failure, Result};
+use crate::kit::plot::Plot;
+use crate::kit::statistics::Spread;
 
 /// What [`Results::format`] says.
 const FORMAT: &str = "uncopy-results";

@@ -4,11 +4,11 @@ use uncopy_html::markup::Markup;
 use uncopy_html::table::{Cell, Column, Table};
 use uncopy_html::{quantity, shell};
 
+use crate::kit::statistics::{NOISE, Spread};
+use crate::kit::table::number;
 use crate::results::judge::{self, Judge, Verdict};
 use crate::results::model::{Measured, Results, Row};
 use crate::results::register::{self, ABSENT, Claim};
-use crate::statistics::{NOISE, Spread};
-use crate::table::number;
 
 /// Rows of an experiment that are shown; the others are in its table as printed, and in the JSON.
 const MAX_ROWS: usize = 300;
@@ -399,7 +399,7 @@ fn absent() -> Markup {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::plot::{Plot, Scale, Series};
+    use crate::kit::plot::{Plot, Scale, Series};
 
     pub(in crate::results) fn sample() -> Results {
         let spread = |median: f64| Some(Spread { median, low: median - 0.1, high: median + 0.1 });

@@ -371,7 +371,7 @@ pub fn find(id: &str) -> Option<&'static Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::Arguments;
+    use crate::kit::arguments::Arguments;
     use clap::Parser;
 
     #[test]

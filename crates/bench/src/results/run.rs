@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 
-use crate::arguments;
-use crate::cleanup::TemporaryDirectory;
-use crate::failure::{Failure, Result, While};
-use crate::machine::Machine;
-use crate::process;
-use crate::progress;
+use crate::kit::arguments;
+use crate::kit::failure::{Failure, Result, While};
+use crate::kit::host::Machine;
+use crate::kit::processes::cleanup::TemporaryDirectory;
+use crate::kit::processes::process;
+use crate::kit::progress;
+use crate::kit::side::{Launcher, Side};
 use crate::results::Arguments;
 use crate::results::collect;
 use crate::results::model::{Measured, Results};
 use crate::results::register::{ENTRIES, Entry};
-use crate::side::{Launcher, Side};
 use crate::{Outcome, network};
 
 /// After this time no further experiment is begun.

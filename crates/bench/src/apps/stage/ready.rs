@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use crate::failure::{Failure, Result};
-use crate::process::{Server, TIMEOUT};
+use crate::kit::failure::{Failure, Result};
+use crate::kit::processes::process::{Server, TIMEOUT};
 
 /// Time between two looks.
 const TICK: Duration = Duration::from_millis(5);

@@ -1,0 +1,214 @@
+//! The harness of every experiment on the echo server: it starts the server under each side, loads
+//! it, checks every answer, and stops it. The experiments only say with what.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::clients::echo::EchoClient;
+use crate::experiments::echo::recording::Drain;
+use crate::kit::comparison::{Comparison, Sample};
+use crate::kit::failure::{Failure, Result};
+use crate::kit::network::server_address;
+use crate::kit::processes::cleanup::TemporaryDirectory;
+use crate::kit::processes::process::Server;
+use crate::kit::processors;
+use crate::kit::progress::Progress;
+use crate::kit::rounds::Rounds;
+use crate::kit::side::{Launcher, Side};
+use crate::kit::traffic;
+use crate::servers::echo::{PAGE_BYTES, Reply, Work, touch_ns};
+
+/// One point of an experiment: what the server does and how it is loaded.
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// What it is called in tables.
+    pub title: String,
+    /// What the server does with each message.
+    pub work: Work,
+    /// The server's threads, and as many connections.
+    pub threads: usize,
+    /// Parameters for JSON and plots.
+    pub parameters: Vec<(&'static str, f64)>,
+}
+
+/// How often and how long each point is measured.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    /// Rounds; each runs every side once.
+    pub rounds: Rounds,
+    /// Length of each measurement.
+    pub duration: Duration,
+    /// What is compared.
+    pub sides: Vec<Side>,
+}
+
+impl Point {
+    /// One thread and no parameters.
+    #[must_use]
+    pub fn new(title: impl Into<String>, work: Work) -> Self {
+        Self { title: title.into(), work, threads: 1, parameters: Vec::new() }
+    }
+
+    /// The same with a parameter.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: f64) -> Self {
+        self.parameters.push((name, value));
+        self
+    }
+
+    /// The point's comparison, without samples. Where nothing is copied, plain is the limit itself.
+    fn comparison(&self, sides: &[Side]) -> Comparison {
+        let sides: Vec<Side> =
+            sides.iter().copied().filter(|side| *side != Side::Limit || self.work.copies > 0).collect();
+        let comparison = Comparison::new(&self.title, self.work.size_bytes as u64, &sides);
+        self.parameters.iter().fold(comparison, |comparison, (name, value)| comparison.with(name, *value))
+    }
+
+    /// What the server does under `side`.
+    fn work(&self, side: Side) -> Work {
+        let copies = if side == Side::Limit { 0 } else { self.work.copies };
+        Work { copies, ..self.work }
+    }
+
+    /// Whether so little is touched that elision is to be expected.
+    fn expects_elision(&self) -> bool {
+        let touched_bytes = self.work.read_bytes.max(self.work.touched_pages * PAGE_BYTES);
+        self.work.copies > 0 && self.work.reply == Reply::Echo && touched_bytes * 10 <= self.work.size_bytes
+    }
+}
+
+/// Runs the experiment: one comparison for each point.
+pub fn measure(
+    launcher: &Launcher,
+    points: &[Point],
+    schedule: &Schedule,
+    progress: &mut Progress,
+) -> Vec<Comparison> {
+    let mut comparisons: Vec<Comparison> =
+        points.iter().map(|point| point.comparison(&schedule.sides)).collect();
+    schedule.rounds.run(&mut comparisons, points, progress, |point, side, round| {
+        sample(launcher, side, point, schedule.duration, round as u64)
+    });
+    comparisons
+}
+
+/// Starts a server under `side`, loads it, and stops it.
+#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, seed: u64) -> Result<Sample> {
+    let work = point.work(side);
+    let mut command = launcher.bench(side, &arguments(&work, point.threads));
+    let drain = if side == Side::Recording { Some(Drain::begin()?) } else { None };
+    if let Some(drain) = &drain {
+        drain.record(&mut command);
+    }
+    processors::bind(&mut command, processors::of_server(point.threads));
+    let others = processors::of_clients(point.threads);
+    let mut server = Server::start(command, "the echo server", TemporaryDirectory::make()?)?;
+    let address = address(&server.first_line()?)?;
+    let connect =
+        |number| EchoClient::connect(address, work.size_bytes, work.reply, seed * 1000 + number as u64);
+    let clients = (0..point.threads).map(connect).collect::<Result<Vec<_>>>();
+    let mut clients = clients.map_err(|failure| server.process().explain(&failure))?;
+    let (sample, exchanges) = traffic::sample(&mut server, duration, |duration| {
+        traffic::at_once(&mut clients, others, |client| client.run(duration))
+    })?;
+    let pid = server.process().pid();
+    let (mut notes, activity) = launcher.inspect(side, pid, &server.stderr_text(), point.expects_elision());
+    let faults = activity.map_or(0, |activity| activity.faults);
+    if let Some(drained) = drain.map(Drain::finish) {
+        let least = (work.copies as u64 + 2) * exchanges;
+        if drained.gaps > 0 || drained.events < least {
+            notes.push(format!("{} events of {least}, {} gaps", drained.events, drained.gaps));
+        }
+    }
+    let defect = server.process().stop().err().map(|failure| failure.to_string());
+    Ok(Sample {
+        faults: faults as f64 / exchanges as f64,
+        touch_ns: touch_ns(&server.rest_of_stdout()).unwrap_or(0.0),
+        notes,
+        defect,
+        ..sample
+    })
+}
+
+/// The command line of the server after the word `bench`.
+#[must_use]
+pub fn arguments(work: &Work, threads: usize) -> Vec<String> {
+    let order = clap::ValueEnum::to_possible_value(&work.order);
+    let order = order.map_or_else(String::new, |order| order.get_name().to_owned());
+    let mut arguments = vec![
+        "echo-server".to_owned(),
+        format!("--listen={}:0", server_address()),
+        format!("--size={}", work.size_bytes),
+        format!("--copies={}", work.copies),
+        format!("--touch={}", work.touched_pages),
+        format!("--order={order}"),
+        format!("--read={}", work.read_bytes),
+        format!("--threads={threads}"),
+    ];
+    if work.reply == Reply::Checksum {
+        arguments.push("--checksum".to_owned());
+    }
+    if !server_address().is_loopback() {
+        arguments.push("--allow-remote".to_owned());
+    }
+    arguments
+}
+
+/// The address that the line `listening PORT` stands for.
+///
+/// # Errors
+/// [`Failure`] when it is another line.
+pub fn address(line: &str) -> Result<SocketAddr> {
+    line.strip_prefix("listening ")
+        .and_then(|port| port.trim().parse().ok())
+        .map(|port| SocketAddr::from((server_address(), port)))
+        .ok_or_else(|| Failure::new(format!("the echo server wrote \"{}\"", line.escape_debug())))
+}
+
+/// `1 copy`, `5 copies`.
+#[must_use]
+pub fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_servers_own_line_gives_an_address() {
+        assert_eq!(address("listening 7000").expect("an address").port(), 7000);
+        for line in ["", "listening", "listening 70000", "listening -1", "hello", "listening 1 2"] {
+            assert!(address(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_limit_is_the_same_work_without_its_copies() {
+        let work = Work { size_bytes: 70_000, copies: 5, touched_pages: 3, ..Work::default() };
+        let point = Point::new("echo", work).with("copies", 5.0);
+        let limit = point.work(Side::Limit);
+        assert_eq!((limit.copies, limit.size_bytes, limit.touched_pages), (0, 70_000, 3));
+        assert_eq!(point.work(Side::Uncopy).copies, 5);
+        let sides = [Side::Plain, Side::Limit];
+        assert_eq!(point.comparison(&sides).sides(), sides);
+        assert_eq!(point.comparison(&sides).parameter("copies"), Some(5.0));
+        let none = Point::new("echo", Work { copies: 0, ..work });
+        assert_eq!(none.comparison(&sides).sides(), [Side::Plain]);
+    }
+
+    #[test]
+    fn a_server_that_cannot_be_started_is_a_failure_not_a_result() {
+        let work = Work { size_bytes: 1024, copies: 1, ..Work::default() };
+        let points = [Point::new("echo 1", work), Point::new("echo 2", work)];
+        let sides = vec![Side::Plain, Side::Uncopy];
+        let schedule = Schedule { rounds: Rounds::exactly(2), duration: Duration::from_millis(1), sides };
+        let launcher = Launcher::of("/nonexistent/uncopy");
+        let comparisons = measure(&launcher, &points, &schedule, &mut Progress::new());
+        assert_eq!(comparisons.len(), 2);
+        for comparison in &comparisons {
+            assert!(comparison.notes().concat().contains("/nonexistent/uncopy"));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The experiment of zIO §5.1.3 (Figure 8): the echo server with several threads, each with a
+//! connection and buffers of its own.
+
+use serde_json::{Value, json};
+
+use crate::experiments::echo::copies;
+use crate::experiments::echo::point::{Point, counted};
+use crate::kit::comparison::{Comparison, spread_json};
+use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit, two_decimals};
+use crate::kit::plot::{Plot, Scale};
+use crate::kit::side::Side;
+use crate::kit::statistics::Spread;
+
+/// One point for each number of threads.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "few threads")]
+pub fn points(size_bytes: usize, copies: usize, threads: &[usize]) -> Vec<Point> {
+    let with = |threads: usize| {
+        move |point: Point| {
+            let title = format!("{}, {}", point.title, counted(threads, "thread", "threads"));
+            Point { title, threads, ..point }.with("threads", threads as f64)
+        }
+    };
+    threads
+        .iter()
+        .flat_map(|threads| copies::points(size_bytes, &[copies], 0).into_iter().map(with(*threads)))
+        .collect()
+}
+
+/// Throughput over that of one thread of the same side.
+fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> Option<Spread> {
+    let one = comparisons.iter().find(|comparison| comparison.parameter("threads") == Some(1.0))?;
+    comparison.ratio_to(one, side, side, RATE)
+}
+
+/// The figures, with what each side gains by its threads.
+#[must_use]
+pub fn render(comparisons: &[Comparison]) -> String {
+    let scaling: figures::Extra<'_> =
+        ("scaling", Box::new(move |comparison, side| two_decimals(scaling(comparisons, comparison, side))));
+    let table = figures::table(comparisons, &[of_limit(), scaling]);
+    format!(
+        "{table}\n{LEGEND}{LIMIT_LEGEND}scaling: over the same side's rate with one thread, in the same round\n"
+    )
+}
+
+/// The scaling of each side, for programs.
+#[must_use]
+pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
+    let entries = comparisons.iter().flat_map(|comparison| {
+        comparison.sides().iter().filter_map(move |side| {
+            let scaling = spread_json(scaling(comparisons, comparison, *side)?);
+            Some(
+                json!({ "threads": comparison.parameter("threads"), "side": side.key(), "scaling": scaling }),
+            )
+        })
+    });
+    vec![("scaling", entries.collect())]
+}
+
+/// Throughput over the number of threads.
+#[must_use]
+pub fn plot(comparisons: &[Comparison]) -> Plot {
+    let x = ("threads of the server", Scale::Linear);
+    Plot::by_side(
+        "Echo server: threads",
+        x,
+        "messages per second",
+        comparisons,
+        "threads",
+        |comparison, side| comparison.spread(side, RATE),
+    )
+}

@@ -1,0 +1,202 @@
+//! `uncopy-files` against itself: the same files sent by each of its ways (the read-send and sendfile lab, zIO §5.3.1,
+//! and the mail of 2001 on sendfile by CPU load: 63 files of 350 KB on average).
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::thread::CpuSet;
+use serde_json::{Value, json};
+
+use crate::clients::files::{Connections, Content};
+use crate::experiments::echo::point::counted;
+use crate::kit::comparison::{Comparison, Sample, spread_json};
+use crate::kit::failure::{Failure, Result};
+use crate::kit::figures::{self, CPU, RATE};
+use crate::kit::network::server_address;
+use crate::kit::plot::{Plot, Scale};
+use crate::kit::processes::cleanup::TemporaryDirectory;
+use crate::kit::processes::process::Server;
+use crate::kit::processors;
+use crate::kit::progress::Progress;
+use crate::kit::rounds::Rounds;
+use crate::kit::side::{Launcher, Side};
+use crate::kit::table::size;
+use crate::kit::traffic;
+use crate::servers::cache as server;
+
+/// Name of the program.
+const NAME: &str = "uncopy-files";
+/// The way of the sides plain and uncopy: what programs do that know of nothing better.
+const PLAIN_WAY: &str = "read-send";
+/// The other ways of `uncopy-files`, as its command line names them.
+pub const WAYS: [&str; 7] =
+    ["mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"];
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Lengths of files, bytes.
+    pub sizes_bytes: Vec<usize>,
+    /// Ways besides read and send.
+    pub ways: Vec<&'static str>,
+    /// Whether read and send is also measured under uncopy.
+    pub uncopy: bool,
+    /// Numbers of the server's threads.
+    pub threads: Vec<usize>,
+    /// Connections.
+    pub clients: usize,
+    /// Rounds.
+    pub rounds: Rounds,
+    /// Length of each measurement.
+    pub duration: Duration,
+}
+
+impl Settings {
+    fn sides(&self) -> Vec<Side> {
+        let uncopy = self.uncopy.then_some(Side::Uncopy);
+        [Side::Plain].into_iter().chain(uncopy).chain(self.ways.iter().map(|way| Side::Way(way))).collect()
+    }
+}
+
+/// One line of the experiment.
+#[derive(Debug)]
+struct Point {
+    content: Content,
+    size_bytes: usize,
+    threads: usize,
+}
+
+impl Point {
+    fn title(&self) -> String {
+        format!("GET {}, {}", size(self.size_bytes as u64), counted(self.threads, "thread", "threads"))
+    }
+}
+
+/// Runs the experiment.
+///
+/// # Errors
+/// [`Failure`] when there is no server to be found, or no room for the files.
+#[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
+pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress) -> Result<Vec<Comparison>> {
+    let program = server::find(launcher, NAME)?;
+    let root = TemporaryDirectory::make()?;
+    let mut points = Vec::new();
+    for threads in &settings.threads {
+        for size_bytes in &settings.sizes_bytes {
+            let content = Content::new(*size_bytes);
+            content.write(root.path())?;
+            points.push(Point { content, size_bytes: *size_bytes, threads: *threads });
+        }
+    }
+    let sides = settings.sides();
+    let compared = |point: &Point| {
+        Comparison::new(point.title(), point.size_bytes as u64, &sides)
+            .with("size", point.size_bytes as f64)
+            .with("threads", point.threads as f64)
+    };
+    let mut comparisons: Vec<Comparison> = points.iter().map(compared).collect();
+    settings.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
+        sample(launcher, &program, side, point, settings, root.path())
+    });
+    Ok(comparisons)
+}
+
+/// Starts the server under `side`, each thread with a processor of its own if there are more than that.
+fn start(
+    launcher: &Launcher,
+    program: &Path,
+    side: Side,
+    threads: usize,
+    root: &Path,
+) -> Result<(Server, SocketAddr, Option<CpuSet>)> {
+    let way = if let Side::Way(way) = side { way } else { PLAIN_WAY };
+    let arguments = [
+        format!("--listen={}:0", server_address()).into(),
+        format!("--way={way}").into(),
+        format!("--threads={threads}").into(),
+        root.as_os_str().to_owned(),
+    ];
+    let mut command = launcher.command(side, program.as_os_str(), &arguments);
+    let processors = processors::apart(threads);
+    processors::bind(&mut command, processors.map(|(servers, _)| servers));
+    let mut server = Server::start(command, NAME, TemporaryDirectory::make()?)?;
+    let line = server.first_line()?;
+    let address = line.split_once("http://").and_then(|(_, rest)| rest.trim_end_matches('/').parse().ok());
+    match address {
+        Some(address) => Ok((server, address, processors.map(|(_, others)| others))),
+        None => Err(Failure::new(format!("{NAME} wrote {}", line.escape_debug()))),
+    }
+}
+
+fn sample(
+    launcher: &Launcher,
+    program: &Path,
+    side: Side,
+    point: &Point,
+    settings: &Settings,
+    root: &Path,
+) -> Result<Sample> {
+    let (mut server, address, processors) = start(launcher, program, side, point.threads, root)?;
+    // One thread of the client for each of the server's: it has enough to do.
+    let connect = |thread: usize| {
+        let numbers = (thread..settings.clients).step_by(point.threads);
+        Connections::open(address, &point.content, numbers)
+    };
+    let clients = (0..point.threads.min(settings.clients)).map(connect).collect::<Result<Vec<_>>>();
+    let mut clients = clients.map_err(|failure| server.process().explain(&failure))?;
+    let (sample, _) = traffic::sample(&mut server, settings.duration, |duration| {
+        traffic::at_once(&mut clients, processors, |client| client.run(duration))
+    })?;
+    drop(clients);
+    Ok(traffic::ended(launcher, side, server, sample))
+}
+
+/// The figures.
+#[must_use]
+pub fn render(comparisons: &[Comparison]) -> String {
+    let per_operation: figures::Extra<'_> = (
+        "CPU µs/op",
+        Box::new(|comparison, side| crate::kit::table::number(figures::median(comparison, side, CPU))),
+    );
+    let table = figures::table(comparisons, &[per_operation]);
+    format!(
+        "{table}\nplain: read and send; uncopy: the same under uncopy run; the others: the ways of uncopy-files\n\
+         {}CPU: the server's\n",
+        figures::LEGEND
+    )
+}
+
+/// Ratios by way, for programs.
+#[must_use]
+pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
+    let entry = |comparison: &Comparison, side: Side| {
+        Some(json!({
+            "experiment": comparison.title(),
+            "way": side.name(),
+            "throughput_ratio": spread_json(comparison.ratio(side, RATE)?),
+            "server_cpu_ratio": spread_json(comparison.ratio(side, CPU)?),
+        }))
+    };
+    let entries = comparisons
+        .iter()
+        .flat_map(|comparison| comparison.sides().iter().filter_map(move |side| entry(comparison, *side)));
+    vec![("files", entries.collect())]
+}
+
+/// The server's processor time over that of read and send, by length, for the first number of threads.
+#[must_use]
+pub fn plot(comparisons: &[Comparison]) -> Plot {
+    let threads = comparisons.first().and_then(|comparison| comparison.parameter("threads"));
+    let shown: Vec<Comparison> =
+        comparisons.iter().filter(|comparison| comparison.parameter("threads") == threads).cloned().collect();
+    let ratio = |comparison: &Comparison, side| comparison.ratio(side, CPU).filter(|_| side != Side::Plain);
+    Plot::by_side(
+        "uncopy-files: ways to send a file",
+        ("length of a file", Scale::Doubling),
+        "server CPU over read and send",
+        &shown,
+        "size",
+        ratio,
+    )
+}

@@ -1,0 +1,209 @@
+//! What uncopy costs where it has nothing to gain: a short `memcpy`, and the start of a program
+//! that ends at once. (Small I/O of servers is in `small_servers` and `redis`.)
+
+use std::hint::black_box;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::kit::comparison::{Comparison, Metric, Sample};
+use crate::kit::failure::{Failure, Result};
+use crate::kit::pattern::compare;
+use crate::kit::plot::{Plot, Scale, Series};
+use crate::kit::processes::process::{self, Output};
+use crate::kit::progress::Progress;
+use crate::kit::random::Random;
+use crate::kit::rounds::Rounds;
+use crate::kit::side::{Launcher, Side};
+use crate::kit::statistics::Spread;
+use crate::kit::table::{Align, Table, number, size};
+use crate::servers::redis::on_path;
+
+pub mod servers;
+
+/// Calls of memcpy in one sample: about a tenth of a second.
+pub const CALLS: u64 = 50_000_000;
+/// Calls in one sample where a rough figure will do.
+pub const QUICK_CALLS: u64 = 5_000_000;
+/// Calls before the measurement.
+const WARM_UP_CALLS: u64 = 1_000_000;
+/// Length of a short copy, bytes.
+const SHORT_BYTES: usize = 64;
+/// How long a sample may take.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The figure that this experiment compares, µs.
+const TIME: Metric = |sample| sample.latency_p50_us;
+
+/// Times `calls` calls of the C library's `memcpy` of `size_bytes`, through the dynamic symbol:
+/// ns per call.
+///
+/// # Errors
+/// [`Failure`] when the copy differs from its source.
+#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+pub fn memcpy_loop(size_bytes: usize, calls: u64) -> Result<f64> {
+    let source = Random::new(1).bytes(size_bytes);
+    let mut target = vec![0; size_bytes];
+    let mut copy = |calls: u64| {
+        for _ in 0..calls {
+            // SAFETY: both are separate vectors of size_bytes.
+            unsafe {
+                libc::memcpy(
+                    black_box(target.as_mut_ptr().cast()),
+                    black_box(source.as_ptr().cast()),
+                    black_box(size_bytes),
+                )
+            };
+        }
+    };
+    copy(WARM_UP_CALLS.min(calls));
+    let begin = Instant::now();
+    copy(calls);
+    let elapsed = begin.elapsed();
+    compare(&source, &target).map_err(|mismatch| Failure::new(format!("wrong copy: {mismatch}")))?;
+    Ok(elapsed.as_nanos() as f64 / calls.max(1) as f64)
+}
+
+/// The line in which a child tells the result of [`memcpy_loop`].
+#[must_use]
+pub fn memcpy_line(ns_per_call: f64) -> String {
+    format!("memcpy {ns_per_call:.4} ns\n")
+}
+
+fn parse_memcpy_line(line: &str) -> Option<f64> {
+    let ns: f64 = line.trim().strip_prefix("memcpy ")?.strip_suffix(" ns")?.parse().ok()?;
+    (ns.is_finite() && ns > 0.0).then_some(ns)
+}
+
+/// The sides: what the heap alone gives is of no interest here.
+const SIDES: [Side; 2] = [Side::Plain, Side::Uncopy];
+
+/// Compares the short copy.
+pub fn measure_memcpy(
+    launcher: &Launcher,
+    rounds: Rounds,
+    calls: u64,
+    progress: &mut Progress,
+) -> Comparison {
+    let title = format!("memcpy of {}", size(SHORT_BYTES as u64));
+    let mut short = Comparison::new(title, SHORT_BYTES as u64, &SIDES);
+    rounds.run_one(&mut short, progress, |side, _| {
+        let arguments =
+            ["memcpy-loop".to_owned(), format!("--size={SHORT_BYTES}"), format!("--calls={calls}")];
+        let output = process::run(launcher.bench(side, &arguments), "memcpy-loop", TIMEOUT)?;
+        let notes = notes(&output);
+        let output = output.success("memcpy-loop")?;
+        let ns = parse_memcpy_line(&output.stdout)
+            .ok_or_else(|| Failure::new(format!("memcpy-loop wrote {}", output.stdout.escape_debug())))?;
+        // The child compared the copy with its source.
+        let verified_bytes = Some(SHORT_BYTES as u64);
+        Ok(Sample { latency_p50_us: ns / 1e3, verified_bytes, notes, ..Sample::default() })
+    });
+    short
+}
+
+/// Compares the start of `true`.
+///
+/// # Errors
+/// [`Failure`] when there is no such program.
+pub fn measure_start(launcher: &Launcher, starts: usize, progress: &mut Progress) -> Result<Comparison> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let program = on_path(&path, "true").ok_or_else(|| Failure::new("true is not on PATH"))?;
+    let mut start = Comparison::new("start of true", 0, &SIDES);
+    progress.tell(start.title(), 0, 1, "both sides");
+    for _ in 0..starts {
+        start.round(|side| {
+            let no_arguments: [&str; 0] = [];
+            let command: Command = launcher.command(side, program.as_os_str(), &no_arguments);
+            let output = process::run(command, "true", TIMEOUT)?;
+            let notes = notes(&output);
+            let output = output.success("true")?;
+            if !output.stdout.is_empty() {
+                return Err(Failure::new("true wrote to stdout"));
+            }
+            let latency_p50_us = output.elapsed.as_secs_f64() * 1e6;
+            Ok(Sample { latency_p50_us, verified_bytes: Some(0), notes, ..Sample::default() })
+        });
+    }
+    Ok(start)
+}
+
+/// What uncopy said.
+fn notes(output: &Output) -> Vec<String> {
+    output.stderr.lines().filter(|line| line.starts_with("uncopy: ")).take(2).map(str::to_owned).collect()
+}
+
+/// The figures, a line for each comparison.
+#[must_use]
+pub fn render(comparisons: &[Comparison]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("experiment", Left),
+        ("plain", Right),
+        ("uncopy", Right),
+        ("unit", Left),
+        ("more", Right),
+        ("spread", Right),
+    ]);
+    for comparison in comparisons {
+        // Short copies take nanoseconds, starts milliseconds.
+        let (unit, scale) = if comparison.operation_bytes() > 0 { ("ns", 1e3) } else { ("ms", 1e-3) };
+        let median = |side| comparison.spread(side, TIME).map_or(f64::NAN, |spread| spread.median * scale);
+        let more = comparison.difference(Side::Uncopy, TIME);
+        table.row(vec![
+            comparison.title().to_owned(),
+            number(median(Side::Plain)),
+            number(median(Side::Uncopy)),
+            unit.to_owned(),
+            more.map_or_else(|| "-".to_owned(), |more| number(more.median * scale)),
+            more.map_or_else(String::new, |more| {
+                format!("{} to {}", number(more.low * scale), number(more.high * scale))
+            }),
+        ]);
+    }
+    table.render()
+}
+
+/// The ratio of each row to plain: of times for what is timed, of rates for servers.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "few rows")]
+pub fn plot(comparisons: &[Comparison]) -> Plot {
+    let ratio = |comparison: &Comparison| {
+        let rate = comparison.ratio(Side::Uncopy, |sample| sample.operations_per_s);
+        // A row without a rate has a time: less is better, so it is drawn upside down.
+        rate.or_else(|| {
+            let time = comparison.ratio(Side::Uncopy, TIME)?;
+            Some(Spread { median: 1.0 / time.median, low: 1.0 / time.high, high: 1.0 / time.low })
+        })
+    };
+    let points = comparisons.iter().enumerate().filter_map(|(at, row)| Some((at as f64, ratio(row)?)));
+    Plot {
+        title: "Small I/O".to_owned(),
+        x: (
+            String::new(),
+            Scale::Words(comparisons.iter().map(|comparison| comparison.title().to_owned()).collect()),
+        ),
+        y: "speed over plain".to_owned(),
+        series: vec![Series { name: Side::Uncopy.name().to_owned(), points: points.collect() }],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_child_writes_is_what_the_parent_reads() {
+        let ns = parse_memcpy_line(&memcpy_line(1.25)).expect("a figure");
+        assert!((ns - 1.25).abs() < 1e-9);
+        for line in ["", "memcpy", "memcpy  ns", "memcpy -1 ns", "memcpy NaN ns", "memcpy inf ns"] {
+            assert_eq!(parse_memcpy_line(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_loop_copies_and_takes_time() {
+        assert!(memcpy_loop(64, 1000).expect("a right copy") > 0.0);
+        assert!(memcpy_loop(0, 10).is_ok());
+        assert!(memcpy_loop(1 << 20, 1).is_ok());
+    }
+}

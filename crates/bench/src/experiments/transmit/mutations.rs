@@ -1,0 +1,117 @@
+//! What the first write to a page costs: a page that may be in flight, one that is only protected, and one that the
+//! kernel gives for the first time (ZCopy §4.3, Table 2).
+
+use std::time::Instant;
+
+use uncopy_twin::{Bytes, Until, lend, settle};
+
+use crate::kit::comparison::{Comparison, Sample};
+use crate::kit::failure::{Failure, Result, While};
+use crate::kit::progress::Progress;
+use crate::kit::rounds::Rounds;
+use crate::kit::side::Side;
+use crate::kit::statistics::quantile;
+
+const PAGE_BYTES: usize = 4096;
+/// A page of an object that was sent and may be in flight: it is replaced by a copy.
+const IN_FLIGHT: Side = Side::Way("in flight");
+/// A page of an object whose sending has completed: only the protection is lifted.
+const PROTECTED: Side = Side::Way("protected");
+/// Pages of an object. The first write to any of them is what is timed: the handler may deal with its neighbours as
+/// well.
+const PAGES: usize = 16;
+/// Objects in one measurement.
+const OBJECTS: usize = 500;
+
+/// Writes to the page in the middle, whose bytes are zeroes.
+fn write_once(memory: &mut [u8], times_ns: &mut Vec<u64>) -> Result<()> {
+    let page = &mut memory[PAGES / 2 * PAGE_BYTES..][..PAGE_BYTES];
+    let begin = Instant::now();
+    // SAFETY: inside the page.
+    unsafe { page.as_mut_ptr().write_volatile(1) };
+    times_ns.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    if page[0] == 1 && page[1..].iter().all(|byte| *byte == 0) {
+        Ok(())
+    } else {
+        Err(Failure::new("a page has wrong bytes after it was written to"))
+    }
+}
+
+/// A fresh object of zeroes; its pages are lent and what becomes of the loan is `side`'s.
+fn write_to_twin(side: Side, times_ns: &mut Vec<u64>) -> Result<()> {
+    let refused = || Failure::new(format!("twin memory is not lent: {:?}", uncopy_twin::status()));
+    let mut object = Bytes::zeroed(PAGES * PAGE_BYTES).ok_or_else(|| Failure::new("no twin memory"))?;
+    let (address, len) = (object.as_ptr() as usize, object.len());
+    if side == IN_FLIGHT {
+        drop(lend(address, len, Until::Dropped).ok_or_else(refused)?);
+    } else {
+        settle(lend(address, len, Until::Completed).ok_or_else(refused)?);
+    }
+    write_once(&mut object, times_ns)
+}
+
+/// Fresh memory of the kernel's.
+fn write_to_new(times_ns: &mut Vec<u64>) -> Result<()> {
+    let len = PAGES * PAGE_BYTES;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping disturbs nothing.
+    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error()).doing("mapping memory");
+    }
+    // SAFETY: mapped just now, used by nobody else, unmapped below.
+    let result = unsafe {
+        libc::madvise(mapped, len, libc::MADV_NOHUGEPAGE);
+        write_once(std::slice::from_raw_parts_mut(mapped.cast(), len), times_ns)
+    };
+    // SAFETY: as above.
+    unsafe { libc::munmap(mapped, len) };
+    result
+}
+
+#[expect(clippy::cast_precision_loss, reason = "times of a few digits")]
+fn sample(side: Side) -> Result<Sample> {
+    let mut times_ns = Vec::with_capacity(OBJECTS);
+    let begun = Instant::now();
+    for _ in 0..OBJECTS {
+        match side {
+            Side::Plain => write_to_new(&mut times_ns)?,
+            side => write_to_twin(side, &mut times_ns)?,
+        }
+    }
+    let elapsed = begun.elapsed();
+    times_ns.sort_unstable();
+    let us = |part| quantile(&times_ns, part).map_or(0.0, |ns| ns as f64 / 1e3);
+    Ok(Sample {
+        operations_per_s: times_ns.len() as f64 / elapsed.as_secs_f64(),
+        latency_p50_us: us(0.5),
+        latency_p99_us: us(0.99),
+        latency_p999_us: us(0.999),
+        verified_bytes: Some((times_ns.len() * PAGE_BYTES) as u64),
+        ..Sample::default()
+    })
+}
+
+/// Measures the first writes; left out where twin memory is not lent.
+pub fn measure(rounds: Rounds, progress: &mut Progress) -> Comparison {
+    let title = "first write to a page";
+    let mut comparison = Comparison::new(title, PAGE_BYTES as u64, &[Side::Plain, PROTECTED, IN_FLIGHT]);
+    if let Err(why) = write_to_twin(PROTECTED, &mut Vec::new()) {
+        comparison.skip(why.to_string());
+        return comparison;
+    }
+    rounds.run_one(&mut comparison, progress, |side, _| sample(side));
+    comparison
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_page_takes_the_write() {
+        let comparison = measure(Rounds::exactly(1), &mut Progress::new());
+        assert!(comparison.is_flawless(), "{:?}", comparison.notes());
+    }
+}

@@ -1,0 +1,33 @@
+//! What every experiment uses. Nothing here knows an experiment, a server or an application.
+//!
+//! ```text
+//!   comparison    samples of alternating sides, ratios; rounds: how many; statistics: medians and spreads
+//!   side          what runs under uncopy and what plain
+//!   traffic       load by own clients, and the sample that comes of it; pattern, checksum, random: its bytes
+//!   report        what comes of an experiment: figures in a table, JSON, plot; progress: what is being measured
+//!   arguments     options that experiments share
+//!   processes     servers and helpers: started, measured and ended whatever happens
+//!   network       what lies between clients and servers
+//!   host          the machine; load: how busy others kept it; processors: the servers' and the clients'
+//! ```
+
+pub mod arguments;
+pub mod checksum;
+pub mod comparison;
+pub mod failure;
+pub mod figures;
+pub mod host;
+pub mod load;
+pub mod network;
+pub mod pattern;
+pub mod plot;
+pub mod processes;
+pub mod processors;
+pub mod progress;
+pub mod random;
+pub mod report;
+pub mod rounds;
+pub mod side;
+pub mod statistics;
+pub mod table;
+pub mod traffic;
