@@ -7,13 +7,13 @@ use rustix::thread::CpuSet;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::clients::echo::EchoClient;
-use crate::experiments::echo::point;
 use crate::kit::failure::Result;
 use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::processes::process::Server;
 use crate::kit::table::size;
 use crate::kit::traffic::{self, Load};
-use crate::servers::echo::{self as server, Reply};
+use crate::servers::echo::command;
+use crate::servers::echo::server::{self as server, Reply};
 
 const COPIES: usize = 5;
 
@@ -44,9 +44,9 @@ struct Echo {
 
 impl Work for Echo {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let command = stage.bench(&point::arguments(&self.work, 1));
+        let command = stage.bench(&command::arguments(&self.work, 1));
         let mut server = stage.start(command, "the echo server", TemporaryDirectory::make()?)?;
-        let address = point::address(&server.first_line()?)?;
+        let address = command::address(&server.first_line()?)?;
         let client = EchoClient::connect(address, self.work.size_bytes, Reply::Echo, 1)?;
         Ok(Box::new(Echoing { client, processors: stage.client_processors(), server }))
     }

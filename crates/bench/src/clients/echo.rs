@@ -9,7 +9,7 @@ use crate::kit::checksum;
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::pattern::{Pattern, compare};
 use crate::kit::traffic::{Exchange, Load, repeat};
-use crate::servers::echo::Reply;
+use crate::servers::echo::server::Reply;
 
 /// How long the server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -9,7 +9,6 @@ use std::time::Duration;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::processes::process;
 use crate::kit::processors;
-use crate::servers::redis::SERVER_THREADS;
 
 /// The key that redis-benchmark uses where none is asked for.
 pub const KEY: &[u8] = b"key:__rand_int__";
@@ -90,7 +89,7 @@ impl Load<'_> {
         ] {
             command.arg(flag).arg(value.to_string());
         }
-        processors::bind(&mut command, processors::of_clients(SERVER_THREADS));
+        processors::bind(&mut command, processors::of_clients(processors::ONE_THREAD));
         Ok(process::run(command, "redis-benchmark", TIMEOUT)?.success("redis-benchmark")?.stdout)
     }
 

@@ -3,47 +3,104 @@
 
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::{Value, json};
 
 use crate::clients::cache::{Connections, Content, Peer, Work};
-use crate::experiments::echo::point::counted;
+use crate::kit::arguments::{Form, bytes_parser, count_parser, seconds, threads_parser};
 use crate::kit::comparison::{Comparison, Sample, spread_json};
+use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
 use crate::kit::failure::Result;
 use crate::kit::figures::{self, CPU, RATE, two_decimals};
 use crate::kit::plot::{Plot, Scale};
 use crate::kit::progress::Progress;
+use crate::kit::report::Report;
 use crate::kit::rounds::Rounds;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::Spread;
-use crate::kit::table::size;
+use crate::kit::table::{counted, size};
 use crate::kit::traffic;
 use crate::servers::cache as server;
 
 /// The length of a value whose answer is one datagram and whose pages fit into one: 15 pages, less what the frame
 /// header takes of the 65,507 bytes of the largest datagram.
 pub const DATAGRAM_VALUE_BYTES: usize = 61_000;
+/// Longest value that the cache takes, bytes.
+const MAX_VALUE_BYTES: u64 = 32 << 20;
 /// Of so many operations one is a SET, where there are any.
 const OPERATIONS_PER_SET: u64 = 10;
 
-/// What is measured.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Lengths of values, bytes.
-    pub sizes_bytes: Vec<usize>,
-    /// The loads.
-    pub loads: Vec<Load>,
-    /// Numbers of the server's threads.
+/// uncopy-cached, sending values by reference and copying them (ZCopy, section 4)
+#[derive(Debug, Args)]
+pub struct Cache {
+    /// Lengths of values, in bytes
+    #[arg(long, value_name = "BYTES,...", default_value = "1024,4096,16384,65536,524288",
+        default_value_if("quick", "true", "1024,65536,524288"), value_delimiter = ',', value_parser = bytes_parser(MAX_VALUE_BYTES))]
+    pub sizes: Vec<usize>,
+    /// Loads
+    #[arg(long, value_name = "LOAD,...", default_value = "get,udp,mixed", value_delimiter = ',', value_enum)]
+    pub only: Vec<Load>,
+    /// Numbers of the server's threads
+    #[arg(long, value_name = "N,N,...", default_value = "1,2", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = threads_parser())]
     pub threads: Vec<usize>,
-    /// Connections.
+    /// Connections
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub clients: usize,
-    /// Values, all of the same length.
+    /// Values
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count_parser())]
     pub keys: usize,
-    /// How the server sends, on the side that does not copy.
+    /// How the server sends where it does not copy: auto, splice or zerocopy
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = ["auto", "splice", "zerocopy", "copy"])]
     pub transmit: String,
-    /// Rounds.
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
     pub rounds: Rounds,
-    /// Length of each measurement.
-    pub duration: Duration,
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.6", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
+    pub seconds: Duration,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Cache {
+    const ENTRIES: &'static [Entry] = &[
+        Entry {
+            repeated: true,
+            ..entry(
+                "cache",
+                "A cache whose values are sent by reference",
+                &[
+                    claim(
+                        "ZCopy, Figure 8 (§4.1)",
+                        "Memcached by TCP: slightly slower below 256 bytes, 1.408 times at 512 bytes, 1.308 times at 1 KiB; then the network is the limit.",
+                    ),
+                    claim(
+                        "ZCopy, Figure 6 (§4.1)",
+                        "Memcached by UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes.",
+                    ),
+                ],
+                "cache --threads 1 --rounds 7..11 --seconds 0.4",
+                "cache --quick",
+            )
+        },
+        Entry {
+            network: Some("veth-1500"),
+            ..entry(
+                "cache-veth-1500",
+                "The cache, over a link with MTU 1500",
+                &[claim("ZCopy, Figure 8 (§4.1)", "There over a network of 1 Gbit/s.")],
+                "cache --only get --threads 1 --sizes 16384,65536,524288 --rounds 7..11 --seconds 0.4",
+                "cache --quick --only get --sizes 65536",
+            )
+        },
+    ];
+    const PLACE: u8 = 110;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            Ok(Report::of(measure(launcher, self, progress)?, render, plot).finding(findings))
+        })
+    }
 }
 
 /// A load for the cache.
@@ -66,13 +123,13 @@ struct Point {
     threads: usize,
 }
 
-fn points(settings: &Settings) -> Vec<Point> {
+fn points(options: &Cache) -> Vec<Point> {
     const MIXED_BYTES: usize = 64 << 10;
     let mut points = Vec::new();
-    for threads in &settings.threads {
-        for load in &settings.loads {
+    for threads in &options.threads {
+        for load in &options.only {
             let (words, sizes) = match load {
-                Load::Get => ("GET", settings.sizes_bytes.clone()),
+                Load::Get => ("GET", options.sizes.clone()),
                 Load::Udp => ("UDP GET", vec![DATAGRAM_VALUE_BYTES]),
                 Load::Mixed => ("GET, 10 % SET", vec![MIXED_BYTES]),
             };
@@ -91,17 +148,17 @@ fn points(settings: &Settings) -> Vec<Point> {
 /// # Errors
 /// [`crate::kit::failure::Failure`] when there is no server to be found.
 #[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
-pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress) -> Result<Vec<Comparison>> {
+pub fn measure(launcher: &Launcher, options: &Cache, progress: &mut Progress) -> Result<Vec<Comparison>> {
     let program = server::find(launcher, server::NAME)?;
-    let points = points(settings);
+    let points = points(options);
     let compared = |point: &Point| {
         Comparison::new(&point.title, point.size_bytes as u64, &[Side::Plain, Side::Twin])
             .with("size", point.size_bytes as f64)
             .with("threads", point.threads as f64)
     };
     let mut comparisons: Vec<Comparison> = points.iter().map(compared).collect();
-    settings.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
-        sample(launcher, &program, side, point, settings)
+    options.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
+        sample(launcher, &program, side, point, options)
     });
     Ok(comparisons)
 }
@@ -111,23 +168,23 @@ fn sample(
     program: &std::path::Path,
     side: Side,
     point: &Point,
-    settings: &Settings,
+    options: &Cache,
 ) -> Result<Sample> {
-    let content = Content::new(point.size_bytes, settings.keys.max(settings.clients));
-    let transmit = if side == Side::Twin { settings.transmit.as_str() } else { "copy" };
+    let content = Content::new(point.size_bytes, options.keys.max(options.clients));
+    let transmit = if side == Side::Twin { options.transmit.as_str() } else { "copy" };
     let mut server = server::start(launcher, program, transmit, point.threads, content.total_bytes())?;
     let peer = if point.load == Load::Udp { Peer::Udp(server.udp) } else { Peer::Tcp(server.tcp) };
     let every = if point.load == Load::Mixed { OPERATIONS_PER_SET } else { u64::MAX };
-    let work = Work { peer, content: &content, operations_per_set: every, connections: settings.clients };
+    let work = Work { peer, content: &content, operations_per_set: every, connections: options.clients };
     content.store(server.tcp).map_err(|failure| server.server.process().explain(&failure))?;
     // One thread of the client for each of the server's: it has enough to do.
     let connect = |thread: usize| {
-        let connections = (thread..settings.clients).step_by(point.threads);
+        let connections = (thread..options.clients).step_by(point.threads);
         Connections::open(&work, connections)
     };
-    let clients = (0..point.threads.min(settings.clients)).map(connect).collect::<Result<Vec<_>>>();
+    let clients = (0..point.threads.min(options.clients)).map(connect).collect::<Result<Vec<_>>>();
     let mut clients = clients.map_err(|failure| server.server.process().explain(&failure))?;
-    let (sample, _) = traffic::sample(&mut server.server, settings.duration, |duration| {
+    let (sample, _) = traffic::sample(&mut server.server, options.seconds, |duration| {
         traffic::at_once(&mut clients, server.client_processors, |client| client.run(duration))
     })?;
     let lost: u64 = clients.iter().map(Connections::lost).sum();

@@ -1,17 +1,22 @@
 //! The demonstration: the echo server and Redis, plain and under uncopy, in one table.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::{Value, json};
 
 use crate::clients::redis_benchmark::Operation;
-use crate::experiments::echo::copies;
-use crate::experiments::echo::point::{self, Schedule};
+use crate::experiments::echo::{copies, point};
 use crate::experiments::redis;
 use crate::kit::comparison::{Comparison, Metric};
+use crate::kit::experiment::{Experiment, Outcome, STATUS_FAILED, begin, machine_after, print};
+use crate::kit::failure::{Result, While};
 use crate::kit::host::Machine;
+use crate::kit::load::Load;
 use crate::kit::progress::Progress;
-use crate::kit::rounds::Rounds;
+use crate::kit::report::notes;
+use crate::kit::rounds::{Rounds, Schedule};
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::Spread;
 use crate::kit::table::{Align, Table, amount, number, size};
@@ -38,19 +43,54 @@ const RATE_UNIT: &str = "op/s";
 const RATE: Metric = |sample| sample.operations_per_s;
 const MEMORY: Metric = |sample| sample.resident_bytes;
 
+/// Echo server and Redis in one table, plain and under uncopy
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Take about one minute instead of four
+    #[arg(long)]
+    pub quick: bool,
+    /// Also write everything as JSON to FILE; - writes it to standard output instead of the table
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+}
+
+impl Experiment for Demo {
+    fn run(&self) -> Result<Outcome> {
+        let launcher = begin()?;
+        // Before the first minute is spent.
+        let programs = Programs::find()?;
+        redis::check_room()?;
+        let before = Load::read();
+        let mut figures = Figures::measure(&launcher, &programs, self.quick);
+        figures.machine = machine_after(before);
+        figures.machine.add("redis", programs.version);
+        let comparisons: Vec<Comparison> = figures.comparisons().cloned().collect();
+        let json = || format!("{:#}\n", figures.to_json());
+        match self.json.as_deref() {
+            Some(path) if path == Path::new("-") => print(&json())?,
+            path => {
+                if let Some(path) = path {
+                    std::fs::write(path, json()).doing(format_args!("writing {}", path.display()))?;
+                }
+                print(&(figures.render() + &notes(&comparisons)))?;
+            }
+        }
+        let flawless = comparisons.iter().all(Comparison::is_flawless);
+        Ok(Outcome::Status(if flawless { 0 } else { STATUS_FAILED }))
+    }
+}
+
 /// Results of the whole demonstration.
 #[derive(Debug)]
-pub struct Demo {
-    /// What it ran on.
-    pub machine: Machine,
+struct Figures {
+    machine: Machine,
     echo: Vec<Comparison>,
     redis: Vec<Comparison>,
 }
 
-impl Demo {
+impl Figures {
     /// Runs everything: about four minutes, or one with `quick`.
-    #[must_use]
-    pub fn run(launcher: &Launcher, programs: &Programs, quick: bool) -> Self {
+    fn measure(launcher: &Launcher, programs: &Programs, quick: bool) -> Self {
         // Many short rounds give a steadier median than few long ones.
         let (echo_rounds, redis_rounds, echo_time, redis_time) = if quick {
             (5, 7, Duration::from_millis(250), Duration::from_millis(300))
@@ -58,30 +98,25 @@ impl Demo {
             (7, 9, Duration::from_millis(600), Duration::from_millis(1000))
         };
         let mut progress = Progress::new();
-        let sides = vec![Side::Plain, Side::Uncopy];
-        let schedule =
-            Schedule { rounds: Rounds::exactly(echo_rounds), duration: echo_time, sides: sides.clone() };
-        let points = copies::points(ECHO_BYTES, &ECHO_COPIES, 0);
-        let echo = point::measure(launcher, &points, &schedule, &mut progress);
-        let settings = redis::Settings {
-            work: REDIS_WORK.to_vec(),
-            rounds: Rounds::exactly(redis_rounds),
-            duration: redis_time,
-            clients: REDIS_CLIENTS,
-            sides,
+        let schedule = |rounds, duration| Schedule {
+            rounds: Rounds::exactly(rounds),
+            duration,
+            sides: vec![Side::Plain, Side::Uncopy],
         };
-        let redis = redis::measure(launcher, programs, &settings, &mut progress);
+        let points = copies::points(ECHO_BYTES, &ECHO_COPIES, 0);
+        let echo = point::measure(launcher, &points, &schedule(echo_rounds, echo_time), &mut progress);
+        let schedule = schedule(redis_rounds, redis_time);
+        let redis = redis::measure(launcher, programs, &REDIS_WORK, REDIS_CLIENTS, &schedule, &mut progress);
         Self { machine: Machine::describe(), echo, redis }
     }
 
     /// Every comparison.
-    pub fn comparisons(&self) -> impl Iterator<Item = &Comparison> {
+    fn comparisons(&self) -> impl Iterator<Item = &Comparison> {
         self.echo.iter().chain(&self.redis)
     }
 
     /// The one table, with what it was measured on above it.
-    #[must_use]
-    pub fn render(&self) -> String {
+    fn render(&self) -> String {
         use Align::{Left, Right};
         let mut table = Table::new(&[
             ("experiment", Left),
@@ -139,8 +174,7 @@ impl Demo {
     }
 
     /// Everything, for programs.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
+    fn to_json(&self) -> Value {
         json!({
             "machine": self.machine.to_json(),
             "echo": self.echo.iter().map(Comparison::to_json).collect::<Vec<_>>(),

@@ -5,24 +5,26 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::Args;
 use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 
 use crate::clients::files::{Connections, Content};
-use crate::experiments::echo::point::counted;
+use crate::kit::arguments::{Form, count_parser, seconds, size_parser, threads_parser};
 use crate::kit::comparison::{Comparison, Sample, spread_json};
+use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
 use crate::kit::failure::{Failure, Result};
 use crate::kit::figures::{self, CPU, RATE};
 use crate::kit::network::server_address;
 use crate::kit::plot::{Plot, Scale};
 use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::processes::process::Server;
-use crate::kit::processors;
 use crate::kit::progress::Progress;
+use crate::kit::report::Report;
 use crate::kit::rounds::Rounds;
 use crate::kit::side::{Launcher, Side};
-use crate::kit::table::size;
-use crate::kit::traffic;
+use crate::kit::table::{counted, size};
+use crate::kit::{processors, traffic};
 use crate::servers::cache as server;
 
 /// Name of the program.
@@ -30,32 +32,81 @@ const NAME: &str = "uncopy-files";
 /// The way of the sides plain and uncopy: what programs do that know of nothing better.
 const PLAIN_WAY: &str = "read-send";
 /// The other ways of `uncopy-files`, as its command line names them.
-pub const WAYS: [&str; 7] =
+const WAYS: [&str; 7] =
     ["mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"];
 
-/// What is measured.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Lengths of files, bytes.
-    pub sizes_bytes: Vec<usize>,
-    /// Ways besides read and send.
-    pub ways: Vec<&'static str>,
-    /// Whether read and send is also measured under uncopy.
-    pub uncopy: bool,
-    /// Numbers of the server's threads.
+/// uncopy-files: ways to send a file, from read and send to twin memory (zIO, section 5.3.1)
+#[derive(Debug, Args)]
+pub struct Files {
+    /// Lengths of files, in bytes
+    #[arg(long, value_name = "BYTES,...", default_value = "1024,16384,65536,350000,1100000,8388608",
+        default_value_if("quick", "true", "1024,65536,1100000"), value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// What is compared with read and send: ways of uncopy-files, or uncopy for read and send under uncopy run
+    #[arg(long, value_name = "WAY,...",
+        default_value = "uncopy,mmap-send,mmap-sendfile,read-sendfile,sendfile,splice,zerocopy,twin",
+        value_delimiter = ',',
+        value_parser = ["uncopy", "mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"])]
+    pub ways: Vec<String>,
+    /// Numbers of the server's threads
+    #[arg(long, value_name = "N,N,...", default_value = "1", value_delimiter = ',', value_parser = threads_parser())]
     pub threads: Vec<usize>,
-    /// Connections.
+    /// Connections
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub clients: usize,
-    /// Rounds.
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
     pub rounds: Rounds,
-    /// Length of each measurement.
-    pub duration: Duration,
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
+    pub seconds: Duration,
+    #[command(flatten)]
+    pub form: Form,
 }
 
-impl Settings {
+impl Experiment for Files {
+    const ENTRIES: &'static [Entry] = &[
+        entry(
+            "files",
+            "Ways to serve a file",
+            &[
+                claim(
+                    "zIO, Table 3 (§5.3)",
+                    "Icecast, 1.1 MB file in pieces of 64 KiB: 1.25 times, with a kernel-bypass stack.",
+                ),
+                claim(
+                    "zIO, Figure 14 (§5.3.1)",
+                    "mmap and send: up to 17 % slower than zIO; read and sendfile up to 7 %, mmap and sendfile up to 30 %.",
+                ),
+            ],
+            "files --sizes 16384,65536,350000,1100000 --rounds 5..7",
+            "files --quick",
+        ),
+        Entry {
+            network: Some("veth-9000"),
+            ..entry(
+                "files-veth-9000",
+                "Ways to serve a file, over a link with MTU 9000",
+                &[claim("zIO, Table 3 (§5.3)", "There over a network of 100 Gbit/s.")],
+                "files --sizes 65536,1100000 --rounds 5..7 --seconds 0.4",
+                "files --quick --sizes 65536",
+            )
+        },
+    ];
+    const PLACE: u8 = 120;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            Ok(Report::of(measure(launcher, self, progress)?, render, plot).finding(findings))
+        })
+    }
+}
+
+impl Files {
     fn sides(&self) -> Vec<Side> {
-        let uncopy = self.uncopy.then_some(Side::Uncopy);
-        [Side::Plain].into_iter().chain(uncopy).chain(self.ways.iter().map(|way| Side::Way(way))).collect()
+        let uncopy = self.ways.iter().any(|name| name == Side::Uncopy.name()).then_some(Side::Uncopy);
+        let way = |name: &String| WAYS.iter().copied().find(|known| known == name).map(Side::Way);
+        [Side::Plain].into_iter().chain(uncopy).chain(self.ways.iter().filter_map(way)).collect()
     }
 }
 
@@ -78,26 +129,26 @@ impl Point {
 /// # Errors
 /// [`Failure`] when there is no server to be found, or no room for the files.
 #[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
-pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress) -> Result<Vec<Comparison>> {
+pub fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Result<Vec<Comparison>> {
     let program = server::find(launcher, NAME)?;
     let root = TemporaryDirectory::make()?;
     let mut points = Vec::new();
-    for threads in &settings.threads {
-        for size_bytes in &settings.sizes_bytes {
+    for threads in &options.threads {
+        for size_bytes in &options.sizes {
             let content = Content::new(*size_bytes);
             content.write(root.path())?;
             points.push(Point { content, size_bytes: *size_bytes, threads: *threads });
         }
     }
-    let sides = settings.sides();
+    let sides = options.sides();
     let compared = |point: &Point| {
         Comparison::new(point.title(), point.size_bytes as u64, &sides)
             .with("size", point.size_bytes as f64)
             .with("threads", point.threads as f64)
     };
     let mut comparisons: Vec<Comparison> = points.iter().map(compared).collect();
-    settings.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
-        sample(launcher, &program, side, point, settings, root.path())
+    options.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
+        sample(launcher, &program, side, point, options, root.path())
     });
     Ok(comparisons)
 }
@@ -134,18 +185,18 @@ fn sample(
     program: &Path,
     side: Side,
     point: &Point,
-    settings: &Settings,
+    options: &Files,
     root: &Path,
 ) -> Result<Sample> {
     let (mut server, address, processors) = start(launcher, program, side, point.threads, root)?;
     // One thread of the client for each of the server's: it has enough to do.
     let connect = |thread: usize| {
-        let numbers = (thread..settings.clients).step_by(point.threads);
+        let numbers = (thread..options.clients).step_by(point.threads);
         Connections::open(address, &point.content, numbers)
     };
-    let clients = (0..point.threads.min(settings.clients)).map(connect).collect::<Result<Vec<_>>>();
+    let clients = (0..point.threads.min(options.clients)).map(connect).collect::<Result<Vec<_>>>();
     let mut clients = clients.map_err(|failure| server.process().explain(&failure))?;
-    let (sample, _) = traffic::sample(&mut server, settings.duration, |duration| {
+    let (sample, _) = traffic::sample(&mut server, options.seconds, |duration| {
         traffic::at_once(&mut clients, processors, |client| client.run(duration))
     })?;
     drop(clients);

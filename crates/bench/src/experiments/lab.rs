@@ -6,15 +6,17 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};
 
-use crate::kit::arguments::{Form, count_parser};
+use crate::kit::arguments::{Form, bytes_parser, count_parser};
 use crate::kit::comparison::{Comparison, Metric, Sample, spread_json};
+use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::plot::{Plot, Scale, Series};
 use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::progress::Progress;
+use crate::kit::report::Report;
+use crate::kit::rounds::Rounds;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::Spread;
 use crate::kit::table::{Align, Table, amount, number, size};
@@ -41,15 +43,15 @@ const USER: Metric = |sample| sample.user_s;
 const SYSTEM: Metric = |sample| sample.system_s;
 const CPU: Metric = |sample| sample.user_s + sample.system_s;
 
-/// Arguments of `lab`.
+/// A file sent by read and send, by sendfile and under uncopy, and why the times are what they are (the lab)
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub struct Lab {
     /// Length of the file, in bytes
     #[arg(long, value_name = "BYTES", default_value = "1073741824", default_value_if("quick", "true", "67108864"),
-        value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 36))]
+        value_parser = bytes_parser(1 << 36))]
     pub size: usize,
     /// Bytes that one call reads or sends
-    #[arg(long, value_name = "BYTES", default_value_t = CHUNK_BYTES, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 30))]
+    #[arg(long, value_name = "BYTES", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
     /// Rounds; each gets the file from every server once
     #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
@@ -58,36 +60,46 @@ pub struct Arguments {
     pub form: Form,
 }
 
-/// Gets a file of `len_bytes` from each server in `rounds` rounds.
-///
-/// # Errors
-/// [`Failure`] when there is no room for the file.
-#[expect(clippy::cast_precision_loss, reason = "a length")]
-pub fn measure(
-    launcher: &Launcher,
-    len_bytes: usize,
-    chunk_bytes: usize,
-    rounds: usize,
-    progress: &mut Progress,
-) -> Result<Comparison> {
-    let directory = TemporaryDirectory::make()?;
-    check_room(&directory, len_bytes as u64)?;
-    let title = format!("file of {}", size(len_bytes as u64));
-    progress.tell(&format!("writing a {title}"), 0, 1, "once");
-    let corpus = Arc::new(Corpus::single(len_bytes));
-    corpus.write(directory.path())?;
-    let sides = SIDES.map(|(_, side, _)| side);
-    let mut comparison = Comparison::new(&title, len_bytes as u64, &sides).with("size", len_bytes as f64);
-    for round in 0..rounds {
-        comparison.round(|side| {
-            let (name, _, way) = SIDES.iter().find(|(_, known, _)| *known == side).unwrap_or(&SIDES[0]);
-            progress.tell(&title, round, rounds, name);
-            let order =
-                Order { directory: directory.path(), way: *way, bits_per_s: 0, chunk_bytes, once: true };
+impl Experiment for Lab {
+    const ENTRIES: &'static [Entry] = &[entry(
+        "lab",
+        "The lab: read and send against sendfile",
+        &[claim("Zero-Copy lab", "A file by read and send: 7.18 s; by sendfile: 3.71 s.")],
+        "lab --rounds 3",
+        "lab --quick",
+    )];
+    const PLACE: u8 = 140;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            let comparison = self.measure(launcher, progress)?;
+            let (text, plot) = (render(&comparison), plot(&comparison));
+            let findings = findings(&comparison);
+            Ok(Report { findings, ..Report::new(vec![comparison], text, plot) })
+        })
+    }
+}
+
+impl Lab {
+    /// Gets the file from each server in every round.
+    #[expect(clippy::cast_precision_loss, reason = "a length")]
+    fn measure(&self, launcher: &Launcher, progress: &mut Progress) -> Result<Comparison> {
+        let directory = TemporaryDirectory::make()?;
+        check_room(&directory, self.size as u64)?;
+        let title = format!("file of {}", size(self.size as u64));
+        progress.tell(&format!("writing a {title}"), 0, 1, "once");
+        let corpus = Arc::new(Corpus::single(self.size));
+        corpus.write(directory.path())?;
+        let sides = SIDES.map(|(_, side, _)| side);
+        let mut comparison = Comparison::new(&title, self.size as u64, &sides).with("size", self.size as f64);
+        Rounds::exactly(self.rounds).run_one(&mut comparison, progress, |side, _| {
+            let (_, _, way) = SIDES.iter().find(|(_, known, _)| *known == side).unwrap_or(&SIDES[0]);
+            let (directory, chunk_bytes) = (directory.path(), self.chunk);
+            let order = Order { directory, way: *way, bits_per_s: 0, chunk_bytes, once: true };
             sample(launcher, side, &order, &corpus)
         });
+        Ok(comparison)
     }
-    Ok(comparison)
 }
 
 fn check_room(directory: &TemporaryDirectory, len_bytes: u64) -> Result<()> {

@@ -6,16 +6,21 @@
 
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use serde_json::{Value, json};
 
 use crate::clients::resp::Connection;
-use crate::experiments::redis::ycsb::Values;
+use crate::experiments::redis;
+use crate::experiments::redis::ycsb::{self, Values};
+use crate::kit::arguments::{Form, count_parser, seconds, size_parser};
 use crate::kit::comparison::{Comparison, Sample};
+use crate::kit::experiment::{Entry, Experiment, Judge, Outcome, claim, entry, measured};
 use crate::kit::failure::{Failure, Result};
 use crate::kit::figures;
 use crate::kit::plot::{Plot, Scale, Series};
 use crate::kit::progress::Progress;
 use crate::kit::random::Random;
+use crate::kit::report::Report;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::Spread;
 use crate::kit::table::{Align, Table, amount, number};
@@ -26,19 +31,75 @@ const READ_EVERY: u64 = 8;
 /// The share of plain's memory, and the bytes on top of it, that the project allows itself.
 const BOUND: (f64, f64) = (1.15, 64.0 * 1024.0 * 1024.0);
 
-/// What is done and for how long.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Shortest and longest value, bytes; sizes are spread evenly over the doublings between.
-    pub sizes_bytes: (usize, usize),
-    /// Keys.
-    pub keys: u64,
-    /// How long they are overwritten.
-    pub duration: Duration,
-    /// How often memory is looked at.
-    pub interval: Duration,
-    /// What is compared.
-    pub sides: Vec<Side>,
+/// What is compared.
+const SIDES: [Side; 3] = [Side::Plain, Side::Uncopy, Side::HeapOnly];
+
+/// Minutes from 0.01 to 600.
+fn minutes(text: &str) -> std::result::Result<Duration, String> {
+    seconds(text).map(|seconds| seconds * 60)
+}
+
+/// Resident memory of redis-server whose values of mixed sizes are overwritten
+#[derive(Debug, Args)]
+pub struct Memory {
+    /// How long values are overwritten
+    #[arg(long, value_name = "MINUTES", default_value = "1", default_value_if("quick", "true", "0.1"), value_parser = minutes)]
+    pub minutes: Duration,
+    /// Shortest value, in bytes
+    #[arg(long, value_name = "BYTES", default_value = "16384", value_parser = size_parser())]
+    pub smallest: usize,
+    /// Longest value, in bytes
+    #[arg(long, value_name = "BYTES", default_value = "4194304", value_parser = size_parser())]
+    pub largest: usize,
+    /// Keys
+    #[arg(long, value_name = "N", default_value = "200", default_value_if("quick", "true", "50"), value_parser = count_parser())]
+    pub keys: usize,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Memory {
+    const ENTRIES: &'static [Entry] = &[Entry {
+        judge: Judge::Memory,
+        ..entry(
+            "memory",
+            "Memory of Redis with mixed values",
+            &[claim(
+                "not measured in the papers",
+                "This project allows itself 1.15 times plain's memory and 64 MiB.",
+            )],
+            "memory --minutes 1",
+            "memory --quick",
+        )
+    }];
+    const PLACE: u8 = 100;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            let programs = Programs::find()?;
+            redis::check_room()?;
+            if self.smallest > self.largest || self.smallest < ycsb::STAMP_BYTES {
+                return Err(Failure::new(format!(
+                    "--smallest is {}; it must be from {} to --largest, which is {}",
+                    self.smallest,
+                    ycsb::STAMP_BYTES,
+                    self.largest
+                )));
+            }
+            let (comparison, moments) = measure(launcher, &programs, self, progress);
+            let (text, plot) = (render(&comparison, &moments), plot(&comparison, &moments));
+            let findings = findings(&comparison, &moments);
+            let versions = vec![("redis", programs.version)];
+            Ok(Report { findings, versions, ..Report::new(vec![comparison], text, plot) })
+        })
+    }
+}
+
+impl Memory {
+    /// Time between two looks at memory.
+    fn interval(&self) -> Duration {
+        (self.minutes / 200).max(Duration::from_millis(100))
+    }
 }
 
 /// One server and what is known of its values.
@@ -64,12 +125,12 @@ pub struct Moment {
 pub fn measure(
     launcher: &Launcher,
     programs: &Programs,
-    settings: &Settings,
+    options: &Memory,
     progress: &mut Progress,
 ) -> (Comparison, Vec<Moment>) {
     let title = "redis memory, mixed values";
-    let mut comparison = Comparison::new(title, 0, &settings.sides);
-    match course(launcher, programs, settings, &mut |percent| progress.part(title, percent)) {
+    let mut comparison = Comparison::new(title, 0, &SIDES);
+    match course(launcher, programs, options, &mut |percent| progress.part(title, percent)) {
         Err(failure) => {
             comparison.fail(&failure);
             (comparison, Vec::new())
@@ -77,7 +138,7 @@ pub fn measure(
         Ok((moments, ends)) => {
             let last = moments.len().saturating_sub(1);
             for (number, moment) in moments.iter().enumerate() {
-                let mut sides = settings.sides.iter().zip(&moment.resident_bytes).zip(&ends);
+                let mut sides = SIDES.iter().zip(&moment.resident_bytes).zip(&ends);
                 let mut samples: Vec<(Side, Sample)> = Vec::new();
                 for ((side, resident_bytes), end) in &mut sides {
                     // What is known at the end only is told once, but for the processor time.
@@ -107,10 +168,10 @@ pub fn measure(
     clippy::cast_sign_loss,
     reason = "a size between two"
 )]
-fn len_bytes(settings: &Settings, random: u64) -> usize {
-    let (low, high) = (settings.sizes_bytes.0 as f64, settings.sizes_bytes.1 as f64);
+fn len_bytes(options: &Memory, random: u64) -> usize {
+    let (low, high) = (options.smallest as f64, options.largest as f64);
     let part = (random >> 11) as f64 / (1u64 << 53) as f64;
-    ((low * (high / low).powf(part)) as usize).clamp(settings.sizes_bytes.0, settings.sizes_bytes.1)
+    ((low * (high / low).powf(part)) as usize).clamp(options.smallest, options.largest)
 }
 
 fn name(key: u64) -> Vec<u8> {
@@ -122,7 +183,7 @@ fn name(key: u64) -> Vec<u8> {
 fn course(
     launcher: &Launcher,
     programs: &Programs,
-    settings: &Settings,
+    options: &Memory,
     tell: &mut dyn FnMut(usize),
 ) -> Result<(Vec<Moment>, Vec<Sample>)> {
     let subject = |side: &Side| {
@@ -130,8 +191,8 @@ fn course(
         let connection = redis.connect()?;
         Ok(Subject { side: *side, redis, connection, verified_bytes: 0 })
     };
-    let mut subjects = settings.sides.iter().map(subject).collect::<Result<Vec<_>>>()?;
-    let values = Values::new(settings.sizes_bytes.1, 7);
+    let mut subjects = SIDES.iter().map(subject).collect::<Result<Vec<_>>>()?;
+    let values = Values::new(options.largest, 7);
     let mut random = Random::new(8);
     // Version and length of every value.
     let mut alive: Vec<(u64, usize)> = Vec::new();
@@ -139,11 +200,11 @@ fn course(
     let (begin, mut operations) = (Instant::now(), 0u64);
     // Every key once, then for the time that was asked for.
     loop {
-        let all_set = alive.len() as u64 >= settings.keys;
-        let key = if all_set { random.next() % settings.keys } else { alive.len() as u64 };
+        let all_set = alive.len() >= options.keys;
+        let key = if all_set { random.next() % options.keys as u64 } else { alive.len() as u64 };
         let index = usize::try_from(key).unwrap_or(0);
         operations += 1;
-        let value = (operations, len_bytes(settings, random.next()));
+        let value = (operations, len_bytes(options, random.next()));
         let (stamp, rest) = values.parts(key, value.0, value.1);
         let order = operations % 2 == 0;
         for number in 0..subjects.len() {
@@ -161,8 +222,8 @@ fn course(
             }
         }
         let elapsed = begin.elapsed();
-        let due = settings.interval * u32::try_from(moments.len()).unwrap_or(u32::MAX);
-        let ended = all_set && elapsed >= settings.duration;
+        let due = options.interval() * u32::try_from(moments.len()).unwrap_or(u32::MAX);
+        let ended = all_set && elapsed >= options.minutes;
         if elapsed >= due || ended {
             let resident = |subject: &mut Subject| subject.redis.server().process().resident_bytes();
             moments.push(Moment {
@@ -170,7 +231,7 @@ fn course(
                 live_bytes: alive.iter().map(|(_, len_bytes)| *len_bytes as u64).sum(),
                 resident_bytes: subjects.iter_mut().map(resident).collect::<Result<_>>()?,
             });
-            tell(((elapsed.as_secs_f64() / settings.duration.as_secs_f64() * 100.0) as usize).min(100));
+            tell(((elapsed.as_secs_f64() / options.minutes.as_secs_f64() * 100.0) as usize).min(100));
         }
         if ended {
             break;
@@ -359,14 +420,14 @@ mod tests {
     #[test]
     fn sizes_are_spread_over_the_doublings_and_stay_inside() {
         let sizes_bytes = (16 << 10, 4 << 20);
-        let duration = Duration::ZERO;
-        let settings = Settings { sizes_bytes, keys: 1, duration, interval: duration, sides: Vec::new() };
+        let (smallest, largest) = sizes_bytes;
+        let options = Memory { minutes: Duration::ZERO, smallest, largest, keys: 1, form: Form::default() };
         let mut random = Random::new(1);
-        let drawn: Vec<usize> = (0..4000).map(|_| len_bytes(&settings, random.next())).collect();
+        let drawn: Vec<usize> = (0..4000).map(|_| len_bytes(&options, random.next())).collect();
         assert!(drawn.iter().all(|size| (sizes_bytes.0..=sizes_bytes.1).contains(size)));
         let below = drawn.iter().filter(|size| **size < 256 << 10).count();
         assert!((1800..2200).contains(&below), "{below} of 4000 are in the lower half of the doublings");
-        assert_eq!(len_bytes(&settings, 0), sizes_bytes.0);
+        assert_eq!(len_bytes(&options, 0), sizes_bytes.0);
     }
 
     #[test]

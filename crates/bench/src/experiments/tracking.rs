@@ -8,7 +8,12 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+
+use crate::kit::arguments::{Form, count_parser};
 use crate::kit::comparison::{Comparison, Metric, Sample};
+use crate::kit::experiment::{Entry, Experiment, Judge, Outcome, claim, entry, measured};
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::figures::median;
 use crate::kit::pattern::compare;
@@ -18,10 +23,12 @@ use crate::kit::processes::process::Server;
 use crate::kit::processes::signals::Requests;
 use crate::kit::progress::Progress;
 use crate::kit::random::Random;
+use crate::kit::report::Report;
+use crate::kit::rounds::Rounds;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::quantile;
 use crate::kit::table::{Align, Table, number};
-use crate::servers::echo::{Buffer, PAGE_BYTES, memory_file, shuffled};
+use crate::servers::echo::server::{Buffer, PAGE_BYTES, memory_file, shuffled};
 
 /// Pages of the source of all copies.
 const SOURCE_PAGES: usize = 256;
@@ -33,6 +40,89 @@ const BATCH: usize = 64;
 const CHECKED_PAGES: usize = 1024;
 /// Time per copy, µs.
 const TIME: Metric = |sample| sample.latency_p50_us;
+
+/// What is compared.
+const SIDES: [Side; 2] = [Side::Plain, Side::Always];
+
+fn views_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1_000_000)
+}
+
+/// Copies that replace a view among many; what tracking costs (zIO, section 5.2.1)
+#[derive(Debug, Args)]
+pub struct Tracking {
+    /// Numbers of views alive
+    #[arg(long, value_name = "N,N,...", default_value = "10,1000,100000", default_value_if("quick", "true", "10,1000"), value_delimiter = ',', value_parser = views_parser())]
+    pub views: Vec<usize>,
+    /// Copies that are timed in each measurement
+    #[arg(long, value_name = "N", default_value = "100000", default_value_if("quick", "true", "10000"))]
+    pub calls: u32,
+    /// Rounds; each runs every side once
+    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
+    pub rounds: usize,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Tracking {
+    const ENTRIES: &'static [Entry] = &[Entry {
+        judge: Judge::Cost,
+        ..entry(
+            "tracking",
+            "What keeping track of a copy costs",
+            &[claim(
+                "zIO, §5.2.1",
+                "190 ns for a lookup and an insertion in the skiplist, at most 640 entries; that is the skiplist alone.",
+            )],
+            "tracking --rounds 5",
+            "tracking --quick",
+        )
+    }];
+    const PLACE: u8 = 70;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            Ok(Report::of(self.measure(launcher, progress), render, plot))
+        })
+    }
+}
+
+/// Time copies that replace views in this process
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub struct ViewLoop {
+    /// Views alive
+    #[arg(long, value_name = "N", value_parser = views_parser())]
+    pub views: usize,
+    /// Copies that are timed
+    #[arg(long, value_name = "N")]
+    pub calls: u32,
+}
+
+impl Experiment for ViewLoop {
+    const IS_SERVER: bool = true;
+
+    fn run(&self) -> Result<Outcome> {
+        view_loop(self.views, u64::from(self.calls)).map(|()| Outcome::Status(0))
+    }
+}
+
+impl Tracking {
+    /// One comparison for each number of views.
+    #[expect(clippy::cast_precision_loss, reason = "numbers of views")]
+    fn measure(&self, launcher: &Launcher, progress: &mut Progress) -> Vec<Comparison> {
+        let comparison = |views: &usize| {
+            let title = format!("copy of 4 KiB, {views} views");
+            let mut comparison =
+                Comparison::new(&title, PAGE_BYTES as u64, &SIDES).with("views", *views as f64);
+            Rounds::exactly(self.rounds).run_one(&mut comparison, progress, |side, _| {
+                sample(launcher, side, *views, u64::from(self.calls))
+            });
+            comparison
+        };
+        self.views.iter().map(comparison).collect()
+    }
+}
 
 /// What one run gave.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -135,30 +225,6 @@ fn receive(buffer: &Buffer, bytes: &[u8]) -> Result<()> {
     let got = unsafe { libc::read(file.as_raw_fd(), buffer.start(), bytes.len()) };
     let whole = [written, got].iter().all(|count| usize::try_from(*count) == Ok(bytes.len()));
     if whole { Ok(()) } else { Err(io::Error::last_os_error()).doing("reading the source") }
-}
-
-/// Runs the experiment: one comparison for each number of views.
-#[expect(clippy::cast_precision_loss, reason = "numbers of views")]
-pub fn measure(
-    launcher: &Launcher,
-    views: &[usize],
-    calls: u64,
-    rounds: usize,
-    progress: &mut Progress,
-) -> Vec<Comparison> {
-    let sides = [Side::Plain, Side::Always];
-    let comparison = |views: &usize| {
-        let title = format!("copy of 4 KiB, {views} views");
-        let mut comparison = Comparison::new(&title, PAGE_BYTES as u64, &sides).with("views", *views as f64);
-        for round in 0..rounds {
-            comparison.round(|side| {
-                progress.tell(&title, round, rounds, side.name());
-                sample(launcher, side, *views, calls)
-            });
-        }
-        comparison
-    };
-    views.iter().map(comparison).collect()
 }
 
 fn sample(launcher: &Launcher, side: Side, views: usize, calls: u64) -> Result<Sample> {

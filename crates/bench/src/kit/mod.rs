@@ -5,7 +5,7 @@
 //!   side          what runs under uncopy and what plain
 //!   traffic       load by own clients, and the sample that comes of it; pattern, checksum, random: its bytes
 //!   report        what comes of an experiment: figures in a table, JSON, plot; progress: what is being measured
-//!   arguments     options that experiments share
+//!   experiment    what a command is: options, what it does, its place in the report; arguments: shared options
 //!   processes     servers and helpers: started, measured and ended whatever happens
 //!   network       what lies between clients and servers
 //!   host          the machine; load: how busy others kept it; processors: the servers' and the clients'
@@ -14,6 +14,7 @@
 pub mod arguments;
 pub mod checksum;
 pub mod comparison;
+pub mod experiment;
 pub mod failure;
 pub mod figures;
 pub mod host;

@@ -9,6 +9,9 @@ use rustix::thread::CpuSet;
 
 use crate::kit::failure::{Result, While};
 
+/// Threads, or processes, of a packaged server that have work: Redis's, nginx's, memcached's as they are started here.
+pub const ONE_THREAD: usize = 1;
+
 /// The processors that this program may use, in two parts: the first `threads` of them, for a server, and the others.
 /// `None` where there are no others.
 #[must_use]

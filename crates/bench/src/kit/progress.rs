@@ -1,9 +1,8 @@
 //! Tells on stderr what is being measured, because measuring takes minutes.
 
+use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
-
-use crate::kit::rounds::Rounds;
 
 /// What stands in front of every line: which of many experiments this is.
 static AHEAD: Mutex<String> = Mutex::new(String::new());
@@ -29,10 +28,8 @@ impl Progress {
     }
 
     /// Tells that `what` is being measured, in round `round` (from 0) of `rounds`, under `side`.
-    pub fn tell(&mut self, what: &str, round: usize, rounds: impl Into<Rounds>, side: &str) {
-        let rounds = rounds.into();
-        let noisy = if round < rounds.least() { "" } else { ", because it is noisy" };
-        let line = format!("{what}, round {} of {rounds}{noisy}", round + 1);
+    pub fn tell(&mut self, what: &str, round: usize, rounds: impl fmt::Display, side: &str) {
+        let line = format!("{what}, round {} of {rounds}", round + 1);
         self.line(&format!("{line}, {side}"), line);
     }
 

@@ -35,6 +35,24 @@ impl Report {
         Self { comparisons, text, findings: Vec::new(), versions: Vec::new(), plot }
     }
 
+    /// The report of `comparisons`, without findings and versions.
+    #[must_use]
+    pub fn of(
+        comparisons: Vec<Comparison>,
+        render: impl FnOnce(&[Comparison]) -> String,
+        plot: impl FnOnce(&[Comparison]) -> Plot,
+    ) -> Self {
+        let (text, plot) = (render(&comparisons), plot(&comparisons));
+        Self::new(comparisons, text, plot)
+    }
+
+    /// The same with what follows from the comparisons.
+    #[must_use]
+    pub fn finding(mut self, find: impl FnOnce(&[Comparison]) -> Vec<(&'static str, Value)>) -> Self {
+        self.findings = find(&self.comparisons);
+        self
+    }
+
     /// Whether everything was verified and nothing else went wrong.
     #[must_use]
     pub fn is_flawless(&self) -> bool {

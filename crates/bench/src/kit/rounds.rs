@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::kit::comparison::{Comparison, Metric, Sample};
 use crate::kit::failure::Result;
@@ -30,12 +31,6 @@ impl Rounds {
         Self { least: rounds, most: rounds }
     }
 
-    /// Those that are run in any case.
-    #[must_use]
-    pub const fn least(self) -> usize {
-        self.least
-    }
-
     /// Runs the rounds, each of which runs every side of every comparison once: `sample` gets the comparison's point,
     /// the side and the number of the round. The rounds are the outer loop, so that different points can be compared
     /// round by round as well. Beyond the least number, a comparison that is settled is left alone.
@@ -47,6 +42,7 @@ impl Rounds {
         mut sample: impl FnMut(&P, Side, usize) -> Result<Sample>,
     ) {
         for round in 0..self.most {
+            let noisy = if round < self.least { "" } else { ", because it is noisy" };
             let mut all_are_settled = true;
             for (comparison, point) in comparisons.iter_mut().zip(points) {
                 if round >= self.least && is_settled(comparison) {
@@ -55,7 +51,7 @@ impl Rounds {
                 all_are_settled = false;
                 let title = comparison.title().to_owned();
                 comparison.round(|side| {
-                    progress.tell(&title, round, self, side.name());
+                    progress.tell(&title, round, format_args!("{self}{noisy}"), side.name());
                     sample(point, side, round)
                 });
             }
@@ -74,6 +70,17 @@ impl Rounds {
     ) {
         self.run(std::slice::from_mut(comparison), &[()], progress, |(), side, round| sample(side, round));
     }
+}
+
+/// How often and how long each point is measured.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    /// Rounds; each runs every side once.
+    pub rounds: Rounds,
+    /// Length of each measurement.
+    pub duration: Duration,
+    /// What is compared.
+    pub sides: Vec<Side>,
 }
 
 /// Whether more rounds would change nothing: the medians of the ratios to plain, of throughput and of processor time,

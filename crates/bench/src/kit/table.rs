@@ -128,6 +128,12 @@ pub fn amount(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
+/// `1 copy`, `5 copies`.
+#[must_use]
+pub fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
 //! From the figures of an experiment to rows of the results.
 
-use crate::Measured as Figures;
 use crate::kit::comparison::{Comparison, Metric, Sample};
+use crate::kit::experiment::Measured as Figures;
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::report::notes;
 use crate::kit::side::Side;

@@ -2,9 +2,10 @@
 
 use uncopy_html::quantity;
 
+use crate::kit::experiment::Judge;
 use crate::kit::table::number;
 use crate::results::PLOTS;
-use crate::results::judge::{Judge, Verdict};
+use crate::results::judge::Verdict;
 use crate::results::model::{Results, Row};
 use crate::results::page::{
     HOW_TO_READ, Shown, is_cpu_noisy, judged_ratio, machine_facts, not_helped, ratio_text, shown, summary,

@@ -4,11 +4,12 @@ use uncopy_html::markup::Markup;
 use uncopy_html::table::{Cell, Column, Table};
 use uncopy_html::{quantity, shell};
 
+use crate::kit::experiment::{Claim, Judge};
 use crate::kit::statistics::{NOISE, Spread};
 use crate::kit::table::number;
-use crate::results::judge::{self, Judge, Verdict};
+use crate::results::judge::{self, Verdict};
 use crate::results::model::{Measured, Results, Row};
-use crate::results::register::{self, ABSENT, Claim};
+use crate::results::register::{self, ABSENT};
 
 /// Rows of an experiment that are shown; the others are in its table as printed, and in the JSON.
 const MAX_ROWS: usize = 300;

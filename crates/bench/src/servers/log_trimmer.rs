@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use crate::kit::failure::{Result, While};
 use crate::kit::processors;
-use crate::servers::redis::SERVER_THREADS;
 
 /// The file may grow this long, bytes: longer than the processor's caches.
 const LIMIT_BYTES: u64 = 64 << 20;
@@ -47,7 +46,7 @@ impl LogTrimmer {
             .collect::<Result<_>>()?;
         let ending = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ending);
-        let others = processors::of_clients(SERVER_THREADS);
+        let others = processors::of_clients(processors::ONE_THREAD);
         let trim = move || {
             // On the server's processor it would take its time.
             let _ = processors::bind_to(others);

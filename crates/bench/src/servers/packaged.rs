@@ -16,8 +16,6 @@ use crate::servers::redis::on_path;
 
 /// How often a port is tried that another program may take in between.
 const PORT_ATTEMPTS: usize = 3;
-/// Threads or processes of a server that have work.
-pub const SERVER_THREADS: usize = 1;
 
 /// A program that a package brings.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +61,7 @@ impl Package {
         let address = network::free_address()?;
         let arguments = (self.arguments)(address.port(), directory.path())?;
         let mut command = launcher.command(side, program.as_os_str(), &arguments);
-        processors::bind(&mut command, processors::of_server(SERVER_THREADS));
+        processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
         let mut server = Server::start(command, self.name, directory)?;
         let deadline = Instant::now() + TIMEOUT;
         while TcpStream::connect_timeout(&address, TIMEOUT).is_err() {

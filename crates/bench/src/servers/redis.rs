@@ -17,8 +17,6 @@ use crate::servers::log_trimmer::LogTrimmer;
 
 /// How often a port is tried that another program may take in between.
 const PORT_ATTEMPTS: usize = 3;
-/// Threads of a server that have work.
-pub const SERVER_THREADS: usize = 1;
 /// How long an answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Directory of the append-only files, inside the server's.
@@ -83,7 +81,7 @@ impl RedisServer {
     pub fn start(launcher: &Launcher, side: Side, program: &Path) -> Result<Self> {
         Self::start_by(|arguments, directory| {
             let mut command = launcher.command(side, program.as_os_str(), arguments);
-            processors::bind(&mut command, processors::of_server(SERVER_THREADS));
+            processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
             Server::start(command, "redis-server", directory)
         })
     }

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use crate::apps::programs::Programs;
 use crate::apps::stage::{Stage, Under};
 use crate::apps::{Case, Effort, Point, Running};
-use crate::experiments::echo::point::Schedule;
 use crate::kit::comparison::{Comparison, Sample};
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::figures;
@@ -16,6 +15,7 @@ use crate::kit::plot::{Plot, Scale, Series};
 use crate::kit::processes::descendants::{self, Held};
 use crate::kit::progress::Progress;
 use crate::kit::report::Report;
+use crate::kit::rounds::Schedule;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::quantile;
 

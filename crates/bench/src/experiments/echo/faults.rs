@@ -1,27 +1,86 @@
 //! The experiment of zIO §5.1.3 (Figure 9): an echo server that touches pages of every message, one
 //! byte in each, in several orders; and what a page costs it, by its own clock.
 
-use crate::experiments::echo::point::{Point, counted};
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::experiments::echo::point::{self, Point};
+use crate::kit::arguments::{Form, copies_parser, count_parser, seconds, size_parser};
 use crate::kit::comparison::Comparison;
+use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
+use crate::kit::failure::Result;
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit};
 use crate::kit::plot::{Plot, Scale, Series};
+use crate::kit::report::Report;
+use crate::kit::rounds::{Rounds, Schedule};
 use crate::kit::side::Side;
-use crate::kit::table::{number, size};
-use crate::servers::echo::{Order, Work};
+use crate::kit::table::{counted, number, size};
+use crate::servers::echo::server::{Order, Work};
 
-/// What is asked of the server.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Length of a message, bytes.
-    pub size_bytes: usize,
-    /// Copies of each message.
-    pub copies: usize,
-    /// Numbers of pages that are touched.
+/// What is compared.
+const SIDES: [Side; 3] = [Side::Plain, Side::Uncopy, Side::Always];
+
+/// Echo server that touches pages of each message; the cost of a fault (zIO, Figure 9)
+#[derive(Debug, Args)]
+pub struct Faults {
+    /// Numbers of pages of each message that the server touches
+    #[arg(
+        long,
+        value_name = "PAGES,...",
+        default_value = "0,1,2,4,8,32",
+        default_value_if("quick", "true", "0,4"),
+        value_delimiter = ','
+    )]
     pub pages: Vec<usize>,
-    /// In which orders.
+    /// Which pages
+    #[arg(
+        long,
+        value_name = "ORDER,...",
+        default_value = "sequential,random",
+        value_delimiter = ',',
+        value_enum
+    )]
     pub orders: Vec<Order>,
-    /// Numbers of threads.
+    /// Numbers of the server's threads; as many connections
+    #[arg(long, value_name = "N,N,...", default_value = "1,2", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = count_parser())]
     pub threads: Vec<usize>,
+    /// Length of a message, in bytes
+    #[arg(long, value_name = "BYTES", default_value = "524288", value_parser = size_parser())]
+    pub size: usize,
+    /// Copies of each message
+    #[arg(long, value_name = "N", default_value = "1", value_parser = copies_parser())]
+    pub copies: usize,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "5", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.4", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
+    pub seconds: Duration,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Faults {
+    const ENTRIES: &'static [Entry] = &[entry(
+        "faults",
+        "Echo server, pages touched",
+        &[claim(
+            "zIO, Figure 9 (§5.1.3)",
+            "Up to 2 page faults for each message of 512 KiB throughput still scales well; more of them limit it (TLB shootdowns).",
+        )],
+        "faults --threads 1 --rounds 7..11 --seconds 0.12",
+        "faults --quick --orders random",
+    )];
+    const PLACE: u8 = 40;
+
+    fn run(&self) -> Result<Outcome> {
+        let schedule = Schedule { rounds: self.rounds, duration: self.seconds, sides: SIDES.to_vec() };
+        measured(&self.form, |launcher, progress| {
+            let comparisons = point::measure(launcher, &self.points(), &schedule, progress);
+            Ok(Report::of(comparisons, render, |comparisons| plot(comparisons, &self.orders)))
+        })
+    }
 }
 
 const fn name(order: Order) -> &'static str {
@@ -32,35 +91,36 @@ const fn name(order: Order) -> &'static str {
     }
 }
 
-/// One point for each number of threads, order and number of pages.
-#[must_use]
-#[expect(clippy::cast_precision_loss, reason = "few pages")]
-pub fn points(settings: &Settings) -> Vec<Point> {
-    let (size_bytes, copies) = (settings.size_bytes, settings.copies);
-    let mut points = Vec::new();
-    for threads in &settings.threads {
-        for order in &settings.orders {
-            for pages in &settings.pages {
-                let work =
-                    Work { size_bytes, copies, touched_pages: *pages, order: *order, ..Work::default() };
-                let title = format!(
-                    "echo {}, {}, {}, {} {}",
-                    size(size_bytes as u64),
-                    counted(copies, "copy", "copies"),
-                    counted(*threads, "thread", "threads"),
-                    counted(*pages, "page", "pages"),
-                    name(*order)
-                );
-                let order = settings.orders.iter().position(|known| known == order).unwrap_or(0);
-                let point = Point { threads: *threads, ..Point::new(title, work) }
-                    .with("threads", *threads as f64)
-                    .with("order", order as f64)
-                    .with("pages", *pages as f64);
-                points.push(point);
+impl Faults {
+    /// One point for each number of threads, order and number of pages.
+    #[expect(clippy::cast_precision_loss, reason = "few pages")]
+    fn points(&self) -> Vec<Point> {
+        let (size_bytes, copies) = (self.size, self.copies);
+        let mut points = Vec::new();
+        for threads in &self.threads {
+            for order in &self.orders {
+                for pages in &self.pages {
+                    let work =
+                        Work { size_bytes, copies, touched_pages: *pages, order: *order, ..Work::default() };
+                    let title = format!(
+                        "echo {}, {}, {}, {} {}",
+                        size(size_bytes as u64),
+                        counted(copies, "copy", "copies"),
+                        counted(*threads, "thread", "threads"),
+                        counted(*pages, "page", "pages"),
+                        name(*order)
+                    );
+                    let order = self.orders.iter().position(|known| known == order).unwrap_or(0);
+                    let point = Point { threads: *threads, ..Point::new(title, work) }
+                        .with("threads", *threads as f64)
+                        .with("order", order as f64)
+                        .with("pages", *pages as f64);
+                    points.push(point);
+                }
             }
         }
+        points
     }
-    points
 }
 
 /// The figures, with faults and the cost of a page.
@@ -86,19 +146,19 @@ pub fn render(comparisons: &[Comparison]) -> String {
 
 /// Throughput over the number of pages: a line for each number of threads, order and side.
 #[must_use]
-pub fn plot(comparisons: &[Comparison], settings: &Settings) -> Plot {
+fn plot(comparisons: &[Comparison], orders: &[Order]) -> Plot {
     let mut series: Vec<Series> = Vec::new();
     for comparison in comparisons {
-        let order =
-            settings.orders.iter().enumerate().find(|(index, _)| {
-                comparison.parameter("order") == u32::try_from(*index).ok().map(f64::from)
-            });
+        let order = orders
+            .iter()
+            .enumerate()
+            .find(|(index, _)| comparison.parameter("order") == u32::try_from(*index).ok().map(f64::from));
         let (Some(threads), Some(pages), Some((_, order))) =
             (comparison.parameter("threads"), comparison.parameter("pages"), order)
         else {
             continue;
         };
-        for side in [Side::Plain, Side::Uncopy, Side::Always] {
+        for side in SIDES {
             let Some(rate) = comparison.spread(side, RATE) else { continue };
             let name = format!("{}, {}, threads: {threads}", side.name(), name(*order));
             match series.iter_mut().find(|series| series.name == name) {

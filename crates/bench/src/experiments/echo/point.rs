@@ -1,22 +1,20 @@
 //! The harness of every experiment on the echo server: it starts the server under each side, loads
 //! it, checks every answer, and stops it. The experiments only say with what.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::clients::echo::EchoClient;
-use crate::experiments::echo::recording::Drain;
+use crate::experiments::echo::drain::Drain;
 use crate::kit::comparison::{Comparison, Sample};
-use crate::kit::failure::{Failure, Result};
-use crate::kit::network::server_address;
+use crate::kit::failure::Result;
 use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::processes::process::Server;
-use crate::kit::processors;
 use crate::kit::progress::Progress;
-use crate::kit::rounds::Rounds;
+use crate::kit::rounds::Schedule;
 use crate::kit::side::{Launcher, Side};
-use crate::kit::traffic;
-use crate::servers::echo::{PAGE_BYTES, Reply, Work, touch_ns};
+use crate::kit::{processors, traffic};
+use crate::servers::echo::command;
+use crate::servers::echo::server::{PAGE_BYTES, Reply, Work, touch_ns};
 
 /// One point of an experiment: what the server does and how it is loaded.
 #[derive(Clone, Debug)]
@@ -29,17 +27,6 @@ pub struct Point {
     pub threads: usize,
     /// Parameters for JSON and plots.
     pub parameters: Vec<(&'static str, f64)>,
-}
-
-/// How often and how long each point is measured.
-#[derive(Clone, Debug)]
-pub struct Schedule {
-    /// Rounds; each runs every side once.
-    pub rounds: Rounds,
-    /// Length of each measurement.
-    pub duration: Duration,
-    /// What is compared.
-    pub sides: Vec<Side>,
 }
 
 impl Point {
@@ -96,7 +83,7 @@ pub fn measure(
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
 fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, seed: u64) -> Result<Sample> {
     let work = point.work(side);
-    let mut command = launcher.bench(side, &arguments(&work, point.threads));
+    let mut command = launcher.bench(side, &command::arguments(&work, point.threads));
     let drain = if side == Side::Recording { Some(Drain::begin()?) } else { None };
     if let Some(drain) = &drain {
         drain.record(&mut command);
@@ -104,7 +91,7 @@ fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, se
     processors::bind(&mut command, processors::of_server(point.threads));
     let others = processors::of_clients(point.threads);
     let mut server = Server::start(command, "the echo server", TemporaryDirectory::make()?)?;
-    let address = address(&server.first_line()?)?;
+    let address = command::address(&server.first_line()?)?;
     let connect =
         |number| EchoClient::connect(address, work.size_bytes, work.reply, seed * 1000 + number as u64);
     let clients = (0..point.threads).map(connect).collect::<Result<Vec<_>>>();
@@ -131,58 +118,10 @@ fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, se
     })
 }
 
-/// The command line of the server after the word `bench`.
-#[must_use]
-pub fn arguments(work: &Work, threads: usize) -> Vec<String> {
-    let order = clap::ValueEnum::to_possible_value(&work.order);
-    let order = order.map_or_else(String::new, |order| order.get_name().to_owned());
-    let mut arguments = vec![
-        "echo-server".to_owned(),
-        format!("--listen={}:0", server_address()),
-        format!("--size={}", work.size_bytes),
-        format!("--copies={}", work.copies),
-        format!("--touch={}", work.touched_pages),
-        format!("--order={order}"),
-        format!("--read={}", work.read_bytes),
-        format!("--threads={threads}"),
-    ];
-    if work.reply == Reply::Checksum {
-        arguments.push("--checksum".to_owned());
-    }
-    if !server_address().is_loopback() {
-        arguments.push("--allow-remote".to_owned());
-    }
-    arguments
-}
-
-/// The address that the line `listening PORT` stands for.
-///
-/// # Errors
-/// [`Failure`] when it is another line.
-pub fn address(line: &str) -> Result<SocketAddr> {
-    line.strip_prefix("listening ")
-        .and_then(|port| port.trim().parse().ok())
-        .map(|port| SocketAddr::from((server_address(), port)))
-        .ok_or_else(|| Failure::new(format!("the echo server wrote \"{}\"", line.escape_debug())))
-}
-
-/// `1 copy`, `5 copies`.
-#[must_use]
-pub fn counted(count: usize, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_servers_own_line_gives_an_address() {
-        assert_eq!(address("listening 7000").expect("an address").port(), 7000);
-        for line in ["", "listening", "listening 70000", "listening -1", "hello", "listening 1 2"] {
-            assert!(address(line).is_err(), "{line}");
-        }
-    }
+    use crate::kit::rounds::Rounds;
 
     #[test]
     fn the_limit_is_the_same_work_without_its_copies() {

@@ -4,15 +4,69 @@
 //! The part that is read lies at the message's start, and every byte of it is read. zIO relates the
 //! bytes touched to those that copies did not copy: `part / copies`.
 
+use clap::Args;
 use serde_json::{Value, json};
 
-use crate::experiments::echo::point::{Point, counted};
+use crate::experiments::echo::point::{self, Point};
+use crate::kit::arguments::{Form, Repeat, copies_parser, size_parser};
 use crate::kit::comparison::Comparison;
+use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
+use crate::kit::failure::Result;
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit};
 use crate::kit::plot::{Plot, Scale, Series};
+use crate::kit::report::Report;
 use crate::kit::side::Side;
-use crate::kit::table::size;
-use crate::servers::echo::Work;
+use crate::kit::table::{counted, size};
+use crate::servers::echo::server::Work;
+
+/// Echo server that reads a part of each message; the break-even (zIO, Figure 10)
+#[derive(Debug, Args)]
+pub struct Touched {
+    /// Shares of each message that the server reads, in percent
+    #[arg(long, value_name = "PERCENT,...", default_value = "0,5,10,20,30,40,60,80,100",
+        default_value_if("quick", "true", "0,20,100"), value_delimiter = ',', value_parser = percent_parser())]
+    pub shares: Vec<u8>,
+    /// Lengths of messages, in bytes
+    #[arg(long, value_name = "BYTES,...", default_value = "262144", value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// Numbers of copies
+    #[arg(long, value_name = "N,N,...", default_value = "1,3,6", default_value_if("quick", "true", "3"), value_delimiter = ',', value_parser = copies_parser())]
+    pub copies: Vec<usize>,
+    #[command(flatten)]
+    pub repeat: Repeat,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Touched {
+    const ENTRIES: &'static [Entry] = &[entry(
+        "touched",
+        "Echo server, bytes touched",
+        &[claim(
+            "zIO, Figure 10 (§5.1.4)",
+            "zIO gains as long as the bytes touched are less than 6 % of the bytes elided; beyond, it loses.",
+        )],
+        "touched --sides uncopy --rounds 7..11 --seconds 0.12",
+        "touched --quick --sides uncopy",
+    )];
+    const PLACE: u8 = 50;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            let comparisons = point::measure(
+                launcher,
+                &points(&self.sizes, &self.copies, &self.shares),
+                &self.repeat.schedule(),
+                progress,
+            );
+            Ok(Report::of(comparisons, render, plot).finding(findings))
+        })
+    }
+}
+
+fn percent_parser() -> clap::builder::RangedI64ValueParser<u8> {
+    clap::value_parser!(u8).range(0..=100)
+}
 
 /// One point for each length, number of copies and share, in percent, of each message that is read.
 #[must_use]

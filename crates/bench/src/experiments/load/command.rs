@@ -10,7 +10,6 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::experiments::load::soaker::{Calibration, Soaked, Soakers, taken};
-use crate::experiments::load::traffic::{calibration_json, calibration_line};
 use crate::kit::failure::{Failure, Result};
 use crate::kit::host::Machine;
 use crate::kit::load::used;
@@ -105,7 +104,7 @@ impl Taken {
     pub fn render(&self, machine: &Machine) -> String {
         let (taken, others, [user, system]) = self.seconds();
         let seen = user + system;
-        let calibration = calibration_line(&self.calibration, self.processors);
+        let calibration = self.calibration.render(self.processors);
         if self.calibration.is_void() {
             return format!(
                 "{}\n{}: {:.3} s, exit status {}\n\
@@ -153,7 +152,7 @@ impl Taken {
             "getrusage_system_s": system,
             "other_tasks_s": told(others - user - system),
             "interrupts_s": told(taken - others),
-            "calibration": calibration_json(&self.calibration, self.processors),
+            "calibration": self.calibration.to_json(self.processors),
         })
     }
 }

@@ -21,6 +21,7 @@ use std::time::Instant;
 use clap::Args;
 use rustix::thread::CpuSet;
 
+use crate::kit::experiment::{Experiment, Outcome};
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::processes::signals::Requests;
 
@@ -37,8 +38,9 @@ const LINE_BYTES: usize = 64;
 /// Lines that are a unit of work where nothing is spun.
 const LINES_OF_A_UNIT: usize = 64;
 
-/// Arguments of `soak`.
+/// Use up all processor time that nobody else wants
 #[derive(Debug, Args)]
+#[command(hide = true)]
 pub struct Soak {
     /// Descriptor of the file of counters
     #[arg(long, value_name = "FD")]
@@ -46,6 +48,14 @@ pub struct Soak {
     /// Cache lines that each thread dirties in a second; 0: as many as it can
     #[arg(long, value_name = "LINES")]
     pub lines: u64,
+}
+
+impl Experiment for Soak {
+    const IS_SERVER: bool = true;
+
+    fn run(&self) -> Result<Outcome> {
+        run(self).map(|()| Outcome::Status(0))
+    }
 }
 
 /// The counters, shared with the program that started this one.

@@ -14,13 +14,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
+use serde_json::{Value, json};
 
 use crate::experiments::load::soak::{Counters, STRIDE_BYTES, processors};
+use crate::kit::comparison::spread_json;
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::processes::process::Server;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::Spread;
+use crate::kit::table::number;
 
 /// Part of the processors' time that others than the soakers may have in a calibration: the system's own work.
 const UNLOADED: f64 = 0.02;
@@ -150,6 +153,32 @@ pub struct Calibration {
 }
 
 impl Calibration {
+    /// One line on the soakers, and another where the machine was not unloaded.
+    #[must_use]
+    pub fn render(self, processors: usize) -> String {
+        let Self { work_per_s, others } = self;
+        let warning = self.warning().map_or_else(String::new, |warning| format!("note: {warning}\n"));
+        format!(
+            "calibration: {processors} soakers, {} units of work in a second ({} to {}), others had {:.2} % of the machine\n\
+         {warning}",
+            number(work_per_s.median),
+            number(work_per_s.low),
+            number(work_per_s.high),
+            others.median * 100.0
+        )
+    }
+
+    /// The calibration, for programs.
+    #[must_use]
+    pub fn to_json(self, processors: usize) -> Value {
+        json!({
+            "soakers": processors,
+            "work_per_s": spread_json(self.work_per_s),
+            "others_percent": spread_json(self.others.scaled(100.0)),
+            "warning": self.warning(),
+        })
+    }
+
     /// Whether others used so much of the machine that no load can be told.
     #[must_use]
     pub fn is_void(&self) -> bool {

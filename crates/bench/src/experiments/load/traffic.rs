@@ -11,15 +11,21 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};
 
+use crate::experiments::load::command;
 use crate::experiments::load::soak::processors;
 use crate::experiments::load::soaker::{Calibration, Soaked, Soakers, taken};
-use crate::kit::arguments::{Form, count_parser, seconds};
+use crate::kit::arguments::{Form, bytes_parser, count_parser, seconds};
 use crate::kit::comparison::{Comparison, Metric, Sample, spread_json};
+use crate::kit::experiment::{Entry, Experiment, Outcome, begin, claim, entry, measured};
 use crate::kit::failure::{Failure, Result};
 use crate::kit::figures::{self, two_decimals};
+use crate::kit::host::Machine;
+use crate::kit::network::{self, Network};
 use crate::kit::plot::{Plot, Scale, Series};
 use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::progress::Progress;
+use crate::kit::report::Report;
+use crate::kit::rounds::Rounds;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::Spread;
 use crate::kit::table::{Align, Table, amount, number};
@@ -52,9 +58,9 @@ const MIN_CALIBRATION: Duration = Duration::from_millis(100);
 /// Traffic before a measurement.
 const WARM_UP: Duration = Duration::from_millis(150);
 
-/// Arguments of `load`.
+/// What files sent by each way at a fixed rate take of the machine, or what any command takes (the mail of 2001)
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub struct Load {
     /// Rates, in Mbit/s; what the machine cannot hold is lowered to what it can
     #[arg(long, value_name = "MBIT,...", default_value = "92,10000", value_delimiter = ',',
         value_parser = RangedU64ValueParser::<u64>::new().range(1..=1_000_000))]
@@ -65,7 +71,7 @@ pub struct Arguments {
         value_parser = ["send", "write", "sendfile", "mmap-send", "splice", "zerocopy", "twin", "uncopy"])]
     pub ways: Vec<String>,
     /// Bytes that one call sends
-    #[arg(long, value_name = "BYTES", default_value_t = CHUNK_BYTES, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 30))]
+    #[arg(long, value_name = "BYTES", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
     /// Cache lines that each soaker dirties in a second; 0: as many as it can, and nothing else
     #[arg(long, value_name = "LINES", default_value = "10000", value_parser = RangedU64ValueParser::<u64>::new().range(0..=10_000_000))]
@@ -83,44 +89,54 @@ pub struct Arguments {
     pub command: Vec<OsString>,
 }
 
-/// What is measured.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Rates, Mbit/s.
-    pub rates_mbit_per_s: Vec<u64>,
-    /// Ways besides read and send.
-    pub ways: Vec<String>,
-    /// Bytes that one call sends.
-    pub chunk_bytes: usize,
-    /// Cache lines that each soaker dirties in a second; 0: as many as it can.
-    pub lines_per_s: u64,
-    /// Rounds.
-    pub rounds: usize,
-    /// Length of each measurement.
-    pub duration: Duration,
-}
+impl Experiment for Load {
+    const ENTRIES: &'static [Entry] = &[entry(
+        "load",
+        "What sending takes of the machine",
+        &[claim(
+            "sendfile+zerocopy, 2001",
+            "11.5 MB/s, two processors of 500 MHz: sendfile 17.1 %, send 21.1 %, write 21.1 % of the machine; with the zerocopy patch and a card for it 9.6 %, 24.1 % and 24.2 %.",
+        )],
+        "load --rounds 5 --seconds 0.8",
+        "load --quick",
+    )];
+    const PLACE: u8 = 150;
 
-impl Arguments {
-    /// What they ask for.
-    #[must_use]
-    pub fn settings(&self) -> Settings {
-        Settings {
-            rates_mbit_per_s: self.rates.clone(),
-            ways: self.ways.clone(),
-            chunk_bytes: self.chunk,
-            lines_per_s: self.lines,
-            rounds: self.rounds,
-            duration: self.seconds,
+    fn run(&self) -> Result<Outcome> {
+        if !self.command.is_empty() {
+            return self.run_command().map(Outcome::Status);
         }
+        measured(&self.form, |launcher, progress| {
+            let measured = measure(launcher, self, progress)?;
+            let (text, plot) = (render(&measured), plot(&measured));
+            let findings = findings(&measured);
+            Ok(Report { findings, ..Report::new(measured.comparisons, text, plot) })
+        })
     }
 }
 
-impl Settings {
+impl Load {
     fn sides(&self) -> Vec<Side> {
         let chosen = |(name, side, _): &(&str, Side, Way)| {
             *side == Side::Plain || self.ways.iter().any(|way| way == name)
         };
         WAYS.iter().filter(|way| chosen(way)).map(|(_, side, _)| *side).collect()
+    }
+
+    /// Measures the command. What is told of it goes to standard error: standard output is the command's.
+    fn run_command(&self) -> Result<u8> {
+        if network::current() != Network::Loopback || self.form.svg.is_some() {
+            return Err(Failure::new("--network and --svg are for experiments, not for a command of yours"));
+        }
+        let launcher = begin()?;
+        let taken = command::measure(&launcher, &self.command, self.lines, self.seconds)?;
+        let machine = Machine::describe();
+        if self.form.json {
+            eprintln!("{:#}", taken.to_json(&machine));
+        } else {
+            eprint!("{}", taken.render(&machine));
+        }
+        Ok(taken.exit_status())
     }
 }
 
@@ -138,7 +154,7 @@ pub struct Measured {
 /// A measurement's surroundings.
 struct Bench<'a> {
     launcher: &'a Launcher,
-    settings: &'a Settings,
+    options: &'a Load,
     corpus: Arc<Corpus>,
     directory: TemporaryDirectory,
     processors: usize,
@@ -149,29 +165,29 @@ struct Bench<'a> {
 /// # Errors
 /// [`Failure`] when there are no soakers to be had, or no room for the files.
 #[expect(clippy::cast_precision_loss, reason = "rates of a few digits")]
-pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress) -> Result<Measured> {
+pub fn measure(launcher: &Launcher, options: &Load, progress: &mut Progress) -> Result<Measured> {
     let bench = Bench {
         launcher,
-        settings,
+        options,
         corpus: Arc::new(Corpus::mail()),
         directory: TemporaryDirectory::make()?,
         processors: processors()?.len(),
     };
     bench.corpus.write(bench.directory.path())?;
-    let sides = settings.sides();
+    let sides = options.sides();
     let mut held = Vec::new();
-    for asked in &settings.rates_mbit_per_s {
+    for asked in &options.rates {
         held.push(bench.held(*asked as f64, &sides, progress));
     }
-    let mut soakers = Soakers::start(launcher, settings.lines_per_s)?;
-    let calibration = (settings.duration / CALIBRATION_PART).max(MIN_CALIBRATION);
+    let mut soakers = Soakers::start(launcher, options.lines)?;
+    let calibration = (options.seconds / CALIBRATION_PART).max(MIN_CALIBRATION);
     // The first moments of the soakers themselves are not like the later ones.
     std::thread::sleep(MIN_CALIBRATION);
     let mut before = soakers.calibrate(calibration)?;
     let mut comparisons = Vec::new();
-    for (asked, held) in settings.rates_mbit_per_s.iter().zip(&held) {
+    for (asked, held) in options.rates.iter().zip(&held) {
         let mut comparison =
-            Comparison::new(title(*asked as f64, held.as_ref().ok()), settings.chunk_bytes as u64, &sides)
+            Comparison::new(title(*asked as f64, held.as_ref().ok()), options.chunk as u64, &sides)
                 .with("asked_mbit_per_s", *asked as f64);
         match held {
             Ok(rate) => comparison = comparison.with("rate_mbit_per_s", *rate),
@@ -179,20 +195,14 @@ pub fn measure(launcher: &Launcher, settings: &Settings, progress: &mut Progress
         }
         comparisons.push(comparison);
     }
-    for round in 0..settings.rounds {
-        for comparison in &mut comparisons {
-            let Some(rate) = comparison.parameter("rate_mbit_per_s") else { continue };
-            let title = comparison.title().to_owned();
-            comparison.round(|side| {
-                progress.tell(&title, round, settings.rounds, name(side));
-                let (sample, soaked) = bench.sample(side, rate, &mut soakers)?;
-                let after = soakers.calibrate(calibration)?;
-                let load = taken(soaked.work_per_s, f64::midpoint(before, after));
-                before = after;
-                Ok(Sample { load_percent: load * 100.0, others_percent: soaked.others * 100.0, ..sample })
-            });
-        }
-    }
+    let rates: Vec<f64> = held.into_iter().map(|rate| rate.unwrap_or(f64::NAN)).collect();
+    Rounds::exactly(options.rounds).run(&mut comparisons, &rates, progress, |rate, side, _| {
+        let (sample, soaked) = bench.sample(side, *rate, &mut soakers)?;
+        let after = soakers.calibrate(calibration)?;
+        let load = taken(soaked.work_per_s, f64::midpoint(before, after));
+        before = after;
+        Ok(Sample { load_percent: load * 100.0, others_percent: soaked.others * 100.0, ..sample })
+    });
     let calibration = soakers.calibration().ok_or_else(|| Failure::new("the soakers did nothing"))?;
     Ok(Measured { comparisons, calibration, processors: soakers.count() })
 }
@@ -222,7 +232,7 @@ impl Bench<'_> {
         let way = WAYS.iter().find(|(_, known, _)| *known == side).map_or(Way::Send, |(_, _, way)| *way);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is not negative")]
         let bits_per_s = (mbit_per_s * 1e6) as u64;
-        let (directory, chunk_bytes): (&Path, usize) = (self.directory.path(), self.settings.chunk_bytes);
+        let (directory, chunk_bytes): (&Path, usize) = (self.directory.path(), self.options.chunk);
         Order { directory, way, bits_per_s, chunk_bytes, once: false }
     }
 
@@ -285,7 +295,7 @@ impl Bench<'_> {
             notes.push(copied_note(account.copied, account.completions));
         }
         let sample =
-            figures_of(bytes, elapsed, self.processors, [sender_ns, receiver_ns], self.settings.chunk_bytes);
+            figures_of(bytes, elapsed, self.processors, [sender_ns, receiver_ns], self.options.chunk);
         let sample = Sample { verified_bytes: Some(received.bytes), notes, defect, ..sample };
         Ok((sample.megabits_per_s, sample, result))
     }
@@ -294,7 +304,7 @@ impl Bench<'_> {
     fn sample(&self, side: Side, mbit_per_s: f64, soakers: &mut Soakers) -> Result<(Sample, Soaked)> {
         let (_, sample, soaked) = self.traffic(side, mbit_per_s, || {
             let begin = soakers.moment()?;
-            std::thread::sleep(self.settings.duration);
+            std::thread::sleep(self.options.seconds);
             soakers.since(&begin)
         })?;
         Ok((sample, soaked?))
@@ -386,7 +396,7 @@ pub fn render(measured: &Measured) -> String {
             ]);
         }
     }
-    format!("{}\n{}{}", table.render(), calibration_line(&measured.calibration, measured.processors), LEGEND)
+    format!("{}\n{}{}", table.render(), measured.calibration.render(measured.processors), LEGEND)
 }
 
 /// The machine's time that a MiB took, without the receiver's, µs.
@@ -396,20 +406,6 @@ fn us_per_mib(comparison: &Comparison, side: Side, sending: Spread, measured: &M
     #[expect(clippy::cast_precision_loss, reason = "a few processors")]
     let processors = measured.processors as f64;
     sending.median / 100.0 * processors * 1e6 / mib_per_s
-}
-
-/// One line on the soakers, and another where the machine was not unloaded.
-pub fn calibration_line(calibration: &Calibration, processors: usize) -> String {
-    let Calibration { work_per_s, others } = calibration;
-    let warning = calibration.warning().map_or_else(String::new, |warning| format!("note: {warning}\n"));
-    format!(
-        "calibration: {processors} soakers, {} units of work in a second ({} to {}), others had {:.2} % of the machine\n\
-         {warning}",
-        number(work_per_s.median),
-        number(work_per_s.low),
-        number(work_per_s.high),
-        others.median * 100.0
-    )
 }
 
 /// What the columns mean.
@@ -445,20 +441,7 @@ pub fn findings(measured: &Measured) -> Vec<(&'static str, Value)> {
         .comparisons
         .iter()
         .flat_map(|comparison| comparison.sides().iter().filter_map(move |side| entry(comparison, *side)));
-    vec![
-        ("load", entries.collect()),
-        ("calibration", calibration_json(&measured.calibration, measured.processors)),
-    ]
-}
-
-/// The calibration, for programs.
-pub fn calibration_json(calibration: &Calibration, processors: usize) -> Value {
-    json!({
-        "soakers": processors,
-        "work_per_s": spread_json(calibration.work_per_s),
-        "others_percent": spread_json(calibration.others.scaled(100.0)),
-        "warning": calibration.warning(),
-    })
+    vec![("load", entries.collect()), ("calibration", measured.calibration.to_json(measured.processors))]
 }
 
 /// What sending took, by way; a line for each rate. Where the machine was too busy to tell, what the sender's own account
@@ -508,17 +491,19 @@ mod tests {
 
     #[test]
     fn read_and_send_is_always_there_and_first() {
-        let settings = |ways: &[&str]| Settings {
-            rates_mbit_per_s: vec![92],
+        let options = |ways: &[&str]| Load {
+            rates: vec![92],
             ways: ways.iter().map(|way| (*way).to_owned()).collect(),
-            chunk_bytes: CHUNK_BYTES,
-            lines_per_s: 1,
+            chunk: CHUNK_BYTES,
+            lines: 1,
             rounds: 1,
-            duration: Duration::ZERO,
+            seconds: Duration::ZERO,
+            form: Form::default(),
+            command: Vec::new(),
         };
-        assert_eq!(settings(&[]).sides(), [Side::Plain]);
+        assert_eq!(options(&[]).sides(), [Side::Plain]);
         assert_eq!(
-            settings(&["uncopy", "sendfile", "send"]).sides(),
+            options(&["uncopy", "sendfile", "send"]).sides(),
             [Side::Plain, Side::Way("sendfile"), Side::Uncopy]
         );
         assert_eq!([Side::Plain, Side::Twin, Side::Uncopy].map(name), ["send", "twin", "uncopy"]);

@@ -3,15 +3,20 @@
 
 use std::time::Duration;
 
+use clap::{Args, ValueEnum};
+
 use crate::clients::redis_benchmark::{KEY, Load, Operation, is_benchmark_value};
+use crate::kit::arguments::{Form, Repeat, count_parser, size_parser};
 use crate::kit::comparison::{Comparison, Sample};
+use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::figures::{self, LEGEND};
 use crate::kit::pattern::compare;
 use crate::kit::plot::{Plot, Scale, Series};
 use crate::kit::progress::Progress;
 use crate::kit::random::Random;
-use crate::kit::rounds::Rounds;
+use crate::kit::report::Report;
+use crate::kit::rounds::Schedule;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::table::{amount, number, size};
 use crate::servers::redis::{Programs, RedisServer};
@@ -29,33 +34,143 @@ const ELISION_EXPECTED_BYTES: u64 = uncopy_core::options::MIN_SIZE_DEFAULT_BYTES
 /// Warm-up before each measurement, as a part of it.
 const WARM_UP_PART: u64 = 8;
 
-/// What is measured and how long.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Operations and lengths of values in bytes, in the order of the report.
-    pub work: Vec<(Operation, u64)>,
-    /// Rounds; each runs every side once.
-    pub rounds: Rounds,
-    /// Length of each measurement, about.
-    pub duration: Duration,
-    /// Connections.
-    pub clients: usize,
-    /// What is compared.
-    pub sides: Vec<Side>,
+/// A load for Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Workload {
+    /// redis-benchmark sets one key
+    Set,
+    /// redis-benchmark reads one key
+    Get,
+    /// YCSB's workload A: half reads, half updates, Zipfian keys, every value read is checked
+    YcsbA,
 }
 
-/// Runs the experiment: one comparison for each operation and length.
+/// Packaged redis-server, append-only file on: SET, GET, YCSB A (zIO, Figures 11 and 12)
+#[derive(Debug, Args)]
+pub struct Redis {
+    /// Loads
+    #[arg(
+        long,
+        value_name = "LOAD,...",
+        default_value = "set,get,ycsb-a",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub workload: Vec<Workload>,
+    /// Lengths of values, in bytes
+    #[arg(long, value_name = "BYTES,...", default_value = "64,65536,262144,1048576",
+        default_value_if("quick", "true", "65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// Connections
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
+    pub clients: usize,
+    #[command(flatten)]
+    pub repeat: Repeat,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Redis {
+    const ENTRIES: &'static [Entry] = &[
+        Entry {
+            repeated: true,
+            ..entry(
+                "redis-set",
+                "Redis, SET, append-only file on",
+                &[
+                    claim("zIO, Figure 11 (§5.2)", "Up to 1.8 times Linux, above all for larger values."),
+                    claim(
+                        "zIO, §5.2.1",
+                        "256 KiB, without application copies: 1.7 times (kernel bypass). 8 KiB: 2 % slower with the size policy, 40 % without.",
+                    ),
+                ],
+                "redis --workload set --sizes 8192,65536,262144,1048576 --sides uncopy,heap-only --rounds 9..15",
+                "redis --quick --workload set --sizes 65536,262144,1048576 --sides uncopy --seconds 0.2",
+            )
+        },
+        entry(
+            "redis-get",
+            "Redis, GET",
+            &[claim(
+                "zIO, Table 1",
+                "A GET makes fewer copies in the application than a SET; not measured by itself.",
+            )],
+            "redis --workload get --sizes 65536,262144,1048576 --sides uncopy --rounds 7..15",
+            "redis --quick --workload get --sizes 262144 --sides uncopy",
+        ),
+        entry(
+            "redis-ycsb-a",
+            "Redis, YCSB workload A",
+            &[claim("zIO, Figure 12 (§5.2)", "Half SET, half GET: up to 1.3 times Linux.")],
+            "redis --workload ycsb-a --sizes 262144,1048576 --sides uncopy --rounds 7..15",
+            "redis --quick --workload ycsb-a --sizes 262144 --sides uncopy",
+        ),
+        Entry {
+            network: Some("veth-1500"),
+            ..entry(
+                "redis-set-veth-1500",
+                "Redis, SET, over a link with MTU 1500",
+                &[claim("zIO, Figure 11 (§5.2)", "There over a network of 100 Gbit/s.")],
+                "redis --workload set --sizes 262144,1048576 --sides uncopy --rounds 7..11 --seconds 0.4",
+                "redis --quick --workload set --sizes 262144 --sides uncopy",
+            )
+        },
+        Entry {
+            network: Some("veth-9000"),
+            ..entry(
+                "redis-set-veth-9000",
+                "Redis, SET, over a link with MTU 9000",
+                &[claim("zIO, Figure 11 (§5.2)", "There over a network of 100 Gbit/s.")],
+                "redis --workload set --sizes 262144,1048576 --sides uncopy --rounds 7..11 --seconds 0.4",
+                "redis --quick --workload set --sizes 262144 --sides uncopy",
+            )
+        },
+    ];
+    const PLACE: u8 = 80;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            let programs = Programs::find()?;
+            check_room()?;
+            let mut schedule = self.repeat.schedule();
+            // Redis has no version without copies.
+            schedule.sides.retain(|side| *side != Side::Limit);
+            let mut comparisons = Vec::new();
+            for workload in &self.workload {
+                let operation = match workload {
+                    Workload::Set => Operation::Set,
+                    Workload::Get => Operation::Get,
+                    Workload::YcsbA => {
+                        let (sizes, clients) = (&self.sizes, self.clients);
+                        comparisons
+                            .extend(ycsb::measure(launcher, &programs, sizes, clients, &schedule, progress));
+                        continue;
+                    }
+                };
+                let work: Vec<_> =
+                    self.sizes.iter().map(|size_bytes| (operation, *size_bytes as u64)).collect();
+                comparisons.extend(measure(launcher, &programs, &work, self.clients, &schedule, progress));
+            }
+            let versions = vec![("redis", programs.version)];
+            Ok(Report { versions, ..Report::of(comparisons, render, plot) })
+        })
+    }
+}
+
+/// One comparison for each operation and length of values, bytes; `clients` connections.
 pub fn measure(
     launcher: &Launcher,
     programs: &Programs,
-    settings: &Settings,
+    work: &[(Operation, u64)],
+    clients: usize,
+    schedule: &Schedule,
     progress: &mut Progress,
 ) -> Vec<Comparison> {
     let mut comparisons = Vec::new();
-    for (operation, size_bytes) in &settings.work {
+    for (operation, size_bytes) in work {
         let title = format!("redis {} {}", operation.name(), size(*size_bytes));
         #[expect(clippy::cast_precision_loss, reason = "sizes of values")]
-        let mut comparison = Comparison::new(title.clone(), *size_bytes, &settings.sides)
+        let mut comparison = Comparison::new(title.clone(), *size_bytes, &schedule.sides)
             .with("size_bytes", *size_bytes as f64);
         let run = Run {
             launcher,
@@ -65,15 +180,15 @@ pub fn measure(
                 program: &programs.benchmark,
                 operation: *operation,
                 size_bytes: *size_bytes,
-                clients: settings.clients,
+                clients,
             },
         };
-        progress.tell(&title, 0, settings.rounds, "how many requests");
-        match run.calibrate(settings.duration) {
+        progress.tell(&title, 0, schedule.rounds, "how many requests");
+        match run.calibrate(schedule.duration) {
             Err(failure) => comparison.fail(&failure),
             Ok(requests) => {
                 let sample = |side, round| run.sample(side, requests, round as u64);
-                settings.rounds.run_one(&mut comparison, progress, sample);
+                schedule.rounds.run_one(&mut comparison, progress, sample);
             }
         }
         comparisons.push(comparison);

@@ -11,17 +11,17 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clients::resp::Connection;
-use crate::experiments::echo::point::Schedule;
 use crate::kit::comparison::{Comparison, Sample};
 use crate::kit::failure::{Failure, Result};
 use crate::kit::pattern::compare;
 use crate::kit::processors;
 use crate::kit::progress::Progress;
 use crate::kit::random::Random;
+use crate::kit::rounds::Schedule;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::table::size;
 use crate::kit::traffic::{self, Exchange, Load};
-use crate::servers::redis::{Programs, RedisServer, SERVER_THREADS};
+use crate::servers::redis::{Programs, RedisServer};
 
 /// Skew of YCSB's Zipfian distribution (its `ZIPFIAN_CONSTANT`).
 const THETA: f64 = 0.99;
@@ -261,7 +261,7 @@ fn sample(
         for key in keys.clone() {
             records.update(connection, key)?;
         }
-        let others = processors::of_clients(SERVER_THREADS);
+        let others = processors::of_clients(processors::ONE_THREAD);
         let (mut sample, _) = traffic::sample(redis.server(), duration, |duration| {
             traffic::at_once(&mut all, others, |client| client.run(duration))
         })?;

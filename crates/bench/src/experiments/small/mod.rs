@@ -1,29 +1,38 @@
 //! What uncopy costs where it has nothing to gain: a short `memcpy`, and the start of a program
-//! that ends at once. (Small I/O of servers is in `small_servers` and `redis`.)
+//! that ends at once. (Small I/O of servers is in `servers` and `redis`.)
 
 use std::hint::black_box;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use clap::{Args, ValueEnum};
+
+use crate::clients::redis_benchmark::Operation;
+use crate::experiments::redis;
+use crate::experiments::small::servers::Kind;
+use crate::kit::arguments::{Form, count_parser, seconds, size_parser};
 use crate::kit::comparison::{Comparison, Metric, Sample};
+use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured, print};
 use crate::kit::failure::{Failure, Result};
+use crate::kit::figures;
 use crate::kit::pattern::compare;
 use crate::kit::plot::{Plot, Scale, Series};
 use crate::kit::processes::process::{self, Output};
 use crate::kit::progress::Progress;
 use crate::kit::random::Random;
-use crate::kit::rounds::Rounds;
+use crate::kit::report::Report;
+use crate::kit::rounds::{Rounds, Schedule};
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::Spread;
 use crate::kit::table::{Align, Table, number, size};
-use crate::servers::redis::on_path;
+use crate::servers::redis::{Programs, on_path};
 
 pub mod servers;
 
 /// Calls of memcpy in one sample: about a tenth of a second.
-pub const CALLS: u64 = 50_000_000;
+const CALLS: u64 = 50_000_000;
 /// Calls in one sample where a rough figure will do.
-pub const QUICK_CALLS: u64 = 5_000_000;
+const QUICK_CALLS: u64 = 5_000_000;
 /// Calls before the measurement.
 const WARM_UP_CALLS: u64 = 1_000_000;
 /// Length of a short copy, bytes.
@@ -34,13 +43,160 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The figure that this experiment compares, µs.
 const TIME: Metric = |sample| sample.latency_p50_us;
 
+/// The sides: what the heap alone gives is of no interest here.
+const SIDES: [Side; 2] = [Side::Plain, Side::Uncopy];
+
+/// A row of `small`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Row {
+    /// A memcpy of 64 bytes
+    Memcpy,
+    /// The start of `true`
+    Start,
+    /// redis-benchmark with values of 64 bytes
+    Redis,
+    /// memcached with values of 100 bytes
+    Memcached,
+    /// nginx with a file of 1 KiB
+    Nginx,
+}
+
+/// Small I/O of packaged servers, a 64-byte memcpy, the start of a program
+#[derive(Debug, Args)]
+pub struct Small {
+    /// What is measured
+    #[arg(
+        long,
+        value_name = "ROW,...",
+        default_value = "memcpy,start,redis,memcached,nginx",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub only: Vec<Row>,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "9", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
+    /// Starts of `true` under each side
+    #[arg(long, value_name = "N", default_value = "200", default_value_if("quick", "true", "20"), value_parser = count_parser())]
+    pub starts: usize,
+    /// Length of each measurement of a server, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.8", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
+    pub seconds: Duration,
+    /// Connections to a server
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
+    pub clients: usize,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Small {
+    const ENTRIES: &'static [Entry] = &[entry(
+        "small",
+        "Where there is nothing to gain",
+        &[claim("zIO, §5.2.1", "SET of 8 KiB under the 16 KiB policy: 2 % slower.")],
+        "small --rounds 7..11 --seconds 0.5",
+        "small --quick",
+    )];
+    const PLACE: u8 = 90;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            let sides = SIDES.to_vec();
+            let schedule = Schedule { rounds: self.rounds, duration: self.seconds, sides };
+            let (mut own, mut servers) = (Vec::new(), Vec::new());
+            for row in &self.only {
+                let mut server =
+                    |kind| servers.push(servers::measure(launcher, kind, self.clients, &schedule, progress));
+                match row {
+                    Row::Memcached => server(Kind::Memcached),
+                    Row::Nginx => server(Kind::Nginx),
+                    Row::Memcpy => own.push(self.measure_memcpy(launcher, progress)),
+                    Row::Start => own.push(measure_start(launcher, self.starts, progress)?),
+                    Row::Redis => servers.extend(self.measure_redis(launcher, &schedule, progress)),
+                }
+            }
+            let mut text = String::new();
+            if !own.is_empty() {
+                text = render(&own) + "\n";
+            }
+            if !servers.is_empty() {
+                text += &format!("{}\n{}", figures::table(&servers, &[]), figures::LEGEND);
+            }
+            own.extend(servers);
+            let plot = plot(&own);
+            Ok(Report::new(own, text, plot))
+        })
+    }
+}
+
+impl Small {
+    /// Compares the short copy.
+    fn measure_memcpy(&self, launcher: &Launcher, progress: &mut Progress) -> Comparison {
+        let calls = if self.form.quick { QUICK_CALLS } else { CALLS };
+        let title = format!("memcpy of {}", size(SHORT_BYTES as u64));
+        let mut short = Comparison::new(title, SHORT_BYTES as u64, &SIDES);
+        self.rounds.run_one(&mut short, progress, |side, _| {
+            let arguments =
+                ["memcpy-loop".to_owned(), format!("--size={SHORT_BYTES}"), format!("--calls={calls}")];
+            let output = process::run(launcher.bench(side, &arguments), "memcpy-loop", TIMEOUT)?;
+            let notes = notes(&output);
+            let output = output.success("memcpy-loop")?;
+            let ns = parse_memcpy_line(&output.stdout)
+                .ok_or_else(|| Failure::new(format!("memcpy-loop wrote {}", output.stdout.escape_debug())))?;
+            // The child compared the copy with its source.
+            let verified_bytes = Some(SHORT_BYTES as u64);
+            Ok(Sample { latency_p50_us: ns / 1e3, verified_bytes, notes, ..Sample::default() })
+        });
+        short
+    }
+
+    /// Redis's rows; left out where it is not installed.
+    fn measure_redis(
+        &self,
+        launcher: &Launcher,
+        schedule: &Schedule,
+        progress: &mut Progress,
+    ) -> Vec<Comparison> {
+        let work = [Operation::Set, Operation::Get].map(|operation| (operation, 64));
+        match Programs::find() {
+            Ok(programs) => redis::measure(launcher, &programs, &work, self.clients, schedule, progress),
+            Err(missing) => {
+                let mut comparison = Comparison::new("redis 64 B", 64, &schedule.sides);
+                comparison.skip(missing.to_string());
+                vec![comparison]
+            }
+        }
+    }
+}
+
+/// Time calls of memcpy in this process
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub struct MemcpyLoop {
+    /// Length of a copy, in bytes
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = size_parser())]
+    pub size: usize,
+    /// Copies
+    #[arg(long, value_name = "N", default_value = "50000000")]
+    pub calls: u64,
+}
+
+impl Experiment for MemcpyLoop {
+    const IS_SERVER: bool = true;
+
+    fn run(&self) -> Result<Outcome> {
+        let ns_per_call = memcpy_loop(self.size, self.calls)?;
+        print(&memcpy_line(ns_per_call)).map(|()| Outcome::Status(0))
+    }
+}
+
 /// Times `calls` calls of the C library's `memcpy` of `size_bytes`, through the dynamic symbol:
 /// ns per call.
 ///
 /// # Errors
 /// [`Failure`] when the copy differs from its source.
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-pub fn memcpy_loop(size_bytes: usize, calls: u64) -> Result<f64> {
+fn memcpy_loop(size_bytes: usize, calls: u64) -> Result<f64> {
     let source = Random::new(1).bytes(size_bytes);
     let mut target = vec![0; size_bytes];
     let mut copy = |calls: u64| {
@@ -65,7 +221,7 @@ pub fn memcpy_loop(size_bytes: usize, calls: u64) -> Result<f64> {
 
 /// The line in which a child tells the result of [`memcpy_loop`].
 #[must_use]
-pub fn memcpy_line(ns_per_call: f64) -> String {
+fn memcpy_line(ns_per_call: f64) -> String {
     format!("memcpy {ns_per_call:.4} ns\n")
 }
 
@@ -74,38 +230,11 @@ fn parse_memcpy_line(line: &str) -> Option<f64> {
     (ns.is_finite() && ns > 0.0).then_some(ns)
 }
 
-/// The sides: what the heap alone gives is of no interest here.
-const SIDES: [Side; 2] = [Side::Plain, Side::Uncopy];
-
-/// Compares the short copy.
-pub fn measure_memcpy(
-    launcher: &Launcher,
-    rounds: Rounds,
-    calls: u64,
-    progress: &mut Progress,
-) -> Comparison {
-    let title = format!("memcpy of {}", size(SHORT_BYTES as u64));
-    let mut short = Comparison::new(title, SHORT_BYTES as u64, &SIDES);
-    rounds.run_one(&mut short, progress, |side, _| {
-        let arguments =
-            ["memcpy-loop".to_owned(), format!("--size={SHORT_BYTES}"), format!("--calls={calls}")];
-        let output = process::run(launcher.bench(side, &arguments), "memcpy-loop", TIMEOUT)?;
-        let notes = notes(&output);
-        let output = output.success("memcpy-loop")?;
-        let ns = parse_memcpy_line(&output.stdout)
-            .ok_or_else(|| Failure::new(format!("memcpy-loop wrote {}", output.stdout.escape_debug())))?;
-        // The child compared the copy with its source.
-        let verified_bytes = Some(SHORT_BYTES as u64);
-        Ok(Sample { latency_p50_us: ns / 1e3, verified_bytes, notes, ..Sample::default() })
-    });
-    short
-}
-
 /// Compares the start of `true`.
 ///
 /// # Errors
 /// [`Failure`] when there is no such program.
-pub fn measure_start(launcher: &Launcher, starts: usize, progress: &mut Progress) -> Result<Comparison> {
+fn measure_start(launcher: &Launcher, starts: usize, progress: &mut Progress) -> Result<Comparison> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let program = on_path(&path, "true").ok_or_else(|| Failure::new("true is not on PATH"))?;
     let mut start = Comparison::new("start of true", 0, &SIDES);

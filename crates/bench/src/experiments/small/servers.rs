@@ -5,17 +5,17 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::experiments::echo::point::Schedule;
 use crate::kit::comparison::Comparison;
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::pattern::compare;
 use crate::kit::processors;
 use crate::kit::progress::Progress;
 use crate::kit::random::Random;
+use crate::kit::rounds::Schedule;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::table::size;
 use crate::kit::traffic::{self, Exchange, Load};
-use crate::servers::packaged::{MEMCACHED, NGINX, PAGE_NAME, Package, SERVER_THREADS};
+use crate::servers::packaged::{MEMCACHED, NGINX, PAGE_NAME, Package};
 
 /// How long a server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -84,7 +84,7 @@ pub fn measure(
         }
         let client = |number| Client::connect(address, kind, &page, number as u64);
         let mut clients = (0..connections).map(client).collect::<Result<Vec<_>>>()?;
-        let others = processors::of_clients(SERVER_THREADS);
+        let others = processors::of_clients(processors::ONE_THREAD);
         let (sample, _) = traffic::sample(&mut server, schedule.duration, |duration| {
             traffic::at_once(&mut clients, others, |client| client.run(duration))
         })?;

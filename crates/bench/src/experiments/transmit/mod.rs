@@ -16,11 +16,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use uncopy_transmit::{Envelope, Errno, Part, set_break_even};
 
 use crate::experiments::transmit::send_zc::ZeroCopyRing;
+use crate::kit::arguments::{Form, seconds, size_parser};
 use crate::kit::comparison::{Comparison, Sample};
+use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::figures::{self, LEGEND};
 use crate::kit::network::{among_servers, client_address, server_address};
@@ -29,6 +31,7 @@ use crate::kit::processes::cpu_time::thread_cpu_ns;
 use crate::kit::processors;
 use crate::kit::progress::Progress;
 use crate::kit::random::Random;
+use crate::kit::report::Report;
 use crate::kit::rounds::Rounds;
 use crate::kit::side::Side;
 use crate::kit::table::size;
@@ -66,6 +69,57 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const WARM_UP: u64 = 200;
 /// Messages between two looks at the clock.
 const BATCH: usize = 16;
+
+/// Ways to transmit: copied, spliced, sendfile, MSG_ZEROCOPY, SENDMSG_ZC, and what uncopy chooses (ZCopy, section 4)
+#[derive(Debug, Args)]
+pub struct Transmit {
+    /// Lengths of bodies, in bytes
+    #[arg(long, value_name = "BYTES,...", default_value = "1024,4096,8192,16384,32768,61440,131072,262144,524288,1048576",
+        default_value_if("quick", "true", "1024,16384,61440,1048576"), value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// What they go through
+    #[arg(
+        long,
+        value_name = "SOCKET,...",
+        default_value = "tcp,unix,udp",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub sockets: Vec<Socket>,
+    /// Bytes of all bodies together; 1: the same body each time, which stays in the processor's cache
+    #[arg(long, value_name = "BYTES", default_value = "67108864", value_parser = size_parser())]
+    pub set: usize,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.3", default_value_if("quick", "true", "0.05"), value_parser = seconds)]
+    pub seconds: Duration,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Transmit {
+    const ENTRIES: &'static [Entry] = &[entry(
+        "transmit",
+        "Ways to transmit, and a write to what is in flight",
+        &[claim(
+            "ZCopy, Table 2 (§4.3)",
+            "A write-protection fault takes 2,803 cycles, a native page fault 6,247, a getpid 1,150.",
+        )],
+        "transmit --sizes 4096,16384,61440,262144,1048576 --rounds 5..7",
+        "transmit --quick",
+    )];
+    const PLACE: u8 = 130;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |_, progress| {
+            let mut comparisons = self.measure(progress);
+            comparisons.push(mutations::measure(self.rounds, progress));
+            Ok(Report::of(comparisons, render, plot))
+        })
+    }
+}
 
 /// What the messages go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -452,40 +506,37 @@ fn acknowledgement(fd: i32) -> Result<u64> {
     }
 }
 
-/// Runs the experiment: one comparison for each socket and size.
-#[expect(clippy::cast_precision_loss, reason = "sizes of bodies")]
-pub fn measure(
-    sockets: &[Socket],
-    sizes: &[usize],
-    set_bytes: usize,
-    rounds: Rounds,
-    duration: Duration,
-    progress: &mut Progress,
-) -> Vec<Comparison> {
-    let mut comparisons = Vec::new();
-    for socket in sockets {
-        for body_bytes in sizes {
-            let mut sides = vec![Side::Plain, SPLICE, SEND_FILE, ZERO_COPY, SEND_ZC, Side::Uncopy];
-            match socket {
-                Socket::Tcp => {}
-                // A datagram that begins with MSG_MORE and ends with a send would be a third one for sendfile.
-                Socket::Udp if *body_bytes > DATAGRAM_BODY_BYTES => continue,
-                Socket::Udp => sides.retain(|side| *side != SEND_FILE),
-                // There is no MSG_ZEROCOPY, and so no SENDMSG_ZC.
-                Socket::Unix => sides.retain(|side| !matches!(*side, ZERO_COPY | SEND_ZC)),
+impl Transmit {
+    /// One comparison for each socket and size.
+    #[expect(clippy::cast_precision_loss, reason = "sizes of bodies")]
+    fn measure(&self, progress: &mut Progress) -> Vec<Comparison> {
+        let mut comparisons = Vec::new();
+        for socket in &self.sockets {
+            for body_bytes in &self.sizes {
+                let mut sides = vec![Side::Plain, SPLICE, SEND_FILE, ZERO_COPY, SEND_ZC, Side::Uncopy];
+                match socket {
+                    Socket::Tcp => {}
+                    // A datagram that begins with MSG_MORE and ends with a send would be a third one for sendfile.
+                    Socket::Udp if *body_bytes > DATAGRAM_BODY_BYTES => continue,
+                    Socket::Udp => sides.retain(|side| *side != SEND_FILE),
+                    // There is no MSG_ZEROCOPY, and so no SENDMSG_ZC.
+                    Socket::Unix => sides.retain(|side| !matches!(*side, ZERO_COPY | SEND_ZC)),
+                }
+                let title = format!("{} {}", socket.name(), size(*body_bytes as u64));
+                let len = (HEADER_BYTES + body_bytes + TRAILER.0.len()) as u64;
+                let mut comparison =
+                    Comparison::new(&title, len, &sides).with("size_bytes", *body_bytes as f64);
+                match Bodies::new(*body_bytes, self.set).doing("making bodies") {
+                    Err(failure) => comparison.fail(&failure),
+                    Ok(bodies) => self.rounds.run_one(&mut comparison, progress, |side, _| {
+                        sample(*socket, side, &bodies, self.seconds)
+                    }),
+                }
+                comparisons.push(comparison);
             }
-            let title = format!("{} {}", socket.name(), size(*body_bytes as u64));
-            let len = (HEADER_BYTES + body_bytes + TRAILER.0.len()) as u64;
-            let mut comparison = Comparison::new(&title, len, &sides).with("size_bytes", *body_bytes as f64);
-            match Bodies::new(*body_bytes, set_bytes).doing("making bodies") {
-                Err(failure) => comparison.fail(&failure),
-                Ok(bodies) => rounds
-                    .run_one(&mut comparison, progress, |side, _| sample(*socket, side, &bodies, duration)),
-            }
-            comparisons.push(comparison);
         }
+        comparisons
     }
-    comparisons
 }
 
 /// The figures.
@@ -535,15 +586,15 @@ mod tests {
     fn every_way_sends_the_right_bytes() {
         for socket in [Socket::Tcp, Socket::Unix, Socket::Udp] {
             for body_bytes in [1, 5000, 60 << 10] {
-                let mut progress = Progress::new();
-                let comparisons = measure(
-                    &[socket],
-                    &[body_bytes],
-                    1 << 20,
-                    Rounds::exactly(1),
-                    Duration::from_millis(5),
-                    &mut progress,
-                );
+                let options = Transmit {
+                    sizes: vec![body_bytes],
+                    sockets: vec![socket],
+                    set: 1 << 20,
+                    rounds: Rounds::exactly(1),
+                    seconds: Duration::from_millis(5),
+                    form: Form::default(),
+                };
+                let comparisons = options.measure(&mut Progress::new());
                 assert!(comparisons[0].is_verified(), "{:?}", comparisons[0].notes());
             }
         }

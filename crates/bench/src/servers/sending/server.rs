@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 
+use crate::kit::arguments::bytes_parser;
+use crate::kit::experiment::{Experiment, Outcome};
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::load::used;
 use crate::kit::processes::signals::Requests;
@@ -29,8 +30,9 @@ pub const CHUNK_BYTES: usize = 64 * 1024;
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
 
-/// Arguments of `send-files`.
+/// Send the files of a directory to whoever connects
 #[derive(Debug, Args)]
+#[command(hide = true)]
 pub struct SendFiles {
     /// Where to listen
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -42,7 +44,7 @@ pub struct SendFiles {
     #[arg(long, value_name = "BITS", default_value = "0")]
     pub rate: u64,
     /// Bytes that one call sends
-    #[arg(long, value_name = "BYTES", default_value_t = CHUNK_BYTES, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 30))]
+    #[arg(long, value_name = "BYTES", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
     /// Send all files once and close the connection
     #[arg(long)]
@@ -50,6 +52,14 @@ pub struct SendFiles {
     /// The directory
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
+}
+
+impl Experiment for SendFiles {
+    const IS_SERVER: bool = true;
+
+    fn run(&self) -> Result<Outcome> {
+        run(self).map(|()| Outcome::Status(0))
+    }
 }
 
 /// Runs it until a signal ends it.

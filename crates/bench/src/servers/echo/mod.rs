@@ -1,0 +1,4 @@
+//! The echo server of zIO §5.1, and the command that is it.
+
+pub mod command;
+pub mod server;
