@@ -12,7 +12,6 @@ use crate::kit::pattern::{Pattern, compare};
 use crate::kit::traffic::{self, Exchange, Load};
 
 pub mod cache;
-pub mod echo;
 pub mod files;
 pub mod mariadb;
 pub mod mongodb;

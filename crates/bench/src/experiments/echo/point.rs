@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use crate::clients::echo::EchoClient;
 use crate::experiments::echo::drain::Drain;
 use crate::kit::comparison::{Comparison, Sample};
 use crate::kit::failure::Result;
@@ -13,6 +12,7 @@ use crate::kit::progress::Progress;
 use crate::kit::rounds::Schedule;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::{processors, traffic};
+use crate::servers::echo::client::EchoClient;
 use crate::servers::echo::command;
 use crate::servers::echo::server::{PAGE_BYTES, Reply, Work, touch_ns};
 
