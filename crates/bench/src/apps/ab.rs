@@ -90,7 +90,7 @@ impl Ab<'_> {
             exchanges: requests,
             verified_bytes: 0,
             elapsed: Duration::from_secs_f64(report.seconds),
-            latencies_ns: latencies_ns(&text),
+            latencies: latencies_ns(&text).into_iter().map(Duration::from_nanos).collect(),
         })
     }
 }

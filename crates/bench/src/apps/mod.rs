@@ -179,7 +179,7 @@ pub trait Running {
     }
 
     /// Loads it for `duration`, or once if that takes longer. Every exchange that is counted was answered rightly;
-    /// `verified_bytes` are those that were compared with what they must be. Percentiles come from `latencies_ns`
+    /// `verified_bytes` are those that were compared with what they must be. Percentiles come from `latencies`
     /// (sorted), and are left out where it is empty.
     ///
     /// # Errors

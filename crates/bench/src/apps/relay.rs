@@ -10,6 +10,7 @@ use super::source::{RATE_BYTES_PER_S, Source};
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::kit::failure::{Failure, Result};
+use crate::kit::latencies::Latencies;
 use crate::kit::processes::process::Server;
 use crate::kit::table::size;
 use crate::kit::traffic::Load;
@@ -159,7 +160,7 @@ impl Running for Relaying<'_> {
             exchanges: exchanges as u64,
             verified_bytes: heard.verified_bytes,
             elapsed: Duration::from_secs_f64(exchanges / count as f64),
-            latencies_ns: Vec::new(),
+            latencies: Latencies::default(),
         })
     }
 

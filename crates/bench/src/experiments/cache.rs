@@ -211,7 +211,7 @@ fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> O
 pub fn render(comparisons: &[Comparison]) -> String {
     let per_operation: figures::Extra<'_> = (
         "CPU µs/op",
-        Box::new(|comparison, side| crate::kit::table::number(figures::median(comparison, side, CPU))),
+        Box::new(|comparison, side| crate::kit::table::figure(figures::median(comparison, side, CPU))),
     );
     let scaling: figures::Extra<'_> =
         ("scaling", Box::new(move |comparison, side| two_decimals(scaling(comparisons, comparison, side))));

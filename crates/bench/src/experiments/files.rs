@@ -208,7 +208,7 @@ fn sample(
 pub fn render(comparisons: &[Comparison]) -> String {
     let per_operation: figures::Extra<'_> = (
         "CPU µs/op",
-        Box::new(|comparison, side| crate::kit::table::number(figures::median(comparison, side, CPU))),
+        Box::new(|comparison, side| crate::kit::table::figure(figures::median(comparison, side, CPU))),
     );
     let table = figures::table(comparisons, &[per_operation]);
     format!(

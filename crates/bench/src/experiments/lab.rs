@@ -41,7 +41,7 @@ const BUSY: f64 = 0.8;
 const TIME: Metric = |sample| sample.elapsed_s;
 const USER: Metric = |sample| sample.user_s;
 const SYSTEM: Metric = |sample| sample.system_s;
-const CPU: Metric = |sample| sample.user_s + sample.system_s;
+const CPU: Metric = |sample| Some(sample.user_s? + sample.system_s?);
 
 /// A file sent by read and send, by sendfile and under uncopy, and why the times are what they are (the lab)
 #[derive(Debug, Args)]
@@ -136,12 +136,12 @@ fn sample(launcher: &Launcher, side: Side, order: &Order<'_>, corpus: &Arc<Corpu
     let defect = sender.server.process().stop().err().map(|failure| failure.to_string());
     let elapsed_s = second.elapsed.as_secs_f64();
     Ok(Sample {
-        operations_per_s: 1.0 / elapsed_s,
-        elapsed_s,
-        user_s: account.user_ns as f64 / 1e9,
-        system_s: account.system_ns as f64 / 1e9,
-        cpu_us: (account.user_ns + account.system_ns) as f64 / 1e3,
-        elided_bytes: activity.map_or(0.0, |activity| activity.elided_bytes as f64),
+        operations_per_s: Some(1.0 / elapsed_s),
+        elapsed_s: Some(elapsed_s),
+        user_s: Some(account.user_ns as f64 / 1e9),
+        system_s: Some(account.system_ns as f64 / 1e9),
+        cpu_us: Some((account.user_ns + account.system_ns) as f64 / 1e3),
+        elided_bytes: activity.map(|activity| activity.elided_bytes as f64),
         verified_bytes: Some(first.bytes + second.bytes),
         notes,
         defect,
@@ -378,8 +378,13 @@ mod tests {
                     _ => 1.0,
                 };
                 let (elapsed_s, system_s) = (2.0 * factor, 1.8 * factor);
-                let sample = Sample { elapsed_s, system_s, user_s: 0.1, ..Sample::default() };
-                Ok(Sample { verified_bytes: Some(1 << 20), ..sample })
+                let sample = Sample { user_s: Some(0.1), ..Sample::default() };
+                Ok(Sample {
+                    elapsed_s: Some(elapsed_s),
+                    system_s: Some(system_s),
+                    verified_bytes: Some(1 << 20),
+                    ..sample
+                })
             });
         }
         comparison
@@ -417,7 +422,9 @@ mod tests {
     #[test]
     fn nothing_is_explained_that_was_not_verified() {
         let mut comparison = compared(&[0.5], &[1.0]);
-        comparison.round(|_| Ok(Sample { elapsed_s: 1.0, ..Sample::default() }));
+        comparison.round(|_| {
+            Ok(Sample { elapsed_s: Some(1.0), user_s: Some(0.0), system_s: Some(0.0), ..Sample::default() })
+        });
         let lines = explain(&comparison).join("\n");
         assert!(lines.contains("sendfile has no ratio: not all bytes were verified"), "{lines}");
         let none = Comparison::new("file", 1, &SIDES.map(|(_, side, _)| side));

@@ -23,7 +23,7 @@ use crate::kit::random::Random;
 use crate::kit::report::Report;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::Spread;
-use crate::kit::table::{Align, Table, amount, number};
+use crate::kit::table::{Align, Table, amount, figure};
 use crate::servers::redis::{Programs, RedisServer};
 
 /// One value in so many operations is read and compared.
@@ -148,7 +148,7 @@ pub fn measure(
                     };
                     let verified_bytes = Some(end.verified_bytes.unwrap_or(0));
                     #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-                    let resident_bytes = *resident_bytes as f64;
+                    let resident_bytes = Some(*resident_bytes as f64);
                     samples.push((*side, Sample { resident_bytes, verified_bytes, ..end }));
                 }
                 comparison.round(|side| {
@@ -273,7 +273,7 @@ impl Subject {
         let (cpu_ns, pid) = (process.cpu_ns()?, process.pid());
         let notes = launcher.notes(self.side, pid, &self.redis.server().stderr_text(), true);
         let defect = self.redis.stop().err().map(|failure| failure.to_string());
-        let cpu_us = cpu_ns as f64 / 1e3 / operations as f64;
+        let cpu_us = Some(cpu_ns as f64 / 1e3 / operations as f64);
         Ok(Sample { cpu_us, notes, defect, verified_bytes: Some(self.verified_bytes), ..Sample::default() })
     }
 }
@@ -329,7 +329,7 @@ pub fn render(comparison: &Comparison, moments: &[Moment]) -> String {
             ratio.map_or_else(String::new, |ratio| format!("{:.2}–{:.2}", ratio.low, ratio.high)),
             found.map_or_else(String::new, |(.., fragmentation)| format!("{fragmentation:.2}")),
             bound.map_or_else(String::new, |part| format!("{part:.2}")),
-            number(cpu_us),
+            figure(cpu_us),
             amount(comparison.verified_bytes(*side)),
         ]);
     }

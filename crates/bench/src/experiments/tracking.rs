@@ -16,6 +16,7 @@ use crate::kit::comparison::{Comparison, Metric, Sample};
 use crate::kit::experiment::{Entry, Experiment, Judge, Outcome, claim, entry, measured};
 use crate::kit::failure::{Failure, Result, While};
 use crate::kit::figures::median;
+use crate::kit::latencies::Latencies;
 use crate::kit::pattern::compare;
 use crate::kit::plot::{Plot, Scale};
 use crate::kit::processes::cleanup::TemporaryDirectory;
@@ -26,8 +27,7 @@ use crate::kit::random::Random;
 use crate::kit::report::Report;
 use crate::kit::rounds::Rounds;
 use crate::kit::side::{Launcher, Side};
-use crate::kit::statistics::quantile;
-use crate::kit::table::{Align, Table, number};
+use crate::kit::table::{Align, Table, figure, number};
 use crate::servers::echo::server::{Buffer, PAGE_BYTES, memory_file, shuffled};
 
 /// Pages of the source of all copies.
@@ -191,17 +191,16 @@ fn time_copies(views: usize, calls: u64) -> Result<Times> {
     for _ in 0..views {
         copy(&mut held);
     }
-    let mut times = Vec::new();
+    let mut times = Latencies::default();
     for _ in 0..calls.div_ceil(BATCH as u64).max(1) {
         let begin = Instant::now();
         for _ in 0..BATCH {
             copy(&mut held);
         }
-        times.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        times.record(begin.elapsed());
     }
-    times.sort_unstable();
     #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-    let ns = |part| quantile(&times, part).map_or(f64::NAN, |ns| ns as f64 / BATCH as f64);
+    let ns = |part| times.quantile_us(part).map_or(f64::NAN, |us| us * 1e3 / BATCH as f64);
     let mut verified_bytes = 0;
     for page in (0..views).step_by(views.div_ceil(CHECKED_PAGES).max(1)) {
         let (target, within) = (&targets[page / TARGET_PAGES], page % TARGET_PAGES * PAGE_BYTES);
@@ -241,8 +240,8 @@ fn sample(launcher: &Launcher, side: Side, views: usize, calls: u64) -> Result<S
     }
     let defect = server.process().stop().err().map(|failure| failure.to_string());
     Ok(Sample {
-        latency_p50_us: times.p50_ns / 1e3,
-        latency_p99_us: times.p99_ns / 1e3,
+        latency_p50_us: Some(times.p50_ns / 1e3),
+        latency_p99_us: Some(times.p99_ns / 1e3),
         verified_bytes: Some(times.verified_bytes),
         notes,
         defect,
@@ -263,7 +262,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
         ("spread", Right),
     ]);
     for comparison in comparisons {
-        let ns = |side, metric| number(median(comparison, side, metric) * 1e3);
+        let ns = |side, metric| figure(median(comparison, side, metric).map(|us| us * 1e3));
         let p99: Metric = |sample| sample.latency_p99_us;
         let spread = comparison.spread(Side::Always, TIME).map(|spread| spread.scaled(1e3));
         table.row(vec![

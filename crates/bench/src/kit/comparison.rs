@@ -11,44 +11,44 @@ use crate::kit::failure::Result;
 use crate::kit::side::Side;
 use crate::kit::statistics::{Spread, difference_of_runs};
 
-/// What one run under one side gave.
+/// What one run under one side gave. A figure that was not measured is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     /// Operations (exchanges, SETs, GETs) per second.
-    pub operations_per_s: f64,
+    pub operations_per_s: Option<f64>,
     /// Median latency, µs.
-    pub latency_p50_us: f64,
+    pub latency_p50_us: Option<f64>,
     /// 99th percentile of the latency, µs.
-    pub latency_p99_us: f64,
+    pub latency_p99_us: Option<f64>,
     /// 99.9th percentile of the latency, µs.
-    pub latency_p999_us: f64,
+    pub latency_p999_us: Option<f64>,
     /// Server's processor time per operation, µs.
-    pub cpu_us: f64,
+    pub cpu_us: Option<f64>,
     /// Page faults per operation that uncopy served.
-    pub faults: f64,
+    pub faults: Option<f64>,
     /// How long the server took to touch a page, ns.
-    pub touch_ns: f64,
+    pub touch_ns: Option<f64>,
     /// What was transmitted in a second, Mbit.
-    pub megabits_per_s: f64,
+    pub megabits_per_s: Option<f64>,
     /// The part of all processors' time that the work took from others, interrupts included, percent.
-    pub load_percent: f64,
+    pub load_percent: Option<f64>,
     /// The part of all processors' time that is the server's by its own account, percent.
-    pub server_percent: f64,
+    pub server_percent: Option<f64>,
     /// The same of the client.
-    pub client_percent: f64,
+    pub client_percent: Option<f64>,
     /// The part of all processors' time that others than the soakers had, percent: the work's own tasks, kernel threads,
     /// other programs. Not interrupts.
-    pub others_percent: f64,
+    pub others_percent: Option<f64>,
     /// Bytes whose copy uncopy left out in the server.
-    pub elided_bytes: f64,
+    pub elided_bytes: Option<f64>,
     /// How long the whole of it took, s.
-    pub elapsed_s: f64,
+    pub elapsed_s: Option<f64>,
     /// Server's processor time in user mode, s.
-    pub user_s: f64,
+    pub user_s: Option<f64>,
     /// Server's processor time in the kernel, s.
-    pub system_s: f64,
+    pub system_s: Option<f64>,
     /// Server's resident memory after the work, bytes.
-    pub resident_bytes: f64,
+    pub resident_bytes: Option<f64>,
     /// Bytes that were compared with what they should be, all of them right; `None` if nothing was
     /// checked.
     pub verified_bytes: Option<u64>,
@@ -61,25 +61,25 @@ pub struct Sample {
 impl Sample {
     /// The load without the client's own processor time, percent.
     #[must_use]
-    pub fn sending_percent(&self) -> f64 {
-        self.load_percent - self.client_percent
+    pub fn sending_percent(&self) -> Option<f64> {
+        Some(self.load_percent? - self.client_percent?)
     }
 
     /// The load that is time of neither server nor client, percent: kernel threads and other programs.
     #[must_use]
-    pub fn background_percent(&self) -> f64 {
-        self.others_percent - self.client_percent - self.server_percent
+    pub fn background_percent(&self) -> Option<f64> {
+        Some(self.others_percent? - self.client_percent? - self.server_percent?)
     }
 
     /// The load that is nobody's time, percent: interrupts, and what lost caches cost the soakers.
     #[must_use]
-    pub fn interrupts_percent(&self) -> f64 {
-        self.load_percent - self.others_percent
+    pub fn interrupts_percent(&self) -> Option<f64> {
+        Some(self.load_percent? - self.others_percent?)
     }
 }
 
-/// One figure of a sample.
-pub type Metric = fn(&Sample) -> f64;
+/// One figure of a sample, if it was measured.
+pub type Metric = fn(&Sample) -> Option<f64>;
 
 /// Figures that go to JSON, by key.
 const METRICS: [(&str, Metric); 20] = [
@@ -226,7 +226,7 @@ impl Comparison {
     /// The spread of a figure under a side.
     #[must_use]
     pub fn spread(&self, side: Side, metric: Metric) -> Option<Spread> {
-        Spread::of(&self.samples(side)?.map(metric).collect::<Vec<_>>())
+        Spread::of(&self.samples(side)?.map(metric).collect::<Option<Vec<_>>>()?)
     }
 
     /// Whether every sample of every side was verified.
@@ -288,7 +288,7 @@ impl Comparison {
             return None;
         }
         let pairs = self.samples(side)?.map(metric).zip(other.samples(other_side)?.map(metric));
-        Some(pairs.map(|(mine, its)| mine / its).collect())
+        pairs.map(|(mine, its)| Some(mine? / its?)).collect()
     }
 
     /// The spread of the difference between a figure under `side` and under [`Side::Plain`],
@@ -299,7 +299,7 @@ impl Comparison {
             return None;
         }
         let pairs = self.samples(side)?.map(metric).zip(self.samples(Side::Plain)?.map(metric));
-        Spread::of(&pairs.map(|(mine, its)| mine - its).collect::<Vec<_>>())
+        Spread::of(&pairs.map(|(mine, its)| Some(mine? - its?)).collect::<Option<Vec<_>>>()?)
     }
 
     /// What a reader must know, each thing once, with the side it concerns.
@@ -326,31 +326,24 @@ impl Comparison {
         let mut sides = Map::new();
         for side in &self.sides {
             let mut figures = Map::new();
+            let samples = |metric| self.samples(*side).into_iter().flatten().map(metric).collect::<Vec<_>>();
             for (key, metric) in METRICS {
-                let samples: Vec<f64> = self.samples(*side).into_iter().flatten().map(metric).collect();
-                if samples.iter().any(|sample| *sample > 0.0) {
-                    figures.insert(key.to_owned(), json!({ "samples": samples }));
-                    if let Some(spread) = Spread::of(&samples) {
-                        figures[key] = with_samples(spread, &samples);
-                    }
-                    if let (Some(ratio), true) = (self.ratio(*side, metric), *side != Side::Plain) {
-                        figures[key]["ratio_to_plain"] = spread_json(ratio);
-                        if let Some(part) = self.difference_of_runs(*side, metric) {
-                            figures[key]["ratio_to_plain"]["difference_of_runs"] = json!(part);
-                        }
-                    }
-                    if let Some(ratio) = self.ratio_to_limit(*side, metric) {
-                        figures[key]["ratio_to_zero_copy_limit"] = spread_json(ratio);
+                let Some(mut figure) = figure_json(&samples(metric)) else { continue };
+                if let (Some(ratio), true) = (self.ratio(*side, metric), *side != Side::Plain) {
+                    figure["ratio_to_plain"] = spread_json(ratio);
+                    if let Some(part) = self.difference_of_runs(*side, metric) {
+                        figure["ratio_to_plain"]["difference_of_runs"] = json!(part);
                     }
                 }
+                if let Some(ratio) = self.ratio_to_limit(*side, metric) {
+                    figure["ratio_to_zero_copy_limit"] = spread_json(ratio);
+                }
+                figures.insert(key.to_owned(), figure);
             }
-            let cpu: Vec<f64> =
-                self.samples(*side).into_iter().flatten().map(|sample| sample.cpu_us).collect();
-            if self.operation_bytes > 0 && cpu.iter().any(|sample| *sample > 0.0) {
-                let per_mib: Vec<f64> = cpu.iter().map(|cpu_us| self.cpu_us_per_mib(*cpu_us)).collect();
-                if let Some(spread) = Spread::of(&per_mib) {
-                    figures.insert("server_cpu_us_per_mib".to_owned(), with_samples(spread, &per_mib));
-                }
+            let cpu = samples(|sample| sample.cpu_us).into_iter();
+            let per_mib: Vec<_> = cpu.map(|cpu_us| cpu_us.map(|us| self.cpu_us_per_mib(us))).collect();
+            if let Some(figure) = figure_json(&per_mib).filter(|_| self.operation_bytes > 0) {
+                figures.insert("server_cpu_us_per_mib".to_owned(), figure);
             }
             figures.insert("verified_bytes".to_owned(), json!(self.verified_bytes(*side)));
             sides.insert(side.key().to_owned(), Value::Object(figures));
@@ -374,10 +367,14 @@ pub fn spread_json(spread: Spread) -> Value {
     json!({ "median": spread.median, "low": spread.low, "high": spread.high })
 }
 
-fn with_samples(spread: Spread, samples: &[f64]) -> Value {
-    let mut value = spread_json(spread);
-    value["samples"] = json!(samples);
-    value
+/// A figure for programs, `null` for each round in which it was not measured; `None` if it never was.
+fn figure_json(samples: &[Option<f64>]) -> Option<Value> {
+    samples.iter().any(Option::is_some).then(|| {
+        let spread = samples.iter().copied().collect::<Option<Vec<f64>>>().and_then(|all| Spread::of(&all));
+        let mut value = spread.map_or_else(|| json!({}), spread_json);
+        value["samples"] = json!(samples);
+        value
+    })
 }
 
 #[cfg(test)]
@@ -389,7 +386,7 @@ mod tests {
     const RATE: Metric = |sample| sample.operations_per_s;
 
     fn sample(operations_per_s: f64) -> Sample {
-        Sample { operations_per_s, verified_bytes: Some(10), ..Sample::default() }
+        Sample { operations_per_s: Some(operations_per_s), verified_bytes: Some(10), ..Sample::default() }
     }
 
     /// Rounds of (plain, uncopy) rates.
@@ -476,5 +473,19 @@ mod tests {
             });
         }
         assert_eq!(comparison.notes(), ["uncopy: inactive"]);
+    }
+    #[test]
+    fn what_was_not_measured_is_no_zero() {
+        let mut comparison = Comparison::new("work", 1, &BOTH);
+        for faults in [Some(0.0), None] {
+            comparison.round(|side| {
+                let faults = faults.filter(|_| side == Side::Uncopy);
+                Ok(Sample { faults, ..sample(1.0) })
+            });
+        }
+        assert_eq!(comparison.spread(Side::Uncopy, |sample| sample.faults), None);
+        let sides = &comparison.to_json()["sides"];
+        assert_eq!(sides["uncopy"]["faults_per_operation"], json!({ "samples": [0.0, null] }));
+        assert!(sides["plain"]["faults_per_operation"].is_null());
     }
 }

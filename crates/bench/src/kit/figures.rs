@@ -3,7 +3,7 @@
 
 use crate::kit::comparison::{Comparison, Metric};
 use crate::kit::side::Side;
-use crate::kit::table::{Align, Table, amount, number};
+use crate::kit::table::{Align, Table, amount, figure};
 
 /// Operations per second.
 pub const RATE: Metric = |sample| sample.operations_per_s;
@@ -16,10 +16,10 @@ const SMALL_BYTES: u64 = 4096;
 /// A column of an experiment's own: its heading, and its cell for a comparison and a side.
 pub type Extra<'a> = (&'static str, Box<dyn Fn(&Comparison, Side) -> String + 'a>);
 
-/// The median of a figure under a side; not a number where there is none.
+/// The median of a figure under a side.
 #[must_use]
-pub fn median(comparison: &Comparison, side: Side, metric: Metric) -> f64 {
-    comparison.spread(side, metric).map_or(f64::NAN, |spread| spread.median)
+pub fn median(comparison: &Comparison, side: Side, metric: Metric) -> Option<f64> {
+    Some(comparison.spread(side, metric)?.median)
 }
 
 /// The median with two decimals, or nothing.
@@ -56,26 +56,22 @@ pub fn table(comparisons: &[Comparison], extras: &[Extra<'_>]) -> String {
         let mib = comparison.operation_bytes() as f64 / f64::from(1 << 20);
         for side in comparison.sides() {
             let median = |metric: Metric| median(comparison, *side, metric);
-            // A figure that was not measured is not zero.
-            let measured = |metric: Metric| {
-                number(Some(median(metric)).filter(|value| *value > 0.0).unwrap_or(f64::NAN))
-            };
             let ratio = |metric| comparison.ratio(*side, metric).filter(|_| *side != Side::Plain);
             let mut cells = vec![
                 comparison.title().to_owned(),
                 side.name().to_owned(),
-                number(median(RATE)),
-                number(median(RATE) * mib),
+                figure(median(RATE)),
+                figure(median(RATE).map(|rate| rate * mib)),
                 two_decimals(ratio(RATE)),
                 ratio(RATE).map_or_else(String::new, |ratio| format!("{:.2}–{:.2}", ratio.low, ratio.high)),
                 two_decimals(ratio(CPU)),
             ];
             cells.extend(extras.iter().map(|(_, cell)| cell(comparison, *side)));
             cells.extend([
-                measured(|sample| sample.latency_p50_us),
-                measured(|sample| sample.latency_p99_us),
-                measured(|sample| sample.latency_p999_us),
-                number(if small { median(CPU) } else { comparison.cpu_us_per_mib(median(CPU)) }),
+                figure(median(|sample| sample.latency_p50_us)),
+                figure(median(|sample| sample.latency_p99_us)),
+                figure(median(|sample| sample.latency_p999_us)),
+                figure(median(CPU).map(|us| if small { us } else { comparison.cpu_us_per_mib(us) })),
                 amount(comparison.verified_bytes(*side)),
             ]);
             table.row(cells);
@@ -112,8 +108,9 @@ mod tests {
                 Side::Uncopy => 190.0,
                 _ => 200.0,
             };
-            let sample = Sample { operations_per_s, cpu_us: 4.0, ..Sample::default() };
-            Ok(Sample { verified_bytes: Some(1 << 30), latency_p50_us: 7.0, ..sample })
+            let sample =
+                Sample { operations_per_s: Some(operations_per_s), cpu_us: Some(4.0), ..Sample::default() };
+            Ok(Sample { verified_bytes: Some(1 << 30), latency_p50_us: Some(7.0), ..sample })
         });
         let extra: Extra<'_> = ("own", Box::new(|_, side| format!("<{}>", side.name())));
         let text = table(&[comparison], &[of_limit(), extra]);

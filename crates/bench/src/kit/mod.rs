@@ -18,6 +18,7 @@ pub mod experiment;
 pub mod failure;
 pub mod figures;
 pub mod host;
+pub mod latencies;
 pub mod load;
 pub mod network;
 pub mod pattern;

@@ -146,7 +146,11 @@ mod tests {
         for gain in gains {
             comparison.round(|side| {
                 let operations_per_s = if side == Side::Plain { 1.0 } else { *gain };
-                Ok(Sample { operations_per_s, verified_bytes: Some(1), ..Sample::default() })
+                Ok(Sample {
+                    operations_per_s: Some(operations_per_s),
+                    verified_bytes: Some(1),
+                    ..Sample::default()
+                })
             });
         }
         comparison

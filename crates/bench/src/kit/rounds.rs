@@ -138,7 +138,12 @@ mod tests {
             calls[*point] += 1;
             let wild = side == Side::Uncopy && *point == 1;
             let operations_per_s = if wild { gains[round % gains.len()] } else { 1.0 };
-            Ok(Sample { operations_per_s, cpu_us: 1.0, verified_bytes: Some(1), ..Sample::default() })
+            Ok(Sample {
+                operations_per_s: Some(operations_per_s),
+                cpu_us: Some(1.0),
+                verified_bytes: Some(1),
+                ..Sample::default()
+            })
         });
         calls.map(|calls| calls / SIDES.len())
     }

@@ -105,6 +105,12 @@ pub fn number(value: f64) -> String {
     grouped
 }
 
+/// A figure, or a dash where it was not measured.
+#[must_use]
+pub fn figure(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), number)
+}
+
 /// A size: whole KiB, MiB or GiB where it is one, otherwise bytes.
 #[must_use]
 pub fn size(bytes: u64) -> String {

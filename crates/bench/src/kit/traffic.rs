@@ -8,10 +8,10 @@ use rustix::thread::CpuSet;
 
 use crate::kit::comparison::Sample;
 use crate::kit::failure::{Failure, Result};
+use crate::kit::latencies::Latencies;
 use crate::kit::processes::process::Server;
 use crate::kit::processors::bind_to;
 use crate::kit::side::{Launcher, Side};
-use crate::kit::statistics::quantile;
 
 /// Warm-up before each measurement, as a part of it.
 const WARM_UP_PART: u32 = 8;
@@ -40,9 +40,8 @@ pub struct Load {
     /// From the first request's first byte to the last answer's last, with the time in between in
     /// which the client makes requests and checks answers.
     pub elapsed: Duration,
-    /// Time of each exchange, from sending the request's first byte to receiving the answer's last,
-    /// ns, sorted.
-    pub latencies_ns: Vec<u64>,
+    /// Time of each exchange, from sending the request's first byte to receiving the answer's last.
+    pub latencies: Latencies,
 }
 
 impl Load {
@@ -54,9 +53,8 @@ impl Load {
             all.exchanges += load.exchanges;
             all.verified_bytes += load.verified_bytes;
             all.elapsed = all.elapsed.max(load.elapsed);
-            all.latencies_ns.extend(load.latencies_ns);
+            all.latencies.add(&load.latencies);
         }
-        all.latencies_ns.sort_unstable();
         all
     }
 }
@@ -72,11 +70,9 @@ pub fn repeat(duration: Duration, mut exchange: impl FnMut(u64) -> Result<Exchan
         let done = exchange(load.exchanges)?;
         load.exchanges += 1;
         load.verified_bytes += done.verified_bytes;
-        let latency_ns = done.received.duration_since(done.sent).as_nanos();
-        load.latencies_ns.push(u64::try_from(latency_ns).unwrap_or(u64::MAX));
+        load.latencies.record(done.received.duration_since(done.sent));
         load.elapsed = done.received.duration_since(begin);
     }
-    load.latencies_ns.sort_unstable();
     Ok(load)
 }
 
@@ -122,14 +118,13 @@ pub fn sample(
         let cpu_before_ns = server.process().cpu_ns()?;
         let load = load(duration)?;
         let cpu_ns = server.process().cpu_ns()?.saturating_sub(cpu_before_ns);
-        let latency_us = |part| quantile(&load.latencies_ns, part).map_or(f64::NAN, |ns| ns as f64 / 1e3);
         let sample = Sample {
-            operations_per_s: load.exchanges as f64 / load.elapsed.as_secs_f64(),
-            latency_p50_us: latency_us(0.5),
-            latency_p99_us: latency_us(0.99),
-            latency_p999_us: latency_us(0.999),
-            cpu_us: cpu_ns as f64 / 1e3 / load.exchanges as f64,
-            resident_bytes: server.process().resident_bytes()? as f64,
+            operations_per_s: Some(load.exchanges as f64 / load.elapsed.as_secs_f64()),
+            latency_p50_us: load.latencies.quantile_us(0.5),
+            latency_p99_us: load.latencies.quantile_us(0.99),
+            latency_p999_us: load.latencies.quantile_us(0.999),
+            cpu_us: Some(cpu_ns as f64 / 1e3 / load.exchanges as f64),
+            resident_bytes: Some(server.process().resident_bytes()? as f64),
             verified_bytes: Some(warm_up.verified_bytes + load.verified_bytes),
             ..Sample::default()
         };
@@ -158,12 +153,13 @@ mod tests {
             exchanges,
             verified_bytes: 10 * exchanges,
             elapsed: Duration::from_millis(ms),
-            latencies_ns: (0..exchanges).map(|at| at * ms).collect(),
+            latencies: (0..exchanges).map(|at| Duration::from_nanos(at * ms)).collect(),
         };
         let all = at_once(&mut [(2, 5), (3, 4)], None, |(exchanges, ms)| Ok(load(*exchanges, *ms)));
         let all = all.expect("no failure");
         assert_eq!((all.exchanges, all.verified_bytes, all.elapsed), (5, 50, Duration::from_millis(5)));
-        assert_eq!(all.latencies_ns, [0, 0, 4, 5, 8]);
+        let us = [0.2, 0.4, 0.6, 0.8, 1.0].map(|part| all.latencies.quantile_us(part));
+        assert_eq!((all.latencies.len(), us), (5, [0.0, 0.0, 0.004, 0.005, 0.008].map(Some)));
         let fails = |at: &mut u64| if *at == 2 { Err(Failure::new("gone")) } else { Ok(load(1, 1)) };
         assert_eq!(at_once(&mut [1, 2, 3], None, fails).expect_err("one failed"), Failure::new("gone"));
     }
@@ -173,7 +169,7 @@ mod tests {
         let now = Instant::now();
         let right = |_| Ok(Exchange { sent: now, received: Instant::now(), verified_bytes: 7 });
         let load = repeat(Duration::ZERO, right).expect("right");
-        assert_eq!((load.exchanges, load.verified_bytes, load.latencies_ns.len()), (1, 7, 1));
+        assert_eq!((load.exchanges, load.verified_bytes, load.latencies.len()), (1, 7, 1));
         let wrong = |number| if number == 3 { Err(Failure::new("wrong")) } else { right(number) };
         assert_eq!(repeat(Duration::from_secs(60), wrong).expect_err("wrong"), Failure::new("wrong"));
     }

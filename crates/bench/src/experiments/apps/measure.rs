@@ -17,10 +17,9 @@ use crate::kit::progress::Progress;
 use crate::kit::report::Report;
 use crate::kit::rounds::Schedule;
 use crate::kit::side::{Launcher, Side};
-use crate::kit::statistics::quantile;
 
 /// A percentile needs some exchanges beyond it to be one: from this many on there is a 99.9th.
-const EXCHANGES_FOR_P999: usize = 1000;
+const EXCHANGES_FOR_P999: u64 = 1000;
 /// How long processes of a server may live longer than the one that was started.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -90,18 +89,16 @@ fn sample(
         let used_ns = cpu_ns(running.as_mut())?.saturating_sub(before_ns);
         let resident_bytes = running.server().process().resident_bytes()?;
         let more_bytes = running.verify()?;
-        let latency_us = |part| {
-            quantile(&load.latencies_ns, part).map_or(f64::NAN, |nanoseconds| nanoseconds as f64 / 1e3)
-        };
-        let rare = if load.latencies_ns.len() < EXCHANGES_FOR_P999 { f64::NAN } else { latency_us(0.999) };
+        let latency_us = |part| load.latencies.quantile_us(part);
+        let has_p999 = load.latencies.len() >= EXCHANGES_FOR_P999;
         let verified_bytes = prepared_bytes + load.verified_bytes + more_bytes;
         Ok(Sample {
-            operations_per_s: load.exchanges as f64 / load.elapsed.as_secs_f64(),
+            operations_per_s: Some(load.exchanges as f64 / load.elapsed.as_secs_f64()),
             latency_p50_us: latency_us(0.5),
             latency_p99_us: latency_us(0.99),
-            latency_p999_us: rare,
-            cpu_us: used_ns as f64 / 1e3 / load.exchanges as f64,
-            resident_bytes: resident_bytes as f64,
+            latency_p999_us: latency_us(0.999).filter(|_| has_p999),
+            cpu_us: Some(used_ns as f64 / 1e3 / load.exchanges as f64),
+            resident_bytes: Some(resident_bytes as f64),
             verified_bytes: (verified_bytes > 0).then_some(verified_bytes),
             ..Sample::default()
         })
@@ -202,7 +199,7 @@ fn render(cases: &[&Case], comparisons: &[Comparison]) -> String {
     let per_operation: figures::Extra<'_> = (
         "CPU µs/op",
         Box::new(|comparison, side| {
-            crate::kit::table::number(figures::median(comparison, side, figures::CPU))
+            crate::kit::table::figure(figures::median(comparison, side, figures::CPU))
         }),
     );
     let mut text = format!(

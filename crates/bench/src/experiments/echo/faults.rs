@@ -10,12 +10,12 @@ use crate::kit::arguments::{Form, copies_parser, count_parser, seconds, size_par
 use crate::kit::comparison::Comparison;
 use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
 use crate::kit::failure::Result;
-use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit};
+use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, median, of_limit};
 use crate::kit::plot::{Plot, Scale, Series};
 use crate::kit::report::Report;
 use crate::kit::rounds::{Rounds, Schedule};
 use crate::kit::side::Side;
-use crate::kit::table::{counted, number, size};
+use crate::kit::table::{counted, figure, size};
 use crate::servers::echo::server::{Order, Work};
 
 /// What is compared.
@@ -126,17 +126,10 @@ impl Faults {
 /// The figures, with faults and the cost of a page.
 #[must_use]
 pub fn render(comparisons: &[Comparison]) -> String {
-    let measured = |value: f64| if value > 0.0 { number(value) } else { String::new() };
-    let faults: figures::Extra<'_> = (
-        "faults/op",
-        Box::new(move |comparison, side| measured(figures::median(comparison, side, |sample| sample.faults))),
-    );
-    let touch: figures::Extra<'_> = (
-        "ns/page",
-        Box::new(move |comparison, side| {
-            measured(figures::median(comparison, side, |sample| sample.touch_ns))
-        }),
-    );
+    let faults: figures::Extra<'_> =
+        ("faults/op", Box::new(|comparison, side| figure(median(comparison, side, |sample| sample.faults))));
+    let touch: figures::Extra<'_> =
+        ("ns/page", Box::new(|comparison, side| figure(median(comparison, side, |sample| sample.touch_ns))));
     let table = figures::table(comparisons, &[of_limit(), faults, touch]);
     format!(
         "{table}\n{LEGEND}{LIMIT_LEGEND}faults/op: faults that uncopy served, for each message\n\

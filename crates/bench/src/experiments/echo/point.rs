@@ -101,7 +101,7 @@ fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, se
     })?;
     let pid = server.process().pid();
     let (mut notes, activity) = launcher.inspect(side, pid, &server.stderr_text(), point.expects_elision());
-    let faults = activity.map_or(0, |activity| activity.faults);
+    let faults = activity.map(|activity| activity.faults as f64 / exchanges as f64);
     if let Some(drained) = drain.map(Drain::finish) {
         let least = (work.copies as u64 + 2) * exchanges;
         if drained.gaps > 0 || drained.events < least {
@@ -109,13 +109,7 @@ fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, se
         }
     }
     let defect = server.process().stop().err().map(|failure| failure.to_string());
-    Ok(Sample {
-        faults: faults as f64 / exchanges as f64,
-        touch_ns: touch_ns(&server.rest_of_stdout()).unwrap_or(0.0),
-        notes,
-        defect,
-        ..sample
-    })
+    Ok(Sample { faults, touch_ns: touch_ns(&server.rest_of_stdout()), notes, defect, ..sample })
 }
 
 #[cfg(test)]

@@ -59,8 +59,10 @@ pub fn render(comparisons: &[Comparison]) -> String {
                 return String::new();
             }
             let events = comparison.parameter("copies").unwrap_or(0.0) + 2.0;
-            let added_us = median(comparison, side, CPU) - median(comparison, Side::HeapOnly, CPU);
-            format!("{:.0}", added_us * 1e3 / events)
+            let added_us = median(comparison, side, CPU)
+                .zip(median(comparison, Side::HeapOnly, CPU))
+                .map(|(with, without)| with - without);
+            added_us.map_or_else(|| "-".to_owned(), |us| format!("{:.0}", us * 1e3 / events))
         }),
     );
     let table = figures::table(comparisons, &[event]);

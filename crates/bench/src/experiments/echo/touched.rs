@@ -251,7 +251,12 @@ mod tests {
                 let gain = 2.0 - 2.0 * point.work.read_bytes as f64 / point.work.size_bytes as f64;
                 comparison.round(|side| {
                     let operations_per_s = if side == Side::Plain { 1.0 } else { gain };
-                    Ok(Sample { operations_per_s, cpu_us: 1.0, verified_bytes: Some(1), ..Sample::default() })
+                    Ok(Sample {
+                        operations_per_s: Some(operations_per_s),
+                        cpu_us: Some(1.0),
+                        verified_bytes: Some(1),
+                        ..Sample::default()
+                    })
                 });
                 comparison
             })

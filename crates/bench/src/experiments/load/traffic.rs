@@ -28,7 +28,7 @@ use crate::kit::report::Report;
 use crate::kit::rounds::Rounds;
 use crate::kit::side::{Launcher, Side};
 use crate::kit::statistics::Spread;
-use crate::kit::table::{Align, Table, amount, number};
+use crate::kit::table::{Align, Table, amount, figure};
 use crate::servers::sending::corpus::Corpus;
 use crate::servers::sending::receiver::Receiver;
 use crate::servers::sending::sender::{Order, Sender};
@@ -201,7 +201,8 @@ pub fn measure(launcher: &Launcher, options: &Load, progress: &mut Progress) -> 
         let after = soakers.calibrate(calibration)?;
         let load = taken(soaked.work_per_s, f64::midpoint(before, after));
         before = after;
-        Ok(Sample { load_percent: load * 100.0, others_percent: soaked.others * 100.0, ..sample })
+        let (load_percent, others_percent) = (Some(load * 100.0), Some(soaked.others * 100.0));
+        Ok(Sample { load_percent, others_percent, ..sample })
     });
     let calibration = soakers.calibration().ok_or_else(|| Failure::new("the soakers did nothing"))?;
     Ok(Measured { comparisons, calibration, processors: soakers.count() })
@@ -247,7 +248,8 @@ impl Bench<'_> {
                     1,
                     name(*side),
                 );
-                let (rate, ..) = self.traffic(*side, 0.0, || std::thread::sleep(TRIAL))?;
+                let (sample, ()) = self.traffic(*side, 0.0, || std::thread::sleep(TRIAL))?;
+                let rate = sample.megabits_per_s.unwrap_or(asked);
                 // Two digits: so that runs of one machine are made at the same rate.
                 let unit = 10f64.powf((rate * HELD).log10().floor() - 1.0);
                 held = held.min((rate * HELD / unit).floor() * unit);
@@ -256,14 +258,8 @@ impl Bench<'_> {
         Ok(held)
     }
 
-    /// Traffic by `side`: what `during` returns while it flows, the rate, Mbit/s, the sample as far as the traffic itself
-    /// tells it.
-    fn traffic<T>(
-        &self,
-        side: Side,
-        mbit_per_s: f64,
-        during: impl FnOnce() -> T,
-    ) -> Result<(f64, Sample, T)> {
+    /// Traffic by `side`: the sample as far as the traffic itself tells it, and what `during` returns while it flows.
+    fn traffic<T>(&self, side: Side, mbit_per_s: f64, during: impl FnOnce() -> T) -> Result<(Sample, T)> {
         let mut sender = Sender::start(self.launcher, side, &self.order(side, mbit_per_s))?;
         let receiver = Receiver::start(sender.address, &self.corpus)
             .map_err(|failure| sender.server.process().explain(&failure))?;
@@ -297,12 +293,12 @@ impl Bench<'_> {
         let sample =
             figures_of(bytes, elapsed, self.processors, [sender_ns, receiver_ns], self.options.chunk);
         let sample = Sample { verified_bytes: Some(received.bytes), notes, defect, ..sample };
-        Ok((sample.megabits_per_s, sample, result))
+        Ok((sample, result))
     }
 
     /// Traffic by `side`, and what the soakers did meanwhile.
     fn sample(&self, side: Side, mbit_per_s: f64, soakers: &mut Soakers) -> Result<(Sample, Soaked)> {
-        let (_, sample, soaked) = self.traffic(side, mbit_per_s, || {
+        let (sample, soaked) = self.traffic(side, mbit_per_s, || {
             let begin = soakers.moment()?;
             std::thread::sleep(self.options.seconds);
             soakers.since(&begin)
@@ -329,11 +325,11 @@ fn figures_of(
     let percent = |ns: u64| ns as f64 / 1e7 / elapsed.as_secs_f64() / processors as f64;
     let chunks = bytes as f64 / chunk_bytes as f64;
     Sample {
-        operations_per_s: chunks / elapsed.as_secs_f64(),
-        cpu_us: if chunks > 0.0 { sender_ns as f64 / 1e3 / chunks } else { f64::NAN },
-        megabits_per_s: bytes as f64 * 8e-6 / elapsed.as_secs_f64(),
-        server_percent: percent(sender_ns),
-        client_percent: percent(receiver_ns),
+        operations_per_s: Some(chunks / elapsed.as_secs_f64()),
+        cpu_us: (chunks > 0.0).then_some(sender_ns as f64 / 1e3 / chunks),
+        megabits_per_s: Some(bytes as f64 * 8e-6 / elapsed.as_secs_f64()),
+        server_percent: Some(percent(sender_ns)),
+        client_percent: Some(percent(receiver_ns)),
         ..Sample::default()
     }
 }
@@ -375,23 +371,22 @@ pub fn render(measured: &Measured) -> String {
                 spread(metric).map_or_else(|| "-".to_owned(), |spread| format!("{:.2}", spread.median))
             };
             let ratio = comparison.ratio(*side, SENDING).filter(|_| told && *side != Side::Plain);
-            let per_mib =
-                spread(SENDING).map_or(f64::NAN, |spread| us_per_mib(comparison, *side, spread, measured));
+            let per_mib = spread(SENDING).and_then(|spread| us_per_mib(comparison, *side, spread, measured));
             table.row(vec![
                 comparison.title().to_owned(),
                 name(*side).to_owned(),
-                number(figures::median(comparison, *side, |sample| sample.megabits_per_s)),
+                figure(figures::median(comparison, *side, |sample| sample.megabits_per_s)),
                 percent(LOAD),
                 range(spread(LOAD), 2),
                 percent(SENDING),
                 range(spread(SENDING), 2),
                 two_decimals(ratio),
                 range(ratio, 2),
-                number(figures::median(comparison, *side, |sample| sample.server_percent)),
-                number(figures::median(comparison, *side, |sample| sample.client_percent)),
+                figure(figures::median(comparison, *side, |sample| sample.server_percent)),
+                figure(figures::median(comparison, *side, |sample| sample.client_percent)),
                 percent(Sample::background_percent),
                 percent(Sample::interrupts_percent),
-                number(per_mib),
+                figure(per_mib),
                 amount(comparison.verified_bytes(*side)),
             ]);
         }
@@ -400,12 +395,12 @@ pub fn render(measured: &Measured) -> String {
 }
 
 /// The machine's time that a MiB took, without the receiver's, µs.
-fn us_per_mib(comparison: &Comparison, side: Side, sending: Spread, measured: &Measured) -> f64 {
-    let mib_per_s =
-        figures::median(comparison, side, |sample| sample.megabits_per_s) / 8.0 * 1e6 / f64::from(1 << 20);
+fn us_per_mib(comparison: &Comparison, side: Side, sending: Spread, measured: &Measured) -> Option<f64> {
+    let megabits_per_s = figures::median(comparison, side, |sample| sample.megabits_per_s)?;
+    let mib_per_s = megabits_per_s / 8.0 * 1e6 / f64::from(1 << 20);
     #[expect(clippy::cast_precision_loss, reason = "a few processors")]
     let processors = measured.processors as f64;
-    sending.median / 100.0 * processors * 1e6 / mib_per_s
+    Some(sending.median / 100.0 * processors * 1e6 / mib_per_s)
 }
 
 /// What the columns mean.
@@ -460,7 +455,7 @@ pub fn plot(measured: &Measured) -> Plot {
             // Below 0 there is nothing but noise, and no room in the plot.
             let shown = Spread { median: median.max(0.0), low: low.max(0.0), high: high.max(0.0) };
             let unit = Spread { median: 1.0, low: 1.0, high: 1.0 };
-            Some(shown.scaled(us_per_mib(comparison, side, unit, measured)))
+            Some(shown.scaled(us_per_mib(comparison, side, unit, measured)?))
         };
         #[expect(clippy::cast_precision_loss, reason = "a few ways")]
         let point = |(place, side): (usize, &Side)| {
@@ -513,15 +508,11 @@ mod tests {
     fn what_getrusage_does_not_tell_is_what_is_left_of_the_load() {
         let elapsed = Duration::from_secs(2);
         let sample = figures_of(1 << 20, elapsed, 4, [800_000_000, 400_000_000], 1 << 16);
-        let sample = Sample { load_percent: 18.0, others_percent: 16.0, ..sample };
-        assert!((sample.server_percent - 10.0).abs() < 1e-9 && (sample.client_percent - 5.0).abs() < 1e-9);
-        assert!(
-            (sample.sending_percent() - 13.0).abs() < 1e-9
-                && (sample.background_percent() - 1.0).abs() < 1e-9
-        );
-        assert!((sample.interrupts_percent() - 2.0).abs() < 1e-9);
-        assert!(
-            (sample.megabits_per_s - 4.194_304).abs() < 1e-9 && (sample.operations_per_s - 8.0).abs() < 1e-9
-        );
+        let sample = Sample { load_percent: Some(18.0), others_percent: Some(16.0), ..sample };
+        let is = |figure: Option<f64>, wanted: f64| figure.is_some_and(|found| (found - wanted).abs() < 1e-9);
+        assert!(is(sample.server_percent, 10.0) && is(sample.client_percent, 5.0));
+        assert!(is(sample.sending_percent(), 13.0) && is(sample.background_percent(), 1.0));
+        assert!(is(sample.interrupts_percent(), 2.0));
+        assert!(is(sample.megabits_per_s, 4.194_304) && is(sample.operations_per_s, 8.0));
     }
 }

@@ -238,12 +238,12 @@ impl Run<'_> {
             let resident_bytes = redis.server().process().resident_bytes()?;
             let verified_bytes = self.read_back(&redis, seed)?;
             Ok(Sample {
-                operations_per_s: report.operations_per_s,
-                latency_p50_us: report.latency_p50_us,
-                latency_p99_us: report.latency_p99_us,
-                latency_p999_us: report.latency_p999_us,
-                cpu_us: cpu_ns as f64 / 1e3 / requests as f64,
-                resident_bytes: resident_bytes as f64,
+                operations_per_s: Some(report.operations_per_s),
+                latency_p50_us: Some(report.latency_p50_us),
+                latency_p99_us: Some(report.latency_p99_us),
+                latency_p999_us: Some(report.latency_p999_us),
+                cpu_us: Some(cpu_ns as f64 / 1e3 / requests as f64),
+                resident_bytes: Some(resident_bytes as f64),
                 verified_bytes: Some(verified_bytes),
                 ..Sample::default()
             })
@@ -314,7 +314,8 @@ pub fn render(comparisons: &[Comparison]) -> String {
     let memory: figures::Extra<'_> = (
         "RSS",
         Box::new(|comparison, side| {
-            let resident = comparison.spread(side, |sample| sample.resident_bytes / f64::from(1 << 20));
+            let resident =
+                comparison.spread(side, |sample| Some(sample.resident_bytes? / f64::from(1 << 20)));
             resident.map_or_else(|| "-".to_owned(), |spread| format!("{} MiB", number(spread.median)))
         }),
     );

@@ -145,7 +145,7 @@ impl Small {
                 .ok_or_else(|| Failure::new(format!("memcpy-loop wrote {}", output.stdout.escape_debug())))?;
             // The child compared the copy with its source.
             let verified_bytes = Some(SHORT_BYTES as u64);
-            Ok(Sample { latency_p50_us: ns / 1e3, verified_bytes, notes, ..Sample::default() })
+            Ok(Sample { latency_p50_us: Some(ns / 1e3), verified_bytes, notes, ..Sample::default() })
         });
         short
     }
@@ -249,7 +249,7 @@ fn measure_start(launcher: &Launcher, starts: usize, progress: &mut Progress) ->
             if !output.stdout.is_empty() {
                 return Err(Failure::new("true wrote to stdout"));
             }
-            let latency_p50_us = output.elapsed.as_secs_f64() * 1e6;
+            let latency_p50_us = Some(output.elapsed.as_secs_f64() * 1e6);
             Ok(Sample { latency_p50_us, verified_bytes: Some(0), notes, ..Sample::default() })
         });
     }

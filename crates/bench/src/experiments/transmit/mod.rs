@@ -452,8 +452,8 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
     let (messages, elapsed, cpu) = sent?;
     let verified = verified?;
     Ok(Sample {
-        operations_per_s: messages as f64 / elapsed.as_secs_f64(),
-        cpu_us: cpu.as_secs_f64() * 1e6 / messages.max(1) as f64,
+        operations_per_s: Some(messages as f64 / elapsed.as_secs_f64()),
+        cpu_us: Some(cpu.as_secs_f64() * 1e6 / messages.max(1) as f64),
         verified_bytes: Some(verified),
         ..Sample::default()
     })

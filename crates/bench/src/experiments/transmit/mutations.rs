@@ -7,10 +7,10 @@ use uncopy_twin::{Bytes, Until, lend, settle};
 
 use crate::kit::comparison::{Comparison, Sample};
 use crate::kit::failure::{Failure, Result, While};
+use crate::kit::latencies::Latencies;
 use crate::kit::progress::Progress;
 use crate::kit::rounds::Rounds;
 use crate::kit::side::Side;
-use crate::kit::statistics::quantile;
 
 const PAGE_BYTES: usize = 4096;
 /// A page of an object that was sent and may be in flight: it is replaced by a copy.
@@ -24,12 +24,12 @@ const PAGES: usize = 16;
 const OBJECTS: usize = 500;
 
 /// Writes to the page in the middle, whose bytes are zeroes.
-fn write_once(memory: &mut [u8], times_ns: &mut Vec<u64>) -> Result<()> {
+fn write_once(memory: &mut [u8], times: &mut Latencies) -> Result<()> {
     let page = &mut memory[PAGES / 2 * PAGE_BYTES..][..PAGE_BYTES];
     let begin = Instant::now();
     // SAFETY: inside the page.
     unsafe { page.as_mut_ptr().write_volatile(1) };
-    times_ns.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    times.record(begin.elapsed());
     if page[0] == 1 && page[1..].iter().all(|byte| *byte == 0) {
         Ok(())
     } else {
@@ -38,7 +38,7 @@ fn write_once(memory: &mut [u8], times_ns: &mut Vec<u64>) -> Result<()> {
 }
 
 /// A fresh object of zeroes; its pages are lent and what becomes of the loan is `side`'s.
-fn write_to_twin(side: Side, times_ns: &mut Vec<u64>) -> Result<()> {
+fn write_to_twin(side: Side, times: &mut Latencies) -> Result<()> {
     let refused = || Failure::new(format!("twin memory is not lent: {:?}", uncopy_twin::status()));
     let mut object = Bytes::zeroed(PAGES * PAGE_BYTES).ok_or_else(|| Failure::new("no twin memory"))?;
     let (address, len) = (object.as_ptr() as usize, object.len());
@@ -47,11 +47,11 @@ fn write_to_twin(side: Side, times_ns: &mut Vec<u64>) -> Result<()> {
     } else {
         settle(lend(address, len, Until::Completed).ok_or_else(refused)?);
     }
-    write_once(&mut object, times_ns)
+    write_once(&mut object, times)
 }
 
 /// Fresh memory of the kernel's.
-fn write_to_new(times_ns: &mut Vec<u64>) -> Result<()> {
+fn write_to_new(times: &mut Latencies) -> Result<()> {
     let len = PAGES * PAGE_BYTES;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -63,7 +63,7 @@ fn write_to_new(times_ns: &mut Vec<u64>) -> Result<()> {
     // SAFETY: mapped just now, used by nobody else, unmapped below.
     let result = unsafe {
         libc::madvise(mapped, len, libc::MADV_NOHUGEPAGE);
-        write_once(std::slice::from_raw_parts_mut(mapped.cast(), len), times_ns)
+        write_once(std::slice::from_raw_parts_mut(mapped.cast(), len), times)
     };
     // SAFETY: as above.
     unsafe { libc::munmap(mapped, len) };
@@ -72,23 +72,21 @@ fn write_to_new(times_ns: &mut Vec<u64>) -> Result<()> {
 
 #[expect(clippy::cast_precision_loss, reason = "times of a few digits")]
 fn sample(side: Side) -> Result<Sample> {
-    let mut times_ns = Vec::with_capacity(OBJECTS);
+    let mut times = Latencies::default();
     let begun = Instant::now();
     for _ in 0..OBJECTS {
         match side {
-            Side::Plain => write_to_new(&mut times_ns)?,
-            side => write_to_twin(side, &mut times_ns)?,
+            Side::Plain => write_to_new(&mut times)?,
+            side => write_to_twin(side, &mut times)?,
         }
     }
     let elapsed = begun.elapsed();
-    times_ns.sort_unstable();
-    let us = |part| quantile(&times_ns, part).map_or(0.0, |ns| ns as f64 / 1e3);
     Ok(Sample {
-        operations_per_s: times_ns.len() as f64 / elapsed.as_secs_f64(),
-        latency_p50_us: us(0.5),
-        latency_p99_us: us(0.99),
-        latency_p999_us: us(0.999),
-        verified_bytes: Some((times_ns.len() * PAGE_BYTES) as u64),
+        operations_per_s: Some(times.len() as f64 / elapsed.as_secs_f64()),
+        latency_p50_us: times.quantile_us(0.5),
+        latency_p99_us: times.quantile_us(0.99),
+        latency_p999_us: times.quantile_us(0.999),
+        verified_bytes: Some(times.len() * PAGE_BYTES as u64),
         ..Sample::default()
     })
 }
@@ -97,7 +95,7 @@ fn sample(side: Side) -> Result<Sample> {
 pub fn measure(rounds: Rounds, progress: &mut Progress) -> Comparison {
     let title = "first write to a page";
     let mut comparison = Comparison::new(title, PAGE_BYTES as u64, &[Side::Plain, PROTECTED, IN_FLIGHT]);
-    if let Err(why) = write_to_twin(PROTECTED, &mut Vec::new()) {
+    if let Err(why) = write_to_twin(PROTECTED, &mut Latencies::default()) {
         comparison.skip(why.to_string());
         return comparison;
     }
