@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::clients::resp::{Connection, Reply};
+use crate::clients::resp::Connection;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::network;
 use crate::kit::processes::cleanup::TemporaryDirectory;
@@ -135,10 +135,10 @@ impl RedisServer {
     fn wait_until_it_answers(&mut self) -> Result<()> {
         let deadline = Instant::now() + TIMEOUT;
         loop {
-            let answer = Connection::open(self.address, ANSWER_TIMEOUT)
-                .and_then(|mut connection| connection.call(&[b"PING"]));
+            let answer =
+                Connection::open(self.address, ANSWER_TIMEOUT).and_then(|mut connection| connection.ping());
             match answer {
-                Ok(Reply::Simple(text)) if text == "PONG" => return Ok(()),
+                Ok(()) => return Ok(()),
                 _ if self.server.process().wait(Duration::from_millis(5))?.is_some() => {
                     let failure = Failure::new(format!("redis-server did not answer; {}", self.last_words()));
                     return Err(self.server.process().explain(&failure));
