@@ -9,17 +9,19 @@
     reason = "lengths of messages, structures, options"
 )]
 
-use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use uncopy_transmit::{Envelope, Errno, Part, set_break_even};
+use uncopy_transmit::set_break_even;
 
-use crate::experiments::transmit::send_zc::ZeroCopyRing;
+use crate::experiments::transmit::bodies::{Bodies, checked};
+use crate::experiments::transmit::sender::{
+    BATCH, HEADER_BYTES, SEND_FILE, SEND_ZC, SPLICE, Sender, WINDOW, ZERO_COPY, trailer,
+};
 use crate::kit::arguments::{Form, seconds, size_parser};
 use crate::kit::comparison::{Comparison, Sample};
 use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
@@ -30,45 +32,24 @@ use crate::kit::plot::{Plot, Scale};
 use crate::kit::processes::cpu_time::thread_cpu_ns;
 use crate::kit::processors;
 use crate::kit::progress::Progress;
-use crate::kit::random::Random;
 use crate::kit::report::Report;
 use crate::kit::rounds::Rounds;
 use crate::kit::side::Side;
 use crate::kit::table::size;
 
-pub mod mutations;
+mod bodies;
+mod mutations;
 mod send_zc;
+mod sender;
 
-/// By vmsplice and splice, whatever the size.
-const SPLICE: Side = Side::Way("spliced");
-/// The body by sendfile from a file in memory.
-const SEND_FILE: Side = Side::Way("sendfile");
-/// By MSG_ZEROCOPY.
-const ZERO_COPY: Side = Side::Way("zerocopy");
-/// By io_uring's SENDMSG_ZC.
-const SEND_ZC: Side = Side::Way("send_zc");
-const PAGE_BYTES: usize = 4096;
-/// In front of each body: as long as a cache's `VALUE key flags bytes`.
-const HEADER_BYTES: usize = 48;
-/// Behind each body.
-static TRAILER: OnOnePage<[u8; 7]> = OnOnePage(*b"\r\nEND\r\n");
-
-/// Few bytes that do not lie across the end of a page: MSG_ZEROCOPY takes 17 pages of a datagram, and 15 are the largest
-/// body's.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct OnOnePage<T>(T);
-/// Bytes under way at a time, at most; and messages.
+/// Bytes under way at a time, at most.
 const WINDOW_BYTES: usize = 512 << 10;
-const WINDOW: usize = 8;
 /// The largest body that goes into a datagram with header and trailer.
 const DATAGRAM_BODY_BYTES: usize = 60 << 10;
 /// Longest wait for the other end.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Messages before the clock starts.
 const WARM_UP: u64 = 200;
-/// Messages between two looks at the clock.
-const BATCH: usize = 16;
 
 /// Ways to transmit: copied, spliced, sendfile, MSG_ZEROCOPY, SENDMSG_ZC, and what uncopy chooses (ZCopy, section 4)
 #[derive(Debug, Args)]
@@ -168,216 +149,9 @@ impl Socket {
     }
 }
 
-/// Bodies, in private memory and in a file in memory.
-struct Bodies {
-    /// Length of each, bytes.
-    len: usize,
-    count: usize,
-    /// Bytes from one to the next: whole pages, as twin memory's large objects have.
-    stride: usize,
-    mapped: usize,
-    file: std::fs::File,
-}
-
-impl Bodies {
-    /// As many of `len` bytes as `set_bytes` have room for, one at least.
-    fn new(len: usize, set_bytes: usize) -> std::io::Result<Self> {
-        let stride = len.next_multiple_of(PAGE_BYTES);
-        let count = (set_bytes / stride).max(1);
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping disturbs nothing.
-        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), stride * count, protection, flags, -1, 0) };
-        if mapped == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: a terminated name.
-        let file = checked(unsafe { libc::memfd_create(c"bodies".as_ptr(), libc::MFD_CLOEXEC) } as isize)?;
-        // SAFETY: made just now, and the file's from here on.
-        let mut file = unsafe { std::fs::File::from_raw_fd(file as i32) };
-        // SAFETY: the mapping is that long, and nobody else knows it yet. Small pages, as twin memory has.
-        let bytes = unsafe {
-            libc::madvise(mapped, stride * count, libc::MADV_NOHUGEPAGE);
-            std::slice::from_raw_parts_mut(mapped.cast::<u8>(), stride * count)
-        };
-        let pattern = Random::new(7).bytes(stride);
-        for (number, body) in bytes.chunks_exact_mut(stride).enumerate() {
-            body.copy_from_slice(&pattern);
-            body[..len.min(8)].copy_from_slice(&(number as u64).to_le_bytes()[..len.min(8)]);
-        }
-        file.write_all(bytes)?;
-        Ok(Self { len, count, stride, mapped: mapped as usize, file })
-    }
-
-    /// Where the body of a message begins: in no order.
-    fn offset(&self, message: u64) -> usize {
-        (message.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) as usize % self.count * self.stride
-    }
-
-    fn of(&self, message: u64) -> &[u8] {
-        let start = self.mapped + self.offset(message);
-        // SAFETY: inside the mapping of `new`, which is not written to any more and unmapped when dropped.
-        unsafe { std::slice::from_raw_parts(start as *const u8, self.len) }
-    }
-}
-
-impl Drop for Bodies {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new`, used by nobody any more.
-        unsafe { libc::munmap(self.mapped as *mut _, self.stride * self.count) };
-    }
-}
-
-fn checked(result: isize) -> std::io::Result<usize> {
-    usize::try_from(result).map_err(|_| std::io::Error::last_os_error())
-}
-
-/// The sender of one side.
-struct Sender<'a> {
-    fd: i32,
-    side: Side,
-    bodies: &'a Bodies,
-    /// One for each message that may be under way, because MSG_ZEROCOPY refers to them.
-    headers: [OnOnePage<[u8; HEADER_BYTES]>; WINDOW + 1],
-    messages: u64,
-    /// Completions of MSG_ZEROCOPY that were not read yet.
-    awaited: usize,
-}
-
-impl Sender<'_> {
-    fn len(&self) -> usize {
-        HEADER_BYTES + self.bodies.len + TRAILER.0.len()
-    }
-
-    /// Sends the next message.
-    fn send(&mut self) -> std::io::Result<()> {
-        let message = self.messages;
-        self.messages += 1;
-        let OnOnePage(header) = &mut self.headers[(message % (WINDOW as u64 + 1)) as usize];
-        header[..8].copy_from_slice(&message.to_le_bytes());
-        let parts = [&header[..], self.bodies.of(message), &TRAILER.0];
-        let sent = match self.side {
-            SEND_FILE => {
-                send_file(self.fd, parts, self.bodies.file.as_raw_fd(), self.bodies.offset(message))?
-            }
-            Side::Plain => send_message(self.fd, parts, 0)?,
-            ZERO_COPY => send_message(self.fd, parts, libc::MSG_ZEROCOPY)?,
-            SEND_ZC => send_by_ring(self.fd, parts)?,
-            _ => send_parts(self.fd, parts)?,
-        };
-        if self.side == ZERO_COPY {
-            self.awaited += 1;
-            if self.awaited >= BATCH {
-                self.read_completions()?;
-            }
-        }
-        if sent == self.len() { Ok(()) } else { Err(std::io::Error::other("a blocking send was cut")) }
-    }
-
-    /// Reads what the socket's error queue holds.
-    fn read_completions(&mut self) -> std::io::Result<()> {
-        loop {
-            let mut control = [0u64; 16];
-            // SAFETY: all-zero is a valid header.
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_control = control.as_mut_ptr().cast();
-            message.msg_controllen = size_of_val(&control);
-            // SAFETY: room for control data of that length.
-            let read =
-                unsafe { libc::recvmsg(self.fd, &raw mut message, libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) };
-            match checked(read) {
-                Ok(_) => self.awaited = 0,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-/// By the transmit engine: the body lent.
-fn send_parts(fd: i32, [header, body, trailer]: [&[u8]; 3]) -> std::io::Result<usize> {
-    let parts = [
-        Part::Copied { ptr: header.as_ptr(), len: header.len() },
-        Part::Lent { ptr: body.as_ptr(), len: body.len() },
-        Part::Copied { ptr: trailer.as_ptr(), len: trailer.len() },
-    ];
-    let envelope = Envelope::default();
-    let total = header.len() + body.len() + trailer.len();
-    let plan = uncopy_transmit::plan(fd, total, body.len(), 0, &envelope);
-    uncopy_transmit::send(fd, &parts, 0, &envelope, plan)
-        .map(|sent| sent.len_bytes)
-        .map_err(|Errno(number)| std::io::Error::from_raw_os_error(number))
-}
-
-fn vectors(parts: [&[u8]; 3]) -> [libc::iovec; 3] {
-    parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() })
-}
-
-fn header_of(vectors: &mut [libc::iovec; 3]) -> libc::msghdr {
-    // SAFETY: all-zero is a valid header.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = vectors.as_mut_ptr();
-    message.msg_iovlen = vectors.len() as _;
-    message
-}
-
-thread_local! {
-    /// One for all messages of a thread, never closed: the kernel interrupts what the thread waits in when it takes a ring
-    /// apart, which it does some time after that.
-    static RING: RefCell<Option<ZeroCopyRing>> = const { RefCell::new(None) };
-}
-
-/// By one request to a ring; now and then waits until the pages of all earlier ones are free.
-fn send_by_ring(fd: i32, parts: [&[u8]; 3]) -> std::io::Result<usize> {
-    RING.with_borrow_mut(|ring| {
-        let ring = match ring {
-            Some(ring) => ring,
-            none => none.insert(ZeroCopyRing::new()?),
-        };
-        let mut vectors = vectors(parts);
-        let message = header_of(&mut vectors);
-        // SAFETY: the kernel copies the header and the vectors before the request's first completion, which is waited
-        // for (io_uring_enter(2)); the parts outlive the connection, and a header is written to again only after its
-        // message was acknowledged.
-        let sent = unsafe { ring.send(fd, &raw const message) }?;
-        if ring.held() >= BATCH {
-            ring.settle()?;
-        }
-        Ok(sent)
-    })
-}
-
-/// By one `sendmsg`.
-fn send_message(fd: i32, parts: [&[u8]; 3], flags: i32) -> std::io::Result<usize> {
-    let mut vectors = vectors(parts);
-    let message = header_of(&mut vectors);
-    // SAFETY: the header and what it names live until the call is over; with MSG_ZEROCOPY the parts outlive the
-    // connection, and none is written to before the message was acknowledged.
-    checked(unsafe { libc::sendmsg(fd, &raw const message, flags) })
-}
-
-/// By `send` with MSG_MORE, `sendfile` and `send`.
-fn send_file(
-    fd: i32,
-    [header, body, trailer]: [&[u8]; 3],
-    file: i32,
-    offset: usize,
-) -> std::io::Result<usize> {
-    let mut at = offset as libc::off_t;
-    // SAFETY: the parts live; sendfile writes its offset only.
-    unsafe {
-        let mut sent = checked(libc::send(fd, header.as_ptr().cast(), header.len(), libc::MSG_MORE))?;
-        while (at as usize) < offset + body.len() {
-            let left = offset + body.len() - at as usize;
-            sent += checked(libc::sendfile(fd, file, &raw mut at, left))?;
-        }
-        Ok(sent + checked(libc::send(fd, trailer.as_ptr().cast(), trailer.len(), 0))?)
-    }
-}
-
 /// Reads messages, compares them and acknowledges each by a byte, until the sender closes. Bytes compared.
 fn receive(fd: OwnedFd, bodies: &Bodies) -> Result<u64> {
-    let len = HEADER_BYTES + bodies.len + TRAILER.0.len();
+    let len = HEADER_BYTES + bodies.len + trailer().len();
     let mut file = std::fs::File::from(fd);
     let mut buffer = vec![0; len.max(64 << 10)];
     let (mut verified, mut number) = (0u64, 0u64);
@@ -393,8 +167,8 @@ fn receive(fd: OwnedFd, bodies: &Bodies) -> Result<u64> {
         }
         let right = filled == len
             && buffer[..8] == number.to_le_bytes()
-            && buffer[HEADER_BYTES..len - TRAILER.0.len()] == *bodies.of(number)
-            && buffer[len - TRAILER.0.len()..len] == TRAILER.0;
+            && buffer[HEADER_BYTES..len - trailer().len()] == *bodies.of(number)
+            && buffer[len - trailer().len()..len] == *trailer();
         if !right {
             return Err(Failure::new(format!("message {number} has wrong bytes")));
         }
@@ -431,8 +205,7 @@ fn sample(socket: Socket, side: Side, bodies: &Bodies, duration: Duration) -> Re
     set_break_even((side != Side::Uncopy).then_some(1));
     let fd = here.as_raw_fd();
     uncopy_transmit::own(fd, uncopy_transmit::Owner::default());
-    let headers = [OnOnePage([b' '; HEADER_BYTES]); WINDOW + 1];
-    let mut sender = Sender { fd, side, bodies, headers, messages: 0, awaited: 0 };
+    let mut sender = Sender::new(fd, side, bodies);
     let window = (WINDOW_BYTES / sender.len()).clamp(1, if socket == Socket::Udp { 2 } else { WINDOW });
     let (verified, sent) = std::thread::scope(|scope| {
         let receiver = scope.spawn(move || {
@@ -486,11 +259,11 @@ fn send(sender: &mut Sender<'_>, duration: Duration, window: usize) -> Result<(u
         sender.send().doing("sending")?;
         sent += 1;
         while sent - acknowledged >= window as u64 {
-            acknowledged += acknowledgement(sender.fd)?;
+            acknowledged += acknowledgement(sender.fd())?;
         }
     };
     while acknowledged < sent {
-        acknowledged += acknowledgement(sender.fd)?;
+        acknowledged += acknowledgement(sender.fd())?;
     }
     Ok(result)
 }
@@ -523,7 +296,7 @@ impl Transmit {
                     Socket::Unix => sides.retain(|side| !matches!(*side, ZERO_COPY | SEND_ZC)),
                 }
                 let title = format!("{} {}", socket.name(), size(*body_bytes as u64));
-                let len = (HEADER_BYTES + body_bytes + TRAILER.0.len()) as u64;
+                let len = (HEADER_BYTES + body_bytes + trailer().len()) as u64;
                 let mut comparison =
                     Comparison::new(&title, len, &sides).with("size_bytes", *body_bytes as f64);
                 match Bodies::new(*body_bytes, self.set).doing("making bodies") {
