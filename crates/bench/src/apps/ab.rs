@@ -19,7 +19,7 @@ use crate::kit::traffic::Load;
 pub const AB: Need = Need::new("ab", "apache2-utils", &["-V"]);
 /// Requests of a first run, which tells how many there must be to take a certain time.
 const FIRST_REQUESTS: u64 = 400;
-/// Most requests of a run: ab has some 40 bytes for each.
+/// Upper bound of requests of a run: ab has some 40 bytes for each.
 const MAX_REQUESTS: u64 = 10_000_000;
 /// How long a run may take longer than it should.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -16,7 +16,7 @@ use crate::kit::traffic::{self, Exchange, Load};
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest head of an answer, bytes.
 const HEAD_LIMIT_BYTES: usize = 8192;
-/// Most threads: a server with one processor is kept busy by fewer.
+/// Upper bound of threads: a server with one processor is kept busy by fewer.
 const MAX_THREADS: usize = 4;
 
 /// Something that a server delivers.

@@ -65,7 +65,7 @@ struct Files {
 
 impl Work for Files {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let (server, address) = stage.server_left_alone(ICECAST.program, ALONE, |address, directory| {
+        let (server, address) = stage.undisturbed_server(ICECAST.program, ALONE, |address, directory| {
             let arguments = configure(address, directory)?;
             self.documents.iter().try_for_each(|document| document.write(&directory.join(ROOT)))?;
             Ok(arguments)

@@ -17,7 +17,7 @@ use crate::kit::processors::bind_to;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// What is received at a time, bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-/// So many join, and then hear the stream, before others do: a server keeps few connections that it has not accepted.
+/// Listeners that join, and then hear the stream, before others do: a server keeps few connections that it has not accepted.
 const JOINING_AT_ONCE: usize = 16;
 /// Time between two looks at all listeners: much less and this program would be busy with calls.
 const TICK: Duration = Duration::from_millis(5);

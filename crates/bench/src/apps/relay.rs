@@ -17,7 +17,7 @@ use crate::kit::traffic::Load;
 
 /// Listeners that the first search begins with.
 const FIRST: usize = 32;
-/// Most listeners: as many descriptors again are needed for other things.
+/// Upper bound of listeners: as many descriptors again are needed for other things.
 const MAX: usize = 4000;
 /// How close the search comes to the number: a step is this part of it.
 const RESOLUTION: usize = 24;
@@ -59,7 +59,7 @@ struct Relay {
 
 impl Work for Relay {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let (server, address) = stage.server_left_alone(ICECAST.program, ALONE, configure)?;
+        let (server, address) = stage.undisturbed_server(ICECAST.program, ALONE, configure)?;
         let most = raise_descriptor_limit().min(MAX);
         let processors = stage.client_processors();
         let source = Source::start(address, processors)?;

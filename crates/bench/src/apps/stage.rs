@@ -21,7 +21,7 @@ use crate::kit::processors::{self, bind};
 use crate::kit::side::{Launcher, Side};
 use crate::servers::cache as server;
 
-use ready::{left_alone, listening};
+use ready::{listening, undisturbed};
 
 pub use unprivileged::{NOBODY, Unprivileged};
 
@@ -125,14 +125,14 @@ impl<'a> Stage<'a> {
         name: &str,
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
-        self.server_left_alone(name, Duration::ZERO, arguments)
+        self.undisturbed_server(name, Duration::ZERO, arguments)
     }
 
-    /// As [`Stage::server`], for one that must be left `alone` for that long after it began to listen.
+    /// As [`Stage::server`], for one to which nobody may connect for `alone` after it began to listen.
     ///
     /// # Errors
     /// As [`Stage::server`].
-    pub fn server_left_alone(
+    pub fn undisturbed_server(
         &self,
         name: &str,
         alone: Duration,
@@ -141,7 +141,7 @@ impl<'a> Stage<'a> {
         on_free_port(|address| {
             let directory = TemporaryDirectory::make()?;
             let command = self.command(name, &arguments(address, directory.path())?)?;
-            left_alone(self.start(command, name, directory)?, address, name, alone)
+            undisturbed(self.start(command, name, directory)?, address, name, alone)
         })
     }
 

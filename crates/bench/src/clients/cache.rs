@@ -107,7 +107,7 @@ pub struct Work<'a> {
     pub content: &'a Content,
     /// One of so many operations stores a value.
     pub operations_per_set: u64,
-    /// How many connections there are in all: no two use the same key.
+    /// Number of connections in all: no two use the same key.
     pub connections: usize,
 }
 

@@ -239,7 +239,7 @@ pub fn prepare(server: SocketAddr) -> Result<()> {
     connection.execute("create table large.blobs (id bigint primary key, b longblob) engine=innodb")
 }
 
-/// So many rows has each connection.
+/// Rows of each connection.
 const ROWS: u64 = 8;
 
 /// A connection that stores blobs of one size, each read back once.

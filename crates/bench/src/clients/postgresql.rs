@@ -216,7 +216,7 @@ pub fn prepare(server: SocketAddr, user: &str) -> Result<()> {
     connection.execute("alter table large alter b set storage external").map(drop)
 }
 
-/// So many rows has each connection: old ones are removed.
+/// Rows of each connection: old ones are removed.
 const ROWS: u64 = 16;
 
 impl Values {

@@ -107,7 +107,7 @@ impl Load<'_> {
         })
     }
 
-    /// How many requests take about `duration`, found by trying on the server at `address`.
+    /// Number of requests that take about `duration`, found by trying on the server at `address`.
     ///
     /// # Errors
     /// As [`Load::run`].

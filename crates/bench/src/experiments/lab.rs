@@ -236,7 +236,7 @@ pub fn explain(comparison: &Comparison) -> Vec<String> {
     lines
 }
 
-/// Which server was the fastest, and by how much: by the medians.
+/// The fastest server and its lead, by the medians.
 fn ranking(comparison: &Comparison) -> Vec<String> {
     let time = |(name, side, _): &(&'static str, Side, Way)| {
         Some((*name, comparison.spread(*side, TIME).filter(|_| comparison.is_verified())?.median))
@@ -261,7 +261,7 @@ fn verdict(ratio: Spread, what: &str) -> String {
     }
 }
 
-/// Which part of a side's processor time differs from that of read and send, and what that means.
+/// The part of a side's processor time that differs from that of read and send, and what that means.
 fn why(comparison: &Comparison, side: Side) -> Option<String> {
     let change = |metric| {
         let median = |side| comparison.spread(side, metric).map(|spread| spread.median);

@@ -36,7 +36,7 @@ const SOURCE_PAGES: usize = 256;
 const TARGET_PAGES: usize = 1024;
 /// Copies between two looks at the clock.
 const BATCH: usize = 64;
-/// Most pages whose bytes are compared at the end.
+/// Upper bound of the pages whose bytes are compared at the end.
 const CHECKED_PAGES: usize = 1024;
 /// Time per copy, µs.
 const TIME: Metric = |sample| sample.latency_p50_us;
@@ -205,7 +205,8 @@ fn time_copies(views: usize, calls: u64) -> Result<Times> {
     for page in (0..views).step_by(views.div_ceil(CHECKED_PAGES).max(1)) {
         let (target, within) = (&targets[page / TARGET_PAGES], page % TARGET_PAGES * PAGE_BYTES);
         let begin = target.start().cast::<u8>();
-        // SAFETY: as above; every page was copied to at least once.
+        // SAFETY: the page lies inside its target, as `within` is below TARGET_PAGES pages, and is initialised: every page was
+        // copied to at least once.
         let found = unsafe { std::slice::from_raw_parts(begin.byte_add(within), PAGE_BYTES) };
         let expected = &bytes[held[page] * PAGE_BYTES..][..PAGE_BYTES];
         compare(expected, found)

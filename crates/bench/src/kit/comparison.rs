@@ -161,7 +161,7 @@ impl Comparison {
         self.failure.clone().or_else(left_out)
     }
 
-    /// How many rounds were complete.
+    /// Number of complete rounds.
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.rounds.len()

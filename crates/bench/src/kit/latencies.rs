@@ -29,7 +29,7 @@ impl Latencies {
         self.0.add(&others.0).expect("the histogram grows");
     }
 
-    /// How many there are.
+    /// Number of latencies.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.0.len()

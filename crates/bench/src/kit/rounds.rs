@@ -14,8 +14,8 @@ use crate::kit::progress::Progress;
 use crate::kit::side::Side;
 use crate::kit::statistics::{MIN_SAMPLES, NOISE};
 
-/// Most rounds that can be asked for.
-const MAX: usize = 1000;
+/// Upper bound of rounds on the command line.
+const MAX_ROUNDS: usize = 1000;
 
 /// A number of rounds, or a least and a most one. On the command line: `7`, or `7..25`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// So many, however noisy they are.
+    /// A fixed number of rounds, however noisy they are.
     #[must_use]
     pub const fn exactly(rounds: usize) -> Self {
         Self { least: rounds, most: rounds }
@@ -116,10 +116,12 @@ impl FromStr for Rounds {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let (least, most) = text.split_once("..").unwrap_or((text, text));
-        let number = |text: &str| text.parse().ok().filter(|number| (1..=MAX).contains(number));
+        let number = |text: &str| text.parse().ok().filter(|number| (1..=MAX_ROUNDS).contains(number));
         match (number(least), number(most)) {
             (Some(least), Some(most)) if least <= most => Ok(Self { least, most }),
-            _ => Err(format!("it must be a number in 1..={MAX}, or a least and a most one, as in 7..25")),
+            _ => Err(format!(
+                "it must be a number in 1..={MAX_ROUNDS}, or a least and a most one, as in 7..25"
+            )),
         }
     }
 }

@@ -86,7 +86,7 @@ pub struct Activity {
     pub elided_bytes: u64,
     /// Page faults that were served.
     pub faults: u64,
-    /// Most views that were alive at a time.
+    /// Peak number of views alive.
     pub views_peak: u64,
 }
 

@@ -44,7 +44,7 @@ impl Spread {
 
 /// From fewer samples than these, [`difference_of_runs`] tells nothing.
 pub const MIN_SAMPLES: usize = 3;
-/// How many pairs of runs [`difference_of_runs`] imagines.
+/// Pairs of runs that [`difference_of_runs`] imagines.
 const PAIRS: u64 = 400;
 /// The part of them that differs by no more than it tells.
 const MAX_PAIRS: f64 = 0.9;

@@ -58,7 +58,7 @@ impl<'a> Shown<'a> {
         facts
     }
 
-    /// How many ratios would not come out again, of how many.
+    /// Number of ratios that would not come out again, and of all.
     pub(super) fn noise(&self) -> Option<String> {
         let ratios = self.measured.rows.iter().filter(|row| row.main_ratio().is_some());
         let all = ratios.clone().count();

@@ -35,7 +35,7 @@ fn has_peer(stream: &TcpStream) -> bool {
 ///
 /// # Errors
 /// As [`listening`].
-pub fn left_alone(mut server: Server, address: SocketAddr, name: &str, alone: Duration) -> Result<Server> {
+pub fn undisturbed(mut server: Server, address: SocketAddr, name: &str, alone: Duration) -> Result<Server> {
     if !alone.is_zero() {
         let pid = server.process().pid();
         wait(&mut server, name, || listens(pid, address))?;

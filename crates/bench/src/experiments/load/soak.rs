@@ -65,9 +65,9 @@ pub struct Counters {
     count: usize,
 }
 
-// SAFETY: the memory is shared, atomic and mapped as long as the value lives.
+// SAFETY: the pointer is to shared memory that stays mapped as long as the value lives, whichever thread drops it.
 unsafe impl Send for Counters {}
-// SAFETY: as above.
+// SAFETY: through a shared reference the memory is reached as atomics only.
 unsafe impl Sync for Counters {}
 
 impl Counters {
@@ -86,7 +86,7 @@ impl Counters {
         Ok(Self { begin: begin.cast(), count })
     }
 
-    /// How many there are.
+    /// Number of counters.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count

@@ -91,7 +91,7 @@ impl Soakers {
         Ok(Self { server, counters, calibrations: Vec::new() })
     }
 
-    /// How many there are: one for each processor.
+    /// Number of soakers: one for each processor.
     #[must_use]
     pub fn count(&self) -> usize {
         self.counters.len()

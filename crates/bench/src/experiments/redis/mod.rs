@@ -27,7 +27,7 @@ pub mod ycsb;
 const ROOM_BYTES: u64 = 1 << 30;
 /// Values that are set by this program and read back after each measurement.
 const READ_BACK_VALUES: u64 = 16;
-/// Most bytes of them.
+/// Upper bound of all of them together, bytes.
 const READ_BACK_LIMIT_BYTES: u64 = 16 << 20;
 /// Values from this length on are expected to be elided (the default `--min-size`).
 const ELISION_EXPECTED_BYTES: u64 = uncopy_core::options::MIN_SIZE_DEFAULT_BYTES as u64;
@@ -205,7 +205,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// How many requests a plain server does in `duration`.
+    /// Requests that a plain server does in `duration`.
     fn calibrate(&self, duration: Duration) -> Result<u64> {
         let mut redis = RedisServer::start(self.launcher, Side::Plain, &self.programs.server)?;
         if self.load.operation == Operation::Get {

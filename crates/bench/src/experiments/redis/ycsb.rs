@@ -25,9 +25,9 @@ use crate::servers::redis::{Programs, RedisServer};
 
 /// Skew of YCSB's Zipfian distribution (its `ZIPFIAN_CONSTANT`).
 const THETA: f64 = 0.99;
-/// Most records, as many as YCSB loads by default.
+/// Upper bound of records: as many as YCSB loads by default.
 const RECORDS_LIMIT: u64 = 1000;
-/// Most bytes of all records together.
+/// Upper bound of all records together, bytes.
 const RECORDS_LIMIT_BYTES: u64 = 256 << 20;
 /// Length of the stamp: key and version.
 pub const STAMP_BYTES: usize = 16;

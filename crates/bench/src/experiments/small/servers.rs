@@ -26,7 +26,7 @@ const PAGE_BYTES: usize = 1024;
 /// Longest head of an answer of nginx, bytes.
 const HEAD_LIMIT_BYTES: usize = 4096;
 
-/// Which server.
+/// The server that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// memcached: each exchange sets a value and gets it back.

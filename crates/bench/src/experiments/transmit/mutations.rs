@@ -65,7 +65,7 @@ fn write_to_new(times: &mut Latencies) -> Result<()> {
         libc::madvise(mapped, len, libc::MADV_NOHUGEPAGE);
         write_once(std::slice::from_raw_parts_mut(mapped.cast(), len), times)
     };
-    // SAFETY: as above.
+    // SAFETY: the mapping of that length was made above, and the slice of it is gone.
     unsafe { libc::munmap(mapped, len) };
     result
 }

@@ -42,7 +42,7 @@ impl ZeroCopyRing {
     pub unsafe fn send(&mut self, fd: RawFd, message: *const libc::msghdr) -> io::Result<usize> {
         let flags = u32::try_from(libc::MSG_WAITALL).unwrap_or(0);
         let request = opcode::SendMsgZc::new(types::Fd(fd), message).flags(flags).build();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps `message` and all that it names as they are until the kernel has let go of them.
         unsafe { self.ring.submission().push(&request) }.map_err(|_| io::ErrorKind::OutOfMemory)?;
         self.held += 1;
         loop {

@@ -96,14 +96,14 @@ impl Held {
         pidfd_open(child, PidfdFlags::empty()).ok()
     }
 
-    /// Kills all that have not ended within `patience` together, and waits until they have; returns how many these
+    /// Kills all that have not ended within `timeout` together, and waits until they have; returns how many these
     /// were.
-    pub fn end(&self, patience: Duration) -> usize {
+    pub fn end(&self, timeout: Duration) -> usize {
         let lives = |process: &OwnedFd, deadline: Instant| {
             let left = deadline.saturating_duration_since(Instant::now());
             !wait::until_readable(process, Some(left)).unwrap_or(true)
         };
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let left: Vec<&OwnedFd> = self.0.iter().filter(|process| lives(process, deadline)).collect();
         for process in &left {
             let _ = pidfd_send_signal(process, Signal::KILL);
@@ -116,11 +116,11 @@ impl Held {
     }
 }
 
-/// Kills everything that came of this program, until there is no more of it or `patience` has passed. What loses its
+/// Kills everything that came of this program, until there is no more of it or `timeout` has passed. What loses its
 /// parent meanwhile becomes this program's child, so that nothing can get away by forking.
-pub fn end_all(patience: Duration) {
+pub fn end_all(timeout: Duration) {
     let own = rustix::process::getpid();
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     while Held::below(own).end(Duration::ZERO) > 0 && Instant::now() < deadline {}
 }
 

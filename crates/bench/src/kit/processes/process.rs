@@ -19,7 +19,7 @@ use crate::kit::processes::wait;
 
 /// How long a server may take to say that it is ready, or to end when asked to.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes that are read from a short-lived process.
+/// Upper bound of the bytes that are read from a short-lived process.
 const OUTPUT_LIMIT_BYTES: usize = 64 * 1024;
 /// Name of the file that takes what a process writes to stderr.
 const STDERR_FILE: &str = "stderr";
@@ -91,9 +91,9 @@ impl Process {
     }
 
     /// Says that this process runs the program that is meant as its first child, which is the one to be asked to
-    /// end, and ends itself at most `patience` later.
-    pub fn wraps_its_child(&mut self, patience: Duration) {
-        self.wraps = Some(patience);
+    /// end, and ends itself at most `timeout` later.
+    pub fn wraps_its_child(&mut self, timeout: Duration) {
+        self.wraps = Some(timeout);
     }
 
     /// Asks it to end, and kills it if it does not.
@@ -116,13 +116,13 @@ impl Process {
                 None => kill_process(self.pid, signal),
             };
         }
-        let patience = self.wraps.unwrap_or(TIMEOUT);
-        match self.wait(patience)? {
+        let timeout = self.wraps.unwrap_or(TIMEOUT);
+        match self.wait(timeout)? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(Failure::new(format!("{} ended with {}", self.title, ending(status)))),
             None => {
                 self.kill();
-                let seconds = patience.as_secs();
+                let seconds = timeout.as_secs();
                 Err(Failure::new(format!("{} did not end within {seconds} s and was killed", self.title)))
             }
         }

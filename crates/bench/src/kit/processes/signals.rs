@@ -19,13 +19,13 @@ pub const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 extern "C" fn note(signal: libc::c_int) {
     // SAFETY: the address of this thread's errno is valid for the thread's whole life.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above; only this thread uses it.
+    // SAFETY: the address is this thread's errno, which only this thread reads and writes.
     let kept = unsafe { *errno };
     let byte = u8::try_from(signal).unwrap_or(0);
     // SAFETY: write is async-signal-safe; the byte lives on this stack; the pipe does not block,
     // and where it is full a request is waiting already.
     unsafe { libc::write(PIPE.load(Ordering::Relaxed), (&raw const byte).cast(), 1) };
-    // SAFETY: as above.
+    // SAFETY: the address is this thread's errno, which only this thread reads and writes.
     unsafe { *errno = kept };
 }
 

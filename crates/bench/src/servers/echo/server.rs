@@ -41,7 +41,7 @@ pub const PAGE_BYTES: usize = 4096;
 /// Messages that a store keeps, in memory and in its file.
 const STORED: usize = 8;
 
-/// Which pages of a message are touched.
+/// The choice of pages of a message that are touched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Order {
     /// Spread evenly over the message
@@ -72,7 +72,7 @@ pub struct Work {
     pub copies: usize,
     /// Pages of the last buffer of which one byte is read before it is sent.
     pub touched_pages: usize,
-    /// Which pages these are.
+    /// The choice of these pages.
     pub order: Order,
     /// Bytes from the start of the last buffer that are all read before it is sent.
     pub read_bytes: usize,
