@@ -9,11 +9,9 @@ use rustix::thread::CpuSet;
 
 use super::http::Document;
 use super::programs::Need;
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::processes::process;
-use crate::kit::processors;
 use crate::kit::traffic::Load;
+use crate::kit::{Failure, Result, TemporaryDirectory, While, processors};
 
 /// ab itself.
 pub const AB: Need = Need::new("ab", "apache2-utils", &["-V"]);

@@ -6,11 +6,8 @@ use rustix::thread::CpuSet;
 
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::kit::failure::Result;
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::Server;
-use crate::kit::table::size;
 use crate::kit::traffic::{self, Load};
+use crate::kit::{Result, Server, TemporaryDirectory, size};
 use crate::servers::echo::client::EchoClient;
 use crate::servers::echo::command;
 use crate::servers::echo::server::{self as server, Reply};

@@ -8,8 +8,7 @@ use super::programs::Need;
 use super::serving::Serving;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::kit::failure::{Result, While};
-use crate::kit::table::size;
+use crate::kit::{Result, While, size};
 
 /// HAProxy itself.
 const HAPROXY: Need = Need::new("haproxy", "haproxy", &["-v"]);

@@ -9,10 +9,8 @@ use super::http::{Clients, Document, Requests};
 use super::programs::Need;
 use super::stage::{NOBODY, Stage};
 use super::{Case, Effort, Point, Running, Work};
-use crate::kit::failure::{Result, While};
-use crate::kit::processes::process::Server;
-use crate::kit::table::size;
 use crate::kit::traffic::Load;
+use crate::kit::{Result, Server, While, size};
 
 /// Icecast itself.
 pub const ICECAST: Need = Need::new("icecast2", "icecast2", &["-v"]);

@@ -9,9 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CpuSet;
 
 use super::source::{LINE_BYTES, MARK, MOUNT, PERIOD_BYTES, Source, due_bytes, period};
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::pattern::compare;
 use crate::kit::processors::bind_to;
+use crate::kit::{Failure, Result, While, compare};
 
 /// How long the server may take to accept a listener, or be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);

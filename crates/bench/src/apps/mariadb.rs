@@ -11,9 +11,8 @@ use super::programs::Need;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::clients::mariadb::{self, Values};
-use crate::kit::failure::Result;
 use crate::kit::processes::process;
-use crate::kit::table::size;
+use crate::kit::{Result, size};
 
 const MARIADB: Need = Need::new("mariadbd", "mariadb-server-core", &["--version"]);
 const INSTALL: Need = Need::new("mariadb-install-db", "mariadb-server-core", &[]);

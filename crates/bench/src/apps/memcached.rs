@@ -13,11 +13,9 @@ use super::programs::Need;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::clients::cache::{Connections, Content, Peer, Work as Exchanges};
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::processes::process::{self, Server};
-use crate::kit::processors;
-use crate::kit::table::size;
+use crate::kit::processes::process;
 use crate::kit::traffic::{self, Load};
+use crate::kit::{Failure, Result, Server, While, processors, size};
 
 const MEMCACHED: Need = Need::new("memcached", "memcached", &["--version"]);
 /// memaslap, under the name that libmemcached-awesome gives it.

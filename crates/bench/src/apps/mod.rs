@@ -23,9 +23,8 @@
 
 use std::time::Duration;
 
-use crate::kit::failure::Result;
-use crate::kit::processes::process::Server;
 use crate::kit::traffic::Load;
+use crate::kit::{Result, Server};
 
 mod ab;
 mod echo;

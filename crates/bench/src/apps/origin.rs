@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 
 use super::http::Document;
 use super::stage::Stage;
-use crate::kit::failure::Result;
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::Server;
+use crate::kit::{Result, Server, TemporaryDirectory};
 
 /// Name of the program.
 const NAME: &str = "uncopy-files";

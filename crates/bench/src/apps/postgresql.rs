@@ -11,10 +11,8 @@ use super::programs::Need;
 use super::stage::{Stage, Unprivileged};
 use super::{Case, Effort, Point, Running, Work};
 use crate::clients::postgresql::{self, Operation, Values};
-use crate::kit::failure::{Result, While};
-use crate::kit::processes::process::Server;
-use crate::kit::table::size;
 use crate::kit::traffic::Load;
+use crate::kit::{Result, Server, While, size};
 
 /// Where Debian's packages have the programs of each version, the latest first.
 const DIRECTORIES: &[&str] = &[

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::kit::failure::{Failure, Result};
 use crate::kit::processes::process::{self, TIMEOUT};
+use crate::kit::{Failure, Result};
 use crate::servers::redis::on_path;
 
 /// A program that a case needs.

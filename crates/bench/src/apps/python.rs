@@ -11,11 +11,9 @@ use super::programs::Need;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::clients::pipe::{Backend, Echoes};
-use crate::kit::failure::{Result, While};
 use crate::kit::network::client_address;
-use crate::kit::processes::process::Server;
-use crate::kit::table::size;
 use crate::kit::traffic::Load;
+use crate::kit::{Result, Server, While, size};
 
 /// The interpreter; the distribution's before any other, which may be a script that looks for one.
 const PYTHON: Need =

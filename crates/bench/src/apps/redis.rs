@@ -11,11 +11,8 @@ use super::{Case, Effort, Point, Running, Work};
 use crate::clients::redis_benchmark::Operation;
 use crate::clients::resp::Connection;
 use crate::clients::{Client, load, same};
-use crate::kit::failure::Result;
-use crate::kit::pattern::Pattern;
-use crate::kit::processes::process::Server;
-use crate::kit::table::size;
 use crate::kit::traffic::{Exchange, Load};
+use crate::kit::{Pattern, Result, Server, size};
 use crate::servers::redis::RedisServer;
 
 const REDIS: Need = Need::new("redis-server", "redis-server", &["--version"]);

@@ -9,11 +9,8 @@ use super::listeners::Listeners;
 use super::source::{RATE_BYTES_PER_S, Source};
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::kit::failure::{Failure, Result};
-use crate::kit::latencies::Latencies;
-use crate::kit::processes::process::Server;
-use crate::kit::table::size;
 use crate::kit::traffic::Load;
+use crate::kit::{Failure, Latencies, Result, Server, size};
 
 /// Listeners that the first search begins with.
 const FIRST: usize = 32;

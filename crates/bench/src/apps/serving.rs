@@ -9,9 +9,8 @@ use super::Running;
 use super::http::{Clients, Document, Requests};
 use super::origin::Origin;
 use super::stage::Stage;
-use crate::kit::failure::Result;
-use crate::kit::processes::process::Server;
 use crate::kit::traffic::Load;
+use crate::kit::{Result, Server};
 
 /// A server whose clients have a request under way on each of some connections.
 #[derive(Debug)]

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::CpuSet;
 
 use super::icecast::AUTHORIZATION;
-use crate::kit::failure::{Failure, Result, While};
 use crate::kit::processors::bind_to;
-use crate::kit::random::Random;
+use crate::kit::{Failure, Random, Result, While};
 
 /// Name of the stream.
 pub const MOUNT: &str = "/stream";

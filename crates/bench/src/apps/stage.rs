@@ -13,12 +13,8 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 
 use super::programs::Programs;
-use crate::kit::failure::{Failure, Result};
-use crate::kit::network;
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::Server;
 use crate::kit::processors::{self, bind};
-use crate::kit::side::{Launcher, Side};
+use crate::kit::{Failure, Launcher, Result, Server, Side, TemporaryDirectory, network};
 use crate::servers::cache as server;
 
 use ready::{listening, undisturbed};

@@ -10,10 +10,8 @@ use super::origin::Origin;
 use super::programs::Need;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::kit::failure::{Result, While};
-use crate::kit::processes::process::Server;
-use crate::kit::table::size;
 use crate::kit::traffic::Load;
+use crate::kit::{Result, Server, While, size};
 
 /// Varnish itself.
 const VARNISH: Need = Need::new("varnishd", "varnish", &["-V"]);

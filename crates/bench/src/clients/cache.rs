@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv, sockopt};
 
-use crate::kit::failure::{Failure, Result, While};
 use crate::kit::network::client_address;
-use crate::kit::pattern::{Mismatch, compare};
-use crate::kit::random::Random;
+use crate::kit::pattern::Mismatch;
 use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::{Failure, Random, Result, While, compare};
 
 /// How long a server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -7,10 +7,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::pattern::compare;
-use crate::kit::random::Random;
 use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::{Failure, Random, Result, While, compare};
 
 /// How long a server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::{Client, Stream, Value};
-use crate::kit::failure::Result;
+use crate::kit::Result;
 use crate::kit::traffic::Exchange;
 
 const NAME: &str = "MariaDB";

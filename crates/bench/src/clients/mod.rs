@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
 
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::pattern::{Pattern, compare};
 use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::{Failure, Pattern, Result, While, compare};
 
 pub mod cache;
 pub mod files;

@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::{Client, Stream, same};
-use crate::kit::failure::Result;
-use crate::kit::pattern::Pattern;
 use crate::kit::traffic::Exchange;
+use crate::kit::{Pattern, Result};
 
 const NAME: &str = "mosquitto";
 /// Kinds of packets, with the flags that belong to them.

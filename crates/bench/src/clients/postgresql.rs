@@ -4,10 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::{Client, Stream, same};
-use crate::kit::failure::{Failure, Result};
-use crate::kit::pattern::Pattern;
 use crate::kit::processes::process::TIMEOUT;
 use crate::kit::traffic::Exchange;
+use crate::kit::{Failure, Pattern, Result};
 
 const NAME: &str = "PostgreSQL";
 /// How often a server that is starting is asked.

@@ -6,9 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::kit::failure::{Failure, Result};
 use crate::kit::processes::process;
-use crate::kit::processors;
+use crate::kit::{Failure, Result, processors};
 
 /// The key that redis-benchmark uses where none is asked for.
 pub const KEY: &[u8] = b"key:__rand_int__";

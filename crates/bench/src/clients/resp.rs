@@ -5,7 +5,7 @@ use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::kit::failure::{Failure, Result, While};
+use crate::kit::{Failure, Result, While};
 
 /// Longest line outside bulk strings, bytes.
 const LINE_LIMIT_BYTES: usize = 64 * 1024;

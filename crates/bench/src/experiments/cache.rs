@@ -7,19 +7,12 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::clients::cache::{Connections, Content, Peer, Work};
-use crate::kit::arguments::{Form, bytes_parser, count_parser, seconds, threads_parser};
-use crate::kit::comparison::{Comparison, Sample, spread_json};
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
-use crate::kit::failure::Result;
 use crate::kit::figures::{self, CPU, RATE, two_decimals};
-use crate::kit::plot::{Plot, Scale};
-use crate::kit::progress::Progress;
-use crate::kit::report::Report;
-use crate::kit::rounds::Rounds;
-use crate::kit::side::{Launcher, Side};
-use crate::kit::statistics::Spread;
-use crate::kit::table::{counted, size};
-use crate::kit::traffic;
+use crate::kit::{
+    Comparison, Entry, Experiment, Form, Launcher, Outcome, Plot, Progress, Report, Result, Rounds, Sample,
+    Scale, Side, Spread, bytes_parser, claim, count_parser, counted, entry, measured, seconds, size,
+    spread_json, threads_parser, traffic,
+};
 use crate::servers::cache as server;
 
 /// The length of a value whose answer is one datagram and whose pages fit into one: 15 pages, less what the frame

@@ -9,17 +9,13 @@ use serde_json::{Value, json};
 use crate::clients::redis_benchmark::Operation;
 use crate::experiments::echo::{copies, point};
 use crate::experiments::redis;
-use crate::kit::comparison::{Comparison, Metric};
-use crate::kit::experiment::{Experiment, Outcome, STATUS_FAILED, begin, machine_after, print};
-use crate::kit::failure::{Result, While};
-use crate::kit::host::Machine;
+use crate::kit::experiment::{STATUS_FAILED, machine_after};
 use crate::kit::load::Load;
-use crate::kit::progress::Progress;
 use crate::kit::report::notes;
-use crate::kit::rounds::{Rounds, Schedule};
-use crate::kit::side::{Launcher, Side};
-use crate::kit::statistics::Spread;
-use crate::kit::table::{Align, Table, amount, number, size};
+use crate::kit::{
+    Align, Comparison, Experiment, Launcher, Machine, Metric, Outcome, Progress, Result, Rounds, Schedule,
+    Side, Spread, Table, While, amount, begin, number, print, size,
+};
 use crate::servers::redis::Programs;
 
 /// Length of the echoed messages, bytes (zIO §5.1.1).

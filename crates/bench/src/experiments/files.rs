@@ -10,20 +10,13 @@ use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 
 use crate::clients::files::{Connections, Content};
-use crate::kit::arguments::{Form, count_parser, seconds, size_parser, threads_parser};
-use crate::kit::comparison::{Comparison, Sample, spread_json};
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
-use crate::kit::failure::{Failure, Result};
 use crate::kit::figures::{self, CPU, RATE};
 use crate::kit::network::server_address;
-use crate::kit::plot::{Plot, Scale};
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::Server;
-use crate::kit::progress::Progress;
-use crate::kit::report::Report;
-use crate::kit::rounds::Rounds;
-use crate::kit::side::{Launcher, Side};
-use crate::kit::table::{counted, size};
+use crate::kit::{
+    Comparison, Entry, Experiment, Failure, Form, Launcher, Outcome, Plot, Progress, Report, Result, Rounds,
+    Sample, Scale, Server, Side, TemporaryDirectory, claim, count_parser, counted, entry, measured, seconds,
+    size, size_parser, spread_json, threads_parser,
+};
 use crate::kit::{processors, traffic};
 use crate::servers::cache as server;
 

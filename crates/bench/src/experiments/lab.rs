@@ -8,18 +8,11 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::kit::arguments::{Form, bytes_parser, count_parser};
-use crate::kit::comparison::{Comparison, Metric, Sample, spread_json};
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::plot::{Plot, Scale, Series};
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::progress::Progress;
-use crate::kit::report::Report;
-use crate::kit::rounds::Rounds;
-use crate::kit::side::{Launcher, Side};
-use crate::kit::statistics::Spread;
-use crate::kit::table::{Align, Table, amount, number, size};
+use crate::kit::{
+    Align, Comparison, Entry, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Report,
+    Result, Rounds, Sample, Scale, Series, Side, Spread, Table, TemporaryDirectory, While, amount,
+    bytes_parser, claim, count_parser, entry, measured, number, size, spread_json,
+};
 use crate::servers::sending::corpus::Corpus;
 use crate::servers::sending::receiver::Receiver;
 use crate::servers::sending::sender::{Order, Sender};

@@ -12,18 +12,11 @@ use serde_json::{Value, json};
 use crate::clients::resp::Connection;
 use crate::experiments::redis;
 use crate::experiments::redis::ycsb::{self, Values};
-use crate::kit::arguments::{Form, count_parser, seconds, size_parser};
-use crate::kit::comparison::{Comparison, Sample};
-use crate::kit::experiment::{Entry, Experiment, Judge, Outcome, claim, entry, measured};
-use crate::kit::failure::{Failure, Result};
-use crate::kit::figures;
-use crate::kit::plot::{Plot, Scale, Series};
-use crate::kit::progress::Progress;
-use crate::kit::random::Random;
-use crate::kit::report::Report;
-use crate::kit::side::{Launcher, Side};
-use crate::kit::statistics::Spread;
-use crate::kit::table::{Align, Table, amount, figure};
+use crate::kit::{
+    Align, Comparison, Entry, Experiment, Failure, Form, Judge, Launcher, Outcome, Plot, Progress, Random,
+    Report, Result, Sample, Scale, Series, Side, Spread, Table, amount, claim, count_parser, entry, figure,
+    figures, measured, seconds, size_parser,
+};
 use crate::servers::redis::{Programs, RedisServer};
 
 /// One value in so many operations is read and compared.

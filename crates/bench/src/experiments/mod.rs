@@ -2,9 +2,7 @@
 
 use clap::Parser;
 
-use crate::kit::experiment::Entry;
-use crate::kit::experiment::{Experiment, Outcome};
-use crate::kit::failure::Result;
+use crate::kit::{Entry, Experiment, Outcome, Result};
 
 mod apps;
 mod cache;

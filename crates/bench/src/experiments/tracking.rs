@@ -11,23 +11,13 @@ use std::time::Instant;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use crate::kit::arguments::{Form, count_parser};
-use crate::kit::comparison::{Comparison, Metric, Sample};
-use crate::kit::experiment::{Entry, Experiment, Judge, Outcome, claim, entry, measured};
-use crate::kit::failure::{Failure, Result, While};
 use crate::kit::figures::median;
-use crate::kit::latencies::Latencies;
-use crate::kit::pattern::compare;
-use crate::kit::plot::{Plot, Scale};
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::Server;
 use crate::kit::processes::signals::Requests;
-use crate::kit::progress::Progress;
-use crate::kit::random::Random;
-use crate::kit::report::Report;
-use crate::kit::rounds::Rounds;
-use crate::kit::side::{Launcher, Side};
-use crate::kit::table::{Align, Table, figure, number};
+use crate::kit::{
+    Align, Comparison, Entry, Experiment, Failure, Form, Judge, Latencies, Launcher, Metric, Outcome, Plot,
+    Progress, Random, Report, Result, Rounds, Sample, Scale, Server, Side, Table, TemporaryDirectory, While,
+    claim, compare, count_parser, entry, figure, measured, number,
+};
 use crate::servers::echo::server::{Buffer, PAGE_BYTES, memory_file, shuffled};
 
 /// Pages of the source of all copies.

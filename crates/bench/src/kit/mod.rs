@@ -33,3 +33,23 @@ pub mod side;
 pub mod statistics;
 pub mod table;
 pub mod traffic;
+
+pub use arguments::{
+    Form, Repeat, bytes_parser, copies_parser, count_parser, seconds, size_parser, threads_parser,
+};
+pub use comparison::{Comparison, Metric, Sample, spread_json};
+pub use experiment::{Entry, Experiment, Judge, Outcome, begin, claim, entry, measured, print};
+pub use failure::{Failure, Result, While};
+pub use host::Machine;
+pub use latencies::Latencies;
+pub use pattern::{Pattern, compare};
+pub use plot::{Plot, Scale, Series};
+pub use processes::cleanup::TemporaryDirectory;
+pub use processes::process::{Process, Server};
+pub use progress::Progress;
+pub use random::Random;
+pub use report::Report;
+pub use rounds::{Rounds, Schedule};
+pub use side::{Launcher, Side};
+pub use statistics::Spread;
+pub use table::{Align, Table, amount, counted, figure, number, size};

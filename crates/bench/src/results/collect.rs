@@ -1,11 +1,9 @@
 //! From the figures of an experiment to rows of the results.
 
-use crate::kit::comparison::{Comparison, Metric, Sample};
 use crate::kit::experiment::Measured as Figures;
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::report::notes;
-use crate::kit::side::Side;
-use crate::kit::statistics::Spread;
+use crate::kit::{Comparison, Metric, Sample, Side, Spread};
 use crate::results::model::{Measured, Row, TimeRatio};
 
 const RESIDENT: Metric = |sample| sample.resident_bytes;

@@ -1,7 +1,7 @@
 //! Whether uncopy helped in a case, as a rule that treats every case alike.
 
-use crate::kit::experiment::Judge;
-use crate::kit::statistics::{NOISE, Spread};
+use crate::kit::statistics::NOISE;
+use crate::kit::{Judge, Spread};
 use crate::results::model::Row;
 
 /// A ratio this far from 1 is a difference.

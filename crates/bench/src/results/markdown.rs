@@ -2,8 +2,7 @@
 
 use uncopy_html::quantity;
 
-use crate::kit::experiment::Judge;
-use crate::kit::table::number;
+use crate::kit::{Judge, number};
 use crate::results::PLOTS;
 use crate::results::judge::Verdict;
 use crate::results::model::{Results, Row};

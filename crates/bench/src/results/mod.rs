@@ -26,8 +26,8 @@ use clap::builder::PossibleValuesParser;
 use model::Results;
 
 use crate::experiments::entries;
-use crate::kit::experiment::{STATUS_FAILED, print};
-use crate::kit::failure::{Failure, Result, While};
+use crate::kit::experiment::STATUS_FAILED;
+use crate::kit::{Failure, Result, While, print};
 
 /// Where plots lie, beside the Markdown page.
 const PLOTS: &str = "results";

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::kit::failure::{Failure, Result};
-use crate::kit::plot::Plot;
-use crate::kit::statistics::Spread;
+use crate::kit::{Failure, Plot, Result, Spread};
 
 /// What [`Results::format`] says.
 const FORMAT: &str = "uncopy-results";

@@ -4,9 +4,9 @@ use uncopy_html::markup::Markup;
 use uncopy_html::table::{Cell, Column, Table};
 use uncopy_html::{quantity, shell};
 
-use crate::kit::experiment::{Claim, Judge};
-use crate::kit::statistics::{NOISE, Spread};
-use crate::kit::table::number;
+use crate::kit::experiment::Claim;
+use crate::kit::statistics::NOISE;
+use crate::kit::{Judge, Spread, number};
 use crate::results::judge::{self, Verdict};
 use crate::results::model::{Measured, Results, Row};
 use crate::results::register::{self, ABSENT};

@@ -4,7 +4,7 @@
 //! that anyone can type behind `uncopy bench`.
 
 use crate::experiments::entries;
-use crate::kit::experiment::Entry;
+use crate::kit::Entry;
 
 /// What the papers measured and this project has no counterpart of.
 pub const ABSENT: &[(&str, &str)] = &[

@@ -7,12 +7,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 
 use crate::experiments::{Command, entries};
-use crate::kit::experiment::{Entry, Outcome};
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::host::Machine;
-use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::processes::process::run as run_process;
-use crate::kit::side::{Launcher, Side};
+use crate::kit::{Entry, Failure, Launcher, Machine, Outcome, Result, Side, TemporaryDirectory, While};
 use crate::kit::{network, progress};
 use crate::results::collect;
 use crate::results::model::{Measured, Results};

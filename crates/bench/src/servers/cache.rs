@@ -5,12 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::thread::CpuSet;
 
-use crate::kit::failure::{Failure, Result};
 use crate::kit::network::server_address;
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::Server;
-use crate::kit::processors;
-use crate::kit::side::{Launcher, Side};
+use crate::kit::{Failure, Launcher, Result, Server, Side, TemporaryDirectory, processors};
 use crate::servers::redis::on_path;
 
 /// Name of the program.

@@ -17,8 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::kit::failure::{Result, While};
-use crate::kit::processors;
+use crate::kit::{Result, While, processors};
 
 /// The file may grow this long, bytes: longer than the processor's caches.
 const LIMIT_BYTES: u64 = 64 << 20;

@@ -6,12 +6,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::kit::failure::{Failure, Result, While};
 use crate::kit::network::{self, server_address};
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::{Server, TIMEOUT};
-use crate::kit::processors;
-use crate::kit::side::{Launcher, Side};
+use crate::kit::processes::process::TIMEOUT;
+use crate::kit::{Failure, Launcher, Result, Server, Side, TemporaryDirectory, While, processors};
 use crate::servers::redis::on_path;
 
 /// How often a port is tried that another program may take in between.

@@ -7,12 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::clients::resp::Connection;
-use crate::kit::failure::{Failure, Result};
-use crate::kit::network;
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::{self, Server, TIMEOUT};
-use crate::kit::processors;
-use crate::kit::side::{Launcher, Side};
+use crate::kit::processes::process::{self, TIMEOUT};
+use crate::kit::{Failure, Launcher, Result, Server, Side, TemporaryDirectory, network, processors};
 use crate::servers::log_trimmer::LogTrimmer;
 
 /// How often a port is tried that another program may take in between.

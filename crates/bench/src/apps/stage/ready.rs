@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use crate::kit::failure::{Failure, Result};
-use crate::kit::processes::process::{Server, TIMEOUT};
+use crate::kit::processes::process::TIMEOUT;
+use crate::kit::{Failure, Result, Server};
 
 /// Time between two looks.
 const TICK: Duration = Duration::from_millis(5);

@@ -9,9 +9,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::{Stage, Under, bind, listening, on_free_port};
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::{self, Server};
+use crate::kit::processes::process;
+use crate::kit::{Failure, Result, Server, TemporaryDirectory, While};
 
 /// What changes the user.
 const SETPRIV: &str = "setpriv";

@@ -8,15 +8,11 @@ use serde_json::{Value, json};
 use crate::apps::programs::Programs;
 use crate::apps::stage::{Stage, Under};
 use crate::apps::{Case, Effort, Point, Running};
-use crate::kit::comparison::{Comparison, Sample};
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::figures;
-use crate::kit::plot::{Plot, Scale, Series};
 use crate::kit::processes::descendants::{self, Held};
-use crate::kit::progress::Progress;
-use crate::kit::report::Report;
-use crate::kit::rounds::Schedule;
-use crate::kit::side::{Launcher, Side};
+use crate::kit::{
+    Comparison, Failure, Launcher, Plot, Progress, Report, Result, Sample, Scale, Schedule, Series, Side,
+    While, figures,
+};
 
 /// A percentile needs some exchanges beyond it to be one: from this many on there is a 99.9th.
 const EXCHANGES_FOR_P999: u64 = 1000;

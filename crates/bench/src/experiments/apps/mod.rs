@@ -7,12 +7,10 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::apps::{CASES, Case, Effort};
-use crate::kit::arguments::{Form, seconds, size_parser};
-use crate::kit::experiment::{Entry, Experiment, Outcome, begin, claim, entry, measured, print};
-use crate::kit::failure::Result;
-use crate::kit::progress::Progress;
-use crate::kit::rounds::{Rounds, Schedule};
-use crate::kit::side::Side;
+use crate::kit::{
+    Entry, Experiment, Form, Outcome, Progress, Result, Rounds, Schedule, Side, begin, claim, entry,
+    measured, print, seconds, size_parser,
+};
 
 mod measure;
 

@@ -5,14 +5,11 @@
 use clap::Args;
 
 use crate::experiments::echo::point::{self, Point};
-use crate::kit::arguments::{Form, Repeat, copies_parser, size_parser};
-use crate::kit::comparison::Comparison;
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
-use crate::kit::failure::Result;
 use crate::kit::figures::{self, LEGEND};
-use crate::kit::plot::{Plot, Scale};
-use crate::kit::report::Report;
-use crate::kit::table::{counted, size};
+use crate::kit::{
+    Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, claim, copies_parser,
+    counted, entry, measured, size, size_parser,
+};
 use crate::servers::echo::server::{Reply, Work};
 
 /// Server that checksums all it stores (zIO, MongoDB)

@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use uncopy_core::recording::{Call, Memory, RING_OFFSET, Ring, parse_file_name};
 
-use crate::kit::failure::Result;
-use crate::kit::processes::cleanup::TemporaryDirectory;
+use crate::kit::{Result, TemporaryDirectory};
 
 /// Where files in memory are made.
 const SHARED_MEMORY: &str = "/dev/shm";

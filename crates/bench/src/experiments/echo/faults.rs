@@ -6,16 +6,11 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::experiments::echo::point::{self, Point};
-use crate::kit::arguments::{Form, copies_parser, count_parser, seconds, size_parser};
-use crate::kit::comparison::Comparison;
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
-use crate::kit::failure::Result;
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, median, of_limit};
-use crate::kit::plot::{Plot, Scale, Series};
-use crate::kit::report::Report;
-use crate::kit::rounds::{Rounds, Schedule};
-use crate::kit::side::Side;
-use crate::kit::table::{counted, figure, size};
+use crate::kit::{
+    Comparison, Entry, Experiment, Form, Outcome, Plot, Report, Result, Rounds, Scale, Schedule, Series,
+    Side, claim, copies_parser, count_parser, counted, entry, figure, measured, seconds, size, size_parser,
+};
 use crate::servers::echo::server::{Order, Work};
 
 /// What is compared.

@@ -4,13 +4,9 @@
 use std::time::Duration;
 
 use crate::experiments::echo::drain::Drain;
-use crate::kit::comparison::{Comparison, Sample};
-use crate::kit::failure::Result;
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::Server;
-use crate::kit::progress::Progress;
-use crate::kit::rounds::Schedule;
-use crate::kit::side::{Launcher, Side};
+use crate::kit::{
+    Comparison, Launcher, Progress, Result, Sample, Schedule, Server, Side, TemporaryDirectory,
+};
 use crate::kit::{processors, traffic};
 use crate::servers::echo::client::EchoClient;
 use crate::servers::echo::command;

@@ -6,14 +6,11 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::experiments::echo::{copies, point};
-use crate::kit::arguments::{Form, copies_parser, count_parser, seconds, size_parser};
-use crate::kit::comparison::Comparison;
-use crate::kit::experiment::{Experiment, Outcome, measured};
-use crate::kit::failure::Result;
 use crate::kit::figures::{self, CPU, LEGEND, median};
-use crate::kit::report::Report;
-use crate::kit::rounds::{Rounds, Schedule};
-use crate::kit::side::Side;
+use crate::kit::{
+    Comparison, Experiment, Form, Outcome, Report, Result, Rounds, Schedule, Side, copies_parser,
+    count_parser, measured, seconds, size_parser,
+};
 
 /// What a recording by `uncopy profile` costs an echo server
 #[derive(Debug, Args)]

@@ -5,13 +5,11 @@ use clap::Args;
 
 use crate::experiments::echo::copies;
 use crate::experiments::echo::point::{self, Point};
-use crate::kit::arguments::{Form, Repeat, copies_parser, size_parser};
-use crate::kit::comparison::Comparison;
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
-use crate::kit::failure::Result;
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, of_limit};
-use crate::kit::plot::{Plot, Scale};
-use crate::kit::report::Report;
+use crate::kit::{
+    Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, claim, copies_parser,
+    entry, measured, size_parser,
+};
 
 /// Echo server with messages of several lengths (zIO, Figure 6)
 #[derive(Debug, Args)]

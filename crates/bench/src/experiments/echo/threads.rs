@@ -6,16 +6,11 @@ use serde_json::{Value, json};
 
 use crate::experiments::echo::copies;
 use crate::experiments::echo::point::{self, Point};
-use crate::kit::arguments::{Form, Repeat, copies_parser, count_parser, size_parser};
-use crate::kit::comparison::{Comparison, spread_json};
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
-use crate::kit::failure::Result;
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit, two_decimals};
-use crate::kit::plot::{Plot, Scale};
-use crate::kit::report::Report;
-use crate::kit::side::Side;
-use crate::kit::statistics::Spread;
-use crate::kit::table::counted;
+use crate::kit::{
+    Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, Side, Spread, claim,
+    copies_parser, count_parser, counted, entry, measured, size_parser, spread_json,
+};
 
 /// Echo server with several threads (zIO, Figure 8)
 #[derive(Debug, Args)]

@@ -8,15 +8,11 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::experiments::echo::point::{self, Point};
-use crate::kit::arguments::{Form, Repeat, copies_parser, size_parser};
-use crate::kit::comparison::Comparison;
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
-use crate::kit::failure::Result;
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit};
-use crate::kit::plot::{Plot, Scale, Series};
-use crate::kit::report::Report;
-use crate::kit::side::Side;
-use crate::kit::table::{counted, size};
+use crate::kit::{
+    Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, Series, Side, claim,
+    copies_parser, counted, entry, measured, size, size_parser,
+};
 use crate::servers::echo::server::Work;
 
 /// Echo server that reads a part of each message; the break-even (zIO, Figure 10)

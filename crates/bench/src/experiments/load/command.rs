@@ -10,11 +10,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::experiments::load::soaker::{Calibration, Soaked, Soakers, taken};
-use crate::kit::failure::{Failure, Result};
-use crate::kit::host::Machine;
 use crate::kit::load::used;
-use crate::kit::processes::process::Process;
-use crate::kit::side::Launcher;
+use crate::kit::{Failure, Launcher, Machine, Process, Result};
 
 /// Pieces of the calibration before the command and of the one after it: their spread tells how still the machine is.
 const PIECES: u32 = 4;

@@ -21,9 +21,8 @@ use std::time::Instant;
 use clap::Args;
 use rustix::thread::CpuSet;
 
-use crate::kit::experiment::{Experiment, Outcome};
-use crate::kit::failure::{Failure, Result, While};
 use crate::kit::processes::signals::Requests;
+use crate::kit::{Experiment, Failure, Outcome, Result, While};
 
 /// Bytes from one counter to the next: two lines, because processors fetch lines in pairs.
 pub const STRIDE_BYTES: usize = 128;

@@ -17,13 +17,9 @@ use rustix::fs::MemfdFlags;
 use serde_json::{Value, json};
 
 use crate::experiments::load::soak::{Counters, STRIDE_BYTES, processors};
-use crate::kit::comparison::spread_json;
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::Server;
-use crate::kit::side::{Launcher, Side};
-use crate::kit::statistics::Spread;
-use crate::kit::table::number;
+use crate::kit::{
+    Failure, Launcher, Result, Server, Side, Spread, TemporaryDirectory, While, number, spread_json,
+};
 
 /// Part of the processors' time that others than the soakers may have in a calibration: the system's own work.
 const UNLOADED: f64 = 0.02;

@@ -14,21 +14,13 @@ use serde_json::{Value, json};
 use crate::experiments::load::command;
 use crate::experiments::load::soak::processors;
 use crate::experiments::load::soaker::{Calibration, Soaked, Soakers, taken};
-use crate::kit::arguments::{Form, bytes_parser, count_parser, seconds};
-use crate::kit::comparison::{Comparison, Metric, Sample, spread_json};
-use crate::kit::experiment::{Entry, Experiment, Outcome, begin, claim, entry, measured};
-use crate::kit::failure::{Failure, Result};
 use crate::kit::figures::{self, two_decimals};
-use crate::kit::host::Machine;
 use crate::kit::network::{self, Network};
-use crate::kit::plot::{Plot, Scale, Series};
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::progress::Progress;
-use crate::kit::report::Report;
-use crate::kit::rounds::Rounds;
-use crate::kit::side::{Launcher, Side};
-use crate::kit::statistics::Spread;
-use crate::kit::table::{Align, Table, amount, figure};
+use crate::kit::{
+    Align, Comparison, Entry, Experiment, Failure, Form, Launcher, Machine, Metric, Outcome, Plot, Progress,
+    Report, Result, Rounds, Sample, Scale, Series, Side, Spread, Table, TemporaryDirectory, amount, begin,
+    bytes_parser, claim, count_parser, entry, figure, measured, seconds, spread_json,
+};
 use crate::servers::sending::corpus::Corpus;
 use crate::servers::sending::receiver::Receiver;
 use crate::servers::sending::sender::{Order, Sender};

@@ -6,19 +6,12 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::clients::redis_benchmark::{KEY, Load, Operation, is_benchmark_value};
-use crate::kit::arguments::{Form, Repeat, count_parser, size_parser};
-use crate::kit::comparison::{Comparison, Sample};
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
-use crate::kit::failure::{Failure, Result, While};
 use crate::kit::figures::{self, LEGEND};
-use crate::kit::pattern::compare;
-use crate::kit::plot::{Plot, Scale, Series};
-use crate::kit::progress::Progress;
-use crate::kit::random::Random;
-use crate::kit::report::Report;
-use crate::kit::rounds::Schedule;
-use crate::kit::side::{Launcher, Side};
-use crate::kit::table::{amount, number, size};
+use crate::kit::{
+    Comparison, Entry, Experiment, Failure, Form, Launcher, Outcome, Plot, Progress, Random, Repeat, Report,
+    Result, Sample, Scale, Schedule, Series, Side, While, amount, claim, compare, count_parser, entry,
+    measured, number, size, size_parser,
+};
 use crate::servers::redis::{Programs, RedisServer};
 
 pub mod ycsb;

@@ -11,16 +11,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clients::resp::Connection;
-use crate::kit::comparison::{Comparison, Sample};
-use crate::kit::failure::{Failure, Result};
-use crate::kit::pattern::compare;
-use crate::kit::processors;
-use crate::kit::progress::Progress;
-use crate::kit::random::Random;
-use crate::kit::rounds::Schedule;
-use crate::kit::side::{Launcher, Side};
-use crate::kit::table::size;
 use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::{
+    Comparison, Failure, Launcher, Progress, Random, Result, Sample, Schedule, Side, compare, processors,
+    size,
+};
 use crate::servers::redis::{Programs, RedisServer};
 
 /// Skew of YCSB's Zipfian distribution (its `ZIPFIAN_CONSTANT`).

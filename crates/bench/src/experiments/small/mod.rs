@@ -10,21 +10,12 @@ use clap::{Args, ValueEnum};
 use crate::clients::redis_benchmark::Operation;
 use crate::experiments::redis;
 use crate::experiments::small::servers::Kind;
-use crate::kit::arguments::{Form, count_parser, seconds, size_parser};
-use crate::kit::comparison::{Comparison, Metric, Sample};
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured, print};
-use crate::kit::failure::{Failure, Result};
-use crate::kit::figures;
-use crate::kit::pattern::compare;
-use crate::kit::plot::{Plot, Scale, Series};
 use crate::kit::processes::process::{self, Output};
-use crate::kit::progress::Progress;
-use crate::kit::random::Random;
-use crate::kit::report::Report;
-use crate::kit::rounds::{Rounds, Schedule};
-use crate::kit::side::{Launcher, Side};
-use crate::kit::statistics::Spread;
-use crate::kit::table::{Align, Table, number, size};
+use crate::kit::{
+    Align, Comparison, Entry, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Random,
+    Report, Result, Rounds, Sample, Scale, Schedule, Series, Side, Spread, Table, claim, compare,
+    count_parser, entry, figures, measured, number, print, seconds, size, size_parser,
+};
 use crate::servers::redis::{Programs, on_path};
 
 pub mod servers;

@@ -5,16 +5,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::kit::comparison::Comparison;
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::pattern::compare;
-use crate::kit::processors;
-use crate::kit::progress::Progress;
-use crate::kit::random::Random;
-use crate::kit::rounds::Schedule;
-use crate::kit::side::{Launcher, Side};
-use crate::kit::table::size;
 use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::{
+    Comparison, Failure, Launcher, Progress, Random, Result, Schedule, Side, While, compare, processors, size,
+};
 use crate::servers::packaged::{MEMCACHED, NGINX, PAGE_NAME, Package};
 
 /// How long a server may be silent.

@@ -9,7 +9,7 @@
 use std::io::Write;
 use std::os::fd::FromRawFd;
 
-use crate::kit::random::Random;
+use crate::kit::Random;
 
 const PAGE_BYTES: usize = 4096;
 

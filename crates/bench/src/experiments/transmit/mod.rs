@@ -22,20 +22,13 @@ use crate::experiments::transmit::bodies::{Bodies, checked};
 use crate::experiments::transmit::sender::{
     BATCH, HEADER_BYTES, SEND_FILE, SEND_ZC, SPLICE, Sender, WINDOW, ZERO_COPY, trailer,
 };
-use crate::kit::arguments::{Form, seconds, size_parser};
-use crate::kit::comparison::{Comparison, Sample};
-use crate::kit::experiment::{Entry, Experiment, Outcome, claim, entry, measured};
-use crate::kit::failure::{Failure, Result, While};
 use crate::kit::figures::{self, LEGEND};
 use crate::kit::network::{among_servers, client_address, server_address};
-use crate::kit::plot::{Plot, Scale};
 use crate::kit::processes::cpu_time::thread_cpu_ns;
-use crate::kit::processors;
-use crate::kit::progress::Progress;
-use crate::kit::report::Report;
-use crate::kit::rounds::Rounds;
-use crate::kit::side::Side;
-use crate::kit::table::size;
+use crate::kit::{
+    Comparison, Entry, Experiment, Failure, Form, Outcome, Plot, Progress, Report, Result, Rounds, Sample,
+    Scale, Side, While, claim, entry, measured, processors, seconds, size, size_parser,
+};
 
 mod bodies;
 mod mutations;

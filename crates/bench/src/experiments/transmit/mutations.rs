@@ -5,12 +5,7 @@ use std::time::Instant;
 
 use uncopy_twin::{Bytes, Until, lend, settle};
 
-use crate::kit::comparison::{Comparison, Sample};
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::latencies::Latencies;
-use crate::kit::progress::Progress;
-use crate::kit::rounds::Rounds;
-use crate::kit::side::Side;
+use crate::kit::{Comparison, Failure, Latencies, Progress, Result, Rounds, Sample, Side, While};
 
 const PAGE_BYTES: usize = 4096;
 /// A page of an object that was sent and may be in flight: it is replaced by a copy.

@@ -13,7 +13,7 @@ use uncopy_transmit::{Envelope, Errno, Part};
 
 use crate::experiments::transmit::bodies::{Bodies, checked};
 use crate::experiments::transmit::send_zc::ZeroCopyRing;
-use crate::kit::side::Side;
+use crate::kit::Side;
 
 /// By vmsplice and splice, whatever the size.
 pub const SPLICE: Side = Side::Way("spliced");

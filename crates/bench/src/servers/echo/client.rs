@@ -5,10 +5,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::kit::checksum;
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::pattern::{Pattern, compare};
 use crate::kit::traffic::{Exchange, Load, repeat};
+use crate::kit::{Failure, Pattern, Result, While, checksum, compare};
 use crate::servers::echo::server::Reply;
 
 /// How long the server may be silent.

@@ -4,10 +4,9 @@ use std::net::SocketAddr;
 
 use clap::Args;
 
-use crate::kit::arguments::{copies_parser, count_parser, size_parser};
-use crate::kit::experiment::{Experiment, Outcome, STATUS_USAGE};
-use crate::kit::failure::{Failure, Result};
+use crate::kit::experiment::STATUS_USAGE;
 use crate::kit::network::server_address;
+use crate::kit::{Experiment, Failure, Outcome, Result, copies_parser, count_parser, size_parser};
 use crate::servers::echo::server::{self, Order, Reply, Work};
 
 /// The echo server by itself

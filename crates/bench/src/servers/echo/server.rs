@@ -26,11 +26,9 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-use crate::kit::checksum;
-use crate::kit::failure::{Result, While};
 use crate::kit::processes::signals::Requests;
 use crate::kit::processes::wait;
-use crate::kit::random::Random;
+use crate::kit::{Random, Result, While, checksum};
 
 /// How long a peer may stay silent before its connection is closed.
 const SILENCE_LIMIT: Duration = Duration::from_secs(60);

@@ -2,9 +2,7 @@
 
 use std::path::Path;
 
-use crate::kit::failure::{Failure, Result, While};
-use crate::kit::pattern::compare;
-use crate::kit::random::Random;
+use crate::kit::{Failure, Random, Result, While, compare};
 
 /// From where one piece begins in the pool to where the next one does, bytes; odd, so that no two are aligned alike.
 const STEP_BYTES: usize = 7919;

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::kit::failure::{Failure, Result, While};
 use crate::kit::processes::cpu_time::thread_cpu_ns;
+use crate::kit::{Failure, Result, While};
 use crate::servers::sending::corpus::{Corpus, Place};
 
 /// How long the sender may be silent.

@@ -5,11 +5,8 @@ use std::path::Path;
 
 use clap::ValueEnum;
 
-use crate::kit::failure::{Failure, Result};
 use crate::kit::network::server_address;
-use crate::kit::processes::cleanup::TemporaryDirectory;
-use crate::kit::processes::process::Server;
-use crate::kit::side::{Launcher, Side};
+use crate::kit::{Failure, Launcher, Result, Server, Side, TemporaryDirectory};
 use crate::servers::sending::ways::Way;
 
 /// What is sent, and how.

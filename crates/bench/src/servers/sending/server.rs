@@ -14,12 +14,10 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::kit::arguments::bytes_parser;
-use crate::kit::experiment::{Experiment, Outcome};
-use crate::kit::failure::{Failure, Result, While};
 use crate::kit::load::used;
 use crate::kit::processes::signals::Requests;
 use crate::kit::processes::wait;
+use crate::kit::{Experiment, Failure, Outcome, Result, While, bytes_parser};
 use crate::servers::sending::pace::Pace;
 use crate::servers::sending::ways::{Completions, Way, Ways};
 
