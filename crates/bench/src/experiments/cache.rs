@@ -17,7 +17,7 @@ use crate::servers::cache as server;
 
 /// The length of a value whose answer is one datagram and whose pages fit into one: 15 pages, less what the frame
 /// header takes of the 65,507 bytes of the largest datagram.
-pub const DATAGRAM_VALUE_BYTES: usize = 61_000;
+const DATAGRAM_VALUE_BYTES: usize = 61_000;
 /// Longest value that the cache takes, bytes.
 const MAX_VALUE_BYTES: u64 = 32 << 20;
 /// Of so many operations one is a SET, where there are any.
@@ -141,7 +141,7 @@ fn points(options: &Cache) -> Vec<Point> {
 /// # Errors
 /// [`crate::kit::failure::Failure`] when there is no server to be found.
 #[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
-pub fn measure(launcher: &Launcher, options: &Cache, progress: &mut Progress) -> Result<Vec<Comparison>> {
+fn measure(launcher: &Launcher, options: &Cache, progress: &mut Progress) -> Result<Vec<Comparison>> {
     let program = server::find(launcher, server::NAME)?;
     let points = points(options);
     let compared = |point: &Point| {
@@ -200,8 +200,7 @@ fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> O
 }
 
 /// The figures, and what threads gain.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     let per_operation: figures::Extra<'_> = (
         "CPU µs/op",
         Box::new(|comparison, side| crate::kit::table::figure(figures::median(comparison, side, CPU))),
@@ -217,8 +216,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
 }
 
 /// What the issue of it all asks for, for programs: ratios by point.
-#[must_use]
-pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
+fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
     let entries = comparisons.iter().filter_map(|comparison| {
         let scaling = |side| scaling(comparisons, comparison, side).map(spread_json);
         Some(json!({
@@ -233,9 +231,8 @@ pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
 }
 
 /// The ratios of throughput and of the server's processor time.
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "few rows")]
-pub fn plot(comparisons: &[Comparison]) -> Plot {
+fn plot(comparisons: &[Comparison]) -> Plot {
     let series = |name: &str, metric| {
         let ratio = |comparison: &Comparison| comparison.ratio(Side::Twin, metric);
         let points = comparisons.iter().enumerate().filter_map(|(at, row)| Some((at as f64, ratio(row)?)));

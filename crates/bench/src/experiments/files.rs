@@ -122,7 +122,7 @@ impl Point {
 /// # Errors
 /// [`Failure`] when there is no server to be found, or no room for the files.
 #[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
-pub fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Result<Vec<Comparison>> {
+fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Result<Vec<Comparison>> {
     let program = server::find(launcher, NAME)?;
     let root = TemporaryDirectory::make()?;
     let mut points = Vec::new();
@@ -197,8 +197,7 @@ fn sample(
 }
 
 /// The figures.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     let per_operation: figures::Extra<'_> = (
         "CPU µs/op",
         Box::new(|comparison, side| crate::kit::table::figure(figures::median(comparison, side, CPU))),
@@ -212,8 +211,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
 }
 
 /// Ratios by way, for programs.
-#[must_use]
-pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
+fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
     let entry = |comparison: &Comparison, side: Side| {
         Some(json!({
             "experiment": comparison.title(),
@@ -229,8 +227,7 @@ pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
 }
 
 /// The server's processor time over that of read and send, by length, for the first number of threads.
-#[must_use]
-pub fn plot(comparisons: &[Comparison]) -> Plot {
+fn plot(comparisons: &[Comparison]) -> Plot {
     let threads = comparisons.first().and_then(|comparison| comparison.parameter("threads"));
     let shown: Vec<Comparison> =
         comparisons.iter().filter(|comparison| comparison.parameter("threads") == threads).cloned().collect();

@@ -143,8 +143,7 @@ fn sample(launcher: &Launcher, side: Side, order: &Order<'_>, corpus: &Arc<Corpu
 }
 
 /// The times as the lab prints them, the table behind them, and what they say.
-#[must_use]
-pub fn render(comparison: &Comparison) -> String {
+fn render(comparison: &Comparison) -> String {
     let mut text = String::new();
     for (name, side, _) in SIDES {
         let time = comparison.spread(side, TIME).map_or(f64::NAN, |spread| spread.median);
@@ -191,8 +190,7 @@ fn mib(comparison: &Comparison) -> f64 {
 }
 
 /// What the figures say, a paragraph for each thing; nothing where they are not all verified.
-#[must_use]
-pub fn explain(comparison: &Comparison) -> Vec<String> {
+fn explain(comparison: &Comparison) -> Vec<String> {
     let told = |side, way| Some((comparison.ratio(side, TIME)?, comparison.ratio(side, CPU)?, way));
     let median = |side, metric| comparison.spread(side, metric).map(|spread| spread.median);
     let Some((time, user, system)) =
@@ -324,8 +322,7 @@ fn limit(comparison: &Comparison) -> Vec<String> {
 }
 
 /// The figures and the explanation, for programs.
-#[must_use]
-pub fn findings(comparison: &Comparison) -> Vec<(&'static str, Value)> {
+fn findings(comparison: &Comparison) -> Vec<(&'static str, Value)> {
     let entry = |(name, side, _): &(&str, Side, Way)| {
         Some(json!({
             "server": name,
@@ -340,8 +337,7 @@ pub fn findings(comparison: &Comparison) -> Vec<(&'static str, Value)> {
 }
 
 /// The times by server.
-#[must_use]
-pub fn plot(comparison: &Comparison) -> Plot {
+fn plot(comparison: &Comparison) -> Plot {
     let series = |name: &str, metric: Metric| {
         let points = SIDES.iter().zip([0.0, 1.0, 2.0]);
         let points =

@@ -293,8 +293,7 @@ fn of_bound(moments: &[Moment], sides: &[Side], index: usize) -> Option<f64> {
 }
 
 /// The figures, a line for each side.
-#[must_use]
-pub fn render(comparison: &Comparison, moments: &[Moment]) -> String {
+fn render(comparison: &Comparison, moments: &[Moment]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("experiment", Left),
@@ -337,9 +336,8 @@ pub fn render(comparison: &Comparison, moments: &[Moment]) -> String {
 }
 
 /// The course and its summary, for programs.
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-pub fn findings(comparison: &Comparison, moments: &[Moment]) -> Vec<(&'static str, Value)> {
+fn findings(comparison: &Comparison, moments: &[Moment]) -> Vec<(&'static str, Value)> {
     let course: Vec<Value> = moments
         .iter()
         .map(|moment| {
@@ -375,9 +373,8 @@ pub fn findings(comparison: &Comparison, moments: &[Moment]) -> Vec<(&'static st
 }
 
 /// Resident memory, and the bytes of the values, over time.
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-pub fn plot(comparison: &Comparison, moments: &[Moment]) -> Plot {
+fn plot(comparison: &Comparison, moments: &[Moment]) -> Plot {
     let point = |moment: &Moment, bytes: u64| {
         let mib = bytes as f64 / f64::from(1 << 20);
         (moment.elapsed_s, Spread { median: mib, low: mib, high: mib })

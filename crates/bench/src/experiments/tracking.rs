@@ -241,8 +241,7 @@ fn sample(launcher: &Launcher, side: Side, views: usize, calls: u64) -> Result<S
 }
 
 /// The figures, a line for each number of views.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("experiment", Left),
@@ -274,8 +273,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
 }
 
 /// Time per copy over the number of views.
-#[must_use]
-pub fn plot(comparisons: &[Comparison]) -> Plot {
+fn plot(comparisons: &[Comparison]) -> Plot {
     let words = comparisons.iter().filter_map(|comparison| comparison.parameter("views"));
     let words: Vec<String> = words.map(|views| format!("{views}")).collect();
     let mut plot = Plot::by_side(

@@ -55,9 +55,8 @@ impl Experiment for Checksum {
 }
 
 /// One point for each length of messages, each copied `copies` times.
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "sizes of messages")]
-pub fn points(sizes_bytes: &[usize], copies: usize) -> Vec<Point> {
+fn points(sizes_bytes: &[usize], copies: usize) -> Vec<Point> {
     let point = |size_bytes: &usize| {
         let title = format!("store {}, {}", size(*size_bytes as u64), counted(copies, "copy", "copies"));
         let work = Work { size_bytes: *size_bytes, copies, reply: Reply::Checksum, ..Work::default() };
@@ -67,14 +66,12 @@ pub fn points(sizes_bytes: &[usize], copies: usize) -> Vec<Point> {
 }
 
 /// The figures.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     format!("{}\n{LEGEND}", figures::table(comparisons, &[]))
 }
 
 /// The ratio to plain over the length of messages.
-#[must_use]
-pub fn plot(comparisons: &[Comparison]) -> Plot {
+fn plot(comparisons: &[Comparison]) -> Plot {
     let x = ("length of a message", Scale::Doubling);
     Plot::by_side(
         "Store with checksums",

@@ -72,8 +72,7 @@ pub fn points(size_bytes: usize, copies: &[usize], touched_pages: usize) -> Vec<
 }
 
 /// The figures, with each side's part of its own rate without copies.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     let none = comparisons.iter().find(|comparison| comparison.parameter("copies") == Some(0.0));
     let own: figures::Extra<'_> = (
         "of own 0",

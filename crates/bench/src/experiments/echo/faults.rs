@@ -119,8 +119,7 @@ impl Faults {
 }
 
 /// The figures, with faults and the cost of a page.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     let faults: figures::Extra<'_> =
         ("faults/op", Box::new(|comparison, side| figure(median(comparison, side, |sample| sample.faults))));
     let touch: figures::Extra<'_> =

@@ -47,8 +47,7 @@ impl Experiment for Recording {
 }
 
 /// The figures, with what an event costs: an input, an output and each copy are one.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     let event: figures::Extra<'_> = (
         "ns/event",
         Box::new(|comparison, side| {

@@ -54,21 +54,18 @@ impl Experiment for Sizes {
 }
 
 /// One point for each length of messages, each copied `copies` times.
-#[must_use]
-pub fn points(sizes_bytes: &[usize], copies: usize) -> Vec<Point> {
+fn points(sizes_bytes: &[usize], copies: usize) -> Vec<Point> {
     sizes_bytes.iter().flat_map(|size_bytes| copies::points(*size_bytes, &[copies], 0)).collect()
 }
 
 /// The figures.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     format!("{}\n{LEGEND}{LIMIT_LEGEND}", figures::table(comparisons, &[of_limit()]))
 }
 
 /// Throughput over the length of the messages.
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "sizes of messages")]
-pub fn plot(comparisons: &[Comparison]) -> Plot {
+fn plot(comparisons: &[Comparison]) -> Plot {
     let x = ("length of a message", Scale::Doubling);
     Plot::by_side(
         "Echo server: length of messages",

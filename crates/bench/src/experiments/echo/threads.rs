@@ -57,9 +57,8 @@ impl Experiment for Threads {
 }
 
 /// One point for each number of threads.
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "few threads")]
-pub fn points(size_bytes: usize, copies: usize, threads: &[usize]) -> Vec<Point> {
+fn points(size_bytes: usize, copies: usize, threads: &[usize]) -> Vec<Point> {
     let with = |threads: usize| {
         move |point: Point| {
             let title = format!("{}, {}", point.title, counted(threads, "thread", "threads"));
@@ -79,8 +78,7 @@ fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> O
 }
 
 /// The figures, with what each side gains by its threads.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     let scaling: figures::Extra<'_> =
         ("scaling", Box::new(move |comparison, side| two_decimals(scaling(comparisons, comparison, side))));
     let table = figures::table(comparisons, &[of_limit(), scaling]);
@@ -90,8 +88,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
 }
 
 /// The scaling of each side, for programs.
-#[must_use]
-pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
+fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
     let entries = comparisons.iter().flat_map(|comparison| {
         comparison.sides().iter().filter_map(move |side| {
             let scaling = spread_json(scaling(comparisons, comparison, *side)?);
@@ -104,8 +101,7 @@ pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
 }
 
 /// Throughput over the number of threads.
-#[must_use]
-pub fn plot(comparisons: &[Comparison]) -> Plot {
+fn plot(comparisons: &[Comparison]) -> Plot {
     let x = ("threads of the server", Scale::Linear);
     Plot::by_side(
         "Echo server: threads",

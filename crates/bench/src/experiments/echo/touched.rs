@@ -65,9 +65,8 @@ fn percent_parser() -> clap::builder::RangedI64ValueParser<u8> {
 }
 
 /// One point for each length, number of copies and share, in percent, of each message that is read.
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-pub fn points(sizes_bytes: &[usize], copies: &[usize], shares: &[u8]) -> Vec<Point> {
+fn points(sizes_bytes: &[usize], copies: &[usize], shares: &[u8]) -> Vec<Point> {
     let mut points = Vec::new();
     for size_bytes in sizes_bytes {
         for copies in copies {
@@ -145,8 +144,7 @@ fn ratios(group: &Group<'_>) -> Vec<(f64, f64)> {
 }
 
 /// The figures, and the break-even of each length and number of copies.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     let of_elided: figures::Extra<'_> = (
         "read/copied",
         Box::new(|comparison, _| {
@@ -180,8 +178,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
 }
 
 /// The break-evens, for programs.
-#[must_use]
-pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
+fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
     let entries = groups(comparisons).into_iter().filter_map(|group| {
         let found = break_even(&ratios(&group))?;
         let (size_bytes, copies) = (group.members.first()?.1.operation_bytes(), group.copies);
@@ -198,8 +195,7 @@ pub fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
 }
 
 /// The ratio to plain over the share that is read.
-#[must_use]
-pub fn plot(comparisons: &[Comparison]) -> Plot {
+fn plot(comparisons: &[Comparison]) -> Plot {
     let series = groups(comparisons).into_iter().map(|group| {
         let points = group.members.iter();
         let points =

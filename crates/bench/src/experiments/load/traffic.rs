@@ -134,7 +134,7 @@ impl Load {
 
 /// Everything that was measured.
 #[derive(Debug)]
-pub struct Measured {
+struct Measured {
     /// One comparison for each rate.
     pub comparisons: Vec<Comparison>,
     /// The machine without traffic.
@@ -157,7 +157,7 @@ struct Bench<'a> {
 /// # Errors
 /// [`Failure`] when there are no soakers to be had, or no room for the files.
 #[expect(clippy::cast_precision_loss, reason = "rates of a few digits")]
-pub fn measure(launcher: &Launcher, options: &Load, progress: &mut Progress) -> Result<Measured> {
+fn measure(launcher: &Launcher, options: &Load, progress: &mut Progress) -> Result<Measured> {
     let bench = Bench {
         launcher,
         options,
@@ -332,8 +332,7 @@ const LOAD: Metric = |sample| sample.load_percent;
 const SENDING: Metric = Sample::sending_percent;
 
 /// The figures.
-#[must_use]
-pub fn render(measured: &Measured) -> String {
+fn render(measured: &Measured) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("rate", Left),
@@ -410,8 +409,7 @@ const TITLE: &str = "What sending files takes of the machine";
 const BUSY_TITLE: &str = "What sending files takes by the sender's account";
 
 /// Loads by way, and the calibration, for programs.
-#[must_use]
-pub fn findings(measured: &Measured) -> Vec<(&'static str, Value)> {
+fn findings(measured: &Measured) -> Vec<(&'static str, Value)> {
     let entry = |comparison: &Comparison, side: Side| {
         let told = comparison.is_verified() && !measured.calibration.is_void();
         let sending = comparison.spread(side, SENDING).filter(|_| told)?;
@@ -433,8 +431,7 @@ pub fn findings(measured: &Measured) -> Vec<(&'static str, Value)> {
 
 /// What sending took, by way; a line for each rate. Where the machine was too busy to tell, what the sender's own account
 /// says, which the title says.
-#[must_use]
-pub fn plot(measured: &Measured) -> Plot {
+fn plot(measured: &Measured) -> Plot {
     let void = measured.calibration.is_void();
     let sides = measured.comparisons.first().map_or(&[][..], Comparison::sides);
     let words = sides.iter().map(|side| name(*side).to_owned()).collect();

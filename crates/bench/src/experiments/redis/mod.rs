@@ -302,8 +302,7 @@ pub fn check_room() -> Result<()> {
 }
 
 /// The figures.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     let memory: figures::Extra<'_> = (
         "RSS",
         Box::new(|comparison, side| {
@@ -319,8 +318,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
 }
 
 /// The ratio to plain over the length of values: a line for each kind of load and side.
-#[must_use]
-pub fn plot(comparisons: &[Comparison]) -> Plot {
+fn plot(comparisons: &[Comparison]) -> Plot {
     let mut series: Vec<Series> = Vec::new();
     for comparison in comparisons {
         let Some(size_bytes) = comparison.parameter("size_bytes") else { continue };

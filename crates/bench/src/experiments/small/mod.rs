@@ -253,8 +253,7 @@ fn notes(output: &Output) -> Vec<String> {
 }
 
 /// The figures, a line for each comparison.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("experiment", Left),
@@ -284,9 +283,8 @@ pub fn render(comparisons: &[Comparison]) -> String {
 }
 
 /// The ratio of each row to plain: of times for what is timed, of rates for servers.
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "few rows")]
-pub fn plot(comparisons: &[Comparison]) -> Plot {
+fn plot(comparisons: &[Comparison]) -> Plot {
     let ratio = |comparison: &Comparison| {
         let rate = comparison.ratio(Side::Uncopy, |sample| sample.operations_per_s);
         // A row without a rate has a time: less is better, so it is drawn upside down.

@@ -306,8 +306,7 @@ impl Transmit {
 }
 
 /// The figures.
-#[must_use]
-pub fn render(comparisons: &[Comparison]) -> String {
+fn render(comparisons: &[Comparison]) -> String {
     format!(
         "{}\nplain: one sendmsg of header, body and trailer; spliced: by reference whatever the size; sendfile: the body \
          from a file\nin memory, header and trailer by send; MSG_ZEROCOPY: its completions read in batches; SENDMSG_ZC: io_uring; uncopy: the way \
@@ -318,8 +317,7 @@ pub fn render(comparisons: &[Comparison]) -> String {
 }
 
 /// Processor time over plain, over the length of bodies.
-#[must_use]
-pub fn plot(comparisons: &[Comparison]) -> Plot {
+fn plot(comparisons: &[Comparison]) -> Plot {
     let mut series = Vec::new();
     for socket in [Socket::Tcp, Socket::Unix, Socket::Udp] {
         let of_socket: Vec<Comparison> = comparisons
