@@ -9,17 +9,15 @@ use rustix::thread::CpuSet;
 
 use super::http::Document;
 use super::programs::Need;
-use crate::cleanup::TemporaryDirectory;
-use crate::failure::{Failure, Result, While};
-use crate::process;
-use crate::processors;
-use crate::traffic::Load;
+use crate::kit::processes::process;
+use crate::kit::traffic::Load;
+use crate::kit::{Failure, Result, TemporaryDirectory, While, processors};
 
 /// ab itself.
 pub const AB: Need = Need::new("ab", "apache2-utils", &["-V"]);
 /// Requests of a first run, which tells how many there must be to take a certain time.
 const FIRST_REQUESTS: u64 = 400;
-/// Most requests of a run: ab has some 40 bytes for each.
+/// Upper bound of requests of a run: ab has some 40 bytes for each.
 const MAX_REQUESTS: u64 = 10_000_000;
 /// How long a run may take longer than it should.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -90,7 +88,7 @@ impl Ab<'_> {
             exchanges: requests,
             verified_bytes: 0,
             elapsed: Duration::from_secs_f64(report.seconds),
-            latencies_ns: latencies_ns(&text),
+            latencies: latencies_ns(&text).into_iter().map(Duration::from_nanos).collect(),
         })
     }
 }
@@ -156,7 +154,7 @@ fn latencies_ns(percentiles: &str) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::statistics::quantile;
+    use crate::kit::statistics::quantile;
 
     const TEXT: &str = "Document Length:        1024 bytes\n\nConcurrency Level:      4\n\
         Time taken for tests:   0.123 seconds\nComplete requests:      2000\nFailed requests:        0\n\

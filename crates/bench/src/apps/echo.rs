@@ -6,14 +6,11 @@ use rustix::thread::CpuSet;
 
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::cleanup::TemporaryDirectory;
-use crate::echo;
-use crate::echo_client::EchoClient;
-use crate::echo_server::{self, Reply};
-use crate::failure::Result;
-use crate::process::Server;
-use crate::table::size;
-use crate::traffic::{self, Load};
+use crate::kit::traffic::{self, Load};
+use crate::kit::{Result, Server, TemporaryDirectory, size};
+use crate::servers::echo::client::EchoClient;
+use crate::servers::echo::command;
+use crate::servers::echo::server::{self as server, Reply};
 
 const COPIES: usize = 5;
 
@@ -30,7 +27,7 @@ pub const ECHO: Case = Case {
 
 fn points(effort: Effort) -> Vec<Point> {
     effort.points(&[512 << 10], &[64 << 10, 512 << 10], |size_bytes| {
-        let work = echo_server::Work { size_bytes, copies: COPIES, ..echo_server::Work::default() };
+        let work = server::Work { size_bytes, copies: COPIES, ..server::Work::default() };
         let title = format!("echo {}, {COPIES} copies", size(size_bytes as u64));
         // The default policy finds that 64 KiB do not always pay.
         Point { elision_expected: size_bytes > 64 << 10, ..Point::sized(title, size_bytes, Echo { work }) }
@@ -39,14 +36,14 @@ fn points(effort: Effort) -> Vec<Point> {
 
 #[derive(Debug)]
 struct Echo {
-    work: echo_server::Work,
+    work: server::Work,
 }
 
 impl Work for Echo {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let command = stage.bench(&echo::arguments(&self.work, 1));
+        let command = stage.bench(&command::arguments(&self.work, 1));
         let mut server = stage.start(command, "the echo server", TemporaryDirectory::make()?)?;
-        let address = echo::address(&server.first_line()?)?;
+        let address = command::address(&server.first_line()?)?;
         let client = EchoClient::connect(address, self.work.size_bytes, Reply::Echo, 1)?;
         Ok(Box::new(Echoing { client, processors: stage.client_processors(), server }))
     }

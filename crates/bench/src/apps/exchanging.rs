@@ -7,9 +7,8 @@ use rustix::thread::CpuSet;
 use super::Running;
 use super::stage::Stage;
 use crate::clients::{self, Client};
-use crate::failure::Result;
-use crate::process::Server;
-use crate::traffic::Load;
+use crate::kit::traffic::Load;
+use crate::kit::{Result, Server};
 
 /// A server, its clients and what it needs besides.
 pub struct Exchanging<H = ()> {

@@ -8,8 +8,7 @@ use super::programs::Need;
 use super::serving::Serving;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::failure::{Result, While};
-use crate::table::size;
+use crate::kit::{Result, While, size};
 
 /// HAProxy itself.
 const HAPROXY: Need = Need::new("haproxy", "haproxy", &["-v"]);

@@ -7,16 +7,14 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
 
-use crate::failure::{Failure, Result, While};
-use crate::pattern::compare;
-use crate::random::Random;
-use crate::traffic::{self, Exchange, Load};
+use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::{Failure, Random, Result, While, compare};
 
 /// How long a server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest head of an answer, bytes.
 const HEAD_LIMIT_BYTES: usize = 8192;
-/// Most threads: a server with one processor is kept busy by fewer.
+/// Upper bound of threads: a server with one processor is kept busy by fewer.
 const MAX_THREADS: usize = 4;
 
 /// Something that a server delivers.
@@ -260,7 +258,7 @@ fn length_in(head: &[u8]) -> std::result::Result<Option<usize>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::server_address;
+    use crate::kit::network::server_address;
     use std::net::TcpListener;
 
     /// A server that gives each of `answers` to one connection and closes it.

@@ -9,10 +9,8 @@ use super::http::{Clients, Document, Requests};
 use super::programs::Need;
 use super::stage::{NOBODY, Stage};
 use super::{Case, Effort, Point, Running, Work};
-use crate::failure::{Result, While};
-use crate::process::Server;
-use crate::table::size;
-use crate::traffic::Load;
+use crate::kit::traffic::Load;
+use crate::kit::{Result, Server, While, size};
 
 /// Icecast itself.
 pub const ICECAST: Need = Need::new("icecast2", "icecast2", &["-v"]);
@@ -65,7 +63,7 @@ struct Files {
 
 impl Work for Files {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let (server, address) = stage.server_left_alone(ICECAST.program, ALONE, |address, directory| {
+        let (server, address) = stage.undisturbed_server(ICECAST.program, ALONE, |address, directory| {
             let arguments = configure(address, directory)?;
             self.documents.iter().try_for_each(|document| document.write(&directory.join(ROOT)))?;
             Ok(arguments)
@@ -102,7 +100,7 @@ impl Running for Listening<'_> {
 /// arguments. What Icecast has to say goes to stderr.
 ///
 /// # Errors
-/// [`crate::failure::Failure`] when it cannot be written.
+/// [`crate::kit::failure::Failure`] when it cannot be written.
 pub fn configure(address: SocketAddr, directory: &Path) -> Result<Vec<OsString>> {
     let configuration = format!(
         "<icecast><limits><clients>20000</clients><sources>2</sources><queue-size>{QUEUE_BYTES}</queue-size>\

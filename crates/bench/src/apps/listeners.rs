@@ -9,15 +9,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CpuSet;
 
 use super::source::{LINE_BYTES, MARK, MOUNT, PERIOD_BYTES, Source, due_bytes, period};
-use crate::failure::{Failure, Result, While};
-use crate::pattern::compare;
-use crate::processors::bind_to;
+use crate::kit::processors::bind_to;
+use crate::kit::{Failure, Result, While, compare};
 
 /// How long the server may take to accept a listener, or be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// What is received at a time, bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-/// So many join, and then hear the stream, before others do: a server keeps few connections that it has not accepted.
+/// Listeners that join, and then hear the stream, before others do: a server keeps few connections that it has not accepted.
 const JOINING_AT_ONCE: usize = 16;
 /// Time between two looks at all listeners: much less and this program would be busy with calls.
 const TICK: Duration = Duration::from_millis(5);

@@ -11,9 +11,8 @@ use super::programs::Need;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::clients::mariadb::{self, Values};
-use crate::failure::Result;
-use crate::process;
-use crate::table::size;
+use crate::kit::processes::process;
+use crate::kit::{Result, size};
 
 const MARIADB: Need = Need::new("mariadbd", "mariadb-server-core", &["--version"]);
 const INSTALL: Need = Need::new("mariadb-install-db", "mariadb-server-core", &[]);

@@ -12,12 +12,10 @@ use rustix::thread::CpuSet;
 use super::programs::Need;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::cache_client::{Connections, Content, Peer, Work as Exchanges};
-use crate::failure::{Failure, Result, While};
-use crate::process::{self, Server};
-use crate::processors;
-use crate::table::size;
-use crate::traffic::{self, Load};
+use crate::clients::cache::{Connections, Content, Peer, Work as Exchanges};
+use crate::kit::processes::process;
+use crate::kit::traffic::{self, Load};
+use crate::kit::{Failure, Result, Server, While, processors, size};
 
 const MEMCACHED: Need = Need::new("memcached", "memcached", &["--version"]);
 /// memaslap, under the name that libmemcached-awesome gives it.

@@ -19,16 +19,14 @@
 //! To add a case: a module with a `pub const CASE: Case`, and its line in [`CASES`].
 //!
 //! Invariants: a case starts processes only through [`Stage`]; its load counts nothing that was not verified, or it
-//! verifies a sample itself ([`Running::verify`]); its server listens on [`crate::network::server_address`] only.
+//! verifies a sample itself ([`Running::verify`]); its server listens on [`crate::kit::network::server_address`] only.
 
 use std::time::Duration;
 
-use crate::failure::Result;
-use crate::process::Server;
-use crate::traffic::Load;
+use crate::kit::traffic::Load;
+use crate::kit::{Result, Server};
 
 mod ab;
-pub mod arguments;
 mod echo;
 mod exchanging;
 mod haproxy;
@@ -36,7 +34,6 @@ pub mod http;
 mod icecast;
 mod listeners;
 mod mariadb;
-pub mod measure;
 mod memcached;
 mod mongodb;
 mod mosquitto;
@@ -162,7 +159,7 @@ pub trait Work: std::fmt::Debug {
     /// Starts the server under what `stage` says, and what it needs besides, plain; returns when it answers.
     ///
     /// # Errors
-    /// [`crate::failure::Failure`] when something cannot be started or does not answer in time.
+    /// [`crate::kit::failure::Failure`] when something cannot be started or does not answer in time.
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>>;
 }
 
@@ -181,17 +178,17 @@ pub trait Running {
     }
 
     /// Loads it for `duration`, or once if that takes longer. Every exchange that is counted was answered rightly;
-    /// `verified_bytes` are those that were compared with what they must be. Percentiles come from `latencies_ns`
+    /// `verified_bytes` are those that were compared with what they must be. Percentiles come from `latencies`
     /// (sorted), and are left out where it is empty.
     ///
     /// # Errors
-    /// [`crate::failure::Failure`] at the first wrong or missing answer.
+    /// [`crate::kit::failure::Failure`] at the first wrong or missing answer.
     fn load(&mut self, duration: Duration) -> Result<Load>;
 
     /// Verifies what the load could not, after the measurement: returns how many bytes were compared.
     ///
     /// # Errors
-    /// [`crate::failure::Failure`] at the first wrong or missing byte.
+    /// [`crate::kit::failure::Failure`] at the first wrong or missing byte.
     fn verify(&mut self) -> Result<u64> {
         Ok(0)
     }
@@ -204,7 +201,7 @@ pub trait Running {
     /// Asks the server to end, and waits until it has.
     ///
     /// # Errors
-    /// [`crate::failure::Failure`] when it had to be killed or ended otherwise than it should.
+    /// [`crate::kit::failure::Failure`] when it had to be killed or ended otherwise than it should.
     fn stop(&mut self) -> Result<()> {
         self.server().process().stop()
     }

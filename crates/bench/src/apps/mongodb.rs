@@ -7,7 +7,7 @@ use super::programs::Need;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::clients::mongodb::Values;
-use crate::failure::{Result, While};
+use crate::kit::{Result, While};
 
 /// No package of Debian's brings it; MongoDB's own has this name.
 const MONGOD: Need = Need::new("mongod", "", &["--version"]);

@@ -9,8 +9,7 @@ use super::programs::Need;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::clients::mqtt::Topic;
-use crate::failure::{Result, While};
-use crate::table::size;
+use crate::kit::{Result, While, size};
 
 /// The broker. It tells its version with its usage.
 const MOSQUITTO: Need = Need::new("mosquitto", "mosquitto", &["-h"]);

@@ -10,8 +10,7 @@ use super::programs::Need;
 use super::serving::Serving;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::failure::{Failure, Result, While};
-use crate::table::size;
+use crate::kit::{Failure, Result, While, size};
 
 /// nginx itself.
 const NGINX: Need = Need::new("nginx", "nginx", &["-v"]);

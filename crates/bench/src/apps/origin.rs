@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 
 use super::http::Document;
 use super::stage::Stage;
-use crate::cleanup::TemporaryDirectory;
-use crate::failure::Result;
-use crate::process::Server;
+use crate::kit::{Result, Server, TemporaryDirectory};
 
 /// Name of the program.
 const NAME: &str = "uncopy-files";
@@ -26,7 +24,7 @@ impl Origin {
     /// Starts one that has `documents`.
     ///
     /// # Errors
-    /// [`crate::failure::Failure`] when there is none to be found or it does not listen.
+    /// [`crate::kit::failure::Failure`] when there is none to be found or it does not listen.
     pub fn start(stage: &Stage<'_>, documents: &[Document]) -> Result<Self> {
         let program = stage.own_program(NAME)?;
         let root = TemporaryDirectory::make()?;

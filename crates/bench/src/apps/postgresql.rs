@@ -11,10 +11,8 @@ use super::programs::Need;
 use super::stage::{Stage, Unprivileged};
 use super::{Case, Effort, Point, Running, Work};
 use crate::clients::postgresql::{self, Operation, Values};
-use crate::failure::{Result, While};
-use crate::process::Server;
-use crate::table::size;
-use crate::traffic::Load;
+use crate::kit::traffic::Load;
+use crate::kit::{Result, Server, While, size};
 
 /// Where Debian's packages have the programs of each version, the latest first.
 const DIRECTORIES: &[&str] = &[

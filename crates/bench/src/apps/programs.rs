@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::failure::{Failure, Result};
-use crate::process::{self, TIMEOUT};
-use crate::redis_server::on_path;
+use crate::kit::processes::process::{self, TIMEOUT};
+use crate::kit::{Failure, Result};
+use crate::servers::redis::on_path;
 
 /// A program that a case needs.
 #[derive(Clone, Copy, Debug)]

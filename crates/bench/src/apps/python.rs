@@ -11,11 +11,9 @@ use super::programs::Need;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
 use crate::clients::pipe::{Backend, Echoes};
-use crate::failure::{Result, While};
-use crate::network::client_address;
-use crate::process::Server;
-use crate::table::size;
-use crate::traffic::Load;
+use crate::kit::network::client_address;
+use crate::kit::traffic::Load;
+use crate::kit::{Result, Server, While, size};
 
 /// The interpreter; the distribution's before any other, which may be a script that looks for one.
 const PYTHON: Need =

@@ -9,14 +9,12 @@ use super::listeners::Listeners;
 use super::source::{RATE_BYTES_PER_S, Source};
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::failure::{Failure, Result};
-use crate::process::Server;
-use crate::table::size;
-use crate::traffic::Load;
+use crate::kit::traffic::Load;
+use crate::kit::{Failure, Latencies, Result, Server, size};
 
 /// Listeners that the first search begins with.
 const FIRST: usize = 32;
-/// Most listeners: as many descriptors again are needed for other things.
+/// Upper bound of listeners: as many descriptors again are needed for other things.
 const MAX: usize = 4000;
 /// How close the search comes to the number: a step is this part of it.
 const RESOLUTION: usize = 24;
@@ -58,7 +56,7 @@ struct Relay {
 
 impl Work for Relay {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let (server, address) = stage.server_left_alone(ICECAST.program, ALONE, configure)?;
+        let (server, address) = stage.undisturbed_server(ICECAST.program, ALONE, configure)?;
         let most = raise_descriptor_limit().min(MAX);
         let processors = stage.client_processors();
         let source = Source::start(address, processors)?;
@@ -159,7 +157,7 @@ impl Running for Relaying<'_> {
             exchanges: exchanges as u64,
             verified_bytes: heard.verified_bytes,
             elapsed: Duration::from_secs_f64(exchanges / count as f64),
-            latencies_ns: Vec::new(),
+            latencies: Latencies::default(),
         })
     }
 

@@ -9,9 +9,8 @@ use super::Running;
 use super::http::{Clients, Document, Requests};
 use super::origin::Origin;
 use super::stage::Stage;
-use crate::failure::Result;
-use crate::process::Server;
-use crate::traffic::Load;
+use crate::kit::traffic::Load;
+use crate::kit::{Result, Server};
 
 /// A server whose clients have a request under way on each of some connections.
 #[derive(Debug)]
@@ -28,7 +27,7 @@ impl<'a> Serving<'a> {
     /// `connections` to `server`, which listens at `address` and has `documents`.
     ///
     /// # Errors
-    /// [`crate::failure::Failure`] when it does not accept them.
+    /// [`crate::kit::failure::Failure`] when it does not accept them.
     pub fn new(
         stage: &Stage<'_>,
         name: &'static str,

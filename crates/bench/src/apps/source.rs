@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::CpuSet;
 
 use super::icecast::AUTHORIZATION;
-use crate::failure::{Failure, Result, While};
-use crate::processors::bind_to;
-use crate::random::Random;
+use crate::kit::processors::bind_to;
+use crate::kit::{Failure, Random, Result, While};
 
 /// Name of the stream.
 pub const MOUNT: &str = "/stream";
@@ -86,7 +85,7 @@ impl Source {
         Ok(Self { shared, stream, thread: Some(thread) })
     }
 
-    /// How many bytes of the stream the server has taken.
+    /// Bytes of the stream that the server has taken.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.shared.sent_bytes.load(Ordering::Acquire)
@@ -158,7 +157,7 @@ fn send(mut stream: TcpStream, shared: &Shared, processors: Option<CpuSet>) -> R
     Ok(())
 }
 
-/// How many bytes of the stream belong to `elapsed`.
+/// Bytes of the stream that belong to `elapsed`.
 pub fn due_bytes(elapsed: Duration) -> u64 {
     u64::try_from(elapsed.as_micros() * RATE_BYTES_PER_S as u128 / 1_000_000).unwrap_or(u64::MAX)
 }

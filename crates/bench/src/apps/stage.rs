@@ -13,15 +13,11 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 
 use super::programs::Programs;
-use crate::cache_server;
-use crate::cleanup::TemporaryDirectory;
-use crate::failure::{Failure, Result};
-use crate::network;
-use crate::process::Server;
-use crate::processors::{self, bind};
-use crate::side::{Launcher, Side};
+use crate::kit::processors::{self, bind};
+use crate::kit::{Failure, Launcher, Result, Server, Side, TemporaryDirectory, network};
+use crate::servers::cache as server;
 
-use ready::{left_alone, listening};
+use ready::{listening, undisturbed};
 
 pub use unprivileged::{NOBODY, Unprivileged};
 
@@ -75,7 +71,7 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// [`Failure`] that says where it was looked for.
     pub fn own_program(&self, name: &str) -> Result<PathBuf> {
-        cache_server::find(self.launcher, name)
+        server::find(self.launcher, name)
     }
 
     /// The command line of the measured server, for one that needs more than [`Stage::server`] gives.
@@ -125,14 +121,14 @@ impl<'a> Stage<'a> {
         name: &str,
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
-        self.server_left_alone(name, Duration::ZERO, arguments)
+        self.undisturbed_server(name, Duration::ZERO, arguments)
     }
 
-    /// As [`Stage::server`], for one that must be left `alone` for that long after it began to listen.
+    /// As [`Stage::server`], for one to which nobody may connect for `alone` after it began to listen.
     ///
     /// # Errors
     /// As [`Stage::server`].
-    pub fn server_left_alone(
+    pub fn undisturbed_server(
         &self,
         name: &str,
         alone: Duration,
@@ -141,7 +137,7 @@ impl<'a> Stage<'a> {
         on_free_port(|address| {
             let directory = TemporaryDirectory::make()?;
             let command = self.command(name, &arguments(address, directory.path())?)?;
-            left_alone(self.start(command, name, directory)?, address, name, alone)
+            undisturbed(self.start(command, name, directory)?, address, name, alone)
         })
     }
 

@@ -10,10 +10,8 @@ use super::origin::Origin;
 use super::programs::Need;
 use super::stage::Stage;
 use super::{Case, Effort, Point, Running, Work};
-use crate::failure::{Result, While};
-use crate::process::Server;
-use crate::table::size;
-use crate::traffic::Load;
+use crate::kit::traffic::Load;
+use crate::kit::{Result, Server, While, size};
 
 /// Varnish itself.
 const VARNISH: Need = Need::new("varnishd", "varnish", &["-V"]);

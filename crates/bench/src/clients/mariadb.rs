@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use super::{Client, Stream, Value};
-use crate::failure::Result;
-use crate::traffic::Exchange;
+use crate::kit::Result;
+use crate::kit::traffic::Exchange;
 
 const NAME: &str = "MariaDB";
 /// Longest part of a message; a message of this length has another part, maybe an empty one.
@@ -54,7 +54,7 @@ impl Connection {
     /// Connects as `root`, who must not have a password.
     ///
     /// # Errors
-    /// [`Failure`](crate::failure::Failure) when that is refused.
+    /// [`Failure`](crate::kit::failure::Failure) when that is refused.
     pub fn open(server: SocketAddr) -> Result<Self> {
         let mut connection = Self { stream: Stream::open(server, NAME)?, message: Vec::new(), sequence: 0 };
         connection.receive()?;
@@ -150,7 +150,7 @@ impl Connection {
     /// Executes a statement that gives no rows.
     ///
     /// # Errors
-    /// [`Failure`](crate::failure::Failure) with what the server says.
+    /// [`Failure`](crate::kit::failure::Failure) with what the server says.
     pub fn execute(&mut self, text: &str) -> Result<()> {
         self.command(&[&[COMMAND_QUERY], text.as_bytes()])?;
         self.receive()?;
@@ -160,7 +160,7 @@ impl Connection {
     /// Prepares a statement; its number.
     ///
     /// # Errors
-    /// [`Failure`](crate::failure::Failure) with what the server says.
+    /// [`Failure`](crate::kit::failure::Failure) with what the server says.
     pub fn prepare(&mut self, text: &str) -> Result<u32> {
         self.command(&[&[COMMAND_PREPARE], text.as_bytes()])?;
         self.receive()?;
@@ -183,7 +183,7 @@ impl Connection {
     /// Executes the prepared statement with a number and a blob.
     ///
     /// # Errors
-    /// [`Failure`](crate::failure::Failure) with what the server says.
+    /// [`Failure`](crate::kit::failure::Failure) with what the server says.
     pub fn execute_prepared(&mut self, statement: u32, id: u64, blob: &[u8]) -> Result<()> {
         let mut head = vec![COMMAND_EXECUTE];
         head.extend_from_slice(&statement.to_le_bytes());
@@ -201,7 +201,7 @@ impl Connection {
     /// The only column of the only row that a query gives.
     ///
     /// # Errors
-    /// [`Failure`](crate::failure::Failure) with what the server says, and where there is not one row.
+    /// [`Failure`](crate::kit::failure::Failure) with what the server says, and where there is not one row.
     pub fn value(&mut self, text: &str, value: &mut Vec<u8>) -> Result<()> {
         self.command(&[&[COMMAND_QUERY], text.as_bytes()])?;
         if self.receive()? != 1 {
@@ -232,14 +232,14 @@ impl Connection {
 /// Makes the table that [`Values`] use.
 ///
 /// # Errors
-/// [`Failure`](crate::failure::Failure) with what the server says.
+/// [`Failure`](crate::kit::failure::Failure) with what the server says.
 pub fn prepare(server: SocketAddr) -> Result<()> {
     let mut connection = Connection::open(server)?;
     connection.execute("create database large")?;
     connection.execute("create table large.blobs (id bigint primary key, b longblob) engine=innodb")
 }
 
-/// So many rows has each connection.
+/// Rows of each connection.
 const ROWS: u64 = 8;
 
 /// A connection that stores blobs of one size, each read back once.
@@ -255,7 +255,7 @@ impl Values {
     /// The `number`th connection, for blobs of `size_bytes`.
     ///
     /// # Errors
-    /// [`Failure`](crate::failure::Failure) when the server does not accept it.
+    /// [`Failure`](crate::kit::failure::Failure) when the server does not accept it.
     pub fn open(server: SocketAddr, size_bytes: usize, number: u64) -> Result<Self> {
         let mut connection = Connection::open(server)?;
         let statement = connection.prepare("replace into large.blobs values (?, ?)")?;

@@ -7,15 +7,18 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
 
-use crate::failure::{Failure, Result, While};
-use crate::pattern::{Pattern, compare};
-use crate::traffic::{self, Exchange, Load};
+use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::{Failure, Pattern, Result, While, compare};
 
+pub mod cache;
+pub mod files;
 pub mod mariadb;
 pub mod mongodb;
 pub mod mqtt;
 pub mod pipe;
 pub mod postgresql;
+pub mod redis_benchmark;
+pub mod resp;
 
 /// How long a server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(20);

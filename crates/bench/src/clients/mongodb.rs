@@ -4,8 +4,8 @@
 use std::net::SocketAddr;
 
 use super::{Client, Stream, Value};
-use crate::failure::Result;
-use crate::traffic::Exchange;
+use crate::kit::Result;
+use crate::kit::traffic::Exchange;
 
 const NAME: &str = "MongoDB";
 /// `OP_MSG`.
@@ -182,7 +182,7 @@ impl Values {
     /// The `number`th connection, for values of `size_bytes`.
     ///
     /// # Errors
-    /// [`Failure`](crate::failure::Failure) when the server does not accept it.
+    /// [`Failure`](crate::kit::failure::Failure) when the server does not accept it.
     pub fn open(server: SocketAddr, size_bytes: usize, number: u64) -> Result<Self> {
         let stream = Stream::open(server, NAME)?;
         let mut connection = Connection { stream, answer: Vec::new(), requests: 0 };

@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::{Client, Stream, same};
-use crate::failure::Result;
-use crate::pattern::Pattern;
-use crate::traffic::Exchange;
+use crate::kit::traffic::Exchange;
+use crate::kit::{Pattern, Result};
 
 const NAME: &str = "mosquitto";
 /// Kinds of packets, with the flags that belong to them.
@@ -97,7 +96,7 @@ impl Topic {
     /// The `number`th one, for messages of `size_bytes` to `subscribers` subscribers.
     ///
     /// # Errors
-    /// [`Failure`](crate::failure::Failure) when the server does not accept one of them.
+    /// [`Failure`](crate::kit::failure::Failure) when the server does not accept one of them.
     pub fn open(server: SocketAddr, size_bytes: usize, subscribers: usize, number: u64) -> Result<Self> {
         let topic = format!("large/{number}");
         let subscribe = |at: usize| {

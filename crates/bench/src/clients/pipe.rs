@@ -11,9 +11,9 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 
 use super::{Client, Stream, Value};
-use crate::failure::{Failure, Result, While};
-use crate::processors::bind_to;
-use crate::traffic::Exchange;
+use crate::kit::processors::bind_to;
+use crate::kit::traffic::Exchange;
+use crate::kit::{Failure, Result, While};
 
 const NAME: &str = "the proxy";
 

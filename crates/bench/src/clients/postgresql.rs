@@ -4,10 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::{Client, Stream, same};
-use crate::failure::{Failure, Result};
-use crate::pattern::Pattern;
-use crate::process::TIMEOUT;
-use crate::traffic::Exchange;
+use crate::kit::processes::process::TIMEOUT;
+use crate::kit::traffic::Exchange;
+use crate::kit::{Failure, Pattern, Result};
 
 const NAME: &str = "PostgreSQL";
 /// How often a server that is starting is asked.
@@ -216,7 +215,7 @@ pub fn prepare(server: SocketAddr, user: &str) -> Result<()> {
     connection.execute("alter table large alter b set storage external").map(drop)
 }
 
-/// So many rows has each connection: old ones are removed.
+/// Rows of each connection: old ones are removed.
 const ROWS: u64 = 16;
 
 impl Values {

@@ -1,12 +1,10 @@
 //! From the figures of an experiment to rows of the results.
 
-use crate::Measured as Figures;
-use crate::comparison::{Comparison, Metric, Sample};
-use crate::figures::{CPU, RATE};
-use crate::report::notes;
+use crate::kit::experiment::Measured as Figures;
+use crate::kit::figures::{CPU, RATE};
+use crate::kit::report::notes;
+use crate::kit::{Comparison, Metric, Sample, Side, Spread};
 use crate::results::model::{Measured, Row, TimeRatio};
-use crate::side::Side;
-use crate::statistics::Spread;
 
 const RESIDENT: Metric = |sample| sample.resident_bytes;
 /// What is compared where there is no rate: the first of these that was measured.
@@ -37,9 +35,9 @@ pub fn measured(id: &str, figures: Figures) -> Measured {
 }
 
 fn rows(comparison: &Comparison) -> impl Iterator<Item = Row> + '_ {
-    let positive = |spread: Option<Spread>| spread.filter(|spread| spread.median > 0.0);
     comparison.sides().iter().map(move |side| {
-        let ratio = |metric| positive(comparison.ratio(*side, metric)).filter(|_| *side != Side::Plain);
+        let is_told = |ratio: &Spread| *side != Side::Plain && ratio.median > 0.0;
+        let ratio = |metric| comparison.ratio(*side, metric).filter(is_told);
         let noise = |metric| comparison.difference_of_runs(*side, metric).filter(|_| ratio(metric).is_some());
         Row {
             case: comparison.title().to_owned(),
@@ -53,8 +51,8 @@ fn rows(comparison: &Comparison) -> impl Iterator<Item = Row> + '_ {
                 .collect(),
             obstacle: comparison.obstacle(),
             verified_bytes: comparison.verified_bytes(*side),
-            rate: positive(comparison.spread(*side, RATE)),
-            cpu_us: positive(comparison.spread(*side, CPU)),
+            rate: comparison.spread(*side, RATE),
+            cpu_us: comparison.spread(*side, CPU),
             ratio: ratio(RATE),
             time_ratio: TIMES.iter().filter(|_| ratio(RATE).is_none()).find_map(|(of, metric)| {
                 let difference_of_runs = comparison.difference_of_runs(*side, *metric);
@@ -62,7 +60,7 @@ fn rows(comparison: &Comparison) -> impl Iterator<Item = Row> + '_ {
             }),
             cpu_ratio: ratio(CPU),
             resident_ratio: ratio(RESIDENT),
-            of_limit: positive(comparison.ratio_to_limit(*side, RATE)),
+            of_limit: comparison.ratio_to_limit(*side, RATE),
             difference_of_runs: noise(RATE),
             cpu_difference_of_runs: noise(CPU),
             second_ratio: None,
@@ -84,10 +82,10 @@ pub fn repeat(first: &mut Measured, second: &Measured) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::Form;
-    use crate::machine::Machine;
-    use crate::plot::{Plot, Scale};
-    use crate::report::Report;
+    use crate::kit::arguments::Form;
+    use crate::kit::host::Machine;
+    use crate::kit::plot::{Plot, Scale};
+    use crate::kit::report::Report;
 
     fn figures(gain: f64) -> Figures {
         let sides = [Side::Plain, Side::Uncopy];
@@ -95,7 +93,12 @@ mod tests {
         for _ in 0..5 {
             comparison.round(|side| {
                 let operations_per_s = if side == Side::Plain { 100.0 } else { 100.0 * gain };
-                Ok(Sample { operations_per_s, cpu_us: 2.0, verified_bytes: Some(7), ..Sample::default() })
+                Ok(Sample {
+                    operations_per_s: Some(operations_per_s),
+                    cpu_us: Some(2.0),
+                    verified_bytes: Some(7),
+                    ..Sample::default()
+                })
             });
         }
         let x = ("x".to_owned(), Scale::Linear);
@@ -122,7 +125,7 @@ mod tests {
         let mut comparison = Comparison::new("lab", 1, &[Side::Plain, Side::Uncopy]);
         comparison.round(|side| {
             let elapsed_s = if side == Side::Plain { 4.0 } else { 3.0 };
-            Ok(Sample { elapsed_s, verified_bytes: Some(1), ..Sample::default() })
+            Ok(Sample { elapsed_s: Some(elapsed_s), verified_bytes: Some(1), ..Sample::default() })
         });
         figures.report.comparisons = vec![comparison];
         let measured = measured("lab", figures);

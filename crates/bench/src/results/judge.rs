@@ -1,20 +1,11 @@
 //! Whether uncopy helped in a case, as a rule that treats every case alike.
 
+use crate::kit::statistics::NOISE;
+use crate::kit::{Judge, Spread};
 use crate::results::model::Row;
-use crate::statistics::{NOISE, Spread};
 
 /// A ratio this far from 1 is a difference.
 const DIFFERENCE: f64 = 0.03;
-/// What is judged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Judge {
-    /// Throughput and processor time of what uncopy does.
-    Speed,
-    /// Resident memory.
-    Memory,
-    /// Nothing: the experiment shows what something costs.
-    Cost,
-}
 
 /// What came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,14 +2,14 @@
 
 use uncopy_html::quantity;
 
+use crate::kit::{Judge, number};
 use crate::results::PLOTS;
-use crate::results::judge::{Judge, Verdict};
+use crate::results::judge::Verdict;
 use crate::results::model::{Results, Row};
 use crate::results::page::{
     HOW_TO_READ, Shown, is_cpu_noisy, judged_ratio, machine_facts, not_helped, ratio_text, shown, summary,
 };
 use crate::results::register::ABSENT;
-use crate::table::number;
 
 /// The page.
 #[must_use]

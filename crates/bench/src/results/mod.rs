@@ -23,18 +23,20 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-
-use crate::failure::{Failure, Result, While};
 use model::Results;
+
+use crate::experiments::entries;
+use crate::kit::experiment::STATUS_FAILED;
+use crate::kit::{Failure, Result, While, print};
 
 /// Where plots lie, beside the Markdown page.
 const PLOTS: &str = "results";
 
 fn names() -> PossibleValuesParser {
-    register::ENTRIES.iter().map(|entry| entry.id).collect::<Vec<_>>().into()
+    entries().iter().map(|entry| entry.id).collect::<Vec<_>>().into()
 }
 
-/// Arguments of `report`.
+/// All experiments beside what the papers say, as pages of HTML and Markdown
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Take less than 10 minutes instead of 60; figures too rough for conclusions
@@ -68,7 +70,9 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
         None => {
             std::fs::create_dir_all(&arguments.out)
                 .doing(format_args!("making {}", arguments.out.display()))?;
-            run::all(arguments, |so_far| write_json(so_far, &arguments.out))?
+            run::all(arguments.quick, arguments.repeat, &arguments.only, |so_far| {
+                write_json(so_far, &arguments.out)
+            })?
         }
     };
     write_all(&results, &arguments.out)?;
@@ -79,12 +83,12 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
         .map(|measured| measured.id.as_str())
         .collect();
     let shown = arguments.out.join("results.html");
-    crate::print(&format!("{}\n{}\n", page::summary(&results), shown.display()))?;
+    print(&format!("{}\n{}\n", page::summary(&results), shown.display()))?;
     if failed.is_empty() {
         return Ok(0);
     }
     eprintln!("uncopy: no figures of {}; the pages say why", failed.join(", "));
-    Ok(crate::STATUS_FAILED)
+    Ok(STATUS_FAILED)
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

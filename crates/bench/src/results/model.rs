@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::failure::{Failure, Result};
-use crate::plot::Plot;
-use crate::statistics::Spread;
+use crate::kit::{Failure, Plot, Result, Spread};
 
 /// What [`Results::format`] says.
 const FORMAT: &str = "uncopy-results";

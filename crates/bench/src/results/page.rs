@@ -4,11 +4,12 @@ use uncopy_html::markup::Markup;
 use uncopy_html::table::{Cell, Column, Table};
 use uncopy_html::{quantity, shell};
 
-use crate::results::judge::{self, Judge, Verdict};
+use crate::kit::experiment::Claim;
+use crate::kit::statistics::NOISE;
+use crate::kit::{Judge, Spread, number};
+use crate::results::judge::{self, Verdict};
 use crate::results::model::{Measured, Results, Row};
-use crate::results::register::{self, ABSENT, Claim};
-use crate::statistics::{NOISE, Spread};
-use crate::table::number;
+use crate::results::register::{self, ABSENT};
 
 /// Rows of an experiment that are shown; the others are in its table as printed, and in the JSON.
 const MAX_ROWS: usize = 300;
@@ -57,7 +58,7 @@ impl<'a> Shown<'a> {
         facts
     }
 
-    /// How many ratios would not come out again, of how many.
+    /// Number of ratios that would not come out again, and of all.
     pub(super) fn noise(&self) -> Option<String> {
         let ratios = self.measured.rows.iter().filter(|row| row.main_ratio().is_some());
         let all = ratios.clone().count();
@@ -399,7 +400,7 @@ fn absent() -> Markup {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::plot::{Plot, Scale, Series};
+    use crate::kit::plot::{Plot, Scale, Series};
 
     pub(in crate::results) fn sample() -> Results {
         let spread = |median: f64| Some(Spread { median, low: median - 0.1, high: median + 0.1 });

@@ -1,23 +1,17 @@
 //! Running the experiments one after the other, in a bounded time, whatever becomes of each.
 
 use std::path::Path;
-use std::process::Command;
+use std::process;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 
-use crate::arguments;
-use crate::cleanup::TemporaryDirectory;
-use crate::failure::{Failure, Result, While};
-use crate::machine::Machine;
-use crate::process;
-use crate::progress;
-use crate::results::Arguments;
+use crate::experiments::{Command, entries};
+use crate::kit::processes::process::run as run_process;
+use crate::kit::{Entry, Failure, Launcher, Machine, Outcome, Result, Side, TemporaryDirectory, While};
+use crate::kit::{network, progress};
 use crate::results::collect;
 use crate::results::model::{Measured, Results};
-use crate::results::register::{ENTRIES, Entry};
-use crate::side::{Launcher, Side};
-use crate::{Outcome, network};
 
 /// After this time no further experiment is begun.
 const QUICK: Duration = Duration::from_secs(9 * 60);
@@ -25,19 +19,24 @@ const FULL: Duration = Duration::from_secs(75 * 60);
 /// How long the experiments of another network may take.
 const OTHER_NETWORK: Duration = Duration::from_secs(10 * 60);
 
-/// Runs what `arguments` ask for; `store` gets what there is after each experiment.
+/// Runs the entries that `only` names, all of them if it names none, all twice with `repeat`; `store` gets what there is
+/// after each.
 ///
 /// # Errors
 /// [`Failure`] of `store`. What an experiment cannot do is in its results.
-pub fn all(arguments: &Arguments, mut store: impl FnMut(&Results) -> Result<()>) -> Result<Results> {
+pub fn all(
+    quick: bool,
+    repeat: bool,
+    only: &[String],
+    mut store: impl FnMut(&Results) -> Result<()>,
+) -> Result<Results> {
     let begin = Instant::now();
-    let limit = if arguments.quick { QUICK } else { FULL };
-    let wanted =
-        |entry: &&Entry| arguments.only.is_empty() || arguments.only.iter().any(|name| name == entry.id);
-    let entries: Vec<&Entry> = ENTRIES.iter().filter(wanted).collect();
+    let limit = if quick { QUICK } else { FULL };
+    let wanted = |entry: &&Entry| only.is_empty() || only.iter().any(|name| name == entry.id);
+    let entries: Vec<&Entry> = entries().into_iter().filter(wanted).collect();
     let machine = Machine::describe();
     let mut results = Results {
-        quick: arguments.quick,
+        quick,
         commit: commit(),
         machine: machine.facts().iter().map(|(key, text)| ((*key).to_owned(), text.clone())).collect(),
         ..Results::default()
@@ -46,15 +45,15 @@ pub fn all(arguments: &Arguments, mut store: impl FnMut(&Results) -> Result<()>)
         let minutes = begin.elapsed().as_secs() / 60;
         progress::put_ahead(&format!("{} of {}, {minutes} min: ", at + 1, entries.len()));
         let mut measured = if begin.elapsed() < limit {
-            once(entry, arguments.quick)
+            once(entry, quick)
         } else {
             let minutes = limit.as_secs() / 60;
             let why = format!("left out: {minutes} minutes had passed; --only {} measures it", entry.id);
-            Measured { failure: Some(why), ..named(entry, arguments.quick) }
+            Measured { failure: Some(why), ..named(entry, quick) }
         };
-        let again = arguments.repeat || entry.repeated && !arguments.quick;
+        let again = repeat || entry.repeated && !quick;
         if again && measured.failure.is_none() && begin.elapsed() < limit {
-            let second = once(entry, arguments.quick);
+            let second = once(entry, quick);
             if second.failure.is_none() {
                 collect::repeat(&mut measured, &second);
             }
@@ -103,9 +102,9 @@ fn once(entry: &Entry, quick: bool) -> Measured {
 
 fn here(entry: &Entry, words: &[String]) -> Result<Measured> {
     let words = std::iter::once("uncopy bench").chain(words.iter().map(String::as_str));
-    let arguments = arguments::Arguments::try_parse_from(words)
+    let command = Command::try_parse_from(words)
         .map_err(|error| Failure::new(error.to_string().lines().next().unwrap_or_default()))?;
-    match crate::run(&arguments.experiment)? {
+    match command.run()? {
         Outcome::Measured(figures) => Ok(collect::measured(entry.id, *figures)),
         Outcome::Status(status) => {
             Err(Failure::new(format!("it gave no figures and ended with status {status}")))
@@ -125,7 +124,7 @@ fn in_another_process(entry: &Entry, quick: bool) -> Result<Measured> {
         command.arg("--quick");
     }
     let name = format!("uncopy bench --network {network}");
-    let output = process::run(command, &name, OTHER_NETWORK)?;
+    let output = run_process(command, &name, OTHER_NETWORK)?;
     let path = room.path().join("results.json");
     let text = std::fs::read_to_string(&path).doing(format_args!("{}: {}", name, output.stderr.trim()))?;
     let measured = Results::parse(&text)?.experiments.into_iter().find(|measured| measured.id == entry.id);
@@ -144,8 +143,8 @@ fn commit() -> Option<String> {
 
 /// What git says in `directory`.
 fn said(directory: &Path, words: &[&str]) -> Option<String> {
-    let mut command = Command::new("git");
+    let mut command = process::Command::new("git");
     command.arg("-C").arg(directory).args(words);
-    let output = process::run(command, "git", Duration::from_secs(10)).ok()?.success("git").ok()?;
+    let output = run_process(command, "git", Duration::from_secs(10)).ok()?.success("git").ok()?;
     Some(output.stdout.trim().to_owned())
 }

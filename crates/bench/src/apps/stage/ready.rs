@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use crate::failure::{Failure, Result};
-use crate::process::{Server, TIMEOUT};
+use crate::kit::processes::process::TIMEOUT;
+use crate::kit::{Failure, Result, Server};
 
 /// Time between two looks.
 const TICK: Duration = Duration::from_millis(5);
@@ -35,7 +35,7 @@ fn has_peer(stream: &TcpStream) -> bool {
 ///
 /// # Errors
 /// As [`listening`].
-pub fn left_alone(mut server: Server, address: SocketAddr, name: &str, alone: Duration) -> Result<Server> {
+pub fn undisturbed(mut server: Server, address: SocketAddr, name: &str, alone: Duration) -> Result<Server> {
     if !alone.is_zero() {
         let pid = server.process().pid();
         wait(&mut server, name, || listens(pid, address))?;

@@ -9,9 +9,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::{Stage, Under, bind, listening, on_free_port};
-use crate::cleanup::TemporaryDirectory;
-use crate::failure::{Failure, Result, While};
-use crate::process::{self, Server};
+use crate::kit::processes::process;
+use crate::kit::{Failure, Result, Server, TemporaryDirectory, While};
 
 /// What changes the user.
 const SETPRIV: &str = "setpriv";
@@ -46,7 +45,7 @@ impl<'a> Unprivileged<'a> {
     /// The user for servers on `stage`.
     ///
     /// # Errors
-    /// [`crate::failure::Failure`] when the case did not say that it needs setpriv.
+    /// [`crate::kit::failure::Failure`] when the case did not say that it needs setpriv.
     pub fn of(stage: &'a Stage<'a>) -> Result<Self> {
         let setpriv = rustix::process::geteuid().is_root().then(|| stage.program(SETPRIV)).transpose()?;
         Ok(Self { stage, setpriv })
@@ -70,7 +69,7 @@ impl<'a> Unprivileged<'a> {
     /// Runs the case's program `name` to its end, plain.
     ///
     /// # Errors
-    /// [`crate::failure::Failure`] when it fails or takes too long.
+    /// [`crate::kit::failure::Failure`] when it fails or takes too long.
     pub fn run(&self, name: &str, arguments: &[OsString], directory: &Path) -> Result<()> {
         let mut command = Command::new(self.stage.program(name)?);
         command.args(arguments);
@@ -115,7 +114,7 @@ impl<'a> Unprivileged<'a> {
     /// Puts the profile, if one was written, where it belongs; `directory` is that of the server, which has ended.
     ///
     /// # Errors
-    /// [`crate::failure::Failure`] when it cannot be written there.
+    /// [`crate::kit::failure::Failure`] when it cannot be written there.
     pub fn hand_over(&self, directory: &TemporaryDirectory) -> Result<()> {
         if let (Under::Profile(file), Some(_)) = (self.stage.under, self.setpriv) {
             std::fs::copy(directory.join(PROFILE), file).doing("keeping the profile")?;

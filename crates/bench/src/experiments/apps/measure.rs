@@ -1,0 +1,234 @@
+//! Rounds of every side over every point of every case, and the run under the profiler.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::apps::programs::Programs;
+use crate::apps::stage::{Stage, Under};
+use crate::apps::{Case, Effort, Point, Running};
+use crate::kit::processes::descendants::{self, Held};
+use crate::kit::{
+    Comparison, Failure, Launcher, Plot, Progress, Report, Result, Sample, Scale, Schedule, Series, Side,
+    While, figures,
+};
+
+/// A percentile needs some exchanges beyond it to be one: from this many on there is a 99.9th.
+const EXCHANGES_FOR_P999: u64 = 1000;
+/// How long processes of a server may live longer than the one that was started.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Runs `cases`: one comparison for each point, the rounds as the outer loop within each case. A case whose programs
+/// are not installed is left out, with a note.
+#[must_use]
+pub fn measure(
+    launcher: &Launcher,
+    cases: &[&Case],
+    effort: Effort,
+    schedule: &Schedule,
+    progress: &mut Progress,
+) -> Report {
+    let (mut comparisons, mut versions) = (Vec::new(), Vec::new());
+    let mut about = Vec::new();
+    for case in cases {
+        let points = (case.points)(effort);
+        let mut measured: Vec<Comparison> =
+            points.iter().map(|point| comparison(point, &schedule.sides)).collect();
+        match Programs::find(case.needs) {
+            Err(missing) => measured.iter_mut().for_each(|comparison| comparison.skip(missing.to_string())),
+            Ok(programs) => {
+                schedule.rounds.run(&mut measured, &points, progress, |point, side, _| {
+                    sample(launcher, side, &programs, point, schedule.duration)
+                });
+                for version in programs.versions {
+                    if !versions.contains(&version) {
+                        versions.push(version);
+                    }
+                }
+            }
+        }
+        about.push(json!({
+            "case": case.name,
+            "about": case.about,
+            "paper": case.paper,
+            "remark": case.remark,
+            "experiments": points.iter().map(|point| &point.title).collect::<Vec<_>>(),
+        }));
+        comparisons.extend(measured);
+    }
+    let (text, plot) = (render(cases, &comparisons), plot(&comparisons));
+    let findings = vec![("cases", Value::from(about))];
+    Report { findings, versions, ..Report::new(comparisons, text, plot) }
+}
+
+fn comparison(point: &Point, sides: &[Side]) -> Comparison {
+    let empty = Comparison::new(&point.title, point.operation_bytes, sides);
+    point.parameters.iter().fold(empty, |comparison, (name, value)| comparison.with(name, *value))
+}
+
+/// Starts the server of `point` under `side`, loads it, and stops it.
+#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+fn sample(
+    launcher: &Launcher,
+    side: Side,
+    programs: &Programs,
+    point: &Point,
+    duration: Duration,
+) -> Result<Sample> {
+    let stage = Stage::new(launcher, Under::Side(side), programs);
+    let mut running = point.work.start(&stage)?;
+    let mut measured = || {
+        let prepared_bytes = running.prepare(duration)?;
+        let before_ns = cpu_ns(running.as_mut())?;
+        let load = running.load(duration)?;
+        let used_ns = cpu_ns(running.as_mut())?.saturating_sub(before_ns);
+        let resident_bytes = running.server().process().resident_bytes()?;
+        let more_bytes = running.verify()?;
+        let latency_us = |part| load.latencies.quantile_us(part);
+        let has_p999 = load.latencies.len() >= EXCHANGES_FOR_P999;
+        let verified_bytes = prepared_bytes + load.verified_bytes + more_bytes;
+        Ok(Sample {
+            operations_per_s: Some(load.exchanges as f64 / load.elapsed.as_secs_f64()),
+            latency_p50_us: latency_us(0.5),
+            latency_p99_us: latency_us(0.99),
+            latency_p999_us: latency_us(0.999).filter(|_| has_p999),
+            cpu_us: Some(used_ns as f64 / 1e3 / load.exchanges as f64),
+            resident_bytes: Some(resident_bytes as f64),
+            verified_bytes: (verified_bytes > 0).then_some(verified_bytes),
+            ..Sample::default()
+        })
+    };
+    let mut sample = match measured() {
+        Ok(sample) => sample,
+        Err(failure) => return Err(running.server().process().explain(&failure)),
+    };
+    sample.notes = stage.notes(running.server(), point.elision_expected);
+    sample.notes.extend(running.notes());
+    sample.defect = stop(running.as_mut()).err().map(|failure| failure.to_string());
+    Ok(sample)
+}
+
+/// Processor time of all processes of the server, ns.
+fn cpu_ns(running: &mut (dyn Running + '_)) -> Result<u64> {
+    descendants::cpu_ns(running.server().process().pid()).doing("reading the server's processor time")
+}
+
+/// Stops the server and all that came of it.
+fn stop(running: &mut (dyn Running + '_)) -> Result<()> {
+    let below = Held::below(running.server().process().pid());
+    let stopped = running.stop();
+    let left = below.end(LINGER);
+    stopped?;
+    if left == 0 {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{left} of its processes lived on and were killed")))
+}
+
+/// Loads the server of each case's last point once for `duration` under `uncopy profile`, which writes
+/// `directory/CASE.json`.
+///
+/// # Errors
+/// [`Failure`] when the directory cannot be made, or a case that has its programs could not be profiled.
+pub fn profile(
+    launcher: &Launcher,
+    cases: &[&Case],
+    directory: &Path,
+    duration: Duration,
+    progress: &mut Progress,
+) -> Result<String> {
+    std::fs::create_dir_all(directory).doing(format_args!("making {}", directory.display()))?;
+    let directory = directory.canonicalize().doing(format_args!("finding {}", directory.display()))?;
+    let mut told = String::new();
+    for (number, case) in cases.iter().enumerate() {
+        progress.tell(case.name, number, cases.len(), "profile");
+        let file = directory.join(format!("{}.json", case.name));
+        let programs = match Programs::find(case.needs) {
+            Ok(programs) => programs,
+            Err(missing) => {
+                told += &format!("{}: left out: {missing}\n", case.name);
+                continue;
+            }
+        };
+        let points = (case.points)(Effort::Full);
+        let point = points.last().ok_or_else(|| Failure::new(format!("{} has no points", case.name)))?;
+        let stage = Stage::new(launcher, Under::Profile(&file), &programs);
+        let named = |failure: Failure| Failure::new(format!("{}: {failure}", case.name));
+        let mut running = point.work.start(&stage).map_err(named)?;
+        let loaded = running.load(duration).and_then(|load| Ok(load.verified_bytes + running.verify()?));
+        let verified_bytes = loaded.map_err(|failure| named(running.server().process().explain(&failure)))?;
+        stop(running.as_mut()).map_err(named)?;
+        if !file.is_file() {
+            return Err(named(Failure::new(format!("uncopy profile wrote no {}", file.display()))));
+        }
+        told += &format!(
+            "{}: {}, {} verified: {}\n",
+            case.name,
+            point.title,
+            crate::kit::table::amount(verified_bytes),
+            file.display()
+        );
+    }
+    Ok(told)
+}
+
+/// The names of all cases, and what each is.
+#[must_use]
+pub fn list(cases: &[&Case]) -> String {
+    let width = cases.iter().map(|case| case.name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for case in cases {
+        let state = match Programs::find(case.needs) {
+            Ok(_) => String::new(),
+            Err(missing) => format!("{:width$}  {missing}\n", ""),
+        };
+        text +=
+            &format!("{:width$}  {}\n{:width$}  paper: {}\n{state}", case.name, case.about, "", case.paper);
+    }
+    text
+}
+
+/// The figures, and what the papers say.
+#[must_use]
+fn render(cases: &[&Case], comparisons: &[Comparison]) -> String {
+    let per_operation: figures::Extra<'_> = (
+        "CPU µs/op",
+        Box::new(|comparison, side| {
+            crate::kit::table::figure(figures::median(comparison, side, figures::CPU))
+        }),
+    );
+    let mut text = format!(
+        "{}\n{}CPU: of all processes of the server\n",
+        figures::table(comparisons, &[per_operation]),
+        figures::LEGEND
+    );
+    for case in cases {
+        text += &format!("{}: paper: {}\n", case.name, case.paper);
+        if !case.remark.is_empty() {
+            text += &format!("{}: {}\n", case.name, case.remark);
+        }
+    }
+    text
+}
+
+/// The server's processor time for each operation over plain's, a place for each point.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "few points")]
+fn plot(comparisons: &[Comparison]) -> Plot {
+    let mut series: Vec<Series> = Vec::new();
+    for (at, comparison) in comparisons.iter().enumerate() {
+        for side in comparison.sides().iter().filter(|side| **side != Side::Plain) {
+            let Some(ratio) = comparison.ratio(*side, figures::CPU) else { continue };
+            match series.iter_mut().find(|series| series.name == side.name()) {
+                Some(series) => series.points.push((at as f64, ratio)),
+                None => {
+                    series.push(Series { name: side.name().to_owned(), points: vec![(at as f64, ratio)] })
+                }
+            }
+        }
+    }
+    let titles = comparisons.iter().map(|comparison| comparison.title().to_owned()).collect();
+    let x = ("application".to_owned(), Scale::Words(titles));
+    Plot { title: "Packaged applications".to_owned(), x, y: "server CPU over plain".to_owned(), series }
+}

@@ -1,0 +1,250 @@
+//! `uncopy-cached` against itself: the same server sending its values by reference and copying them (ZCopy §4, whose
+//! memcached did the same with a patched kernel).
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::clients::cache::{Connections, Content, Peer, Work};
+use crate::kit::figures::{self, CPU, RATE, two_decimals};
+use crate::kit::{
+    Comparison, Entry, Experiment, Form, Launcher, Outcome, Plot, Progress, Report, Result, Rounds, Sample,
+    Scale, Side, Spread, bytes_parser, claim, count_parser, counted, entry, measured, seconds, size,
+    spread_json, threads_parser, traffic,
+};
+use crate::servers::cache as server;
+
+/// The length of a value whose answer is one datagram and whose pages fit into one: 15 pages, less what the frame
+/// header takes of the 65,507 bytes of the largest datagram.
+const DATAGRAM_VALUE_BYTES: usize = 61_000;
+/// Longest value that the cache takes, bytes.
+const MAX_VALUE_BYTES: u64 = 32 << 20;
+/// Of so many operations one is a SET, where there are any.
+const OPERATIONS_PER_SET: u64 = 10;
+
+/// uncopy-cached, sending values by reference and copying them (ZCopy, section 4)
+#[derive(Debug, Args)]
+pub struct Cache {
+    /// Lengths of values, in bytes
+    #[arg(long, value_name = "BYTES,...", default_value = "1024,4096,16384,65536,524288",
+        default_value_if("quick", "true", "1024,65536,524288"), value_delimiter = ',', value_parser = bytes_parser(MAX_VALUE_BYTES))]
+    pub sizes: Vec<usize>,
+    /// Loads
+    #[arg(long, value_name = "LOAD,...", default_value = "get,udp,mixed", value_delimiter = ',', value_enum)]
+    pub only: Vec<Load>,
+    /// Numbers of the server's threads
+    #[arg(long, value_name = "N,N,...", default_value = "1,2", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = threads_parser())]
+    pub threads: Vec<usize>,
+    /// Connections
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
+    pub clients: usize,
+    /// Values
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count_parser())]
+    pub keys: usize,
+    /// How the server sends where it does not copy: auto, splice or zerocopy
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = ["auto", "splice", "zerocopy", "copy"])]
+    pub transmit: String,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.6", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
+    pub seconds: Duration,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Cache {
+    const ENTRIES: &'static [Entry] = &[
+        Entry {
+            repeated: true,
+            ..entry(
+                "cache",
+                "A cache whose values are sent by reference",
+                &[
+                    claim(
+                        "ZCopy, Figure 8 (§4.1)",
+                        "Memcached by TCP: slightly slower below 256 bytes, 1.408 times at 512 bytes, 1.308 times at 1 KiB; then the network is the limit.",
+                    ),
+                    claim(
+                        "ZCopy, Figure 6 (§4.1)",
+                        "Memcached by UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes.",
+                    ),
+                ],
+                "cache --threads 1 --rounds 7..11 --seconds 0.4",
+                "cache --quick",
+            )
+        },
+        Entry {
+            network: Some("veth-1500"),
+            ..entry(
+                "cache-veth-1500",
+                "The cache, over a link with MTU 1500",
+                &[claim("ZCopy, Figure 8 (§4.1)", "There over a network of 1 Gbit/s.")],
+                "cache --only get --threads 1 --sizes 16384,65536,524288 --rounds 7..11 --seconds 0.4",
+                "cache --quick --only get --sizes 65536",
+            )
+        },
+    ];
+    const PLACE: u8 = 110;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            Ok(Report::of(measure(launcher, self, progress)?, render, plot).finding(findings))
+        })
+    }
+}
+
+/// A load for the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Load {
+    /// GET over TCP, keep-alive
+    Get,
+    /// GET over UDP, one datagram each, as large as datagrams are
+    Udp,
+    /// 90 % GET and 10 % SET over TCP, values of 64 KiB
+    Mixed,
+}
+
+/// One line of the experiment.
+#[derive(Clone, Debug)]
+struct Point {
+    title: String,
+    load: Load,
+    size_bytes: usize,
+    threads: usize,
+}
+
+fn points(options: &Cache) -> Vec<Point> {
+    const MIXED_BYTES: usize = 64 << 10;
+    let mut points = Vec::new();
+    for threads in &options.threads {
+        for load in &options.only {
+            let (words, sizes) = match load {
+                Load::Get => ("GET", options.sizes.clone()),
+                Load::Udp => ("UDP GET", vec![DATAGRAM_VALUE_BYTES]),
+                Load::Mixed => ("GET, 10 % SET", vec![MIXED_BYTES]),
+            };
+            for size_bytes in sizes {
+                let threads_words = counted(*threads, "thread", "threads");
+                let title = format!("{words} {}, {threads_words}", size(size_bytes as u64));
+                points.push(Point { title, load: *load, size_bytes, threads: *threads });
+            }
+        }
+    }
+    points
+}
+
+/// Runs the experiment.
+///
+/// # Errors
+/// [`crate::kit::failure::Failure`] when there is no server to be found.
+#[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
+fn measure(launcher: &Launcher, options: &Cache, progress: &mut Progress) -> Result<Vec<Comparison>> {
+    let program = server::find(launcher, server::NAME)?;
+    let points = points(options);
+    let compared = |point: &Point| {
+        Comparison::new(&point.title, point.size_bytes as u64, &[Side::Plain, Side::Twin])
+            .with("size", point.size_bytes as f64)
+            .with("threads", point.threads as f64)
+    };
+    let mut comparisons: Vec<Comparison> = points.iter().map(compared).collect();
+    options.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
+        sample(launcher, &program, side, point, options)
+    });
+    Ok(comparisons)
+}
+
+fn sample(
+    launcher: &Launcher,
+    program: &std::path::Path,
+    side: Side,
+    point: &Point,
+    options: &Cache,
+) -> Result<Sample> {
+    let content = Content::new(point.size_bytes, options.keys.max(options.clients));
+    let transmit = if side == Side::Twin { options.transmit.as_str() } else { "copy" };
+    let mut server = server::start(launcher, program, transmit, point.threads, content.total_bytes())?;
+    let peer = if point.load == Load::Udp { Peer::Udp(server.udp) } else { Peer::Tcp(server.tcp) };
+    let every = if point.load == Load::Mixed { OPERATIONS_PER_SET } else { u64::MAX };
+    let work = Work { peer, content: &content, operations_per_set: every, connections: options.clients };
+    content.store(server.tcp).map_err(|failure| server.server.process().explain(&failure))?;
+    // One thread of the client for each of the server's: it has enough to do.
+    let connect = |thread: usize| {
+        let connections = (thread..options.clients).step_by(point.threads);
+        Connections::open(&work, connections)
+    };
+    let clients = (0..point.threads.min(options.clients)).map(connect).collect::<Result<Vec<_>>>();
+    let mut clients = clients.map_err(|failure| server.server.process().explain(&failure))?;
+    let (sample, _) = traffic::sample(&mut server.server, options.seconds, |duration| {
+        traffic::at_once(&mut clients, server.client_processors, |client| client.run(duration))
+    })?;
+    let lost: u64 = clients.iter().map(Connections::lost).sum();
+    drop(clients);
+    let notes =
+        if lost > 0 { vec![format!("{lost} answers by UDP were lost and asked for again")] } else { vec![] };
+    let defect = server.server.process().stop().err().map(|failure| failure.to_string());
+    Ok(Sample { notes, defect, ..sample })
+}
+
+/// Throughput over that of one thread of the same side.
+fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> Option<Spread> {
+    let what = |comparison: &Comparison| comparison.title().split(',').next().map(str::to_owned);
+    let one = comparisons.iter().find(|other| {
+        other.parameter("threads") == Some(1.0)
+            && other.parameter("size") == comparison.parameter("size")
+            && what(other) == what(comparison)
+    })?;
+    comparison.ratio_to(one, side, side, RATE).filter(|_| comparison.parameter("threads") != Some(1.0))
+}
+
+/// The figures, and what threads gain.
+fn render(comparisons: &[Comparison]) -> String {
+    let per_operation: figures::Extra<'_> = (
+        "CPU µs/op",
+        Box::new(|comparison, side| crate::kit::table::figure(figures::median(comparison, side, CPU))),
+    );
+    let scaling: figures::Extra<'_> =
+        ("scaling", Box::new(move |comparison, side| two_decimals(scaling(comparisons, comparison, side))));
+    let table = figures::table(comparisons, &[per_operation, scaling]);
+    format!(
+        "{table}\nplain: the server copies every value; twin: it sends them by reference where that pays\n\
+         {}CPU: the server's; scaling: over the same side's rate with one thread, in the same round\n",
+        figures::LEGEND
+    )
+}
+
+/// What the issue of it all asks for, for programs: ratios by point.
+fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
+    let entries = comparisons.iter().filter_map(|comparison| {
+        let scaling = |side| scaling(comparisons, comparison, side).map(spread_json);
+        Some(json!({
+            "experiment": comparison.title(),
+            "throughput_ratio": spread_json(comparison.ratio(Side::Twin, RATE)?),
+            "server_cpu_ratio": spread_json(comparison.ratio(Side::Twin, CPU)?),
+            "scaling_plain": scaling(Side::Plain),
+            "scaling_twin": scaling(Side::Twin),
+        }))
+    });
+    vec![("cache", entries.collect())]
+}
+
+/// The ratios of throughput and of the server's processor time.
+#[expect(clippy::cast_precision_loss, reason = "few rows")]
+fn plot(comparisons: &[Comparison]) -> Plot {
+    let series = |name: &str, metric| {
+        let ratio = |comparison: &Comparison| comparison.ratio(Side::Twin, metric);
+        let points = comparisons.iter().enumerate().filter_map(|(at, row)| Some((at as f64, ratio(row)?)));
+        crate::kit::plot::Series { name: name.to_owned(), points: points.collect() }
+    };
+    Plot {
+        title: "uncopy-cached: values by reference over copied values".to_owned(),
+        x: (
+            String::new(),
+            Scale::Words(comparisons.iter().map(|comparison| comparison.title().to_owned()).collect()),
+        ),
+        y: "twin over plain".to_owned(),
+        series: vec![series("throughput", RATE), series("server CPU per operation", CPU)],
+    }
+}

@@ -1,0 +1,243 @@
+//! `uncopy-files` against itself: the same files sent by each of its ways (the read-send and sendfile lab, zIO §5.3.1,
+//! and the mail of 2001 on sendfile by CPU load: 63 files of 350 KB on average).
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use rustix::thread::CpuSet;
+use serde_json::{Value, json};
+
+use crate::clients::files::{Connections, Content};
+use crate::kit::figures::{self, CPU, RATE};
+use crate::kit::network::server_address;
+use crate::kit::{
+    Comparison, Entry, Experiment, Failure, Form, Launcher, Outcome, Plot, Progress, Report, Result, Rounds,
+    Sample, Scale, Server, Side, TemporaryDirectory, claim, count_parser, counted, entry, measured, seconds,
+    size, size_parser, spread_json, threads_parser,
+};
+use crate::kit::{processors, traffic};
+use crate::servers::cache as server;
+
+/// Name of the program.
+const NAME: &str = "uncopy-files";
+/// The way of the sides plain and uncopy: what programs do that know of nothing better.
+const PLAIN_WAY: &str = "read-send";
+/// The other ways of `uncopy-files`, as its command line names them.
+const WAYS: [&str; 7] =
+    ["mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"];
+
+/// uncopy-files: ways to send a file, from read and send to twin memory (zIO, section 5.3.1)
+#[derive(Debug, Args)]
+pub struct Files {
+    /// Lengths of files, in bytes
+    #[arg(long, value_name = "BYTES,...", default_value = "1024,16384,65536,350000,1100000,8388608",
+        default_value_if("quick", "true", "1024,65536,1100000"), value_delimiter = ',', value_parser = size_parser())]
+    pub sizes: Vec<usize>,
+    /// What is compared with read and send: ways of uncopy-files, or uncopy for read and send under uncopy run
+    #[arg(long, value_name = "WAY,...",
+        default_value = "uncopy,mmap-send,mmap-sendfile,read-sendfile,sendfile,splice,zerocopy,twin",
+        value_delimiter = ',',
+        value_parser = ["uncopy", "mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"])]
+    pub ways: Vec<String>,
+    /// Numbers of the server's threads
+    #[arg(long, value_name = "N,N,...", default_value = "1", value_delimiter = ',', value_parser = threads_parser())]
+    pub threads: Vec<usize>,
+    /// Connections
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
+    pub clients: usize,
+    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
+    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
+    pub rounds: Rounds,
+    /// Length of each measurement, about
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
+    pub seconds: Duration,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Experiment for Files {
+    const ENTRIES: &'static [Entry] = &[
+        entry(
+            "files",
+            "Ways to serve a file",
+            &[
+                claim(
+                    "zIO, Table 3 (§5.3)",
+                    "Icecast, 1.1 MB file in pieces of 64 KiB: 1.25 times, with a kernel-bypass stack.",
+                ),
+                claim(
+                    "zIO, Figure 14 (§5.3.1)",
+                    "mmap and send: up to 17 % slower than zIO; read and sendfile up to 7 %, mmap and sendfile up to 30 %.",
+                ),
+            ],
+            "files --sizes 16384,65536,350000,1100000 --rounds 5..7",
+            "files --quick",
+        ),
+        Entry {
+            network: Some("veth-9000"),
+            ..entry(
+                "files-veth-9000",
+                "Ways to serve a file, over a link with MTU 9000",
+                &[claim("zIO, Table 3 (§5.3)", "There over a network of 100 Gbit/s.")],
+                "files --sizes 65536,1100000 --rounds 5..7 --seconds 0.4",
+                "files --quick --sizes 65536",
+            )
+        },
+    ];
+    const PLACE: u8 = 120;
+
+    fn run(&self) -> Result<Outcome> {
+        measured(&self.form, |launcher, progress| {
+            Ok(Report::of(measure(launcher, self, progress)?, render, plot).finding(findings))
+        })
+    }
+}
+
+impl Files {
+    fn sides(&self) -> Vec<Side> {
+        let uncopy = self.ways.iter().any(|name| name == Side::Uncopy.name()).then_some(Side::Uncopy);
+        let way = |name: &String| WAYS.iter().copied().find(|known| known == name).map(Side::Way);
+        [Side::Plain].into_iter().chain(uncopy).chain(self.ways.iter().filter_map(way)).collect()
+    }
+}
+
+/// One line of the experiment.
+#[derive(Debug)]
+struct Point {
+    content: Content,
+    size_bytes: usize,
+    threads: usize,
+}
+
+impl Point {
+    fn title(&self) -> String {
+        format!("GET {}, {}", size(self.size_bytes as u64), counted(self.threads, "thread", "threads"))
+    }
+}
+
+/// Runs the experiment.
+///
+/// # Errors
+/// [`Failure`] when there is no server to be found, or no room for the files.
+#[expect(clippy::cast_precision_loss, reason = "sizes and few threads")]
+fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Result<Vec<Comparison>> {
+    let program = server::find(launcher, NAME)?;
+    let root = TemporaryDirectory::make()?;
+    let mut points = Vec::new();
+    for threads in &options.threads {
+        for size_bytes in &options.sizes {
+            let content = Content::new(*size_bytes);
+            content.write(root.path())?;
+            points.push(Point { content, size_bytes: *size_bytes, threads: *threads });
+        }
+    }
+    let sides = options.sides();
+    let compared = |point: &Point| {
+        Comparison::new(point.title(), point.size_bytes as u64, &sides)
+            .with("size", point.size_bytes as f64)
+            .with("threads", point.threads as f64)
+    };
+    let mut comparisons: Vec<Comparison> = points.iter().map(compared).collect();
+    options.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
+        sample(launcher, &program, side, point, options, root.path())
+    });
+    Ok(comparisons)
+}
+
+/// Starts the server under `side`, each thread with a processor of its own if there are more than that.
+fn start(
+    launcher: &Launcher,
+    program: &Path,
+    side: Side,
+    threads: usize,
+    root: &Path,
+) -> Result<(Server, SocketAddr, Option<CpuSet>)> {
+    let way = if let Side::Way(way) = side { way } else { PLAIN_WAY };
+    let arguments = [
+        format!("--listen={}:0", server_address()).into(),
+        format!("--way={way}").into(),
+        format!("--threads={threads}").into(),
+        root.as_os_str().to_owned(),
+    ];
+    let mut command = launcher.command(side, program.as_os_str(), &arguments);
+    let processors = processors::apart(threads);
+    processors::bind(&mut command, processors.map(|(servers, _)| servers));
+    let mut server = Server::start(command, NAME, TemporaryDirectory::make()?)?;
+    let line = server.first_line()?;
+    let address = line.split_once("http://").and_then(|(_, rest)| rest.trim_end_matches('/').parse().ok());
+    match address {
+        Some(address) => Ok((server, address, processors.map(|(_, others)| others))),
+        None => Err(Failure::new(format!("{NAME} wrote {}", line.escape_debug()))),
+    }
+}
+
+fn sample(
+    launcher: &Launcher,
+    program: &Path,
+    side: Side,
+    point: &Point,
+    options: &Files,
+    root: &Path,
+) -> Result<Sample> {
+    let (mut server, address, processors) = start(launcher, program, side, point.threads, root)?;
+    // One thread of the client for each of the server's: it has enough to do.
+    let connect = |thread: usize| {
+        let numbers = (thread..options.clients).step_by(point.threads);
+        Connections::open(address, &point.content, numbers)
+    };
+    let clients = (0..point.threads.min(options.clients)).map(connect).collect::<Result<Vec<_>>>();
+    let mut clients = clients.map_err(|failure| server.process().explain(&failure))?;
+    let (sample, _) = traffic::sample(&mut server, options.seconds, |duration| {
+        traffic::at_once(&mut clients, processors, |client| client.run(duration))
+    })?;
+    drop(clients);
+    Ok(traffic::ended(launcher, side, server, sample))
+}
+
+/// The figures.
+fn render(comparisons: &[Comparison]) -> String {
+    let per_operation: figures::Extra<'_> = (
+        "CPU µs/op",
+        Box::new(|comparison, side| crate::kit::table::figure(figures::median(comparison, side, CPU))),
+    );
+    let table = figures::table(comparisons, &[per_operation]);
+    format!(
+        "{table}\nplain: read and send; uncopy: the same under uncopy run; the others: the ways of uncopy-files\n\
+         {}CPU: the server's\n",
+        figures::LEGEND
+    )
+}
+
+/// Ratios by way, for programs.
+fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
+    let entry = |comparison: &Comparison, side: Side| {
+        Some(json!({
+            "experiment": comparison.title(),
+            "way": side.name(),
+            "throughput_ratio": spread_json(comparison.ratio(side, RATE)?),
+            "server_cpu_ratio": spread_json(comparison.ratio(side, CPU)?),
+        }))
+    };
+    let entries = comparisons
+        .iter()
+        .flat_map(|comparison| comparison.sides().iter().filter_map(move |side| entry(comparison, *side)));
+    vec![("files", entries.collect())]
+}
+
+/// The server's processor time over that of read and send, by length, for the first number of threads.
+fn plot(comparisons: &[Comparison]) -> Plot {
+    let threads = comparisons.first().and_then(|comparison| comparison.parameter("threads"));
+    let shown: Vec<Comparison> =
+        comparisons.iter().filter(|comparison| comparison.parameter("threads") == threads).cloned().collect();
+    let ratio = |comparison: &Comparison, side| comparison.ratio(side, CPU).filter(|_| side != Side::Plain);
+    Plot::by_side(
+        "uncopy-files: ways to send a file",
+        ("length of a file", Scale::Doubling),
+        "server CPU over read and send",
+        &shown,
+        "size",
+        ratio,
+    )
+}

@@ -1,0 +1,183 @@
+//! The experiments: [`Command`] is the list of them. One more is a folder, or a file, here and a line of the list.
+
+use clap::Parser;
+
+use crate::kit::{Entry, Experiment, Outcome, Result};
+
+mod apps;
+mod cache;
+mod demo;
+mod echo;
+mod files;
+mod lab;
+mod load;
+mod memory;
+mod redis;
+mod small;
+mod tracking;
+mod transmit;
+
+/// From the list of commands, in the order of the help: the options of each, what runs it, and the report's entries.
+macro_rules! commands {
+    ($($name:ident($options:ty),)*) => {
+        /// A command with its options.
+        #[derive(Debug, Parser)]
+        #[command(name = "uncopy bench")]
+        pub enum Command {
+            $($name($options),)*
+        }
+
+        impl Command {
+            /// Whether it starts no server itself, so that no network can lie in between.
+            #[must_use]
+            pub const fn is_server(&self) -> bool {
+                match self {
+                    $(Self::$name(_) => <$options as Experiment>::IS_SERVER,)*
+                }
+            }
+
+            /// Does what the options ask for.
+            ///
+            /// # Errors
+            /// As [`Experiment::run`].
+            pub fn run(&self) -> Result<Outcome> {
+                match self {
+                    $(Self::$name(options) => options.run(),)*
+                }
+            }
+        }
+
+        /// What the report shows of each command, and at which place.
+        const ENTRIES: &[(u8, &[Entry])] =
+            &[$((<$options as Experiment>::PLACE, <$options as Experiment>::ENTRIES)),*];
+    };
+}
+
+commands! {
+    Demo(demo::Demo),
+    Copies(echo::copies::Copies),
+    Sizes(echo::sizes::Sizes),
+    Threads(echo::threads::Threads),
+    Touched(echo::touched::Touched),
+    Faults(echo::faults::Faults),
+    Checksum(echo::checksum::Checksum),
+    Tracking(tracking::Tracking),
+    Transmit(transmit::Transmit),
+    Redis(redis::Redis),
+    Small(small::Small),
+    Memory(memory::Memory),
+    Cache(cache::Cache),
+    Files(files::Files),
+    Recording(echo::recording::Recording),
+    Apps(apps::Apps),
+    Load(load::traffic::Load),
+    Lab(lab::Lab),
+    EchoServer(crate::servers::echo::command::EchoServer),
+    SendFiles(crate::servers::sending::server::SendFiles),
+    Soak(load::soak::Soak),
+    MemcpyLoop(small::MemcpyLoop),
+    ViewLoop(tracking::ViewLoop),
+}
+
+/// The report's entries in its order: by place, those over another network than the loopback device last.
+#[must_use]
+pub fn entries() -> Vec<&'static Entry> {
+    let places = ENTRIES.iter().flat_map(|(place, entries)| entries.iter().map(move |entry| (*place, entry)));
+    let mut places: Vec<(u8, &Entry)> = places.collect();
+    places.sort_by_key(|(place, entry)| (entry.network.is_some(), *place));
+    places.into_iter().map(|(_, entry)| entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use clap::CommandFactory;
+
+    use crate::kit::side::Side;
+
+    fn parse(words: &str) -> std::result::Result<Command, clap::Error> {
+        Command::try_parse_from(std::iter::once("uncopy bench").chain(words.split(' ')))
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Command::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let Ok(Command::Copies(copies)) = parse("copies") else { panic!("copies needs no arguments") };
+        let repeat = &copies.repeat;
+        assert_eq!(
+            (copies.size, repeat.rounds, repeat.seconds),
+            (524_288, 7.into(), Duration::from_millis(600))
+        );
+        assert_eq!(copies.copies, [0, 1, 5, 12]);
+        assert_eq!(repeat.all_sides(), [Side::Plain, Side::Uncopy, Side::Limit, Side::HeapOnly]);
+        let Ok(Command::Redis(redis)) = parse("redis") else { panic!("redis needs no arguments") };
+        assert_eq!(redis.sizes, [64, 65_536, 262_144, 1_048_576]);
+    }
+
+    #[test]
+    fn the_quick_form_of_every_experiment_measures_less_unless_told_otherwise() {
+        let Ok(Command::Sizes(sizes)) = parse("sizes --quick --rounds 2") else {
+            panic!("sizes has a quick form")
+        };
+        assert_eq!(sizes.sizes, [8192, 65_536, 1_048_576]);
+        assert_eq!((sizes.repeat.rounds, sizes.repeat.seconds), (2.into(), Duration::from_millis(100)));
+        for experiment in [
+            "copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory",
+            "cache",
+        ] {
+            assert!(parse(&format!("{experiment} --quick --json --svg x")).is_ok(), "{experiment}");
+        }
+    }
+
+    #[test]
+    fn plain_is_always_the_first_side_and_each_comes_once() {
+        let Ok(Command::Copies(copies)) = parse("copies --sides always,plain,always") else {
+            panic!("these are sides")
+        };
+        assert_eq!(copies.repeat.all_sides(), [Side::Plain, Side::Always]);
+    }
+
+    #[test]
+    fn a_bare_port_is_on_the_loopback_address() {
+        let listen = |text: &str| match parse(&format!("echo-server --size 1 --copies 0 --listen {text}")) {
+            Ok(Command::EchoServer(server)) => Ok(server.listen.to_string()),
+            Ok(_) => panic!("another experiment"),
+            Err(error) => Err(error.to_string()),
+        };
+        assert_eq!(listen("0"), Ok("127.0.0.1:0".to_owned()));
+        assert_eq!(listen("127.0.0.1:7000"), Ok("127.0.0.1:7000".to_owned()));
+        assert_eq!(listen("[::1]:7000"), Ok("[::1]:7000".to_owned()));
+        for bad in ["70000", "-1", "localhost:1", "x"] {
+            assert!(listen(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn bad_values_are_refused_and_named_with_the_legal_range() {
+        for (words, value, legal) in [
+            ("copies --size 0", "0", "1..=536870912"),
+            ("copies --copies 1,x", "x", "invalid digit"),
+            ("copies --copies 1025", "1025", "0..=1024"),
+            ("copies --seconds nan", "nan", "0.01 to 600"),
+            ("copies --seconds 1e9", "1e9", "0.01 to 600"),
+            ("redis --rounds 0", "0", "1..=1000"),
+            ("redis --clients 1001", "1001", "1..=1000"),
+            ("touched --shares 101", "101", "0..=100"),
+            ("tracking --views 0", "0", "1..=1000000"),
+            ("memory --minutes 0", "0", "0.01 to 600"),
+            ("copies --sides other", "other", "heap-only"),
+            ("small --rounds 99999999999999999999", "99999999999999999999", "1..=1000"),
+            ("cache --rounds 9..7", "9..7", "7..25"),
+        ] {
+            let error = parse(words).expect_err(words).to_string();
+            assert!(error.contains(value) && error.contains(legal), "{words}: {error}");
+        }
+        assert!(parse("").is_err() && parse("nonsense").is_err() && parse("echo-server").is_err());
+    }
+}

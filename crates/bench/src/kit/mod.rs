@@ -1,0 +1,55 @@
+//! What every experiment uses. Nothing here knows an experiment, a server or an application.
+//!
+//! ```text
+//!   comparison    samples of alternating sides, ratios; rounds: how many; statistics: medians and spreads
+//!   side          what runs under uncopy and what plain
+//!   traffic       load by own clients, and the sample that comes of it; pattern, checksum, random: its bytes
+//!   report        what comes of an experiment: figures in a table, JSON, plot; progress: what is being measured
+//!   experiment    what a command is: options, what it does, its place in the report; arguments: shared options
+//!   processes     servers and helpers: started, measured and ended whatever happens
+//!   network       what lies between clients and servers
+//!   host          the machine; load: how busy others kept it; processors: the servers' and the clients'
+//! ```
+
+pub mod arguments;
+pub mod checksum;
+pub mod comparison;
+pub mod experiment;
+pub mod failure;
+pub mod figures;
+pub mod host;
+pub mod latencies;
+pub mod load;
+pub mod network;
+pub mod pattern;
+pub mod plot;
+pub mod processes;
+pub mod processors;
+pub mod progress;
+pub mod random;
+pub mod report;
+pub mod rounds;
+pub mod side;
+pub mod statistics;
+pub mod table;
+pub mod traffic;
+
+pub use arguments::{
+    Form, Repeat, bytes_parser, copies_parser, count_parser, seconds, size_parser, threads_parser,
+};
+pub use comparison::{Comparison, Metric, Sample, spread_json};
+pub use experiment::{Entry, Experiment, Judge, Outcome, begin, claim, entry, measured, print};
+pub use failure::{Failure, Result, While};
+pub use host::Machine;
+pub use latencies::Latencies;
+pub use pattern::{Pattern, compare};
+pub use plot::{Plot, Scale, Series};
+pub use processes::cleanup::TemporaryDirectory;
+pub use processes::process::{Process, Server};
+pub use progress::Progress;
+pub use random::Random;
+pub use report::Report;
+pub use rounds::{Rounds, Schedule};
+pub use side::{Launcher, Side};
+pub use statistics::Spread;
+pub use table::{Align, Table, amount, counted, figure, number, size};

@@ -1,0 +1,174 @@
+//! What must not outlive this program: the processes it started and its temporary directories.
+//!
+//! Both are registered while they exist, so that a signal can end them, and dropped by their
+//! owners otherwise. Invariant: a registered pid has not been waited for, so it cannot belong to
+//! another process.
+
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
+
+use crate::kit::failure::{Failure, Result, While};
+use crate::kit::processes::descendants::{self, Held};
+use crate::kit::processes::signals::Requests;
+use crate::kit::processes::wait;
+
+/// How long processes may take to end by themselves when a signal ends this program.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How long what came of these processes may take to end after them.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// Processes and directories that exist because of this program.
+#[derive(Debug)]
+pub struct Registry {
+    pids: Vec<Pid>,
+    directories: Vec<PathBuf>,
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry { pids: Vec::new(), directories: Vec::new() });
+
+/// The registry, locked. Start and wait for processes while holding it.
+pub fn registry() -> MutexGuard<'static, Registry> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    /// Adds a process that was just started.
+    pub fn add(&mut self, pid: Pid) {
+        self.pids.push(pid);
+    }
+
+    /// Removes a process that was just waited for.
+    pub fn remove(&mut self, pid: Pid) {
+        self.pids.retain(|known| *known != pid);
+    }
+
+    /// Ends every process and removes every directory.
+    fn end_all(&mut self) {
+        // A server's own processes may outlive it.
+        descendants::adopt();
+        for pid in &self.pids {
+            let _ = kill_process(*pid, Signal::TERM);
+        }
+        let deadline = Instant::now() + GRACE;
+        for pid in &self.pids {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let ended = pidfd_open(*pid, PidfdFlags::empty())
+                .is_ok_and(|pidfd| wait::until_readable(&pidfd, Some(left)).unwrap_or(false));
+            if !ended {
+                let _ = kill_process(*pid, Signal::KILL);
+            }
+        }
+        Held::below(getpid()).end(LAST_WORDS);
+        descendants::end_all(GRACE);
+        for directory in &self.directories {
+            let _ = std::fs::remove_dir_all(directory);
+        }
+    }
+}
+
+/// Makes SIGINT, SIGTERM and SIGHUP end everything in the registry and then this program, with
+/// exit status 128 + signal.
+///
+/// # Errors
+/// [`Failure`] when no handler or thread can be had.
+pub fn end_all_on_signals() -> Result<()> {
+    let requests = Requests::install().doing("installing signal handlers")?;
+    let watch = move || {
+        let Ok(Some(signal)) = requests.wait(None) else { return };
+        // The lock is kept until the process is gone: nothing is started or reaped any more.
+        let mut registry = registry();
+        registry.end_all();
+        // SAFETY: _exit takes any status and does not return; everything that had to be undone
+        // has been undone.
+        unsafe { libc::_exit(128 + signal) }
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(watch)
+        .map(drop)
+        .doing("starting the signal thread")
+}
+
+/// A directory of this program's own that is removed with everything in it.
+#[derive(Debug)]
+pub struct TemporaryDirectory {
+    path: PathBuf,
+}
+
+impl TemporaryDirectory {
+    /// Makes one, readable by this user only, under `$TMPDIR` or `/tmp`.
+    ///
+    /// # Errors
+    /// [`Failure`] when it cannot be made.
+    pub fn make() -> Result<Self> {
+        Self::make_in(&std::env::temp_dir())
+    }
+
+    /// Makes one in `parent`.
+    ///
+    /// # Errors
+    /// [`Failure`] when it cannot be made.
+    pub fn make_in(parent: &Path) -> Result<Self> {
+        let template = parent.join("uncopy-bench-XXXXXX");
+        let what = || format!("making a directory {}", template.display());
+        let template_bytes = CString::new(template.as_os_str().as_bytes())
+            .map_err(|_| Failure::new("TMPDIR holds a zero byte"))?;
+        let mut registry = registry();
+        let raw = template_bytes.into_raw();
+        // SAFETY: raw is a writable string that ends with a zero byte; mkdtemp keeps its length.
+        let made = unsafe { !libc::mkdtemp(raw).is_null() };
+        let error = std::io::Error::last_os_error();
+        // SAFETY: raw came from into_raw and its length is unchanged.
+        let filled = unsafe { CString::from_raw(raw) };
+        if !made {
+            return Err(Failure::while_doing(what(), &error));
+        }
+        let path = PathBuf::from(std::ffi::OsString::from_vec(filled.into_bytes()));
+        registry.directories.push(path.clone());
+        Ok(Self { path })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A path inside it.
+    #[must_use]
+    pub fn join(&self, name: impl AsRef<OsStr>) -> PathBuf {
+        self.path.join(name.as_ref())
+    }
+}
+
+impl Drop for TemporaryDirectory {
+    fn drop(&mut self) {
+        let mut registry = registry();
+        let _ = std::fs::remove_dir_all(&self.path);
+        registry.directories.retain(|known| *known != self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn a_temporary_directory_is_private_and_goes_with_its_contents() {
+        let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
+        let path = directory.path().to_path_buf();
+        assert_eq!(std::fs::metadata(&path).expect("it exists").mode() & 0o777, 0o700);
+        std::fs::create_dir(directory.join("deeper")).expect("writable");
+        std::fs::write(directory.join("deeper/file"), b"x").expect("writable");
+        drop(directory);
+        assert!(!path.exists());
+        assert!(!registry().directories.contains(&path));
+    }
+}

@@ -1,0 +1,295 @@
+//! The sides that an experiment compares, and the `uncopy` command that starts them.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rustix::process::Pid;
+use serde_json::Value;
+use uncopy_core::stats::Counter;
+
+use crate::kit::failure::{Failure, Result, While};
+use crate::kit::processes::process;
+
+/// Path of the `uncopy` command to use in place of this program itself; for tests.
+const EXE_VARIABLE: &str = "UNCOPY_BENCH_EXE";
+
+/// Under what a program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Side {
+    /// Nothing
+    Plain,
+    /// `uncopy run`
+    Uncopy,
+    /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
+    HeapOnly,
+    /// `uncopy run --policy always --min-size 4096`: every copy elided, whether that pays or not
+    Always,
+    /// `uncopy run`, recorded as by `uncopy profile`
+    #[value(skip)]
+    Recording,
+    /// Nothing, and the same server without its copies: what the best elision could reach
+    Limit,
+    /// Nothing, and a server of our own whose values lie in twin memory and are sent by reference
+    #[value(skip)]
+    Twin,
+    /// Nothing, and a server of our own that is told to send in this way
+    #[value(skip)]
+    Way(&'static str),
+}
+
+impl Side {
+    /// Its name in tables and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Uncopy => "uncopy",
+            Self::HeapOnly => "heap only",
+            Self::Always => "always",
+            Self::Recording => "recording",
+            Self::Limit => "0 copies",
+            Self::Twin => "twin",
+            Self::Way(name) => name,
+        }
+    }
+
+    /// Its name as a JSON key.
+    #[must_use]
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::HeapOnly => "heap_only",
+            Self::Limit => "zero_copy_limit",
+            side => side.name(),
+        }
+    }
+
+    /// The words between `uncopy` and the program; `None` where it runs by itself.
+    const fn run_words(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Plain | Self::Limit | Self::Twin | Self::Way(_) => None,
+            Self::Uncopy | Self::Recording => Some(&["run", "--"]),
+            Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never", "--"]),
+            Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096", "--"]),
+        }
+    }
+}
+
+/// What uncopy did in a process, as `uncopy stats PID` tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Activity {
+    /// Why nothing is elided, or `None`.
+    pub reason: Option<String>,
+    /// Bytes that were not copied.
+    pub elided_bytes: u64,
+    /// Page faults that were served.
+    pub faults: u64,
+    /// Peak number of views alive.
+    pub views_peak: u64,
+}
+
+impl Activity {
+    fn parse(json: &str) -> Result<Self> {
+        let bad = |what: &str| Failure::new(format!("uncopy stats wrote {what}"));
+        let value: Value =
+            serde_json::from_str(json.trim()).map_err(|_| bad("something that is not JSON"))?;
+        let counter = |counter: Counter| {
+            let name = counter.name();
+            value.get(name).and_then(Value::as_u64).ok_or_else(|| bad(&format!("no {name}")))
+        };
+        let reason = value.get("reason").and_then(Value::as_str).map(str::to_owned);
+        let (elided_bytes, faults) = (counter(Counter::ElidedBytes)?, counter(Counter::Faults)?);
+        Ok(Self { reason, elided_bytes, faults, views_peak: counter(Counter::ViewsPeak)? })
+    }
+}
+
+/// Starts programs under each side.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    exe: PathBuf,
+    /// Shortest call that `uncopy profile` records, bytes; `None`: its own default.
+    profiled_bytes: Option<usize>,
+}
+
+impl Launcher {
+    /// A launcher of this program itself, or of `$UNCOPY_BENCH_EXE`.
+    ///
+    /// # Errors
+    /// [`Failure`] when the program's path is not known, or when this program itself runs under
+    /// uncopy, which would accelerate the plain side.
+    pub fn from_environment() -> Result<Self> {
+        let preload = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        if preload.to_string_lossy().contains("libuncopy") {
+            let message = "bench runs under uncopy itself, so nothing would be plain; unset LD_PRELOAD";
+            return Err(Failure::new(message));
+        }
+        let exe = match std::env::var_os(EXE_VARIABLE).filter(|path| !path.is_empty()) {
+            Some(path) => PathBuf::from(path),
+            None => std::env::current_exe().doing("finding the path of uncopy")?,
+        };
+        Ok(Self { exe, profiled_bytes: None })
+    }
+
+    /// A launcher of `exe`.
+    #[cfg(test)]
+    pub fn of(exe: impl Into<PathBuf>) -> Self {
+        Self { exe: exe.into(), profiled_bytes: None }
+    }
+
+    /// The same, whose profiles have calls from `bytes` on.
+    #[must_use]
+    pub fn profiling_from(mut self, bytes: Option<usize>) -> Self {
+        self.profiled_bytes = bytes;
+        self
+    }
+
+    /// Where another program of ours would be: beside `uncopy`.
+    #[must_use]
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.exe.with_file_name(name)
+    }
+
+    /// `uncopy bench` with `arguments`, under `uncopy profile`, which writes what it found to `file`.
+    #[must_use]
+    pub fn profile_bench(&self, file: &Path, arguments: &[String]) -> Command {
+        let words: Vec<&str> = std::iter::once("bench").chain(arguments.iter().map(String::as_str)).collect();
+        self.profile(file, self.exe.as_os_str(), &words)
+    }
+
+    fn uncopy(&self) -> Command {
+        let mut command = Command::new(&self.exe);
+        // Not an option of `uncopy run`, which would report it as unknown.
+        command.env_remove(EXE_VARIABLE);
+        command
+    }
+
+    /// `program` with `arguments`, under `side`.
+    pub fn command<A: AsRef<OsStr>>(&self, side: Side, program: &OsStr, arguments: &[A]) -> Command {
+        let mut command = match side.run_words() {
+            None => {
+                let mut command = Command::new(program);
+                command.env_remove(EXE_VARIABLE);
+                command
+            }
+            Some(words) => {
+                let mut command = self.uncopy();
+                command.args(words).arg(program);
+                command
+            }
+        };
+        command.args(arguments);
+        command
+    }
+
+    /// `program` with `arguments`, under `uncopy profile`, which writes what it found to `file` when the program has
+    /// ended.
+    pub fn profile<A: AsRef<OsStr>>(&self, file: &Path, program: &OsStr, arguments: &[A]) -> Command {
+        let mut command = self.uncopy();
+        command.args(["profile", "-o"]).arg(file);
+        if let Some(bytes) = self.profiled_bytes {
+            command.arg(format!("--min-size={bytes}"));
+        }
+        command.arg("--").arg(program).args(arguments);
+        command
+    }
+
+    /// `uncopy bench` with `arguments`, under `side`.
+    #[must_use]
+    pub fn bench(&self, side: Side, arguments: &[String]) -> Command {
+        let words: Vec<OsString> =
+            std::iter::once("bench").chain(arguments.iter().map(String::as_str)).map(Into::into).collect();
+        self.command(side, self.exe.as_os_str(), &words)
+    }
+
+    /// What uncopy did so far in the process `pid`.
+    ///
+    /// # Errors
+    /// [`Failure`] when `uncopy stats` does not tell.
+    pub fn activity(&self, pid: Pid) -> Result<Activity> {
+        let mut command = self.uncopy();
+        command.arg("stats").arg(pid.as_raw_pid().to_string());
+        let output =
+            process::run(command, "uncopy stats", Duration::from_secs(5))?.success("uncopy stats")?;
+        Activity::parse(&output.stdout)
+    }
+
+    /// What a reader of the result must know about how uncopy worked in `pid`: nothing if it
+    /// worked as it should. `stderr` is what the process wrote there.
+    #[must_use]
+    pub fn notes(&self, side: Side, pid: Pid, stderr: &str, elision_expected: bool) -> Vec<String> {
+        self.inspect(side, pid, stderr, elision_expected).0
+    }
+
+    /// [`Launcher::notes`], and what uncopy did in `pid` if it tells.
+    #[must_use]
+    pub fn inspect(
+        &self,
+        side: Side,
+        pid: Pid,
+        stderr: &str,
+        elision_expected: bool,
+    ) -> (Vec<String>, Option<Activity>) {
+        if side.run_words().is_none() {
+            return (Vec::new(), None);
+        }
+        let activity = self.activity(pid);
+        let mut notes: Vec<String> = match &activity {
+            Err(failure) => vec![format!("uncopy may have been inactive: {failure}")],
+            Ok(_) if side == Side::Recording => Vec::new(),
+            Ok(Activity { reason: Some(reason), .. }) => vec![format!("uncopy was inactive: {reason}")],
+            Ok(Activity { elided_bytes: 0, .. }) if elision_expected && side != Side::HeapOnly => {
+                vec!["uncopy elided nothing".to_owned()]
+            }
+            Ok(_) => Vec::new(),
+        };
+        let said = stderr.lines().filter(|line| line.starts_with("uncopy: ")).take(2);
+        notes.extend(said.map(|line| format!("stderr: {}", line.chars().take(200).collect::<String>())));
+        (notes, activity.ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(command: &Command) -> Vec<String> {
+        std::iter::once(command.get_program())
+            .chain(command.get_args())
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn each_side_has_its_command_line() {
+        let launcher = Launcher::of("/opt/uncopy");
+        let line = |side| words(&launcher.command(side, OsStr::new("redis-server"), &["--port", "7"]));
+        assert_eq!(line(Side::Plain), ["redis-server", "--port", "7"]);
+        assert_eq!(line(Side::Uncopy), ["/opt/uncopy", "run", "--", "redis-server", "--port", "7"]);
+        assert_eq!(line(Side::HeapOnly)[1..6], ["run", "--heap", "on", "--policy", "never"]);
+        assert_eq!(line(Side::Limit), line(Side::Plain));
+        assert_eq!(line(Side::Always)[1..6], ["run", "--policy", "always", "--min-size", "4096"]);
+        let own = words(&launcher.bench(Side::Uncopy, &["echo-server".into()]));
+        assert_eq!(own, ["/opt/uncopy", "run", "--", "/opt/uncopy", "bench", "echo-server"]);
+    }
+
+    #[test]
+    fn counters_are_read_from_what_stats_prints() {
+        let mut snapshot = uncopy_core::stats::Snapshot::empty(5, None);
+        snapshot.values[Counter::ElidedBytes as usize] = 77;
+        snapshot.values[Counter::Faults as usize] = 3;
+        let active = Activity::parse(&snapshot.to_json()).expect("well-formed");
+        assert_eq!(active, Activity { reason: None, elided_bytes: 77, faults: 3, views_peak: 0 });
+        let inactive = uncopy_core::stats::Snapshot::empty(5, Some("no \"permission\"".into()));
+        let activity = Activity::parse(&inactive.to_json()).expect("well-formed");
+        assert_eq!(activity.reason.as_deref(), Some("no \"permission\""));
+    }
+
+    #[test]
+    fn anything_else_from_stats_is_a_failure() {
+        for text in ["", "null", "[]", "{\"elided_bytes\": -1}", "{\"reason\": null}", "{"] {
+            assert!(Activity::parse(text).is_err(), "{text}");
+        }
+    }
+}

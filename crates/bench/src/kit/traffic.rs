@@ -1,0 +1,176 @@
+//! Load by this program's own clients: connections in a thread each, one exchange at a time, every
+//! answer checked; and the sample that comes of it.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use rustix::thread::CpuSet;
+
+use crate::kit::comparison::Sample;
+use crate::kit::failure::{Failure, Result};
+use crate::kit::latencies::Latencies;
+use crate::kit::processes::process::Server;
+use crate::kit::processors::bind_to;
+use crate::kit::side::{Launcher, Side};
+
+/// Warm-up before each measurement, as a part of it.
+const WARM_UP_PART: u32 = 8;
+/// Warm-up at least, where the measurement is not shorter itself: zIO's figures are of the steady
+/// state too, and accounts of call sites begin with nothing.
+const MIN_WARM_UP: Duration = Duration::from_millis(100);
+
+/// One exchange whose answer was right.
+#[derive(Clone, Copy, Debug)]
+pub struct Exchange {
+    /// Before the request's first byte was sent.
+    pub sent: Instant,
+    /// After the answer's last byte was received, before it was checked.
+    pub received: Instant,
+    /// Bytes that were compared with what they should be.
+    pub verified_bytes: u64,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Load {
+    /// Exchanges, all of them right.
+    pub exchanges: u64,
+    /// Bytes that were compared with what they should be.
+    pub verified_bytes: u64,
+    /// From the first request's first byte to the last answer's last, with the time in between in
+    /// which the client makes requests and checks answers.
+    pub elapsed: Duration,
+    /// Time of each exchange, from sending the request's first byte to receiving the answer's last.
+    pub latencies: Latencies,
+}
+
+impl Load {
+    /// What several connections measured at the same time.
+    #[must_use]
+    pub fn together(loads: Vec<Self>) -> Self {
+        let mut all = Self::default();
+        for load in loads {
+            all.exchanges += load.exchanges;
+            all.verified_bytes += load.verified_bytes;
+            all.elapsed = all.elapsed.max(load.elapsed);
+            all.latencies.add(&load.latencies);
+        }
+        all
+    }
+}
+
+/// Exchanges for `duration`, at least once. `exchange` gets the number of right ones before it.
+///
+/// # Errors
+/// The first failure of `exchange`.
+pub fn repeat(duration: Duration, mut exchange: impl FnMut(u64) -> Result<Exchange>) -> Result<Load> {
+    let mut load = Load::default();
+    let begin = Instant::now();
+    while load.exchanges == 0 || load.elapsed < duration {
+        let done = exchange(load.exchanges)?;
+        load.exchanges += 1;
+        load.verified_bytes += done.verified_bytes;
+        load.latencies.record(done.received.duration_since(done.sent));
+        load.elapsed = done.received.duration_since(begin);
+    }
+    Ok(load)
+}
+
+/// Runs `work` for each of `clients`, each in a thread of its own on `processors`, all beginning together.
+///
+/// # Errors
+/// The first failure of any of them.
+pub fn at_once<C: Send>(
+    clients: &mut [C],
+    processors: Option<CpuSet>,
+    work: impl Fn(&mut C) -> Result<Load> + Sync,
+) -> Result<Load> {
+    let together = Barrier::new(clients.len());
+    let loads: Vec<Result<Load>> = std::thread::scope(|scope| {
+        let run = |client| {
+            let (together, work) = (&together, &work);
+            scope.spawn(move || {
+                let bound = bind_to(processors);
+                together.wait();
+                bound.and_then(|()| work(client))
+            })
+        };
+        let threads: Vec<_> = clients.iter_mut().map(run).collect();
+        let lost = |_| Err(Failure::new("a client's thread panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
+    });
+    loads.into_iter().collect::<Result<_>>().map(Load::together)
+}
+
+/// Loads `server` for `duration`, after a warm-up; `load` loads it for as long as it is told. Also
+/// returns how many exchanges there were with the warm-up's.
+///
+/// # Errors
+/// As `load`, with how the server ended if it did.
+#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+pub fn sample(
+    server: &mut Server,
+    duration: Duration,
+    mut load: impl FnMut(Duration) -> Result<Load>,
+) -> Result<(Sample, u64)> {
+    let mut measured = || {
+        let warm_up = load((duration / WARM_UP_PART).max(MIN_WARM_UP).min(duration))?;
+        let cpu_before_ns = server.process().cpu_ns()?;
+        let load = load(duration)?;
+        let cpu_ns = server.process().cpu_ns()?.saturating_sub(cpu_before_ns);
+        let sample = Sample {
+            operations_per_s: Some(load.exchanges as f64 / load.elapsed.as_secs_f64()),
+            latency_p50_us: load.latencies.quantile_us(0.5),
+            latency_p99_us: load.latencies.quantile_us(0.99),
+            latency_p999_us: load.latencies.quantile_us(0.999),
+            cpu_us: Some(cpu_ns as f64 / 1e3 / load.exchanges as f64),
+            resident_bytes: Some(server.process().resident_bytes()? as f64),
+            verified_bytes: Some(warm_up.verified_bytes + load.verified_bytes),
+            ..Sample::default()
+        };
+        Ok((sample, warm_up.exchanges + load.exchanges))
+    };
+    measured().map_err(|failure| server.process().explain(&failure))
+}
+
+/// `sample` with what a reader must know of its server, in which nothing need have been elided, and how that ended:
+/// it is asked to.
+#[must_use]
+pub fn ended(launcher: &Launcher, side: Side, mut server: Server, sample: Sample) -> Sample {
+    let pid = server.process().pid();
+    let notes = launcher.notes(side, pid, &server.stderr_text(), false);
+    let defect = server.process().stop().err().map(|failure| failure.to_string());
+    Sample { notes, defect, ..sample }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_of_several_connections_are_added_and_a_failure_of_one_is_told() {
+        let load = |exchanges: u64, ms| Load {
+            exchanges,
+            verified_bytes: 10 * exchanges,
+            elapsed: Duration::from_millis(ms),
+            latencies: (0..exchanges).map(|at| Duration::from_nanos(at * ms)).collect(),
+        };
+        let all = at_once(&mut [(2, 5), (3, 4)], None, |(exchanges, ms)| Ok(load(*exchanges, *ms)));
+        let all = all.expect("no failure");
+        assert_eq!((all.exchanges, all.verified_bytes, all.elapsed), (5, 50, Duration::from_millis(5)));
+        let us = [0.2, 0.4, 0.6, 0.8, 1.0].map(|part| all.latencies.quantile_us(part));
+        assert_eq!((all.latencies.len(), us), (5, [0.0, 0.0, 0.004, 0.005, 0.008].map(Some)));
+        let fails = |at: &mut u64| if *at == 2 { Err(Failure::new("gone")) } else { Ok(load(1, 1)) };
+        assert_eq!(at_once(&mut [1, 2, 3], None, fails).expect_err("one failed"), Failure::new("gone"));
+    }
+
+    #[test]
+    fn there_is_at_least_one_exchange_and_a_wrong_one_ends_it() {
+        let now = Instant::now();
+        let right = |_| Ok(Exchange { sent: now, received: Instant::now(), verified_bytes: 7 });
+        let load = repeat(Duration::ZERO, right).expect("right");
+        assert_eq!((load.exchanges, load.verified_bytes, load.latencies.len()), (1, 7, 1));
+        let wrong = |number| if number == 3 { Err(Failure::new("wrong")) } else { right(number) };
+        assert_eq!(repeat(Duration::from_secs(60), wrong).expect_err("wrong"), Failure::new("wrong"));
+    }
+}

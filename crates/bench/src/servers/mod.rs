@@ -1,0 +1,8 @@
+//! Servers that several experiments and applications start, and the servers of our own.
+
+pub mod cache;
+pub mod echo;
+pub mod log_trimmer;
+pub mod packaged;
+pub mod redis;
+pub mod sending;
