@@ -31,7 +31,7 @@ use uncopy_core::recording::{
 use uncopy_sys::clock;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
-use uncopy_sys::mem::{self, Advice, Reservation};
+use uncopy_sys::mem::{self, Advice, PAGE_BYTES, Reservation};
 use uncopy_sys::{filter, ids, thread};
 
 const NONE: u32 = 0;
@@ -318,8 +318,8 @@ fn reserve() -> Result<(), Errno> {
         return Ok(());
     }
     let base = Reservation::new(FILE_BYTES)?;
-    let page = Reservation::new(4096)?;
-    page.commit(page.base(), 4096)?;
+    let page = Reservation::new(PAGE_BYTES)?;
+    page.commit(page.base(), PAGE_BYTES)?;
     page.wipe_on_fork()?;
     BASE.store(base.base(), Relaxed);
     STATE.store(page.base(), Release);

@@ -7,6 +7,7 @@
 use crate::call::syscall;
 use crate::control::Control;
 use crate::errno::{Errno, check};
+use crate::mem::PAGE_BYTES;
 use crate::uffd::{Reports, Uffd, wait};
 
 /// Whether system calls of this process are filtered; also where that cannot be told.
@@ -41,12 +42,13 @@ pub fn try_out(inherited_device: Option<i32>) -> Result<(), Errno> {
 }
 
 #[repr(align(4096))]
-struct Page([u8; 4096]);
-static ZEROES: Page = Page([0; 4096]);
+struct Page([u8; PAGE_BYTES]);
+const _: () = assert!(align_of::<Page>() == PAGE_BYTES);
+static ZEROES: Page = Page([0; PAGE_BYTES]);
 
 /// The calls, whatever they say: only whether the process lives on is of interest.
 fn make_the_calls(inherited_device: Option<i32>) -> ! {
-    const LEN_BYTES: usize = 4 * 4096;
+    const LEN_BYTES: usize = 4 * PAGE_BYTES;
     // SAFETY: this process has nothing but copies, and ends here. SIGSYS, by which a filter may report a call
     // instead, must end it, too.
     unsafe {
@@ -60,24 +62,24 @@ fn make_the_calls(inherited_device: Option<i32>) -> ! {
         if memory != libc::MAP_FAILED {
             let at = memory as usize;
             syscall!(libc::SYS_mprotect, at, LEN_BYTES, protection);
-            syscall!(libc::SYS_madvise, at, 2 * 4096, libc::MADV_POPULATE_WRITE);
-            syscall!(libc::SYS_madvise, at + 4096, 4096, libc::MADV_DONTNEED);
+            syscall!(libc::SYS_madvise, at, 2 * PAGE_BYTES, libc::MADV_POPULATE_WRITE);
+            syscall!(libc::SYS_madvise, at + PAGE_BYTES, PAGE_BYTES, libc::MADV_DONTNEED);
             if let Ok(uffd) = Uffd::open(inherited_device, Reports::Faults) {
                 let _ = uffd.register(at, LEN_BYTES);
-                let _ = uffd.move_pages(at + 2 * 4096, at, 4096);
+                let _ = uffd.move_pages(at + 2 * PAGE_BYTES, at, PAGE_BYTES);
                 // From memory that is not registered: nobody serves faults here.
-                let _ = uffd.copy(at, ZEROES.0.as_ptr() as usize, 4096);
-                let _ = uffd.zero_page(at + 3 * 4096);
-                uffd.wake(at, 4096);
+                let _ = uffd.copy(at, ZEROES.0.as_ptr() as usize, PAGE_BYTES);
+                let _ = uffd.zero_page(at + 3 * PAGE_BYTES);
+                uffd.wake(at, PAGE_BYTES);
                 wait(uffd, None, Control::NONE, 0);
                 uffd.read(|_| ());
                 let _ = uffd.unregister(at, LEN_BYTES);
                 uffd.close();
             }
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-            syscall!(libc::SYS_mremap, at, 4096, 4096, flags, at + 4096);
+            syscall!(libc::SYS_mremap, at, PAGE_BYTES, PAGE_BYTES, flags, at + PAGE_BYTES);
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            syscall!(libc::SYS_mremap, at, 4096, 4096, flags, at + 4096);
+            syscall!(libc::SYS_mremap, at, PAGE_BYTES, PAGE_BYTES, flags, at + PAGE_BYTES);
         }
         crate::lock::try_mask();
         syscall!(libc::SYS_unshare, libc::CLONE_FILES);

@@ -4,9 +4,9 @@
 //! process that shares its parent's memory (vfork) counts as its parent.
 
 use crate::call::{kernel, syscall};
+use crate::mem::PAGE_BYTES;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-const PAGE_BYTES: usize = 4096;
 /// Address of the page; 0: none yet; 1: there is none to be had.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 

@@ -5,6 +5,9 @@ use crate::errno::{Errno, check};
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
 
+/// Bytes of a page: the only size that uncopy works with. It stays out where the kernel's are others ([`page_size`]).
+pub const PAGE_BYTES: usize = 4096;
+
 /// A reserved range of addresses. It lives as long as the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
@@ -196,7 +199,7 @@ fn page_table<R>(look: impl FnOnce(isize) -> R) -> R {
 
 /// Reads entries of the page table from the page at `page_address` on. False: not all of them.
 fn entries(fd: isize, page_address: usize, entries: &mut [u64]) -> bool {
-    let (len_bytes, at) = (size_of_val(entries), page_address / 4096 * 8);
+    let (len_bytes, at) = (size_of_val(entries), page_address / PAGE_BYTES * 8);
     // SAFETY: the entries are valid for their bytes.
     let got = unsafe { kernel!(Read, syscall!(libc::SYS_pread64, fd, entries.as_mut_ptr(), len_bytes, at)) };
     usize::try_from(got) == Ok(len_bytes)
@@ -213,7 +216,7 @@ pub fn is_there(page_address: usize) -> bool {
     let mut found = 0u8;
     // SAFETY: one byte is written for the one page.
     let result =
-        unsafe { kernel!(Stat, syscall!(libc::SYS_mincore, page_address, 4096usize, &raw mut found)) };
+        unsafe { kernel!(Stat, syscall!(libc::SYS_mincore, page_address, PAGE_BYTES, &raw mut found)) };
     check(result).is_ok() && found & 1 == 1
 }
 
@@ -273,10 +276,10 @@ fn scan(
     let mut first = 0;
     while first < pages {
         let step = STEP_PAGES.min(pages - first) as usize;
-        let address = page_address + first as usize * 4096;
+        let address = page_address + first as usize * PAGE_BYTES;
         // SAFETY: a byte is written for each page, of which there are no more than bytes.
         let result = unsafe {
-            kernel!(Stat, syscall!(libc::SYS_mincore, address, step * 4096, resident.as_mut_ptr()))
+            kernel!(Stat, syscall!(libc::SYS_mincore, address, step * PAGE_BYTES, resident.as_mut_ptr()))
         };
         check(result)?;
         if let Some(fd) = page_table
@@ -307,12 +310,13 @@ pub fn present(page_address: usize, pages: usize) -> usize {
     let mut found = [0u8; 64];
     let pages = pages.min(found.len());
     // SAFETY: a byte is written for each page.
-    let result =
-        unsafe { kernel!(Stat, syscall!(libc::SYS_mincore, page_address, pages * 4096, found.as_mut_ptr())) };
+    let result = unsafe {
+        kernel!(Stat, syscall!(libc::SYS_mincore, page_address, pages * PAGE_BYTES, found.as_mut_ptr()))
+    };
     if check(result).is_err() {
         return pages;
     }
-    (0..pages).take_while(|page| found[*page] & 1 == 1 || is_there(page_address + page * 4096)).count()
+    (0..pages).take_while(|page| found[*page] & 1 == 1 || is_there(page_address + page * PAGE_BYTES)).count()
 }
 
 /// Puts a new private mapping in the place of what is at `address`, at once: `fill` gets the address of its
@@ -698,13 +702,13 @@ mod tests {
     fn only_our_own_reservation_can_be_committed_or_discarded() {
         let reservation = Reservation::new(1 << 20).expect("addresses");
         let base = reservation.base();
-        reservation.commit(base, 8192).expect("commit");
+        reservation.commit(base, 2 * PAGE_BYTES).expect("commit");
         // SAFETY: just committed.
         unsafe { *(base as *mut u8) = 7 };
-        assert_eq!(reservation.commit(base + (1 << 20), 4096), Err(Errno(libc::EINVAL)));
-        assert_eq!(reservation.commit(usize::MAX - 4096, 8192), Err(Errno(libc::EINVAL)));
+        assert_eq!(reservation.commit(base + (1 << 20), PAGE_BYTES), Err(Errno(libc::EINVAL)));
+        assert_eq!(reservation.commit(usize::MAX - PAGE_BYTES, 2 * PAGE_BYTES), Err(Errno(libc::EINVAL)));
         // SAFETY: nobody needs the bytes.
-        unsafe { reservation.discard(base, 8192) }.expect("discard");
+        unsafe { reservation.discard(base, 2 * PAGE_BYTES) }.expect("discard");
         // SAFETY: committed.
         assert_eq!(unsafe { *(base as *const u8) }, 0);
     }
@@ -712,10 +716,10 @@ mod tests {
     #[test]
     fn runs_of_absent_pages_are_those_that_were_not_touched() {
         const PAGES: u32 = 1500;
-        let reservation = Reservation::new(PAGES as usize * 4096).expect("addresses");
+        let reservation = Reservation::new(PAGES as usize * PAGE_BYTES).expect("addresses");
         let base = reservation.base();
-        reservation.commit(base, PAGES as usize * 4096).expect("commit");
-        reservation.advise(base, PAGES as usize * 4096, Advice::NoHugePages);
+        reservation.commit(base, PAGES as usize * PAGE_BYTES).expect("commit");
+        reservation.advise(base, PAGES as usize * PAGE_BYTES, Advice::NoHugePages);
         let absent = |most| {
             let mut runs = std::vec::Vec::new();
             let told = absent_runs(base, PAGES, most, |run| runs.push(run)).map(|()| runs);
@@ -729,11 +733,11 @@ mod tests {
         // At the ends of what is read at a time, and at the ends of all.
         for page in [0, 5, 127, 128, 1023, 1499] {
             // SAFETY: committed above.
-            unsafe { *((base + page * 4096) as *mut u8) = 1 };
+            unsafe { *((base + page * PAGE_BYTES) as *mut u8) = 1 };
         }
         assert_eq!(absent(10), Ok(std::vec![1..5, 6..127, 129..1023, 1024..1499]));
         assert_eq!(absent(4), Err(Errno(libc::E2BIG)));
-        reservation.populate(base, PAGES as usize * 4096).expect("populate");
+        reservation.populate(base, PAGES as usize * PAGE_BYTES).expect("populate");
         assert_eq!(absent(1), Ok(std::vec![]));
     }
 
@@ -746,13 +750,13 @@ mod tests {
         let c_directory = std::ffi::CString::new(directory.to_str().expect("UTF-8")).expect("no NUL");
         let c_path = std::ffi::CString::new(directory.join("1").to_str().expect("UTF-8")).expect("no NUL");
         // SAFETY: no address is given.
-        let refused = unsafe { map_private_file(&c_directory, &c_path, 4096, None) };
+        let refused = unsafe { map_private_file(&c_directory, &c_path, PAGE_BYTES, None) };
         assert_eq!(refused, Err(Errno(libc::EPERM)));
         std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700))
             .expect("chmod");
         // SAFETY: no address is given.
-        let address = unsafe { map_private_file(&c_directory, &c_path, 4096, None) }.expect("mapped");
-        // SAFETY: just mapped, 4096 bytes.
+        let address = unsafe { map_private_file(&c_directory, &c_path, PAGE_BYTES, None) }.expect("mapped");
+        // SAFETY: just mapped, one page.
         unsafe { *(address as *mut u8) = 9 };
         assert_eq!(std::fs::read(directory.join("1")).expect("readable")[0], 9);
         std::fs::remove_dir_all(&directory).expect("cleaned up");

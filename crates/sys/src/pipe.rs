@@ -6,6 +6,7 @@
 
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
+use crate::mem::PAGE_BYTES;
 use crate::socket::Vector;
 use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
@@ -14,8 +15,6 @@ use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
 const WANTED_BYTES: usize = 256 << 10;
 /// What a pipe has by default, and the kernel hands on at once (fs/splice.c).
 const MIN_BUFFERS: usize = 16;
-/// The size of a page, of which a pipe's buffer holds a part.
-const PAGE_BYTES: usize = 4096;
 /// Numbers below which no descriptor of ours is put, tried in turn (where RLIMIT_NOFILE is low). Higher ones would
 /// make the program's table of descriptors larger, which every fork copies.
 const MIN_NUMBERS: [i32; 3] = [768, 160, 40];

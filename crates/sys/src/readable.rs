@@ -3,9 +3,8 @@
 
 use crate::call::syscall;
 use crate::errno::Keep;
+use crate::mem::PAGE_BYTES;
 
-/// The smallest page there is: a larger one is only looked at more often.
-const PAGE_BYTES: usize = 4096;
 /// What the kernel's own copy from user memory takes at once here, bytes.
 const WORD_BYTES: usize = core::mem::size_of::<u64>();
 

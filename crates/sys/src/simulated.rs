@@ -5,12 +5,11 @@
 
 use crate::control::Control;
 use crate::errno::Errno;
+use crate::mem::PAGE_BYTES;
 pub use crate::messages::{Change, Fault, Message, Placed, Ready, Reports};
 use loom::sync::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes of a page.
-const PAGE_BYTES: usize = 4096;
 /// What memory holds that was moved away or never filled.
 const GONE: u8 = 0xEE;
 

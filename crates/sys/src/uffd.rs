@@ -7,6 +7,7 @@
 use crate::call::{kernel, syscall};
 use crate::control::Control;
 use crate::errno::{Errno, check};
+use crate::mem::PAGE_BYTES;
 pub use crate::messages::{Access, Change, Fault, Message, Placed, Ready, Reports};
 
 const API: u64 = 0xAA;
@@ -23,9 +24,6 @@ const IOCTL_COPY: u64 = 0xC028_AA03;
 const IOCTL_ZEROPAGE: u64 = 0xC020_AA04;
 const IOCTL_MOVE: u64 = 0xC028_AA05;
 const IOCTL_WRITE_PROTECT: u64 = 0xC018_AA06;
-
-/// Bytes of a page; the engine stays out where the kernel's are others.
-const PAGE_BYTES: usize = 4096;
 
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WRITES: u64 = 1 << 1;
@@ -426,7 +424,6 @@ impl Uffd {
     /// # Errors
     /// What mmap or the registration say; nothing was announced or touched then.
     pub fn ring(self, announce: impl FnOnce(usize)) -> Result<(), Errno> {
-        const PAGE_BYTES: usize = 4096;
         // SAFETY: a fresh mapping.
         let page = unsafe { crate::mem::map_private(PAGE_BYTES, None) }?;
         let registered = self.register(page, PAGE_BYTES);

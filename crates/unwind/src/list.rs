@@ -3,6 +3,7 @@
 //! believed that is not also said by the object's own headers.
 
 use crate::objects::{Object, number};
+use uncopy_sys::mem::PAGE_BYTES;
 use uncopy_sys::peek::{peek, word};
 
 /// Objects that are looked at.
@@ -61,7 +62,7 @@ fn loaded(start: usize, bias: usize, link_map: usize) -> Option<Object> {
         let at = bias.wrapping_add(long(&segment[16..]));
         match number(segment) {
             LOAD => {
-                low = low.min(at / 4096 * 4096);
+                low = low.min(at / PAGE_BYTES * PAGE_BYTES);
                 high = high.max(at.wrapping_add(long(&segment[40..])));
             }
             EH_FRAME => eh_frame_header = at,

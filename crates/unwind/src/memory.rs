@@ -6,11 +6,10 @@
 
 use crate::trace::Trace;
 use core::ops::Range;
+use uncopy_sys::mem::PAGE_BYTES;
 use uncopy_sys::readable::is_readable;
 
 const WORD: usize = size_of::<usize>();
-/// The smallest page there is.
-const PAGE: usize = 4096;
 
 /// What may be read of a stack.
 pub struct Memory<'a> {
@@ -78,7 +77,7 @@ impl<'a> Memory<'a> {
             return true;
         }
         let is_there = is_readable(address, WORD);
-        if is_there && address / PAGE * PAGE == self.known.end {
+        if is_there && address / PAGE_BYTES * PAGE_BYTES == self.known.end {
             self.known.end = next_page(address);
         } else if is_there {
             self.known = address..next_page(address);
@@ -88,7 +87,7 @@ impl<'a> Memory<'a> {
 }
 
 const fn next_page(address: usize) -> usize {
-    (address / PAGE + 1).saturating_mul(PAGE)
+    (address / PAGE_BYTES + 1).saturating_mul(PAGE_BYTES)
 }
 
 #[inline]

@@ -8,7 +8,7 @@ use crate::rule::{Base, Rule, Saved};
 use crate::tables::{self, Context, frame};
 use crate::trace::Trace;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use uncopy_sys::mem;
+use uncopy_sys::mem::{self, PAGE_BYTES};
 
 static RULES: Cache = Cache::new();
 /// Part of every key: what was learned before an object was unloaded is never found again.
@@ -158,7 +158,7 @@ fn step(at: Registers, rule: Rule, memory: &mut Memory<'_>) -> Option<(Registers
 struct Room(Option<usize>);
 
 /// Bytes of the room that the rows take.
-const CONTEXT_BYTES: usize = size_of::<Context>().next_multiple_of(4096);
+const CONTEXT_BYTES: usize = size_of::<Context>().next_multiple_of(PAGE_BYTES);
 
 impl Room {
     fn get(&mut self) -> Option<(&mut Context, &mut [u8])> {
