@@ -21,6 +21,12 @@ impl core::fmt::Display for Errno {
     }
 }
 
+impl From<Errno> for std::io::Error {
+    fn from(errno: Errno) -> Self {
+        Self::from_raw_os_error(errno.0)
+    }
+}
+
 /// The calling thread's `errno`.
 #[must_use]
 pub fn get() -> i32 {

@@ -32,6 +32,9 @@ struct QueryArgument {
     build_id_address: u64,
 }
 
+// The number of a request holds its argument's size (include/uapi/asm-generic/ioctl.h).
+const _: () = assert!(size_of::<QueryArgument>() == (IOCTL_QUERY >> 16) as usize & 0x3FFF);
+
 /// A mapping of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {

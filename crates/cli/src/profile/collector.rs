@@ -3,7 +3,6 @@
 //! Nothing that a process wrote is believed: its file must be a regular one of the right size that belongs to
 //! the directory's owner or to root, and the reader (`uncopy_core::recording`) ends whatever the bytes are.
 
-use crate::os;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -266,7 +265,7 @@ pub fn cpu_seconds(pid: u32) -> Option<f64> {
         return None;
     }
     let ticks: u64 = fields.get(11)?.parse::<u64>().ok()?.saturating_add(fields.get(12)?.parse().ok()?);
-    Some(ticks as f64 / os::child::ticks_per_second() as f64)
+    Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 #[cfg(test)]

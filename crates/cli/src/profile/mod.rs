@@ -18,8 +18,8 @@ use crate::explain::write_whole;
 use crate::library;
 use crate::line;
 use crate::live;
-use crate::os::child::{self, Change, Child};
-use crate::os::{self, Disposition, Ending, Watch};
+use crate::os::child::{self, Change, Child, Ending, Watch};
+use crate::os::{self, Disposition};
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use crate::program;
 use crate::run;
@@ -38,8 +38,8 @@ use uncopy_profile::Profile;
 use uncopy_profile::assemble::{Run, assemble};
 use uncopy_profile::model::Machine;
 
-/// How often recordings are taken in, ms.
-const TICK_MS: u32 = 50;
+/// How often recordings are taken in.
+const TICK: Duration = Duration::from_millis(50);
 /// How often progress is shown, ticks.
 const PROGRESS_TICKS: u32 = 10;
 /// How long a process has to begin its recording when it is asked.
@@ -48,6 +48,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How a recording ended that was told to.
 const BY_SIGNAL: &str = "the recording was ended by a signal";
+/// The signal that ends the recording, and is not passed on to the program.
+const OWN_SIGNAL: Option<i32> = Some(libc::SIGINT);
 /// Longest recording that can be asked for, seconds.
 const MAX_DURATION_SECONDS: f64 = 1e7;
 
@@ -189,14 +191,14 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
     let status = match over {
         Outcome::Program(ending) => {
             watch.end();
-            return if status == EXIT_OK { os::end_like(ending) } else { status };
+            return if status == EXIT_OK { child::end_like(ending) } else { status };
         }
         Outcome::Asked(_) if gave_terminal && ended.is_none() => {
             // The program has the terminal: it is the job that whoever typed this waits for.
-            let ending = wait(child);
+            let ending = child.wait(OWN_SIGNAL);
             child::take_terminal();
             watch.end();
-            return if status == EXIT_OK { os::end_like(ending) } else { status };
+            return if status == EXIT_OK { child::end_like(ending) } else { status };
         }
         Outcome::Asked(_) => status,
     };
@@ -212,26 +214,6 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
         ));
     }
     status
-}
-
-/// Waits for the end of a program that is not recorded any more.
-fn wait(child: Child) -> Ending {
-    loop {
-        match child.change() {
-            Some(Change::Ended(ending, _)) => return ending,
-            Some(Change::Stopped(_)) => child::stop(),
-            None => pass_on(child, child::next_signal(1000)),
-        }
-    }
-}
-
-/// Passes a signal on that somebody sent; SIGINT is this command's own.
-fn pass_on(child: Child, signal: Option<child::Signal>) {
-    let Some(signal) = signal else { return };
-    let is_for_it = signal.is_sent && signal.sender != child.pid() && signal.number != libc::SIGINT;
-    if signal.number != libc::SIGCHLD && (is_for_it || signal.number == libc::SIGCONT) {
-        child.signal(signal.number);
-    }
 }
 
 /// Attaches to a process that runs under uncopy.
@@ -315,7 +297,7 @@ impl Session<'_> {
                 self.started = Instant::now();
                 return true;
             }
-            if let Some(signal) = child::next_signal(TICK_MS)
+            if let Some(signal) = child::next_signal(Some(TICK))
                 && matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP)
             {
                 self.is_asked_to_end = true;
@@ -347,10 +329,10 @@ impl Session<'_> {
             if shows_progress && ticks % PROGRESS_TICKS == 0 {
                 self.show_progress();
             }
-            let wait_ms = if has_more { 0 } else { TICK_MS };
-            let Some(signal) = child::next_signal(wait_ms) else { continue };
+            let timeout = if has_more { Duration::ZERO } else { TICK };
+            let Some(signal) = child::next_signal(Some(timeout)) else { continue };
             let ends = match self.child {
-                Some(_) => signal.number == libc::SIGINT,
+                Some(_) => Some(signal.number) == OWN_SIGNAL,
                 None => matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP),
             };
             if ends {
@@ -360,7 +342,7 @@ impl Session<'_> {
                 child::stop();
             }
             if let Some(child) = self.child {
-                pass_on(child, Some(signal));
+                child.pass_on(signal, OWN_SIGNAL);
             }
         };
         if shows_progress {
