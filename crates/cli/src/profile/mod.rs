@@ -20,13 +20,14 @@ use crate::line;
 use crate::live;
 use crate::os::child::{self, Change, Child, Ending, Watch};
 use crate::os::{self, Disposition};
-use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Illegal, Quoted, Reason};
 use crate::program;
 use crate::run;
 use crate::settings::{self, Given};
 use clap::ArgMatches;
 use collector::Collector;
 use directory::Directory;
+use out::Refused;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -93,15 +94,18 @@ pub fn main(matches: &ArgMatches, sigpipe: &Disposition) -> u8 {
     }
 }
 
-fn request(matches: &ArgMatches, command: &[OsString], pid: Option<u32>) -> Result<RecordingRequest, String> {
+fn request(
+    matches: &ArgMatches,
+    command: &[OsString],
+    pid: Option<u32>,
+) -> Result<RecordingRequest, Refused> {
     let duration = match matches.get_one::<OsString>(line::DURATION) {
         None => None,
         Some(text) => {
             let seconds = text.to_str().and_then(|text| text.parse::<f64>().ok());
             let legal = seconds.filter(|seconds| (0.001..=MAX_DURATION_SECONDS).contains(seconds));
-            let seconds = legal.ok_or_else(|| {
-                format!("--duration is {}; it must be a number of seconds from 0.001 to 1e7", Quoted(text))
-            })?;
+            let seconds = legal
+                .ok_or_else(|| Illegal::new("--duration", text, "a number of seconds from 0.001 to 1e7"))?;
             Some(Duration::from_secs_f64(seconds))
         }
     };
