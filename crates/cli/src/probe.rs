@@ -8,7 +8,8 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use uncopy_sys::mem::{self, PAGE_BYTES};
+use uncopy_sys::PAGE_BYTES;
+use uncopy_sys::mem;
 
 /// The device that gives out userfaultfds by its file permissions (Linux 6.1 and later).
 pub const DEVICE: &str = "/dev/userfaultfd";

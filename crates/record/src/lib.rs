@@ -43,7 +43,7 @@ use uncopy_core::recording::Event;
 use uncopy_sys::clock;
 
 // Neither crate depends on the other; everything else takes the number from one of them.
-const _: () = assert!(uncopy_core::addr::PAGE_BYTES == uncopy_sys::mem::PAGE_BYTES);
+const _: () = assert!(uncopy_core::addr::PAGE_BYTES == uncopy_sys::PAGE_BYTES);
 
 /// Smallest size that is recorded, bytes; `usize::MAX`: nothing is.
 static MIN_SIZE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);

@@ -28,10 +28,11 @@ use uncopy_core::recording::{
     NAME_OFFSET, PARENT_OFFSET, PHASE_OFFSET, PID_OFFSET, Phase, RING_OFFSET, SAMPLED_OFFSET,
     STACK_WORDS_USED_OFFSET, SUFFIX, Sampled,
 };
+use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::clock;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
-use uncopy_sys::mem::{self, Advice, PAGE_BYTES, Reservation};
+use uncopy_sys::mem::{self, Advice, Reservation};
 use uncopy_sys::{filter, ids, thread};
 
 const NONE: u32 = 0;

@@ -8,7 +8,6 @@
 
 use crate::call::{kernel, syscall};
 use crate::lock::Lock;
-use crate::mem::PAGE_BYTES;
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -104,7 +103,7 @@ unsafe impl dlmalloc::Allocator for Pages {
     }
 
     fn page_size(&self) -> usize {
-        PAGE_BYTES
+        crate::PAGE_BYTES
     }
 }
 

@@ -64,7 +64,7 @@ impl Area {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::mem::PAGE_BYTES;
+    use crate::PAGE_BYTES;
     use crate::pipe::Pipe;
     use crate::socket::Vector;
     use std::io::Read;

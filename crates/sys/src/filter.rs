@@ -4,10 +4,10 @@
 //! never happen because of us. So where a filter is in force, the calls that the engine makes are first
 //! made by a child process of our own that nobody waits for but us.
 
+use crate::PAGE_BYTES;
 use crate::call::syscall;
 use crate::control::Control;
 use crate::errno::{Errno, check};
-use crate::mem::PAGE_BYTES;
 use crate::uffd::{Reports, Uffd, wait};
 
 /// Whether system calls of this process are filtered; also where that cannot be told.

@@ -63,3 +63,6 @@ pub mod sync;
 pub mod thread;
 #[cfg_attr(loom, path = "simulated.rs")]
 pub mod uffd;
+
+/// Bytes of a page. Where the kernel's pages are others, nothing is tracked and nothing is lent.
+pub const PAGE_BYTES: usize = 4096;

@@ -3,8 +3,8 @@
 //! One page that the kernel empties in every child (`MADV_WIPEONFORK`, Linux 4.14), however it was forked. A
 //! process that shares its parent's memory (vfork) counts as its parent.
 
+use crate::PAGE_BYTES;
 use crate::call::{kernel, syscall};
-use crate::mem::PAGE_BYTES;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// Address of the page; 0: none yet; 1: there is none to be had.

@@ -4,9 +4,9 @@
 //! close every descriptor) or put one of its own in its place. So the open file bears a mark, and is asked for
 //! it before each use: bytes never go into a pipe that is not ours, nor are any taken out of one.
 
+use crate::PAGE_BYTES;
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
-use crate::mem::PAGE_BYTES;
 use crate::socket::Vector;
 use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
 

@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn memory_of_ours_can_hold_views_and_code_cannot() {
         let heap = vec![0u8; 1 << 20];
-        let address = heap.as_ptr() as usize + crate::mem::PAGE_BYTES;
+        let address = heap.as_ptr() as usize + crate::PAGE_BYTES;
         let one = |address: usize| {
             let mut found = None;
             all(address, address + 1, |mapping| {

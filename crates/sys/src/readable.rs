@@ -1,9 +1,9 @@
 //! Whether memory that the program points to can be read: its vectors and message headers, which the
 //! kernel answers with EFAULT where they are bad and which a hook must not die of.
 
+use crate::PAGE_BYTES;
 use crate::call::syscall;
 use crate::errno::Keep;
-use crate::mem::PAGE_BYTES;
 
 /// What the kernel's own copy from user memory takes at once here, bytes.
 const WORD_BYTES: usize = core::mem::size_of::<u64>();
@@ -31,6 +31,7 @@ pub fn is_readable(address: usize, len_bytes: usize) -> bool {
     }
     let _errno = Keep::new();
     let Some(last) = address.checked_add(len_bytes - WORD_BYTES) else { return false };
+    // The smallest page there is: a larger one is only looked at more often.
     let mut at = address;
     while at < last {
         if !is_word_readable(at) {

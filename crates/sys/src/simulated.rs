@@ -3,9 +3,9 @@
 //!
 //! Stands in for `uffd` under loom. Every request is one step, as it is in the kernel for one page.
 
+use crate::PAGE_BYTES;
 use crate::control::Control;
 use crate::errno::Errno;
-use crate::mem::PAGE_BYTES;
 pub use crate::messages::{Change, Fault, Message, Placed, Ready, Reports};
 use loom::sync::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};

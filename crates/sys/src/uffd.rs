@@ -4,10 +4,10 @@
 //! (Documentation/admin-guide/mm/userfaultfd.rst). The structures and numbers are those of
 //! include/uapi/linux/userfaultfd.h; distributions' headers may be older than the kernel.
 
+use crate::PAGE_BYTES;
 use crate::call::{kernel, syscall};
 use crate::control::Control;
 use crate::errno::{Errno, check};
-use crate::mem::PAGE_BYTES;
 pub use crate::messages::{Access, Change, Fault, Message, Placed, Ready, Reports};
 
 const API: u64 = 0xAA;

@@ -2,7 +2,7 @@
 //! loader's locks: for glibc before 2.35. Whatever is found may be gone or half made; the kernel reads it, and nothing is
 //! believed that is not also said by the object's own headers.
 
-use uncopy_sys::mem::PAGE_BYTES;
+use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::peek::{peek, word};
 
 /// Objects that are looked at.

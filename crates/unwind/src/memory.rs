@@ -6,7 +6,7 @@
 
 use crate::trace::Trace;
 use core::ops::Range;
-use uncopy_sys::mem::PAGE_BYTES;
+use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::readable::is_readable;
 
 const WORD: usize = size_of::<usize>();

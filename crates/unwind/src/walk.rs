@@ -8,7 +8,8 @@ use crate::rule::{Base, Rule, Saved};
 use crate::tables::{self, Context, frame};
 use crate::trace::{Trace, generation};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use uncopy_sys::mem::{self, PAGE_BYTES};
+use uncopy_sys::PAGE_BYTES;
+use uncopy_sys::mem;
 
 static RULES: Cache = Cache::new();
 static CONFINED: AtomicBool = AtomicBool::new(false);

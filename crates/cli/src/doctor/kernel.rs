@@ -7,8 +7,9 @@ use crate::os::{self, uffd};
 
 use std::io;
 use std::os::fd::AsFd as _;
+use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::mem::{self, PAGE_BYTES};
+use uncopy_sys::mem;
 use uncopy_sys::procmap;
 
 /// The first Linux with `UFFDIO_MOVE`.

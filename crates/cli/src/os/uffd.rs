@@ -3,8 +3,9 @@
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::mem::{PAGE_BYTES, Reservation};
+use uncopy_sys::mem::Reservation;
 pub use uncopy_sys::uffd::NEEDED_FEATURES;
 use uncopy_sys::uffd::{self, Uffd};
 

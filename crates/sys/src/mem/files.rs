@@ -206,7 +206,7 @@ pub fn mappings_limit() -> Option<u64> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::mem::PAGE_BYTES;
+    use crate::PAGE_BYTES;
 
     #[test]
     fn a_directory_that_others_can_enter_is_refused() {

@@ -4,9 +4,6 @@ use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 use std::ffi::c_void;
 
-/// Bytes of a page: the only size that uncopy works with. It stays out where the kernel's are others ([`page_size`]).
-pub const PAGE_BYTES: usize = 4096;
-
 /// A reserved range of addresses. It lives as long as the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
@@ -357,6 +354,7 @@ pub(crate) fn begin_model() {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::PAGE_BYTES;
 
     #[test]
     fn only_our_own_reservation_can_be_committed_or_discarded() {

@@ -1,6 +1,6 @@
 //! Which pages are there, in memory or swapped out.
 
-use super::mapping::PAGE_BYTES;
+use crate::PAGE_BYTES;
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 use std::ops::Range;
