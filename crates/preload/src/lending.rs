@@ -101,6 +101,6 @@ fn skip(parts: &mut [Part], mut len_bytes: usize) -> usize {
 fn wait_for_room(fd: c_int) -> bool {
     let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
     // SAFETY: one entry.
-    let ready = unsafe { libc::poll(&raw mut asked, 1, socket::patience_ms(fd).unwrap_or(-1)) };
+    let ready = unsafe { libc::poll(&raw mut asked, 1, socket::send_timeout_ms(fd).unwrap_or(-1)) };
     ready == 1 && asked.revents == libc::POLLOUT
 }

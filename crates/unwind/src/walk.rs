@@ -14,7 +14,7 @@ use uncopy_sys::mem;
 static RULES: Cache = Cache::new();
 static CONFINED: AtomicBool = AtomicBool::new(false);
 /// Frames that are left out: first address, and how many.
-static HIDDEN: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
+static SKIPPED: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
 
 /// Frames that are looked at, those that are left out as well.
 const LOOKED_AT: usize = crate::FRAMES + 24;
@@ -23,8 +23,8 @@ const ADDRESS_BITS: u32 = 48;
 
 /// See [`crate::hide`].
 pub fn hide(start: usize, end: usize) {
-    HIDDEN.0.store(start, Relaxed);
-    HIDDEN.1.store(end.saturating_sub(start), Relaxed);
+    SKIPPED.0.store(start, Relaxed);
+    SKIPPED.1.store(end.saturating_sub(start), Relaxed);
 }
 
 /// See [`crate::confine`].
@@ -48,7 +48,7 @@ pub fn capture_traced(start: Registers, frames: &mut [usize], trace: &mut Trace)
 fn walk(start: Registers, frames: &mut [usize], trace: Option<&mut Trace>) -> usize {
     let is_free = !CONFINED.load(Relaxed);
     let generation = generation() << (ADDRESS_BITS + 1);
-    let (hidden, hidden_len) = (HIDDEN.0.load(Relaxed), HIDDEN.1.load(Relaxed));
+    let (hidden, hidden_len) = (SKIPPED.0.load(Relaxed), SKIPPED.1.load(Relaxed));
     let most = frames.len().min(crate::FRAMES);
     let mut memory = Memory::around(start.sp, is_free, trace);
     let mut room = Room(None);
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(step(at, rule(64), &mut memory), Some((Registers { ip: 0, sp: sp + 64, bp: 0 }, false)));
         assert_eq!(step(at, rule(72), &mut memory), None);
         assert_eq!(step(at, rule(60), &mut memory), None);
-        // SAFETY: as above.
+        // SAFETY: the page that is left, to which nothing refers any more.
         unsafe { mem::unmap(start, page).expect("ours") };
     }
 }

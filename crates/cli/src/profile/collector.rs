@@ -61,7 +61,7 @@ pub struct Collector {
 impl Collector {
     /// Looks for new recordings and takes in what has come. Whether any process has more right away.
     pub fn collect(&mut self, directory: &Path) -> bool {
-        self.look(directory);
+        self.find_recordings(directory);
         let mut has_more = false;
         for source in &mut self.sources {
             has_more |= source.drain();
@@ -69,7 +69,7 @@ impl Collector {
         has_more
     }
 
-    fn look(&mut self, directory: &Path) {
+    fn find_recordings(&mut self, directory: &Path) {
         let Ok(entries) = fs::read_dir(directory) else { return };
         for entry in entries.flatten() {
             let name = entry.file_name();
