@@ -419,7 +419,7 @@ impl Uffd {
     #[must_use]
     pub unsafe fn copy(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
         Self::place(len_bytes, (destination, source), |argument| {
-            // SAFETY: the structure that the request takes; the caller's promise for the source.
+            // SAFETY: the request takes one uffdio_copy; the caller says that the source is readable.
             cut(argument, |argument| unsafe { kernel!(Copy, libc::ioctl(self.fd, IOCTL_COPY, argument)) })
         })
     }
@@ -432,7 +432,7 @@ impl Uffd {
     pub unsafe fn copy_protected(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
         Self::place(len_bytes, (destination, source), |argument| {
             argument.mode = COPY_MODE_PROTECTED;
-            // SAFETY: the structure that the request takes; the caller's promise for the source.
+            // SAFETY: the request takes one uffdio_copy; the caller says that the source is readable.
             cut(argument, |argument| unsafe { kernel!(Copy, libc::ioctl(self.fd, IOCTL_COPY, argument)) })
         })
     }
@@ -458,7 +458,7 @@ impl Uffd {
     #[must_use]
     pub unsafe fn move_pages(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
         Self::place(len_bytes, (destination, source), |argument| {
-            // SAFETY: the structure that the request takes; the caller's promise for both ranges.
+            // SAFETY: the request takes one uffdio_move; the caller may rearrange both ranges.
             cut(argument, |argument| unsafe { kernel!(Move, libc::ioctl(self.fd, IOCTL_MOVE, argument)) })
         })
     }
@@ -530,7 +530,7 @@ impl Uffd {
         if got == -1 {
             let is_gone = matches!(crate::errno::get(), libc::EBADF | libc::EINVAL);
             if !is_gone && crate::errno::get() != libc::EAGAIN {
-                crate::thread::pause();
+                crate::clock::pause();
             }
             return !is_gone;
         }
@@ -547,7 +547,7 @@ pub fn wait(first: Uffd, second: Option<Uffd>, control: Control, timeout_ms: i32
     let ready = unsafe { kernel!(Poll, libc::poll(polls.as_mut_ptr(), 3, timeout_ms)) };
     if ready == -1 {
         // Interrupted, or no memory: reading does not wait, so it tells as well.
-        crate::thread::pause();
+        crate::clock::pause();
         return Ready { first: true, second: second.is_some(), ..Ready::default() };
     }
     let [first, second, control] = polls.map(|poll| poll.revents);
