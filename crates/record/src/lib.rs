@@ -193,7 +193,7 @@ impl Timer {
         let end = clock::ticks();
         if usize::try_from(done).is_ok_and(|done| done >= min_size_bytes()) {
             let stack = Stack::here();
-            // SAFETY: the caller's promise.
+            // SAFETY: a call that transferred bytes has read the vector: it holds `count` parts.
             let parts = unsafe { core::slice::from_raw_parts(vector, count) };
             self.enter(end, stack, transfer, parts, done as usize);
         }

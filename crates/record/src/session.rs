@@ -41,9 +41,9 @@ const MAPPED: u32 = 2;
 const READY: u32 = 3;
 const FAILED: u32 = 4;
 
-/// Pauses (some 70 µs each) for which an event waits until another thread has made the file.
+/// Polls, some 70 µs apart, before an event abandons waiting for the file that another thread makes.
 const MAX_PAUSES: u32 = 3_000;
-/// Pauses at the end of a recording, for events that are being entered.
+/// Polls, some 70 µs apart, at the end of a recording, for events that are being entered.
 const LAST_PAUSES: u32 = 20;
 
 /// The page that is emptied in children.

@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(pipe.put(&[Vector { address: base, len_bytes: PAGE_BYTES }]), Ok(PAGE_BYTES));
         let area = area.renewed().expect("memory");
         assert_eq!(area.base(), base);
-        // SAFETY: as above.
+        // SAFETY: still the area's page, a new one now.
         unsafe {
             assert_eq!(*(base as *const u8), 0);
             (base as *mut u8).write_bytes(2, PAGE_BYTES);

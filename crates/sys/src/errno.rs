@@ -36,7 +36,7 @@ pub fn get() -> i32 {
 
 /// Sets the calling thread's `errno`.
 pub fn set(value: i32) {
-    // SAFETY: as in `get`.
+    // SAFETY: __errno_location returns a pointer that is this thread's own and writable.
     unsafe { *libc::__errno_location() = value }
 }
 

@@ -104,7 +104,8 @@ impl Watch {
             }
             _ => {
                 if own_group {
-                    // In both, because either may be the first to need it. SAFETY: as above.
+                    // In both, because either may be the first to need it.
+                    // SAFETY: setpgid takes numbers.
                     unsafe { libc::setpgid(pid, pid) };
                 }
                 Ok(Child { pid, has_own_group: own_group })

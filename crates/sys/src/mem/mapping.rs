@@ -51,7 +51,7 @@ impl Reservation {
         if len_bytes >= self.len_bytes {
             return self;
         }
-        // SAFETY: the caller's promise. What cannot be given back stays and is not used.
+        // SAFETY: the end of our own range, which the caller says nobody needs. What cannot be given back stays unused.
         let _ = unsafe { unmap(self.base + len_bytes, self.len_bytes - len_bytes) };
         Self { len_bytes, ..self }
     }
@@ -91,7 +91,7 @@ impl Reservation {
     pub unsafe fn discard(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         self.within(address, len_bytes)?;
         let advice = libc::MADV_DONTNEED;
-        // SAFETY: the caller's promise.
+        // SAFETY: within our own range, whose bytes the caller says nobody needs.
         check(unsafe { kernel!(Discard, syscall!(libc::SYS_madvise, address, len_bytes, advice)) })?;
         #[cfg(loom)]
         crate::uffd::set_present(address, len_bytes, false);
@@ -168,7 +168,7 @@ impl Reservation {
 pub enum Advice {
     /// Pages are moved one by one: huge ones would be split.
     NoHugePages,
-    /// Hidden memory, and addresses without memory, are of no use in a core dump.
+    /// The arena, and addresses without memory, are of no use in a core dump.
     NotInCoreDumps,
     /// The program's own memory is.
     InCoreDumps,
@@ -187,7 +187,7 @@ pub unsafe fn replace(address: usize, len_bytes: usize, fill: impl FnOnce(usize)
     let made = map(len_bytes, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
     fill(made);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    // SAFETY: the source was made above; the caller's promise for the destination.
+    // SAFETY: the source was made above; the destination is ours, and the caller gives its bytes up.
     unsafe {
         let moved = kernel!(Remap, syscall!(libc::SYS_mremap, made, len_bytes, len_bytes, flags, address));
         check(moved).map(drop).inspect_err(|_| {
@@ -204,7 +204,7 @@ pub unsafe fn replace(address: usize, len_bytes: usize, fill: impl FnOnce(usize)
 /// # Safety
 /// Nobody may need the range any more.
 pub unsafe fn unmap(address: usize, len_bytes: usize) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller says that nobody needs the range.
     check(unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, address, len_bytes)) }).map(drop)
 }
 
@@ -277,7 +277,7 @@ pub unsafe fn map_private(len_bytes: usize, address: Option<usize>) -> Result<us
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let Some(address) = address else { return map(len_bytes, protection, flags, -1) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller says that the mapping is ours and may be replaced.
     unsafe { map_at(address, len_bytes, protection, flags, -1) }.map(|()| address)
 }
 
@@ -294,7 +294,7 @@ pub(crate) unsafe fn map_at(
     fd: i32,
 ) -> Result<(), Errno> {
     let flags = flags | libc::MAP_FIXED;
-    // SAFETY: the caller's promise.
+    // SAFETY: MAP_FIXED replaces what is there: the caller says that it is ours, and its bytes nobody's.
     let mapped =
         unsafe { kernel!(Map, syscall!(libc::SYS_mmap, address, len_bytes, protection, flags, fd, 0)) };
     check(mapped).map(drop)
@@ -312,7 +312,7 @@ pub unsafe fn map_as_asked(
     fd: i32,
     offset: i64,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's own call, made as it asked for it.
     unsafe { syscall!(libc::SYS_mmap, address, len_bytes, protection, flags, fd, offset) as *mut c_void }
 }
 
