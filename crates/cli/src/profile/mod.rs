@@ -62,7 +62,7 @@ struct RecordingRequest {
     min_size_bytes: Option<u64>,
 }
 
-/// Why a recording was over.
+/// How a recording ended.
 enum Outcome {
     /// The program ended, and with it everything that was recorded.
     Program(Ending),
@@ -188,11 +188,11 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
         seconds: 0.0,
         name: name.clone(),
     };
-    let over = session.record();
+    let outcome = session.record();
     let ended = session.child_ended;
     let gave_terminal = session.gave_terminal;
-    let status = session.finish(command, &over);
-    let status = match over {
+    let status = session.finish(command, &outcome);
+    let status = match outcome {
         Outcome::Program(ending) => {
             watch.end();
             return if status == EXIT_OK { child::end_like(ending) } else { status };
@@ -267,8 +267,8 @@ fn attach(pid: u32, request: &RecordingRequest) -> u8 {
         output::complain(why_not);
         return EXIT_FAILURE;
     }
-    let over = session.record();
-    let status = session.finish(&command, &over);
+    let outcome = session.record();
+    let status = session.finish(&command, &outcome);
     watch.end();
     status
 }
@@ -321,10 +321,10 @@ impl Session<'_> {
     fn record(&mut self) -> Outcome {
         let mut ticks = 0;
         let shows_progress = std::io::stderr().is_terminal();
-        let over = loop {
+        let outcome = loop {
             let has_more = self.collector.collect(self.directory.path());
-            if let Some(over) = self.is_over() {
-                break over;
+            if let Some(outcome) = self.outcome() {
+                break outcome;
             }
             if self.is_asked_to_end {
                 break Outcome::Asked(BY_SIGNAL.to_owned());
@@ -353,13 +353,14 @@ impl Session<'_> {
             let _ = std::io::stderr().write_all(b"\r\x1b[K");
         }
         self.seconds = self.started.elapsed().as_secs_f64();
-        if let Outcome::Asked(_) = over {
+        if let Outcome::Asked(_) = outcome {
             self.stop();
         }
-        over
+        outcome
     }
 
-    fn is_over(&mut self) -> Option<Outcome> {
+    /// How it ended, if it has.
+    fn outcome(&mut self) -> Option<Outcome> {
         if let Some(child) = self.child {
             match child.change() {
                 Some(Change::Ended(ending, cpu_seconds)) => {
@@ -417,7 +418,7 @@ impl Session<'_> {
     }
 
     /// Puts the profile together, writes it and shows it; the exit status if the program does not give one.
-    fn finish(self, command: &[OsString], over: &Outcome) -> u8 {
+    fn finish(self, command: &[OsString], outcome: &Outcome) -> u8 {
         let mut warnings = Vec::new();
         if self.collector.without_room > 0 {
             let more = self.collector.without_room;
@@ -439,7 +440,7 @@ impl Session<'_> {
         let run = Run {
             uncopy: env!("CARGO_PKG_VERSION").to_owned(),
             command: command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
-            ending: match over {
+            ending: match outcome {
                 Outcome::Program(Ending::Exited(status)) => {
                     format!("the program exited with status {status}")
                 }
