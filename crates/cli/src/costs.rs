@@ -7,7 +7,7 @@
 use crate::environment::Environment;
 use crate::library;
 use crate::os;
-use crate::output::{Quoted, Reason};
+use crate::output::Reason;
 use crate::settings::LEDGER;
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -121,23 +121,19 @@ fn to_text(costs: &Costs, machine: &str) -> String {
 /// Stores costs of this machine, so that no reader finds half of them.
 ///
 /// # Errors
-/// A whole message.
-pub fn store(path: &Path, costs: &Costs) -> Result<(), String> {
-    let write = || {
-        if let Some(directory) = path.parent() {
-            DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        }
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(format!(".{}.part", std::process::id()));
+/// What writing says.
+pub fn store(path: &Path, costs: &Costs) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.part", std::process::id()));
+    let _ = fs::remove_file(&beside);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+    let written = file.write_all(to_text(costs, &machine()).as_bytes());
+    written.and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
         let _ = fs::remove_file(&beside);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
-        let written = file.write_all(to_text(costs, &machine()).as_bytes());
-        written.and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
-            let _ = fs::remove_file(&beside);
-        })
-    };
-    write()
-        .map_err(|error: io::Error| format!("cannot write {}: {}", Quoted(path.as_os_str()), Reason(&error)))
+    })
 }
 
 /// Measures: the library in [`PROCESSES`] processes, and the median of each constant.

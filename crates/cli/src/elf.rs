@@ -1,78 +1,37 @@
 //! Reads what decides whether a program can be reached by preloading: an ELF file's class and
 //! machine, its loader, the libraries it needs, its Go build information and the symbols it
-//! defines.
+//! defines. The format is the `object` crate's business.
 //!
-//! Files are hostile here: every offset, size and count comes from the file. Nothing is indexed
-//! without a check, nothing larger than a fixed bound is read, and a damaged part reads as absent.
-//! Only 64-bit files of this machine's byte order are read further than the header, because no
-//! other can be accelerated.
+//! Files are hostile here: every offset, size and count comes from the file. No more than a fixed
+//! number of bytes is read, and a damaged part reads as absent. Only 64-bit files of this machine's
+//! byte order are read further than the header, because no other can be accelerated.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use object::elf::{self, FileHeader64, ProgramHeader64};
+use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionHeader as _, Sym as _};
+use object::{Endianness, NativeEndian, ReadCache, ReadRef, StringTable, pod};
+use std::cell::Cell;
+use std::io::{Read, Seek};
+use std::ops::Range;
 
-/// The header and usually all program headers are in the first page.
-const HEAD_BYTES: usize = 4096;
-/// Longest program header table; the kernel's own bound (`fs/binfmt_elf.c`, `load_elf_phdrs`).
-const PROGRAM_HEADERS_LIMIT_BYTES: usize = 65536;
-/// Longest section header table, dynamic section or name table that is read.
-const TABLE_LIMIT_BYTES: usize = 8 << 20;
-/// Longest name that is read: a path.
-const NAME_LIMIT_BYTES: usize = 4096;
-
-const PT_LOAD: u32 = 1;
-const PT_DYNAMIC: u32 = 2;
-const PT_INTERP: u32 = 3;
-const PT_NOTE: u32 = 4;
-const SHT_DYNSYM: u32 = 11;
-const DT_NEEDED: u64 = 1;
-const DT_STRTAB: u64 = 5;
-const DT_STRSZ: u64 = 10;
-/// Type of the note that the Go linker writes, with the name `Go\0\0`.
+/// The header, and whatever line a script begins with.
+const HEAD_BYTES: u64 = 4096;
+/// Bytes that are read of a file at most.
+const MAX_READ_BYTES: u64 = 32 << 20;
+/// Longest name that is believed: a path.
+const MAX_NAME_BYTES: usize = 4096;
+/// Type of the note that the Go linker writes, with the name `Go`.
 const NT_GO_BUILD_ID: u32 = 4;
 
-const PROGRAM_HEADER_BYTES: usize = 56;
-const SECTION_HEADER_BYTES: usize = 64;
-const SYMBOL_BYTES: usize = 24;
+type Header = FileHeader64<NativeEndian>;
 
 /// `e_machine` of the machine this was built for; `None` if the command does not know it.
 pub const THIS_MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
-    Some(62)
+    Some(elf::EM_X86_64)
 } else if cfg!(target_arch = "aarch64") {
-    Some(183)
+    Some(elf::EM_AARCH64)
 } else {
     None
 };
-
-/// Where bytes come from: a file, or a test's array.
-pub trait Source {
-    /// Reads at `offset` as many bytes as there are, up to the buffer's length.
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> usize;
-}
-
-impl Source for [u8] {
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> usize {
-        let rest = usize::try_from(offset).ok().and_then(|offset| self.get(offset..)).unwrap_or(&[]);
-        let len_bytes = rest.len().min(buffer.len());
-        buffer[..len_bytes].copy_from_slice(&rest[..len_bytes]);
-        len_bytes
-    }
-}
-
-impl Source for File {
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> usize {
-        let mut done = 0;
-        while done < buffer.len() {
-            let Some(position) = offset.checked_add(done as u64) else { break };
-            match FileExt::read_at(self, &mut buffer[done..], position) {
-                Ok(0) => break,
-                Ok(read) => done += read,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => break,
-            }
-        }
-        done
-    }
-}
 
 /// What a file begins with.
 #[derive(Debug, PartialEq, Eq)]
@@ -94,49 +53,34 @@ pub enum Kind {
     Other,
 }
 
-#[derive(Clone, Copy)]
-struct ProgramHeader {
-    kind: u32,
-    offset: u64,
-    address: u64,
-    file_bytes: u64,
-}
-
-#[derive(Clone, Copy)]
-struct Section {
-    name: u32,
-    kind: u32,
-    offset: u64,
-    file_bytes: u64,
-    link: u32,
-}
-
 /// An executable file, its first page read.
-pub struct Image<'a, S: Source + ?Sized> {
-    source: &'a S,
+pub struct Image<R: Read + Seek> {
     head: Vec<u8>,
+    cache: ReadCache<R>,
+    /// Bytes that may still be read.
+    left_bytes: Cell<u64>,
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
-}
+impl<'a, R: Read + Seek> ReadRef<'a> for &'a Image<R> {
+    fn len(self) -> Result<u64, ()> {
+        self.cache.len()
+    }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
-}
+    fn read_bytes_at(self, offset: u64, len_bytes: u64) -> Result<&'a [u8], ()> {
+        self.left_bytes.set(self.left_bytes.get().checked_sub(len_bytes).ok_or(())?);
+        self.cache.read_bytes_at(offset, len_bytes)
+    }
 
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
+        let found = self.cache.read_bytes_at_until(range, delimiter)?;
+        self.left_bytes.set(self.left_bytes.get().checked_sub(found.len() as u64 + 1).ok_or(())?);
+        Ok(found)
+    }
 }
 
 /// The bytes up to the first zero.
 fn until_zero(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or(&[])
-}
-
-/// The zero-terminated name at `offset` of a name table.
-fn name_at(names: &[u8], offset: u32) -> &[u8] {
-    until_zero(usize::try_from(offset).ok().and_then(|offset| names.get(offset..)).unwrap_or(&[]))
 }
 
 /// Splits the first line of a script as the kernel does (`fs/binfmt_script.c`).
@@ -151,13 +95,15 @@ fn script(line: &[u8]) -> Kind {
     Kind::Script { interpreter: interpreter.to_vec(), argument: (!rest.is_empty()).then(|| rest.to_vec()) }
 }
 
-impl<'a, S: Source + ?Sized> Image<'a, S> {
+impl<R: Read + Seek> Image<R> {
     /// Reads the first page.
-    pub fn read(source: &'a S) -> Self {
-        let mut head = vec![0; HEAD_BYTES];
-        let read = source.read_at(0, &mut head);
-        head.truncate(read);
-        Self { source, head }
+    pub fn read(mut source: R) -> Self {
+        let mut head = Vec::new();
+        // What cannot be read is not there.
+        let _ = source.rewind().and_then(|()| source.by_ref().take(HEAD_BYTES).read_to_end(&mut head));
+        // As in the kernel, zeroes follow.
+        head.resize(head.len().max(size_of::<Header>()), 0);
+        Self { head, cache: ReadCache::new(source), left_bytes: Cell::new(MAX_READ_BYTES) }
     }
 
     /// What the file is.
@@ -165,73 +111,41 @@ impl<'a, S: Source + ?Sized> Image<'a, S> {
         if let Some(line) = self.head.strip_prefix(b"#!") {
             return script(line);
         }
-        if !self.head.starts_with(b"\x7fELF") {
-            return Kind::Other;
-        }
-        let (Some(class), Some(order), Some(machine)) =
-            (self.head.get(4), self.head.get(5), u16_at(&self.head, 18))
-        else {
+        let Ok((header, _)) = pod::from_bytes::<FileHeader64<Endianness>>(&self.head) else {
             return Kind::Other;
         };
-        let native_order = if cfg!(target_endian = "little") { 1 } else { 2 };
-        let machine = if *order == native_order { machine } else { machine.swap_bytes() };
-        match class {
-            1 => Kind::Bits32,
-            2 if *order != native_order || THIS_MACHINE.is_some_and(|this| this != machine) => {
+        if header.e_ident.magic != elf::ELFMAG {
+            return Kind::Other;
+        }
+        let order = if header.is_little_endian() { Endianness::Little } else { Endianness::Big };
+        let machine = header.e_machine.get(order);
+        match header.e_ident.class {
+            elf::ELFCLASS32 => Kind::Bits32,
+            elf::ELFCLASS64
+                if order != Endianness::default() || THIS_MACHINE.is_some_and(|this| this != machine) =>
+            {
                 Kind::OtherMachine(machine)
             }
-            2 => Kind::Native,
+            elf::ELFCLASS64 => Kind::Native,
             _ => Kind::Other,
         }
     }
 
-    /// Reads `len_bytes` at `offset`, or nothing if that is more than `limit_bytes` or than there is.
-    fn bytes(&self, offset: u64, len_bytes: u64, limit_bytes: usize) -> Option<Vec<u8>> {
-        let len_bytes = usize::try_from(len_bytes).ok().filter(|len| *len <= limit_bytes)?;
-        let start = usize::try_from(offset).ok()?;
-        if let Some(held) = self.head.get(start..start.checked_add(len_bytes)?) {
-            return Some(held.to_vec());
-        }
-        let mut bytes = Vec::new();
-        // A damaged file may claim more than it has; take memory only as bytes really arrive.
-        while bytes.len() < len_bytes {
-            let done = bytes.len();
-            bytes.resize(len_bytes.min(done + 65536), 0);
-            let wanted = bytes.len() - done;
-            if self.source.read_at(offset.checked_add(done as u64)?, &mut bytes[done..]) < wanted {
-                return None;
-            }
-        }
-        Some(bytes)
+    fn header(&self) -> Option<&Header> {
+        pod::from_bytes(&self.head).ok().map(|(header, _)| header).filter(|_| self.kind() == Kind::Native)
     }
 
-    fn program_headers(&self) -> Vec<ProgramHeader> {
-        let read = || {
-            let offset = u64_at(&self.head, 32)?;
-            let entry_bytes = usize::from(u16_at(&self.head, 54)?);
-            let count = usize::from(u16_at(&self.head, 56)?);
-            if entry_bytes != PROGRAM_HEADER_BYTES {
-                return None;
-            }
-            self.bytes(offset, (entry_bytes * count) as u64, PROGRAM_HEADERS_LIMIT_BYTES)
-        };
-        let table = read().unwrap_or_default();
-        let parse = |entry: &[u8]| {
-            Some(ProgramHeader {
-                kind: u32_at(entry, 0)?,
-                offset: u64_at(entry, 8)?,
-                address: u64_at(entry, 16)?,
-                file_bytes: u64_at(entry, 32)?,
-            })
-        };
-        table.chunks_exact(PROGRAM_HEADER_BYTES).filter_map(parse).collect()
+    fn program_headers(&self) -> &[ProgramHeader64<NativeEndian>] {
+        let read = |header: &Header| header.program_headers(NativeEndian, self).ok();
+        self.header().and_then(read).unwrap_or_default()
     }
 
     /// The loader that the kernel starts (`PT_INTERP`); `None` for a static program.
     pub fn loader(&self) -> Option<Vec<u8>> {
-        let header = self.program_headers().into_iter().find(|header| header.kind == PT_INTERP)?;
-        let name = self.bytes(header.offset, header.file_bytes, NAME_LIMIT_BYTES)?;
-        Some(until_zero(&name).to_vec())
+        let mut headers = self.program_headers().iter();
+        let header = headers.find(|header| header.p_type(NativeEndian) == elf::PT_INTERP)?;
+        let name = header.interpreter(NativeEndian, self).ok()??;
+        (name.len() <= MAX_NAME_BYTES).then(|| name.to_vec())
     }
 
     /// The libraries that the file names itself (`DT_NEEDED`).
@@ -241,42 +155,38 @@ impl<'a, S: Source + ?Sized> Image<'a, S> {
 
     fn read_needed(&self) -> Option<Vec<Vec<u8>>> {
         let headers = self.program_headers();
-        let dynamic = headers.iter().find(|header| header.kind == PT_DYNAMIC)?;
-        let entries = self.bytes(dynamic.offset, dynamic.file_bytes, TABLE_LIMIT_BYTES)?;
-        let entries: Vec<(u64, u64)> = entries
-            .chunks_exact(16)
-            .filter_map(|entry| Some((u64_at(entry, 0)?, u64_at(entry, 8)?)))
-            .take_while(|(tag, _)| *tag != 0)
-            .collect();
-        let value = |wanted: u64| entries.iter().find(|(tag, _)| *tag == wanted).map(|(_, value)| *value);
-        let address = value(DT_STRTAB)?;
-        let segment = headers.iter().find(|header| {
-            header.kind == PT_LOAD
-                && address.checked_sub(header.address).is_some_and(|into| into < header.file_bytes)
+        let entries = headers.iter().find_map(|header| header.dynamic(NativeEndian, self).ok().flatten())?;
+        let end = entries.iter().position(|entry| entry.tag32(NativeEndian) == Some(elf::DT_NULL));
+        let with = |tag| {
+            let entries = entries[..end.unwrap_or(entries.len())].iter();
+            entries.filter(move |entry| entry.tag32(NativeEndian) == Some(tag))
+        };
+        let address = with(elf::DT_STRTAB).next()?.d_val(NativeEndian);
+        let len_bytes = with(elf::DT_STRSZ).next()?.d_val(NativeEndian);
+        let offset = headers.iter().find_map(|header| {
+            let (offset, file_bytes) = header.file_range(NativeEndian);
+            let into = address.checked_sub(header.p_vaddr(NativeEndian))?;
+            let is_loaded = header.p_type(NativeEndian) == elf::PT_LOAD && into < file_bytes;
+            offset.checked_add(into).filter(|_| is_loaded)
         })?;
-        let offset = segment.offset.checked_add(address - segment.address)?;
-        let names = self.bytes(offset, value(DT_STRSZ)?, TABLE_LIMIT_BYTES)?;
-        let needed = entries.iter().filter(|(tag, _)| *tag == DT_NEEDED);
-        Some(
-            needed
-                .filter_map(|(_, offset)| u32::try_from(*offset).ok())
-                .map(|offset| name_at(&names, offset).to_vec())
-                .filter(|name| !name.is_empty() && name.len() <= NAME_LIMIT_BYTES)
-                .collect(),
-        )
+        let names = StringTable::new(self, offset, offset.checked_add(len_bytes)?);
+        let needed = with(elf::DT_NEEDED).filter_map(|entry| entry.string(NativeEndian, names).ok());
+        Some(needed.filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
     }
 
     /// Whether the Go linker made the file: a `.go.buildinfo` section or the Go build-id note.
     pub fn is_go(&self) -> bool {
-        let sections = self.sections();
-        self.section_names(&sections).is_some_and(|names| {
-            sections.iter().any(|section| name_at(&names, section.name) == b".go.buildinfo")
-        }) || self.program_headers().iter().any(|header| {
-            header.kind == PT_NOTE
-                && self
-                    .bytes(header.offset, header.file_bytes.min(65536), 65536)
-                    .is_some_and(|notes| holds_go_note(&notes))
-        })
+        let has_section = self
+            .header()
+            .and_then(|header| header.sections(NativeEndian, self).ok())
+            .is_some_and(|sections| sections.section_by_name(NativeEndian, b".go.buildinfo").is_some());
+        has_section
+            || self
+                .program_headers()
+                .iter()
+                .filter_map(|header| header.notes(NativeEndian, self).ok()?)
+                .flat_map(|notes| notes.map_while(Result::ok))
+                .any(|note| note.n_type(NativeEndian) == NT_GO_BUILD_ID && note.name() == b"Go")
     }
 
     /// Which of `wanted` the file defines itself, for others to use (in `.dynsym`).
@@ -285,71 +195,20 @@ impl<'a, S: Source + ?Sized> Image<'a, S> {
     }
 
     fn read_defines(&self, wanted: &[&'static str]) -> Option<Vec<&'static str>> {
-        let sections = self.sections();
-        let table = sections.iter().find(|section| section.kind == SHT_DYNSYM)?;
-        let names = sections.get(usize::try_from(table.link).ok()?)?;
-        let names = self.bytes(names.offset, names.file_bytes, TABLE_LIMIT_BYTES)?;
-        let symbols = self.bytes(table.offset, table.file_bytes, TABLE_LIMIT_BYTES)?;
-        let mut found = Vec::new();
-        for symbol in symbols.chunks_exact(SYMBOL_BYTES) {
-            // Section 0 means that the symbol is needed, not defined.
-            if u16_at(symbol, 6)? == 0 {
-                continue;
-            }
-            let name = name_at(&names, u32_at(symbol, 0)?);
-            found.extend(wanted.iter().filter(|wanted| wanted.as_bytes() == name));
-        }
-        Some(found)
+        let sections = self.header()?.sections(NativeEndian, self).ok()?;
+        let symbols = sections.symbols(NativeEndian, self, elf::SHT_DYNSYM).ok()?;
+        // At once: a symbol's name at a time would be a system call each.
+        let names = sections.section(symbols.string_section()).ok()?;
+        let names = names.data(NativeEndian, self).ok()?;
+        let names = StringTable::new(names, 0, names.len() as u64);
+        let defined = symbols.iter().filter(|symbol| !symbol.is_undefined(NativeEndian));
+        let defined = defined.filter_map(|symbol| symbol.name(NativeEndian, names).ok());
+        Some(
+            defined
+                .flat_map(|name| wanted.iter().copied().filter(move |wanted| wanted.as_bytes() == name))
+                .collect(),
+        )
     }
-
-    fn sections(&self) -> Vec<Section> {
-        let read = || {
-            let offset = u64_at(&self.head, 40)?;
-            let entry_bytes = usize::from(u16_at(&self.head, 58)?);
-            let count = usize::from(u16_at(&self.head, 60)?);
-            if entry_bytes != SECTION_HEADER_BYTES {
-                return None;
-            }
-            self.bytes(offset, (entry_bytes * count) as u64, TABLE_LIMIT_BYTES)
-        };
-        let table = read().unwrap_or_default();
-        let parse = |entry: &[u8]| {
-            Some(Section {
-                name: u32_at(entry, 0)?,
-                kind: u32_at(entry, 4)?,
-                offset: u64_at(entry, 24)?,
-                file_bytes: u64_at(entry, 32)?,
-                link: u32_at(entry, 40)?,
-            })
-        };
-        table.chunks_exact(SECTION_HEADER_BYTES).filter_map(parse).collect()
-    }
-
-    fn section_names(&self, sections: &[Section]) -> Option<Vec<u8>> {
-        let names = sections.get(usize::from(u16_at(&self.head, 62)?))?;
-        self.bytes(names.offset, names.file_bytes, TABLE_LIMIT_BYTES)
-    }
-}
-
-/// Whether a note segment holds the Go linker's note.
-fn holds_go_note(notes: &[u8]) -> bool {
-    let mut rest = notes;
-    let aligned = |bytes: u32| usize::try_from(bytes).ok()?.checked_next_multiple_of(4);
-    while let (Some(name_bytes), Some(content_bytes), Some(kind)) =
-        (u32_at(rest, 0), u32_at(rest, 4), u32_at(rest, 8))
-    {
-        if kind == NT_GO_BUILD_ID && name_bytes == 4 && rest.get(12..16) == Some(b"Go\0\0") {
-            return true;
-        }
-        let note_bytes = aligned(name_bytes)
-            .zip(aligned(content_bytes))
-            .and_then(|(name, content)| name.checked_add(content)?.checked_add(12));
-        match note_bytes.and_then(|note_bytes| rest.get(note_bytes..)) {
-            Some(next) => rest = next,
-            None => break,
-        }
-    }
-    false
 }
 
 #[cfg(test)]

@@ -1,7 +1,13 @@
 //! ELF files made by hand, damaged ones, and random bytes.
 
 use super::*;
+use object::elf::{
+    DT_NEEDED, DT_STRSZ, DT_STRTAB, PT_DYNAMIC, PT_INTERP, PT_LOAD, PT_NOTE, SHT_DYNSYM, SHT_PROGBITS,
+    SHT_STRTAB,
+};
 use proptest::prelude::*;
+use std::fs::File;
+use std::io::Cursor;
 
 /// Assembles a 64-bit file of this machine from parts laid one after the other.
 #[derive(Default)]
@@ -12,6 +18,12 @@ struct Builder {
 }
 
 const DATA_AT: usize = 4096;
+const SECTION_HEADER_BYTES: usize = size_of::<elf::SectionHeader64<NativeEndian>>();
+const SYMBOL_BYTES: usize = size_of::<elf::Sym64<NativeEndian>>();
+
+fn image(bytes: &[u8]) -> Image<Cursor<&[u8]>> {
+    Image::read(Cursor::new(bytes))
+}
 
 impl Builder {
     fn segment(mut self, kind: u32, content: &[u8]) -> Self {
@@ -35,8 +47,8 @@ impl Builder {
         if !self.needed.is_empty() {
             let mut names = vec![0];
             let mut dynamic = Vec::new();
-            let mut entry = |tag: u64, value: u64| {
-                dynamic.extend(tag.to_ne_bytes());
+            let mut entry = |tag: u32, value: u64| {
+                dynamic.extend(u64::from(tag).to_ne_bytes());
                 dynamic.extend(value.to_ne_bytes());
             };
             for library in &self.needed {
@@ -72,7 +84,13 @@ impl Builder {
         }
         let at = section_names.len() as u64;
         section_names.extend(b".shstrtab\0");
-        section_headers.push([at, 3, (DATA_AT + data.len()) as u64, section_names.len() as u64, 0]);
+        section_headers.push([
+            at,
+            u64::from(SHT_STRTAB),
+            (DATA_AT + data.len()) as u64,
+            section_names.len() as u64,
+            0,
+        ]);
         data.extend(&section_names);
         let sections_at = DATA_AT + data.len();
 
@@ -136,14 +154,14 @@ fn dynamic_file() -> Vec<u8> {
         .segment(PT_NOTE, &go_note())
         .needs("libjemalloc.so.2")
         .needs("libc.so.6")
-        .section(".dynstr", 3, b"\0malloc\0free\0".to_vec())
+        .section(".dynstr", SHT_STRTAB, b"\0malloc\0free\0".to_vec())
         .section(".dynsym", SHT_DYNSYM, symbols)
         .build()
 }
 
 /// Reads everything there is to read.
 fn read_all(bytes: &[u8]) {
-    let image = Image::read(bytes);
+    let image = image(bytes);
     let _ = image.kind();
     let _ = image.loader();
     let _ = image.needed();
@@ -154,7 +172,7 @@ fn read_all(bytes: &[u8]) {
 #[test]
 fn dynamic_program_names_its_loader_and_libraries() {
     let bytes = dynamic_file();
-    let image = Image::read(bytes.as_slice());
+    let image = image(&bytes);
     assert_eq!(image.kind(), Kind::Native);
     assert_eq!(image.loader().as_deref(), Some(b"/lib64/ld-linux-x86-64.so.2".as_slice()));
     assert_eq!(image.needed(), [b"libjemalloc.so.2".to_vec(), b"libc.so.6".to_vec()]);
@@ -163,45 +181,45 @@ fn dynamic_program_names_its_loader_and_libraries() {
 #[test]
 fn program_without_interp_segment_is_static() {
     let bytes = Builder::default().segment(PT_NOTE, b"").build();
-    let image = Image::read(bytes.as_slice());
+    let image = image(&bytes);
     assert_eq!(image.kind(), Kind::Native);
     assert_eq!((image.loader(), image.needed(), image.is_go()), (None, Vec::new(), false));
 }
 
 #[test]
 fn go_is_known_by_its_section_or_its_note() {
-    let section = Builder::default().section(".go.buildinfo", 1, vec![1]).build();
-    assert!(Image::read(section.as_slice()).is_go());
+    let section = Builder::default().section(".go.buildinfo", SHT_PROGBITS, vec![1]).build();
+    assert!(image(&section).is_go());
     let note = Builder::default().segment(PT_NOTE, &go_note()).build();
-    assert!(Image::read(note.as_slice()).is_go());
-    let neither = Builder::default().section(".go.buildinf", 1, vec![1]).build();
-    assert!(!Image::read(neither.as_slice()).is_go());
+    assert!(image(&note).is_go());
+    let neither = Builder::default().section(".go.buildinf", SHT_PROGBITS, vec![1]).build();
+    assert!(!image(&neither).is_go());
 }
 
 #[test]
 fn only_defined_symbols_count() {
     let bytes = dynamic_file();
-    assert_eq!(Image::read(bytes.as_slice()).defines(&["malloc", "free", "calloc"]), ["malloc"]);
+    assert_eq!(image(&bytes).defines(&["malloc", "free", "calloc"]), ["malloc"]);
 }
 
 #[test]
 fn other_classes_and_machines_are_told_apart() {
     let mut bytes = dynamic_file();
     bytes[18..20].copy_from_slice(&243u16.to_ne_bytes());
-    assert_eq!(Image::read(bytes.as_slice()).kind(), Kind::OtherMachine(243));
+    assert_eq!(image(&bytes).kind(), Kind::OtherMachine(243));
     // The other byte order: machine 0x16 (S/390) as that machine writes it.
     bytes[5] = 3 - bytes[5];
     bytes[18..20].copy_from_slice(&0x16u16.swap_bytes().to_ne_bytes());
-    assert_eq!(Image::read(bytes.as_slice()).kind(), Kind::OtherMachine(0x16));
+    assert_eq!(image(&bytes).kind(), Kind::OtherMachine(0x16));
     bytes[4] = 1;
-    assert_eq!(Image::read(bytes.as_slice()).kind(), Kind::Bits32);
+    assert_eq!(image(&bytes).kind(), Kind::Bits32);
     bytes[4] = 9;
-    assert_eq!(Image::read(bytes.as_slice()).kind(), Kind::Other);
+    assert_eq!(image(&bytes).kind(), Kind::Other);
 }
 
 #[test]
 fn script_lines_are_split_as_the_kernel_splits_them() {
-    let kind = |line: &[u8]| Image::read(line).kind();
+    let kind = |line: &[u8]| image(line).kind();
     let script = |interpreter: &[u8], argument: Option<&[u8]>| Kind::Script {
         interpreter: interpreter.to_vec(),
         argument: argument.map(<[u8]>::to_vec),
@@ -237,6 +255,24 @@ fn absurd_sizes_and_offsets_read_as_absent() {
             read_all(&bytes);
         }
     }
+}
+
+#[test]
+fn tables_as_long_as_a_sparse_file_read_as_absent() {
+    const FILE_BYTES: u64 = 1 << 40;
+    let path = std::env::temp_dir().join(format!("uncopy-elf-test-{}", std::process::id()));
+    // The loader's name, the notes, the dynamic section.
+    for header in 1..4 {
+        let mut bytes = dynamic_file();
+        bytes[64 + 56 * header + 32..][..8].copy_from_slice(&(FILE_BYTES / 2).to_ne_bytes());
+        std::fs::write(&path, &bytes).expect("written");
+        let file = File::options().read(true).write(true).open(&path).expect("opened");
+        file.set_len(FILE_BYTES).expect("sparse");
+        let image = Image::read(&file);
+        let found = (image.loader().is_some(), image.needed().is_empty(), image.is_go());
+        assert_ne!(found, (true, false, true), "header {header}");
+    }
+    std::fs::remove_file(&path).expect("removed");
 }
 
 #[test]

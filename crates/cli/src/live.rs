@@ -7,7 +7,7 @@
 
 use crate::library;
 use crate::os;
-use crate::output::{Quoted, Reason};
+use crate::output::{Illegal, Quoted, Reason};
 use crate::probe::is_denial;
 use std::ffi::OsStr;
 use std::fmt;
@@ -57,10 +57,9 @@ impl fmt::Display for Failure {
 /// The process id that a command line names.
 ///
 /// # Errors
-/// A whole message.
-pub fn parse_pid(text: &OsStr) -> Result<u32, String> {
-    decimal_pid(text)
-        .ok_or_else(|| format!("PID is {}; it must be a whole number from 1 to {PID_HIGH}", Quoted(text)))
+/// [`Illegal`] if it is none.
+pub fn parse_pid(text: &OsStr) -> Result<u32, Illegal> {
+    decimal_pid(text).ok_or_else(|| Illegal::new("PID", text, format!("a whole number from 1 to {PID_HIGH}")))
 }
 
 fn decimal_pid(text: &OsStr) -> Option<u32> {

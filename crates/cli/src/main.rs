@@ -1,6 +1,7 @@
 //! The `uncopy` command: `run` starts a program with `libuncopy.so` preloaded, `doctor` says
 //! whether that can work, `stats` reads the counters of a running program, `release` turns its views back
-//! into plain memory, `profile` shows where a program copies and `report` shows it again, `bench` measures, and `completions` and `man` describe the command itself.
+//! into plain memory, `profile` shows where a program copies and `report` shows it again, `bench` measures,
+//! and `completions` and `man` describe the command itself.
 //!
 //! The C entry point is used instead of Rust's, which would ignore `SIGPIPE` before anything could
 //! see what it was: CMD must inherit exactly the signals that `uncopy run` was given.

@@ -69,6 +69,30 @@ impl fmt::Display for Reason<'_> {
     }
 }
 
+/// A value that somebody gave and that is not legal. `Display` is a whole message.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Illegal {
+    /// What was to be set: an option with its dashes, a variable, an argument.
+    pub name: String,
+    /// The value as it is shown.
+    pub value: String,
+    /// What it may be.
+    pub legal: String,
+}
+
+impl Illegal {
+    /// For a value as it was typed.
+    pub fn new(name: &str, value: &OsStr, legal: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), value: Quoted(value).to_string(), legal: legal.into() }
+    }
+}
+
+impl fmt::Display for Illegal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}; it must be {}", self.name, self.value, self.legal)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

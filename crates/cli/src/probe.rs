@@ -1,18 +1,18 @@
 //! Finds out, in some twenty microseconds, whether this kernel and this user can use userfaultfd
 //! as the library needs it: serving faults from inside system calls too, with `UFFDIO_MOVE`.
 
-use crate::os;
+use crate::os::{self, uffd};
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use uncopy_sys::PAGE_BYTES;
+use uncopy_sys::mem;
 
 /// The device that gives out userfaultfds by its file permissions (Linux 6.1 and later).
 pub const DEVICE: &str = "/dev/userfaultfd";
-/// The features that the library asks the kernel for.
-pub const FEATURES: u64 = os::FEATURE_MOVE | os::FEATURE_THREAD_ID;
 /// The descriptor left to CMD gets at least this number, out of the way of programs that expect
 /// small ones.
 const LOWEST_INHERITED: RawFd = 200;
@@ -44,8 +44,8 @@ impl Device {
     /// A new userfaultfd.
     pub fn userfaultfd(&self) -> io::Result<OwnedFd> {
         match self {
-            Self::Inherited(_, fd) => os::userfaultfd_by_device(*fd),
-            Self::Opened(file) => os::userfaultfd_by_device(file.as_fd()),
+            Self::Inherited(_, fd) => uffd::by_device(*fd),
+            Self::Opened(file) => uffd::by_device(file.as_fd()),
         }
     }
 
@@ -69,7 +69,7 @@ pub enum Unusable {
     NotPermitted,
     /// The kernel was built without userfaultfd.
     NotInKernel,
-    /// The kernel does not have every one of [`FEATURES`].
+    /// The kernel does not have every one of [`uffd::NEEDED_FEATURES`].
     NoMove,
     /// Pages are not of the size that the library is written for.
     PageSize(usize),
@@ -85,7 +85,7 @@ impl fmt::Display for Unusable {
             Self::NoMove => {
                 write!(f, "Linux {} has no UFFDIO_MOVE, which came with Linux 6.8", os::kernel().0)
             }
-            Self::PageSize(bytes) => write!(f, "pages are {bytes} bytes, not {}", os::PAGE_BYTES),
+            Self::PageSize(bytes) => write!(f, "pages are {bytes} bytes, not {}", PAGE_BYTES),
             Self::Failed(error) => write!(f, "userfaultfd failed: {error}"),
         }
     }
@@ -102,20 +102,20 @@ pub struct Usable {
 /// # Errors
 /// Why that is not possible.
 pub fn probe(inherited: Option<RawFd>) -> Result<Usable, Unusable> {
-    match os::page_bytes() {
-        os::PAGE_BYTES => {}
+    match mem::page_size() {
+        PAGE_BYTES => {}
         other => return Err(Unusable::PageSize(other)),
     }
     let by_device = Device::open(inherited).and_then(|device| Ok((device.userfaultfd()?, device)));
     let (uffd, device) = match by_device {
         Ok((uffd, device)) => (uffd, Some(device)),
         Err(device_error) => {
-            let uffd = os::userfaultfd_by_syscall(false)
-                .map_err(|syscall_error| classify(&device_error, syscall_error))?;
+            let uffd =
+                uffd::by_syscall(false).map_err(|syscall_error| classify(&device_error, syscall_error))?;
             (uffd, None)
         }
     };
-    match os::enable_features(uffd.as_fd(), FEATURES) {
+    match uffd::enable_features(uffd.as_fd(), uffd::NEEDED_FEATURES) {
         Ok(_) => Ok(Usable { device }),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Unusable::NoMove),
         Err(error) => Err(Unusable::Failed(error)),

@@ -3,7 +3,7 @@
 use crate::explain::write_whole;
 use crate::line;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, Quoted, Reason};
-use crate::profile::out::read_profile;
+use crate::profile::out::{Unreadable, read_profile};
 use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,8 +12,7 @@ use std::path::Path;
 /// Runs the command line `report …`.
 pub fn main(matches: &ArgMatches) -> u8 {
     let Some(path) = matches.get_one::<OsString>(line::FILE) else { return EXIT_FAILURE };
-    let read = File::open(path).map_err(|error| format!("cannot be read: {}", Reason(&error)));
-    let profile = match read.and_then(read_profile) {
+    let profile = match File::open(path).map_err(Unreadable::Io).and_then(read_profile) {
         Ok(profile) => profile,
         Err(why) => {
             output::complain(format_args!("{} {why}", Quoted(path)));

@@ -2,12 +2,12 @@
 //! both checked by the table that the library uses, so that both refuse the same values.
 
 use crate::environment::Environment;
-use crate::output::Quoted;
+use crate::output::Illegal;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use uncopy_core::options::{OptionError, OptionSpec, Options};
+use uncopy_core::options::{Escaped, OptionError, OptionSpec, Options};
 
 /// Variable that names the process whose counters go to the `--stats` file.
 pub const STATS_ROOT: &str = "UNCOPY_STATS_ROOT";
@@ -43,8 +43,8 @@ pub struct Settings {
 /// Checks every option and puts those of the command line into `environment`.
 ///
 /// # Errors
-/// A message that names the option, its value and what is legal.
-pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Result<Settings, String> {
+/// The option or variable, its value and what is legal.
+pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Result<Settings, Illegal> {
     let mut options = Options::default();
     let mut unknown = Vec::new();
     // In reverse, so that of repeated entries the first one counts, as for getenv.
@@ -52,7 +52,7 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
         if Options::is_unknown_variable(name) {
             unknown.insert(0, name);
         }
-        options.apply(name, value).map_err(|error| error.to_string())?;
+        options.apply(name, value).map_err(|error| illegal(&name.escape_ascii().to_string(), error))?;
     }
     let warning = unknown.first().map(|name| {
         let more = match unknown.len() {
@@ -64,7 +64,7 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
     for (option, value) in given {
         options
             .apply(option.variable.as_bytes(), value.as_bytes())
-            .map_err(|error| on_command_line(option, &error))?;
+            .map_err(|error| illegal(&format!("--{}", option.flag), error))?;
     }
     let is_given = |variable| given.iter().any(|(option, _)| option.variable == variable);
     let output = |value: Option<&[u8]>, flag, variable| {
@@ -96,26 +96,23 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
     Ok(settings)
 }
 
-/// The library's message, with the option's flag in place of its variable.
-fn on_command_line(option: &OptionSpec, error: &OptionError<'_>) -> String {
-    let message = error.to_string();
-    match message.strip_prefix(option.variable) {
-        Some(rest) => format!("--{}{rest}", option.flag),
-        None => message,
-    }
+/// What the library finds fault with, under the name that it was given by.
+fn illegal(name: &str, error: OptionError<'_>) -> Illegal {
+    let (value, legal) = match error {
+        OptionError::BadValue { value, legal, .. } => (value, legal),
+        OptionError::UnknownVariable(variable) => (variable, "a variable that uncopy knows"),
+    };
+    Illegal { name: name.to_owned(), value: format!("\"{}\"", Escaped(value)), legal: legal.to_owned() }
 }
 
 /// An output file's absolute path: servers change their directory before they exit.
-fn output_path(value: &OsStr, name: &str) -> Result<OsString, String> {
+fn output_path(value: &OsStr, name: &str) -> Result<OsString, Illegal> {
     if value == "-" {
         return Ok(value.to_os_string());
     }
     let path = std::path::absolute(value).unwrap_or_else(|_| Path::new(value).to_path_buf());
     if path.is_dir() || !path.parent().is_some_and(Path::is_dir) {
-        return Err(format!(
-            "{name} is {}; it must be a file in a directory that exists, or -",
-            Quoted(value)
-        ));
+        return Err(Illegal::new(name, value, "a file in a directory that exists, or -"));
     }
     Ok(path.into_os_string())
 }
@@ -159,10 +156,11 @@ mod tests {
 
     #[test]
     fn bad_values_name_where_they_came_from() {
-        let message = settle(&mut environment(&[]), &given("min-size", b"16k"), PID).expect_err("bad");
+        let refused = settle(&mut environment(&[]), &given("min-size", b"16k"), PID).expect_err("bad");
+        let message = refused.to_string();
         assert!(message.starts_with("--min-size is \"16k\"; it must be "), "{message}");
         let mut subject = environment(&[("UNCOPY_POLICY", b"\xff")]);
-        let message = settle(&mut subject, &[], PID).expect_err("bad");
+        let message = settle(&mut subject, &[], PID).expect_err("bad").to_string();
         assert!(message.starts_with("UNCOPY_POLICY is \"\\xff\"; it must be auto"), "{message}");
     }
 
@@ -206,8 +204,9 @@ mod tests {
         let path = subject.get(b"UNCOPY_STATS").expect("set");
         assert!(path.starts_with(b"/") && path.ends_with(b"/counters-\xff.json"));
         for value in ["/nonexistent/counters.json", "/tmp"] {
-            let message =
+            let refused =
                 settle(&mut environment(&[]), &given("stats", value.as_bytes()), PID).expect_err(value);
+            let message = refused.to_string();
             assert!(message.starts_with(&format!("--stats is \"{value}\"; it must be ")), "{message}");
         }
     }

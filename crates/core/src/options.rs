@@ -210,7 +210,7 @@ pub enum OptionError<'a> {
 }
 
 /// Prints bytes with anything outside printable ASCII escaped, at most 64 of them.
-struct Escaped<'a>(&'a [u8]);
+pub struct Escaped<'a>(pub &'a [u8]);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

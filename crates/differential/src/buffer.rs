@@ -4,11 +4,10 @@ use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 
 use crate::model::{Difference, Mirror};
+use uncopy_core::addr::PAGE_BYTES as PAGE;
 
 /// Longest buffer, bytes.
 pub const MAX_BUFFER: usize = 4 << 20;
-/// The operating system's page, bytes.
-pub const PAGE: usize = 4096;
 
 /// Where a buffer's memory comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::random::Random;
 
 use crate::interpreter::{GENERAL_SLOTS, SLOTS};
@@ -329,8 +330,6 @@ impl Generator {
         operation(worker, kind, &numbers)
     }
 }
-
-const PAGE: usize = 4096;
 
 #[cfg(test)]
 mod tests {

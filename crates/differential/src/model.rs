@@ -97,7 +97,7 @@ impl Mirror {
     /// `from` must be readable for `len` bytes.
     pub unsafe fn take(&mut self, at: usize, from: *const u8, len: usize) {
         assert!(at + len <= self.room(), "range inside the mirror");
-        // SAFETY: the caller's promise; the range is inside the mapping.
+        // SAFETY: `from` is readable, says the caller; the range is inside the mapping.
         unsafe { plain::copy(self.bytes.at(at), from, len) };
         self.known.insert(at, at + len);
     }
@@ -127,16 +127,17 @@ impl Mirror {
     #[must_use]
     pub unsafe fn difference(&self, found: *const u8, at: usize, len: usize) -> Option<Difference> {
         for (start, end) in self.known.within(at, at + len) {
-            // SAFETY: the caller's promise; the range is inside the mapping.
+            // SAFETY: `found` is readable for `len` bytes, says the caller, of which this is a part; the other range is
+            // inside the mapping.
             let first =
                 unsafe { plain::first_difference(found.add(start - at), self.bytes.at(start), end - start) };
             let Some(first) = first else { continue };
             let wrong = |offset: &usize| {
-                // SAFETY: as above.
+                // SAFETY: an offset within the part that was just compared, at both places.
                 unsafe { found.add(offset - at).read_volatile() != self.bytes.at(*offset).read_volatile() }
             };
             let count = (start + first..end).filter(wrong).count();
-            // SAFETY: as above.
+            // SAFETY: the first difference, within the part that was just compared, at both places.
             let (found, expected) = unsafe {
                 (found.add(start + first - at).read_volatile(), self.bytes.at(start + first).read_volatile())
             };

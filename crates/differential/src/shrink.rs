@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use uncopy_core::addr::PAGE_BYTES;
+
 use crate::program::{NUMBERS, Operation, Program};
 use crate::trial::{Subject, Trial};
 
@@ -112,7 +114,7 @@ impl Search<'_> {
             for place in 0..NUMBERS {
                 let Operation { numbers, .. } = self.best.program.operations[at];
                 let number = numbers[place];
-                for smaller in [0, number / 4096 * 4096, number / 2] {
+                for smaller in [0, number / PAGE_BYTES * PAGE_BYTES, number / 2] {
                     if smaller < self.best.program.operations[at].numbers[place] {
                         let mut program = self.best.program.clone();
                         program.operations[at].numbers[place] = smaller;

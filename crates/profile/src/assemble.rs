@@ -101,6 +101,7 @@ pub fn assemble(run: Run, processes: &[Recorded]) -> Profile {
     for (process, numbers) in processes.iter().zip(&local) {
         add_samples(process, numbers, &mut sites, &mut sums);
     }
+    let flows: Vec<&Flow> = processes.iter().map(|process| &process.flow).collect();
     let mut profile = Profile {
         format: FORMAT.to_owned(),
         version: VERSION,
@@ -114,7 +115,7 @@ pub fn assemble(run: Run, processes: &[Recorded]) -> Profile {
         copy_seconds: 0.0,
         processes: processes.iter().map(told).collect(),
         flows: links(processes, &local),
-        operations: chains::operations(processes, &local, &tables.leaves, &sites),
+        operations: chains::operations(&flows, &local, &tables.leaves, &sites),
         sites,
         dropped_events: processes.iter().map(dropped).sum(),
         warnings: run.warnings,

@@ -1,7 +1,7 @@
 //! Classes of operations as the report shows them: the chains of zIO's Table 2, the counts of its Table 1.
 
-use crate::assemble::Recorded;
 use crate::classes::{Class, StepSum};
+use crate::flow::Flow;
 use crate::model::{Call, ExampleStep, Object, Operation, Site, Step};
 use std::collections::HashMap;
 use uncopy_core::recording::Function;
@@ -24,19 +24,14 @@ struct Merged {
     in_kernel: Vec<bool>,
 }
 
-/// The operations of all processes by class, those that move the most bytes first.
+/// The operations of all processes, whose events came to `flows`, by class, those that move the most bytes first.
 #[must_use]
-pub fn operations(
-    processes: &[Recorded],
-    local: &[Vec<usize>],
-    leaves: &[Leaf],
-    sites: &[Site],
-) -> Vec<Operation> {
+pub fn operations(flows: &[&Flow], local: &[Vec<usize>], leaves: &[Leaf], sites: &[Site]) -> Vec<Operation> {
     let mut merged: Vec<Merged> = Vec::new();
     let mut by_key: HashMap<(Object, Vec<StepKey>), usize> = HashMap::new();
-    for (process, numbers) in processes.iter().zip(local) {
+    for (flow, numbers) in flows.iter().zip(local) {
         let site_of = |step: &StepSum| numbers.get(step.site as usize).copied();
-        for class in process.flow.classes.all() {
+        for class in flow.classes.all() {
             let key: Option<Vec<StepKey>> = class
                 .steps
                 .iter()
@@ -51,7 +46,7 @@ pub fn operations(
                 add(&mut merged[*index].class, class);
                 continue;
             }
-            let seen = process.flow.sites.seen();
+            let seen = flow.sites.seen();
             let is_in_kernel = |step: &StepSum| {
                 let function = seen.get(step.site as usize).map(|seen| seen.key.function);
                 matches!(function, Some(Function::Sendfile | Function::Splice | Function::CopyFileRange))

@@ -296,7 +296,7 @@ impl Flow {
             return None;
         }
         // Over what came before: a buffer that is filled again, behind another that holds the message too.
-        self.memory.look(event.to, event.len_bytes, &mut self.found);
+        self.memory.lookup(event.to, event.len_bytes, &mut self.found);
         let is_own = |found: &&Found| found.2.operation == last.number;
         let own_bytes: u64 = self.found.iter().filter(is_own).map(|(_, len, _)| len).sum();
         (own_bytes < event.len_bytes.div_ceil(2)).then_some(last.number)
@@ -320,7 +320,7 @@ impl Flow {
     /// A copy or an output.
     fn use_bytes(&mut self, event: &Event, site: u32, call: Call) {
         let mut found = core::mem::take(&mut self.found);
-        self.memory.look(event.from, event.len_bytes, &mut found);
+        self.memory.lookup(event.from, event.len_bytes, &mut found);
         let known_bytes: u64 = found.iter().map(|(_, len, _)| len).sum();
         self.count_links(site, event.len_bytes - known_bytes, &found);
         let taken = self.taken(event, site, call, &found);

@@ -367,7 +367,7 @@ proptest! {
                 }
             }
             let mut found = Vec::new();
-            program.flow.memory.look(0, memory.len() as u64, &mut found);
+            program.flow.memory.lookup(0, memory.len() as u64, &mut found);
             let mut seen: Vec<Option<(bool, u32)>> = vec![None; memory.len()];
             for (at, len, content) in &found {
                 seen[range(*at, *len)].fill(Some((content.is_received, content.site)));
@@ -424,7 +424,7 @@ proptest! {
                 }
             }
             let mut found = Vec::new();
-            program.flow.memory.look(0, memory.len() as u64, &mut found);
+            program.flow.memory.lookup(0, memory.len() as u64, &mut found);
             let mut seen = vec![None; memory.len()];
             for (at, len, content) in &found {
                 for index in 0..*len {

@@ -72,7 +72,7 @@ impl Memory {
     }
 
     /// Puts what is known of `start..start + len` into `found`, in order.
-    pub fn look(&self, start: u64, len: u64, found: &mut Vec<Found>) {
+    pub fn lookup(&self, start: u64, len: u64, found: &mut Vec<Found>) {
         found.clear();
         let end = start.saturating_add(len);
         if start >= end {
@@ -144,7 +144,7 @@ impl Memory {
 
     /// Moves what lies in `from..from + len` to `to`; nothing is left behind.
     pub fn relocate(&mut self, from: u64, to: u64, len: u64, scratch: &mut Vec<Found>) {
-        self.look(from, len, scratch);
+        self.lookup(from, len, scratch);
         self.forget(from, len);
         self.forget(to, len);
         for (at, len, content) in &*scratch {
@@ -214,7 +214,7 @@ mod tests {
                         model[place(to)..place(to + len)].copy_from_slice(&moved);
                     }
                 }
-                memory.look(3, 2 * ROOM - 3, &mut found);
+                memory.lookup(3, 2 * ROOM - 3, &mut found);
                 let mut seen = vec![None; model.len()];
                 for (at, len, content) in &found {
                     prop_assert!(*len > 0);
@@ -237,9 +237,9 @@ mod tests {
         }
         assert!((MAX_PIECES / 2 - 2..=MAX_PIECES / 2 + 2).contains(&memory.len()), "{}", memory.len());
         let mut found = Vec::new();
-        memory.look(0, 1 << 12, &mut found);
+        memory.lookup(0, 1 << 12, &mut found);
         assert!(found.is_empty(), "the oldest");
-        memory.look(MAX_PIECES as u64 * 16, 8, &mut found);
+        memory.lookup(MAX_PIECES as u64 * 16, 8, &mut found);
         assert_eq!(found.len(), 1, "the latest");
     }
 
@@ -249,7 +249,7 @@ mod tests {
         memory.set(u64::MAX - 4, 100, content(1));
         memory.forget(u64::MAX, u64::MAX);
         let mut found = Vec::new();
-        memory.look(0, u64::MAX, &mut found);
+        memory.lookup(0, u64::MAX, &mut found);
         assert_eq!(found, [(u64::MAX - 4, 4, content(1))]);
     }
 }

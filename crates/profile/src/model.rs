@@ -348,28 +348,60 @@ pub struct Loser {
     pub why: String,
 }
 
+/// Why a file is not read. `Display` is part of a sentence ("is not …").
+#[derive(Debug)]
+pub enum ParseError {
+    /// Not JSON, or not of a profile's shape.
+    NotAProfile(serde_json::Error),
+    /// It says that it is something else.
+    OtherFormat,
+    /// It is of another version, which it names.
+    OtherVersion(u32),
+    /// A part refers to one that is not there.
+    Damaged(&'static str),
+}
+
+impl std::fmt::Display for ParseError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotAProfile(error) => write!(f, "is not a profile: {error}"),
+            Self::OtherFormat => f.write_str("is not a profile: its format is another"),
+            Self::OtherVersion(version) => {
+                write!(f, "has version {version}; this uncopy reads version {VERSION}")
+            }
+            Self::Damaged(why) => write!(f, "is damaged: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for ParseError {}
+
+impl From<serde_json::Error> for ParseError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::NotAProfile(error)
+    }
+}
+
 impl Profile {
     /// Reads a file that [`Profile::to_json`] wrote. Whatever the bytes are, this returns.
     ///
     /// # Errors
-    /// What is wrong with it, as a sentence part ("is not …").
-    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+    /// What is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         #[derive(Deserialize)]
         struct Head {
             format: String,
             version: u32,
         }
-        let not_ours = |error: serde_json::Error| format!("is not a profile: {error}");
-        let head: Head = serde_json::from_slice(bytes).map_err(not_ours)?;
+        let head: Head = serde_json::from_slice(bytes)?;
         if head.format != FORMAT {
-            return Err("is not a profile: its format is another".to_owned());
+            return Err(ParseError::OtherFormat);
         }
         if head.version != VERSION {
-            let version = head.version;
-            return Err(format!("has version {version}; this uncopy reads version {VERSION}"));
+            return Err(ParseError::OtherVersion(head.version));
         }
-        let profile: Self = serde_json::from_slice(bytes).map_err(not_ours)?;
-        profile.check().map_err(|why| format!("is damaged: {why}"))?;
+        let profile: Self = serde_json::from_slice(bytes)?;
+        profile.check().map_err(ParseError::Damaged)?;
         Ok(profile)
     }
 
@@ -425,12 +457,12 @@ mod tests {
     fn a_file_reads_back() {
         let profile = Profile::parse(SAMPLE.as_bytes()).expect("well-formed");
         assert_eq!(profile.operations[0].steps.len(), 5);
-        assert_eq!(Profile::parse(profile.to_json().as_bytes()), Ok(profile));
+        assert_eq!(Profile::parse(profile.to_json().as_bytes()).expect("its own text"), profile);
     }
 
     #[test]
     fn other_files_are_refused_with_the_reason() {
-        let refused = |text: &str| Profile::parse(text.as_bytes()).expect_err("not a profile");
+        let refused = |text: &str| Profile::parse(text.as_bytes()).expect_err("not a profile").to_string();
         for text in ["", "{}", "[]", "\0", "{\"format\": \"x\"}"] {
             assert!(refused(text).starts_with("is not a profile: "), "{text}");
         }

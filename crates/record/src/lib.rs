@@ -43,6 +43,9 @@ use uncopy_core::recording::Event;
 use uncopy_sys::clock;
 use uncopy_sys::iovec::Part;
 
+// Neither crate depends on the other; everything else takes the number from one of them.
+const _: () = assert!(uncopy_core::addr::PAGE_BYTES == uncopy_sys::PAGE_BYTES);
+
 /// Smallest size that is recorded, bytes; `usize::MAX`: nothing is.
 static MIN_SIZE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
@@ -181,7 +184,7 @@ impl Timer {
         let end = clock::ticks();
         if usize::try_from(done).is_ok_and(|done| done >= min_size_bytes()) {
             let stack = Stack::here();
-            // SAFETY: the caller's promise.
+            // SAFETY: a call that transferred bytes has read the vector: it holds `count` parts.
             let parts = unsafe { core::slice::from_raw_parts(vector, count) };
             self.enter(end, stack, transfer, parts, done as usize);
         }

@@ -5,7 +5,6 @@
 //! thread, another thread of the same part) is passed over.
 
 use crate::area::Area;
-use crate::session;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use uncopy_core::recording::MAX_FRAMES;
@@ -44,9 +43,9 @@ fn place(start: Registers) -> usize {
     (mixed >> 60) as usize % PLACES
 }
 
-/// The id of the stack from `start` on; `enter` finds it in the table, or puts it there.
+/// The id of the stack from `start` on, in the recording that began at `began_ns`; `enter` finds it in the table, or puts it there.
 #[inline]
-pub(crate) fn id(area: Area, start: Registers, enter: fn(Area, &[usize]) -> u32) -> u32 {
+pub(crate) fn id(area: Area, start: Registers, began_ns: u64, enter: fn(Area, &[usize]) -> u32) -> u32 {
     let part = &RECENT[uncopy_sys::thread::number() as usize % PARTS];
     if part.is_in_use.swap(true, Acquire) {
         let mut frames = [0; MAX_FRAMES];
@@ -55,7 +54,6 @@ pub(crate) fn id(area: Area, start: Registers, enter: fn(Area, &[usize]) -> u32)
     }
     // SAFETY: `is_in_use` was not set, and is.
     let entry = unsafe { &mut (&mut *part.entries.get())[place(start)] };
-    let began_ns = session::began_ns();
     if entry.began_ns != began_ns || !entry.trace.holds(start) {
         learn(area, start, entry, enter);
         entry.began_ns = began_ns;

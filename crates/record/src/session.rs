@@ -28,6 +28,7 @@ use uncopy_core::recording::{
     NAME_OFFSET, PARENT_OFFSET, PHASE_OFFSET, PID_OFFSET, Phase, RING_OFFSET, SAMPLED_OFFSET,
     STACK_WORDS_USED_OFFSET, SUFFIX, Sampled,
 };
+use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::clock;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
@@ -40,9 +41,9 @@ const MAPPED: u32 = 2;
 const READY: u32 = 3;
 const FAILED: u32 = 4;
 
-/// Pauses (some 70 µs each) for which an event waits until another thread has made the file.
+/// Polls, some 70 µs apart, before an event abandons waiting for the file that another thread makes.
 const MAX_PAUSES: u32 = 3_000;
-/// Pauses at the end of a recording, for events that are being entered.
+/// Polls, some 70 µs apart, at the end of a recording, for events that are being entered.
 const LAST_PAUSES: u32 = 20;
 
 /// The page that is emptied in children.
@@ -318,8 +319,8 @@ fn reserve() -> Result<(), Errno> {
         return Ok(());
     }
     let base = Reservation::new(FILE_BYTES)?;
-    let page = Reservation::new(4096)?;
-    page.commit(page.base(), 4096)?;
+    let page = Reservation::new(PAGE_BYTES)?;
+    page.commit(page.base(), PAGE_BYTES)?;
     page.wipe_on_fork()?;
     BASE.store(base.base(), Relaxed);
     STATE.store(page.base(), Release);

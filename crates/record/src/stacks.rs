@@ -30,7 +30,7 @@ impl Stack {
 
     /// The stack's id in the recording; 0: not known.
     pub(crate) fn id(self, area: Area) -> u32 {
-        recent::id(area, self.start, intern)
+        recent::id(area, self.start, session::began_ns(), intern)
     }
 }
 

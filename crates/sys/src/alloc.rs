@@ -148,7 +148,7 @@ impl Lane {
     }
 }
 
-/// Which size of small blocks serves a layout.
+/// Index of the size of small blocks that serves a layout.
 fn small(layout: Layout) -> Option<usize> {
     let is_small = layout.size() <= SMALL_BYTES && layout.align() <= 16;
     is_small.then(|| layout.size().saturating_sub(1) / STEP_BYTES)
@@ -164,7 +164,7 @@ pub struct Private {
 
 // SAFETY: the heap is only touched under the lock, and what a lane keeps under the lane's.
 unsafe impl Sync for Private {}
-// SAFETY: as above; blocks belong to no thread.
+// SAFETY: blocks belong to no thread: whichever takes a lock may free what another has allocated.
 unsafe impl Send for Private {}
 
 impl Default for Private {
@@ -229,7 +229,7 @@ unsafe impl GlobalAlloc for Private {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let layout = Self::in_heap(layout);
-        // SAFETY: as above.
+        // SAFETY: dlmalloc takes any size and any power-of-two alignment.
         self.with(|heap| unsafe { heap.calloc(layout.size(), layout.align()) })
     }
 
@@ -256,7 +256,8 @@ unsafe impl GlobalAlloc for Private {
         let old = Self::in_heap(layout);
         let Ok(new) = Layout::from_size_align(new_size, layout.align()) else { return core::ptr::null_mut() };
         let new = Self::in_heap(new);
-        // SAFETY: as above. What is small before or after is of the same length to the heap and to lanes.
+        // SAFETY: the caller passes what `alloc` returned for this layout. What is small before or after is of the same
+        // length to the heap and to lanes.
         self.with(|heap| unsafe { heap.realloc(pointer, old.size(), old.align(), new.size()) })
     }
 }

@@ -64,6 +64,7 @@ impl Area {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::PAGE_BYTES;
     use crate::iovec::Part;
     use crate::pipe::Pipe;
     use std::io::Read;
@@ -72,24 +73,24 @@ mod tests {
     /// What everything by reference rests on: dropped pages keep their bytes for whoever refers to them.
     #[test]
     fn renewed_pages_leave_the_old_ones_to_the_kernel() {
-        let area = Area::new(4096).expect("memory");
+        let area = Area::new(PAGE_BYTES).expect("memory");
         let base = area.base();
         // SAFETY: the page is ours.
-        unsafe { (base as *mut u8).write_bytes(1, 4096) };
+        unsafe { (base as *mut u8).write_bytes(1, PAGE_BYTES) };
         let pipe = Pipe::open(13).expect("a pipe");
-        assert_eq!(pipe.put(&[Part { address: base, len_bytes: 4096 }]), Ok(4096));
+        assert_eq!(pipe.put(&[Part { address: base, len_bytes: PAGE_BYTES }]), Ok(PAGE_BYTES));
         let area = area.renewed().expect("memory");
         assert_eq!(area.base(), base);
-        // SAFETY: as above.
+        // SAFETY: still the area's page, a new one now.
         unsafe {
             assert_eq!(*(base as *const u8), 0);
-            (base as *mut u8).write_bytes(2, 4096);
+            (base as *mut u8).write_bytes(2, PAGE_BYTES);
         }
         let (here, mut there) = std::os::unix::net::UnixStream::pair().expect("sockets");
-        assert_eq!(pipe.pass(here.as_raw_fd(), 4096, false), Ok(4096));
-        let mut read = [0; 4096];
+        assert_eq!(pipe.pass(here.as_raw_fd(), PAGE_BYTES, false), Ok(PAGE_BYTES));
+        let mut read = [0; PAGE_BYTES];
         there.read_exact(&mut read).expect("bytes");
-        assert_eq!(read, [1; 4096]);
+        assert_eq!(read, [1; PAGE_BYTES]);
         pipe.close();
         area.unmap();
     }

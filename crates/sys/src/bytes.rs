@@ -26,13 +26,13 @@ pub unsafe fn copy(destination: *mut u8, source: *const u8, len_bytes: usize) {
     crate::uffd::touch(&[(source as usize, len_bytes), (destination as usize, len_bytes)]);
     let memmove = MEMMOVE.load(Relaxed);
     if memmove.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller says that the source is readable and the destination writable; they may overlap.
         unsafe { core::ptr::copy(source, destination, len_bytes) };
         return;
     }
     // SAFETY: only `set_memmove` stores here, and it stores a `Memmove`.
     let memmove: Memmove = unsafe { core::mem::transmute::<*mut (), Memmove>(memmove) };
-    // SAFETY: the caller's promise.
+    // SAFETY: memmove's own terms, which the caller has accepted: readable, writable, overlap allowed.
     unsafe { memmove(destination, source, len_bytes) };
 }
 
@@ -43,7 +43,7 @@ pub unsafe fn copy(destination: *mut u8, source: *const u8, len_bytes: usize) {
 pub unsafe fn zero(destination: *mut u8, len_bytes: usize) {
     #[cfg(loom)]
     crate::uffd::touch(&[(destination as usize, len_bytes)]);
-    // SAFETY: the caller's promise. memset is not interposed.
+    // SAFETY: the caller says that the range is writable. memset is not interposed.
     unsafe { core::ptr::write_bytes(destination, 0, len_bytes) };
 }
 
@@ -55,6 +55,6 @@ pub unsafe fn zero(destination: *mut u8, len_bytes: usize) {
 pub unsafe fn equal(left: *const u8, right: *const u8, len_bytes: usize) -> bool {
     #[cfg(loom)]
     crate::uffd::touch(&[(left as usize, len_bytes), (right as usize, len_bytes)]);
-    // SAFETY: the caller's promise. memcmp is not interposed.
+    // SAFETY: the caller says that both ranges are readable. memcmp is not interposed.
     unsafe { libc::memcmp(left.cast(), right.cast(), len_bytes) == 0 }
 }

@@ -1,8 +1,9 @@
-//! The time, in ns of CLOCK_MONOTONIC, from the time stamp counter where that counts evenly.
+//! The time, in ns of CLOCK_MONOTONIC, from the time stamp counter where that counts evenly; and waiting for it to pass.
 //!
 //! Reading the counter costs 10 ns, the clock by its vDSO 25 (`uncopy bench recording`). The counter is compared with
 //! the clock twice: when a recording or the engine begins, and when somebody first wants to know how long something took.
 
+use crate::call::{kernel, syscall};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The counter and the clock when they were first compared.
@@ -11,7 +12,7 @@ static FIRST_NS: AtomicU64 = AtomicU64::new(0);
 /// ns a tick, in units of 2^-32; 0: not known yet, or the clock is asked.
 static RATE: AtomicU64 = AtomicU64::new(0);
 
-/// Least time between the two comparisons, ns: each is wrong by some 50 ns at most.
+/// Shortest time between the two comparisons, ns: each is wrong by some 50 ns at most.
 const MIN_NS: u64 = 2_000_000;
 
 /// CLOCK_MONOTONIC, ns.
@@ -20,6 +21,39 @@ pub fn now_ns() -> u64 {
     // SAFETY: the pointer is valid for the call.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Lets other threads run, also those of lower priority.
+pub fn pause() {
+    #[cfg(loom)]
+    return loom::thread::yield_now();
+    #[cfg(not(loom))]
+    {
+        let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
+        let _errno = crate::errno::Keep::new();
+        // SAFETY: the time is valid; the rest is not asked for. The call itself: libc's function would be a
+        // point of cancellation, and locks may be held.
+        unsafe { kernel!(Sleep, syscall!(libc::SYS_nanosleep, &raw const time, 0)) };
+    }
+}
+
+/// Waits a while for something that other threads take long for.
+pub fn doze() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+    // SAFETY: the time is valid; the rest is not asked for.
+    unsafe { kernel!(Sleep, libc::nanosleep(&time, core::ptr::null_mut())) };
+}
+
+/// Milliseconds since some moment, to within a few. A model's time stands still.
+#[must_use]
+pub fn now_ms() -> u64 {
+    if cfg!(loom) {
+        return 0;
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
 /// A moment: ticks of the counter, or ns.
@@ -81,7 +115,7 @@ pub fn is_counter() -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn compare() -> (u64, u64) {
-    // SAFETY: as in `ticks`.
+    // SAFETY: x86-64 has the instruction, and `may_read_counter` has said that the process may use it.
     let counter = || unsafe { core::arch::x86_64::_rdtsc() };
     // The quickest of three: the two were read closest to each other.
     let tries = [(); 3].map(|()| {

@@ -143,7 +143,7 @@ pub fn unwrap(action: &mut libc::sigaction) {
 /// # Safety
 /// The kernel has stored an action there.
 pub unsafe fn unwrap_stored(action: usize) {
-    // SAFETY: the caller's promise; it may lie at any address.
+    // SAFETY: the kernel has just stored an action there, says the caller; it may lie at any address.
     unsafe {
         let mut stored = (action as *const KernelAction).read_unaligned();
         let Some(entry) = entry_of(stored.handler) else { return };
@@ -169,7 +169,7 @@ fn entry(handler: usize, has_info: bool) -> Option<usize> {
 /// Puts handlers off from here on, if those that there are allow it. To be called once, by a library that
 /// has every later one go through [`wrap`].
 pub fn begin() {
-    let state = if cfg!(loom) || crate::filter::is_filtered() || !all_are_wrapped() { OFF } else { ON };
+    let state = if cfg!(loom) || crate::ids::is_filtered() || !all_are_wrapped() { OFF } else { ON };
     // Unless something has ended it already.
     let _ = STATE.compare_exchange(UNKNOWN, state, Relaxed, Relaxed);
 }
@@ -217,7 +217,7 @@ pub(crate) fn is_on() -> bool {
 #[cold]
 fn look_again() {
     own().has_looked.store(1, Relaxed);
-    let now_ms = crate::thread::now_ms();
+    let now_ms = crate::clock::now_ms();
     if now_ms.saturating_sub(LAST_LOOK_MS.load(Relaxed)) < LOOKED_MS {
         return;
     }
@@ -284,7 +284,7 @@ type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 /// # Safety
 /// Called as the kernel calls a handler with SA_SIGINFO.
 unsafe extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, entry: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the three arguments are those that the kernel gave this handler.
     if !unsafe { put_off(signal, info, context) } {
         // Rather a handler too early than none.
         let handler = HANDLERS[entry as usize].load(Acquire);

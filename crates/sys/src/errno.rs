@@ -21,6 +21,12 @@ impl core::fmt::Display for Errno {
     }
 }
 
+impl From<Errno> for std::io::Error {
+    fn from(errno: Errno) -> Self {
+        Self::from_raw_os_error(errno.0)
+    }
+}
+
 /// The calling thread's `errno`.
 #[must_use]
 pub fn get() -> i32 {
@@ -30,7 +36,7 @@ pub fn get() -> i32 {
 
 /// Sets the calling thread's `errno`.
 pub fn set(value: i32) {
-    // SAFETY: as in `get`.
+    // SAFETY: __errno_location returns a pointer that is this thread's own and writable.
     unsafe { *libc::__errno_location() = value }
 }
 

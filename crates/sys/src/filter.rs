@@ -8,14 +8,8 @@ use crate::PAGE_BYTES;
 use crate::call::syscall;
 use crate::control::Control;
 use crate::errno::{Errno, check};
+pub use crate::ids::is_filtered;
 use crate::uffd::{Reports, Uffd, wait};
-
-/// Whether system calls of this process are filtered; also where that cannot be told.
-#[must_use]
-pub fn is_filtered() -> bool {
-    // SAFETY: returns a number, touches no memory.
-    unsafe { syscall!(libc::SYS_prctl, libc::PR_GET_SECCOMP, 0, 0, 0, 0) != 0 }
-}
 
 /// Makes each of the calls that the engine needs, in a throw-away process.
 ///
@@ -43,6 +37,7 @@ pub fn try_out(inherited_device: Option<i32>) -> Result<(), Errno> {
 
 #[repr(align(4096))]
 struct Page([u8; PAGE_BYTES]);
+const _: () = assert!(align_of::<Page>() == PAGE_BYTES);
 static ZEROES: Page = Page([0; PAGE_BYTES]);
 
 /// The calls, whatever they say: only whether the process lives on is of interest.
@@ -84,7 +79,7 @@ fn make_the_calls(inherited_device: Option<i32>) -> ! {
         syscall!(libc::SYS_unshare, libc::CLONE_FILES);
         syscall!(libc::SYS_close_range, 900, 900, 0);
         syscall!(libc::SYS_gettid);
-        crate::thread::pause();
+        crate::clock::pause();
         syscall!(libc::SYS_exit_group, 0);
         core::hint::unreachable_unchecked()
     }

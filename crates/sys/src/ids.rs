@@ -34,6 +34,13 @@ pub fn may_read_counter() -> bool {
     asked == 0 && mode == libc::PR_TSC_ENABLE
 }
 
+/// Whether system calls of this process are filtered; also where that cannot be told.
+#[must_use]
+pub fn is_filtered() -> bool {
+    // SAFETY: returns a number, touches no memory.
+    unsafe { syscall!(libc::SYS_prctl, libc::PR_GET_SECCOMP, 0, 0, 0, 0) != 0 }
+}
+
 /// The program's name as it was started, without directories, cut to what fits.
 #[must_use]
 pub fn program_name() -> [u8; 16] {

@@ -13,8 +13,8 @@
 //!
 //! Their names do not begin as the options' do, because an unknown option is an error.
 
-use crate::call::syscall;
 use crate::errno;
+use crate::raw::syscall;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 

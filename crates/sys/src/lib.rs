@@ -6,7 +6,7 @@
 //! ([`lock`]), the handler thread ([`thread`]), byte copies that bypass the hooks ([`bytes`]) and
 //! the allocator for uncopy's own data ([`alloc`]).
 //!
-//! Whatever can fail goes through one door, `call`, so that tests can let it fail.
+//! Whatever can fail is made in one place, `call`, so that tests can let it fail.
 //!
 //! Nothing here may call a function that `libuncopy.so` interposes on, except through [`bytes`].
 #![cfg(target_os = "linux")]

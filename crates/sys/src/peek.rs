@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(word(8), None);
         assert_eq!(word(start + page - 8), Some(0x1122_3344_5566_7788));
         assert_eq!(crate::errno::get(), 77);
-        // SAFETY: as above.
+        // SAFETY: the page that is left, to which nothing refers any more.
         unsafe { crate::mem::unmap(start, page).expect("ours") };
     }
 }

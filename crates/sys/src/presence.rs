@@ -24,12 +24,12 @@ const PARTS: usize = 64;
 #[cfg(loom)]
 const PARTS: usize = 1;
 
-/// Times that a hook looks again, some 70 µs apart, before it goes on without the engine.
+/// Polls, some 70 µs apart, before a hook abandons waiting for a fork and goes on without the engine.
 #[cfg(not(loom))]
 const POLLS: u32 = 300;
 #[cfg(loom)]
 const POLLS: u32 = 1;
-/// The same where what a call holds can only be given back inside.
+/// Polls before the end of a call abandons waiting: longer, because what it holds can only be given back inside.
 #[cfg(not(loom))]
 const END_POLLS: u32 = 3_000;
 #[cfg(loom)]

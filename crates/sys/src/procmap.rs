@@ -32,6 +32,9 @@ struct QueryArgument {
     build_id_address: u64,
 }
 
+// The number of a request holds its argument's size (include/uapi/asm-generic/ioctl.h).
+const _: () = assert!(size_of::<QueryArgument>() == (IOCTL_QUERY >> 16) as usize & 0x3FFF);
+
 /// A mapping of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
@@ -211,7 +214,7 @@ mod tests {
     #[test]
     fn memory_of_ours_can_hold_views_and_code_cannot() {
         let heap = vec![0u8; 1 << 20];
-        let address = heap.as_ptr() as usize + 4096;
+        let address = heap.as_ptr() as usize + crate::PAGE_BYTES;
         let one = |address: usize| {
             let mut found = None;
             all(address, address + 1, |mapping| {

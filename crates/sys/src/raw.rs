@@ -11,7 +11,7 @@ use core::ffi::{c_int, c_void};
 #[inline(always)]
 pub unsafe fn call(number: usize, arguments: [usize; 6]) -> i64 {
     let result: i64;
-    // SAFETY: the caller's promise; a system call clobbers rax, rcx and r11 only.
+    // SAFETY: what the call asks of its arguments holds, says the caller; it clobbers rax, rcx and r11 only.
     unsafe {
         core::arch::asm!(
             "syscall",
@@ -30,6 +30,43 @@ pub unsafe fn call(number: usize, arguments: [usize; 6]) -> i64 {
     result
 }
 
+/// Makes a system call by its number: `syscall!(libc::SYS_close, fd)`; -1 and `errno` if it fails. Not libc's
+/// function of that name, which the library interposes on.
+macro_rules! syscall {
+    ($number:expr $(, $argument:expr)* $(,)?) => {
+        $crate::raw::system_call($number, [$($argument as usize),*])
+    };
+}
+
+pub(crate) use syscall;
+
+/// See [`syscall!`].
+///
+/// # Safety
+/// What the call asks of its arguments.
+#[inline(always)]
+pub(crate) unsafe fn system_call<const COUNT: usize>(number: i64, arguments: [usize; COUNT]) -> i64 {
+    let mut all = [0; 6];
+    all[..COUNT].copy_from_slice(&arguments);
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: what the call asks of its arguments holds, says the caller.
+        let result = unsafe { call(number as usize, all) };
+        // The kernel's error numbers end at 4095 (include/linux/err.h).
+        if (-4095..0).contains(&result) {
+            crate::errno::set(-result as i32);
+            return -1;
+        }
+        result
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: what the call asks of its arguments holds, says the caller; the library interposes on this function on
+    // x86-64 only.
+    unsafe {
+        libc::syscall(number, all[0], all[1], all[2], all[3], all[4], all[5])
+    }
+}
+
 /// Goes over to another stack, calls `function(argument)` there and then `end` with what it returned.
 ///
 /// # Safety
@@ -41,8 +78,8 @@ pub unsafe fn run_on(
     argument: *mut c_void,
     end: extern "C" fn(c_int) -> !,
 ) -> ! {
-    // SAFETY: the caller's promise; the stack pointer is aligned as a call requires, and a frame pointer
-    // of zero ends a stack trace.
+    // SAFETY: the caller gives up the present stack and passes the end of another; it is aligned as a call
+    // requires, and a frame pointer of zero ends a stack trace.
     unsafe {
         core::arch::asm!(
             "mov rsp, rcx",

@@ -110,7 +110,7 @@ pub fn room(fd: i32) -> Result<Room, Errno> {
 
 /// How long a send may wait, milliseconds; `None`: for ever.
 #[must_use]
-pub fn patience_ms(fd: i32) -> Option<i32> {
+pub fn send_timeout_ms(fd: i32) -> Option<i32> {
     let [seconds, _, micros, _] = option::<4>(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO).ok()?;
     match (seconds, micros) {
         (0, 0) => None,
@@ -264,7 +264,7 @@ pub mod raw {
         to: usize,
         to_len: u32,
     ) -> Result<usize, Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the kernel only reads, what the program passed: EFAULT where it cannot.
         check(unsafe { syscall!(libc::SYS_sendto, fd, buffer, len, flags, to, to_len) })
             .map(|count| count as usize)
     }
@@ -277,7 +277,7 @@ pub mod raw {
     /// # Safety
     /// As [`sendto`].
     pub unsafe fn sendmsg(fd: i32, message: usize, flags: i32) -> Result<usize, Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the kernel only reads, what the program passed: EFAULT where it cannot.
         check(unsafe { syscall!(libc::SYS_sendmsg, fd, message, flags) }).map(|count| count as usize)
     }
 
@@ -289,7 +289,7 @@ pub mod raw {
     /// # Safety
     /// As [`sendto`]; the kernel writes each message's length.
     pub unsafe fn sendmmsg(fd: i32, messages: usize, count: u32, flags: i32) -> Result<usize, Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the kernel reads what the program passed and writes lengths there: EFAULT where it cannot.
         check(unsafe { syscall!(libc::SYS_sendmmsg, fd, messages, count, flags) }).map(|count| count as usize)
     }
 
@@ -301,7 +301,7 @@ pub mod raw {
     /// # Safety
     /// As [`sendto`].
     pub unsafe fn write(fd: i32, buffer: usize, len: usize) -> Result<usize, Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the kernel only reads, what the program passed: EFAULT where it cannot.
         check(unsafe { syscall!(libc::SYS_write, fd, buffer, len) }).map(|count| count as usize)
     }
 
@@ -313,7 +313,7 @@ pub mod raw {
     /// # Safety
     /// As [`sendto`].
     pub unsafe fn writev(fd: i32, vector: usize, count: i32) -> Result<usize, Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the kernel only reads, what the program passed: EFAULT where it cannot.
         check(unsafe { syscall!(libc::SYS_writev, fd, vector, count) }).map(|count| count as usize)
     }
 }

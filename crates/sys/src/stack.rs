@@ -70,7 +70,7 @@ mod tests {
             let here = 0u8;
             let at = &raw const here as usize;
             if let Some(found) = around(at, true) {
-                assert!(found.contains(&at) && found.len() >= 4096);
+                assert!(found.contains(&at) && found.len() >= crate::PAGE_BYTES);
                 assert_eq!(around(at, false), Some(found));
             } else {
                 eprintln!("skipped: PROCMAP_QUERY needs Linux 6.11");

@@ -5,6 +5,7 @@
 //! and it blocks every signal, so that the program's handlers never run on it.
 
 use crate::call::{kernel, syscall};
+pub use crate::clock::{doze, now_ms, pause};
 use crate::errno::{Errno, check};
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::ffi::c_void;
@@ -125,39 +126,6 @@ pub fn stay_on(processor: u32) {
     let _errno = crate::errno::Keep::new();
     // SAFETY: the set is readable for its length.
     unsafe { kernel!(Limit, syscall!(libc::SYS_sched_setaffinity, 0, size_of_val(&set), set.as_ptr())) };
-}
-
-/// Lets other threads run, also those of lower priority.
-pub fn pause() {
-    #[cfg(loom)]
-    return loom::thread::yield_now();
-    #[cfg(not(loom))]
-    {
-        let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
-        let _errno = crate::errno::Keep::new();
-        // SAFETY: the time is valid; the rest is not asked for. The call itself: libc's function would be a
-        // point of cancellation, and locks may be held.
-        unsafe { kernel!(Sleep, syscall!(libc::SYS_nanosleep, &raw const time, 0)) };
-    }
-}
-
-/// Waits a while for something that other threads take long for.
-pub fn doze() {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-    // SAFETY: the time is valid; the rest is not asked for.
-    unsafe { kernel!(Sleep, libc::nanosleep(&time, core::ptr::null_mut())) };
-}
-
-/// Milliseconds since some moment, to within a few. A model's time stands still.
-#[must_use]
-pub fn now_ms() -> u64 {
-    if cfg!(loom) {
-        return 0;
-    }
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is valid for the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
 crate::statics! {

@@ -14,6 +14,10 @@ const API: u64 = 0xAA;
 const FEATURE_WRITES: u64 = 1;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_MOVE: u64 = 1 << 16;
+/// The features that the engine cannot do without: faults that name their thread, and `UFFDIO_MOVE`.
+pub const NEEDED_FEATURES: u64 = FEATURE_THREAD_ID | FEATURE_MOVE;
+/// Faults from inside system calls are not served; needs no privilege (Linux 5.11).
+pub const USER_MODE_ONLY: i32 = 1;
 
 const IOCTL_NEW: u64 = 0xAA00;
 const IOCTL_API: u64 = 0xC018_AA3F;
@@ -89,6 +93,22 @@ struct ProtectArgument {
     mode: u64,
 }
 
+/// The number of a request holds its argument's size, bytes (include/uapi/asm-generic/ioctl.h).
+const fn argument_bytes(request: u64) -> usize {
+    (request >> 16) as usize & 0x3FFF
+}
+
+const _: () = assert!(
+    argument_bytes(IOCTL_API) == size_of::<ApiArgument>()
+        && argument_bytes(IOCTL_REGISTER) == size_of::<RegisterArgument>()
+        && argument_bytes(IOCTL_UNREGISTER) == size_of::<RangeArgument>()
+        && argument_bytes(IOCTL_WAKE) == size_of::<RangeArgument>()
+        && argument_bytes(IOCTL_COPY) == size_of::<PlaceArgument>()
+        && argument_bytes(IOCTL_ZEROPAGE) == size_of::<ZeroArgument>()
+        && argument_bytes(IOCTL_MOVE) == size_of::<PlaceArgument>()
+        && argument_bytes(IOCTL_WRITE_PROTECT) == size_of::<ProtectArgument>()
+);
+
 /// Where a test wants it, a placement that stops half-way as if it had been interrupted.
 fn cut(argument: &mut PlaceArgument, call: impl Fn(&mut PlaceArgument) -> i32) -> i32 {
     #[cfg(feature = "inject")]
@@ -142,18 +162,35 @@ fn is_device(fd: i32) -> bool {
     known && found.st_mode & libc::S_IFMT == libc::S_IFCHR && libc::major(found.st_rdev) == 10
 }
 
-fn open_any(inherited: Option<i32>) -> Result<i32, Errno> {
-    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+/// A descriptor by the system call, closed on exec.
+///
+/// # Errors
+/// EPERM without the privilege, ENOSYS where the kernel has no userfaultfd.
+pub fn by_call(flags: i32) -> Result<i32, Errno> {
     // SAFETY: creates a descriptor, touches no memory.
-    let by_call = check(unsafe { kernel!(Uffd, syscall!(libc::SYS_userfaultfd, flags)) });
-    if let Ok(fd) = by_call {
-        return Ok(fd as i32);
-    }
-    if let Some(device) = inherited.filter(|fd| is_device(*fd)) {
-        // SAFETY: the ioctl of the device creates a descriptor, touches no memory.
-        if let Ok(fd) = check(i64::from(unsafe { kernel!(Uffd, libc::ioctl(device, IOCTL_NEW, flags)) })) {
-            return Ok(fd as i32);
-        }
+    check(unsafe { kernel!(Uffd, syscall!(libc::SYS_userfaultfd, flags | libc::O_CLOEXEC)) })
+        .map(|fd| fd as i32)
+}
+
+/// A descriptor by an open `/dev/userfaultfd` (Linux 6.1), closed on exec.
+///
+/// # Errors
+/// ENOTTY if `device` is something else.
+pub fn by_device(device: i32, flags: i32) -> Result<i32, Errno> {
+    // SAFETY: the request takes flags by value and creates a descriptor, touches no memory.
+    let fd = unsafe { kernel!(Uffd, libc::ioctl(device, IOCTL_NEW, flags | libc::O_CLOEXEC)) };
+    check(i64::from(fd)).map(|_| fd)
+}
+
+fn open_any(inherited: Option<i32>) -> Result<i32, Errno> {
+    let refused = match by_call(libc::O_NONBLOCK) {
+        Ok(fd) => return Ok(fd),
+        Err(errno) => errno,
+    };
+    if let Some(fd) =
+        inherited.filter(|fd| is_device(*fd)).and_then(|device| by_device(device, libc::O_NONBLOCK).ok())
+    {
+        return Ok(fd);
     }
     let path = c"/dev/userfaultfd";
     // SAFETY: the path is terminated.
@@ -161,12 +198,11 @@ fn open_any(inherited: Option<i32>) -> Result<i32, Errno> {
         let flags = libc::O_RDWR | libc::O_CLOEXEC;
         kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
     });
-    let Ok(device) = device else { return by_call.map(|fd| fd as i32) };
-    // SAFETY: as above.
-    let fd = check(i64::from(unsafe { kernel!(Uffd, libc::ioctl(device as i32, IOCTL_NEW, flags)) }));
-    // SAFETY: the descriptor is ours.
+    let Ok(device) = device else { return Err(refused) };
+    let fd = by_device(device as i32, libc::O_NONBLOCK);
+    // SAFETY: opened above, and nobody else knows it.
     unsafe { kernel!(Close, syscall!(libc::SYS_close, device)) };
-    fd.map(|fd| fd as i32)
+    fd
 }
 
 impl Uffd {
@@ -184,20 +220,29 @@ impl Uffd {
             // SAFETY: the low number is ours and no longer needed.
             unsafe { kernel!(Close, syscall!(libc::SYS_close, low)) };
         }
-        let features = FEATURE_THREAD_ID
-            | match reports {
-                Reports::Faults => FEATURE_MOVE,
-                Reports::Changes => FEATURE_MOVE | FEATURE_EVENTS,
-                Reports::Writes => FEATURE_WRITES,
-            };
-        let mut api = ApiArgument { api: API, features, ioctls: 0 };
-        // SAFETY: the structure that the request takes.
-        let result = unsafe { kernel!(Api, libc::ioctl(uffd.fd, IOCTL_API, &raw mut api)) };
-        if let Err(errno) = check(i64::from(result)) {
-            uffd.close();
-            return Err(OpenError::NoFeature(errno));
+        let features = match reports {
+            Reports::Faults => NEEDED_FEATURES,
+            Reports::Changes => NEEDED_FEATURES | FEATURE_EVENTS,
+            Reports::Writes => FEATURE_THREAD_ID | FEATURE_WRITES,
+        };
+        match uffd.agree(features) {
+            Ok(_) => Ok(uffd),
+            Err(errno) => {
+                uffd.close();
+                Err(OpenError::NoFeature(errno))
+            }
         }
-        Ok(uffd)
+    }
+
+    /// Agrees with the kernel on `features`, which a descriptor does once; every feature that the kernel has.
+    ///
+    /// # Errors
+    /// EINVAL if the kernel lacks one of them, or something was agreed on before.
+    pub fn agree(self, features: u64) -> Result<u64, Errno> {
+        let mut api = ApiArgument { api: API, features, ioctls: 0 };
+        // SAFETY: the request reads and writes one uffdio_api, which `api` is laid out as.
+        let result = unsafe { kernel!(Api, libc::ioctl(self.fd, IOCTL_API, &raw mut api)) };
+        check(i64::from(result)).map(|_| api.features)
     }
 
     /// The userfaultfd with this descriptor.
@@ -374,7 +419,7 @@ impl Uffd {
     #[must_use]
     pub unsafe fn copy(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
         Self::place(len_bytes, (destination, source), |argument| {
-            // SAFETY: the structure that the request takes; the caller's promise for the source.
+            // SAFETY: the request takes one uffdio_copy; the caller says that the source is readable.
             cut(argument, |argument| unsafe { kernel!(Copy, libc::ioctl(self.fd, IOCTL_COPY, argument)) })
         })
     }
@@ -387,7 +432,7 @@ impl Uffd {
     pub unsafe fn copy_protected(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
         Self::place(len_bytes, (destination, source), |argument| {
             argument.mode = COPY_MODE_PROTECTED;
-            // SAFETY: the structure that the request takes; the caller's promise for the source.
+            // SAFETY: the request takes one uffdio_copy; the caller says that the source is readable.
             cut(argument, |argument| unsafe { kernel!(Copy, libc::ioctl(self.fd, IOCTL_COPY, argument)) })
         })
     }
@@ -413,7 +458,7 @@ impl Uffd {
     #[must_use]
     pub unsafe fn move_pages(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
         Self::place(len_bytes, (destination, source), |argument| {
-            // SAFETY: the structure that the request takes; the caller's promise for both ranges.
+            // SAFETY: the request takes one uffdio_move; the caller may rearrange both ranges.
             cut(argument, |argument| unsafe { kernel!(Move, libc::ioctl(self.fd, IOCTL_MOVE, argument)) })
         })
     }
@@ -485,7 +530,7 @@ impl Uffd {
         if got == -1 {
             let is_gone = matches!(crate::errno::get(), libc::EBADF | libc::EINVAL);
             if !is_gone && crate::errno::get() != libc::EAGAIN {
-                crate::thread::pause();
+                crate::clock::pause();
             }
             return !is_gone;
         }
@@ -502,7 +547,7 @@ pub fn wait(first: Uffd, second: Option<Uffd>, control: Control, timeout_ms: i32
     let ready = unsafe { kernel!(Poll, libc::poll(polls.as_mut_ptr(), 3, timeout_ms)) };
     if ready == -1 {
         // Interrupted, or no memory: reading does not wait, so it tells as well.
-        crate::thread::pause();
+        crate::clock::pause();
         return Ready { first: true, second: second.is_some(), ..Ready::default() };
     }
     let [first, second, control] = polls.map(|poll| poll.revents);

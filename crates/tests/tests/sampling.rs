@@ -6,7 +6,7 @@ use uncopy_tests::launch::{Mode, recordings};
 use uncopy_tests::{Program, Scratch};
 
 const SAMPLED: &str = env!("CARGO_BIN_EXE_sampled");
-const PAGE_BYTES: u64 = 4096;
+const PAGE_BYTES: u64 = uncopy_core::addr::PAGE_BYTES as u64;
 
 /// Runs the program while it is recorded; the recording.
 fn record(how: &[&str], variables: &[(&str, &str)]) -> Recording {

@@ -231,7 +231,8 @@ pub fn write(fd: i32, parts: &[Part], plan: Plan) -> Result<Sent, Errno> {
 pub fn wait_for_room(fd: i32) -> bool {
     let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
     // SAFETY: one entry.
-    let ready = unsafe { libc::poll(&raw mut asked, 1, uncopy_sys::socket::patience_ms(fd).unwrap_or(-1)) };
+    let ready =
+        unsafe { libc::poll(&raw mut asked, 1, uncopy_sys::socket::send_timeout_ms(fd).unwrap_or(-1)) };
     ready == 1 && asked.revents == libc::POLLOUT
 }
 

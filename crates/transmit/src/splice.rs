@@ -377,7 +377,7 @@ impl Sending<'_> {
                 if all && self.cursor.parts.len() == 1 { self.flags } else { self.flags | libc::MSG_MORE };
             return self.send_copied(part.cut(most), more);
         }
-        let patience = socket::patience_ms(self.fd).unwrap_or(-1);
+        let patience = socket::send_timeout_ms(self.fd).unwrap_or(-1);
         if socket::readiness(self.fd, patience) != Readiness::Room {
             return Ok(Step::End);
         }

@@ -70,7 +70,7 @@ pub fn hide(start: usize, end: usize) {
 /// Objects that libc unloads by itself (converters of character sets) are not noticed. Where another object then has a
 /// return address at the same place, a stack may end early or hold a wrong frame.
 pub fn forget() {
-    walk::forget();
+    trace::forget();
 }
 
 /// No system calls from here on: the program is about to have them forbidden. Stacks then end at the first frame that is

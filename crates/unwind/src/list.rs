@@ -2,7 +2,6 @@
 //! loader's locks: for glibc before 2.35. Whatever is found may be gone or half made; the kernel reads it, and nothing is
 //! believed that is not also said by the object's own headers.
 
-use crate::objects::{Object, number};
 use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::peek::{peek, word};
 
@@ -16,6 +15,18 @@ const SEGMENT_BYTES: usize = 56;
 const SEGMENTS: usize = 32;
 const LOAD: i32 = 1;
 const EH_FRAME: i32 = 0x6474_E550;
+
+/// An object that is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object {
+    pub start: usize,
+    pub end: usize,
+    pub bias: usize,
+    /// Address of its `.eh_frame_hdr`; 0: it has none.
+    pub eh_frame_header: usize,
+    /// The loader's `struct link_map`.
+    pub link_map: usize,
+}
 
 /// The object that an address lies in.
 pub fn find(debug: usize, address: usize) -> Option<Object> {
@@ -70,6 +81,11 @@ fn loaded(start: usize, bias: usize, link_map: usize) -> Option<Object> {
         }
     }
     (low < high).then_some(Object { start: low, end: high, bias, eh_frame_header, link_map })
+}
+
+/// The number that bytes begin with.
+pub fn number(bytes: &[u8]) -> i32 {
+    bytes.first_chunk().map_or(0, |four| i32::from_le_bytes(*four))
 }
 
 /// The address that bytes begin with.

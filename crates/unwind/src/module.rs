@@ -1,7 +1,7 @@
 //! What a frame's object is called, so that the names of its functions can be looked up once the program has ended.
 
-use crate::list::long;
-use crate::objects::{self, number};
+use crate::list::{long, number};
+use crate::objects;
 use uncopy_sys::peek::{peek, word};
 use uncopy_sys::procmap;
 

@@ -6,6 +6,7 @@
 //! from a walk along the debugger's list of objects; and every byte of tables is read by the kernel on our behalf
 //! ([`uncopy_sys::peek`]), which finds memory that is gone to be an error.
 
+use crate::list::{self, Object, number};
 use crate::tables::Entry;
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
@@ -29,18 +30,6 @@ static FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 /// The loader's `struct r_debug`.
 static DEBUG: AtomicUsize = AtomicUsize::new(0);
 
-/// An object that is loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Object {
-    pub start: usize,
-    pub end: usize,
-    pub bias: usize,
-    /// Address of its `.eh_frame_hdr`; 0: it has none.
-    pub eh_frame_header: usize,
-    /// The loader's `struct link_map`.
-    pub link_map: usize,
-}
-
 /// Looks up what [`find`] needs. Takes the loader's locks.
 pub fn begin() {
     // SAFETY: the symbols are terminated.
@@ -55,7 +44,7 @@ pub fn begin() {
 pub fn find(address: usize) -> Option<Object> {
     let function = FIND_OBJECT.load(Relaxed);
     if function == 0 {
-        return crate::list::find(DEBUG.load(Relaxed), address);
+        return list::find(DEBUG.load(Relaxed), address);
     }
     // SAFETY: glibc's function of that name.
     let function = unsafe { transmute::<usize, FindObject>(function) };
@@ -190,9 +179,4 @@ fn length(address: usize) -> Option<usize> {
 
 fn fill(address: usize, bytes: &mut [u8]) -> bool {
     peek(address, bytes) == Ok(bytes.len())
-}
-
-/// The number that bytes begin with.
-pub fn number(bytes: &[u8]) -> i32 {
-    bytes.first_chunk().map_or(0, |four| i32::from_le_bytes(*four))
 }

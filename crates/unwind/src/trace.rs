@@ -4,9 +4,23 @@
 //! changed, neither has the stack. Only for the thread's own stack: its words can be read as long as the thread lives.
 
 use crate::registers::Registers;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+/// Part of every key: what was learned before an object was unloaded is never found again.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Words that are noted; a longer walk is not repeatable.
 pub const READS: usize = 40;
+
+/// See [`crate::forget`].
+pub fn forget() {
+    GENERATION.fetch_add(1, Relaxed);
+}
+
+/// Changes with every [`forget`].
+#[inline]
+pub fn generation() -> u64 {
+    GENERATION.load(Relaxed)
+}
 
 /// What one walk depended on.
 #[derive(Clone, Copy, Debug)]
@@ -36,9 +50,9 @@ impl Trace {
         reads: [(0, 0); READS],
     };
 
-    pub(crate) fn begin(&mut self, start: Registers, generation: u64) {
+    pub(crate) fn begin(&mut self, start: Registers) {
         self.start = start;
-        self.generation = generation;
+        self.generation = generation();
         self.range = (start.sp, start.sp);
         self.count = 0;
         self.is_repeatable = true;
@@ -86,7 +100,7 @@ impl Trace {
         self.is_repeatable
             && (self.start.ip, self.start.sp) == (start.ip, start.sp)
             && (!self.needs_bp || self.start.bp == start.bp)
-            && self.generation == crate::walk::generation()
+            && self.generation == generation()
             && self.is_own(start.sp)
             && self.reads[..self.count].iter().all(|(address, value)| {
                 // SAFETY: an aligned word on the calling thread's own stack, as `is_own` has found.

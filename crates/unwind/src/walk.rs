@@ -6,16 +6,15 @@ use crate::objects::{self, ROOM_BYTES, Search};
 use crate::registers::Registers;
 use crate::rule::{Base, Rule, Saved};
 use crate::tables::{self, Context, frame};
-use crate::trace::Trace;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use uncopy_sys::{PAGE_BYTES, mem};
+use crate::trace::{Trace, generation};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use uncopy_sys::PAGE_BYTES;
+use uncopy_sys::mem;
 
 static RULES: Cache = Cache::new();
-/// Part of every key: what was learned before an object was unloaded is never found again.
-static GENERATION: AtomicU64 = AtomicU64::new(0);
 static CONFINED: AtomicBool = AtomicBool::new(false);
 /// Frames that are left out: first address, and how many.
-static HIDDEN: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
+static SKIPPED: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
 
 /// Frames that are looked at, those that are left out as well.
 const LOOKED_AT: usize = crate::FRAMES + 24;
@@ -24,24 +23,13 @@ const ADDRESS_BITS: u32 = 48;
 
 /// See [`crate::hide`].
 pub fn hide(start: usize, end: usize) {
-    HIDDEN.0.store(start, Relaxed);
-    HIDDEN.1.store(end.saturating_sub(start), Relaxed);
-}
-
-/// See [`crate::forget`].
-pub fn forget() {
-    GENERATION.fetch_add(1, Relaxed);
+    SKIPPED.0.store(start, Relaxed);
+    SKIPPED.1.store(end.saturating_sub(start), Relaxed);
 }
 
 /// See [`crate::confine`].
 pub fn confine() {
     CONFINED.store(true, Relaxed);
-}
-
-/// Changes with every [`forget`].
-#[inline]
-pub fn generation() -> u64 {
-    GENERATION.load(Relaxed)
 }
 
 /// See [`crate::capture`].
@@ -52,15 +40,15 @@ pub fn capture(start: Registers, frames: &mut [usize]) -> usize {
 
 /// See [`crate::capture_traced`].
 pub fn capture_traced(start: Registers, frames: &mut [usize], trace: &mut Trace) -> usize {
-    trace.begin(start, generation());
+    trace.begin(start);
     walk(start, frames, Some(trace))
 }
 
 #[inline]
 fn walk(start: Registers, frames: &mut [usize], trace: Option<&mut Trace>) -> usize {
     let is_free = !CONFINED.load(Relaxed);
-    let generation = GENERATION.load(Relaxed) << (ADDRESS_BITS + 1);
-    let (hidden, hidden_len) = (HIDDEN.0.load(Relaxed), HIDDEN.1.load(Relaxed));
+    let generation = generation() << (ADDRESS_BITS + 1);
+    let (hidden, hidden_len) = (SKIPPED.0.load(Relaxed), SKIPPED.1.load(Relaxed));
     let most = frames.len().min(crate::FRAMES);
     let mut memory = Memory::around(start.sp, is_free, trace);
     let mut room = Room(None);
@@ -257,7 +245,7 @@ mod tests {
         assert_eq!(step(at, rule(64), &mut memory), Some((Registers { ip: 0, sp: sp + 64, bp: 0 }, false)));
         assert_eq!(step(at, rule(72), &mut memory), None);
         assert_eq!(step(at, rule(60), &mut memory), None);
-        // SAFETY: as above.
+        // SAFETY: the page that is left, to which nothing refers any more.
         unsafe { mem::unmap(start, page).expect("ours") };
     }
 }

@@ -3,7 +3,7 @@
 use super::Check;
 use crate::costs::{self, Unusable};
 use crate::environment::Environment;
-use crate::output::{self, EXIT_FAILURE, EXIT_OK};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, Quoted, Reason};
 use serde_json::json;
 use uncopy_core::policy::costs::{COSTS, Cost};
 
@@ -13,7 +13,10 @@ pub fn main(wants_json: bool) -> u8 {
     let stored = stored.and_then(|costs| {
         let path = costs::path(&Environment::inherited())
             .ok_or("neither XDG_CACHE_HOME nor HOME names a directory to store the costs in")?;
-        costs::store(&path, &costs).map(|()| (costs, path))
+        match costs::store(&path, &costs) {
+            Ok(()) => Ok((costs, path)),
+            Err(error) => Err(format!("cannot write {}: {}", Quoted(path.as_os_str()), Reason(&error))),
+        }
     });
     let (costs, path) = match stored {
         Ok(stored) => stored,

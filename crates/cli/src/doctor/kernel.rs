@@ -3,10 +3,14 @@
 
 use super::Check;
 use super::permission::Access;
-use crate::os;
-use crate::probe;
+use crate::os::{self, uffd};
+
 use std::io;
 use std::os::fd::AsFd as _;
+use uncopy_sys::PAGE_BYTES;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::mem;
+use uncopy_sys::procmap;
 
 /// The first Linux with `UFFDIO_MOVE`.
 const MOVE_SINCE: (u32, u32) = (6, 8);
@@ -31,17 +35,17 @@ pub enum Features {
 pub fn features(access: &Access) -> Features {
     // A descriptor agrees on features once, so each question needs its own.
     let Some(first) = access.open() else { return Features::Untried };
-    let all = match os::enable_features(first.as_fd(), 0) {
+    let all = match uffd::enable_features(first.as_fd(), 0) {
         Ok(all) => all,
         Err(error) => return Features::Failed(error),
     };
     let Some(second) = access.open() else { return Features::Untried };
-    match os::enable_features(second.as_fd(), probe::FEATURES) {
+    match uffd::enable_features(second.as_fd(), uffd::NEEDED_FEATURES) {
         Ok(_) => {}
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Features::Lacking(all),
         Err(error) => return Features::Failed(error),
     }
-    match os::move_one_page(second.as_fd()) {
+    match uffd::move_one_page(second.as_fd()) {
         Ok(true) => Features::Working(all),
         Ok(false) => Features::Wrong,
         Err(error) => Features::Failed(error),
@@ -100,9 +104,9 @@ fn version(release: &str, moves: bool) -> Check {
 
 fn architecture(machine: &str) -> Check {
     const NAME: &str = "architecture";
-    let page_bytes = os::page_bytes();
-    if page_bytes != os::PAGE_BYTES {
-        let found = format!("{machine} with pages of {page_bytes} bytes; {} are needed", os::PAGE_BYTES);
+    let page_bytes = mem::page_size();
+    if page_bytes != PAGE_BYTES {
+        let found = format!("{machine} with pages of {page_bytes} bytes; {} are needed", PAGE_BYTES);
         return Check::missing(NAME, found);
     }
     let found = format!("{machine}, {page_bytes}-byte pages");
@@ -112,10 +116,17 @@ fn architecture(machine: &str) -> Check {
     }
 }
 
+/// Asks the kernel which mapping a variable of ours lies in.
+fn query_own_mapping() -> Result<bool, Errno> {
+    let variable = 0u8;
+    let address = &raw const variable as usize;
+    Ok(procmap::range_at(address)?.is_some_and(|(range, _)| range.contains(&address)))
+}
+
 fn query(release: &str) -> Check {
     const NAME: &str = "PROCMAP_QUERY";
     let (major, minor) = QUERY_SINCE;
-    match os::query_own_mapping() {
+    match query_own_mapping() {
         Ok(true) => Check::ok(NAME, "works: buffers outside the block heap can be judged"),
         Ok(false) | Err(_) => Check::warning(
             NAME,

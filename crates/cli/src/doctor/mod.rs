@@ -123,9 +123,8 @@ fn options(environment: &Environment) -> Check {
     const NAME: &str = "UNCOPY_ variables";
     let mut copy = Environment::from_entries(environment.entries());
     match settings::settle(&mut copy, &[], std::process::id()) {
-        Err(message) => {
-            let unset = message.split(' ').next().map(|variable| format!("unset {variable}"));
-            Check { mend: unset, ..Check::missing(NAME, message) }
+        Err(illegal) => {
+            Check::missing(NAME, illegal.to_string()).mended_by(format!("unset {}", illegal.name))
         }
         Ok(settings) => match settings.warning {
             Some(warning) => Check::warning(NAME, warning),

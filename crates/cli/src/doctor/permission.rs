@@ -2,7 +2,7 @@
 //! decides about either.
 
 use super::{Check, State};
-use crate::os;
+use crate::os::{self, uffd};
 use crate::probe::{self, Device, is_denial};
 use std::fs;
 use std::io;
@@ -24,9 +24,9 @@ impl Access {
     /// Tries both ways.
     pub fn find(inherited: Option<RawFd>) -> Self {
         Self {
-            syscall: os::userfaultfd_by_syscall(false).map(drop),
+            syscall: uffd::by_syscall(false).map(drop),
             device: Device::open(inherited).and_then(|device| device.userfaultfd().map(|_| device)),
-            user_mode: os::userfaultfd_by_syscall(true).map(drop),
+            user_mode: uffd::by_syscall(true).map(drop),
         }
     }
 
@@ -34,7 +34,7 @@ impl Access {
     pub fn open(&self) -> Option<OwnedFd> {
         match &self.device {
             Ok(device) => device.userfaultfd().ok(),
-            Err(_) => os::userfaultfd_by_syscall(false).ok(),
+            Err(_) => uffd::by_syscall(false).ok(),
         }
     }
 

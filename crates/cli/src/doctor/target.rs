@@ -6,6 +6,7 @@ use crate::elf::{Image, Kind};
 use crate::output::Quoted;
 use crate::program::{self, Obstacle, Step};
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
@@ -132,7 +133,7 @@ fn names_library(needed: &[Vec<u8>], start: &str) -> Option<String> {
         .map(|library| String::from_utf8_lossy(library).into_owned())
 }
 
-fn language(image: &Image<'_, std::fs::File>, needed: &[Vec<u8>]) -> Option<Check> {
+fn language(image: &Image<&File>, needed: &[Vec<u8>]) -> Option<Check> {
     const NAME: &str = "language";
     if image.is_go() {
         return Some(Check::warning(
@@ -144,7 +145,7 @@ fn language(image: &Image<'_, std::fs::File>, needed: &[Vec<u8>]) -> Option<Chec
         .map(|_| Check::warning(NAME, "Java: only its C parts are reached, its own copies are not"))
 }
 
-fn allocator(image: &Image<'_, std::fs::File>, needed: &[Vec<u8>]) -> Check {
+fn allocator(image: &Image<&File>, needed: &[Vec<u8>]) -> Check {
     const NAME: &str = "allocator";
     let symbols: Vec<&'static str> =
         ALLOCATORS.iter().flat_map(|allocator| allocator.symbols).copied().chain(["malloc"]).collect();

@@ -7,7 +7,8 @@
 mod report;
 mod words;
 
-use crate::os::{self, Ending, Watch};
+use crate::os;
+use crate::os::child::{self, Ending, Watch};
 use crate::output::{self, Quoted, Reason};
 use report::Report;
 use std::ffi::{OsStr, OsString};
@@ -68,7 +69,7 @@ impl Explanation {
             output::complain(format_args!("cannot write --explain {}: {}", Quoted(file), Reason(&error)));
         }
         self.watch.end();
-        os::end_like(ending)
+        child::end_like(ending)
     }
 
     fn report(&self, file: &OsStr, command: &[OsString], ending: Ending) -> io::Result<()> {

@@ -2,7 +2,7 @@
 
 use super::words;
 use crate::library;
-use crate::os::Ending;
+use crate::os::child::Ending;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -3,7 +3,6 @@
 //! Nothing that a process wrote is believed: its file must be a regular one of the right size that belongs to
 //! the directory's owner or to root, and the reader (`uncopy_core::recording`) ends whatever the bytes are.
 
-use crate::os;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -62,7 +61,7 @@ pub struct Collector {
 impl Collector {
     /// Looks for new recordings and takes in what has come. Whether any process has more right away.
     pub fn collect(&mut self, directory: &Path) -> bool {
-        self.look(directory);
+        self.find_recordings(directory);
         let mut has_more = false;
         for source in &mut self.sources {
             has_more |= source.drain();
@@ -70,7 +69,7 @@ impl Collector {
         has_more
     }
 
-    fn look(&mut self, directory: &Path) {
+    fn find_recordings(&mut self, directory: &Path) {
         let Ok(entries) = fs::read_dir(directory) else { return };
         for entry in entries.flatten() {
             let name = entry.file_name();
@@ -266,7 +265,7 @@ pub fn cpu_seconds(pid: u32) -> Option<f64> {
         return None;
     }
     let ticks: u64 = fields.get(11)?.parse::<u64>().ok()?.saturating_add(fields.get(12)?.parse().ok()?);
-    Some(ticks as f64 / os::child::ticks_per_second() as f64)
+    Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 #[cfg(test)]

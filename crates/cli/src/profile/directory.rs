@@ -7,7 +7,7 @@ use crate::live;
 use crate::os;
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, lchown};
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "uncopy-profile-";
@@ -28,12 +28,12 @@ impl Directory {
 
     fn make_in(parent: &Path, user: u32) -> io::Result<Self> {
         clear_up(parent);
-        let name = format!("{PREFIX}{}-{}", std::process::id(), os::child::monotonic_ns());
+        let name = format!("{PREFIX}{}-{}", std::process::id(), uncopy_sys::clock::now_ns());
         let path = parent.join(name);
         DirBuilder::new().mode(0o700).create(&path)?;
         let made = Self { path };
         if user != os::effective_user_id() {
-            os::child::give_to(&made.path, user)?;
+            lchown(&made.path, Some(user), None)?;
         }
         Ok(made)
     }

@@ -18,15 +18,16 @@ use crate::explain::write_whole;
 use crate::library;
 use crate::line;
 use crate::live;
-use crate::os::child::{self, Change, Child};
-use crate::os::{self, Disposition, Ending, Watch};
-use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
+use crate::os::child::{self, Change, Child, Ending, Watch};
+use crate::os::{self, Disposition};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Illegal, Quoted, Reason};
 use crate::program;
 use crate::run;
 use crate::settings::{self, Given};
 use clap::ArgMatches;
 use collector::Collector;
 use directory::Directory;
+use out::Refused;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -38,8 +39,8 @@ use uncopy_profile::Profile;
 use uncopy_profile::assemble::{Run, assemble};
 use uncopy_profile::model::Machine;
 
-/// How often recordings are taken in, ms.
-const TICK_MS: u32 = 50;
+/// How often recordings are taken in.
+const TICK: Duration = Duration::from_millis(50);
 /// How often progress is shown, ticks.
 const PROGRESS_TICKS: u32 = 10;
 /// How long a process has to begin its recording when it is asked.
@@ -48,6 +49,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How a recording ended that was told to.
 const BY_SIGNAL: &str = "the recording was ended by a signal";
+/// The signal that ends the recording, and is not passed on to the program.
+const OWN_SIGNAL: Option<i32> = Some(libc::SIGINT);
 /// Longest recording that can be asked for, seconds.
 const MAX_DURATION_SECONDS: f64 = 1e7;
 
@@ -59,7 +62,7 @@ struct RecordingRequest {
     min_size_bytes: Option<u64>,
 }
 
-/// Why a recording was over.
+/// How a recording ended.
 enum Outcome {
     /// The program ended, and with it everything that was recorded.
     Program(Ending),
@@ -91,15 +94,18 @@ pub fn main(matches: &ArgMatches, sigpipe: &Disposition) -> u8 {
     }
 }
 
-fn request(matches: &ArgMatches, command: &[OsString], pid: Option<u32>) -> Result<RecordingRequest, String> {
+fn request(
+    matches: &ArgMatches,
+    command: &[OsString],
+    pid: Option<u32>,
+) -> Result<RecordingRequest, Refused> {
     let duration = match matches.get_one::<OsString>(line::DURATION) {
         None => None,
         Some(text) => {
             let seconds = text.to_str().and_then(|text| text.parse::<f64>().ok());
             let legal = seconds.filter(|seconds| (0.001..=MAX_DURATION_SECONDS).contains(seconds));
-            let seconds = legal.ok_or_else(|| {
-                format!("--duration is {}; it must be a number of seconds from 0.001 to 1e7", Quoted(text))
-            })?;
+            let seconds = legal
+                .ok_or_else(|| Illegal::new("--duration", text, "a number of seconds from 0.001 to 1e7"))?;
             Some(Duration::from_secs_f64(seconds))
         }
     };
@@ -182,21 +188,21 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
         seconds: 0.0,
         name: name.clone(),
     };
-    let over = session.record();
+    let outcome = session.record();
     let ended = session.child_ended;
     let gave_terminal = session.gave_terminal;
-    let status = session.finish(command, &over);
-    let status = match over {
+    let status = session.finish(command, &outcome);
+    let status = match outcome {
         Outcome::Program(ending) => {
             watch.end();
-            return if status == EXIT_OK { os::end_like(ending) } else { status };
+            return if status == EXIT_OK { child::end_like(ending) } else { status };
         }
         Outcome::Asked(_) if gave_terminal && ended.is_none() => {
             // The program has the terminal: it is the job that whoever typed this waits for.
-            let ending = wait(child);
+            let ending = child.wait(OWN_SIGNAL);
             child::take_terminal();
             watch.end();
-            return if status == EXIT_OK { os::end_like(ending) } else { status };
+            return if status == EXIT_OK { child::end_like(ending) } else { status };
         }
         Outcome::Asked(_) => status,
     };
@@ -212,26 +218,6 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
         ));
     }
     status
-}
-
-/// Waits for the end of a program that is not recorded any more.
-fn wait(child: Child) -> Ending {
-    loop {
-        match child.change() {
-            Some(Change::Ended(ending, _)) => return ending,
-            Some(Change::Stopped(_)) => child::stop(),
-            None => pass_on(child, child::next_signal(1000)),
-        }
-    }
-}
-
-/// Passes a signal on that somebody sent; SIGINT is this command's own.
-fn pass_on(child: Child, signal: Option<child::Signal>) {
-    let Some(signal) = signal else { return };
-    let is_for_it = signal.is_sent && signal.sender != child.pid() && signal.number != libc::SIGINT;
-    if signal.number != libc::SIGCHLD && (is_for_it || signal.number == libc::SIGCONT) {
-        child.signal(signal.number);
-    }
 }
 
 /// Attaches to a process that runs under uncopy.
@@ -281,8 +267,8 @@ fn attach(pid: u32, request: &RecordingRequest) -> u8 {
         output::complain(why_not);
         return EXIT_FAILURE;
     }
-    let over = session.record();
-    let status = session.finish(&command, &over);
+    let outcome = session.record();
+    let status = session.finish(&command, &outcome);
     watch.end();
     status
 }
@@ -315,7 +301,7 @@ impl Session<'_> {
                 self.started = Instant::now();
                 return true;
             }
-            if let Some(signal) = child::next_signal(TICK_MS)
+            if let Some(signal) = child::next_signal(Some(TICK))
                 && matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP)
             {
                 self.is_asked_to_end = true;
@@ -335,10 +321,10 @@ impl Session<'_> {
     fn record(&mut self) -> Outcome {
         let mut ticks = 0;
         let shows_progress = std::io::stderr().is_terminal();
-        let over = loop {
+        let outcome = loop {
             let has_more = self.collector.collect(self.directory.path());
-            if let Some(over) = self.is_over() {
-                break over;
+            if let Some(outcome) = self.outcome() {
+                break outcome;
             }
             if self.is_asked_to_end {
                 break Outcome::Asked(BY_SIGNAL.to_owned());
@@ -347,10 +333,10 @@ impl Session<'_> {
             if shows_progress && ticks % PROGRESS_TICKS == 0 {
                 self.show_progress();
             }
-            let wait_ms = if has_more { 0 } else { TICK_MS };
-            let Some(signal) = child::next_signal(wait_ms) else { continue };
+            let timeout = if has_more { Duration::ZERO } else { TICK };
+            let Some(signal) = child::next_signal(Some(timeout)) else { continue };
             let ends = match self.child {
-                Some(_) => signal.number == libc::SIGINT,
+                Some(_) => Some(signal.number) == OWN_SIGNAL,
                 None => matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP),
             };
             if ends {
@@ -360,20 +346,21 @@ impl Session<'_> {
                 child::stop();
             }
             if let Some(child) = self.child {
-                pass_on(child, Some(signal));
+                child.pass_on(signal, OWN_SIGNAL);
             }
         };
         if shows_progress {
             let _ = std::io::stderr().write_all(b"\r\x1b[K");
         }
         self.seconds = self.started.elapsed().as_secs_f64();
-        if let Outcome::Asked(_) = over {
+        if let Outcome::Asked(_) = outcome {
             self.stop();
         }
-        over
+        outcome
     }
 
-    fn is_over(&mut self) -> Option<Outcome> {
+    /// How it ended, if it has.
+    fn outcome(&mut self) -> Option<Outcome> {
         if let Some(child) = self.child {
             match child.change() {
                 Some(Change::Ended(ending, cpu_seconds)) => {
@@ -431,7 +418,7 @@ impl Session<'_> {
     }
 
     /// Puts the profile together, writes it and shows it; the exit status if the program does not give one.
-    fn finish(self, command: &[OsString], over: &Outcome) -> u8 {
+    fn finish(self, command: &[OsString], outcome: &Outcome) -> u8 {
         let mut warnings = Vec::new();
         if self.collector.without_room > 0 {
             let more = self.collector.without_room;
@@ -453,7 +440,7 @@ impl Session<'_> {
         let run = Run {
             uncopy: env!("CARGO_PKG_VERSION").to_owned(),
             command: command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
-            ending: match over {
+            ending: match outcome {
                 Outcome::Program(Ending::Exited(status)) => {
                     format!("the program exited with status {status}")
                 }

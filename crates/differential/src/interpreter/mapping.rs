@@ -3,10 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 
+use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::plain::{self, errno};
 
 use super::{SLOTS, Verdict, Worker};
-use crate::buffer::{MAX_BUFFER, Origin, PAGE};
+use crate::buffer::{MAX_BUFFER, Origin};
 use crate::link::pipe;
 use crate::model::pool;
 

@@ -13,13 +13,13 @@
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::calls::{CopyCall, FileInput, FileOutput, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::hostile;
 use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::plain;
 
-const PAGE: usize = 4096;
 /// Length of a buffer that [`hoard`] receives, and how many it receives.
 const HOARD_LEN: usize = 1 << 20;
 const HOARDED: usize = 400;

@@ -18,6 +18,7 @@ use std::io::{BufRead, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
@@ -25,7 +26,6 @@ use uncopy_tests::plain;
 use uncopy_tests::random::Random;
 
 const MIB: usize = 1 << 20;
-const PAGE: usize = 4096;
 const ACCESS: c_int = libc::PROT_READ | libc::PROT_WRITE;
 const PRIVATE: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 

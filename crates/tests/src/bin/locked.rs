@@ -8,13 +8,13 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
+use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::plain::{self, errno};
 
 const MIB: usize = 1 << 20;
-const PAGE: usize = 4096;
 
 fn say(what: &str, result: c_int) {
     println!("{what}: {result} errno {}", if result == 0 { 0 } else { errno() });

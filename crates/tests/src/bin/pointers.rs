@@ -11,13 +11,13 @@ use std::hint::black_box;
 use std::ptr::{null_mut, without_provenance_mut};
 
 use libc::{iovec, mmsghdr, msghdr};
+use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::calls::{InputCall, OutputCall, message};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::plain::{errno, outcome};
 
 const MIB: usize = 1 << 20;
-const PAGE: usize = 4096;
 
 unsafe extern "C" {
     fn preadv2(fd: c_int, parts: *const iovec, count: c_int, at: i64, flags: c_int) -> isize;

@@ -5,8 +5,8 @@
 
 use std::os::fd::AsRawFd;
 use std::process::ExitCode;
+use uncopy_core::addr::PAGE_BYTES;
 
-const PAGE_BYTES: usize = 4096;
 const PAGES: usize = 64;
 /// Pages before the first that is touched: those at the edges are copied in any case.
 const FIRST: usize = 4;

@@ -3,7 +3,8 @@
 use super::{Loans, pending};
 use libc::{iovec, ssize_t};
 use uncopy_sys::errno::{Errno, Keep};
-use uncopy_sys::{readable, socket};
+pub use uncopy_sys::iovec::Part as Given;
+use uncopy_sys::{PAGE_BYTES, readable, socket};
 use uncopy_transmit::{Envelope, Part, Plan, Sent, Way};
 
 /// Parts that the kernel takes in one message (`UIO_MAXIOV`).
@@ -17,61 +18,48 @@ const MIN_PART_BYTES: usize = 1024;
 
 const NO_ENVELOPE: Envelope = Envelope { to: 0, to_len_bytes: 0, control: 0, control_len_bytes: 0 };
 
-/// A part as the program gave it: the layout of `iovec`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct Given {
-    /// First byte.
-    pub address: usize,
-    /// Bytes.
-    pub len_bytes: usize,
+fn copied(given: Given) -> Part {
+    Part::Copied { ptr: given.address as *const u8, len: given.len_bytes }
 }
 
-impl Given {
-    fn copied(self) -> Part {
-        Part::Copied { ptr: self.address as *const u8, len: self.len_bytes }
-    }
+/// Lent if that can be done, `offset` bytes into the message.
+fn lent(given: Given, offset: usize, loans: &mut Loans<MAX_LOANS>) -> Part {
+    loans.lend(offset, given.address as *const u8, given.len_bytes)
+}
 
-    /// Lent if that can be done, `offset` bytes into the message.
-    fn lent(self, offset: usize, loans: &mut Loans<MAX_LOANS>) -> Part {
-        loans.lend(offset, self.address as *const u8, self.len_bytes)
-    }
+/// What is left behind its first bytes.
+fn behind(given: Given, bytes: usize) -> Given {
+    Given { address: given.address + bytes, len_bytes: given.len_bytes - bytes }
+}
 
-    /// What is left behind its first bytes.
-    fn behind(self, bytes: usize) -> Self {
-        Self { address: self.address + bytes, len_bytes: self.len_bytes - bytes }
-    }
+/// All of it, with nothing before or behind.
+fn alone(given: Given) -> [Given; 3] {
+    let none = Given { len_bytes: 0, ..given };
+    [none, given, none]
+}
 
-    /// No bytes.
-    fn none(self) -> Self {
-        Self { address: self.address, len_bytes: 0 }
+/// What is worth lending of it, between what is not. In one piece without `room` for two more parts.
+fn cut(given: Given, room: usize) -> [Given; 3] {
+    let (address, len_bytes) = crate::worth_lending(given.address, given.len_bytes);
+    if len_bytes == given.len_bytes || room < 2 {
+        return alone(given);
     }
+    let before = Given { address: given.address, len_bytes: (address - given.address).min(given.len_bytes) };
+    let left = given.len_bytes - before.len_bytes - len_bytes;
+    [before, Given { address, len_bytes }, Given { address: address + len_bytes, len_bytes: left }]
+}
 
-    /// What is worth lending of it, between what is not. In one piece without `room` for two more parts.
-    fn cut(self, room: usize) -> [Self; 3] {
-        let (address, len_bytes) = crate::worth_lending(self.address, self.len_bytes);
-        if len_bytes == self.len_bytes || room < 2 {
-            return [self.none(), Self { address: self.address, len_bytes: self.len_bytes }, self.none()];
-        }
-        let before = Self { address: self.address, len_bytes: (address - self.address).min(self.len_bytes) };
-        let behind = address + len_bytes;
-        let left = self.len_bytes - before.len_bytes - len_bytes;
-        [before, Self { address, len_bytes }, Self { address: behind, len_bytes: left }]
-    }
-
-    /// Whether it lies in twin memory and is large enough.
-    fn is_lendable(self) -> bool {
-        self.len_bytes >= MIN_PART_BYTES
-            && crate::contains(self.address)
-            && crate::contains(self.address.wrapping_add(self.len_bytes - 1))
-    }
+/// Whether it lies in twin memory and is large enough.
+fn is_lendable(given: Given) -> bool {
+    given.len_bytes >= MIN_PART_BYTES
+        && crate::contains(given.address)
+        && crate::contains(given.address.wrapping_add(given.len_bytes - 1))
 }
 
 /// Whether what the program points to can be read. What lies in the page of the stack that this call runs on needs no
 /// question to the kernel.
 #[inline]
 pub fn is_readable(address: usize, len_bytes: usize) -> bool {
-    const PAGE_BYTES: usize = 4096;
     let here = core::hint::black_box(0u8);
     let top = &raw const here as usize;
     let is_above = address.wrapping_sub(top) < PAGE_BYTES - top % PAGE_BYTES;
@@ -140,7 +128,7 @@ pub fn send(fd: i32, given: &[Given], call: Call<'_>) -> Option<ssize_t> {
     for part in given {
         // The kernel refuses sums that do not fit.
         len_bytes = len_bytes.checked_add(part.len_bytes).filter(|sum| isize::try_from(*sum).is_ok())?;
-        if part.is_lendable() {
+        if is_lendable(*part) {
             lendable_bytes += part.len_bytes;
         }
     }
@@ -211,7 +199,7 @@ fn send_waiting(
     };
     // A signal for a broken pipe is for the call that sends nothing.
     let rest = call.with(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-    while sent_bytes < len_bytes && wait_for_room(fd) {
+    while sent_bytes < len_bytes && uncopy_transmit::wait_for_room(fd) {
         match send_some(fd, given, sent_bytes, rest, plan) {
             Some(Ok(bytes)) => sent_bytes += bytes,
             Some(Err(Errno(libc::EAGAIN))) => uncopy_sys::thread::pause(),
@@ -220,15 +208,6 @@ fn send_waiting(
         }
     }
     Some(Ok(sent_bytes))
-}
-
-/// Waits until a socket has room, as long as its owner wants to. False: the time is over, a signal came, or the
-/// connection has ended.
-fn wait_for_room(fd: i32) -> bool {
-    let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: `asked` is one valid entry, which the kernel may write to.
-    let ready = unsafe { libc::poll(&raw mut asked, 1, socket::patience_ms(fd).unwrap_or(-1)) };
-    ready == 1 && asked.revents == libc::POLLOUT
 }
 
 /// Parts as they are sent.
@@ -260,16 +239,15 @@ fn split<const MAX: usize>(
     let mut offset = 0;
     for (index, given) in given_parts.iter().enumerate() {
         let room = MAX.checked_sub(parts.count + given_parts.len() - index)?;
-        let given = given.behind(skip.min(given.len_bytes));
+        let given = behind(*given, skip.min(given.len_bytes));
         skip -= given_parts[index].len_bytes - given.len_bytes;
-        let lends = plan.way != Way::Copy && given.is_lendable();
-        let [before, within, behind] =
-            if lends { given.cut(room) } else { [given.none(), given, given.none()] };
-        parts.push(before.copied());
+        let lends = plan.way != Way::Copy && is_lendable(given);
+        let [before, within, behind] = if lends { cut(given, room) } else { alone(given) };
+        parts.push(copied(before));
         let is_worth_it = lends && within.len_bytes >= MIN_PART_BYTES;
         let at = offset + before.len_bytes;
-        parts.push(if is_worth_it { within.lent(at, &mut loans) } else { within.copied() });
-        parts.push(behind.copied());
+        parts.push(if is_worth_it { lent(within, at, &mut loans) } else { copied(within) });
+        parts.push(copied(behind));
         offset += given.len_bytes;
     }
     let parts = &parts.parts[..parts.count];
