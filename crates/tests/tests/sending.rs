@@ -19,7 +19,7 @@ fn built(name: &str) -> String {
 }
 
 fn header() -> String {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interface/include");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi/include");
     format!("-I{}", directory.to_str().expect("UTF-8"))
 }
 
