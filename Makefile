@@ -26,11 +26,21 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build demo test test-suites test-checked test-faults machine fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-suites test-checked test-faults machine fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
-build: ## Build target/release/uncopy, libuncopy.so, libuncopy_send.so and libuncopy_send.a
+build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
+
+library:
 	@scripts/need-cargo
-	$(CARGO) build --release --locked -p uncopy-cli -p uncopy-preload -p uncopy-send
+	$(CARGO) build --release --locked -p uncopy-preload -p uncopy-send
+
+# The libraries are optimised as one piece, because each hook crosses five crates. The programs would take minutes
+# for that, and wait for the kernel: they are built as cargo does by itself.
+command servers: export CARGO_PROFILE_RELEASE_LTO = false
+command servers: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS = 16
+command:
+	@scripts/need-cargo
+	$(CARGO) build --release --locked -p uncopy-cli
 
 demo: ## Install Redis if it is missing, build, measure plain against uncopy (about four minutes)
 	@scripts/install-packages demo
@@ -54,8 +64,8 @@ test-faults: ## Let every call to the kernel fail with every error number, once 
 	@scripts/install-packages test
 	UNCOPY_TEST_FAULTS=all $(CARGO) test --locked -p uncopy-tests --test faults -- --nocapture
 
-machine: ## Run ten million random operations next to a model (about ten minutes)
-	$(CARGO) build --release --locked -p uncopy-cli -p uncopy-preload -p uncopy-differential
+machine: build ## Run ten million random operations next to a model (about ten minutes)
+	$(CARGO) build --release --locked -p uncopy-differential
 	UNCOPY_BIN_DIR=$(release) $(release)/differential run --ops 10000000
 
 fuzz: ## Fuzz the pure core, a minute for each target

@@ -10,6 +10,8 @@ steps_passed=0
 steps_failed=()
 steps_skipped=()
 failed_tests=()
+# Each step: seconds, processor seconds, name.
+steps_times=()
 step_leader=
 step_timer=
 
@@ -53,6 +55,18 @@ members() {
     done
 }
 
+# processor_ms: sets it to the processor time of all children that have ended, milliseconds. What a step leaves
+# to others (a daemon) is not in it.
+processor_ms() {
+    local user system
+    times >"$steps_directory/times"
+    read -r user system < <(tail -n 1 -- "$steps_directory/times")
+    processor_ms=$(awk -v times="$user $system" 'BEGIN {
+        split(times, part, "[ ms]+")
+        printf "%d", ((part[1] + part[3]) * 60 + part[2] + part[4]) * 1000
+    }')
+}
+
 # kill_all PIDS: ends processes, by their ids.
 kill_all() {
     local pid
@@ -72,8 +86,10 @@ command_of() {
 # step NAME LIMIT_S COMMAND…: runs one step; returns its exit status, 124 if it took too long, 125
 # if it was well but left something running. The output is in $step_log.
 step() {
-    local name=$1 limit_s=$2 begin=$SECONDS status=0 leader timer output first left pid mark waited
+    local name=$1 limit_s=$2 begin=$SECONDS status=0 leader timer output first left pid mark waited processor_ms before_ms
     shift 2
+    processor_ms
+    before_ms=$processor_ms
     step_log=$steps_directory/${name// /-}.log
     printf '\n== %s\n' "$name"
     rm -f -- "$steps_directory/pipe"
@@ -123,6 +139,8 @@ step() {
     wait "$output" 2>/dev/null || true
     step_leader=
     step_seconds=$((SECONDS - begin))
+    processor_ms
+    steps_times+=("$step_seconds $(((processor_ms - before_ms + 500) / 1000)) $name")
     return "$status"
 }
 
@@ -176,10 +194,35 @@ count_tests() {
     tests_passed=$((tests_passed > said ? tests_passed - said : 0))
 }
 
-# steps_end PASSED FAILED SKIPPED: adds the tests' counts, prints what went wrong and the sums;
+# slowest_tests LOG: prints the ten test programs that took longest, of what cargo test printed.
+slowest_tests() {
+    echo
+    echo "seconds  the slowest test programs"
+    awk '/^ +Running / { name = $NF; gsub(/^\(.*\/|-[0-9a-f]+\)$/, "", name) }
+         /^ +Doc-tests / { name = "documentation of " $2 }
+         /^test result: / && match($0, /finished in [0-9.]+/) { printf "%7.0f  %s\n", substr($0, RSTART + 12), name }' "$1" |
+        sort -rn | head -n 10
+}
+
+# steps_table: prints where the time went, step by step.
+steps_table() {
+    ((${#steps_times[@]} > 0)) || return 0
+    echo
+    printf '%s\n' "${steps_times[@]}" | awk '
+        { seconds[NR] = $1; processors[NR] = $2; total += $1; processor += $2; $1 = $2 = ""; name[NR] = substr($0, 3) }
+        END {
+            print "seconds  share  processor s  step"
+            for (at = 1; at <= NR; at++)
+                printf "%7d  %4.0f%%  %11d  %s\n", seconds[at], 100 * seconds[at] / (total ? total : 1), processors[at], name[at]
+            printf "%7d   100%%  %11d  all\n", total, processor
+        }'
+}
+
+# steps_end PASSED FAILED SKIPPED: adds the tests' counts, prints where the time went, what went wrong and the sums;
 # returns 1 unless all is well.
 steps_end() {
     local passed=$((steps_passed + $1)) bad=$((${#steps_failed[@]} + $2)) skipped=$((${#steps_skipped[@]} + $3)) entry
+    steps_table
     echo
     for entry in "${steps_failed[@]}" "${failed_tests[@]/#/test }"; do
         echo "failed: $entry"

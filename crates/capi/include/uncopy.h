@@ -92,7 +92,7 @@ int uncopy_options(const struct uncopy_settings *settings);
 int uncopy_status(const char **why);
 
 #ifdef __cplusplus
-}  /* extern "C" */
-#endif  /* __cplusplus */
+} /* extern "C" */
+#endif /* __cplusplus */
 
-#endif  /* UNCOPY_H */
+#endif /* UNCOPY_H */
