@@ -33,35 +33,19 @@ mod ring;
 pub mod samples;
 pub mod session;
 mod stacks;
+mod switch;
 
 pub use objects::closed;
 pub use stacks::{Stack, id_of};
+pub use switch::{is_on, min_size_bytes};
 pub use uncopy_core::recording::{Call, Flags, Function, Object};
 
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::recording::Event;
 use uncopy_sys::clock;
 use uncopy_sys::iovec::Part;
 
 // Neither crate depends on the other; everything else takes the number from one of them.
 const _: () = assert!(uncopy_core::addr::PAGE_BYTES == uncopy_sys::PAGE_BYTES);
-
-/// Smallest size that is recorded, bytes; `usize::MAX`: nothing is.
-static MIN_SIZE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
-
-/// Smallest size that is recorded, bytes; `usize::MAX`: nothing is.
-#[inline]
-#[must_use]
-pub fn min_size_bytes() -> usize {
-    MIN_SIZE_BYTES.load(Relaxed)
-}
-
-/// Whether a recording is on.
-#[inline]
-#[must_use]
-pub fn is_on() -> bool {
-    min_size_bytes() != usize::MAX
-}
 
 /// A call that may be recorded: made before it, asked to enter what was done after it.
 #[derive(Clone, Copy, Debug)]

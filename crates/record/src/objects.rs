@@ -59,7 +59,7 @@ fn ask(place: &AtomicU64, key: u64, fd: i32, is_socket: bool) -> Object {
 /// The program closes `fd`, or puts something else in its place.
 #[inline]
 pub fn closed(fd: i32) {
-    if crate::is_on() {
+    if crate::switch::is_on() {
         KNOWN[fd.cast_unsigned() as usize % PLACES].store(0, Relaxed);
     }
 }

@@ -11,7 +11,8 @@
 //! no process ever writes to another's file; one that shares its parent's memory (vfork) shares its recording.
 
 use crate::area::Area;
-use crate::{MIN_SIZE_BYTES, is_on, recent, ring};
+use crate::switch::{MIN_SIZE_BYTES, is_on};
+use crate::{recent, ring};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::fmt::Write as _;

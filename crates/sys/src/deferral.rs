@@ -32,8 +32,8 @@
 //! cannot be cancelled anywhere, and one that can has told so ([`cancels_anywhere`]). Such a thread blocks signals in its sections once the program calls
 //! `pthread_cancel` ([`cancels`]); until then nobody sends that signal.
 
-use crate::lock::{BLOCKED, set_mask};
 use crate::own::own;
+use crate::signal_mask::{BLOCKED, set_mask};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,

@@ -59,6 +59,7 @@ pub mod raw;
 pub mod readable;
 #[cfg(not(loom))]
 pub mod signal;
+mod signal_mask;
 pub mod socket;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 pub mod stack;

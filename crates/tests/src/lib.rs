@@ -33,6 +33,7 @@ pub mod launch;
 pub mod links;
 pub mod memcached;
 pub mod mirror;
+pub mod mode;
 pub mod nginx;
 pub mod plain;
 pub mod programs;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use uncopy_core::stats::Counter;
 
 use crate::counters::Counters;
-use crate::launch::Mode;
+use crate::mode::Mode;
 use crate::scratch::wait_until;
 
 /// A program that was started and not yet waited for. It leads a process group of its own.

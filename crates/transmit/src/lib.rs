@@ -23,6 +23,8 @@ mod pool;
 mod splice;
 mod zerocopy;
 
+pub use zerocopy::Token;
+
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 pub use part::Part;
 pub use uncopy_sys::errno::Errno;
@@ -39,10 +41,6 @@ pub enum Way {
     /// As references until a completion says that the kernel has done with them.
     Completion,
 }
-
-/// Names what the kernel holds until it says that it is done. Never reused in a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Token(pub u64);
 
 /// What the kernel holds of a message's lent parts when the call has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

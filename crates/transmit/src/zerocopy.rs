@@ -12,11 +12,15 @@
 
 use crate::bump::AREA_BYTES;
 use crate::part::Part;
-use crate::{Token, pool};
+use crate::pool;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec;
 use uncopy_sys::socket::{self, Envelope};
+
+/// Names what the kernel holds until it says that it is done. Never reused in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(pub u64);
 
 /// Descriptors that have a place.
 const PLACES: usize = 1 << 16;

@@ -20,14 +20,14 @@ impl Bytes {
     /// Zeroes; `None` without memory.
     #[must_use]
     pub fn zeroed(len_bytes: usize) -> Option<Self> {
-        let start = NonNull::new(crate::allocate_zeroed(len_bytes))?;
+        let start = NonNull::new(crate::allocator::allocate_zeroed(len_bytes))?;
         Some(Self { start, len_bytes })
     }
 
     /// A copy of `bytes`; `None` without memory.
     #[must_use]
     pub fn copy_of(bytes: &[u8]) -> Option<Self> {
-        let start = NonNull::new(crate::allocate(bytes.len()))?;
+        let start = NonNull::new(crate::allocator::allocate(bytes.len()))?;
         // SAFETY: a fresh object of at least so many bytes.
         unsafe { uncopy_sys::bytes::copy(start.as_ptr(), bytes.as_ptr(), bytes.len()) };
         Some(Self { start, len_bytes: bytes.len() })
@@ -37,7 +37,8 @@ impl Bytes {
     #[must_use]
     pub fn resize(&mut self, len_bytes: usize) -> bool {
         // SAFETY: the object is this value's.
-        let Some(start) = NonNull::new(unsafe { crate::reallocate(self.start.as_ptr(), len_bytes.max(1)) })
+        let Some(start) =
+            NonNull::new(unsafe { crate::allocator::reallocate(self.start.as_ptr(), len_bytes.max(1)) })
         else {
             return false;
         };
@@ -49,7 +50,7 @@ impl Bytes {
         true
     }
 
-    /// Gives the object up: to be freed with [`crate::deallocate`].
+    /// Gives the object up: to be freed with [`crate::allocator::deallocate`].
     #[must_use]
     pub fn into_raw(self) -> *mut u8 {
         core::mem::ManuallyDrop::new(self).start.as_ptr()
@@ -59,7 +60,7 @@ impl Bytes {
 impl Drop for Bytes {
     fn drop(&mut self) {
         // SAFETY: the object is this value's, and nobody borrows it any more.
-        unsafe { crate::deallocate(self.start.as_ptr()) };
+        unsafe { crate::allocator::deallocate(self.start.as_ptr()) };
     }
 }
 

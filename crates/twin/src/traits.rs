@@ -11,14 +11,14 @@ pub struct Twin;
 // SAFETY: objects have the size and alignment asked for and are nobody else's until they are given back.
 unsafe impl GlobalAlloc for Twin {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        crate::allocate_aligned(layout.size(), layout.align())
+        crate::allocator::allocate_aligned(layout.size(), layout.align())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if layout.align() <= crate::ALIGNMENT {
-            return crate::allocate_zeroed(layout.size());
+        if layout.align() <= crate::options::ALIGNMENT {
+            return crate::allocator::allocate_zeroed(layout.size());
         }
-        let object = crate::allocate_aligned(layout.size(), layout.align());
+        let object = crate::allocator::allocate_aligned(layout.size(), layout.align());
         if !object.is_null() {
             // SAFETY: a fresh object of at least so many bytes.
             unsafe { uncopy_sys::bytes::zero(object, layout.size()) };
@@ -28,20 +28,20 @@ unsafe impl GlobalAlloc for Twin {
 
     unsafe fn dealloc(&self, object: *mut u8, _layout: Layout) {
         // SAFETY: an object of this allocator, which nobody uses any more.
-        unsafe { crate::deallocate(object) };
+        unsafe { crate::allocator::deallocate(object) };
     }
 
     unsafe fn realloc(&self, object: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        if layout.align() <= crate::ALIGNMENT {
+        if layout.align() <= crate::options::ALIGNMENT {
             // SAFETY: an object of this allocator, the caller's to give up.
-            return unsafe { crate::reallocate(object, new_size) };
+            return unsafe { crate::allocator::reallocate(object, new_size) };
         }
-        let new = crate::allocate_aligned(new_size, layout.align());
+        let new = crate::allocator::allocate_aligned(new_size, layout.align());
         if !new.is_null() {
             // SAFETY: both have as many bytes; the old one is the caller's to give up.
             unsafe {
                 uncopy_sys::bytes::copy(new, object, layout.size().min(new_size));
-                crate::deallocate(object);
+                crate::allocator::deallocate(object);
             }
         }
         new
@@ -52,7 +52,7 @@ unsafe impl GlobalAlloc for Twin {
 // same allocator.
 unsafe impl Allocator for Twin {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        let object = crate::allocate_aligned(layout.size(), layout.align());
+        let object = crate::allocator::allocate_aligned(layout.size(), layout.align());
         let object = NonNull::new(object).ok_or(AllocError)?;
         Ok(NonNull::slice_from_raw_parts(object, layout.size()))
     }
@@ -65,6 +65,6 @@ unsafe impl Allocator for Twin {
 
     unsafe fn deallocate(&self, object: NonNull<u8>, _layout: Layout) {
         // SAFETY: an object of this allocator, which nobody uses any more.
-        unsafe { crate::deallocate(object.as_ptr()) };
+        unsafe { crate::allocator::deallocate(object.as_ptr()) };
     }
 }

@@ -30,10 +30,7 @@ mod walk;
 
 pub use module::{Module, module_at};
 pub use registers::Registers;
-pub use trace::Trace;
-
-/// Frames of a stack at most.
-pub const FRAMES: usize = 64;
+pub use trace::{FRAMES, Trace};
 
 /// Looks up what the loader offers. Takes its locks: for when the library is loaded. Before it, every stack is empty.
 pub fn begin() {

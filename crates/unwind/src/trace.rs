@@ -6,6 +6,9 @@
 use crate::registers::Registers;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+/// Frames of a stack at most.
+pub const FRAMES: usize = 64;
+
 /// Part of every key: what was learned before an object was unloaded is never found again.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Words that are noted; a longer walk is not repeatable.

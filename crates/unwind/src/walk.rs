@@ -17,7 +17,7 @@ static CONFINED: AtomicBool = AtomicBool::new(false);
 static SKIPPED: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
 
 /// Frames that are looked at, those that are left out as well.
-const LOOKED_AT: usize = crate::FRAMES + 24;
+const LOOKED_AT: usize = crate::trace::FRAMES + 24;
 /// Bits of an address of user space, and one.
 const ADDRESS_BITS: u32 = 48;
 
@@ -49,7 +49,7 @@ fn walk(start: Registers, frames: &mut [usize], trace: Option<&mut Trace>) -> us
     let is_free = !CONFINED.load(Relaxed);
     let generation = generation() << (ADDRESS_BITS + 1);
     let (hidden, hidden_len) = (SKIPPED.0.load(Relaxed), SKIPPED.1.load(Relaxed));
-    let most = frames.len().min(crate::FRAMES);
+    let most = frames.len().min(crate::trace::FRAMES);
     let mut memory = Memory::around(start.sp, is_free, trace);
     let mut room = Room(None);
     let mut at = start;

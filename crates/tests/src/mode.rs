@@ -1,0 +1,41 @@
+//! The ways in which a program is run.
+
+use crate::artifacts;
+
+/// How a program is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Without uncopy.
+    Plain,
+    /// With the default options.
+    Auto,
+    /// Everything legal is elided, from one page up.
+    Always,
+    /// The block heap without any elision.
+    Never,
+    /// Loaded and told to do nothing.
+    Off,
+    /// Recorded from one page up, with every input sampled that can be.
+    Recorded,
+}
+
+impl Mode {
+    /// The two modes that every scenario runs in.
+    pub const BOTH: [Self; 2] = [Self::Always, Self::Auto];
+
+    /// The mode really used: [`Mode::Plain`] when `UNCOPY_TEST_PLAIN=1`.
+    #[must_use]
+    pub fn effective(self) -> Self {
+        if artifacts::plain_only() { Self::Plain } else { self }
+    }
+
+    /// Option variables of the mode.
+    pub(crate) const fn variables(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Plain | Self::Auto => &[],
+            Self::Always | Self::Recorded => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
+            Self::Never => &[("UNCOPY_POLICY", "never")],
+            Self::Off => &[("UNCOPY_OFF", "1")],
+        }
+    }
+}
