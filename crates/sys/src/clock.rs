@@ -3,7 +3,9 @@
 //! Reading the counter costs 10 ns, the clock by its vDSO 25 (`uncopy bench recording`). The counter is compared with
 //! the clock twice: when a recording or the engine begins, and when somebody first wants to know how long something took.
 
-use crate::call::{kernel, syscall};
+use crate::call::kernel;
+#[cfg(not(loom))]
+use crate::call::syscall;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The counter and the clock when they were first compared.

@@ -39,7 +39,8 @@ impl<T> Guarded<T> {
     #[inline]
     #[must_use]
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
-        self.lock.try_lock().then_some(Held(self))
+        // Not `then_some`: what it drops unlocks.
+        self.lock.try_lock().then(|| Held(self))
     }
 
     /// The lock by itself, to be held across a fork.

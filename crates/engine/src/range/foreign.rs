@@ -9,16 +9,12 @@
 //!  claim ──► plain ──► registered ──► (mapping changes, or a range that overlaps is claimed) ──► gone
 //! ```
 //!
-//! The program's thread goes on as soon as a change is *read*. Until then the kernel says so to whoever asks
-//! ([`Uffd::is_changing`]). Before it reads, the handler raises a flag of ours, marks the ranges
-//! concerned as [`Flag::DISOWNED`], and lowers it again. A hook that has locked a range looks at all three; where one
-//! is set it takes the range for ordinary memory, which is always right: what it then touches faults, and
-//! faults are served once the changes that were read have been followed. That is done in order and first
-//! for all of them: what a change took away is taken out of the page maps, what it moved is put where it is.
-//! What is left of the ranges concerned is made plain afterwards.
-//!
-//! Whoever makes a range plain puts back bytes that a change may be taking away. So no change is read meanwhile
-//! ([`Undoing`]): its thread has to wait, and until then the kernel refuses to place anything.
+//! What the program does to the mapping is read and followed by the handler ([`crate::range::changes`]). Before it lowers the
+//! flag that it has raised, it marks the ranges concerned as [`Flag::DISOWNED`]. A hook that has locked a range looks at
+//! the kernel's flag, at ours and at the mark; where one is set it takes the range for ordinary memory, which is always
+//! right: what it then touches faults, and faults are served once the changes that were read have been followed. That is done
+//! in order and first for all of them: what a change took away is taken out of the page maps, what it moved is put where it
+//! is. What is left of the ranges concerned is made plain afterwards.
 //!
 //! Slots are used again: whoever locks one checks that it still stands for the range that was looked up.
 

@@ -73,7 +73,7 @@ pub fn map_file(path: &CStr, len_bytes: usize) -> Result<usize, Errno> {
 }
 
 /// Makes a file that only its owner can read in a directory that exists, and maps it shared at `address`, in place of
-/// what is there. It takes no memory yet: [`populate`] before the first byte is written.
+/// what is there. It takes no memory yet: [`populate`](super::populate) before the first byte is written.
 ///
 /// # Errors
 /// EPERM if the directory is not a real one of ours with mode 0700, EEXIST if the name is taken; else what failed.
