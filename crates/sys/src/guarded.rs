@@ -2,6 +2,7 @@
 
 use crate::lock::Lock;
 use crate::sync::UnsafeCell;
+use core::marker::PhantomData;
 
 /// A value that is only reached through its [`Lock`].
 pub struct Guarded<T> {
@@ -32,7 +33,7 @@ impl<T> Guarded<T> {
     #[must_use]
     pub fn lock(&self) -> Held<'_, T> {
         self.lock.lock();
-        Held(self)
+        Held(self, PhantomData)
     }
 
     /// Takes the lock if it is free.
@@ -40,18 +41,18 @@ impl<T> Guarded<T> {
     #[must_use]
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
         // Not `then_some`: what it drops unlocks.
-        self.lock.try_lock().then(|| Held(self))
+        self.lock.try_lock().then(|| Held(self, PhantomData))
     }
 
-    /// The lock by itself, to be held across a fork.
+    /// The lock by itself, to be held across a fork, during which nobody reaches the value.
     #[must_use]
     pub const fn raw(&self) -> &Lock {
         &self.lock
     }
 }
 
-/// A held lock, and the value that it guards.
-pub struct Held<'a, T>(&'a Guarded<T>);
+/// A held lock, and the value that it guards. It stays with the thread that owns the lock.
+pub struct Held<'a, T>(&'a Guarded<T>, PhantomData<*const ()>);
 
 impl<T> core::ops::Deref for Held<'_, T> {
     type Target = T;

@@ -165,6 +165,11 @@ pub fn handler_lives() -> bool {
     handler != 0 && unsafe { syscall!(libc::SYS_tgkill, std::process::id(), handler, 0) } == 0
 }
 
+/// The handler thread has ended, or is the parent's of a forked child: its id may come to be another thread's.
+pub fn forget_handler() {
+    HANDLER.store(0, Relaxed);
+}
+
 /// Whether the calling thread is the handler.
 #[inline]
 #[must_use]

@@ -119,7 +119,8 @@ impl<'a> Input<'a> {
                 }
             }
             if !activation::activate() {
-                return None;
+                // What was redirected before it was told to end is received all the same.
+                break;
             }
             let (target, lead_bytes) = if let Some(open) = open {
                 let filled_bytes = open.filled_bytes;

@@ -1,11 +1,12 @@
 //! Calls that only a process with one thread may make, or that should reach every thread there is: the
 //! handler thread ends before such a call and is started again after it.
 //!
-//! Meanwhile nobody may touch a view: the caller is the only thread, its signals are blocked, and the
+//! Meanwhile nobody may touch a view: the caller is the only thread, no handler of the program runs, and the
 //! call reads and writes no memory of the program's.
 
 use crate::arena::pages::ARENA;
 use crate::life::fork;
+use crate::range::changes::CHANGES;
 use crate::service::{handler, release};
 use crate::state::counters;
 use crate::state::phase::STATE;
@@ -21,10 +22,10 @@ const REASON: &str = "the handler thread could not be started again in another n
 /// Where no handler thread can be started afterwards (the next processes belong to another process id
 /// namespace, to which no thread of this one may), every view is turned into plain memory.
 pub fn alone<T>(call: impl FnOnce() -> T) -> T {
-    let has_handler = ARENA.descriptor().open().is_some() && thread::handler_lives();
-    if !has_handler || thread::others_live() {
+    let main = ARENA.descriptor().open();
+    let Some(main) = main.filter(|_| thread::handler_lives() && !thread::others_live()) else {
         return call();
-    }
+    };
     let critical = Critical::enter();
     if !handler::stop() {
         drop(critical);
@@ -36,9 +37,9 @@ pub fn alone<T>(call: impl FnOnce() -> T) -> T {
     let errno = errno::get();
     counters::follow_user(user);
     let is_needed = STATE.is_active() || counters::get(Counter::Views) > 0;
-    if is_needed && handler::start().is_err() {
+    if is_needed && handler::start(main, CHANGES.open()).is_err() {
         let is_released = release::release_all(REASON);
-        ARENA.uffd().close_if_ours();
+        main.close_if_ours();
         if !is_released {
             fork::fill_all_views();
         }

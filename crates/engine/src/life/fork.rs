@@ -26,6 +26,7 @@ use uncopy_sys::lock::{Critical, Lock, forget_thread_id, thread_id};
 use uncopy_sys::presence;
 use uncopy_sys::sync::UnsafeCell;
 use uncopy_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use uncopy_sys::thread::forget_handler;
 
 /// Times that a fork waits 20 µs for the handler to deal with changes of mappings.
 const SETTLE_TRIES: u32 = 50_000;
@@ -194,6 +195,7 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     let was_prepared = prepared();
     let parent = thread_id();
     forget_thread_id();
+    forget_handler();
     ledger::restart_in_child();
     recording::renew();
     if !was_prepared {
@@ -237,8 +239,8 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
 
 /// The parent's are of no use here.
 fn forget_uffds() {
-    ARENA.descriptor().set(None);
-    CHANGES.descriptor().set(None);
+    ARENA.descriptor().forget();
+    CHANGES.descriptor().forget();
 }
 
 fn go_on() -> Result<(), Obstacle> {

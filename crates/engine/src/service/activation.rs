@@ -189,28 +189,32 @@ pub(crate) fn open_uffds() -> Result<(), Obstacle> {
     let main = Uffd::open(device, Reports::Faults).map_err(Obstacle::Uffd)?;
     // Without it there are no foreign ranges, and all else is as it was.
     let foreign = FOREIGN.is_on().then(|| Uffd::open(device, Reports::Changes).ok()).flatten();
-    ARENA.descriptor().set(Some(main));
-    CHANGES.descriptor().set(foreign);
-    handler::start().map_err(|errno| {
-        close_uffds();
-        Obstacle::HandlerThread(errno)
-    })
+    if let Err(errno) = handler::start(main, foreign) {
+        main.close();
+        if let Some(foreign) = foreign {
+            foreign.close();
+        }
+        return Err(Obstacle::HandlerThread(errno));
+    }
+    ARENA.descriptor().renumber(Some(main));
+    CHANGES.descriptor().renumber(foreign);
+    Ok(())
 }
 
-/// Closes what [`open_uffds`] opened.
+/// Closes the program's descriptors. A handler with a table of its own goes on serving what is registered.
 pub(crate) fn close_uffds() {
     for descriptor in [ARENA.descriptor(), CHANGES.descriptor()] {
         if let Some(uffd) = descriptor.open() {
+            descriptor.renumber(None);
             uffd.close();
         }
-        descriptor.set(None);
     }
 }
 
 /// Our descriptors, as the program must not find them.
 #[must_use]
 pub fn descriptors() -> [Option<i32>; 2] {
-    let main = ARENA.descriptor().open().filter(|_| STATE.is_active());
+    let main = if STATE.is_active() { ARENA.descriptor().open() } else { None };
     [main, CHANGES.open()].map(|uffd| uffd.map(Uffd::fd))
 }
 
@@ -218,8 +222,8 @@ pub fn descriptors() -> [Option<i32>; 2] {
 /// there is no other, placements fail from here on and bytes are copied instead; the handler has a
 /// table of its own.
 pub fn renumber_descriptor(fd: i32) {
-    let new = uncopy_sys::fd::duplicate_high(fd);
-    let is_main = ARENA.uffd().fd() == fd;
+    let new = uncopy_sys::fd::duplicate_high(fd).map(Uffd::from_fd);
+    let is_main = ARENA.descriptor().open().is_some_and(|main| main.fd() == fd);
     if is_main { ARENA.descriptor() } else { CHANGES.descriptor() }.renumber(new);
     Uffd::from_fd(fd).close();
 }

@@ -76,6 +76,9 @@ pub(crate) fn stop() -> bool {
     while ends && thread::handler_lives() {
         thread::pause();
     }
+    if ends {
+        thread::forget_handler();
+    }
     ends
 }
 
@@ -84,8 +87,9 @@ pub(crate) fn stop() -> bool {
 ///
 /// # Errors
 /// What pthread_create says.
-pub fn start() -> Result<(), Errno> {
-    START.run(run, 0)
+pub fn start(main: Uffd, foreign: Option<Uffd>) -> Result<(), Errno> {
+    let foreign_fd = foreign.map_or(-1, Uffd::fd);
+    START.run(run, main.fd() as u32 as usize | (foreign_fd as u32 as usize) << 32)
 }
 
 /// What the handler thread knows.
@@ -111,15 +115,14 @@ struct Handler {
     rounds: Rounds,
 }
 
-extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    let (main, foreign) = (ARENA.uffd(), CHANGES.open());
+extern "C" fn run(argument: *mut c_void) -> *mut c_void {
+    let (main, foreign) = (argument as usize as i32, (argument as usize >> 32) as i32);
     let _critical = Critical::enter();
     // A refusal (seccomp) leaves the descriptors shared with the program, which then must not close them.
-    let is_isolated = thread::isolate([main.fd(), foreign.map_or(-1, Uffd::fd)]).is_ok();
-    if is_isolated {
-        ARENA.descriptor().isolate();
-        CHANGES.descriptor().isolate();
-    }
+    let is_isolated = thread::isolate([main, foreign]).is_ok();
+    let (main, foreign) = (Uffd::from_fd(main), (foreign >= 0).then(|| Uffd::from_fd(foreign)));
+    ARENA.descriptor().isolate(Some(main).filter(|_| is_isolated));
+    CHANGES.descriptor().isolate(foreign.filter(|_| is_isolated));
     let mut handler = Handler {
         main,
         foreign,

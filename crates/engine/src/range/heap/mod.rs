@@ -126,7 +126,7 @@ impl Heap {
         }
     }
 
-    /// Reserves the range; called once, under the engine's lock. `max_bytes` is what the address
+    /// Reserves the range; called once, under the lock of activation. `max_bytes` is what the address
     /// space still allows.
     ///
     /// # Errors
