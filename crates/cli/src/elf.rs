@@ -19,6 +19,8 @@ const HEAD_BYTES: u64 = 4096;
 const MAX_READ_BYTES: u64 = 32 << 20;
 /// Longest name that is believed: a path.
 const MAX_NAME_BYTES: usize = 4096;
+/// Bytes that the cache reads at most to find the end of a name.
+const MAX_UNTIL_BYTES: u64 = 4096;
 /// Type of the note that the Go linker writes, with the name `Go`.
 const NT_GO_BUILD_ID: u32 = 4;
 
@@ -72,9 +74,10 @@ impl<'a, R: Read + Seek> ReadRef<'a> for &'a Image<R> {
     }
 
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
-        let found = self.cache.read_bytes_at_until(range, delimiter)?;
-        self.left_bytes.set(self.left_bytes.get().checked_sub(found.len() as u64 + 1).ok_or(())?);
-        Ok(found)
+        // Before it is read, and whether it is found or not: all that the cache may read for it.
+        let most_bytes = range.end.saturating_sub(range.start).min(MAX_UNTIL_BYTES);
+        self.left_bytes.set(self.left_bytes.get().checked_sub(most_bytes).ok_or(())?);
+        self.cache.read_bytes_at_until(range, delimiter)
     }
 }
 

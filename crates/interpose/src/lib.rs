@@ -13,9 +13,10 @@
 pub mod end;
 pub mod environment;
 
+use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
-use uncopy_sys::{ids, lock};
+use uncopy_sys::ids;
 
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *mut c_void;
@@ -24,14 +25,18 @@ unsafe extern "C" {
 /// RTLD_NEXT: the next object after this one.
 const NEXT: *mut c_void = -1isize as *mut c_void;
 
-/// Kernel id of the thread that looks a function up just now; 0: none does.
-static FILLING: AtomicU32 = AtomicU32::new(0);
+/// Lookups under way in all threads: mostly none, and then nobody asks further.
+static LOOKUPS: AtomicU32 = AtomicU32::new(0);
+
+uncopy_sys::locals! {
+    /// Lookups under way in this thread, one inside the other.
+    static DEPTH: Cell<u32> = Cell::new(0);
+}
 
 /// Whether the calling thread is looking up one of libc's functions right now: dlsym may allocate.
 #[must_use]
 pub fn is_filling() -> bool {
-    let filling = FILLING.load(Relaxed);
-    filling != 0 && filling == lock::thread_id()
+    LOOKUPS.load(Relaxed) != 0 && DEPTH.with(Cell::get) != 0
 }
 
 /// The address of the next definition of `symbol`; 0 if there is none, or no dynamic linker that knows it.
@@ -39,10 +44,12 @@ fn next(symbol: &CStr) -> usize {
     if !ids::has_dynamic_linker() {
         return 0;
     }
-    let outer = FILLING.swap(lock::thread_id(), Relaxed);
+    LOOKUPS.fetch_add(1, Relaxed);
+    DEPTH.with(|depth| depth.set(depth.get() + 1));
     // SAFETY: dlsym takes RTLD_NEXT and a terminated string.
     let address = unsafe { dlsym(NEXT, symbol.as_ptr()) as usize };
-    FILLING.store(outer, Relaxed);
+    DEPTH.with(|depth| depth.set(depth.get() - 1));
+    LOOKUPS.fetch_sub(1, Relaxed);
     address
 }
 

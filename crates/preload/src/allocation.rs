@@ -1,5 +1,6 @@
 //! malloc and its family: large blocks from the block heap, the rest from the program's allocator.
 
+use crate::memory;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
@@ -83,6 +84,10 @@ unsafe extern "C" fn malloc_body(len: usize, caller: usize) -> Pointer {
 unsafe fn real_malloc(len: usize) -> Pointer {
     if is_filling() {
         return early::allocate(len);
+    }
+    if MALLOC.get().is_none() {
+        // The first allocation, before our constructor: the copies to come are libc's from here on, too.
+        memory::fill();
     }
     // SAFETY: malloc takes any length.
     or_again(|| unsafe { MALLOC.call()(len) })

@@ -9,8 +9,9 @@ use uncopy_sys::readable::is_readable;
 /// # Safety
 /// Nobody else uses them: the program does not during the call that it passed them to.
 pub unsafe fn given<'a>(messages: *mut mmsghdr, count: usize) -> Option<&'a mut [mmsghdr]> {
-    // SAFETY: readable just now; that the kernel may write their lengths is what the call asks for.
-    is_readable(messages as usize, count * size_of::<mmsghdr>())
+    let len_bytes = count.checked_mul(size_of::<mmsghdr>())?;
+    // SAFETY: aligned, readable just now; that the kernel may write their lengths is what the call asks for.
+    (messages.is_aligned() && is_readable(messages as usize, len_bytes))
         .then(|| unsafe { core::slice::from_raw_parts_mut(messages, count) })
 }
 
@@ -59,20 +60,27 @@ pub fn over<const MAX: usize>(messages: &[mmsghdr], mut parts: &[Part], counts: 
     replaced
 }
 
-/// The parts of each of the first `count` messages, and how many bytes of them were transferred.
+/// Whether the kernel may be asked what the header at `message` says: it is aligned, and can be read.
+pub fn is_header(message: *const msghdr) -> bool {
+    message.is_aligned() && is_readable(message as usize, size_of::<msghdr>())
+}
+
+/// The parts of each of the first `count` messages, and how many bytes of them were transferred. The parts are looked up
+/// when they are asked for.
 ///
 /// # Safety
 /// The kernel has just transferred so many messages: it has read the headers and their vectors.
 pub unsafe fn transferred<'a>(
     messages: *const mmsghdr,
     count: usize,
-) -> impl Iterator<Item = (&'a [Part], usize)> + Clone {
+) -> impl Iterator<Item = (impl FnOnce() -> &'a [Part], usize)> + Clone {
+    let count = if messages.is_aligned() { count } else { 0 };
     (0..count).map(move |index| {
-        // SAFETY: the kernel has just read these headers and their vectors, and nobody changes them during the
-        // program's call.
-        unsafe {
-            let message = &*messages.add(index);
-            (parts_of(&message.msg_hdr, usize::MAX).unwrap_or(&[]), message.msg_len as usize)
-        }
+        // SAFETY: the kernel has just read these headers and their vectors, which are aligned, and nobody changes them
+        // during the program's call.
+        let message = unsafe { &*messages.add(index) };
+        // SAFETY: as said, nobody changes the vector.
+        let parts = move || unsafe { parts_of(&message.msg_hdr, usize::MAX) }.unwrap_or(&[]);
+        (parts, message.msg_len as usize)
     })
 }

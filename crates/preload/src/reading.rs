@@ -9,7 +9,6 @@ use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES};
 use uncopy_interpose::{alias, gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
 use uncopy_sys::iovec::{Part, parts};
-use uncopy_sys::readable::is_readable;
 
 type Pointer = *mut c_void;
 
@@ -32,9 +31,6 @@ slots! {
 /// Flags that make the length returned mean something else than bytes stored, or the bytes come
 /// from elsewhere than the stream.
 const UNUSUAL: c_int = libc::MSG_TRUNC | libc::MSG_ERRQUEUE | libc::MSG_OOB;
-
-/// Parts of a vector that the kernel takes (UIO_MAXIOV).
-const MAX_VECTOR: usize = 1024;
 
 /// Messages of one recvmmsg that are looked at.
 const MAX_MESSAGES: usize = 16;
@@ -252,8 +248,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     // replacements, and what the kernel stores in the header is copied back.
     unsafe {
         let gated = MIN_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
-        if gated || !is_readable(message as usize, size_of::<msghdr>()) || (*message).msg_iovlen > MAX_VECTOR
-        {
+        if gated || !messages::is_header(message) || (*message).msg_iovlen > uncopy_sys::iovec::MAX_PARTS {
             return real(fd, message, flags);
         }
         let count = (*message).msg_iovlen as c_int;

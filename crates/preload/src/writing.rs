@@ -12,7 +12,6 @@ use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::{alias, entry, gate, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
 use uncopy_sys::iovec::{Part, parts};
-use uncopy_sys::readable::is_readable;
 
 type Pointer = *const c_void;
 
@@ -298,7 +297,7 @@ unsafe fn sendmsg_now(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_
     // SAFETY: the program's own header, found readable; a copy of it names the gathered parts.
     unsafe {
         let gated = !may_have_views() || flags & BY_REFERENCE != 0;
-        if gated || !is_readable(message as usize, size_of::<msghdr>()) {
+        if gated || !messages::is_header(message) {
             return real(fd, message, flags);
         }
         let gathered = |vector: *const iovec, count: usize| {
@@ -348,16 +347,20 @@ unsafe fn sendmmsg_now(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_i
     if !given.iter().any(has_candidate) {
         return unchanged();
     }
-    gather_messages(fd, given, flags).unwrap_or_else(unchanged)
+    // SAFETY: the program does not change its vectors during the call.
+    unsafe { gather_messages(fd, given, flags) }.unwrap_or_else(unchanged)
 }
 
 /// Sends messages with their parts gathered; `None`: nothing was sent and the call is to be made as
 /// it is.
+///
+/// # Safety
+/// Nobody changes the messages' vectors meanwhile: the program does not during its call.
 #[inline(never)]
-fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Option<c_int> {
+unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Option<c_int> {
     let mut parts = [Part::NONE; MAX_PARTS];
     let mut counts = [0usize; MAX_MESSAGES];
-    // SAFETY: the program does not change its vectors during the call.
+    // SAFETY: the caller answers for the vectors: nobody changes them.
     let used = unsafe { messages::flatten(given, &mut parts, &mut counts) }?;
     let output = Output::begin_messages(fd, &parts[..used], &counts[..given.len()])?;
     let mut replaced: [mmsghdr; MAX_MESSAGES] = messages::over(given, output.parts(), output.messages());

@@ -168,7 +168,8 @@ impl Timer {
         let end = clock::ticks();
         if usize::try_from(done).is_ok_and(|done| done >= min_size_bytes()) {
             let stack = Stack::here();
-            // SAFETY: a call that transferred bytes has read the vector: it holds `count` parts.
+            let count = if vector.is_aligned() { count } else { 0 };
+            // SAFETY: aligned; a call that transferred bytes has read the vector: it holds `count` parts.
             let parts = unsafe { core::slice::from_raw_parts(vector, count) };
             self.enter(end, stack, transfer, parts, done as usize);
         }
@@ -179,7 +180,7 @@ impl Timer {
     pub fn transferred_messages<'a>(
         self,
         transfer: Transfer,
-        messages: impl Iterator<Item = (&'a [Part], usize)> + Clone,
+        messages: impl Iterator<Item = (impl FnOnce() -> &'a [Part], usize)> + Clone,
     ) {
         let end = clock::ticks();
         let sum_bytes: usize = messages.clone().map(|(_, done)| done).sum();
@@ -189,7 +190,7 @@ impl Timer {
         let mut transfer = transfer;
         let stack = Stack::here();
         for (parts, done) in messages {
-            self.enter(end, stack, transfer, parts, done);
+            self.enter(end, stack, transfer, parts(), done);
             transfer.flags = transfer.flags.with(Flags::CONTINUES);
         }
     }

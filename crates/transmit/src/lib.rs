@@ -27,6 +27,7 @@ pub use zerocopy::Token;
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 pub use part::Part;
+pub use uncopy_sys::PAGE_BYTES;
 pub use uncopy_sys::errno::Errno;
 pub use uncopy_sys::socket::{Completed, Envelope, next_completed};
 

@@ -18,10 +18,8 @@ use uncopy_core::policy::loans;
 use uncopy_core::policy::sites::Share;
 use uncopy_core::stats::Counter;
 use uncopy_sys::fd::{FdKind, kind};
+pub use uncopy_sys::iovec::MAX_PARTS;
 use uncopy_sys::presence::Section;
-
-/// Parts of one call that the kernel takes (IOV_MAX).
-pub const MAX_PARTS: usize = 1024;
 
 /// Where a gathered part comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]

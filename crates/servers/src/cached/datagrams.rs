@@ -17,11 +17,12 @@ use smallvec::SmallVec;
 
 use crate::cached::arguments::Transmit;
 use crate::cached::cache::{Cache, Caller};
-use crate::cached::outlet::{self, Lent, PAGE_BYTES};
+use crate::cached::outlet::{self, Lent};
 use crate::cached::response::{Kind, Piece, Response};
 use crate::cached::session::Session;
 use crate::cached::statistics::{Counter, Counters};
 use crate::transmit;
+use uncopy_transmit::PAGE_BYTES;
 
 /// The frame header, bytes.
 const HEADER_BYTES: usize = 8;

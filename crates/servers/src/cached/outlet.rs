@@ -12,9 +12,6 @@ use crate::cached::arguments::Transmit;
 use crate::cached::response::{Kind, Piece};
 use crate::transmit;
 
-/// A page of memory, bytes.
-pub const PAGE_BYTES: usize = 4096;
-
 /// Parts of a message that are described without allocating.
 const INLINE_PARTS: usize = 8;
 /// Values of a message that are lent; others of it are copied. A response holds fewer.

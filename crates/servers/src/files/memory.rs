@@ -12,7 +12,7 @@ use crate::files::os;
 /// Objects of more bytes have pages of their own (the default of [`uncopy_twin::Options`]).
 const LARGE_BYTES: u64 = 4096;
 /// Bytes of a page.
-const PAGE_BYTES: u64 = 4096;
+const PAGE_BYTES: u64 = uncopy_transmit::PAGE_BYTES as u64;
 
 /// What a buffer of `len_bytes` takes of the memory: whole pages if it is large. Small ones are packed, with a waste of at
 /// most a sixteenth, which does not count.

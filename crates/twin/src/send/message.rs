@@ -3,12 +3,11 @@
 use super::{Loans, pending};
 use libc::{iovec, ssize_t};
 use uncopy_sys::errno::{Errno, Keep};
+use uncopy_sys::iovec::MAX_PARTS;
 pub use uncopy_sys::iovec::Part as Given;
 use uncopy_sys::{PAGE_BYTES, readable, socket};
 use uncopy_transmit::{Envelope, Part, Plan, Sent, Way};
 
-/// Parts that the kernel takes in one message (`UIO_MAXIOV`).
-const MAX_PARTS: usize = 1024;
 /// Parts of most messages: room on the stack for these only.
 const FEW_PARTS: usize = 32;
 /// Parts of one message that are lent; others of it are copied.

@@ -20,7 +20,7 @@ use crate::files::os;
 /// Below this length, MSG_ZEROCOPY costs more than the copy (Linux, Documentation/networking/msg_zerocopy.rst).
 const MIN_ZEROCOPY_BYTES: u64 = 10 << 10;
 /// Bytes of a page.
-const PAGE_BYTES: u64 = 4096;
+const PAGE_BYTES: u64 = uncopy_transmit::PAGE_BYTES as u64;
 
 /// A file, mapped for reading; unmapped when dropped.
 #[derive(Debug)]
