@@ -245,8 +245,12 @@ impl Foreign {
         if self.ranges.load(Relaxed) == 0 || self.overlapping(start, end).next().is_none() {
             return;
         }
-        // Where a fork waits for this very thread, absent pages go on being served.
-        let Some(_section) = Section::enter() else { return };
+        let Some(_section) = Section::enter() else {
+            // A fork may wait for this very thread. Absent pages go on being served, and no hook believes what is known of
+            // these ranges: memory that can only be read must not come to hold a view.
+            self.overlapping(start, end).for_each(|at| _ = at.block.set(Flag::DISOWNED));
+            return;
+        };
         let undoing = CHANGES.begin_undo();
         let mut dropped = Dropped::new();
         let guard = self.lock.guard();

@@ -2,6 +2,6 @@
 //! single calls fail, and as models in which loom takes every order of steps.
 
 #[cfg(all(feature = "life", feature = "inject", not(loom)))]
-mod descriptors;
+mod kernel;
 #[cfg(loom)]
 mod models;

@@ -1,11 +1,15 @@
-//! Each range of memory is registered with the userfaultfd that it belongs to: the arena and the heap's blocks
-//! with the main one, foreign ranges with theirs, whatever fails.
+//! With the kernel's userfaultfd: each range of memory is registered with the one that it belongs to, whatever fails, and
+//! what the program does to mappings is not missed.
 
 use crate::arena::pages::ARENA;
 use crate::arena::segment::Draft;
+use crate::life::fork;
 use crate::range::apply::{Source, apply};
+use crate::range::block::Flag;
+use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::service::activation;
+use std::sync::Once;
 use std::thread;
 use std::time::{Duration, Instant};
 use uncopy_core::addr::PAGE_BYTES;
@@ -27,6 +31,17 @@ fn mapping(len_bytes: usize) -> usize {
     address as usize
 }
 
+/// Brings the engine of this process to work; everything is elided.
+fn engine() {
+    static BEGUN: Once = Once::new();
+    BEGUN.call_once(|| {
+        let (policy, min_size_bytes) = (Policy::Always, PAGE_BYTES);
+        activation::configure(&Options { policy, min_size_bytes, foreign: true, ..Options::default() });
+        assert!(activation::ensure_heap());
+        assert!(activation::activate(), "userfaultfd: run as root, or see uncopy doctor");
+    });
+}
+
 /// UFFDIO_REGISTER says EBUSY of memory that another userfaultfd has, and is happy with what it has itself.
 fn arena_is_registered_with_main() -> bool {
     let len_bytes = ARENA.committed_pages() as usize * PAGE_BYTES;
@@ -35,11 +50,7 @@ fn arena_is_registered_with_main() -> bool {
 
 #[test]
 fn page_of_a_foreign_range_that_cannot_be_copied_in_takes_fresh_arena_pages_of_the_main_descriptor() {
-    let options =
-        Options { policy: Policy::Always, min_size_bytes: PAGE_BYTES, foreign: true, ..Options::default() };
-    activation::configure(&options);
-    assert!(activation::ensure_heap());
-    assert!(activation::activate(), "userfaultfd: run as root, or see uncopy doctor");
+    engine();
     let address = mapping(LEN_BYTES);
     {
         let _critical = Critical::enter();
@@ -78,4 +89,19 @@ fn page_of_a_foreign_range_that_cannot_be_copied_in_takes_fresh_arena_pages_of_t
         thread::yield_now();
     }
     assert_eq!(reader.join().expect("read"), 7);
+}
+
+#[test]
+fn mapping_that_changes_while_a_fork_is_under_way_holds_no_view_from_then_on() {
+    engine();
+    let address = mapping(LEN_BYTES);
+    let at = {
+        let _critical = Critical::enter();
+        FOREIGN.claim(address, LEN_BYTES).expect("private anonymous memory")
+    };
+    fork::prepare();
+    // What a hook of mprotect does in another thread, which nothing of the engine's can wait for.
+    thread::spawn(move || directory::disown(address, LEN_BYTES)).join().expect("disowned");
+    fork::parent();
+    assert!(at.block.has(Flag::DISOWNED), "an input could be put where only reading is allowed");
 }
