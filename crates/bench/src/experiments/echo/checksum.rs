@@ -8,7 +8,7 @@ use crate::experiments::echo::point::{self, Point};
 use crate::kit::figures::{self, LEGEND};
 use crate::kit::{
     Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, claim, copies_parser,
-    counted, entry, measured, size, size_parser,
+    counted, entry, size, size_parser,
 };
 use crate::servers::echo::server::{Reply, Work};
 
@@ -42,14 +42,8 @@ impl Experiment for Checksum {
     const PLACE: u8 = 60;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
-            let comparisons = point::measure(
-                launcher,
-                &points(&self.sizes, self.copies),
-                &self.repeat.schedule(),
-                progress,
-            );
-            Ok(Report::of(comparisons, render, plot))
+        point::run(&self.form, &points(&self.sizes, self.copies), &self.repeat.schedule(), |comparisons| {
+            Report::of(comparisons, render, plot)
         })
     }
 }

@@ -7,7 +7,7 @@ use crate::experiments::echo::point::{self, Point};
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit, two_decimals};
 use crate::kit::{
     Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, claim, copies_parser,
-    counted, entry, measured, size, size_parser,
+    counted, entry, size, size_parser,
 };
 use crate::servers::echo::server::Work;
 
@@ -46,15 +46,12 @@ impl Experiment for Copies {
     const PLACE: u8 = 10;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
-            let comparisons = point::measure(
-                launcher,
-                &points(self.size, &self.copies, self.touch),
-                &self.repeat.schedule(),
-                progress,
-            );
-            Ok(Report::of(comparisons, render, plot))
-        })
+        point::run(
+            &self.form,
+            &points(self.size, &self.copies, self.touch),
+            &self.repeat.schedule(),
+            |comparisons| Report::of(comparisons, render, plot),
+        )
     }
 }
 

@@ -9,7 +9,7 @@ use crate::experiments::echo::point::{self, Point};
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, median, of_limit};
 use crate::kit::{
     Comparison, Entry, Experiment, Form, Outcome, Plot, Report, Result, Rounds, Scale, Schedule, Series,
-    Side, claim, copies_parser, count_parser, counted, entry, figure, measured, seconds, size, size_parser,
+    Side, claim, copies_parser, count_parser, counted, entry, figure, seconds, size, size_parser,
 };
 use crate::servers::echo::server::{Order, Work};
 
@@ -71,9 +71,8 @@ impl Experiment for Faults {
 
     fn run(&self) -> Result<Outcome> {
         let schedule = Schedule { rounds: self.rounds, duration: self.seconds, sides: SIDES.to_vec() };
-        measured(&self.form, |launcher, progress| {
-            let comparisons = point::measure(launcher, &self.points(), &schedule, progress);
-            Ok(Report::of(comparisons, render, |comparisons| plot(comparisons, &self.orders)))
+        point::run(&self.form, &self.points(), &schedule, |comparisons| {
+            Report::of(comparisons, render, |comparisons| plot(comparisons, &self.orders))
         })
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::experiments::echo::drain::Drain;
 use crate::kit::{
-    Comparison, Launcher, Progress, Result, Sample, Schedule, Server, Side, TemporaryDirectory,
+    Comparison, Form, Launcher, Outcome, Progress, Report, Result, Sample, Schedule, Server, Side,
+    TemporaryDirectory, measured,
 };
 use crate::kit::{processors, traffic};
 use crate::servers::echo::client::EchoClient;
@@ -73,6 +74,19 @@ pub fn measure(
         sample(launcher, side, point, schedule.duration, round as u64)
     });
     comparisons
+}
+
+/// Runs an experiment of `points`, whose comparisons `report` shows.
+///
+/// # Errors
+/// When uncopy is not to be found.
+pub fn run(
+    form: &Form,
+    points: &[Point],
+    schedule: &Schedule,
+    report: impl FnOnce(Vec<Comparison>) -> Report,
+) -> Result<Outcome> {
+    measured(form, |launcher, progress| Ok(report(measure(launcher, points, schedule, progress))))
 }
 
 /// Starts a server under `side`, loads it, and stops it.

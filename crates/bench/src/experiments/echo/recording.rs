@@ -9,7 +9,7 @@ use crate::experiments::echo::{copies, point};
 use crate::kit::figures::{self, CPU, LEGEND, median};
 use crate::kit::{
     Comparison, Experiment, Form, Outcome, Report, Result, Rounds, Schedule, Side, copies_parser,
-    count_parser, measured, seconds, size_parser,
+    count_parser, seconds, size_parser,
 };
 
 /// What a recording by `uncopy profile` costs an echo server
@@ -38,10 +38,9 @@ impl Experiment for Recording {
     fn run(&self) -> Result<Outcome> {
         let (rounds, sides) = (Rounds::exactly(self.rounds), SIDES.to_vec());
         let schedule = Schedule { rounds, duration: self.seconds, sides };
-        measured(&self.form, |launcher, progress| {
-            let points = copies::points(self.size, &self.copies, 0);
-            let comparisons = point::measure(launcher, &points, &schedule, progress);
-            Ok(Report::of(comparisons, render, copies::plot))
+        let points = copies::points(self.size, &self.copies, 0);
+        point::run(&self.form, &points, &schedule, |comparisons| {
+            Report::of(comparisons, render, copies::plot)
         })
     }
 }

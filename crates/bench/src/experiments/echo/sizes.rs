@@ -8,7 +8,7 @@ use crate::experiments::echo::point::{self, Point};
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, of_limit};
 use crate::kit::{
     Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, claim, copies_parser,
-    entry, measured, size_parser,
+    entry, size_parser,
 };
 
 /// Echo server with messages of several lengths (zIO, Figure 6)
@@ -41,14 +41,8 @@ impl Experiment for Sizes {
     const PLACE: u8 = 20;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
-            let comparisons = point::measure(
-                launcher,
-                &points(&self.sizes, self.copies),
-                &self.repeat.schedule(),
-                progress,
-            );
-            Ok(Report::of(comparisons, render, plot))
+        point::run(&self.form, &points(&self.sizes, self.copies), &self.repeat.schedule(), |comparisons| {
+            Report::of(comparisons, render, plot)
         })
     }
 }

@@ -9,7 +9,7 @@ use crate::experiments::echo::point::{self, Point};
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit, two_decimals};
 use crate::kit::{
     Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, Side, Spread, claim,
-    copies_parser, count_parser, counted, entry, measured, size_parser, spread_json,
+    copies_parser, count_parser, counted, entry, size_parser, spread_json,
 };
 
 /// Echo server with several threads (zIO, Figure 8)
@@ -44,15 +44,12 @@ impl Experiment for Threads {
     const PLACE: u8 = 30;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
-            let comparisons = point::measure(
-                launcher,
-                &points(self.size, self.copies, &self.threads),
-                &self.repeat.schedule(),
-                progress,
-            );
-            Ok(Report::of(comparisons, render, plot).finding(findings))
-        })
+        point::run(
+            &self.form,
+            &points(self.size, self.copies, &self.threads),
+            &self.repeat.schedule(),
+            |comparisons| Report::of(comparisons, render, plot).finding(findings),
+        )
     }
 }
 

@@ -11,7 +11,7 @@ use crate::experiments::echo::point::{self, Point};
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit};
 use crate::kit::{
     Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, Series, Side, claim,
-    copies_parser, counted, entry, measured, size, size_parser,
+    copies_parser, counted, entry, size, size_parser,
 };
 use crate::servers::echo::server::Work;
 
@@ -48,15 +48,12 @@ impl Experiment for Touched {
     const PLACE: u8 = 50;
 
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
-            let comparisons = point::measure(
-                launcher,
-                &points(&self.sizes, &self.copies, &self.shares),
-                &self.repeat.schedule(),
-                progress,
-            );
-            Ok(Report::of(comparisons, render, plot).finding(findings))
-        })
+        point::run(
+            &self.form,
+            &points(&self.sizes, &self.copies, &self.shares),
+            &self.repeat.schedule(),
+            |comparisons| Report::of(comparisons, render, plot).finding(findings),
+        )
     }
 }
 
