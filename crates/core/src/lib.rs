@@ -21,5 +21,6 @@ pub mod oracles;
 pub mod page_map;
 pub mod plan;
 pub mod policy;
+pub mod random;
 pub mod recording;
 pub mod stats;

@@ -7,6 +7,7 @@
 //! | [`touches`] | which pages of a site's buffers the program touches anyway, so that they are copied |
 //! | [`loans`] | how often the same bytes are sent as copies before they go by reference |
 //! | [`sampling`] | which inputs show what a program touches while it is recorded |
+//! | [`trials`] | whether eliding and lending pay at all: slices of time with and without are compared |
 //! | [`placement`] | which kind of block an allocation site gets |
 
 pub mod costs;
@@ -15,9 +16,11 @@ pub mod placement;
 pub mod sampling;
 pub mod sites;
 pub mod touches;
+pub mod trials;
 
 pub use costs::{COPY_OVER_PAGES, Costs, SharedCosts};
 pub use placement::Placement;
 pub use sampling::Sampling;
 pub use sites::{Kind, Sites};
 pub use touches::{Learned, Touches};
+pub use trials::Trials;

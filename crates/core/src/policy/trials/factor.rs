@@ -1,0 +1,213 @@
+//! One thing that is done or left out: what is known of it, and how often it is tried.
+//!
+//! ```text
+//!              ┌────────── tried in every pair, ever more rarely while nothing shows ──────────┐
+//!   Exploring ─┤                                                                               │
+//!              └─► Settled: on, where it saves · off, where it costs or makes no difference ───┘
+//!                     tried in one pair of 32, or of ever more while it stays off; what these pairs say by themselves
+//!                     confirms the decision, or turns it round
+//! ```
+
+use super::evidence::Evidence;
+
+/// A decision is wrong with this probability at most, for each direction half.
+const ALPHA: f64 = 0.001;
+/// The intervals that users see.
+const SHOWN_ALPHA: f64 = 0.05;
+/// Pairs before anything is decided.
+const MIN_PAIRS: u32 = 10;
+/// A difference within this is none.
+const NO_DIFFERENCE: f64 = 0.015;
+/// Pairs that are all trials, at first.
+const EXPLORED_PAIRS: u32 = 64;
+/// Then, and once it is settled, one pair in so many is.
+const MAX_EXPLORED_SHARE: u32 = 16;
+const SETTLED_SHARE: u32 = 32;
+/// How often the second doubles at most for what stays off.
+const MAX_DOUBLINGS: u32 = 6;
+
+/// What the evidence says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Finding {
+    /// Nothing yet.
+    Unknown,
+    /// It saves time.
+    Saves,
+    /// It costs time.
+    Costs,
+    /// It makes no difference, to within [`NO_DIFFERENCE`].
+    Equal,
+}
+
+impl Finding {
+    fn of(evidence: &Evidence) -> Self {
+        if evidence.pairs() < MIN_PAIRS {
+            return Self::Unknown;
+        }
+        let (mean, radius) = (evidence.mean(), evidence.radius(ALPHA));
+        match mean.abs() + evidence.radius(SHOWN_ALPHA) < NO_DIFFERENCE {
+            _ if mean + radius < 0.0 => Self::Saves,
+            _ if mean - radius > 0.0 => Self::Costs,
+            true => Self::Equal,
+            false => Self::Unknown,
+        }
+    }
+
+    /// Whether what was found is done from then on.
+    const fn is_on(self) -> bool {
+        matches!(self, Self::Saves)
+    }
+
+    /// The finding with this number in a file.
+    #[must_use]
+    pub const fn of_number(number: u8) -> Self {
+        match number {
+            1 => Self::Saves,
+            2 => Self::Costs,
+            3 => Self::Equal,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// One thing that is done or left out.
+#[derive(Clone, Copy, Debug)]
+pub struct Factor {
+    /// What the decision rests on; while there is none, all pairs so far.
+    evidence: Evidence,
+    finding: Finding,
+    /// Pairs since the decision.
+    recent: Evidence,
+    doublings: u32,
+}
+
+/// What is told of a factor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standing {
+    /// What was found.
+    pub finding: Finding,
+    /// Whether it is done, but for trials.
+    pub is_on: bool,
+    /// Pairs of slices that it rests on.
+    pub pairs: u32,
+    /// Processor time per byte with it, as a part of that without: below 1, it saves.
+    pub ratio: f64,
+    /// Half of the width of the 95 % interval around that, which holds at every moment.
+    pub radius: f64,
+}
+
+impl Default for Factor {
+    fn default() -> Self {
+        Self::NEW
+    }
+}
+
+impl Factor {
+    /// Not tried yet; done.
+    pub const NEW: Self =
+        Self { evidence: Evidence::NONE, finding: Finding::Unknown, recent: Evidence::NONE, doublings: 0 };
+
+    /// Whether it is done outside trials: what has been found, else what looks better so far.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        match self.finding {
+            Finding::Unknown => self.evidence.pairs() < MIN_PAIRS || self.evidence.mean() <= 0.0,
+            finding => finding.is_on(),
+        }
+    }
+
+    /// One pair of slices in so many is a trial.
+    #[must_use]
+    pub fn share(&self) -> u32 {
+        match self.finding {
+            Finding::Unknown => (self.evidence.pairs() / EXPLORED_PAIRS).clamp(1, MAX_EXPLORED_SHARE),
+            Finding::Saves => SETTLED_SHARE,
+            Finding::Costs | Finding::Equal => SETTLED_SHARE << self.doublings,
+        }
+    }
+
+    /// Takes a trial into account: the logarithm of the ratio of its slices' costs, with over without. Whether
+    /// something else is done from here on.
+    pub fn enter(&mut self, difference: f64) -> bool {
+        let was_on = self.is_on();
+        if self.finding == Finding::Unknown {
+            self.evidence.add(difference);
+            self.finding = Finding::of(&self.evidence);
+        } else {
+            self.recent.add(difference);
+            match Finding::of(&self.recent) {
+                Finding::Unknown => return false,
+                same if same == self.finding => self.doublings = (self.doublings + 1).min(MAX_DOUBLINGS),
+                other => (self.finding, self.doublings) = (other, 0),
+            }
+            self.evidence = core::mem::take(&mut self.recent);
+        }
+        was_on != self.is_on()
+    }
+
+    /// What is told of it.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        let ratio = self.evidence.mean().exp();
+        Standing {
+            finding: self.finding,
+            is_on: self.is_on(),
+            pairs: self.evidence.pairs(),
+            ratio,
+            radius: ratio * self.evidence.radius(SHOWN_ALPHA),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Enters trials of a difference that scatters until something is found.
+    fn settle(factor: &mut Factor, difference: f64) -> u32 {
+        (0..10_000)
+            .find(|pair| {
+                let scatter = if pair % 2 == 0 { 0.05 } else { -0.05 };
+                factor.enter(difference + scatter);
+                factor.finding != Finding::Unknown && factor.recent == Evidence::NONE
+            })
+            .expect("found")
+    }
+
+    #[test]
+    fn what_saves_is_on_and_what_costs_or_makes_no_difference_is_off() {
+        for (difference, finding) in [(-0.3, Finding::Saves), (0.3, Finding::Costs), (0.0, Finding::Equal)] {
+            let mut factor = Factor::NEW;
+            assert!(factor.is_on());
+            let pairs = settle(&mut factor, difference);
+            assert_eq!((factor.finding, factor.is_on()), (finding, finding == Finding::Saves));
+            assert!(pairs < if finding == Finding::Equal { 1_000 } else { 10 }, "{pairs}");
+        }
+    }
+
+    #[test]
+    fn what_stays_off_is_tried_ever_more_rarely_and_comes_back_when_it_saves() {
+        let mut factor = Factor::NEW;
+        settle(&mut factor, 0.3);
+        let mut shares = vec![factor.share()];
+        for _ in 0..10 {
+            settle(&mut factor, 0.3);
+            shares.push(factor.share());
+        }
+        assert!(shares.is_sorted() && shares[0] == SETTLED_SHARE, "{shares:?}");
+        assert_eq!(shares[10], SETTLED_SHARE << MAX_DOUBLINGS);
+        settle(&mut factor, -0.3);
+        assert!(factor.is_on() && factor.share() == SETTLED_SHARE);
+    }
+
+    #[test]
+    fn until_something_is_found_it_is_tried_in_ever_fewer_pairs() {
+        let mut factor = Factor::NEW;
+        for pair in 0..4 * EXPLORED_PAIRS * MAX_EXPLORED_SHARE {
+            assert_eq!(factor.finding, Finding::Unknown);
+            factor.enter(if pair % 2 == 0 { 0.6 } else { -0.6 });
+        }
+        assert_eq!(factor.share(), MAX_EXPLORED_SHARE);
+    }
+}
