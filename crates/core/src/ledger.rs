@@ -11,7 +11,8 @@
 //!            16  reason_len_bytes (u64), then the reason (UTF-8, at most REASON_CAPACITY_BYTES)
 //!           432  the constants of the machine in force, ns (u64 each, in the order of Cost; 0: not known yet)
 //!           496  the program's name (at most NAME_CAPACITY_BYTES, then zeroes)
-//!           512  modules: inode (u64), path_len_bytes (u64), path          MODULE_BYTES each
+//!           512  trials (see policy::trials::standing)
+//!          1280  modules: inode (u64), path_len_bytes (u64), path          MODULE_BYTES each
 //!         16384  entries, by place: fields (u64 each, in the order of Field)  ENTRY_BYTES each
 //! ```
 //!
@@ -23,13 +24,14 @@ use crate::policy::Kind;
 use crate::policy::costs::Cost;
 use crate::policy::placement::ALLOCATION_SITES;
 use crate::policy::sites::SITES;
+use crate::policy::trials::{Standings, TRIALS_BYTES};
 
 extern crate std;
 use std::string::String;
 use std::vec::Vec;
 
 /// First bytes of the ledger.
-pub const MAGIC: [u8; 8] = *b"uncopyL\x01";
+pub const MAGIC: [u8; 8] = *b"uncopyL\x02";
 /// Offset of the number of slots handed out.
 pub const HANDED_OUT_OFFSET: usize = 8;
 /// Processes that find room.
@@ -51,11 +53,13 @@ pub const REASON_CAPACITY_BYTES: usize = COSTS_OFFSET - REASON_OFFSET;
 /// In a slot: offset of the first of the machine's constants.
 pub const COSTS_OFFSET: usize = NAME_OFFSET - 8 * Cost::ALL.len();
 /// In a slot: offset of the program's name.
-pub const NAME_OFFSET: usize = MODULES_OFFSET - NAME_CAPACITY_BYTES;
+pub const NAME_OFFSET: usize = TRIALS_OFFSET - NAME_CAPACITY_BYTES;
+/// In a slot: offset of what trials have shown.
+pub const TRIALS_OFFSET: usize = 512;
 /// Longest name, bytes; a longer one is cut.
 pub const NAME_CAPACITY_BYTES: usize = 16;
 /// In a slot: offset of the first module.
-pub const MODULES_OFFSET: usize = 512;
+pub const MODULES_OFFSET: usize = TRIALS_OFFSET + TRIALS_BYTES;
 /// Bytes of a module.
 pub const MODULE_BYTES: usize = 256;
 /// Longest path of a module, bytes.
@@ -137,6 +141,8 @@ fields! {
     Plain => "plain",
     /// Calls with too little to elide to pay.
     Small => "small",
+    /// Calls that were left out because it does not pay, or to see whether it does: see `policy::trials`.
+    Withheld => "withheld",
     /// Calls while the site was switched off.
     Off => "off",
     /// Calls that could not elide: a block that can hold no view, no memory.
@@ -193,7 +199,7 @@ impl Entry {
 }
 
 /// What one process wrote.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Process {
     /// Its pid.
     pub pid: u32,
@@ -205,6 +211,8 @@ pub struct Process {
     pub reason: Option<String>,
     /// The constants of the machine that it went by; `None` if it needed none.
     pub costs: Option<Costs>,
+    /// What trials have shown.
+    pub trials: Standings,
     /// What code it ran.
     pub modules: Vec<Module>,
     /// Its sites that were called.
@@ -212,7 +220,7 @@ pub struct Process {
 }
 
 /// What all processes wrote.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Ledger {
     /// In the order in which they first did something.
     pub processes: Vec<Process>,
@@ -297,6 +305,7 @@ impl Process {
             name: String::from_utf8_lossy(name).into_owned(),
             reason: reason(slot, REASON_LEN_OFFSET, REASON_CAPACITY_BYTES),
             costs: costs(slot),
+            trials: Standings::parse(&slot[TRIALS_OFFSET..MODULES_OFFSET]),
             modules: modules.collect(),
             entries: entries.filter_map(Entry::parse).collect(),
         })

@@ -42,6 +42,11 @@ pub const MEMORY_LOW_BYTES: usize = 1 << 20;
 /// Largest legal `--memory`.
 pub const MEMORY_HIGH_BYTES: usize = 1 << 46;
 
+/// Smallest and largest legal `--slice-ms`.
+pub const SLICE_LOW_MS: u64 = 4;
+/// See [`SLICE_LOW_MS`].
+pub const SLICE_HIGH_MS: u64 = 10_000;
+
 /// One option of `uncopy run`.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionSpec {
@@ -100,6 +105,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "What copies, moves and faults cost here: measure (when they are first needed), assume, or NAME=NS,... as 'uncopy doctor --calibrate' prints [default: what that has stored, else measure]",
     },
     OptionSpec {
+        flag: "slice-ms",
+        variable: "UNCOPY_SLICE_MS",
+        value: Some("MS"),
+        help: "Length of the slices of time in which eliding is compared with doing nothing, in ms (4 to 10000) [default: 40]",
+    },
+    OptionSpec {
         flag: "stats",
         variable: "UNCOPY_STATS",
         value: Some("FILE|-"),
@@ -156,6 +167,8 @@ pub struct Options<'a> {
     pub memory_bytes: Option<usize>,
     /// `--costs`.
     pub costs: CostSource,
+    /// `--slice-ms`.
+    pub slice_ms: Option<u64>,
     /// `--stats`: a path, or `-`.
     pub stats: Option<&'a [u8]>,
     /// `--explain`: a path, or `-`.
@@ -182,6 +195,7 @@ impl Default for Options<'_> {
             foreign: true,
             memory_bytes: None,
             costs: CostSource::Measure,
+            slice_ms: None,
             stats: None,
             explain: None,
             no_follow: false,
@@ -240,6 +254,7 @@ impl fmt::Display for OptionError<'_> {
 const LEGAL_SWITCH: &str = "1, 0, or empty";
 const LEGAL_SIZE: &str = "a whole number of bytes from 4096 to 1073741824";
 const LEGAL_MEMORY: &str = "a whole number of bytes from 1048576 to 70368744177664";
+const LEGAL_SLICE: &str = "a whole number of ms from 4 to 10000";
 const LEGAL_POLICY: &str = "auto, always or never";
 const LEGAL_ON_OFF: &str = "on or off";
 const LEGAL_STATS: &str = "a file's path, or -";
@@ -300,6 +315,10 @@ impl<'a> Options<'a> {
             b"UNCOPY_MEMORY" => {
                 let max_bytes = bytes(value, MEMORY_LOW_BYTES..=MEMORY_HIGH_BYTES);
                 self.memory_bytes = Some(max_bytes.ok_or_else(|| bad("UNCOPY_MEMORY", LEGAL_MEMORY))?);
+            }
+            b"UNCOPY_SLICE_MS" => {
+                let slice_ms = decimal(value).filter(|ms| (SLICE_LOW_MS..=SLICE_HIGH_MS).contains(ms));
+                self.slice_ms = Some(slice_ms.ok_or_else(|| bad("UNCOPY_SLICE_MS", LEGAL_SLICE))?);
             }
             b"UNCOPY_POLICY" => {
                 self.policy = match value {
@@ -394,6 +413,7 @@ mod tests {
             ("UNCOPY_FOREIGN", "off"),
             ("UNCOPY_MEMORY", "1048576"),
             ("UNCOPY_COSTS", "assume"),
+            ("UNCOPY_SLICE_MS", "4"),
             ("UNCOPY_STATS", "-"),
             ("UNCOPY_EXPLAIN", "sites.txt"),
             ("UNCOPY_NO_FOLLOW", "1"),
@@ -417,6 +437,8 @@ mod tests {
             ("UNCOPY_MIN_SIZE", "99999999999999999999999"),
             ("UNCOPY_POLICY", "sometimes"),
             ("UNCOPY_HEAP", "1"),
+            ("UNCOPY_SLICE_MS", "3"),
+            ("UNCOPY_SLICE_MS", "10001"),
             ("UNCOPY_FOREIGN", "yes"),
             ("UNCOPY_MEMORY", "1048575"),
             ("UNCOPY_MEMORY", "70368744177665"),

@@ -8,9 +8,11 @@
 //!          8  pid (u64)
 //!         16  reason_len_bytes (u64)   0: active or not yet needed
 //!         24  reason (UTF-8, at most REASON_CAPACITY_BYTES)
-//!        512  shards of SHARD_BYTES: counters (u64 each, native byte order, in the order of Counter)
+//!        512  trials (see policy::trials::standing)
+//!       1280  shards of SHARD_BYTES: counters (u64 each, native byte order, in the order of Counter)
 //! ```
 
+use crate::policy::trials::{Standings, TRIALS_BYTES};
 use core::fmt::Write as _;
 
 extern crate std;
@@ -25,7 +27,7 @@ pub const CONTROL_RELEASE: u8 = b'r';
 /// Reason of a process that was told to.
 pub const REASON_RELEASED: &str = "released: every view was turned back into plain memory";
 /// First bytes of the stats file.
-pub const MAGIC: [u8; 8] = *b"uncopy\0\x02";
+pub const MAGIC: [u8; 8] = *b"uncopy\0\x03";
 /// Offset of the pid.
 pub const PID_OFFSET: usize = 8;
 /// Offset of the reason's length.
@@ -33,9 +35,11 @@ pub const REASON_LEN_OFFSET: usize = 16;
 /// Offset of the reason's text.
 pub const REASON_OFFSET: usize = 24;
 /// Longest reason, bytes.
-pub const REASON_CAPACITY_BYTES: usize = COUNTERS_OFFSET - REASON_OFFSET;
+pub const REASON_CAPACITY_BYTES: usize = TRIALS_OFFSET - REASON_OFFSET;
+/// Offset of what trials have shown.
+pub const TRIALS_OFFSET: usize = 512;
 /// Offset of the first counter.
-pub const COUNTERS_OFFSET: usize = 512;
+pub const COUNTERS_OFFSET: usize = TRIALS_OFFSET + TRIALS_BYTES;
 /// Length of a shard, bytes: cache lines that no other shard shares.
 pub const SHARD_BYTES: usize = 256;
 /// Shards: threads count in different ones. A counter's value is the sum of its shards' (modulo 2^64), a
@@ -124,7 +128,7 @@ impl Counter {
 }
 
 /// A snapshot of the counters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
     /// Process the counters belong to.
     pub pid: u64,
@@ -132,13 +136,15 @@ pub struct Snapshot {
     pub reason: Option<String>,
     /// Values, indexed by `Counter as usize`.
     pub values: [u64; Counter::ALL.len()],
+    /// What trials have shown.
+    pub trials: Standings,
 }
 
 impl Snapshot {
     /// A snapshot with all counters at zero.
     #[must_use]
     pub fn empty(pid: u64, reason: Option<String>) -> Self {
-        Self { pid, reason, values: [0; Counter::ALL.len()] }
+        Self { pid, reason, values: [0; Counter::ALL.len()], trials: Standings::default() }
     }
 
     /// Reads the stats file's bytes.
@@ -175,6 +181,7 @@ impl Snapshot {
             pid: word(PID_OFFSET),
             reason: (!reason.is_empty()).then(|| String::from_utf8_lossy(reason).into_owned()),
             values,
+            trials: Standings::parse(&bytes[TRIALS_OFFSET..COUNTERS_OFFSET]),
         })
     }
 
@@ -193,6 +200,7 @@ impl Snapshot {
         for counter in Counter::ALL {
             let _ = write!(json, ", \"{}\": {}", counter.name(), self.get(*counter));
         }
+        let _ = write!(json, ", \"trials\": {}", self.trials.to_json());
         json.push_str(", \"reason\": ");
         match &self.reason {
             None => json.push_str("null"),

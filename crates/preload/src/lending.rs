@@ -17,20 +17,19 @@ pub type Flags = Option<c_int>;
 pub enum Lending {
     /// It was sent: bytes, or an error.
     Sent(Result<usize, Errno>),
-    /// Nothing was sent: it is to be gathered. With a plan: and noted, so that the ways can be compared.
-    Gather(Option<Plan>),
+    /// Nothing was sent: it is to be gathered.
+    Gather,
 }
 
 /// Sends an output by reference where it is time for that and it pays.
 pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Lending {
     let lendable_bytes = output.lendable_bytes();
     if lendable_bytes < transmit::min_bytes() || output.kind() != FdKind::Socket {
-        return Lending::Gather(None);
+        return Lending::Gather;
     }
     let plan = transmit::plan(fd, output.len_bytes(), lendable_bytes, flags, &Envelope::default());
-    let noted = Some(plan).filter(Plan::is_timed);
     if plan.way != Way::Splice {
-        return Lending::Gather(noted);
+        return Lending::Gather;
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
     let flags = if waits { flags | libc::MSG_DONTWAIT } else { flags };
@@ -44,7 +43,7 @@ pub fn send_lent(fd: c_int, output: &mut Output, flags: c_int) -> Lending {
         output.was_copied();
     }
     match sent {
-        Err(Errno::EAGAIN) if waits => Lending::Gather(noted),
+        Err(Errno::EAGAIN) if waits => Lending::Gather,
         sent => Lending::Sent(sent),
     }
 }

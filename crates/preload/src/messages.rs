@@ -1,6 +1,7 @@
-//! The messages of recvmmsg and sendmmsg, and their parts.
+//! The messages of recvmmsg and sendmmsg, their parts, and what calls have moved.
 
-use libc::{mmsghdr, msghdr};
+use core::ffi::c_int;
+use libc::{mmsghdr, msghdr, ssize_t};
 use uncopy_sys::iovec::{Part, parts};
 use uncopy_sys::readable::is_readable;
 
@@ -83,4 +84,22 @@ pub unsafe fn transferred<'a>(
         let parts = move || unsafe { parts_of(&message.msg_hdr, usize::MAX) }.unwrap_or(&[]);
         (parts, message.msg_len as usize)
     })
+}
+
+/// Counts what a call has moved, by its result.
+#[inline(always)]
+pub fn note_moved(result: ssize_t) {
+    if result > 0 {
+        uncopy_trials::moved(result as usize);
+    }
+}
+
+/// Bytes in the first `count` messages.
+///
+/// # Safety
+/// The kernel has just transferred so many messages.
+pub unsafe fn moved_bytes(messages: *const mmsghdr, count: c_int) -> ssize_t {
+    // SAFETY: the caller says that the kernel has transferred them.
+    let transferred = unsafe { transferred(messages, usize::try_from(count).unwrap_or(0)) };
+    transferred.map(|(_, len_bytes)| len_bytes as ssize_t).sum()
 }

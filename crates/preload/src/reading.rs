@@ -1,6 +1,6 @@
 //! read, recv and their families.
 
-use crate::messages;
+use crate::messages::{self, note_moved};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
@@ -59,6 +59,7 @@ fn one(
 ) -> ssize_t {
     let timer = Timer::begin(len);
     let (got, is_engines) = one_now(buffer, len, caller, call);
+    note_moved(got);
     if let Some(timer) = timer {
         timer.transferred(transfer.by_engine(is_engines), buffer as usize, len, got);
     }
@@ -92,6 +93,7 @@ unsafe fn several(
     // SAFETY: the program's own vector; where the kernel stored something, it has read it.
     unsafe {
         let (got, is_engines) = several_now(vector, count, caller, call);
+        note_moved(got);
         if let Some(timer) = timer {
             let transfer = transfer.by_engine(is_engines);
             timer.transferred_parts(transfer, vector.cast(), usize::try_from(count).unwrap_or(0), got);
@@ -284,6 +286,7 @@ pub unsafe extern "C" fn recvmmsg(
     // SAFETY: the program's own arguments; the messages that the kernel has filled are there.
     unsafe {
         let got = recvmmsg_now(fd, messages, count, flags, timeout);
+        note_moved(messages::moved_bytes(messages, got));
         if let Some(timer) = timer
             && flags & UNUSUAL == 0
             && got > 0

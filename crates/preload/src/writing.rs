@@ -1,7 +1,7 @@
 //! write, send and their families.
 
 use crate::lending::{Flags, Lending, send_lent};
-use crate::messages;
+use crate::messages::{self, note_moved};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
@@ -57,6 +57,7 @@ const fn dispatch(function: Function, fd: c_int) -> Transfer {
 fn one(transfer: Transfer, buffer: Pointer, len: usize, call: impl FnOnce() -> ssize_t) -> ssize_t {
     let timer = Timer::begin(len);
     let sent = call();
+    note_moved(sent);
     if let Some(timer) = timer {
         timer.transferred(transfer, buffer as usize, len, sent);
     }
@@ -72,6 +73,7 @@ unsafe fn several(
 ) -> ssize_t {
     let timer = Timer::begin_any();
     let sent = call();
+    note_moved(sent);
     if let Some(timer) = timer
         && sent > 0
     {
@@ -94,9 +96,8 @@ fn send_parts(
         return unchanged();
     }
     let Some(mut output) = Output::begin(fd, parts) else { return unchanged() };
-    let noted = match flags.map(|flags| send_lent(fd, &mut output, flags)) {
-        None => None,
-        Some(Lending::Gather(plan)) => plan,
+    match flags.map(|flags| send_lent(fd, &mut output, flags)) {
+        None | Some(Lending::Gather) => {}
         Some(Lending::Sent(Ok(sent))) => {
             output.finish(sent);
             return sent as ssize_t;
@@ -106,12 +107,9 @@ fn send_parts(
             uncopy_sys::errno::set(error.0);
             return -1;
         }
-    };
+    }
     let sent = output.call(|parts| gathered(parts.as_ptr().cast(), parts.len()));
     if let Ok(sent) = usize::try_from(sent) {
-        if let Some(plan) = noted {
-            uncopy_transmit::note_copied(plan, sent);
-        }
         output.finish(sent);
         return sent as ssize_t;
     }
@@ -319,6 +317,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
     // SAFETY: the program's own arguments; the messages that the kernel has taken are there.
     unsafe {
         let sent = sendmmsg_now(fd, messages, count, flags);
+        note_moved(messages::moved_bytes(messages, sent));
         if let Some(timer) = timer
             && sent > 0
         {

@@ -124,6 +124,14 @@ pub fn has_upper_layer(fd: i32) -> bool {
     option::<4>(fd, libc::SOL_TCP, libc::TCP_ULP).is_ok_and(|[name, ..]| name != 0)
 }
 
+/// Whether BBR controls the congestion of a TCP socket, in any version.
+#[must_use]
+pub fn has_bbr(fd: i32) -> bool {
+    // The first word of a name of up to 16 bytes.
+    let name = option::<4>(fd, libc::SOL_TCP, libc::TCP_CONGESTION);
+    name.is_ok_and(|[first, ..]| first.to_ne_bytes().starts_with(b"bbr"))
+}
+
 /// The addresses of both ends, as the kernel writes them; `None`: not connected, or no such addresses.
 #[must_use]
 pub fn ends(fd: i32) -> Option<[[u8; 28]; 2]> {

@@ -39,8 +39,6 @@ pub enum Kind {
     Unix,
 }
 
-/// Kinds that the accounts know.
-pub const KINDS: usize = 7;
 
 impl Kind {
     fn of(number: u64) -> Option<Self> {
@@ -87,7 +85,9 @@ fn ask(fd: i32) -> Kind {
     let is_here = || socket::ends(fd).is_none_or(|ends| is_here(&ends));
     match (domain, kind, protocol) {
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, libc::IPPROTO_TCP) => {
-            match (socket::has_upper_layer(fd), is_here()) {
+            // BBR takes what a splice sends for all that the path can carry, and paces the connection by that for as long as it
+            // lives: GET of 128 KiB from Redis by loopback takes 1.4 times the processor time then, at half of the rate.
+            match (socket::has_upper_layer(fd) || socket::has_bbr(fd), is_here()) {
                 (true, _) => Kind::Other,
                 (_, true) => Kind::TcpHere,
                 (_, false) => Kind::TcpFar,

@@ -70,21 +70,20 @@ pub struct Plan {
     pub way: Way,
     kind: facts::Kind,
     promises: u8,
-    len_bytes: usize,
-    is_timed: bool,
+    is_counted: bool,
 }
 
 impl Plan {
-    /// Whether the message is to be sent by [`send`] even if it copies, because its time is wanted.
+    /// Whether the message is to be sent by [`send`] even if it copies, so that it is counted.
     #[must_use]
-    pub const fn is_timed(&self) -> bool {
-        self.is_timed
+    pub const fn is_counted(&self) -> bool {
+        self.is_counted
     }
 
     /// A plan that copies.
     #[must_use]
     pub const fn copy() -> Self {
-        Self { way: Way::Copy, kind: facts::Kind::Other, promises: 0, len_bytes: 0, is_timed: false }
+        Self { way: Way::Copy, kind: facts::Kind::Other, promises: 0, is_counted: false }
     }
 }
 
@@ -114,11 +113,11 @@ pub fn plan(fd: i32, len_bytes: usize, lent_bytes: usize, flags: i32, envelope: 
         return Plan::copy();
     }
     if kind.is_far() && promises & Owner::READS_ERRORS != 0 && zerocopy::pays(fd) {
-        return Plan { way: Way::Completion, kind, promises, len_bytes: lent_bytes, is_timed: false };
+        return Plan { way: Way::Completion, kind, promises, is_counted: false };
     }
     let choice = choice::choose(kind, lent_bytes);
     let way = if choice.refers { Way::Splice } else { Way::Copy };
-    Plan { way, kind, promises, len_bytes: lent_bytes, is_timed: choice.is_timed }
+    Plan { way, kind, promises, is_counted: choice.is_counted }
 }
 
 /// How a message would go out now: see [`plan`].
@@ -158,7 +157,7 @@ pub fn stop() {
 /// # Errors
 /// What sendmsg says. Nothing was sent and nothing is held then.
 pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan) -> Result<Sent, Errno> {
-    timed(plan, || match plan.way {
+    counted(plan, || match plan.way {
         Way::Copy => copied(gather::send(fd, parts, flags, envelope)),
         Way::Splice => splice(fd, parts, flags, envelope, plan),
         Way::Completion => match zerocopy::send(fd, parts, flags, envelope) {
@@ -168,27 +167,18 @@ pub fn send(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan
     })
 }
 
-/// Takes note that `sent_bytes` bytes of a message whose plan [is timed](Plan::is_timed) have been copied by a call of
-/// the caller's own.
-pub fn note_copied(plan: Plan, sent_bytes: usize) {
-    choice::note(plan.kind, plan.len_bytes, sent_bytes, (plan.way == Way::Copy).then_some(false));
-}
-
 /// What nothing is held of.
 fn copied(result: Result<usize, Errno>) -> Result<Sent, Errno> {
     result.map(|len_bytes| Sent { len_bytes, hold: Hold::Nothing })
 }
 
-/// Sends, and has the message's time noted if it is wanted.
-fn timed(plan: Plan, send: impl FnOnce() -> Result<Sent, Errno>) -> Result<Sent, Errno> {
+/// Sends, and counts what was sent if that is wanted.
+fn counted(plan: Plan, send: impl FnOnce() -> Result<Sent, Errno>) -> Result<Sent, Errno> {
     let result = send();
-    if plan.is_timed
+    if plan.is_counted
         && let Ok(sent) = &result
     {
-        let refers = sent.hold != Hold::Nothing;
-        // What was to go by reference and could not says nothing about copying.
-        let refers = (refers == (plan.way != Way::Copy)).then_some(refers);
-        choice::note(plan.kind, plan.len_bytes, sent.len_bytes, refers);
+        uncopy_trials::moved(sent.len_bytes);
     }
     result
 }
@@ -215,7 +205,7 @@ fn splice(fd: i32, parts: &[Part], flags: i32, envelope: &Envelope, plan: Plan) 
 /// What writev says. Nothing was written and nothing is held then.
 pub fn write(fd: i32, parts: &[Part], plan: Plan) -> Result<Sent, Errno> {
     if plan.way == Way::Copy {
-        return timed(plan, || copied(gather::write(fd, parts)));
+        return counted(plan, || copied(gather::write(fd, parts)));
     }
     match send(fd, parts, 0, &Envelope::default(), plan) {
         // The number stands for something else by now.

@@ -50,6 +50,7 @@ pub fn reason(entry: &Entry) -> String {
     let refusals = [
         (Field::Plain, plain(entry.kind)),
         (Field::Small, "too little of it could be elided to pay for the tracking"),
+        (Field::Withheld, "left out because it does not pay, or to see whether it does"),
         (Field::Off, "switched off, because it cost more than it saved"),
         (Field::Refused, "the buffer can hold no views, or there was no memory"),
         (Field::Roomy, "the buffer has far more room than ever arrives"),

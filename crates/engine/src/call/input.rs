@@ -22,6 +22,7 @@ use uncopy_core::page_map::{Dropped, SiteId, State};
 use uncopy_core::plan::{Piece, plan, with_touched};
 use uncopy_core::policy::Kind;
 use uncopy_core::policy::sites::{CLAIM_NS, INPUT_NS};
+use uncopy_core::policy::trials::catalogue;
 use uncopy_core::recording::Call;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
@@ -74,7 +75,7 @@ impl<'a> Input<'a> {
     /// Redirects those of `parts` that are worth it, in place. `None`: make the call unchanged.
     #[must_use]
     pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
-        if recording::is_on() && !may_be_sampled(parts, caller) {
+        if recording::is_on() && !may_be_sampled(parts, caller) || is_withheld(parts) {
             return None;
         }
         HEAP.leave_stack_alone();
@@ -235,8 +236,19 @@ fn reject_reason(site: SiteId, len_bytes: usize) -> Option<Field> {
         Policy::Never => Some(Field::Off),
         // An input can save a later copy only if that copy could pay.
         Policy::Auto if POLICY.costs.copy_ns(len_bytes) <= POLICY.costs.track_ns() => Some(Field::Small),
+        Policy::Auto if !POLICY.elides(site) => Some(Field::Withheld),
         Policy::Auto => (!POLICY.sites.allows(site, Policy::Auto)).then_some(Field::Off),
     }
+}
+
+/// Whether nothing is to be done for an input into these parts: eliding is off for all of them, and none has absent
+/// pages.
+fn is_withheld(parts: &[Part]) -> bool {
+    let min_bytes = gate::min_size_bytes();
+    let has_absent = |part: &Part| directory::find(part.address).is_some_and(|at| at.may_have_absent_pages());
+    let is_withheld = |part: &Part| !uncopy_trials::is_on(catalogue::elision(part.len_bytes)) && !has_absent(part);
+    POLICY.mode() == Policy::Auto
+        && parts.iter().filter(|part| part.len_bytes >= min_bytes).all(is_withheld)
 }
 
 /// The open end that an input into this part goes on with, and whether pages of the part are absent.

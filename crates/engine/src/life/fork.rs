@@ -198,6 +198,7 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     forget_handler();
     ledger::restart_in_child();
     recording::renew();
+    uncopy_trials::in_child();
     if !was_prepared {
         return;
     }

@@ -20,9 +20,10 @@ use uncopy_core::recording::Sampled;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
-use uncopy_sys::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use uncopy_sys::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use uncopy_sys::uffd::{OpenError, Reports, Uffd};
 use uncopy_sys::{filter, mem};
+use uncopy_trials::{MAX_FACTORS, Pace, Standing};
 
 /// What the block heap and the arena may take of a limit on the address space: the rest is what the
 /// program has left.
@@ -37,6 +38,8 @@ uncopy_sys::statics! {
     /// Descriptor of /dev/userfaultfd that the command opened; -1: none.
     static INHERITED_DEVICE: AtomicI32 = AtomicI32::new(-1);
     static MEASURES_COSTS: AtomicBool = AtomicBool::new(false);
+    /// Length of the slices of trials, ms; 0: the usual one.
+    static SLICE_MS: AtomicU64 = AtomicU64::new(0);
 }
 
 /// Why the engine cannot work here.
@@ -90,6 +93,7 @@ pub fn configure(options: &Options<'_>) {
     }
     INHERITED_DEVICE.store(options.uffd_fd.unwrap_or(-1), Relaxed);
     limits::configure(options.memory_bytes);
+    SLICE_MS.store(options.slice_ms.unwrap_or(0), Relaxed);
     if !options.heap {
         STATE.switch_off("nothing can be elided: UNCOPY_HEAP is off");
         return;
@@ -151,6 +155,7 @@ pub fn activate() -> bool {
         STATE.activate();
         recording::say(Sampled::Yes);
         counters::publish();
+        begin_trials();
     }
     STATE.is_active()
 }
@@ -166,6 +171,25 @@ fn start() -> Result<(), Obstacle> {
         STATE.set_max_registered(most / REGISTERED_SHARE);
     }
     open_uffds()
+}
+
+/// Begins to try whether what the engine does pays.
+fn begin_trials() {
+    // A filter may end the process for reading the clock.
+    if !cfg!(loom) && POLICY.mode() == Policy::Auto && !filter::is_filtered() {
+        let slice_ms = SLICE_MS.load(Relaxed);
+        let pace = if slice_ms == 0 { Pace::USUAL } else { Pace::of_ms(slice_ms) };
+        uncopy_trials::begin(pace, Some(show_trials));
+    }
+}
+
+fn show_trials(standing: &dyn Fn(usize) -> Standing) {
+    for factor in 0..MAX_FACTORS {
+        let standing = standing(factor);
+        if standing.pairs > 0 {
+            counters::set_trial(factor, &standing);
+        }
+    }
 }
 
 /// Puts the constants of the machine in force that nobody has given. Under the lock of activation.

@@ -8,8 +8,9 @@ use core::fmt::Write;
 use core::sync::atomic::AtomicU64;
 use uncopy_core::stats::{
     self, CONTROL_SUFFIX, COUNTERS_OFFSET, Counter, FILE_BYTES, MAGIC, PID_OFFSET, REASON_CAPACITY_BYTES,
-    REASON_LEN_OFFSET, REASON_OFFSET, SHARD_BYTES, Snapshot,
+    REASON_LEN_OFFSET, REASON_OFFSET, SHARD_BYTES, Snapshot, TRIALS_OFFSET,
 };
+use uncopy_core::policy::trials::{MAX_FACTORS, Standing, TRIALS_BYTES};
 use uncopy_sys::control::Control;
 use uncopy_sys::mem;
 use uncopy_sys::sync::Tally;
@@ -192,6 +193,14 @@ pub fn set_reason(reason: &str) {
         words[REASON_OFFSET / 8 + index].store(u64::from_ne_bytes(word), Relaxed);
     }
     words[REASON_LEN_OFFSET / 8].store(len_bytes as u64, Relaxed);
+}
+
+/// Shows what trials have shown of a factor.
+pub fn set_trial(factor: usize, standing: &Standing) {
+    crate::state::ledger::set_trial(factor, standing);
+    for (at, value) in standing.to_words().into_iter().enumerate() {
+        page().0[(TRIALS_OFFSET + TRIALS_BYTES / MAX_FACTORS * factor) / 8 + at].store(value, Relaxed);
+    }
 }
 
 /// The counters as they are.

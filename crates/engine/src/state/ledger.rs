@@ -11,11 +11,12 @@ use core::sync::atomic::AtomicU64;
 use uncopy_core::ledger::{
     COSTS_OFFSET, ENTRIES_OFFSET, ENTRY_BYTES, Field, HANDED_OUT_OFFSET, LEDGER_BYTES, MAGIC, MODULE_BYTES,
     MODULES, MODULES_OFFSET, NAME_OFFSET, NO_MODULE, PATH_CAPACITY_BYTES, PHASE_OFFSET, PID_OFFSET, Phase,
-    REASON_CAPACITY_BYTES, REASON_LEN_OFFSET, REASON_OFFSET, SLOT_BYTES, SLOTS, SLOTS_OFFSET, what,
+    REASON_CAPACITY_BYTES, REASON_LEN_OFFSET, REASON_OFFSET, SLOT_BYTES, SLOTS, SLOTS_OFFSET, TRIALS_OFFSET, what,
 };
 use uncopy_core::page_map::SiteId;
 use uncopy_core::policy::costs::Cost;
 use uncopy_core::policy::sites::{SITES, size_class};
+use uncopy_core::policy::trials::{MAX_FACTORS, Standing, TRIALS_BYTES};
 use uncopy_core::policy::{Costs, Kind};
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -116,6 +117,14 @@ pub fn set_costs(costs: &Costs) {
     let Some(slot) = slot() else { return };
     for which in Cost::ALL {
         word(slot + COSTS_OFFSET + 8 * *which as usize).store(u64::from(costs.get(*which)), Relaxed);
+    }
+}
+
+/// Shows what trials have shown of a factor.
+pub fn set_trial(factor: usize, standing: &Standing) {
+    let Some(slot) = slot() else { return };
+    for (at, value) in standing.to_words().into_iter().enumerate() {
+        word(slot + TRIALS_OFFSET + TRIALS_BYTES / MAX_FACTORS * factor + 8 * at).store(value, Relaxed);
     }
 }
 

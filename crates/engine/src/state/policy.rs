@@ -72,6 +72,13 @@ impl Accounts {
         }
     }
 
+    /// Whether what comes in at this site, and copies of it, may be elided at the moment: whether that pays at all is tried
+    /// now and then. Asked where something could be elided.
+    #[must_use]
+    pub fn elides(&self, site: SiteId) -> bool {
+        uncopy_trials::is_on(self.sites.elision_factor(site))
+    }
+
     /// Which pages of the site's next buffer are copied because the program touches them. Asked once for each
     /// call that could elide.
     #[must_use]

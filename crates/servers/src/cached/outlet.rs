@@ -92,7 +92,7 @@ fn refer(transmit: Transmit, fd: i32, parts: &[Piece<'_>], lent: &mut Lent) -> O
         return None;
     }
     let plan = uncopy_transmit::plan(fd, len_bytes, value_bytes, 0, &Envelope::default());
-    if plan.way == Way::Copy && !plan.is_timed() {
+    if plan.way == Way::Copy && !plan.is_counted() {
         return None;
     }
     let mut loans = Loans::<MAX_LOANS>::new(plan);

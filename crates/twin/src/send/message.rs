@@ -136,7 +136,7 @@ pub fn send(fd: i32, given: &[Given], call: Call<'_>) -> Option<ssize_t> {
     }
     let keep = Keep::new();
     let plan = call.plan(fd, len_bytes, lendable_bytes);
-    if plan.way == Way::Copy && !plan.is_timed() {
+    if plan.way == Way::Copy && !plan.is_counted() {
         return None;
     }
     let flags = call.flags();

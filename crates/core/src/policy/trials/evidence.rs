@@ -18,7 +18,7 @@ const PRIOR_SCATTER: f64 = 0.2;
 const PRIOR_PAIRS: f64 = 3.0;
 /// The intervals hold for many pairs; of few they are widened by this many over their number, as Student's are, so that the
 /// decision is right as often as it says (`simulation`).
-const FEW_PAIRS: f64 = 5.0;
+const FEW_PAIRS: f64 = 7.0;
 
 /// What pairs of slices have shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -9,18 +9,20 @@
 //! ```
 
 use super::evidence::Evidence;
+use super::standing::Standing;
 
 /// A decision is wrong with this probability at most, for each direction half.
 const ALPHA: f64 = 0.001;
 /// The intervals that users see.
 const SHOWN_ALPHA: f64 = 0.05;
 /// Pairs before anything is decided.
-const MIN_PAIRS: u32 = 10;
+pub(super) const MIN_PAIRS: u32 = 12;
 /// A difference within this is none.
 const NO_DIFFERENCE: f64 = 0.015;
-/// Pairs that are all trials, at first.
-const EXPLORED_PAIRS: u32 = 64;
-/// Then, and once it is settled, one pair in so many is.
+/// At first every pair is a trial, after so many trials every second, after twice as many every third: changing
+/// over costs something itself (GET of 1 MiB from Redis: 8 % of the time of pairs that follow one another).
+const EXPLORED_PAIRS: u32 = 16;
+/// One pair in so many remains, and in so many once it is settled.
 const MAX_EXPLORED_SHARE: u32 = 16;
 const SETTLED_SHARE: u32 = 32;
 /// How often the second doubles at most for what stays off.
@@ -36,21 +38,26 @@ pub enum Finding {
     Saves,
     /// It costs time.
     Costs,
-    /// It makes no difference, to within [`NO_DIFFERENCE`].
+    /// It makes no difference, to within [`NO_DIFFERENCE`], or saves too little.
     Equal,
 }
 
 impl Finding {
-    fn of(evidence: &Evidence) -> Self {
+    /// What evidence says of something that is worth it if it saves more than `min_gain`, as a part.
+    fn of(evidence: &Evidence, min_gain: f64) -> Self {
         if evidence.pairs() < MIN_PAIRS {
             return Self::Unknown;
         }
         let (mean, radius) = (evidence.mean(), evidence.radius(ALPHA));
-        match mean.abs() + evidence.radius(SHOWN_ALPHA) < NO_DIFFERENCE {
-            _ if mean + radius < 0.0 => Self::Saves,
-            _ if mean - radius > 0.0 => Self::Costs,
-            true => Self::Equal,
-            false => Self::Unknown,
+        let (lowest, highest) = (mean - radius, mean + radius);
+        if highest < -min_gain {
+            Self::Saves
+        } else if lowest > 0.0 {
+            Self::Costs
+        } else if lowest > -min_gain || mean.abs() + evidence.radius(SHOWN_ALPHA) < NO_DIFFERENCE {
+            Self::Equal
+        } else {
+            Self::Unknown
         }
     }
 
@@ -82,21 +89,6 @@ pub struct Factor {
     doublings: u32,
 }
 
-/// What is told of a factor.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Standing {
-    /// What was found.
-    pub finding: Finding,
-    /// Whether it is done, but for trials.
-    pub is_on: bool,
-    /// Pairs of slices that it rests on.
-    pub pairs: u32,
-    /// Processor time per byte with it, as a part of that without: below 1, it saves.
-    pub ratio: f64,
-    /// Half of the width of the 95 % interval around that, which holds at every moment.
-    pub radius: f64,
-}
-
 impl Default for Factor {
     fn default() -> Self {
         Self::NEW
@@ -121,22 +113,22 @@ impl Factor {
     #[must_use]
     pub fn share(&self) -> u32 {
         match self.finding {
-            Finding::Unknown => (self.evidence.pairs() / EXPLORED_PAIRS).clamp(1, MAX_EXPLORED_SHARE),
+            Finding::Unknown => (1 + self.evidence.pairs() / EXPLORED_PAIRS).min(MAX_EXPLORED_SHARE),
             Finding::Saves => SETTLED_SHARE,
             Finding::Costs | Finding::Equal => SETTLED_SHARE << self.doublings,
         }
     }
 
-    /// Takes a trial into account: the logarithm of the ratio of its slices' costs, with over without. Whether
-    /// something else is done from here on.
-    pub fn enter(&mut self, difference: f64) -> bool {
+    /// Takes a trial into account: the logarithm of the ratio of its slices' costs, with over without; it is worth it
+    /// if it saves more than `min_gain`, as a part. Whether something else is done from here on.
+    pub fn enter(&mut self, difference: f64, min_gain: f64) -> bool {
         let was_on = self.is_on();
         if self.finding == Finding::Unknown {
             self.evidence.add(difference);
-            self.finding = Finding::of(&self.evidence);
+            self.finding = Finding::of(&self.evidence, min_gain);
         } else {
             self.recent.add(difference);
-            match Finding::of(&self.recent) {
+            match Finding::of(&self.recent, min_gain) {
                 Finding::Unknown => return false,
                 same if same == self.finding => self.doublings = (self.doublings + 1).min(MAX_DOUBLINGS),
                 other => (self.finding, self.doublings) = (other, 0),
@@ -169,7 +161,7 @@ mod tests {
         (0..10_000)
             .find(|pair| {
                 let scatter = if pair % 2 == 0 { 0.05 } else { -0.05 };
-                factor.enter(difference + scatter);
+                factor.enter(difference + scatter, 0.0);
                 factor.finding != Finding::Unknown && factor.recent == Evidence::NONE
             })
             .expect("found")
@@ -182,7 +174,7 @@ mod tests {
             assert!(factor.is_on());
             let pairs = settle(&mut factor, difference);
             assert_eq!((factor.finding, factor.is_on()), (finding, finding == Finding::Saves));
-            assert!(pairs < if finding == Finding::Equal { 1_000 } else { 10 }, "{pairs}");
+            assert!(pairs < if finding == Finding::Equal { 1_000 } else { MIN_PAIRS }, "{pairs}");
         }
     }
 
@@ -202,11 +194,21 @@ mod tests {
     }
 
     #[test]
+    fn what_saves_less_than_it_must_is_off() {
+        let settled = |min_gain| {
+            let mut factor = Factor::NEW;
+            (0..1_000).for_each(|pair| _ = factor.enter(if pair % 2 == 0 { 0.02 } else { -0.08 }, min_gain));
+            factor.finding
+        };
+        assert_eq!((settled(0.0), settled(0.05)), (Finding::Saves, Finding::Equal));
+    }
+
+    #[test]
     fn until_something_is_found_it_is_tried_in_ever_fewer_pairs() {
         let mut factor = Factor::NEW;
         for pair in 0..4 * EXPLORED_PAIRS * MAX_EXPLORED_SHARE {
             assert_eq!(factor.finding, Finding::Unknown);
-            factor.enter(if pair % 2 == 0 { 0.6 } else { -0.6 });
+            factor.enter(if pair % 2 == 0 { 0.6 } else { -0.6 }, 0.0);
         }
         assert_eq!(factor.share(), MAX_EXPLORED_SHARE);
     }

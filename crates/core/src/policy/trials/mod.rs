@@ -11,20 +11,23 @@
 //! ```
 //!
 //! Every factor draws its trials and their order by itself, so one pair can be a trial of several: what the others do
-//! is noise to each, and without bias. The pieces: [`evidence`], what pairs say; [`factor`], what follows from it;
-//! [`Trials`], whose turn it is. All of it is arithmetic: clocks and counters are the caller's.
+//! is noise to each, and without bias. The pieces: [`catalogue`], what is tried; [`evidence`], what pairs say;
+//! [`factor`], what follows from it; [`Trials`], whose turn it is. All of it is arithmetic: clocks and counters are the caller's.
 
+pub mod catalogue;
 pub mod evidence;
 pub mod factor;
+pub mod standing;
 #[cfg(test)]
 mod simulation;
 
 use crate::random::{STEP, splitmix64};
 pub use evidence::Evidence;
-pub use factor::{Factor, Finding, Standing};
+pub use factor::{Factor, Finding};
+pub use standing::{Standing, Standings, TRIALS_BYTES};
 
 /// Factors, a bit of a mask each.
-pub const MAX_FACTORS: usize = 16;
+pub const MAX_FACTORS: usize = 32;
 
 /// The factors, and the pair of slices that is under way.
 #[derive(Clone, Debug)]
@@ -103,7 +106,8 @@ impl Trials {
                 continue;
             }
             let is_second = self.arms[1] & bit != 0;
-            if factor.enter(if is_second { second_over_first } else { -second_over_first }) {
+            let difference = if is_second { second_over_first } else { -second_over_first };
+            if factor.enter(difference, catalogue::min_gain(index)) {
                 changed |= bit;
             }
         }

@@ -1,0 +1,177 @@
+//! What is told of a factor: three words of a file that other programs read, and a line for people.
+
+use super::MAX_FACTORS;
+use super::catalogue::Name;
+use super::factor::{Finding, MIN_PAIRS};
+use core::fmt;
+
+extern crate std;
+use std::string::{String, ToString as _};
+use std::vec::Vec;
+
+/// Length of what is told of all factors, bytes.
+pub const TRIALS_BYTES: usize = MAX_FACTORS * WORDS * 8;
+const WORDS: usize = 3;
+const IS_ON: u64 = 1 << 8;
+const PAIRS_SHIFT: u32 = 32;
+
+/// What is told of a factor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standing {
+    /// What was found.
+    pub finding: Finding,
+    /// Whether it is done, but for trials.
+    pub is_on: bool,
+    /// Pairs of slices that it rests on.
+    pub pairs: u32,
+    /// Processor time per byte with it, as a part of that without: below 1, it saves.
+    pub ratio: f64,
+    /// Half of the width of the 95 % interval around that, which holds at every moment.
+    pub radius: f64,
+}
+
+impl Standing {
+    /// As words of a file.
+    #[must_use]
+    pub fn to_words(&self) -> [u64; WORDS] {
+        let is_on = if self.is_on { IS_ON } else { 0 };
+        let word = self.finding as u64 | is_on | u64::from(self.pairs) << PAIRS_SHIFT;
+        [word, self.ratio.to_bits(), self.radius.to_bits()]
+    }
+
+    fn of_words([word, ratio, radius]: [u64; WORDS]) -> Self {
+        Self {
+            finding: Finding::of_number((word & 0xff) as u8),
+            is_on: word & IS_ON != 0,
+            pairs: (word >> PAIRS_SHIFT) as u32,
+            ratio: f64::from_bits(ratio),
+            radius: f64::from_bits(radius),
+        }
+    }
+
+    /// A machine's word for it.
+    #[must_use]
+    pub const fn verdict(&self) -> &'static str {
+        match self.finding {
+            Finding::Unknown => "unknown",
+            Finding::Saves => "saves",
+            Finding::Costs => "costs",
+            Finding::Equal => "no difference",
+        }
+    }
+}
+
+/// `saves 23.1 % ± 3.0 of the CPU per byte (412 pairs of slices)`.
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (gain, radius) = (100.0 * (1.0 - self.ratio), 100.0 * self.radius);
+        let verb = if gain >= 0.0 { "saves" } else { "costs" };
+        match self.finding {
+            Finding::Unknown if self.pairs < MIN_PAIRS => return write!(f, "not enough traffic to tell"),
+            Finding::Unknown => write!(f, "too noisy to tell yet: {verb} {:.1} % ± {radius:.1} of the CPU per byte", gain.abs())?,
+            Finding::Equal if gain.abs() <= radius => write!(f, "costs nothing measurable and saves nothing (± {radius:.1} %)")?,
+            _ => write!(f, "{verb} {:.1} % ± {radius:.1} of the CPU per byte", gain.abs())?,
+        }
+        write!(f, " ({} pairs of slices)", self.pairs)?;
+        match (self.finding, self.is_on) {
+            (Finding::Unknown, _) | (_, true) => Ok(()),
+            (Finding::Equal, false) if gain > radius => write!(f, "; too little: off"),
+            (_, false) => write!(f, "; off"),
+        }
+    }
+}
+
+/// What is known of the factors that were tried, by their numbers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Standings(pub Vec<(usize, Standing)>);
+
+impl Standings {
+    /// Reads [`TRIALS_BYTES`] bytes. Whatever they hold, this returns.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Self {
+        let words = |record: &[u8]| {
+            let mut words = record.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
+            core::array::from_fn(|_| words.next().unwrap_or(0))
+        };
+        let records = bytes.chunks_exact(8 * WORDS).take(MAX_FACTORS).map(|record| Standing::of_words(words(record)));
+        Self(records.enumerate().filter(|(_, standing)| standing.pairs > 0).collect())
+    }
+
+    /// Lines for people: what was tried, and what came out.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|(factor, standing)| std::format!("{}: {standing}", Name(*factor)))
+    }
+
+    /// A JSON array.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let number = |value: f64| if value.is_finite() { std::format!("{value:.4}") } else { "null".to_string() };
+        let objects: Vec<String> = (self.0.iter())
+            .map(|(factor, standing)| {
+                std::format!(
+                    "{{\"what\": \"{}\", \"finding\": \"{}\", \"on\": {}, \"pairs\": {}, \"ratio\": {}, \"low\": {}, \"high\": {}, \"text\": \"{standing}\"}}",
+                    Name(*factor),
+                    standing.verdict(),
+                    standing.is_on,
+                    standing.pairs,
+                    number(standing.ratio),
+                    number(standing.ratio - standing.radius),
+                    number(standing.ratio + standing.radius),
+                )
+            })
+            .collect();
+        std::format!("[{}]", objects.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn standing(finding: Finding, is_on: bool, pairs: u32, ratio: f64, radius: f64) -> Standing {
+        Standing { finding, is_on, pairs, ratio, radius }
+    }
+
+    #[test]
+    fn what_was_measured_is_said_with_its_interval_and_what_is_off() {
+        for (told, text) in [
+            (
+                standing(Finding::Saves, true, 412, 0.769, 0.03),
+                "saves 23.1 % ± 3.0 of the CPU per byte (412 pairs of slices)",
+            ),
+            (
+                standing(Finding::Costs, false, 12, 1.42, 0.05),
+                "costs 42.0 % ± 5.0 of the CPU per byte (12 pairs of slices); off",
+            ),
+            (
+                standing(Finding::Equal, false, 380, 1.002, 0.012),
+                "costs nothing measurable and saves nothing (± 1.2 %) (380 pairs of slices); off",
+            ),
+            (
+                standing(Finding::Equal, false, 380, 0.97, 0.012),
+                "saves 3.0 % ± 1.2 of the CPU per byte (380 pairs of slices); too little: off",
+            ),
+            (standing(Finding::Unknown, true, 3, 0.5, 0.4), "not enough traffic to tell"),
+            (
+                standing(Finding::Unknown, true, 40, 0.97, 0.08),
+                "too noisy to tell yet: saves 3.0 % ± 8.0 of the CPU per byte (40 pairs of slices)",
+            ),
+        ] {
+            assert_eq!(told.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn words_read_back_and_whatever_they_hold_reading_returns() {
+        let told = standing(Finding::Saves, true, 412, 0.769, 0.03);
+        let mut bytes = std::vec![0; TRIALS_BYTES];
+        for (at, word) in told.to_words().into_iter().enumerate() {
+            bytes[24 * 5 + 8 * at..][..8].copy_from_slice(&word.to_ne_bytes());
+        }
+        let read = Standings::parse(&bytes);
+        assert_eq!(read, Standings(std::vec![(5, told)]));
+        assert!(read.to_json().contains("\"finding\": \"saves\", \"on\": true, \"pairs\": 412, \"ratio\": 0.7690"));
+        let _ = Standings::parse(&std::vec![0xff; TRIALS_BYTES]).to_json();
+        assert_eq!(Standings::parse(&[]), Standings::default());
+    }
+}

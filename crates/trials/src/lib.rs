@@ -1,0 +1,108 @@
+//! The running program compared with itself without eliding and lending, in short slices of time.
+//!
+//! What is compared is the processor time of the whole process for each byte that it moves. The arithmetic is
+//! `uncopy_core::policy::trials`; here are the clock, the count of bytes, and whose turn it is:
+//!
+//! ```text
+//! rest ──► settle ──► measure ──► settle ──► measure ──► rest …        a pair of slices, or none for the time of one
+//!          └─ first slice ─────┘  └─ second slice ────┘
+//! ```
+//!
+//! Nothing is done by a timer: the call that moves bytes after a stage is over begins the next one. A program that is idle
+//! is left alone, and its idle time counts nothing, as no processor time goes by.
+//!
+//! [`is_on`] is asked wherever something could be done or left out, [`moved`] is told what each call moved.
+#![cfg(target_os = "linux")]
+
+mod moved;
+mod pace;
+mod slices;
+
+pub use moved::Moved;
+pub use pace::Pace;
+pub use slices::{Trial, standing};
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+pub use uncopy_core::policy::trials::{Finding, MAX_FACTORS, Standing};
+use uncopy_sys::clock;
+
+/// Bits of the factors that are on.
+static ARMS: AtomicU32 = AtomicU32::new(u32::MAX);
+/// Bits of the factors that somebody asked for since this was last emptied.
+static CONCERNED: AtomicU32 = AtomicU32::new(0);
+/// The calls that the program makes are counted where they are made: see [`count_every_call`].
+static COUNTS_EVERY_CALL: AtomicBool = AtomicBool::new(false);
+/// When the stage is over, ms; `u64::MAX`: there are no trials.
+static DUE_MS: AtomicU64 = AtomicU64::new(u64::MAX);
+/// A slice is being measured.
+static IS_MEASURED: AtomicBool = AtomicBool::new(false);
+
+/// Whether something is to be done that can be left out. `factor`: its number, below [`MAX_FACTORS`].
+#[inline]
+#[must_use]
+pub fn is_on(factor: usize) -> bool {
+    let bit = 1 << factor;
+    if CONCERNED.load(Relaxed) & bit == 0 {
+        CONCERNED.fetch_or(bit, Relaxed);
+    }
+    ARMS.load(Relaxed) & bit != 0
+}
+
+/// Whether none of these factors (a bit each) is on.
+#[inline]
+#[must_use]
+pub fn are_off(factors: u32) -> bool {
+    ARMS.load(Relaxed) & factors == 0
+}
+
+/// Takes note that a call moved `len_bytes` bytes between the program and the kernel.
+#[inline]
+pub fn moved(len_bytes: usize) {
+    moved::add(len_bytes);
+    tick();
+}
+
+/// Ends the stage if its time is over. Waits for nothing.
+#[inline]
+pub fn tick() {
+    let due_ms = DUE_MS.load(Relaxed);
+    if due_ms != u64::MAX && clock::now_ms() >= due_ms {
+        slices::step();
+    }
+}
+
+/// From here on whoever sends need not count: every call that moves bytes is. For a library that sees them all, which begins the
+/// trials when it has something to leave out.
+pub fn count_every_call() {
+    COUNTS_EVERY_CALL.store(true, Relaxed);
+}
+
+/// Whether a sender is to count what it sends now, because nobody else does and a slice is being measured. Begins the
+/// trials if nobody has.
+#[inline]
+#[must_use]
+pub fn counts_sends() -> bool {
+    if COUNTS_EVERY_CALL.load(Relaxed) {
+        return false;
+    }
+    slices::begin_once();
+    tick();
+    IS_MEASURED.load(Relaxed)
+}
+
+/// Begins with the trials; `changed` is told after each pair of slices. Later calls only change the pace.
+pub fn begin(pace: Pace, changed: Option<fn(&dyn Fn(usize) -> Standing)>) {
+    slices::begin(pace, changed);
+}
+
+/// Ends the trials: everything is on from here on.
+pub fn end() {
+    DUE_MS.store(u64::MAX, Relaxed);
+    ARMS.store(u32::MAX, Relaxed);
+    IS_MEASURED.store(false, Relaxed);
+}
+
+/// In a forked child, before another thread exists: its own clock begins with nothing. What is known stays.
+pub fn in_child() {
+    slices::in_child();
+}

@@ -1,0 +1,178 @@
+//! The stages of a pair of slices, and what they cost.
+
+use crate::{ARMS, CONCERNED, DUE_MS, IS_MEASURED, Moved, Pace};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use uncopy_core::policy::trials::{Standing, Trials};
+use uncopy_sys::clock;
+use uncopy_sys::guarded::Guarded;
+
+/// A slice that has too few calls after so many times its length is given up.
+const MAX_LENGTHS: u64 = 50;
+/// What a call costs beside the bytes that it moves, as bytes: a copy of so many takes a tenth of what a call does, so
+/// that slices with more or smaller calls than others count by their bytes.
+const CALL_BYTES: u64 = 4096;
+
+/// What is going on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// What is usually done; the trials begin, or go on after the time of a pair.
+    Rest,
+    /// The first part of a slice (0 or 1), which does not count.
+    Settle(usize),
+    /// The part of it that does.
+    Measure(usize),
+}
+
+/// A moment of the process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moment {
+    ms: u64,
+    cpu_ns: u64,
+    moved: Moved,
+}
+
+impl Moment {
+    fn now() -> Self {
+        Self { ms: clock::now_ms(), cpu_ns: clock::process_cpu_ns(), moved: Moved::so_far() }
+    }
+}
+
+/// The trials of this process.
+pub struct Trial {
+    trials: Trials,
+    pace: Pace,
+    stage: Stage,
+    /// When the part of the slice that counts began.
+    begun: Moment,
+    costs: [f64; 2],
+    /// Factors that somebody asked for in both slices.
+    concerned: u32,
+    changed: Option<fn(&dyn Fn(usize) -> Standing)>,
+}
+
+static TRIAL: Guarded<Trial> = Guarded::new(Trial {
+    trials: Trials::new(0),
+    pace: Pace::USUAL,
+    stage: Stage::Rest,
+    begun: Moment { ms: 0, cpu_ns: 0, moved: Moved { bytes: 0, calls: 0 } },
+    costs: [0.0; 2],
+    concerned: 0,
+    changed: None,
+});
+
+pub(crate) fn begin(pace: Pace, changed: Option<fn(&dyn Fn(usize) -> Standing)>) {
+    let mut trial = TRIAL.lock();
+    trial.pace = pace;
+    trial.changed = changed.or(trial.changed);
+    trial.trials.reseed(clock::now_ns());
+    DUE_MS.store(clock::now_ms() + pace.warm_up_ms, Relaxed);
+}
+
+/// Begins unless the trials have begun, or were ended.
+#[inline]
+pub(crate) fn begin_once() {
+    static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+    if !HAS_BEGUN.load(Relaxed) && !HAS_BEGUN.swap(true, Relaxed) {
+        begin(Pace::USUAL, None);
+    }
+}
+
+pub(crate) fn in_child() {
+    // Another thread of the parent may have held it: that is not in this process.
+    TRIAL.raw().unlock();
+    if DUE_MS.load(Relaxed) == u64::MAX {
+        return;
+    }
+    let mut trial = TRIAL.lock();
+    trial.trials.reseed(clock::now_ns());
+    trial.rest();
+}
+
+/// What is known of a factor.
+#[must_use]
+pub fn standing(factor: usize) -> Standing {
+    TRIAL.lock().trials.standing(factor)
+}
+
+/// The time of the stage is over. Only one thread takes the next step.
+#[cold]
+pub(crate) fn step() {
+    let Some(mut trial) = TRIAL.try_lock() else { return };
+    let now_ms = clock::now_ms();
+    if now_ms >= DUE_MS.load(Relaxed) {
+        trial.step(now_ms);
+    }
+}
+
+impl Trial {
+    fn step(&mut self, now_ms: u64) {
+        match self.stage {
+            Stage::Rest => {
+                let possible = CONCERNED.swap(0, Relaxed);
+                if possible != 0 && self.trials.begin_pair(possible) {
+                    self.concerned = u32::MAX;
+                    self.settle(0, now_ms);
+                } else {
+                    self.rest();
+                }
+            }
+            Stage::Settle(slice) => {
+                CONCERNED.store(0, Relaxed);
+                self.begun = Moment::now();
+                self.stage = Stage::Measure(slice);
+                IS_MEASURED.store(true, Relaxed);
+                DUE_MS.store(now_ms + self.pace.measure_ms, Relaxed);
+            }
+            Stage::Measure(slice) => {
+                let now = Moment::now();
+                let moved = now.moved.since(self.begun.moved);
+                if moved.calls < self.pace.min_calls {
+                    if now.ms > self.begun.ms + MAX_LENGTHS * self.pace.measure_ms {
+                        self.rest();
+                    }
+                    return;
+                }
+                let work = moved.bytes + CALL_BYTES * moved.calls;
+                #[expect(clippy::cast_precision_loss, reason = "a ratio of a few digits")]
+                let cost = now.cpu_ns.saturating_sub(self.begun.cpu_ns) as f64 / work as f64;
+                self.costs[slice] = cost;
+                self.concerned &= CONCERNED.load(Relaxed);
+                IS_MEASURED.store(false, Relaxed);
+                if slice == 0 {
+                    self.settle(1, now_ms);
+                } else {
+                    self.trials.end_pair(self.costs, self.concerned);
+                    if let Some(changed) = self.changed {
+                        changed(&|factor| self.trials.standing(factor));
+                    }
+                    self.next_pair(now_ms);
+                }
+            }
+        }
+    }
+
+    /// Begins a slice.
+    fn settle(&mut self, slice: usize, now_ms: u64) {
+        ARMS.store(self.trials.arm(slice), Relaxed);
+        self.stage = Stage::Settle(slice);
+        DUE_MS.store(now_ms + self.pace.settle_ms, Relaxed);
+    }
+
+    /// Does as usual for the time of a pair.
+    fn rest(&mut self) {
+        ARMS.store(self.trials.usual(), Relaxed);
+        IS_MEASURED.store(false, Relaxed);
+        self.stage = Stage::Rest;
+        DUE_MS.store(clock::now_ms() + self.pace.pair_ms(), Relaxed);
+    }
+
+    /// Begins the next pair at once if it is a trial of something that went on in this one.
+    fn next_pair(&mut self, now_ms: u64) {
+        if self.trials.begin_pair(self.concerned) {
+            self.concerned = u32::MAX;
+            self.settle(0, now_ms);
+        } else {
+            self.rest();
+        }
+    }
+}
