@@ -66,7 +66,9 @@ mod tests {
 
     #[test]
     fn small_messages_and_those_to_unix_sockets_are_copied() {
-        for (kind, len_bytes) in [(Kind::Unix, 1 << 20), (Kind::Other, 1 << 20), (Kind::TcpFar, MIN_BYTES - 1)] {
+        for (kind, len_bytes) in
+            [(Kind::Unix, 1 << 20), (Kind::Other, 1 << 20), (Kind::TcpFar, MIN_BYTES - 1)]
+        {
             assert!(!choose(kind, len_bytes).refers, "{kind:?} {len_bytes}");
         }
         assert!(choose(Kind::TcpFar, 1 << 20).refers, "what nobody has tried is done");

@@ -39,7 +39,6 @@ pub enum Kind {
     Unix,
 }
 
-
 impl Kind {
     fn of(number: u64) -> Option<Self> {
         Some(match number {

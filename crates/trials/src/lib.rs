@@ -14,28 +14,18 @@
 //! [`is_on`] is asked wherever something could be done or left out, [`moved`] is told what each call moved.
 #![cfg(target_os = "linux")]
 
+mod arms;
 mod moved;
 mod pace;
 mod slices;
 
 pub use moved::Moved;
 pub use pace::Pace;
-pub use slices::{Trial, standing};
+pub use slices::Changed;
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-pub use uncopy_core::policy::trials::{Finding, MAX_FACTORS, Standing};
+use arms::{ARMS, CONCERNED, COUNTS_EVERY_CALL, DUE_MS, IS_MEASURED};
+use core::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::clock;
-
-/// Bits of the factors that are on.
-static ARMS: AtomicU32 = AtomicU32::new(u32::MAX);
-/// Bits of the factors that somebody asked for since this was last emptied.
-static CONCERNED: AtomicU32 = AtomicU32::new(0);
-/// The calls that the program makes are counted where they are made: see [`count_every_call`].
-static COUNTS_EVERY_CALL: AtomicBool = AtomicBool::new(false);
-/// When the stage is over, ms; `u64::MAX`: there are no trials.
-static DUE_MS: AtomicU64 = AtomicU64::new(u64::MAX);
-/// A slice is being measured.
-static IS_MEASURED: AtomicBool = AtomicBool::new(false);
 
 /// Whether something is to be done that can be left out. `factor`: its number, below [`MAX_FACTORS`].
 #[inline]
@@ -91,7 +81,7 @@ pub fn counts_sends() -> bool {
 }
 
 /// Begins with the trials; `changed` is told after each pair of slices. Later calls only change the pace.
-pub fn begin(pace: Pace, changed: Option<fn(&dyn Fn(usize) -> Standing)>) {
+pub fn begin(pace: Pace, changed: Option<Changed>) {
     slices::begin(pace, changed);
 }
 

@@ -12,7 +12,8 @@ struct Shard {
     calls: AtomicU64,
 }
 
-static SHARD: [Shard; SHARDS] = [const { Shard { bytes: AtomicU64::new(0), calls: AtomicU64::new(0) } }; SHARDS];
+static SHARD: [Shard; SHARDS] =
+    [const { Shard { bytes: AtomicU64::new(0), calls: AtomicU64::new(0) } }; SHARDS];
 
 /// What calls have moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,12 +1,14 @@
 //! The stages of a pair of slices, and what they cost.
 
-use crate::{ARMS, CONCERNED, DUE_MS, IS_MEASURED, Moved, Pace};
+use crate::arms::{ARMS, CONCERNED, DUE_MS, IS_MEASURED};
+use crate::moved::Moved;
+use crate::pace::Pace;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uncopy_core::policy::trials::{Standing, Trials};
+use uncopy_core::policy::trials::Trials;
 use uncopy_sys::clock;
 use uncopy_sys::guarded::Guarded;
 
-/// A slice that has too few calls after so many times its length is given up.
+/// A part of a slice in which too little goes on is given up after so many times its length.
 const MAX_LENGTHS: u64 = 50;
 /// What a call costs beside the bytes that it moves, as bytes: a copy of so many takes a tenth of what a call does, so
 /// that slices with more or smaller calls than others count by their bytes.
@@ -37,30 +39,35 @@ impl Moment {
     }
 }
 
+/// Who is told what is known after a pair of slices.
+pub type Changed = fn(&Trials);
+
 /// The trials of this process.
-pub struct Trial {
+pub(crate) struct Trial {
     trials: Trials,
     pace: Pace,
     stage: Stage,
-    /// When the part of the slice that counts began.
+    /// When the part of the slice began.
     begun: Moment,
     costs: [f64; 2],
     /// Factors that somebody asked for in both slices.
     concerned: u32,
-    changed: Option<fn(&dyn Fn(usize) -> Standing)>,
+    changed: Option<Changed>,
 }
 
-static TRIAL: Guarded<Trial> = Guarded::new(Trial {
-    trials: Trials::new(0),
-    pace: Pace::USUAL,
-    stage: Stage::Rest,
-    begun: Moment { ms: 0, cpu_ns: 0, moved: Moved { bytes: 0, calls: 0 } },
-    costs: [0.0; 2],
-    concerned: 0,
-    changed: None,
-});
+uncopy_sys::statics! {
+    static TRIAL: Guarded<Trial> = Guarded::new(Trial {
+        trials: Trials::new(0),
+        pace: Pace::USUAL,
+        stage: Stage::Rest,
+        begun: Moment { ms: 0, cpu_ns: 0, moved: Moved { bytes: 0, calls: 0 } },
+        costs: [0.0; 2],
+        concerned: 0,
+        changed: None,
+    });
+}
 
-pub(crate) fn begin(pace: Pace, changed: Option<fn(&dyn Fn(usize) -> Standing)>) {
+pub(crate) fn begin(pace: Pace, changed: Option<Changed>) {
     let mut trial = TRIAL.lock();
     trial.pace = pace;
     trial.changed = changed.or(trial.changed);
@@ -78,20 +85,14 @@ pub(crate) fn begin_once() {
 }
 
 pub(crate) fn in_child() {
-    // Another thread of the parent may have held it: that is not in this process.
-    TRIAL.raw().unlock();
     if DUE_MS.load(Relaxed) == u64::MAX {
         return;
     }
+    // Another thread of the parent may have held it: that is not in this process.
+    TRIAL.raw().unlock();
     let mut trial = TRIAL.lock();
     trial.trials.reseed(clock::now_ns());
     trial.rest();
-}
-
-/// What is known of a factor.
-#[must_use]
-pub fn standing(factor: usize) -> Standing {
-    TRIAL.lock().trials.standing(factor)
 }
 
 /// The time of the stage is over. Only one thread takes the next step.
@@ -117,6 +118,9 @@ impl Trial {
                 }
             }
             Stage::Settle(slice) => {
+                if !self.is_long_enough(Moment::now(), self.pace.settle_ms, 0) {
+                    return;
+                }
                 CONCERNED.store(0, Relaxed);
                 self.begun = Moment::now();
                 self.stage = Stage::Measure(slice);
@@ -125,13 +129,10 @@ impl Trial {
             }
             Stage::Measure(slice) => {
                 let now = Moment::now();
-                let moved = now.moved.since(self.begun.moved);
-                if moved.calls < self.pace.min_calls {
-                    if now.ms > self.begun.ms + MAX_LENGTHS * self.pace.measure_ms {
-                        self.rest();
-                    }
+                if !self.is_long_enough(now, self.pace.measure_ms, self.pace.min_calls) {
                     return;
                 }
+                let moved = now.moved.since(self.begun.moved);
                 let work = moved.bytes + CALL_BYTES * moved.calls;
                 #[expect(clippy::cast_precision_loss, reason = "a ratio of a few digits")]
                 let cost = now.cpu_ns.saturating_sub(self.begun.cpu_ns) as f64 / work as f64;
@@ -143,7 +144,7 @@ impl Trial {
                 } else {
                     self.trials.end_pair(self.costs, self.concerned);
                     if let Some(changed) = self.changed {
-                        changed(&|factor| self.trials.standing(factor));
+                        changed(&self.trials);
                     }
                     self.next_pair(now_ms);
                 }
@@ -151,8 +152,20 @@ impl Trial {
         }
     }
 
+    /// Whether enough has gone on in a part of a slice that is over by the clock. Gives the pair up where nothing does.
+    fn is_long_enough(&mut self, now: Moment, length_ms: u64, min_calls: u64) -> bool {
+        let cpu_ns = now.cpu_ns.saturating_sub(self.begun.cpu_ns);
+        let is_long_enough = cpu_ns >= length_ms * 1_000_000 / self.pace.min_cpu_share
+            && now.moved.since(self.begun.moved).calls >= min_calls;
+        if !is_long_enough && now.ms > self.begun.ms + MAX_LENGTHS * length_ms {
+            self.rest();
+        }
+        is_long_enough
+    }
+
     /// Begins a slice.
     fn settle(&mut self, slice: usize, now_ms: u64) {
+        self.begun = Moment::now();
         ARMS.store(self.trials.arm(slice), Relaxed);
         self.stage = Stage::Settle(slice);
         DUE_MS.store(now_ms + self.pace.settle_ms, Relaxed);

@@ -246,9 +246,9 @@ fn reject_reason(site: SiteId, len_bytes: usize) -> Option<Field> {
 fn is_withheld(parts: &[Part]) -> bool {
     let min_bytes = gate::min_size_bytes();
     let has_absent = |part: &Part| directory::find(part.address).is_some_and(|at| at.may_have_absent_pages());
-    let is_withheld = |part: &Part| !uncopy_trials::is_on(catalogue::elision(part.len_bytes)) && !has_absent(part);
-    POLICY.mode() == Policy::Auto
-        && parts.iter().filter(|part| part.len_bytes >= min_bytes).all(is_withheld)
+    let is_withheld =
+        |part: &Part| !uncopy_trials::is_on(catalogue::elision(part.len_bytes)) && !has_absent(part);
+    POLICY.mode() == Policy::Auto && parts.iter().filter(|part| part.len_bytes >= min_bytes).all(is_withheld)
 }
 
 /// The open end that an input into this part goes on with, and whether pages of the part are absent.

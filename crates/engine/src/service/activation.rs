@@ -16,6 +16,7 @@ use crate::state::{counters, ledger, limits, recording};
 use core::fmt;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::{CostSource, Options, Policy};
+use uncopy_core::policy::trials::{MAX_FACTORS, Trials};
 use uncopy_core::recording::Sampled;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
@@ -23,7 +24,7 @@ use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use uncopy_sys::uffd::{OpenError, Reports, Uffd};
 use uncopy_sys::{filter, mem};
-use uncopy_trials::{MAX_FACTORS, Pace, Standing};
+use uncopy_trials::Pace;
 
 /// What the block heap and the arena may take of a limit on the address space: the rest is what the
 /// program has left.
@@ -183,9 +184,9 @@ fn begin_trials() {
     }
 }
 
-fn show_trials(standing: &dyn Fn(usize) -> Standing) {
+fn show_trials(trials: &Trials) {
     for factor in 0..MAX_FACTORS {
-        let standing = standing(factor);
+        let standing = trials.standing(factor);
         if standing.pairs > 0 {
             counters::set_trial(factor, &standing);
         }

@@ -6,11 +6,11 @@
 
 use core::fmt::Write;
 use core::sync::atomic::AtomicU64;
+use uncopy_core::policy::trials::{MAX_FACTORS, Standing, TRIALS_BYTES};
 use uncopy_core::stats::{
     self, CONTROL_SUFFIX, COUNTERS_OFFSET, Counter, FILE_BYTES, MAGIC, PID_OFFSET, REASON_CAPACITY_BYTES,
     REASON_LEN_OFFSET, REASON_OFFSET, SHARD_BYTES, Snapshot, TRIALS_OFFSET,
 };
-use uncopy_core::policy::trials::{MAX_FACTORS, Standing, TRIALS_BYTES};
 use uncopy_sys::control::Control;
 use uncopy_sys::mem;
 use uncopy_sys::sync::Tally;

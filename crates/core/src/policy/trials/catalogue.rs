@@ -86,7 +86,8 @@ impl fmt::Display for Name {
             sizes(f, self.0, ELISIONS, ELIDED_BYTES, 2)?;
             return write!(f, " and their copies");
         }
-        let Some((way, first, count, name)) = WAYS.iter().find(|(_, first, count, _)| self.0 < first + count) else {
+        let Some((way, first, count, name)) = WAYS.iter().find(|(_, first, count, _)| self.0 < first + count)
+        else {
             return write!(f, "factor {}", self.0);
         };
         let smallest = if matches!(way, Way::TcpHere | Way::TcpFar) { TCP_BYTES } else { UDP_BYTES };
@@ -132,7 +133,8 @@ mod tests {
 
     #[test]
     fn only_lending_to_this_machine_must_save_more_than_nothing() {
-        let demanding: u32 = (0..MAX_FACTORS).filter(|factor| min_gain(*factor) > 0.0).map(|factor| 1 << factor).sum();
+        let demanding: u32 =
+            (0..MAX_FACTORS).filter(|factor| min_gain(*factor) > 0.0).map(|factor| 1 << factor).sum();
         assert_eq!(demanding, 0xff << 4 | 0xf << 20);
     }
 }

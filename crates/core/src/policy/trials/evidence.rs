@@ -60,6 +60,17 @@ impl Evidence {
         self.mean
     }
 
+    fn variance(&self) -> f64 {
+        let squares = self.squares + PRIOR_PAIRS * PRIOR_SCATTER * PRIOR_SCATTER;
+        squares / (self.pairs - 1.0 + PRIOR_PAIRS).max(1.0)
+    }
+
+    /// Standard error of the mean.
+    #[must_use]
+    pub fn standard_error(&self) -> f64 {
+        (self.variance() / self.pairs.max(1.0)).sqrt()
+    }
+
     /// Half of the width of the interval around the mean that misses the truth, at any moment, with
     /// probability `alpha` at most.
     #[must_use]
@@ -67,8 +78,7 @@ impl Evidence {
         if self.pairs < 1.0 {
             return f64::INFINITY;
         }
-        let squares = self.squares + PRIOR_PAIRS * PRIOR_SCATTER * PRIOR_SCATTER;
-        let variance = squares / (self.pairs - 1.0 + PRIOR_PAIRS);
+        let variance = self.variance();
         let log_alpha = -2.0 * alpha.ln();
         let rho_squared = (log_alpha + log_alpha.ln() + 1.0) / TUNED_PAIRS;
         let spread = self.pairs * rho_squared + 1.0;

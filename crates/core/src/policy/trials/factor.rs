@@ -9,74 +9,22 @@
 //! ```
 
 use super::evidence::Evidence;
+use super::finding::{Finding, SHOWN_ALPHA};
 use super::standing::Standing;
 
-/// A decision is wrong with this probability at most, for each direction half.
-const ALPHA: f64 = 0.001;
-/// The intervals that users see.
-const SHOWN_ALPHA: f64 = 0.05;
-/// Pairs before anything is decided.
-pub(super) const MIN_PAIRS: u32 = 12;
-/// A difference within this is none.
-const NO_DIFFERENCE: f64 = 0.015;
 /// At first every pair is a trial, after so many trials every second, after twice as many every third: changing
 /// over costs something itself (GET of 1 MiB from Redis: 8 % of the time of pairs that follow one another).
 const EXPLORED_PAIRS: u32 = 16;
+/// Where it looks like a loss after [`LEANING_PAIRS`], only one pair in so many is.
+const LEANING_SHARE: u32 = 6;
+const LEANING_PAIRS: u32 = 6;
+/// What looks like a loss is one in nine of ten cases: standard errors of the mean.
+const LEANING_ERRORS: f64 = 1.3;
 /// One pair in so many remains, and in so many once it is settled.
 const MAX_EXPLORED_SHARE: u32 = 16;
 const SETTLED_SHARE: u32 = 32;
 /// How often the second doubles at most for what stays off.
 const MAX_DOUBLINGS: u32 = 6;
-
-/// What the evidence says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Finding {
-    /// Nothing yet.
-    Unknown,
-    /// It saves time.
-    Saves,
-    /// It costs time.
-    Costs,
-    /// It makes no difference, to within [`NO_DIFFERENCE`], or saves too little.
-    Equal,
-}
-
-impl Finding {
-    /// What evidence says of something that is worth it if it saves more than `min_gain`, as a part.
-    fn of(evidence: &Evidence, min_gain: f64) -> Self {
-        if evidence.pairs() < MIN_PAIRS {
-            return Self::Unknown;
-        }
-        let (mean, radius) = (evidence.mean(), evidence.radius(ALPHA));
-        let (lowest, highest) = (mean - radius, mean + radius);
-        if highest < -min_gain {
-            Self::Saves
-        } else if lowest > 0.0 {
-            Self::Costs
-        } else if lowest > -min_gain || mean.abs() + evidence.radius(SHOWN_ALPHA) < NO_DIFFERENCE {
-            Self::Equal
-        } else {
-            Self::Unknown
-        }
-    }
-
-    /// Whether what was found is done from then on.
-    const fn is_on(self) -> bool {
-        matches!(self, Self::Saves)
-    }
-
-    /// The finding with this number in a file.
-    #[must_use]
-    pub const fn of_number(number: u8) -> Self {
-        match number {
-            1 => Self::Saves,
-            2 => Self::Costs,
-            3 => Self::Equal,
-            _ => Self::Unknown,
-        }
-    }
-}
 
 /// One thing that is done or left out.
 #[derive(Clone, Copy, Debug)]
@@ -104,16 +52,24 @@ impl Factor {
     #[must_use]
     pub fn is_on(&self) -> bool {
         match self.finding {
-            Finding::Unknown => self.evidence.pairs() < MIN_PAIRS || self.evidence.mean() <= 0.0,
+            Finding::Unknown => self.evidence.pairs() < LEANING_PAIRS || self.evidence.mean() <= 0.0,
             finding => finding.is_on(),
         }
+    }
+
+    fn looks_like_a_loss(&self) -> bool {
+        self.evidence.pairs() >= LEANING_PAIRS
+            && self.evidence.mean() > LEANING_ERRORS * self.evidence.standard_error()
     }
 
     /// One pair of slices in so many is a trial.
     #[must_use]
     pub fn share(&self) -> u32 {
         match self.finding {
-            Finding::Unknown => (1 + self.evidence.pairs() / EXPLORED_PAIRS).min(MAX_EXPLORED_SHARE),
+            Finding::Unknown => {
+                let share = (1 + self.evidence.pairs() / EXPLORED_PAIRS).min(MAX_EXPLORED_SHARE);
+                if self.looks_like_a_loss() { share.max(LEANING_SHARE) } else { share }
+            }
             Finding::Saves => SETTLED_SHARE,
             Finding::Costs | Finding::Equal => SETTLED_SHARE << self.doublings,
         }
@@ -155,6 +111,7 @@ impl Factor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::trials::finding::MIN_PAIRS;
 
     /// Enters trials of a difference that scatters until something is found.
     fn settle(factor: &mut Factor, difference: f64) -> u32 {

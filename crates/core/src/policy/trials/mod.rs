@@ -12,18 +12,20 @@
 //!
 //! Every factor draws its trials and their order by itself, so one pair can be a trial of several: what the others do
 //! is noise to each, and without bias. The pieces: [`catalogue`], what is tried; [`evidence`], what pairs say;
-//! [`factor`], what follows from it; [`Trials`], whose turn it is. All of it is arithmetic: clocks and counters are the caller's.
+//! [`finding`], what follows from it; [`factor`], how often something is tried; [`Trials`], whose turn it is. All of it is arithmetic: clocks and counters are the caller's.
 
 pub mod catalogue;
 pub mod evidence;
 pub mod factor;
-pub mod standing;
+pub mod finding;
 #[cfg(test)]
 mod simulation;
+pub mod standing;
 
 use crate::random::{STEP, splitmix64};
 pub use evidence::Evidence;
-pub use factor::{Factor, Finding};
+pub use factor::Factor;
+pub use finding::Finding;
 pub use standing::{Standing, Standings, TRIALS_BYTES};
 
 /// Factors, a bit of a mask each.
@@ -71,7 +73,8 @@ impl Trials {
         for index in 0..MAX_FACTORS {
             let bit = 1 << index;
             let drawn = self.random();
-            if possible & bit == 0 || (drawn >> 32) % u64::from(self.factors[index].share()) != 0 {
+            let share = u64::from(self.factors[index].share());
+            if possible & bit == 0 || !(drawn >> 32).is_multiple_of(share) {
                 continue;
             }
             self.tried |= bit;

@@ -55,8 +55,11 @@ const NOISES: [Noise; 9] = [
 /// The costs of one slice after the other, without any difference.
 fn costs(noise: Noise, seed: u64) -> impl FnMut() -> f64 {
     let mut random = Random(seed);
-    let recorded: Vec<f64> =
-        RECORDED.lines().filter(|line| !line.starts_with('#')).map(|line| line.parse().expect("a number")).collect();
+    let recorded: Vec<f64> = RECORDED
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.parse().expect("a number"))
+        .collect();
     assert!(recorded.len() >= 1_000);
     let (mut level, mut burst) = (0.0, 0u32);
     let mut at = (random.unit() * recorded.len() as f64) as usize;
@@ -114,17 +117,26 @@ fn is_wrong(finding: Finding, ratio: f64) -> bool {
 
 #[test]
 fn at_most_one_decision_in_a_thousand_is_wrong_where_the_difference_is_five_percent_or_more() {
-    println!("{:24} {:>6} {:>7} {:>7} {:>9}  {:>9} {:>9}", "noise", "ratio", "wrong", "none", "programs", "pairs p50", "p90");
+    println!(
+        "{:24} {:>6} {:>7} {:>7} {:>9}  {:>9} {:>9}",
+        "noise", "ratio", "wrong", "none", "programs", "pairs p50", "p90"
+    );
     let mut wrong_in_all = 0;
     for noise in NOISES {
         for ratio in [0.7, 0.95, 1.05, 1.4] {
-            let mut found: Vec<(Finding, u32)> =
-                (0..PROGRAMS).filter_map(|seed| run(noise, ratio, seed.wrapping_mul(STEP) ^ ratio.to_bits())).collect();
+            let mut found: Vec<(Finding, u32)> = (0..PROGRAMS)
+                .filter_map(|seed| run(noise, ratio, seed.wrapping_mul(STEP) ^ ratio.to_bits()))
+                .collect();
             found.sort_by_key(|(_, pairs)| *pairs);
             let wrong = found.iter().filter(|(finding, _)| is_wrong(*finding, ratio)).count();
             let at = |part: usize| found.get(found.len() * part / 10).map_or(0, |(_, pairs)| *pairs);
             let none = PROGRAMS as usize - found.len();
-            println!("{:24} {ratio:>6} {wrong:>7} {none:>7} {PROGRAMS:>9}  {:>9} {:>9}", format!("{noise:?}"), at(5), at(9));
+            println!(
+                "{:24} {ratio:>6} {wrong:>7} {none:>7} {PROGRAMS:>9}  {:>9} {:>9}",
+                format!("{noise:?}"),
+                at(5),
+                at(9)
+            );
             assert!(wrong <= 1, "{noise:?} {ratio}: {wrong} wrong decisions");
             wrong_in_all += wrong;
         }

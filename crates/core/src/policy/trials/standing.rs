@@ -2,7 +2,7 @@
 
 use super::MAX_FACTORS;
 use super::catalogue::Name;
-use super::factor::{Finding, MIN_PAIRS};
+use super::finding::{Finding, MIN_PAIRS};
 use core::fmt;
 
 extern crate std;
@@ -68,8 +68,14 @@ impl fmt::Display for Standing {
         let verb = if gain >= 0.0 { "saves" } else { "costs" };
         match self.finding {
             Finding::Unknown if self.pairs < MIN_PAIRS => return write!(f, "not enough traffic to tell"),
-            Finding::Unknown => write!(f, "too noisy to tell yet: {verb} {:.1} % ± {radius:.1} of the CPU per byte", gain.abs())?,
-            Finding::Equal if gain.abs() <= radius => write!(f, "costs nothing measurable and saves nothing (± {radius:.1} %)")?,
+            Finding::Unknown => write!(
+                f,
+                "too noisy to tell yet: {verb} {:.1} % ± {radius:.1} of the CPU per byte",
+                gain.abs()
+            )?,
+            Finding::Equal if gain.abs() <= radius => {
+                write!(f, "costs nothing measurable and saves nothing (± {radius:.1} %)")?
+            }
             _ => write!(f, "{verb} {:.1} % ± {radius:.1} of the CPU per byte", gain.abs())?,
         }
         write!(f, " ({} pairs of slices)", self.pairs)?;
@@ -93,7 +99,8 @@ impl Standings {
             let mut words = record.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
             core::array::from_fn(|_| words.next().unwrap_or(0))
         };
-        let records = bytes.chunks_exact(8 * WORDS).take(MAX_FACTORS).map(|record| Standing::of_words(words(record)));
+        let records =
+            bytes.chunks_exact(8 * WORDS).take(MAX_FACTORS).map(|record| Standing::of_words(words(record)));
         Self(records.enumerate().filter(|(_, standing)| standing.pairs > 0).collect())
     }
 
@@ -105,7 +112,8 @@ impl Standings {
     /// A JSON array.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let number = |value: f64| if value.is_finite() { std::format!("{value:.4}") } else { "null".to_string() };
+        let number =
+            |value: f64| if value.is_finite() { std::format!("{value:.4}") } else { "null".to_string() };
         let objects: Vec<String> = (self.0.iter())
             .map(|(factor, standing)| {
                 std::format!(
@@ -170,7 +178,10 @@ mod tests {
         }
         let read = Standings::parse(&bytes);
         assert_eq!(read, Standings(std::vec![(5, told)]));
-        assert!(read.to_json().contains("\"finding\": \"saves\", \"on\": true, \"pairs\": 412, \"ratio\": 0.7690"));
+        assert!(
+            read.to_json()
+                .contains("\"finding\": \"saves\", \"on\": true, \"pairs\": 412, \"ratio\": 0.7690")
+        );
         let _ = Standings::parse(&std::vec![0xff; TRIALS_BYTES]).to_json();
         assert_eq!(Standings::parse(&[]), Standings::default());
     }
