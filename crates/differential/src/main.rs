@@ -75,12 +75,13 @@ impl Line {
         match self.text("mode").unwrap_or("always") {
             "always" => Ok(vec![Mode::Always]),
             "auto" => Ok(vec![Mode::Auto]),
+            "sliced" => Ok(vec![Mode::Sliced]),
             "never" => Ok(vec![Mode::Never]),
             "recorded" => Ok(vec![Mode::Recorded]),
             "plain" => Ok(vec![Mode::Plain]),
-            "mixed" => Ok(vec![Mode::Always, Mode::Always, Mode::Always, Mode::Auto]),
+            "mixed" => Ok(vec![Mode::Always, Mode::Sliced, Mode::Always, Mode::Auto]),
             other => {
-                Err(format!("--mode is {other:?}; it must be always, auto, never, recorded, plain or mixed"))
+                Err(format!("--mode is {other:?}; it must be always, auto, sliced, never, recorded, plain or mixed"))
             }
         }
     }

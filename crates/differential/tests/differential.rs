@@ -57,7 +57,7 @@ fn known_programs_make_no_difference() {
 
 #[test]
 fn known_programs_make_no_difference_with_the_default_policy() {
-    plan(1, operations() / 3, &[Mode::Auto]);
+    plan(1, operations() / 3, &[Mode::Sliced]);
 }
 
 #[test]

@@ -36,6 +36,7 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     fork::child();
+    uncopy_trials::in_child();
     watch_end();
 }
 

@@ -9,6 +9,9 @@ pub enum Mode {
     Plain,
     /// With the default options.
     Auto,
+    /// With the default options from one page up, and slices of trials so short that eliding and lending begin and end all
+    /// the time.
+    Sliced,
     /// Everything legal is elided, from one page up.
     Always,
     /// The block heap without any elision.
@@ -33,6 +36,7 @@ impl Mode {
     pub(crate) const fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Plain | Self::Auto => &[],
+            Self::Sliced => &[("UNCOPY_SLICE_MS", "4"), ("UNCOPY_MIN_SIZE", "4096")],
             Self::Always | Self::Recorded => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
             Self::Never => &[("UNCOPY_POLICY", "never")],
             Self::Off => &[("UNCOPY_OFF", "1")],

@@ -43,5 +43,5 @@ fn large_values_with_everything_elided() {
 
 #[test]
 fn large_values_with_the_default_policy() {
-    random_commands(Mode::Auto);
+    random_commands(Mode::Sliced);
 }

@@ -72,5 +72,5 @@ fn large_messages_with_everything_elided() {
 
 #[test]
 fn large_messages_with_the_default_policy() {
-    messages(Mode::Auto);
+    messages(Mode::Sliced);
 }

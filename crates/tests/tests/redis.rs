@@ -46,7 +46,7 @@ fn random_commands_with_everything_elided() {
 
 #[test]
 fn random_commands_with_the_default_policy() {
-    random_commands(Mode::Auto, 32, APPEND_ONLY);
+    random_commands(Mode::Sliced, 32, APPEND_ONLY);
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn snapshot_while_values_change_with_everything_elided() {
 
 #[test]
 fn snapshot_while_values_change_with_the_default_policy() {
-    snapshot_while_values_change(Mode::Auto, 52);
+    snapshot_while_values_change(Mode::Sliced, 52);
 }
 
 /// Several clients at once, each with keys of its own.

@@ -45,7 +45,7 @@ fn eight_threads_pass_buffers_to_one_another() {
 
 #[test]
 fn eight_threads_pass_buffers_to_one_another_when_it_pays() {
-    passing(Mode::Auto);
+    passing(Mode::Sliced);
 }
 
 #[test]

@@ -119,5 +119,5 @@ fn deliveries_with_everything_elided() {
 
 #[test]
 fn deliveries_with_the_default_policy() {
-    deliveries(Mode::Auto);
+    deliveries(Mode::Sliced);
 }

@@ -37,6 +37,10 @@ pub enum Kind {
     UdpFar,
     /// A UNIX stream.
     Unix,
+    /// TCP on this machine whose congestion BBR controls.
+    BbrHere,
+    /// The same to another one.
+    BbrFar,
 }
 
 impl Kind {
@@ -48,13 +52,15 @@ impl Kind {
             4 => Self::UdpHere,
             5 => Self::UdpFar,
             6 => Self::Unix,
+            7 => Self::BbrHere,
+            8 => Self::BbrFar,
             _ => return None,
         })
     }
 
     /// Whether what is sent leaves the machine.
     pub const fn is_far(self) -> bool {
-        matches!(self, Self::TcpFar | Self::UdpFar)
+        matches!(self, Self::TcpFar | Self::UdpFar | Self::BbrFar)
     }
 
     /// Whether messages are datagrams.
@@ -84,12 +90,12 @@ fn ask(fd: i32) -> Kind {
     let is_here = || socket::ends(fd).is_none_or(|ends| is_here(&ends));
     match (domain, kind, protocol) {
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, libc::IPPROTO_TCP) => {
-            // BBR takes what a splice sends for all that the path can carry, and paces the connection by that for as long as it
-            // lives: GET of 128 KiB from Redis by loopback takes 1.4 times the processor time then, at half of the rate.
-            match (socket::has_upper_layer(fd) || socket::has_bbr(fd), is_here()) {
-                (true, _) => Kind::Other,
-                (_, true) => Kind::TcpHere,
-                (_, false) => Kind::TcpFar,
+            match (socket::has_upper_layer(fd), socket::has_bbr(fd), is_here()) {
+                (true, ..) => Kind::Other,
+                (_, true, true) => Kind::BbrHere,
+                (_, true, false) => Kind::BbrFar,
+                (_, _, true) => Kind::TcpHere,
+                (_, _, false) => Kind::TcpFar,
             }
         }
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_UDP) => {
@@ -167,6 +173,22 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
+    /// Sets who controls a socket's congestion; false: not here.
+    fn control(socket: &impl AsRawFd, name: &core::ffi::CStr) -> bool {
+        let len_bytes = name.count_bytes() as u32;
+        // SAFETY: the name has so many bytes.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_CONGESTION,
+                name.as_ptr().cast(),
+                len_bytes,
+            )
+        };
+        result == 0
+    }
+
     #[test]
     fn sockets_are_told_apart() {
         // Other tests of this process may just have had a number.
@@ -176,7 +198,12 @@ mod tests {
         };
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let stream = TcpStream::connect(listener.local_addr().expect("address")).expect("connected");
-        assert_eq!(kind(stream.as_raw_fd()), Kind::TcpHere);
+        for (name, expected) in [(c"reno", Kind::TcpHere), (c"bbr", Kind::BbrHere)] {
+            if control(&stream, name) {
+                own(stream.as_raw_fd(), 0);
+                assert_eq!(of(stream.as_raw_fd()).0, expected);
+            }
+        }
         let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         assert_eq!(kind(datagrams.as_raw_fd()), Kind::UdpHere);
         let (one, _other) = UnixStream::pair().expect("sockets");
@@ -200,6 +227,7 @@ mod tests {
         (0..=USES).for_each(|_| _ = of(fd));
         assert_eq!(of(fd), (Kind::Other, 0));
         let stream = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        assert!(control(&stream, c"reno"), "every kernel has it, and any process may ask for it");
         own(fd, 0);
         assert!(is_same(fd));
         // SAFETY: replaces our own descriptor.

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use uncopy_core::ledger::{Entry, Field, Ledger, Process};
 use uncopy_core::policy::Costs;
+use uncopy_core::policy::trials::Standings;
 use uncopy_profile::symbols::{Place, Symbols};
 use uncopy_profile::words::{bytes, duration};
 
@@ -33,6 +34,7 @@ struct Account {
     ending: String,
     reason: Option<String>,
     costs: Option<Costs>,
+    trials: Standings,
     /// The ones that mattered most first.
     sites: Vec<Site>,
 }
@@ -58,6 +60,7 @@ impl Report {
                 ending: ending_of(process, is_replaced),
                 reason: process.reason.clone(),
                 costs: process.costs,
+                trials: process.trials.clone(),
                 sites: sites(process),
             });
         }
@@ -114,6 +117,9 @@ impl Report {
             if let Some(costs) = &process.costs {
                 let _ = writeln!(table, "costs here, ns: {}", costs.to_text().replace(',', ", "));
             }
+            for line in process.trials.lines() {
+                let _ = writeln!(table, "measured: {line}");
+            }
             if !process.sites.is_empty() {
                 rows(&mut table, &process.sites);
             }
@@ -133,6 +139,7 @@ impl Report {
                     "ending": process.ending,
                     "reason": process.reason,
                     "costs": process.costs.map(|costs| costs.to_text()),
+                    "trials": serde_json::from_str::<Value>(&process.trials.to_json()).unwrap_or_default(),
                     "sites": process.sites.iter().map(Site::to_json).collect::<Vec<_>>(),
                 })
             })

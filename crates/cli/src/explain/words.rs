@@ -87,9 +87,9 @@ fn verdict(entry: &Entry) -> String {
     let (saved, spent) = (entry.get(Field::SavedNs), entry.get(Field::SpentNs));
     let (elided, faults) = (entry.get(Field::Elided), entry.get(Field::Faults));
     let mut text = match (saved > spent, entry.kind) {
-        (true, _) => "saved more than it cost".to_owned(),
+        (true, _) => "by its own account it saved more than it cost".to_owned(),
         (false, Kind::Input) if saved == 0 => "no copy passed on what was received here".to_owned(),
-        (false, _) => "cost more than it saved".to_owned(),
+        (false, _) => "by its own account it cost more than it saved".to_owned(),
     };
     if faults > 0 {
         let pages = entry.get(Field::FaultPages);
