@@ -20,6 +20,11 @@ pub(super) struct FreeBlocks {
 impl FreeBlocks {
     pub const NONE: Self = Self { recent: 0, old: 0, bare: 0, recents: 0, olds: 0 };
 
+    /// Whether there is one that has pages.
+    pub const fn has_pages(&self) -> bool {
+        self.recent != 0 || self.old != 0
+    }
+
     /// The list from which the next block comes.
     pub const fn first(&mut self) -> &mut u32 {
         if self.recent != 0 {
@@ -39,4 +44,11 @@ impl FreeBlocks {
 pub(super) struct Free {
     pub registered: FreeBlocks,
     pub plain: FreeBlocks,
+}
+
+impl Free {
+    /// Those that are registered, or those that are not.
+    pub const fn of_kind(&mut self, is_registered: bool) -> &mut FreeBlocks {
+        if is_registered { &mut self.registered } else { &mut self.plain }
+    }
 }

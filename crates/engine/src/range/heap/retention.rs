@@ -3,18 +3,25 @@
 use super::Heap;
 use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::heap_memory::HEAP_MEMORY;
+use crate::state::phase::{Phase, STATE};
 use crate::state::{counters, limits};
 use uncopy_core::addr::PAGE_BYTES;
-use uncopy_core::classes::Class;
+use uncopy_core::classes::{CLASSES, Class};
 use uncopy_core::page_map::Dropped;
 use uncopy_core::stats::Counter;
+use uncopy_sys::clock;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::sync::atomic::Ordering::Relaxed;
 
 /// A free block with no more present pages than this keeps them, however much others retain.
 const RETAINED_FREELY_PAGES: u32 = 8;
 
-/// A free block that the handler has taken out of the lists.
+/// What free blocks may retain however long, where no handler gives it back, bytes.
+const RETAINED_FOR_GOOD_BYTES: usize = 40 << 20;
+/// Every class is looked at once in that time then, ms.
+const ROUND_MS: u64 = 1000;
+
+/// A free block that has been taken out of the lists.
 #[derive(Clone, Copy)]
 pub(crate) struct Taken {
     class: usize,
@@ -101,6 +108,28 @@ impl Heap {
         self.block(class, taken.index).block.set_next_free(*list);
         *list = taken.index + 1;
         true
+    }
+
+    /// Where no handler does so: gives back pages of free blocks that nobody has needed for a while, of one class at a time.
+    pub(super) fn trim_now_and_then(&self) {
+        if self.retained_pages() * PAGE_BYTES <= RETAINED_FOR_GOOD_BYTES || STATE.phase() == Phase::Active {
+            return;
+        }
+        let (now_ms, due_ms) = (clock::now_ms(), self.trim_due_ms.load(Relaxed));
+        let next_ms = now_ms + ROUND_MS / CLASSES as u64;
+        if now_ms < due_ms || self.trim_due_ms.compare_exchange(due_ms, next_ms, Relaxed, Relaxed).is_err() {
+            return;
+        }
+        let class = self.trimmed_class.fetch_add(1, Relaxed) % CLASSES;
+        for (is_registered, surplus) in [true, false].into_iter().zip(self.surplus_blocks(class).unwrap_or_default()) {
+            for _ in 0..surplus {
+                let Some(mut taken) = self.take_old(class, is_registered) else { break };
+                self.make_bare(&mut taken);
+                while !self.put_back(taken) {
+                    clock::pause();
+                }
+            }
+        }
     }
 
     /// Gives a free block's pages back to the kernel.
