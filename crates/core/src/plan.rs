@@ -50,15 +50,6 @@ impl<S> Piece<S> {
             }
         }
     }
-
-    /// The segment that its bytes lie in, if they do.
-    #[must_use]
-    pub const fn segment(&self) -> Option<&S> {
-        match self {
-            Self::Segment { segment, .. } => Some(segment),
-            Self::Plain { .. } | Self::Zeroes { .. } => None,
-        }
-    }
 }
 
 /// One step of a copy, by offsets in the destination's block.

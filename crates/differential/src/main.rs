@@ -80,9 +80,9 @@ impl Line {
             "recorded" => Ok(vec![Mode::Recorded]),
             "plain" => Ok(vec![Mode::Plain]),
             "mixed" => Ok(vec![Mode::Always, Mode::Sliced, Mode::Always, Mode::Auto]),
-            other => {
-                Err(format!("--mode is {other:?}; it must be always, auto, sliced, never, recorded, plain or mixed"))
-            }
+            other => Err(format!(
+                "--mode is {other:?}; it must be always, auto, sliced, never, recorded, plain or mixed"
+            )),
         }
     }
 }

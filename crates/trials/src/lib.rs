@@ -38,13 +38,6 @@ pub fn is_on(factor: usize) -> bool {
     ARMS.load(Relaxed) & bit != 0
 }
 
-/// Whether none of these factors (a bit each) is on.
-#[inline]
-#[must_use]
-pub fn are_off(factors: u32) -> bool {
-    ARMS.load(Relaxed) & factors == 0
-}
-
 /// Takes note that a call moved `len_bytes` bytes between the program and the kernel.
 #[inline]
 pub fn moved(len_bytes: usize) {

@@ -13,7 +13,6 @@
 
 use crate::options::Policy;
 use crate::page_map::SiteId;
-use crate::policy::trials::catalogue;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Receiving into a segment instead of the buffer.
@@ -146,13 +145,6 @@ impl Sites {
             }
         }
         first as SiteId
-    }
-
-    /// The factor (`trials`) that the site's inputs belong to, with every copy of what they receive.
-    #[must_use]
-    pub fn elision_factor(&self, site: SiteId) -> usize {
-        let size_class = (self.account(site).key.load(Relaxed) & 0xff) >> 2;
-        catalogue::elision((1usize << size_class.min(usize::BITS as u64 - 1)) >> 1)
     }
 
     fn account(&self, site: SiteId) -> &Account {

@@ -21,7 +21,6 @@ use uncopy_core::page_map::{Dropped, SiteId};
 use uncopy_core::plan::{Piece, Pieces, elided_bytes, plan, with_touched};
 use uncopy_core::policy::Kind;
 use uncopy_core::policy::sites::CLAIM_NS;
-use uncopy_core::policy::trials::catalogue;
 use uncopy_core::recording::Call;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
@@ -100,9 +99,7 @@ fn reject_reason(site: SiteId, elidable_bytes: usize, pieces: &[Piece<Segment>])
         Policy::Always => None,
         Policy::Never => Some(Field::Off),
         Policy::Auto if POLICY.costs.copy_ns(elidable_bytes) <= POLICY.costs.track_ns() => Some(Field::Small),
-        Policy::Auto if !pieces.iter().find_map(Piece::segment).is_none_or(|it| POLICY.elides(it.site())) => {
-            Some(Field::Withheld)
-        }
+        Policy::Auto if !POLICY.elides() => Some(Field::Withheld),
         Policy::Auto if POLICY.sites.allows(site, Policy::Auto) => None,
         Policy::Auto => (!pieces.iter().any(is_probed)).then_some(Field::Off),
     }
@@ -124,7 +121,7 @@ fn claim(
         Policy::Never => false,
         Policy::Auto => {
             POLICY.costs.copy_ns(len_bytes) > POLICY.costs.track_ns()
-                && !uncopy_trials::are_off(catalogue::ELISION)
+                && POLICY.elides()
                 && POLICY.sites.allows(POLICY.sites.site(Kind::Copy, caller, len_bytes), Policy::Auto)
         }
     };

@@ -22,7 +22,6 @@ use uncopy_core::page_map::{Dropped, SiteId, State};
 use uncopy_core::plan::{Piece, plan, with_touched};
 use uncopy_core::policy::Kind;
 use uncopy_core::policy::sites::{CLAIM_NS, INPUT_NS};
-use uncopy_core::policy::trials::catalogue;
 use uncopy_core::recording::Call;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
@@ -236,19 +235,15 @@ fn reject_reason(site: SiteId, len_bytes: usize) -> Option<Field> {
         Policy::Never => Some(Field::Off),
         // An input can save a later copy only if that copy could pay.
         Policy::Auto if POLICY.costs.copy_ns(len_bytes) <= POLICY.costs.track_ns() => Some(Field::Small),
-        Policy::Auto if !POLICY.elides(site) => Some(Field::Withheld),
+        Policy::Auto if !POLICY.elides() => Some(Field::Withheld),
         Policy::Auto => (!POLICY.sites.allows(site, Policy::Auto)).then_some(Field::Off),
     }
 }
 
-/// Whether nothing is to be done for an input into these parts: eliding is off for all of them, and none has absent
-/// pages.
+/// Whether nothing is to be done for an input into these parts: nothing is elided, and none has absent pages.
 fn is_withheld(parts: &[Part]) -> bool {
-    let min_bytes = gate::min_size_bytes();
     let has_absent = |part: &Part| directory::find(part.address).is_some_and(|at| at.may_have_absent_pages());
-    let is_withheld =
-        |part: &Part| !uncopy_trials::is_on(catalogue::elision(part.len_bytes)) && !has_absent(part);
-    POLICY.mode() == Policy::Auto && parts.iter().filter(|part| part.len_bytes >= min_bytes).all(is_withheld)
+    POLICY.mode() == Policy::Auto && !POLICY.elides() && !parts.iter().any(has_absent)
 }
 
 /// The open end that an input into this part goes on with, and whether pages of the part are absent.

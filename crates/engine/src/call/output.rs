@@ -81,7 +81,7 @@ fn is_time(segment: &Segment, offset_bytes: usize, len_bytes: usize) -> bool {
     let times = match POLICY.mode() {
         Policy::Always => 1,
         Policy::Never => return false,
-        Policy::Auto if len_bytes < gate::min_size_bytes() || !POLICY.elides(segment.site()) => return false,
+        Policy::Auto if len_bytes < gate::min_size_bytes() || !POLICY.elides() => return false,
         Policy::Auto => loans::sends_before(&POLICY.costs, len_bytes),
     };
     len_bytes >= PAGE_BYTES && segment.was_sent(offset_bytes, len_bytes, times)

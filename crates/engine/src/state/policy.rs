@@ -2,6 +2,7 @@
 
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::SiteId;
+use uncopy_core::policy::trials::catalogue::ELISION;
 use uncopy_core::policy::{Learned, Placement, Sampling, SharedCosts, Sites, Touches};
 use uncopy_sys::sync::Apart;
 use uncopy_sys::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -72,11 +73,11 @@ impl Accounts {
         }
     }
 
-    /// Whether what comes in at this site, and copies of it, may be elided at the moment: whether that pays at all is tried
-    /// now and then. Asked where something could be elided.
+    /// Whether anything is elided at the moment: whether that pays at all is tried now and then. Asked where something
+    /// could be.
     #[must_use]
-    pub fn elides(&self, site: SiteId) -> bool {
-        uncopy_trials::is_on(self.sites.elision_factor(site))
+    pub fn elides(&self) -> bool {
+        uncopy_trials::is_on(ELISION)
     }
 
     /// Which pages of the site's next buffer are copied because the program touches them. Asked once for each

@@ -121,7 +121,9 @@ impl Heap {
             return;
         }
         let class = self.trimmed_class.fetch_add(1, Relaxed) % CLASSES;
-        for (is_registered, surplus) in [true, false].into_iter().zip(self.surplus_blocks(class).unwrap_or_default()) {
+        for (is_registered, surplus) in
+            [true, false].into_iter().zip(self.surplus_blocks(class).unwrap_or_default())
+        {
             for _ in 0..surplus {
                 let Some(mut taken) = self.take_old(class, is_registered) else { break };
                 self.make_bare(&mut taken);
