@@ -75,7 +75,7 @@ gate!(malloc, "rdi", "rsi", HEAP_MIN_BYTES, MALLOC, malloc_body);
 
 unsafe extern "C" fn malloc_body(len: usize, caller: usize) -> Pointer {
     match block(len, caller) {
-        Some(found) => found.at.base as Pointer,
+        Some(found) => found.at.start() as Pointer,
         // SAFETY: malloc takes any length.
         None => unsafe { real_malloc(len) },
     }
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn malloc(len: usize) -> Pointer {
 unsafe extern "C" fn free_body(pointer: Pointer) {
     // Not every address of the heap's range is the heap's for ever: unused ones may have been given back.
     if let Some(at) = HEAP.find(pointer as usize) {
-        record::forget(Function::Free, at.base, at.bytes());
+        record::forget(Function::Free, at.start(), at.room_bytes());
         HEAP.free(pointer as usize);
     } else if !pointer.is_null() && !early::contains(pointer) {
         // SAFETY: the program got it from its own allocator.
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
         if !found.is_zero {
             HEAP.zero(found.at, len);
         }
-        return found.at.base as Pointer;
+        return found.at.start() as Pointer;
     }
     // SAFETY: calloc takes any numbers.
     or_again(|| unsafe { CALLOC.call()(count, each) })
@@ -248,19 +248,19 @@ unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
             HEAP.free(pointer as usize);
             return core::ptr::null_mut();
         }
-        if len <= old.bytes() && len > old.bytes() / 2 {
+        if len <= old.room_bytes() && len > old.bytes() / 2 {
             return pointer;
         }
         if let Some(new) = block(len, caller) {
             transfer(old, new);
             HEAP.free(pointer as usize);
-            return new.at.base as Pointer;
+            return new.at.start() as Pointer;
         }
         let new = or_again(|| MALLOC.call()(len));
         if !new.is_null() {
-            crate::memory::memmove_from_block(new.cast(), pointer.cast(), len.min(old.bytes()));
+            crate::memory::memmove_from_block(new.cast(), pointer.cast(), len.min(old.room_bytes()));
             HEAP.free(pointer as usize);
-        } else if len <= old.bytes() {
+        } else if len <= old.room_bytes() {
             return pointer;
         }
         new
@@ -275,11 +275,11 @@ unsafe fn realloc_foreign(pointer: Pointer, len: usize, caller: usize) -> Pointe
         let is_early = early::contains(pointer);
         if let Some(new) = block(len, caller) {
             let old_len = if is_early { early::readable(pointer) } else { USABLE.call()(pointer) };
-            uncopy_sys::bytes::copy(new.at.base as *mut u8, pointer.cast(), old_len.min(len));
+            uncopy_sys::bytes::copy(new.at.start() as *mut u8, pointer.cast(), old_len.min(len));
             if !is_early {
                 FREE.call()(pointer);
             }
-            return new.at.base as Pointer;
+            return new.at.start() as Pointer;
         }
         if !is_early {
             return or_again(|| REALLOC.call()(pointer, len));
@@ -309,7 +309,10 @@ fn aligned_block(alignment: usize, len: usize, caller: usize) -> Option<Pointer>
     if !alignment.is_power_of_two() || alignment > PAGE_BYTES {
         return None;
     }
-    block(len, caller).map(|found| found.at.base as Pointer)
+    if len < HEAP_MIN_BYTES.load(Relaxed) || !activation::ensure_heap() {
+        return None;
+    }
+    HEAP.allocate_aligned(len, caller).map(|found| found.at.start() as Pointer)
 }
 
 #[unsafe(no_mangle)]
@@ -357,7 +360,7 @@ pub unsafe extern "C" fn pvalloc(len: usize) -> Pointer {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
     match HEAP.find(pointer as usize) {
-        Some(at) if at.base == pointer as usize => at.bytes(),
+        Some(at) if at.start() == pointer as usize => at.room_bytes(),
         Some(_) => 0,
         None if early::contains(pointer) => early::readable(pointer),
         // SAFETY: the program got it from its own allocator.

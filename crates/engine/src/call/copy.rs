@@ -312,15 +312,15 @@ pub unsafe fn transfer(from: BlockRef, to: Allocation) {
         return;
     }
     let (is_bare, to) = (to.is_zero, to.at);
-    let len_bytes = from.bytes().min(to.bytes());
+    let len_bytes = from.room_bytes().min(to.room_bytes());
     // SAFETY: the program owns both blocks and uses neither meanwhile; blocks do not overlap.
     unsafe {
-        if !copy(to.base, from.base, len_bytes, realloc_site(&to)) {
+        if !copy(to.start(), from.start(), len_bytes, realloc_site(&to)) {
             if is_bare && !to.block.has(Flag::REGISTERED) {
                 // One call instead of a fault for every page. Where it is refused, they fault.
-                let _ = HEAP_MEMORY.populate(to.base, len_bytes);
+                let _ = HEAP_MEMORY.populate(to.base, to.block.lead_bytes() + len_bytes);
             }
-            bytes::copy(to.base as *mut u8, from.base as *const u8, len_bytes);
+            bytes::copy(to.start() as *mut u8, from.start() as *const u8, len_bytes);
         }
     }
 }

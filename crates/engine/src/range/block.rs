@@ -5,7 +5,7 @@ use crate::arena::segment::{Open, Segment};
 use crate::range::changes::CHANGES;
 use crate::state::counters;
 use core::mem::MaybeUninit;
-use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
+use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
 use uncopy_core::page_map::{PageMap, SiteId, State};
 use uncopy_core::plan::{Piece, Pieces};
 use uncopy_core::stats::Counter;
@@ -62,6 +62,8 @@ pub struct Block {
     fault_batch: AtomicU32,
     /// Pages that the program asked for when it got the block.
     asked_pages: AtomicU32,
+    /// Bytes before the program's first one: see [`lead_bytes`](Self::lead_bytes).
+    lead_bytes: AtomicU16,
     /// Present pages counted as retained while the block is free.
     retained_pages: AtomicU32,
     /// What copying over short present runs has cost since a run was last moved out, ns.
@@ -113,6 +115,7 @@ impl Block {
             fault_end: AtomicU32::new(0),
             fault_batch: AtomicU32::new(0),
             asked_pages: AtomicU32::new(0),
+            lead_bytes: AtomicU16::new(0),
             retained_pages: AtomicU32::new(0),
             copied_over_ns: AtomicU32::new(0),
             turns: AtomicU32::new(0),
@@ -158,10 +161,19 @@ impl Block {
         self.asked_pages.load(Relaxed)
     }
 
-    /// Records who asks for the block, and for how many pages.
-    pub(super) fn set_request(&self, alloc_site: u16, pages: u32) {
+    /// Records who asks for the block, and for how many bytes, which begin `lead_bytes` into it.
+    pub(super) fn set_request(&self, alloc_site: u16, lead_bytes: u16, len_bytes: usize) {
         self.alloc_site.store(alloc_site, Relaxed);
-        self.asked_pages.store(pages, Relaxed);
+        self.lead_bytes.store(lead_bytes, Relaxed);
+        self.asked_pages.store(pages_up(usize::from(lead_bytes) + len_bytes), Relaxed);
+    }
+
+    /// Bytes before the first one that the program was given, less than a page. Blocks that all began at a page's start
+    /// would alias: a string move whose destination is up to 63 bytes ahead of its source modulo 4096 takes 1.7 times as
+    /// long on AMD's processors, in the program's copies as in the kernel's.
+    #[must_use]
+    pub fn lead_bytes(&self) -> usize {
+        usize::from(self.lead_bytes.load(Relaxed))
     }
 
     /// Pages known to be absent: 0 lets a hook skip the lock.
@@ -298,6 +310,18 @@ impl BlockRef {
     pub fn range(&self, address: usize, len_bytes: usize) -> Option<ByteRange> {
         let start = address.wrapping_sub(self.base);
         (start <= self.bytes() && len_bytes <= self.bytes() - start).then(|| ByteRange::at(start, len_bytes))
+    }
+
+    /// The address of the program's first byte in a block of the heap.
+    #[must_use]
+    pub fn start(&self) -> usize {
+        self.base + self.block.lead_bytes()
+    }
+
+    /// Bytes that the program may use from there on.
+    #[must_use]
+    pub fn room_bytes(&self) -> usize {
+        self.bytes() - self.block.lead_bytes()
     }
 
     /// Whether some of its pages may be absent.

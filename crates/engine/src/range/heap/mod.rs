@@ -19,11 +19,12 @@ use crate::state::gate::{HEAP_BASE, HEAP_LEN_BYTES, is_in_heap};
 use crate::state::phase::{Phase, STATE};
 use crate::state::policy::POLICY;
 use crate::state::{bell, counters, ledger};
-use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, pages_up};
+use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::classes::{CLASSES, Class};
 use uncopy_core::ledger::Field;
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_core::policy::sites::Share;
+use uncopy_core::random::splitmix64;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
@@ -41,6 +42,7 @@ pub(crate) mod retention;
 
 use free_blocks::{Free, FreeBlocks};
 
+const LINE_BYTES: usize = 64;
 /// Log2 of a span where nothing limits the address space.
 const MAX_SHIFT: u32 = 34;
 /// Log2 of the smallest useful span.
@@ -92,6 +94,13 @@ pub struct Heap {
     /// When the next class's free blocks are looked at where no handler does that, ms, and which.
     trim_due_ms: AtomicU64,
     trimmed_class: AtomicUsize,
+}
+
+/// Where in its first page a block begins for the program that leaves `spare_bytes` of it: a cache line that differs from
+/// block to block, but is the same for each.
+const fn lead_bytes(base: usize, spare_bytes: usize) -> u16 {
+    let lines = (if spare_bytes < PAGE_BYTES { spare_bytes } else { PAGE_BYTES - 1 }) / LINE_BYTES + 1;
+    (splitmix64(base as u64) as usize % lines * LINE_BYTES) as u16
 }
 
 /// A block fresh from [`Heap::allocate`].
@@ -209,10 +218,20 @@ impl Heap {
         BlockRef { block: unsafe { &*(record as *const Block) }, base, pages: class.pages(), slot: None }
     }
 
-    /// Allocates a block of at least `len_bytes`; `caller` is the return address in the program.
+    /// Allocates a block of at least `len_bytes`, aligned to a cache line; `caller` is the return address in the program.
     /// `None` when it is too large or nothing is left: the program's own allocator then serves it.
     #[must_use]
     pub fn allocate(&self, len_bytes: usize, caller: usize) -> Option<Allocation> {
+        self.obtain(len_bytes, caller, |at| lead_bytes(at.base, at.bytes() - len_bytes))
+    }
+
+    /// The same, aligned to a page.
+    #[must_use]
+    pub fn allocate_aligned(&self, len_bytes: usize, caller: usize) -> Option<Allocation> {
+        self.obtain(len_bytes, caller, |_| 0)
+    }
+
+    fn obtain(&self, len_bytes: usize, caller: usize, lead: impl Fn(&BlockRef) -> u16) -> Option<Allocation> {
         let class = Class::for_len(len_bytes)?;
         let shift = self.shift.load(Relaxed);
         if !self.is_reserved() || class.bytes() > 1 << shift {
@@ -227,7 +246,7 @@ impl Heap {
         }
         let retained = at.block.take_retained_pages();
         self.retained_pages.fetch_sub(retained as usize, Relaxed);
-        at.block.set_request(site, pages_up(len_bytes));
+        at.block.set_request(site, lead(&at), len_bytes);
         at.block.clear(Flag::HELD_A_VIEW);
         let is_fresh = at.block.has(Flag::FRESH);
         if is_fresh && wants_registered && !at.block.has(Flag::REGISTERED) {
@@ -349,9 +368,9 @@ impl Heap {
         unsafe { record.write(Block::new()) };
     }
 
-    /// Zeroes the first `len_bytes` bytes of a block that was just allocated.
+    /// Zeroes the program's first `len_bytes` bytes of a block that was just allocated.
     pub fn zero(&self, at: BlockRef, len_bytes: usize) {
-        let range = ByteRange::at(0, len_bytes.min(at.bytes()));
+        let range = ByteRange::at(at.block.lead_bytes(), len_bytes.min(at.room_bytes()));
         let present = |pages: PageRange| {
             let part = ByteRange::from(pages).intersection(range);
             // SAFETY: the block belongs to the caller; its present pages can be written.
@@ -410,7 +429,7 @@ impl Heap {
         let Some(at) = self.find(address) else { return };
         // Where a fork waits for this very thread, the block is lost.
         let Some(_presence) = Presence::enter() else { return };
-        if at.base != address || !at.block.clear(Flag::ALLOCATED) {
+        if at.start() != address || !at.block.clear(Flag::ALLOCATED) {
             return;
         }
         self.leave_stack_alone();
@@ -484,7 +503,9 @@ impl Heap {
     pub fn relocate(&self, from: BlockRef, to: BlockRef) -> bool {
         let plain = |at: &BlockRef| !at.block.has(Flag::REGISTERED);
         let len_bytes = from.bytes().min(to.bytes());
-        if len_bytes < RELOCATE_BYTES {
+        let lead_bytes = from.block.lead_bytes();
+        let asked_bytes = to.block.asked_pages() as usize * PAGE_BYTES - to.block.lead_bytes();
+        if len_bytes < RELOCATE_BYTES || lead_bytes + asked_bytes > to.bytes() {
             return false;
         }
         let Some((blocks, _)) = HEAP_MEMORY.reservations() else { return false };
@@ -498,6 +519,8 @@ impl Heap {
         // SAFETY: `to` was just allocated and holds nothing; both are plain, under their locks.
         let moved = unsafe { blocks.relocate(from.base, to.base, len_bytes) }.is_ok();
         if moved {
+            // What is moved by pages begins where it did.
+            to.block.set_request(to.block.alloc_site(), lead_bytes as u16, asked_bytes);
             to.block.set(Flag::RELOCATED);
             from.block.set(Flag::RELOCATED);
         }
