@@ -99,6 +99,7 @@ impl Figures {
             rounds: 7,
             time: Duration::from_secs(if quick { 2 } else { 6 }),
             slice: Duration::from_millis(60),
+            keep_disturbed: false,
         };
         let points = copies::points(ECHO_BYTES, &ECHO_COPIES, 0);
         let echo = point::measure(launcher, &points, &slices, &mut progress);
