@@ -78,6 +78,19 @@ impl<'a> Clients<'a> {
         Ok(Self { threads: (0..threads).map(open).collect::<Result<_>>()?, processors })
     }
 
+    /// Makes every connection anew that serves many requests.
+    ///
+    /// # Errors
+    /// [`Failure`] when the server does not accept.
+    pub fn reconnect(&mut self) -> Result<()> {
+        for Connections { requests, connections, .. } in &mut self.threads {
+            for connection in connections.iter_mut().filter(|_| requests.keep_alive) {
+                connection.stream = Some(requests.connect()?);
+            }
+        }
+        Ok(())
+    }
+
     /// Exchanges for `duration`.
     ///
     /// # Errors
@@ -118,21 +131,12 @@ impl<'a> Connections<'a> {
 
     fn run(&mut self, duration: Duration) -> Result<Load> {
         let (requests, buffer) = (self.requests, &mut self.buffer);
-        for connection in &mut self.connections {
-            connection.ask(requests)?;
-        }
-        let count = self.connections.len() as u64;
-        let connections = &mut self.connections;
-        let load = traffic::repeat(duration, |number| {
-            let at = usize::try_from(number % count).unwrap_or(0);
-            let done = connections[at].receive(requests, buffer)?;
-            connections[at].ask(requests)?;
-            Ok(done)
-        })?;
-        for connection in &mut self.connections {
-            connection.receive(requests, &mut self.buffer)?;
-        }
-        Ok(load)
+        traffic::in_turn(
+            &mut self.connections,
+            duration,
+            |connection| connection.ask(requests),
+            |connection| connection.receive(requests, buffer),
+        )
     }
 }
 
@@ -261,35 +265,29 @@ mod tests {
     use crate::kit::network::server_address;
     use std::net::TcpListener;
 
-    /// A server that gives each of `answers` to one connection and closes it.
-    fn answering(answers: Vec<Vec<u8>>) -> (SocketAddr, std::thread::JoinHandle<()>) {
+    /// A server that gives `answer` to one connection and closes it.
+    fn answering(answer: Vec<u8>) -> (SocketAddr, std::thread::JoinHandle<()>) {
         let listener = TcpListener::bind((server_address(), 0)).expect("a free port");
         let address = listener.local_addr().expect("bound");
         let thread = std::thread::spawn(move || {
-            for answer in answers {
-                let (mut stream, _) = listener.accept().expect("a client");
-                let _ = stream.read(&mut [0; 4096]);
-                let _ = stream.write_all(&answer);
-            }
+            let (mut stream, _) = listener.accept().expect("a client");
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(&answer);
         });
         (address, thread)
     }
 
     fn result_of(keep_alive: bool, answer: &[u8]) -> Result<Load> {
-        let (server, thread) = answering(vec![answer.to_vec(); if keep_alive { 1 } else { 2 }]);
+        let (server, thread) = answering(answer.to_vec());
         let documents = [Document { path: "/page".into(), body: b"page".to_vec() }];
         let requests = Requests { name: "it", server, documents: &documents, keep_alive };
         let load = Clients::open(requests, 1, None).and_then(|mut clients| clients.load(Duration::ZERO));
-        if load.is_err() && !keep_alive {
-            // The server waits for one more.
-            let _ = TcpStream::connect(server);
-        }
         thread.join().expect("no panic");
         load
     }
 
     fn failure_of(answer: &[u8]) -> String {
-        result_of(true, answer).expect_err("a wrong answer, or none to the second request").to_string()
+        result_of(true, answer).expect_err("a wrong answer").to_string()
     }
 
     #[test]

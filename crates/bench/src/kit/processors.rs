@@ -28,6 +28,21 @@ pub fn apart(threads: usize) -> Option<(CpuSet, CpuSet)> {
     (others.count() > 0).then_some((servers, others))
 }
 
+/// The processors that this program may use.
+#[must_use]
+pub fn numbers() -> Vec<usize> {
+    let Ok(all) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)).collect()
+}
+
+/// One processor.
+#[must_use]
+pub fn only(number: usize) -> CpuSet {
+    let mut one = CpuSet::new();
+    one.set(number);
+    one
+}
+
 /// The processors of a server of so many threads, if they are not everybody's.
 #[must_use]
 pub fn of_server(threads: usize) -> Option<CpuSet> {

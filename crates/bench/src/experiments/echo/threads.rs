@@ -8,8 +8,8 @@ use crate::experiments::echo::copies;
 use crate::experiments::echo::point::{self, Point};
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit, two_decimals};
 use crate::kit::{
-    Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, Side, Spread, claim,
-    copies_parser, count_parser, counted, entry, size_parser, spread_json,
+    Comparison, Entry, Experiment, Form, Interval, Outcome, Plot, Repeat, Report, Result, Scale, Side, claim,
+    copies_parser, count_parser, counted, entry, size_parser,
 };
 
 /// Echo server with several threads (zIO, Figure 8)
@@ -38,7 +38,7 @@ impl Experiment for Threads {
             "zIO, Figure 8 (§5.1.3)",
             "One copy of 512 KiB: throughput scales up to 19 % better than that of Linux.",
         )],
-        "threads --sides uncopy --rounds 11..31 --seconds 0.2",
+        "threads --sides uncopy",
         "threads --quick --sides uncopy",
     )];
     const PLACE: u8 = 30;
@@ -47,7 +47,7 @@ impl Experiment for Threads {
         point::run(
             &self.form,
             &points(self.size, self.copies, &self.threads),
-            &self.repeat.schedule(),
+            &self.repeat.slices(),
             |comparisons| Report::of(comparisons, render, plot).finding(findings),
         )
     }
@@ -69,9 +69,9 @@ fn points(size_bytes: usize, copies: usize, threads: &[usize]) -> Vec<Point> {
 }
 
 /// Throughput over that of one thread of the same side.
-fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> Option<Spread> {
+fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> Option<Interval> {
     let one = comparisons.iter().find(|comparison| comparison.parameter("threads") == Some(1.0))?;
-    comparison.ratio_to(one, side, side, RATE)
+    comparison.ratio_to(one, side, RATE)
 }
 
 /// The figures, with what each side gains by its threads.
@@ -80,7 +80,7 @@ fn render(comparisons: &[Comparison]) -> String {
         ("scaling", Box::new(move |comparison, side| two_decimals(scaling(comparisons, comparison, side))));
     let table = figures::table(comparisons, &[of_limit(), scaling]);
     format!(
-        "{table}\n{LEGEND}{LIMIT_LEGEND}scaling: over the same side's rate with one thread, in the same round\n"
+        "{table}\n{LEGEND}{LIMIT_LEGEND}scaling: over the same side's rate with one thread, each process beside another\n"
     )
 }
 
@@ -88,7 +88,7 @@ fn render(comparisons: &[Comparison]) -> String {
 fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
     let entries = comparisons.iter().flat_map(|comparison| {
         comparison.sides().iter().filter_map(move |side| {
-            let scaling = spread_json(scaling(comparisons, comparison, *side)?);
+            let scaling = json!(scaling(comparisons, comparison, *side)?);
             Some(
                 json!({ "threads": comparison.parameter("threads"), "side": side.key(), "scaling": scaling }),
             )
@@ -106,6 +106,6 @@ fn plot(comparisons: &[Comparison]) -> Plot {
         "messages per second",
         comparisons,
         "threads",
-        |comparison, side| comparison.spread(side, RATE),
+        |comparison, side| comparison.figure(side, RATE),
     )
 }
