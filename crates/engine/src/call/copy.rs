@@ -21,6 +21,7 @@ use uncopy_core::page_map::{Dropped, SiteId};
 use uncopy_core::plan::{Piece, Pieces, elided_bytes, plan, with_touched};
 use uncopy_core::policy::Kind;
 use uncopy_core::policy::sites::CLAIM_NS;
+use uncopy_core::policy::trials::catalogue::ELISION;
 use uncopy_core::recording::Call;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
@@ -102,6 +103,16 @@ fn reject_reason(site: SiteId, elidable_bytes: usize, pieces: &[Piece<Segment>])
         Policy::Auto if !POLICY.elides() => Some(Field::Withheld),
         Policy::Auto if POLICY.sites.allows(site, Policy::Auto) => None,
         Policy::Auto => (!pieces.iter().any(is_probed)).then_some(Field::Off),
+    }
+}
+
+/// Whether what was not elided for this reason will not be the next time either: then views that are copied again and
+/// again are put in place, where copying them needs nothing of ours.
+fn is_for_good(why_not: Field) -> bool {
+    match why_not {
+        Field::Off => true,
+        Field::Withheld => uncopy_trials::is_settled_off(ELISION),
+        _ => false,
     }
 }
 
@@ -222,6 +233,12 @@ unsafe fn between(
             make_present(&mut to_locked, union.touched_pages(), &mut dropped);
         } else {
             prepare_overwrite(&mut to_locked, to_range, &mut dropped);
+        }
+        let mut from_locked = from_locked;
+        if let Some(from_locked) = from_locked.as_mut().filter(|_| !is_plain && is_for_good(why_not))
+            && from.block.is_copied_often()
+        {
+            make_present(from_locked, from_range.touched_pages(), &mut dropped);
         }
         drop((from_locked, to_locked));
         drop(dropped);

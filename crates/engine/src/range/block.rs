@@ -20,6 +20,9 @@ const MAX_VIEWS: usize = 2048;
 /// Longest run between two inputs that is compared with the segment, bytes.
 const SEAM_BYTES: usize = 2 * PAGE_BYTES;
 
+/// Copies of a block's views after which these are put in place: that costs about as much as one of them.
+const MAX_COPIES: u16 = 32;
+
 /// A property of a block.
 #[derive(Clone, Copy)]
 pub struct Flag(u32);
@@ -62,6 +65,8 @@ pub struct Block {
     fault_batch: AtomicU32,
     /// Pages that the program asked for when it got the block.
     asked_pages: AtomicU32,
+    /// Copies of its views that were made for want of anything better.
+    copies: AtomicU16,
     /// Bytes before the program's first one: see [`lead_bytes`](Self::lead_bytes).
     lead_bytes: AtomicU16,
     /// Present pages counted as retained while the block is free.
@@ -116,6 +121,7 @@ impl Block {
             fault_batch: AtomicU32::new(0),
             asked_pages: AtomicU32::new(0),
             lead_bytes: AtomicU16::new(0),
+            copies: AtomicU16::new(0),
             retained_pages: AtomicU32::new(0),
             copied_over_ns: AtomicU32::new(0),
             turns: AtomicU32::new(0),
@@ -166,6 +172,14 @@ impl Block {
         self.alloc_site.store(alloc_site, Relaxed);
         self.lead_bytes.store(lead_bytes, Relaxed);
         self.asked_pages.store(pages_up(usize::from(lead_bytes) + len_bytes), Relaxed);
+    }
+
+    /// Takes note of a copy of its views that was not elided; whether it is one of every [`MAX_COPIES`].
+    #[must_use]
+    pub fn is_copied_often(&self) -> bool {
+        let copies = self.copies.load(Relaxed) + 1;
+        self.copies.store(copies % MAX_COPIES, Relaxed);
+        copies >= MAX_COPIES
     }
 
     /// Bytes before the first one that the program was given, less than a page. Blocks that all began at a page's start

@@ -15,9 +15,11 @@ use super::standing::Standing;
 /// At first every pair is a trial, after so many trials every second, after twice as many every third: changing
 /// over costs something itself (GET of 1 MiB from Redis: 8 % of the time of pairs that follow one another).
 const EXPLORED_PAIRS: u32 = 16;
-/// Where it looks like a loss after [`LEANING_PAIRS`], only one pair in so many is.
+/// Where it looks like a loss after [`LEANING_PAIRS`], one pair in so many at most is, and as few as it takes to lose no more
+/// than this part of the time, half of each pair being one slice with it.
 const LEANING_SHARE: u32 = 6;
-const LEANING_PAIRS: u32 = 6;
+const LEANING_PAIRS: u32 = 4;
+const MAX_LOSS: f64 = 0.01;
 /// What looks like a loss is one in nine of ten cases: standard errors of the mean.
 const LEANING_ERRORS: f64 = 1.3;
 /// One pair in so many remains, and in so many once it is settled.
@@ -68,7 +70,13 @@ impl Factor {
         match self.finding {
             Finding::Unknown => {
                 let share = (1 + self.evidence.pairs() / EXPLORED_PAIRS).min(MAX_EXPLORED_SHARE);
-                if self.looks_like_a_loss() { share.max(LEANING_SHARE) } else { share }
+                if self.looks_like_a_loss() {
+                    let loss = self.evidence.mean() / 2.0;
+                    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 35")]
+                    share.max(LEANING_SHARE).max((loss / MAX_LOSS) as u32)
+                } else {
+                    share
+                }
             }
             Finding::Saves => SETTLED_SHARE,
             Finding::Costs | Finding::Equal => SETTLED_SHARE << self.doublings,

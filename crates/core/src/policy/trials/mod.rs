@@ -98,6 +98,14 @@ impl Trials {
         on.fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
+    /// The factors of which it was found that they do not pay, a bit each.
+    #[must_use]
+    pub fn settled_off(&self) -> u32 {
+        let is_off = |factor: &Factor| !factor.is_on() && factor.standing().finding != Finding::Unknown;
+        let off = self.factors.iter().enumerate().filter(|(_, factor)| is_off(factor));
+        off.fold(0, |mask, (index, _)| mask | 1 << index)
+    }
+
     /// Ends a pair whose slices cost so much for each byte, in any unit. `concerned`: the factors that had something to
     /// do. Returns those of which something else is done from here on.
     pub fn end_pair(&mut self, costs: [f64; 2], concerned: u32) -> u32 {
