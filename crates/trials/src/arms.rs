@@ -4,8 +4,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 /// Bits of the factors that are on.
 pub(crate) static ARMS: AtomicU32 = AtomicU32::new(u32::MAX);
-/// Bits of the factors of which it was found that they do not pay.
-pub(crate) static SETTLED_OFF: AtomicU32 = AtomicU32::new(0);
+/// Bits of the factors that do not pay.
+pub(crate) static LOSSES: AtomicU32 = AtomicU32::new(0);
 /// Bits of the factors that somebody asked for since this was last emptied.
 pub(crate) static CONCERNED: AtomicU32 = AtomicU32::new(0);
 /// The calls that the program makes are counted where they are made: see [`crate::count_every_call`].

@@ -23,7 +23,7 @@ pub use moved::Moved;
 pub use pace::Pace;
 pub use slices::Changed;
 
-use arms::{ARMS, CONCERNED, COUNTS_EVERY_CALL, DUE_MS, IS_MEASURED, SETTLED_OFF};
+use arms::{ARMS, CONCERNED, COUNTS_EVERY_CALL, DUE_MS, IS_MEASURED, LOSSES};
 use core::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::clock;
 
@@ -38,11 +38,11 @@ pub fn is_on(factor: usize) -> bool {
     ARMS.load(Relaxed) & bit != 0
 }
 
-/// Whether it was found that something does not pay: it is left out but for trials.
+/// Whether something does not pay: it is left out but for trials.
 #[inline]
 #[must_use]
-pub fn is_settled_off(factor: usize) -> bool {
-    SETTLED_OFF.load(Relaxed) & 1 << factor != 0
+pub fn is_a_loss(factor: usize) -> bool {
+    LOSSES.load(Relaxed) & 1 << factor != 0
 }
 
 /// Takes note that a call moved `len_bytes` bytes between the program and the kernel.

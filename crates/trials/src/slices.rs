@@ -1,6 +1,6 @@
 //! The stages of a pair of slices, and what they cost.
 
-use crate::arms::{ARMS, CONCERNED, DUE_MS, IS_MEASURED, SETTLED_OFF};
+use crate::arms::{ARMS, CONCERNED, DUE_MS, IS_MEASURED, LOSSES};
 use crate::moved::Moved;
 use crate::pace::Pace;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -143,7 +143,7 @@ impl Trial {
                     self.settle(1, now_ms);
                 } else {
                     self.trials.end_pair(self.costs, self.concerned);
-                    SETTLED_OFF.store(self.trials.settled_off(), Relaxed);
+                    LOSSES.store(self.trials.losses(), Relaxed);
                     if let Some(changed) = self.changed {
                         changed(&self.trials);
                     }

@@ -111,7 +111,7 @@ fn reject_reason(site: SiteId, elidable_bytes: usize, pieces: &[Piece<Segment>])
 fn is_for_good(why_not: Field) -> bool {
     match why_not {
         Field::Off => true,
-        Field::Withheld => uncopy_trials::is_settled_off(ELISION),
+        Field::Withheld => uncopy_trials::is_a_loss(ELISION),
         _ => false,
     }
 }

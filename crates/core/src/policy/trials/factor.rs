@@ -22,6 +22,9 @@ const LEANING_PAIRS: u32 = 4;
 const MAX_LOSS: f64 = 0.01;
 /// What looks like a loss is one in nine of ten cases: standard errors of the mean.
 const LEANING_ERRORS: f64 = 1.3;
+/// When it is taken for one, before anything is decided.
+const SURE_PAIRS: u32 = 6;
+const SURE_ERRORS: f64 = 3.0;
 /// One pair in so many remains, and in so many once it is settled.
 const MAX_EXPLORED_SHARE: u32 = 16;
 const SETTLED_SHARE: u32 = 32;
@@ -62,6 +65,16 @@ impl Factor {
     fn looks_like_a_loss(&self) -> bool {
         self.evidence.pairs() >= LEANING_PAIRS
             && self.evidence.mean() > LEANING_ERRORS * self.evidence.standard_error()
+    }
+
+    /// Whether it was found not to pay, or is most likely to be: the interval of three standard errors is above 0.
+    #[must_use]
+    pub fn is_a_loss(&self) -> bool {
+        let errors = if self.evidence.pairs() < SURE_PAIRS { f64::INFINITY } else { SURE_ERRORS };
+        match self.finding {
+            Finding::Unknown => self.evidence.mean() > errors * self.evidence.standard_error(),
+            finding => !finding.is_on(),
+        }
     }
 
     /// One pair of slices in so many is a trial.

@@ -98,12 +98,11 @@ impl Trials {
         on.fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
-    /// The factors of which it was found that they do not pay, a bit each.
+    /// The factors that do not pay, a bit each.
     #[must_use]
-    pub fn settled_off(&self) -> u32 {
-        let is_off = |factor: &Factor| !factor.is_on() && factor.standing().finding != Finding::Unknown;
-        let off = self.factors.iter().enumerate().filter(|(_, factor)| is_off(factor));
-        off.fold(0, |mask, (index, _)| mask | 1 << index)
+    pub fn losses(&self) -> u32 {
+        let losses = self.factors.iter().enumerate().filter(|(_, factor)| factor.is_a_loss());
+        losses.fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
     /// Ends a pair whose slices cost so much for each byte, in any unit. `concerned`: the factors that had something to
