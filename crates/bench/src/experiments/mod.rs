@@ -61,6 +61,7 @@ commands! {
     Touched(echo::touched::Touched),
     Faults(echo::faults::Faults),
     Checksum(echo::checksum::Checksum),
+    Switching(echo::switching::Switching),
     Tracking(tracking::Tracking),
     Transmit(transmit::Transmit),
     Redis(redis::Redis),
