@@ -78,7 +78,7 @@ commands! {
     Soak(load::soak::Soak),
     MemcpyLoop(small::MemcpyLoop),
     ViewLoop(tracking::ViewLoop),
-    IdleLoop(crate::kit::quiet::IdleLoop),
+    IdleLoop(crate::servers::idle_loop::IdleLoop),
 }
 
 /// The report's entries in its order: by place, those over another network than the loopback device last.
