@@ -100,6 +100,7 @@ impl Figures {
             time: Duration::from_secs(if quick { 2 } else { 6 }),
             slice: Duration::from_millis(60),
             keep_disturbed: false,
+            cycle: None,
         };
         let points = copies::points(ECHO_BYTES, &ECHO_COPIES, 0);
         let echo = point::measure(launcher, &points, &slices, &mut progress);

@@ -61,6 +61,7 @@ commands! {
     Touched(echo::touched::Touched),
     Faults(echo::faults::Faults),
     Checksum(echo::checksum::Checksum),
+    Switching(echo::switching::Switching),
     Tracking(tracking::Tracking),
     Transmit(transmit::Transmit),
     Redis(redis::Redis),
@@ -77,7 +78,7 @@ commands! {
     Soak(load::soak::Soak),
     MemcpyLoop(small::MemcpyLoop),
     ViewLoop(tracking::ViewLoop),
-    IdleLoop(crate::kit::quiet::IdleLoop),
+    IdleLoop(crate::servers::idle_loop::IdleLoop),
 }
 
 /// The report's entries in its order: by place, those over another network than the loopback device last.
@@ -128,7 +129,7 @@ mod tests {
         };
         assert_eq!(sizes.sizes, [8192, 65_536, 1_048_576]);
         let slices = sizes.repeat.slices();
-        assert_eq!((slices.rounds, slices.processes, slices.time), (2, 2, Duration::from_secs(2)));
+        assert_eq!((slices.rounds, slices.processes, slices.time), (2, 3, Duration::from_secs(4)));
         for experiment in [
             "copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory",
             "cache",

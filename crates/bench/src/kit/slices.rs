@@ -6,8 +6,8 @@
 //!   round:     plain │ uncopy │ plain again      (random order, one client)
 //! ```
 //!
-//! What disturbs a machine comes and goes in less than a second; slices of one round meet the same. A round that others
-//! disturbed all the same is dropped. Processor time is that of all the server's processes between the ends of two
+//! What disturbs a machine comes and goes in less than a second; slices of one round meet the same. A slice that others
+//! disturbed all the same is taken again, and if that does not help its round is dropped. Processor time is that of all the server's processes between the ends of two
 //! rounds, so that what one does after its slice, such as giving memory back, is counted too. Connections are made
 //! anew every few rounds and processes some times, because both can be lucky.
 
@@ -18,12 +18,13 @@ use rustix::process::Pid;
 use crate::kit::comparison::{Comparison, Generation, Round};
 use crate::kit::counts::Counts;
 use crate::kit::disturbance::Moment;
-use crate::kit::failure::{Failure, Result, While};
+use crate::kit::failure::{Failure, Result};
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::processes::cpu_time::process_cpu_ns;
 use crate::kit::processes::descendants::{self, Held};
 use crate::kit::processors;
 use crate::kit::progress::Progress;
+use crate::kit::quiet;
 use crate::kit::random::Random;
 use crate::kit::running::Running;
 use crate::kit::sample::{Raw, Sample};
@@ -32,6 +33,8 @@ use crate::kit::traffic::Load;
 
 /// Rounds over the same connections.
 const CONNECTION_ROUNDS: usize = 2;
+/// A slice that was disturbed is taken again; a round with one that was disturbed so many times is dropped.
+const MAX_TAKES: u32 = 3;
 /// Warm-up of a server, in slices: accounts of call sites begin with nothing.
 const WARM_UP: u32 = 5;
 /// Load over new connections that is not measured, as a part of a slice.
@@ -54,6 +57,8 @@ pub struct Slices {
     pub slice: Duration,
     /// Whether rounds that others disturbed count too.
     pub keep_disturbed: bool,
+    /// How long connections last, where the work changes by turns and has to be measured as a whole.
+    pub cycle: Option<Duration>,
 }
 
 impl Slices {
@@ -99,8 +104,8 @@ impl Slices {
 struct Subject<'a> {
     side: Side,
     running: Box<dyn Running + 'a>,
-    /// The server and all that came of it.
-    processes: Vec<Pid>,
+    /// The server and all that came of it, and the processor time of each when it was last looked at, ns.
+    processes: Vec<(Pid, u64)>,
     verified_bytes: u64,
 }
 
@@ -121,19 +126,22 @@ impl Subject<'_> {
         Ok(load)
     }
 
-    fn find_processes(&mut self) {
-        self.processes = descendants::of(self.running.server().process().pid());
+    fn find_processes(&mut self) -> Vec<Pid> {
+        let found = descendants::of(self.running.server().process().pid());
+        found.iter().for_each(|pid| quiet::raise_session(*pid));
+        self.processes = found.iter().map(|pid| (*pid, 0)).collect();
+        found
     }
 
     /// Processor time of all its processes, ns.
     fn cpu_ns(&mut self) -> Result<u64> {
-        let root = self.running.server().process().pid();
-        let sum = self.processes.iter().map(|pid| match process_cpu_ns(*pid) {
-            Err(_) if *pid != root => Ok(0),
-            time => time,
-        });
-        let sum: std::io::Result<u64> = sum.sum();
-        self.doing(sum.doing("reading the server's processor time"))
+        let own = self.running.server().process().cpu_ns();
+        self.doing(own)?;
+        for (pid, ns) in &mut self.processes {
+            // One that has ended keeps what it had.
+            *ns = process_cpu_ns(*pid).unwrap_or(*ns);
+        }
+        Ok(self.processes.iter().map(|(_, ns)| ns).sum())
     }
 }
 
@@ -180,15 +188,19 @@ impl Slicing<'_> {
                     subject.load(self.slices.slice / SETTLE_PART)?;
                 }
             }
-            subjects.iter_mut().for_each(Subject::find_processes);
+            for subject in &mut subjects {
+                subject.find_processes();
+            }
             let own = descendants::of(rustix::process::getpid());
-            let connection = generation.rounds.len() / CONNECTION_ROUNDS;
-            for _ in 0..CONNECTION_ROUNDS {
-                generation.rounds.push(self.round(&mut subjects, &mut random, connection, &own)?);
+            let (connected, before) = (Instant::now(), generation.rounds.len());
+            let mut is_over = false;
+            while !is_over {
+                generation.rounds.push(self.round(&mut subjects, &mut random, before, &own)?);
                 self.tell(&generation);
-                if begin.elapsed() >= time {
-                    break;
-                }
+                is_over = match self.slices.cycle {
+                    Some(cycle) => connected.elapsed() >= cycle,
+                    None => generation.rounds.len() - before >= CONNECTION_ROUNDS || begin.elapsed() >= time,
+                };
             }
         }
         let took = begin.elapsed();
@@ -238,37 +250,52 @@ impl Slicing<'_> {
         own: &[Pid],
     ) -> Result<Round> {
         let processors = processors::numbers().len();
-        let before = subjects.iter_mut().map(Subject::cpu_ns).collect::<Result<Vec<_>>>()?;
-        let mut loads = vec![Load::default(); subjects.len()];
-        let (mut dropped, mut begin) = (None, Moment::now(own));
+        let mut before = subjects.iter_mut().map(Subject::cpu_ns).collect::<Result<Vec<_>>>()?;
+        let mut loads = vec![None; subjects.len()];
+        let (mut dropped, mut retaken, mut begin) = (None, 0, Moment::now(own));
         for at in order(subjects.len(), random) {
-            loads[at] = subjects[at].load(self.slices.slice)?;
-            let end = Moment::now(own);
-            let disturbance = begin.disturbance_until(&end, processors);
-            begin = end;
-            dropped = dropped.or(disturbance).filter(|_| !self.slices.keep_disturbed);
+            let mut takes = MAX_TAKES;
+            while dropped.is_none() && loads[at].is_none() {
+                let begin_ns = subjects[at].cpu_ns()?;
+                let load = subjects[at].load(self.slices.slice)?;
+                let end = Moment::now(own);
+                let disturbance = begin.disturbance_until(&end, processors);
+                begin = end;
+                takes -= 1;
+                match disturbance.filter(|_| !self.slices.keep_disturbed) {
+                    None => loads[at] = Some(load),
+                    Some(why) if takes == 0 => dropped = Some(why),
+                    Some(_) => {
+                        before[at] += subjects[at].cpu_ns()?.saturating_sub(begin_ns);
+                        retaken += 1;
+                    }
+                }
+            }
         }
         let mut samples = Vec::new();
         for ((subject, before), load) in subjects.iter_mut().zip(before).zip(loads) {
             let cpu_ns = subject.cpu_ns()?.saturating_sub(before);
-            let elapsed_ns = u64::try_from(load.elapsed.as_nanos()).unwrap_or(u64::MAX);
-            samples.push(Sample {
+            samples.push(load.map_or_else(Sample::default, |load| Sample {
                 latency_p50_us: load.latencies.quantile_us(0.5),
                 latency_p99_us: load.latencies.quantile_us(0.99),
                 latency_p999_us: load.latencies.quantile_us(0.999),
-                ..Sample::from(Raw { cpu_ns, operations: load.exchanges, elapsed_ns })
-            });
+                ..Sample::from(Raw {
+                    cpu_ns,
+                    operations: load.exchanges,
+                    elapsed_ns: u64::try_from(load.elapsed.as_nanos()).unwrap_or(u64::MAX),
+                })
+            }));
         }
-        Ok(Round { connection, samples, dropped })
+        Ok(Round { connection, samples, dropped, retaken })
     }
 
     /// What is told of a server as a whole, before it ends.
     #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
     fn end(&self, subject: &mut Subject<'_>) -> Result<Sample> {
-        subject.find_processes();
-        let before = Counts::read(self.launcher, subject.side, &subject.processes);
+        let processes = subject.find_processes();
+        let before = Counts::read(self.launcher, subject.side, &processes);
         let load = subject.load(self.slices.slice)?;
-        let after = Counts::read(self.launcher, subject.side, &subject.processes);
+        let after = Counts::read(self.launcher, subject.side, &processes);
         let resident = subject.running.server().process().resident_bytes();
         let resident_bytes = subject.doing(resident)?;
         let verified = subject.running.verify();
@@ -289,7 +316,7 @@ impl Slicing<'_> {
     /// Whether these rounds tell as much as those of one process can be asked to.
     #[expect(clippy::cast_precision_loss, reason = "few processes")]
     fn is_enough(&self, generation: &Generation) -> bool {
-        let mut alone = Comparison::new("", 0, self.comparison.sides());
+        let mut alone = self.comparison.without_samples();
         let verified = Sample { verified_bytes: Some(1), ..Sample::default() };
         let ends = vec![verified; self.comparison.sides().len()];
         alone.add(Generation { rounds: generation.rounds.clone(), ends });
@@ -375,8 +402,15 @@ mod tests {
         let sides = [Side::Plain, Side::PlainAgain, Side::Limit];
         let time = Duration::from_secs(20);
         let slice = Duration::from_millis(1);
-        let slices =
-            Slices { sides: sides.to_vec(), processes: 3, rounds: 12, time, slice, keep_disturbed: true };
+        let slices = Slices {
+            sides: sides.to_vec(),
+            processes: 3,
+            rounds: 12,
+            time,
+            slice,
+            keep_disturbed: true,
+            cycle: None,
+        };
         let mut comparison = Comparison::new("idle", 1, &sides);
         let events = Rc::new(RefCell::new(Vec::new()));
         let launcher = Launcher::of("/nonexistent/uncopy");
