@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use crate::clients::cache::{Connections, Content, Peer, Work};
 use crate::kit::figures::{self, CPU, RATE, two_decimals};
 use crate::kit::{
-    Comparison, Entry, Experiment, Form, Launcher, Outcome, Plot, Progress, Report, Result, Rounds, Sample,
-    Scale, Side, Spread, bytes_parser, claim, count_parser, counted, entry, measured, seconds, size,
-    spread_json, threads_parser, traffic,
+    Comparison, Entry, Experiment, Form, Interval, Launcher, Outcome, Plot, Progress, Report, Result, Rounds,
+    Sample, Scale, Side, bytes_parser, claim, count_parser, counted, entry, measured, seconds, size,
+    threads_parser, traffic,
 };
 use crate::servers::cache as server;
 
@@ -189,14 +189,14 @@ fn sample(
 }
 
 /// Throughput over that of one thread of the same side.
-fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> Option<Spread> {
+fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> Option<Interval> {
     let what = |comparison: &Comparison| comparison.title().split(',').next().map(str::to_owned);
     let one = comparisons.iter().find(|other| {
         other.parameter("threads") == Some(1.0)
             && other.parameter("size") == comparison.parameter("size")
             && what(other) == what(comparison)
     })?;
-    comparison.ratio_to(one, side, side, RATE).filter(|_| comparison.parameter("threads") != Some(1.0))
+    comparison.ratio_to(one, side, RATE).filter(|_| comparison.parameter("threads") != Some(1.0))
 }
 
 /// The figures, and what threads gain.
@@ -218,11 +218,11 @@ fn render(comparisons: &[Comparison]) -> String {
 /// What the issue of it all asks for, for programs: ratios by point.
 fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
     let entries = comparisons.iter().filter_map(|comparison| {
-        let scaling = |side| scaling(comparisons, comparison, side).map(spread_json);
+        let scaling = |side| scaling(comparisons, comparison, side).map(|interval| json!(interval));
         Some(json!({
             "experiment": comparison.title(),
-            "throughput_ratio": spread_json(comparison.ratio(Side::Twin, RATE)?),
-            "server_cpu_ratio": spread_json(comparison.ratio(Side::Twin, CPU)?),
+            "throughput_ratio": json!(comparison.ratio(Side::Twin, RATE)?),
+            "server_cpu_ratio": json!(comparison.ratio(Side::Twin, CPU)?),
             "scaling_plain": scaling(Side::Plain),
             "scaling_twin": scaling(Side::Twin),
         }))

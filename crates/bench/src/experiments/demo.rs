@@ -13,8 +13,8 @@ use crate::kit::experiment::{STATUS_FAILED, machine_after};
 use crate::kit::load::Load;
 use crate::kit::report::notes;
 use crate::kit::{
-    Align, Comparison, Experiment, Launcher, Machine, Metric, Outcome, Progress, Result, Rounds, Schedule,
-    Side, Spread, Table, While, amount, begin, number, print, size,
+    Align, Comparison, Experiment, Interval, Launcher, Machine, Metric, Outcome, Progress, Result, Rounds,
+    Schedule, Side, Table, While, amount, begin, number, print, size,
 };
 use crate::servers::redis::Programs;
 
@@ -155,7 +155,7 @@ impl Figures {
         if std::ptr::eq(none, comparison) {
             return None;
         }
-        let part = |side| comparison.ratio_to(none, side, side, RATE);
+        let part = |side| comparison.ratio_to(none, side, RATE);
         let (plain, uncopy) = (part(Side::Plain)?, part(Side::Uncopy)?);
         Some(vec![
             format!("{}, of 0 copies", comparison.title()),
@@ -185,10 +185,10 @@ fn row(
     unit: &str,
     metric: Metric,
     scale: f64,
-    ratio: Option<Spread>,
+    ratio: Option<Interval>,
 ) -> Vec<String> {
     let median =
-        |side| number(comparison.spread(side, metric).map_or(f64::NAN, |spread| spread.median * scale));
+        |side| number(comparison.figure(side, metric).map_or(f64::NAN, |spread| spread.median * scale));
     vec![
         title.to_owned(),
         unit.to_owned(),

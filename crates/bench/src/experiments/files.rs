@@ -15,7 +15,7 @@ use crate::kit::network::server_address;
 use crate::kit::{
     Comparison, Entry, Experiment, Failure, Form, Launcher, Outcome, Plot, Progress, Report, Result, Rounds,
     Sample, Scale, Server, Side, TemporaryDirectory, claim, count_parser, counted, entry, measured, seconds,
-    size, size_parser, spread_json, threads_parser,
+    size, size_parser, threads_parser,
 };
 use crate::kit::{processors, traffic};
 use crate::servers::cache as server;
@@ -216,8 +216,8 @@ fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
         Some(json!({
             "experiment": comparison.title(),
             "way": side.name(),
-            "throughput_ratio": spread_json(comparison.ratio(side, RATE)?),
-            "server_cpu_ratio": spread_json(comparison.ratio(side, CPU)?),
+            "throughput_ratio": json!(comparison.ratio(side, RATE)?),
+            "server_cpu_ratio": json!(comparison.ratio(side, CPU)?),
         }))
     };
     let entries = comparisons

@@ -9,9 +9,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::kit::{
-    Align, Comparison, Entry, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Report,
-    Result, Rounds, Sample, Scale, Series, Side, Spread, Table, TemporaryDirectory, While, amount,
-    bytes_parser, claim, count_parser, entry, measured, number, size, spread_json,
+    Align, Comparison, Entry, Experiment, Failure, Form, Interval, Launcher, Metric, Outcome, Plot, Progress,
+    Report, Result, Rounds, Sample, Scale, Series, Side, Table, TemporaryDirectory, While, amount,
+    bytes_parser, claim, count_parser, entry, measured, number, size,
 };
 use crate::servers::sending::corpus::Corpus;
 use crate::servers::sending::receiver::Receiver;
@@ -146,7 +146,7 @@ fn sample(launcher: &Launcher, side: Side, order: &Order<'_>, corpus: &Arc<Corpu
 fn render(comparison: &Comparison) -> String {
     let mut text = String::new();
     for (name, side, _) in SIDES {
-        let time = comparison.spread(side, TIME).map_or(f64::NAN, |spread| spread.median);
+        let time = comparison.figure(side, TIME).map_or(f64::NAN, |spread| spread.median);
         // The lab's own words.
         let _ = writeln!(text, "$ {name}\nTime taken: {time:.6} seconds\n");
     }
@@ -164,14 +164,14 @@ fn render(comparison: &Comparison) -> String {
         ("verified", Right),
     ]);
     for (name, side, _) in SIDES {
-        let range = |spread: Spread| format!("{:.2}–{:.2}", spread.low, spread.high);
-        let median = |metric| comparison.spread(side, metric).map_or(f64::NAN, |spread| spread.median);
+        let range = |spread: Interval| format!("{:.2}–{:.2}", spread.low, spread.high);
+        let median = |metric| comparison.figure(side, metric).map_or(f64::NAN, |spread| spread.median);
         let ratio = |metric| comparison.ratio(side, metric).filter(|_| side != Side::Plain);
         let of = |metric| ratio(metric).map_or_else(String::new, |ratio| format!("{:.2}", ratio.median));
         table.row(vec![
             name.to_owned(),
             format!("{:.3}", median(TIME)),
-            comparison.spread(side, TIME).map_or_else(String::new, range),
+            comparison.figure(side, TIME).map_or_else(String::new, range),
             of(TIME),
             ratio(TIME).map_or_else(String::new, range),
             number(mib(comparison) / median(TIME)),
@@ -192,7 +192,7 @@ fn mib(comparison: &Comparison) -> f64 {
 /// What the figures say, a paragraph for each thing; nothing where they are not all verified.
 fn explain(comparison: &Comparison) -> Vec<String> {
     let told = |side, way| Some((comparison.ratio(side, TIME)?, comparison.ratio(side, CPU)?, way));
-    let median = |side, metric| comparison.spread(side, metric).map(|spread| spread.median);
+    let median = |side, metric| comparison.figure(side, metric).map(|spread| spread.median);
     let Some((time, user, system)) =
         (|| Some((median(Side::Plain, TIME)?, median(Side::Plain, USER)?, median(Side::Plain, SYSTEM)?)))()
     else {
@@ -230,7 +230,7 @@ fn explain(comparison: &Comparison) -> Vec<String> {
 /// The fastest server and its lead, by the medians.
 fn ranking(comparison: &Comparison) -> Vec<String> {
     let time = |(name, side, _): &(&'static str, Side, Way)| {
-        Some((*name, comparison.spread(*side, TIME).filter(|_| comparison.is_verified())?.median))
+        Some((*name, comparison.figure(*side, TIME).filter(|_| comparison.is_verified())?.median))
     };
     let mut times: Vec<_> = SIDES.iter().filter_map(time).collect();
     times.sort_by(|left, right| left.1.total_cmp(&right.1));
@@ -241,8 +241,8 @@ fn ranking(comparison: &Comparison) -> Vec<String> {
 }
 
 /// `0.52 of the time`, with how sure that is.
-fn verdict(ratio: Spread, what: &str) -> String {
-    let Spread { median, low, high } = ratio;
+fn verdict(ratio: Interval, what: &str) -> String {
+    let Interval { median, low, high } = ratio;
     if low <= 1.0 && high >= 1.0 {
         format!("no difference in {what} that is above the noise ({median:.2}, from {low:.2} to {high:.2})")
     } else if median < 1.0 {
@@ -255,7 +255,7 @@ fn verdict(ratio: Spread, what: &str) -> String {
 /// The part of a side's processor time that differs from that of read and send, and what that means.
 fn why(comparison: &Comparison, side: Side) -> Option<String> {
     let change = |metric| {
-        let median = |side| comparison.spread(side, metric).map(|spread| spread.median);
+        let median = |side| comparison.figure(side, metric).map(|spread| spread.median);
         Some(median(side)? - median(Side::Plain)?)
     };
     let (user, system) = (change(USER)?, change(SYSTEM)?);
@@ -287,7 +287,7 @@ fn why(comparison: &Comparison, side: Side) -> Option<String> {
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of bytes")]
 fn elided(comparison: &Comparison, saves: bool) -> String {
     let bytes =
-        comparison.spread(Side::Uncopy, |sample| sample.elided_bytes).map_or(0.0, |spread| spread.median);
+        comparison.figure(Side::Uncopy, |sample| sample.elided_bytes).map_or(0.0, |spread| spread.median);
     if bytes > 0.0 {
         return format!("uncopy left out copies of {} of what was sent.", amount(bytes as u64));
     }
@@ -302,7 +302,7 @@ fn elided(comparison: &Comparison, saves: bool) -> String {
 /// Whether the servers worked all the time, or waited for the client that compares every byte.
 fn limit(comparison: &Comparison) -> Vec<String> {
     let busy = |side| {
-        let median = |metric| comparison.spread(side, metric).map(|spread| spread.median);
+        let median = |metric| comparison.figure(side, metric).map(|spread| spread.median);
         Some(median(CPU)? / median(TIME)?)
     };
     let idle: Vec<String> = SIDES
@@ -326,11 +326,11 @@ fn findings(comparison: &Comparison) -> Vec<(&'static str, Value)> {
     let entry = |(name, side, _): &(&str, Side, Way)| {
         Some(json!({
             "server": name,
-            "time_s": spread_json(comparison.spread(*side, TIME)?),
-            "user_s": spread_json(comparison.spread(*side, USER)?),
-            "system_s": spread_json(comparison.spread(*side, SYSTEM)?),
-            "time_ratio": comparison.ratio(*side, TIME).filter(|_| *side != Side::Plain).map(spread_json),
-            "cpu_ratio": comparison.ratio(*side, CPU).filter(|_| *side != Side::Plain).map(spread_json),
+            "time_s": json!(comparison.figure(*side, TIME)?),
+            "user_s": json!(comparison.figure(*side, USER)?),
+            "system_s": json!(comparison.figure(*side, SYSTEM)?),
+            "time_ratio": comparison.ratio(*side, TIME).filter(|_| *side != Side::Plain).map(|interval| json!(interval)),
+            "cpu_ratio": comparison.ratio(*side, CPU).filter(|_| *side != Side::Plain).map(|interval| json!(interval)),
         }))
     };
     vec![("lab", SIDES.iter().filter_map(entry).collect()), ("explanation", json!(explain(comparison)))]
@@ -341,7 +341,7 @@ fn plot(comparison: &Comparison) -> Plot {
     let series = |name: &str, metric: Metric| {
         let points = SIDES.iter().zip([0.0, 1.0, 2.0]);
         let points =
-            points.filter_map(|((_, side, _), place)| Some((place, comparison.spread(*side, metric)?)));
+            points.filter_map(|((_, side, _), place)| Some((place, comparison.figure(*side, metric)?)));
         Series { name: name.to_owned(), points: points.collect() }
     };
     Plot {

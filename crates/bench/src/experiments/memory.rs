@@ -13,8 +13,8 @@ use crate::clients::resp::Connection;
 use crate::experiments::redis;
 use crate::experiments::redis::ycsb::{self, Values};
 use crate::kit::{
-    Align, Comparison, Entry, Experiment, Failure, Form, Judge, Launcher, Outcome, Plot, Progress, Random,
-    Report, Result, Sample, Scale, Series, Side, Spread, Table, amount, claim, count_parser, entry, figure,
+    Align, Comparison, Entry, Experiment, Failure, Form, Interval, Judge, Launcher, Outcome, Plot, Progress,
+    Random, Report, Result, Sample, Scale, Series, Side, Table, amount, claim, count_parser, entry, figure,
     figures, measured, seconds, size_parser,
 };
 use crate::servers::redis::{Programs, RedisServer};
@@ -377,7 +377,7 @@ fn findings(comparison: &Comparison, moments: &[Moment]) -> Vec<(&'static str, V
 fn plot(comparison: &Comparison, moments: &[Moment]) -> Plot {
     let point = |moment: &Moment, bytes: u64| {
         let mib = bytes as f64 / f64::from(1 << 20);
-        (moment.elapsed_s, Spread { median: mib, low: mib, high: mib })
+        (moment.elapsed_s, Interval { median: mib, low: mib, high: mib })
     };
     let mut series: Vec<Series> = comparison
         .sides()

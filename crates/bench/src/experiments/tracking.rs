@@ -254,7 +254,7 @@ fn render(comparisons: &[Comparison]) -> String {
     for comparison in comparisons {
         let ns = |side, metric| figure(median(comparison, side, metric).map(|us| us * 1e3));
         let p99: Metric = |sample| sample.latency_p99_us;
-        let spread = comparison.spread(Side::Always, TIME).map(|spread| spread.scaled(1e3));
+        let spread = comparison.figure(Side::Always, TIME).map(|spread| spread.scaled(1e3));
         table.row(vec![
             comparison.title().to_owned(),
             ns(Side::Plain, TIME),
@@ -282,7 +282,7 @@ fn plot(comparisons: &[Comparison]) -> Plot {
         "ns per copy",
         comparisons,
         "views",
-        |comparison, side| comparison.spread(side, TIME).map(|spread| spread.scaled(1e3)),
+        |comparison, side| comparison.figure(side, TIME).map(|spread| spread.scaled(1e3)),
     );
     for series in &mut plot.series {
         for (place, (x, _)) in (0u32..).zip(&mut series.points) {

@@ -1,109 +1,58 @@
-//! Samples of the same work under several sides, taken in alternating order, and the ratios
-//! between them.
+//! The same work under several sides, and the ratios between them.
 //!
-//! Rounds of two sides A and B run as A B, B A, A B, …, so that a machine that slowly gets faster
-//! or slower favours neither. A ratio is taken within each round and then the median over the
-//! rounds. Invariant: there is no ratio unless every byte of every sample was verified.
+//! ```text
+//!   comparison ─ generations: fresh processes, one of each side, alive at the same time
+//!                 └ rounds: a slice of every side, in random order; some dropped, because others disturbed them
+//!                    those of one connection have more in common than those of two
+//! ```
+//!
+//! A program that is run as a whole has a generation of its own for each round. A ratio is taken within each round;
+//! [`Interval`] says what the rounds of one process, and the processes together, say of it. Invariant: there is no ratio
+//! unless every byte of every sample was verified.
 
 use serde_json::{Map, Value, json};
 
 use crate::kit::failure::Result;
+use crate::kit::sample::{METRICS, Metric, Sample};
 use crate::kit::side::Side;
-use crate::kit::statistics::{Spread, difference_of_runs};
+use crate::kit::statistics::{Interval, median};
+use crate::kit::verdict::Verdict;
 
-/// What one run under one side gave. A figure that was not measured is `None`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sample {
-    /// Operations (exchanges, SETs, GETs) per second.
-    pub operations_per_s: Option<f64>,
-    /// Median latency, µs.
-    pub latency_p50_us: Option<f64>,
-    /// 99th percentile of the latency, µs.
-    pub latency_p99_us: Option<f64>,
-    /// 99.9th percentile of the latency, µs.
-    pub latency_p999_us: Option<f64>,
-    /// Server's processor time per operation, µs.
-    pub cpu_us: Option<f64>,
-    /// Page faults per operation that uncopy served.
-    pub faults: Option<f64>,
-    /// How long the server took to touch a page, ns.
-    pub touch_ns: Option<f64>,
-    /// What was transmitted in a second, Mbit.
-    pub megabits_per_s: Option<f64>,
-    /// The part of all processors' time that the work took from others, interrupts included, percent.
-    pub load_percent: Option<f64>,
-    /// The part of all processors' time that is the server's by its own account, percent.
-    pub server_percent: Option<f64>,
-    /// The same of the client.
-    pub client_percent: Option<f64>,
-    /// The part of all processors' time that others than the soakers had, percent: the work's own tasks, kernel threads,
-    /// other programs. Not interrupts.
-    pub others_percent: Option<f64>,
-    /// Bytes whose copy uncopy left out in the server.
-    pub elided_bytes: Option<f64>,
-    /// How long the whole of it took, s.
-    pub elapsed_s: Option<f64>,
-    /// Server's processor time in user mode, s.
-    pub user_s: Option<f64>,
-    /// Server's processor time in the kernel, s.
-    pub system_s: Option<f64>,
-    /// Server's resident memory after the work, bytes.
-    pub resident_bytes: Option<f64>,
-    /// Bytes that were compared with what they should be, all of them right; `None` if nothing was
-    /// checked.
-    pub verified_bytes: Option<u64>,
-    /// What the reader must know.
-    pub notes: Vec<String>,
-    /// What went wrong although the figures are right, such as a crash at the server's end.
-    pub defect: Option<String>,
+/// Half the width of a ratio's interval, as a part, that is narrow enough.
+const PRECISION: f64 = 0.02;
+
+/// One round: a sample of each side, in the order of the comparison's sides.
+#[derive(Clone, Debug, Default)]
+pub struct Round {
+    /// Number of the connections that it was measured over, ascending within a generation.
+    pub connection: usize,
+    /// What each side gave.
+    pub samples: Vec<Sample>,
+    /// Why it does not count.
+    pub dropped: Option<String>,
 }
 
-impl Sample {
-    /// The load without the client's own processor time, percent.
-    #[must_use]
-    pub fn sending_percent(&self) -> Option<f64> {
-        Some(self.load_percent? - self.client_percent?)
+/// Fresh processes, one of each side.
+#[derive(Clone, Debug, Default)]
+pub struct Generation {
+    /// Its rounds.
+    pub rounds: Vec<Round>,
+    /// What is known of each side's process as a whole only: memory, counts, notes; empty where there is nothing.
+    pub ends: Vec<Sample>,
+}
+
+impl Generation {
+    fn kept(&self) -> impl Iterator<Item = &Round> {
+        self.rounds.iter().filter(|round| round.dropped.is_none())
     }
 
-    /// The load that is time of neither server nor client, percent: kernel threads and other programs.
-    #[must_use]
-    pub fn background_percent(&self) -> Option<f64> {
-        Some(self.others_percent? - self.client_percent? - self.server_percent?)
-    }
-
-    /// The load that is nobody's time, percent: interrupts, and what lost caches cost the soakers.
-    #[must_use]
-    pub fn interrupts_percent(&self) -> Option<f64> {
-        Some(self.load_percent? - self.others_percent?)
+    fn samples(&self, side: usize) -> impl Iterator<Item = &Sample> {
+        self.rounds.iter().map(move |round| &round.samples[side]).chain(self.ends.get(side))
     }
 }
 
-/// One figure of a sample, if it was measured.
-pub type Metric = fn(&Sample) -> Option<f64>;
-
-/// Figures that go to JSON, by key.
-const METRICS: [(&str, Metric); 20] = [
-    ("operations_per_s", |sample| sample.operations_per_s),
-    ("latency_p50_us", |sample| sample.latency_p50_us),
-    ("latency_p99_us", |sample| sample.latency_p99_us),
-    ("latency_p999_us", |sample| sample.latency_p999_us),
-    ("server_cpu_us_per_operation", |sample| sample.cpu_us),
-    ("faults_per_operation", |sample| sample.faults),
-    ("server_touch_ns_per_page", |sample| sample.touch_ns),
-    ("server_resident_bytes", |sample| sample.resident_bytes),
-    ("megabits_per_s", |sample| sample.megabits_per_s),
-    ("machine_load_percent", |sample| sample.load_percent),
-    ("sending_load_percent", Sample::sending_percent),
-    ("server_cpu_percent", |sample| sample.server_percent),
-    ("client_cpu_percent", |sample| sample.client_percent),
-    ("other_tasks_percent", Sample::background_percent),
-    ("interrupts_percent", Sample::interrupts_percent),
-    ("others_percent", |sample| sample.others_percent),
-    ("server_elided_bytes", |sample| sample.elided_bytes),
-    ("elapsed_s", |sample| sample.elapsed_s),
-    ("server_user_s", |sample| sample.user_s),
-    ("server_system_s", |sample| sample.system_s),
-];
+/// Figures of the rounds of one process, by connection.
+type ByConnection = Vec<Vec<f64>>;
 
 /// One line of an experiment: the same work under each of some sides.
 #[derive(Clone, Debug)]
@@ -112,8 +61,7 @@ pub struct Comparison {
     operation_bytes: u64,
     parameters: Vec<(&'static str, f64)>,
     sides: Vec<Side>,
-    /// Samples of each complete round, in the order of `sides`.
-    rounds: Vec<Vec<Sample>>,
+    generations: Vec<Generation>,
     failure: Option<String>,
     /// Why it was left out.
     skipped: Option<String>,
@@ -129,7 +77,7 @@ impl Comparison {
             operation_bytes,
             parameters: Vec::new(),
             sides: sides.to_vec(),
-            rounds: Vec::new(),
+            generations: Vec::new(),
             failure: None,
             skipped: None,
         }
@@ -161,10 +109,22 @@ impl Comparison {
         self.failure.clone().or_else(left_out)
     }
 
-    /// Number of complete rounds.
+    /// Number of rounds that count.
     #[must_use]
     pub fn rounds(&self) -> usize {
-        self.rounds.len()
+        self.generations.iter().map(|generation| generation.kept().count()).sum()
+    }
+
+    /// Number of rounds that were dropped.
+    #[must_use]
+    pub fn dropped(&self) -> usize {
+        self.generations.iter().map(|generation| generation.rounds.len()).sum::<usize>() - self.rounds()
+    }
+
+    /// Number of generations.
+    #[must_use]
+    pub fn processes(&self) -> usize {
+        self.generations.len()
     }
 
     /// What is compared.
@@ -185,14 +145,20 @@ impl Comparison {
         &self.sides
     }
 
-    /// Runs every side once, in reverse order in every second round. A side that fails ends this
-    /// comparison: later rounds do nothing.
+    /// The same without the sides that could not be had.
+    pub fn retain_sides(&mut self, keep: impl FnMut(&Side) -> bool) {
+        debug_assert!(self.generations.is_empty(), "samples are by side");
+        self.sides.retain(keep);
+    }
+
+    /// Runs every side once, each in a process of its own, in reverse order in every second round. A side that fails
+    /// ends this comparison: later rounds do nothing.
     pub fn round(&mut self, mut run: impl FnMut(Side) -> Result<Sample>) {
         if self.failure.is_some() {
             return;
         }
         let mut order: Vec<usize> = (0..self.sides.len()).collect();
-        if self.rounds.len() % 2 == 1 {
+        if self.generations.len() % 2 == 1 {
             order.reverse();
         }
         let mut samples = vec![Sample::default(); order.len()];
@@ -205,7 +171,13 @@ impl Comparison {
                 }
             }
         }
-        self.rounds.push(samples);
+        let round = Round { samples, ..Round::default() };
+        self.generations.push(Generation { rounds: vec![round], ends: Vec::new() });
+    }
+
+    /// Adds what fresh processes gave.
+    pub fn add(&mut self, generation: Generation) {
+        self.generations.push(generation);
     }
 
     /// Records why the work could not even begin.
@@ -218,49 +190,124 @@ impl Comparison {
         self.skipped = Some(why.into());
     }
 
-    fn samples(&self, side: Side) -> Option<impl Iterator<Item = &Sample>> {
-        let index = self.sides.iter().position(|known| *known == side)?;
-        Some(self.rounds.iter().map(move |round| &round[index]))
+    fn index(&self, side: Side) -> Option<usize> {
+        self.sides.iter().position(|known| *known == side)
     }
 
-    /// The spread of a figure under a side.
+    /// Every sample of `side`.
+    fn samples(&self, side: Side) -> impl Iterator<Item = &Sample> {
+        let index = self.index(side);
+        let of = move |generation| index.map(|index| Generation::samples(generation, index));
+        self.generations.iter().filter_map(of).flatten()
+    }
+
+    /// `value` of each round that counts, by process and connection, or of the processes as a whole where no round has
+    /// it; `None` where one round has it and another has not.
+    fn values(&self, value: impl Fn(&[Sample]) -> Option<f64>) -> Option<Vec<ByConnection>> {
+        let of_rounds = |generation: &Generation| {
+            let mut connections: Vec<(usize, Vec<f64>)> = Vec::new();
+            for round in generation.kept() {
+                let value = value(&round.samples)?;
+                match connections.last_mut() {
+                    Some((number, values)) if *number == round.connection => values.push(value),
+                    _ => connections.push((round.connection, vec![value])),
+                }
+            }
+            Some(connections.into_iter().map(|(_, values)| values).collect())
+        };
+        let of_ends = |generation: &Generation| Some(vec![vec![value(&generation.ends)?]]);
+        let all = |of: &dyn Fn(&Generation) -> Option<ByConnection>| {
+            self.generations.iter().map(of).collect::<Option<Vec<_>>>()
+        };
+        let is_measured = |all: &Vec<ByConnection>| all.iter().any(|process| !process.is_empty());
+        all(&of_rounds).filter(is_measured).or_else(|| all(&of_ends))
+    }
+
+    /// A figure under a side.
     #[must_use]
-    pub fn spread(&self, side: Side, metric: Metric) -> Option<Spread> {
-        Spread::of(&self.samples(side)?.map(metric).collect::<Option<Vec<_>>>()?)
+    pub fn figure(&self, side: Side, metric: Metric) -> Option<Interval> {
+        let index = self.index(side)?;
+        pooled(&self.values(|samples| metric(samples.get(index)?))?, Interval::of_groups)
     }
 
     /// Whether every sample of every side was verified.
     #[must_use]
     pub fn is_verified(&self) -> bool {
         self.failure.is_none()
-            && !self.rounds.is_empty()
-            && self.rounds.iter().flatten().all(|sample| sample.verified_bytes.is_some())
+            && !self.generations.is_empty()
+            && (0..self.sides.len()).all(|side| {
+                self.generations
+                    .iter()
+                    .all(|generation| generation.samples(side).any(|sample| sample.verified_bytes.is_some()))
+            })
     }
 
     /// Whether everything was verified and nothing else went wrong either.
     #[must_use]
     pub fn is_flawless(&self) -> bool {
-        self.skipped.is_some()
-            || self.is_verified() && self.rounds.iter().flatten().all(|sample| sample.defect.is_none())
+        let has_no_defect = |side: &Side| self.samples(*side).all(|sample| sample.defect.is_none());
+        self.skipped.is_some() || self.is_verified() && self.sides.iter().all(has_no_defect)
     }
 
     /// Bytes verified under a side.
     #[must_use]
     pub fn verified_bytes(&self, side: Side) -> u64 {
-        self.samples(side).map_or(0, |samples| samples.filter_map(|sample| sample.verified_bytes).sum())
+        self.samples(side).filter_map(|sample| sample.verified_bytes).sum()
     }
 
-    /// The spread of a figure under `side` over the same under [`Side::Plain`], round by round.
+    /// A figure under `side` over the same under [`Side::Plain`], round by round.
     #[must_use]
-    pub fn ratio(&self, side: Side, metric: Metric) -> Option<Spread> {
-        self.ratio_to(self, side, Side::Plain, metric)
+    pub fn ratio(&self, side: Side, metric: Metric) -> Option<Interval> {
+        self.ratio_of(side, Side::Plain, metric)
     }
 
-    /// The spread of a figure under `side` over the same under [`Side::Limit`], round by round;
-    /// `None` for sides that it is no limit of.
+    /// A figure under `side` over the same under `other`, round by round; `None` unless everything is verified.
     #[must_use]
-    pub fn ratio_to_limit(&self, side: Side, metric: Metric) -> Option<Spread> {
-        self.ratio_to(self, side, Side::Limit, metric).filter(|_| side != Side::Limit)
+    pub fn ratio_of(&self, side: Side, other: Side, metric: Metric) -> Option<Interval> {
+        pooled(&self.ratios(side, other, metric)?, Interval::of_ratios)
+    }
+
+    /// The same for each process by itself, with the number of its rounds.
+    #[must_use]
+    pub fn ratio_by_process(&self, side: Side, other: Side, metric: Metric) -> Vec<(Interval, usize)> {
+        let of_one = |process: ByConnection| {
+            let rounds = process.iter().map(Vec::len).sum();
+            Some((Interval::of_ratios(&process)?, rounds))
+        };
+        let ratios = self.ratios(side, other, metric).unwrap_or_default();
+        if is_one_each(&ratios) { Vec::new() } else { ratios.into_iter().filter_map(of_one).collect() }
+    }
+
+    /// Whether every ratio to plain of `metric` is known to 2 %, or was not measured.
+    #[must_use]
+    pub fn is_precise(&self, metric: Metric) -> bool {
+        self.sides
+            .iter()
+            .all(|side| self.ratio(*side, metric).is_none_or(|ratio| ratio.half_width() <= PRECISION))
+    }
+
+    /// The verdict on `side` over `other`, by the processor time for each operation.
+    #[must_use]
+    pub fn verdict(&self, side: Side, other: Side) -> Option<Verdict> {
+        Some(Verdict::of(self.ratio_of(side, other, |sample| sample.cpu_us)?, self.rounds()))
+    }
+
+    /// Of the sides that a user could have without uncopy, the one with the least processor time for each operation;
+    /// `None` where there are no others than plain.
+    #[must_use]
+    pub fn best_rival(&self) -> Option<Side> {
+        let rivals = self.sides.iter().filter(|side| side.is_rival());
+        let cost = |side: &Side| Some((*side, self.ratio(*side, |sample| sample.cpu_us)?.median));
+        let costs: Vec<(Side, f64)> = rivals.filter_map(cost).collect();
+        let least = costs.iter().min_by(|one, other| one.1.total_cmp(&other.1)).filter(|_| costs.len() > 1);
+        least.map(|(side, _)| *side)
+    }
+
+    /// A figure under `side` over the same under [`Side::Limit`], round by round; `None` for sides that it is no limit
+    /// of.
+    #[must_use]
+    pub fn ratio_to_limit(&self, side: Side, metric: Metric) -> Option<Interval> {
+        self.ratio_of(side, Side::Limit, metric).filter(|_| side != Side::Limit)
     }
 
     /// Processor time per MiB, µs, of one sample.
@@ -270,36 +317,35 @@ impl Comparison {
         cpu_us * f64::from(1 << 20) / self.operation_bytes.max(1) as f64
     }
 
-    /// The spread of a figure under `side` over the same in `other` under `other_side`, round by
-    /// round; `None` unless both comparisons are verified.
+    /// A figure of `side` over the same in `other`, whose processes are others: a ratio for each process of both;
+    /// `None` unless both comparisons are verified.
     #[must_use]
-    pub fn ratio_to(&self, other: &Self, side: Side, other_side: Side, metric: Metric) -> Option<Spread> {
-        Spread::of(&self.ratios_to(other, side, other_side, metric)?)
-    }
-
-    /// By how much the medians of the ratio to plain would differ between two runs like this one, as a part.
-    #[must_use]
-    pub fn difference_of_runs(&self, side: Side, metric: Metric) -> Option<f64> {
-        difference_of_runs(&self.ratios_to(self, side, Side::Plain, metric)?)
-    }
-
-    fn ratios_to(&self, other: &Self, side: Side, other_side: Side, metric: Metric) -> Option<Vec<f64>> {
+    pub fn ratio_to(&self, other: &Self, side: Side, metric: Metric) -> Option<Interval> {
         if !self.is_verified() || !other.is_verified() {
             return None;
         }
-        let pairs = self.samples(side)?.map(metric).zip(other.samples(other_side)?.map(metric));
-        pairs.map(|(mine, its)| Some(mine? / its?)).collect()
+        let medians = |comparison: &Self| {
+            let index = comparison.index(side)?;
+            let values = comparison.values(|samples| metric(samples.get(index)?))?;
+            Some(values.iter().filter_map(|process| median(&process.concat())).collect::<Vec<_>>())
+        };
+        let pairs = medians(self)?.into_iter().zip(medians(other)?);
+        Interval::of_ratios(&pairs.map(|(mine, its)| vec![mine / its]).collect::<Vec<_>>())
     }
 
-    /// The spread of the difference between a figure under `side` and under [`Side::Plain`],
-    /// round by round.
+    fn ratios(&self, side: Side, other: Side, metric: Metric) -> Option<Vec<ByConnection>> {
+        let (index, other) = (self.index(side)?, self.index(other)?);
+        let ratio = |samples: &[Sample]| Some(metric(samples.get(index)?)? / metric(samples.get(other)?)?);
+        self.values(ratio).filter(|_| self.is_verified())
+    }
+
+    /// The difference between a figure under `side` and under [`Side::Plain`], round by round.
     #[must_use]
-    pub fn difference(&self, side: Side, metric: Metric) -> Option<Spread> {
-        if !self.is_verified() {
-            return None;
-        }
-        let pairs = self.samples(side)?.map(metric).zip(self.samples(Side::Plain)?.map(metric));
-        Spread::of(&pairs.map(|(mine, its)| Some(mine? - its?)).collect::<Option<Vec<_>>>()?)
+    pub fn difference(&self, side: Side, metric: Metric) -> Option<Interval> {
+        let (index, plain) = (self.index(side)?, self.index(Side::Plain)?);
+        let difference =
+            |samples: &[Sample]| Some(metric(samples.get(index)?)? - metric(samples.get(plain)?)?);
+        pooled(&self.values(difference).filter(|_| self.is_verified())?, Interval::of_groups)
     }
 
     /// What a reader must know, each thing once, with the side it concerns.
@@ -307,8 +353,7 @@ impl Comparison {
     pub fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = Vec::new();
         for side in &self.sides {
-            let samples = self.samples(*side).into_iter().flatten();
-            for note in samples.flat_map(|sample| sample.notes.iter().chain(&sample.defect)) {
+            for note in self.samples(*side).flat_map(|sample| sample.notes.iter().chain(&sample.defect)) {
                 let note = format!("{}: {note}", side.name());
                 if !notes.contains(&note) {
                     notes.push(note);
@@ -320,40 +365,97 @@ impl Comparison {
         notes
     }
 
+    /// A ratio for programs, with what each process by itself says.
+    fn ratio_json(&self, side: Side, other: Side, metric: Metric) -> Option<Value> {
+        let processes = self.ratio_by_process(side, other, metric).into_iter().map(|(interval, rounds)| {
+            let mut value = json!(interval);
+            value["rounds"] = json!(rounds);
+            value
+        });
+        let mut value = json!(self.ratio_of(side, other, metric)?);
+        value["processes"] = processes.collect();
+        value["rounds"] = json!(self.rounds());
+        value["dropped"] = json!(self.dropped());
+        Some(value)
+    }
+
+    /// Every figure of every round, of each process a list of each.
+    fn samples_json(&self) -> Value {
+        let of_side = |generation: &Generation, side: usize| {
+            let mut lists = Map::new();
+            let mut list = |name: &str, of: &dyn Fn(&Sample) -> Option<Value>| {
+                let all: Vec<_> = generation.rounds.iter().map(|round| of(&round.samples[side])).collect();
+                if all.iter().any(Option::is_some) {
+                    lists.insert(name.to_owned(), json!(all));
+                }
+            };
+            list("cpu_ns", &|sample| Some(json!(sample.raw?.cpu_ns)));
+            list("operations", &|sample| Some(json!(sample.raw?.operations)));
+            list("elapsed_ns", &|sample| Some(json!(sample.raw?.elapsed_ns)));
+            for (name, metric) in METRICS {
+                // The others say the same.
+                list(name, &|sample| {
+                    metric(sample).filter(|_| sample.raw.is_none()).map(|value| json!(value))
+                });
+            }
+            Value::Object(lists)
+        };
+        let of_process = |generation: &Generation| {
+            let sides = self.sides.iter().enumerate();
+            let sides = sides.map(|(at, side)| (side.key().to_owned(), of_side(generation, at)));
+            json!({
+                "connection": generation.rounds.iter().map(|round| round.connection).collect::<Vec<_>>(),
+                "dropped": generation.rounds.iter().map(|round| &round.dropped).collect::<Vec<_>>(),
+                "sides": sides.collect::<Map<_, _>>(),
+            })
+        };
+        self.generations.iter().map(of_process).collect()
+    }
+
     /// Everything, for programs.
     #[must_use]
     pub fn to_json(&self) -> Value {
+        let best = self.best_rival();
         let mut sides = Map::new();
         for side in &self.sides {
             let mut figures = Map::new();
-            let samples = |metric| self.samples(*side).into_iter().flatten().map(metric).collect::<Vec<_>>();
             for (key, metric) in METRICS {
-                let Some(mut figure) = figure_json(&samples(metric)) else { continue };
-                if let (Some(ratio), true) = (self.ratio(*side, metric), *side != Side::Plain) {
-                    figure["ratio_to_plain"] = spread_json(ratio);
-                    if let Some(part) = self.difference_of_runs(*side, metric) {
-                        figure["ratio_to_plain"]["difference_of_runs"] = json!(part);
+                let Some(mut figure) = self.figure(*side, metric).map(|figure| json!(figure)) else {
+                    continue;
+                };
+                let others = [
+                    ("ratio_to_plain", Some(Side::Plain)),
+                    ("ratio_to_zero_copy_limit", Some(Side::Limit)),
+                    ("ratio_to_best_rival", best),
+                ];
+                for (name, other) in others {
+                    let other = other.filter(|other| other != side);
+                    if let Some(ratio) = other.and_then(|other| self.ratio_json(*side, other, metric)) {
+                        figure[name] = ratio;
                     }
-                }
-                if let Some(ratio) = self.ratio_to_limit(*side, metric) {
-                    figure["ratio_to_zero_copy_limit"] = spread_json(ratio);
                 }
                 figures.insert(key.to_owned(), figure);
             }
-            let cpu = samples(|sample| sample.cpu_us).into_iter();
-            let per_mib: Vec<_> = cpu.map(|cpu_us| cpu_us.map(|us| self.cpu_us_per_mib(us))).collect();
-            if let Some(figure) = figure_json(&per_mib).filter(|_| self.operation_bytes > 0) {
-                figures.insert("server_cpu_us_per_mib".to_owned(), figure);
+            let cpu = self.figure(*side, |sample| sample.cpu_us).filter(|_| self.operation_bytes > 0);
+            if let Some(cpu) = cpu {
+                let per_mib = cpu.scaled(self.cpu_us_per_mib(1.0));
+                figures.insert("server_cpu_us_per_mib".to_owned(), json!(per_mib));
             }
             figures.insert("verified_bytes".to_owned(), json!(self.verified_bytes(*side)));
+            if let Some(verdict) = self.verdict(*side, Side::Plain).filter(|_| *side != Side::Plain) {
+                figures.insert("verdict".to_owned(), json!(verdict.to_string()));
+            }
             sides.insert(side.key().to_owned(), Value::Object(figures));
         }
         json!({
             "experiment": self.title,
             "bytes_per_operation": self.operation_bytes,
             "parameters": self.parameters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<Map<_, _>>(),
-            "rounds": self.rounds.len(),
+            "rounds": self.rounds(),
+            "dropped": self.dropped(),
+            "best_rival": best.map(Side::key),
             "sides": sides,
+            "samples": self.samples_json(),
             "verified": self.is_verified(),
             "failure": self.failure,
             "skipped": self.skipped,
@@ -362,25 +464,33 @@ impl Comparison {
     }
 }
 
-/// A spread for programs.
-pub fn spread_json(spread: Spread) -> Value {
-    json!({ "median": spread.median, "low": spread.low, "high": spread.high })
+/// Whether no process has more than one value: each was run as a whole.
+fn is_one_each(processes: &[ByConnection]) -> bool {
+    processes.iter().all(|process| process.iter().map(Vec::len).sum::<usize>() <= 1)
 }
 
-/// A figure for programs, `null` for each round in which it was not measured; `None` if it never was.
-fn figure_json(samples: &[Option<f64>]) -> Option<Value> {
-    samples.iter().any(Option::is_some).then(|| {
-        let spread = samples.iter().copied().collect::<Option<Vec<f64>>>().and_then(|all| Spread::of(&all));
-        let mut value = spread.map_or_else(|| json!({}), spread_json);
-        value["samples"] = json!(samples);
-        value
-    })
+/// What `interval` says of the values of all processes.
+fn pooled(
+    processes: &[ByConnection],
+    interval: impl Fn(&[Vec<f64>]) -> Option<Interval>,
+) -> Option<Interval> {
+    if is_one_each(processes) {
+        return interval(&[processes.iter().flatten().flatten().copied().collect()]);
+    }
+    let of_connections =
+        |process: &ByConnection| process.iter().filter_map(|values| median(values)).collect();
+    // Of a single process, its connections are what differs.
+    match processes {
+        [process] => interval(process),
+        _ => interval(&processes.iter().map(of_connections).collect::<Vec<_>>()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::kit::failure::Failure;
+    use crate::kit::sample::Raw;
 
     const BOTH: [Side; 2] = [Side::Plain, Side::Uncopy];
     const RATE: Metric = |sample| sample.operations_per_s;
@@ -417,7 +527,7 @@ mod tests {
         // The machine slows down tenfold in the last round; the ratio does not care.
         let comparison = compared(&[(100.0, 200.0), (100.0, 190.0), (10.0, 21.0)]);
         let ratio = comparison.ratio(Side::Uncopy, RATE).expect("verified");
-        assert!((ratio.median - 2.0).abs() < 1e-9 && (ratio.high - 2.1).abs() < 1e-9, "{ratio:?}");
+        assert!((ratio.median - 2.0).abs() < 1e-9 && (ratio.high - 2.1).abs() < 1e-9, "{ratio}");
         let difference = comparison.difference(Side::Uncopy, RATE).expect("verified");
         assert!((difference.median - 90.0).abs() < 1e-9);
         assert_eq!(comparison.verified_bytes(Side::Uncopy), 30);
@@ -483,9 +593,72 @@ mod tests {
                 Ok(Sample { faults, ..sample(1.0) })
             });
         }
-        assert_eq!(comparison.spread(Side::Uncopy, |sample| sample.faults), None);
-        let sides = &comparison.to_json()["sides"];
-        assert_eq!(sides["uncopy"]["faults_per_operation"], json!({ "samples": [0.0, null] }));
-        assert!(sides["plain"]["faults_per_operation"].is_null());
+        assert_eq!(comparison.figure(Side::Uncopy, |sample| sample.faults), None);
+        let json = comparison.to_json();
+        assert!(json["sides"]["uncopy"]["faults_per_operation"].is_null());
+        let kept =
+            |process: usize| json["samples"][process]["sides"]["uncopy"]["faults_per_operation"].clone();
+        assert_eq!((kept(0), kept(1)), (json!([0.0]), Value::Null));
+    }
+
+    /// A generation of rounds in which uncopy takes `cost` times plain's processor time, over connections of two.
+    fn generation(costs: &[f64], dropped: usize) -> Generation {
+        let round = |(at, cost): (usize, &f64)| {
+            let raw = |cpu_ns| Sample::from(Raw { cpu_ns, operations: 10, elapsed_ns: 1_000_000 });
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small cost")]
+            let samples = vec![raw(1_000_000), raw((1e6 * cost) as u64)];
+            Round { connection: at / 2, samples, dropped: (at < dropped).then(|| "steal 9 %".to_owned()) }
+        };
+        let end = Sample { resident_bytes: Some(costs[0]), verified_bytes: Some(1), ..Sample::default() };
+        Generation { rounds: costs.iter().enumerate().map(round).collect(), ends: vec![end.clone(), end] }
+    }
+
+    #[test]
+    fn rounds_count_by_process_and_connection_unless_they_were_dropped() {
+        let mut comparison = Comparison::new("work", 1, &BOTH);
+        for costs in [[9.0, 0.9, 0.9, 0.92, 0.88, 0.9], [9.0, 0.8, 0.8, 0.82, 0.78, 0.8]] {
+            comparison.add(generation(&costs, 1));
+        }
+        assert_eq!((comparison.rounds(), comparison.dropped(), comparison.processes()), (10, 2, 2));
+        let json = comparison.to_json();
+        let cpu = &json["sides"]["uncopy"]["server_cpu_us_per_operation"]["ratio_to_plain"];
+        assert!((cpu["median"].as_f64().expect("a ratio") - (0.9f64 * 0.8).sqrt()).abs() < 1e-3, "{cpu:#}");
+        assert_eq!((&cpu["rounds"], &cpu["dropped"]), (&json!(10), &json!(2)));
+        assert_eq!(cpu["processes"][1]["rounds"], json!(5));
+        assert!((cpu["processes"][1]["median"].as_f64().expect("a ratio") - 0.8).abs() < 1e-3, "{cpu:#}");
+        // Two processes that differ that much say nothing of a third.
+        assert!(matches!(comparison.verdict(Side::Uncopy, Side::Plain), Some(Verdict::Between(..))));
+        assert_eq!(json["samples"][0]["dropped"], json!(["steal 9 %", null, null, null, null, null]));
+        assert_eq!(json["samples"][0]["connection"], json!([0, 0, 1, 1, 2, 2]));
+        assert_eq!(json["samples"][0]["sides"]["uncopy"]["cpu_ns"][1], json!(900_000));
+        let resident =
+            comparison.figure(Side::Plain, |sample| sample.resident_bytes).expect("of both processes");
+        assert!((resident.median - 9.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_best_rival_takes_the_least_processor_time() {
+        let sides = [Side::Plain, Side::Uncopy, Side::Mimalloc, Side::HeapOnly];
+        let mut comparison = Comparison::new("work", 1, &sides);
+        for _ in 0..7 {
+            comparison.round(|side| {
+                let cpu_us = match side {
+                    Side::Uncopy => 0.5,
+                    Side::Mimalloc => 0.8,
+                    _ => 1.0,
+                };
+                Ok(Sample { cpu_us: Some(cpu_us), ..sample(1.0) })
+            });
+        }
+        assert_eq!(comparison.best_rival(), Some(Side::Mimalloc));
+        let json = comparison.to_json();
+        assert_eq!(
+            (&json["best_rival"], &json["sides"]["uncopy"]["verdict"]),
+            (&json!("mimalloc"), &json!("helps"))
+        );
+        let of_best =
+            &json["sides"]["uncopy"]["server_cpu_us_per_operation"]["ratio_to_best_rival"]["median"];
+        assert!((of_best.as_f64().expect("a ratio") - 0.625).abs() < 1e-9, "{of_best}");
+        assert_eq!(compared(&[(1.0, 1.0)]).best_rival(), None);
     }
 }

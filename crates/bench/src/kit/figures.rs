@@ -1,7 +1,8 @@
 //! The table that most experiments print: a line for each comparison and side, with throughput,
 //! latency and processor time, and columns of the experiment's own.
 
-use crate::kit::comparison::{Comparison, Metric};
+use crate::kit::comparison::Comparison;
+use crate::kit::sample::Metric;
 use crate::kit::side::Side;
 use crate::kit::table::{Align, Table, amount, figure};
 
@@ -19,12 +20,12 @@ pub type Extra<'a> = (&'static str, Box<dyn Fn(&Comparison, Side) -> String + 'a
 /// The median of a figure under a side.
 #[must_use]
 pub fn median(comparison: &Comparison, side: Side, metric: Metric) -> Option<f64> {
-    Some(comparison.spread(side, metric)?.median)
+    Some(comparison.figure(side, metric)?.median)
 }
 
 /// The median with two decimals, or nothing.
 #[must_use]
-pub fn two_decimals(spread: Option<crate::kit::statistics::Spread>) -> String {
+pub fn two_decimals(spread: Option<crate::kit::statistics::Interval>) -> String {
     spread.map_or_else(String::new, |spread| format!("{:.2}", spread.median))
 }
 
@@ -96,7 +97,7 @@ pub const LIMIT_LEGEND: &str =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kit::comparison::Sample;
+    use crate::kit::sample::Sample;
 
     #[test]
     fn each_side_has_a_line_with_its_ratios_and_the_columns_of_the_experiment() {

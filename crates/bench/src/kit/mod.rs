@@ -1,7 +1,7 @@
 //! What every experiment uses. Nothing here knows an experiment, a server or an application.
 //!
 //! ```text
-//!   comparison    samples of alternating sides, ratios; rounds: how many; statistics: medians and spreads
+//!   comparison    samples of sides, ratios; rounds: how many; statistics: medians and intervals; verdict: what they say
 //!   side          what runs under uncopy and what plain
 //!   traffic       load by own clients, and the sample that comes of it; pattern, checksum, random: its bytes
 //!   report        what comes of an experiment: figures in a table, JSON, plot; progress: what is being measured
@@ -29,15 +29,17 @@ pub mod progress;
 pub mod random;
 pub mod report;
 pub mod rounds;
+pub mod sample;
 pub mod side;
 pub mod statistics;
 pub mod table;
 pub mod traffic;
+pub mod verdict;
 
 pub use arguments::{
     Form, Repeat, bytes_parser, copies_parser, count_parser, seconds, size_parser, threads_parser,
 };
-pub use comparison::{Comparison, Metric, Sample, spread_json};
+pub use comparison::Comparison;
 pub use experiment::{Entry, Experiment, Judge, Outcome, begin, claim, entry, measured, print};
 pub use failure::{Failure, Result, While};
 pub use host::Machine;
@@ -50,6 +52,7 @@ pub use progress::Progress;
 pub use random::Random;
 pub use report::Report;
 pub use rounds::{Rounds, Schedule};
+pub use sample::{Metric, Sample};
 pub use side::{Launcher, Side};
-pub use statistics::Spread;
+pub use statistics::Interval;
 pub use table::{Align, Table, amount, counted, figure, number, size};

@@ -12,7 +12,7 @@ use crate::kit::comparison::Comparison;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::network;
 use crate::kit::side::Side;
-use crate::kit::statistics::Spread;
+use crate::kit::statistics::Interval;
 use crate::kit::table::size;
 
 /// Size of the image, pixels.
@@ -52,7 +52,7 @@ pub struct Series {
     /// Its name in the legend.
     pub name: String,
     /// Its points from left to right: place and figure.
-    pub points: Vec<(f64, Spread)>,
+    pub points: Vec<(f64, Interval)>,
 }
 
 /// A plot.
@@ -77,7 +77,7 @@ impl Plot {
         y: &str,
         comparisons: &[Comparison],
         parameter: &str,
-        figure: impl Fn(&Comparison, Side) -> Option<Spread>,
+        figure: impl Fn(&Comparison, Side) -> Option<Interval>,
     ) -> Self {
         let mut sides: Vec<Side> = Vec::new();
         for side in comparisons.iter().flat_map(Comparison::sides) {
@@ -115,7 +115,7 @@ impl Plot {
         let least = if self.x.1 == Scale::Doubling { 1.0 } else { 0.1 };
         let margin = if right > left { (right - left) * 0.05 } else { least };
         let highest =
-            |figure: fn(&Spread) -> f64| points().map(|(_, spread)| figure(spread)).fold(0.0, f64::max);
+            |figure: fn(&Interval) -> f64| points().map(|(_, spread)| figure(spread)).fold(0.0, f64::max);
         // A single disturbed round must not make the medians a flat line: bars may be cut off.
         let top = (highest(|spread| spread.high) * 1.08).min(highest(|spread| spread.median) * 2.0);
         let mut svg = String::new();
@@ -219,7 +219,7 @@ mod tests {
 
     fn plot(scale: Scale, places: &[f64]) -> Plot {
         let points = |factor: f64| {
-            let spread = |y: f64| Spread { median: y, low: y * 0.9, high: y * 1.1 };
+            let spread = |y: f64| Interval { median: y, low: y * 0.9, high: y * 1.1 };
             places.iter().enumerate().map(|(at, x)| (*x, spread(factor * (1.0 + at as f64)))).collect()
         };
         let series = ["plain", "<uncopy> & co"].iter().zip([1.0, 2.0]);

@@ -7,11 +7,10 @@ use serde_json::{Map, Value, json};
 use crate::kit::arguments::Form;
 use crate::kit::comparison::Comparison;
 use crate::kit::failure::{Result, While};
-use crate::kit::figures::RATE;
 use crate::kit::host::Machine;
 use crate::kit::plot::Plot;
 use crate::kit::side::Side;
-use crate::kit::statistics::NOISE;
+use crate::kit::verdict::{Verdict, by_chance};
 
 /// The result of one experiment.
 #[derive(Debug)]
@@ -73,8 +72,8 @@ impl Report {
         if form.json {
             return Ok(format!("{:#}\n", self.to_json(&machine)));
         }
-        let noise = noise(&self.comparisons).unwrap_or_default();
-        Ok(format!("{}\n{}{noise}{}", machine.render(), self.text, notes(&self.comparisons)))
+        let verdicts = verdicts(&self.comparisons).unwrap_or_default();
+        Ok(format!("{}\n{}{verdicts}{}", machine.render(), self.text, notes(&self.comparisons)))
     }
 
     fn to_json(&self, machine: &Machine) -> Value {
@@ -91,34 +90,19 @@ fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).doing(format_args!("writing {}", path.display()))
 }
 
-/// Ratios that a line about noise names.
-const MAX_NAMED: usize = 4;
-
-/// A line that tells which ratios of throughput would not come out again, the worst first; `None` where all would.
-fn noise(comparisons: &[Comparison]) -> Option<String> {
-    let sides = |comparison: &'_ Comparison| {
-        let others = comparison.sides().iter().filter(|side| **side != Side::Plain);
-        let part = |side: &Side| Some((comparison.difference_of_runs(*side, RATE)?, side.name()));
-        others
-            .filter_map(part)
-            .map(|(part, side)| (part, format!("{}, {side}", comparison.title())))
-            .collect()
+/// How many verdicts there are, and how many of them would say by chance that there is a difference.
+fn verdicts(comparisons: &[Comparison]) -> Option<String> {
+    let of = |comparison: &Comparison| -> Vec<Verdict> {
+        let sides = comparison.sides().iter().filter(|side| **side != Side::Plain);
+        sides.filter_map(|side| comparison.verdict(*side, Side::Plain)).collect()
     };
-    let all: Vec<(f64, String)> =
-        comparisons.iter().flat_map(|comparison| -> Vec<_> { sides(comparison) }).collect();
-    let mut noisy: Vec<&(f64, String)> = all.iter().filter(|(part, _)| *part > NOISE).collect();
-    noisy.sort_by(|one, other| other.0.total_cmp(&one.0));
-    let named: Vec<String> =
-        noisy.iter().take(MAX_NAMED).map(|(part, name)| format!("{name} by {:.0} %", part * 100.0)).collect();
-    let more = if noisy.len() > MAX_NAMED { "; …" } else { "" };
-    (!noisy.is_empty()).then(|| {
+    let verdicts: Vec<Verdict> = comparisons.iter().flat_map(of).collect();
+    let differences = verdicts.iter().filter(|verdict| verdict.is_difference()).count();
+    (!verdicts.is_empty()).then(|| {
         format!(
-            "note: too noisy: between two runs like this one, the medians of {} of {} ratios would differ by more than \
-             {:.0} %: {}{more}; believe their spreads, or take more rounds, as by --rounds 7..50\n",
-            noisy.len(),
-            all.len(),
-            NOISE * 100.0,
-            named.join("; ")
+            "{} verdicts, {differences} of them helps or costs; by chance at most {:.1} would be\n",
+            verdicts.len(),
+            by_chance(verdicts.len())
         )
     })
 }
@@ -139,29 +123,19 @@ pub fn notes(comparisons: &[Comparison]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kit::comparison::Sample;
-
-    fn compared(title: &str, gains: &[f64]) -> Comparison {
-        let mut comparison = Comparison::new(title, 1, &[Side::Plain, Side::Uncopy]);
-        for gain in gains {
-            comparison.round(|side| {
-                let operations_per_s = if side == Side::Plain { 1.0 } else { *gain };
-                Ok(Sample {
-                    operations_per_s: Some(operations_per_s),
-                    verified_bytes: Some(1),
-                    ..Sample::default()
-                })
-            });
-        }
-        comparison
-    }
+    use crate::kit::sample::Sample;
 
     #[test]
-    fn ratios_that_would_not_come_out_again_are_named() {
-        let steady = compared("steady", &[1.2; 7]);
-        assert_eq!(noise(std::slice::from_ref(&steady)), None);
-        let line = noise(&[steady, compared("wild", &[0.5, 2.0, 0.9, 1.6, 1.1])]).expect("noise");
-        assert!(line.starts_with("note: too noisy: ") && line.ends_with('\n'), "{line}");
-        assert!(line.contains("1 of 2 ratios") && line.contains("wild, uncopy by "), "{line}");
+    fn verdicts_are_counted_with_those_that_chance_would_give() {
+        let mut comparison = Comparison::new("work", 1, &[Side::Plain, Side::PlainAgain, Side::Uncopy]);
+        assert_eq!(verdicts(std::slice::from_ref(&comparison)), None);
+        for _ in 0..7 {
+            comparison.round(|side| {
+                let cpu_us = Some(if side == Side::Uncopy { 0.5 } else { 1.0 });
+                Ok(Sample { cpu_us, verified_bytes: Some(1), ..Sample::default() })
+            });
+        }
+        let line = verdicts(&[comparison]).expect("verdicts");
+        assert_eq!(line, "2 verdicts, 1 of them helps or costs; by chance at most 0.1 would be\n");
     }
 }

@@ -1,4 +1,4 @@
-//! How many rounds: as many as are asked for, and more, up to a bound, while their medians would not come out again.
+//! How many rounds of whole runs: as many as are asked for, and more, up to a bound, while their ratios are uncertain.
 //!
 //! What is asked for is a precision, not a result: a comparison is gone on with as long as its medians are uncertain,
 //! whichever side is ahead, so stopping favours none.
@@ -7,12 +7,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::kit::comparison::{Comparison, Metric, Sample};
+use crate::kit::comparison::Comparison;
 use crate::kit::failure::Result;
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::progress::Progress;
+use crate::kit::sample::Sample;
 use crate::kit::side::Side;
-use crate::kit::statistics::{MIN_SAMPLES, NOISE};
+use crate::kit::verdict::MIN_ROUNDS;
 
 /// Upper bound of rounds on the command line.
 const MAX_ROUNDS: usize = 1000;
@@ -83,15 +84,12 @@ pub struct Schedule {
     pub sides: Vec<Side>,
 }
 
-/// Whether more rounds would change nothing: the medians of the ratios to plain, of throughput and of processor time,
-/// would come out again, or there is nothing to measure.
+/// Whether more rounds would change nothing: what they are to find is known as precisely as it has to be, or there is
+/// nothing to measure.
 fn is_settled(comparison: &Comparison) -> bool {
-    let would_differ = |side: &Side, metric: Metric| {
-        comparison.difference_of_runs(*side, metric).is_some_and(|part| part > NOISE)
-    };
-    let is_noisy = |side: &Side| would_differ(side, RATE) || would_differ(side, CPU);
-    let is_known = comparison.rounds() >= MIN_SAMPLES;
-    comparison.obstacle().is_some() || is_known && !comparison.sides().iter().any(is_noisy)
+    comparison.obstacle().is_some()
+        || comparison.rounds() >= MIN_ROUNDS
+            && [RATE, CPU].into_iter().all(|metric| comparison.is_precise(metric))
 }
 
 impl From<usize> for Rounds {
@@ -152,19 +150,19 @@ mod tests {
 
     #[test]
     fn what_is_noisy_gets_more_rounds_up_to_the_most_and_what_is_not_gets_none() {
-        let rounds = "5..9".parse().expect("two numbers");
-        assert_eq!(run(rounds, &[0.5, 2.0, 0.9, 1.6, 1.1]), [5, 9]);
-        assert_eq!(run(rounds, &[1.2]), [5, 5]);
+        let rounds = "8..12".parse().expect("two numbers");
+        assert_eq!(run(rounds, &[0.5, 2.0, 0.9, 1.6, 1.1]), [8, 12]);
+        assert_eq!(run(rounds, &[1.2]), [8, 8]);
         assert_eq!(run(Rounds::exactly(4), &[0.5, 2.0]), [4, 4]);
         // Once it is settled, that is the end: nine rounds of which most are alike.
         let late = [0.5, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
-        let [steady, wild] = run("5..100".parse().expect("two numbers"), &late);
-        assert!(steady == 5 && (6..100).contains(&wild), "{wild}");
+        let [steady, wild] = run("7..100".parse().expect("two numbers"), &late);
+        assert!(steady == 7 && (8..100).contains(&wild), "{wild}");
     }
 
     #[test]
     fn of_too_few_rounds_nothing_is_known_and_a_failure_ends_all() {
-        assert_eq!(run("1..6".parse().expect("two numbers"), &[1.0]), [3, 3]);
+        assert_eq!(run("1..20".parse().expect("two numbers"), &[1.0]), [7, 7]);
         let mut comparison = Comparison::new("fails", 1, &SIDES);
         let mut calls = 0;
         let rounds: Rounds = "2..50".parse().expect("two numbers");

@@ -21,10 +21,19 @@ const EXE_VARIABLE: &str = "UNCOPY_BENCH_EXE";
 pub enum Side {
     /// Nothing
     Plain,
+    /// Nothing once more: how much two of the same differ
+    #[value(skip)]
+    PlainAgain,
     /// `uncopy run`
     Uncopy,
     /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
     HeapOnly,
+    /// glibc told by GLIBC_TUNABLES to keep memory
+    TunedGlibc,
+    /// mimalloc preloaded
+    Mimalloc,
+    /// jemalloc preloaded
+    Jemalloc,
     /// `uncopy run --policy always --min-size 4096`: every copy elided, whether that pays or not
     Always,
     /// `uncopy run`, recorded as by `uncopy profile`
@@ -46,8 +55,12 @@ impl Side {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
+            Self::PlainAgain => "plain again",
             Self::Uncopy => "uncopy",
             Self::HeapOnly => "heap only",
+            Self::TunedGlibc => "tuned glibc",
+            Self::Mimalloc => "mimalloc",
+            Self::Jemalloc => "jemalloc",
             Self::Always => "always",
             Self::Recording => "recording",
             Self::Limit => "0 copies",
@@ -60,19 +73,27 @@ impl Side {
     #[must_use]
     pub const fn key(self) -> &'static str {
         match self {
+            Self::PlainAgain => "plain_again",
             Self::HeapOnly => "heap_only",
+            Self::TunedGlibc => "tuned_glibc",
             Self::Limit => "zero_copy_limit",
             side => side.name(),
         }
     }
 
+    /// Whether a user could have it in place of eliding: what uncopy has to be better than.
+    #[must_use]
+    pub const fn is_rival(self) -> bool {
+        matches!(self, Self::Plain | Self::HeapOnly | Self::TunedGlibc | Self::Mimalloc | Self::Jemalloc)
+    }
+
     /// The words between `uncopy` and the program; `None` where it runs by itself.
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Plain | Self::Limit | Self::Twin | Self::Way(_) => None,
             Self::Uncopy | Self::Recording => Some(&["run", "--"]),
             Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never", "--"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096", "--"]),
+            _ => None,
         }
     }
 }

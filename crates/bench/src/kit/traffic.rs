@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
 
-use crate::kit::comparison::Sample;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::latencies::Latencies;
 use crate::kit::processes::process::Server;
 use crate::kit::processors::bind_to;
+use crate::kit::sample::Sample;
 use crate::kit::side::{Launcher, Side};
 
 /// Warm-up before each measurement, as a part of it.

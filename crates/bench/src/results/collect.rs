@@ -3,7 +3,7 @@
 use crate::kit::experiment::Measured as Figures;
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::report::notes;
-use crate::kit::{Comparison, Metric, Sample, Side, Spread};
+use crate::kit::{Comparison, Interval, Metric, Sample, Side};
 use crate::results::model::{Measured, Row, TimeRatio};
 
 const RESIDENT: Metric = |sample| sample.resident_bytes;
@@ -36,9 +36,9 @@ pub fn measured(id: &str, figures: Figures) -> Measured {
 
 fn rows(comparison: &Comparison) -> impl Iterator<Item = Row> + '_ {
     comparison.sides().iter().map(move |side| {
-        let is_told = |ratio: &Spread| *side != Side::Plain && ratio.median > 0.0;
+        let is_told = |ratio: &Interval| *side != Side::Plain && ratio.median > 0.0;
         let ratio = |metric| comparison.ratio(*side, metric).filter(is_told);
-        let noise = |metric| comparison.difference_of_runs(*side, metric).filter(|_| ratio(metric).is_some());
+        let noise = |metric: Metric| ratio(metric).map(|ratio| ratio.half_width());
         Row {
             case: comparison.title().to_owned(),
             side: side.name().to_owned(),
@@ -51,11 +51,11 @@ fn rows(comparison: &Comparison) -> impl Iterator<Item = Row> + '_ {
                 .collect(),
             obstacle: comparison.obstacle(),
             verified_bytes: comparison.verified_bytes(*side),
-            rate: comparison.spread(*side, RATE),
-            cpu_us: comparison.spread(*side, CPU),
+            rate: comparison.figure(*side, RATE),
+            cpu_us: comparison.figure(*side, CPU),
             ratio: ratio(RATE),
             time_ratio: TIMES.iter().filter(|_| ratio(RATE).is_none()).find_map(|(of, metric)| {
-                let difference_of_runs = comparison.difference_of_runs(*side, *metric);
+                let difference_of_runs = noise(*metric);
                 Some(TimeRatio { of: (*of).to_owned(), ratio: ratio(*metric)?, difference_of_runs })
             }),
             cpu_ratio: ratio(CPU),

@@ -1,9 +1,10 @@
 //! Whether uncopy helped in a case, as a rule that treats every case alike.
 
-use crate::kit::statistics::NOISE;
-use crate::kit::{Judge, Spread};
+use crate::kit::{Interval, Judge};
 use crate::results::model::Row;
 
+/// The largest difference between the medians of two runs, as a part, that is not called too noisy.
+pub const NOISE: f64 = 0.05;
 /// A ratio this far from 1 is a difference.
 const DIFFERENCE: f64 = 0.03;
 
@@ -120,7 +121,7 @@ enum Effect {
 }
 
 /// The effect that a ratio shows; `sense` is 1 where more is better and −1 where less is.
-fn effect(ratio: Spread, difference_of_runs: Option<f64>, sense: f64) -> Effect {
+fn effect(ratio: Interval, difference_of_runs: Option<f64>, sense: f64) -> Effect {
     let noisy = difference_of_runs.is_none_or(|part| part > NOISE);
     let straddles = ratio.low < 1.0 && ratio.high > 1.0;
     let gain = (ratio.median - 1.0) * sense;
@@ -137,11 +138,11 @@ mod tests {
     use super::*;
     use crate::results::model::TimeRatio;
 
-    fn spread(median: f64, low: f64, high: f64) -> Option<Spread> {
-        Some(Spread { median, low, high })
+    fn spread(median: f64, low: f64, high: f64) -> Option<Interval> {
+        Some(Interval { median, low, high })
     }
 
-    fn row(ratio: Option<Spread>, noise: f64, cpu: Option<Spread>) -> Row {
+    fn row(ratio: Option<Interval>, noise: f64, cpu: Option<Interval>) -> Row {
         Row {
             side: "uncopy".into(),
             ratio,
@@ -179,7 +180,7 @@ mod tests {
     fn where_there_is_no_rate_less_time_is_better() {
         let mut row = row(None, 0.0, None);
         for (median, expected) in [(0.8, Verdict::Helps), (1.3, Verdict::Costs), (1.01, Verdict::Same)] {
-            let ratio = Spread { median, low: median - 0.01, high: median + 0.01 };
+            let ratio = Interval { median, low: median - 0.01, high: median + 0.01 };
             row.time_ratio = Some(TimeRatio { of: "time".into(), ratio, difference_of_runs: Some(0.01) });
             assert_eq!(verdict(&row, Judge::Speed), Some(expected), "{median}");
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::kit::{Failure, Plot, Result, Spread};
+use crate::kit::{Failure, Interval, Plot, Result};
 
 /// What [`Results::format`] says.
 const FORMAT: &str = "uncopy-results";
@@ -92,19 +92,19 @@ pub struct Row {
     /// Bytes that were compared with what they should be.
     pub verified_bytes: u64,
     /// Operations per second.
-    pub rate: Option<Spread>,
+    pub rate: Option<Interval>,
     /// Processor time per operation, µs.
-    pub cpu_us: Option<Spread>,
+    pub cpu_us: Option<Interval>,
     /// Rate over plain's.
-    pub ratio: Option<Spread>,
+    pub ratio: Option<Interval>,
     /// Where there is no rate: time, latency or load over plain's.
     pub time_ratio: Option<TimeRatio>,
     /// Processor time over plain's.
-    pub cpu_ratio: Option<Spread>,
+    pub cpu_ratio: Option<Interval>,
     /// Resident memory over plain's.
-    pub resident_ratio: Option<Spread>,
+    pub resident_ratio: Option<Interval>,
     /// Rate over that of the same server without copies.
-    pub of_limit: Option<Spread>,
+    pub of_limit: Option<Interval>,
     /// By how much the medians of `ratio` would differ between two runs like this one, as a part.
     pub difference_of_runs: Option<f64>,
     /// The same of `cpu_ratio`.
@@ -119,7 +119,7 @@ pub struct TimeRatio {
     /// Of what: `time`, `load`.
     pub of: String,
     /// The ratio to plain.
-    pub ratio: Spread,
+    pub ratio: Interval,
     /// By how much its medians would differ between two runs like this one, as a part.
     pub difference_of_runs: Option<f64>,
 }
@@ -127,7 +127,7 @@ pub struct TimeRatio {
 impl Row {
     /// The ratio by which the row is judged, and by how much it would differ between two runs.
     #[must_use]
-    pub fn main_ratio(&self) -> Option<(Spread, Option<f64>)> {
+    pub fn main_ratio(&self) -> Option<(Interval, Option<f64>)> {
         let time = || self.time_ratio.as_ref().map(|time| (time.ratio, time.difference_of_runs));
         self.ratio.map(|ratio| (ratio, self.difference_of_runs)).or_else(time)
     }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn results_read_back_and_others_are_refused() {
         let mut results = Results { commit: Some("abc".into()), ..Results::default() };
-        let spread = Spread { median: 1.25, low: 1.1, high: 1.4 };
+        let spread = Interval { median: 1.25, low: 1.1, high: 1.4 };
         let row = Row { case: "echo".into(), ratio: Some(spread), ..Row::default() };
         results.experiments.push(Measured { id: "copies".into(), rows: vec![row], ..Measured::default() });
         let text = results.to_json().expect("written");

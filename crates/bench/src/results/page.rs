@@ -5,8 +5,7 @@ use uncopy_html::table::{Cell, Column, Table};
 use uncopy_html::{quantity, shell};
 
 use crate::kit::experiment::Claim;
-use crate::kit::statistics::NOISE;
-use crate::kit::{Judge, Spread, number};
+use crate::kit::{Interval, Judge, number};
 use crate::results::judge::{self, Verdict};
 use crate::results::model::{Measured, Results, Row};
 use crate::results::register::{self, ABSENT};
@@ -68,7 +67,7 @@ impl<'a> Shown<'a> {
             format!(
                 "Too noisy: the medians of {noisy} of {all} ratios {how} by more than {} between two runs. \
                  They are marked with ~; believe their spreads.",
-                quantity::percent(NOISE)
+                quantity::percent(judge::NOISE)
             )
         })
     }
@@ -118,7 +117,7 @@ pub(super) fn not_helped(results: &Results) -> Vec<(Shown<'_>, &Row, Verdict)> {
 }
 
 /// `1.39 (1.34–1.78)`, with ~ where it is noisy.
-pub(super) fn ratio_text(ratio: Option<Spread>, noisy: bool) -> String {
+pub(super) fn ratio_text(ratio: Option<Interval>, noisy: bool) -> String {
     ratio.map_or_else(String::new, |ratio| {
         let mark = if noisy { "~" } else { "" };
         format!("{mark}{:.2} ({:.2}–{:.2})", ratio.median, ratio.low, ratio.high)
@@ -127,7 +126,7 @@ pub(super) fn ratio_text(ratio: Option<Spread>, noisy: bool) -> String {
 
 /// Whether the row's processor time would not come out again.
 pub(super) fn is_cpu_noisy(row: &Row) -> bool {
-    row.cpu_difference_of_runs.is_some_and(|part| part > NOISE)
+    row.cpu_difference_of_runs.is_some_and(|part| part > judge::NOISE)
 }
 
 /// The ratio by which the row is judged.
@@ -141,7 +140,7 @@ pub(super) fn judged_ratio(shown: &Shown<'_>, row: &Row) -> String {
     }
 }
 
-fn ratio_cell(text: String, ratio: Option<Spread>) -> Cell {
+fn ratio_cell(text: String, ratio: Option<Interval>) -> Cell {
     Cell { value: ratio.map(|ratio| ratio.median), ..text.into() }
 }
 
@@ -314,7 +313,7 @@ fn rows(shown: &Shown<'_>) -> Markup {
     ]);
     let mut table = Table::new(format!("{}, over plain in the same round", shown.title), &columns).sortable();
     for row in shown.measured.rows.iter().take(MAX_ROWS) {
-        let median = |spread: Option<Spread>, decimals: usize| {
+        let median = |spread: Option<Interval>, decimals: usize| {
             spread.map_or_else(Cell::default, |spread| {
                 Cell::number(format!("{:.decimals$}", spread.median), spread.median)
             })
@@ -403,7 +402,7 @@ pub(super) mod tests {
     use crate::kit::plot::{Plot, Scale, Series};
 
     pub(in crate::results) fn sample() -> Results {
-        let spread = |median: f64| Some(Spread { median, low: median - 0.1, high: median + 0.1 });
+        let spread = |median: f64| Some(Interval { median, low: median - 0.1, high: median + 0.1 });
         let row = |side: &str, ratio: f64, noise: f64| Row {
             case: "echo <512 KiB>".into(),
             side: side.into(),
@@ -415,7 +414,7 @@ pub(super) mod tests {
             cpu_difference_of_runs: Some(0.0),
             ..Row::default()
         };
-        let spread = Spread { median: 1.4, low: 1.3, high: 1.5 };
+        let spread = Interval { median: 1.4, low: 1.3, high: 1.5 };
         let plot = Plot {
             title: "echo <b>".into(),
             x: ("copies".into(), Scale::Linear),

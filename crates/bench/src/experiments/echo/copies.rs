@@ -74,7 +74,7 @@ fn render(comparisons: &[Comparison]) -> String {
     let own: figures::Extra<'_> = (
         "of own 0",
         Box::new(move |comparison, side| {
-            two_decimals(none.and_then(|none| comparison.ratio_to(none, side, side, RATE)))
+            two_decimals(none.and_then(|none| comparison.ratio_to(none, side, RATE)))
         }),
     );
     let table = figures::table(comparisons, &[of_limit(), own]);
@@ -91,6 +91,6 @@ pub fn plot(comparisons: &[Comparison]) -> Plot {
         "messages per second",
         comparisons,
         "copies",
-        |comparison, side| comparison.spread(side, RATE),
+        |comparison, side| comparison.figure(side, RATE),
     )
 }

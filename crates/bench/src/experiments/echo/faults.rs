@@ -145,7 +145,7 @@ fn plot(comparisons: &[Comparison], orders: &[Order]) -> Plot {
             continue;
         };
         for side in SIDES {
-            let Some(rate) = comparison.spread(side, RATE) else { continue };
+            let Some(rate) = comparison.figure(side, RATE) else { continue };
             let name = format!("{}, {}, threads: {threads}", side.name(), name(*order));
             match series.iter_mut().find(|series| series.name == name) {
                 Some(series) => series.points.push((pages, rate)),

@@ -69,7 +69,7 @@ fn plot(comparisons: &[Comparison]) -> Plot {
         "size_bytes",
         |comparison, side| {
             let mib = comparison.operation_bytes() as f64 / f64::from(1 << 20);
-            comparison.spread(side, |sample| sample.operations_per_s).map(|spread| spread.scaled(mib))
+            comparison.figure(side, |sample| sample.operations_per_s).map(|spread| spread.scaled(mib))
         },
     )
 }

@@ -8,8 +8,8 @@ use crate::experiments::echo::copies;
 use crate::experiments::echo::point::{self, Point};
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, of_limit, two_decimals};
 use crate::kit::{
-    Comparison, Entry, Experiment, Form, Outcome, Plot, Repeat, Report, Result, Scale, Side, Spread, claim,
-    copies_parser, count_parser, counted, entry, size_parser, spread_json,
+    Comparison, Entry, Experiment, Form, Interval, Outcome, Plot, Repeat, Report, Result, Scale, Side, claim,
+    copies_parser, count_parser, counted, entry, size_parser,
 };
 
 /// Echo server with several threads (zIO, Figure 8)
@@ -69,9 +69,9 @@ fn points(size_bytes: usize, copies: usize, threads: &[usize]) -> Vec<Point> {
 }
 
 /// Throughput over that of one thread of the same side.
-fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> Option<Spread> {
+fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> Option<Interval> {
     let one = comparisons.iter().find(|comparison| comparison.parameter("threads") == Some(1.0))?;
-    comparison.ratio_to(one, side, side, RATE)
+    comparison.ratio_to(one, side, RATE)
 }
 
 /// The figures, with what each side gains by its threads.
@@ -88,7 +88,7 @@ fn render(comparisons: &[Comparison]) -> String {
 fn findings(comparisons: &[Comparison]) -> Vec<(&'static str, Value)> {
     let entries = comparisons.iter().flat_map(|comparison| {
         comparison.sides().iter().filter_map(move |side| {
-            let scaling = spread_json(scaling(comparisons, comparison, *side)?);
+            let scaling = json!(scaling(comparisons, comparison, *side)?);
             Some(
                 json!({ "threads": comparison.parameter("threads"), "side": side.key(), "scaling": scaling }),
             )
@@ -106,6 +106,6 @@ fn plot(comparisons: &[Comparison]) -> Plot {
         "messages per second",
         comparisons,
         "threads",
-        |comparison, side| comparison.spread(side, RATE),
+        |comparison, side| comparison.figure(side, RATE),
     )
 }

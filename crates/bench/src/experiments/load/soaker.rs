@@ -17,9 +17,7 @@ use rustix::fs::MemfdFlags;
 use serde_json::{Value, json};
 
 use crate::experiments::load::soak::{Counters, STRIDE_BYTES, processors};
-use crate::kit::{
-    Failure, Launcher, Result, Server, Side, Spread, TemporaryDirectory, While, number, spread_json,
-};
+use crate::kit::{Failure, Interval, Launcher, Result, Server, Side, TemporaryDirectory, While, number};
 
 /// Part of the processors' time that others than the soakers may have in a calibration: the system's own work.
 const UNLOADED: f64 = 0.02;
@@ -133,7 +131,7 @@ impl Soakers {
     #[must_use]
     pub fn calibration(&self) -> Option<Calibration> {
         let of = |figure: fn(&(f64, f64)) -> f64| {
-            Spread::of(&self.calibrations.iter().map(figure).collect::<Vec<_>>())
+            Interval::of(&self.calibrations.iter().map(figure).collect::<Vec<_>>())
         };
         Some(Calibration { work_per_s: of(|(work, _)| *work)?, others: of(|(_, others)| *others)? })
     }
@@ -143,9 +141,9 @@ impl Soakers {
 #[derive(Clone, Copy, Debug)]
 pub struct Calibration {
     /// Units of work in a second, all processors.
-    pub work_per_s: Spread,
+    pub work_per_s: Interval,
     /// The part of the processors that others than the soakers had, 0 to 1.
-    pub others: Spread,
+    pub others: Interval,
 }
 
 impl Calibration {
@@ -169,8 +167,8 @@ impl Calibration {
     pub fn to_json(self, processors: usize) -> Value {
         json!({
             "soakers": processors,
-            "work_per_s": spread_json(self.work_per_s),
-            "others_percent": spread_json(self.others.scaled(100.0)),
+            "work_per_s": json!(self.work_per_s),
+            "others_percent": json!(self.others.scaled(100.0)),
             "warning": self.warning(),
         })
     }
@@ -219,7 +217,7 @@ mod tests {
 
     #[test]
     fn only_a_machine_that_others_use_is_warned_of() {
-        let spread = |median: f64| Spread { median, low: median / 2.0, high: median * 1.5 };
+        let spread = |median: f64| Interval { median, low: median / 2.0, high: median * 1.5 };
         let of = |others| Calibration { work_per_s: spread(1e6), others: spread(others) }.warning();
         assert_eq!(of(0.001), None);
         let warning = of(0.3).expect("a third of it");

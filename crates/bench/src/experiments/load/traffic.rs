@@ -17,9 +17,9 @@ use crate::experiments::load::soaker::{Calibration, Soaked, Soakers, taken};
 use crate::kit::figures::{self, two_decimals};
 use crate::kit::network::{self, Network};
 use crate::kit::{
-    Align, Comparison, Entry, Experiment, Failure, Form, Launcher, Machine, Metric, Outcome, Plot, Progress,
-    Report, Result, Rounds, Sample, Scale, Series, Side, Spread, Table, TemporaryDirectory, amount, begin,
-    bytes_parser, claim, count_parser, entry, figure, measured, seconds, spread_json,
+    Align, Comparison, Entry, Experiment, Failure, Form, Interval, Launcher, Machine, Metric, Outcome, Plot,
+    Progress, Report, Result, Rounds, Sample, Scale, Series, Side, Table, TemporaryDirectory, amount, begin,
+    bytes_parser, claim, count_parser, entry, figure, measured, seconds,
 };
 use crate::servers::sending::corpus::Corpus;
 use crate::servers::sending::receiver::Receiver;
@@ -351,13 +351,13 @@ fn render(measured: &Measured) -> String {
         ("µs/MiB", Right),
         ("verified", Right),
     ]);
-    let range = |spread: Option<Spread>, digits: usize| {
+    let range = |spread: Option<Interval>, digits: usize| {
         spread.map_or_else(String::new, |spread| format!("{:.digits$}–{:.digits$}", spread.low, spread.high))
     };
     for comparison in &measured.comparisons {
         for side in comparison.sides() {
             let told = comparison.is_verified() && !measured.calibration.is_void();
-            let spread = |metric| comparison.spread(*side, metric).filter(|_| told);
+            let spread = |metric| comparison.figure(*side, metric).filter(|_| told);
             let percent = |metric| {
                 spread(metric).map_or_else(|| "-".to_owned(), |spread| format!("{:.2}", spread.median))
             };
@@ -386,7 +386,7 @@ fn render(measured: &Measured) -> String {
 }
 
 /// The machine's time that a MiB took, without the receiver's, µs.
-fn us_per_mib(comparison: &Comparison, side: Side, sending: Spread, measured: &Measured) -> Option<f64> {
+fn us_per_mib(comparison: &Comparison, side: Side, sending: Interval, measured: &Measured) -> Option<f64> {
     let megabits_per_s = figures::median(comparison, side, |sample| sample.megabits_per_s)?;
     let mib_per_s = megabits_per_s / 8.0 * 1e6 / f64::from(1 << 20);
     #[expect(clippy::cast_precision_loss, reason = "a few processors")]
@@ -412,14 +412,14 @@ const BUSY_TITLE: &str = "What sending files takes by the sender's account";
 fn findings(measured: &Measured) -> Vec<(&'static str, Value)> {
     let entry = |comparison: &Comparison, side: Side| {
         let told = comparison.is_verified() && !measured.calibration.is_void();
-        let sending = comparison.spread(side, SENDING).filter(|_| told)?;
+        let sending = comparison.figure(side, SENDING).filter(|_| told)?;
         Some(json!({
             "experiment": comparison.title(),
             "way": name(side),
-            "load_percent": spread_json(comparison.spread(side, LOAD)?),
-            "sending_percent": spread_json(sending),
+            "load_percent": json!(comparison.figure(side, LOAD)?),
+            "sending_percent": json!(sending),
             "sending_us_per_mib": us_per_mib(comparison, side, sending, measured),
-            "sending_ratio": comparison.ratio(side, SENDING).map(spread_json),
+            "sending_ratio": comparison.ratio(side, SENDING).map(|interval| json!(interval)),
         }))
     };
     let entries = measured
@@ -438,12 +438,12 @@ fn plot(measured: &Measured) -> Plot {
     let series = measured.comparisons.iter().map(|comparison| {
         let figure = |side| {
             if void {
-                return Some(comparison.spread(side, figures::CPU)?.scaled(comparison.cpu_us_per_mib(1.0)));
+                return Some(comparison.figure(side, figures::CPU)?.scaled(comparison.cpu_us_per_mib(1.0)));
             }
-            let Spread { median, low, high } = comparison.spread(side, SENDING)?;
+            let Interval { median, low, high } = comparison.figure(side, SENDING)?;
             // Below 0 there is nothing but noise, and no room in the plot.
-            let shown = Spread { median: median.max(0.0), low: low.max(0.0), high: high.max(0.0) };
-            let unit = Spread { median: 1.0, low: 1.0, high: 1.0 };
+            let shown = Interval { median: median.max(0.0), low: low.max(0.0), high: high.max(0.0) };
+            let unit = Interval { median: 1.0, low: 1.0, high: 1.0 };
             Some(shown.scaled(us_per_mib(comparison, side, unit, measured)?))
         };
         #[expect(clippy::cast_precision_loss, reason = "a few ways")]

@@ -307,7 +307,7 @@ fn render(comparisons: &[Comparison]) -> String {
         "RSS",
         Box::new(|comparison, side| {
             let resident =
-                comparison.spread(side, |sample| Some(sample.resident_bytes? / f64::from(1 << 20)));
+                comparison.figure(side, |sample| Some(sample.resident_bytes? / f64::from(1 << 20)));
             resident.map_or_else(|| "-".to_owned(), |spread| format!("{} MiB", number(spread.median)))
         }),
     );

@@ -12,8 +12,8 @@ use crate::experiments::redis;
 use crate::experiments::small::servers::Kind;
 use crate::kit::processes::process::{self, Output};
 use crate::kit::{
-    Align, Comparison, Entry, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Random,
-    Report, Result, Rounds, Sample, Scale, Schedule, Series, Side, Spread, Table, claim, compare,
+    Align, Comparison, Entry, Experiment, Failure, Form, Interval, Launcher, Metric, Outcome, Plot, Progress,
+    Random, Report, Result, Rounds, Sample, Scale, Schedule, Series, Side, Table, claim, compare,
     count_parser, entry, figures, measured, number, print, seconds, size, size_parser,
 };
 use crate::servers::redis::{Programs, on_path};
@@ -266,7 +266,7 @@ fn render(comparisons: &[Comparison]) -> String {
     for comparison in comparisons {
         // Short copies take nanoseconds, starts milliseconds.
         let (unit, scale) = if comparison.operation_bytes() > 0 { ("ns", 1e3) } else { ("ms", 1e-3) };
-        let median = |side| comparison.spread(side, TIME).map_or(f64::NAN, |spread| spread.median * scale);
+        let median = |side| comparison.figure(side, TIME).map_or(f64::NAN, |spread| spread.median * scale);
         let more = comparison.difference(Side::Uncopy, TIME);
         table.row(vec![
             comparison.title().to_owned(),
@@ -290,7 +290,7 @@ fn plot(comparisons: &[Comparison]) -> Plot {
         // A row without a rate has a time: less is better, so it is drawn upside down.
         rate.or_else(|| {
             let time = comparison.ratio(Side::Uncopy, TIME)?;
-            Some(Spread { median: 1.0 / time.median, low: 1.0 / time.high, high: 1.0 / time.low })
+            Some(Interval { median: 1.0 / time.median, low: 1.0 / time.high, high: 1.0 / time.low })
         })
     };
     let points = comparisons.iter().enumerate().filter_map(|(at, row)| Some((at as f64, ratio(row)?)));

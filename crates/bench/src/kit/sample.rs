@@ -1,0 +1,146 @@
+//! What one run, or one slice, under one side gave: its figures, each of which may be missing.
+
+/// What one run under one side gave. A figure that was not measured is `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// Operations (exchanges, SETs, GETs) per second.
+    pub operations_per_s: Option<f64>,
+    /// Median latency, µs.
+    pub latency_p50_us: Option<f64>,
+    /// 99th percentile of the latency, µs.
+    pub latency_p99_us: Option<f64>,
+    /// 99.9th percentile of the latency, µs.
+    pub latency_p999_us: Option<f64>,
+    /// Server's processor time per operation, µs.
+    pub cpu_us: Option<f64>,
+    /// Page faults per operation that uncopy served.
+    pub faults: Option<f64>,
+    /// How long the server took to touch a page, ns.
+    pub touch_ns: Option<f64>,
+    /// What was transmitted in a second, Mbit.
+    pub megabits_per_s: Option<f64>,
+    /// The part of all processors' time that the work took from others, interrupts included, percent.
+    pub load_percent: Option<f64>,
+    /// The part of all processors' time that is the server's by its own account, percent.
+    pub server_percent: Option<f64>,
+    /// The same of the client.
+    pub client_percent: Option<f64>,
+    /// The part of all processors' time that others than the soakers had, percent: the work's own tasks, kernel threads,
+    /// other programs. Not interrupts.
+    pub others_percent: Option<f64>,
+    /// Bytes whose copy uncopy left out in the server.
+    pub elided_bytes: Option<f64>,
+    /// How long the whole of it took, s.
+    pub elapsed_s: Option<f64>,
+    /// Server's processor time in user mode, s.
+    pub user_s: Option<f64>,
+    /// Server's processor time in the kernel, s.
+    pub system_s: Option<f64>,
+    /// Server's resident memory after the work, bytes.
+    pub resident_bytes: Option<f64>,
+    /// Bytes that were compared with what they should be, all of them right; `None` if nothing was
+    /// checked.
+    pub verified_bytes: Option<u64>,
+    /// What the figures of a slice come from.
+    pub raw: Option<Raw>,
+    /// What was counted of the server, for each operation.
+    pub counts: Counts,
+    /// What the reader must know.
+    pub notes: Vec<String>,
+    /// What went wrong although the figures are right, such as a crash at the server's end.
+    pub defect: Option<String>,
+}
+
+/// What was measured in one slice of one side's server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Raw {
+    /// Processor time of all the server's processes, ns.
+    pub cpu_ns: u64,
+    /// Operations.
+    pub operations: u64,
+    /// Time of the slice, ns.
+    pub elapsed_ns: u64,
+}
+
+/// What does not depend on how busy the machine is, for each operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counts {
+    /// Bytes that hooks copied.
+    pub copied_bytes: Option<f64>,
+    /// Bytes whose copy was left out.
+    pub elided_bytes: Option<f64>,
+    /// Bytes that were sent by reference.
+    pub lent_bytes: Option<f64>,
+    /// Page faults that needed no disk.
+    pub minor_faults: Option<f64>,
+    /// System calls that read or write.
+    pub io_calls: Option<f64>,
+    /// Context switches.
+    pub context_switches: Option<f64>,
+}
+
+impl From<Raw> for Sample {
+    #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+    fn from(raw: Raw) -> Self {
+        let operations = raw.operations.max(1) as f64;
+        Self {
+            operations_per_s: Some(operations * 1e9 / raw.elapsed_ns.max(1) as f64),
+            cpu_us: Some(raw.cpu_ns as f64 / 1e3 / operations),
+            raw: Some(raw),
+            ..Self::default()
+        }
+    }
+}
+
+impl Sample {
+    /// The load without the client's own processor time, percent.
+    #[must_use]
+    pub fn sending_percent(&self) -> Option<f64> {
+        Some(self.load_percent? - self.client_percent?)
+    }
+
+    /// The load that is time of neither server nor client, percent: kernel threads and other programs.
+    #[must_use]
+    pub fn background_percent(&self) -> Option<f64> {
+        Some(self.others_percent? - self.client_percent? - self.server_percent?)
+    }
+
+    /// The load that is nobody's time, percent: interrupts, and what lost caches cost the soakers.
+    #[must_use]
+    pub fn interrupts_percent(&self) -> Option<f64> {
+        Some(self.load_percent? - self.others_percent?)
+    }
+}
+
+/// One figure of a sample, if it was measured.
+pub type Metric = fn(&Sample) -> Option<f64>;
+
+/// Figures that go to JSON, by key.
+pub const METRICS: [(&str, Metric); 26] = [
+    ("operations_per_s", |sample| sample.operations_per_s),
+    ("latency_p50_us", |sample| sample.latency_p50_us),
+    ("latency_p99_us", |sample| sample.latency_p99_us),
+    ("latency_p999_us", |sample| sample.latency_p999_us),
+    ("server_cpu_us_per_operation", |sample| sample.cpu_us),
+    ("faults_per_operation", |sample| sample.faults),
+    ("server_touch_ns_per_page", |sample| sample.touch_ns),
+    ("server_resident_bytes", |sample| sample.resident_bytes),
+    ("megabits_per_s", |sample| sample.megabits_per_s),
+    ("machine_load_percent", |sample| sample.load_percent),
+    ("sending_load_percent", Sample::sending_percent),
+    ("server_cpu_percent", |sample| sample.server_percent),
+    ("client_cpu_percent", |sample| sample.client_percent),
+    ("other_tasks_percent", Sample::background_percent),
+    ("interrupts_percent", Sample::interrupts_percent),
+    ("others_percent", |sample| sample.others_percent),
+    ("copied_bytes_per_operation", |sample| sample.counts.copied_bytes),
+    ("elided_bytes_per_operation", |sample| sample.counts.elided_bytes),
+    ("lent_bytes_per_operation", |sample| sample.counts.lent_bytes),
+    ("minor_faults_per_operation", |sample| sample.counts.minor_faults),
+    ("io_calls_per_operation", |sample| sample.counts.io_calls),
+    ("context_switches_per_operation", |sample| sample.counts.context_switches),
+    ("server_elided_bytes", |sample| sample.elided_bytes),
+    ("elapsed_s", |sample| sample.elapsed_s),
+    ("server_user_s", |sample| sample.user_s),
+    ("server_system_s", |sample| sample.system_s),
+];

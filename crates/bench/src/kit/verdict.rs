@@ -1,0 +1,90 @@
+//! What a ratio says: by its 95 % interval against a difference that matters, for every case alike.
+
+use std::fmt;
+
+use crate::kit::statistics::Interval;
+
+/// A difference that matters, as a part.
+pub const DIFFERENCE: f64 = 0.03;
+/// Fewer rounds than these say nothing.
+pub const MIN_ROUNDS: usize = 7;
+/// Of so many verdicts without any difference one says that there is one: the interval lies beyond one of its ends by
+/// chance in 2.5 of 100 cases, at most.
+const CHANCE_PER_END: f64 = 0.025;
+
+/// What a ratio of processor time for each operation, or of another cost, says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Verdict {
+    /// At least 3 % less.
+    Helps,
+    /// No difference that matters, either way.
+    Harmless,
+    /// At least 3 % more.
+    Costs,
+    /// It may be either: the ends of the interval.
+    Between(f64, f64),
+    /// The machine was too busy for enough rounds.
+    TooFewRounds,
+}
+
+impl Verdict {
+    /// The verdict on `ratio`, of a cost over plain's, from `rounds` kept rounds.
+    #[must_use]
+    pub fn of(ratio: Interval, rounds: usize) -> Self {
+        let Interval { low, high, .. } = ratio;
+        match () {
+            () if rounds < MIN_ROUNDS => Self::TooFewRounds,
+            () if high < 1.0 - DIFFERENCE => Self::Helps,
+            () if low > 1.0 + DIFFERENCE => Self::Costs,
+            () if low >= 1.0 - DIFFERENCE && high <= 1.0 + DIFFERENCE => Self::Harmless,
+            () => Self::Between(low, high),
+        }
+    }
+
+    /// Whether it says that there is a difference.
+    #[must_use]
+    pub const fn is_difference(self) -> bool {
+        matches!(self, Self::Helps | Self::Costs)
+    }
+}
+
+/// How many of `verdicts` would say by chance, at most, that there is a difference where there is none.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "few verdicts")]
+pub fn by_chance(verdicts: usize) -> f64 {
+    2.0 * CHANCE_PER_END * verdicts as f64
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Helps => f.write_str("helps"),
+            Self::Harmless => f.write_str("harmless"),
+            Self::Costs => f.write_str("costs"),
+            Self::Between(low, high) => write!(f, "between {low:.2} and {high:.2}"),
+            Self::TooFewRounds => f.write_str("too few rounds: machine too busy"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_needs_the_whole_interval_on_its_side_and_enough_rounds() {
+        for (low, high, words) in [
+            (0.90, 0.96, "helps"),
+            (0.90, 0.98, "between 0.90 and 0.98"),
+            (0.97, 1.03, "harmless"),
+            (0.99, 1.05, "between 0.99 and 1.05"),
+            (1.04, 1.20, "costs"),
+            (0.50, 2.00, "between 0.50 and 2.00"),
+        ] {
+            let verdict = |rounds| Verdict::of(Interval { median: 1.0, low, high }, rounds);
+            assert_eq!(verdict(MIN_ROUNDS).to_string(), words);
+            assert_eq!(verdict(MIN_ROUNDS - 1), Verdict::TooFewRounds);
+        }
+        assert!((by_chance(40) - 2.0).abs() < 1e-9);
+    }
+}
