@@ -2,9 +2,9 @@
 
 use uncopy_html::quantity;
 
+use crate::results::headline::telling;
 use crate::results::markdown::{cells, text};
 use crate::results::model::{Measured, Results};
-use crate::results::page::telling;
 use crate::results::register::{ABSENT, find};
 
 /// The experiments of the last run that has them, in the order of the register.

@@ -1,9 +1,10 @@
 //! Text from outside in Markdown.
 
-/// A row of a table.
+/// A row of a table; lines of a cell stay apart.
 #[must_use]
 pub fn cells<T: AsRef<str>>(cells: &[T]) -> String {
-    let cells: Vec<String> = cells.iter().map(|cell| text(cell.as_ref()).replace('|', "\\|")).collect();
+    let lines = |cell: &T| cell.as_ref().split('\n').map(text).collect::<Vec<_>>().join("<br>");
+    let cells: Vec<String> = cells.iter().map(|cell| lines(cell).replace('|', "\\|")).collect();
     format!("| {} |", cells.join(" | "))
 }
 
@@ -30,7 +31,7 @@ mod tests {
 
     #[test]
     fn cells_stay_on_their_line_and_in_their_column() {
-        assert_eq!(cells(&["a|b", "c\nd", "<i>*"]), "| a\\|b | c d | &lt;i>\\* |");
+        assert_eq!(cells(&["a|b", "c\nd", "<i>*"]), "| a\\|b | c<br>d | &lt;i>\\* |");
         assert_eq!(text("1.2 [1.1–1.3] [x](y)"), "1.2 [1.1–1.3] [x]\\(y)");
     }
 }

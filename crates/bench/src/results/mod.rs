@@ -9,6 +9,7 @@
 //! | `model` | the results, which are the file `results.json` |
 //! | `pool` | a case over all runs |
 //! | `judge` | whether uncopy helps there |
+//! | `headline` | the page's cases as they came out |
 //! | `page`, `chart`, `details` | the results to read |
 //!
 //! Invariant: what is shown follows from `results.json` alone; `--from` renders it again.
@@ -17,6 +18,7 @@ mod aims;
 mod chart;
 mod collect;
 mod details;
+mod headline;
 mod judge;
 mod markdown;
 mod model;
@@ -126,7 +128,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 
 fn write_all(results: &Results, out: &Path) -> Result<()> {
     write(&out.join(FILE), &results.to_json()?)?;
-    write(&out.join(CHART), &chart::draw(&page::chart(results)))?;
+    write(&out.join(CHART), &chart::draw(&headline::chart(results)))?;
     write(&out.join(DETAILS), &details::render(results))?;
     write(&out.join("results.md"), &page::render(results, CHART, DETAILS))
 }

@@ -5,121 +5,19 @@ use std::fmt::Write as _;
 
 use uncopy_html::quantity;
 
-use crate::kit::table::{Align, Table};
 use crate::kit::verdict::{Verdict, by_chance};
 use crate::kit::{Interval, Judge, Side};
 use crate::results::aims::AIMS;
-use crate::results::chart::Line;
-use crate::results::judge::{self, Judgement, insufficiency};
+use crate::results::headline::{Row, rows, shown};
+use crate::results::judge::{self, Judgement, MIN_PROCESSES, MIN_ROUNDS};
 use crate::results::markdown::{cells, text};
 use crate::results::model::{Quantity, Results};
 use crate::results::pool::Pooled;
-use crate::results::register::{HEADLINES, Headline, find};
+use crate::results::register::{HEADLINES, find};
 
 /// Cases besides the headlines that are named where uncopy costs.
 const MAX_NAMED: usize = 8;
-/// Programs of the README's table.
-const TELLING: usize = 5;
-
 const PLAIN: &str = Side::Plain.name();
-
-/// A headline case, and what is known of it.
-struct Row<'a> {
-    headline: &'static Headline,
-    /// What is said of it, or why nothing is.
-    judged: Result<(Pooled<'a>, Judgement), String>,
-}
-
-impl<'a> Row<'a> {
-    fn of(headline: &'static Headline, results: &'a Results) -> Self {
-        let missing = || {
-            let mut experiments = results.runs.iter().flat_map(|run| &run.experiments);
-            let failed =
-                experiments.find(|measured| measured.id == headline.entry && measured.failure.is_some());
-            failed
-                .and_then(|measured| measured.failure.clone())
-                .unwrap_or_else(|| "not among what was run".to_owned())
-        };
-        let judged =
-            Pooled::find(results, headline.entry, headline.case).ok_or_else(missing).and_then(|case| {
-                if let Some(why) = insufficiency(&case) {
-                    return Err(why);
-                }
-                let judgement = judge::judge(&case, headline.side, Judge::Speed);
-                judgement
-                    .map(|judgement| (case, judgement))
-                    .ok_or_else(|| "no processor time was measured".to_owned())
-            });
-        Self { headline, judged }
-    }
-
-    /// What is judged; what is not known comes last.
-    fn cost(&self) -> f64 {
-        self.judged.as_ref().map_or(0.0, |(_, judgement)| judgement.ratio.median)
-    }
-
-    fn ratio(&self, side: &str, of: Quantity) -> Option<Interval> {
-        self.judged.as_ref().ok()?.0.ratio(side, of, PLAIN)
-    }
-
-    /// `0.83 [0.80–0.86] mimalloc`.
-    fn over_best(&self) -> String {
-        match &self.judged {
-            Ok((case, judgement)) if case.best_rival().is_some() => {
-                format!("{} {}", judgement.ratio, judgement.over)
-            }
-            _ => String::new(),
-        }
-    }
-
-    fn cells(&self) -> String {
-        let own = self.headline.side;
-        let Ok((case, judgement)) = &self.judged else {
-            let why = self.judged.as_ref().err().map_or("", String::as_str);
-            return cells(&[
-                self.headline.name,
-                "",
-                "",
-                "",
-                "",
-                "",
-                &format!("not measured well enough: {why}"),
-                "",
-                "",
-            ]);
-        };
-        let difference = case.difference(own, judgement.of, judgement.over);
-        cells(&[
-            self.headline.name,
-            &self.over_best(),
-            &shown(self.ratio(own, Quantity::Cpu)),
-            &shown(self.ratio(Side::HeapOnly.name(), Quantity::Cpu)),
-            &shown(self.ratio(Side::PlainAgain.name(), Quantity::Cpu)),
-            &shown(self.ratio(own, Quantity::Rate)),
-            &judgement.verdict.to_string(),
-            &format!("{} ({})", case.rounds(), case.processes()),
-            &difference.map_or_else(String::new, quantity::percent),
-        ])
-    }
-}
-
-/// The headline cases, what costs most first, what was not measured well enough last.
-fn rows(results: &Results) -> Vec<Row<'_>> {
-    let mut rows: Vec<Row<'_>> = HEADLINES.iter().map(|headline| Row::of(headline, results)).collect();
-    rows.sort_by(|one, other| other.cost().total_cmp(&one.cost()));
-    rows
-}
-
-/// The lines of the chart.
-#[must_use]
-pub fn chart(results: &Results) -> Vec<Line> {
-    let line = |row: &Row<'_>| Line {
-        name: row.headline.name.to_owned(),
-        judged: row.judged.as_ref().ok().map(|(_, judgement)| (judgement.ratio, judgement.verdict)),
-        over_plain: row.ratio(row.headline.side, Quantity::Cpu),
-    };
-    rows(results).iter().map(line).collect()
-}
 
 /// The page. `chart` and `details` are the paths of what lies beside it.
 #[must_use]
@@ -140,11 +38,19 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
     }
     line(&format!("\n![Processor time for each operation, by case]({chart})\n"));
     line(
-        "| case | CPU over the best allocator | CPU over plain | heap only over plain | plain again over plain | rate over plain | uncopy | rounds (processes) | runs differ by |",
+        "| case | CPU over the best allocator | CPU over plain | heap only over plain | plain again over plain | rate over plain | uncopy | runs differ by |",
     );
-    line("|---|---|---|---|---|---|---|---:|---:|");
+    line("|---|---|---|---|---|---|---|---:|");
     for row in &rows {
-        line(&row.cells());
+        if let Ok((case, judgement)) = &row.judged {
+            line(&line_of(row, case, judgement));
+        }
+    }
+    let missing =
+        |row: &Row<'_>| Some(format!("{} ({})", row.headline.name, text(row.judged.as_ref().err()?)));
+    let missing: Vec<String> = rows.iter().filter_map(missing).collect();
+    if !missing.is_empty() {
+        line(&format!("\nNot measured well enough: {}.", missing.join("; ")));
     }
     line(&format!("\n{HOW_TO_READ}\n{}", controls(results, &rows)));
     line("\n## Where it does not help\n");
@@ -174,8 +80,37 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
 const HOW_TO_READ: &str = "\
 - CPU: the server's processor time for each operation, over that of the same packaged program without uncopy, in the same round; less than 1 is less. The client compares every byte.
 - The best allocator is the one of glibc, tuned glibc (`GLIBC_TUNABLES`), mimalloc, jemalloc and uncopy's heap by itself (*heap only*) that takes the least, chosen by the same rounds. What is named is what it was; uncopy is judged beside it. uncopy-cached and uncopy-files are judged beside themselves copying.
-- `1.23 [1.19–1.27]`: the median with its 95 % interval over fresh processes. Helps: all of it below 0.97. Harmless: all of it within 0.97 and 1.03. Costs: all of it above 1.03.
+- `1.23 [1.19–1.27]`: the median with its 95 % interval over fresh processes. Helps: all of it below 0.97. Harmless: all of it within 0.97 and 1.03. Costs: all of it above 1.03. Undecided: anything else.
 - Runs differ by: how far the medians of whole runs, made hours apart, lie apart.";
+
+/// The line of the table.
+fn line_of(row: &Row<'_>, case: &Pooled<'_>, judgement: &Judgement) -> String {
+    let own = row.headline.side;
+    let best = row.over_best().map_or_else(String::new, |(ratio, over)| stacked(ratio, &format!(" {over}")));
+    let ratio = |side, of| row.ratio(side, of).map_or_else(String::new, |ratio| stacked(ratio, ""));
+    let verdict = match judgement.verdict {
+        // Between what, its interval says.
+        Verdict::Between(..) => "undecided".to_owned(),
+        verdict => verdict.to_string(),
+    };
+    let difference = case.difference(own, judgement.of, judgement.over);
+    cells(&[
+        row.headline.name,
+        &best,
+        &ratio(own, Quantity::Cpu),
+        &ratio(Side::HeapOnly.name(), Quantity::Cpu),
+        &ratio(Side::PlainAgain.name(), Quantity::Cpu),
+        &ratio(own, Quantity::Rate),
+        &verdict,
+        &difference.map_or_else(String::new, quantity::percent),
+    ])
+}
+
+/// A ratio on two lines, so that the table is narrow.
+fn stacked(ratio: Interval, of: &str) -> String {
+    let Interval { median, low, high } = ratio;
+    format!("{median:.2}{of}\n[{low:.2}–{high:.2}]")
+}
 
 /// What came out, in one sentence.
 #[must_use]
@@ -199,7 +134,8 @@ pub fn summary(results: &Results) -> String {
 
 /// How far chance goes: what would be said without any difference, and what was said of plain beside itself.
 fn controls(results: &Results, rows: &[Row<'_>]) -> String {
-    let judged = rows.iter().filter(|row| row.judged.is_ok()).count();
+    let known: Vec<&Pooled<'_>> = rows.iter().filter_map(|row| Some(&row.judged.as_ref().ok()?.0)).collect();
+    let judged = known.len();
     let again = |case: &Pooled<'_>| {
         let ratio = case.ratio(Side::PlainAgain.name(), Quantity::Cpu, PLAIN)?;
         Some((ratio, Verdict::of(ratio, case.rounds())))
@@ -212,7 +148,12 @@ fn controls(results: &Results, rows: &[Row<'_>]) -> String {
         .map(|(ratio, _)| ratio.to_string())
         .collect();
     let mut words = format!(
-        "- Chance: of {judged} verdicts in the table up to {:.1} would say that there is a difference where there is none.",
+        "- {} rounds of {} fresh processes of each side; at least {MIN_ROUNDS} and {MIN_PROCESSES} for each case. {} \
+         rounds more, which other programs disturbed, were dropped.\n\
+         - Chance: of {judged} verdicts in the table up to {:.1} would say that there is a difference where there is none.",
+        known.iter().map(|case| case.rounds()).sum::<usize>(),
+        known.iter().map(|case| case.processes()).sum::<usize>(),
+        known.iter().map(|case| case.dropped()).sum::<usize>(),
         by_chance(judged)
     );
     if !beside.is_empty() {
@@ -270,10 +211,8 @@ fn losses(results: &Results, rows: &[Row<'_>]) -> String {
     let mut lines = Vec::new();
     for row in rows {
         if let Ok((_, Judgement { ratio, over, verdict: Verdict::Costs, .. })) = &row.judged {
-            lines.push(format!(
-                "- **{}** takes {ratio} of the processor time that it takes beside {over}.",
-                row.headline.name
-            ));
+            let name = row.headline.name;
+            lines.push(format!("- **{name}**: {ratio} of the processor time that {over} takes."));
         }
     }
     let others = others(results);
@@ -374,62 +313,10 @@ fn machine(results: &Results) -> String {
     )
 }
 
-/// The table of the README: of different packaged programs the two cases that cost most, the two that gain most and
-/// the one that is nearest to no difference.
-#[must_use]
-pub fn telling(results: &Results) -> Option<String> {
-    let rows = rows(results);
-    let mut left: Vec<&Row<'_>> =
-        rows.iter().filter(|row| row.headline.program.is_some() && row.judged.is_ok()).collect();
-    let mut chosen: Vec<&Row<'_>> = Vec::new();
-    while chosen.len() < TELLING && !left.is_empty() {
-        // The worst first, then the best, and so on; the last is the one in the middle.
-        let at = match chosen.len() {
-            0 | 2 => 0,
-            1 | 3 => left.len() - 1,
-            _ => {
-                let distance = |row: &Row<'_>| row.cost().ln().abs();
-                let nearest = (0..left.len())
-                    .min_by(|one, other| distance(left[*one]).total_cmp(&distance(left[*other])));
-                nearest.unwrap_or(0)
-            }
-        };
-        let row = left.remove(at);
-        left.retain(|other| other.headline.program != row.headline.program);
-        chosen.push(row);
-    }
-    chosen.sort_by(|one, other| other.cost().total_cmp(&one.cost()));
-    let mut table = Table::new(&[
-        ("CPU of uncopy", Align::Left),
-        ("over the best allocator", Align::Left),
-        ("over plain", Align::Left),
-        ("rate over plain", Align::Left),
-        ("uncopy", Align::Left),
-    ]);
-    for row in &chosen {
-        let verdict = row
-            .judged
-            .as_ref()
-            .map_or_else(|_| String::new(), |(_, judgement)| judgement.verdict.to_string());
-        table.row(vec![
-            row.headline.name.to_owned(),
-            row.over_best(),
-            shown(row.ratio(row.headline.side, Quantity::Cpu)),
-            shown(row.ratio(row.headline.side, Quantity::Rate)),
-            verdict,
-        ]);
-    }
-    (!chosen.is_empty()).then(|| table.render())
-}
-
-fn shown(ratio: Option<Interval>) -> String {
-    ratio.map_or_else(String::new, |ratio| ratio.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::model::{Case, Measured};
+    use crate::results::model::Measured;
     use crate::results::pool::tests::{case, results};
 
     fn page(results: &Results) -> String {
@@ -442,19 +329,19 @@ mod tests {
             vec![
                 case("redis GET 64 KiB", "uncopy", &[cost; 5]),
                 case("redis GET 256 KiB", "uncopy", &[cost * 1.5; 5]),
-                case("redis GET 1 MiB", "uncopy", &[0.7; 4]),
+                case("redis GET 1 MiB", "uncopy", &[0.7; 2]),
             ]
         };
         let results = results("redis-get", &[get(0.7), get(0.77)]);
         let page = page(&results);
         for headline in HEADLINES {
-            assert!(page.contains(&format!("| {} |", headline.name)), "{page}");
+            assert!(page.contains(headline.name), "{page}");
         }
         let place = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} in {page}"));
         assert!(place("| Redis GET 256 KiB |") < place("| Redis GET 64 KiB |"));
-        assert!(place("| Redis GET 64 KiB |") < place("| not measured well enough"));
-        assert!(page.contains("mimalloc | ") && page.contains("| 10 % |"), "{page}");
-        assert!(page.contains("**Redis GET 256 KiB** takes 1.3") && page.contains("tree abc123 "), "{page}");
+        assert!(place("| Redis GET 64 KiB |") < place("Redis GET 1 MiB (20 rounds, "));
+        assert!(page.contains("1.38 mimalloc<br>[") && page.contains("| 10 % |"), "{page}");
+        assert!(page.contains("**Redis GET 256 KiB**: 1.38 [") && page.contains("tree abc123 "), "{page}");
         assert!(page.contains("6.18 &lt;x>") && page.contains("](results/chart.svg)"), "{page}");
         assert!(page.contains("| zIO, Figure 4 |") && page.contains("not measured |"), "{page}");
     }
@@ -468,52 +355,7 @@ mod tests {
             ..Measured::default()
         });
         let page = page(&results);
-        assert!(
-            page.contains("| echo 512 KiB, 5 copies |  |  |  |  |  | not measured well enough: no &lt;room>"),
-            "{page}"
-        );
+        assert!(page.contains("echo 512 KiB, 5 copies (no &lt;room>)"), "{page}");
         assert!(page.contains("Nothing was found to cost."));
-    }
-
-    #[test]
-    fn the_five_are_of_different_programs_with_losses_and_gains() {
-        let of = |id: &str, cases: &[(&str, f64)]| Measured {
-            id: id.to_owned(),
-            cases: cases
-                .iter()
-                .map(|(title, cost)| case(title, "uncopy", &[*cost; 5]))
-                .collect::<Vec<Case>>(),
-            ..Measured::default()
-        };
-        let mut results = results("redis-get", &[vec![]]);
-        results.runs[0].experiments = vec![
-            of(
-                "redis-get",
-                &[("redis GET 64 KiB", 1.0), ("redis GET 256 KiB", 1.5), ("redis GET 1 MiB", 0.3)],
-            ),
-            of("copies", &[("echo 512 KiB, 12 copies", 0.2)]),
-            of("apps-web", &[("nginx proxied 64 KiB", 0.85), ("haproxy 1 MiB, buffers of 64 KiB", 0.5)]),
-            of(
-                "apps-others",
-                &[("mosquitto 1 MiB, 4 subscribers", 0.4), ("python asyncio proxy 1 MiB", 0.78)],
-            ),
-            of("apps-stores", &[("postgresql COPY 1 MiB", 1.1)]),
-        ];
-        let table = telling(&results).expect("a table");
-        let names: Vec<&str> = table.lines().skip(2).filter_map(|line| line.split("  ").next()).collect();
-        let wanted = [
-            "Redis GET 256 KiB",
-            "PostgreSQL COPY 1 MiB",
-            "asyncio proxy 1 MiB",
-            "HAProxy 1 MiB",
-            "mosquitto 1 MiB",
-        ];
-        // Of nginx and the proxy of asyncio, one is nearer to 1 beside mimalloc's 0.8.
-        assert_eq!(names.len(), 5, "{table}");
-        for name in wanted.iter().filter(|name| !name.starts_with("asyncio")) {
-            assert!(names.contains(name), "{name}: {table}");
-        }
-        assert!(!table.contains("echo"), "{table}");
-        assert_eq!(telling(&Results::default()), None);
     }
 }
