@@ -86,7 +86,7 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
         check_same(&results, &started).map_err(|failure| {
             Failure::new(format!("{}: {failure}; choose another --out, or remove it", file.display()))
         })?;
-        if !(arguments.resume && !results.runs.is_empty()) {
+        if !arguments.resume || results.runs.is_empty() {
             results.runs.push(started);
         }
         run::all(&mut results, &arguments.only, |so_far| write_all(so_far, out))?;
