@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use uncopy_html::quantity;
 
-use crate::kit::verdict::{Verdict, by_chance};
+use crate::kit::verdict::{DIFFERENCE, Verdict, by_chance};
 use crate::kit::{Interval, Judge, Side};
 use crate::results::aims::AIMS;
 use crate::results::headline::{Row, rows, shown};
@@ -210,9 +210,20 @@ fn others(results: &Results) -> Vec<Other<'_>> {
 fn losses(results: &Results, rows: &[Row<'_>]) -> String {
     let mut lines = Vec::new();
     for row in rows {
-        if let Ok((_, Judgement { ratio, over, verdict: Verdict::Costs, .. })) = &row.judged {
-            let name = row.headline.name;
+        let Ok((case, Judgement { ratio, of, over, verdict })) = &row.judged else { continue };
+        let name = row.headline.name;
+        if *verdict == Verdict::Costs {
             lines.push(format!("- **{name}**: {ratio} of the processor time that {over} takes."));
+            continue;
+        }
+        // What is well in the middle may be ill in a process.
+        let processes = case.by_process(row.headline.side, *of, over);
+        let costly: Vec<Interval> = processes.filter(|ratio| ratio.low > 1.0 + DIFFERENCE).collect();
+        if let Some(worst) = costly.iter().max_by(|one, other| one.median.total_cmp(&other.median)) {
+            let (some, all) = (costly.len(), case.processes());
+            lines.push(format!(
+                "- **{name}** in {some} of {all} processes: {worst} of {over}'s in the worst."
+            ));
         }
     }
     let others = others(results);
@@ -344,6 +355,17 @@ mod tests {
         assert!(page.contains("**Redis GET 256 KiB**: 1.38 [") && page.contains("tree abc123 "), "{page}");
         assert!(page.contains("6.18 &lt;x>") && page.contains("](results/chart.svg)"), "{page}");
         assert!(page.contains("| zIO, Figure 4 |") && page.contains("not measured |"), "{page}");
+    }
+
+    #[test]
+    fn a_process_in_which_it_costs_is_told_although_the_case_does_not() {
+        let results =
+            results("redis-get", &[vec![case("redis GET 64 KiB", "uncopy", &[0.6, 0.6, 1.2, 0.6, 0.6])]]);
+        let page = page(&results);
+        assert!(
+            page.contains("**Redis GET 64 KiB** in 1 of 5 processes: 1.50 [1.47–1.53] of mimalloc's"),
+            "{page}"
+        );
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl<'a> Pooled<'a> {
     }
 
     /// The ratio of each run that has it.
-    fn ratios(&self, side: &str, of: Quantity, over: &str) -> Vec<&Ratio> {
+    fn ratios(&self, side: &str, of: Quantity, over: &str) -> Vec<&'a Ratio> {
         self.0.iter().filter_map(|case| case.side(side)?.ratio(of, over)).collect()
     }
 
@@ -60,8 +60,19 @@ impl<'a> Pooled<'a> {
         if ratios.len() == 1 || ratios.iter().any(|ratio| ratio.processes.is_empty()) {
             return Some(last);
         }
-        let processes = ratios.iter().flat_map(|ratio| &ratio.processes);
-        Interval::of_ratios(&processes.map(|(interval, _)| vec![interval.median]).collect::<Vec<_>>())
+        let processes = self.by_process(side, of, over).map(|interval| vec![interval.median]);
+        Interval::of_ratios(&processes.collect::<Vec<_>>())
+    }
+
+    /// What each process of every run by itself says of the ratio.
+    pub fn by_process(
+        &self,
+        side: &str,
+        of: Quantity,
+        over: &str,
+    ) -> impl Iterator<Item = Interval> + use<'a> {
+        let ratios = self.ratios(side, of, over).into_iter();
+        ratios.flat_map(|ratio| ratio.processes.iter().map(|(interval, _)| *interval))
     }
 
     /// By how much the largest median of a run exceeds the smallest, as a part; `None` with a single run.
