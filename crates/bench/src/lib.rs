@@ -26,6 +26,7 @@ mod servers;
 use kit::experiment::{Outcome, STATUS_FAILED, STATUS_USAGE};
 use kit::failure::Result;
 use kit::network::{self, Network};
+use kit::quiet;
 
 /// Measure what uncopy does, side by side with plain Linux
 #[derive(Debug, Parser)]
@@ -37,6 +38,9 @@ struct Arguments {
     /// What lies between clients and servers
     #[arg(long, global = true, value_name = "NETWORK", value_enum, default_value = "loopback")]
     network: Network,
+    /// Do not keep idle processors awake by loops of the lowest class while something is measured
+    #[arg(long, global = true)]
+    no_idle_loops: bool,
 }
 
 /// Every command.
@@ -67,7 +71,7 @@ impl Command {
 #[must_use]
 pub fn main(args: &[OsString]) -> u8 {
     let words = std::iter::once(OsString::from("uncopy bench")).chain(args.iter().cloned());
-    let Arguments { command, network } = match Arguments::try_parse_from(words) {
+    let Arguments { command, network, no_idle_loops } = match Arguments::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() => {
             let message = error.to_string();
@@ -83,6 +87,7 @@ pub fn main(args: &[OsString]) -> u8 {
         eprintln!("uncopy: --network is for experiments, which start servers; this is a server itself");
         return STATUS_USAGE;
     }
+    quiet::want_idle_loops(!no_idle_loops);
     let done = network::set_up(network).and_then(|()| command.run()).and_then(Outcome::print);
     done.unwrap_or_else(|failure| {
         eprintln!("uncopy: {failure}");

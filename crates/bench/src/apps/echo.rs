@@ -1,16 +1,11 @@
 //! The echo server of zIO section 5.1 as a case: what `uncopy bench copies` measures, where the profiler can look at it.
 
-use std::time::Duration;
-
-use rustix::thread::CpuSet;
-
 use super::stage::Stage;
-use super::{Case, Effort, Point, Running, Work};
-use crate::kit::traffic::{self, Load};
-use crate::kit::{Result, Server, TemporaryDirectory, size};
-use crate::servers::echo::client::EchoClient;
+use super::{By, Case, Effort, Point, Work};
+use crate::kit::{Result, Running, TemporaryDirectory, size};
 use crate::servers::echo::command;
-use crate::servers::echo::server::{self as server, Reply};
+use crate::servers::echo::echoing::Echoing;
+use crate::servers::echo::server;
 
 const COPIES: usize = 5;
 
@@ -23,6 +18,7 @@ pub const ECHO: Case = Case {
     needs: &[],
     points,
     remark: "uncopy bench copies, sizes and threads measure it over ranges",
+    by: By::Slices,
 };
 
 fn points(effort: Effort) -> Vec<Point> {
@@ -42,28 +38,7 @@ struct Echo {
 impl Work for Echo {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
         let command = stage.bench(&command::arguments(&self.work, 1));
-        let mut server = stage.start(command, "the echo server", TemporaryDirectory::make()?)?;
-        let address = command::address(&server.first_line()?)?;
-        let client = EchoClient::connect(address, self.work.size_bytes, Reply::Echo, 1)?;
-        Ok(Box::new(Echoing { client, processors: stage.client_processors(), server }))
-    }
-}
-
-/// The server and its client.
-struct Echoing {
-    // Dropped in this order: the connection ends before the server.
-    client: EchoClient,
-    processors: Option<CpuSet>,
-    server: Server,
-}
-
-impl Running for Echoing {
-    fn server(&mut self) -> &mut Server {
-        &mut self.server
-    }
-
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        let client = std::slice::from_mut(&mut self.client);
-        traffic::at_once(client, self.processors, |client| client.run(duration))
+        let server = stage.start(command, "the echo server", TemporaryDirectory::make()?)?;
+        Ok(Box::new(Echoing::new(server, self.work, 1, stage.client_processors())?))
     }
 }

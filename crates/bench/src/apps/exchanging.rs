@@ -4,38 +4,61 @@ use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
-use super::Running;
 use super::stage::Stage;
 use crate::clients::{self, Client};
 use crate::kit::traffic::Load;
-use crate::kit::{Result, Server};
+use crate::kit::{Result, Running, Server};
+
+/// Makes a client; their numbers begin with 1.
+type Open<'a> = Box<dyn Fn(u32) -> Result<Box<dyn Client>> + 'a>;
 
 /// A server, its clients and what it needs besides.
-pub struct Exchanging<H = ()> {
+pub struct Exchanging<'a, H = ()> {
     // Dropped in this order: the connections end before the server, and the server before what is behind it.
     clients: Vec<Box<dyn Client>>,
     server: Server,
+    count: u32,
+    open: Open<'a>,
     processors: Option<CpuSet>,
     _behind: H,
 }
 
-impl Exchanging {
-    /// `server` with `clients`.
-    #[must_use]
-    pub fn new(stage: &Stage<'_>, server: Server, clients: Vec<Box<dyn Client>>) -> Self {
-        Self::before(stage, server, clients, ())
+impl<'a> Exchanging<'a> {
+    /// `server` with `count` clients made by `open`.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn new<C: Client + 'static>(
+        stage: &Stage<'_>,
+        server: Server,
+        count: u32,
+        open: impl Fn(u32) -> Result<C> + 'a,
+    ) -> Result<Self> {
+        Self::before(stage, server, count, open, ())
     }
 }
 
-impl<H> Exchanging<H> {
-    /// `server` with `clients`, which asks `behind`.
-    #[must_use]
-    pub fn before(stage: &Stage<'_>, server: Server, clients: Vec<Box<dyn Client>>, behind: H) -> Self {
-        Self { clients, server, processors: stage.client_processors(), _behind: behind }
+impl<'a, H> Exchanging<'a, H> {
+    /// The same where `server` asks `behind`.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn before<C: Client + 'static>(
+        stage: &Stage<'_>,
+        server: Server,
+        count: u32,
+        open: impl Fn(u32) -> Result<C> + 'a,
+        behind: H,
+    ) -> Result<Self> {
+        let open: Open<'a> = Box::new(move |number| Ok(Box::new(open(number)?)));
+        let processors = stage.client_processors();
+        let mut all = Self { clients: Vec::new(), server, count, open, processors, _behind: behind };
+        all.reconnect()?;
+        Ok(all)
     }
 }
 
-impl<H> Running for Exchanging<H> {
+impl<H> Running for Exchanging<'_, H> {
     fn server(&mut self) -> &mut Server {
         &mut self.server
     }
@@ -44,20 +67,15 @@ impl<H> Running for Exchanging<H> {
         clients::load(&mut self.clients, duration, self.processors)
     }
 
+    fn reconnect(&mut self) -> Result<()> {
+        self.clients.clear();
+        self.clients = (1..=self.count).map(&self.open).collect::<Result<_>>()?;
+        Ok(())
+    }
+
     fn stop(&mut self) -> Result<()> {
         // A server may wait for the end of connections before it ends itself.
         self.clients.clear();
         self.server.process().stop()
     }
-}
-
-/// `count` clients, made with the numbers from 1.
-///
-/// # Errors
-/// The first failure of `open`.
-pub fn several<C: Client + 'static>(
-    count: u32,
-    open: impl Fn(u32) -> Result<C>,
-) -> Result<Vec<Box<dyn Client>>> {
-    (1..=count).map(|number| Ok(Box::new(open(number)?) as Box<dyn Client>)).collect()
 }

@@ -7,8 +7,8 @@ use super::origin::Origin;
 use super::programs::Need;
 use super::serving::Serving;
 use super::stage::Stage;
-use super::{Case, Effort, Point, Running, Work};
-use crate::kit::{Result, While, size};
+use super::{By, Case, Effort, Point, Work};
+use crate::kit::{Result, Running, While, size};
 
 /// HAProxy itself.
 const HAPROXY: Need = Need::new("haproxy", "haproxy", &["-v"]);
@@ -30,6 +30,7 @@ pub const CASE: Case = Case {
     points,
     remark: "HAProxy hands most bodies from the buffer that they were received in to the one that is sent without copying \
              them (uncopy bench apps haproxy --profile DIR shows it), so there is next to nothing to elide",
+    by: By::Slices,
 };
 
 fn points(effort: Effort) -> Vec<Point> {

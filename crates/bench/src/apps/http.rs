@@ -78,6 +78,19 @@ impl<'a> Clients<'a> {
         Ok(Self { threads: (0..threads).map(open).collect::<Result<_>>()?, processors })
     }
 
+    /// Makes every connection anew that serves many requests.
+    ///
+    /// # Errors
+    /// [`Failure`] when the server does not accept.
+    pub fn reconnect(&mut self) -> Result<()> {
+        for Connections { requests, connections, .. } in &mut self.threads {
+            for connection in connections.iter_mut().filter(|_| requests.keep_alive) {
+                connection.stream = Some(requests.connect()?);
+            }
+        }
+        Ok(())
+    }
+
     /// Exchanges for `duration`.
     ///
     /// # Errors
@@ -118,21 +131,12 @@ impl<'a> Connections<'a> {
 
     fn run(&mut self, duration: Duration) -> Result<Load> {
         let (requests, buffer) = (self.requests, &mut self.buffer);
-        for connection in &mut self.connections {
-            connection.ask(requests)?;
-        }
-        let count = self.connections.len() as u64;
-        let connections = &mut self.connections;
-        let load = traffic::repeat(duration, |number| {
-            let at = usize::try_from(number % count).unwrap_or(0);
-            let done = connections[at].receive(requests, buffer)?;
-            connections[at].ask(requests)?;
-            Ok(done)
-        })?;
-        for connection in &mut self.connections {
-            connection.receive(requests, &mut self.buffer)?;
-        }
-        Ok(load)
+        traffic::in_turn(
+            &mut self.connections,
+            duration,
+            |connection| connection.ask(requests),
+            |connection| connection.receive(requests, buffer),
+        )
     }
 }
 

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use super::http::{Clients, Document, Requests};
+use super::http::{Document, Requests};
 use super::programs::Need;
+use super::serving::Serving;
 use super::stage::{NOBODY, Stage};
-use super::{Case, Effort, Point, Running, Work};
-use crate::kit::traffic::Load;
-use crate::kit::{Result, Server, While, size};
+use super::{By, Case, Effort, Point, Work};
+use crate::kit::{Result, Running, While, size};
 
 /// Icecast itself.
 pub const ICECAST: Need = Need::new("icecast2", "icecast2", &["-v"]);
@@ -43,6 +43,7 @@ pub const FILE: Case = Case {
     remark: "the packaged Icecast reads files in chunks of 4,096 bytes, which is fixed where it is compiled (BUFSIZE in \
              fserve.c), and no setting changes it: nothing is as large as what uncopy elides. An icecast2 built with \
              larger chunks is measured if it comes first on PATH",
+    by: By::Slices,
 };
 
 fn file_points(effort: Effort) -> Vec<Point> {
@@ -74,25 +75,7 @@ impl Work for Files {
             documents: &self.documents,
             keep_alive: false,
         };
-        let clients = Clients::open(requests, self.listeners, stage.client_processors())?;
-        Ok(Box::new(Listening { clients, server }))
-    }
-}
-
-/// Icecast and listeners of a file.
-#[derive(Debug)]
-struct Listening<'a> {
-    clients: Clients<'a>,
-    server: Server,
-}
-
-impl Running for Listening<'_> {
-    fn server(&mut self) -> &mut Server {
-        &mut self.server
-    }
-
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        self.clients.load(duration)
+        Ok(Box::new(Serving::asking(stage, server, requests, self.listeners)?))
     }
 }
 

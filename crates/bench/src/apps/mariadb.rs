@@ -6,13 +6,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::exchanging::{Exchanging, several};
+use super::exchanging::Exchanging;
 use super::programs::Need;
 use super::stage::Stage;
-use super::{Case, Effort, Point, Running, Work};
+use super::{By, Case, Effort, Point, Work};
 use crate::clients::mariadb::{self, Values};
 use crate::kit::processes::process;
-use crate::kit::{Result, size};
+use crate::kit::{Result, Running, size};
 
 const MARIADB: Need = Need::new("mariadbd", "mariadb-server-core", &["--version"]);
 const INSTALL: Need = Need::new("mariadb-install-db", "mariadb-server-core", &[]);
@@ -32,6 +32,7 @@ pub const BLOBS: Case = Case {
     needs: &[MARIADB, INSTALL],
     points,
     remark: "InnoDB reads every page of 16 KiB for its checksum",
+    by: By::Slices,
 };
 
 fn points(effort: Effort) -> Vec<Point> {
@@ -97,7 +98,7 @@ impl Work for Blobs {
             Ok(arguments(address, directory))
         })?;
         mariadb::prepare(address)?;
-        let open = |number| Values::open(address, self.size_bytes, u64::from(number));
-        Ok(Box::new(Exchanging::new(stage, server, several(CONNECTIONS, open)?)))
+        let open = move |number| Values::open(address, self.size_bytes, u64::from(number));
+        Ok(Box::new(Exchanging::new(stage, server, CONNECTIONS, open)?))
     }
 }

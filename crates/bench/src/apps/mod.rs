@@ -3,13 +3,11 @@
 //!
 //! ```text
 //!   mod       what a case is, the registry of all cases
-//!   measure   rounds, samples, processor time of all processes of a server; the run under the profiler
 //!   stage     starts servers and helpers under a side, on processors of their own
 //!   programs  the packaged programs and their versions
 //!   http      a client that verifies documents
 //!   origin    a server of ours behind proxies and caches
 //!   serving   a server of documents with such clients
-//!   ab        ApacheBench, which verifies nothing
 //!   source, listeners
 //!             a live stream at a fixed rate, and those who verify it
 //!   nginx, haproxy, varnish, icecast, relay
@@ -21,12 +19,8 @@
 //! Invariants: a case starts processes only through [`Stage`]; its load counts nothing that was not verified, or it
 //! verifies a sample itself ([`Running::verify`]); its server listens on [`crate::kit::network::server_address`] only.
 
-use std::time::Duration;
+use crate::kit::{Result, Running};
 
-use crate::kit::traffic::Load;
-use crate::kit::{Result, Server};
-
-mod ab;
 mod echo;
 mod exchanging;
 mod haproxy;
@@ -34,15 +28,15 @@ pub mod http;
 mod icecast;
 mod listeners;
 mod mariadb;
-mod memcached;
+pub mod memcached;
 mod mongodb;
 mod mosquitto;
-mod nginx;
+pub mod nginx;
 pub mod origin;
 mod postgresql;
 pub mod programs;
 mod python;
-mod redis;
+pub mod redis;
 mod relay;
 pub mod serving;
 mod source;
@@ -51,11 +45,6 @@ mod varnish;
 
 use programs::Need;
 use stage::Stage;
-
-/// Warm-up before each measurement, as a part of it.
-const WARM_UP_PART: u32 = 4;
-/// Warm-up at least, where the measurement is not shorter itself: caches fill, accounts of call sites begin.
-const MIN_WARM_UP: Duration = Duration::from_millis(200);
 
 /// All cases, in the order of reports.
 pub const CASES: &[Case] = &[
@@ -67,7 +56,6 @@ pub const CASES: &[Case] = &[
     relay::CASE,
     memcached::TCP,
     memcached::UDP,
-    memcached::SLAP,
     memcached::LARGE,
     echo::ECHO,
     redis::SET,
@@ -96,6 +84,17 @@ pub struct Case {
     pub points: fn(Effort) -> Vec<Point>,
     /// What the reader of the figures must know, below the table; nothing where there is nothing.
     pub remark: &'static str,
+    /// How it is measured.
+    pub by: By,
+}
+
+/// How a case is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Servers of all sides are alive and loaded by slices in turn.
+    Slices,
+    /// Each measurement has a server of its own: its load does not end between two slices.
+    Runs,
 }
 
 /// How much is measured.
@@ -161,50 +160,6 @@ pub trait Work: std::fmt::Debug {
     /// # Errors
     /// [`crate::kit::failure::Failure`] when something cannot be started or does not answer in time.
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>>;
-}
-
-/// A server that answers, and its clients. Dropping it ends whatever it started.
-pub trait Running {
-    /// The process that was started for the server; all that came of it is measured with it.
-    fn server(&mut self) -> &mut Server;
-
-    /// Does what must come before a measurement of `duration`: a warm-up. Returns how many bytes it verified.
-    ///
-    /// # Errors
-    /// As [`Running::load`].
-    fn prepare(&mut self, duration: Duration) -> Result<u64> {
-        let warm_up = (duration / WARM_UP_PART).max(MIN_WARM_UP).min(duration);
-        Ok(self.load(warm_up)?.verified_bytes)
-    }
-
-    /// Loads it for `duration`, or once if that takes longer. Every exchange that is counted was answered rightly;
-    /// `verified_bytes` are those that were compared with what they must be. Percentiles come from `latencies`
-    /// (sorted), and are left out where it is empty.
-    ///
-    /// # Errors
-    /// [`crate::kit::failure::Failure`] at the first wrong or missing answer.
-    fn load(&mut self, duration: Duration) -> Result<Load>;
-
-    /// Verifies what the load could not, after the measurement: returns how many bytes were compared.
-    ///
-    /// # Errors
-    /// [`crate::kit::failure::Failure`] at the first wrong or missing byte.
-    fn verify(&mut self) -> Result<u64> {
-        Ok(0)
-    }
-
-    /// What the reader must know about this one run.
-    fn notes(&mut self) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// Asks the server to end, and waits until it has.
-    ///
-    /// # Errors
-    /// [`crate::kit::failure::Failure`] when it had to be killed or ended otherwise than it should.
-    fn stop(&mut self) -> Result<()> {
-        self.server().process().stop()
-    }
 }
 
 #[cfg(test)]

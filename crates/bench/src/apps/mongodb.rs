@@ -2,12 +2,12 @@
 
 use std::ffi::OsString;
 
-use super::exchanging::{Exchanging, several};
+use super::exchanging::Exchanging;
 use super::programs::Need;
 use super::stage::Stage;
-use super::{Case, Effort, Point, Running, Work};
+use super::{By, Case, Effort, Point, Work};
 use crate::clients::mongodb::Values;
-use crate::kit::{Result, While};
+use crate::kit::{Result, Running, While};
 
 /// No package of Debian's brings it; MongoDB's own has this name.
 const MONGOD: Need = Need::new("mongod", "", &["--version"]);
@@ -24,6 +24,7 @@ pub const DOCUMENTS: Case = Case {
     needs: &[MONGOD],
     points,
     remark: "its client was tried against the protocol's text only: there was no mongod to try it with",
+    by: By::Slices,
 };
 
 fn points(_: Effort) -> Vec<Point> {
@@ -44,7 +45,7 @@ impl Work for Documents {
             words.extend(["--dbpath".into(), data.into(), "--logpath".into(), directory.join("log").into()]);
             Ok(words)
         })?;
-        let open = |number| Values::open(address, SIZE_BYTES, u64::from(number));
-        Ok(Box::new(Exchanging::new(stage, server, several(CONNECTIONS, open)?)))
+        let open = move |number| Values::open(address, SIZE_BYTES, u64::from(number));
+        Ok(Box::new(Exchanging::new(stage, server, CONNECTIONS, open)?))
     }
 }

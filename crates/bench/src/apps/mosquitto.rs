@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::exchanging::{Exchanging, several};
+use super::exchanging::Exchanging;
 use super::programs::Need;
 use super::stage::Stage;
-use super::{Case, Effort, Point, Running, Work};
+use super::{By, Case, Effort, Point, Work};
 use crate::clients::mqtt::Topic;
-use crate::kit::{Result, While, size};
+use crate::kit::{Result, Running, While, size};
 
 /// The broker. It tells its version with its usage.
 const MOSQUITTO: Need = Need::new("mosquitto", "mosquitto", &["-h"]);
@@ -26,6 +26,7 @@ pub const MESSAGES: Case = Case {
     needs: &[MOSQUITTO],
     points,
     remark: "",
+    by: By::Slices,
 };
 
 fn points(effort: Effort) -> Vec<Point> {
@@ -54,7 +55,7 @@ fn configure(address: SocketAddr, directory: &Path) -> Result<Vec<OsString>> {
 impl Work for Messages {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
         let (server, address) = stage.server(MOSQUITTO.program, configure)?;
-        let open = |number| Topic::open(address, self.size_bytes, SUBSCRIBERS, u64::from(number));
-        Ok(Box::new(Exchanging::new(stage, server, several(TOPICS, open)?)))
+        let open = move |number| Topic::open(address, self.size_bytes, SUBSCRIBERS, u64::from(number));
+        Ok(Box::new(Exchanging::new(stage, server, TOPICS, open)?))
     }
 }

@@ -9,8 +9,8 @@ use super::origin::Origin;
 use super::programs::Need;
 use super::serving::Serving;
 use super::stage::Stage;
-use super::{Case, Effort, Point, Running, Work};
-use crate::kit::{Failure, Result, While, size};
+use super::{By, Case, Effort, Point, Work};
+use crate::kit::{Failure, Result, Running, While, size};
 
 /// nginx itself.
 const NGINX: Need = Need::new("nginx", "nginx", &["-v"]);
@@ -29,6 +29,7 @@ pub const STATIC: Case = Case {
     points: static_points,
     remark: "with sendfile on no body passes through the program, so there is nothing for uncopy to elide; \
              with sendfile off nginx reads up to 64 KiB at a time (output_buffers 2 64k; its default is 32k)",
+    by: By::Slices,
 };
 
 fn static_points(effort: Effort) -> Vec<Point> {
@@ -72,6 +73,7 @@ pub const PROXIED: Case = Case {
     remark: "buffers of 64 KiB (proxy_buffers 32 64k; the default is 8 of a page), so that a body stays in memory. nginx \
              takes them from malloc for each request and gives them back, and plain malloc gives them to the kernel: \
              what heap only gains is that the block heap keeps their pages",
+    by: By::Slices,
 };
 
 fn proxied_points(effort: Effort) -> Vec<Point> {

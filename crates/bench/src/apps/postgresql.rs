@@ -6,13 +6,13 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::exchanging::{Exchanging, several};
+use super::exchanging::Exchanging;
 use super::programs::Need;
 use super::stage::{Stage, Unprivileged};
-use super::{Case, Effort, Point, Running, Work};
+use super::{By, Case, Effort, Point, Work};
 use crate::clients::postgresql::{self, Operation, Values};
 use crate::kit::traffic::Load;
-use crate::kit::{Result, Server, While, size};
+use crate::kit::{Result, Running, Server, While, size};
 
 /// Where Debian's packages have the programs of each version, the latest first.
 const DIRECTORIES: &[&str] = &[
@@ -46,6 +46,7 @@ pub const COPY: Case = Case {
     needs: NEEDS,
     points: |effort| points(effort, "postgresql COPY", Operation::Copy),
     remark: REMARK,
+    by: By::Slices,
 };
 
 /// Large objects.
@@ -56,6 +57,7 @@ pub const OBJECTS: Case = Case {
     needs: NEEDS,
     points: |effort| points(effort, "postgresql large object", Operation::LargeObject),
     remark: REMARK,
+    by: By::Slices,
 };
 
 const REMARK: &str = "a connection's bytes pass through buffers of 8 KiB (PqRecvBuffer, PqSendBuffer) and pages of 8 KiB, \
@@ -109,14 +111,13 @@ impl Work for Documents {
         })?;
         // It listens before it answers.
         postgresql::prepare(address, USER)?;
-        let open = |number| Values::open(address, USER, self.operation, self.size_bytes, number);
-        let clients = several(CONNECTIONS, open)?;
-        Ok(Box::new(Database { exchanging: Exchanging::new(stage, server, clients), user }))
+        let open = move |number| Values::open(address, USER, self.operation, self.size_bytes, number);
+        Ok(Box::new(Database { exchanging: Exchanging::new(stage, server, CONNECTIONS, open)?, user }))
     }
 }
 
 struct Database<'a> {
-    exchanging: Exchanging,
+    exchanging: Exchanging<'a>,
     user: Unprivileged<'a>,
 }
 
@@ -127,6 +128,10 @@ impl Running for Database<'_> {
 
     fn load(&mut self, duration: std::time::Duration) -> Result<Load> {
         self.exchanging.load(duration)
+    }
+
+    fn reconnect(&mut self) -> Result<()> {
+        self.exchanging.reconnect()
     }
 
     fn stop(&mut self) -> Result<()> {

@@ -3,17 +3,16 @@
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
-use super::exchanging::{Exchanging, several};
-use super::http::{Clients, Document, Requests};
+use super::exchanging::Exchanging;
+use super::http::{Document, Requests};
 use super::programs::Need;
+use super::serving::Serving;
 use super::stage::Stage;
-use super::{Case, Effort, Point, Running, Work};
+use super::{By, Case, Effort, Point, Work};
 use crate::clients::pipe::{Backend, Echoes};
 use crate::kit::network::client_address;
-use crate::kit::traffic::Load;
-use crate::kit::{Result, Server, While, size};
+use crate::kit::{Result, Running, While, size};
 
 /// The interpreter; the distribution's before any other, which may be a script that looks for one.
 const PYTHON: Need =
@@ -35,6 +34,7 @@ pub const SERVER: Case = Case {
     needs: &[PYTHON],
     points: server_points,
     remark: "it reads and sends 64 KiB at a time",
+    by: By::Slices,
 };
 
 /// The proxy.
@@ -45,6 +45,7 @@ pub const RELAY: Case = Case {
     needs: &[PYTHON],
     points: proxy_points,
     remark: "",
+    by: By::Slices,
 };
 
 fn points<W: Work + 'static>(effort: Effort, name: &str, work: impl Fn(usize) -> W) -> Vec<Point> {
@@ -80,25 +81,7 @@ impl Work for Files {
         })?;
         let requests =
             Requests { name: "http.server", server: address, documents: &self.documents, keep_alive: false };
-        let clients = Clients::open(requests, CONNECTIONS as usize, stage.client_processors())?;
-        Ok(Box::new(Serving { clients, server }))
-    }
-}
-
-/// The web server and its clients.
-struct Serving<'a> {
-    // Dropped in this order: the connections end before the server.
-    clients: Clients<'a>,
-    server: Server,
-}
-
-impl Running for Serving<'_> {
-    fn server(&mut self) -> &mut Server {
-        &mut self.server
-    }
-
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        self.clients.load(duration)
+        Ok(Box::new(Serving::asking(stage, server, requests, CONNECTIONS as usize)?))
     }
 }
 
@@ -119,8 +102,8 @@ impl Work for Relay {
         let backend = Backend::start(client_address().into(), self.size_bytes, stage.client_processors())?;
         let (server, address) = stage
             .server(PYTHON.program, |address, directory| arguments(address, backend.address(), directory))?;
-        let open = |number| Echoes::open(address, self.size_bytes, u64::from(number));
-        let clients = several(CONNECTIONS, open)?;
-        Ok(Box::new(Exchanging::before(stage, server, clients, backend)))
+        let size_bytes = self.size_bytes;
+        let open = move |number| Echoes::open(address, size_bytes, u64::from(number));
+        Ok(Box::new(Exchanging::before(stage, server, CONNECTIONS, open, backend)?))
     }
 }

@@ -8,9 +8,9 @@ use super::icecast::{ALONE, ICECAST, configure};
 use super::listeners::Listeners;
 use super::source::{RATE_BYTES_PER_S, Source};
 use super::stage::Stage;
-use super::{Case, Effort, Point, Running, Work};
+use super::{By, Case, Effort, Point, Work};
 use crate::kit::traffic::Load;
-use crate::kit::{Failure, Latencies, Result, Server, size};
+use crate::kit::{Failure, Latencies, Result, Running, Server, size};
 
 /// Listeners that the first search begins with.
 const FIRST: usize = 32;
@@ -41,6 +41,7 @@ pub const CASE: Case = Case {
     remark: "an operation is one second of the stream for one listener, so that op/s is the number of listeners, to \
              about 4 %. The packaged Icecast relays blocks of 1,400 bytes, fixed where it is compiled: nothing is as \
              large as what uncopy elides. An icecast2 built with larger blocks is measured if it comes first on PATH",
+    by: By::Runs,
 };
 
 fn points(_: Effort) -> Vec<Point> {
@@ -172,6 +173,10 @@ impl Running for Relaying<'_> {
             notes.push(format!("it held {count} listeners, and no more were tried"));
         }
         notes
+    }
+
+    fn reconnect(&mut self) -> Result<()> {
+        Ok(())
     }
 
     fn stop(&mut self) -> Result<()> {

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::Running;
 use super::http::{Clients, Document, Requests};
 use super::origin::Origin;
 use super::stage::Stage;
 use crate::kit::traffic::Load;
-use crate::kit::{Result, Server};
+use crate::kit::{Result, Running, Server};
 
 /// A server whose clients have a request under way on each of some connections.
 #[derive(Debug)]
@@ -36,9 +35,31 @@ impl<'a> Serving<'a> {
         documents: &'a [Document],
         connections: usize,
     ) -> Result<Self> {
-        let requests = Requests { name, server: address, documents, keep_alive: true };
-        let clients = Some(Clients::open(requests, connections, stage.client_processors())?);
-        Ok(Self { clients, server, _origin: None, ending: Signal::TERM })
+        Self::asking(
+            stage,
+            server,
+            Requests { name, server: address, documents, keep_alive: true },
+            connections,
+        )
+    }
+
+    /// `connections` to `server` that make `requests`.
+    ///
+    /// # Errors
+    /// As [`Serving::new`].
+    pub fn asking(
+        stage: &Stage<'_>,
+        server: Server,
+        requests: Requests<'a>,
+        connections: usize,
+    ) -> Result<Self> {
+        Ok(Self::of(server, Clients::open(requests, connections, stage.client_processors())?))
+    }
+
+    /// `server` with `clients`.
+    #[must_use]
+    pub fn of(server: Server, clients: Clients<'a>) -> Self {
+        Self { clients: Some(clients), server, _origin: None, ending: Signal::TERM }
     }
 
     /// The same with the origin that it asks.
@@ -63,6 +84,10 @@ impl Running for Serving<'_> {
 
     fn load(&mut self, duration: Duration) -> Result<Load> {
         self.clients.as_mut().map_or_else(|| Ok(Load::default()), |clients| clients.load(duration))
+    }
+
+    fn reconnect(&mut self) -> Result<()> {
+        self.clients.as_mut().map_or(Ok(()), Clients::reconnect)
     }
 
     fn stop(&mut self) -> Result<()> {

@@ -1,36 +1,31 @@
-//! Varnish with its objects in malloc storage, under ab, as in ZCopy, section 4.2.
+//! Varnish with its objects in malloc storage, as in ZCopy, section 4.2.
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
-use super::ab::{AB, Ab};
-use super::http::{Clients, Document, Requests};
+use super::http::Document;
 use super::origin::Origin;
 use super::programs::Need;
+use super::serving::Serving;
 use super::stage::Stage;
-use super::{Case, Effort, Point, Running, Work};
-use crate::kit::traffic::Load;
-use crate::kit::{Result, Server, While, size};
+use super::{By, Case, Effort, Point, Work};
+use crate::kit::{Result, Running, While, size};
 
 /// Varnish itself.
 const VARNISH: Need = Need::new("varnishd", "varnish", &["-V"]);
 /// Connections that have a request under way.
 const CONNECTIONS: usize = 8;
-/// How long this program's own client asks for the object after ab, as a part of the measurement.
-const VERIFIED_PART: u32 = 8;
 
 /// One object, from 1 to 64 KiB.
 pub const CASE: Case = Case {
     name: "varnish",
-    about: "Varnish, malloc storage, one cached object of 1 to 64 KiB, under ab with 8 connections kept alive",
+    about: "Varnish, malloc storage, one cached object of 1 to 64 KiB, 8 connections kept alive",
     paper: "ZCopy section 4.2, Figure 10: 1 to 8 KiB under ab, 3 lines changed in Varnish; slightly less than plain \
             at 1 KiB, 7.8 % more at 6 KiB, the network is the limit at 8 KiB",
-    needs: &[VARNISH, AB],
+    needs: &[VARNISH],
     points,
-    remark: "the rate is ab's, which does not look at bodies; before and after each run this program fetches the \
-             object itself and compares it, and only these bytes are counted as verified. An object leaves by one \
-             writev that refers to the storage: no copy is made inside the program",
+    remark: "an object leaves by one writev that refers to the storage: no copy is made inside the program",
+    by: By::Slices,
 };
 
 fn points(effort: Effort) -> Vec<Point> {
@@ -51,22 +46,8 @@ impl Work for Cache {
         let origin = Origin::start(stage, &self.documents)?;
         let (server, address) =
             stage.server(VARNISH.program, |address, directory| configure(address, directory, &origin))?;
-        let processors = stage.client_processors();
-        let requests =
-            Requests { name: VARNISH.program, server: address, documents: &self.documents, keep_alive: true };
-        let ab = Ab {
-            program: stage.program(AB.program)?,
-            server: address,
-            document: &self.documents[0],
-            connections: CONNECTIONS,
-            processors,
-            rate: None,
-        };
-        let clients = Clients::open(requests, CONNECTIONS, processors)?;
-        let mut running = Caching { clients, ab, server, _origin: origin, verify_for: Duration::ZERO };
-        // The object is fetched, and right, before anything is measured.
-        running.verify()?;
-        Ok(Box::new(running))
+        let serving = Serving::new(stage, VARNISH.program, server, address, &self.documents, CONNECTIONS)?;
+        Ok(Box::new(serving.before(origin)))
     }
 }
 
@@ -90,30 +71,4 @@ fn configure(address: SocketAddr, directory: &Path, origin: &Origin) -> Result<V
         arguments.extend(["-p".into(), parameter.into()]);
     }
     Ok(arguments)
-}
-
-/// Varnish, its clients and what it asked.
-#[derive(Debug)]
-struct Caching<'a> {
-    // Dropped in this order: the connections end before the server, and that before its origin.
-    clients: Clients<'a>,
-    ab: Ab<'a>,
-    server: Server,
-    _origin: Origin,
-    verify_for: Duration,
-}
-
-impl Running for Caching<'_> {
-    fn server(&mut self) -> &mut Server {
-        &mut self.server
-    }
-
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        self.verify_for = duration / VERIFIED_PART;
-        self.ab.load(duration)
-    }
-
-    fn verify(&mut self) -> Result<u64> {
-        Ok(self.clients.load(self.verify_for)?.verified_bytes)
-    }
 }

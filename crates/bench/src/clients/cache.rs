@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv, sockopt};
 
+use rustix::thread::CpuSet;
+
 use crate::kit::network::client_address;
 use crate::kit::pattern::Mismatch;
 use crate::kit::traffic::{self, Exchange, Load};
@@ -97,6 +99,15 @@ pub enum Peer {
     Udp(SocketAddr),
 }
 
+impl Peer {
+    fn connect(self) -> Result<Socket> {
+        match self {
+            Self::Tcp(server) => connect(server).map(Socket::Tcp),
+            Self::Udp(server) => udp(server).map(Socket::Udp),
+        }
+    }
+}
+
 /// What the connections do.
 #[derive(Clone, Copy, Debug)]
 pub struct Work<'a> {
@@ -166,9 +177,58 @@ enum Waiting {
     Value(usize),
 }
 
+/// Connections in several threads.
+#[derive(Debug)]
+pub struct Clients<'a> {
+    threads: Vec<Connections<'a>>,
+    processors: Option<CpuSet>,
+}
+
+impl<'a> Clients<'a> {
+    /// All connections of `work`, in `threads` threads on `processors`.
+    ///
+    /// # Errors
+    /// [`Failure`] when they cannot be opened.
+    pub fn open(work: &Work<'a>, threads: usize, processors: Option<CpuSet>) -> Result<Self> {
+        let threads = threads.min(work.connections);
+        let open = |thread| Connections::open(work, (thread..work.connections).step_by(threads));
+        Ok(Self { threads: (0..threads).map(open).collect::<Result<_>>()?, processors })
+    }
+
+    /// Exchanges for `duration`.
+    ///
+    /// # Errors
+    /// [`Failure`] at the first wrong or missing answer.
+    pub fn load(&mut self, duration: Duration) -> Result<Load> {
+        traffic::at_once(&mut self.threads, self.processors, |connections| connections.run(duration))
+    }
+
+    /// Makes every connection anew.
+    ///
+    /// # Errors
+    /// [`Failure`] when the server does not accept.
+    pub fn reconnect(&mut self) -> Result<()> {
+        for thread in &mut self.threads {
+            for connection in &mut thread.connections {
+                connection.socket = thread.work.peer.connect()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the reader must know about the answers.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        match self.threads.iter().map(|thread| thread.lost.get()).sum() {
+            0 => Vec::new(),
+            lost => vec![format!("{lost} answers by UDP were lost and asked for again")],
+        }
+    }
+}
+
 /// Some connections in one thread.
 #[derive(Debug)]
-pub struct Connections<'a> {
+struct Connections<'a> {
     work: Work<'a>,
     connections: Vec<Connection>,
     buffer: Vec<u8>,
@@ -177,16 +237,10 @@ pub struct Connections<'a> {
 
 impl<'a> Connections<'a> {
     /// Opens the connections with these numbers, each with keys of its own.
-    ///
-    /// # Errors
-    /// [`Failure`] when that fails.
-    pub fn open(work: &Work<'a>, numbers: impl Iterator<Item = usize>) -> Result<Self> {
+    fn open(work: &Work<'a>, numbers: impl Iterator<Item = usize>) -> Result<Self> {
         let numbers: Vec<usize> = numbers.collect();
         let open = |number: &usize| {
-            let socket = match work.peer {
-                Peer::Tcp(server) => Socket::Tcp(connect(server)?),
-                Peer::Udp(server) => Socket::Udp(udp(server)?),
-            };
+            let socket = work.peer.connect()?;
             let keys = (*number..work.content.keys).step_by(work.connections);
             Ok(Connection {
                 socket,
@@ -202,34 +256,14 @@ impl<'a> Connections<'a> {
         Ok(Self { work: *work, connections, buffer: vec![0; room], lost: Cell::new(0) })
     }
 
-    /// Answers by UDP that did not come.
-    #[must_use]
-    pub fn lost(&self) -> u64 {
-        self.lost.get()
-    }
-
-    /// Exchanges for `duration`, the connections in turn.
-    ///
-    /// # Errors
-    /// [`Failure`] at the first wrong or missing answer.
-    pub fn run(&mut self, duration: Duration) -> Result<Load> {
-        let (work, lost) = (self.work, &self.lost);
-        for connection in &mut self.connections {
-            connection.ask(&work)?;
-        }
-        let count = self.connections.len() as u64;
-        let (connections, buffer) = (&mut self.connections, &mut self.buffer);
-        let load = traffic::repeat(duration, |number| {
-            let at = usize::try_from(number % count).unwrap_or(0);
-            let connection = &mut connections[at];
-            let done = connection.receive(&work, buffer, lost)?;
-            connection.ask(&work)?;
-            Ok(done)
-        })?;
-        for connection in &mut self.connections {
-            connection.receive(&work, &mut self.buffer, lost)?;
-        }
-        Ok(load)
+    fn run(&mut self, duration: Duration) -> Result<Load> {
+        let (work, lost, buffer) = (self.work, &self.lost, &mut self.buffer);
+        traffic::in_turn(
+            &mut self.connections,
+            duration,
+            |connection| connection.ask(&work),
+            |connection| connection.receive(&work, buffer, lost),
+        )
     }
 }
 

@@ -11,13 +11,12 @@ use crate::kit::traffic::{self, Exchange, Load};
 use crate::kit::{Failure, Pattern, Result, While, compare};
 
 pub mod cache;
-pub mod files;
 pub mod mariadb;
 pub mod mongodb;
 pub mod mqtt;
 pub mod pipe;
 pub mod postgresql;
-pub mod redis_benchmark;
+pub mod records;
 pub mod resp;
 
 /// How long a server may be silent.
@@ -138,14 +137,6 @@ pub trait Client: Send {
     /// # Errors
     /// [`Failure`] at the first wrong or missing byte.
     fn exchange(&mut self, number: u64) -> Result<Exchange>;
-
-    /// Compares what the exchanges left behind where they themselves compared nothing; returns how many bytes.
-    ///
-    /// # Errors
-    /// As [`Client::exchange`].
-    fn verify(&mut self) -> Result<u64> {
-        Ok(0)
-    }
 }
 
 /// Loads a server with `clients` for `duration`, one thread each, all on `processors`.

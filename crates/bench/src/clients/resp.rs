@@ -172,14 +172,6 @@ impl Connection {
         self.expect("SET", "OK")
     }
 
-    /// Sets a value.
-    ///
-    /// # Errors
-    /// As [`Connection::set_parts`].
-    pub fn set(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.set_parts(key, &[value])
-    }
-
     /// Reads a value into `value`, in place of what it held; `false` if there is none.
     ///
     /// # Errors
@@ -187,15 +179,6 @@ impl Connection {
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
         self.send("GET", &[], &[key])?;
         read_value(&mut self.stream, value)
-    }
-
-    /// Reads a value; `None` if there is none.
-    ///
-    /// # Errors
-    /// As [`Connection::get_into`].
-    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        let mut value = Vec::new();
-        Ok(self.get_into(key, &mut value)?.then_some(value))
     }
 }
 
@@ -312,7 +295,8 @@ mod tests {
     #[test]
     fn values_are_read_whole() {
         let (mut connection, thread) = answering(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$3\r\nabc\r\n");
-        assert_eq!(connection.get(b"k"), Ok(Some(b"abc".to_vec())));
+        let mut value = Vec::new();
+        assert_eq!((connection.get_into(b"k", &mut value), &value[..]), (Ok(true), &b"abc"[..]));
         thread.join().expect("the right command");
     }
 }

@@ -1,17 +1,16 @@
 //! `uncopy-cached` against itself: the same server sending its values by reference and copying them (ZCopy §4, whose
 //! memcached did the same with a patched kernel).
 
-use std::time::Duration;
-
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::clients::cache::{Connections, Content, Peer, Work};
+use crate::apps::memcached::Caching;
+use crate::clients::cache::{Clients, Content, Peer, Work};
 use crate::kit::figures::{self, CPU, RATE, two_decimals};
 use crate::kit::{
-    Comparison, Entry, Experiment, Form, Interval, Launcher, Outcome, Plot, Progress, Report, Result, Rounds,
-    Sample, Scale, Side, bytes_parser, claim, count_parser, counted, entry, measured, seconds, size,
-    threads_parser, traffic,
+    Comparison, Entry, Experiment, Form, Interval, Launcher, Outcome, Plot, Progress, Report, Result,
+    Running, Scale, Side, Slicing, bytes_parser, claim, count_parser, counted, entry, measured, size,
+    threads_parser,
 };
 use crate::servers::cache as server;
 
@@ -45,12 +44,8 @@ pub struct Cache {
     /// How the server sends where it does not copy: auto, splice or zerocopy
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = ["auto", "splice", "zerocopy", "copy"])]
     pub transmit: String,
-    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
-    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
-    pub rounds: Rounds,
-    /// Length of each measurement, about
-    #[arg(long, value_name = "SECONDS", default_value = "0.6", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
-    pub seconds: Duration,
+    #[command(flatten)]
+    pub slicing: Slicing,
     #[command(flatten)]
     pub form: Form,
 }
@@ -72,7 +67,7 @@ impl Experiment for Cache {
                         "Memcached by UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes.",
                     ),
                 ],
-                "cache --threads 1 --rounds 7..11 --seconds 0.4",
+                "cache --threads 1",
                 "cache --quick",
             )
         },
@@ -82,7 +77,17 @@ impl Experiment for Cache {
                 "cache-veth-1500",
                 "The cache, over a link with MTU 1500",
                 &[claim("ZCopy, Figure 8 (§4.1)", "There over a network of 1 Gbit/s.")],
-                "cache --only get --threads 1 --sizes 16384,65536,524288 --rounds 7..11 --seconds 0.4",
+                "cache --only get --threads 1 --sizes 16384,65536,524288",
+                "cache --quick --only get --sizes 65536",
+            )
+        },
+        Entry {
+            network: Some("veth-9000"),
+            ..entry(
+                "cache-veth-9000",
+                "The cache, over a link with MTU 9000",
+                &[claim("ZCopy, Figure 8 (§4.1)", "There over a network of 1 Gbit/s.")],
+                "cache --only get --threads 1 --sizes 16384,65536,524288",
                 "cache --quick --only get --sizes 65536",
             )
         },
@@ -144,48 +149,43 @@ fn points(options: &Cache) -> Vec<Point> {
 fn measure(launcher: &Launcher, options: &Cache, progress: &mut Progress) -> Result<Vec<Comparison>> {
     let program = server::find(launcher, server::NAME)?;
     let points = points(options);
-    let compared = |point: &Point| {
-        Comparison::new(&point.title, point.size_bytes as u64, &[Side::Plain, Side::Twin])
+    let compared = |point: &Point, sides: &[Side]| {
+        Comparison::new(&point.title, point.size_bytes as u64, sides)
             .with("size", point.size_bytes as f64)
             .with("threads", point.threads as f64)
     };
-    let mut comparisons: Vec<Comparison> = points.iter().map(compared).collect();
-    options.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
-        sample(launcher, &program, side, point, options)
-    });
-    Ok(comparisons)
+    let slices = options.slicing.slices(&[Side::Twin]);
+    let measure = |point: &Point| {
+        let mut comparison = compared(point, &slices.sides);
+        let content = Content::new(point.size_bytes, options.keys.max(options.clients));
+        slices.run(launcher, &mut comparison, false, progress, |side| {
+            start(launcher, &program, side, point, options, &content)
+        });
+        comparison
+    };
+    Ok(points.iter().map(measure).collect())
 }
 
-fn sample(
+/// Starts a server that sends as `side` says, with its clients.
+fn start<'a>(
     launcher: &Launcher,
     program: &std::path::Path,
     side: Side,
     point: &Point,
     options: &Cache,
-) -> Result<Sample> {
-    let content = Content::new(point.size_bytes, options.keys.max(options.clients));
+    content: &'a Content,
+) -> Result<Box<dyn Running + 'a>> {
     let transmit = if side == Side::Twin { options.transmit.as_str() } else { "copy" };
-    let mut server = server::start(launcher, program, transmit, point.threads, content.total_bytes())?;
-    let peer = if point.load == Load::Udp { Peer::Udp(server.udp) } else { Peer::Tcp(server.tcp) };
-    let every = if point.load == Load::Mixed { OPERATIONS_PER_SET } else { u64::MAX };
-    let work = Work { peer, content: &content, operations_per_set: every, connections: options.clients };
-    content.store(server.tcp).map_err(|failure| server.server.process().explain(&failure))?;
+    let mut started = server::start(launcher, program, transmit, point.threads, content.total_bytes())?;
+    let peer = if point.load == Load::Udp { Peer::Udp(started.udp) } else { Peer::Tcp(started.tcp) };
+    let operations_per_set = if point.load == Load::Mixed { OPERATIONS_PER_SET } else { u64::MAX };
+    let work = Work { peer, content, operations_per_set, connections: options.clients };
     // One thread of the client for each of the server's: it has enough to do.
-    let connect = |thread: usize| {
-        let connections = (thread..options.clients).step_by(point.threads);
-        Connections::open(&work, connections)
-    };
-    let clients = (0..point.threads.min(options.clients)).map(connect).collect::<Result<Vec<_>>>();
-    let mut clients = clients.map_err(|failure| server.server.process().explain(&failure))?;
-    let (sample, _) = traffic::sample(&mut server.server, options.seconds, |duration| {
-        traffic::at_once(&mut clients, server.client_processors, |client| client.run(duration))
-    })?;
-    let lost: u64 = clients.iter().map(Connections::lost).sum();
-    drop(clients);
-    let notes =
-        if lost > 0 { vec![format!("{lost} answers by UDP were lost and asked for again")] } else { vec![] };
-    let defect = server.server.process().stop().err().map(|failure| failure.to_string());
-    Ok(Sample { notes, defect, ..sample })
+    let opened = content
+        .store(started.tcp)
+        .and_then(|()| Clients::open(&work, point.threads, started.client_processors));
+    let clients = opened.map_err(|failure| started.server.process().explain(&failure))?;
+    Ok(Box::new(Caching { clients, server: started.server }))
 }
 
 /// Throughput over that of one thread of the same side.
@@ -201,16 +201,12 @@ fn scaling(comparisons: &[Comparison], comparison: &Comparison, side: Side) -> O
 
 /// The figures, and what threads gain.
 fn render(comparisons: &[Comparison]) -> String {
-    let per_operation: figures::Extra<'_> = (
-        "CPU µs/op",
-        Box::new(|comparison, side| crate::kit::table::figure(figures::median(comparison, side, CPU))),
-    );
     let scaling: figures::Extra<'_> =
         ("scaling", Box::new(move |comparison, side| two_decimals(scaling(comparisons, comparison, side))));
-    let table = figures::table(comparisons, &[per_operation, scaling]);
+    let table = figures::table(comparisons, &[scaling]);
     format!(
         "{table}\nplain: the server copies every value; twin: it sends them by reference where that pays\n\
-         {}CPU: the server's; scaling: over the same side's rate with one thread, in the same round\n",
+         {}scaling: over the same side's rate with one thread\n",
         figures::LEGEND
     )
 }

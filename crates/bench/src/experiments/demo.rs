@@ -6,31 +6,34 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::clients::redis_benchmark::Operation;
+use crate::apps::By;
+use crate::apps::programs::Programs;
+use crate::apps::redis::{REDIS, Values};
+use crate::clients::records::Workload;
+use crate::experiments::apps::measure;
 use crate::experiments::echo::{copies, point};
 use crate::experiments::redis;
 use crate::kit::experiment::{STATUS_FAILED, machine_after};
 use crate::kit::load::Load;
 use crate::kit::report::notes;
 use crate::kit::{
-    Align, Comparison, Experiment, Interval, Launcher, Machine, Metric, Outcome, Progress, Result, Rounds,
-    Schedule, Side, Table, While, amount, begin, number, print, size,
+    Align, Comparison, Experiment, Interval, Launcher, Machine, Metric, Outcome, Progress, Result, Side,
+    Slices, Table, While, amount, begin, number, print, size,
 };
-use crate::servers::redis::Programs;
 
 /// Length of the echoed messages, bytes (zIO §5.1.1).
 const ECHO_BYTES: usize = 512 * 1024;
 /// Copies that the echo server makes (zIO §5.1.1).
 const ECHO_COPIES: [usize; 4] = [0, 1, 5, 12];
 /// What is done to Redis.
-const REDIS_WORK: [(Operation, u64); 7] = [
-    (Operation::Set, 64),
-    (Operation::Set, 64 << 10),
-    (Operation::Set, 256 << 10),
-    (Operation::Set, 1 << 20),
-    (Operation::Get, 64),
-    (Operation::Get, 256 << 10),
-    (Operation::Get, 1 << 20),
+const REDIS_WORK: [(Workload, usize); 7] = [
+    (Workload::Set, 64),
+    (Workload::Set, 64 << 10),
+    (Workload::Set, 256 << 10),
+    (Workload::Set, 1 << 20),
+    (Workload::Get, 64),
+    (Workload::Get, 256 << 10),
+    (Workload::Get, 1 << 20),
 ];
 /// Connections to Redis.
 const REDIS_CLIENTS: usize = 8;
@@ -54,12 +57,14 @@ impl Experiment for Demo {
     fn run(&self) -> Result<Outcome> {
         let launcher = begin()?;
         // Before the first minute is spent.
-        let programs = Programs::find()?;
+        let programs = Programs::find(&[REDIS])?;
         redis::check_room()?;
         let before = Load::read();
         let mut figures = Figures::measure(&launcher, &programs, self.quick);
         figures.machine = machine_after(before);
-        figures.machine.add("redis", programs.version);
+        for (name, version) in programs.versions {
+            figures.machine.add(name, version);
+        }
         let comparisons: Vec<Comparison> = figures.comparisons().cloned().collect();
         let json = || format!("{:#}\n", figures.to_json());
         match self.json.as_deref() {
@@ -87,22 +92,21 @@ struct Figures {
 impl Figures {
     /// Runs everything: about four minutes, or one with `quick`.
     fn measure(launcher: &Launcher, programs: &Programs, quick: bool) -> Self {
-        // Many short rounds give a steadier median than few long ones.
-        let (echo_rounds, redis_rounds, echo_time, redis_time) = if quick {
-            (5, 7, Duration::from_millis(250), Duration::from_millis(300))
-        } else {
-            (7, 9, Duration::from_millis(600), Duration::from_millis(1000))
-        };
         let mut progress = Progress::new();
-        let schedule = |rounds, duration| Schedule {
-            rounds: Rounds::exactly(rounds),
-            duration,
-            sides: vec![Side::Plain, Side::Uncopy],
+        let slices = Slices {
+            sides: vec![Side::Plain, Side::PlainAgain, Side::Uncopy],
+            processes: if quick { 2 } else { 3 },
+            rounds: 7,
+            time: Duration::from_secs(if quick { 2 } else { 6 }),
+            slice: Duration::from_millis(60),
         };
         let points = copies::points(ECHO_BYTES, &ECHO_COPIES, 0);
-        let echo = point::measure(launcher, &points, &schedule(echo_rounds, echo_time), &mut progress);
-        let schedule = schedule(redis_rounds, redis_time);
-        let redis = redis::measure(launcher, programs, &REDIS_WORK, REDIS_CLIENTS, &schedule, &mut progress);
+        let echo = point::measure(launcher, &points, &slices, &mut progress);
+        let values = |(workload, size_bytes)| {
+            Values { workload, size_bytes, clients: REDIS_CLIENTS, append_only: true }.point()
+        };
+        let points = REDIS_WORK.map(values);
+        let redis = measure::points(launcher, programs, &points, By::Slices, &slices, &mut progress);
         Self { machine: Machine::describe(), echo, redis }
     }
 
@@ -133,7 +137,7 @@ impl Figures {
                 table.row(cells);
             }
         }
-        let set = format!("redis {} ", Operation::Set.name());
+        let set = format!("redis {} ", Workload::Set.name());
         for comparison in self.redis.iter().filter(|comparison| comparison.title().starts_with(&set)) {
             let title = format!("redis memory, SET {}", size(comparison.operation_bytes()));
             let ratio = comparison.ratio(Side::Uncopy, MEMORY);

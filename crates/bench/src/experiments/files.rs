@@ -3,21 +3,20 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use clap::Args;
 use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 
-use crate::clients::files::{Connections, Content};
+use crate::apps::http::{Clients, Document, Requests};
+use crate::apps::serving::Serving;
 use crate::kit::figures::{self, CPU, RATE};
 use crate::kit::network::server_address;
 use crate::kit::{
-    Comparison, Entry, Experiment, Failure, Form, Launcher, Outcome, Plot, Progress, Report, Result, Rounds,
-    Sample, Scale, Server, Side, TemporaryDirectory, claim, count_parser, counted, entry, measured, seconds,
-    size, size_parser, threads_parser,
+    Comparison, Entry, Experiment, Failure, Form, Launcher, Outcome, Plot, Progress, Report, Result, Running,
+    Scale, Server, Side, Slicing, TemporaryDirectory, claim, count_parser, counted, entry, measured,
+    processors, size, size_parser, threads_parser,
 };
-use crate::kit::{processors, traffic};
 use crate::servers::cache as server;
 
 /// Name of the program.
@@ -27,6 +26,13 @@ const PLAIN_WAY: &str = "read-send";
 /// The other ways of `uncopy-files`, as its command line names them.
 const WAYS: [&str; 7] =
     ["mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"];
+
+/// Bytes of all files of one length together, about; so many files that no cache of the processor holds them all,
+/// where they are large.
+const TOTAL_BYTES: usize = 64 << 20;
+/// The mail of 2001 (sendfile-zerocopy-cpu-load) had 63 files; fewer where they are large.
+const MAX_FILES: usize = 63;
+const MIN_FILES: usize = 8;
 
 /// uncopy-files: ways to send a file, from read and send to twin memory (zIO, section 5.3.1)
 #[derive(Debug, Args)]
@@ -47,12 +53,8 @@ pub struct Files {
     /// Connections
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub clients: usize,
-    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
-    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
-    pub rounds: Rounds,
-    /// Length of each measurement, about
-    #[arg(long, value_name = "SECONDS", default_value = "0.5", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
-    pub seconds: Duration,
+    #[command(flatten)]
+    pub slicing: Slicing,
     #[command(flatten)]
     pub form: Form,
 }
@@ -72,7 +74,7 @@ impl Experiment for Files {
                     "mmap and send: up to 17 % slower than zIO; read and sendfile up to 7 %, mmap and sendfile up to 30 %.",
                 ),
             ],
-            "files --sizes 16384,65536,350000,1100000 --rounds 5..7",
+            "files --sizes 16384,65536,350000,1100000",
             "files --quick",
         ),
         Entry {
@@ -81,7 +83,7 @@ impl Experiment for Files {
                 "files-veth-9000",
                 "Ways to serve a file, over a link with MTU 9000",
                 &[claim("zIO, Table 3 (§5.3)", "There over a network of 100 Gbit/s.")],
-                "files --sizes 65536,1100000 --rounds 5..7 --seconds 0.4",
+                "files --sizes 65536,1100000",
                 "files --quick --sizes 65536",
             )
         },
@@ -99,14 +101,14 @@ impl Files {
     fn sides(&self) -> Vec<Side> {
         let uncopy = self.ways.iter().any(|name| name == Side::Uncopy.name()).then_some(Side::Uncopy);
         let way = |name: &String| WAYS.iter().copied().find(|known| known == name).map(Side::Way);
-        [Side::Plain].into_iter().chain(uncopy).chain(self.ways.iter().filter_map(way)).collect()
+        uncopy.into_iter().chain(self.ways.iter().filter_map(way)).collect()
     }
 }
 
 /// One line of the experiment.
 #[derive(Debug)]
 struct Point {
-    content: Content,
+    documents: Vec<Document>,
     size_bytes: usize,
     threads: usize,
 }
@@ -128,22 +130,26 @@ fn measure(launcher: &Launcher, options: &Files, progress: &mut Progress) -> Res
     let mut points = Vec::new();
     for threads in &options.threads {
         for size_bytes in &options.sizes {
-            let content = Content::new(*size_bytes);
-            content.write(root.path())?;
-            points.push(Point { content, size_bytes: *size_bytes, threads: *threads });
+            let count = (TOTAL_BYTES / size_bytes).clamp(MIN_FILES, MAX_FILES);
+            let documents = Document::several(count, *size_bytes);
+            documents.iter().try_for_each(|document| document.write(root.path()))?;
+            points.push(Point { documents, size_bytes: *size_bytes, threads: *threads });
         }
     }
-    let sides = options.sides();
+    let slices = options.slicing.slices(&options.sides());
     let compared = |point: &Point| {
-        Comparison::new(point.title(), point.size_bytes as u64, &sides)
+        Comparison::new(point.title(), point.size_bytes as u64, &slices.sides)
             .with("size", point.size_bytes as f64)
             .with("threads", point.threads as f64)
     };
-    let mut comparisons: Vec<Comparison> = points.iter().map(compared).collect();
-    options.rounds.run(&mut comparisons, &points, progress, |point, side, _| {
-        sample(launcher, &program, side, point, options, root.path())
-    });
-    Ok(comparisons)
+    let measure = |point: &Point| {
+        let mut comparison = compared(point);
+        slices.run(launcher, &mut comparison, false, progress, |side| {
+            serve(launcher, &program, side, point, options.clients, root.path())
+        });
+        comparison
+    };
+    Ok(points.iter().map(measure).collect())
 }
 
 /// Starts the server under `side`, each thread with a processor of its own if there are more than that.
@@ -173,39 +179,29 @@ fn start(
     }
 }
 
-fn sample(
+/// Starts the server under `side`, with its clients.
+fn serve<'a>(
     launcher: &Launcher,
     program: &Path,
     side: Side,
-    point: &Point,
-    options: &Files,
+    point: &'a Point,
+    clients: usize,
     root: &Path,
-) -> Result<Sample> {
+) -> Result<Box<dyn Running + 'a>> {
     let (mut server, address, processors) = start(launcher, program, side, point.threads, root)?;
+    let requests = Requests { name: NAME, server: address, documents: &point.documents, keep_alive: true };
     // One thread of the client for each of the server's: it has enough to do.
-    let connect = |thread: usize| {
-        let numbers = (thread..options.clients).step_by(point.threads);
-        Connections::open(address, &point.content, numbers)
-    };
-    let clients = (0..point.threads.min(options.clients)).map(connect).collect::<Result<Vec<_>>>();
-    let mut clients = clients.map_err(|failure| server.process().explain(&failure))?;
-    let (sample, _) = traffic::sample(&mut server, options.seconds, |duration| {
-        traffic::at_once(&mut clients, processors, |client| client.run(duration))
-    })?;
-    drop(clients);
-    Ok(traffic::ended(launcher, side, server, sample))
+    let clients = Clients::open(requests, clients, processors);
+    let clients = clients.map_err(|failure| server.process().explain(&failure))?;
+    Ok(Box::new(Serving::of(server, clients)))
 }
 
 /// The figures.
 fn render(comparisons: &[Comparison]) -> String {
-    let per_operation: figures::Extra<'_> = (
-        "CPU µs/op",
-        Box::new(|comparison, side| crate::kit::table::figure(figures::median(comparison, side, CPU))),
-    );
-    let table = figures::table(comparisons, &[per_operation]);
+    let table = figures::table(comparisons, &[]);
     format!(
         "{table}\nplain: read and send; uncopy: the same under uncopy run; the others: the ways of uncopy-files\n\
-         {}CPU: the server's\n",
+         {}",
         figures::LEGEND
     )
 }

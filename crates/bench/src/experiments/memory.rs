@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::clients::records::{STAMP_BYTES, Values};
 use crate::clients::resp::Connection;
 use crate::experiments::redis;
-use crate::experiments::redis::ycsb::{self, Values};
 use crate::kit::{
     Align, Comparison, Entry, Experiment, Failure, Form, Interval, Judge, Launcher, Outcome, Plot, Progress,
     Random, Report, Result, Sample, Scale, Series, Side, Table, amount, claim, count_parser, entry, figure,
@@ -71,12 +71,10 @@ impl Experiment for Memory {
         measured(&self.form, |launcher, progress| {
             let programs = Programs::find()?;
             redis::check_room()?;
-            if self.smallest > self.largest || self.smallest < ycsb::STAMP_BYTES {
+            if self.smallest > self.largest || self.smallest < STAMP_BYTES {
                 return Err(Failure::new(format!(
                     "--smallest is {}; it must be from {} to --largest, which is {}",
-                    self.smallest,
-                    ycsb::STAMP_BYTES,
-                    self.largest
+                    self.smallest, STAMP_BYTES, self.largest
                 )));
             }
             let (comparison, moments) = measure(launcher, &programs, self, progress);

@@ -110,12 +110,12 @@ mod tests {
     fn defaults_are_the_documented_ones() {
         let Ok(Command::Copies(copies)) = parse("copies") else { panic!("copies needs no arguments") };
         let repeat = &copies.repeat;
-        assert_eq!(
-            (copies.size, repeat.rounds, repeat.seconds),
-            (524_288, 7.into(), Duration::from_millis(600))
-        );
+        let slices = repeat.slices();
+        assert_eq!((copies.size, slices.rounds, slices.processes), (524_288, 25, 5));
+        assert_eq!((slices.time, slices.slice), (Duration::from_secs(30), Duration::from_millis(60)));
         assert_eq!(copies.copies, [0, 1, 5, 12]);
-        assert_eq!(repeat.all_sides(), [Side::Plain, Side::Uncopy, Side::Limit, Side::HeapOnly]);
+        let sides = [Side::Plain, Side::PlainAgain, Side::Uncopy, Side::Limit, Side::HeapOnly];
+        assert_eq!(slices.sides, sides);
         let Ok(Command::Redis(redis)) = parse("redis") else { panic!("redis needs no arguments") };
         assert_eq!(redis.sizes, [64, 65_536, 262_144, 1_048_576]);
     }
@@ -126,7 +126,8 @@ mod tests {
             panic!("sizes has a quick form")
         };
         assert_eq!(sizes.sizes, [8192, 65_536, 1_048_576]);
-        assert_eq!((sizes.repeat.rounds, sizes.repeat.seconds), (2.into(), Duration::from_millis(100)));
+        let slices = sizes.repeat.slices();
+        assert_eq!((slices.rounds, slices.processes, slices.time), (2, 2, Duration::from_secs(2)));
         for experiment in [
             "copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory",
             "cache",
@@ -140,7 +141,7 @@ mod tests {
         let Ok(Command::Copies(copies)) = parse("copies --sides always,plain,always") else {
             panic!("these are sides")
         };
-        assert_eq!(copies.repeat.all_sides(), [Side::Plain, Side::Always]);
+        assert_eq!(copies.repeat.slices().sides, [Side::Plain, Side::PlainAgain, Side::Always]);
     }
 
     #[test]
@@ -173,7 +174,7 @@ mod tests {
             ("memory --minutes 0", "0", "0.01 to 600"),
             ("copies --sides other", "other", "heap-only"),
             ("small --rounds 99999999999999999999", "99999999999999999999", "1..=1000"),
-            ("cache --rounds 9..7", "9..7", "7..25"),
+            ("transmit --rounds 9..7", "9..7", "7..25"),
         ] {
             let error = parse(words).expect_err(words).to_string();
             assert!(error.contains(value) && error.contains(legal), "{words}: {error}");

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use crate::kit::rounds::{Rounds, Schedule};
 use crate::kit::side::Side;
+use crate::kit::slices::Slices;
 
 /// Longest message and value, bytes: the longest string that Redis stores.
 const SIZE_LIMIT_BYTES: u64 = 512 << 20;
@@ -57,15 +57,43 @@ pub struct Form {
     pub svg: Option<PathBuf>,
 }
 
-/// How often and how long each point is measured, and under what.
+/// How long each case is measured by slices.
+#[derive(Clone, Debug, Args)]
+pub struct Slicing {
+    /// Rounds that count, at least; each loads every side once, for a slice
+    #[arg(long, value_name = "N", default_value = "25", default_value_if("quick", "true", "7"), value_parser = count_parser())]
+    pub rounds: usize,
+    /// Processes of each side, at least
+    #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "2"), value_parser = count_parser())]
+    pub processes: usize,
+    /// Time of measuring a case, at most: it ends before where every ratio is known to 2 %
+    #[arg(long, value_name = "SECONDS", default_value = "30", default_value_if("quick", "true", "2"), value_parser = seconds)]
+    pub seconds: Duration,
+    /// Length of a slice
+    #[arg(long, value_name = "SECONDS", default_value = "0.06", value_parser = seconds)]
+    pub slice: Duration,
+}
+
+impl Slicing {
+    /// What they ask for: plain, plain again, and then `sides`, each once.
+    #[must_use]
+    pub fn slices(&self, sides: &[Side]) -> Slices {
+        let mut all = vec![Side::Plain, Side::PlainAgain];
+        for side in sides {
+            if !all.contains(side) {
+                all.push(*side);
+            }
+        }
+        let Self { rounds, processes, seconds, slice } = *self;
+        Slices { sides: all, processes, rounds, time: seconds, slice }
+    }
+}
+
+/// How long each point is measured by slices, and under what.
 #[derive(Clone, Debug, Args)]
 pub struct Repeat {
-    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
-    #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]
-    pub rounds: Rounds,
-    /// Length of each measurement, about
-    #[arg(long, value_name = "SECONDS", default_value = "0.6", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
-    pub seconds: Duration,
+    #[command(flatten)]
+    pub slicing: Slicing,
     /// What is compared with plain
     #[arg(
         long,
@@ -80,19 +108,33 @@ pub struct Repeat {
 impl Repeat {
     /// What they ask for.
     #[must_use]
-    pub fn schedule(&self) -> Schedule {
-        Schedule { rounds: self.rounds, duration: self.seconds, sides: self.all_sides() }
+    pub fn slices(&self) -> Slices {
+        self.slicing.slices(&self.sides)
     }
+}
 
-    /// The sides with plain as the first, each once.
+/// How long each case of an application is measured by slices, and under what.
+#[derive(Clone, Debug, Args)]
+pub struct Rivalry {
+    #[command(flatten)]
+    pub slicing: Slicing,
+    /// What is compared with plain: uncopy, and what a user could have in its place
+    #[arg(
+        long,
+        value_name = "SIDE,...",
+        default_value = "uncopy,heap-only,tuned-glibc,mimalloc,jemalloc",
+        value_delimiter = ',',
+        value_enum
+    )]
+    pub sides: Vec<Side>,
+}
+
+impl Rivalry {
+    /// What they ask for. An application has no version without copies.
     #[must_use]
-    pub fn all_sides(&self) -> Vec<Side> {
-        let mut sides = vec![Side::Plain];
-        for side in &self.sides {
-            if !sides.contains(side) {
-                sides.push(*side);
-            }
-        }
-        sides
+    pub fn slices(&self) -> Slices {
+        let mut slices = self.slicing.slices(&self.sides);
+        slices.sides.retain(|side| *side != Side::Limit);
+        slices
     }
 }

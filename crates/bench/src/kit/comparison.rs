@@ -18,9 +18,6 @@ use crate::kit::side::Side;
 use crate::kit::statistics::{Interval, median};
 use crate::kit::verdict::Verdict;
 
-/// Half the width of a ratio's interval, as a part, that is narrow enough.
-const PRECISION: f64 = 0.02;
-
 /// One round: a sample of each side, in the order of the comparison's sides.
 #[derive(Clone, Debug, Default)]
 pub struct Round {
@@ -65,9 +62,14 @@ pub struct Comparison {
     failure: Option<String>,
     /// Why it was left out.
     skipped: Option<String>,
+    /// Sides that were left out, and why.
+    left_out: Vec<String>,
 }
 
 impl Comparison {
+    /// Half the width of a ratio's interval, as a part, that is narrow enough.
+    pub const PRECISION: f64 = 0.02;
+
     /// No samples yet of work that moves `operation_bytes` per operation.
     #[must_use]
     pub fn new(title: impl Into<String>, operation_bytes: u64, sides: &[Side]) -> Self {
@@ -80,6 +82,7 @@ impl Comparison {
             generations: Vec::new(),
             failure: None,
             skipped: None,
+            left_out: Vec::new(),
         }
     }
 
@@ -151,10 +154,11 @@ impl Comparison {
         &self.sides
     }
 
-    /// The same without the sides that could not be had.
-    pub fn retain_sides(&mut self, keep: impl FnMut(&Side) -> bool) {
+    /// Leaves out a side because of something that this machine lacks.
+    pub fn leave_out(&mut self, side: Side, why: &crate::kit::failure::Failure) {
         debug_assert!(self.generations.is_empty(), "samples are by side");
-        self.sides.retain(keep);
+        self.sides.retain(|known| *known != side);
+        self.left_out.push(format!("{} left out: {why}", side.name()));
     }
 
     /// Runs every side once, each in a process of its own, in reverse order in every second round. A side that fails
@@ -284,12 +288,16 @@ impl Comparison {
         if is_one_each(&ratios) { Vec::new() } else { ratios.into_iter().filter_map(of_one).collect() }
     }
 
-    /// Whether every ratio to plain of `metric` is known to 2 %, or was not measured.
+    /// Whether every ratio to plain of `metric` is known to [`Comparison::PRECISION`], or was not measured.
     #[must_use]
     pub fn is_precise(&self, metric: Metric) -> bool {
-        self.sides
-            .iter()
-            .all(|side| self.ratio(*side, metric).is_none_or(|ratio| ratio.half_width() <= PRECISION))
+        self.is_known_to(Self::PRECISION, metric)
+    }
+
+    /// Whether half the width of every ratio's interval is at most `part` of the ratio.
+    #[must_use]
+    pub fn is_known_to(&self, part: f64, metric: Metric) -> bool {
+        self.sides.iter().all(|side| self.ratio(*side, metric).is_none_or(|ratio| ratio.half_width() <= part))
     }
 
     /// The verdict on `side` over `other`, by the processor time for each operation.
@@ -366,6 +374,7 @@ impl Comparison {
                 }
             }
         }
+        notes.extend(self.left_out.iter().cloned());
         notes.extend(self.failure.clone());
         notes.extend(self.skipped.as_ref().map(|why| format!("left out: {why}")));
         notes
@@ -495,6 +504,7 @@ fn pooled(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kit::counts::Counts;
     use crate::kit::failure::Failure;
     use crate::kit::sample::Raw;
 
@@ -595,11 +605,12 @@ mod tests {
         let mut comparison = Comparison::new("work", 1, &BOTH);
         for faults in [Some(0.0), None] {
             comparison.round(|side| {
-                let faults = faults.filter(|_| side == Side::Uncopy);
-                Ok(Sample { faults, ..sample(1.0) })
+                let served_faults = faults.filter(|_| side == Side::Uncopy);
+                let counts = Counts { served_faults, ..Counts::default() };
+                Ok(Sample { counts, ..sample(1.0) })
             });
         }
-        assert_eq!(comparison.figure(Side::Uncopy, |sample| sample.faults), None);
+        assert_eq!(comparison.figure(Side::Uncopy, |sample| sample.counts.served_faults), None);
         let json = comparison.to_json();
         assert!(json["sides"]["uncopy"]["faults_per_operation"].is_null());
         let kept =

@@ -11,6 +11,7 @@ use crate::kit::host::Machine;
 use crate::kit::load::{self, Load};
 use crate::kit::processes::cleanup;
 use crate::kit::progress::Progress;
+use crate::kit::quiet::Quiet;
 use crate::kit::report::Report;
 use crate::kit::side::Launcher;
 
@@ -79,9 +80,12 @@ pub fn measured(
 ) -> Result<Outcome> {
     let launcher = begin()?;
     let before = Load::read();
+    let quiet = Quiet::begin();
     let mut progress = Progress::new();
     let report = experiment(&launcher, &mut progress)?;
-    let measured = Measured { report, machine: machine_after(before), form: form.clone() };
+    let mut machine = machine_after(before);
+    machine.add("processors", quiet.describe());
+    let measured = Measured { report, machine, form: form.clone() };
     Ok(Outcome::Measured(Box::new(measured)))
 }
 

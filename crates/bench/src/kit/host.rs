@@ -36,6 +36,7 @@ impl Machine {
                 ("uncopy", env!("CARGO_PKG_VERSION").to_owned()),
                 ("date", date(seconds_since_1970())),
                 ("network", network::current().name().to_owned()),
+                ("congestion control", network::congestion_control()),
                 ("cpus", cpus.to_string()),
                 ("processor", model),
                 ("memory", memory),

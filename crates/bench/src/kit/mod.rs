@@ -14,6 +14,8 @@
 pub mod arguments;
 pub mod checksum;
 pub mod comparison;
+pub mod counts;
+pub mod disturbance;
 pub mod experiment;
 pub mod failure;
 pub mod figures;
@@ -26,18 +28,22 @@ pub mod plot;
 pub mod processes;
 pub mod processors;
 pub mod progress;
+pub mod quiet;
 pub mod random;
 pub mod report;
 pub mod rounds;
+pub mod running;
 pub mod sample;
 pub mod side;
+pub mod slices;
 pub mod statistics;
 pub mod table;
 pub mod traffic;
 pub mod verdict;
 
 pub use arguments::{
-    Form, Repeat, bytes_parser, copies_parser, count_parser, seconds, size_parser, threads_parser,
+    Form, Repeat, Rivalry, Slicing, bytes_parser, copies_parser, count_parser, seconds, size_parser,
+    threads_parser,
 };
 pub use comparison::Comparison;
 pub use experiment::{Entry, Experiment, Judge, Outcome, begin, claim, entry, measured, print};
@@ -51,8 +57,10 @@ pub use processes::process::{Process, Server};
 pub use progress::Progress;
 pub use random::Random;
 pub use report::Report;
-pub use rounds::{Rounds, Schedule};
+pub use rounds::Rounds;
+pub use running::Running;
 pub use sample::{Metric, Sample};
 pub use side::{Launcher, Side};
+pub use slices::Slices;
 pub use statistics::Interval;
 pub use table::{Align, Table, amount, counted, figure, number, size};

@@ -67,12 +67,6 @@ impl Pattern {
         Self { bytes: Random::new(seed).bytes(len_bytes), number: 0 }
     }
 
-    /// The message as it is.
-    #[must_use]
-    pub fn current(&self) -> &[u8] {
-        &self.bytes
-    }
-
     /// Stamps the next number into every line and returns the message.
     pub fn advance(&mut self) -> &[u8] {
         self.number = self.number.wrapping_add(1);

@@ -5,7 +5,6 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
 
 use crate::kit::comparison::Comparison;
 use crate::kit::failure::Result;
@@ -71,17 +70,6 @@ impl Rounds {
     ) {
         self.run(std::slice::from_mut(comparison), &[()], progress, |(), side, round| sample(side, round));
     }
-}
-
-/// How often and how long each point is measured.
-#[derive(Clone, Debug)]
-pub struct Schedule {
-    /// Rounds; each runs every side once.
-    pub rounds: Rounds,
-    /// Length of each measurement.
-    pub duration: Duration,
-    /// What is compared.
-    pub sides: Vec<Side>,
 }
 
 /// Whether more rounds would change nothing: what they are to find is known as precisely as it has to be, or there is

@@ -1,5 +1,7 @@
 //! What one run, or one slice, under one side gave: its figures, each of which may be missing.
 
+use crate::kit::counts::Counts;
+
 /// What one run under one side gave. A figure that was not measured is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
@@ -13,8 +15,6 @@ pub struct Sample {
     pub latency_p999_us: Option<f64>,
     /// Server's processor time per operation, µs.
     pub cpu_us: Option<f64>,
-    /// Page faults per operation that uncopy served.
-    pub faults: Option<f64>,
     /// How long the server took to touch a page, ns.
     pub touch_ns: Option<f64>,
     /// What was transmitted in a second, Mbit.
@@ -62,23 +62,6 @@ pub struct Raw {
     pub elapsed_ns: u64,
 }
 
-/// What does not depend on how busy the machine is, for each operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Counts {
-    /// Bytes that hooks copied.
-    pub copied_bytes: Option<f64>,
-    /// Bytes whose copy was left out.
-    pub elided_bytes: Option<f64>,
-    /// Bytes that were sent by reference.
-    pub lent_bytes: Option<f64>,
-    /// Page faults that needed no disk.
-    pub minor_faults: Option<f64>,
-    /// System calls that read or write.
-    pub io_calls: Option<f64>,
-    /// Context switches.
-    pub context_switches: Option<f64>,
-}
-
 impl From<Raw> for Sample {
     #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
     fn from(raw: Raw) -> Self {
@@ -122,7 +105,7 @@ pub const METRICS: [(&str, Metric); 26] = [
     ("latency_p99_us", |sample| sample.latency_p99_us),
     ("latency_p999_us", |sample| sample.latency_p999_us),
     ("server_cpu_us_per_operation", |sample| sample.cpu_us),
-    ("faults_per_operation", |sample| sample.faults),
+    ("faults_per_operation", |sample| sample.counts.served_faults),
     ("server_touch_ns_per_page", |sample| sample.touch_ns),
     ("server_resident_bytes", |sample| sample.resident_bytes),
     ("megabits_per_s", |sample| sample.megabits_per_s),

@@ -16,6 +16,12 @@ use crate::kit::processes::process;
 /// Path of the `uncopy` command to use in place of this program itself; for tests.
 const EXE_VARIABLE: &str = "UNCOPY_BENCH_EXE";
 
+/// Where distributions have libraries.
+const LIBRARIES: [&str; 5] =
+    ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib64", "/usr/local/lib"];
+/// What makes glibc keep what is freed.
+const TUNABLES: &str = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824:glibc.malloc.top_pad=67108864";
+
 /// Under what a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Side {
@@ -81,6 +87,34 @@ impl Side {
         }
     }
 
+    /// Whether `uncopy run` starts it.
+    #[must_use]
+    pub const fn is_under_uncopy(self) -> bool {
+        self.run_words().is_some()
+    }
+
+    /// What is set in the environment of a program by itself, for another allocator.
+    ///
+    /// # Errors
+    /// [`Failure`] that says how to install it when it is missing.
+    pub fn environment(self) -> Result<Option<(&'static str, OsString)>> {
+        let preload = |library: &str, package: &str| {
+            let found = LIBRARIES.iter().map(|directory| Path::new(directory).join(library));
+            let path = found.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+                Failure::new(format!(
+                    "{library} is not installed; install it with: apt-get install {package}"
+                ))
+            })?;
+            Ok(Some(("LD_PRELOAD", path.into_os_string())))
+        };
+        match self {
+            Self::TunedGlibc => Ok(Some(("GLIBC_TUNABLES", TUNABLES.into()))),
+            Self::Mimalloc => preload("libmimalloc.so.2", "libmimalloc2.0"),
+            Self::Jemalloc => preload("libjemalloc.so.2", "libjemalloc2"),
+            _ => Ok(None),
+        }
+    }
+
     /// Whether a user could have it in place of eliding: what uncopy has to be better than.
     #[must_use]
     pub const fn is_rival(self) -> bool {
@@ -105,6 +139,10 @@ pub struct Activity {
     pub reason: Option<String>,
     /// Bytes that were not copied.
     pub elided_bytes: u64,
+    /// Bytes that hooks copied.
+    pub copied_bytes: u64,
+    /// Bytes that were sent by reference.
+    pub lent_bytes: u64,
     /// Page faults that were served.
     pub faults: u64,
     /// Peak number of views alive.
@@ -121,8 +159,14 @@ impl Activity {
             value.get(name).and_then(Value::as_u64).ok_or_else(|| bad(&format!("no {name}")))
         };
         let reason = value.get("reason").and_then(Value::as_str).map(str::to_owned);
-        let (elided_bytes, faults) = (counter(Counter::ElidedBytes)?, counter(Counter::Faults)?);
-        Ok(Self { reason, elided_bytes, faults, views_peak: counter(Counter::ViewsPeak)? })
+        Ok(Self {
+            reason,
+            elided_bytes: counter(Counter::ElidedBytes)?,
+            copied_bytes: counter(Counter::CopiedBytes)?,
+            lent_bytes: counter(Counter::LentBytes)?,
+            faults: counter(Counter::Faults)?,
+            views_peak: counter(Counter::ViewsPeak)?,
+        })
     }
 }
 
@@ -192,6 +236,8 @@ impl Launcher {
             None => {
                 let mut command = Command::new(program);
                 command.env_remove(EXE_VARIABLE);
+                // What is missing was told before anything was started.
+                command.envs(side.environment().ok().flatten());
                 command
             }
             Some(words) => {
@@ -290,6 +336,10 @@ mod tests {
         assert_eq!(line(Side::Uncopy), ["/opt/uncopy", "run", "--", "redis-server", "--port", "7"]);
         assert_eq!(line(Side::HeapOnly)[1..6], ["run", "--heap", "on", "--policy", "never"]);
         assert_eq!(line(Side::Limit), line(Side::Plain));
+        assert_eq!(line(Side::PlainAgain), line(Side::Plain));
+        let tuned = launcher.command(Side::TunedGlibc, OsStr::new("redis-server"), &["--port", "7"]);
+        assert_eq!(words(&tuned), line(Side::Plain));
+        assert!(tuned.get_envs().any(|(name, value)| name == "GLIBC_TUNABLES" && value.is_some()));
         assert_eq!(line(Side::Always)[1..6], ["run", "--policy", "always", "--min-size", "4096"]);
         let own = words(&launcher.bench(Side::Uncopy, &["echo-server".into()]));
         assert_eq!(own, ["/opt/uncopy", "run", "--", "/opt/uncopy", "bench", "echo-server"]);
@@ -301,7 +351,8 @@ mod tests {
         snapshot.values[Counter::ElidedBytes as usize] = 77;
         snapshot.values[Counter::Faults as usize] = 3;
         let active = Activity::parse(&snapshot.to_json()).expect("well-formed");
-        assert_eq!(active, Activity { reason: None, elided_bytes: 77, faults: 3, views_peak: 0 });
+        assert_eq!((active.elided_bytes, active.faults, active.views_peak), (77, 3, 0));
+        assert_eq!(active.reason, None);
         let inactive = uncopy_core::stats::Snapshot::empty(5, Some("no \"permission\"".into()));
         let activity = Activity::parse(&inactive.to_json()).expect("well-formed");
         assert_eq!(activity.reason.as_deref(), Some("no \"permission\""));

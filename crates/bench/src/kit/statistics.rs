@@ -120,19 +120,6 @@ fn squares(values: &[f64]) -> f64 {
     values.iter().map(|value| (value - mean).powi(2)).sum()
 }
 
-/// The `quantile` (0 to 1) of `sorted` by the nearest rank; `None` if it is empty.
-#[must_use]
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::cast_sign_loss,
-    reason = "ranks are small and not negative"
-)]
-pub fn quantile<T: Copy>(sorted: &[T], quantile: f64) -> Option<T> {
-    let rank = (quantile.clamp(0.0, 1.0) * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,16 +231,5 @@ mod tests {
         let interval = Interval { median: 1.234, low: 1.19, high: 1.27 };
         assert_eq!(interval.to_string(), "1.23 [1.19–1.27]");
         assert!((interval.half_width() - 0.033).abs() < 0.001);
-    }
-
-    #[test]
-    fn quantiles_are_values_by_nearest_rank() {
-        let sorted: Vec<u32> = (1..=100).collect();
-        assert_eq!(quantile(&sorted, 0.5), Some(50));
-        assert_eq!(quantile(&sorted, 0.99), Some(99));
-        assert_eq!(quantile(&sorted, 1.0), Some(100));
-        assert_eq!(quantile(&sorted, 0.0), Some(1));
-        assert_eq!(quantile(&sorted, 7.0), Some(100));
-        assert_eq!(quantile::<u32>(&[], 0.5), None);
     }
 }

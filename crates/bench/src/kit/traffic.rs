@@ -1,6 +1,7 @@
 //! Load by this program's own clients: connections in a thread each, one exchange at a time, every
-//! answer checked; and the sample that comes of it.
+//! answer checked.
 
+use std::collections::VecDeque;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -8,16 +9,7 @@ use rustix::thread::CpuSet;
 
 use crate::kit::failure::{Failure, Result};
 use crate::kit::latencies::Latencies;
-use crate::kit::processes::process::Server;
 use crate::kit::processors::bind_to;
-use crate::kit::sample::Sample;
-use crate::kit::side::{Launcher, Side};
-
-/// Warm-up before each measurement, as a part of it.
-const WARM_UP_PART: u32 = 8;
-/// Warm-up at least, where the measurement is not shorter itself: zIO's figures are of the steady
-/// state too, and accounts of call sites begin with nothing.
-const MIN_WARM_UP: Duration = Duration::from_millis(100);
 
 /// One exchange whose answer was right.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +51,16 @@ impl Load {
     }
 }
 
+impl Load {
+    /// Counts an exchange that was answered rightly, of a load that began at `begin`.
+    fn count(&mut self, begin: Instant, done: Exchange) {
+        self.exchanges += 1;
+        self.verified_bytes += done.verified_bytes;
+        self.latencies.record(done.received.duration_since(done.sent));
+        self.elapsed = done.received.duration_since(begin);
+    }
+}
+
 /// Exchanges for `duration`, at least once. `exchange` gets the number of right ones before it.
 ///
 /// # Errors
@@ -67,11 +69,31 @@ pub fn repeat(duration: Duration, mut exchange: impl FnMut(u64) -> Result<Exchan
     let mut load = Load::default();
     let begin = Instant::now();
     while load.exchanges == 0 || load.elapsed < duration {
-        let done = exchange(load.exchanges)?;
-        load.exchanges += 1;
-        load.verified_bytes += done.verified_bytes;
-        load.latencies.record(done.received.duration_since(done.sent));
-        load.elapsed = done.received.duration_since(begin);
+        load.count(begin, exchange(load.exchanges)?);
+    }
+    Ok(load)
+}
+
+/// Exchanges for `duration`, at least one on each of `connections`, all of which have a request under way until then, so
+/// that the server is never idle.
+///
+/// # Errors
+/// The first failure of `ask` and `receive`.
+pub fn in_turn<C>(
+    connections: &mut [C],
+    duration: Duration,
+    mut ask: impl FnMut(&mut C) -> Result<()>,
+    mut receive: impl FnMut(&mut C) -> Result<Exchange>,
+) -> Result<Load> {
+    let (mut load, begin) = (Load::default(), Instant::now());
+    connections.iter_mut().try_for_each(&mut ask)?;
+    let mut waiting: VecDeque<&mut C> = connections.iter_mut().collect();
+    while let Some(connection) = waiting.pop_front() {
+        load.count(begin, receive(connection)?);
+        if load.elapsed < duration {
+            ask(connection)?;
+            waiting.push_back(connection);
+        }
     }
     Ok(load)
 }
@@ -102,47 +124,6 @@ pub fn at_once<C: Send>(
     loads.into_iter().collect::<Result<_>>().map(Load::together)
 }
 
-/// Loads `server` for `duration`, after a warm-up; `load` loads it for as long as it is told. Also
-/// returns how many exchanges there were with the warm-up's.
-///
-/// # Errors
-/// As `load`, with how the server ended if it did.
-#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-pub fn sample(
-    server: &mut Server,
-    duration: Duration,
-    mut load: impl FnMut(Duration) -> Result<Load>,
-) -> Result<(Sample, u64)> {
-    let mut measured = || {
-        let warm_up = load((duration / WARM_UP_PART).max(MIN_WARM_UP).min(duration))?;
-        let cpu_before_ns = server.process().cpu_ns()?;
-        let load = load(duration)?;
-        let cpu_ns = server.process().cpu_ns()?.saturating_sub(cpu_before_ns);
-        let sample = Sample {
-            operations_per_s: Some(load.exchanges as f64 / load.elapsed.as_secs_f64()),
-            latency_p50_us: load.latencies.quantile_us(0.5),
-            latency_p99_us: load.latencies.quantile_us(0.99),
-            latency_p999_us: load.latencies.quantile_us(0.999),
-            cpu_us: Some(cpu_ns as f64 / 1e3 / load.exchanges as f64),
-            resident_bytes: Some(server.process().resident_bytes()? as f64),
-            verified_bytes: Some(warm_up.verified_bytes + load.verified_bytes),
-            ..Sample::default()
-        };
-        Ok((sample, warm_up.exchanges + load.exchanges))
-    };
-    measured().map_err(|failure| server.process().explain(&failure))
-}
-
-/// `sample` with what a reader must know of its server, in which nothing need have been elided, and how that ended:
-/// it is asked to.
-#[must_use]
-pub fn ended(launcher: &Launcher, side: Side, mut server: Server, sample: Sample) -> Sample {
-    let pid = server.process().pid();
-    let notes = launcher.notes(side, pid, &server.stderr_text(), false);
-    let defect = server.process().stop().err().map(|failure| failure.to_string());
-    Sample { notes, defect, ..sample }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,6 +143,23 @@ mod tests {
         assert_eq!((all.latencies.len(), us), (5, [0.0, 0.0, 0.004, 0.005, 0.008].map(Some)));
         let fails = |at: &mut u64| if *at == 2 { Err(Failure::new("gone")) } else { Ok(load(1, 1)) };
         assert_eq!(at_once(&mut [1, 2, 3], None, fails).expect_err("one failed"), Failure::new("gone"));
+    }
+
+    #[test]
+    fn every_answer_to_a_request_under_way_is_counted() {
+        let mut connections = [0, 0, 0];
+        let now = Instant::now();
+        let ask = |under_way: &mut i32| {
+            *under_way += 1;
+            Ok(())
+        };
+        let receive = |under_way: &mut i32| {
+            *under_way -= 1;
+            Ok(Exchange { sent: now, received: Instant::now(), verified_bytes: 1 })
+        };
+        let load = in_turn(&mut connections, Duration::from_millis(1), ask, receive).expect("right");
+        assert!(load.exchanges > 3 && load.verified_bytes == load.exchanges);
+        assert_eq!(connections, [0; 3]);
     }
 
     #[test]

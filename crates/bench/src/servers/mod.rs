@@ -3,6 +3,5 @@
 pub mod cache;
 pub mod echo;
 pub mod log_trimmer;
-pub mod packaged;
 pub mod redis;
 pub mod sending;

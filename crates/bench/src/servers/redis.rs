@@ -1,5 +1,5 @@
-//! The packaged Redis, started for one measurement: its append-only file on, in a directory of its
-//! own, reachable from this machine only.
+//! The packaged Redis, started for one measurement, with or without its append-only file, in a directory of its own,
+//! reachable from this machine only.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -23,8 +23,6 @@ const LOG_DIRECTORY: &str = "appendonlydir";
 pub struct Programs {
     /// `redis-server`.
     pub server: PathBuf,
-    /// `redis-benchmark`.
-    pub benchmark: PathBuf,
     /// The server's version.
     pub version: String,
 }
@@ -36,19 +34,15 @@ impl Programs {
     /// [`Failure`] that says how to install them when they are missing.
     pub fn find() -> Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let find = |name: &str, package: &str| {
-            on_path(&path, name).ok_or_else(|| {
-                Failure::new(format!("{name} is not on PATH; install it with: apt-get install {package}"))
-            })
-        };
-        let server = find("redis-server", "redis-server")?;
-        let benchmark = find("redis-benchmark", "redis-tools")?;
+        let server = on_path(&path, "redis-server").ok_or_else(|| {
+            Failure::new("redis-server is not on PATH; install it with: apt-get install redis-server")
+        })?;
         let mut command = std::process::Command::new(&server);
         command.arg("--version");
         let output = process::run(command, "redis-server", TIMEOUT)?.success("redis-server --version")?;
         let version = output.stdout.split_whitespace().find_map(|word| word.strip_prefix("v="));
         let version = version.unwrap_or("of an unknown version").to_owned();
-        Ok(Self { server, benchmark, version })
+        Ok(Self { server, version })
     }
 }
 
@@ -75,23 +69,25 @@ impl RedisServer {
     /// # Errors
     /// [`Failure`] when it cannot be started or does not answer in time.
     pub fn start(launcher: &Launcher, side: Side, program: &Path) -> Result<Self> {
-        Self::start_by(|arguments, directory| {
+        Self::start_by(true, |arguments, directory| {
             let mut command = launcher.command(side, program.as_os_str(), arguments);
             processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
             Server::start(command, "redis-server", directory)
         })
     }
 
-    /// Starts one by `start`, which gets its arguments and its directory, and waits until it answers.
+    /// Starts one by `start`, which gets its arguments and its directory, with or without an append-only file, and waits
+    /// until it answers.
     ///
     /// # Errors
     /// [`Failure`] when it cannot be started or does not answer in time.
     pub fn start_by(
+        append_only: bool,
         mut start: impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
     ) -> Result<Self> {
         let mut outcome = Err(Failure::new("redis-server was not started"));
         for _ in 0..PORT_ATTEMPTS {
-            outcome = Self::start_once(&mut start);
+            outcome = Self::start_once(append_only, &mut start);
             // Only another program on the port is worth another port.
             match &outcome {
                 Err(failure) if failure.to_string().contains("Address already in use") => {}
@@ -101,7 +97,10 @@ impl RedisServer {
         outcome
     }
 
-    fn start_once(start: &mut impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>) -> Result<Self> {
+    fn start_once(
+        append_only: bool,
+        start: &mut impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
+    ) -> Result<Self> {
         let directory = TemporaryDirectory::make()?;
         let address = network::free_address()?;
         let arguments: Vec<OsString> = [
@@ -112,7 +111,7 @@ impl RedisServer {
             ("--daemonize", "no".into()),
             ("--dir", directory.path().as_os_str().to_owned()),
             ("--logfile", directory.join("log").into_os_string()),
-            ("--appendonly", "yes".into()),
+            ("--appendonly", if append_only { "yes" } else { "no" }.into()),
             ("--appenddirname", LOG_DIRECTORY.into()),
             ("--appendfsync", "no".into()),
             ("--auto-aof-rewrite-percentage", "0".into()),

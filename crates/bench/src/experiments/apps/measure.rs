@@ -1,4 +1,4 @@
-//! Rounds of every side over every point of every case, and the run under the profiler.
+//! Every point of every case by slices, and the run under the profiler.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,47 +7,48 @@ use serde_json::{Value, json};
 
 use crate::apps::programs::Programs;
 use crate::apps::stage::{Stage, Under};
-use crate::apps::{Case, Effort, Point, Running};
-use crate::kit::processes::descendants::{self, Held};
+use crate::apps::{By, Case, Effort, Point};
+use crate::kit::processes::descendants;
+use crate::kit::slices::stop;
 use crate::kit::{
-    Comparison, Failure, Launcher, Plot, Progress, Report, Result, Sample, Scale, Schedule, Series, Side,
-    While, figures,
+    Comparison, Failure, Launcher, Plot, Progress, Report, Result, Rounds, Running, Sample, Scale, Series,
+    Side, Slices, While, figures,
 };
 
-/// A percentile needs some exchanges beyond it to be one: from this many on there is a 99.9th.
-const EXCHANGES_FOR_P999: u64 = 1000;
-/// How long processes of a server may live longer than the one that was started.
-const LINGER: Duration = Duration::from_secs(2);
+/// Length of a run as a whole.
+const RUN: Duration = Duration::from_secs(1);
 
-/// Runs `cases`: one comparison for each point, the rounds as the outer loop within each case. A case whose programs
+/// Runs `cases`: one comparison for each point. A case whose programs
 /// are not installed is left out, with a note.
 #[must_use]
 pub fn measure(
     launcher: &Launcher,
     cases: &[&Case],
     effort: Effort,
-    schedule: &Schedule,
+    slices: &Slices,
     progress: &mut Progress,
 ) -> Report {
     let (mut comparisons, mut versions) = (Vec::new(), Vec::new());
     let mut about = Vec::new();
     for case in cases {
         let points = (case.points)(effort);
-        let mut measured: Vec<Comparison> =
-            points.iter().map(|point| comparison(point, &schedule.sides)).collect();
-        match Programs::find(case.needs) {
-            Err(missing) => measured.iter_mut().for_each(|comparison| comparison.skip(missing.to_string())),
+        let measured = match Programs::find(case.needs) {
+            Err(missing) => {
+                let mut left_out: Vec<Comparison> =
+                    points.iter().map(|point| comparison(point, &slices.sides)).collect();
+                left_out.iter_mut().for_each(|comparison| comparison.skip(missing.to_string()));
+                left_out
+            }
             Ok(programs) => {
-                schedule.rounds.run(&mut measured, &points, progress, |point, side, _| {
-                    sample(launcher, side, &programs, point, schedule.duration)
-                });
+                let measured = self::points(launcher, &programs, &points, case.by, slices, progress);
                 for version in programs.versions {
                     if !versions.contains(&version) {
                         versions.push(version);
                     }
                 }
+                measured
             }
-        }
+        };
         about.push(json!({
             "case": case.name,
             "about": case.about,
@@ -67,32 +68,52 @@ fn comparison(point: &Point, sides: &[Side]) -> Comparison {
     point.parameters.iter().fold(empty, |comparison, (name, value)| comparison.with(name, *value))
 }
 
-/// Starts the server of `point` under `side`, loads it, and stops it.
-#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-fn sample(
+/// Runs `points`: one comparison for each.
+#[must_use]
+pub fn points(
     launcher: &Launcher,
-    side: Side,
     programs: &Programs,
-    point: &Point,
-    duration: Duration,
-) -> Result<Sample> {
+    points: &[Point],
+    by: By,
+    slices: &Slices,
+    progress: &mut Progress,
+) -> Vec<Comparison> {
+    let measure = |point: &Point| {
+        let mut comparison = comparison(point, &slices.sides);
+        match by {
+            By::Slices => {
+                let stages: Vec<(Side, Stage<'_>)> = slices
+                    .sides
+                    .iter()
+                    .map(|side| (*side, Stage::new(launcher, Under::Side(*side), programs)))
+                    .collect();
+                slices.run(launcher, &mut comparison, point.elision_expected, progress, |side| {
+                    let stage = stages.iter().find(|(known, _)| *known == side).map(|(_, stage)| stage);
+                    point.work.start(stage.ok_or_else(|| Failure::new("it is not measured"))?)
+                });
+            }
+            By::Runs => Rounds::exactly(slices.processes)
+                .run_one(&mut comparison, progress, |side, _| whole_run(launcher, side, programs, point)),
+        }
+        comparison
+    };
+    points.iter().map(measure).collect()
+}
+
+/// A server of `point` by itself under `side`, loaded once.
+#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+fn whole_run(launcher: &Launcher, side: Side, programs: &Programs, point: &Point) -> Result<Sample> {
     let stage = Stage::new(launcher, Under::Side(side), programs);
     let mut running = point.work.start(&stage)?;
     let mut measured = || {
-        let prepared_bytes = running.prepare(duration)?;
+        let prepared_bytes = running.prepare(RUN)?;
         let before_ns = cpu_ns(running.as_mut())?;
-        let load = running.load(duration)?;
+        let load = running.load(RUN)?;
         let used_ns = cpu_ns(running.as_mut())?.saturating_sub(before_ns);
         let resident_bytes = running.server().process().resident_bytes()?;
-        let more_bytes = running.verify()?;
-        let latency_us = |part| load.latencies.quantile_us(part);
-        let has_p999 = load.latencies.len() >= EXCHANGES_FOR_P999;
-        let verified_bytes = prepared_bytes + load.verified_bytes + more_bytes;
+        let verified_bytes = prepared_bytes + load.verified_bytes + running.verify()?;
         Ok(Sample {
             operations_per_s: Some(load.exchanges as f64 / load.elapsed.as_secs_f64()),
-            latency_p50_us: latency_us(0.5),
-            latency_p99_us: latency_us(0.99),
-            latency_p999_us: latency_us(0.999).filter(|_| has_p999),
             cpu_us: Some(used_ns as f64 / 1e3 / load.exchanges as f64),
             resident_bytes: Some(resident_bytes as f64),
             verified_bytes: (verified_bytes > 0).then_some(verified_bytes),
@@ -112,18 +133,6 @@ fn sample(
 /// Processor time of all processes of the server, ns.
 fn cpu_ns(running: &mut (dyn Running + '_)) -> Result<u64> {
     descendants::cpu_ns(running.server().process().pid()).doing("reading the server's processor time")
-}
-
-/// Stops the server and all that came of it.
-fn stop(running: &mut (dyn Running + '_)) -> Result<()> {
-    let below = Held::below(running.server().process().pid());
-    let stopped = running.stop();
-    let left = below.end(LINGER);
-    stopped?;
-    if left == 0 {
-        return Ok(());
-    }
-    Err(Failure::new(format!("{left} of its processes lived on and were killed")))
 }
 
 /// Loads the server of each case's last point once for `duration` under `uncopy profile`, which writes
@@ -192,17 +201,7 @@ pub fn list(cases: &[&Case]) -> String {
 /// The figures, and what the papers say.
 #[must_use]
 fn render(cases: &[&Case], comparisons: &[Comparison]) -> String {
-    let per_operation: figures::Extra<'_> = (
-        "CPU µs/op",
-        Box::new(|comparison, side| {
-            crate::kit::table::figure(figures::median(comparison, side, figures::CPU))
-        }),
-    );
-    let mut text = format!(
-        "{}\n{}CPU: of all processes of the server\n",
-        figures::table(comparisons, &[per_operation]),
-        figures::LEGEND
-    );
+    let mut text = tables(comparisons);
     for case in cases {
         text += &format!("{}: paper: {}\n", case.name, case.paper);
         if !case.remark.is_empty() {
@@ -212,10 +211,22 @@ fn render(cases: &[&Case], comparisons: &[Comparison]) -> String {
     text
 }
 
+/// What uncopy gives, the figures of each side, and what was counted.
+#[must_use]
+pub fn tables(comparisons: &[Comparison]) -> String {
+    let (of_best, table) = (figures::of_best(comparisons), figures::table(comparisons, &[]));
+    format!(
+        "{of_best}{table}{}\n{}CPU: of all processes of the server. The best: of plain, heap only, tuned glibc, mimalloc and \
+         jemalloc, what takes the least; heap only: what the block heap alone gives\n",
+        figures::counts(comparisons),
+        figures::LEGEND
+    )
+}
+
 /// The server's processor time for each operation over plain's, a place for each point.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "few points")]
-fn plot(comparisons: &[Comparison]) -> Plot {
+pub fn plot(comparisons: &[Comparison]) -> Plot {
     let mut series: Vec<Series> = Vec::new();
     for (at, comparison) in comparisons.iter().enumerate() {
         for side in comparison.sides().iter().filter(|side| **side != Side::Plain) {

@@ -1,18 +1,17 @@
 //! `uncopy bench apps`: packaged applications under load, plain and under uncopy.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::apps::{CASES, Case, Effort};
 use crate::kit::{
-    Entry, Experiment, Form, Outcome, Progress, Result, Rounds, Schedule, Side, begin, claim, entry,
-    measured, print, seconds, size_parser,
+    Entry, Experiment, Form, Outcome, Progress, Result, Rivalry, begin, claim, entry, measured, print,
+    size_parser,
 };
 
-mod measure;
+pub mod measure;
 
 fn names() -> PossibleValuesParser {
     CASES.iter().map(|case| case.name).collect::<Vec<_>>().into()
@@ -27,21 +26,8 @@ pub struct Apps {
     /// List the cases, what the papers measured with them, and what is missing here
     #[arg(long)]
     pub list: bool,
-    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
-    #[arg(long, value_name = "N|N..M", default_value = "5", default_value_if("quick", "true", "3"))]
-    pub rounds: Rounds,
-    /// Length of each measurement, about
-    #[arg(long, value_name = "SECONDS", default_value = "1", default_value_if("quick", "true", "0.3"), value_parser = seconds)]
-    pub seconds: Duration,
-    /// What is compared with plain
-    #[arg(
-        long,
-        value_name = "SIDE,...",
-        default_value = "uncopy,heap-only",
-        value_delimiter = ',',
-        value_enum
-    )]
-    pub sides: Vec<Side>,
+    #[command(flatten)]
+    pub rivalry: Rivalry,
     /// Do not measure: load each case for --seconds under uncopy profile, which writes DIR/NAME.json
     #[arg(long, value_name = "DIR")]
     pub profile: Option<PathBuf>,
@@ -74,8 +60,8 @@ impl Experiment for Apps {
                 ),
                 claim("zIO, Table 3 (§5.3)", "A relayed stream: 812 listeners, with zIO 944 (1.16 times)."),
             ],
-            "apps icecast-file icecast-relay --sides uncopy --rounds 3",
-            "apps --quick --sides uncopy --rounds 1 icecast-file icecast-relay",
+            "apps icecast-file icecast-relay --sides uncopy",
+            "apps --quick --sides uncopy icecast-file icecast-relay",
         ),
         entry(
             "apps-varnish",
@@ -84,7 +70,7 @@ impl Experiment for Apps {
                 "ZCopy, Figure 10 (§4.2)",
                 "Slightly slower at 1 KiB; 1.007 to 1.079 times from 2 to 8 KiB, with ZCopy's allocator.",
             )],
-            "apps varnish --sides uncopy --rounds 5..7",
+            "apps varnish --sides uncopy",
             "apps --quick --sides uncopy varnish",
         ),
         entry(
@@ -104,14 +90,14 @@ impl Experiment for Apps {
                 "zIO, §5.4",
                 "MongoDB, 1 MB values: 191 requests/s with zIO, 194 without; without its checksum 222 against 209.",
             )],
-            "apps postgresql-copy postgresql-object mariadb-blob mongodb --sides uncopy --rounds 3..5",
+            "apps postgresql-copy postgresql-object mariadb-blob mongodb --sides uncopy",
             "apps --quick --sides uncopy postgresql-copy mariadb-blob mongodb",
         ),
         entry(
             "apps-others",
             "mosquitto and Python",
             &[claim("not in the papers", "A broker, a file server and a proxy that copy what they pass on.")],
-            "apps mosquitto python-http python-proxy --sides uncopy --rounds 3..5",
+            "apps mosquitto python-http python-proxy --sides uncopy",
             "apps --quick --sides uncopy mosquitto python-http python-proxy",
         ),
     ];
@@ -125,12 +111,13 @@ impl Experiment for Apps {
         if let Some(directory) = &self.profile {
             let launcher = begin()?.profiling_from(self.min_size);
             let mut progress = Progress::new();
-            let told = measure::profile(&launcher, &cases, directory, self.seconds, &mut progress)?;
+            let told =
+                measure::profile(&launcher, &cases, directory, self.rivalry.slicing.seconds, &mut progress)?;
             drop(progress);
             return print(&told).map(|()| Outcome::Status(0));
         }
         measured(&self.form, |launcher, progress| {
-            Ok(measure::measure(launcher, &cases, self.effort(), &self.schedule(), progress))
+            Ok(measure::measure(launcher, &cases, self.effort(), &self.rivalry.slices(), progress))
         })
     }
 }
@@ -145,16 +132,5 @@ impl Apps {
     /// How much of each.
     fn effort(&self) -> Effort {
         if self.form.quick { Effort::Quick } else { Effort::Full }
-    }
-
-    /// How often and how long, plain first. Packaged servers have no version without copies.
-    fn schedule(&self) -> Schedule {
-        let mut sides = vec![Side::Plain];
-        for side in &self.sides {
-            if !sides.contains(side) && *side != Side::Limit {
-                sides.push(*side);
-            }
-        }
-        Schedule { rounds: self.rounds, duration: self.seconds, sides }
     }
 }

@@ -39,7 +39,7 @@ impl Experiment for Copies {
                 "zIO, Figure 4 (§5.1.1)",
                 "512 KiB, one thread: with 12 copies zIO has 3.8 times the throughput of Linux, and stays close to the rate without copies.",
             )],
-            "copies --rounds 11..25 --seconds 0.12",
+            "copies",
             "copies --quick",
         )
     }];
@@ -49,7 +49,7 @@ impl Experiment for Copies {
         point::run(
             &self.form,
             &points(self.size, &self.copies, self.touch),
-            &self.repeat.schedule(),
+            &self.repeat.slices(),
             |comparisons| Report::of(comparisons, render, plot),
         )
     }

@@ -1,20 +1,18 @@
 //! The experiment of zIO §5.1.3 (Figure 9): an echo server that touches pages of every message, one
 //! byte in each, in several orders; and what a page costs it, by its own clock.
 
-use std::time::Duration;
-
 use clap::Args;
 
 use crate::experiments::echo::point::{self, Point};
 use crate::kit::figures::{self, LEGEND, LIMIT_LEGEND, RATE, median, of_limit};
 use crate::kit::{
-    Comparison, Entry, Experiment, Form, Outcome, Plot, Report, Result, Rounds, Scale, Schedule, Series,
-    Side, claim, copies_parser, count_parser, counted, entry, figure, seconds, size, size_parser,
+    Comparison, Entry, Experiment, Form, Outcome, Plot, Report, Result, Scale, Series, Side, Slicing, claim,
+    copies_parser, count_parser, counted, entry, figure, size, size_parser,
 };
 use crate::servers::echo::server::{Order, Work};
 
-/// What is compared.
-const SIDES: [Side; 3] = [Side::Plain, Side::Uncopy, Side::Always];
+/// What is compared with plain.
+const SIDES: [Side; 2] = [Side::Uncopy, Side::Always];
 
 /// Echo server that touches pages of each message; the cost of a fault (zIO, Figure 9)
 #[derive(Debug, Args)]
@@ -46,12 +44,8 @@ pub struct Faults {
     /// Copies of each message
     #[arg(long, value_name = "N", default_value = "1", value_parser = copies_parser())]
     pub copies: usize,
-    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
-    #[arg(long, value_name = "N|N..M", default_value = "5", default_value_if("quick", "true", "3"))]
-    pub rounds: Rounds,
-    /// Length of each measurement, about
-    #[arg(long, value_name = "SECONDS", default_value = "0.4", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
-    pub seconds: Duration,
+    #[command(flatten)]
+    pub slicing: Slicing,
     #[command(flatten)]
     pub form: Form,
 }
@@ -64,14 +58,13 @@ impl Experiment for Faults {
             "zIO, Figure 9 (§5.1.3)",
             "Up to 2 page faults for each message of 512 KiB throughput still scales well; more of them limit it (TLB shootdowns).",
         )],
-        "faults --threads 1 --rounds 7..11 --seconds 0.12",
+        "faults --threads 1",
         "faults --quick --orders random",
     )];
     const PLACE: u8 = 40;
 
     fn run(&self) -> Result<Outcome> {
-        let schedule = Schedule { rounds: self.rounds, duration: self.seconds, sides: SIDES.to_vec() };
-        point::run(&self.form, &self.points(), &schedule, |comparisons| {
+        point::run(&self.form, &self.points(), &self.slicing.slices(&SIDES), |comparisons| {
             Report::of(comparisons, render, |comparisons| plot(comparisons, &self.orders))
         })
     }
@@ -119,8 +112,10 @@ impl Faults {
 
 /// The figures, with faults and the cost of a page.
 fn render(comparisons: &[Comparison]) -> String {
-    let faults: figures::Extra<'_> =
-        ("faults/op", Box::new(|comparison, side| figure(median(comparison, side, |sample| sample.faults))));
+    let faults: figures::Extra<'_> = (
+        "faults/op",
+        Box::new(|comparison, side| figure(median(comparison, side, |sample| sample.counts.served_faults))),
+    );
     let touch: figures::Extra<'_> =
         ("ns/page", Box::new(|comparison, side| figure(median(comparison, side, |sample| sample.touch_ns))));
     let table = figures::table(comparisons, &[of_limit(), faults, touch]);

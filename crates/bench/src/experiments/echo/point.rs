@@ -1,17 +1,16 @@
-//! The harness of every experiment on the echo server: it starts the server under each side, loads
-//! it, checks every answer, and stops it. The experiments only say with what.
+//! The harness of every experiment on the echo server. The experiments only say with what.
 
 use std::time::Duration;
 
 use crate::experiments::echo::drain::Drain;
+use crate::kit::traffic::Load;
 use crate::kit::{
-    Comparison, Form, Launcher, Outcome, Progress, Report, Result, Sample, Schedule, Server, Side,
-    TemporaryDirectory, measured,
+    Comparison, Form, Launcher, Outcome, Progress, Report, Result, Running, Server, Side, Slices,
+    TemporaryDirectory, measured, processors,
 };
-use crate::kit::{processors, traffic};
-use crate::servers::echo::client::EchoClient;
 use crate::servers::echo::command;
-use crate::servers::echo::server::{PAGE_BYTES, Reply, Work, touch_ns};
+use crate::servers::echo::echoing::Echoing;
+use crate::servers::echo::server::{PAGE_BYTES, Reply, Work};
 
 /// One point of an experiment: what the server does and how it is loaded.
 #[derive(Clone, Debug)]
@@ -65,15 +64,17 @@ impl Point {
 pub fn measure(
     launcher: &Launcher,
     points: &[Point],
-    schedule: &Schedule,
+    slices: &Slices,
     progress: &mut Progress,
 ) -> Vec<Comparison> {
-    let mut comparisons: Vec<Comparison> =
-        points.iter().map(|point| point.comparison(&schedule.sides)).collect();
-    schedule.rounds.run(&mut comparisons, points, progress, |point, side, round| {
-        sample(launcher, side, point, schedule.duration, round as u64)
-    });
-    comparisons
+    let measure = |point: &Point| {
+        let mut comparison = point.comparison(&slices.sides);
+        slices.run(launcher, &mut comparison, point.expects_elision(), progress, |side| {
+            start(launcher, side, point)
+        });
+        comparison
+    };
+    points.iter().map(measure).collect()
 }
 
 /// Runs an experiment of `points`, whose comparisons `report` shows.
@@ -83,15 +84,14 @@ pub fn measure(
 pub fn run(
     form: &Form,
     points: &[Point],
-    schedule: &Schedule,
+    slices: &Slices,
     report: impl FnOnce(Vec<Comparison>) -> Report,
 ) -> Result<Outcome> {
-    measured(form, |launcher, progress| Ok(report(measure(launcher, points, schedule, progress))))
+    measured(form, |launcher, progress| Ok(report(measure(launcher, points, slices, progress))))
 }
 
-/// Starts a server under `side`, loads it, and stops it.
-#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, seed: u64) -> Result<Sample> {
+/// Starts a server under `side`, with its clients.
+fn start(launcher: &Launcher, side: Side, point: &Point) -> Result<Box<dyn Running>> {
     let work = point.work(side);
     let mut command = launcher.bench(side, &command::arguments(&work, point.threads));
     let drain = if side == Side::Recording { Some(Drain::begin()?) } else { None };
@@ -99,33 +99,48 @@ fn sample(launcher: &Launcher, side: Side, point: &Point, duration: Duration, se
         drain.record(&mut command);
     }
     processors::bind(&mut command, processors::of_server(point.threads));
-    let others = processors::of_clients(point.threads);
-    let mut server = Server::start(command, "the echo server", TemporaryDirectory::make()?)?;
-    let address = command::address(&server.first_line()?)?;
-    let connect =
-        |number| EchoClient::connect(address, work.size_bytes, work.reply, seed * 1000 + number as u64);
-    let clients = (0..point.threads).map(connect).collect::<Result<Vec<_>>>();
-    let mut clients = clients.map_err(|failure| server.process().explain(&failure))?;
-    let (sample, exchanges) = traffic::sample(&mut server, duration, |duration| {
-        traffic::at_once(&mut clients, others, |client| client.run(duration))
-    })?;
-    let pid = server.process().pid();
-    let (mut notes, activity) = launcher.inspect(side, pid, &server.stderr_text(), point.expects_elision());
-    let faults = activity.map(|activity| activity.faults as f64 / exchanges as f64);
-    if let Some(drained) = drain.map(Drain::finish) {
-        let least = (work.copies as u64 + 2) * exchanges;
-        if drained.gaps > 0 || drained.events < least {
-            notes.push(format!("{} events of {least}, {} gaps", drained.events, drained.gaps));
-        }
+    let server = Server::start(command, "the echo server", TemporaryDirectory::make()?)?;
+    let echoing = Echoing::new(server, work, point.threads, processors::of_clients(point.threads))?;
+    Ok(match drain {
+        None => Box::new(echoing),
+        Some(drain) => Box::new(Recorded { echoing, drain: Some(drain), copies: work.copies }),
+    })
+}
+
+/// An echo server whose recording is drained.
+struct Recorded {
+    echoing: Echoing,
+    drain: Option<Drain>,
+    copies: usize,
+}
+
+impl Running for Recorded {
+    fn server(&mut self) -> &mut Server {
+        self.echoing.server()
     }
-    let defect = server.process().stop().err().map(|failure| failure.to_string());
-    Ok(Sample { faults, touch_ns: touch_ns(&server.rest_of_stdout()), notes, defect, ..sample })
+
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        self.echoing.load(duration)
+    }
+
+    fn reconnect(&mut self) -> Result<()> {
+        self.echoing.reconnect()
+    }
+
+    fn notes(&mut self) -> Vec<String> {
+        let Some(drained) = self.drain.take().map(Drain::finish) else { return Vec::new() };
+        // Each input, copy and output is an event.
+        let least = (self.copies as u64 + 2) * self.echoing.exchanges();
+        if drained.gaps == 0 && drained.events >= least {
+            return Vec::new();
+        }
+        vec![format!("{} events of {least}, {} gaps", drained.events, drained.gaps)]
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kit::rounds::Rounds;
 
     #[test]
     fn the_limit_is_the_same_work_without_its_copies() {
@@ -146,9 +161,10 @@ mod tests {
         let work = Work { size_bytes: 1024, copies: 1, ..Work::default() };
         let points = [Point::new("echo 1", work), Point::new("echo 2", work)];
         let sides = vec![Side::Plain, Side::Uncopy];
-        let schedule = Schedule { rounds: Rounds::exactly(2), duration: Duration::from_millis(1), sides };
+        let time = Duration::from_millis(1);
+        let slices = Slices { sides, processes: 2, rounds: 7, time, slice: time };
         let launcher = Launcher::of("/nonexistent/uncopy");
-        let comparisons = measure(&launcher, &points, &schedule, &mut Progress::new());
+        let comparisons = measure(&launcher, &points, &slices, &mut Progress::new());
         assert_eq!(comparisons.len(), 2);
         for comparison in &comparisons {
             assert!(comparison.notes().concat().contains("/nonexistent/uncopy"));

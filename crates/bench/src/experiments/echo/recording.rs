@@ -1,15 +1,12 @@
 //! What a recording costs: the echo server under `uncopy run`, recorded as `uncopy profile` has it recorded, while this
 //! program drains what comes.
 
-use std::time::Duration;
-
 use clap::Args;
 
 use crate::experiments::echo::{copies, point};
 use crate::kit::figures::{self, CPU, LEGEND, median};
 use crate::kit::{
-    Comparison, Experiment, Form, Outcome, Report, Result, Rounds, Schedule, Side, copies_parser,
-    count_parser, seconds, size_parser,
+    Comparison, Experiment, Form, Outcome, Report, Result, Side, Slicing, copies_parser, size_parser,
 };
 
 /// What a recording by `uncopy profile` costs an echo server
@@ -21,25 +18,19 @@ pub struct Recording {
     /// Numbers of copies
     #[arg(long, value_name = "N,N,...", default_value = "0,5", value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
-    /// Rounds; each runs every side once
-    #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]
-    pub rounds: usize,
-    /// Length of each measurement, about
-    #[arg(long, value_name = "SECONDS", default_value = "0.6", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
-    pub seconds: Duration,
+    #[command(flatten)]
+    pub slicing: Slicing,
     #[command(flatten)]
     pub form: Form,
 }
 
-/// What is compared.
-pub const SIDES: [Side; 3] = [Side::Plain, Side::HeapOnly, Side::Recording];
+/// What is compared with plain.
+const SIDES: [Side; 2] = [Side::HeapOnly, Side::Recording];
 
 impl Experiment for Recording {
     fn run(&self) -> Result<Outcome> {
-        let (rounds, sides) = (Rounds::exactly(self.rounds), SIDES.to_vec());
-        let schedule = Schedule { rounds, duration: self.seconds, sides };
         let points = copies::points(self.size, &self.copies, 0);
-        point::run(&self.form, &points, &schedule, |comparisons| {
+        point::run(&self.form, &points, &self.slicing.slices(&SIDES), |comparisons| {
             Report::of(comparisons, render, copies::plot)
         })
     }

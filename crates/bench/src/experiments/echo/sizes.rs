@@ -35,13 +35,13 @@ impl Experiment for Sizes {
             "zIO, Figure 6 (§5.1.2)",
             "5 copies: up to 2.9 times Linux, and the rate without copies from 512 KiB on. Below 16 KiB up to 30 % slower (size threshold switched off).",
         )],
-        "sizes --sides uncopy,limit --rounds 9..25 --seconds 0.12",
+        "sizes --sides uncopy,limit",
         "sizes --quick --sides uncopy,limit",
     )];
     const PLACE: u8 = 20;
 
     fn run(&self) -> Result<Outcome> {
-        point::run(&self.form, &points(&self.sizes, self.copies), &self.repeat.schedule(), |comparisons| {
+        point::run(&self.form, &points(&self.sizes, self.copies), &self.repeat.slices(), |comparisons| {
             Report::of(comparisons, render, plot)
         })
     }

@@ -38,7 +38,7 @@ impl Experiment for Threads {
             "zIO, Figure 8 (§5.1.3)",
             "One copy of 512 KiB: throughput scales up to 19 % better than that of Linux.",
         )],
-        "threads --sides uncopy --rounds 11..31 --seconds 0.2",
+        "threads --sides uncopy",
         "threads --quick --sides uncopy",
     )];
     const PLACE: u8 = 30;
@@ -47,7 +47,7 @@ impl Experiment for Threads {
         point::run(
             &self.form,
             &points(self.size, self.copies, &self.threads),
-            &self.repeat.schedule(),
+            &self.repeat.slices(),
             |comparisons| Report::of(comparisons, render, plot).finding(findings),
         )
     }
@@ -80,7 +80,7 @@ fn render(comparisons: &[Comparison]) -> String {
         ("scaling", Box::new(move |comparison, side| two_decimals(scaling(comparisons, comparison, side))));
     let table = figures::table(comparisons, &[of_limit(), scaling]);
     format!(
-        "{table}\n{LEGEND}{LIMIT_LEGEND}scaling: over the same side's rate with one thread, in the same round\n"
+        "{table}\n{LEGEND}{LIMIT_LEGEND}scaling: over the same side's rate with one thread, each process beside another\n"
     )
 }
 

@@ -42,7 +42,7 @@ impl Experiment for Touched {
             "zIO, Figure 10 (§5.1.4)",
             "zIO gains as long as the bytes touched are less than 6 % of the bytes elided; beyond, it loses.",
         )],
-        "touched --sides uncopy --rounds 7..11 --seconds 0.12",
+        "touched --sides uncopy",
         "touched --quick --sides uncopy",
     )];
     const PLACE: u8 = 50;
@@ -51,7 +51,7 @@ impl Experiment for Touched {
         point::run(
             &self.form,
             &points(&self.sizes, &self.copies, &self.shares),
-            &self.repeat.schedule(),
+            &self.repeat.slices(),
             |comparisons| Report::of(comparisons, render, plot).finding(findings),
         )
     }

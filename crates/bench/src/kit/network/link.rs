@@ -37,10 +37,14 @@ pub type Failed = (&'static str, io::Error);
 /// What failed; the thread may have left its namespace then.
 pub fn join((near, far): (Ipv4Addr, Ipv4Addr), mtu_bytes: u32) -> Result<OwnedFd, Failed> {
     let kernel_far = enter_new_namespace()?;
+    let choose =
+        || super::choose_congestion_control().map_err(|error| ("choosing a congestion control", error));
+    choose()?;
     let namespace = File::open("/proc/thread-self/ns/net")
         .map_err(|error| ("opening a network namespace", error))
         .map(OwnedFd::from)?;
     let kernel_near = enter_new_namespace()?;
+    choose()?;
     let made = kernel_near.ask(new_link(&namespace, mtu_bytes), NLM_F_CREATE | NLM_F_EXCL);
     made.map_err(|error| ("making a pair of veth devices", error))?;
     for (kernel, address) in [(&kernel_near, near), (&kernel_far, far)] {
@@ -51,6 +55,15 @@ pub fn join((near, far): (Ipv4Addr, Ipv4Addr), mtu_bytes: u32) -> Result<OwnedFd
             .map_err(|error| ("setting up a link", error))?;
     }
     Ok(namespace)
+}
+
+/// Moves this thread into a network namespace that has nothing but a loopback device.
+///
+/// # Errors
+/// What failed; the thread may have left its namespace then.
+pub fn alone() -> Result<(), Failed> {
+    let kernel = enter_new_namespace()?;
+    kernel.ask(up(LOOPBACK), 0).map_err(|error| ("setting up the loopback device", error))
 }
 
 /// Moves this thread into a network namespace of its own, and returns a way to talk to the kernel about it, which

@@ -9,7 +9,8 @@
 //!
 //! Neither namespace has a name: they go with the last process in them and the last descriptor of them, and the devices
 //! with them, however this program ends. Servers listen on [`server_address`] and enter their namespace between fork
-//! and exec; what this program itself does there, it does by [`among_servers`].
+//! and exec; what this program itself does there, it does by [`among_servers`]. Where the machine uses BBR, the loopback
+//! device is one in a namespace of this program's own too.
 //!
 //! Invariant: the network is chosen once, before the first thread is started, and does not change.
 
@@ -65,12 +66,36 @@ impl Network {
     }
 }
 
+/// The congestion control of this thread's namespace.
+const CONGESTION_CONTROL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+/// What everything is measured with where this program may choose: BBR takes a stall of the machine for a slow path,
+/// which is remembered (tcp_metrics), and a few ms then cost seconds. A namespace may use the first only where the
+/// machine allows it to everybody (tcp_allowed_congestion_control), the second always; without losses they do the same.
+const CHOSEN: [&str; 2] = ["cubic", "reno"];
+
+/// Has this thread's namespace, which is this program's own, use one of [`CHOSEN`].
+fn choose_congestion_control() -> io::Result<()> {
+    let choose = |name| std::fs::write(CONGESTION_CONTROL, name);
+    choose(CHOSEN[0]).or_else(|_| choose(CHOSEN[1]))
+}
+
+/// The congestion control that connections use, and where it is not the machine's.
+#[must_use]
+pub fn congestion_control() -> String {
+    let used = std::fs::read_to_string(CONGESTION_CONTROL).unwrap_or_default();
+    let place =
+        if USED.get().is_some_and(|used| used.is_apart) { ", in a network namespace of its own" } else { "" };
+    format!("{}{place}", used.trim())
+}
+
 /// A network that was set up.
 #[derive(Debug)]
 struct Used {
     network: Network,
     /// The servers' network namespace; `None`: this program's own.
     servers: Option<OwnedFd>,
+    /// Whether this program is in a namespace of its own.
+    is_apart: bool,
 }
 
 static USED: OnceLock<Used> = OnceLock::new();
@@ -81,7 +106,16 @@ static USED: OnceLock<Used> = OnceLock::new();
 /// [`Failure`] where this program may not make network namespaces, or the kernel has none or no such devices.
 pub fn set_up(network: Network) -> Result<()> {
     let servers = network.mtu_bytes().map(|mtu_bytes| joined(network, mtu_bytes)).transpose()?;
-    USED.set(Used { network, servers }).map_err(|_| Failure::new("the network was set up before"))
+    let is_apart = servers.is_some() || leave_slow_congestion_control();
+    USED.set(Used { network, servers, is_apart }).map_err(|_| Failure::new("the network was set up before"))
+}
+
+/// Moves this thread into a namespace of its own where the machine's congestion control is none of [`CHOSEN`] and
+/// that is permitted; whether it did.
+fn leave_slow_congestion_control() -> bool {
+    let is_chosen =
+        std::fs::read_to_string(CONGESTION_CONTROL).is_ok_and(|used| CHOSEN.contains(&used.trim()));
+    !is_chosen && link::alone().is_ok() && choose_congestion_control().is_ok()
 }
 
 /// Moves this thread into a namespace of clients and returns the servers'.

@@ -2,4 +2,5 @@
 
 pub mod client;
 pub mod command;
+pub mod echoing;
 pub mod server;

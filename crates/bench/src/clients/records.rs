@@ -1,29 +1,73 @@
-//! Redis under YCSB's workload A (zIO §5.2, Figure 12): half of the operations read a value, half
-//! set one, keys are drawn from a Zipfian distribution. Every value that is read is compared with what
-//! was set.
+//! Loads for Redis: GET, SET, half of each, and YCSB's workload A (zIO §5.2, Figure 12), whose keys are drawn from a
+//! Zipfian distribution. Every value that is read is compared with what was set.
 //!
 //! A value is a stamp (its key and version) and bytes that follow from them. Only one client at a time
 //! sets a key, so the server sees its versions in ascending order. Invariant, for each read:
 //! `version set before it was sent ≤ version read ≤ version begun before its answer came`.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
+use rustix::thread::CpuSet;
+
 use crate::clients::resp::Connection;
 use crate::kit::traffic::{self, Exchange, Load};
-use crate::kit::{
-    Comparison, Failure, Launcher, Progress, Random, Result, Sample, Schedule, Side, compare, processors,
-    size,
-};
-use crate::servers::redis::{Programs, RedisServer};
+use crate::kit::{Failure, Random, Result, compare};
 
+/// What is asked of Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Workload {
+    /// Sets one of 8 keys
+    Set,
+    /// Reads one of 8 keys
+    Get,
+    /// Half reads, half sets of 8 keys
+    Half,
+    /// YCSB's workload A: half reads, half updates, Zipfian keys
+    YcsbA,
+}
+
+impl Workload {
+    /// Its name in tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Set => "SET",
+            Self::Get => "GET",
+            Self::Half => "GET and SET",
+            Self::YcsbA => "YCSB A",
+        }
+    }
+
+    /// Whether it sets values.
+    #[must_use]
+    pub fn has_sets(self) -> bool {
+        self != Self::Get
+    }
+
+    /// Of 2³² operations so many are reads.
+    const fn reads(self) -> u64 {
+        match self {
+            Self::Set => 0,
+            Self::Get => 1 << 32,
+            Self::Half | Self::YcsbA => 1 << 31,
+        }
+    }
+}
+
+/// How long an answer may take.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Records where their number does not matter: more than connections, so that these seldom wait for one another.
+const FEW_RECORDS: u64 = 8;
 /// Skew of YCSB's Zipfian distribution (its `ZIPFIAN_CONSTANT`).
 const THETA: f64 = 0.99;
 /// Upper bound of records: as many as YCSB loads by default.
 const RECORDS_LIMIT: u64 = 1000;
 /// Upper bound of all records together, bytes.
-const RECORDS_LIMIT_BYTES: u64 = 256 << 20;
+const RECORDS_LIMIT_BYTES: u64 = 64 << 20;
 /// Length of the stamp: key and version.
 pub const STAMP_BYTES: usize = 16;
 
@@ -131,15 +175,31 @@ struct Records {
     records: Vec<Record>,
     values: Values,
     len_bytes: usize,
-    keys: Zipfian,
+    /// Without one, every key is as frequent as the others.
+    zipfian: Option<Zipfian>,
 }
 
 impl Records {
-    fn new(len_bytes: usize, seed: u64) -> Self {
-        let count = (RECORDS_LIMIT_BYTES / len_bytes.max(1) as u64).clamp(8, RECORDS_LIMIT);
-        let records = std::iter::repeat_with(Record::default).take(usize::try_from(count).unwrap_or(8));
-        let (records, values) = (records.collect(), Values::new(len_bytes, seed));
-        Self { records, values, len_bytes, keys: Zipfian::new(count) }
+    fn new(workload: Workload, len_bytes: usize) -> Self {
+        let is_zipfian = workload == Workload::YcsbA;
+        let most = (RECORDS_LIMIT_BYTES / len_bytes.max(1) as u64).clamp(FEW_RECORDS, RECORDS_LIMIT);
+        let count = if is_zipfian { most } else { FEW_RECORDS };
+        let records = std::iter::repeat_with(Record::default).take(usize::try_from(count).unwrap_or(0));
+        let (records, values) = (records.collect(), Values::new(len_bytes, 1));
+        Self { records, values, len_bytes, zipfian: is_zipfian.then(|| Zipfian::new(count)) }
+    }
+
+    /// Every key.
+    fn keys(&self) -> std::ops::Range<u64> {
+        0..self.records.len() as u64
+    }
+
+    /// A key.
+    fn draw(&self, random: &mut Random) -> u64 {
+        match &self.zipfian {
+            Some(zipfian) => zipfian.draw(random),
+            None => random.next() % self.keys().end,
+        }
     }
 
     fn name(key: u64) -> Vec<u8> {
@@ -186,94 +246,92 @@ impl Records {
     }
 }
 
-/// One client.
+/// One connection and what it asks for.
 #[derive(Debug)]
-struct Client<'a> {
+struct Client {
     connection: Connection,
-    records: &'a Records,
     random: Random,
     value: Vec<u8>,
 }
 
-impl Client<'_> {
-    fn run(&mut self, duration: Duration) -> Result<Load> {
-        traffic::repeat(duration, |_| {
-            let key = self.records.keys.draw(&mut self.random);
-            if self.random.next() >> 63 == 0 {
-                self.records.read(&mut self.connection, key, &mut self.value)
-            } else {
-                self.records.update(&mut self.connection, key)
-            }
+/// Connections to one server, each in a thread of its own.
+#[derive(Debug)]
+pub struct Clients {
+    server: SocketAddr,
+    records: Records,
+    workload: Workload,
+    clients: Vec<Client>,
+}
+
+impl Clients {
+    /// `count` connections to `server`, which has the first version of every record then.
+    ///
+    /// # Errors
+    /// [`Failure`] when the server does not take them.
+    pub fn open(server: SocketAddr, workload: Workload, len_bytes: usize, count: usize) -> Result<Self> {
+        if len_bytes < STAMP_BYTES {
+            return Err(Failure::new(format!("values must have at least {STAMP_BYTES} bytes")));
+        }
+        let records = Records::new(workload, len_bytes);
+        let mut clients = Self { server, records, workload, clients: Vec::new() };
+        let mut connection = Connection::open(server, TIMEOUT)?;
+        for key in clients.records.keys() {
+            clients.records.update(&mut connection, key)?;
+        }
+        let open = |number| {
+            Ok(Client {
+                connection: Connection::open(server, TIMEOUT)?,
+                random: Random::new(number),
+                value: Vec::new(),
+            })
+        };
+        clients.clients = (0..count as u64).map(open).collect::<Result<_>>()?;
+        Ok(clients)
+    }
+
+    /// Exchanges for `duration`.
+    ///
+    /// # Errors
+    /// [`Failure`] at the first wrong or missing answer.
+    pub fn load(&mut self, duration: Duration, processors: Option<CpuSet>) -> Result<Load> {
+        let (records, workload) = (&self.records, self.workload);
+        traffic::at_once(&mut self.clients, processors, |client| {
+            traffic::repeat(duration, |_| {
+                let key = records.draw(&mut client.random);
+                if client.random.next() >> 32 < workload.reads() {
+                    records.read(&mut client.connection, key, &mut client.value)
+                } else {
+                    records.update(&mut client.connection, key)
+                }
+            })
         })
     }
-}
 
-/// Runs the experiment: one comparison for each length of values.
-#[expect(clippy::cast_precision_loss, reason = "sizes of values")]
-pub fn measure(
-    launcher: &Launcher,
-    programs: &Programs,
-    sizes_bytes: &[usize],
-    clients: usize,
-    schedule: &Schedule,
-    progress: &mut Progress,
-) -> Vec<Comparison> {
-    let comparison = |size_bytes: &usize| {
-        let title = format!("redis YCSB A {}", size(*size_bytes as u64));
-        let mut comparison = Comparison::new(&title, *size_bytes as u64, &schedule.sides)
-            .with("size_bytes", *size_bytes as f64);
-        if *size_bytes < STAMP_BYTES {
-            comparison.fail(&Failure::new(format!("values must have at least {STAMP_BYTES} bytes")));
+    /// Makes every connection anew.
+    ///
+    /// # Errors
+    /// [`Failure`] when the server does not accept.
+    pub fn reconnect(&mut self) -> Result<()> {
+        for client in &mut self.clients {
+            client.connection = Connection::open(self.server, TIMEOUT)?;
         }
-        schedule.rounds.run_one(&mut comparison, progress, |side, round| {
-            sample(launcher, programs, side, *size_bytes, clients, schedule.duration, round as u64)
-        });
-        comparison
-    };
-    sizes_bytes.iter().map(comparison).collect()
-}
+        Ok(())
+    }
 
-/// Starts a server under `side`, loads it, reads every record back, and stops it.
-fn sample(
-    launcher: &Launcher,
-    programs: &Programs,
-    side: Side,
-    len_bytes: usize,
-    clients: usize,
-    duration: Duration,
-    seed: u64,
-) -> Result<Sample> {
-    let mut redis = RedisServer::start(launcher, side, &programs.server)?;
-    let records = Records::new(len_bytes, seed);
-    let client = |number: usize| {
-        let random = Random::new(seed << 16 | number as u64);
-        Ok(Client { connection: redis.connect()?, records: &records, random, value: Vec::new() })
-    };
-    let mut all = (0..clients).map(client).collect::<Result<Vec<_>>>()?;
-    let keys = 0..records.records.len() as u64;
-    let mut checked = |redis: &mut RedisServer| {
-        let (connection, mut value) = (&mut redis.connect()?, Vec::new());
-        for key in keys.clone() {
-            records.update(connection, key)?;
-        }
-        let others = processors::of_clients(processors::ONE_THREAD);
-        let (mut sample, _) = traffic::sample(redis.server(), duration, |duration| {
-            traffic::at_once(&mut all, others, |client| client.run(duration))
-        })?;
-        let mut read_back_bytes = 0;
-        for key in keys.clone() {
-            read_back_bytes += records.read(connection, key, &mut value)?.verified_bytes;
-        }
-        sample.verified_bytes = sample.verified_bytes.map(|bytes| bytes + read_back_bytes);
-        Ok(sample)
-    };
-    let checked = checked(&mut redis).map_err(|failure| redis.server().process().explain(&failure))?;
-    drop(all);
-    let pid = redis.server().process().pid();
-    let elision_expected = len_bytes >= uncopy_core::options::MIN_SIZE_DEFAULT_BYTES;
-    let notes = launcher.notes(side, pid, &redis.server().stderr_text(), elision_expected);
-    let defect = redis.stop().err().map(|failure| failure.to_string());
-    Ok(Sample { notes, defect, ..checked })
+    /// Reads every record twice, because what was read once must not have changed what is stored; bytes compared.
+    ///
+    /// # Errors
+    /// [`Failure`] at the first wrong or missing byte.
+    pub fn verify(&mut self) -> Result<u64> {
+        let (mut connection, mut value) = (Connection::open(self.server, TIMEOUT)?, Vec::new());
+        let keys = self.records.keys().chain(self.records.keys());
+        keys.map(|key| Ok(self.records.read(&mut connection, key, &mut value)?.verified_bytes)).sum()
+    }
+
+    /// Ends the connections.
+    pub fn close(&mut self) {
+        self.clients.clear();
+    }
 }
 
 #[cfg(test)]

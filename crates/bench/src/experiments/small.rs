@@ -1,5 +1,5 @@
 //! What uncopy costs where it has nothing to gain: a short `memcpy`, and the start of a program
-//! that ends at once. (Small I/O of servers is in `servers` and `redis`.)
+//! that ends at once. And small I/O of servers.
 
 use std::hint::black_box;
 use std::process::Command;
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 
-use crate::clients::redis_benchmark::Operation;
-use crate::experiments::redis;
-use crate::experiments::small::servers::Kind;
+use crate::apps::programs::{Need, Programs};
+use crate::apps::redis::{REDIS, Values};
+use crate::apps::{By, Case, Effort, Point, memcached, nginx};
+use crate::clients::records::Workload;
+use crate::experiments::apps::measure;
 use crate::kit::processes::process::{self, Output};
 use crate::kit::{
     Align, Comparison, Entry, Experiment, Failure, Form, Interval, Launcher, Metric, Outcome, Plot, Progress,
-    Random, Report, Result, Rounds, Sample, Scale, Schedule, Series, Side, Table, claim, compare,
-    count_parser, entry, figures, measured, number, print, seconds, size, size_parser,
+    Random, Report, Result, Rounds, Sample, Scale, Series, Side, Slicing, Table, claim, compare,
+    count_parser, entry, figures, measured, number, print, size, size_parser,
 };
-use crate::servers::redis::{Programs, on_path};
-
-pub mod servers;
+use crate::servers::redis::on_path;
 
 /// Calls of memcpy in one sample: about a tenth of a second.
 const CALLS: u64 = 50_000_000;
@@ -44,7 +44,7 @@ pub enum Row {
     Memcpy,
     /// The start of `true`
     Start,
-    /// redis-benchmark with values of 64 bytes
+    /// Redis with values of 64 bytes
     Redis,
     /// memcached with values of 100 bytes
     Memcached,
@@ -64,18 +64,14 @@ pub struct Small {
         value_enum
     )]
     pub only: Vec<Row>,
-    /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
-    #[arg(long, value_name = "N|N..M", default_value = "9", default_value_if("quick", "true", "3"))]
-    pub rounds: Rounds,
     /// Starts of `true` under each side
     #[arg(long, value_name = "N", default_value = "200", default_value_if("quick", "true", "20"), value_parser = count_parser())]
     pub starts: usize,
-    /// Length of each measurement of a server, about
-    #[arg(long, value_name = "SECONDS", default_value = "0.8", default_value_if("quick", "true", "0.1"), value_parser = seconds)]
-    pub seconds: Duration,
-    /// Connections to a server
+    /// Connections to Redis
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub clients: usize,
+    #[command(flatten)]
+    pub slicing: Slicing,
     #[command(flatten)]
     pub form: Form,
 }
@@ -85,25 +81,30 @@ impl Experiment for Small {
         "small",
         "Where there is nothing to gain",
         &[claim("zIO, §5.2.1", "SET of 8 KiB under the 16 KiB policy: 2 % slower.")],
-        "small --rounds 7..11 --seconds 0.5",
+        "small",
         "small --quick",
     )];
     const PLACE: u8 = 90;
 
     fn run(&self) -> Result<Outcome> {
         measured(&self.form, |launcher, progress| {
-            let sides = SIDES.to_vec();
-            let schedule = Schedule { rounds: self.rounds, duration: self.seconds, sides };
             let (mut own, mut servers) = (Vec::new(), Vec::new());
             for row in &self.only {
-                let mut server =
-                    |kind| servers.push(servers::measure(launcher, kind, self.clients, &schedule, progress));
+                let mut server = |needs: &[Need], points: &[Point]| {
+                    servers.extend(self.measure_server(launcher, needs, points, progress));
+                };
                 match row {
-                    Row::Memcached => server(Kind::Memcached),
-                    Row::Nginx => server(Kind::Nginx),
+                    Row::Memcached => server(memcached::TCP.needs, &smallest(&memcached::TCP)),
+                    Row::Nginx => server(nginx::STATIC.needs, &smallest(&nginx::STATIC)),
+                    Row::Redis => {
+                        let values = |workload| {
+                            let (size_bytes, clients, append_only) = (SHORT_BYTES, self.clients, true);
+                            Values { workload, size_bytes, clients, append_only }.point()
+                        };
+                        server(&[REDIS], &[Workload::Set, Workload::Get].map(values));
+                    }
                     Row::Memcpy => own.push(self.measure_memcpy(launcher, progress)),
                     Row::Start => own.push(measure_start(launcher, self.starts, progress)?),
-                    Row::Redis => servers.extend(self.measure_redis(launcher, &schedule, progress)),
                 }
             }
             let mut text = String::new();
@@ -126,7 +127,7 @@ impl Small {
         let calls = if self.form.quick { QUICK_CALLS } else { CALLS };
         let title = format!("memcpy of {}", size(SHORT_BYTES as u64));
         let mut short = Comparison::new(title, SHORT_BYTES as u64, &SIDES);
-        self.rounds.run_one(&mut short, progress, |side, _| {
+        Rounds::exactly(self.slicing.rounds).run_one(&mut short, progress, |side, _| {
             let arguments =
                 ["memcpy-loop".to_owned(), format!("--size={SHORT_BYTES}"), format!("--calls={calls}")];
             let output = process::run(launcher.bench(side, &arguments), "memcpy-loop", TIMEOUT)?;
@@ -141,23 +142,32 @@ impl Small {
         short
     }
 
-    /// Redis's rows; left out where it is not installed.
-    fn measure_redis(
+    /// The rows of a server; left out where it is not installed.
+    fn measure_server(
         &self,
         launcher: &Launcher,
-        schedule: &Schedule,
+        needs: &[Need],
+        points: &[Point],
         progress: &mut Progress,
     ) -> Vec<Comparison> {
-        let work = [Operation::Set, Operation::Get].map(|operation| (operation, 64));
-        match Programs::find() {
-            Ok(programs) => redis::measure(launcher, &programs, &work, self.clients, schedule, progress),
+        let slices = self.slicing.slices(&[Side::Uncopy]);
+        match Programs::find(needs) {
+            Ok(programs) => measure::points(launcher, &programs, points, By::Slices, &slices, progress),
             Err(missing) => {
-                let mut comparison = Comparison::new("redis 64 B", 64, &schedule.sides);
-                comparison.skip(missing.to_string());
-                vec![comparison]
+                let left_out = |point: &Point| {
+                    let mut comparison = Comparison::new(&point.title, point.operation_bytes, &slices.sides);
+                    comparison.skip(missing.to_string());
+                    comparison
+                };
+                points.iter().map(left_out).collect()
             }
         }
     }
+}
+
+/// The smallest of the points of a case.
+fn smallest(case: &Case) -> Vec<Point> {
+    (case.points)(Effort::Full).into_iter().take(1).collect()
 }
 
 /// Time calls of memcpy in this process

@@ -1,0 +1,131 @@
+//! What others did to a slice: time that the host took from this machine, and time that other programs had.
+//!
+//! With an idle loop on each processor, nobody's time is the loops': what is missing is somebody else's. Other programs
+//! of the lowest class share that time with the loops and are in nobody's way.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use crate::kit::load::Ticks;
+use crate::kit::processes::cpu_time::process_cpu_ns;
+use crate::kit::quiet;
+
+/// A slice from whose processors the host took more than this part does not count.
+const MAX_STEAL: f64 = 0.02;
+/// A slice in which other programs had more than this part of the processors does not count.
+const MAX_FOREIGN: f64 = 0.1;
+
+/// The processors' time at one moment.
+#[derive(Clone, Debug)]
+pub struct Moment {
+    at: Instant,
+    ticks: Option<Ticks>,
+    /// Processor time of this program, its idle loops and all that came of it, ns.
+    own_ns: u64,
+    /// Processor time of each thread of the lowest class of other programs, ns.
+    idle_ns: HashMap<i32, u64>,
+}
+
+impl Moment {
+    /// This moment; `own` are this program and all that came of it.
+    #[must_use]
+    pub fn now(own: &[Pid]) -> Self {
+        let own_ns = own.iter().filter_map(|pid| process_cpu_ns(*pid).ok()).sum();
+        Self { at: Instant::now(), ticks: Ticks::read(), own_ns, idle_ns: idle_class(own) }
+    }
+
+    /// Why what was measured since then does not count, if it does not.
+    #[must_use]
+    pub fn disturbance_until(&self, end: &Self, processors: usize) -> Option<String> {
+        let all = end.at.duration_since(self.at) * u32::try_from(processors).unwrap_or(1);
+        let own = Duration::from_nanos(end.own_ns.saturating_sub(self.own_ns));
+        let (before, after) = (self.ticks?, end.ticks?);
+        let steal = after.steal.saturating_sub(before.steal);
+        let foreign = if quiet::has_idle_loops() {
+            let used = |(thread, ns): (&i32, &u64)| {
+                ns.saturating_sub(self.idle_ns.get(thread).copied().unwrap_or(0))
+            };
+            let idle = Duration::from_nanos(end.idle_ns.iter().map(used).sum());
+            all.saturating_sub(own + steal + idle)
+        } else {
+            after.busy.saturating_sub(before.busy).saturating_sub(own + steal)
+        };
+        let part = |time: Duration| time.as_secs_f64() / all.as_secs_f64().max(1e-9);
+        [("steal", part(steal), MAX_STEAL), ("foreign load", part(foreign), MAX_FOREIGN)]
+            .into_iter()
+            .find(|(_, part, most)| part > most)
+            .map(|(what, part, _)| format!("{what} {:.0} %", part * 100.0))
+    }
+}
+
+/// Processor time, ns, of each thread of the lowest class, `own` processes' left out.
+fn idle_class(own: &[Pid]) -> HashMap<i32, u64> {
+    let mut found = HashMap::new();
+    if !quiet::has_idle_loops() {
+        return found;
+    }
+    let number = |entry: &std::fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = number(&process) else { continue };
+        if own.iter().any(|own| own.as_raw_pid() == pid) {
+            continue;
+        }
+        for task in std::fs::read_dir(process.path().join("task")).into_iter().flatten().flatten() {
+            let Some(thread) = number(&task) else { continue };
+            // SAFETY: the call takes any number and only looks.
+            if unsafe { libc::sched_getscheduler(thread) } == libc::SCHED_IDLE {
+                let time = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+                let ns = time.split_whitespace().next().and_then(|ns| ns.parse().ok());
+                found.insert(thread, ns.unwrap_or(0));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steal_and_foreign_load_above_their_bounds_disturb_and_own_work_does_not() {
+        let at = Instant::now();
+        let moment = |ms: u64, steal_ms, own_ms: u64, idle_ms: u64| Moment {
+            at: at + Duration::from_millis(ms),
+            ticks: Some(Ticks {
+                busy: Duration::ZERO,
+                total: Duration::ZERO,
+                steal: Duration::from_millis(steal_ms),
+            }),
+            own_ns: own_ms * 1_000_000,
+            idle_ns: HashMap::from([(7, idle_ms * 1_000_000)]),
+        };
+        let begin = moment(0, 0, 0, 5);
+        for (steal_ms, own_ms, idle_ms, why) in [
+            (0, 198, 5, None),
+            (10, 190, 5, Some("steal 5 %")),
+            (0, 100, 5, Some("foreign load 50 %")),
+            (0, 100, 103, None),
+            (2, 190, 5, None),
+        ] {
+            let why: Option<&str> = why;
+            let told = begin.disturbance_until(&moment(100, steal_ms, own_ms, idle_ms), 2);
+            assert_eq!(told.as_deref(), why);
+        }
+    }
+
+    #[test]
+    fn threads_of_the_lowest_class_are_found_in_other_processes_only() {
+        let quiet = quiet::Quiet::begin();
+        let own = rustix::process::getpid();
+        let all = || idle_class(&[]).len();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while all() < 1 && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert!(all() > idle_class(&[own]).len());
+        drop(quiet);
+    }
+}

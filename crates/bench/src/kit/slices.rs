@@ -1,0 +1,318 @@
+//! Measures by slices: the servers of all sides alive at the same time, each loaded for some tens of ms in turn.
+//!
+//! ```text
+//!   process of each side ─ warm-up ─┬ connection ─ settle ─ round ─ round ─ … ┬ connection ─ … ┐ counts, verification,
+//!                                   └─────────────────────────────────────────┴────────────────┘ end
+//!   round:     plain │ uncopy │ plain again      (random order, one client)
+//! ```
+//!
+//! What disturbs a machine comes and goes in less than a second; slices of one round meet the same. A round that others
+//! disturbed all the same is dropped. Processor time is that of all the server's processes between the ends of two
+//! rounds, so that what one does after its slice, such as giving memory back, is counted too. Connections are made
+//! anew every few rounds and processes some times, because both can be lucky.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use crate::kit::comparison::{Comparison, Generation, Round};
+use crate::kit::counts::Counts;
+use crate::kit::disturbance::Moment;
+use crate::kit::failure::{Failure, Result, While};
+use crate::kit::figures::{CPU, RATE};
+use crate::kit::processes::cpu_time::process_cpu_ns;
+use crate::kit::processes::descendants::{self, Held};
+use crate::kit::processors;
+use crate::kit::progress::Progress;
+use crate::kit::random::Random;
+use crate::kit::running::Running;
+use crate::kit::sample::{Raw, Sample};
+use crate::kit::side::{Launcher, Side};
+use crate::kit::traffic::Load;
+
+/// Rounds over the same connections.
+const CONNECTION_ROUNDS: usize = 4;
+/// Warm-up of a server, in slices: accounts of call sites begin with nothing.
+const WARM_UP: u32 = 5;
+/// Load over new connections that is not measured, as a part of a slice.
+const SETTLE_PART: u32 = 4;
+/// How long processes of a server may live longer than the one that was started.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// How a case is measured.
+#[derive(Clone, Debug)]
+pub struct Slices {
+    /// What is compared; plain first.
+    pub sides: Vec<Side>,
+    /// Generations at least.
+    pub processes: usize,
+    /// Rounds that count, at least, in all generations together.
+    pub rounds: usize,
+    /// Measuring of a case takes so long at most, in all generations together.
+    pub time: Duration,
+    /// Length of a slice.
+    pub slice: Duration,
+}
+
+impl Slices {
+    /// Measures `comparison`, whose servers `start` starts with their clients connected; whether uncopy should elide
+    /// something there, so that the reader is told if it did not. Generations go on until every
+    /// ratio is known to 2 %, or the time is up.
+    pub fn run<'a>(
+        &self,
+        launcher: &Launcher,
+        comparison: &mut Comparison,
+        expects_elision: bool,
+        progress: &mut Progress,
+        mut start: impl FnMut(Side) -> Result<Box<dyn Running + 'a>>,
+    ) {
+        for side in comparison.sides().to_vec() {
+            if let Err(missing) = side.environment() {
+                comparison.leave_out(side, &missing);
+            }
+        }
+        let mut left = self.time;
+        let share = self.time / u32::try_from(self.processes).unwrap_or(1).max(1);
+        for number in 0.. {
+            let is_precise = [RATE, CPU].into_iter().all(|metric| comparison.is_precise(metric));
+            let is_done = comparison.rounds() >= self.rounds && is_precise;
+            if number >= self.processes && (is_done || left < share / 2) {
+                return;
+            }
+            let share = share.min(left);
+            let mut slicing =
+                Slicing { slices: self, launcher, expects_elision, number, comparison, progress };
+            match slicing.generation(share, &mut start) {
+                Ok((generation, took)) => {
+                    comparison.add(generation);
+                    left = left.saturating_sub(took);
+                }
+                Err(failure) => return comparison.fail(&failure),
+            }
+        }
+    }
+}
+
+/// One side's server.
+struct Subject<'a> {
+    side: Side,
+    running: Box<dyn Running + 'a>,
+    /// The server and all that came of it.
+    processes: Vec<Pid>,
+    verified_bytes: u64,
+}
+
+impl Subject<'_> {
+    fn explained(&mut self, failure: &Failure) -> Failure {
+        let failure = self.running.server().process().explain(failure);
+        Failure::new(format!("{}: {failure}", self.side.name()))
+    }
+
+    fn doing<T>(&mut self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|failure| self.explained(&failure))
+    }
+
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        let load = self.running.load(duration);
+        let load = self.doing(load)?;
+        self.verified_bytes += load.verified_bytes;
+        Ok(load)
+    }
+
+    fn find_processes(&mut self) {
+        self.processes = descendants::of(self.running.server().process().pid());
+    }
+
+    /// Processor time of all its processes, ns.
+    fn cpu_ns(&mut self) -> Result<u64> {
+        let root = self.running.server().process().pid();
+        let sum = self.processes.iter().map(|pid| match process_cpu_ns(*pid) {
+            Err(_) if *pid != root => Ok(0),
+            time => time,
+        });
+        let sum: std::io::Result<u64> = sum.sum();
+        self.doing(sum.doing("reading the server's processor time"))
+    }
+}
+
+/// Stops a server and all that came of it.
+///
+/// # Errors
+/// [`Failure`] when one of its processes had to be killed.
+pub fn stop(running: &mut (dyn Running + '_)) -> Result<()> {
+    let below = Held::below(running.server().process().pid());
+    let stopped = running.stop();
+    let left = below.end(LINGER);
+    stopped?;
+    if left == 0 {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{left} of its processes lived on and were killed")))
+}
+
+/// One generation of a comparison.
+struct Slicing<'s> {
+    slices: &'s Slices,
+    launcher: &'s Launcher,
+    expects_elision: bool,
+    number: usize,
+    comparison: &'s Comparison,
+    progress: &'s mut Progress,
+}
+
+impl Slicing<'_> {
+    /// Rounds of fresh processes for `time`, or until they are enough; and how long these took.
+    fn generation<'a>(
+        &mut self,
+        time: Duration,
+        start: &mut impl FnMut(Side) -> Result<Box<dyn Running + 'a>>,
+    ) -> Result<(Generation, Duration)> {
+        let mut random = Random::new(0x5eed ^ self.number as u64);
+        let mut subjects = self.start(&mut random, start)?;
+        let (begin, mut generation) = (Instant::now(), Generation::default());
+        while generation.rounds.is_empty() || begin.elapsed() < time && !self.is_enough(&generation) {
+            if !generation.rounds.is_empty() {
+                for subject in &mut subjects {
+                    let reconnected = subject.running.reconnect();
+                    subject.doing(reconnected)?;
+                    subject.load(self.slices.slice / SETTLE_PART)?;
+                }
+            }
+            subjects.iter_mut().for_each(Subject::find_processes);
+            let own = descendants::of(rustix::process::getpid());
+            let connection = generation.rounds.len() / CONNECTION_ROUNDS;
+            for _ in 0..CONNECTION_ROUNDS {
+                generation.rounds.push(self.round(&mut subjects, &mut random, connection, &own)?);
+                self.tell(&generation);
+                if begin.elapsed() >= time {
+                    break;
+                }
+            }
+        }
+        let took = begin.elapsed();
+        for subject in &mut subjects {
+            generation.ends.push(self.end(subject)?);
+        }
+        for (subject, end) in subjects.iter_mut().zip(&mut generation.ends) {
+            end.defect = stop(subject.running.as_mut()).err().map(|failure| failure.to_string());
+            subject.running.complete(end);
+        }
+        Ok((generation, took))
+    }
+
+    /// Starts the server of each side, in random order, and warms it up.
+    fn start<'a>(
+        &mut self,
+        random: &mut Random,
+        start: &mut impl FnMut(Side) -> Result<Box<dyn Running + 'a>>,
+    ) -> Result<Vec<Subject<'a>>> {
+        let sides = self.comparison.sides();
+        let mut subjects = Vec::new();
+        for at in order(sides.len(), random) {
+            let side = sides[at];
+            self.progress.step(format_args!(
+                "{}, process {}: {}",
+                self.comparison.title(),
+                self.number + 1,
+                side.name()
+            ));
+            let running =
+                start(side).map_err(|failure| Failure::new(format!("{}: {failure}", side.name())))?;
+            let mut subject = Subject { side, running, processes: Vec::new(), verified_bytes: 0 };
+            let prepared = subject.running.prepare(self.slices.slice * WARM_UP);
+            subject.verified_bytes = subject.doing(prepared)?;
+            subjects.push((at, subject));
+        }
+        subjects.sort_by_key(|(at, _)| *at);
+        Ok(subjects.into_iter().map(|(_, subject)| subject).collect())
+    }
+
+    /// A slice of every side; `own` are this program and all that came of it, also helpers of clients.
+    fn round(
+        &self,
+        subjects: &mut [Subject<'_>],
+        random: &mut Random,
+        connection: usize,
+        own: &[Pid],
+    ) -> Result<Round> {
+        let processors = processors::each().len();
+        let before = subjects.iter_mut().map(Subject::cpu_ns).collect::<Result<Vec<_>>>()?;
+        let mut loads = vec![Load::default(); subjects.len()];
+        let mut dropped = None;
+        for at in order(subjects.len(), random) {
+            let begin = Moment::now(own);
+            loads[at] = subjects[at].load(self.slices.slice)?;
+            let disturbance = begin.disturbance_until(&Moment::now(own), processors);
+            dropped = dropped.or(disturbance);
+        }
+        let mut samples = Vec::new();
+        for ((subject, before), load) in subjects.iter_mut().zip(before).zip(loads) {
+            let cpu_ns = subject.cpu_ns()?.saturating_sub(before);
+            let elapsed_ns = u64::try_from(load.elapsed.as_nanos()).unwrap_or(u64::MAX);
+            samples.push(Sample {
+                latency_p50_us: load.latencies.quantile_us(0.5),
+                latency_p99_us: load.latencies.quantile_us(0.99),
+                latency_p999_us: load.latencies.quantile_us(0.999),
+                ..Sample::from(Raw { cpu_ns, operations: load.exchanges, elapsed_ns })
+            });
+        }
+        Ok(Round { connection, samples, dropped })
+    }
+
+    /// What is told of a server as a whole, before it ends.
+    #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+    fn end(&self, subject: &mut Subject<'_>) -> Result<Sample> {
+        subject.find_processes();
+        let before = Counts::read(self.launcher, subject.side, &subject.processes);
+        let load = subject.load(self.slices.slice)?;
+        let after = Counts::read(self.launcher, subject.side, &subject.processes);
+        let resident = subject.running.server().process().resident_bytes();
+        let resident_bytes = subject.doing(resident)?;
+        let verified = subject.running.verify();
+        let verified_bytes = subject.verified_bytes + subject.doing(verified)?;
+        let (pid, side) = (subject.running.server().process().pid(), subject.side);
+        let stderr = subject.running.server().stderr_text();
+        let mut notes = self.launcher.notes(side, pid, &stderr, self.expects_elision);
+        notes.extend(subject.running.notes());
+        Ok(Sample {
+            resident_bytes: Some(resident_bytes as f64),
+            counts: after.since(&before, load.exchanges),
+            verified_bytes: (verified_bytes > 0).then_some(verified_bytes),
+            notes,
+            ..Sample::default()
+        })
+    }
+
+    /// Whether these rounds tell as much as those of one process can be asked to.
+    #[expect(clippy::cast_precision_loss, reason = "few processes")]
+    fn is_enough(&self, generation: &Generation) -> bool {
+        let mut alone = Comparison::new("", 0, self.comparison.sides());
+        let verified = Sample { verified_bytes: Some(1), ..Sample::default() };
+        let ends = vec![verified; self.comparison.sides().len()];
+        alone.add(Generation { rounds: generation.rounds.clone(), ends });
+        // The mean of so many processes is known better than one of them.
+        let precision = Comparison::PRECISION * (self.slices.processes as f64).sqrt();
+        alone.rounds() >= self.slices.rounds.div_ceil(self.slices.processes)
+            && [RATE, CPU].into_iter().all(|metric| alone.is_known_to(precision, metric))
+    }
+
+    fn tell(&mut self, generation: &Generation) {
+        let dropped = generation.rounds.iter().filter(|round| round.dropped.is_some()).count();
+        let kept = self.comparison.rounds() + generation.rounds.len() - dropped;
+        let dropped = self.comparison.dropped() + dropped;
+        let (title, processes) = (self.comparison.title(), self.slices.processes.max(self.number + 1));
+        self.progress.step(format_args!(
+            "{title}, process {} of {processes}: {kept} rounds, {dropped} dropped",
+            self.number + 1
+        ));
+    }
+}
+
+/// The numbers below `count` in random order (Fisher and Yates).
+fn order(count: usize, random: &mut Random) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    for at in (1..count).rev() {
+        order.swap(at, usize::try_from(random.next() % (at as u64 + 1)).unwrap_or(0));
+    }
+    order
+}
