@@ -82,7 +82,8 @@ mod tests {
 
     #[test]
     fn each_experiment_has_its_command_and_its_table_as_printed() {
-        let mut results = results("redis-get", &[vec![case("redis GET 64 KiB", "uncopy", &[0.9; 5])]]);
+        let mut results =
+            results("redis-get", &[vec![case("redis GET 64 KiB, no append-only file", "uncopy", &[0.9; 5])]]);
         let failed =
             Measured { id: "copies".into(), failure: Some("no <room>".into()), ..Measured::default() };
         results.runs[0].experiments.push(failed);
@@ -94,8 +95,10 @@ mod tests {
 
     #[test]
     fn an_experiment_that_failed_at_last_is_shown_as_it_was_before() {
-        let mut results =
-            results("redis-get", &[vec![case("redis GET 64 KiB", "uncopy", &[0.9; 5])], vec![]]);
+        let mut results = results(
+            "redis-get",
+            &[vec![case("redis GET 64 KiB, no append-only file", "uncopy", &[0.9; 5])], vec![]],
+        );
         results.runs[1].experiments[0].failure = Some("busy".into());
         assert!(render(&results).contains("the <table>"));
     }

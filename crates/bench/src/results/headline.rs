@@ -154,7 +154,11 @@ mod tests {
         results.runs[0].experiments = vec![
             of(
                 "redis-get",
-                &[("redis GET 64 KiB", 1.0), ("redis GET 256 KiB", 1.5), ("redis GET 1 MiB", 0.3)],
+                &[
+                    ("redis GET 64 KiB, no append-only file", 1.0),
+                    ("redis GET 256 KiB, no append-only file", 1.5),
+                    ("redis GET 1 MiB, no append-only file", 0.3),
+                ],
             ),
             of("copies", &[("echo 512 KiB, 12 copies", 0.2)]),
             of("apps-web", &[("nginx proxied 64 KiB", 0.85), ("haproxy 1 MiB, buffers of 64 KiB", 0.5)]),

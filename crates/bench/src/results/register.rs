@@ -46,9 +46,9 @@ pub const HEADLINES: [Headline; 25] = [
     own("echo 512 KiB, 12 copies", "copies", "echo 512 KiB, 12 copies"),
     packaged("Redis", "Redis SET 256 KiB, AOF", "redis-set", "redis SET 256 KiB"),
     packaged("Redis", "Redis SET 1 MiB, AOF", "redis-set", "redis SET 1 MiB"),
-    packaged("Redis", "Redis GET 64 KiB", "redis-get", "redis GET 64 KiB"),
-    packaged("Redis", "Redis GET 256 KiB", "redis-get", "redis GET 256 KiB"),
-    packaged("Redis", "Redis GET 1 MiB", "redis-get", "redis GET 1 MiB"),
+    packaged("Redis", "Redis GET 64 KiB", "redis-get", "redis GET 64 KiB, no append-only file"),
+    packaged("Redis", "Redis GET 256 KiB", "redis-get", "redis GET 256 KiB, no append-only file"),
+    packaged("Redis", "Redis GET 1 MiB", "redis-get", "redis GET 1 MiB, no append-only file"),
     packaged("Redis", "Redis YCSB A 256 KiB", "redis-ycsb-a", "redis YCSB A 256 KiB"),
     packaged("nginx", "nginx 1 MiB, sendfile on", "apps-web", "nginx 1 MiB, sendfile on"),
     packaged("nginx", "nginx 1 MiB, sendfile off", "apps-web", "nginx 1 MiB, sendfile off"),
@@ -56,7 +56,7 @@ pub const HEADLINES: [Headline; 25] = [
     packaged("nginx", "nginx proxied 1 MiB", "apps-web", "nginx proxied 1 MiB"),
     packaged("HAProxy", "HAProxy 1 MiB", "apps-web", "haproxy 1 MiB, buffers of 64 KiB"),
     packaged("Varnish", "Varnish 64 KiB", "apps-varnish", "varnish 64 KiB"),
-    packaged("memcached", "memcached 100 B", "small", "memcached set and get 100 B"),
+    packaged("memcached", "memcached GET 100 B", "apps-memcached", "memcached GET 100 B"),
     packaged("memcached", "memcached 64 KiB, 10 % SET", "apps-memcached", "memcached 64 KiB, 10 % SET"),
     packaged("mosquitto", "mosquitto 1 MiB", "apps-others", "mosquitto 1 MiB, 4 subscribers"),
     packaged(
@@ -99,6 +99,7 @@ pub fn find(id: &str) -> Option<&'static Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::apps::{CASES, Effort};
     use crate::experiments::Command;
     use crate::results::judge::is_uncopy;
     use clap::Parser;
@@ -126,6 +127,24 @@ mod tests {
                 other.name == headline.name || (other.entry, other.case) == (headline.entry, headline.case)
             };
             assert!(!HEADLINES[..at].iter().any(is_same), "{}", headline.name);
+        }
+    }
+
+    /// Titles of the points of the applications that the words of an entry name.
+    fn titles(words: &str) -> Vec<String> {
+        let named = CASES.iter().filter(|case| words.split(' ').any(|word| word == case.name));
+        named.flat_map(|case| (case.points)(Effort::Full)).map(|point| point.title).collect()
+    }
+
+    #[test]
+    fn the_headlines_of_applications_are_among_what_their_entries_run() {
+        let entries = |headline: &Headline| find(headline.entry).map(|entry| (headline.case, entry));
+        let of_apps = |(_, entry): &(&str, &Entry)| entry.full.starts_with("apps ");
+        let all: Vec<_> = HEADLINES.iter().filter_map(entries).filter(of_apps).collect();
+        assert!(all.len() > 10);
+        for (case, entry) in all {
+            let known = titles(entry.full);
+            assert!(known.iter().any(|title| title == case), "{case} is none of {known:?}");
         }
     }
 
