@@ -226,7 +226,7 @@ fn render(comparisons: &[Comparison]) -> String {
         amount(bytes(Side::Uncopy)),
         amount(bytes(Side::Plain)),
         busyness(comparisons).unwrap_or_default(),
-        sentence(&known)
+        sentence(&known, comparisons.len())
     )
 }
 
@@ -255,7 +255,7 @@ fn busyness(comparisons: &[Comparison]) -> Option<String> {
 }
 
 /// What follows from the cases whose figures are known.
-fn sentence(known: &[(String, Interval, Verdict)]) -> String {
+fn sentence(known: &[(String, Interval, Verdict)], cases: usize) -> String {
     let by_median = |one: &&(String, Interval, Verdict), other: &&(String, Interval, Verdict)| {
         one.1.median.total_cmp(&other.1.median)
     };
@@ -274,7 +274,8 @@ fn sentence(known: &[(String, Interval, Verdict)]) -> String {
     } else {
         format!(";\nthe worst case here takes {} ({})", worst.1, worst.0)
     };
-    format!("{begin}{end}.")
+    let some = if known.len() < cases { "Of what could be measured: " } else { "" };
+    format!("{some}{begin}{end}.")
 }
 
 /// Everything, for programs.
