@@ -10,7 +10,8 @@ use command::{limited, uncopy};
 use serde_json::Value;
 
 /// As short as a measurement can be.
-const SHORT: [&str; 3] = ["--quick", "--rounds=1", "--seconds=0.01"];
+const SHORT: [&str; 6] =
+    ["--quick", "--processes=1", "--rounds=1", "--seconds=0.01", "--slice=0.01", "--keep-disturbed"];
 
 /// A directory of one test's own for all temporary files, removed with it.
 struct Scratch(PathBuf);
@@ -73,7 +74,6 @@ fn assert_figures(json: &Value, sides: &[&str]) {
                 "operations_per_s",
                 "latency_p50_us",
                 "latency_p99_us",
-                "latency_p999_us",
                 "server_cpu_us_per_mib",
                 "server_resident_bytes",
             ] {
@@ -178,27 +178,43 @@ fn tracking_keeps_as_many_views_alive_as_it_says() {
 }
 
 #[test]
-fn redis_is_loaded_by_redis_benchmark_and_by_workload_a() {
+fn redis_answers_every_load_with_the_right_values() {
     let scratch = Scratch::new("redis");
-    let words = ["redis", "--sizes=65536", "--clients=2", "--quick", "--rounds=1", "--seconds=0.05"];
-    let (json, svg) = scratch.experiment(&words);
-    assert_eq!(titles(&json), ["redis SET 64 KiB", "redis GET 64 KiB", "redis YCSB A 64 KiB"]);
-    assert_figures(&json, &["plain", "uncopy", "heap_only"]);
-    assert!(svg.contains("redis YCSB A, uncopy") && svg.contains("redis SET, heap only"), "{svg}");
+    let loads = "--workload=set,get,half,ycsb-a";
+    let words = ["redis", "--sizes=65536", "--clients=2", loads, "--append-only=on,off"];
+    let (json, svg) = scratch.experiment(&[&words[..], &SHORT].concat());
+    let names = ["SET", "GET", "GET and SET", "YCSB A"].map(|load| format!("redis {load} 64 KiB"));
+    let both = names.iter().flat_map(|name| [name.clone(), format!("{name}, no append-only file")]);
+    assert_eq!(titles(&json), both.collect::<Vec<_>>());
+    let sides = ["plain_again", "uncopy", "heap_only", "tuned_glibc", "mimalloc", "jemalloc"];
+    assert_figures(&json, &["plain"]);
+    assert_figures(&json, &sides);
+    for comparison in comparisons(&json) {
+        assert!(comparison["best_rival"].is_string(), "{comparison:#}");
+        let counts = &comparison["sides"]["uncopy"];
+        for key in ["copied", "elided", "lent"] {
+            assert!(counts[format!("{key}_bytes_per_operation")]["median"].is_number(), "{key}: {counts:#}");
+        }
+        let plain = &comparison["sides"]["plain"];
+        assert!(plain["io_calls_per_operation"]["median"].as_f64() >= Some(1.0), "{plain:#}");
+        let rounds = &comparison["samples"][0]["sides"]["plain"]["cpu_ns"];
+        assert!(rounds[0].as_u64() > Some(0), "{comparison:#}");
+    }
+    assert!(svg.contains("heap only"), "{svg}");
 }
 
 #[test]
 fn small_measures_every_row() {
     let scratch = Scratch::new("small");
-    let words = ["small", "--quick", "--rounds=1", "--seconds=0.05", "--starts=2", "--clients=2"];
+    let words = [&["small", "--starts=2", "--clients=2"], &SHORT[..]].concat();
     let (json, svg) = scratch.experiment(&words);
     let rows = [
         "memcpy of 64 B",
         "start of true",
         "redis SET 64 B",
         "redis GET 64 B",
-        "memcached set and get 100 B",
-        "nginx 1 KiB",
+        "memcached GET 100 B",
+        "nginx 1 KiB, sendfile on",
     ];
     assert_eq!(titles(&json), rows);
     assert!(rows.iter().all(|row| svg.contains(row)), "{svg}");
@@ -238,7 +254,7 @@ fn files_measures_each_way_against_read_and_send() {
     let ways = ["mmap-send", "mmap-sendfile", "read-sendfile", "sendfile", "splice", "zerocopy", "twin"];
     assert_figures(&json, &["plain", "uncopy"]);
     assert_figures(&json, &ways);
-    assert_eq!(json["files"].as_array().map(Vec::len), Some(2 * (ways.len() + 2)));
+    assert_eq!(json["files"].as_array().map(Vec::len), Some(2 * (ways.len() + 3)));
     assert!(ways.iter().all(|way| svg.contains(way)), "{svg}");
 }
 
@@ -265,7 +281,9 @@ fn the_table_has_a_line_for_each_side_and_the_legend() {
     let output = scratch.bench(&words);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(0), "{text}");
-    for part in ["plain", "uncopy", "heap only", "0 copies", "p99.9 µs", "CPU µs/MiB", "of limit: "] {
+    for part in
+        ["plain again", "uncopy", "heap only", "0 copies", "p99 µs", "CPU µs/op", "of limit: ", "verdicts, "]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
@@ -284,7 +302,7 @@ fn a_plot_that_cannot_be_written_fails_the_command() {
 fn an_interrupted_experiment_leaves_nothing_behind() {
     let scratch = Scratch::new("interrupted");
     let mut child = Command::new(uncopy())
-        .args(["bench", "copies", "--copies=0", "--seconds=60", "--rounds=1"])
+        .args(["bench", "copies", "--copies=0", "--seconds=60", "--rounds=1000"])
         .env("TMPDIR", &scratch.0)
         .env_remove("LD_PRELOAD")
         .stdout(std::process::Stdio::null())

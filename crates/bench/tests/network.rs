@@ -46,7 +46,7 @@ fn run(test: &str, script: &str) -> Option<Output> {
 #[test]
 fn bytes_that_crossed_a_link_are_verified_and_the_link_goes() {
     for network in ["veth-1500", "veth-9000"] {
-        let short = "copies --copies=1 --size=100000 --rounds=1 --seconds=0.01 --sides=uncopy --json";
+        let short = "copies --copies=1 --size=100000 --processes=1 --rounds=1 --seconds=0.01 --keep-disturbed --sides=uncopy --json";
         let script = format!("$bench {short} --network {network}");
         let Some(output) = run("link", &script) else { return };
         let text = String::from_utf8_lossy(&output.stdout);
@@ -64,7 +64,7 @@ fn bytes_that_crossed_a_link_are_verified_and_the_link_goes() {
 fn an_interrupted_experiment_leaves_no_namespace_and_no_device() {
     // Once a server has a directory it is in its namespace, or is about to be.
     let script = "
-$bench copies --copies=0 --size=100000 --rounds=1 --seconds=60 --network veth-1500 >/dev/null 2>&1 &
+$bench copies --copies=0 --size=100000 --rounds=1000 --seconds=60 --network veth-1500 >/dev/null 2>&1 &
 for attempt in $(seq 1000); do
     ls $TMPDIR | grep -q . && break
     sleep 0.02

@@ -95,7 +95,7 @@ fn an_experiment_that_fails_is_told_and_the_others_are_measured() {
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains("no figures of redis-get"), "{told}");
     let (page, details) = (read(&room.0, "results.md"), read(&room.0, "results/details.md"));
-    assert!(page.contains("Redis GET 64 KiB ("), "{page}");
+    assert!(page.contains("Redis GET 1 MiB: "), "{page}");
     assert!(
         details.contains("**No figures**: ") && details.contains("uncopy bench tracking --quick"),
         "{details}"

@@ -77,7 +77,7 @@ fn interrupt(mut bench: Child, scratch: &Path, processes: usize) {
 fn interrupted(case: &str, processes: usize) {
     let scratch = scratch(&format!("interrupted-{case}"));
     let bench = Command::new(uncopy())
-        .args(["bench", "apps", case, "--quick", "--rounds=1", "--seconds=30"])
+        .args(["bench", "apps", case, "--quick", "--rounds=1000", "--seconds=60"])
         .env("TMPDIR", &scratch)
         .env_remove("LD_PRELOAD")
         .env_remove("UNCOPY_BENCH_EXE")

@@ -85,7 +85,7 @@ impl Experiment for Demo {
         let programs = Programs::find(&[REDIS])?;
         redis::check_room()?;
         let before = Load::read();
-        let quiet = Quiet::begin();
+        let quiet = Quiet::begin(&launcher);
         let comparisons = measured(&launcher, &programs, self.quick);
         let mut machine = machine_after(before);
         machine.add("processors", quiet.describe());
@@ -130,7 +130,7 @@ fn measured(launcher: &Launcher, programs: &Programs, quick: bool) -> Vec<Compar
         let share = left / u32::try_from(count - done).unwrap_or(1);
         let starts = START * u32::try_from(processes).unwrap_or(1);
         let time = share.saturating_sub(starts).max(MIN_TIME);
-        Slices { sides: SIDES.to_vec(), processes, rounds: ROUNDS, time, slice: SLICE }
+        Slices { sides: SIDES.to_vec(), processes, rounds: ROUNDS, time, slice: SLICE, keep_disturbed: false }
     };
     for point in &echo {
         let slices = slices(comparisons.len());

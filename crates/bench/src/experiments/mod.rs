@@ -77,6 +77,7 @@ commands! {
     Soak(load::soak::Soak),
     MemcpyLoop(small::MemcpyLoop),
     ViewLoop(tracking::ViewLoop),
+    IdleLoop(crate::kit::quiet::IdleLoop),
 }
 
 /// The report's entries in its order: by place, those over another network than the loopback device last.
@@ -173,7 +174,7 @@ mod tests {
             ("tracking --views 0", "0", "1..=1000000"),
             ("memory --minutes 0", "0", "0.01 to 600"),
             ("copies --sides other", "other", "heap-only"),
-            ("small --rounds 99999999999999999999", "99999999999999999999", "1..=1000"),
+            ("transmit --rounds 99999999999999999999", "99999999999999999999", "1..=1000"),
             ("transmit --rounds 9..7", "9..7", "7..25"),
         ] {
             let error = parse(words).expect_err(words).to_string();

@@ -72,6 +72,9 @@ pub struct Slicing {
     /// Length of a slice
     #[arg(long, value_name = "SECONDS", default_value = "0.06", value_parser = seconds)]
     pub slice: Duration,
+    /// Count rounds that others disturbed, too
+    #[arg(long)]
+    pub keep_disturbed: bool,
 }
 
 impl Slicing {
@@ -84,8 +87,8 @@ impl Slicing {
                 all.push(*side);
             }
         }
-        let Self { rounds, processes, seconds, slice } = *self;
-        Slices { sides: all, processes, rounds, time: seconds, slice }
+        let Self { rounds, processes, seconds, slice, keep_disturbed } = *self;
+        Slices { sides: all, processes, rounds, time: seconds, slice, keep_disturbed }
     }
 }
 

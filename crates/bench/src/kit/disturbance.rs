@@ -88,6 +88,7 @@ fn idle_class(own: &[Pid]) -> HashMap<i32, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kit::processes::process::Process;
 
     #[test]
     fn steal_and_foreign_load_above_their_bounds_disturb_and_own_work_does_not() {
@@ -118,14 +119,15 @@ mod tests {
 
     #[test]
     fn threads_of_the_lowest_class_are_found_in_other_processes_only() {
-        let quiet = quiet::Quiet::begin();
-        let own = rustix::process::getpid();
-        let all = || idle_class(&[]).len();
+        let mut command = std::process::Command::new("chrt");
+        command.args(["--idle", "0", "sleep", "600"]);
+        let process = Process::start(command, "sleep").expect("chrt of util-linux");
+        let pid = process.pid();
         let deadline = Instant::now() + Duration::from_secs(10);
-        while all() < 1 && Instant::now() < deadline {
+        while !idle_class(&[]).contains_key(&pid.as_raw_pid()) {
+            assert!(Instant::now() < deadline, "it was never found");
             std::thread::yield_now();
         }
-        assert!(all() > idle_class(&[own]).len());
-        drop(quiet);
+        assert!(!idle_class(&[pid]).contains_key(&pid.as_raw_pid()));
     }
 }

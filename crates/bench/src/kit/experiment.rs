@@ -80,7 +80,7 @@ pub fn measured(
 ) -> Result<Outcome> {
     let launcher = begin()?;
     let before = Load::read();
-    let quiet = Quiet::begin();
+    let quiet = Quiet::begin(&launcher);
     let mut progress = Progress::new();
     let report = experiment(&launcher, &mut progress)?;
     let mut machine = machine_after(before);

@@ -28,16 +28,19 @@ pub fn apart(threads: usize) -> Option<(CpuSet, CpuSet)> {
     (others.count() > 0).then_some((servers, others))
 }
 
-/// A set of each processor by itself that this program may use.
+/// The processors that this program may use.
 #[must_use]
-pub fn each() -> Vec<CpuSet> {
+pub fn numbers() -> Vec<usize> {
     let Ok(all) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
-    let only = |number| {
-        let mut one = CpuSet::new();
-        one.set(number);
-        one
-    };
-    (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)).map(only).collect()
+    (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)).collect()
+}
+
+/// One processor.
+#[must_use]
+pub fn only(number: usize) -> CpuSet {
+    let mut one = CpuSet::new();
+    one.set(number);
+    one
 }
 
 /// The processors of a server of so many threads, if they are not everybody's.

@@ -31,7 +31,7 @@ use crate::kit::side::{Launcher, Side};
 use crate::kit::traffic::Load;
 
 /// Rounds over the same connections.
-const CONNECTION_ROUNDS: usize = 4;
+const CONNECTION_ROUNDS: usize = 2;
 /// Warm-up of a server, in slices: accounts of call sites begin with nothing.
 const WARM_UP: u32 = 5;
 /// Load over new connections that is not measured, as a part of a slice.
@@ -52,6 +52,8 @@ pub struct Slices {
     pub time: Duration,
     /// Length of a slice.
     pub slice: Duration,
+    /// Whether rounds that others disturbed count too.
+    pub keep_disturbed: bool,
 }
 
 impl Slices {
@@ -235,15 +237,16 @@ impl Slicing<'_> {
         connection: usize,
         own: &[Pid],
     ) -> Result<Round> {
-        let processors = processors::each().len();
+        let processors = processors::numbers().len();
         let before = subjects.iter_mut().map(Subject::cpu_ns).collect::<Result<Vec<_>>>()?;
         let mut loads = vec![Load::default(); subjects.len()];
-        let mut dropped = None;
+        let (mut dropped, mut begin) = (None, Moment::now(own));
         for at in order(subjects.len(), random) {
-            let begin = Moment::now(own);
             loads[at] = subjects[at].load(self.slices.slice)?;
-            let disturbance = begin.disturbance_until(&Moment::now(own), processors);
-            dropped = dropped.or(disturbance);
+            let end = Moment::now(own);
+            let disturbance = begin.disturbance_until(&end, processors);
+            begin = end;
+            dropped = dropped.or(disturbance).filter(|_| !self.slices.keep_disturbed);
         }
         let mut samples = Vec::new();
         for ((subject, before), load) in subjects.iter_mut().zip(before).zip(loads) {
@@ -315,4 +318,110 @@ fn order(count: usize, random: &mut Random) -> Vec<usize> {
         order.swap(at, usize::try_from(random.next() % (at as u64 + 1)).unwrap_or(0));
     }
     order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kit::TemporaryDirectory;
+    use crate::kit::processes::process::Server;
+    use std::cell::RefCell;
+    use std::process::Command;
+    use std::rc::Rc;
+
+    /// What happened to a side's servers.
+    #[derive(Clone, Debug, PartialEq)]
+    enum Event {
+        Started(Side),
+        Loaded(Side),
+        Reconnected(Side),
+        Stopped(Side),
+    }
+
+    /// A server that does nothing, and clients that say that it did.
+    struct Idle {
+        side: Side,
+        server: Server,
+        events: Rc<RefCell<Vec<Event>>>,
+        /// The load that fails, if one does.
+        fails: Option<u64>,
+    }
+
+    impl Running for Idle {
+        fn server(&mut self) -> &mut Server {
+            &mut self.server
+        }
+
+        fn load(&mut self, duration: Duration) -> Result<Load> {
+            self.events.borrow_mut().push(Event::Loaded(self.side));
+            if self.fails == Some(self.events.borrow().len() as u64) {
+                return Err(Failure::new("wrong answer"));
+            }
+            Ok(Load { exchanges: 5, verified_bytes: 7, elapsed: duration, ..Load::default() })
+        }
+
+        fn reconnect(&mut self) -> Result<()> {
+            self.events.borrow_mut().push(Event::Reconnected(self.side));
+            Ok(())
+        }
+
+        fn stop(&mut self) -> Result<()> {
+            self.events.borrow_mut().push(Event::Stopped(self.side));
+            Ok(())
+        }
+    }
+
+    fn run(fails: Option<u64>) -> (Comparison, Vec<Event>) {
+        let sides = [Side::Plain, Side::PlainAgain, Side::Limit];
+        let time = Duration::from_secs(20);
+        let slice = Duration::from_millis(1);
+        let slices =
+            Slices { sides: sides.to_vec(), processes: 3, rounds: 12, time, slice, keep_disturbed: true };
+        let mut comparison = Comparison::new("idle", 1, &sides);
+        let events = Rc::new(RefCell::new(Vec::new()));
+        let launcher = Launcher::of("/nonexistent/uncopy");
+        slices.run(&launcher, &mut comparison, false, &mut Progress::new(), |side| {
+            events.borrow_mut().push(Event::Started(side));
+            let mut command = Command::new("sleep");
+            command.arg("600");
+            let server = Server::start(command, "sleep", TemporaryDirectory::make()?)?;
+            Ok(Box::new(Idle { side, server, events: Rc::clone(&events), fails }) as Box<dyn Running>)
+        });
+        let events = events.take();
+        (comparison, events)
+    }
+
+    #[test]
+    fn fresh_servers_of_all_sides_are_loaded_in_turn_over_new_connections() {
+        let (comparison, events) = run(None);
+        assert!(comparison.is_flawless(), "{:?}", comparison.notes());
+        assert!(comparison.processes() >= 3 && comparison.rounds() >= 12);
+        let count = |of: fn(&Event) -> bool| events.iter().filter(|event| of(event)).count();
+        assert_eq!(count(|event| matches!(event, Event::Started(_))), 3 * comparison.processes());
+        assert_eq!(count(|event| matches!(event, Event::Stopped(_))), 3 * comparison.processes());
+        assert!(count(|event| matches!(event, Event::Reconnected(_))) > 0);
+        // No server is started while one of the generation before it lives.
+        let mut alive = 0;
+        for event in &events {
+            match event {
+                Event::Started(_) => alive += 1,
+                Event::Stopped(_) => alive -= 1,
+                Event::Loaded(_) | Event::Reconnected(_) => assert!((1..=3).contains(&alive)),
+            }
+        }
+        let orders: std::collections::HashSet<String> = events
+            .split(|event| !matches!(event, Event::Loaded(_)))
+            .flat_map(|loads| loads.chunks_exact(3))
+            .map(|round| format!("{round:?}"))
+            .collect();
+        assert!(orders.len() > 2, "the order is random: {orders:?}");
+    }
+
+    #[test]
+    fn a_wrong_answer_ends_the_comparison_with_the_name_of_its_side() {
+        let (comparison, events) = run(Some(20));
+        assert!(!comparison.is_verified());
+        let Some(Event::Loaded(side)) = events.last() else { panic!("it ended later: {events:?}") };
+        assert_eq!(comparison.notes(), [format!("{}: wrong answer", side.name())]);
+    }
 }

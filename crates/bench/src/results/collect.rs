@@ -20,10 +20,13 @@ const METRICS: [(Quantity, Metric); 6] = [
 pub fn measured(id: &str, found: experiment::Measured) -> Measured {
     let report = found.report;
     let told = notes(&report.comparisons);
+    // Not known before the experiment.
+    let how = found.machine.facts().iter().filter(|(key, _)| *key == "processors");
+    let versions = report.versions.iter().chain(how);
     Measured {
         id: id.to_owned(),
         warning: found.machine.warning().map(str::to_owned),
-        versions: report.versions.iter().map(|(key, version)| ((*key).to_owned(), version.clone())).collect(),
+        versions: versions.map(|(key, text)| ((*key).to_owned(), text.clone())).collect(),
         cases: report.comparisons.iter().map(case).collect(),
         findings: report.findings.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect(),
         notes: told.lines().map(|line| line.strip_prefix("note: ").unwrap_or(line).to_owned()).collect(),

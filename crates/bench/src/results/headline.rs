@@ -3,7 +3,7 @@
 use crate::kit::table::{Align, Table};
 use crate::kit::{Interval, Judge, Side};
 use crate::results::chart::Line;
-use crate::results::judge::{self, Judgement, insufficiency};
+use crate::results::judge::{self, Judgement, Needed, insufficiency};
 use crate::results::model::{Quantity, Results};
 use crate::results::pool::Pooled;
 use crate::results::register::{HEADLINES, Headline};
@@ -31,7 +31,7 @@ impl<'a> Row<'a> {
         };
         let judged =
             Pooled::find(results, headline.entry, headline.case).ok_or_else(missing).and_then(|case| {
-                if let Some(why) = insufficiency(&case) {
+                if let Some(why) = insufficiency(&case, Needed::of(results)) {
                     return Err(why);
                 }
                 let judgement = judge::judge(&case, headline.side, Judge::Speed);

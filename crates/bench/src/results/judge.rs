@@ -1,14 +1,31 @@
 //! What is said of a case, by a rule that treats every case alike.
 
-use crate::kit::verdict::Verdict;
+use crate::kit::verdict::{self, Verdict};
 use crate::kit::{Interval, Judge, Side};
-use crate::results::model::Quantity;
+use crate::results::model::{Quantity, Results};
 use crate::results::pool::Pooled;
 
-/// A headline case has at least so many rounds.
-pub const MIN_ROUNDS: usize = 25;
-/// A headline case has at least so many fresh processes of each side.
-pub const MIN_PROCESSES: usize = 5;
+/// How much has to be known of a headline case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// Rounds that count.
+    pub rounds: usize,
+    /// Fresh processes of each side.
+    pub processes: usize,
+}
+
+impl Needed {
+    /// Of a whole report.
+    const FULL: Self = Self { rounds: 25, processes: 5 };
+    /// Of one that is too rough for conclusions anyway.
+    const QUICK: Self = Self { rounds: verdict::MIN_ROUNDS, processes: 2 };
+
+    /// What `results` need.
+    #[must_use]
+    pub fn of(results: &Results) -> Self {
+        if results.runs.iter().any(|run| run.quick) { Self::QUICK } else { Self::FULL }
+    }
+}
 
 /// What is said of a case, and by what.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,15 +81,16 @@ fn worse(one: Judgement, other: Judgement) -> Judgement {
 
 /// Why `case` is too little to be shown as a headline.
 #[must_use]
-pub fn insufficiency(case: &Pooled<'_>) -> Option<String> {
+pub fn insufficiency(case: &Pooled<'_>, needed: Needed) -> Option<String> {
     let (rounds, processes) = (case.rounds(), case.processes());
     case.obstacle().map(str::to_owned).or_else(|| match () {
-        () if rounds < MIN_ROUNDS => Some(format!(
-            "{rounds} rounds, {} more disturbed by others; {MIN_ROUNDS} are needed",
-            case.dropped()
+        () if rounds < needed.rounds => Some(format!(
+            "{rounds} rounds, {} more disturbed by others; {} are needed",
+            case.dropped(),
+            needed.rounds
         )),
-        () if processes < MIN_PROCESSES => {
-            Some(format!("{processes} fresh processes of each side; {MIN_PROCESSES} are needed"))
+        () if processes < needed.processes => {
+            Some(format!("{processes} fresh processes of each side; {} are needed", needed.processes))
         }
         () => None,
     })
@@ -133,14 +151,14 @@ mod tests {
     fn too_few_rounds_or_processes_are_no_headline() {
         let why = |costs: &[f64]| {
             let results = results("x", &[vec![case("get", "uncopy", costs)]]);
-            insufficiency(&Pooled::find(&results, "x", "get").expect("the case"))
+            insufficiency(&Pooled::find(&results, "x", "get").expect("the case"), Needed::of(&results))
         };
         assert_eq!(why(&[0.9; 5]), None);
         assert_eq!(why(&[0.9; 4]), Some("20 rounds, 3 more disturbed by others; 25 are needed".into()));
         let mut few = case("get", "uncopy", &[0.9; 4]);
         few.rounds = 100;
         let results = results("x", &[vec![few]]);
-        let why = insufficiency(&Pooled::find(&results, "x", "get").expect("the case"));
+        let why = insufficiency(&Pooled::find(&results, "x", "get").expect("the case"), Needed::of(&results));
         assert_eq!(why, Some("4 fresh processes of each side; 5 are needed".into()));
     }
 }

@@ -1,6 +1,6 @@
 //! The one page of results, in Markdown.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use uncopy_html::quantity;
@@ -9,7 +9,7 @@ use crate::kit::verdict::{DIFFERENCE, Verdict, by_chance};
 use crate::kit::{Interval, Judge, Side};
 use crate::results::aims::AIMS;
 use crate::results::headline::{Row, rows, shown};
-use crate::results::judge::{self, Judgement, MIN_PROCESSES, MIN_ROUNDS};
+use crate::results::judge::{self, Judgement, Needed};
 use crate::results::markdown::{cells, text};
 use crate::results::model::{Quantity, Results};
 use crate::results::pool::Pooled;
@@ -46,11 +46,17 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
             line(&line_of(row, case, judgement));
         }
     }
-    let missing =
-        |row: &Row<'_>| Some(format!("{} ({})", row.headline.name, text(row.judged.as_ref().err()?)));
-    let missing: Vec<String> = rows.iter().filter_map(missing).collect();
+    let mut missing: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for row in &rows {
+        if let Err(why) = &row.judged {
+            missing.entry(why).or_default().push(row.headline.name);
+        }
+    }
     if !missing.is_empty() {
-        line(&format!("\nNot measured well enough: {}.", missing.join("; ")));
+        line("\nNot measured well enough:\n");
+    }
+    for (why, names) in missing {
+        line(&format!("- {}: {}.", names.join(", "), text(why)));
     }
     line(&format!("\n{HOW_TO_READ}\n{}", controls(results, &rows)));
     line("\n## Where it does not help\n");
@@ -147,9 +153,10 @@ fn controls(results: &Results, rows: &[Row<'_>]) -> String {
         .filter(|(_, verdict)| verdict.is_difference())
         .map(|(ratio, _)| ratio.to_string())
         .collect();
+    let Needed { rounds, processes } = Needed::of(results);
     let mut words = format!(
-        "- {} rounds of {} fresh processes of each side; at least {MIN_ROUNDS} and {MIN_PROCESSES} for each case. {} \
-         rounds more, which other programs disturbed, were dropped.\n\
+        "- {} rounds of {} fresh processes of each side; at least {rounds} and {processes} for each case. {} rounds more, \
+         which others disturbed, were dropped.\n\
          - Chance: of {judged} verdicts in the table up to {:.1} would say that there is a difference where there is none.",
         known.iter().map(|case| case.rounds()).sum::<usize>(),
         known.iter().map(|case| case.processes()).sum::<usize>(),
@@ -350,7 +357,7 @@ mod tests {
         }
         let place = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} in {page}"));
         assert!(place("| Redis GET 256 KiB |") < place("| Redis GET 64 KiB |"));
-        assert!(place("| Redis GET 64 KiB |") < place("Redis GET 1 MiB (20 rounds, "));
+        assert!(place("| Redis GET 64 KiB |") < place("- Redis GET 1 MiB: 20 rounds, "));
         assert!(page.contains("1.38 mimalloc<br>[") && page.contains("| 10 % |"), "{page}");
         assert!(page.contains("**Redis GET 256 KiB**: 1.38 [") && page.contains("tree abc123 "), "{page}");
         assert!(page.contains("6.18 &lt;x>") && page.contains("](results/chart.svg)"), "{page}");
@@ -379,7 +386,7 @@ mod tests {
             ..Measured::default()
         });
         let page = page(&results);
-        assert!(page.contains("echo 512 KiB, 5 copies (no &lt;room>)"), "{page}");
+        assert!(page.contains("echo 512 KiB, 12 copies: no &lt;room>."), "{page}");
         assert!(page.contains("Nothing was found to cost."));
     }
 }

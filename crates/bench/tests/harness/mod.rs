@@ -23,7 +23,8 @@ pub fn verified(cases: &[&str]) {
     let scratch = scratch(cases[0]);
     let output = limited(100)
         .arg(uncopy())
-        .args(["bench", "apps", "--quick", "--rounds=1", "--seconds=0.01", "--json"])
+        .args(["bench", "apps", "--quick", "--processes=1", "--rounds=1", "--seconds=0.01", "--slice=0.01"])
+        .args(["--keep-disturbed", "--json"])
         .arg("--sides=uncopy,always")
         .args(cases)
         .env("TMPDIR", &scratch)
