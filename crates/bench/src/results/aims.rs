@@ -7,10 +7,10 @@ use crate::results::pool::Pooled;
 /// Something to be reached in a case.
 #[derive(Clone, Copy, Debug)]
 pub struct Aim {
-    /// The paper and its figure, or this project.
-    pub source: &'static str,
+    /// The paper and its figure; nothing where it is this project's own aim.
+    source: &'static str,
     /// What is to be reached, as a ratio; the number is in `bound`.
-    pub what: &'static str,
+    what: &'static str,
     /// The experiment and the case in which it is.
     case: (&'static str, &'static str),
     /// The side that is uncopy.
@@ -18,12 +18,12 @@ pub struct Aim {
     /// Of what, and over which side.
     ratio: (Quantity, &'static str),
     /// How much.
-    pub bound: Bound,
+    bound: Bound,
 }
 
 /// On which side of a ratio success lies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
+enum Bound {
     /// This much or more.
     AtLeast(f64),
     /// This much or less.
@@ -32,7 +32,7 @@ pub enum Bound {
 
 /// What became of an aim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+enum Outcome {
     /// The whole interval is on the right side.
     Hit,
     /// None of it is.
@@ -45,8 +45,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// The words in tables.
-    #[must_use]
-    pub const fn words(self) -> &'static str {
+    const fn words(self) -> &'static str {
         match self {
             Self::Hit => "hit",
             Self::Missed => "**missed**",
@@ -57,7 +56,6 @@ impl Outcome {
 }
 
 const RATE: (Quantity, &str) = (Quantity::Rate, "plain");
-const OURS: &str = "this project";
 
 const fn aim(
     source: &'static str,
@@ -78,8 +76,8 @@ const fn rate(
     aim(source, what, case, RATE, Bound::AtLeast(at_least))
 }
 
-/// The aims. A paper's figure is the paper's, whatever stack and machine it was measured with.
-pub const AIMS: &[Aim] = &[
+/// What the papers reached. A paper's figure is the paper's, whatever stack and machine it was measured with.
+pub const OF_PAPERS: &[Aim] = &[
     rate("zIO, Figure 4", "echo of 512 KiB, 12 copies: rate", ("copies", "echo 512 KiB, 12 copies"), 3.8),
     aim(
         "zIO, Figure 4",
@@ -127,26 +125,70 @@ pub const AIMS: &[Aim] = &[
         (Quantity::Time, "plain"),
         Bound::AtMost(0.52),
     ),
+];
+
+/// What this project aims at, as a rate.
+const fn own(what: &'static str, case: (&'static str, &'static str), at_least: f64) -> Aim {
+    rate("", what, case, at_least)
+}
+
+const fn twin(what: &'static str, case: (&'static str, &'static str), at_least: f64) -> Aim {
+    Aim { side: "twin", ..own(what, case, at_least) }
+}
+
+const fn own_cost(what: &'static str, case: (&'static str, &'static str), of: Quantity, at_most: f64) -> Aim {
+    aim("", what, case, (of, "plain"), Bound::AtMost(at_most))
+}
+
+const MIXED_VALUES: (&str, &str) = ("memory", "redis memory, mixed values");
+
+/// What this project aims at beyond that.
+pub const OWN: &[Aim] = &[
+    own("echo of 8 KiB, 5 copies: rate", ("sizes", "echo 8 KiB, 5 copies"), 0.98),
     aim(
-        OURS,
-        "Redis, mixed values: memory",
-        ("memory", "redis memory, mixed values"),
-        (Quantity::Memory, "plain"),
-        Bound::AtMost(1.15),
+        "",
+        "echo of 64 KiB, 5 copies: rate over that without copies",
+        ("sizes", "echo 64 KiB, 5 copies"),
+        (Quantity::Rate, "0 copies"),
+        Bound::AtLeast(0.95),
     ),
-    aim(
-        OURS,
-        "the same: processor time",
-        ("memory", "redis memory, mixed values"),
-        (Quantity::Cpu, "plain"),
-        Bound::AtMost(1.03),
-    ),
+    own("Redis SET 64 KiB: rate", ("redis-set", "redis SET 64 KiB"), 1.15),
+    own("Redis SET 256 KiB: rate", ("redis-set", "redis SET 256 KiB"), 1.5),
+    own("Redis SET 1 MiB: rate", ("redis-set", "redis SET 1 MiB"), 2.0),
+    own("Redis YCSB A 256 KiB: rate", ("redis-ycsb-a", "redis YCSB A 256 KiB"), 1.3),
+    own("Redis YCSB A 1 MiB: rate", ("redis-ycsb-a", "redis YCSB A 1 MiB"), 1.5),
+    own("Redis SET 64 B: rate", ("small", "redis SET 64 B"), 0.99),
+    own("memcached GET 100 B: rate", ("small", "memcached GET 100 B"), 0.99),
+    own("nginx 1 KiB: rate", ("small", "nginx 1 KiB, sendfile on"), 0.99),
+    own_cost("Redis, mixed values: memory", MIXED_VALUES, Quantity::Memory, 1.15),
+    own_cost("Redis, mixed values: processor time", MIXED_VALUES, Quantity::Cpu, 1.03),
+    twin("uncopy-cached GET 1 KiB: rate", ("cache", "GET 1 KiB, 1 thread"), 0.99),
+    twin("uncopy-cached GET 16 KiB: rate", ("cache", "GET 16 KiB, 1 thread"), 1.15),
+    twin("uncopy-cached GET 512 KiB: rate", ("cache", "GET 512 KiB, 1 thread"), 1.5),
+    twin("uncopy-cached, 10 % SET, 64 KiB: rate", ("cache", "GET, 10 % SET 64 KiB, 1 thread"), 1.2),
+    Aim {
+        side: "twin",
+        ..own_cost(
+            "uncopy-cached GET 64 KiB: processor time",
+            ("cache", "GET 64 KiB, 1 thread"),
+            Quantity::Cpu,
+            0.7,
+        )
+    },
+    Aim {
+        side: "twin",
+        ..own_cost(
+            "uncopy-cached GET 512 KiB: processor time",
+            ("cache", "GET 512 KiB, 1 thread"),
+            Quantity::Cpu,
+            0.5,
+        )
+    },
 ];
 
 impl Aim {
     /// What was measured, and whether that is enough.
-    #[must_use]
-    pub fn outcome(&self, results: &Results) -> (Option<Interval>, Outcome) {
+    fn outcome(&self, results: &Results) -> (Option<Interval>, Outcome) {
         let (id, title) = self.case;
         let (of, over) = self.ratio;
         let ratio = Pooled::find(results, id, title)
@@ -154,6 +196,34 @@ impl Aim {
             .and_then(|case| case.ratio(self.side, of, over));
         (ratio, ratio.map_or(Outcome::NotMeasured, |ratio| self.bound.outcome(ratio)))
     }
+}
+
+/// What became of `aims`, as rows behind a heading.
+#[must_use]
+pub fn table(aims: &[Aim], results: &Results) -> String {
+    let mut lines = vec!["| | what, over plain | aim | measured | |\n|---|---|---|---|---|".to_owned()];
+    for aim in aims {
+        let (ratio, outcome) = aim.outcome(results);
+        let ratio = ratio.map_or_else(String::new, |ratio| ratio.to_string());
+        // The words are ours.
+        let Aim { source, what, bound, .. } = aim;
+        lines.push(format!("| {source} | {what} | {} | {ratio} | {} |", bound.words(), outcome.words()));
+    }
+    lines.join("\n")
+}
+
+/// How many of `aims` were hit, missed and neither.
+#[must_use]
+pub fn count(aims: &[Aim], results: &Results) -> [usize; 3] {
+    let mut counts = [0; 3];
+    for aim in aims {
+        counts[match aim.outcome(results).1 {
+            Outcome::Hit => 0,
+            Outcome::Missed => 1,
+            Outcome::Open | Outcome::NotMeasured => 2,
+        }] += 1;
+    }
+    counts
 }
 
 impl Bound {
@@ -170,8 +240,7 @@ impl Bound {
     }
 
     /// As in tables.
-    #[must_use]
-    pub fn words(self) -> String {
+    fn words(self) -> String {
         match self {
             Self::AtLeast(least) => format!("at least {least}"),
             Self::AtMost(most) => format!("at most {most}"),
@@ -188,7 +257,7 @@ mod tests {
 
     #[test]
     fn every_aim_is_in_an_entry() {
-        for aim in AIMS {
+        for aim in OF_PAPERS.iter().chain(OWN) {
             assert!(find(aim.case.0).is_some() && is_uncopy(aim.side), "{}: {}", aim.source, aim.what);
         }
     }
@@ -208,7 +277,10 @@ mod tests {
         }
         let aim = rate("paper", "what", ("redis-get", "get"), 0.5);
         let results = results("redis-get", &[vec![case("get", "uncopy", &[0.9; 5])]]);
-        assert_eq!(aim.outcome(&results).1, Outcome::Hit);
+        assert_eq!((aim.outcome(&results).1, count(&[aim], &results)), (Outcome::Hit, [1, 0, 0]));
         assert_eq!(aim.outcome(&Results::default()), (None, Outcome::NotMeasured));
+        assert!(
+            table(&[aim], &results).ends_with("| paper | what | at least 0.5 | 0.99 [0.99–0.99] | hit |")
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! What is said of a case, by a rule that treats every case alike.
 
 use crate::kit::verdict::{self, Verdict};
-use crate::kit::{Interval, Judge, Side};
+use crate::kit::{Interval, Judge, Side, counted};
 use crate::results::model::{Quantity, Results};
 use crate::results::pool::Pooled;
 
@@ -85,7 +85,8 @@ pub fn insufficiency(case: &Pooled<'_>, needed: Needed) -> Option<String> {
     let (rounds, processes) = (case.rounds(), case.processes());
     case.obstacle().map(str::to_owned).or_else(|| match () {
         () if rounds < needed.rounds => Some(format!(
-            "{rounds} rounds, {} more disturbed by others; {} are needed",
+            "{}, {} more disturbed by others; {} are needed",
+            counted(rounds, "round", "rounds"),
             case.dropped(),
             needed.rounds
         )),

@@ -7,7 +7,7 @@ use uncopy_html::quantity;
 
 use crate::kit::verdict::{DIFFERENCE, Verdict, by_chance};
 use crate::kit::{Interval, Judge, Side};
-use crate::results::aims::AIMS;
+use crate::results::aims::{self, OF_PAPERS, OWN};
 use crate::results::headline::{Row, rows, shown};
 use crate::results::judge::{self, Judgement, Needed};
 use crate::results::markdown::{cells, text};
@@ -56,26 +56,18 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
         line("\nNot measured well enough:\n");
     }
     for (why, names) in missing {
-        line(&format!("- {}: {}.", names.join(", "), text(why)));
+        line(&format!("- {}: {}.", names.join("; "), text(why)));
     }
     line(&format!("\n{HOW_TO_READ}\n{}", controls(results, &rows)));
     line("\n## Where it does not help\n");
     line(&losses(results, &rows));
-    line(
-        "\n## What the papers reached\n\n| source | what, over plain | aim | measured | |\n|---|---|---|---|---|",
-    );
-    for aim in AIMS {
-        let (ratio, outcome) = aim.outcome(results);
-        // The words are ours.
-        line(&format!(
-            "| {} | {} | {} | {} | {} |",
-            aim.source,
-            aim.what,
-            aim.bound.words(),
-            shown(ratio),
-            outcome.words()
-        ));
-    }
+    line(&format!("\n## What the papers reached\n\n{}", aims::table(OF_PAPERS, results)));
+    let [hit, missed, open] = aims::count(OWN, results);
+    let all = OWN.len();
+    line(&format!(
+        "\nOf this project's own {all} aims {hit} are hit, {missed} are missed, and {open} are open or not measured \
+         ([details]({details}#what-this-project-aims-at))."
+    ));
     line(&format!("\n## Where it was measured\n\n{}", machine(results)));
     line(&format!(
         "\nEvery experiment, with its command and what the papers say: [{details}]({details}). Every sample: `results.json` beside it, from which `uncopy bench report --from` makes these pages again."
