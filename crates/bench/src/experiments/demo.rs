@@ -305,7 +305,12 @@ mod tests {
                     Sample::from(Raw { cpu_ns: (1e6 * cost) as u64, operations: 10, elapsed_ns: 1_000_000 })
                 };
                 let dropped = (at < disturbed).then(|| "steal 41 %".to_owned());
-                Round { connection: at / 4, samples: SIDES.iter().map(sample).collect(), dropped }
+                Round {
+                    connection: at / 4,
+                    samples: SIDES.iter().map(sample).collect(),
+                    dropped,
+                    ..Round::default()
+                }
             };
             let end = Sample { verified_bytes: Some(1 << 20), ..Sample::default() };
             comparison.add(Generation { rounds: (0..8).map(round).collect(), ends: vec![end; SIDES.len()] });

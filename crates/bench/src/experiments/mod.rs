@@ -128,7 +128,7 @@ mod tests {
         };
         assert_eq!(sizes.sizes, [8192, 65_536, 1_048_576]);
         let slices = sizes.repeat.slices();
-        assert_eq!((slices.rounds, slices.processes, slices.time), (2, 2, Duration::from_secs(2)));
+        assert_eq!((slices.rounds, slices.processes, slices.time), (2, 3, Duration::from_secs(4)));
         for experiment in [
             "copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory",
             "cache",

@@ -64,10 +64,10 @@ pub struct Slicing {
     #[arg(long, value_name = "N", default_value = "25", default_value_if("quick", "true", "7"), value_parser = count_parser())]
     pub rounds: usize,
     /// Processes of each side, at least
-    #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "2"), value_parser = count_parser())]
+    #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "3"), value_parser = count_parser())]
     pub processes: usize,
     /// Time of measuring a case, at most: it ends before where every ratio is known to 2 %
-    #[arg(long, value_name = "SECONDS", default_value = "30", default_value_if("quick", "true", "2"), value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "30", default_value_if("quick", "true", "4"), value_parser = seconds)]
     pub seconds: Duration,
     /// Length of a slice
     #[arg(long, value_name = "SECONDS", default_value = "0.06", value_parser = seconds)]

@@ -27,6 +27,8 @@ pub struct Round {
     pub samples: Vec<Sample>,
     /// Why it does not count.
     pub dropped: Option<String>,
+    /// Slices that were taken again, because others disturbed them.
+    pub retaken: u32,
 }
 
 /// Fresh processes, one of each side.
@@ -421,6 +423,7 @@ impl Comparison {
             json!({
                 "connection": generation.rounds.iter().map(|round| round.connection).collect::<Vec<_>>(),
                 "dropped": generation.rounds.iter().map(|round| &round.dropped).collect::<Vec<_>>(),
+                "retaken": generation.rounds.iter().map(|round| round.retaken).collect::<Vec<_>>(),
                 "sides": sides.collect::<Map<_, _>>(),
             })
         };
@@ -624,7 +627,8 @@ mod tests {
             let raw = |cpu_ns| Sample::from(Raw { cpu_ns, operations: 10, elapsed_ns: 1_000_000 });
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small cost")]
             let samples = vec![raw(1_000_000), raw((1e6 * cost) as u64)];
-            Round { connection: at / 2, samples, dropped: (at < dropped).then(|| "steal 9 %".to_owned()) }
+            let dropped = (at < dropped).then(|| "steal 9 %".to_owned());
+            Round { connection: at / 2, samples, dropped, retaken: 0 }
         };
         let end = Sample { resident_bytes: Some(costs[0]), verified_bytes: Some(1), ..Sample::default() };
         Generation { rounds: costs.iter().enumerate().map(round).collect(), ends: vec![end.clone(), end] }

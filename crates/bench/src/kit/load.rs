@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::kit::processes::descendants;
+
 /// Other programs' part of the processors from which on a result is called noisy.
 const NOISY_PART: f64 = 0.1;
 
@@ -49,7 +51,7 @@ impl Ticks {
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     ticks: Ticks,
-    /// This program and what it started and waited for.
+    /// This program and all that came of it.
     own: Duration,
 }
 
@@ -59,7 +61,7 @@ impl Load {
     pub fn read() -> Option<Self> {
         Some(Self {
             ticks: Ticks::read()?,
-            own: [libc::RUSAGE_SELF, libc::RUSAGE_CHILDREN].map(used).into_iter().flatten().flatten().sum(),
+            own: Duration::from_nanos(descendants::cpu_ns(rustix::process::getpid()).ok()?),
         })
     }
 

@@ -98,9 +98,16 @@ fn verdicts(comparisons: &[Comparison]) -> Option<String> {
     };
     let verdicts: Vec<Verdict> = comparisons.iter().flat_map(of).collect();
     let differences = verdicts.iter().filter(|verdict| verdict.is_difference()).count();
+    let (kept, dropped) = comparisons.iter().fold((0, 0), |(kept, dropped), comparison| {
+        (kept + comparison.rounds(), dropped + comparison.dropped())
+    });
+    let busy = match dropped {
+        0 => String::new(),
+        _ => format!("the machine was too busy for {dropped} of {} rounds\n", kept + dropped),
+    };
     (!verdicts.is_empty()).then(|| {
         format!(
-            "{} verdicts, {differences} of them helps or costs; by chance at most {:.1} would be\n",
+            "{} verdicts, {differences} of them helps or costs; by chance at most {:.1} would be\n{busy}",
             verdicts.len(),
             by_chance(verdicts.len())
         )

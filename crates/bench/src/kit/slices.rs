@@ -6,8 +6,8 @@
 //!   round:     plain │ uncopy │ plain again      (random order, one client)
 //! ```
 //!
-//! What disturbs a machine comes and goes in less than a second; slices of one round meet the same. A round that others
-//! disturbed all the same is dropped. Processor time is that of all the server's processes between the ends of two
+//! What disturbs a machine comes and goes in less than a second; slices of one round meet the same. A slice that others
+//! disturbed all the same is taken again, and if that does not help its round is dropped. Processor time is that of all the server's processes between the ends of two
 //! rounds, so that what one does after its slice, such as giving memory back, is counted too. Connections are made
 //! anew every few rounds and processes some times, because both can be lucky.
 
@@ -32,6 +32,8 @@ use crate::kit::traffic::Load;
 
 /// Rounds over the same connections.
 const CONNECTION_ROUNDS: usize = 2;
+/// A slice that was disturbed is taken again; a round with one that was disturbed so many times is dropped.
+const MAX_TAKES: u32 = 3;
 /// Warm-up of a server, in slices: accounts of call sites begin with nothing.
 const WARM_UP: u32 = 5;
 /// Load over new connections that is not measured, as a part of a slice.
@@ -238,28 +240,43 @@ impl Slicing<'_> {
         own: &[Pid],
     ) -> Result<Round> {
         let processors = processors::numbers().len();
-        let before = subjects.iter_mut().map(Subject::cpu_ns).collect::<Result<Vec<_>>>()?;
-        let mut loads = vec![Load::default(); subjects.len()];
-        let (mut dropped, mut begin) = (None, Moment::now(own));
+        let mut before = subjects.iter_mut().map(Subject::cpu_ns).collect::<Result<Vec<_>>>()?;
+        let mut loads = vec![None; subjects.len()];
+        let (mut dropped, mut retaken, mut begin) = (None, 0, Moment::now(own));
         for at in order(subjects.len(), random) {
-            loads[at] = subjects[at].load(self.slices.slice)?;
-            let end = Moment::now(own);
-            let disturbance = begin.disturbance_until(&end, processors);
-            begin = end;
-            dropped = dropped.or(disturbance).filter(|_| !self.slices.keep_disturbed);
+            let mut takes = MAX_TAKES;
+            while dropped.is_none() && loads[at].is_none() {
+                let begin_ns = subjects[at].cpu_ns()?;
+                let load = subjects[at].load(self.slices.slice)?;
+                let end = Moment::now(own);
+                let disturbance = begin.disturbance_until(&end, processors);
+                begin = end;
+                takes -= 1;
+                match disturbance.filter(|_| !self.slices.keep_disturbed) {
+                    None => loads[at] = Some(load),
+                    Some(why) if takes == 0 => dropped = Some(why),
+                    Some(_) => {
+                        before[at] += subjects[at].cpu_ns()?.saturating_sub(begin_ns);
+                        retaken += 1;
+                    }
+                }
+            }
         }
         let mut samples = Vec::new();
         for ((subject, before), load) in subjects.iter_mut().zip(before).zip(loads) {
             let cpu_ns = subject.cpu_ns()?.saturating_sub(before);
-            let elapsed_ns = u64::try_from(load.elapsed.as_nanos()).unwrap_or(u64::MAX);
-            samples.push(Sample {
+            samples.push(load.map_or_else(Sample::default, |load| Sample {
                 latency_p50_us: load.latencies.quantile_us(0.5),
                 latency_p99_us: load.latencies.quantile_us(0.99),
                 latency_p999_us: load.latencies.quantile_us(0.999),
-                ..Sample::from(Raw { cpu_ns, operations: load.exchanges, elapsed_ns })
-            });
+                ..Sample::from(Raw {
+                    cpu_ns,
+                    operations: load.exchanges,
+                    elapsed_ns: u64::try_from(load.elapsed.as_nanos()).unwrap_or(u64::MAX),
+                })
+            }));
         }
-        Ok(Round { connection, samples, dropped })
+        Ok(Round { connection, samples, dropped, retaken })
     }
 
     /// What is told of a server as a whole, before it ends.

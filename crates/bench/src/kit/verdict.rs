@@ -23,7 +23,7 @@ pub enum Verdict {
     Costs,
     /// It may be either: the ends of the interval.
     Between(f64, f64),
-    /// The machine was too busy for enough rounds.
+    /// There were not enough rounds.
     TooFewRounds,
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for Verdict {
             Self::Harmless => f.write_str("harmless"),
             Self::Costs => f.write_str("costs"),
             Self::Between(low, high) => write!(f, "between {low:.2} and {high:.2}"),
-            Self::TooFewRounds => f.write_str("too few rounds: machine too busy"),
+            Self::TooFewRounds => f.write_str("too few rounds"),
         }
     }
 }
