@@ -67,16 +67,9 @@ pub fn judge(case: &Pooled<'_>, side: &str, by: Judge) -> Option<Judgement> {
     }
 }
 
-/// The one that is worse for uncopy; helping in one is enough where the other is harmless.
+/// The one with the worse verdict.
 fn worse(one: Judgement, other: Judgement) -> Judgement {
-    let rank = |judgement: &Judgement| match judgement.verdict {
-        Verdict::Costs => 4,
-        Verdict::TooFewRounds => 3,
-        Verdict::Between(..) => 2,
-        Verdict::Helps => 1,
-        Verdict::Harmless => 0,
-    };
-    if rank(&other) > rank(&one) { other } else { one }
+    if one.verdict.worse(other.verdict) == one.verdict { one } else { other }
 }
 
 /// Why `case` is too little to be shown as a headline.
