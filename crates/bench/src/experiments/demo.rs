@@ -130,7 +130,15 @@ fn measured(launcher: &Launcher, programs: &Programs, quick: bool) -> Vec<Compar
         let share = left / u32::try_from(count - done).unwrap_or(1);
         let starts = START * u32::try_from(processes).unwrap_or(1);
         let time = share.saturating_sub(starts).max(MIN_TIME);
-        Slices { sides: SIDES.to_vec(), processes, rounds: ROUNDS, time, slice: SLICE, keep_disturbed: false }
+        Slices {
+            sides: SIDES.to_vec(),
+            processes,
+            rounds: ROUNDS,
+            time,
+            slice: SLICE,
+            keep_disturbed: false,
+            cycle: None,
+        }
     };
     for point in &echo {
         let slices = slices(comparisons.len());

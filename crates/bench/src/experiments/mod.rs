@@ -61,6 +61,7 @@ commands! {
     Touched(echo::touched::Touched),
     Faults(echo::faults::Faults),
     Checksum(echo::checksum::Checksum),
+    Switching(echo::switching::Switching),
     Tracking(tracking::Tracking),
     Transmit(transmit::Transmit),
     Redis(redis::Redis),
@@ -77,7 +78,7 @@ commands! {
     Soak(load::soak::Soak),
     MemcpyLoop(small::MemcpyLoop),
     ViewLoop(tracking::ViewLoop),
-    IdleLoop(crate::kit::quiet::IdleLoop),
+    IdleLoop(crate::servers::idle_loop::IdleLoop),
 }
 
 /// The report's entries in its order: by place, those over another network than the loopback device last.

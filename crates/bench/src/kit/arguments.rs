@@ -88,7 +88,7 @@ impl Slicing {
             }
         }
         let Self { rounds, processes, seconds, slice, keep_disturbed } = *self;
-        Slices { sides: all, processes, rounds, time: seconds, slice, keep_disturbed }
+        Slices { sides: all, processes, rounds, time: seconds, slice, keep_disturbed, cycle: None }
     }
 }
 

@@ -66,6 +66,8 @@ pub struct Comparison {
     skipped: Option<String>,
     /// Sides that were left out, and why.
     left_out: Vec<String>,
+    /// Whether the rounds of a connection are different work, so that their mean counts.
+    is_cyclic: bool,
 }
 
 impl Comparison {
@@ -85,6 +87,7 @@ impl Comparison {
             failure: None,
             skipped: None,
             left_out: Vec::new(),
+            is_cyclic: false,
         }
     }
 
@@ -93,6 +96,24 @@ impl Comparison {
     pub fn with(mut self, name: &'static str, value: f64) -> Self {
         self.parameters.push((name, value));
         self
+    }
+
+    /// The same for work that does different things by turns, each of them during each connection: what counts of rate
+    /// and processor time is the mean of a connection's rounds.
+    #[must_use]
+    pub fn cyclic(mut self) -> Self {
+        self.is_cyclic = true;
+        self
+    }
+
+    /// The same comparison before anything is measured.
+    #[must_use]
+    pub fn without_samples(&self) -> Self {
+        Self {
+            parameters: self.parameters.clone(),
+            is_cyclic: self.is_cyclic,
+            ..Self::new(self.title.clone(), self.operation_bytes, &self.sides)
+        }
     }
 
     /// The value of a parameter.
@@ -217,15 +238,15 @@ impl Comparison {
     /// it; `None` where one round has it and another has not.
     fn values(&self, value: impl Fn(&[Sample]) -> Option<f64>) -> Option<Vec<ByConnection>> {
         let of_rounds = |generation: &Generation| {
-            let mut connections: Vec<(usize, Vec<f64>)> = Vec::new();
-            for round in generation.kept() {
-                let value = value(&round.samples)?;
-                match connections.last_mut() {
-                    Some((number, values)) if *number == round.connection => values.push(value),
-                    _ => connections.push((round.connection, vec![value])),
+            let rounds: Vec<&Round> = generation.kept().collect();
+            let connections = rounds.chunk_by(|one, other| one.connection == other.connection);
+            let of_connection = |rounds: &[&Round]| {
+                if self.is_cyclic {
+                    return Some(vec![value(&mean(rounds))?]);
                 }
-            }
-            Some(connections.into_iter().map(|(_, values)| values).collect())
+                rounds.iter().map(|round| value(&round.samples)).collect()
+            };
+            connections.map(of_connection).collect()
         };
         let of_ends = |generation: &Generation| Some(vec![vec![value(&generation.ends)?]]);
         let all = |of: &dyn Fn(&Generation) -> Option<ByConnection>| {
@@ -482,6 +503,21 @@ impl Comparison {
     }
 }
 
+/// The mean of each side's rate and processor time.
+#[expect(clippy::cast_precision_loss, reason = "few rounds")]
+fn mean(rounds: &[&Round]) -> Vec<Sample> {
+    let of = |side: usize, metric: Metric| {
+        let sum = rounds.iter().map(|round| metric(round.samples.get(side)?)).sum::<Option<f64>>();
+        sum.map(|sum| sum / rounds.len() as f64)
+    };
+    let mean = |side| Sample {
+        operations_per_s: of(side, |sample| sample.operations_per_s),
+        cpu_us: of(side, |sample| sample.cpu_us),
+        ..Sample::default()
+    };
+    (0..rounds.first().map_or(0, |round| round.samples.len())).map(mean).collect()
+}
+
 /// Whether no process has more than one value: each was run as a whole.
 fn is_one_each(processes: &[ByConnection]) -> bool {
     processes.iter().all(|process| process.iter().map(Vec::len).sum::<usize>() <= 1)
@@ -655,6 +691,17 @@ mod tests {
         let resident =
             comparison.figure(Side::Plain, |sample| sample.resident_bytes).expect("of both processes");
         assert!((resident.median - 9.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn of_work_that_changes_the_mean_of_each_connection_counts() {
+        let mut comparison = Comparison::new("work", 1, &BOTH).cyclic();
+        for _ in 0..2 {
+            // Half of the rounds at half of the price, half at 1.9 times: in each connection one of both.
+            comparison.add(generation(&[0.5, 1.9, 0.5, 1.9], 0));
+        }
+        let ratio = comparison.ratio(Side::Uncopy, |sample| sample.cpu_us).expect("verified");
+        assert!((ratio.median - 1.2).abs() < 1e-3 && ratio.half_width() < 1e-3, "{ratio}");
     }
 
     #[test]

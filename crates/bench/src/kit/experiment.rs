@@ -79,12 +79,27 @@ pub fn measured(
     experiment: impl FnOnce(&Launcher, &mut Progress) -> Result<Report>,
 ) -> Result<Outcome> {
     let launcher = begin()?;
-    let before = Load::read();
     let quiet = Quiet::begin(&launcher);
+    let mut outcome = measured_as_it_is(form, experiment)?;
+    if let Outcome::Measured(measured) = &mut outcome {
+        measured.machine.add("processors", quiet.describe());
+    }
+    Ok(outcome)
+}
+
+/// The same on a machine that is left as it is.
+///
+/// # Errors
+/// As [`measured`].
+pub fn measured_as_it_is(
+    form: &Form,
+    experiment: impl FnOnce(&Launcher, &mut Progress) -> Result<Report>,
+) -> Result<Outcome> {
+    let launcher = begin()?;
+    let before = Load::read();
     let mut progress = Progress::new();
     let report = experiment(&launcher, &mut progress)?;
-    let mut machine = machine_after(before);
-    machine.add("processors", quiet.describe());
+    let machine = machine_after(before);
     let measured = Measured { report, machine, form: form.clone() };
     Ok(Outcome::Measured(Box::new(measured)))
 }

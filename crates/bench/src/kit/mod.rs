@@ -46,7 +46,9 @@ pub use arguments::{
     threads_parser,
 };
 pub use comparison::Comparison;
-pub use experiment::{Entry, Experiment, Judge, Outcome, begin, claim, entry, measured, print};
+pub use experiment::{
+    Entry, Experiment, Judge, Outcome, begin, claim, entry, measured, measured_as_it_is, print,
+};
 pub use failure::{Failure, Result, While};
 pub use host::Machine;
 pub use latencies::Latencies;

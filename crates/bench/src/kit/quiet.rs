@@ -10,11 +10,8 @@
 //! beside such loops: Redis GET of 256 KiB 2,000 to 7,000 a second; with the session's priority raised 22,000.) So each
 //! loop is a session of its own with the lowest priority, and this program's session has the highest.
 
-use clap::Args;
-use rustix::process::{Signal, set_parent_process_death_signal, setpriority_process};
+use rustix::process::setpriority_process;
 
-use crate::kit::experiment::{Experiment, Outcome};
-use crate::kit::failure::{Failure, Result, While};
 use crate::kit::processes::process::Process;
 use crate::kit::processors;
 use crate::kit::side::{Launcher, Side};
@@ -23,10 +20,8 @@ use crate::kit::side::{Launcher, Side};
 const NICE: i32 = -10;
 /// The same of a session among others.
 const SESSION_NICE: i32 = -20;
-/// Priority of an idle loop's session.
-const IDLE_NICE: i32 = 19;
 /// The priority of this process's session, where the kernel groups by them (sched(7)).
-const SESSION: &str = "/proc/self/autogroup";
+pub const SESSION: &str = "/proc/self/autogroup";
 
 static ARE_WANTED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(true);
 
@@ -99,39 +94,4 @@ impl Drop for Quiet {
 /// The priority of this process's session: the end of `/autogroup-7 nice 0`.
 fn session_nice() -> Option<i32> {
     std::fs::read_to_string(SESSION).ok()?.trim().rsplit(' ').next()?.parse().ok()
-}
-
-/// Keep a processor awake
-#[derive(Debug, Args)]
-#[command(hide = true)]
-pub struct IdleLoop {
-    /// Number of the processor
-    #[arg(long, value_name = "N")]
-    pub processor: usize,
-}
-
-impl Experiment for IdleLoop {
-    const IS_SERVER: bool = true;
-
-    /// Loops until the program that started it ends.
-    fn run(&self) -> Result<Outcome> {
-        let what = "becoming an idle loop";
-        let parent = rustix::process::getppid();
-        set_parent_process_death_signal(Some(Signal::KILL)).doing(what)?;
-        if rustix::process::getppid() != parent {
-            return Err(Failure::new("the program that wanted an idle loop has ended"));
-        }
-        // In the session of whoever started it, it would count as much as all the others there.
-        rustix::process::setsid().doing(what)?;
-        let _ = std::fs::write(SESSION, IDLE_NICE.to_string());
-        let parameter = libc::sched_param { sched_priority: 0 };
-        // SAFETY: the parameter is valid during the call, and 0 is the calling thread.
-        if unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) } != 0 {
-            return Err(Failure::while_doing(what, &std::io::Error::last_os_error()));
-        }
-        processors::bind_to(Some(processors::only(self.processor)))?;
-        loop {
-            std::hint::spin_loop();
-        }
-    }
 }

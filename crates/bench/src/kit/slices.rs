@@ -56,6 +56,8 @@ pub struct Slices {
     pub slice: Duration,
     /// Whether rounds that others disturbed count too.
     pub keep_disturbed: bool,
+    /// How long connections last, where the work changes by turns and has to be measured as a whole.
+    pub cycle: Option<Duration>,
 }
 
 impl Slices {
@@ -184,13 +186,15 @@ impl Slicing<'_> {
             }
             subjects.iter_mut().for_each(Subject::find_processes);
             let own = descendants::of(rustix::process::getpid());
-            let connection = generation.rounds.len() / CONNECTION_ROUNDS;
-            for _ in 0..CONNECTION_ROUNDS {
-                generation.rounds.push(self.round(&mut subjects, &mut random, connection, &own)?);
+            let (connected, before) = (Instant::now(), generation.rounds.len());
+            let mut is_over = false;
+            while !is_over {
+                generation.rounds.push(self.round(&mut subjects, &mut random, before, &own)?);
                 self.tell(&generation);
-                if begin.elapsed() >= time {
-                    break;
-                }
+                is_over = match self.slices.cycle {
+                    Some(cycle) => connected.elapsed() >= cycle,
+                    None => generation.rounds.len() - before >= CONNECTION_ROUNDS || begin.elapsed() >= time,
+                };
             }
         }
         let took = begin.elapsed();
@@ -306,7 +310,7 @@ impl Slicing<'_> {
     /// Whether these rounds tell as much as those of one process can be asked to.
     #[expect(clippy::cast_precision_loss, reason = "few processes")]
     fn is_enough(&self, generation: &Generation) -> bool {
-        let mut alone = Comparison::new("", 0, self.comparison.sides());
+        let mut alone = self.comparison.without_samples();
         let verified = Sample { verified_bytes: Some(1), ..Sample::default() };
         let ends = vec![verified; self.comparison.sides().len()];
         alone.add(Generation { rounds: generation.rounds.clone(), ends });
@@ -392,8 +396,15 @@ mod tests {
         let sides = [Side::Plain, Side::PlainAgain, Side::Limit];
         let time = Duration::from_secs(20);
         let slice = Duration::from_millis(1);
-        let slices =
-            Slices { sides: sides.to_vec(), processes: 3, rounds: 12, time, slice, keep_disturbed: true };
+        let slices = Slices {
+            sides: sides.to_vec(),
+            processes: 3,
+            rounds: 12,
+            time,
+            slice,
+            keep_disturbed: true,
+            cycle: None,
+        };
         let mut comparison = Comparison::new("idle", 1, &sides);
         let events = Rc::new(RefCell::new(Vec::new()));
         let launcher = Launcher::of("/nonexistent/uncopy");

@@ -2,6 +2,7 @@
 
 pub mod cache;
 pub mod echo;
+pub mod idle_loop;
 pub mod log_trimmer;
 pub mod redis;
 pub mod sending;

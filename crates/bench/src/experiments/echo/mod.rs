@@ -12,5 +12,6 @@ pub mod faults;
 pub mod point;
 pub mod recording;
 pub mod sizes;
+pub mod switching;
 pub mod threads;
 pub mod touched;

@@ -44,6 +44,7 @@ impl Point {
         let sides: Vec<Side> =
             sides.iter().copied().filter(|side| *side != Side::Limit || self.work.copies > 0).collect();
         let comparison = Comparison::new(&self.title, self.work.size_bytes as u64, &sides);
+        let comparison = if self.work.phase_ms > 0 { comparison.cyclic() } else { comparison };
         self.parameters.iter().fold(comparison, |comparison, (name, value)| comparison.with(name, *value))
     }
 
@@ -162,7 +163,8 @@ mod tests {
         let points = [Point::new("echo 1", work), Point::new("echo 2", work)];
         let sides = vec![Side::Plain, Side::Uncopy];
         let time = Duration::from_millis(1);
-        let slices = Slices { sides, processes: 2, rounds: 7, time, slice: time, keep_disturbed: false };
+        let slices =
+            Slices { sides, processes: 2, rounds: 7, time, slice: time, keep_disturbed: false, cycle: None };
         let launcher = Launcher::of("/nonexistent/uncopy");
         let comparisons = measure(&launcher, &points, &slices, &mut Progress::new());
         assert_eq!(comparisons.len(), 2);

@@ -19,7 +19,7 @@ use crate::kit::network::{self, Network};
 use crate::kit::{
     Align, Comparison, Entry, Experiment, Failure, Form, Interval, Launcher, Machine, Metric, Outcome, Plot,
     Progress, Report, Result, Rounds, Sample, Scale, Series, Side, Table, TemporaryDirectory, amount, begin,
-    bytes_parser, claim, count_parser, entry, figure, measured, seconds,
+    bytes_parser, claim, count_parser, entry, figure, measured_as_it_is, seconds,
 };
 use crate::servers::sending::corpus::Corpus;
 use crate::servers::sending::receiver::Receiver;
@@ -98,7 +98,8 @@ impl Experiment for Load {
         if !self.command.is_empty() {
             return self.run_command().map(Outcome::Status);
         }
-        measured(&self.form, |launcher, progress| {
+        // Idle loops would take what the soakers count.
+        measured_as_it_is(&self.form, |launcher, progress| {
             let measured = measure(launcher, self, progress)?;
             let (text, plot) = (render(&measured), plot(&measured));
             let findings = findings(&measured);

@@ -33,6 +33,9 @@ pub struct EchoServer {
     /// Bytes from the last copy's start that are all read before it is sent
     #[arg(long, value_name = "BYTES", default_value = "0")]
     pub read: usize,
+    /// Do not read them for so long, and then read them for so long, by turns; 0: always read them
+    #[arg(long, value_name = "MS", default_value = "0")]
+    pub phase: u64,
     /// Store each message in a file in memory and send back its checksum only
     #[arg(long)]
     pub checksum: bool,
@@ -59,6 +62,7 @@ impl Experiment for EchoServer {
             touched_pages: self.touch,
             order: self.order,
             read_bytes: self.read,
+            phase_ms: self.phase,
             reply,
         };
         server::run(self.listen, work, self.threads).map(|()| Outcome::Status(0))
@@ -88,6 +92,7 @@ pub fn arguments(work: &Work, threads: usize) -> Vec<String> {
         format!("--touch={}", work.touched_pages),
         format!("--order={order}"),
         format!("--read={}", work.read_bytes),
+        format!("--phase={}", work.phase_ms),
         format!("--threads={threads}"),
     ];
     if work.reply == Reply::Checksum {

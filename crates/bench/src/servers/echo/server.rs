@@ -74,8 +74,19 @@ pub struct Work {
     pub order: Order,
     /// Bytes from the start of the last buffer that are all read before it is sent.
     pub read_bytes: usize,
+    /// How long it does not read them, and then does, by turns, ms; 0: it always reads them.
+    pub phase_ms: u64,
     /// What is sent back.
     pub reply: Reply,
+}
+
+impl Work {
+    /// Whether this is a time at which it reads: the same for all servers of one machine.
+    fn is_reading(&self) -> bool {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let ms = now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000;
+        self.phase_ms == 0 || ms / self.phase_ms % 2 == 1
+    }
 }
 
 /// Pages that were touched and how long that took, over all connections.
@@ -213,7 +224,7 @@ pub fn serve(stream: &TcpStream, work: Work, touched: &Touched) -> io::Result<()
         // SAFETY: the buffer has size_bytes, all of them initialised, and nothing changes them while
         // the slice is used.
         let message = unsafe { std::slice::from_raw_parts(last.start.cast::<u8>(), size_bytes) };
-        if work.read_bytes > 0 {
+        if work.read_bytes > 0 && work.is_reading() {
             black_box(checksum::of(&message[..work.read_bytes.min(size_bytes)]));
         }
         let sum;
