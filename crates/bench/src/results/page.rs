@@ -58,7 +58,7 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
     for (why, names) in missing {
         line(&format!("- {}: {}.", names.join("; "), text(why)));
     }
-    line(&format!("\n{HOW_TO_READ}\n{}", controls(results, &rows)));
+    line(&format!("\nHow to read it:\n\n{HOW_TO_READ}\n{}", controls(results, &rows)));
     line("\n## Where it does not help\n");
     line(&losses(results, &rows));
     line(&format!("\n## What the papers reached\n\n{}", aims::table(OF_PAPERS, results)));
@@ -107,7 +107,8 @@ fn line_of(row: &Row<'_>, case: &Pooled<'_>, judgement: &Judgement) -> String {
 /// A ratio on two lines, so that the table is narrow.
 fn stacked(ratio: Interval, of: &str) -> String {
     let Interval { median, low, high } = ratio;
-    format!("{median:.2}{of}\n[{low:.2}–{high:.2}]")
+    // Word joiners keep it from being broken at its dash.
+    format!("{median:.2}{of}\n[{low:.2}\u{2060}–\u{2060}{high:.2}]")
 }
 
 /// What came out, in one sentence.
