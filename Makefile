@@ -42,7 +42,7 @@ command:
 	@scripts/need-cargo
 	$(CARGO) build --release --locked -p uncopy-cli
 
-demo: ## Install Redis if it is missing, build, measure plain against uncopy (about four minutes)
+demo: ## Install Redis if it is missing, build, measure plain against uncopy (three minutes after the build)
 	@scripts/install-packages demo
 	@$(MAKE) --no-print-directory build
 	$(release)/uncopy bench demo

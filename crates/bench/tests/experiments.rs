@@ -270,7 +270,7 @@ fn memory_follows_both_servers_to_the_end() {
         }
     }
     let memory = json["memory"].as_array().expect("sides");
-    assert!(memory.len() == 3 && memory[1]["highest_part_of_bound"].is_number(), "{memory:?}");
+    assert!(memory.len() == 4 && memory[1]["highest_part_of_bound"].is_number(), "{memory:?}");
     assert!(comparisons(&json)[0]["sides"]["uncopy"]["verified_bytes"].as_u64() > Some(0));
 }
 

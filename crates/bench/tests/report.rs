@@ -37,43 +37,51 @@ fn read(directory: &Path, name: &str) -> String {
     std::fs::read_to_string(directory.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
+/// What the report wrote below its directory.
+const FILES: [&str; 3] = ["results.md", "results/details.md", "results/chart.svg"];
+
 #[test]
-fn pages_follow_from_the_results_and_are_written_again_the_same() {
+fn pages_follow_from_the_results_and_runs_are_kept() {
     let room = Room(scratch("report-pages"));
     let (first, second) = (room.0.join("first"), room.0.join("second"));
-    let output = report(&["--quick", "--repeat", "--only", "tracking"], &first, None);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    assert!(told.contains("uncopy: 1 of 1, "), "{told}");
-
-    let json: Value = serde_json::from_str(&read(&first, "results.json")).expect("JSON");
-    let tracking = &json["experiments"][0];
-    assert_eq!(
-        (&tracking["id"], &tracking["repeated"], &tracking["failure"]),
-        (&"tracking".into(), &true.into(), &Value::Null)
-    );
-    assert!(tracking["rows"].as_array().is_some_and(|rows| rows.len() >= 2), "{tracking:#}");
-    let (html, markdown) = (read(&first, "results.html"), read(&first, "results.md"));
-    for page in [&html, &markdown] {
-        assert!(
-            page.contains("What keeping track of a copy costs") && page.contains("zIO, §5.2.1"),
-            "{page}"
-        );
-        assert!(page.contains("uncopy bench tracking --quick"), "{page}");
+    for runs in 1..=2 {
+        let output = report(&["--quick", "--only", "tracking"], &first, None);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{told}");
+        assert!(told.contains("uncopy: 1 of 1, "), "{told}");
+        let json: Value = serde_json::from_str(&read(&first, "results/results.json")).expect("JSON");
+        assert_eq!(json["runs"].as_array().map(Vec::len), Some(runs), "{json:#}");
+        let tracking = &json["runs"][runs - 1]["experiments"][0];
+        assert_eq!((&tracking["id"], &tracking["failure"]), (&"tracking".into(), &Value::Null));
+        assert!(tracking["cases"].as_array().is_some_and(|cases| !cases.is_empty()), "{tracking:#}");
     }
-    assert!(
-        markdown.contains("<!-- table: tracking -->\n```text\n") && markdown.contains("results/tracking.svg")
-    );
-    assert!(read(&first, "results/tracking.svg").starts_with("<svg"));
+    // Of an interrupted run what has figures is left alone.
+    let output = report(&["--quick", "--only", "tracking", "--resume"], &first, None);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(0) && !told.contains("of 1"), "{told}");
 
-    let from = first.join("results.json");
+    let details = read(&first, "results/details.md");
+    assert!(
+        details.contains("What keeping track of a copy costs") && details.contains("zIO, §5.2.1"),
+        "{details}"
+    );
+    assert!(details.contains("`uncopy bench tracking --quick`"), "{details}");
+    assert!(details.contains("<!-- table: tracking -->\n```text\n"), "{details}");
+    let page = read(&first, "results.md");
+    assert!(page.contains("Run 2: ") && page.contains("(results/chart.svg)"), "{page}");
+    assert!(read(&first, "results/chart.svg").starts_with("<svg"));
+
+    let from = first.join("results/results.json");
     let output = report(&["--from", from.to_str().expect("UTF-8")], &second, None);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    for (name, page) in [("results.html", html), ("results.md", markdown)] {
-        let again = read(&second, name);
+    for name in FILES {
+        let (page, again) = (read(&first, name), read(&second, name));
         let differing = page.lines().zip(again.lines()).find(|(line, other)| line != other);
         assert!(differing.is_none() && page.len() == again.len(), "{name}: {differing:#?}");
     }
+    let output = report(&["--only", "tracking"], &first, None);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && told.contains("of the other length"), "{told}");
 }
 
 #[test]
@@ -86,8 +94,12 @@ fn an_experiment_that_fails_is_told_and_the_others_are_measured() {
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains("no figures of redis-get"), "{told}");
-    let page = read(&room.0, "results.html");
-    assert!(page.contains("No figures: ") && page.contains("uncopy bench tracking --quick"), "{page}");
+    let (page, details) = (read(&room.0, "results.md"), read(&room.0, "results/details.md"));
+    assert!(page.contains("Redis GET 1 MiB: "), "{page}");
+    assert!(
+        details.contains("**No figures**: ") && details.contains("uncopy bench tracking --quick"),
+        "{details}"
+    );
 }
 
 #[test]
@@ -99,5 +111,5 @@ fn results_of_something_else_are_refused() {
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains("other.json: these are no results"), "{told}");
-    assert!(!room.0.join("results.html").exists());
+    assert!(!room.0.join("results.md").exists());
 }

@@ -52,25 +52,22 @@ pub struct Cache {
 
 impl Experiment for Cache {
     const ENTRIES: &'static [Entry] = &[
-        Entry {
-            repeated: true,
-            ..entry(
-                "cache",
-                "A cache whose values are sent by reference",
-                &[
-                    claim(
-                        "ZCopy, Figure 8 (§4.1)",
-                        "Memcached by TCP: slightly slower below 256 bytes, 1.408 times at 512 bytes, 1.308 times at 1 KiB; then the network is the limit.",
-                    ),
-                    claim(
-                        "ZCopy, Figure 6 (§4.1)",
-                        "Memcached by UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes.",
-                    ),
-                ],
-                "cache --threads 1",
-                "cache --quick",
-            )
-        },
+        entry(
+            "cache",
+            "A cache whose values are sent by reference",
+            &[
+                claim(
+                    "ZCopy, Figure 8 (§4.1)",
+                    "Memcached by TCP: slightly slower below 256 bytes, 1.408 times at 512 bytes, 1.308 times at 1 KiB; then the network is the limit.",
+                ),
+                claim(
+                    "ZCopy, Figure 6 (§4.1)",
+                    "Memcached by UDP: 1.287 times at 512 bytes, 1.411 times at 768 bytes.",
+                ),
+            ],
+            "cache --threads 1",
+            "cache --quick",
+        ),
         Entry {
             network: Some("veth-1500"),
             ..entry(

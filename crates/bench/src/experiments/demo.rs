@@ -1,51 +1,76 @@
-//! The demonstration: the echo server and Redis, plain and under uncopy, in one table.
+//! The demonstration: an echo server and the packaged Redis, plain and under uncopy, in one table and one sentence.
+//!
+//! It is for somebody who has three minutes and perhaps a loaded machine: where others disturbed too much it says so,
+//! and gives no figure.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::apps::By;
 use crate::apps::programs::Programs;
 use crate::apps::redis::{REDIS, Values};
+use crate::apps::{self, By};
 use crate::clients::records::Workload;
 use crate::experiments::apps::measure;
 use crate::experiments::echo::{copies, point};
 use crate::experiments::redis;
 use crate::kit::experiment::{STATUS_FAILED, machine_after};
+use crate::kit::figures::{CPU, RATE};
 use crate::kit::load::Load;
+use crate::kit::quiet::Quiet;
 use crate::kit::report::notes;
+use crate::kit::verdict::{MIN_ROUNDS, Verdict};
 use crate::kit::{
-    Align, Comparison, Experiment, Interval, Launcher, Machine, Metric, Outcome, Progress, Result, Side,
-    Slices, Table, While, amount, begin, number, print, size,
+    Align, Comparison, Experiment, Interval, Launcher, Machine, Outcome, Progress, Result, Side, Slices,
+    Table, While, amount, begin, number, print, progress,
 };
 
 /// Length of the echoed messages, bytes (zIO §5.1.1).
 const ECHO_BYTES: usize = 512 * 1024;
-/// Copies that the echo server makes (zIO §5.1.1).
+/// Copies that the echo server makes of each message (zIO §5.1.1), and those of `--quick`.
 const ECHO_COPIES: [usize; 4] = [0, 1, 5, 12];
-/// What is done to Redis.
-const REDIS_WORK: [(Workload, usize); 7] = [
-    (Workload::Set, 64),
-    (Workload::Set, 64 << 10),
-    (Workload::Set, 256 << 10),
-    (Workload::Set, 1 << 20),
-    (Workload::Get, 64),
-    (Workload::Get, 256 << 10),
-    (Workload::Get, 1 << 20),
+const QUICK_ECHO_COPIES: [usize; 2] = [0, 12];
+/// A load of Redis, the length of its values, and whether it keeps its append-only file.
+type RedisWork = (Workload, usize, bool);
+/// What is done to Redis, the first ones in `--quick` only.
+const REDIS_WORK: [RedisWork; 5] = [
+    (Workload::Set, 1 << 20, true),
+    (Workload::Get, 256 << 10, false),
+    (Workload::Get, 1 << 20, false),
+    (Workload::Get, 64 << 10, false),
+    (Workload::Set, 256 << 10, true),
 ];
+const QUICK_REDIS_WORK: usize = 3;
 /// Connections to Redis.
-const REDIS_CLIENTS: usize = 8;
+const CLIENTS: usize = 4;
 
-const RATE_UNIT: &str = "op/s";
-const RATE: Metric = |sample| sample.operations_per_s;
-const MEMORY: Metric = |sample| sample.resident_bytes;
+/// How long all of it takes.
+const TIME: Duration = Duration::from_secs(170);
+const QUICK_TIME: Duration = Duration::from_secs(55);
+/// Fresh processes of each side, and those of `--quick`; what starting and warming up one of each takes, about.
+const PROCESSES: usize = 3;
+const QUICK_PROCESSES: usize = 2;
+const START: Duration = Duration::from_secs(2);
+/// Each case is measured for so long at least.
+const MIN_TIME: Duration = Duration::from_secs(1);
+/// Rounds that count, at least, in all processes together.
+const ROUNDS: usize = 15;
+/// Length of a slice.
+const SLICE: Duration = Duration::from_millis(50);
+const SIDES: [Side; 4] = [Side::Plain, Side::PlainAgain, Side::Uncopy, Side::HeapOnly];
+
+/// Half the width of an interval, as a part, that still says something.
+const MAX_HALF_WIDTH: f64 = 0.1;
+/// With more than this part of the rounds disturbed, a wide interval is the machine's fault.
+const MAX_DISTURBED: f64 = 0.25;
 
 /// Echo server and Redis in one table, plain and under uncopy
 #[derive(Debug, Args)]
 pub struct Demo {
-    /// Take about one minute instead of four
+    /// Take about one minute instead of three
     #[arg(long)]
     pub quick: bool,
     /// Also write everything as JSON to FILE; - writes it to standard output instead of the table
@@ -60,160 +85,287 @@ impl Experiment for Demo {
         let programs = Programs::find(&[REDIS])?;
         redis::check_room()?;
         let before = Load::read();
-        let mut figures = Figures::measure(&launcher, &programs, self.quick);
-        figures.machine = machine_after(before);
+        let quiet = Quiet::begin(&launcher);
+        let comparisons = measured(&launcher, &programs, self.quick);
+        let mut machine = machine_after(before);
+        machine.add("processors", quiet.describe());
         for (name, version) in programs.versions {
-            figures.machine.add(name, version);
+            machine.add(name, version);
         }
-        let comparisons: Vec<Comparison> = figures.comparisons().cloned().collect();
-        let json = || format!("{:#}\n", figures.to_json());
+        let json = || format!("{:#}\n", to_json(&machine, &comparisons));
         match self.json.as_deref() {
             Some(path) if path == Path::new("-") => print(&json())?,
             path => {
                 if let Some(path) = path {
                     std::fs::write(path, json()).doing(format_args!("writing {}", path.display()))?;
                 }
-                print(&(figures.render() + &notes(&comparisons)))?;
+                print(&format!("{}\n{}{}", machine.render(), render(&comparisons), notes(&comparisons)))?;
             }
         }
-        let flawless = comparisons.iter().all(Comparison::is_flawless);
-        Ok(Outcome::Status(if flawless { 0 } else { STATUS_FAILED }))
+        let is_flawless = comparisons.iter().all(Comparison::is_flawless);
+        Ok(Outcome::Status(if is_flawless { 0 } else { STATUS_FAILED }))
     }
 }
 
-/// Results of the whole demonstration.
-#[derive(Debug)]
-struct Figures {
-    machine: Machine,
-    echo: Vec<Comparison>,
-    redis: Vec<Comparison>,
-}
-
-impl Figures {
-    /// Runs everything: about four minutes, or one with `quick`.
-    fn measure(launcher: &Launcher, programs: &Programs, quick: bool) -> Self {
-        let mut progress = Progress::new();
-        let slices = Slices {
-            sides: vec![Side::Plain, Side::PlainAgain, Side::Uncopy],
-            processes: if quick { 2 } else { 3 },
-            rounds: 7,
-            time: Duration::from_secs(if quick { 2 } else { 6 }),
-            slice: Duration::from_millis(60),
+/// Measures every case.
+fn measured(launcher: &Launcher, programs: &Programs, quick: bool) -> Vec<Comparison> {
+    let (time, processes, copies, work) = if quick {
+        (QUICK_TIME, QUICK_PROCESSES, &QUICK_ECHO_COPIES[..], &REDIS_WORK[..QUICK_REDIS_WORK])
+    } else {
+        (TIME, PROCESSES, &ECHO_COPIES[..], &REDIS_WORK[..])
+    };
+    let echo = copies::points(ECHO_BYTES, copies, 0);
+    let values = |(workload, size_bytes, append_only): &RedisWork| {
+        let (workload, size_bytes, append_only) = (*workload, *size_bytes, *append_only);
+        Values { workload, size_bytes, clients: CLIENTS, append_only }.point()
+    };
+    let stores: Vec<apps::Point> = work.iter().map(values).collect();
+    let (begin, count) = (Instant::now(), echo.len() + stores.len());
+    let mut progress = Progress::new();
+    let mut comparisons: Vec<Comparison> = Vec::new();
+    // What a case does not need is left for those behind it.
+    let slices = |done: usize| {
+        let left = time.saturating_sub(begin.elapsed());
+        progress::put_ahead(&format!("{} of {count}, {} s left: ", done + 1, left.as_secs()));
+        let share = left / u32::try_from(count - done).unwrap_or(1);
+        let starts = START * u32::try_from(processes).unwrap_or(1);
+        let time = share.saturating_sub(starts).max(MIN_TIME);
+        Slices {
+            sides: SIDES.to_vec(),
+            processes,
+            rounds: ROUNDS,
+            time,
+            slice: SLICE,
             keep_disturbed: false,
             cycle: None,
-        };
-        let points = copies::points(ECHO_BYTES, &ECHO_COPIES, 0);
-        let echo = point::measure(launcher, &points, &slices, &mut progress);
-        let values = |(workload, size_bytes)| {
-            Values { workload, size_bytes, clients: REDIS_CLIENTS, append_only: true }.point()
-        };
-        let points = REDIS_WORK.map(values);
-        let redis = measure::points(launcher, programs, &points, By::Slices, &slices, &mut progress);
-        Self { machine: Machine::describe(), echo, redis }
-    }
-
-    /// Every comparison.
-    fn comparisons(&self) -> impl Iterator<Item = &Comparison> {
-        self.echo.iter().chain(&self.redis)
-    }
-
-    /// The one table, with what it was measured on above it.
-    fn render(&self) -> String {
-        use Align::{Left, Right};
-        let mut table = Table::new(&[
-            ("experiment", Left),
-            ("unit", Left),
-            ("plain", Right),
-            ("uncopy", Right),
-            ("ratio", Right),
-            ("spread", Right),
-            ("CPU ratio", Right),
-            ("bytes verified", Right),
-        ]);
-        for comparison in self.comparisons() {
-            let ratio = comparison.ratio(Side::Uncopy, RATE);
-            table.row(row(comparison, comparison.title(), RATE_UNIT, RATE, 1.0, ratio));
         }
-        for comparison in &self.echo {
-            if let Some(cells) = self.part_of_no_copies(comparison) {
-                table.row(cells);
+    };
+    for point in &echo {
+        let slices = slices(comparisons.len());
+        comparisons.extend(point::measure(launcher, std::slice::from_ref(point), &slices, &mut progress));
+    }
+    for point in &stores {
+        let slices = slices(comparisons.len());
+        let point = std::slice::from_ref(point);
+        comparisons.extend(measure::points(launcher, programs, point, By::Slices, &slices, &mut progress));
+    }
+    progress::put_ahead("");
+    comparisons
+}
+
+/// What is known of a case.
+enum Finding {
+    /// Processor time for each operation over plain's.
+    Known(Interval, Verdict),
+    /// Others disturbed too much.
+    Busy,
+    /// It failed, or could not be measured.
+    Failed,
+}
+
+impl Finding {
+    #[expect(clippy::cast_precision_loss, reason = "few rounds")]
+    fn of(comparison: &Comparison) -> Self {
+        let Some(ratio) = comparison.ratio(Side::Uncopy, CPU) else {
+            let is_verified = comparison.obstacle().is_none() && comparison.is_verified();
+            return if is_verified { Self::Busy } else { Self::Failed };
+        };
+        let (rounds, dropped) = (comparison.rounds(), comparison.dropped());
+        let is_disturbed = dropped as f64 > MAX_DISTURBED * (rounds + dropped) as f64;
+        if rounds < MIN_ROUNDS || is_disturbed && ratio.half_width() > MAX_HALF_WIDTH {
+            return Self::Busy;
+        }
+        Self::Known(ratio, Verdict::of(ratio, rounds))
+    }
+}
+
+/// The table, what it means, and the sentence.
+fn render(comparisons: &[Comparison]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("work", Left),
+        ("plain op/s", Right),
+        ("uncopy op/s", Right),
+        ("CPU, uncopy", Left),
+        ("CPU, heap only", Left),
+        ("uncopy", Left),
+    ]);
+    let mut known = Vec::new();
+    for comparison in comparisons {
+        let title = comparison.title().trim_end_matches(", no append-only file").to_owned();
+        let mut cells = vec![title.clone()];
+        match Finding::of(comparison) {
+            Finding::Known(ratio, verdict) => {
+                let rate = |side| number(comparison.figure(side, RATE).map_or(f64::NAN, |rate| rate.median));
+                let heap = comparison.ratio(Side::HeapOnly, CPU);
+                let verdict_words = match verdict {
+                    Verdict::Between(..) => "undecided".to_owned(),
+                    verdict => verdict.to_string(),
+                };
+                cells.extend([rate(Side::Plain), rate(Side::Uncopy), ratio.to_string()]);
+                cells.extend([heap.map_or_else(String::new, |heap| heap.to_string()), verdict_words]);
+                known.push((title, ratio, verdict));
             }
+            Finding::Busy => {
+                let (rounds, dropped) = (comparison.rounds(), comparison.dropped());
+                let why = format!("{rounds} rounds kept, {dropped} not");
+                cells.extend([String::new(), String::new(), "machine too busy".to_owned(), why]);
+            }
+            Finding::Failed => cells.extend([String::new(), String::new(), "failed".to_owned()]),
         }
-        let set = format!("redis {} ", Workload::Set.name());
-        for comparison in self.redis.iter().filter(|comparison| comparison.title().starts_with(&set)) {
-            let title = format!("redis memory, SET {}", size(comparison.operation_bytes()));
-            let ratio = comparison.ratio(Side::Uncopy, MEMORY);
-            table.row(row(comparison, &title, "MiB", MEMORY, 1.0 / f64::from(1 << 20), ratio));
-        }
-        let mut text = self.machine.render();
-        text.push('\n');
-        text.push_str(&table.render());
-        text.push_str(
-            "\nratio: uncopy over plain, median over paired, alternating rounds; spread: smallest to largest\n\
-             CPU ratio: the same for the server's processor time per operation; memory is resident memory\n",
-        );
-        text
+        table.row(cells);
     }
-
-    /// How much of each side's own rate without copies is left with them.
-    fn part_of_no_copies(&self, comparison: &Comparison) -> Option<Vec<String>> {
-        let none = self.echo.first()?;
-        if std::ptr::eq(none, comparison) {
-            return None;
-        }
-        let part = |side| comparison.ratio_to(none, side, RATE);
-        let (plain, uncopy) = (part(Side::Plain)?, part(Side::Uncopy)?);
-        Some(vec![
-            format!("{}, of 0 copies", comparison.title()),
-            "part".to_owned(),
-            format!("{:.2}", plain.median),
-            format!("{:.2}", uncopy.median),
-            String::new(),
-            format!("{:.2}–{:.2}", uncopy.low, uncopy.high),
-            String::new(),
-            verified(comparison),
-        ])
+    let again: Vec<f64> = comparisons
+        .iter()
+        .filter(|comparison| matches!(Finding::of(comparison), Finding::Known(..)))
+        .filter_map(|comparison| Some(comparison.ratio(Side::PlainAgain, CPU)?.median))
+        .collect();
+    if let Some(again) = Interval::of(&again) {
+        let cells = ["plain beside plain", "", "", &again.to_string(), "", "the control"];
+        table.row(cells.map(str::to_owned).to_vec());
     }
-
-    /// Everything, for programs.
-    fn to_json(&self) -> Value {
-        json!({
-            "machine": self.machine.to_json(),
-            "echo": self.echo.iter().map(Comparison::to_json).collect::<Vec<_>>(),
-            "redis": self.redis.iter().map(Comparison::to_json).collect::<Vec<_>>(),
-        })
-    }
+    let bytes = |side| comparisons.iter().map(|comparison| comparison.verified_bytes(side)).sum();
+    format!(
+        "{}\nCPU: the server's processor time for each operation over plain's, with its 95 % interval; less than 1 is less.\n\
+         heap only: uncopy's allocator without leaving out copies. helps: less than 0.97 for certain; harmless: within\n\
+         0.97 and 1.03; costs: more than 1.03; undecided: any of these. Compared byte for byte: {} under uncopy, {} plain.\n\
+         \n{}{}\n",
+        table.render(),
+        amount(bytes(Side::Uncopy)),
+        amount(bytes(Side::Plain)),
+        busyness(comparisons).unwrap_or_default(),
+        sentence(&known, comparisons.len())
+    )
 }
 
-fn row(
-    comparison: &Comparison,
-    title: &str,
-    unit: &str,
-    metric: Metric,
-    scale: f64,
-    ratio: Option<Interval>,
-) -> Vec<String> {
-    let median =
-        |side| number(comparison.figure(side, metric).map_or(f64::NAN, |spread| spread.median * scale));
-    vec![
-        title.to_owned(),
-        unit.to_owned(),
-        median(Side::Plain),
-        median(Side::Uncopy),
-        ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}", ratio.median)),
-        ratio.map_or_else(String::new, |ratio| format!("{:.2}–{:.2}", ratio.low, ratio.high)),
+/// How much others disturbed, if that was too much for a case.
+fn busyness(comparisons: &[Comparison]) -> Option<String> {
+    let busy: Vec<&Comparison> =
+        comparisons.iter().filter(|comparison| matches!(Finding::of(comparison), Finding::Busy)).collect();
+    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+    for why in busy.iter().flat_map(|comparison| comparison.disturbances()) {
+        // `steal 5 %` without its figure.
+        let reason = why.trim_end_matches(|c: char| !c.is_alphabetic());
+        *reasons.entry(reason).or_default() += 1;
+    }
+    let reasons: Vec<String> =
+        reasons.iter().map(|(reason, rounds)| format!("{reason} in {rounds} rounds")).collect();
+    let why =
+        if reasons.is_empty() { "it was too slow for enough rounds".to_owned() } else { reasons.join(", ") };
+    (!busy.is_empty()).then(|| {
+        format!(
+            "This machine is too busy for {} of {} cases: {why}. Steal is time that the host took,\n\
+             foreign load that of other programs; on a quiet machine there are figures.\n\n",
+            busy.len(),
+            comparisons.len()
+        )
+    })
+}
+
+/// What follows from the cases whose figures are known.
+fn sentence(known: &[(String, Interval, Verdict)], cases: usize) -> String {
+    let by_median = |one: &&(String, Interval, Verdict), other: &&(String, Interval, Verdict)| {
+        one.1.median.total_cmp(&other.1.median)
+    };
+    let (Some(best), Some(worst)) = (known.iter().min_by(by_median), known.iter().max_by(by_median)) else {
+        return "Nothing is proved: this machine is too busy.".to_owned();
+    };
+    let (title, ratio, verdict) = best;
+    let begin = match verdict {
+        Verdict::Helps => format!(
+            "Unchanged programs move the same bytes under uncopy for as little as {ratio} of the processor time\n({title})"
+        ),
+        _ => format!("Nothing here is helped for certain; the least processor time is {ratio} ({title})"),
+    };
+    let end = if known.len() < 2 {
+        String::new()
+    } else {
+        format!(";\nthe worst case here takes {} ({})", worst.1, worst.0)
+    };
+    let some = if known.len() < cases { "Of what could be measured: " } else { "" };
+    format!("{some}{begin}{end}.")
+}
+
+/// Everything, for programs.
+fn to_json(machine: &Machine, comparisons: &[Comparison]) -> Value {
+    json!({
+        "machine": machine.to_json(),
+        "comparisons": comparisons.iter().map(Comparison::to_json).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kit::Sample;
+    use crate::kit::comparison::{Generation, Round};
+    use crate::kit::sample::Raw;
+
+    /// Three processes of eight rounds each, in which uncopy takes `costs` in turn of plain's time; the first `disturbed`
+    /// of each are dropped.
+    fn compared(title: &str, costs: &[f64], disturbed: usize) -> Comparison {
+        let mut comparison = Comparison::new(title, 1, &SIDES);
+        for _ in 0..3 {
+            let round = |at: usize| {
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small cost")]
+                let sample = |side: &Side| {
+                    let cost = if *side == Side::Uncopy { costs[at % costs.len()] } else { 1.0 };
+                    Sample::from(Raw { cpu_ns: (1e6 * cost) as u64, operations: 10, elapsed_ns: 1_000_000 })
+                };
+                let dropped = (at < disturbed).then(|| "steal 41 %".to_owned());
+                Round {
+                    connection: at / 4,
+                    samples: SIDES.iter().map(sample).collect(),
+                    dropped,
+                    ..Round::default()
+                }
+            };
+            let end = Sample { verified_bytes: Some(1 << 20), ..Sample::default() };
+            comparison.add(Generation { rounds: (0..8).map(round).collect(), ends: vec![end; SIDES.len()] });
+        }
         comparison
-            .ratio(Side::Uncopy, |sample| sample.cpu_us)
-            .filter(|_| unit == RATE_UNIT)
-            .map_or_else(String::new, |ratio| format!("{:.2}", ratio.median)),
-        verified(comparison),
-    ]
-}
-
-/// Bytes that were compared under each side, at least.
-fn verified(comparison: &Comparison) -> String {
-    if !comparison.is_verified() {
-        return "not verified".to_owned();
     }
-    amount(comparison.verified_bytes(Side::Plain).min(comparison.verified_bytes(Side::Uncopy)))
+
+    #[test]
+    fn a_quiet_machine_gives_figures_and_the_sentence_names_best_and_worst() {
+        let text = render(&[compared("echo, 12 copies", &[0.5], 0), compared("echo, 0 copies", &[1.0], 0)]);
+        assert!(text.contains("0.50 [0.50–0.50]") && text.contains("helps"), "{text}");
+        assert!(text.contains("harmless") && text.contains("plain beside plain"), "{text}");
+        assert!(
+            text.contains("as little as 0.50 [0.50–0.50] of the processor time\n(echo, 12 copies)"),
+            "{text}"
+        );
+        assert!(
+            text.contains("takes 1.00 [1.00–1.00] (echo, 0 copies).") && !text.contains("busy"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_busy_machine_gives_no_figure_and_says_why() {
+        let text = render(&[compared("echo", &[0.5], 7)]);
+        assert!(text.contains("machine too busy") && text.contains("3 rounds kept, 21 not"), "{text}");
+        assert!(text.contains("too busy for 1 of 1 cases: steal in 21 rounds"), "{text}");
+        assert!(
+            text.contains("Nothing is proved: this machine is too busy.") && !text.contains("0.50"),
+            "{text}"
+        );
+        // Wide, because of what was not dropped either.
+        let wild = [0.3, 2.0, 0.5, 0.2, 3.0, 0.4, 1.0, 2.5];
+        assert!(render(&[compared("echo", &wild, 3)]).contains("Nothing is proved"));
+    }
+
+    #[test]
+    fn what_differs_on_a_quiet_machine_is_undecided_and_not_the_machines_fault() {
+        let text = render(&[compared("echo", &[0.3, 2.0, 0.5, 0.2, 3.0, 0.4, 1.0, 2.5], 0)]);
+        assert!(text.contains("undecided") && text.contains("Nothing here is helped for certain"), "{text}");
+    }
+
+    #[test]
+    fn what_failed_has_no_figures() {
+        let mut failed = compared("echo", &[0.5], 0);
+        failed.fail(&crate::kit::Failure::new("wrong bytes"));
+        let text = render(&[failed]);
+        assert!(text.contains("failed") && !text.contains("0.50"), "{text}");
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! Both servers run at the same time and get the same operations, one after the other, so that at
 //! every moment they hold the same values, and their memory can be compared at every moment.
+//! Each side has some processes, one after the other. Memory is judged with the processor time that it takes.
 //! Fragmentation is resident memory over the bytes of the values alive.
 
 use std::time::{Duration, Instant};
@@ -12,6 +13,8 @@ use serde_json::{Value, json};
 use crate::clients::records::{STAMP_BYTES, Values};
 use crate::clients::resp::Connection;
 use crate::experiments::redis;
+use crate::kit::comparison::{Generation, Round};
+use crate::kit::verdict::Verdict;
 use crate::kit::{
     Align, Comparison, Entry, Experiment, Failure, Form, Interval, Judge, Launcher, Outcome, Plot, Progress,
     Random, Report, Result, Sample, Scale, Series, Side, Table, amount, claim, count_parser, entry, figure,
@@ -25,7 +28,7 @@ const READ_EVERY: u64 = 8;
 const BOUND: (f64, f64) = (1.15, 64.0 * 1024.0 * 1024.0);
 
 /// What is compared.
-const SIDES: [Side; 3] = [Side::Plain, Side::Uncopy, Side::HeapOnly];
+const SIDES: [Side; 4] = [Side::Plain, Side::PlainAgain, Side::Uncopy, Side::HeapOnly];
 
 /// Minutes from 0.01 to 600.
 fn minutes(text: &str) -> std::result::Result<Duration, String> {
@@ -35,9 +38,12 @@ fn minutes(text: &str) -> std::result::Result<Duration, String> {
 /// Resident memory of redis-server whose values of mixed sizes are overwritten
 #[derive(Debug, Args)]
 pub struct Memory {
-    /// How long values are overwritten
+    /// How long values are overwritten, in all processes together
     #[arg(long, value_name = "MINUTES", default_value = "1", default_value_if("quick", "true", "0.1"), value_parser = minutes)]
     pub minutes: Duration,
+    /// Processes of each side
+    #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "2"), value_parser = count_parser())]
+    pub processes: usize,
     /// Shortest value, in bytes
     #[arg(long, value_name = "BYTES", default_value = "16384", value_parser = size_parser())]
     pub smallest: usize,
@@ -61,7 +67,7 @@ impl Experiment for Memory {
                 "not measured in the papers",
                 "This project allows itself 1.15 times plain's memory and 64 MiB.",
             )],
-            "memory --minutes 1",
+            "memory --minutes 2",
             "memory --quick",
         )
     }];
@@ -91,6 +97,11 @@ impl Memory {
     fn interval(&self) -> Duration {
         (self.minutes / 200).max(Duration::from_millis(100))
     }
+
+    /// How long values are overwritten in one process.
+    fn share(&self) -> Duration {
+        self.minutes / u32::try_from(self.processes).unwrap_or(1).max(1)
+    }
 }
 
 /// One server and what is known of its values.
@@ -113,6 +124,7 @@ pub struct Moment {
 }
 
 /// The course of memory, and a comparison whose rounds are its moments.
+#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
 pub fn measure(
     launcher: &Launcher,
     programs: &Programs,
@@ -121,35 +133,28 @@ pub fn measure(
 ) -> (Comparison, Vec<Moment>) {
     let title = "redis memory, mixed values";
     let mut comparison = Comparison::new(title, 0, &SIDES);
-    match course(launcher, programs, options, &mut |percent| progress.part(title, percent)) {
-        Err(failure) => {
-            comparison.fail(&failure);
-            (comparison, Vec::new())
-        }
-        Ok((moments, ends)) => {
-            let last = moments.len().saturating_sub(1);
-            for (number, moment) in moments.iter().enumerate() {
-                let mut sides = SIDES.iter().zip(&moment.resident_bytes).zip(&ends);
-                let mut samples: Vec<(Side, Sample)> = Vec::new();
-                for ((side, resident_bytes), end) in &mut sides {
-                    // What is known at the end only is told once, but for the processor time.
-                    let end = match end {
-                        end if number == last => end.clone(),
-                        end => Sample { cpu_us: end.cpu_us, ..Sample::default() },
-                    };
-                    let verified_bytes = Some(end.verified_bytes.unwrap_or(0));
-                    #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
-                    let resident_bytes = Some(*resident_bytes as f64);
-                    samples.push((*side, Sample { resident_bytes, verified_bytes, ..end }));
-                }
-                comparison.round(|side| {
-                    let sample = samples.iter().find(|(known, _)| *known == side);
-                    sample.map(|(_, sample)| sample.clone()).ok_or_else(|| Failure::new("no sample"))
-                });
+    let mut all = Vec::new();
+    for process in 0..options.processes {
+        let mut tell = |percent| progress.part(title, (process * 100 + percent) / options.processes);
+        let (moments, ends) = match course(launcher, programs, options, process as u64, &mut tell) {
+            Ok(found) => found,
+            Err(failure) => {
+                comparison.fail(&failure);
+                return (comparison, all);
             }
-            (comparison, moments)
-        }
+        };
+        let resident = |bytes: &u64| Sample { resident_bytes: Some(*bytes as f64), ..Sample::default() };
+        let round = |moment: &Moment| Round {
+            samples: moment.resident_bytes.iter().map(resident).collect(),
+            ..Round::default()
+        };
+        comparison.add(Generation { rounds: moments.iter().map(round).collect(), ends });
+        let before_s = all.last().map_or(0.0, |moment: &Moment| moment.elapsed_s);
+        all.extend(
+            moments.into_iter().map(|moment| Moment { elapsed_s: before_s + moment.elapsed_s, ..moment }),
+        );
     }
+    (comparison, all)
 }
 
 /// Length of the value of `key` and `version`.
@@ -175,6 +180,7 @@ fn course(
     launcher: &Launcher,
     programs: &Programs,
     options: &Memory,
+    seed: u64,
     tell: &mut dyn FnMut(usize),
 ) -> Result<(Vec<Moment>, Vec<Sample>)> {
     let subject = |side: &Side| {
@@ -184,7 +190,7 @@ fn course(
     };
     let mut subjects = SIDES.iter().map(subject).collect::<Result<Vec<_>>>()?;
     let values = Values::new(options.largest, 7);
-    let mut random = Random::new(8);
+    let mut random = Random::new(8 + seed);
     // Version and length of every value.
     let mut alive: Vec<(u64, usize)> = Vec::new();
     let (mut moments, mut buffer) = (Vec::new(), Vec::new());
@@ -214,7 +220,7 @@ fn course(
         }
         let elapsed = begin.elapsed();
         let due = options.interval() * u32::try_from(moments.len()).unwrap_or(u32::MAX);
-        let ended = all_set && elapsed >= options.minutes;
+        let ended = all_set && elapsed >= options.share();
         if elapsed >= due || ended {
             let resident = |subject: &mut Subject| subject.redis.server().process().resident_bytes();
             moments.push(Moment {
@@ -222,7 +228,7 @@ fn course(
                 live_bytes: alive.iter().map(|(_, len_bytes)| *len_bytes as u64).sum(),
                 resident_bytes: subjects.iter_mut().map(resident).collect::<Result<_>>()?,
             });
-            tell(((elapsed.as_secs_f64() / options.minutes.as_secs_f64() * 100.0) as usize).min(100));
+            tell(((elapsed.as_secs_f64() / options.share().as_secs_f64() * 100.0) as usize).min(100));
         }
         if ended {
             break;
@@ -298,8 +304,9 @@ fn render(comparison: &Comparison, moments: &[Moment]) -> String {
         ("side", Left),
         ("peak RSS", Right),
         ("last RSS", Right),
-        ("ratio", Right),
-        ("spread", Right),
+        ("memory ratio", Left),
+        ("CPU ratio", Left),
+        ("verdict", Left),
         ("fragmentation", Right),
         ("of bound", Right),
         ("CPU µs/op", Right),
@@ -307,7 +314,11 @@ fn render(comparison: &Comparison, moments: &[Moment]) -> String {
     ]);
     for (index, side) in comparison.sides().iter().enumerate() {
         let found = summary(moments, index);
-        let ratio = comparison.ratio(*side, |sample| sample.resident_bytes).filter(|_| *side != Side::Plain);
+        let ratio = |metric| comparison.ratio(*side, metric).filter(|_| *side != Side::Plain);
+        let (memory, cpu) = (ratio(|sample| sample.resident_bytes), ratio(figures::CPU));
+        let verdict = |ratio| Verdict::of(ratio, comparison.rounds());
+        let verdict = memory.zip(cpu).map(|(memory, cpu)| verdict(memory).worse(verdict(cpu)));
+        let shown = |ratio: Option<Interval>| ratio.map_or_else(String::new, |ratio| ratio.to_string());
         let bound = of_bound(moments, comparison.sides(), index).filter(|_| *side != Side::Plain);
         let cpu_us = figures::median(comparison, *side, figures::CPU);
         table.row(vec![
@@ -315,8 +326,9 @@ fn render(comparison: &Comparison, moments: &[Moment]) -> String {
             side.name().to_owned(),
             found.map_or_else(|| "-".to_owned(), |(peak, ..)| amount(peak)),
             found.map_or_else(|| "-".to_owned(), |(_, last, _)| amount(last)),
-            ratio.map_or_else(String::new, |ratio| format!("{:.2}", ratio.median)),
-            ratio.map_or_else(String::new, |ratio| format!("{:.2}–{:.2}", ratio.low, ratio.high)),
+            shown(memory),
+            shown(cpu),
+            verdict.map_or_else(String::new, |verdict| verdict.to_string()),
             found.map_or_else(String::new, |(.., fragmentation)| format!("{fragmentation:.2}")),
             bound.map_or_else(String::new, |part| format!("{part:.2}")),
             figure(cpu_us),
@@ -324,7 +336,8 @@ fn render(comparison: &Comparison, moments: &[Moment]) -> String {
         ]);
     }
     format!(
-        "{}\nratio: resident memory over plain's at the same moment, median over all moments\n\
+        "{}\nmemory ratio: resident memory over plain's at the same moment, the median over the moments of each process\n\
+         verdict: the worse of the two, because memory that takes processor time is not saved\n\
          fragmentation: resident memory over the bytes of the values, at the end\n\
          of bound: highest resident memory over {} times plain's plus {}, at the same moment\n",
         table.render(),
@@ -409,7 +422,8 @@ mod tests {
     fn sizes_are_spread_over_the_doublings_and_stay_inside() {
         let sizes_bytes = (16 << 10, 4 << 20);
         let (smallest, largest) = sizes_bytes;
-        let options = Memory { minutes: Duration::ZERO, smallest, largest, keys: 1, form: Form::default() };
+        let (minutes, form) = (Duration::ZERO, Form::default());
+        let options = Memory { minutes, processes: 1, smallest, largest, keys: 1, form };
         let mut random = Random::new(1);
         let drawn: Vec<usize> = (0..4000).map(|_| len_bytes(&options, random.next())).collect();
         assert!(drawn.iter().all(|size| (sizes_bytes.0..=sizes_bytes.1).contains(size)));

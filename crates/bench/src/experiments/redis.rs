@@ -55,22 +55,19 @@ pub struct Redis {
 
 impl Experiment for Redis {
     const ENTRIES: &'static [Entry] = &[
-        Entry {
-            repeated: true,
-            ..entry(
-                "redis-set",
-                "Redis, SET, append-only file on",
-                &[
-                    claim("zIO, Figure 11 (§5.2)", "Up to 1.8 times Linux, above all for larger values."),
-                    claim(
-                        "zIO, §5.2.1",
-                        "256 KiB, without application copies: 1.7 times (kernel bypass). 8 KiB: 2 % slower with the size policy, 40 % without.",
-                    ),
-                ],
-                "redis --workload set --sizes 8192,65536,262144,1048576",
-                "redis --quick --workload set --sizes 65536,262144,1048576 --sides uncopy",
-            )
-        },
+        entry(
+            "redis-set",
+            "Redis, SET, append-only file on",
+            &[
+                claim("zIO, Figure 11 (§5.2)", "Up to 1.8 times Linux, above all for larger values."),
+                claim(
+                    "zIO, §5.2.1",
+                    "256 KiB, without application copies: 1.7 times (kernel bypass). 8 KiB: 2 % slower with the size policy, 40 % without.",
+                ),
+            ],
+            "redis --workload set --sizes 8192,65536,262144,1048576",
+            "redis --quick --workload set --sizes 65536,262144,1048576 --sides uncopy",
+        ),
         entry(
             "redis-get",
             "Redis, GET",

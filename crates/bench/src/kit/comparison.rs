@@ -147,6 +147,12 @@ impl Comparison {
         self.generations.iter().map(|generation| generation.rounds.len()).sum::<usize>() - self.rounds()
     }
 
+    /// Why each of them was.
+    pub fn disturbances(&self) -> impl Iterator<Item = &str> {
+        let rounds = self.generations.iter().flat_map(|generation| &generation.rounds);
+        rounds.filter_map(|round| round.dropped.as_deref())
+    }
+
     /// Number of generations.
     #[must_use]
     pub fn processes(&self) -> usize {

@@ -175,8 +175,6 @@ pub struct Entry {
     pub quick: &'static str,
     /// How it is judged.
     pub judge: Judge,
-    /// Whether the report measures it twice by itself, where it has the time.
-    pub repeated: bool,
     /// What lies between clients and servers, if not the loopback device.
     pub network: Option<&'static str>,
 }
@@ -194,5 +192,5 @@ pub const fn entry(
     full: &'static str,
     quick: &'static str,
 ) -> Entry {
-    Entry { id, title, claims, full, quick, judge: Judge::Speed, repeated: false, network: None }
+    Entry { id, title, claims, full, quick, judge: Judge::Speed, network: None }
 }

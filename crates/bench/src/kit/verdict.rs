@@ -41,6 +41,21 @@ impl Verdict {
         }
     }
 
+    /// The one of two that is worse: helping in one thing is enough only where the other is harmless.
+    #[must_use]
+    pub const fn worse(self, other: Self) -> Self {
+        const fn rank(verdict: Verdict) -> u8 {
+            match verdict {
+                Verdict::Harmless => 0,
+                Verdict::Helps => 1,
+                Verdict::Between(..) => 2,
+                Verdict::TooFewRounds => 3,
+                Verdict::Costs => 4,
+            }
+        }
+        if rank(other) > rank(self) { other } else { self }
+    }
+
     /// Whether it says that there is a difference.
     #[must_use]
     pub const fn is_difference(self) -> bool {

@@ -1,82 +1,82 @@
-//! From the figures of an experiment to rows of the results.
+//! From the figures of an experiment to a part of the results.
 
-use crate::kit::experiment::Measured as Figures;
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::report::notes;
-use crate::kit::{Comparison, Interval, Metric, Sample, Side};
-use crate::results::model::{Measured, Row, TimeRatio};
+use crate::kit::{Comparison, Metric, Sample, Side, experiment};
+use crate::results::model::{Case, Figures, Measured, Quantity, Ratio};
 
-const RESIDENT: Metric = |sample| sample.resident_bytes;
-/// What is compared where there is no rate: the first of these that was measured.
-const TIMES: [(&str, Metric); 3] = [
-    ("load", Sample::sending_percent),
-    ("time", |sample| sample.elapsed_s),
-    ("time", |sample| sample.latency_p50_us),
+/// What is compared.
+const METRICS: [(Quantity, Metric); 6] = [
+    (Quantity::Cpu, CPU),
+    (Quantity::Rate, RATE),
+    (Quantity::Memory, |sample| sample.resident_bytes),
+    (Quantity::Load, Sample::sending_percent),
+    (Quantity::Time, |sample| sample.elapsed_s),
+    (Quantity::Time, |sample| sample.latency_p50_us),
 ];
 
-/// What `figures` say, as `id`.
+/// What `found` says, as `id`.
 #[must_use]
-pub fn measured(id: &str, figures: Figures) -> Measured {
-    let report = figures.report;
-    let text = |text: &String| text.clone();
-    let comparisons = &report.comparisons;
-    let told = notes(comparisons);
+pub fn measured(id: &str, found: experiment::Measured) -> Measured {
+    let report = found.report;
+    let told = notes(&report.comparisons);
+    // Not known before the experiment.
+    let how = found.machine.facts().iter().filter(|(key, _)| *key == "processors");
+    let versions = report.versions.iter().chain(how);
     Measured {
         id: id.to_owned(),
-        warning: figures.machine.warning().map(str::to_owned),
-        versions: report.versions.iter().map(|(key, version)| ((*key).to_owned(), text(version))).collect(),
-        rows: comparisons.iter().flat_map(rows).collect(),
+        warning: found.machine.warning().map(str::to_owned),
+        versions: versions.map(|(key, text)| ((*key).to_owned(), text.clone())).collect(),
+        cases: report.comparisons.iter().map(case).collect(),
         findings: report.findings.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect(),
         notes: told.lines().map(|line| line.strip_prefix("note: ").unwrap_or(line).to_owned()).collect(),
         text: report.text,
-        plot: Some(report.plot).filter(|plot| plot.series.iter().any(|series| !series.points.is_empty())),
         ..Measured::default()
     }
 }
 
-fn rows(comparison: &Comparison) -> impl Iterator<Item = Row> + '_ {
-    comparison.sides().iter().map(move |side| {
-        let is_told = |ratio: &Interval| *side != Side::Plain && ratio.median > 0.0;
-        let ratio = |metric| comparison.ratio(*side, metric).filter(is_told);
-        let noise = |metric: Metric| ratio(metric).map(|ratio| ratio.half_width());
-        Row {
-            case: comparison.title().to_owned(),
-            side: side.name().to_owned(),
-            operation_bytes: comparison.operation_bytes(),
-            parameters: comparison
-                .parameters()
-                .iter()
-                .filter(|(_, value)| value.is_finite())
-                .map(|(name, value)| ((*name).to_owned(), *value))
-                .collect(),
-            obstacle: comparison.obstacle(),
-            verified_bytes: comparison.verified_bytes(*side),
-            rate: comparison.figure(*side, RATE),
-            cpu_us: comparison.figure(*side, CPU),
-            ratio: ratio(RATE),
-            time_ratio: TIMES.iter().filter(|_| ratio(RATE).is_none()).find_map(|(of, metric)| {
-                let difference_of_runs = noise(*metric);
-                Some(TimeRatio { of: (*of).to_owned(), ratio: ratio(*metric)?, difference_of_runs })
-            }),
-            cpu_ratio: ratio(CPU),
-            resident_ratio: ratio(RESIDENT),
-            of_limit: comparison.ratio_to_limit(*side, RATE),
-            difference_of_runs: noise(RATE),
-            cpu_difference_of_runs: noise(CPU),
-            second_ratio: None,
-        }
-    })
+fn case(comparison: &Comparison) -> Case {
+    let sides = comparison.sides();
+    let parameters = comparison.parameters().iter().filter(|(_, value)| value.is_finite());
+    Case {
+        title: comparison.title().to_owned(),
+        operation_bytes: comparison.operation_bytes(),
+        parameters: parameters.map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+        obstacle: comparison.obstacle(),
+        rounds: comparison.rounds(),
+        dropped: comparison.dropped(),
+        processes: comparison.processes(),
+        verified_bytes: sides.iter().map(|side| comparison.verified_bytes(*side)).min().unwrap_or(0),
+        sides: sides.iter().map(|side| figures(comparison, *side)).collect(),
+        samples: comparison.to_json()["samples"].take(),
+    }
 }
 
-/// Notes in `first` what the ratios of `second`, the same experiment again, were.
-pub fn repeat(first: &mut Measured, second: &Measured) {
-    first.repeated = true;
-    first.seconds += second.seconds;
-    for row in &mut first.rows {
-        let same = |other: &&Row| other.case == row.case && other.side == row.side;
-        let again = second.rows.iter().find(same).and_then(Row::main_ratio);
-        row.second_ratio = again.map(|(ratio, _)| ratio.median);
+fn figures(comparison: &Comparison, side: Side) -> Figures {
+    let others =
+        || comparison.sides().iter().copied().filter(|other| *other != side && is_compared_with(*other));
+    let ratio = |of, metric, other: Side| {
+        let interval = comparison.ratio_of(side, other, metric).filter(|ratio| ratio.median > 0.0)?;
+        let processes = comparison.ratio_by_process(side, other, metric);
+        Some(Ratio { of, over: other.name().to_owned(), interval, processes })
+    };
+    let ratios = METRICS
+        .into_iter()
+        .flat_map(|(of, metric)| others().filter_map(move |other| ratio(of, metric, other)));
+    let mut ratios: Vec<Ratio> = ratios.collect();
+    if ratios.iter().any(|ratio| ratio.of == Quantity::Rate) {
+        ratios.retain(|ratio| !matches!(ratio.of, Quantity::Time | Quantity::Load));
     }
+    Figures {
+        side: side.name().to_owned(),
+        rate: comparison.figure(side, RATE),
+        cpu_us: comparison.figure(side, CPU),
+        ratios,
+    }
+}
+
+fn is_compared_with(side: Side) -> bool {
+    side.is_rival() || side == Side::Limit
 }
 
 #[cfg(test)]
@@ -87,59 +87,53 @@ mod tests {
     use crate::kit::plot::{Plot, Scale};
     use crate::kit::report::Report;
 
-    fn figures(gain: f64) -> Figures {
-        let sides = [Side::Plain, Side::Uncopy];
-        let mut comparison = Comparison::new("echo", 1024, &sides).with("copies", 3.0);
+    fn found(sample: impl Fn(Side) -> Sample) -> experiment::Measured {
+        let mut comparison =
+            Comparison::new("echo", 1024, &[Side::Plain, Side::Uncopy, Side::HeapOnly]).with("copies", 3.0);
         for _ in 0..5 {
-            comparison.round(|side| {
-                let operations_per_s = if side == Side::Plain { 100.0 } else { 100.0 * gain };
-                Ok(Sample {
-                    operations_per_s: Some(operations_per_s),
-                    cpu_us: Some(2.0),
-                    verified_bytes: Some(7),
-                    ..Sample::default()
-                })
-            });
+            comparison.round(|side| Ok(Sample { verified_bytes: Some(7), ..sample(side) }));
         }
         let x = ("x".to_owned(), Scale::Linear);
         let plot = Plot { title: String::new(), x, y: String::new(), series: Vec::new() };
         let report = Report::new(vec![comparison], "the table\n".to_owned(), plot);
-        Figures { report, machine: Machine::describe(), form: Form::default() }
+        experiment::Measured { report, machine: Machine::describe(), form: Form::default() }
+    }
+
+    fn cost(side: Side) -> f64 {
+        match side {
+            Side::Plain => 4.0,
+            Side::Uncopy => 3.0,
+            _ => 2.0,
+        }
     }
 
     #[test]
-    fn each_side_of_each_case_has_a_row() {
-        let measured = measured("copies", figures(1.5));
-        assert_eq!(measured.rows.len(), 2);
-        let (plain, uncopy) = (&measured.rows[0], &measured.rows[1]);
-        assert_eq!((plain.side.as_str(), plain.ratio, plain.verified_bytes), ("plain", None, 35));
-        assert!(uncopy.ratio.is_some_and(|ratio| (ratio.median - 1.5).abs() < 1e-9));
-        assert_eq!(uncopy.difference_of_runs, Some(0.0));
-        assert_eq!(uncopy.parameters.get("copies"), Some(&3.0));
-        assert_eq!((uncopy.resident_ratio, &measured.plot), (None, &None));
+    fn each_side_has_its_ratios_over_all_that_a_user_could_have_instead() {
+        let measured = measured(
+            "copies",
+            found(|side| Sample {
+                operations_per_s: Some(10.0),
+                cpu_us: Some(cost(side)),
+                elapsed_s: Some(1.0),
+                ..Sample::default()
+            }),
+        );
+        let case = &measured.cases[0];
+        assert_eq!((case.rounds, case.processes, case.verified_bytes), (5, 5, 35));
+        let median = |over: &str| {
+            let ratio = case.side("uncopy")?.ratio(Quantity::Cpu, over)?;
+            Some((ratio.interval.median * 100.0).round())
+        };
+        assert_eq!((median("plain"), median("heap only"), median("uncopy")), (Some(75.0), Some(150.0), None));
+        assert_eq!(case.side("uncopy").and_then(|side| side.ratio(Quantity::Time, "plain")), None);
+        assert_eq!(case.parameters.get("copies"), Some(&3.0));
     }
 
     #[test]
     fn times_are_compared_where_there_is_no_rate() {
-        let mut figures = figures(1.0);
-        let mut comparison = Comparison::new("lab", 1, &[Side::Plain, Side::Uncopy]);
-        comparison.round(|side| {
-            let elapsed_s = if side == Side::Plain { 4.0 } else { 3.0 };
-            Ok(Sample { elapsed_s: Some(elapsed_s), verified_bytes: Some(1), ..Sample::default() })
-        });
-        figures.report.comparisons = vec![comparison];
-        let measured = measured("lab", figures);
-        let time = measured.rows[1].time_ratio.as_ref().expect("a time");
-        assert_eq!((time.of.as_str(), time.ratio.median.to_bits()), ("time", 0.75f64.to_bits()));
-        assert_eq!(measured.rows[0].time_ratio, None);
-    }
-
-    #[test]
-    fn a_second_run_is_noted_beside_the_first() {
-        let mut first = measured("copies", figures(1.5));
-        repeat(&mut first, &measured("copies", figures(1.2)));
-        assert!(first.repeated);
-        assert!(first.rows[1].second_ratio.is_some_and(|ratio| (ratio - 1.2).abs() < 1e-9));
-        assert_eq!(first.rows[0].second_ratio, None);
+        let measured =
+            measured("lab", found(|side| Sample { elapsed_s: Some(cost(side)), ..Sample::default() }));
+        let time = measured.cases[0].side("uncopy").and_then(|side| side.ratio(Quantity::Time, "plain"));
+        assert!(time.is_some_and(|time| (time.interval.median - 0.75).abs() < 1e-9), "{time:?}");
     }
 }

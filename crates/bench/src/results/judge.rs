@@ -1,210 +1,158 @@
-//! Whether uncopy helped in a case, as a rule that treats every case alike.
+//! What is said of a case, by a rule that treats every case alike.
 
-use crate::kit::{Interval, Judge};
-use crate::results::model::Row;
+use crate::kit::verdict::{self, Verdict};
+use crate::kit::{Interval, Judge, Side, counted};
+use crate::results::model::{Quantity, Results};
+use crate::results::pool::Pooled;
 
-/// The largest difference between the medians of two runs, as a part, that is not called too noisy.
-pub const NOISE: f64 = 0.05;
-/// A ratio this far from 1 is a difference.
-const DIFFERENCE: f64 = 0.03;
-
-/// What came out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
-    /// Slower, more processor time, or more memory.
-    Costs,
-    /// Faster for more processor time, or slower for less.
-    Mixed,
-    /// The spread reaches over both sides of 1, and runs differ by too much to tell.
-    Unclear,
-    /// Not measured, or bytes were wrong.
-    Unknown,
-    /// No difference.
-    Same,
-    /// Faster, or less processor time, or less memory.
-    Helps,
+/// How much has to be known of a headline case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// Rounds that count.
+    pub rounds: usize,
+    /// Fresh processes of each side.
+    pub processes: usize,
 }
 
-impl Verdict {
-    /// The words in tables.
-    #[must_use]
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::Costs => "costs",
-            Self::Mixed => "mixed",
-            Self::Unclear => "too noisy to tell",
-            Self::Unknown => "not measured",
-            Self::Same => "no difference",
-            Self::Helps => "helps",
-        }
-    }
+impl Needed {
+    /// Of a whole report.
+    const FULL: Self = Self { rounds: 25, processes: 5 };
+    /// Of one that is too rough for conclusions anyway.
+    const QUICK: Self = Self { rounds: verdict::MIN_ROUNDS, processes: 2 };
 
-    /// The class of the style sheet.
+    /// What `results` need.
     #[must_use]
-    pub const fn class(self) -> &'static str {
-        match self {
-            Self::Costs => "bad",
-            Self::Helps => "good",
-            Self::Mixed | Self::Unclear | Self::Unknown => "noisy",
-            Self::Same => "quiet",
-        }
+    pub fn of(results: &Results) -> Self {
+        if results.runs.iter().any(|run| run.quick) { Self::QUICK } else { Self::FULL }
     }
 }
 
-/// What uncopy does, among the sides; the others are there to compare with.
-fn is_uncopy(side: &str) -> bool {
-    matches!(side, "uncopy" | "twin")
+/// What is said of a case, and by what.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Judgement {
+    /// What it is judged by, the worse one where it is two.
+    pub ratio: Interval,
+    /// Of what.
+    pub of: Quantity,
+    /// Over which side.
+    pub over: &'static str,
+    /// What follows.
+    pub verdict: Verdict,
 }
 
-/// Whether the medians of two runs differ, or would, by more than [`NOISE`].
+/// Whether it is uncopy that this side shows; the others are there to compare with.
 #[must_use]
-pub fn is_noisy(row: &Row) -> bool {
-    let Some((ratio, difference_of_runs)) = row.main_ratio() else { return false };
-    let again = row.second_ratio.is_some_and(|second| differ(ratio.median, second) > NOISE);
-    again || difference_of_runs.is_some_and(|part| part > NOISE)
+pub fn is_uncopy(side: &str) -> bool {
+    [Side::Uncopy, Side::Twin].iter().any(|known| known.name() == side)
 }
 
-/// By how much two medians differ, as a part of the smaller.
+/// What is said of `side` in `case`; `None` where it is not uncopy, or nothing that could be judged was measured.
 #[must_use]
-pub fn differ(one: f64, other: f64) -> f64 {
-    let least = one.min(other);
-    if least > 0.0 { (one - other).abs() / least } else { 0.0 }
-}
-
-/// The verdict on a case; `None` where it is not uncopy that is measured.
-#[must_use]
-pub fn verdict(row: &Row, judge: Judge) -> Option<Verdict> {
-    if !is_uncopy(&row.side) || judge == Judge::Cost {
+pub fn judge(case: &Pooled<'_>, side: &str, by: Judge) -> Option<Judgement> {
+    if !is_uncopy(side) || case.obstacle().is_some() {
         return None;
     }
-    if judge == Judge::Memory {
-        let ratio = row.resident_ratio?.median;
-        return Some(match ratio {
-            ratio if ratio < 1.0 - DIFFERENCE => Verdict::Helps,
-            ratio if ratio > 1.0 + DIFFERENCE => Verdict::Costs,
-            _ => Verdict::Same,
-        });
-    }
-    let Some((ratio, difference_of_runs)) = row.main_ratio().filter(|_| row.obstacle.is_none()) else {
-        return Some(Verdict::Unknown);
+    let of = |of, over: &'static str| {
+        let ratio = case.ratio(side, of, over)?;
+        Some(Judgement { ratio, of, over, verdict: Verdict::of(ratio, case.rounds()) })
     };
-    // Of time and of processor time less is better.
-    let speed = effect(ratio, difference_of_runs, if row.ratio.is_some() { 1.0 } else { -1.0 });
-    let cpu = row.cpu_ratio.map_or(Effect::None, |ratio| effect(ratio, row.cpu_difference_of_runs, -1.0));
-    Some(match (speed, cpu) {
-        (Effect::Better, Effect::Worse) | (Effect::Worse, Effect::Better) => Verdict::Mixed,
-        // Whether the other is worse, or better, cannot be told, but it looks so.
-        (Effect::Better, Effect::Unclear(gain)) | (Effect::Unclear(gain), Effect::Better)
-            if gain <= -DIFFERENCE =>
-        {
-            Verdict::Unclear
-        }
-        (Effect::Worse, Effect::Unclear(gain)) | (Effect::Unclear(gain), Effect::Worse)
-            if gain >= DIFFERENCE =>
-        {
-            Verdict::Unclear
-        }
-        (Effect::Better, _) | (_, Effect::Better) => Verdict::Helps,
-        (Effect::Worse, _) | (_, Effect::Worse) => Verdict::Costs,
-        (Effect::Unclear(_), _) | (_, Effect::Unclear(_)) => Verdict::Unclear,
-        (Effect::None, Effect::None) => Verdict::Same,
-    })
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Effect {
-    Better,
-    Worse,
-    None,
-    /// There may be one, but the noise is as large: what the median gains.
-    Unclear(f64),
-}
-
-/// The effect that a ratio shows; `sense` is 1 where more is better and −1 where less is.
-fn effect(ratio: Interval, difference_of_runs: Option<f64>, sense: f64) -> Effect {
-    let noisy = difference_of_runs.is_none_or(|part| part > NOISE);
-    let straddles = ratio.low < 1.0 && ratio.high > 1.0;
-    let gain = (ratio.median - 1.0) * sense;
-    match () {
-        () if noisy && straddles => Effect::Unclear(gain),
-        () if gain >= DIFFERENCE => Effect::Better,
-        () if gain <= -DIFFERENCE => Effect::Worse,
-        () => Effect::None,
+    let plain = Side::Plain.name();
+    match by {
+        Judge::Cost => None,
+        // Memory that is paid for with processor time is not saved.
+        Judge::Memory => Some(worse(of(Quantity::Memory, plain)?, of(Quantity::Cpu, plain)?)),
+        Judge::Speed => of(Quantity::Cpu, case.best_rival().unwrap_or(plain))
+            .or_else(|| of(Quantity::Time, plain))
+            .or_else(|| of(Quantity::Load, plain)),
     }
+}
+
+/// The one with the worse verdict.
+fn worse(one: Judgement, other: Judgement) -> Judgement {
+    if one.verdict.worse(other.verdict) == one.verdict { one } else { other }
+}
+
+/// Why `case` is too little to be shown as a headline.
+#[must_use]
+pub fn insufficiency(case: &Pooled<'_>, needed: Needed) -> Option<String> {
+    let (rounds, processes) = (case.rounds(), case.processes());
+    case.obstacle().map(str::to_owned).or_else(|| match () {
+        () if rounds < needed.rounds => Some(format!(
+            "{}, {} more disturbed by others; {} are needed",
+            counted(rounds, "round", "rounds"),
+            case.dropped(),
+            needed.rounds
+        )),
+        () if processes < needed.processes => {
+            Some(format!("{processes} fresh processes of each side; {} are needed", needed.processes))
+        }
+        () => None,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::model::TimeRatio;
+    use crate::results::model::{Case, Figures, Ratio};
+    use crate::results::pool::tests::{case, results};
 
-    fn spread(median: f64, low: f64, high: f64) -> Option<Interval> {
-        Some(Interval { median, low, high })
-    }
-
-    fn row(ratio: Option<Interval>, noise: f64, cpu: Option<Interval>) -> Row {
-        Row {
-            side: "uncopy".into(),
-            ratio,
-            cpu_ratio: cpu,
-            difference_of_runs: Some(noise),
-            cpu_difference_of_runs: Some(0.01),
-            ..Row::default()
-        }
+    fn judged(case: Case, side: &str, by: Judge) -> Option<(Quantity, &'static str, String)> {
+        let title = case.title.clone();
+        let results = results("x", &[vec![case]]);
+        let judgement = judge(&Pooled::find(&results, "x", &title)?, side, by)?;
+        Some((judgement.of, judgement.over, judgement.verdict.to_string()))
     }
 
     #[test]
-    fn each_case_is_judged_by_rate_and_processor_time() {
-        let even = spread(1.0, 0.99, 1.01);
-        for (ratio, noise, cpu, expected) in [
-            (spread(1.4, 1.3, 1.8), 0.02, even, Verdict::Helps),
-            (spread(1.0, 0.98, 1.02), 0.02, spread(0.7, 0.6, 0.8), Verdict::Helps),
-            (spread(1.01, 0.98, 1.02), 0.02, even, Verdict::Same),
-            (spread(0.9, 0.85, 0.95), 0.02, even, Verdict::Costs),
-            (even, 0.02, spread(1.4, 1.3, 1.5), Verdict::Costs),
-            (spread(1.2, 1.1, 1.3), 0.02, spread(1.3, 1.2, 1.4), Verdict::Mixed),
-            (spread(1.1, 0.5, 2.4), 0.3, even, Verdict::Unclear),
-            // Every round was faster: noisy, but not in doubt.
-            (spread(1.6, 1.2, 2.4), 0.3, even, Verdict::Helps),
-            // Less processor time for certain, but perhaps less speed; and the reverse.
-            (spread(0.63, 0.59, 1.24), 0.37, spread(0.74, 0.67, 0.99), Verdict::Unclear),
-            (spread(1.3, 0.9, 1.5), 0.37, spread(1.2, 1.1, 1.3), Verdict::Unclear),
-            (spread(0.99, 0.7, 1.24), 0.37, spread(0.74, 0.67, 0.99), Verdict::Helps),
-            (None, 0.0, None, Verdict::Unknown),
+    fn a_program_is_judged_beside_the_best_that_a_user_could_have_instead() {
+        // Of plain's processor time uncopy takes 0.9, mimalloc 0.8.
+        let get = case("get", "uncopy", &[0.90, 0.91, 0.89, 0.90, 0.90]);
+        assert_eq!(
+            judged(get.clone(), "uncopy", Judge::Speed),
+            Some((Quantity::Cpu, "mimalloc", "costs".into()))
+        );
+        assert_eq!(judged(get.clone(), "mimalloc", Judge::Speed), None);
+        assert_eq!(judged(get.clone(), "uncopy", Judge::Cost), None);
+        let alone = Case { sides: get.sides[..2].to_vec(), ..get.clone() };
+        assert_eq!(judged(alone, "uncopy", Judge::Speed), Some((Quantity::Cpu, "plain", "helps".into())));
+        let failed = Case { obstacle: Some("no".into()), ..get };
+        assert_eq!(judged(failed, "uncopy", Judge::Speed), None);
+    }
+
+    #[test]
+    fn memory_is_not_saved_where_it_takes_processor_time() {
+        let ratio = |of, median: f64| {
+            let interval = Interval { median, low: median - 0.01, high: median + 0.01 };
+            Ratio { of, over: "plain".into(), interval, processes: Vec::new() }
+        };
+        for (memory, cpu, of, verdict) in [
+            (0.8, 2.37, Quantity::Cpu, "costs"),
+            (0.8, 1.0, Quantity::Memory, "helps"),
+            (1.2, 0.8, Quantity::Memory, "costs"),
+            (1.0, 0.8, Quantity::Cpu, "helps"),
+            (1.0, 1.0, Quantity::Memory, "harmless"),
+            (0.8, 1.03, Quantity::Cpu, "between 1.02 and 1.04"),
         ] {
-            assert_eq!(verdict(&row(ratio, noise, cpu), Judge::Speed), Some(expected), "{ratio:?} {cpu:?}");
+            let ratios = vec![ratio(Quantity::Memory, memory), ratio(Quantity::Cpu, cpu)];
+            let sides = vec![Figures { side: "uncopy".into(), ratios, ..Figures::default() }];
+            let case = Case { title: "mixed".into(), rounds: 30, processes: 5, sides, ..Case::default() };
+            let expected = Some((of, "plain", verdict.to_owned()));
+            assert_eq!(judged(case, "uncopy", Judge::Memory), expected, "{memory} {cpu}");
         }
     }
 
     #[test]
-    fn where_there_is_no_rate_less_time_is_better() {
-        let mut row = row(None, 0.0, None);
-        for (median, expected) in [(0.8, Verdict::Helps), (1.3, Verdict::Costs), (1.01, Verdict::Same)] {
-            let ratio = Interval { median, low: median - 0.01, high: median + 0.01 };
-            row.time_ratio = Some(TimeRatio { of: "time".into(), ratio, difference_of_runs: Some(0.01) });
-            assert_eq!(verdict(&row, Judge::Speed), Some(expected), "{median}");
-        }
-    }
-
-    #[test]
-    fn only_uncopy_is_judged_and_memory_by_memory() {
-        let mut row = row(spread(0.5, 0.4, 0.6), 0.01, None);
-        row.resident_ratio = spread(1.3, 1.3, 1.3);
-        assert_eq!(verdict(&row, Judge::Memory), Some(Verdict::Costs));
-        assert_eq!(verdict(&row, Judge::Cost), None);
-        row.side = "plain".into();
-        assert_eq!(verdict(&row, Judge::Speed), None);
-    }
-
-    #[test]
-    fn a_second_run_that_differs_is_noise_whatever_the_first_one_promised() {
-        let mut row = row(spread(1.0, 0.99, 1.01), 0.01, None);
-        assert!(!is_noisy(&row));
-        row.second_ratio = Some(1.04);
-        assert!(!is_noisy(&row));
-        row.second_ratio = Some(1.06);
-        assert!(is_noisy(&row));
-        assert!(!is_noisy(&Row::default()));
-        assert!((differ(1.2, 1.0) - 0.2).abs() < 1e-9 && differ(0.0, 1.0).abs() < 1e-9);
+    fn too_few_rounds_or_processes_are_no_headline() {
+        let why = |costs: &[f64]| {
+            let results = results("x", &[vec![case("get", "uncopy", costs)]]);
+            insufficiency(&Pooled::find(&results, "x", "get").expect("the case"), Needed::of(&results))
+        };
+        assert_eq!(why(&[0.9; 5]), None);
+        assert_eq!(why(&[0.9; 4]), Some("20 rounds, 3 more disturbed by others; 25 are needed".into()));
+        let mut few = case("get", "uncopy", &[0.9; 4]);
+        few.rounds = 100;
+        let results = results("x", &[vec![few]]);
+        let why = insufficiency(&Pooled::find(&results, "x", "get").expect("the case"), Needed::of(&results));
+        assert_eq!(why, Some("4 fresh processes of each side; 5 are needed".into()));
     }
 }

@@ -1,48 +1,50 @@
-//! The results of all experiments: what `uncopy bench report` measures, stores and shows.
+//! The results: what `uncopy bench report` measured, run by run, as it stores it.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::kit::{Failure, Interval, Plot, Result};
+use crate::kit::{Failure, Interval, Result};
 
+/// Where they are stored, below the directory of the page.
+pub const FILE: &str = "results/results.json";
 /// What [`Results::format`] says.
 const FORMAT: &str = "uncopy-results";
 /// What [`Results::version`] says; raised when a reader of the old one would go wrong.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
-/// Everything that one `uncopy bench report` measured.
+/// Everything that was measured of the same sources on the same machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`FORMAT`].
     pub format: String,
     /// [`VERSION`].
     pub version: u32,
-    /// Whether less was measured, and shorter.
-    pub quick: bool,
-    /// The commit of the working tree that the command lies in, `+` behind it if files of it were changed.
-    pub commit: Option<String>,
-    /// The machine and the versions, in the order in which they are shown.
-    pub machine: Vec<(String, String)>,
-    /// How long it took, seconds.
-    pub seconds: f64,
-    /// The experiments in the order of the register.
-    pub experiments: Vec<Measured>,
+    /// The runs of the report, the earliest first.
+    pub runs: Vec<Run>,
 }
 
 impl Default for Results {
     fn default() -> Self {
-        Self {
-            format: FORMAT.to_owned(),
-            version: VERSION,
-            quick: false,
-            commit: None,
-            machine: Vec::new(),
-            seconds: 0.0,
-            experiments: Vec::new(),
-        }
+        Self { format: FORMAT.to_owned(), version: VERSION, runs: Vec::new() }
     }
+}
+
+/// What one `uncopy bench report` measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Whether less was measured, and shorter.
+    pub quick: bool,
+    /// Id of the tree of `crates` that the command was built from (`git rev-parse HEAD:crates`), `+` behind it if files
+    /// of it were changed; `None` outside of a working tree.
+    pub tree: Option<String>,
+    /// The machine and the versions, in the order in which they are shown.
+    pub machine: Vec<(String, String)>,
+    /// How long it took, seconds.
+    pub seconds: f64,
+    /// The experiments in the order in which they were run.
+    pub experiments: Vec<Measured>,
 }
 
 /// What became of one experiment.
@@ -62,75 +64,82 @@ pub struct Measured {
     pub warning: Option<String>,
     /// Versions of what was measured.
     pub versions: Vec<(String, String)>,
-    /// A line for each case and side.
-    pub rows: Vec<Row>,
+    /// What was compared.
+    pub cases: Vec<Case>,
     /// What follows from the figures, by JSON key.
     pub findings: BTreeMap<String, Value>,
     /// What the reader must know, each a line.
     pub notes: Vec<String>,
     /// The table as the command by itself prints it.
     pub text: String,
-    /// The figures as lines.
-    pub plot: Option<Plot>,
-    /// Whether it was measured a second time, to see whether the same comes out.
-    pub repeated: bool,
 }
 
-/// One case under one side.
+/// The same work under several sides.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct Case {
     /// What is compared.
-    pub case: String,
-    /// Under what.
-    pub side: String,
+    pub title: String,
     /// Bytes of one operation.
     pub operation_bytes: u64,
     /// Parameters of the work.
     pub parameters: BTreeMap<String, f64>,
     /// Why there are no figures.
     pub obstacle: Option<String>,
-    /// Bytes that were compared with what they should be.
+    /// Rounds that count.
+    pub rounds: usize,
+    /// Rounds that do not, because others disturbed them.
+    pub dropped: usize,
+    /// Fresh processes of each side.
+    pub processes: usize,
+    /// Bytes that were compared with what they should be, under every side at least.
     pub verified_bytes: u64,
+    /// The sides; plain is the first.
+    pub sides: Vec<Figures>,
+    /// Every sample of every process ([`crate::kit::Comparison::to_json`]).
+    pub samples: Value,
+}
+
+/// What one side of a case gave.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// The side's name.
+    pub side: String,
     /// Operations per second.
     pub rate: Option<Interval>,
     /// Processor time per operation, µs.
     pub cpu_us: Option<Interval>,
-    /// Rate over plain's.
-    pub ratio: Option<Interval>,
-    /// Where there is no rate: time, latency or load over plain's.
-    pub time_ratio: Option<TimeRatio>,
-    /// Processor time over plain's.
-    pub cpu_ratio: Option<Interval>,
-    /// Resident memory over plain's.
-    pub resident_ratio: Option<Interval>,
-    /// Rate over that of the same server without copies.
-    pub of_limit: Option<Interval>,
-    /// By how much the medians of `ratio` would differ between two runs like this one, as a part.
-    pub difference_of_runs: Option<f64>,
-    /// The same of `cpu_ratio`.
-    pub cpu_difference_of_runs: Option<f64>,
-    /// The median of the ratio by which it is judged when it was measured a second time.
-    pub second_ratio: Option<f64>,
+    /// Its figures over those of other sides.
+    pub ratios: Vec<Ratio>,
 }
 
-/// A ratio of which less is better.
+/// What a ratio is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantity {
+    /// Processor time per operation: less is better.
+    Cpu,
+    /// Operations per second: more is better.
+    Rate,
+    /// Resident memory: less is better.
+    Memory,
+    /// Where there is no rate, the time that the work took: less is better.
+    Time,
+    /// Where there is no rate, the part of the machine that the work took: less is better.
+    Load,
+}
+
+/// A figure of one side over the same of another, round by round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TimeRatio {
-    /// Of what: `time`, `load`.
-    pub of: String,
-    /// The ratio to plain.
-    pub ratio: Interval,
-    /// By how much its medians would differ between two runs like this one, as a part.
-    pub difference_of_runs: Option<f64>,
-}
-
-impl Row {
-    /// The ratio by which the row is judged, and by how much it would differ between two runs.
-    #[must_use]
-    pub fn main_ratio(&self) -> Option<(Interval, Option<f64>)> {
-        let time = || self.time_ratio.as_ref().map(|time| (time.ratio, time.difference_of_runs));
-        self.ratio.map(|ratio| (ratio, self.difference_of_runs)).or_else(time)
-    }
+pub struct Ratio {
+    /// Of what.
+    pub of: Quantity,
+    /// The other side.
+    pub over: String,
+    /// The ratio.
+    #[serde(flatten)]
+    pub interval: Interval,
+    /// What each process by itself says, with the number of its rounds; nothing where each had one.
+    pub processes: Vec<(Interval, usize)>,
 }
 
 impl Results {
@@ -139,15 +148,15 @@ impl Results {
     /// # Errors
     /// [`Failure`] that says what is wrong with it.
     pub fn parse(text: &str) -> Result<Self> {
-        let results: Self = serde_json::from_str(text)
-            .map_err(|error| Failure::new(format!("these are no results: {error}")))?;
-        if results.format != FORMAT || results.version != VERSION {
-            return Err(Failure::new(format!(
-                "these are results in the form {} {}; this uncopy reads {FORMAT} {VERSION}",
-                results.format, results.version
+        let not_ours = |why: &str| Failure::new(format!("these are no results: {why}"));
+        let value: Value = serde_json::from_str(text).map_err(|error| not_ours(&error.to_string()))?;
+        if value["format"] != FORMAT || value["version"] != VERSION {
+            return Err(not_ours(&format!(
+                "their form is {} {}; this uncopy reads \"{FORMAT}\" {VERSION}",
+                value["format"], value["version"]
             )));
         }
-        Ok(results)
+        serde_json::from_value(value).map_err(|error| not_ours(&error.to_string()))
     }
 
     /// The file's text.
@@ -155,8 +164,24 @@ impl Results {
     /// # Errors
     /// [`Failure`] if something in it cannot be written.
     pub fn to_json(&self) -> Result<String> {
-        let text = serde_json::to_string_pretty(self);
+        let text = serde_json::to_string(self);
         text.map(|text| text + "\n").map_err(|error| Failure::new(format!("writing the results: {error}")))
+    }
+}
+
+impl Case {
+    /// What the side with this name gave.
+    #[must_use]
+    pub fn side(&self, name: &str) -> Option<&Figures> {
+        self.sides.iter().find(|figures| figures.side == name)
+    }
+}
+
+impl Figures {
+    /// The ratio of `of` over the side `over`.
+    #[must_use]
+    pub fn ratio(&self, of: Quantity, over: &str) -> Option<&Ratio> {
+        self.ratios.iter().find(|ratio| ratio.of == of && ratio.over == over)
     }
 }
 
@@ -166,10 +191,14 @@ mod tests {
 
     #[test]
     fn results_read_back_and_others_are_refused() {
-        let mut results = Results { commit: Some("abc".into()), ..Results::default() };
-        let spread = Interval { median: 1.25, low: 1.1, high: 1.4 };
-        let row = Row { case: "echo".into(), ratio: Some(spread), ..Row::default() };
-        results.experiments.push(Measured { id: "copies".into(), rows: vec![row], ..Measured::default() });
+        let interval = Interval { median: 1.25, low: 1.1, high: 1.4 };
+        let ratio =
+            Ratio { of: Quantity::Cpu, over: "plain".into(), interval, processes: vec![(interval, 9)] };
+        let side = Figures { side: "uncopy".into(), ratios: vec![ratio], ..Figures::default() };
+        let case = Case { title: "echo".into(), sides: vec![side], ..Case::default() };
+        let measured = Measured { id: "copies".into(), cases: vec![case], ..Measured::default() };
+        let run = Run { tree: Some("abc".into()), experiments: vec![measured], ..Run::default() };
+        let results = Results { runs: vec![run], ..Results::default() };
         let text = results.to_json().expect("written");
         assert_eq!(Results::parse(&text), Ok(results));
         for bad in ["", "{}", "[]", &text[..text.len() / 2], &text.replacen("uncopy-results", "other", 1)] {

@@ -1,465 +1,385 @@
-//! The results as one page of HTML.
+//! The one page of results, in Markdown.
 
-use uncopy_html::markup::Markup;
-use uncopy_html::table::{Cell, Column, Table};
-use uncopy_html::{quantity, shell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 
-use crate::kit::experiment::Claim;
-use crate::kit::{Interval, Judge, number};
-use crate::results::judge::{self, Verdict};
-use crate::results::model::{Measured, Results, Row};
-use crate::results::register::{self, ABSENT};
+use uncopy_html::quantity;
 
-/// Rows of an experiment that are shown; the others are in its table as printed, and in the JSON.
-const MAX_ROWS: usize = 300;
+use crate::kit::verdict::{DIFFERENCE, Verdict, by_chance};
+use crate::kit::{Interval, Judge, Side};
+use crate::results::aims::{self, OF_PAPERS, OWN};
+use crate::results::headline::{Row, rows, shown};
+use crate::results::judge::{self, Judgement, Needed};
+use crate::results::markdown::{cells, text};
+use crate::results::model::{Quantity, Results};
+use crate::results::pool::Pooled;
+use crate::results::register::{HEADLINES, find};
 
-/// What was measured, and what the register knows of it.
-pub(super) struct Shown<'a> {
-    pub(super) measured: &'a Measured,
-    pub(super) title: &'a str,
-    pub(super) claims: &'static [Claim],
-    pub(super) judge: Judge,
-}
+/// Cases besides the headlines that are named where uncopy costs.
+const MAX_NAMED: usize = 8;
+const PLAIN: &str = Side::Plain.name();
 
-impl<'a> Shown<'a> {
-    pub(super) fn of(measured: &'a Measured) -> Self {
-        let entry = register::find(&measured.id);
-        Self {
-            measured,
-            title: entry.map_or(measured.id.as_str(), |entry| entry.title),
-            claims: entry.map_or(&[], |entry| entry.claims),
-            judge: entry.map_or(Judge::Speed, |entry| entry.judge),
+/// The page. `chart` and `details` are the paths of what lies beside it.
+#[must_use]
+pub fn render(results: &Results, chart: &str, details: &str) -> String {
+    let rows = rows(results);
+    let mut page =
+        String::from("# Results\n\n<!-- Made by uncopy bench report; not to be edited by hand. -->\n\n");
+    let mut line = |text: &str| {
+        page.push_str(text);
+        page.push('\n');
+    };
+    line(&summary(results));
+    if results.runs.iter().any(|run| run.quick) {
+        line("\n**Measured with `--quick`: too short and too little for conclusions.**");
+    }
+    if results.runs.len() < 2 {
+        line("\n**A single run: whether another one, hours later, says the same is not known.**");
+    }
+    line(&format!("\n![Processor time for each operation, by case]({chart})\n"));
+    line(
+        "| case | CPU over the best allocator | CPU over plain | heap only over plain | plain again over plain | rate over plain | uncopy | runs differ by |",
+    );
+    line("|---|---|---|---|---|---|---|---:|");
+    for row in &rows {
+        if let Ok((case, judgement)) = &row.judged {
+            line(&line_of(row, case, judgement));
         }
     }
-
-    /// The command that measures it by itself.
-    pub(super) fn command(&self) -> String {
-        let words = self.measured.words.join(" ");
-        match self.measured.network.as_str() {
-            "" | "loopback" => format!("uncopy bench {words}"),
-            network => format!("uncopy bench --network {network} {words}"),
+    let mut missing: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for row in &rows {
+        if let Err(why) = &row.judged {
+            missing.entry(why).or_default().push(row.headline.name);
         }
     }
-
-    pub(super) fn verdict(&self, row: &Row) -> Option<Verdict> {
-        judge::verdict(row, self.judge)
+    if !missing.is_empty() {
+        line("\nNot measured well enough:\n");
     }
-
-    /// The lines above its table: what the papers say.
-    pub(super) fn facts(&self) -> Vec<String> {
-        let measured = self.measured;
-        let mut facts =
-            vec![format!("Measured in {} over {}", quantity::seconds(measured.seconds), measured.network)];
-        if measured.repeated {
-            facts.push("measured twice".to_owned());
-        }
-        facts.extend(measured.versions.iter().map(|(key, version)| format!("{key} {version}")));
-        facts
+    for (why, names) in missing {
+        line(&format!("- {}: {}.", names.join("; "), text(why)));
     }
-
-    /// Number of ratios that would not come out again, and of all.
-    pub(super) fn noise(&self) -> Option<String> {
-        let ratios = self.measured.rows.iter().filter(|row| row.main_ratio().is_some());
-        let all = ratios.clone().count();
-        let noisy = ratios.filter(|row| judge::is_noisy(row)).count();
-        (noisy > 0).then(|| {
-            let how = if self.measured.repeated { "differed, or would differ," } else { "would differ" };
-            format!(
-                "Too noisy: the medians of {noisy} of {all} ratios {how} by more than {} between two runs. \
-                 They are marked with ~; believe their spreads.",
-                quantity::percent(judge::NOISE)
-            )
-        })
-    }
+    line(&format!("\nHow to read it:\n\n{HOW_TO_READ}\n{}", controls(results, &rows)));
+    line("\n## Where it does not help\n");
+    line(&losses(results, &rows));
+    line(&format!("\n## What the papers reached\n\n{}", aims::table(OF_PAPERS, results)));
+    let [hit, missed, open] = aims::count(OWN, results);
+    let all = OWN.len();
+    line(&format!(
+        "\nOf this project's own {all} aims {hit} are hit, {missed} are missed, and {open} are open or not measured \
+         ([details]({details}#what-this-project-aims-at))."
+    ));
+    line(&format!("\n## Where it was measured\n\n{}", machine(results)));
+    line(&format!(
+        "\nEvery experiment, with its command and what the papers say: [{details}]({details}). Every sample: `results.json` beside it, from which `uncopy bench report --from` makes these pages again."
+    ));
+    page
 }
 
-pub(super) fn shown(results: &Results) -> impl Iterator<Item = Shown<'_>> {
-    results.experiments.iter().map(Shown::of)
+const HOW_TO_READ: &str = "\
+- CPU: the server's processor time for each operation, over that of the same packaged program without uncopy, in the same round; less than 1 is less. The client compares every byte.
+- The best allocator is the one of glibc, tuned glibc (`GLIBC_TUNABLES`), mimalloc, jemalloc and uncopy's heap by itself (*heap only*) that takes the least, chosen by the same rounds. What is named is what it was; uncopy is judged beside it. uncopy-cached and uncopy-files are judged beside themselves copying.
+- `1.23 [1.19–1.27]`: the median with its 95 % interval over fresh processes. Helps: all of it below 0.97. Harmless: all of it within 0.97 and 1.03. Costs: all of it above 1.03. Undecided: anything else.
+- Runs differ by: how far the medians of whole runs, made hours apart, lie apart.";
+
+/// The line of the table.
+fn line_of(row: &Row<'_>, case: &Pooled<'_>, judgement: &Judgement) -> String {
+    let own = row.headline.side;
+    let best = row.over_best().map_or_else(String::new, |(ratio, over)| stacked(ratio, &format!(" {over}")));
+    let ratio = |side, of| row.ratio(side, of).map_or_else(String::new, |ratio| stacked(ratio, ""));
+    let verdict = match judgement.verdict {
+        // Between what, its interval says.
+        Verdict::Between(..) => "undecided".to_owned(),
+        verdict => verdict.to_string(),
+    };
+    let difference = case.difference(own, judgement.of, judgement.over);
+    cells(&[
+        row.headline.name,
+        &best,
+        &ratio(own, Quantity::Cpu),
+        &ratio(Side::HeapOnly.name(), Quantity::Cpu),
+        &ratio(Side::PlainAgain.name(), Quantity::Cpu),
+        &ratio(own, Quantity::Rate),
+        &verdict,
+        &difference.map_or_else(String::new, quantity::percent),
+    ])
 }
 
-/// Every case of uncopy with its verdict.
-pub(super) fn cases(results: &Results) -> Vec<(Shown<'_>, &Row, Verdict)> {
-    fn of(measured: &Measured) -> Vec<(Shown<'_>, &Row, Verdict)> {
-        let judged = |row| Some((Shown::of(measured), row, Shown::of(measured).verdict(row)?));
-        measured.rows.iter().filter_map(judged).collect()
-    }
-    results.experiments.iter().flat_map(of).collect()
+/// A ratio on two lines, so that the table is narrow.
+fn stacked(ratio: Interval, of: &str) -> String {
+    let Interval { median, low, high } = ratio;
+    // Word joiners keep it from being broken at its dash.
+    format!("{median:.2}{of}\n[{low:.2}\u{2060}–\u{2060}{high:.2}]")
 }
 
 /// What came out, in one sentence.
-pub(super) fn summary(results: &Results) -> String {
-    let cases = cases(results);
-    let count = |verdict| cases.iter().filter(|(_, _, known)| *known == verdict).count();
-    let mut parts = vec![
-        format!("it helps in {}", count(Verdict::Helps)),
-        format!("makes no difference in {}", count(Verdict::Same)),
-        format!("costs in {}", count(Verdict::Costs)),
-    ];
-    for (verdict, words) in [
-        (Verdict::Mixed, "is faster for more CPU time, or slower for less, in"),
-        (Verdict::Unclear, "was measured too noisily to tell in"),
-        (Verdict::Unknown, "could not be measured in"),
-    ] {
-        if count(verdict) > 0 {
-            parts.push(format!("{words} {}", count(verdict)));
-        }
-    }
-    let last = parts.pop().unwrap_or_default();
-    format!("Of {} cases of uncopy, {} and {last}.", cases.len(), parts.join(", "))
-}
-
-/// The cases in which it does not help, the worst first.
-pub(super) fn not_helped(results: &Results) -> Vec<(Shown<'_>, &Row, Verdict)> {
-    let mut cases: Vec<_> =
-        cases(results).into_iter().filter(|(_, _, verdict)| *verdict != Verdict::Helps).collect();
-    cases.sort_by_key(|(_, _, verdict)| *verdict);
-    cases
-}
-
-/// `1.39 (1.34–1.78)`, with ~ where it is noisy.
-pub(super) fn ratio_text(ratio: Option<Interval>, noisy: bool) -> String {
-    ratio.map_or_else(String::new, |ratio| {
-        let mark = if noisy { "~" } else { "" };
-        format!("{mark}{:.2} ({:.2}–{:.2})", ratio.median, ratio.low, ratio.high)
-    })
-}
-
-/// Whether the row's processor time would not come out again.
-pub(super) fn is_cpu_noisy(row: &Row) -> bool {
-    row.cpu_difference_of_runs.is_some_and(|part| part > judge::NOISE)
-}
-
-/// The ratio by which the row is judged.
-pub(super) fn judged_ratio(shown: &Shown<'_>, row: &Row) -> String {
-    match (shown.judge, &row.time_ratio) {
-        (Judge::Memory, _) => ratio_text(row.resident_ratio, false),
-        (_, Some(time)) if row.ratio.is_none() => {
-            format!("{} {}", time.of, ratio_text(Some(time.ratio), judge::is_noisy(row)))
-        }
-        _ => ratio_text(row.ratio, judge::is_noisy(row)),
-    }
-}
-
-fn ratio_cell(text: String, ratio: Option<Interval>) -> Cell {
-    Cell { value: ratio.map(|ratio| ratio.median), ..text.into() }
-}
-
-/// The whole page.
 #[must_use]
-pub(super) fn render(results: &Results) -> String {
-    let mut page = Markup::new();
-    page.element("a", &[("class", "skip"), ("href", "#not-helped")], "Skip to the results");
-    page.open("header", &[]).element("h1", &[], "uncopy, measured beside what the papers say");
-    page.element("p", &[("class", "lead")], &summary(results));
-    if results.quick {
-        page.element(
-            "p",
-            &[("class", "noisy")],
-            "Measured with --quick: too short and too little for conclusions.",
+pub fn summary(results: &Results) -> String {
+    let verdicts: Vec<Option<Verdict>> = rows(results)
+        .iter()
+        .map(|row| row.judged.as_ref().ok().map(|(_, judgement)| judgement.verdict))
+        .collect();
+    let count = |is: fn(&Verdict) -> bool| verdicts.iter().flatten().filter(|verdict| is(verdict)).count();
+    format!(
+        "Beside the best other choice of allocator, uncopy takes less processor time in {} of {} cases, and more in {}. \
+         It makes no difference in {}, cannot be told in {}, and {} were not measured well enough.",
+        count(|verdict| matches!(verdict, Verdict::Helps)),
+        verdicts.len(),
+        count(|verdict| matches!(verdict, Verdict::Costs)),
+        count(|verdict| matches!(verdict, Verdict::Harmless)),
+        count(|verdict| matches!(verdict, Verdict::Between(..) | Verdict::TooFewRounds)),
+        verdicts.iter().filter(|verdict| verdict.is_none()).count(),
+    )
+}
+
+/// How far chance goes: what would be said without any difference, and what was said of plain beside itself.
+fn controls(results: &Results, rows: &[Row<'_>]) -> String {
+    let known: Vec<&Pooled<'_>> = rows.iter().filter_map(|row| Some(&row.judged.as_ref().ok()?.0)).collect();
+    let judged = known.len();
+    let again = |case: &Pooled<'_>| {
+        let ratio = case.ratio(Side::PlainAgain.name(), Quantity::Cpu, PLAIN)?;
+        Some((ratio, Verdict::of(ratio, case.rounds())))
+    };
+    let beside: Vec<(Interval, Verdict)> =
+        cases(results).iter().filter_map(|(id, title)| again(&Pooled::find(results, id, title)?)).collect();
+    let differing: Vec<String> = beside
+        .iter()
+        .filter(|(_, verdict)| verdict.is_difference())
+        .map(|(ratio, _)| ratio.to_string())
+        .collect();
+    let Needed { rounds, processes } = Needed::of(results);
+    let mut words = format!(
+        "- {} rounds of {} fresh processes of each side; at least {rounds} and {processes} for each case. {} rounds more, \
+         which others disturbed, were dropped.\n\
+         - Chance: of {judged} verdicts in the table up to {:.1} would say that there is a difference where there is none.",
+        known.iter().map(|case| case.rounds()).sum::<usize>(),
+        known.iter().map(|case| case.processes()).sum::<usize>(),
+        known.iter().map(|case| case.dropped()).sum::<usize>(),
+        by_chance(judged)
+    );
+    if !beside.is_empty() {
+        let medians: Vec<f64> = beside.iter().map(|(ratio, _)| ratio.median).collect();
+        let all = Interval::of(&medians).map_or_else(String::new, |all| format!(", in the middle {all}"));
+        let _ = write!(
+            words,
+            " Plain beside another plain, over all experiments: {} cases{all}; a difference is found in {}{}.",
+            beside.len(),
+            differing.len(),
+            if differing.is_empty() { String::new() } else { format!(" ({})", differing.join(", ")) }
         );
     }
-    page.open("nav", &[("aria-label", "Experiments")]).open("ul", &[]);
-    let fixed = [("not-helped", "Where it does not help"), ("overview", "Overview")];
-    let experiments = shown(results).map(|shown| (shown.measured.id.as_str(), shown.title));
-    for (anchor, title) in
-        fixed.into_iter().chain(experiments).chain([("machine", "Machine"), ("absent", "Not measured")])
-    {
-        page.open("li", &[]).element("a", &[("href", &format!("#{anchor}"))], title).close();
-    }
-    page.close().close().close().open("main", &[]);
-    section(&mut page, "not-helped", "Where it does not help", worst(results));
-    section(&mut page, "overview", "Overview", overview(results));
-    for shown in shown(results) {
-        section(&mut page, &shown.measured.id, shown.title, experiment(&shown));
-    }
-    section(&mut page, "machine", "Machine", machine(results));
-    section(&mut page, "absent", "What the papers measured and this cannot", absent());
-    shell::page("uncopy bench report", page)
+    words
 }
 
-fn section(page: &mut Markup, anchor: &str, heading: &str, content: Markup) {
-    let id = format!("{anchor}-heading");
-    page.open("section", &[("id", anchor), ("aria-labelledby", &id)]).element("h2", &[("id", &id)], heading);
-    page.append(content).close();
+/// Every case once: experiment and title.
+fn cases(results: &Results) -> BTreeSet<(&str, &str)> {
+    let experiments = results.runs.iter().flat_map(|run| &run.experiments);
+    experiments
+        .flat_map(|measured| measured.cases.iter().map(|case| (measured.id.as_str(), case.title.as_str())))
+        .collect()
 }
 
-fn worst(results: &Results) -> Markup {
-    let mut markup = Markup::new();
-    let columns = [
-        ("case", Column::Words),
-        ("side", Column::Words),
-        ("verdict", Column::Words),
-        ("ratio to plain (spread)", Column::Numbers),
-        ("CPU ratio (spread)", Column::Numbers),
-    ];
-    let caption = "Every case in which uncopy costs, makes no difference, or could not be told to help";
-    let mut table = Table::new(caption, &columns).sortable();
-    for (shown, row, verdict) in not_helped(results) {
-        table.row(vec![
-            Cell::from(row.case.as_str()).with_detail(shown.title),
-            row.side.as_str().into(),
-            Cell::from(verdict.words())
-                .with_class(verdict.class())
-                .with_detail(row.obstacle.clone().unwrap_or_default()),
-            ratio_cell(judged_ratio(&shown, row), row.main_ratio().map(|(ratio, _)| ratio)),
-            ratio_cell(ratio_text(row.cpu_ratio, is_cpu_noisy(row)), row.cpu_ratio),
-        ]);
-    }
-    if table.is_empty() {
-        markup.element("p", &[], "There is no such case in these results.");
-    } else {
-        markup.append(table.markup());
-    }
-    for shown in shown(results) {
-        if let Some(failure) = &shown.measured.failure {
-            markup.element("p", &[("class", "noisy")], &format!("{}: no figures: {failure}", shown.title));
+/// A case of uncopy that is no headline, and not of memory.
+struct Other<'a> {
+    title: &'a str,
+    experiment: &'static str,
+    judgement: Judgement,
+}
+
+fn others(results: &Results) -> Vec<Other<'_>> {
+    let is_told = |id: &str, title: &str| {
+        HEADLINES.iter().any(|known| (known.entry, known.case) == (id, title)) || is_of_memory(id)
+    };
+    let judged = |(id, title): (&str, &'_ str)| {
+        let entry = find(id)?;
+        let case = Pooled::find(results, id, title)?;
+        let sides = [Side::Uncopy.name(), Side::Twin.name()];
+        sides
+            .iter()
+            .find_map(|side| judge::judge(&case, side, entry.judge))
+            .map(|judgement| (entry.title, judgement))
+    };
+    let all = cases(results).into_iter().filter(|(id, title)| !is_told(id, title));
+    all.filter_map(|(id, title)| {
+        let (experiment, judgement) = judged((id, title))?;
+        Some(Other { title, experiment, judgement })
+    })
+    .collect()
+}
+
+/// The cases that cost, the worst first, and how many there are of the others.
+fn losses(results: &Results, rows: &[Row<'_>]) -> String {
+    let mut lines = Vec::new();
+    for row in rows {
+        let Ok((case, Judgement { ratio, of, over, verdict })) = &row.judged else { continue };
+        let name = row.headline.name;
+        if *verdict == Verdict::Costs {
+            lines.push(format!("- **{name}**: {ratio} of the processor time that {over} takes."));
+            continue;
+        }
+        // What is well in the middle may be ill in a process.
+        let processes = case.by_process(row.headline.side, *of, over);
+        let costly: Vec<Interval> = processes.filter(|ratio| ratio.low > 1.0 + DIFFERENCE).collect();
+        if let Some(worst) = costly.iter().max_by(|one, other| one.median.total_cmp(&other.median)) {
+            let (some, all) = (costly.len(), case.processes());
+            lines.push(format!(
+                "- **{name}** in {some} of {all} processes: {worst} of {over}'s in the worst."
+            ));
         }
     }
-    markup
+    let others = others(results);
+    let count = |is: fn(&Verdict) -> bool| others.iter().filter(|other| is(&other.judgement.verdict)).count();
+    let mut costly: Vec<&Other<'_>> =
+        others.iter().filter(|other| other.judgement.verdict == Verdict::Costs).collect();
+    costly.sort_by(|one, other| other.judgement.ratio.median.total_cmp(&one.judgement.ratio.median));
+    for other in costly.iter().take(MAX_NAMED) {
+        let Judgement { ratio, of, over, .. } = other.judgement;
+        lines.push(format!(
+            "- {} ({}): {} over {over} {ratio}.",
+            text(other.title),
+            other.experiment,
+            name(of)
+        ));
+    }
+    if costly.len() > MAX_NAMED {
+        lines.push(format!("- … and {} more.", costly.len() - MAX_NAMED));
+    }
+    if lines.is_empty() {
+        lines.push("Nothing was found to cost.".to_owned());
+    }
+    let (costs, helps) = (costly.len(), count(|verdict| *verdict == Verdict::Helps));
+    let harmless = count(|verdict| *verdict == Verdict::Harmless);
+    lines.push(format!(
+        "\nOf the {} other cases of all experiments it costs in {costs}, helps in {helps}, is harmless in {harmless}, \
+         and cannot be told in {}.",
+        others.len(),
+        others.len() - costs - helps - harmless
+    ));
+    lines.extend(memory(results));
+    lines.join("\n")
 }
 
-fn overview(results: &Results) -> Markup {
-    let columns = [
-        ("experiment", Column::Words),
-        ("paper", Column::Words),
-        ("helps", Column::Numbers),
-        ("no difference", Column::Numbers),
-        ("costs", Column::Numbers),
-        ("cannot tell", Column::Numbers),
-        ("best ratio", Column::Numbers),
-        ("worst ratio", Column::Numbers),
-    ];
-    let mut table = Table::new("Cases of uncopy in each experiment", &columns).sortable();
-    for shown in shown(results) {
-        let verdicts: Vec<Verdict> =
-            shown.measured.rows.iter().filter_map(|row| shown.verdict(row)).collect();
-        let count = |wanted: &[Verdict]| {
-            let count = verdicts.iter().filter(|verdict| wanted.contains(verdict)).count();
-            quantity::count(count as u64).into()
-        };
-        let judged = shown.measured.rows.iter().filter(|row| shown.verdict(row).is_some());
-        let ratios: Vec<f64> = judged.filter_map(|row| Some(row.ratio?.median)).collect();
-        let extreme = |of: fn(f64, f64) -> f64| ratios.iter().copied().reduce(of);
-        let cell = |ratio: Option<f64>| {
-            ratio.map_or_else(Cell::default, |ratio| Cell::number(format!("{ratio:.2}"), ratio))
-        };
-        let papers: Vec<&str> = shown.claims.iter().map(|claim| claim.figure).collect();
-        table.row(vec![
-            shown.title.into(),
-            papers.join("; ").into(),
-            count(&[Verdict::Helps]),
-            count(&[Verdict::Same]),
-            count(&[Verdict::Costs, Verdict::Mixed]),
-            count(&[Verdict::Unclear, Verdict::Unknown]),
-            cell(extreme(f64::max)),
-            cell(extreme(f64::min)),
-        ]);
-    }
-    table.markup()
+fn is_of_memory(id: &str) -> bool {
+    find(id).is_some_and(|entry| entry.judge == Judge::Memory)
 }
 
-fn experiment(shown: &Shown<'_>) -> Markup {
-    let mut markup = Markup::new();
-    let measured = shown.measured;
-    for claim in shown.claims {
-        markup.open("p", &[]).element("b", &[], &format!("{}: ", claim.figure)).text(claim.says).close();
-    }
-    markup.element("p", &[("class", "quiet")], &(shown.facts().join(" · ") + "."));
-    markup.element("pre", &[], &shown.command());
-    if let Some(failure) = &measured.failure {
-        markup.element("p", &[("class", "bad")], &format!("No figures: {failure}"));
-        return markup;
-    }
-    for line in measured.warning.iter().cloned().chain(shown.noise()) {
-        markup.element("p", &[("class", "noisy")], &line);
-    }
-    markup.append(rows(shown));
-    if let Some(svg) = measured.plot.as_ref().and_then(|plot| plot.to_svg().ok()) {
-        let described = format!("Plot: {}", shown.title);
-        markup
-            .open("div", &[("class", "plot"), ("role", "img"), ("aria-label", &described)])
-            .drawn(&svg)
-            .close();
-    }
-    if !measured.notes.is_empty() {
-        markup.open("details", &[]).element("summary", &[], "Notes").open("ul", &[]);
-        for note in &measured.notes {
-            markup.element("li", &[], note);
-        }
-        markup.close().close();
-    }
-    markup.open("details", &[]).element("summary", &[], "The table as the command prints it");
-    markup.element("pre", &[("tabindex", "0")], &measured.text).close();
-    markup
+/// Memory, with the processor time that it takes.
+fn memory(results: &Results) -> Option<String> {
+    let (id, title) = cases(results).into_iter().find(|(id, _)| is_of_memory(id))?;
+    let case = Pooled::find(results, id, title)?;
+    let judgement = judge::judge(&case, Side::Uncopy.name(), Judge::Memory)?;
+    let ratio = |side: &str, of| shown(case.ratio(side, of, PLAIN));
+    let (uncopy, heap) = (Side::Uncopy.name(), Side::HeapOnly.name());
+    Some(format!(
+        "\nMemory ({}): uncopy {} of plain's, at {} of its processor time; heap only {}, at {}. Taken together: {}.",
+        text(title),
+        ratio(uncopy, Quantity::Memory),
+        ratio(uncopy, Quantity::Cpu),
+        ratio(heap, Quantity::Memory),
+        ratio(heap, Quantity::Cpu),
+        judgement.verdict
+    ))
 }
 
-fn rows(shown: &Shown<'_>) -> Markup {
-    let repeated = shown.measured.repeated;
-    let of = if shown.judge == Judge::Memory { "memory ratio" } else { "ratio to plain" };
-    let of = format!("{of} (spread)");
-    let mut columns = vec![
-        ("case", Column::Words),
-        ("side", Column::Words),
-        ("op/s", Column::Numbers),
-        (of.as_str(), Column::Numbers),
-    ];
-    columns.extend(repeated.then_some(("second run", Column::Numbers)));
-    columns.extend([
-        ("CPU ratio (spread)", Column::Numbers),
-        ("of limit", Column::Numbers),
-        ("two runs differ by", Column::Numbers),
-        ("verified", Column::Numbers),
-        ("uncopy", Column::Words),
-    ]);
-    let mut table = Table::new(format!("{}, over plain in the same round", shown.title), &columns).sortable();
-    for row in shown.measured.rows.iter().take(MAX_ROWS) {
-        let median = |spread: Option<Interval>, decimals: usize| {
-            spread.map_or_else(Cell::default, |spread| {
-                Cell::number(format!("{:.decimals$}", spread.median), spread.median)
-            })
-        };
-        let rate = row.rate.map_or_else(Cell::default, |rate| Cell::number(number(rate.median), rate.median));
-        let mut cells = vec![
-            row.case.as_str().into(),
-            row.side.as_str().into(),
-            rate,
-            ratio_cell(judged_ratio(shown, row), row.main_ratio().map(|(ratio, _)| ratio)),
-        ];
-        if repeated {
-            let second = row.second_ratio;
-            cells.push(second.map_or_else(Cell::default, |ratio| Cell::number(format!("{ratio:.2}"), ratio)));
-        }
-        let verdict = shown.verdict(row);
-        cells.extend([
-            ratio_cell(ratio_text(row.cpu_ratio, is_cpu_noisy(row)), row.cpu_ratio),
-            median(row.of_limit, 2),
-            row.main_ratio()
-                .and_then(|(_, part)| part)
-                .map_or_else(Cell::default, |part| Cell::number(quantity::percent(part), part)),
-            Cell::from(if row.obstacle.is_some() {
-                "no".to_owned()
-            } else {
-                quantity::bytes(row.verified_bytes)
-            }),
-            verdict.map_or_else(Cell::default, |verdict| {
-                Cell::from(verdict.words())
-                    .with_class(verdict.class())
-                    .with_detail(row.obstacle.clone().unwrap_or_default())
-            }),
-        ]);
-        table.row(cells);
+const fn name(of: Quantity) -> &'static str {
+    match of {
+        Quantity::Cpu => "processor time",
+        Quantity::Rate => "rate",
+        Quantity::Memory => "memory",
+        Quantity::Time => "time",
+        Quantity::Load => "load",
     }
-    table.markup()
 }
 
-/// The machine and the versions, in order.
-pub(super) fn machine_facts(results: &Results) -> Vec<(String, String)> {
-    let commit = results.commit.clone().unwrap_or_else(|| "not known".to_owned());
-    let own = [
-        ("commit".to_owned(), commit),
-        ("took".to_owned(), format!("{:.0} minutes", results.seconds / 60.0)),
-        ("length".to_owned(), if results.quick { "--quick" } else { "full" }.to_owned()),
-    ];
-    results.machine.iter().cloned().chain(own).collect()
-}
-
-fn machine(results: &Results) -> Markup {
-    let mut markup = Markup::new();
-    markup.open("dl", &[("class", "facts small")]);
-    for (name, value) in machine_facts(results) {
-        markup.open("div", &[]).element("dt", &[], &name).element("dd", &[], &value).close();
+/// The sources, the runs and the machine.
+fn machine(results: &Results) -> String {
+    let mut lines = Vec::new();
+    let trees: BTreeSet<&str> = results.runs.iter().filter_map(|run| run.tree.as_deref()).collect();
+    let trees: Vec<&str> = trees.into_iter().collect();
+    match trees[..] {
+        [] => lines.push("The sources are not known: it was measured outside of a working tree.".to_owned()),
+        [tree] => lines.push(format!("Sources: tree {tree} (`git rev-parse HEAD:crates`).")),
+        _ => lines.push(format!("The runs are of different sources: trees {}.", trees.join(", "))),
     }
-    markup.close();
-    for words in HOW_TO_READ {
-        markup.element("p", &[], words);
+    for (at, run) in results.runs.iter().enumerate() {
+        let date = run.machine.iter().find(|(key, _)| key == "date").map_or("", |(_, date)| date);
+        lines.push(format!("Run {}: {date}, {:.0} minutes.", at + 1, run.seconds / 60.0));
     }
-    markup
-}
-
-/// What the figures mean.
-pub(super) const HOW_TO_READ: [&str; 5] = [
-    "Ratios are taken within rounds that run every side once, alternating; the median over the rounds is shown, with the \
-     smallest and the largest (of 20 and more: the quartiles). No ratio is given unless every byte of both sides was verified.",
-    "CPU ratio: the server's processor time for the same work over plain's; less is better.",
-    "A ratio that begins with time or load is of that, where there is no throughput to compare: less is better.",
-    "Helps: 3 % more throughput or less CPU time, and not 3 % worse in the other. Costs: the reverse.",
-    "Two runs differ by: what the medians of two runs like this one would differ by in nine of ten pairs, by resampling the \
-     rounds; from 5 % on the ratio is marked with ~ as too noisy.",
-];
-
-fn absent() -> Markup {
-    let mut table =
-        Table::new("Figures without a counterpart", &[("figure", Column::Words), ("why", Column::Words)]);
-    for (figure, why) in ABSENT {
-        table.row(vec![(*figure).into(), (*why).into()]);
-    }
-    table.markup()
+    let facts = results.runs.last().into_iter().flat_map(|run| &run.machine).filter(|(key, _)| key != "date");
+    let facts: Vec<String> = facts.map(|(key, value)| format!("{key} {value}")).collect();
+    let warnings: BTreeSet<&str> = results
+        .runs
+        .iter()
+        .flat_map(|run| &run.experiments)
+        .filter_map(|measured| measured.warning.as_deref())
+        .collect();
+    format!(
+        "{}\n\n{}.{}",
+        lines.join(" "),
+        text(&facts.join(" · ")),
+        warnings.first().map_or_else(String::new, |warning| format!(
+            "\n\nIn {} experiments the machine was not this program's alone, as in: {}.",
+            warnings.len(),
+            text(warning)
+        ))
+    )
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use crate::kit::plot::{Plot, Scale, Series};
+    use crate::results::model::Measured;
+    use crate::results::pool::tests::{case, results};
 
-    pub(in crate::results) fn sample() -> Results {
-        let spread = |median: f64| Some(Interval { median, low: median - 0.1, high: median + 0.1 });
-        let row = |side: &str, ratio: f64, noise: f64| Row {
-            case: "echo <512 KiB>".into(),
-            side: side.into(),
-            ratio: if side == "plain" { None } else { spread(ratio) },
-            cpu_ratio: spread(1.0).filter(|_| side != "plain"),
-            rate: spread(1000.0 * ratio),
-            verified_bytes: 1 << 30,
-            difference_of_runs: Some(noise),
-            cpu_difference_of_runs: Some(0.0),
-            ..Row::default()
+    fn page(results: &Results) -> String {
+        render(results, "results/chart.svg", "results/details.md")
+    }
+
+    #[test]
+    fn the_page_has_every_headline_and_those_that_cost_first() {
+        let get = |cost: f64| {
+            vec![
+                case("redis GET 64 KiB, no append-only file", "uncopy", &[cost; 5]),
+                case("redis GET 256 KiB, no append-only file", "uncopy", &[cost * 1.5; 5]),
+                case("redis GET 1 MiB, no append-only file", "uncopy", &[0.7; 2]),
+            ]
         };
-        let spread = Interval { median: 1.4, low: 1.3, high: 1.5 };
-        let plot = Plot {
-            title: "echo <b>".into(),
-            x: ("copies".into(), Scale::Linear),
-            y: "ratio".into(),
-            series: vec![Series { name: "<uncopy>".into(), points: vec![(1.0, spread), (2.0, spread)] }],
-        };
-        let measured = Measured {
-            id: "copies".into(),
-            words: vec!["copies".into(), "--quick".into()],
-            network: "loopback".into(),
-            rows: vec![row("plain", 1.0, 0.0), row("uncopy", 1.4, 0.02), row("uncopy", 0.8, 0.2)],
-            text: "the <table>\n".into(),
-            plot: Some(plot),
-            ..Measured::default()
-        };
-        let failed = Measured {
-            id: "redis-set".into(),
-            failure: Some("redis-server is not installed".into()),
-            ..Measured::default()
-        };
-        let machine = vec![("kernel".to_owned(), "6.18 <x>".to_owned())];
-        Results {
-            machine,
-            experiments: vec![measured, failed],
-            commit: Some("abc123".into()),
-            ..Results::default()
+        let results = results("redis-get", &[get(0.7), get(0.77)]);
+        let page = page(&results);
+        for headline in HEADLINES {
+            assert!(page.contains(headline.name), "{page}");
         }
-    }
-
-    #[test]
-    fn the_page_begins_with_what_does_not_help_and_tells_what_failed() {
-        let page = render(&sample());
         let place = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} in {page}"));
-        assert!(
-            page.contains("Of 2 cases of uncopy, it helps in 1, makes no difference in 0 and costs in 1.")
-        );
-        assert!(place("Where it does not help") < place("3.8 times the throughput"));
-        assert!(page.contains("~0.80 (0.70–0.90)") && page.contains("1.40 (1.30–1.50)"));
-        assert!(page.contains("No figures: redis-server is not installed"));
-        assert!(page.contains("uncopy bench copies --quick") && page.contains("abc123"));
-        assert!(page.contains("the &lt;table&gt;") && !page.contains("<uncopy>") && !page.contains("<512"));
+        assert!(place("| Redis GET 256 KiB |") < place("| Redis GET 64 KiB |"));
+        assert!(place("| Redis GET 64 KiB |") < place("- Redis GET 1 MiB: 20 rounds, "));
+        assert!(page.contains("1.38 mimalloc<br>[") && page.contains("| 10 % |"), "{page}");
+        assert!(page.contains("**Redis GET 256 KiB**: 1.38 [") && page.contains("tree abc123 "), "{page}");
+        assert!(page.contains("6.18 &lt;x>") && page.contains("](results/chart.svg)"), "{page}");
+        assert!(page.contains("| zIO, Figure 4 |") && page.contains("not measured |"), "{page}");
     }
 
     #[test]
-    fn results_without_experiments_are_a_page_too() {
-        assert!(render(&Results::default()).contains("There is no such case"));
+    fn a_process_in_which_it_costs_is_told_although_the_case_does_not() {
+        let results = results(
+            "redis-get",
+            &[vec![case("redis GET 64 KiB, no append-only file", "uncopy", &[0.6, 0.6, 1.2, 0.6, 0.6])]],
+        );
+        let page = page(&results);
+        assert!(
+            page.contains("**Redis GET 64 KiB** in 1 of 5 processes: 1.50 [1.47–1.53] of mimalloc's"),
+            "{page}"
+        );
+    }
+
+    #[test]
+    fn what_failed_says_why() {
+        let mut results = results("redis-get", &[vec![]]);
+        results.runs[0].experiments.push(Measured {
+            id: "copies".into(),
+            failure: Some("no <room>".into()),
+            ..Measured::default()
+        });
+        let page = page(&results);
+        assert!(page.contains("echo 512 KiB, 12 copies: no &lt;room>."), "{page}");
+        assert!(page.contains("Nothing was found to cost."));
     }
 }

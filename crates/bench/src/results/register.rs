@@ -1,10 +1,77 @@
-//! The register: what the report shows, in the order in which it is run and shown, and what it has no counterpart of.
+//! The register: which cases are on the page, and what the papers measured that has no counterpart here.
 //!
-//! The entries are the experiments' own ([`crate::kit::experiment::Experiment::ENTRIES`]). Each is run with the words
-//! that anyone can type behind `uncopy bench`.
+//! What is run are the experiments' own entries ([`crate::kit::experiment::Experiment::ENTRIES`]), with the words that
+//! anyone can type behind `uncopy bench`.
 
 use crate::experiments::entries;
 use crate::kit::Entry;
+
+/// A case of the page.
+#[derive(Clone, Copy, Debug)]
+pub struct Headline {
+    /// The packaged program that is measured; `None` for servers of this project.
+    pub program: Option<&'static str>,
+    /// What it is called on the page.
+    pub name: &'static str,
+    /// The entry that measures it.
+    pub entry: &'static str,
+    /// The case's title there.
+    pub case: &'static str,
+    /// The side that is uncopy.
+    pub side: &'static str,
+}
+
+const fn own(name: &'static str, entry: &'static str, case: &'static str) -> Headline {
+    Headline { program: None, name, entry, case, side: "uncopy" }
+}
+
+const fn packaged(
+    program: &'static str,
+    name: &'static str,
+    entry: &'static str,
+    case: &'static str,
+) -> Headline {
+    Headline { program: Some(program), ..own(name, entry, case) }
+}
+
+/// By reference, over the same server copying.
+const fn twin(name: &'static str, entry: &'static str, case: &'static str) -> Headline {
+    Headline { side: "twin", ..own(name, entry, case) }
+}
+
+/// The cases of the page: what the papers measured, what a user is likely to run, and what was lost before.
+pub const HEADLINES: [Headline; 25] = [
+    own("echo 512 KiB, no copy", "copies", "echo 512 KiB, 0 copies"),
+    own("echo 512 KiB, 5 copies", "copies", "echo 512 KiB, 5 copies"),
+    own("echo 512 KiB, 12 copies", "copies", "echo 512 KiB, 12 copies"),
+    own("echo, relaying and reading by turns", "switching", "echo 256 KiB, 3 copies, switching every 5 s"),
+    packaged("Redis", "Redis SET 256 KiB, AOF", "redis-set", "redis SET 256 KiB"),
+    packaged("Redis", "Redis SET 1 MiB, AOF", "redis-set", "redis SET 1 MiB"),
+    packaged("Redis", "Redis GET 64 KiB", "redis-get", "redis GET 64 KiB, no append-only file"),
+    packaged("Redis", "Redis GET 256 KiB", "redis-get", "redis GET 256 KiB, no append-only file"),
+    packaged("Redis", "Redis GET 1 MiB", "redis-get", "redis GET 1 MiB, no append-only file"),
+    packaged("Redis", "Redis YCSB A 256 KiB", "redis-ycsb-a", "redis YCSB A 256 KiB"),
+    packaged("nginx", "nginx 1 MiB, sendfile on", "apps-web", "nginx 1 MiB, sendfile on"),
+    packaged("nginx", "nginx proxied 64 KiB", "apps-web", "nginx proxied 64 KiB"),
+    packaged("nginx", "nginx proxied 1 MiB", "apps-web", "nginx proxied 1 MiB"),
+    packaged("HAProxy", "HAProxy 1 MiB", "apps-web", "haproxy 1 MiB, buffers of 64 KiB"),
+    packaged("Varnish", "Varnish 64 KiB", "apps-varnish", "varnish 64 KiB"),
+    packaged("memcached", "memcached GET 100 B", "apps-memcached", "memcached GET 100 B"),
+    packaged("memcached", "memcached 64 KiB, 10 % SET", "apps-memcached", "memcached 64 KiB, 10 % SET"),
+    packaged("mosquitto", "mosquitto 1 MiB", "apps-others", "mosquitto 1 MiB, 4 subscribers"),
+    packaged(
+        "Icecast",
+        "Icecast file, 64 listeners",
+        "apps-icecast",
+        "icecast file of 1100000 B, 64 listeners",
+    ),
+    packaged("PostgreSQL", "PostgreSQL COPY 1 MiB", "apps-stores", "postgresql COPY 1 MiB"),
+    packaged("MariaDB", "MariaDB blob 1 MiB", "apps-stores", "mariadb 1 MiB"),
+    packaged("Python", "asyncio proxy 1 MiB", "apps-others", "python asyncio proxy 1 MiB"),
+    twin("uncopy-cached GET 64 KiB", "cache", "GET 64 KiB, 1 thread"),
+    twin("uncopy-cached GET 512 KiB, MTU 1500", "cache-veth-1500", "GET 512 KiB, 1 thread"),
+    twin("uncopy-files 1.1 MB, MTU 9000", "files-veth-9000", "GET 1100000 B, 1 thread"),
+];
 
 /// What the papers measured and this project has no counterpart of.
 pub const ABSENT: &[(&str, &str)] = &[
@@ -32,7 +99,9 @@ pub fn find(id: &str) -> Option<&'static Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::apps::{CASES, Effort};
     use crate::experiments::Command;
+    use crate::results::judge::is_uncopy;
     use clap::Parser;
 
     #[test]
@@ -47,6 +116,36 @@ mod tests {
             assert!(!entry.claims.is_empty(), "{}", entry.id);
         }
         assert!(find("copies").is_some() && find("other").is_none());
+    }
+
+    #[test]
+    fn every_headline_is_of_an_entry_and_there_once() {
+        for (at, headline) in HEADLINES.iter().enumerate() {
+            assert!(find(headline.entry).is_some(), "{}", headline.entry);
+            assert!(is_uncopy(headline.side), "{}", headline.name);
+            let is_same = |other: &Headline| {
+                other.name == headline.name || (other.entry, other.case) == (headline.entry, headline.case)
+            };
+            assert!(!HEADLINES[..at].iter().any(is_same), "{}", headline.name);
+        }
+    }
+
+    /// Titles of the points of the applications that the words of an entry name.
+    fn titles(words: &str) -> Vec<String> {
+        let named = CASES.iter().filter(|case| words.split(' ').any(|word| word == case.name));
+        named.flat_map(|case| (case.points)(Effort::Full)).map(|point| point.title).collect()
+    }
+
+    #[test]
+    fn the_headlines_of_applications_are_among_what_their_entries_run() {
+        let entries = |headline: &Headline| find(headline.entry).map(|entry| (headline.case, entry));
+        let of_apps = |(_, entry): &(&str, &Entry)| entry.full.starts_with("apps ");
+        let all: Vec<_> = HEADLINES.iter().filter_map(entries).filter(of_apps).collect();
+        assert!(all.len() > 10);
+        for (case, entry) in all {
+            let known = titles(entry.full);
+            assert!(known.iter().any(|title| title == case), "{case} is none of {known:?}");
+        }
     }
 
     #[test]

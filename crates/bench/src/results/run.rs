@@ -11,65 +11,69 @@ use crate::kit::processes::process::run as run_process;
 use crate::kit::{Entry, Failure, Launcher, Machine, Outcome, Result, Side, TemporaryDirectory, While};
 use crate::kit::{network, progress};
 use crate::results::collect;
-use crate::results::model::{Measured, Results};
+use crate::results::model::{FILE, Measured, Results, Run};
+use crate::results::register::HEADLINES;
 
 /// After this time no further experiment is begun.
 const QUICK: Duration = Duration::from_secs(9 * 60);
-const FULL: Duration = Duration::from_secs(75 * 60);
+const FULL: Duration = Duration::from_secs(120 * 60);
 /// How long the experiments of another network may take.
-const OTHER_NETWORK: Duration = Duration::from_secs(10 * 60);
+const OTHER_NETWORK: Duration = Duration::from_secs(20 * 60);
 
-/// Runs the entries that `only` names, all of them if it names none, all twice with `repeat`; `store` gets what there is
-/// after each.
+/// A run of this machine and these sources, without experiments.
+#[must_use]
+pub fn begin(quick: bool) -> Run {
+    let machine = Machine::describe();
+    let facts = machine.facts().iter().map(|(key, text)| ((*key).to_owned(), text.clone()));
+    Run { quick, tree: tree(), machine: facts.collect(), ..Run::default() }
+}
+
+/// Runs the entries that `only` names, all of them if it names none, those of the page first, and puts them into the last
+/// run of `results`. What has figures there already is left alone. `store` gets what there is after each.
 ///
 /// # Errors
 /// [`Failure`] of `store`. What an experiment cannot do is in its results.
 pub fn all(
-    quick: bool,
-    repeat: bool,
+    results: &mut Results,
     only: &[String],
     mut store: impl FnMut(&Results) -> Result<()>,
-) -> Result<Results> {
-    let begin = Instant::now();
-    let limit = if quick { QUICK } else { FULL };
-    let wanted = |entry: &&Entry| only.is_empty() || only.iter().any(|name| name == entry.id);
-    let entries: Vec<&Entry> = entries().into_iter().filter(wanted).collect();
-    let machine = Machine::describe();
-    let mut results = Results {
-        quick,
-        commit: commit(),
-        machine: machine.facts().iter().map(|(key, text)| ((*key).to_owned(), text.clone())).collect(),
-        ..Results::default()
+) -> Result<()> {
+    let started = Instant::now();
+    let mut current = results.runs.last().cloned().unwrap_or_default();
+    let (quick, before) = (current.quick, current.seconds);
+    current.experiments.retain(|measured| measured.failure.is_none());
+    let is_wanted = |entry: &&Entry| {
+        (only.is_empty() || only.iter().any(|name| name == entry.id))
+            && !current.experiments.iter().any(|measured| measured.id == entry.id)
     };
-    for (at, entry) in entries.iter().enumerate() {
-        let minutes = begin.elapsed().as_secs() / 60;
-        progress::put_ahead(&format!("{} of {}, {minutes} min: ", at + 1, entries.len()));
-        let mut measured = if begin.elapsed() < limit {
+    let mut wanted: Vec<&Entry> = entries().into_iter().filter(is_wanted).collect();
+    wanted.sort_by_key(|entry| !HEADLINES.iter().any(|headline| headline.entry == entry.id));
+    let limit = if quick { QUICK } else { FULL };
+    for (at, entry) in wanted.iter().enumerate() {
+        let minutes = started.elapsed().as_secs() / 60;
+        progress::put_ahead(&format!("{} of {}, {minutes} min: ", at + 1, wanted.len()));
+        let measured = if started.elapsed() < limit {
             once(entry, quick)
         } else {
             let minutes = limit.as_secs() / 60;
-            let why = format!("left out: {minutes} minutes had passed; --only {} measures it", entry.id);
+            let why = format!("left out: {minutes} minutes had passed; --resume measures it");
             Measured { failure: Some(why), ..named(entry, quick) }
         };
-        let again = repeat || entry.repeated && !quick;
-        if again && measured.failure.is_none() && begin.elapsed() < limit {
-            let second = once(entry, quick);
-            if second.failure.is_none() {
-                collect::repeat(&mut measured, &second);
-            }
-        }
         for (key, version) in &measured.versions {
             let fact = (key.clone(), version.clone());
-            if !results.machine.contains(&fact) {
-                results.machine.push(fact);
+            if !current.machine.contains(&fact) {
+                current.machine.push(fact);
             }
         }
-        results.experiments.push(measured);
-        results.seconds = begin.elapsed().as_secs_f64();
-        store(&results)?;
+        current.experiments.push(measured);
+        current.seconds = before + started.elapsed().as_secs_f64();
+        if let Some(last) = results.runs.last_mut() {
+            last.clone_from(&current);
+        }
+        store(results)?;
     }
     progress::put_ahead("");
-    Ok(results)
+    Ok(())
 }
 
 fn words(entry: &Entry, quick: bool) -> Vec<String> {
@@ -125,20 +129,23 @@ fn in_another_process(entry: &Entry, quick: bool) -> Result<Measured> {
     }
     let name = format!("uncopy bench --network {network}");
     let output = run_process(command, &name, OTHER_NETWORK)?;
-    let path = room.path().join("results.json");
+    let path = room.path().join(FILE);
     let text = std::fs::read_to_string(&path).doing(format_args!("{}: {}", name, output.stderr.trim()))?;
-    let measured = Results::parse(&text)?.experiments.into_iter().find(|measured| measured.id == entry.id);
+    let experiments = Results::parse(&text)?.runs.into_iter().flat_map(|run| run.experiments);
+    let measured = experiments.into_iter().find(|measured| measured.id == entry.id);
     measured.ok_or_else(|| Failure::new(format!("{name} measured nothing")))
 }
 
-/// The commit of the working tree that this program lies in, if it lies in one and there is a git.
-fn commit() -> Option<String> {
+/// Id of the tree of `crates` in the working tree that this program lies in, if it lies in one and there is a git. It
+/// stays true whatever becomes of the commit.
+fn tree() -> Option<String> {
     let program = std::env::current_exe().ok()?;
     let directory = program.parent()?;
     let git = |words: &[&str]| said(directory, words);
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|text| !text.is_empty());
-    Some(if changed { commit + "+" } else { commit })
+    let tree = git(&["rev-parse", "HEAD:crates"])?;
+    let is_changed = git(&["status", "--porcelain", "--untracked-files=no", ":/crates"])
+        .is_none_or(|text| !text.is_empty());
+    Some(if is_changed { tree + "+" } else { tree })
 }
 
 /// What git says in `directory`.

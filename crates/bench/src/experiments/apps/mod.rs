@@ -47,7 +47,7 @@ impl Experiment for Apps {
                 "zIO, §5.3.1",
                 "A web server made from Icecast, see Figure 14; nginx and HAProxy are not in the papers.",
             )],
-            "apps nginx-static nginx-proxied haproxy --sides uncopy",
+            "apps nginx-static nginx-proxied haproxy",
             "apps --quick --sides uncopy nginx-static nginx-proxied haproxy",
         ),
         entry(
@@ -60,17 +60,17 @@ impl Experiment for Apps {
                 ),
                 claim("zIO, Table 3 (§5.3)", "A relayed stream: 812 listeners, with zIO 944 (1.16 times)."),
             ],
-            "apps icecast-file icecast-relay --sides uncopy",
+            "apps icecast-file icecast-relay",
             "apps --quick --sides uncopy icecast-file icecast-relay",
         ),
         entry(
             "apps-varnish",
-            "Varnish under ab",
+            "Varnish",
             &[claim(
                 "ZCopy, Figure 10 (§4.2)",
                 "Slightly slower at 1 KiB; 1.007 to 1.079 times from 2 to 8 KiB, with ZCopy's allocator.",
             )],
-            "apps varnish --sides uncopy",
+            "apps varnish",
             "apps --quick --sides uncopy varnish",
         ),
         entry(
@@ -80,7 +80,7 @@ impl Experiment for Apps {
                 "ZCopy, Figures 6 and 8 (§4.1)",
                 "With ZCopy's allocator 1.408 times by TCP at 512 bytes, 1.411 times by UDP at 768 bytes. Here it is unchanged, under uncopy run.",
             )],
-            "apps memcached-tcp memcached-udp memcached --sides uncopy",
+            "apps memcached-tcp memcached-udp memcached",
             "apps --quick --sides uncopy memcached-tcp memcached-udp memcached",
         ),
         entry(
@@ -90,14 +90,14 @@ impl Experiment for Apps {
                 "zIO, §5.4",
                 "MongoDB, 1 MB values: 191 requests/s with zIO, 194 without; without its checksum 222 against 209.",
             )],
-            "apps postgresql-copy postgresql-object mariadb-blob mongodb --sides uncopy",
+            "apps postgresql-copy postgresql-object mariadb-blob mongodb",
             "apps --quick --sides uncopy postgresql-copy mariadb-blob mongodb",
         ),
         entry(
             "apps-others",
             "mosquitto and Python",
             &[claim("not in the papers", "A broker, a file server and a proxy that copy what they pass on.")],
-            "apps mosquitto python-http python-proxy --sides uncopy",
+            "apps mosquitto python-http python-proxy",
             "apps --quick --sides uncopy mosquitto python-http python-proxy",
         ),
     ];

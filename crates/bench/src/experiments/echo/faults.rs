@@ -58,7 +58,7 @@ impl Experiment for Faults {
             "zIO, Figure 9 (§5.1.3)",
             "Up to 2 page faults for each message of 512 KiB throughput still scales well; more of them limit it (TLB shootdowns).",
         )],
-        "faults --threads 1",
+        "faults --threads 1 --processes 3 --seconds 10",
         "faults --quick --orders random",
     )];
     const PLACE: u8 = 40;

@@ -42,7 +42,7 @@ impl Experiment for Touched {
             "zIO, Figure 10 (§5.1.4)",
             "zIO gains as long as the bytes touched are less than 6 % of the bytes elided; beyond, it loses.",
         )],
-        "touched --sides uncopy",
+        "touched --sides uncopy --processes 3 --seconds 10",
         "touched --quick --sides uncopy",
     )];
     const PLACE: u8 = 50;
