@@ -315,6 +315,7 @@ mod tests {
             is_ended: false,
             reason: None,
             costs: None,
+            trials: Standings::default(),
             modules: Vec::new(),
             entries: Vec::new(),
         };
