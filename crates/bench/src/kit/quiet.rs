@@ -10,7 +10,7 @@
 //! beside such loops: Redis GET of 256 KiB 2,000 to 7,000 a second; with the session's priority raised 22,000.) So each
 //! loop is a session of its own with the lowest priority, and this program's session has the highest.
 
-use rustix::process::setpriority_process;
+use rustix::process::{Pid, setpriority_process};
 
 use crate::kit::processes::process::Process;
 use crate::kit::processors;
@@ -89,6 +89,12 @@ impl Drop for Quiet {
             let _ = std::fs::write(SESSION, nice.to_string());
         }
     }
+}
+
+/// Raises the priority of the session of `pid`, a process that came of this program and may have left its session.
+pub fn raise_session(pid: Pid) {
+    // What was refused here was refused, and told, when this began.
+    let _ = std::fs::write(format!("/proc/{}/autogroup", pid.as_raw_pid()), SESSION_NICE.to_string());
 }
 
 /// The priority of this process's session: the end of `/autogroup-7 nice 0`.

@@ -18,12 +18,13 @@ use rustix::process::Pid;
 use crate::kit::comparison::{Comparison, Generation, Round};
 use crate::kit::counts::Counts;
 use crate::kit::disturbance::Moment;
-use crate::kit::failure::{Failure, Result, While};
+use crate::kit::failure::{Failure, Result};
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::processes::cpu_time::process_cpu_ns;
 use crate::kit::processes::descendants::{self, Held};
 use crate::kit::processors;
 use crate::kit::progress::Progress;
+use crate::kit::quiet;
 use crate::kit::random::Random;
 use crate::kit::running::Running;
 use crate::kit::sample::{Raw, Sample};
@@ -103,8 +104,8 @@ impl Slices {
 struct Subject<'a> {
     side: Side,
     running: Box<dyn Running + 'a>,
-    /// The server and all that came of it.
-    processes: Vec<Pid>,
+    /// The server and all that came of it, and the processor time of each when it was last looked at, ns.
+    processes: Vec<(Pid, u64)>,
     verified_bytes: u64,
 }
 
@@ -125,19 +126,22 @@ impl Subject<'_> {
         Ok(load)
     }
 
-    fn find_processes(&mut self) {
-        self.processes = descendants::of(self.running.server().process().pid());
+    fn find_processes(&mut self) -> Vec<Pid> {
+        let found = descendants::of(self.running.server().process().pid());
+        found.iter().for_each(|pid| quiet::raise_session(*pid));
+        self.processes = found.iter().map(|pid| (*pid, 0)).collect();
+        found
     }
 
     /// Processor time of all its processes, ns.
     fn cpu_ns(&mut self) -> Result<u64> {
-        let root = self.running.server().process().pid();
-        let sum = self.processes.iter().map(|pid| match process_cpu_ns(*pid) {
-            Err(_) if *pid != root => Ok(0),
-            time => time,
-        });
-        let sum: std::io::Result<u64> = sum.sum();
-        self.doing(sum.doing("reading the server's processor time"))
+        let own = self.running.server().process().cpu_ns();
+        self.doing(own)?;
+        for (pid, ns) in &mut self.processes {
+            // One that has ended keeps what it had.
+            *ns = process_cpu_ns(*pid).unwrap_or(*ns);
+        }
+        Ok(self.processes.iter().map(|(_, ns)| ns).sum())
     }
 }
 
@@ -184,7 +188,9 @@ impl Slicing<'_> {
                     subject.load(self.slices.slice / SETTLE_PART)?;
                 }
             }
-            subjects.iter_mut().for_each(Subject::find_processes);
+            for subject in &mut subjects {
+                subject.find_processes();
+            }
             let own = descendants::of(rustix::process::getpid());
             let (connected, before) = (Instant::now(), generation.rounds.len());
             let mut is_over = false;
@@ -286,10 +292,10 @@ impl Slicing<'_> {
     /// What is told of a server as a whole, before it ends.
     #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
     fn end(&self, subject: &mut Subject<'_>) -> Result<Sample> {
-        subject.find_processes();
-        let before = Counts::read(self.launcher, subject.side, &subject.processes);
+        let processes = subject.find_processes();
+        let before = Counts::read(self.launcher, subject.side, &processes);
         let load = subject.load(self.slices.slice)?;
-        let after = Counts::read(self.launcher, subject.side, &subject.processes);
+        let after = Counts::read(self.launcher, subject.side, &processes);
         let resident = subject.running.server().process().resident_bytes();
         let resident_bytes = subject.doing(resident)?;
         let verified = subject.running.verify();

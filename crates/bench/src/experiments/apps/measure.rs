@@ -78,12 +78,16 @@ pub fn points(
     slices: &Slices,
     progress: &mut Progress,
 ) -> Vec<Comparison> {
+    let mut sides = slices.sides.clone();
+    if by == By::Runs {
+        // A run takes up to a quarter of a minute, and only uncopy is of interest.
+        sides.retain(|side| *side == Side::Plain || side.is_under_uncopy());
+    }
     let measure = |point: &Point| {
-        let mut comparison = comparison(point, &slices.sides);
+        let mut comparison = comparison(point, &sides);
         match by {
             By::Slices => {
-                let stages: Vec<(Side, Stage<'_>)> = slices
-                    .sides
+                let stages: Vec<(Side, Stage<'_>)> = sides
                     .iter()
                     .map(|side| (*side, Stage::new(launcher, Under::Side(*side), programs)))
                     .collect();
