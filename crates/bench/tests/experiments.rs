@@ -10,8 +10,15 @@ use command::{limited, uncopy};
 use serde_json::Value;
 
 /// As short as a measurement can be.
-const SHORT: [&str; 6] =
-    ["--quick", "--processes=1", "--rounds=1", "--seconds=0.01", "--slice=0.01", "--keep-disturbed"];
+const SHORT: [&str; 7] = [
+    "--quick",
+    "--processes=1",
+    "--rounds=1",
+    "--seconds=0.01",
+    "--slice=0.01",
+    "--keep-disturbed",
+    "--no-idle-loops",
+];
 
 /// A directory of one test's own for all temporary files, removed with it.
 struct Scratch(PathBuf);
