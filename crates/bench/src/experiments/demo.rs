@@ -47,15 +47,15 @@ const QUICK_REDIS_WORK: usize = 3;
 /// Connections to Redis.
 const CLIENTS: usize = 4;
 
-/// How long all of it takes.
-const TIME: Duration = Duration::from_secs(170);
-const QUICK_TIME: Duration = Duration::from_secs(55);
-/// Fresh processes of each side, and those of `--quick`; what starting and warming up one of each takes, about.
-const PROCESSES: usize = 3;
-const QUICK_PROCESSES: usize = 2;
+/// After this time no further case is begun.
+const TIME: Duration = Duration::from_secs(160);
+const QUICK_TIME: Duration = Duration::from_secs(50);
+/// Fresh processes of each side, and those of `--quick`; what starting and warming up one of each takes at first.
+const PROCESSES: u32 = 3;
+const QUICK_PROCESSES: u32 = 2;
 const START: Duration = Duration::from_secs(2);
 /// Each case is measured for so long at least.
-const MIN_TIME: Duration = Duration::from_secs(1);
+const MIN_TIME: Duration = Duration::from_secs(5);
 /// Rounds that count, at least, in all processes together.
 const ROUNDS: usize = 15;
 /// Length of a slice.
@@ -86,29 +86,29 @@ impl Experiment for Demo {
         redis::check_room()?;
         let before = Load::read();
         let quiet = Quiet::begin(&launcher);
-        let comparisons = measured(&launcher, &programs, self.quick);
+        let found = measured(&launcher, &programs, self.quick);
         let mut machine = machine_after(before);
         machine.add("processors", quiet.describe());
         for (name, version) in programs.versions {
             machine.add(name, version);
         }
-        let json = || format!("{:#}\n", to_json(&machine, &comparisons));
+        let json = || format!("{:#}\n", to_json(&machine, &found.comparisons));
         match self.json.as_deref() {
             Some(path) if path == Path::new("-") => print(&json())?,
             path => {
                 if let Some(path) = path {
                     std::fs::write(path, json()).doing(format_args!("writing {}", path.display()))?;
                 }
-                print(&format!("{}\n{}{}", machine.render(), render(&comparisons), notes(&comparisons)))?;
+                print(&format!("{}\n{}{}", machine.render(), render(&found), notes(&found.comparisons)))?;
             }
         }
-        let is_flawless = comparisons.iter().all(Comparison::is_flawless);
+        let is_flawless = found.comparisons.iter().all(Comparison::is_flawless);
         Ok(Outcome::Status(if is_flawless { 0 } else { STATUS_FAILED }))
     }
 }
 
 /// Measures every case.
-fn measured(launcher: &Launcher, programs: &Programs, quick: bool) -> Vec<Comparison> {
+fn measured(launcher: &Launcher, programs: &Programs, quick: bool) -> Found {
     let (time, processes, copies, work) = if quick {
         (QUICK_TIME, QUICK_PROCESSES, &QUICK_ECHO_COPIES[..], &REDIS_WORK[..QUICK_REDIS_WORK])
     } else {
@@ -120,37 +120,67 @@ fn measured(launcher: &Launcher, programs: &Programs, quick: bool) -> Vec<Compar
         Values { workload, size_bytes, clients: CLIENTS, append_only }.point()
     };
     let stores: Vec<apps::Point> = work.iter().map(values).collect();
-    let (begin, count) = (Instant::now(), echo.len() + stores.len());
     let mut progress = Progress::new();
-    let mut comparisons: Vec<Comparison> = Vec::new();
-    // What a case does not need is left for those behind it.
-    let slices = |done: usize| {
-        let left = time.saturating_sub(begin.elapsed());
-        progress::put_ahead(&format!("{} of {count}, {} s left: ", done + 1, left.as_secs()));
-        let share = left / u32::try_from(count - done).unwrap_or(1);
-        let starts = START * u32::try_from(processes).unwrap_or(1);
-        let time = share.saturating_sub(starts).max(MIN_TIME);
-        Slices {
-            sides: SIDES.to_vec(),
-            processes,
-            rounds: ROUNDS,
-            time,
-            slice: SLICE,
-            keep_disturbed: false,
-            cycle: None,
-        }
+    let mut found = Found::default();
+    let count = echo.len() + stores.len();
+    let mut clock = Clock { begin: Instant::now(), time, overhead: START * processes };
+    let mut case = |title: &str, measure: &mut dyn FnMut(&Slices, &mut Progress) -> Vec<Comparison>| {
+        let done = found.comparisons.len() + found.left_out.len();
+        let Some(time) = clock.share(count - done) else { return found.left_out.push(shown(title)) };
+        progress::put_ahead(&format!("{} of {count}, {} s left: ", done + 1, clock.left().as_secs()));
+        let (sides, rounds, processes) = (SIDES.to_vec(), ROUNDS, processes as usize);
+        let slices =
+            Slices { sides, processes, rounds, time, slice: SLICE, keep_disturbed: false, cycle: None };
+        let begin = Instant::now();
+        found.comparisons.extend(measure(&slices, &mut progress));
+        clock.overhead = clock.overhead.max(begin.elapsed().saturating_sub(time));
     };
     for point in &echo {
-        let slices = slices(comparisons.len());
-        comparisons.extend(point::measure(launcher, std::slice::from_ref(point), &slices, &mut progress));
+        let points = std::slice::from_ref(point);
+        case(&point.title, &mut |slices, progress| point::measure(launcher, points, slices, progress));
     }
     for point in &stores {
-        let slices = slices(comparisons.len());
-        let point = std::slice::from_ref(point);
-        comparisons.extend(measure::points(launcher, programs, point, By::Slices, &slices, &mut progress));
+        let points = std::slice::from_ref(point);
+        case(&point.title, &mut |slices, progress| {
+            measure::points(launcher, programs, points, By::Slices, slices, progress)
+        });
     }
     progress::put_ahead("");
-    comparisons
+    found
+}
+
+/// How long cases may take: what one does not need is left for those behind it.
+struct Clock {
+    begin: Instant,
+    time: Duration,
+    /// What a case took at most besides measuring: starting and warming up its servers.
+    overhead: Duration,
+}
+
+impl Clock {
+    fn left(&self) -> Duration {
+        self.time.saturating_sub(self.begin.elapsed())
+    }
+
+    /// How long the next of `cases` may be measured; `None` if nothing can be any more.
+    fn share(&self, cases: usize) -> Option<Duration> {
+        let left = self.left();
+        let share = left / u32::try_from(cases).unwrap_or(1).max(1);
+        (left >= self.overhead).then(|| share.saturating_sub(self.overhead).max(MIN_TIME))
+    }
+}
+
+/// What came of it.
+#[derive(Default)]
+struct Found {
+    comparisons: Vec<Comparison>,
+    /// Cases for which there was no time.
+    left_out: Vec<String>,
+}
+
+/// A case's title in the table.
+fn shown(title: &str) -> String {
+    title.trim_end_matches(", no append-only file").to_owned()
 }
 
 /// What is known of a case.
@@ -180,8 +210,9 @@ impl Finding {
 }
 
 /// The table, what it means, and the sentence.
-fn render(comparisons: &[Comparison]) -> String {
+fn render(found: &Found) -> String {
     use Align::{Left, Right};
+    let Found { comparisons, left_out } = found;
     let mut table = Table::new(&[
         ("work", Left),
         ("plain op/s", Right),
@@ -192,7 +223,7 @@ fn render(comparisons: &[Comparison]) -> String {
     ]);
     let mut known = Vec::new();
     for comparison in comparisons {
-        let title = comparison.title().trim_end_matches(", no append-only file").to_owned();
+        let title = shown(comparison.title());
         let mut cells = vec![title.clone()];
         match Finding::of(comparison) {
             Finding::Known(ratio, verdict) => {
@@ -215,6 +246,10 @@ fn render(comparisons: &[Comparison]) -> String {
         }
         table.row(cells);
     }
+    for title in left_out {
+        let cells = [title.as_str(), "", "", "machine too busy", "no time left", ""];
+        table.row(cells.map(str::to_owned).to_vec());
+    }
     let again: Vec<f64> = comparisons
         .iter()
         .filter(|comparison| matches!(Finding::of(comparison), Finding::Known(..)))
@@ -233,13 +268,14 @@ fn render(comparisons: &[Comparison]) -> String {
         table.render(),
         amount(bytes(Side::Uncopy)),
         amount(bytes(Side::Plain)),
-        busyness(comparisons).unwrap_or_default(),
-        sentence(&known, comparisons.len())
+        busyness(found).unwrap_or_default(),
+        sentence(&known, comparisons.len() + left_out.len())
     )
 }
 
 /// How much others disturbed, if that was too much for a case.
-fn busyness(comparisons: &[Comparison]) -> Option<String> {
+fn busyness(found: &Found) -> Option<String> {
+    let Found { comparisons, left_out } = found;
     let busy: Vec<&Comparison> =
         comparisons.iter().filter(|comparison| matches!(Finding::of(comparison), Finding::Busy)).collect();
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
@@ -252,12 +288,12 @@ fn busyness(comparisons: &[Comparison]) -> Option<String> {
         reasons.iter().map(|(reason, rounds)| format!("{reason} in {rounds} rounds")).collect();
     let why =
         if reasons.is_empty() { "it was too slow for enough rounds".to_owned() } else { reasons.join(", ") };
-    (!busy.is_empty()).then(|| {
+    let cases = busy.len() + left_out.len();
+    (cases > 0).then(|| {
         format!(
-            "This machine is too busy for {} of {} cases: {why}. Steal is time that the host took,\n\
+            "This machine is too busy for {cases} of {} cases: {why}. Steal is time that the host took,\n\
              foreign load that of other programs; on a quiet machine there are figures.\n\n",
-            busy.len(),
-            comparisons.len()
+            comparisons.len() + left_out.len()
         )
     })
 }
@@ -271,19 +307,23 @@ fn sentence(known: &[(String, Interval, Verdict)], cases: usize) -> String {
         return "Nothing is proved: this machine is too busy.".to_owned();
     };
     let (title, ratio, verdict) = best;
+    let (some, unchanged, nothing) = match known.len() < cases {
+        true => ("As far as it could be measured, ", "unchanged", "nothing"),
+        false => ("", "Unchanged", "Nothing"),
+    };
     let begin = match verdict {
         Verdict::Helps => format!(
-            "Unchanged programs move the same bytes under uncopy for as little as {ratio} of the processor time\n({title})"
+            "{some}{unchanged} programs under uncopy move the same bytes for as little as\n\
+             {ratio} of the processor time ({title})"
         ),
-        _ => format!("Nothing here is helped for certain; the least processor time is {ratio} ({title})"),
+        _ => format!(
+            "{some}{nothing} here is helped for certain; the least processor time is\n{ratio} ({title})"
+        ),
     };
-    let end = if known.len() < 2 {
-        String::new()
-    } else {
-        format!(";\nthe worst case here takes {} ({})", worst.1, worst.0)
-    };
-    let some = if known.len() < cases { "Of what could be measured: " } else { "" };
-    format!("{some}{begin}{end}.")
+    if known.len() < 2 {
+        return format!("{begin}.");
+    }
+    format!("{begin};\nthe worst case takes {} ({}).", worst.1, worst.0)
 }
 
 /// Everything, for programs.
@@ -326,13 +366,18 @@ mod tests {
         comparison
     }
 
+    fn rendered(comparisons: Vec<Comparison>) -> String {
+        render(&Found { comparisons, left_out: Vec::new() })
+    }
+
     #[test]
     fn a_quiet_machine_gives_figures_and_the_sentence_names_best_and_worst() {
-        let text = render(&[compared("echo, 12 copies", &[0.5], 0), compared("echo, 0 copies", &[1.0], 0)]);
+        let text =
+            rendered(vec![compared("echo, 12 copies", &[0.5], 0), compared("echo, 0 copies", &[1.0], 0)]);
         assert!(text.contains("0.50 [0.50–0.50]") && text.contains("helps"), "{text}");
         assert!(text.contains("harmless") && text.contains("plain beside plain"), "{text}");
         assert!(
-            text.contains("as little as 0.50 [0.50–0.50] of the processor time\n(echo, 12 copies)"),
+            text.contains("as little as\n0.50 [0.50–0.50] of the processor time (echo, 12 copies)"),
             "{text}"
         );
         assert!(
@@ -343,7 +388,7 @@ mod tests {
 
     #[test]
     fn a_busy_machine_gives_no_figure_and_says_why() {
-        let text = render(&[compared("echo", &[0.5], 7)]);
+        let text = rendered(vec![compared("echo", &[0.5], 7)]);
         assert!(text.contains("machine too busy") && text.contains("3 rounds kept, 21 not"), "{text}");
         assert!(text.contains("too busy for 1 of 1 cases: steal in 21 rounds"), "{text}");
         assert!(
@@ -352,20 +397,41 @@ mod tests {
         );
         // Wide, because of what was not dropped either.
         let wild = [0.3, 2.0, 0.5, 0.2, 3.0, 0.4, 1.0, 2.5];
-        assert!(render(&[compared("echo", &wild, 3)]).contains("Nothing is proved"));
+        assert!(rendered(vec![compared("echo", &wild, 3)]).contains("Nothing is proved"));
     }
 
     #[test]
     fn what_differs_on_a_quiet_machine_is_undecided_and_not_the_machines_fault() {
-        let text = render(&[compared("echo", &[0.3, 2.0, 0.5, 0.2, 3.0, 0.4, 1.0, 2.5], 0)]);
+        let text = rendered(vec![compared("echo", &[0.3, 2.0, 0.5, 0.2, 3.0, 0.4, 1.0, 2.5], 0)]);
         assert!(text.contains("undecided") && text.contains("Nothing here is helped for certain"), "{text}");
+    }
+
+    #[test]
+    fn what_there_was_no_time_for_is_told() {
+        let comparisons = vec![compared("echo", &[0.5], 0)];
+        let text = render(&Found { comparisons, left_out: vec!["redis".to_owned()] });
+        assert!(text.contains("no time left") && text.contains("too busy for 1 of 2 cases"), "{text}");
+        assert!(text.contains("As far as it could be measured, unchanged programs"), "{text}");
+    }
+
+    #[test]
+    fn a_case_gets_its_share_of_what_is_left() {
+        let clock = |time, overhead| Clock {
+            begin: Instant::now(),
+            time: Duration::from_secs(time),
+            overhead: Duration::from_secs(overhead),
+        };
+        let expected = Duration::from_secs(14)..=Duration::from_secs(15);
+        assert!(clock(100, 5).share(5).is_some_and(|time| expected.contains(&time)));
+        assert_eq!(clock(100, 50).share(5), Some(MIN_TIME));
+        assert_eq!(clock(4, 5).share(5), None);
     }
 
     #[test]
     fn what_failed_has_no_figures() {
         let mut failed = compared("echo", &[0.5], 0);
         failed.fail(&crate::kit::Failure::new("wrong bytes"));
-        let text = render(&[failed]);
+        let text = rendered(vec![failed]);
         assert!(text.contains("failed") && !text.contains("0.50"), "{text}");
     }
 }

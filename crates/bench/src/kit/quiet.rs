@@ -97,7 +97,24 @@ pub fn raise_session(pid: Pid) {
     let _ = std::fs::write(format!("/proc/{}/autogroup", pid.as_raw_pid()), SESSION_NICE.to_string());
 }
 
-/// The priority of this process's session: the end of `/autogroup-7 nice 0`.
+/// The priority of this process's session.
 fn session_nice() -> Option<i32> {
-    std::fs::read_to_string(SESSION).ok()?.trim().rsplit(' ').next()?.parse().ok()
+    parse(&std::fs::read_to_string(SESSION).ok()?)
+}
+
+/// The end of `/autogroup-7 nice 0`.
+fn parse(session: &str) -> Option<i32> {
+    session.trim().rsplit(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_priority_is_the_last_word_of_a_session() {
+        assert_eq!(parse("/autogroup-843 nice -20\n"), Some(-20));
+        assert_eq!(parse("/autogroup-1 nice 0\n"), Some(0));
+        assert_eq!((parse(""), parse("/autogroup-1 nice")), (None, None));
+    }
 }

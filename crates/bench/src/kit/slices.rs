@@ -7,9 +7,9 @@
 //! ```
 //!
 //! What disturbs a machine comes and goes in less than a second; slices of one round meet the same. A slice that others
-//! disturbed all the same is taken again, and if that does not help its round is dropped. Processor time is that of all the server's processes between the ends of two
-//! rounds, so that what one does after its slice, such as giving memory back, is counted too. Connections are made
-//! anew every few rounds and processes some times, because both can be lucky.
+//! disturbed all the same is taken again, and if that does not help its round is dropped. Processor time is that of all
+//! the server's processes from the round's begin to its end, so that what one does after its slice, such as giving memory
+//! back, is counted too. Connections are made anew every few rounds and processes some times, because both can be lucky.
 
 use std::time::{Duration, Instant};
 
@@ -62,9 +62,8 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Measures `comparison`, whose servers `start` starts with their clients connected; whether uncopy should elide
-    /// something there, so that the reader is told if it did not. Generations go on until every
-    /// ratio is known to 2 %, or the time is up.
+    /// Measures `comparison`, whose servers `start` starts with their clients connected, until every ratio is known to
+    /// 2 %, or the time is up. The reader is told if uncopy elided nothing although `expects_elision`.
     pub fn run<'a>(
         &self,
         launcher: &Launcher,

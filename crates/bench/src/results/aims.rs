@@ -1,6 +1,7 @@
 //! What the papers reached, and what this project aims at beside them: hit or missed.
 
 use crate::kit::Interval;
+use crate::kit::verdict::MIN_ROUNDS;
 use crate::results::model::{Quantity, Results};
 use crate::results::pool::Pooled;
 
@@ -39,7 +40,7 @@ enum Outcome {
     Missed,
     /// It is on both.
     Open,
-    /// Nothing was measured.
+    /// Nothing was measured, or too few rounds.
     NotMeasured,
 }
 
@@ -192,7 +193,7 @@ impl Aim {
         let (id, title) = self.case;
         let (of, over) = self.ratio;
         let ratio = Pooled::find(results, id, title)
-            .filter(|case| case.obstacle().is_none())
+            .filter(|case| case.obstacle().is_none() && case.rounds() >= MIN_ROUNDS)
             .and_then(|case| case.ratio(self.side, of, over));
         (ratio, ratio.map_or(Outcome::NotMeasured, |ratio| self.bound.outcome(ratio)))
     }
