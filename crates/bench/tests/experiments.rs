@@ -157,8 +157,11 @@ fn faults_counts_faults_and_times_pages() {
     for touching in [1, 3] {
         let sides = &comparisons(&json)[touching]["sides"];
         assert!(sides["plain"]["server_touch_ns_per_page"]["median"].is_number());
-        assert!(sides["always"]["faults_per_operation"]["median"].as_f64() > Some(0.0), "{sides:#}");
+        assert!(sides["always"]["faults_per_operation"]["median"].is_number(), "{sides:#}");
     }
+    // In no order: the same pages of each message are soon known, and copied.
+    let sides = &comparisons(&json)[3]["sides"];
+    assert!(sides["always"]["faults_per_operation"]["median"].as_f64() > Some(0.0), "{sides:#}");
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! What every experiment uses. Nothing here knows an experiment, a server or an application.
 //!
 //! ```text
-//!   comparison    samples of sides, ratios; rounds: how many; statistics: medians and intervals; verdict: what they say
-//!   side          what runs under uncopy and what plain
-//!   traffic       load by own clients, and the sample that comes of it; pattern, checksum, random: its bytes
+//!   slices        measures servers of all sides in turn; running: what such a server can do; disturbance, quiet: what
+//!                 others do to it, and what is done against that; rounds: of whole runs
+//!   comparison    samples of all sides, ratios; statistics: medians and intervals; verdict: what they say
+//!   sample        figures of one slice or run; counts: what a server did; side: under what it runs
+//!   traffic       load by own clients; pattern, checksum, random: its bytes; latencies
 //!   report        what comes of an experiment: figures in a table, JSON, plot; progress: what is being measured
 //!   experiment    what a command is: options, what it does, its place in the report; arguments: shared options
 //!   processes     servers and helpers: started, measured and ended whatever happens

@@ -10,6 +10,8 @@
 //! beside such loops: Redis GET of 256 KiB 2,000 to 7,000 a second; with the session's priority raised 22,000.) So each
 //! loop is a session of its own with the lowest priority, and this program's session has the highest.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use rustix::process::{Pid, setpriority_process};
 
 use crate::kit::processes::process::Process;
@@ -23,17 +25,25 @@ const SESSION_NICE: i32 = -20;
 /// The priority of this process's session, where the kernel groups by them (sched(7)).
 pub const SESSION: &str = "/proc/self/autogroup";
 
-static ARE_WANTED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(true);
+static ARE_WANTED: AtomicBool = AtomicBool::new(true);
+
+static IS_AHEAD: AtomicBool = AtomicBool::new(false);
+
+/// Whether all other programs come after this one.
+#[must_use]
+pub fn is_ahead() -> bool {
+    IS_AHEAD.load(Ordering::Relaxed)
+}
 
 /// Says whether [`Quiet::begin`] is to start idle loops.
 pub fn want_idle_loops(wanted: bool) {
-    ARE_WANTED.store(wanted, std::sync::atomic::Ordering::Relaxed);
+    ARE_WANTED.store(wanted, Ordering::Relaxed);
 }
 
 /// Whether loops take all the time that nobody else has, so that what is missing is somebody else's.
 #[must_use]
 pub fn has_idle_loops() -> bool {
-    ARE_WANTED.load(std::sync::atomic::Ordering::Relaxed)
+    ARE_WANTED.load(Ordering::Relaxed)
 }
 
 /// A loop on each processor, and a raised priority, until it is dropped.
@@ -61,15 +71,19 @@ impl Quiet {
         } else {
             refused.push("idle loops: switched off".to_owned());
         }
+        let mut is_ahead = true;
         if let Err(error) = setpriority_process(None, NICE) {
+            is_ahead = false;
             refused.push(format!("priority {NICE}: {error}"));
         }
         let session = session_nice();
         if session.is_some()
             && let Err(error) = std::fs::write(SESSION, SESSION_NICE.to_string())
         {
+            is_ahead = false;
             refused.push(format!("the session's priority {SESSION_NICE}: {error}"));
         }
+        IS_AHEAD.store(is_ahead, Ordering::Relaxed);
         Self { loops, session, refused }
     }
 
@@ -85,6 +99,7 @@ impl Quiet {
 
 impl Drop for Quiet {
     fn drop(&mut self) {
+        IS_AHEAD.store(false, Ordering::Relaxed);
         if let Some(nice) = self.session {
             let _ = std::fs::write(SESSION, nice.to_string());
         }

@@ -18,7 +18,7 @@ use crate::kit::processes::descendants::Held;
 use crate::kit::processes::wait;
 
 /// How long a server may take to say that it is ready, or to end when asked to.
-pub const TIMEOUT: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// Upper bound of the bytes that are read from a short-lived process.
 const OUTPUT_LIMIT_BYTES: usize = 64 * 1024;
 /// Name of the file that takes what a process writes to stderr.

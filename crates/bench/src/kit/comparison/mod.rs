@@ -10,10 +10,10 @@
 //! [`Interval`] says what the rounds of one process, and the processes together, say of it. Invariant: there is no ratio
 //! unless every byte of every sample was verified.
 
-use serde_json::{Map, Value, json};
+mod json;
 
 use crate::kit::failure::Result;
-use crate::kit::sample::{METRICS, Metric, Sample};
+use crate::kit::sample::{Metric, Sample};
 use crate::kit::side::Side;
 use crate::kit::statistics::{Interval, median};
 use crate::kit::verdict::Verdict;
@@ -402,105 +402,6 @@ impl Comparison {
         notes.extend(self.skipped.as_ref().map(|why| format!("left out: {why}")));
         notes
     }
-
-    /// A ratio for programs, with what each process by itself says.
-    fn ratio_json(&self, side: Side, other: Side, metric: Metric) -> Option<Value> {
-        let processes = self.ratio_by_process(side, other, metric).into_iter().map(|(interval, rounds)| {
-            let mut value = json!(interval);
-            value["rounds"] = json!(rounds);
-            value
-        });
-        let mut value = json!(self.ratio_of(side, other, metric)?);
-        value["processes"] = processes.collect();
-        value["rounds"] = json!(self.rounds());
-        value["dropped"] = json!(self.dropped());
-        Some(value)
-    }
-
-    /// Every figure of every round, of each process a list of each.
-    fn samples_json(&self) -> Value {
-        let of_side = |generation: &Generation, side: usize| {
-            let mut lists = Map::new();
-            let mut list = |name: &str, of: &dyn Fn(&Sample) -> Option<Value>| {
-                let all: Vec<_> = generation.rounds.iter().map(|round| of(&round.samples[side])).collect();
-                if all.iter().any(Option::is_some) {
-                    lists.insert(name.to_owned(), json!(all));
-                }
-            };
-            list("cpu_ns", &|sample| Some(json!(sample.raw?.cpu_ns)));
-            list("operations", &|sample| Some(json!(sample.raw?.operations)));
-            list("elapsed_ns", &|sample| Some(json!(sample.raw?.elapsed_ns)));
-            for (name, metric) in METRICS {
-                // The others say the same.
-                list(name, &|sample| {
-                    metric(sample).filter(|_| sample.raw.is_none()).map(|value| json!(value))
-                });
-            }
-            Value::Object(lists)
-        };
-        let of_process = |generation: &Generation| {
-            let sides = self.sides.iter().enumerate();
-            let sides = sides.map(|(at, side)| (side.key().to_owned(), of_side(generation, at)));
-            json!({
-                "connection": generation.rounds.iter().map(|round| round.connection).collect::<Vec<_>>(),
-                "dropped": generation.rounds.iter().map(|round| &round.dropped).collect::<Vec<_>>(),
-                "retaken": generation.rounds.iter().map(|round| round.retaken).collect::<Vec<_>>(),
-                "sides": sides.collect::<Map<_, _>>(),
-            })
-        };
-        self.generations.iter().map(of_process).collect()
-    }
-
-    /// Everything, for programs.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
-        let best = self.best_rival();
-        let mut sides = Map::new();
-        for side in &self.sides {
-            let mut figures = Map::new();
-            for (key, metric) in METRICS {
-                let Some(mut figure) = self.figure(*side, metric).map(|figure| json!(figure)) else {
-                    continue;
-                };
-                let others = [
-                    ("ratio_to_plain", Some(Side::Plain)),
-                    ("ratio_to_zero_copy_limit", Some(Side::Limit)),
-                    ("ratio_to_best_rival", best),
-                ];
-                for (name, other) in others {
-                    let other = other.filter(|other| other != side);
-                    if let Some(ratio) = other.and_then(|other| self.ratio_json(*side, other, metric)) {
-                        figure[name] = ratio;
-                    }
-                }
-                figures.insert(key.to_owned(), figure);
-            }
-            let cpu = self.figure(*side, |sample| sample.cpu_us).filter(|_| self.operation_bytes > 0);
-            if let Some(cpu) = cpu {
-                let per_mib = cpu.scaled(self.cpu_us_per_mib(1.0));
-                figures.insert("server_cpu_us_per_mib".to_owned(), json!(per_mib));
-            }
-            figures.insert("verified_bytes".to_owned(), json!(self.verified_bytes(*side)));
-            if let Some(verdict) = self.verdict(*side, Side::Plain).filter(|_| *side != Side::Plain) {
-                figures.insert("verdict".to_owned(), json!(verdict.to_string()));
-            }
-            sides.insert(side.key().to_owned(), Value::Object(figures));
-        }
-        json!({
-            "experiment": self.title,
-            "bytes_per_operation": self.operation_bytes,
-            "parameters": self.parameters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<Map<_, _>>(),
-            "rounds": self.rounds(),
-            "dropped": self.dropped(),
-            "best_rival": best.map(Side::key),
-            "sides": sides,
-            "samples": self.samples_json(),
-            "verified": self.is_verified(),
-            "failure": self.failure,
-            "skipped": self.skipped,
-            "notes": self.notes(),
-        })
-    }
 }
 
 /// The mean of each side's rate and processor time.
@@ -546,6 +447,7 @@ mod tests {
     use crate::kit::counts::Counts;
     use crate::kit::failure::Failure;
     use crate::kit::sample::Raw;
+    use serde_json::{Value, json};
 
     const BOTH: [Side; 2] = [Side::Plain, Side::Uncopy];
     const RATE: Metric = |sample| sample.operations_per_s;
