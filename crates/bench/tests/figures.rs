@@ -1,11 +1,12 @@
-//! scripts/check-figures finds what documents give as measured and docs/results.md does not have.
+//! scripts/check-figures finds what documents give as measured and docs/results/details.md does not have.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const RESULTS: &str = "# Results\n\nuncopy 0.1.0 · commit abcdef123456 · took 40 minutes.\n\n## Echo\n\n\
+const TREE: &str = "0123456789abcdef0123456789abcdef01234567";
+const DETAILS: &str = "# Details\n\n## Echo\n\n\
     | echo 512 KiB | uncopy | 1,234 | ~1.94 (1.65–2.37) | 0.48 (0.46–0.50) | 3.1 % |\n\n\
-    <!-- table: copies -->\n```text\necho  plain   3,651\necho  uncopy  7,369\n```\n\n\
+    <!-- table: copies -->\n```text\necho  plain   3,651\necho  uncopy  7,369\n```\n\
     ## Files\n\n<!-- table: files -->\n```text\nGET  twin  0.77\n```\n";
 const GOOD: &str = "Limits are 64 KiB and 5 s.\n\n<!-- measured:begin copies -->\n<!-- table: copies -->\n```text\n\
     echo  uncopy  7,369\n```\nWith `--seconds 0.7` it is 1.94 times plain, spread 1.65 to 2.37, CPU 3.1 % less, 12 copies.\n\
@@ -17,8 +18,10 @@ struct Project(PathBuf);
 impl Project {
     fn new(name: &str, readme: &str) -> Self {
         let root = std::env::temp_dir().join(format!("uncopy-figures-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(root.join("docs")).expect("a directory");
-        std::fs::write(root.join("docs/results.md"), RESULTS).expect("results");
+        std::fs::create_dir_all(root.join("docs/results")).expect("a directory");
+        std::fs::write(root.join("docs/results.md"), format!("# Results\n\nMade from tree {TREE}.\n"))
+            .expect("the page");
+        std::fs::write(root.join("docs/results/details.md"), DETAILS).expect("the details");
         std::fs::write(root.join("README.md"), readme).expect("a document");
         Self(root)
     }
@@ -55,14 +58,14 @@ fn each_figure_that_is_not_in_the_named_results_is_told() {
             "other",
             "it is 1.94 times",
             "it is 1.95 times",
-            "README.md:8: 1.95 is not in docs/results.md under copies",
+            "README.md:8: 1.95 is not in docs/results/details.md under copies",
         ),
         ("part", "1.65", "1.6", "1.6 is not in"),
         ("unit", "3.1 %", "9 %", "9 is not in"),
         ("section", "it is 1.94", "it is 0.77", "0.77 is not in"),
         ("line", "7,369\n```", "7,370\n```", "README.md:6: this line is not in the table of copies"),
-        ("table", "table: copies", "table: others", "no table of others"),
-        ("unknown", "begin copies", "begin others", "no experiment others"),
+        ("table", "table: copies", "table: others", "has no table others"),
+        ("unknown", "begin copies", "begin others", "has no table others"),
         ("nameless", "begin copies", "begin", "does not name the experiments"),
         ("unmarked", "Limits", "It is 1.3 times as fast. Limits", "'1.3 times' looks measured"),
         ("time", "Limits", "A fault takes 12 µs. Limits", "'12 µs' looks measured"),
@@ -76,8 +79,8 @@ fn each_figure_that_is_not_in_the_named_results_is_told() {
 }
 
 #[test]
-fn the_commit_of_the_results_is_one_of_heads_or_named_by_one_that_holds_it() {
-    let project = Project::new("commit", GOOD);
+fn the_tree_of_the_results_is_that_of_a_commit() {
+    let project = Project::new("tree", GOOD);
     let git = |words: &[&str]| {
         let identity =
             ["-c", "user.name=Nobody", "-c", "user.email=nobody@localhost", "-c", "commit.gpgsign=false"];
@@ -85,24 +88,30 @@ fn the_commit_of_the_results_is_one_of_heads_or_named_by_one_that_holds_it() {
         command.arg("-C").arg(&project.0).args(identity).args(words).env("GIT_CONFIG_GLOBAL", "/dev/null");
         let output = command.output().expect("git");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8").trim().to_owned()
     };
     git(&["init", "-q"]);
-    git(&["commit", "-q", "--allow-empty", "-m", "Something else, not abcdef123456"]);
+    std::fs::create_dir_all(project.0.join("crates")).expect("a directory");
+    std::fs::write(project.0.join("crates/source"), "of the figures").expect("a source");
+    git(&["add", "crates"]);
+    git(&["commit", "-q", "-m", "Sources"]);
     let (good, said) = project.check(&[]);
-    assert!(!good && said.contains("abcdef123456 that it was made at is not one of HEAD's"), "{said}");
-    git(&["commit", "-q", "--allow-empty", "-m", "All of it\n\nSquashed: abcdef123456"]);
+    assert!(!good && said.contains(&format!("no commit of HEAD's has the tree {TREE}")), "{said}");
+    let tree = git(&["rev-parse", "HEAD:crates"]);
+    std::fs::write(project.0.join("docs/results.md"), format!("Made from tree {tree}.\n")).expect("the page");
+    git(&["commit", "-q", "--allow-empty", "-m", "Something else"]);
     let (good, said) = project.check(&[]);
     assert!(good, "{said}");
 }
 
 #[test]
-fn results_without_a_commit_or_with_changes_on_top_of_one_are_refused() {
-    for (name, from, to, told) in [
-        ("none", "commit abcdef123456", "by hand", "does not tell the commit"),
-        ("changed", "abcdef123456", "abcdef123456+", "with changes that are in no commit"),
+fn results_without_a_tree_or_with_changes_on_top_of_one_are_refused() {
+    for (name, page, told) in [
+        ("none", "Made by hand.\n".to_owned(), "does not name the one tree"),
+        ("changed", format!("Made from tree {TREE}+.\n"), "with changes that are in no commit"),
     ] {
         let project = Project::new(name, GOOD);
-        std::fs::write(project.0.join("docs/results.md"), RESULTS.replacen(from, to, 1)).expect("results");
+        std::fs::write(project.0.join("docs/results.md"), page).expect("the page");
         let (good, said) = project.check(&[]);
         assert!(!good && said.contains(told), "{said}");
     }
