@@ -11,7 +11,7 @@
 //! Nothing is done by a timer: the call that moves bytes after a stage is over begins the next one. A program that is idle
 //! is left alone, and its idle time counts nothing, as no processor time goes by.
 //!
-//! [`is_on`] is asked wherever something could be done or left out, [`moved`] is told what each call moved.
+//! [`is_on`] is asked wherever something could be done or left out, [`moved()`] is told what each call moved.
 #![cfg(target_os = "linux")]
 
 mod arms;
@@ -27,7 +27,7 @@ use arms::{ARMS, CONCERNED, COUNTS_EVERY_CALL, DUE_MS, IS_MEASURED, LOSSES};
 use core::sync::atomic::Ordering::Relaxed;
 use uncopy_sys::clock;
 
-/// Whether something is to be done that can be left out. `factor`: its number, below [`MAX_FACTORS`].
+/// Whether something is to be done that can be left out. `factor`: its number (`uncopy_core::policy::trials`).
 #[inline]
 #[must_use]
 pub fn is_on(factor: usize) -> bool {
