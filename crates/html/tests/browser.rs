@@ -7,7 +7,7 @@
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -17,8 +17,8 @@ use uncopy_html::profile_page;
 use uncopy_profile::Profile;
 
 const SAMPLE: &str = include_str!("../../profile/samples/redis-set.json");
-/// How long a browser may take for a page.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a browser may take for a page, which takes it a second.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A browser that can run without a screen.
 fn browser() -> Option<PathBuf> {
@@ -101,26 +101,59 @@ impl Drop for Server {
     }
 }
 
-/// The document as it is after its script ran.
+/// What the processes that have `word` in their command line are doing, and what the kernel has them wait for.
+fn doing(word: &str) -> String {
+    let read = |pid: &Path, file: &str| std::fs::read_to_string(pid.join(file)).unwrap_or_default();
+    let of_thread = |thread: &Path| {
+        let stat = read(thread, "stat");
+        format!("  {} wchan {}\n{}", stat.trim(), read(thread, "wchan"), read(thread, "stack"))
+    };
+    let entries =
+        |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries(Path::new("/proc"))
+        .filter(|pid| read(pid, "cmdline").contains(word))
+        .map(|pid| {
+            let threads: String = entries(&pid.join("task")).map(|thread| of_thread(&thread)).collect();
+            format!("{} {}\n{threads}", pid.display(), read(&pid, "cmdline").replace('\0', " "))
+        })
+        .collect()
+}
+
+/// The document as it is after its script ran. A browser that hangs (it did so once in some hundred runs, whatever the
+/// page) is told of and started once more.
 fn dump(browser: &Path, room: &Room, page: &str) -> String {
-    let (file, out) = (room.0.join("page.html"), room.0.join("dom.html"));
+    let file = room.0.join("page.html");
     std::fs::write(&file, page).expect("the page");
+    let document = (0..2).find_map(|attempt| run(browser, room, &file, attempt));
+    document.expect("no browser ended, see above")
+}
+
+fn run(browser: &Path, room: &Room, page: &Path, attempt: u32) -> Option<String> {
+    let (out, log) = (room.0.join("dom.html"), room.0.join("log"));
+    let profile = room.0.join(format!("profile-{attempt}"));
     let mut command = Command::new(browser);
     command
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
         .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
         .args(["--disable-dev-shm-usage", "--virtual-time-budget=3000", "--dump-dom"])
-        .arg(format!("--user-data-dir={}", room.0.join("profile").display()))
-        .arg(format!("file://{}", file.display()))
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg(format!("file://{}", page.display()))
         .stdout(std::fs::File::create(&out).expect("a file"))
-        .stderr(Stdio::null());
+        .stderr(std::fs::File::create(&log).expect("a file"));
+    let begun = Instant::now();
     let mut running = Running(command.spawn().expect("the browser"));
-    let end = Instant::now() + TIMEOUT;
     while running.0.try_wait().expect("the browser's state").is_none() {
-        assert!(Instant::now() < end, "the browser did not end within {TIMEOUT:?}");
+        if begun.elapsed() > TIMEOUT {
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            let doing = doing(&room.0.to_string_lossy());
+            println!(
+                "the browser did not end within {TIMEOUT:?}; it said\n{said}\nand its processes are\n{doing}"
+            );
+            return None;
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
-    std::fs::read_to_string(&out).expect("the document")
+    Some(std::fs::read_to_string(&out).expect("the document"))
 }
 
 fn sample() -> Profile {
