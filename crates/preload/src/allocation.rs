@@ -31,12 +31,14 @@ slots! {
     USABLE = c"malloc_usable_size": unsafe extern "C" fn(Pointer) -> usize;
 }
 
+/// Whether the block heap serves allocations of `len` bytes, as far as it has room.
+fn is_served(len: usize) -> bool {
+    len >= HEAP_MIN_BYTES.load(Relaxed) && activation::ensure_heap()
+}
+
 /// A block for `len` bytes; `None`: the program's own allocator serves it.
 fn block(len: usize, caller: usize) -> Option<Allocation> {
-    if len < HEAP_MIN_BYTES.load(Relaxed) || !activation::ensure_heap() {
-        return None;
-    }
-    HEAP.allocate(len, caller)
+    if is_served(len) { HEAP.allocate(len, caller) } else { None }
 }
 
 /// Memory for calls that come while libc's functions are being looked up. Never freed.
@@ -306,10 +308,7 @@ pub unsafe extern "C" fn reallocarray(pointer: Pointer, count: usize, each: usiz
 
 /// A block for an aligned allocation; `None` where only libc can serve it or must report an error.
 fn aligned_block(alignment: usize, len: usize, caller: usize) -> Option<Pointer> {
-    if !alignment.is_power_of_two() || alignment > PAGE_BYTES {
-        return None;
-    }
-    if len < HEAP_MIN_BYTES.load(Relaxed) || !activation::ensure_heap() {
+    if !alignment.is_power_of_two() || alignment > PAGE_BYTES || !is_served(len) {
         return None;
     }
     HEAP.allocate_aligned(len, caller).map(|found| found.at.start() as Pointer)

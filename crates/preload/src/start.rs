@@ -82,7 +82,6 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         ledger::open(&ledger);
     }
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
-
     uncopy_trials::count_every_call();
     activation::configure(&options);
     session::prepare();

@@ -17,21 +17,24 @@ static RATE: AtomicU64 = AtomicU64::new(0);
 /// Shortest time between the two comparisons, ns: each is wrong by some 50 ns at most.
 const MIN_NS: u64 = 2_000_000;
 
-/// CLOCK_MONOTONIC, ns.
-pub fn now_ns() -> u64 {
+/// A clock that every kernel has, ns. `errno` is kept: the call cannot fail.
+#[inline]
+fn read_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is valid for the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Processor time that all threads of the process have used, ns. `errno` is kept: with these arguments the call cannot fail.
+/// CLOCK_MONOTONIC, ns.
+pub fn now_ns() -> u64 {
+    read_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// Processor time that all threads of the process have used, ns.
 #[must_use]
 pub fn process_cpu_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is valid for the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    read_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
 /// Lets other threads run, also those of lower priority.
@@ -61,10 +64,7 @@ pub fn now_ms() -> u64 {
     if cfg!(loom) {
         return 0;
     }
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is valid for the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+    read_ns(libc::CLOCK_MONOTONIC_COARSE) / 1_000_000
 }
 
 /// A moment: ticks of the counter, or ns.

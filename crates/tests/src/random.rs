@@ -1,16 +1,11 @@
 //! Reproducible randomness: one seed decides a whole walk and is printed when it fails.
 
+use uncopy_core::random::STEP;
+pub use uncopy_core::random::splitmix64 as mix;
+
 /// A SplitMix64 generator.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
-
-/// The SplitMix64 output function.
-#[must_use]
-pub const fn mix(mut word: u64) -> u64 {
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
-}
 
 impl Random {
     /// A generator whose whole sequence follows from `seed`.
@@ -21,7 +16,7 @@ impl Random {
 
     /// The next 64 random bits.
     pub fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(STEP);
         mix(self.0)
     }
 

@@ -19,7 +19,6 @@ mod moved;
 mod pace;
 mod slices;
 
-pub use moved::Moved;
 pub use pace::Pace;
 pub use slices::Changed;
 
@@ -48,15 +47,25 @@ pub fn is_a_loss(factor: usize) -> bool {
 /// Takes note that a call moved `len_bytes` bytes between the program and the kernel.
 #[inline]
 pub fn moved(len_bytes: usize) {
-    moved::add(len_bytes);
-    tick();
+    let due_ms = DUE_MS.load(Relaxed);
+    if due_ms != u64::MAX {
+        moved::add(len_bytes);
+        step_if_due(due_ms);
+    }
 }
 
 /// Ends the stage if its time is over. Waits for nothing.
 #[inline]
-pub fn tick() {
+fn tick() {
     let due_ms = DUE_MS.load(Relaxed);
-    if due_ms != u64::MAX && clock::now_ms() >= due_ms {
+    if due_ms != u64::MAX {
+        step_if_due(due_ms);
+    }
+}
+
+#[inline]
+fn step_if_due(due_ms: u64) {
+    if clock::now_ms() >= due_ms {
         slices::step();
     }
 }

@@ -99,36 +99,27 @@ pub(crate) fn in_child() {
 #[cold]
 pub(crate) fn step() {
     let Some(mut trial) = TRIAL.try_lock() else { return };
-    let now_ms = clock::now_ms();
-    if now_ms >= DUE_MS.load(Relaxed) {
-        trial.step(now_ms);
+    if clock::now_ms() >= DUE_MS.load(Relaxed) {
+        trial.step();
     }
 }
 
 impl Trial {
-    fn step(&mut self, now_ms: u64) {
+    fn step(&mut self) {
+        let now = Moment::now();
         match self.stage {
-            Stage::Rest => {
-                let possible = CONCERNED.swap(0, Relaxed);
-                if possible != 0 && self.trials.begin_pair(possible) {
-                    self.concerned = u32::MAX;
-                    self.settle(0, now_ms);
-                } else {
-                    self.rest();
-                }
-            }
+            Stage::Rest => self.next_pair(CONCERNED.swap(0, Relaxed), now),
             Stage::Settle(slice) => {
-                if !self.is_long_enough(Moment::now(), self.pace.settle_ms, 0) {
+                if !self.is_long_enough(now, self.pace.settle_ms, 0) {
                     return;
                 }
                 CONCERNED.store(0, Relaxed);
-                self.begun = Moment::now();
+                self.begun = now;
                 self.stage = Stage::Measure(slice);
                 IS_MEASURED.store(true, Relaxed);
-                DUE_MS.store(now_ms + self.pace.measure_ms, Relaxed);
+                DUE_MS.store(now.ms + self.pace.measure_ms, Relaxed);
             }
             Stage::Measure(slice) => {
-                let now = Moment::now();
                 if !self.is_long_enough(now, self.pace.measure_ms, self.pace.min_calls) {
                     return;
                 }
@@ -140,14 +131,14 @@ impl Trial {
                 self.concerned &= CONCERNED.load(Relaxed);
                 IS_MEASURED.store(false, Relaxed);
                 if slice == 0 {
-                    self.settle(1, now_ms);
+                    self.settle(1, now);
                 } else {
                     self.trials.end_pair(self.costs, self.concerned);
                     LOSSES.store(self.trials.losses(), Relaxed);
                     if let Some(changed) = self.changed {
                         changed(&self.trials);
                     }
-                    self.next_pair(now_ms);
+                    self.next_pair(self.concerned, now);
                 }
             }
         }
@@ -165,11 +156,11 @@ impl Trial {
     }
 
     /// Begins a slice.
-    fn settle(&mut self, slice: usize, now_ms: u64) {
-        self.begun = Moment::now();
+    fn settle(&mut self, slice: usize, now: Moment) {
+        self.begun = now;
         ARMS.store(self.trials.arm(slice), Relaxed);
         self.stage = Stage::Settle(slice);
-        DUE_MS.store(now_ms + self.pace.settle_ms, Relaxed);
+        DUE_MS.store(now.ms + self.pace.settle_ms, Relaxed);
     }
 
     /// Does as usual for the time of a pair.
@@ -180,11 +171,11 @@ impl Trial {
         DUE_MS.store(clock::now_ms() + self.pace.pair_ms(), Relaxed);
     }
 
-    /// Begins the next pair at once if it is a trial of something that went on in this one.
-    fn next_pair(&mut self, now_ms: u64) {
-        if self.trials.begin_pair(self.concerned) {
+    /// Begins the next pair if it is a trial of something that went on lately.
+    fn next_pair(&mut self, possible: u32, now: Moment) {
+        if self.trials.begin_pair(possible) {
             self.concerned = u32::MAX;
-            self.settle(0, now_ms);
+            self.settle(0, now);
         } else {
             self.rest();
         }

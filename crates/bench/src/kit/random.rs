@@ -1,6 +1,8 @@
 //! Bytes that differ from place to place and follow from a seed: the generator splitmix64 (public
 //! domain, by Sebastiano Vigna). They are not secrets.
 
+use uncopy_core::random::{STEP, splitmix64};
+
 /// A generator of numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -14,11 +16,8 @@ impl Random {
 
     /// The next 64 bits.
     pub const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0 = self.0.wrapping_add(STEP);
+        splitmix64(self.0)
     }
 
     /// `len_bytes` bytes.

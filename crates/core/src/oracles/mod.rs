@@ -18,15 +18,14 @@ pub use plan::plan;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::{STEP, splitmix64};
 
     /// Random bytes: splitmix64, whose seed is the number of the input.
     fn random(seed: u64) -> Vec<u8> {
         let mut state = seed;
         let mut word = move || {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^ mixed >> 31
+            state = state.wrapping_add(STEP);
+            splitmix64(state)
         };
         let len = (word() % 600) as usize;
         (0..len).map(|_| word().to_le_bytes()[0]).collect()

@@ -15,6 +15,7 @@
 
 use crate::page_map::SiteId;
 use crate::policy::sites::SITES;
+use crate::random::{STEP, splitmix64};
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Of the processor's time, the share that sampling may spend, one in so many: half of the hundredth that it may cost, because
@@ -98,14 +99,9 @@ impl Sampling {
         self.spent_ns.fetch_add(ns, Relaxed);
     }
 
-    /// Sebastiano Vigna's splitmix64.
     #[allow(clippy::cast_possible_truncation, reason = "any bits are as random as all")]
     fn random(&self) -> u32 {
-        const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-        let state = self.random.fetch_add(STEP, Relaxed).wrapping_add(STEP);
-        let state = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let state = (state ^ (state >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (state ^ (state >> 31)) as u32
+        splitmix64(self.random.fetch_add(STEP, Relaxed).wrapping_add(STEP)) as u32
     }
 }
 

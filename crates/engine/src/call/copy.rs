@@ -205,7 +205,7 @@ unsafe fn between(
     let mut site = POLICY.sites.site(Kind::Copy, caller, len_bytes);
     ledger::call(site, Kind::Copy, caller, len_bytes);
     let mut dropped = Dropped::new();
-    let (from_locked, mut to_locked) = lock_both(from, to);
+    let (mut from_locked, mut to_locked) = lock_both(from, to);
     let pieces = from_locked.as_ref().unwrap_or(&to_locked).pieces(from_range);
     if let Some(stack) = stack.filter(|_| sampling::have_sampled(&pieces)) {
         site = sampling::site(stack, Call::Copy);
@@ -234,7 +234,6 @@ unsafe fn between(
         } else {
             prepare_overwrite(&mut to_locked, to_range, &mut dropped);
         }
-        let mut from_locked = from_locked;
         if let Some(from_locked) = from_locked.as_mut().filter(|_| !is_plain && is_for_good(why_not))
             && from.block.is_copied_often()
         {

@@ -6,7 +6,7 @@
 
 use core::fmt::Write;
 use core::sync::atomic::AtomicU64;
-use uncopy_core::policy::trials::{MAX_FACTORS, Standing, TRIALS_BYTES};
+use uncopy_core::policy::trials::{Standing, standing};
 use uncopy_core::stats::{
     self, CONTROL_SUFFIX, COUNTERS_OFFSET, Counter, FILE_BYTES, MAGIC, PID_OFFSET, REASON_CAPACITY_BYTES,
     REASON_LEN_OFFSET, REASON_OFFSET, SHARD_BYTES, Snapshot, TRIALS_OFFSET,
@@ -196,10 +196,10 @@ pub fn set_reason(reason: &str) {
 }
 
 /// Shows what trials have shown of a factor.
-pub fn set_trial(factor: usize, standing: &Standing) {
-    crate::state::ledger::set_trial(factor, standing);
-    for (at, value) in standing.to_words().into_iter().enumerate() {
-        page().0[(TRIALS_OFFSET + TRIALS_BYTES / MAX_FACTORS * factor) / 8 + at].store(value, Relaxed);
+pub fn set_trial(factor: usize, told: &Standing) {
+    crate::state::ledger::set_trial(factor, told);
+    for (at, value) in told.to_words().into_iter().enumerate() {
+        page().0[(TRIALS_OFFSET + standing::offset(factor)) / 8 + at].store(value, Relaxed);
     }
 }
 

@@ -17,7 +17,7 @@ use uncopy_core::ledger::{
 use uncopy_core::page_map::SiteId;
 use uncopy_core::policy::costs::Cost;
 use uncopy_core::policy::sites::{SITES, size_class};
-use uncopy_core::policy::trials::{MAX_FACTORS, Standing, TRIALS_BYTES};
+use uncopy_core::policy::trials::{Standing, standing};
 use uncopy_core::policy::{Costs, Kind};
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -122,10 +122,10 @@ pub fn set_costs(costs: &Costs) {
 }
 
 /// Shows what trials have shown of a factor.
-pub fn set_trial(factor: usize, standing: &Standing) {
+pub fn set_trial(factor: usize, told: &Standing) {
     let Some(slot) = slot() else { return };
-    for (at, value) in standing.to_words().into_iter().enumerate() {
-        word(slot + TRIALS_OFFSET + TRIALS_BYTES / MAX_FACTORS * factor + 8 * at).store(value, Relaxed);
+    for (at, value) in told.to_words().into_iter().enumerate() {
+        word(slot + TRIALS_OFFSET + standing::offset(factor) + 8 * at).store(value, Relaxed);
     }
 }
 

@@ -97,22 +97,20 @@ impl Factor {
     }
 
     /// Takes a trial into account: the logarithm of the ratio of its slices' costs, with over without; it is worth it
-    /// if it saves more than `min_gain`, as a part. Whether something else is done from here on.
-    pub fn enter(&mut self, difference: f64, min_gain: f64) -> bool {
-        let was_on = self.is_on();
+    /// if it saves more than `min_gain`, as a part.
+    pub fn enter(&mut self, difference: f64, min_gain: f64) {
         if self.finding == Finding::Unknown {
             self.evidence.add(difference);
             self.finding = Finding::of(&self.evidence, min_gain);
         } else {
             self.recent.add(difference);
             match Finding::of(&self.recent, min_gain) {
-                Finding::Unknown => return false,
+                Finding::Unknown => return,
                 same if same == self.finding => self.doublings = (self.doublings + 1).min(MAX_DOUBLINGS),
                 other => (self.finding, self.doublings) = (other, 0),
             }
             self.evidence = core::mem::take(&mut self.recent);
         }
-        was_on != self.is_on()
     }
 
     /// What is told of it.
@@ -175,7 +173,7 @@ mod tests {
     fn what_saves_less_than_it_must_is_off() {
         let settled = |min_gain| {
             let mut factor = Factor::NEW;
-            (0..1_000).for_each(|pair| _ = factor.enter(if pair % 2 == 0 { 0.02 } else { -0.08 }, min_gain));
+            (0..1_000).for_each(|pair| factor.enter(if pair % 2 == 0 { 0.02 } else { -0.08 }, min_gain));
             factor.finding
         };
         assert_eq!((settled(0.0), settled(0.05)), (Finding::Saves, Finding::Equal));

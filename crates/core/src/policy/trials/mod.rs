@@ -106,10 +106,9 @@ impl Trials {
     }
 
     /// Ends a pair whose slices cost so much for each byte, in any unit. `concerned`: the factors that had something to
-    /// do. Returns those of which something else is done from here on.
-    pub fn end_pair(&mut self, costs: [f64; 2], concerned: u32) -> u32 {
+    /// do.
+    pub fn end_pair(&mut self, costs: [f64; 2], concerned: u32) {
         let second_over_first = (costs[1] / costs[0]).ln();
-        let mut changed = 0;
         for (index, factor) in self.factors.iter_mut().enumerate() {
             let bit = 1 << index;
             if self.tried & concerned & bit == 0 {
@@ -117,12 +116,9 @@ impl Trials {
             }
             let is_second = self.arms[1] & bit != 0;
             let difference = if is_second { second_over_first } else { -second_over_first };
-            if factor.enter(difference, catalogue::min_gain(index)) {
-                changed |= bit;
-            }
+            factor.enter(difference, catalogue::min_gain(index));
         }
         self.tried = 0;
-        changed
     }
 
     /// What is known of a factor.

@@ -12,6 +12,12 @@ use std::vec::Vec;
 /// Length of what is told of all factors, bytes.
 pub const TRIALS_BYTES: usize = MAX_FACTORS * WORDS * 8;
 const WORDS: usize = 3;
+/// Offset of what is told of a factor, bytes.
+#[must_use]
+pub const fn offset(factor: usize) -> usize {
+    factor % MAX_FACTORS * WORDS * 8
+}
+
 const IS_ON: u64 = 1 << 8;
 const PAIRS_SHIFT: u32 = 32;
 
