@@ -3,6 +3,7 @@
 
 mod command;
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -114,6 +115,39 @@ fn copies_compares_every_side_with_plain_and_with_the_limit() {
     assert!(comparisons(&json)[0]["sides"]["zero_copy_limit"].is_null(), "plain is the limit without copies");
     for name in ["plain", "uncopy", "heap only", "0 copies", "always"] {
         assert!(svg.contains(name), "{name}");
+    }
+}
+
+/// What each process says of itself is what two processes show: the same server with eliding, and with the block heap
+/// alone.
+#[test]
+fn what_uncopy_says_it_saves_is_what_two_processes_show() {
+    let scratch = Scratch::new("claim");
+    let words =
+        ["copies", "--copies=12", "--sides=uncopy,heap-only", "--processes=3", "--rounds=12", "--seconds=12"];
+    let (json, _) = scratch.experiment(&words);
+    for process in comparisons(&json)[0]["samples"].as_array().expect("processes") {
+        let list = |side: &str, name: &str| {
+            let values = process["sides"][side][name].as_array().expect("a figure of each round");
+            values.iter().map(|value| value.as_f64().unwrap_or(f64::NAN)).collect::<Vec<_>>()
+        };
+        let cost = |side: &str| {
+            let costs = list(side, "cpu_ns").into_iter().zip(list(side, "operations"));
+            costs.map(|(ns, operations)| ns / operations).collect::<Vec<_>>()
+        };
+        let ratios = cost("uncopy").into_iter().zip(cost("heap_only")).map(|(one, other)| one / other);
+        let mut ratios: Vec<f64> = ratios.filter(|ratio| ratio.is_finite()).collect();
+        ratios.sort_by(f64::total_cmp);
+        let (low, high) = (ratios[ratios.len() / 4], ratios[ratios.len() * 3 / 4]);
+        let claims = process["trials"]["uncopy"].as_array().expect("what it measured");
+        // Lending is tried beside eliding; what is on is what the other process lacks.
+        let claimed = |end: &str| -> f64 {
+            let saving = claims.iter().filter(|claim| claim["finding"] == "saves" && claim["on"] == true);
+            saving.map(|claim| claim[end].as_f64().expect("an end of its interval")).product()
+        };
+        println!("claimed {:.3} to {:.3}, found {low:.3} to {high:.3}", claimed("low"), claimed("high"));
+        assert!(claims.iter().any(|claim| claim["finding"] == "saves"), "{claims:#?}");
+        assert!(claimed("low") <= high && low <= claimed("high"), "found {low} to {high}: {claims:#?}");
     }
 }
 
@@ -313,32 +347,42 @@ fn a_plot_that_cannot_be_written_fails_the_command() {
 #[test]
 fn an_interrupted_experiment_leaves_nothing_behind() {
     let scratch = Scratch::new("interrupted");
-    let mut child = Command::new(uncopy())
+    // A session of its own, whose priority the experiment raises where the kernel has that; the shell is there before
+    // and after.
+    let script = "session() { cat /proc/$$/autogroup 2>/dev/null || echo none; }
+        session; \"$@\" >/dev/null 2>&1 & echo $!; wait $!; status=$?; session; exit $status";
+    let mut child = Command::new("setsid")
+        .args(["--wait", "sh", "-c", script, "sh"])
+        .arg(uncopy())
         .args(["bench", "copies", "--copies=0", "--seconds=60", "--rounds=1000"])
         .env("TMPDIR", &scratch.0)
         .env_remove("LD_PRELOAD")
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("it starts");
+    let mut lines =
+        BufReader::new(child.stdout.take().expect("a pipe")).lines().map(|line| line.expect("text"));
+    let before = lines.next().expect("the session");
+    let pid: i32 = lines.next().expect("a pid").parse().expect("a number");
     let entries = || std::fs::read_dir(&scratch.0).expect("the directory").count();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     // The server's directory is there once the signal handler is.
     while entries() == 0 && std::time::Instant::now() < deadline {
         assert!(child.try_wait().expect("a child").is_none(), "it ended before it was interrupted");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     assert!(entries() > 0, "it made no directory for its server");
-    let pid = i32::try_from(child.id()).expect("a pid");
-    // SAFETY: the child has not been waited for, so the pid is still its own.
-    unsafe { libc::kill(pid, libc::SIGINT) };
+    // SAFETY: the shell waits for nothing else, and has not ended.
+    unsafe { libc::kill(pid, libc::SIGTERM) };
     while child.try_wait().expect("a child").is_none() {
         if std::time::Instant::now() > deadline {
-            child.kill().expect("it is still there");
+            // SAFETY: as above.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
             panic!("it did not end when it was interrupted");
         }
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    assert_eq!(child.wait().expect("a child").code(), Some(128 + libc::SIGINT));
+    assert_eq!(child.wait().expect("a child").code(), Some(128 + libc::SIGTERM));
     assert_eq!(entries(), 0);
+    assert_eq!(lines.next().as_ref(), Some(&before), "its session's priority is another one");
 }

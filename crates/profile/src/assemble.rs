@@ -4,7 +4,7 @@ use crate::chains;
 use crate::flow::Flow;
 use crate::hash::FastMap;
 use crate::model::{
-    Call, FORMAT, Flow as Link, Frame, Machine, Module, Object, Process, Profile, Site, VERSION,
+    Call, FORMAT, Flow as Link, Frame, Machine, Measurement, Module, Object, Process, Profile, Site, VERSION,
 };
 use crate::prediction::{self, SiteSums};
 use crate::symbols::{Symbols, file_name};
@@ -41,6 +41,8 @@ pub struct Run {
     pub seconds: f64,
     /// Smallest size recorded, bytes.
     pub min_size_bytes: u64,
+    /// What the program had measured by itself.
+    pub measured: Vec<Measurement>,
     /// What is to be known besides.
     pub warnings: Vec<String>,
 }
@@ -118,6 +120,7 @@ pub fn assemble(run: Run, processes: &[Recorded]) -> Profile {
         operations: chains::operations(&flows, &local, &tables.leaves, &sites),
         sites,
         dropped_events: processes.iter().map(dropped).sum(),
+        measured: run.measured,
         warnings: run.warnings,
         ..Profile::default()
     };
@@ -127,6 +130,11 @@ pub fn assemble(run: Run, processes: &[Recorded]) -> Profile {
     let costs = processes.iter().find_map(|process| process.recording.costs);
     prediction::predict(&mut profile, &sums, &costs.unwrap_or_default());
     warn(&mut profile, processes);
+    let is_wrong = |measured: &&Measurement| measured.contradicts(profile.prediction.ns);
+    if let Some(Measurement { what, text, .. }) = profile.measured.iter().find(is_wrong) {
+        let warning = format!("the estimate is wrong; measured by the program itself: {what}: {text}");
+        profile.warnings.push(warning);
+    }
     (profile.modules, profile.frames, profile.stacks) = (tables.modules, tables.frames, tables.stacks);
     order(&mut profile);
     profile

@@ -6,6 +6,8 @@
 //! otherwise.
 
 use serde::{Deserialize, Serialize};
+use uncopy_core::policy::trials::Standing;
+use uncopy_core::policy::trials::catalogue::{ELISION, Name};
 
 /// What [`Profile::format`] says.
 pub const FORMAT: &str = "uncopy-profile";
@@ -51,10 +53,56 @@ pub struct Profile {
     pub operations: Vec<Operation>,
     /// What eliding would give.
     pub prediction: Prediction,
+    /// What the program had measured by itself until the recording began; empty for one that was started to be recorded,
+    /// because nothing is elided meanwhile.
+    #[serde(default)]
+    pub measured: Vec<Measurement>,
     /// Events that were lost because the command did not keep up.
     pub dropped_events: u64,
     /// What a reader should know before believing the figures, each a sentence.
     pub warnings: Vec<String>,
+}
+
+/// What a program under uncopy has measured of itself, by trials: processor time per byte with something, as a part of
+/// that without.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// What was tried.
+    pub what: String,
+    /// Pairs of slices that it rests on.
+    pub pairs: u32,
+    /// The ratio, and the ends of its 95 % interval; none where there is too little to tell.
+    pub ratio: Option<f64>,
+    /// The lower end.
+    pub low: Option<f64>,
+    /// The upper end.
+    pub high: Option<f64>,
+    /// All of it in words.
+    pub text: String,
+}
+
+impl Measurement {
+    /// What `standing` says of `factor`.
+    #[must_use]
+    pub fn of(factor: usize, standing: &Standing) -> Self {
+        let told = |value: f64| Some(value).filter(|value| value.is_finite() && standing.radius.is_finite());
+        Self {
+            what: Name(factor).to_string(),
+            pairs: standing.pairs,
+            ratio: told(standing.ratio),
+            low: told(standing.ratio - standing.radius),
+            high: told(standing.ratio + standing.radius),
+            text: standing.to_string(),
+        }
+    }
+
+    /// Whether it says that eliding gives the opposite of `predicted_ns`, what it was predicted to save.
+    #[must_use]
+    pub fn contradicts(&self, predicted_ns: i64) -> bool {
+        self.what == Name(ELISION).to_string()
+            && (predicted_ns > 0 && self.low.is_some_and(|low| low > 1.0)
+                || predicted_ns < 0 && self.high.is_some_and(|high| high < 1.0))
+    }
 }
 
 /// Where a recording was made.
@@ -458,6 +506,24 @@ mod tests {
         let profile = Profile::parse(SAMPLE.as_bytes()).expect("well-formed");
         assert_eq!(profile.operations[0].steps.len(), 5);
         assert_eq!(Profile::parse(profile.to_json().as_bytes()).expect("its own text"), profile);
+    }
+
+    #[test]
+    fn an_estimate_of_the_wrong_sign_is_seen_where_the_interval_leaves_no_doubt() {
+        use uncopy_core::policy::trials::Finding;
+        let measured = |factor, ratio, radius| {
+            let finding = Finding::Unknown;
+            Measurement::of(factor, &Standing { finding, is_on: true, pairs: 20, ratio, radius })
+        };
+        for (measured, is_wrong) in [
+            (measured(ELISION, 1.1, 0.05), [true, false]),
+            (measured(ELISION, 0.9, 0.05), [false, true]),
+            (measured(ELISION, 1.1, 0.2), [false, false]),
+            (measured(ELISION, 1.1, f64::INFINITY), [false, false]),
+            (measured(ELISION + 1, 1.1, 0.05), [false, false]),
+        ] {
+            assert_eq!([1, -1].map(|ns| measured.contradicts(ns)), is_wrong, "{measured:?}");
+        }
     }
 
     #[test]

@@ -253,6 +253,12 @@ fn gain(text: &mut String, profile: &Profile, width: usize) {
         None => "not known: no input was sampled; every copied byte that is touched makes it less".to_owned(),
     };
     line("touched", touched);
+    for measured in &profile.measured {
+        line("measured", format!("{}: {}", one_line(&measured.what), one_line(&measured.text)));
+    }
+    if profile.measured.is_empty() {
+        line("measured", "not yet: run it by uncopy run, and see uncopy stats PID".to_owned());
+    }
 }
 
 fn copied_bytes(profile: &Profile) -> u64 {
@@ -420,7 +426,19 @@ mod tests {
             assert!(whole.contains("memmove by -45 in sdsrange (sds.c:560)"), "{text}");
             assert!(text.contains("\n  uncopy run -- redis-server --port 7000 --appendonly yes\n"), "{text}");
             assert!(whole.contains("socket → file 20000 256K 3 2 3"), "{text}");
+            assert!(whole.contains("measured not yet: run it by uncopy run"), "{text}");
         }
+    }
+
+    #[test]
+    fn what_was_measured_stands_beside_the_estimate() {
+        let told = crate::model::Measurement {
+            what: "eliding inputs and copies".to_owned(),
+            text: "saves 23.1 % ± 3.0".to_owned(),
+            ..Default::default()
+        };
+        let text = report(&Profile { measured: vec![told], ..sample() }, "redis.json", 80);
+        assert!(text.contains("\n  measured  eliding inputs and copies: saves 23.1 % ± 3.0\n"), "{text}");
     }
 
     #[test]

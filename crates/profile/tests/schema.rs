@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 use uncopy_profile::Profile;
+use uncopy_profile::model::Measurement;
 
 const SCHEMA: &str = include_str!("../../../docs/profile.schema.json");
 const SAMPLE: &str = include_str!("../samples/redis-set.json");
@@ -93,7 +94,14 @@ fn schema() -> Value {
 fn what_is_written_is_what_the_schema_says() {
     let schema = schema();
     let profile = Profile::parse(SAMPLE.as_bytes()).expect("well-formed");
-    for profile in [profile, Profile { format: "uncopy-profile".into(), version: 1, ..Profile::default() }] {
+    let measured = vec![
+        Measurement { ratio: Some(0.8), low: Some(0.7), high: Some(0.9), ..Measurement::default() },
+        Measurement::default(),
+    ];
+    for profile in [
+        Profile { measured, ..profile },
+        Profile { format: "uncopy-profile".into(), version: 1, ..Profile::default() },
+    ] {
         let value: Value = serde_json::from_str(&profile.to_json()).expect("JSON");
         check(&schema, &schema, &value, "profile").expect("described");
     }

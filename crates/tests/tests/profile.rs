@@ -289,8 +289,16 @@ fn a_server_under_uncopy_run_is_recorded_from_without() {
         return;
     }
     let scratch = Scratch::new("profile-pid");
-    let server = Server::start(&scratch, &["run"]);
-    server.set(20);
+    let server = Server::start(&scratch, &["run", "--slice-ms", "4"]);
+    let measured = |pid: &str| {
+        let done = run(&uncopy(&["stats", pid]), &scratch, "stats");
+        serde_json::from_slice::<Value>(&done.output).expect("JSON")["trials"].clone()
+    };
+    wait_until("the server to measure itself", Duration::from_secs(60), || {
+        server.set(20);
+        let trials = measured(&server.running.pid().to_string());
+        trials.as_array().is_some_and(|trials| !trials.is_empty()).then_some(())
+    });
     let out = scratch.join("set.json");
     let pid = server.running.pid().to_string();
     let recorder = uncopy(&["profile", "-o", text(&out), "--pid", &pid]).start(&scratch, "recorder");
@@ -310,6 +318,7 @@ fn a_server_under_uncopy_run_is_recorded_from_without() {
     assert!(done.status.success(), "{}", done.errors);
     // The first of them may have begun before the recording.
     expect_set_chain(&json(&out), 10);
+    assert_eq!(json(&out)["measured"][0]["what"], "eliding inputs and copies");
     // It elides again.
     server.set(5);
     server.shut_down();

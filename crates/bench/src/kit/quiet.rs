@@ -10,10 +10,12 @@
 //! beside such loops: Redis GET of 256 KiB 2,000 to 7,000 a second; with the session's priority raised 22,000.) So each
 //! loop is a session of its own with the lowest priority, and this program's session has the highest.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, setpriority_process};
 
+use crate::kit::processes::cleanup;
 use crate::kit::processes::process::Process;
 use crate::kit::processors;
 use crate::kit::side::{Launcher, Side};
@@ -50,8 +52,6 @@ pub fn has_idle_loops() -> bool {
 #[derive(Debug)]
 pub struct Quiet {
     loops: Vec<Process>,
-    /// What the session's priority was.
-    session: Option<i32>,
     refused: Vec<String>,
 }
 
@@ -76,15 +76,15 @@ impl Quiet {
             is_ahead = false;
             refused.push(format!("priority {NICE}: {error}"));
         }
-        let session = session_nice();
-        if session.is_some()
-            && let Err(error) = std::fs::write(SESSION, SESSION_NICE.to_string())
-        {
-            is_ahead = false;
-            refused.push(format!("the session's priority {SESSION_NICE}: {error}"));
+        if let Some(before) = session_nice() {
+            cleanup::registry().change(Path::new(SESSION), before.to_string());
+            if let Err(error) = std::fs::write(SESSION, SESSION_NICE.to_string()) {
+                is_ahead = false;
+                refused.push(format!("the session's priority {SESSION_NICE}: {error}"));
+            }
         }
         IS_AHEAD.store(is_ahead, Ordering::Relaxed);
-        Self { loops, session, refused }
+        Self { loops, refused }
     }
 
     /// What was done, and what could not be, for the machine's description.
@@ -100,9 +100,7 @@ impl Quiet {
 impl Drop for Quiet {
     fn drop(&mut self) {
         IS_AHEAD.store(false, Ordering::Relaxed);
-        if let Some(nice) = self.session {
-            let _ = std::fs::write(SESSION, nice.to_string());
-        }
+        cleanup::registry().restore(Path::new(SESSION));
     }
 }
 

@@ -45,6 +45,8 @@ pub struct Sample {
     pub raw: Option<Raw>,
     /// What was counted of the server, for each operation.
     pub counts: Counts,
+    /// What the process has measured of itself under uncopy, as `uncopy stats` tells it.
+    pub trials: Option<serde_json::Value>,
     /// What the reader must know.
     pub notes: Vec<String>,
     /// What went wrong although the figures are right, such as a crash at the server's end.

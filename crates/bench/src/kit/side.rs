@@ -147,6 +147,8 @@ pub struct Activity {
     pub faults: u64,
     /// Peak number of views alive.
     pub views_peak: u64,
+    /// What the process has measured of itself, a list.
+    pub trials: Value,
 }
 
 impl Activity {
@@ -166,6 +168,11 @@ impl Activity {
             lent_bytes: counter(Counter::LentBytes)?,
             faults: counter(Counter::Faults)?,
             views_peak: counter(Counter::ViewsPeak)?,
+            trials: value
+                .get("trials")
+                .filter(|trials| trials.is_array())
+                .cloned()
+                .ok_or_else(|| bad("no trials"))?,
         })
     }
 }

@@ -35,8 +35,11 @@ use crate::kit::traffic::Load;
 const CONNECTION_ROUNDS: usize = 2;
 /// A slice that was disturbed is taken again; a round with one that was disturbed so many times is dropped.
 const MAX_TAKES: u32 = 3;
-/// Warm-up of a server, in slices: accounts of call sites begin with nothing.
+/// Warm-up of a server, in slices.
 const WARM_UP: u32 = 5;
+/// The same under uncopy, which begins with nothing known: its accounts of call sites fill, and it finds out by trials of
+/// 1.3 s at least what pays. What that costs a program is measured by the experiment `switching`.
+const UNCOPY_WARM_UP: u32 = 40;
 /// Load over new connections that is not measured, as a part of a slice.
 const SETTLE_PART: u32 = 4;
 /// How long processes of a server may live longer than the one that was started.
@@ -180,12 +183,11 @@ impl Slicing<'_> {
         let mut subjects = self.start(&mut random, start)?;
         let (begin, mut generation) = (Instant::now(), Generation::default());
         while generation.rounds.is_empty() || begin.elapsed() < time && !self.is_enough(&generation) {
-            if !generation.rounds.is_empty() {
-                for subject in &mut subjects {
-                    let reconnected = subject.running.reconnect();
-                    subject.doing(reconnected)?;
-                    subject.load(self.slices.slice / SETTLE_PART)?;
-                }
+            // Also before the first: a server may have closed what was idle while others warmed up.
+            for subject in &mut subjects {
+                let reconnected = subject.running.reconnect();
+                subject.doing(reconnected)?;
+                subject.load(self.slices.slice / SETTLE_PART)?;
             }
             for subject in &mut subjects {
                 subject.find_processes();
@@ -232,7 +234,8 @@ impl Slicing<'_> {
             let running =
                 start(side).map_err(|failure| Failure::new(format!("{}: {failure}", side.name())))?;
             let mut subject = Subject { side, running, processes: Vec::new(), verified_bytes: 0 };
-            let prepared = subject.running.prepare(self.slices.slice * WARM_UP);
+            let warm_up = if side == Side::Uncopy { UNCOPY_WARM_UP } else { WARM_UP };
+            let prepared = subject.running.prepare(self.slices.slice * warm_up);
             subject.verified_bytes = subject.doing(prepared)?;
             subjects.push((at, subject));
         }
@@ -301,12 +304,13 @@ impl Slicing<'_> {
         let verified_bytes = subject.verified_bytes + subject.doing(verified)?;
         let (pid, side) = (subject.running.server().process().pid(), subject.side);
         let stderr = subject.running.server().stderr_text();
-        let mut notes = self.launcher.notes(side, pid, &stderr, self.expects_elision);
+        let (mut notes, activity) = self.launcher.inspect(side, pid, &stderr, self.expects_elision);
         notes.extend(subject.running.notes());
         Ok(Sample {
             resident_bytes: Some(resident_bytes as f64),
             counts: after.since(&before, load.exchanges),
             verified_bytes: (verified_bytes > 0).then_some(verified_bytes),
+            trials: activity.map(|activity| activity.trials),
             notes,
             ..Sample::default()
         })

@@ -37,7 +37,7 @@ use uncopy_core::options::{OPTIONS, Options};
 use uncopy_core::recording::request::Request;
 use uncopy_profile::Profile;
 use uncopy_profile::assemble::{Run, assemble};
-use uncopy_profile::model::Machine;
+use uncopy_profile::model::{Machine, Measurement};
 
 /// How often recordings are taken in.
 const TICK: Duration = Duration::from_millis(50);
@@ -182,6 +182,7 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
         request,
         child: Some(child),
         attached: None,
+        measured: Vec::new(),
         is_asked_to_end: false,
         child_ended: None,
         gave_terminal: false,
@@ -223,12 +224,13 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
 /// Attaches to a process that runs under uncopy.
 fn attach(pid: u32, request: &RecordingRequest) -> u8 {
     let prepared = live::owner(pid).and_then(|owner| {
-        live::counters(pid)?;
+        let counters = live::counters(pid)?;
         Directory::make(owner)
+            .map(|directory| (directory, counters))
             .map_err(|error| live::Failure::Io { path: live::shared_memory().into(), error })
     });
-    let directory = match prepared {
-        Ok(directory) => directory,
+    let (directory, counters) = match prepared {
+        Ok(prepared) => prepared,
         Err(failure) => {
             output::complain(failure);
             return EXIT_FAILURE;
@@ -243,6 +245,12 @@ fn attach(pid: u32, request: &RecordingRequest) -> u8 {
         request,
         child: None,
         attached: Some(pid),
+        measured: counters
+            .trials
+            .0
+            .iter()
+            .map(|(factor, standing)| Measurement::of(*factor, standing))
+            .collect(),
         is_asked_to_end: false,
         child_ended: None,
         gave_terminal: false,
@@ -283,6 +291,8 @@ struct Session<'a> {
     child: Option<Child>,
     /// The process that was asked to record, if it ran already.
     attached: Option<u32>,
+    /// What that one had measured by itself.
+    measured: Vec<Measurement>,
     /// Whether it was told to end before it began.
     is_asked_to_end: bool,
     child_ended: Option<(Ending, f64)>,
@@ -456,6 +466,7 @@ impl Session<'_> {
                 .map_or(self.request.min_size_bytes.unwrap_or(default_bytes), |process| {
                     process.recording.min_size_bytes
                 }),
+            measured: self.measured,
             warnings,
         };
         let profile = assemble(run, &processes);

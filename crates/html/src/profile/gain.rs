@@ -41,6 +41,10 @@ pub(super) fn section(profile: &Profile) -> Markup {
         quantity::seconds(profile.seconds),
     );
     section.element("p", &[], &words);
+    for measured in &profile.measured {
+        let words = format!("Measured by the program itself: {}: {}.", measured.what, measured.text);
+        section.element("p", &[], &shortened(&words, NAME));
+    }
     if !prediction.losers.is_empty() {
         section.append(losers(profile));
     }

@@ -21,7 +21,7 @@ impl Comparison {
         Some(value)
     }
 
-    /// Every figure of every round, of each process a list of each.
+    /// Every figure of every round, of each process a list of each, and what it measured of itself.
     fn samples_json(&self) -> Value {
         let of_side = |generation: &Generation, side: usize| {
             let mut lists = Map::new();
@@ -45,7 +45,10 @@ impl Comparison {
         let of_process = |generation: &Generation| {
             let sides = self.sides.iter().enumerate();
             let sides = sides.map(|(at, side)| (side.key().to_owned(), of_side(generation, at)));
+            let trials = self.sides.iter().zip(&generation.ends);
+            let trials = trials.filter_map(|(side, end)| Some((side.key().to_owned(), end.trials.clone()?)));
             json!({
+                "trials": trials.collect::<Map<_, _>>(),
                 "connection": generation.rounds.iter().map(|round| round.connection).collect::<Vec<_>>(),
                 "dropped": generation.rounds.iter().map(|round| &round.dropped).collect::<Vec<_>>(),
                 "retaken": generation.rounds.iter().map(|round| round.retaken).collect::<Vec<_>>(),

@@ -28,9 +28,12 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 pub struct Registry {
     pids: Vec<Pid>,
     directories: Vec<PathBuf>,
+    /// Files of the kernel's that were written, and what they said before.
+    settings: Vec<(PathBuf, String)>,
 }
 
-static REGISTRY: Mutex<Registry> = Mutex::new(Registry { pids: Vec::new(), directories: Vec::new() });
+static REGISTRY: Mutex<Registry> =
+    Mutex::new(Registry { pids: Vec::new(), directories: Vec::new(), settings: Vec::new() });
 
 /// The registry, locked. Start and wait for processes while holding it.
 pub fn registry() -> MutexGuard<'static, Registry> {
@@ -48,7 +51,19 @@ impl Registry {
         self.pids.retain(|known| *known != pid);
     }
 
-    /// Ends every process and removes every directory.
+    /// Takes note that a setting of the kernel's is changed that said `before`.
+    pub fn change(&mut self, setting: &Path, before: String) {
+        self.settings.push((setting.to_owned(), before));
+    }
+
+    /// Makes a setting what it was, as far as that is permitted.
+    pub fn restore(&mut self, setting: &Path) {
+        for (_, before) in self.settings.extract_if(.., |(path, _)| path == setting) {
+            let _ = std::fs::write(setting, before);
+        }
+    }
+
+    /// Ends every process, removes every directory, and restores every setting.
     fn end_all(&mut self) {
         // A server's own processes may outlive it.
         descendants::adopt();
@@ -68,6 +83,9 @@ impl Registry {
         descendants::end_all(GRACE);
         for directory in &self.directories {
             let _ = std::fs::remove_dir_all(directory);
+        }
+        for (setting, before) in &self.settings {
+            let _ = std::fs::write(setting, before);
         }
     }
 }
