@@ -99,7 +99,7 @@ impl Drop for Views {
 /// A registered block.
 fn block(bytes: usize) -> BlockRef {
     assert!(activation::activate(), "userfaultfd can be used");
-    let at = HEAP.allocate(bytes, 1).expect("a block").at;
+    let at = HEAP.allocate_aligned(bytes, 1).expect("a block").at;
     let _critical = Critical::enter();
     at.lock().register().expect("registered");
     at

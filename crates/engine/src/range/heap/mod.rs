@@ -1,4 +1,4 @@
-//! The block heap: the program's large allocations, page-aligned, found by address arithmetic.
+//! The block heap: the program's large allocations, in blocks of whole pages that are found by address arithmetic.
 //!
 //! ```text
 //! reservation: | class 0 span | class 1 span | … | class 55 span |      one span: 2^shift bytes
@@ -95,6 +95,11 @@ pub struct Heap {
     trim_due_ms: AtomicU64,
     trimmed_class: AtomicUsize,
 }
+
+/// Where blocks begin in their first page that would be full otherwise, buffers of whole pages above all: all at the same
+/// place, so that copies from one to another are of whole pages, and not at a page's start, where the kernel's own buffers begin
+/// (nginx as a proxy, 64 KiB buffers, bodies of 1 MiB: 1.17 to 1.25 times tuned glibc's processor time, thus 0.91).
+const LEAD_BYTES: usize = PAGE_BYTES / 2;
 
 /// Where in its first page a block begins for the program that leaves `spare_bytes` of it: a cache line that differs from
 /// block to block, but is the same for each.
@@ -222,17 +227,28 @@ impl Heap {
     /// `None` when it is too large or nothing is left: the program's own allocator then serves it.
     #[must_use]
     pub fn allocate(&self, len_bytes: usize, caller: usize) -> Option<Allocation> {
-        self.obtain(len_bytes, caller, |at| lead_bytes(at.base, at.bytes() - len_bytes))
+        let class = Class::for_len(len_bytes)?;
+        let spare_bytes = |block_bytes: usize| block_bytes - len_bytes;
+        if spare_bytes(class.bytes()) >= LEAD_BYTES {
+            return self.obtain(class, len_bytes, caller, |at| lead_bytes(at.base, spare_bytes(at.bytes())));
+        }
+        let class = Class::for_len(len_bytes + LEAD_BYTES).unwrap_or(class);
+        self.obtain(class, len_bytes, caller, |at| LEAD_BYTES.min(spare_bytes(at.bytes())) as u16)
     }
 
     /// The same, aligned to a page.
     #[must_use]
     pub fn allocate_aligned(&self, len_bytes: usize, caller: usize) -> Option<Allocation> {
-        self.obtain(len_bytes, caller, |_| 0)
+        self.obtain(Class::for_len(len_bytes)?, len_bytes, caller, |_| 0)
     }
 
-    fn obtain(&self, len_bytes: usize, caller: usize, lead: impl Fn(&BlockRef) -> u16) -> Option<Allocation> {
-        let class = Class::for_len(len_bytes)?;
+    fn obtain(
+        &self,
+        class: Class,
+        len_bytes: usize,
+        caller: usize,
+        lead: impl Fn(&BlockRef) -> u16,
+    ) -> Option<Allocation> {
         let shift = self.shift.load(Relaxed);
         if !self.is_reserved() || class.bytes() > 1 << shift {
             return None;

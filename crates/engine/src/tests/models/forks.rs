@@ -57,7 +57,7 @@ fn a_fork_among_faults_and_allocations_goes_on() {
         let touching = spawn(move || assert_eq!(load(at.base + PAGE_BYTES), 7));
         let allocating = spawn(|| {
             // Refused while the fork is under way: the program's own allocator serves it then.
-            if let Some(Allocation { at, .. }) = HEAP.allocate(2 * PAGE_BYTES, 1) {
+            if let Some(Allocation { at, .. }) = HEAP.allocate_aligned(2 * PAGE_BYTES, 1) {
                 HEAP.free(at.base);
             }
         });

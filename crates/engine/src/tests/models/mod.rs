@@ -57,7 +57,7 @@ fn end() {
 
 /// A registered block of two pages and more that is all empty.
 fn block() -> BlockRef {
-    let Allocation { at, .. } = HEAP.allocate(2 * PAGE_BYTES, 1).expect("a block");
+    let Allocation { at, .. } = HEAP.allocate_aligned(2 * PAGE_BYTES, 1).expect("a block");
     at
 }
 
