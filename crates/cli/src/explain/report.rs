@@ -10,7 +10,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use uncopy_core::ledger::{Entry, Field, Ledger, Process};
 use uncopy_core::policy::Costs;
-use uncopy_core::policy::trials::Standings;
+use uncopy_core::policy::trials::catalogue::ELISION;
+use uncopy_core::policy::trials::{Finding, Standings};
 use uncopy_profile::symbols::{Place, Symbols};
 use uncopy_profile::words::{bytes, duration};
 
@@ -37,6 +38,24 @@ struct Account {
     trials: Standings,
     /// The ones that mattered most first.
     sites: Vec<Site>,
+}
+
+impl Account {
+    /// Whether the sites' estimates, taken together, have the opposite sign of what trials have measured.
+    fn has_wrong_estimates(&self) -> bool {
+        let sum = |field| self.sites.iter().map(|site| i128::from(site.entry.get(field))).sum::<i128>();
+        is_contradicted(sum(Field::SavedNs) - sum(Field::SpentNs), &self.trials)
+    }
+}
+
+/// Whether trials have found the opposite sign of what eliding was estimated to save.
+fn is_contradicted(estimated_ns: i128, trials: &Standings) -> bool {
+    let measured = trials.0.iter().find(|(factor, _)| *factor == ELISION);
+    measured.is_some_and(|(_, standing)| match standing.finding {
+        Finding::Costs => estimated_ns > 0,
+        Finding::Saves => estimated_ns < 0,
+        Finding::Equal | Finding::Unknown => false,
+    })
 }
 
 /// The whole report.
@@ -120,6 +139,12 @@ impl Report {
             for line in process.trials.lines() {
                 let _ = writeln!(table, "measured: {line}");
             }
+            if process.has_wrong_estimates() {
+                let _ = writeln!(
+                    table,
+                    "what the sites below are said to save is an estimate, and wrong: measured is what counts"
+                );
+            }
             if !process.sites.is_empty() {
                 rows(&mut table, &process.sites);
             }
@@ -140,6 +165,7 @@ impl Report {
                     "reason": process.reason,
                     "costs": process.costs.map(|costs| costs.to_text()),
                     "trials": serde_json::from_str::<Value>(&process.trials.to_json()).unwrap_or_default(),
+                    "wrong_estimates": process.has_wrong_estimates(),
                     "sites": process.sites.iter().map(Site::to_json).collect::<Vec<_>>(),
                 })
             })
@@ -291,6 +317,7 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uncopy_core::policy::trials::Standing;
 
     fn empty(why_plain: Option<&str>, without_room: u64) -> Report {
         let ledger = Ledger { processes: Vec::new(), without_room, why_plain: why_plain.map(str::to_owned) };
@@ -304,6 +331,17 @@ mod tests {
         let table = empty(Some("no permission"), 2).to_table();
         assert!(table.contains("\nuncopy was not loaded: no permission\nmissing: 2 further"), "{table}");
         assert_eq!(empty(None, 0).to_json()["ending"], "ended by signal 9");
+    }
+
+    #[test]
+    fn estimates_that_measurement_contradicts_are_said_to_be_wrong() {
+        let contradicted = |finding, estimated_ns| {
+            let standing = Standing { finding, is_on: false, pairs: 20, ratio: 1.1, radius: 0.01 };
+            is_contradicted(estimated_ns, &Standings(vec![(ELISION, standing)]))
+        };
+        assert!(contradicted(Finding::Costs, 4) && contradicted(Finding::Saves, -4));
+        assert!(!contradicted(Finding::Costs, -4) && !contradicted(Finding::Saves, 4));
+        assert!(!contradicted(Finding::Equal, 4) && !is_contradicted(4, &Standings::default()));
     }
 
     #[test]

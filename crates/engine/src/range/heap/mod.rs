@@ -24,7 +24,6 @@ use uncopy_core::classes::{CLASSES, Class};
 use uncopy_core::ledger::Field;
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_core::policy::sites::Share;
-use uncopy_core::random::splitmix64;
 use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
@@ -38,11 +37,12 @@ use uncopy_sys::sync::atomic::{
 };
 
 mod free_blocks;
+mod lead;
 pub(crate) mod retention;
 
 use free_blocks::{Free, FreeBlocks};
+use lead::Lead;
 
-const LINE_BYTES: usize = 64;
 /// Log2 of a span where nothing limits the address space.
 const MAX_SHIFT: u32 = 34;
 /// Log2 of the smallest useful span.
@@ -94,18 +94,6 @@ pub struct Heap {
     /// When the next class's free blocks are looked at where no handler does that, ms, and which.
     trim_due_ms: AtomicU64,
     trimmed_class: AtomicUsize,
-}
-
-/// Where blocks begin in their first page that would be full otherwise, buffers of whole pages above all: all at the same
-/// place, so that copies from one to another are of whole pages, and not at a page's start, where the kernel's own buffers begin
-/// (nginx as a proxy, 64 KiB buffers, bodies of 1 MiB: 1.17 to 1.25 times tuned glibc's processor time, thus 0.91).
-const LEAD_BYTES: usize = PAGE_BYTES / 2;
-
-/// Where in its first page a block begins for the program that leaves `spare_bytes` of it: a cache line that differs from
-/// block to block, but is the same for each.
-const fn lead_bytes(base: usize, spare_bytes: usize) -> u16 {
-    let lines = (if spare_bytes < PAGE_BYTES { spare_bytes } else { PAGE_BYTES - 1 }) / LINE_BYTES + 1;
-    (splitmix64(base as u64) as usize % lines * LINE_BYTES) as u16
 }
 
 /// A block fresh from [`Heap::allocate`].
@@ -227,28 +215,17 @@ impl Heap {
     /// `None` when it is too large or nothing is left: the program's own allocator then serves it.
     #[must_use]
     pub fn allocate(&self, len_bytes: usize, caller: usize) -> Option<Allocation> {
-        let class = Class::for_len(len_bytes)?;
-        let spare_bytes = |block_bytes: usize| block_bytes - len_bytes;
-        if spare_bytes(class.bytes()) >= LEAD_BYTES {
-            return self.obtain(class, len_bytes, caller, |at| lead_bytes(at.base, spare_bytes(at.bytes())));
-        }
-        let class = Class::for_len(len_bytes + LEAD_BYTES).unwrap_or(class);
-        self.obtain(class, len_bytes, caller, |at| LEAD_BYTES.min(spare_bytes(at.bytes())) as u16)
+        let (class, lead) = Lead::for_len(len_bytes)?;
+        self.obtain(class, lead, len_bytes, caller)
     }
 
     /// The same, aligned to a page.
     #[must_use]
     pub fn allocate_aligned(&self, len_bytes: usize, caller: usize) -> Option<Allocation> {
-        self.obtain(Class::for_len(len_bytes)?, len_bytes, caller, |_| 0)
+        self.obtain(Class::for_len(len_bytes)?, Lead::None, len_bytes, caller)
     }
 
-    fn obtain(
-        &self,
-        class: Class,
-        len_bytes: usize,
-        caller: usize,
-        lead: impl Fn(&BlockRef) -> u16,
-    ) -> Option<Allocation> {
+    fn obtain(&self, class: Class, lead: Lead, len_bytes: usize, caller: usize) -> Option<Allocation> {
         let shift = self.shift.load(Relaxed);
         if !self.is_reserved() || class.bytes() > 1 << shift {
             return None;
@@ -262,7 +239,7 @@ impl Heap {
         }
         let retained = at.block.take_retained_pages();
         self.retained_pages.fetch_sub(retained as usize, Relaxed);
-        at.block.set_request(site, lead(&at), len_bytes);
+        at.block.set_request(site, lead.bytes(&at, len_bytes), len_bytes);
         at.block.clear(Flag::HELD_A_VIEW);
         let is_fresh = at.block.has(Flag::FRESH);
         if is_fresh && wants_registered && !at.block.has(Flag::REGISTERED) {
