@@ -119,8 +119,7 @@ fn doing(word: &str) -> String {
         .collect()
 }
 
-/// The document as it is after its script ran. A browser that hangs (it did so once in some hundred runs, whatever the
-/// page) is told of and started once more.
+/// The document as it is after its script ran. A browser that hangs (one did, once; why is not known) is told of and started once more.
 fn dump(browser: &Path, room: &Room, page: &str) -> String {
     let file = room.0.join("page.html");
     std::fs::write(&file, page).expect("the page");

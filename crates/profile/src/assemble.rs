@@ -9,6 +9,8 @@ use crate::model::{
 use crate::prediction::{self, SiteSums};
 use crate::symbols::{Symbols, file_name};
 use std::collections::HashMap;
+use uncopy_core::policy::trials::Standings;
+use uncopy_core::policy::trials::catalogue::{ELISION, Name};
 use uncopy_core::recording::{self, Call as RecordedCall, Function, Recording};
 
 /// Links in the file at most, the largest.
@@ -42,7 +44,7 @@ pub struct Run {
     /// Smallest size recorded, bytes.
     pub min_size_bytes: u64,
     /// What the program had measured by itself.
-    pub measured: Vec<Measurement>,
+    pub measured: Standings,
     /// What is to be known besides.
     pub warnings: Vec<String>,
 }
@@ -120,7 +122,7 @@ pub fn assemble(run: Run, processes: &[Recorded]) -> Profile {
         operations: chains::operations(&flows, &local, &tables.leaves, &sites),
         sites,
         dropped_events: processes.iter().map(dropped).sum(),
-        measured: run.measured,
+        measured: run.measured.0.iter().map(|(factor, told)| Measurement::of(*factor, told)).collect(),
         warnings: run.warnings,
         ..Profile::default()
     };
@@ -130,9 +132,9 @@ pub fn assemble(run: Run, processes: &[Recorded]) -> Profile {
     let costs = processes.iter().find_map(|process| process.recording.costs);
     prediction::predict(&mut profile, &sums, &costs.unwrap_or_default());
     warn(&mut profile, processes);
-    let is_wrong = |measured: &&Measurement| measured.contradicts(profile.prediction.ns);
-    if let Some(Measurement { what, text, .. }) = profile.measured.iter().find(is_wrong) {
-        let warning = format!("the estimate is wrong; measured by the program itself: {what}: {text}");
+    if let Some(told) = run.measured.contradicting(profile.prediction.ns.into()) {
+        let what = Name(ELISION);
+        let warning = format!("the estimate is wrong; measured by the program itself: {what}: {told}");
         profile.warnings.push(warning);
     }
     (profile.modules, profile.frames, profile.stacks) = (tables.modules, tables.frames, tables.stacks);

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 use uncopy_core::policy::trials::Standing;
-use uncopy_core::policy::trials::catalogue::{ELISION, Name};
+use uncopy_core::policy::trials::catalogue::Name;
 
 /// What [`Profile::format`] says.
 pub const FORMAT: &str = "uncopy-profile";
@@ -94,14 +94,6 @@ impl Measurement {
             high: told(standing.ratio + standing.radius),
             text: standing.to_string(),
         }
-    }
-
-    /// Whether it says that eliding gives the opposite of `predicted_ns`, what it was predicted to save.
-    #[must_use]
-    pub fn contradicts(&self, predicted_ns: i64) -> bool {
-        self.what == Name(ELISION).to_string()
-            && (predicted_ns > 0 && self.low.is_some_and(|low| low > 1.0)
-                || predicted_ns < 0 && self.high.is_some_and(|high| high < 1.0))
     }
 }
 
@@ -506,24 +498,6 @@ mod tests {
         let profile = Profile::parse(SAMPLE.as_bytes()).expect("well-formed");
         assert_eq!(profile.operations[0].steps.len(), 5);
         assert_eq!(Profile::parse(profile.to_json().as_bytes()).expect("its own text"), profile);
-    }
-
-    #[test]
-    fn an_estimate_of_the_wrong_sign_is_seen_where_the_interval_leaves_no_doubt() {
-        use uncopy_core::policy::trials::Finding;
-        let measured = |factor, ratio, radius| {
-            let finding = Finding::Unknown;
-            Measurement::of(factor, &Standing { finding, is_on: true, pairs: 20, ratio, radius })
-        };
-        for (measured, is_wrong) in [
-            (measured(ELISION, 1.1, 0.05), [true, false]),
-            (measured(ELISION, 0.9, 0.05), [false, true]),
-            (measured(ELISION, 1.1, 0.2), [false, false]),
-            (measured(ELISION, 1.1, f64::INFINITY), [false, false]),
-            (measured(ELISION + 1, 1.1, 0.05), [false, false]),
-        ] {
-            assert_eq!([1, -1].map(|ns| measured.contradicts(ns)), is_wrong, "{measured:?}");
-        }
     }
 
     #[test]

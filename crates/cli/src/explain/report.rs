@@ -10,8 +10,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use uncopy_core::ledger::{Entry, Field, Ledger, Process};
 use uncopy_core::policy::Costs;
-use uncopy_core::policy::trials::catalogue::ELISION;
-use uncopy_core::policy::trials::{Finding, Standings};
+use uncopy_core::policy::trials::Standings;
 use uncopy_profile::symbols::{Place, Symbols};
 use uncopy_profile::words::{bytes, duration};
 
@@ -44,18 +43,8 @@ impl Account {
     /// Whether the sites' estimates, taken together, have the opposite sign of what trials have measured.
     fn has_wrong_estimates(&self) -> bool {
         let sum = |field| self.sites.iter().map(|site| i128::from(site.entry.get(field))).sum::<i128>();
-        is_contradicted(sum(Field::SavedNs) - sum(Field::SpentNs), &self.trials)
+        self.trials.contradicting(sum(Field::SavedNs) - sum(Field::SpentNs)).is_some()
     }
-}
-
-/// Whether trials have found the opposite sign of what eliding was estimated to save.
-fn is_contradicted(estimated_ns: i128, trials: &Standings) -> bool {
-    let measured = trials.0.iter().find(|(factor, _)| *factor == ELISION);
-    measured.is_some_and(|(_, standing)| match standing.finding {
-        Finding::Costs => estimated_ns > 0,
-        Finding::Saves => estimated_ns < 0,
-        Finding::Equal | Finding::Unknown => false,
-    })
 }
 
 /// The whole report.
@@ -317,7 +306,6 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uncopy_core::policy::trials::Standing;
 
     fn empty(why_plain: Option<&str>, without_room: u64) -> Report {
         let ledger = Ledger { processes: Vec::new(), without_room, why_plain: why_plain.map(str::to_owned) };
@@ -331,17 +319,6 @@ mod tests {
         let table = empty(Some("no permission"), 2).to_table();
         assert!(table.contains("\nuncopy was not loaded: no permission\nmissing: 2 further"), "{table}");
         assert_eq!(empty(None, 0).to_json()["ending"], "ended by signal 9");
-    }
-
-    #[test]
-    fn estimates_that_measurement_contradicts_are_said_to_be_wrong() {
-        let contradicted = |finding, estimated_ns| {
-            let standing = Standing { finding, is_on: false, pairs: 20, ratio: 1.1, radius: 0.01 };
-            is_contradicted(estimated_ns, &Standings(vec![(ELISION, standing)]))
-        };
-        assert!(contradicted(Finding::Costs, 4) && contradicted(Finding::Saves, -4));
-        assert!(!contradicted(Finding::Costs, -4) && !contradicted(Finding::Saves, 4));
-        assert!(!contradicted(Finding::Equal, 4) && !is_contradicted(4, &Standings::default()));
     }
 
     #[test]

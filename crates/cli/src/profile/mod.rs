@@ -34,10 +34,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uncopy_core::options::{OPTIONS, Options};
+use uncopy_core::policy::trials::Standings;
 use uncopy_core::recording::request::Request;
 use uncopy_profile::Profile;
 use uncopy_profile::assemble::{Run, assemble};
-use uncopy_profile::model::{Machine, Measurement};
+use uncopy_profile::model::Machine;
 
 /// How often recordings are taken in.
 const TICK: Duration = Duration::from_millis(50);
@@ -182,7 +183,7 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
         request,
         child: Some(child),
         attached: None,
-        measured: Vec::new(),
+        measured: Standings::default(),
         is_asked_to_end: false,
         child_ended: None,
         gave_terminal: false,
@@ -245,12 +246,7 @@ fn attach(pid: u32, request: &RecordingRequest) -> u8 {
         request,
         child: None,
         attached: Some(pid),
-        measured: counters
-            .trials
-            .0
-            .iter()
-            .map(|(factor, standing)| Measurement::of(*factor, standing))
-            .collect(),
+        measured: counters.trials,
         is_asked_to_end: false,
         child_ended: None,
         gave_terminal: false,
@@ -292,7 +288,7 @@ struct Session<'a> {
     /// The process that was asked to record, if it ran already.
     attached: Option<u32>,
     /// What that one had measured by itself.
-    measured: Vec<Measurement>,
+    measured: Standings,
     /// Whether it was told to end before it began.
     is_asked_to_end: bool,
     child_ended: Option<(Ending, f64)>,

@@ -1,7 +1,7 @@
 //! What is told of a factor: three words of a file that other programs read, and a line for people.
 
 use super::MAX_FACTORS;
-use super::catalogue::Name;
+use super::catalogue::{ELISION, Name};
 use super::finding::{Finding, MIN_PAIRS};
 use core::fmt;
 
@@ -12,14 +12,14 @@ use std::vec::Vec;
 /// Length of what is told of all factors, bytes.
 pub const TRIALS_BYTES: usize = MAX_FACTORS * WORDS * 8;
 const WORDS: usize = 3;
+const IS_ON: u64 = 1 << 8;
+const PAIRS_SHIFT: u32 = 32;
+
 /// Offset of what is told of a factor, bytes.
 #[must_use]
 pub const fn offset(factor: usize) -> usize {
     factor % MAX_FACTORS * WORDS * 8
 }
-
-const IS_ON: u64 = 1 << 8;
-const PAIRS_SHIFT: u32 = 32;
 
 /// What is told of a factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,6 +115,16 @@ impl Standings {
         self.0.iter().map(|(factor, standing)| std::format!("{}: {standing}", Name(*factor)))
     }
 
+    /// What was measured of eliding, if by the whole of its interval it is the opposite of an estimate that eliding saves so
+    /// many ns.
+    #[must_use]
+    pub fn contradicting(&self, estimated_ns: i128) -> Option<&Standing> {
+        let (_, standing) = self.0.iter().find(|(factor, _)| *factor == ELISION)?;
+        let costs = estimated_ns > 0 && standing.ratio - standing.radius > 1.0;
+        let saves = estimated_ns < 0 && standing.ratio + standing.radius < 1.0;
+        (costs || saves).then_some(standing)
+    }
+
     /// A JSON array.
     #[must_use]
     pub fn to_json(&self) -> String {
@@ -173,6 +183,21 @@ mod tests {
         ] {
             assert_eq!(told.to_string(), text);
         }
+    }
+
+    #[test]
+    fn an_estimate_of_the_wrong_sign_is_seen_where_the_interval_leaves_no_doubt() {
+        for (factor, ratio, radius, is_wrong) in [
+            (ELISION, 1.1, 0.05, [true, false]),
+            (ELISION, 0.9, 0.05, [false, true]),
+            (ELISION, 1.1, 0.2, [false, false]),
+            (ELISION, 1.1, f64::INFINITY, [false, false]),
+            (ELISION + 1, 1.1, 0.05, [false, false]),
+        ] {
+            let told = Standings(std::vec![(factor, standing(Finding::Unknown, true, 20, ratio, radius))]);
+            assert_eq!([1, -1].map(|ns| told.contradicting(ns).is_some()), is_wrong, "{told:?}");
+        }
+        assert!(Standings::default().contradicting(4).is_none());
     }
 
     #[test]
