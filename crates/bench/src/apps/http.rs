@@ -12,6 +12,9 @@ use crate::kit::{Failure, Random, Result, While, compare};
 
 /// How long a server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection may take before it is tried again: the kernel itself would wait for a second, and for three,
+/// after a server that is behind with accepting (Icecast's queue has five places) had no room.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(5);
 /// Longest head of an answer, bytes.
 const HEAD_LIMIT_BYTES: usize = 8192;
 /// Upper bound of threads: a server with one processor is kept busy by fewer.
@@ -143,7 +146,13 @@ impl<'a> Connections<'a> {
 impl Requests<'_> {
     fn connect(&self) -> Result<TcpStream> {
         let what = || format!("connecting to {} at {}", self.name, self.server);
-        let stream = TcpStream::connect_timeout(&self.server, TIMEOUT).doing(what())?;
+        let begin = Instant::now();
+        let stream = loop {
+            match TcpStream::connect_timeout(&self.server, CONNECT_TIMEOUT) {
+                Err(error) if error.kind() == ErrorKind::TimedOut && begin.elapsed() < TIMEOUT => {}
+                stream => break stream.doing(what())?,
+            }
+        };
         stream.set_nodelay(true).doing(what())?;
         stream.set_read_timeout(Some(TIMEOUT)).doing(what())?;
         stream.set_write_timeout(Some(TIMEOUT)).doing(what())?;

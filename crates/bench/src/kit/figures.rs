@@ -6,6 +6,7 @@ use crate::kit::sample::Metric;
 use crate::kit::side::Side;
 use crate::kit::statistics::Interval;
 use crate::kit::table::{Align, Table, amount, figure};
+use crate::kit::verdict::Verdict;
 
 /// Operations per second.
 pub const RATE: Metric = |sample| sample.operations_per_s;
@@ -51,12 +52,13 @@ pub fn of_best(comparisons: &[Comparison]) -> String {
     for comparison in comparisons {
         let Some(best) = comparison.best_rival() else { continue };
         is_empty = false;
+        let over_best = comparison.ratio_to_best(Side::Uncopy, CPU);
         let over = |side, other| ratio(comparison.ratio_of(side, other, CPU));
         table.row(vec![
             comparison.title().to_owned(),
-            over(Side::Uncopy, best),
+            ratio(over_best),
             best.name().to_owned(),
-            comparison.verdict(Side::Uncopy, best).map_or_else(String::new, |verdict| verdict.to_string()),
+            over_best.map_or_else(String::new, |ratio| Verdict::of(ratio, comparison.rounds()).to_string()),
             over(Side::Uncopy, Side::Plain),
             over(Side::HeapOnly, Side::Plain),
             over(Side::PlainAgain, Side::Plain),

@@ -66,5 +66,5 @@ pub use running::Running;
 pub use sample::{Metric, Sample};
 pub use side::{Launcher, Side};
 pub use slices::Slices;
-pub use statistics::Interval;
+pub use statistics::{Interval, Rival};
 pub use table::{Align, Table, amount, counted, figure, number, size};

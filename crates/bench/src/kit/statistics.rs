@@ -80,6 +80,38 @@ impl Interval {
         Some(Self { median: median.exp(), low: low.exp(), high: high.exp() })
     }
 
+    /// A ratio over the best of `rivals`, which of equal ones is not the luckiest: for each process the rival that costs
+    /// least in all the others, so that what picks a rival is not what it is compared by. `None` with fewer than
+    /// [`Self::MIN_PICKING`] processes, or where a rival was not measured in each.
+    #[must_use]
+    pub fn over_best(rivals: &[Rival]) -> Option<Self> {
+        let processes = rivals.first()?.costs.len();
+        let is_whole = |rival: &Rival| rival.costs.len() == processes && rival.ratios.len() == processes;
+        if processes < Self::MIN_PICKING || !rivals.iter().all(is_whole) {
+            return None;
+        }
+        let elsewhere = |rival: &Rival, at: usize| {
+            let others = rival.costs.iter().enumerate().filter(|(other, _)| *other != at);
+            others.map(|(_, cost)| cost.ln()).sum::<f64>()
+        };
+        let of_process = |at: usize| {
+            let best =
+                rivals.iter().min_by(|one, other| elsewhere(one, at).total_cmp(&elsewhere(other, at)))?;
+            Some(vec![best.ratios[at]])
+        };
+        let picked = Self::of_ratios(&(0..processes).map(of_process).collect::<Option<Vec<_>>>()?)?;
+        // What is picked depends on all the processes, which makes them more alike than they are (simulated below): the
+        // interval is not narrower than that of the rival which is best in all together.
+        let total = |rival: &Rival| rival.costs.iter().map(|cost| cost.ln()).sum::<f64>();
+        let best = rivals.iter().min_by(|one, other| total(one).total_cmp(&total(other)))?;
+        let groups: Vec<_> = best.ratios.iter().map(|ratio| vec![*ratio]).collect();
+        let factor = Self::of_ratios(&groups)?.half_width().max(picked.half_width()) + 1.0;
+        Some(Self { low: picked.median / factor, high: picked.median * factor, ..picked })
+    }
+
+    /// Processes that are needed to pick by the others.
+    const MIN_PICKING: usize = 3;
+
     /// Half of the width of a ratio's interval, as a part of the ratio.
     #[must_use]
     pub fn half_width(&self) -> f64 {
@@ -91,6 +123,15 @@ impl Interval {
     pub fn scaled(self, factor: f64) -> Self {
         Self { median: self.median * factor, low: self.low * factor, high: self.high * factor }
     }
+}
+
+/// What could be had in place of something, by process.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rival {
+    /// What it costs, over the same other thing for all rivals.
+    pub costs: Vec<f64>,
+    /// The cost of what is compared with it, over its own.
+    pub ratios: Vec<f64>,
 }
 
 /// As in `1.23 [1.19–1.27]`.
@@ -192,6 +233,35 @@ mod tests {
                 assert!(wrong <= RUNS * 5 / 100, "{wrong} wrong verdicts of {RUNS}: {what}");
             }
         }
+    }
+
+    #[test]
+    fn something_as_good_as_its_rivals_is_found_to_be_so_whichever_was_lucky() {
+        const RUNS: u32 = 400;
+        let mut source = Noise { random: Random::new(11), normal: 0.05, outliers: 0.0 };
+        let (mut picked, mut naive, mut held) = (0.0, 0.0, 0);
+        for _ in 0..RUNS {
+            let subject: Vec<f64> = (0..5).map(|_| source.cost()).collect();
+            let mut rival = || {
+                let costs: Vec<f64> = (0..5).map(|_| source.cost()).collect();
+                let ratios = subject.iter().zip(&costs).map(|(mine, its)| mine / its).collect();
+                Rival { costs, ratios }
+            };
+            let rivals: Vec<Rival> = (0..5).map(|_| rival()).collect();
+            let found = Interval::over_best(&rivals).expect("five processes");
+            let of = |rival: &Rival| Interval::of_ratios(&[rival.ratios.clone()]).expect("ratios").median;
+            picked += found.median.ln() / f64::from(RUNS);
+            naive += rivals.iter().map(of).fold(0.0, f64::max).ln() / f64::from(RUNS);
+            held += u32::from(found.low <= 1.0 && found.high >= 1.0);
+        }
+        assert!(
+            naive > 0.02 && picked.abs() < 0.005,
+            "{naive} by the same processes, {picked} by the others"
+        );
+        assert!(held >= RUNS * 93 / 100, "{held} of {RUNS}");
+        let (few, part) = (vec![1.0; 2], Rival { costs: vec![1.0; 3], ratios: vec![1.0; 2] });
+        assert_eq!(Interval::over_best(&[Rival { costs: few.clone(), ratios: few }]), None);
+        assert_eq!((Interval::over_best(&[part]), Interval::over_best(&[])), (None, None));
     }
 
     #[test]

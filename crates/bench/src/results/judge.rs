@@ -52,16 +52,24 @@ pub fn judge(case: &Pooled<'_>, side: &str, by: Judge) -> Option<Judgement> {
     if !is_uncopy(side) || case.obstacle().is_some() {
         return None;
     }
-    let of = |of, over: &'static str| {
-        let ratio = case.ratio(side, of, over)?;
-        Some(Judgement { ratio, of, over, verdict: Verdict::of(ratio, case.rounds()) })
+    let judgement = |ratio, of, over: &'static str| Judgement {
+        ratio,
+        of,
+        over,
+        verdict: Verdict::of(ratio, case.rounds()),
+    };
+    let of = |of, over: &'static str| Some(judgement(case.ratio(side, of, over)?, of, over));
+    let over_best = || {
+        let best = case.best_rival()?;
+        Some(judgement(case.ratio_to_best(side, best)?, Quantity::Cpu, best))
     };
     let plain = Side::Plain.name();
     match by {
         Judge::Cost => None,
         // Memory that is paid for with processor time is not saved.
         Judge::Memory => Some(worse(of(Quantity::Memory, plain)?, of(Quantity::Cpu, plain)?)),
-        Judge::Speed => of(Quantity::Cpu, case.best_rival().unwrap_or(plain))
+        Judge::Speed => over_best()
+            .or_else(|| of(Quantity::Cpu, plain))
             .or_else(|| of(Quantity::Time, plain))
             .or_else(|| of(Quantity::Load, plain)),
     }

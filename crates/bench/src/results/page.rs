@@ -77,7 +77,7 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
 
 const HOW_TO_READ: &str = "\
 - CPU: the server's processor time for each operation, over that of the same packaged program without uncopy, in the same round; less than 1 is less. The client compares every byte.
-- The best allocator is the one of glibc, tuned glibc (`GLIBC_TUNABLES`), mimalloc, jemalloc and uncopy's heap by itself (*heap only*) that takes the least, chosen by the same rounds. What is named is what it was; uncopy is judged beside it. uncopy-cached and uncopy-files are judged beside themselves copying.
+- The best allocator is the one of glibc, tuned glibc (`GLIBC_TUNABLES`), mimalloc, jemalloc and uncopy's heap by itself (*heap only*) that takes the least. It is named; uncopy is judged beside it. Each process is compared with the one that is best in all the *other* processes: the luckiest of several equal ones would otherwise look better than any is. uncopy-cached and uncopy-files are judged beside themselves copying.
 - `1.23 [1.19–1.27]`: the median with its 95 % interval over fresh processes. Helps: all of it below 0.97. Harmless: all of it within 0.97 and 1.03. Costs: all of it above 1.03. Undecided: anything else.
 - Runs differ by: how far the medians of whole runs, made hours apart, lie apart.";
 

@@ -1,7 +1,6 @@
 //! A case over all runs: ratios from the processes of every run, and by how much the runs differ.
 
-use crate::kit::Interval;
-use crate::kit::Side;
+use crate::kit::{Interval, Rival, Side};
 use crate::results::model::{Case, Quantity, Ratio, Results};
 
 /// What a user could have in place of uncopy, besides nothing.
@@ -94,6 +93,24 @@ impl<'a> Pooled<'a> {
         };
         let best = RIVALS.iter().filter_map(cost).min_by(|one, other| one.1.total_cmp(&other.1))?;
         Some(if best.1 < 1.0 { best.0 } else { Side::Plain.name() })
+    }
+
+    /// The processor time of `side` over that of the best rival, which each process's other processes pick; over
+    /// `best` where processes were not told apart.
+    #[must_use]
+    pub fn ratio_to_best(&self, side: &str, best: &str) -> Option<Interval> {
+        let plain = Side::Plain.name();
+        let medians = |side: &str, over: &str| -> Vec<f64> {
+            self.by_process(side, Quantity::Cpu, over).map(|interval| interval.median).collect()
+        };
+        let over_plain = medians(side, plain);
+        let nothing = Rival { costs: vec![1.0; over_plain.len()], ratios: over_plain };
+        let rival =
+            |rival: &Side| Rival { costs: medians(rival.name(), plain), ratios: medians(side, rival.name()) };
+        let is_measured = |rival: &Rival| !rival.costs.is_empty();
+        let rivals = RIVALS.iter().map(rival).filter(is_measured);
+        Interval::over_best(&std::iter::once(nothing).chain(rivals).collect::<Vec<_>>())
+            .or_else(|| self.ratio(side, Quantity::Cpu, best))
     }
 }
 

@@ -60,7 +60,7 @@ impl Experiment for Apps {
                 ),
                 claim("zIO, Table 3 (§5.3)", "A relayed stream: 812 listeners, with zIO 944 (1.16 times)."),
             ],
-            "apps icecast-file icecast-relay",
+            "apps --seconds=60 icecast-file icecast-relay",
             "apps --quick --sides uncopy icecast-file icecast-relay",
         ),
         entry(

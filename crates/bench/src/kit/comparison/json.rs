@@ -5,20 +5,21 @@ use serde_json::{Map, Value, json};
 use super::{Comparison, Generation};
 use crate::kit::sample::{METRICS, Metric, Sample};
 use crate::kit::side::Side;
+use crate::kit::statistics::Interval;
 
 impl Comparison {
-    /// A ratio for programs, with what each process by itself says.
-    fn ratio_json(&self, side: Side, other: Side, metric: Metric) -> Option<Value> {
+    /// `ratio`, of `side` over `other`, for programs, with what each process by itself says.
+    fn ratio_json(&self, ratio: Interval, side: Side, other: Side, metric: Metric) -> Value {
         let processes = self.ratio_by_process(side, other, metric).into_iter().map(|(interval, rounds)| {
             let mut value = json!(interval);
             value["rounds"] = json!(rounds);
             value
         });
-        let mut value = json!(self.ratio_of(side, other, metric)?);
+        let mut value = json!(ratio);
         value["processes"] = processes.collect();
         value["rounds"] = json!(self.rounds());
         value["dropped"] = json!(self.dropped());
-        Some(value)
+        value
     }
 
     /// Every figure of every round, of each process a list of each, and what it measured of itself.
@@ -69,15 +70,15 @@ impl Comparison {
                 let Some(mut figure) = self.figure(*side, metric).map(|figure| json!(figure)) else {
                     continue;
                 };
-                let others = [
-                    ("ratio_to_plain", Some(Side::Plain)),
-                    ("ratio_to_zero_copy_limit", Some(Side::Limit)),
-                    ("ratio_to_best_rival", best),
+                let over = |other| self.ratio_of(*side, other, metric);
+                let ratios = [
+                    ("ratio_to_plain", Side::Plain, over(Side::Plain)),
+                    ("ratio_to_zero_copy_limit", Side::Limit, over(Side::Limit)),
+                    ("ratio_to_best_rival", best.unwrap_or(Side::Plain), self.ratio_to_best(*side, metric)),
                 ];
-                for (name, other) in others {
-                    let other = other.filter(|other| other != side);
-                    if let Some(ratio) = other.and_then(|other| self.ratio_json(*side, other, metric)) {
-                        figure[name] = ratio;
+                for (name, other, ratio) in ratios {
+                    if let Some(ratio) = ratio.filter(|_| other != *side) {
+                        figure[name] = self.ratio_json(ratio, *side, other, metric);
                     }
                 }
                 figures.insert(key.to_owned(), figure);

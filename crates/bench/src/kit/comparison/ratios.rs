@@ -3,7 +3,7 @@
 use super::{Comparison, Generation, Round};
 use crate::kit::sample::{Metric, Sample};
 use crate::kit::side::Side;
-use crate::kit::statistics::{Interval, median};
+use crate::kit::statistics::{Interval, Rival, median};
 use crate::kit::verdict::Verdict;
 
 /// Figures of the rounds of one process, by connection.
@@ -87,11 +87,31 @@ impl Comparison {
     /// `None` where there are no others than plain.
     #[must_use]
     pub fn best_rival(&self) -> Option<Side> {
-        let rivals = self.sides.iter().filter(|side| side.is_rival());
-        let cost = |side: &Side| Some((*side, self.ratio(*side, |sample| sample.cpu_us)?.median));
-        let costs: Vec<(Side, f64)> = rivals.filter_map(cost).collect();
+        let cost = |side: Side| Some((side, self.ratio(side, |sample| sample.cpu_us)?.median));
+        let costs: Vec<(Side, f64)> = self.rivals().filter_map(cost).collect();
         let least = costs.iter().min_by(|one, other| one.1.total_cmp(&other.1)).filter(|_| costs.len() > 1);
         least.map(|(side, _)| *side)
+    }
+
+    /// A figure under `side` over the same under the best rival, which each process's other processes pick; with few
+    /// processes, under [`Comparison::best_rival`]. `None` where that is `side`.
+    #[must_use]
+    pub fn ratio_to_best(&self, side: Side, metric: Metric) -> Option<Interval> {
+        let best = self.best_rival().filter(|best| *best != side)?;
+        let medians = |side, other, metric| {
+            let processes = self.ratio_by_process(side, other, metric);
+            processes.iter().map(|(interval, _)| interval.median).collect()
+        };
+        let rival = |rival| Rival {
+            costs: medians(rival, Side::Plain, |sample| sample.cpu_us),
+            ratios: medians(side, rival, metric),
+        };
+        let rivals: Vec<Rival> = self.rivals().map(rival).collect();
+        Interval::over_best(&rivals).or_else(|| self.ratio_of(side, best, metric))
+    }
+
+    fn rivals(&self) -> impl Iterator<Item = Side> {
+        self.sides.iter().copied().filter(|side| side.is_rival())
     }
 
     /// A figure under `side` over the same under [`Side::Limit`], round by round; `None` for sides that it is no limit
