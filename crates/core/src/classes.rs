@@ -1,5 +1,6 @@
 //! Size classes of the block heap: eight classes of one to eight pages, then four per doubling, so
-//! that rounding up wastes at most a fifth of a block's addresses (its unused pages stay absent).
+//! that rounding up wastes at most a fifth of a block's addresses. Its unused pages stay absent unless an earlier owner used
+//! them.
 
 use crate::addr::{PAGE_BYTES, pages_up};
 

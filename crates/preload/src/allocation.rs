@@ -250,11 +250,11 @@ unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
             HEAP.free(pointer as usize);
             return core::ptr::null_mut();
         }
-        if len <= old.room_bytes() && len > old.bytes() / 2 {
+        if old.resize(len) {
             return pointer;
         }
         if let Some(new) = block(len, caller) {
-            transfer(old, new);
+            transfer(old, new, len);
             HEAP.free(pointer as usize);
             return new.at.start() as Pointer;
         }

@@ -17,7 +17,7 @@ static RATE: AtomicU64 = AtomicU64::new(0);
 /// Shortest time between the two comparisons, ns: each is wrong by some 50 ns at most.
 const MIN_NS: u64 = 2_000_000;
 
-/// A clock that every kernel has, ns. `errno` is kept: the call cannot fail.
+/// A clock that every kernel has, ns; 0 where a filter refuses it.
 #[inline]
 fn read_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -31,9 +31,10 @@ pub fn now_ns() -> u64 {
     read_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// Processor time that all threads of the process have used, ns.
+/// Processor time that all threads of the process have used, ns: a system call, not one of the vDSO.
 #[must_use]
 pub fn process_cpu_ns() -> u64 {
+    let _errno = crate::errno::Keep::new();
     read_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 

@@ -67,6 +67,7 @@ fn own_part() -> &'static AtomicU32 {
     &TABLE.parts[thread_id() as usize % PARTS].0
 }
 
+/// One more in the table and in the thread's own count. With the program's handlers kept away.
 fn enter() -> bool {
     let depth = DEPTH.with(Cell::get);
     if depth == 0 {
@@ -80,6 +81,7 @@ fn enter() -> bool {
     true
 }
 
+/// The contrary, in the same way.
 fn leave() {
     let depth = DEPTH.with(Cell::get) - 1;
     DEPTH.with(|own| own.set(depth));
@@ -128,12 +130,15 @@ impl Presence {
 
     #[inline]
     fn enter_now() -> Option<Self> {
+        // A handler that forks between the two counts would wait for its own thread.
+        let _critical = Critical::enter_briefly();
         enter().then(|| Self(()))
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
+        let _critical = Critical::enter_briefly();
         leave();
     }
 }

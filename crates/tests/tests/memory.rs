@@ -9,5 +9,6 @@ uncopy_tests::scenarios! { "memory":
     freed_by_another_thread => [ElidedBytes, InputBytes],
     very_large_blocks => [ElidedBytes, InputBytes, OutputBytes],
     steady_state => [ElidedBytes, InputBytes, OutputBytes],
+    forked_while_freeing => [],
     protected_and_used_again => [ElidedBytes, InputBytes],
 }

@@ -70,8 +70,7 @@ fn step_if_due(due_ms: u64) {
     }
 }
 
-/// From here on whoever sends need not count: every call that moves bytes is. For a library that sees them all, which begins the
-/// trials when it has something to leave out.
+/// From here on whoever sends need not count: every large call that moves bytes is. For a library that sees them all.
 pub fn count_every_call() {
     COUNTS_EVERY_CALL.store(true, Relaxed);
 }
@@ -81,24 +80,24 @@ pub fn count_every_call() {
 #[inline]
 #[must_use]
 pub fn counts_sends() -> bool {
+    slices::begin_once();
     if COUNTS_EVERY_CALL.load(Relaxed) {
         return false;
     }
-    slices::begin_once();
     tick();
     IS_MEASURED.load(Relaxed)
 }
 
-/// Begins with the trials; `changed` is told after each pair of slices. Later calls only change the pace.
+/// Begins with the trials, unless they have ended; `changed` is told after each pair of slices. A later call changes the
+/// pace, and begins with a rest. The caller has seen to it that no filter ends the process for reading a clock.
 pub fn begin(pace: Pace, changed: Option<Changed>) {
     slices::begin(pace, changed);
 }
 
-/// Ends the trials: everything is on from here on.
+/// Ends the trials for good: what was found to save time is on from here on, and nothing else, because nobody looks any
+/// more whether it costs.
 pub fn end() {
-    DUE_MS.store(u64::MAX, Relaxed);
-    ARMS.store(u32::MAX, Relaxed);
-    IS_MEASURED.store(false, Relaxed);
+    arms::end();
 }
 
 /// In a forked child, before another thread exists: its own clock begins with nothing. What is known stays.

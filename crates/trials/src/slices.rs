@@ -1,12 +1,14 @@
 //! The stages of a pair of slices, and what they cost.
 
-use crate::arms::{ARMS, CONCERNED, DUE_MS, IS_MEASURED, LOSSES};
+use crate::arms::{self, ARMS, CONCERNED, DUE_MS, GAINS, IS_MEASURED, LOSSES};
 use crate::moved::Moved;
 use crate::pace::Pace;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uncopy_core::policy::trials::Trials;
 use uncopy_sys::clock;
+use uncopy_sys::filter;
 use uncopy_sys::guarded::Guarded;
+use uncopy_sys::lock::Critical;
 
 /// A part of a slice in which too little goes on is given up after so many times its length.
 const MAX_LENGTHS: u64 = 50;
@@ -67,29 +69,46 @@ uncopy_sys::statics! {
     });
 }
 
+static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+
 pub(crate) fn begin(pace: Pace, changed: Option<Changed>) {
+    HAS_BEGUN.store(true, Relaxed);
+    // No handler of the program may jump out of here with the lock.
+    let _critical = Critical::enter_briefly();
     let mut trial = TRIAL.lock();
     trial.pace = pace;
     trial.changed = changed.or(trial.changed);
     trial.trials.reseed(clock::now_ns());
+    trial.rest();
     DUE_MS.store(clock::now_ms() + pace.warm_up_ms, Relaxed);
+    arms::have_ended();
 }
 
-/// Begins unless the trials have begun, or were ended.
+/// Begins unless that has been done, here or by the engine. Where a filter may end the process for reading a clock, only
+/// the engine finds out whether it does: until then nothing is done that can be left out.
 #[inline]
 pub(crate) fn begin_once() {
-    static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
     if !HAS_BEGUN.load(Relaxed) && !HAS_BEGUN.swap(true, Relaxed) {
+        begin_here();
+    }
+}
+
+#[cold]
+fn begin_here() {
+    if filter::is_filtered() {
+        arms::settle();
+    } else {
         begin(Pace::USUAL, None);
     }
 }
 
 pub(crate) fn in_child() {
-    if DUE_MS.load(Relaxed) == u64::MAX {
-        return;
-    }
     // Another thread of the parent may have held it: that is not in this process.
     TRIAL.raw().unlock();
+    let is_begun = HAS_BEGUN.load(Relaxed) && !arms::have_ended();
+    if !is_begun || DUE_MS.load(Relaxed) == u64::MAX && filter::is_filtered() {
+        return;
+    }
     let mut trial = TRIAL.lock();
     trial.trials.reseed(clock::now_ns());
     trial.rest();
@@ -98,9 +117,11 @@ pub(crate) fn in_child() {
 /// The time of the stage is over. Only one thread takes the next step.
 #[cold]
 pub(crate) fn step() {
+    let _critical = Critical::enter_briefly();
     let Some(mut trial) = TRIAL.try_lock() else { return };
     if clock::now_ms() >= DUE_MS.load(Relaxed) {
         trial.step();
+        arms::have_ended();
     }
 }
 
@@ -135,6 +156,7 @@ impl Trial {
                 } else {
                     self.trials.end_pair(self.costs, self.concerned);
                     LOSSES.store(self.trials.losses(), Relaxed);
+                    GAINS.store(self.trials.gains(), Relaxed);
                     if let Some(changed) = self.changed {
                         changed(&self.trials);
                     }
@@ -144,13 +166,16 @@ impl Trial {
         }
     }
 
-    /// Whether enough has gone on in a part of a slice that is over by the clock. Gives the pair up where nothing does.
+    /// Whether enough has gone on in a part of a slice that is over by the clock. If not, that is asked again after a
+    /// while, not in each call; the pair is given up where nothing goes on.
     fn is_long_enough(&mut self, now: Moment, length_ms: u64, min_calls: u64) -> bool {
         let cpu_ns = now.cpu_ns.saturating_sub(self.begun.cpu_ns);
         let is_long_enough = cpu_ns >= length_ms * 1_000_000 / self.pace.min_cpu_share
             && now.moved.since(self.begun.moved).calls >= min_calls;
         if !is_long_enough && now.ms > self.begun.ms + MAX_LENGTHS * length_ms {
             self.rest();
+        } else if !is_long_enough {
+            DUE_MS.store(now.ms + (length_ms / 8).max(1), Relaxed);
         }
         is_long_enough
     }

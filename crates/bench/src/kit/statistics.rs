@@ -249,7 +249,9 @@ mod tests {
             };
             let rivals: Vec<Rival> = (0..5).map(|_| rival()).collect();
             let found = Interval::over_best(&rivals).expect("five processes");
-            let of = |rival: &Rival| Interval::of_ratios(&[rival.ratios.clone()]).expect("ratios").median;
+            let of = |rival: &Rival| {
+                Interval::of_ratios(std::slice::from_ref(&rival.ratios)).expect("ratios").median
+            };
             picked += found.median.ln() / f64::from(RUNS);
             naive += rivals.iter().map(of).fold(0.0, f64::max).ln() / f64::from(RUNS);
             held += u32::from(found.low <= 1.0 && found.high >= 1.0);

@@ -235,7 +235,7 @@ unsafe fn between(
             prepare_overwrite(&mut to_locked, to_range, &mut dropped);
         }
         if let Some(from_locked) = from_locked.as_mut().filter(|_| !is_plain && is_for_good(why_not))
-            && from.block.is_copied_often()
+            && from.block.count_copy()
         {
             make_present(from_locked, from_range.touched_pages(), &mut dropped);
         }
@@ -268,6 +268,7 @@ unsafe fn between(
     // plain in the source is copied, never viewed, so the steps hold for the staged pieces too.
     let done = unsafe { apply(&mut to_locked, &all, &steps, site, &mut dropped) };
     to_locked.at.note_buffer(site, to_range.touched_pages());
+    from.block.forget_copies();
     drop((from_locked, to_locked));
     // SAFETY: both ends are valid, as memmove's caller promises; no lock is held.
     unsafe { all.fetch_missing(section, &done.missing, to.base) };
@@ -316,19 +317,19 @@ const fn realloc_site(to: &BlockRef) -> usize {
     to.pages as usize
 }
 
-/// Moves a block's contents to another block: what realloc does.
+/// Moves the first `len_bytes` bytes of a block, or as many as it has, to another block: what realloc does.
 ///
 /// A new block without pages gets the old one's; where it has pages of its own, these are written, and the old block
 /// keeps the ones that its next owner would have to fault in again.
 ///
 /// # Safety
 /// The program owns both blocks and uses neither during the call.
-pub unsafe fn transfer(from: BlockRef, to: Allocation) {
+pub unsafe fn transfer(from: BlockRef, to: Allocation, len_bytes: usize) {
     if to.is_zero && HEAP.relocate(from, to.at) {
         return;
     }
     let (is_bare, to) = (to.is_zero, to.at);
-    let len_bytes = from.room_bytes().min(to.room_bytes());
+    let len_bytes = len_bytes.min(from.room_bytes()).min(to.room_bytes());
     // SAFETY: the program owns both blocks and uses neither meanwhile; blocks do not overlap.
     unsafe {
         if !copy(to.start(), from.start(), len_bytes, realloc_site(&to)) {

@@ -176,8 +176,7 @@ fn start() -> Result<(), Obstacle> {
 
 /// Begins to try whether what the engine does pays.
 fn begin_trials() {
-    // A filter may end the process for reading the clock.
-    if !cfg!(loom) && POLICY.mode() == Policy::Auto && !filter::is_filtered() {
+    if !cfg!(loom) && POLICY.mode() == Policy::Auto {
         let slice_ms = SLICE_MS.load(Relaxed);
         let pace = if slice_ms == 0 { Pace::USUAL } else { Pace::of_ms(slice_ms) };
         uncopy_trials::begin(pace, Some(show_trials));

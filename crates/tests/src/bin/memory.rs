@@ -421,6 +421,42 @@ fn protected_and_used_again(seed: u64) {
     }
 }
 
+/// Handlers fork while blocks are freed whose pages go back to the kernel.
+fn forked_while_freeing(_seed: u64) {
+    extern "C" fn fork(_signal: i32) {
+        // SAFETY: the child ends at once; the parent waits for it.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(0);
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        }
+    }
+    let every = |us| libc::itimerval {
+        it_interval: libc::timeval { tv_sec: 0, tv_usec: us },
+        it_value: libc::timeval { tv_sec: 0, tv_usec: us },
+    };
+    // SAFETY: the handler makes calls that may be made in one.
+    unsafe { libc::signal(libc::SIGALRM, fork as *const () as usize) };
+    // What has so much may retain more than the tens of MiB that are left alone.
+    let kept = black_box(Vec::<u8>::with_capacity(256 * MIB));
+    for _ in 0..4 {
+        let blocks: Vec<Vec<u8>> = (0..64).map(|_| vec![black_box(7u8); MIB]).collect();
+        drop(black_box(blocks));
+        // SAFETY: as above; there is no timer after the second call.
+        unsafe { libc::setitimer(libc::ITIMER_REAL, &every(5000), null_mut()) };
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < std::time::Duration::from_millis(400) {
+            drop(black_box(vec![black_box(5u8); 64 * KIB]));
+        }
+        // SAFETY: as above.
+        unsafe { libc::setitimer(libc::ITIMER_REAL, &every(0), null_mut()) };
+    }
+    drop(kept);
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seed = arguments[1].parse().expect("seed");
@@ -433,6 +469,7 @@ fn main() {
         "freed_by_another_thread" => freed_by_another_thread(seed),
         "very_large_blocks" => very_large_blocks(seed),
         "steady_state" => steady_state(seed),
+        "forked_while_freeing" => forked_while_freeing(seed),
         "protected_and_used_again" => protected_and_used_again(seed),
         other => panic!("unknown scenario {other}"),
     }

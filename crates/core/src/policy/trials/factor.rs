@@ -62,6 +62,12 @@ impl Factor {
         }
     }
 
+    /// Whether it was found to pay.
+    #[must_use]
+    pub fn is_a_gain(&self) -> bool {
+        self.finding.is_on()
+    }
+
     fn looks_like_a_loss(&self) -> bool {
         self.evidence.pairs() >= LEANING_PAIRS
             && self.evidence.mean() > LEANING_ERRORS * self.evidence.standard_error()

@@ -2,7 +2,8 @@
 
 use super::evidence::Evidence;
 
-/// A decision is wrong with this probability at most, for each direction half.
+/// That something saves or costs is wrong with this probability at most, for each direction half; that it makes no difference
+/// with [`SHOWN_ALPHA`].
 const ALPHA: f64 = 0.001;
 /// The intervals that users see.
 pub(super) const SHOWN_ALPHA: f64 = 0.05;

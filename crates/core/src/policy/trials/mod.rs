@@ -98,6 +98,13 @@ impl Trials {
         on.fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
+    /// The factors that were found to pay, a bit each.
+    #[must_use]
+    pub fn gains(&self) -> u32 {
+        let gains = self.factors.iter().enumerate().filter(|(_, factor)| factor.is_a_gain());
+        gains.fold(0, |mask, (index, _)| mask | 1 << index)
+    }
+
     /// The factors that do not pay, a bit each.
     #[must_use]
     pub fn losses(&self) -> u32 {

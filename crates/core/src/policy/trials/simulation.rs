@@ -137,6 +137,11 @@ fn at_most_one_decision_in_a_thousand_is_wrong_where_the_difference_is_five_perc
                 at(5),
                 at(9)
             );
+            let is_plain = matches!(noise, Noise::Even(scatter) if scatter <= 0.1);
+            assert!(
+                !is_plain || (ratio - 1.0f64).abs() < 0.1 || none == 0,
+                "{noise:?} {ratio}: {none} undecided"
+            );
             assert!(wrong <= 1, "{noise:?} {ratio}: {wrong} wrong decisions");
             wrong_in_all += wrong;
         }

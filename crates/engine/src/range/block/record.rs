@@ -60,7 +60,7 @@ pub struct Block {
     copies: AtomicU16,
     /// Bytes before the program's first one: see [`lead_bytes`](Self::lead_bytes).
     lead_bytes: AtomicU16,
-    /// Present pages counted as retained while the block is free.
+    /// Pages that were present when it was last free, as far as is known.
     retained_pages: AtomicU32,
     /// What copying over short present runs has cost since a run was last moved out, ns.
     pub(super) copied_over_ns: AtomicU32,
@@ -160,17 +160,25 @@ impl Block {
 
     /// Records who asks for the block, and for how many bytes, which begin `lead_bytes` into it.
     pub(in crate::range) fn set_request(&self, alloc_site: u16, lead_bytes: u16, len_bytes: usize) {
+        self.forget_copies();
         self.alloc_site.store(alloc_site, Relaxed);
         self.lead_bytes.store(lead_bytes, Relaxed);
         self.asked_pages.store(pages_up(usize::from(lead_bytes) + len_bytes), Relaxed);
     }
 
-    /// Takes note of a copy of its views that was not elided; whether it is one of every [`MAX_COPIES`].
+    /// Takes note of a copy of its views that was not elided; whether it is the last of [`MAX_COPIES`] of which none was.
     #[must_use]
-    pub fn is_copied_often(&self) -> bool {
+    pub fn count_copy(&self) -> bool {
         let copies = self.copies.load(Relaxed) + 1;
         self.copies.store(copies % MAX_COPIES, Relaxed);
         copies >= MAX_COPIES
+    }
+
+    /// Takes note of a copy that was elided, or of another owner.
+    pub fn forget_copies(&self) {
+        if self.copies.load(Relaxed) != 0 {
+            self.copies.store(0, Relaxed);
+        }
     }
 
     /// Bytes before the first one that the program was given, less than a page; `range::heap` says why.
@@ -185,7 +193,7 @@ impl Block {
         self.absent_pages.load(Relaxed)
     }
 
-    /// Present pages counted as retained while the block is free.
+    /// Pages that were present when it was last free, as far as is known: retained while it is.
     pub(in crate::range) fn retained_pages(&self) -> u32 {
         self.retained_pages.load(Relaxed)
     }
@@ -193,11 +201,6 @@ impl Block {
     /// Sets that number.
     pub(in crate::range) fn set_retained_pages(&self, pages: u32) {
         self.retained_pages.store(pages, Relaxed);
-    }
-
-    /// Takes that number: the block is not free any more.
-    pub(in crate::range) fn take_retained_pages(&self) -> u32 {
-        self.retained_pages.swap(0, Relaxed)
     }
 
     /// Sets the link in a free list: index plus one of the next block. Under the class's lock.
@@ -327,6 +330,19 @@ impl BlockRef {
         self.bytes() - self.block.lead_bytes()
     }
 
+    /// Lets the program have `len_bytes` from its first byte on instead of what it asked for, if there is room, and that is
+    /// not less than half of it; whether it may.
+    #[must_use]
+    pub fn resize(&self, len_bytes: usize) -> bool {
+        let (pages, asked) = (pages_up(self.block.lead_bytes() + len_bytes), &self.block.asked_pages);
+        // What is asked for, not the block: that may be larger than its owner needed.
+        let serves = len_bytes <= self.room_bytes() && 2 * pages >= asked.load(Relaxed);
+        if serves {
+            asked.fetch_max(pages, Relaxed);
+        }
+        serves
+    }
+
     /// Whether some of its pages may be absent.
     #[must_use]
     pub fn may_have_absent_pages(&self) -> bool {
@@ -384,5 +400,33 @@ impl BlockRef {
     #[must_use]
     pub fn uffd(&self) -> Uffd {
         if self.slot.is_some() { CHANGES.uffd() } else { ARENA.uffd() }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_serves_what_is_not_much_less_than_was_asked_for_however_large_it_is() {
+        static BLOCK: Block = Block::new();
+        let at = BlockRef { block: &BLOCK, base: 0, pages: 16, slot: None };
+        BLOCK.set_request(0, 2048, 8 * PAGE_BYTES);
+        // Nine pages with the lead.
+        for (pages, serves) in
+            [(8, true), (4, true), (3, false), (15, true), (8, true), (16, false), (6, false)]
+        {
+            assert_eq!(at.resize(pages * PAGE_BYTES), serves, "{pages}");
+        }
+        assert_eq!(BLOCK.asked_pages(), 16, "with the lead, of 15");
+    }
+
+    #[test]
+    fn views_are_put_in_place_after_many_copies_of_which_none_was_elided() {
+        let block = Block::new();
+        assert!((1..MAX_COPIES).all(|_| !block.count_copy()) && block.count_copy());
+        assert!((1..MAX_COPIES).all(|_| !block.count_copy()));
+        block.forget_copies();
+        assert!((1..MAX_COPIES).all(|_| !block.count_copy()));
     }
 }

@@ -3,7 +3,6 @@
 //! Not at the page's start, where the kernel's own buffers begin: a string move whose destination is up to 63 bytes ahead of its
 //! source modulo 4096 takes 1.7 times as long on AMD's processors (docs/decisions/045).
 
-use crate::range::block::BlockRef;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::classes::Class;
 use uncopy_core::random::splitmix64;
@@ -19,7 +18,7 @@ pub(super) enum Lead {
     None,
     /// In the middle of the page: the same for all, so that a copy from one to another is one of whole pages.
     Middle,
-    /// At a cache line that differs from block to block, but is the same for each.
+    /// At a cache line that differs from block to block, but is the same for all requests of one length.
     Line,
 }
 
@@ -34,14 +33,14 @@ impl Lead {
         Some(larger.map_or((class, Self::None), |larger| (larger, Self::Middle)))
     }
 
-    /// Bytes before the first one that the program gets, of which it asked for `len_bytes`.
-    pub(super) fn bytes(self, at: &BlockRef, len_bytes: usize) -> u16 {
+    /// Bytes before the first one that the program gets, of which it asked for `len_bytes`, in the block at `base`.
+    pub(super) fn bytes(self, base: usize, block_bytes: usize, len_bytes: usize) -> u16 {
         let bytes = match self {
             Self::None => 0,
             Self::Middle => MIDDLE_BYTES,
             Self::Line => {
-                let lines = (at.bytes() - len_bytes).min(PAGE_BYTES - 1) / LINE_BYTES + 1;
-                splitmix64(at.base as u64) as usize % lines * LINE_BYTES
+                let lines = (block_bytes - len_bytes).min(PAGE_BYTES - 1) / LINE_BYTES + 1;
+                splitmix64(base as u64) as usize % lines * LINE_BYTES
             }
         };
         bytes as u16
@@ -61,6 +60,11 @@ mod tests {
             let tightest = Class::for_len(len_bytes).expect("a class");
             let is_next = matches!(lead, Lead::Middle) && class.index() == tightest.index() + 1;
             assert!(class == tightest || is_next, "{len_bytes}");
+            for base in (0..64).map(|block| block * class.bytes()) {
+                let lead_bytes = usize::from(lead.bytes(base, class.bytes(), len_bytes));
+                assert!(lead_bytes < PAGE_BYTES && lead_bytes.is_multiple_of(LINE_BYTES), "{len_bytes}");
+                assert!(lead_bytes + len_bytes <= class.bytes(), "{len_bytes} behind {lead_bytes}");
+            }
         }
     }
 

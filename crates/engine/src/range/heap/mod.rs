@@ -237,9 +237,9 @@ impl Heap {
         if !wants_registered && at.block.has(Flag::REGISTERED) && at.may_have_absent_pages() {
             Self::unregister(at);
         }
-        let retained = at.block.take_retained_pages();
+        let retained = at.block.retained_pages();
         self.retained_pages.fetch_sub(retained as usize, Relaxed);
-        at.block.set_request(site, lead.bytes(&at, len_bytes), len_bytes);
+        at.block.set_request(site, lead.bytes(at.base, at.bytes(), len_bytes), len_bytes);
         at.block.clear(Flag::HELD_A_VIEW);
         let is_fresh = at.block.has(Flag::FRESH);
         if is_fresh && wants_registered && !at.block.has(Flag::REGISTERED) {
@@ -443,8 +443,8 @@ impl Heap {
             let _ = unsafe { mem::unmap(at.base, at.bytes()) };
             return;
         }
-        // Of a plain block only what was asked for is likely to have been touched.
-        let mut present_pages = at.block.asked_pages();
+        // Of a plain block only what was asked for is likely to have been touched, by this owner or by earlier ones.
+        let mut present_pages = at.block.asked_pages().max(at.block.retained_pages());
         if registered {
             let work = held_a_view.then(Work::begin);
             let _critical = Critical::enter_briefly();

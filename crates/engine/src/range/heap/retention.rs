@@ -18,7 +18,9 @@ const RETAINED_FREELY_PAGES: u32 = 8;
 
 /// What free blocks may retain however long, where no handler gives it back, bytes.
 const RETAINED_FOR_GOOD_BYTES: usize = 40 << 20;
-/// Every class is looked at once in that time then, ms.
+/// So many blocks of each kind become bare in one call.
+const STEP_BLOCKS: u32 = 4;
+/// Every class is looked at once in that time then, unless some have more free blocks than that, ms.
 const ROUND_MS: u64 = 1000;
 
 /// A free block that has been taken out of the lists.
@@ -120,11 +122,15 @@ impl Heap {
         if now_ms < due_ms || self.trim_due_ms.compare_exchange(due_ms, next_ms, Relaxed, Relaxed).is_err() {
             return;
         }
-        let class = self.trimmed_class.fetch_add(1, Relaxed) % CLASSES;
-        for (is_registered, surplus) in
-            [true, false].into_iter().zip(self.surplus_blocks(class).unwrap_or_default())
-        {
-            for _ in 0..surplus {
+        let class = self.trimmed_class.load(Relaxed) % CLASSES;
+        let surplus = self.surplus_blocks(class).unwrap_or_default();
+        if surplus.iter().all(|blocks| *blocks <= STEP_BLOCKS) {
+            self.trimmed_class.fetch_add(1, Relaxed);
+        }
+        for (is_registered, surplus) in [true, false].into_iter().zip(surplus) {
+            for _ in 0..surplus.min(STEP_BLOCKS) {
+                // A handler that forks, or jumps out of here, would find the block's lock held.
+                let _critical = Critical::enter();
                 let Some(mut taken) = self.take_old(class, is_registered) else { break };
                 self.make_bare(&mut taken);
                 while !self.put_back(taken) {
