@@ -31,10 +31,10 @@ pub fn now_ns() -> u64 {
     read_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// Processor time that all threads of the process have used, ns: a system call, not one of the vDSO.
+/// Processor time that all threads of the process have used, ns: a system call, not one of the vDSO. Where a filter refuses it, `errno`
+/// is changed: for critical sections.
 #[must_use]
 pub fn process_cpu_ns() -> u64 {
-    let _errno = crate::errno::Keep::new();
     read_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 

@@ -52,7 +52,7 @@ pub fn of_best(comparisons: &[Comparison]) -> String {
     for comparison in comparisons {
         let Some(best) = comparison.best_rival() else { continue };
         is_empty = false;
-        let over_best = comparison.ratio_to_best(Side::Uncopy, CPU);
+        let over_best = comparison.ratio_to_best(Side::Uncopy, CPU).map(|(ratio, _)| ratio);
         let over = |side, other| ratio(comparison.ratio_of(side, other, CPU));
         table.row(vec![
             comparison.title().to_owned(),

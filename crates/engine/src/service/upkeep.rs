@@ -30,8 +30,6 @@ const ROUND_MS: u64 = if limits::IS_EAGER { 4 } else { 1000 };
 const REST_SHARE: u64 = if limits::IS_EAGER { 1 } else { 100 };
 /// After a step that another thread's lock was in the way of, ms.
 const RETRY_MS: i32 = 1;
-/// Free blocks whose pages are given back in one step.
-const STEP_BLOCKS: u32 = 4;
 
 /// What comes next in a round.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -225,7 +223,11 @@ impl State {
                 self.stage = Stage::Look;
             }
             Stage::Blocks(class, [0, 0]) => self.stage = self.blocks_from(class + 1),
-            Stage::Blocks(class, surplus) => self.stage = Stage::Blocks(class, self.trim(class, surplus)),
+            Stage::Blocks(class, surplus) => {
+                let left;
+                (left, self.taken) = HEAP.trim(class, surplus);
+                self.stage = Stage::Blocks(class, left);
+            }
             Stage::Look => {
                 if self.compaction.look() {
                     self.compaction.choose();
@@ -251,26 +253,6 @@ impl State {
             (surplus != [0, 0]).then_some(Stage::Blocks(class, surplus))
         });
         found.unwrap_or(Stage::Blocks(CLASSES, [0, 0]))
-    }
-
-    /// Makes some free blocks of a class bare; returns how many are left to be.
-    fn trim(&mut self, class: usize, [registered, plain]: [u32; 2]) -> [u32; 2] {
-        let is_registered = registered > 0;
-        let surplus = if is_registered { registered } else { plain };
-        let count = surplus.min(STEP_BLOCKS);
-        let mut left = surplus - count;
-        for _ in 0..count {
-            let Some(mut taken) = HEAP.take_old(class, is_registered) else {
-                left = 0;
-                break;
-            };
-            HEAP.make_bare(&mut taken);
-            if !HEAP.put_back(taken) {
-                self.taken = Some(taken);
-                break;
-            }
-        }
-        if is_registered { [left, plain] } else { [0, left] }
     }
 }
 

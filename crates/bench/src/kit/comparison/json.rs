@@ -62,7 +62,6 @@ impl Comparison {
     /// Everything, for programs.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let best = self.best_rival();
         let mut sides = Map::new();
         for side in &self.sides {
             let mut figures = Map::new();
@@ -70,14 +69,14 @@ impl Comparison {
                 let Some(mut figure) = self.figure(*side, metric).map(|figure| json!(figure)) else {
                     continue;
                 };
-                let over = |other| self.ratio_of(*side, other, metric);
+                let over = |other| Some((self.ratio_of(*side, other, metric)?, other));
                 let ratios = [
-                    ("ratio_to_plain", Side::Plain, over(Side::Plain)),
-                    ("ratio_to_zero_copy_limit", Side::Limit, over(Side::Limit)),
-                    ("ratio_to_best_rival", best.unwrap_or(Side::Plain), self.ratio_to_best(*side, metric)),
+                    ("ratio_to_plain", over(Side::Plain)),
+                    ("ratio_to_zero_copy_limit", over(Side::Limit)),
+                    ("ratio_to_best_rival", self.ratio_to_best(*side, metric)),
                 ];
-                for (name, other, ratio) in ratios {
-                    if let Some(ratio) = ratio.filter(|_| other != *side) {
+                for (name, ratio) in ratios {
+                    if let Some((ratio, other)) = ratio.filter(|(_, other)| other != side) {
                         figure[name] = self.ratio_json(ratio, *side, other, metric);
                     }
                 }
@@ -100,7 +99,7 @@ impl Comparison {
             "parameters": self.parameters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<Map<_, _>>(),
             "rounds": self.rounds(),
             "dropped": self.dropped(),
-            "best_rival": best.map(Side::key),
+            "best_rival": self.best_rival().map(Side::key),
             "sides": sides,
             "samples": self.samples_json(),
             "verified": self.is_verified(),

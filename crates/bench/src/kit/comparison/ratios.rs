@@ -93,10 +93,10 @@ impl Comparison {
         least.map(|(side, _)| *side)
     }
 
-    /// A figure under `side` over the same under the best rival, which each process's other processes pick; with few
-    /// processes, under [`Comparison::best_rival`]. `None` where that is `side`.
+    /// A figure under `side` over the same under the best rival, which each process's other processes pick (with few
+    /// processes, all together), and which is [the best](Comparison::best_rival) in all. `None` where that is `side`.
     #[must_use]
-    pub fn ratio_to_best(&self, side: Side, metric: Metric) -> Option<Interval> {
+    pub fn ratio_to_best(&self, side: Side, metric: Metric) -> Option<(Interval, Side)> {
         let best = self.best_rival().filter(|best| *best != side)?;
         let medians = |side, other, metric| {
             let processes = self.ratio_by_process(side, other, metric);
@@ -107,7 +107,8 @@ impl Comparison {
             ratios: medians(side, rival, metric),
         };
         let rivals: Vec<Rival> = self.rivals().map(rival).collect();
-        Interval::over_best(&rivals).or_else(|| self.ratio_of(side, best, metric))
+        let ratio = Interval::over_best(&rivals).or_else(|| self.ratio_of(side, best, metric))?;
+        Some((ratio, best))
     }
 
     fn rivals(&self) -> impl Iterator<Item = Side> {

@@ -94,22 +94,25 @@ impl Trials {
     /// What is done outside trials.
     #[must_use]
     pub fn usual(&self) -> u32 {
-        let on = self.factors.iter().enumerate().filter(|(_, factor)| factor.is_on());
-        on.fold(0, |mask, (index, _)| mask | 1 << index)
+        self.mask(Factor::is_on)
     }
 
     /// The factors that were found to pay, a bit each.
     #[must_use]
     pub fn gains(&self) -> u32 {
-        let gains = self.factors.iter().enumerate().filter(|(_, factor)| factor.is_a_gain());
-        gains.fold(0, |mask, (index, _)| mask | 1 << index)
+        self.mask(Factor::is_a_gain)
     }
 
     /// The factors that do not pay, a bit each.
     #[must_use]
     pub fn losses(&self) -> u32 {
-        let losses = self.factors.iter().enumerate().filter(|(_, factor)| factor.is_a_loss());
-        losses.fold(0, |mask, (index, _)| mask | 1 << index)
+        self.mask(Factor::is_a_loss)
+    }
+
+    /// A bit for each factor of which `is_so` holds.
+    fn mask(&self, is_so: impl Fn(&Factor) -> bool) -> u32 {
+        let those = self.factors.iter().enumerate().filter(|(_, factor)| is_so(factor));
+        those.fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
     /// Ends a pair whose slices cost so much for each byte, in any unit. `concerned`: the factors that had something to

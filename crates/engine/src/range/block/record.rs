@@ -334,13 +334,12 @@ impl BlockRef {
     /// not less than half of it; whether it may.
     #[must_use]
     pub fn resize(&self, len_bytes: usize) -> bool {
-        let (pages, asked) = (pages_up(self.block.lead_bytes() + len_bytes), &self.block.asked_pages);
-        // What is asked for, not the block: that may be larger than its owner needed.
-        let serves = len_bytes <= self.room_bytes() && 2 * pages >= asked.load(Relaxed);
-        if serves {
-            asked.fetch_max(pages, Relaxed);
+        if len_bytes > self.room_bytes() {
+            return false;
         }
-        serves
+        let pages = pages_up(self.block.lead_bytes() + len_bytes);
+        // What was asked for, not the block: that may be larger than its owner needed.
+        2 * pages >= self.block.asked_pages.fetch_max(pages, Relaxed)
     }
 
     /// Whether some of its pages may be absent.

@@ -18,7 +18,7 @@ const RETAINED_FREELY_PAGES: u32 = 8;
 
 /// What free blocks may retain however long, where no handler gives it back, bytes.
 const RETAINED_FOR_GOOD_BYTES: usize = 40 << 20;
-/// So many blocks of each kind become bare in one call.
+/// So many blocks become bare in one step.
 const STEP_BLOCKS: u32 = 4;
 /// Every class is looked at once in that time then, unless some have more free blocks than that, ms.
 const ROUND_MS: u64 = 1000;
@@ -62,6 +62,27 @@ impl Heap {
             surplus
         });
         Some(surplus)
+    }
+
+    /// One step of making free blocks of a class bare, of which there are `surplus`: how many are left to be, and a block
+    /// that is still to be put back, because another thread holds the class's lock.
+    pub(crate) fn trim(&self, class: usize, [registered, plain]: [u32; 2]) -> ([u32; 2], Option<Taken>) {
+        let is_registered = registered > 0;
+        let surplus = if is_registered { registered } else { plain };
+        let count = surplus.min(STEP_BLOCKS);
+        let (mut left, mut kept) = (surplus - count, None);
+        for _ in 0..count {
+            let Some(mut taken) = self.take_old(class, is_registered) else {
+                left = 0;
+                break;
+            };
+            self.make_bare(&mut taken);
+            if !self.put_back(taken) {
+                kept = Some(taken);
+                break;
+            }
+        }
+        (if is_registered { [left, plain] } else { [0, left] }, kept)
     }
 
     /// Takes an old block out of the lists. `None`: there is none, or another thread holds the class's lock.
@@ -127,15 +148,14 @@ impl Heap {
         if surplus.iter().all(|blocks| *blocks <= STEP_BLOCKS) {
             self.trimmed_class.fetch_add(1, Relaxed);
         }
-        for (is_registered, surplus) in [true, false].into_iter().zip(surplus) {
-            for _ in 0..surplus.min(STEP_BLOCKS) {
-                // A handler that forks, or jumps out of here, would find the block's lock held.
-                let _critical = Critical::enter();
-                let Some(mut taken) = self.take_old(class, is_registered) else { break };
-                self.make_bare(&mut taken);
-                while !self.put_back(taken) {
-                    clock::pause();
-                }
+        let mut left = surplus.map(|blocks| blocks.min(STEP_BLOCKS));
+        while left != [0, 0] {
+            // A handler that forks, or jumps out of here, would find a block's lock held.
+            let _critical = Critical::enter();
+            let taken;
+            (left, taken) = self.trim(class, left);
+            while taken.is_some_and(|taken| !self.put_back(taken)) {
+                clock::pause();
             }
         }
     }
