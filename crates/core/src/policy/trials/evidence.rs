@@ -2,14 +2,17 @@
 //!
 //! A pair is two slices of time that follow one another, in random order, one with and one without. What is kept is the logarithm of
 //! the ratio of their costs, which is symmetric when there is no difference, however the costs scatter; a pair
-//! during which the machine did something else weighs no more than one that differs by [`MAX_DIFFERENCE`].
+//! during which the machine did something else weighs no more than one that differs by [`MAX_DIFFERENCE`] from what has
+//! shown so far.
 //!
 //! Looking again and again until something shows up finds a difference where there is none, by intervals that hold for
 //! one look. So these are a confidence sequence: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central
 //! limit theory and asymptotic confidence sequences" (Annals of Statistics 52, 2024), equation 13.
 
-/// What a pair weighs at most, as the logarithm of a ratio: twice or half.
+/// What a pair weighs at most, as the logarithm of a ratio: twice or half. Around what has shown, less so many standard errors:
+/// around 0 what saves 69 % (an echo with 12 copies, where memory is slow) would be said to save 50 % ± 4.5.
 const MAX_DIFFERENCE: f64 = core::f64::consts::LN_2;
+const CENTRE_ERRORS: f64 = 5.0;
 /// The number of pairs at which the intervals are narrowest for what they promise.
 const TUNED_PAIRS: f64 = 40.0;
 /// Scatter that is assumed before there are pairs, and how many pairs that counts for: of few pairs the scatter
@@ -40,7 +43,9 @@ impl Evidence {
         if difference.is_nan() {
             return;
         }
-        let difference = difference.clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE);
+        let shown = (self.mean.abs() - CENTRE_ERRORS * self.standard_error()).max(0.0);
+        let centre = shown.copysign(self.mean);
+        let difference = difference.clamp(centre - MAX_DIFFERENCE, centre + MAX_DIFFERENCE);
         self.pairs += 1.0;
         let from_mean = difference - self.mean;
         self.mean += from_mean / self.pairs;
@@ -112,8 +117,18 @@ mod tests {
     #[test]
     fn a_burst_weighs_no_more_than_a_factor_of_two() {
         let mut evidence = Evidence::NONE;
-        evidence.add(f64::INFINITY);
-        evidence.add(-5.0);
-        assert_eq!(evidence.mean().to_bits(), 0f64.to_bits());
+        (0..20).for_each(|pair| evidence.add(if pair % 2 == 0 { 0.3 } else { -0.3 }));
+        for burst in [f64::INFINITY, -5.0, 4.0, f64::NEG_INFINITY] {
+            evidence.add(burst);
+            assert!(evidence.mean().abs() < 0.7 / 20.0, "{evidence:?}");
+        }
+    }
+
+    #[test]
+    fn what_saves_more_than_half_is_said_to() {
+        let mut evidence = Evidence::NONE;
+        (0..16).for_each(|_| evidence.add(-1.2));
+        assert!((-1.2..-1.05).contains(&evidence.mean()), "{evidence:?}");
+        assert!(evidence.mean() - evidence.radius(0.05) < -1.2, "{evidence:?}");
     }
 }
