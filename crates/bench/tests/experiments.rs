@@ -11,12 +11,13 @@ use command::{limited, uncopy};
 use serde_json::Value;
 
 /// As short as a measurement can be.
-const SHORT: [&str; 7] = [
+const SHORT: [&str; 8] = [
     "--quick",
     "--processes=1",
     "--rounds=1",
     "--seconds=0.01",
     "--slice=0.01",
+    "--warm-up=0.4",
     "--keep-disturbed",
     "--no-idle-loops",
 ];

@@ -59,7 +59,9 @@ const MIN_TIME: Duration = Duration::from_secs(5);
 /// Rounds that count, at least, in all processes together.
 const ROUNDS: usize = 15;
 /// Length of a slice.
-const SLICE: Duration = Duration::from_millis(50);
+const SLICE: Duration = Duration::from_millis(20);
+/// Load of a process under uncopy before it is measured.
+const WARM_UP: Duration = Duration::from_secs(2);
 const SIDES: [Side; 4] = [Side::Plain, Side::PlainAgain, Side::Uncopy, Side::HeapOnly];
 
 /// Half the width of an interval, as a part, that still says something.
@@ -129,8 +131,9 @@ fn measured(launcher: &Launcher, programs: &Programs, quick: bool) -> Found {
         let Some(time) = clock.share(count - done) else { return found.left_out.push(shown(title)) };
         progress::put_ahead(&format!("{} of {count}, {} s left: ", done + 1, clock.left().as_secs()));
         let (sides, rounds, processes) = (SIDES.to_vec(), ROUNDS, processes as usize);
+        let (slice, warm_up) = (SLICE, WARM_UP);
         let slices =
-            Slices { sides, processes, rounds, time, slice: SLICE, keep_disturbed: false, cycle: None };
+            Slices { sides, processes, rounds, time, slice, warm_up, keep_disturbed: false, cycle: None };
         let begin = Instant::now();
         found.comparisons.extend(measure(&slices, &mut progress));
         clock.overhead = clock.overhead.max(begin.elapsed().saturating_sub(time));

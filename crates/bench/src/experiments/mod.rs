@@ -114,7 +114,8 @@ mod tests {
         let repeat = &copies.repeat;
         let slices = repeat.slices();
         assert_eq!((copies.size, slices.rounds, slices.processes), (524_288, 25, 5));
-        assert_eq!((slices.time, slices.slice), (Duration::from_secs(30), Duration::from_millis(60)));
+        assert_eq!((slices.time, slices.slice), (Duration::from_secs(30), Duration::from_millis(20)));
+        assert_eq!(slices.warm_up, Duration::from_secs(4));
         assert_eq!(copies.copies, [0, 1, 5, 12]);
         let sides = [Side::Plain, Side::PlainAgain, Side::Uncopy, Side::Limit, Side::HeapOnly];
         assert_eq!(slices.sides, sides);

@@ -70,8 +70,11 @@ pub struct Slicing {
     #[arg(long, value_name = "SECONDS", default_value = "30", default_value_if("quick", "true", "4"), value_parser = seconds)]
     pub seconds: Duration,
     /// Length of a slice
-    #[arg(long, value_name = "SECONDS", default_value = "0.06", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "0.02", value_parser = seconds)]
     pub slice: Duration,
+    /// Load of a process under uncopy before it is measured, in which it finds out what pays
+    #[arg(long, value_name = "SECONDS", default_value = "4", default_value_if("quick", "true", "2"), value_parser = seconds)]
+    pub warm_up: Duration,
     /// Count rounds that others disturbed, too
     #[arg(long)]
     pub keep_disturbed: bool,
@@ -87,8 +90,8 @@ impl Slicing {
                 all.push(*side);
             }
         }
-        let Self { rounds, processes, seconds, slice, keep_disturbed } = *self;
-        Slices { sides: all, processes, rounds, time: seconds, slice, keep_disturbed, cycle: None }
+        let Self { rounds, processes, seconds: time, slice, warm_up, keep_disturbed } = *self;
+        Slices { sides: all, processes, rounds, time, slice, warm_up, keep_disturbed, cycle: None }
     }
 }
 

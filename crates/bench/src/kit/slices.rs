@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
+use crate::kit::checksum;
 use crate::kit::comparison::{Comparison, Generation, Round};
 use crate::kit::counts::Counts;
 use crate::kit::disturbance::Moment;
@@ -35,11 +36,8 @@ use crate::kit::traffic::Load;
 const CONNECTION_ROUNDS: usize = 2;
 /// A slice that was disturbed is taken again; a round with one that was disturbed so many times is dropped.
 const MAX_TAKES: u32 = 3;
-/// Warm-up of a server, in slices.
-const WARM_UP: u32 = 5;
-/// The same under uncopy, which begins with nothing known: its accounts of call sites fill, and it finds out by trials of
-/// 1.3 s at least what pays. What that costs a program is measured by the experiment `switching`.
-const UNCOPY_WARM_UP: u32 = 40;
+/// Warm-up of a server that is not under uncopy, as a part of what one under it has.
+const WARM_UP_PART: u32 = 10;
 /// Load over new connections that is not measured, as a part of a slice.
 const SETTLE_PART: u32 = 4;
 /// How long processes of a server may live longer than the one that was started.
@@ -58,6 +56,9 @@ pub struct Slices {
     pub time: Duration,
     /// Length of a slice.
     pub slice: Duration,
+    /// Warm-up of a server under uncopy, which begins with nothing known: its accounts of call sites fill, and it finds out
+    /// by trials what pays. What that costs a program is measured by the experiment `switching`.
+    pub warm_up: Duration,
     /// Whether rounds that others disturbed count too.
     pub keep_disturbed: bool,
     /// How long connections last, where the work changes by turns and has to be measured as a whole.
@@ -179,12 +180,13 @@ impl Slicing<'_> {
         time: Duration,
         start: &mut impl FnMut(Side) -> Result<Box<dyn Running + 'a>>,
     ) -> Result<(Generation, Duration)> {
-        let mut random = Random::new(0x5eed ^ self.number as u64);
+        let mut random = Random::new(checksum::of(self.comparison.title().as_bytes()) ^ self.number as u64);
         let mut subjects = self.start(&mut random, start)?;
         let (begin, mut generation) = (Instant::now(), Generation::default());
         while generation.rounds.is_empty() || begin.elapsed() < time && !self.is_enough(&generation) {
             // Also before the first: a server may have closed what was idle while others warmed up.
-            for subject in &mut subjects {
+            for at in order(subjects.len(), &mut random) {
+                let subject = &mut subjects[at];
                 let reconnected = subject.running.reconnect();
                 subject.doing(reconnected)?;
                 subject.load(self.slices.slice / SETTLE_PART)?;
@@ -234,8 +236,9 @@ impl Slicing<'_> {
             let running =
                 start(side).map_err(|failure| Failure::new(format!("{}: {failure}", side.name())))?;
             let mut subject = Subject { side, running, processes: Vec::new(), verified_bytes: 0 };
-            let warm_up = if side == Side::Uncopy { UNCOPY_WARM_UP } else { WARM_UP };
-            let prepared = subject.running.prepare(self.slices.slice * warm_up);
+            let warm_up = self.slices.warm_up;
+            let warm_up = if side == Side::Uncopy { warm_up } else { warm_up / WARM_UP_PART };
+            let prepared = subject.running.prepare(warm_up);
             subject.verified_bytes = subject.doing(prepared)?;
             subjects.push((at, subject));
         }
@@ -411,6 +414,7 @@ mod tests {
             rounds: 12,
             time,
             slice,
+            warm_up: slice,
             keep_disturbed: true,
             cycle: None,
         };

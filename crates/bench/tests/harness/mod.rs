@@ -24,6 +24,7 @@ pub fn verified(cases: &[&str]) {
     let output = limited(100)
         .arg(uncopy())
         .args(["bench", "apps", "--quick", "--processes=1", "--rounds=1", "--seconds=0.01", "--slice=0.01"])
+        .arg("--warm-up=0.4")
         .args(["--keep-disturbed", "--no-idle-loops", "--json"])
         .arg("--sides=uncopy,always")
         .args(cases)

@@ -163,8 +163,16 @@ mod tests {
         let points = [Point::new("echo 1", work), Point::new("echo 2", work)];
         let sides = vec![Side::Plain, Side::Uncopy];
         let time = Duration::from_millis(1);
-        let slices =
-            Slices { sides, processes: 2, rounds: 7, time, slice: time, keep_disturbed: false, cycle: None };
+        let slices = Slices {
+            sides,
+            processes: 2,
+            rounds: 7,
+            time,
+            slice: time,
+            warm_up: time,
+            keep_disturbed: false,
+            cycle: None,
+        };
         let launcher = Launcher::of("/nonexistent/uncopy");
         let comparisons = measure(&launcher, &points, &slices, &mut Progress::new());
         assert_eq!(comparisons.len(), 2);
