@@ -4,9 +4,9 @@ use super::{Finding, Trials};
 use crate::random::{STEP, splitmix64};
 
 /// Simulated programs of each kind.
-const PROGRAMS: u64 = 1_000;
+const PROGRAMS: u64 = 4_000;
 /// Pairs of slices after which a program ends.
-const MAX_TRIED: u32 = 20_000;
+const MAX_TRIED: u32 = 5_000;
 /// Costs of slices of a plain Redis server, one after the other, ns of processor time for each KiB: see the head of the file.
 const RECORDED: &str = include_str!("recorded.txt");
 
@@ -142,10 +142,10 @@ fn at_most_one_decision_in_a_thousand_is_wrong_where_the_difference_is_five_perc
                 !is_plain || (ratio - 1.0f64).abs() < 0.1 || none == 0,
                 "{noise:?} {ratio}: {none} undecided"
             );
-            assert!(wrong <= 1, "{noise:?} {ratio}: {wrong} wrong decisions");
+            assert!(wrong <= PROGRAMS as usize / 1_000, "{noise:?} {ratio}: {wrong} wrong decisions");
             wrong_in_all += wrong;
         }
     }
-    // Of 36,000 programs.
-    assert!(wrong_in_all <= 4, "{wrong_in_all}");
+    // Of 144,000 programs.
+    assert!(wrong_in_all <= 16, "{wrong_in_all}");
 }
