@@ -18,6 +18,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const CHUNK_BYTES: usize = 64 << 10;
 /// Listeners that join, and then hear the stream, before others do: a server keeps few connections that it has not accepted.
 const JOINING_AT_ONCE: usize = 16;
+/// How long a listener may take to join while others do, where a limit counts.
+const JOIN: Duration = Duration::from_millis(50);
 /// Time between two looks at all listeners: much less and this program would be busy with calls.
 const TICK: Duration = Duration::from_millis(5);
 /// By how much a listener may come to be further behind within a trial, as a part of the trial: less is not told apart
@@ -89,33 +91,37 @@ impl Listeners {
     /// # Errors
     /// [`Failure`] when the server does not accept one.
     pub fn resize(&mut self, count: usize) -> Result<()> {
-        self.on_processors(|listeners| listeners.resize_here(count))
+        self.on_processors(|listeners| listeners.resize_here(count, None).map(drop))
     }
 
-    fn resize_here(&mut self, count: usize) -> Result<()> {
+    /// Returns whether there are so many before the time is over.
+    fn resize_here(&mut self, count: usize, until: Option<Instant>) -> Result<bool> {
         self.listeners.retain(|listener| !matches!(listener.state, State::SentAway));
         self.listeners.truncate(count);
         while self.listeners.len() < count {
             let listener = Listener::join(self.server)?;
             self.listeners.push(listener);
-            if self.listeners.len().is_multiple_of(JOINING_AT_ONCE) {
-                self.until_all_have_joined()?;
+            if self.listeners.len().is_multiple_of(JOINING_AT_ONCE) && !self.have_joined(until)? {
+                return Ok(false);
             }
         }
-        self.until_all_have_joined()
+        self.have_joined(until)
     }
 
-    /// Receives until everybody hears the stream.
-    fn until_all_have_joined(&mut self) -> Result<()> {
+    /// Receives until everybody hears the stream; returns whether they do before the time is over.
+    fn have_joined(&mut self, until: Option<Instant>) -> Result<bool> {
         let begin = Instant::now();
         while self.listeners.iter().any(|listener| matches!(listener.state, State::Joining(_))) {
+            if until.is_some_and(|until| Instant::now() > until) {
+                return Ok(false);
+            }
             if begin.elapsed() > TIMEOUT {
                 return Err(Failure::new("icecast answers no listener"));
             }
             self.receive()?;
             std::thread::sleep(TICK);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Does `work` in a thread on the clients' processors: the main thread's are those that servers are given.
@@ -130,27 +136,28 @@ impl Listeners {
         })
     }
 
-    /// Lets `count` listeners come to hear what the source is sending, or gives up after `limit`; returns whether all
-    /// do. A listener that joins may hear older parts of the stream first, and one that comes not out of them in time
+    /// Lets `count` listeners come to hear what the source is sending, or gives up after `limit` and the time in which they
+    /// would have joined one by one; returns whether all do. A listener that joins may hear older parts of the stream first, and one that comes not out of them in time
     /// is sent away: another joins.
     ///
     /// # Errors
     /// As [`Listeners::resize`] and [`Listeners::hear`].
     pub fn settle(&mut self, count: usize, limit: Duration, source: &Source) -> Result<bool> {
         self.on_processors(|listeners| {
-            let begin = Instant::now();
-            loop {
-                listeners.resize_here(count)?;
+            let new = count.saturating_sub(listeners.listeners.len());
+            let until = Instant::now() + limit + JOIN * u32::try_from(new).unwrap_or(u32::MAX);
+            while listeners.resize_here(count, Some(until))? {
                 listeners.receive()?;
                 let sent_bytes = source.sent_bytes();
                 if listeners.listeners.iter().all(|listener| listener.is_near(sent_bytes)) {
                     return Ok(true);
                 }
-                if begin.elapsed() > limit {
-                    return Ok(false);
+                if Instant::now() > until {
+                    break;
                 }
                 std::thread::sleep(TICK);
             }
+            Ok(false)
         })
     }
 

@@ -21,7 +21,7 @@ pub fn scratch(name: &str) -> PathBuf {
 /// Runs `cases` and compares what is told of each.
 pub fn verified(cases: &[&str]) {
     let scratch = scratch(cases[0]);
-    let output = limited(100)
+    let output = limited(300)
         .arg(uncopy())
         .args(["bench", "apps", "--quick", "--processes=1", "--rounds=1", "--seconds=0.01", "--slice=0.01"])
         .arg("--warm-up=0.4")
