@@ -36,7 +36,7 @@ use crate::kit::traffic::Load;
 const CONNECTION_ROUNDS: usize = 2;
 /// A slice that was disturbed is taken again; a round with one that was disturbed so many times is dropped.
 const MAX_TAKES: u32 = 3;
-/// Warm-up of a server that is not under uncopy, as a part of what one under it has.
+/// Warm-up of a server that has nothing to find out, as a part of what one under uncopy has.
 const WARM_UP_PART: u32 = 10;
 /// Load over new connections that is not measured, as a part of a slice.
 const SETTLE_PART: u32 = 4;
@@ -237,7 +237,8 @@ impl Slicing<'_> {
                 start(side).map_err(|failure| Failure::new(format!("{}: {failure}", side.name())))?;
             let mut subject = Subject { side, running, processes: Vec::new(), verified_bytes: 0 };
             let warm_up = self.slices.warm_up;
-            let warm_up = if side == Side::Uncopy { warm_up } else { warm_up / WARM_UP_PART };
+            let finds_out = matches!(side, Side::Uncopy | Side::Twin);
+            let warm_up = if finds_out { warm_up } else { warm_up / WARM_UP_PART };
             let prepared = subject.running.prepare(warm_up);
             subject.verified_bytes = subject.doing(prepared)?;
             subjects.push((at, subject));
