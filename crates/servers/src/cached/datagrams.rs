@@ -9,6 +9,7 @@
 //! (`__ip_append_data` leaves that to the device unless there is MSG_MORE). So a peer that gets a large value has a
 //! socket of its own, bound to the same port and connected to it; the kernel then gives it that peer's requests too.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -167,8 +168,10 @@ impl Endpoint {
         }
         self.buffer = buffer;
         if self.response.pending_bytes() > 0 {
-            let refers =
-                cache.settings.transmit != Transmit::Copy && self.response.largest_bytes() >= REFERENCE_BYTES;
+            let transmit = cache.settings.transmit;
+            let refers = transmit != Transmit::Copy
+                && (transmit != Transmit::Auto || !is_loopback(peer))
+                && self.response.largest_bytes() >= REFERENCE_BYTES;
             let own = if refers { self.own_socket(peer, watch) } else { None };
             self.answer(id, peer, own, cache, counters);
         }
@@ -223,6 +226,12 @@ impl Endpoint {
             }
         }
     }
+}
+
+/// Whether a peer is reached by the loopback device. There a socket of its own costs more than a reference saves, because fewer
+/// requests are answered at a time.
+fn is_loopback(peer: &SocketAddrAny) -> bool {
+    SocketAddr::try_from(peer.clone()).is_ok_and(|peer| peer.ip().to_canonical().is_loopback())
 }
 
 /// Where the pieces of an answer begin and end.
