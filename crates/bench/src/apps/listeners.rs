@@ -111,9 +111,9 @@ impl Listeners {
     /// Receives until everybody hears the stream; returns whether they do before the time is over.
     fn have_joined(&mut self, until: Option<Instant>) -> Result<bool> {
         let begin = Instant::now();
-        while self.listeners.iter().any(|listener| matches!(listener.state, State::Joining(_))) {
-            if until.is_some_and(|until| Instant::now() > until) {
-                return Ok(false);
+        while until.is_none_or(|until| Instant::now() <= until) {
+            if !self.listeners.iter().any(|listener| matches!(listener.state, State::Joining(_))) {
+                return Ok(true);
             }
             if begin.elapsed() > TIMEOUT {
                 return Err(Failure::new("icecast answers no listener"));
@@ -121,7 +121,7 @@ impl Listeners {
             self.receive()?;
             std::thread::sleep(TICK);
         }
-        Ok(true)
+        Ok(false)
     }
 
     /// Does `work` in a thread on the clients' processors: the main thread's are those that servers are given.
@@ -137,8 +137,8 @@ impl Listeners {
     }
 
     /// Lets `count` listeners come to hear what the source is sending, or gives up after `limit` and the time in which they
-    /// would have joined one by one; returns whether all do. A listener that joins may hear older parts of the stream first, and one that comes not out of them in time
-    /// is sent away: another joins.
+    /// would have joined one by one; returns whether all do. A listener that joins may hear older parts of the stream
+    /// first, and one that comes not out of them in time is sent away: another joins.
     ///
     /// # Errors
     /// As [`Listeners::resize`] and [`Listeners::hear`].
@@ -151,9 +151,6 @@ impl Listeners {
                 let sent_bytes = source.sent_bytes();
                 if listeners.listeners.iter().all(|listener| listener.is_near(sent_bytes)) {
                     return Ok(true);
-                }
-                if Instant::now() > until {
-                    break;
                 }
                 std::thread::sleep(TICK);
             }

@@ -56,6 +56,9 @@ pub enum Side {
 }
 
 impl Side {
+    /// Those that show what uncopy does; the others are there to compare with.
+    pub const UNCOPY: [Self; 2] = [Self::Uncopy, Self::Twin];
+
     /// Its name in tables and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {

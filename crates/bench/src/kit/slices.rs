@@ -56,7 +56,7 @@ pub struct Slices {
     pub time: Duration,
     /// Length of a slice.
     pub slice: Duration,
-    /// Warm-up of a server under uncopy, which begins with nothing known: its accounts of call sites fill, and it finds out
+    /// Warm-up of a server of [`Side::UNCOPY`], which begins with nothing known: accounts of call sites fill, and it finds out
     /// by trials what pays. What that costs a program is measured by the experiment `switching`.
     pub warm_up: Duration,
     /// Whether rounds that others disturbed count too.
@@ -236,10 +236,8 @@ impl Slicing<'_> {
             let running =
                 start(side).map_err(|failure| Failure::new(format!("{}: {failure}", side.name())))?;
             let mut subject = Subject { side, running, processes: Vec::new(), verified_bytes: 0 };
-            let warm_up = self.slices.warm_up;
-            let finds_out = matches!(side, Side::Uncopy | Side::Twin);
-            let warm_up = if finds_out { warm_up } else { warm_up / WARM_UP_PART };
-            let prepared = subject.running.prepare(warm_up);
+            let part = if Side::UNCOPY.contains(&side) { 1 } else { WARM_UP_PART };
+            let prepared = subject.running.prepare(self.slices.warm_up / part);
             subject.verified_bytes = subject.doing(prepared)?;
             subjects.push((at, subject));
         }

@@ -43,7 +43,7 @@ pub struct Judgement {
 /// Whether it is uncopy that this side shows; the others are there to compare with.
 #[must_use]
 pub fn is_uncopy(side: &str) -> bool {
-    [Side::Uncopy, Side::Twin].iter().any(|known| known.name() == side)
+    Side::UNCOPY.iter().any(|known| known.name() == side)
 }
 
 /// What is said of `side` in `case`; `None` where it is not uncopy, or nothing that could be judged was measured.

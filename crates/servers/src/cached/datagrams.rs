@@ -7,7 +7,8 @@
 //!
 //! A reference cannot be sent to an address in one call, and in two the kernel sums up all bytes of the datagram
 //! (`__ip_append_data` leaves that to the device unless there is MSG_MORE). So a peer that gets a large value has a
-//! socket of its own, bound to the same port and connected to it; the kernel then gives it that peer's requests too.
+//! socket of its own, bound to the same port and connected to it; the kernel then gives it that peer's requests too. By
+//! the loopback device only where references are asked for: there the socket costs more than they save.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -170,8 +171,8 @@ impl Endpoint {
         if self.response.pending_bytes() > 0 {
             let transmit = cache.settings.transmit;
             let refers = transmit != Transmit::Copy
-                && (transmit != Transmit::Auto || !is_loopback(peer))
-                && self.response.largest_bytes() >= REFERENCE_BYTES;
+                && self.response.largest_bytes() >= REFERENCE_BYTES
+                && (transmit != Transmit::Auto || !is_loopback(peer));
             let own = if refers { self.own_socket(peer, watch) } else { None };
             self.answer(id, peer, own, cache, counters);
         }
@@ -228,8 +229,8 @@ impl Endpoint {
     }
 }
 
-/// Whether a peer is reached by the loopback device. There a socket of its own costs more than a reference saves, because fewer
-/// requests are answered at a time.
+/// Whether a peer is reached by the loopback device: with a socket for each fewer requests are answered at a time, which costs
+/// more there than references save.
 fn is_loopback(peer: &SocketAddrAny) -> bool {
     SocketAddr::try_from(peer.clone()).is_ok_and(|peer| peer.ip().to_canonical().is_loopback())
 }
