@@ -48,14 +48,14 @@ pub(crate) fn enter_copy(site: SiteId, pieces: &[Piece<Segment>], done: &Done, w
     debug_assert!(done.elided_bytes <= total_bytes);
 }
 
-/// An input of `len_bytes` bytes that became a view.
-pub(crate) fn enter_input(site: SiteId, len_bytes: usize, done: &Done) {
+/// An input of `len_bytes` bytes at `site` that became a view, at the cost of `payer`.
+pub(crate) fn enter_input(site: SiteId, payer: SiteId, len_bytes: usize, done: &Done) {
     counters::add(Counter::ElidedInputs, 1);
     counters::add(Counter::InputBytes, len_bytes);
     counters::add(Counter::CopiedBytes, done.copied_bytes);
-    accounts::debit(site, done.moves_ns(POLICY.costs.copy_ns(done.elided_bytes) / 2));
+    accounts::debit(payer, done.moves_ns(POLICY.costs.copy_ns(done.elided_bytes) / 2));
     // These would have been received where they belong.
-    accounts::debit(site, POLICY.costs.copy_ns(done.learned_bytes));
+    accounts::debit(payer, POLICY.costs.copy_ns(done.learned_bytes));
     accounts::elided(site, done);
     sampling::enter(site, done);
 }

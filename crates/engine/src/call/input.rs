@@ -108,11 +108,13 @@ impl<'a> Input<'a> {
             }
             // Receiving into absent pages would fault page by page, allowed or not.
             let (open, absent) = survey(at, range, part);
+            // What goes on with a view is part of it, whatever inputs of this size are worth by themselves.
+            let allowed = allowed || open.is_some();
             // What goes on with a sample is one.
-            if let Some(stack) = (allowed || open.is_some()).then(sampling::stack).flatten() {
+            if let Some(stack) = allowed.then(sampling::stack).flatten() {
                 site = sampling::site(stack, Call::Input);
             }
-            if let Some(why_not) = why_not {
+            if let Some(why_not) = why_not.filter(|_| !allowed) {
                 ledger::refused(site, why_not);
                 if !absent {
                     continue;
@@ -271,9 +273,11 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
     // What filling the draft cost is charged by itself.
     let draft_ns = if let Target::Draft(draft) = &target { draft.cost_ns() } else { 0 };
     let begun_ns = begun_ns.map(|ns| (ns - draft_ns).max(0));
+    // What copies save is credited to whoever began the segment, so that is who pays.
+    let payer = if let Target::Open(open) = &target { open.segment.site() } else { site };
     let charge = |known_ns| {
         let took_ns = begun_ns.zip(work.took_ns()).map(|(begun_ns, ns)| begun_ns + ns);
-        accounts::debit(site, call_ns(site, took_ns, known_ns, INPUT_NS));
+        accounts::debit(payer, call_ns(site, took_ns, known_ns, INPUT_NS));
     };
     let room_bytes = range.len() - len_bytes;
     let range = ByteRange::at(range.start, len_bytes);
@@ -311,7 +315,7 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
         let steps = with_touched(plan(range.start, &pieces, 1), range.touched_pages(), POLICY.to_copy(site));
         // SAFETY: the block is registered and locked; the segment is present and not in the heap.
         let done = unsafe { apply(&mut locked, &source, &steps, site, &mut dropped) };
-        books::enter_input(site, len_bytes, &done);
+        books::enter_input(site, payer, len_bytes, &done);
         known_ns = done.known_ns();
         at.note_buffer(site, range.touched_pages());
         missing = done.missing;
