@@ -17,6 +17,7 @@ use crate::clients::records::Workload;
 use crate::experiments::apps::measure;
 use crate::experiments::echo::{copies, point};
 use crate::experiments::redis;
+use crate::kit::distance;
 use crate::kit::experiment::{STATUS_FAILED, machine_after};
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::load::Load;
@@ -91,6 +92,9 @@ impl Experiment for Demo {
         let found = measured(&launcher, &programs, self.quick);
         let mut machine = machine_after(before);
         machine.add("processors", quiet.describe());
+        if let Some(distance) = distance::describe() {
+            machine.add("distance", distance);
+        }
         for (name, version) in programs.versions {
             machine.add(name, version);
         }

@@ -6,6 +6,7 @@ use std::sync::Once;
 use clap::Args;
 
 use crate::kit::arguments::Form;
+use crate::kit::distance;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::host::Machine;
 use crate::kit::load::{self, Load};
@@ -83,6 +84,9 @@ pub fn measured(
     let mut outcome = measured_as_it_is(form, experiment)?;
     if let Outcome::Measured(measured) = &mut outcome {
         measured.machine.add("processors", quiet.describe());
+        if let Some(distance) = distance::describe() {
+            measured.machine.add("distance", distance);
+        }
     }
     Ok(outcome)
 }

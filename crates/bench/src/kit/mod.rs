@@ -1,8 +1,8 @@
 //! What every experiment uses. Nothing here knows an experiment, a server or an application.
 //!
 //! ```text
-//!   slices        measures servers of all sides in turn; running: what such a server can do; disturbance, quiet: what
-//!                 others do to it, and what is done against that; rounds: of whole runs
+//!   slices        measures servers of all sides in turn; running: what such a server can do; disturbance, distance,
+//!                 quiet: what others do to it, and what is done against that; rounds: of whole runs
 //!   comparison    samples of all sides, ratios; statistics: medians and intervals; verdict: what they say
 //!   sample        figures of one slice or run; counts: what a server did; side: under what it runs
 //!   traffic       load by own clients; pattern, checksum, random: its bytes; latencies
@@ -17,6 +17,7 @@ pub mod arguments;
 pub mod checksum;
 pub mod comparison;
 pub mod counts;
+pub mod distance;
 pub mod disturbance;
 pub mod experiment;
 pub mod failure;

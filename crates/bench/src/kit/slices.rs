@@ -7,7 +7,8 @@
 //! ```
 //!
 //! What disturbs a machine comes and goes in less than a second; slices of one round meet the same. A slice that others
-//! disturbed all the same is taken again, and if that does not help its round is dropped. Processor time is that of all
+//! disturbed all the same is taken again, and if that does not help its round is dropped; so is one in which the host
+//! moved the processors. Processor time is that of all
 //! the server's processes from the round's begin to its end, so that what one does after its slice, such as giving memory
 //! back, is counted too. Connections are made anew every few rounds and processes some times, because both can be lucky.
 
@@ -18,6 +19,7 @@ use rustix::process::Pid;
 use crate::kit::checksum;
 use crate::kit::comparison::{Comparison, Generation, Round};
 use crate::kit::counts::Counts;
+use crate::kit::distance;
 use crate::kit::disturbance::Moment;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::figures::{CPU, RATE};
@@ -85,7 +87,8 @@ impl Slices {
         let share = self.time / u32::try_from(self.processes).unwrap_or(1).max(1);
         for number in 0.. {
             let is_precise = [RATE, CPU].into_iter().all(|metric| comparison.is_precise(metric));
-            let is_done = comparison.rounds() >= self.rounds && is_precise;
+            let is_done =
+                comparison.rounds() >= self.rounds && comparison.processes() >= self.processes && is_precise;
             if number >= self.processes && (is_done || left < share / 2) {
                 return;
             }
@@ -254,6 +257,8 @@ impl Slicing<'_> {
         own: &[Pid],
     ) -> Result<Round> {
         let processors = processors::numbers().len();
+        let measures = !self.slices.keep_disturbed;
+        let distance = measures.then(distance::now).flatten();
         let mut before = subjects.iter_mut().map(Subject::cpu_ns).collect::<Result<Vec<_>>>()?;
         let mut loads = vec![None; subjects.len()];
         let (mut dropped, mut retaken, mut begin) = (None, 0, Moment::now(own));
@@ -276,6 +281,10 @@ impl Slicing<'_> {
                 }
             }
         }
+        let after = measures.then(distance::now).flatten();
+        if !distance::is_same(distance, after) {
+            dropped.get_or_insert_with(|| "the host moved the processors".to_owned());
+        }
         let mut samples = Vec::new();
         for ((subject, before), load) in subjects.iter_mut().zip(before).zip(loads) {
             let cpu_ns = subject.cpu_ns()?.saturating_sub(before);
@@ -290,7 +299,7 @@ impl Slicing<'_> {
                 })
             }));
         }
-        Ok(Round { connection, samples, dropped, retaken })
+        Ok(Round { connection, samples, dropped, retaken, distance })
     }
 
     /// What is told of a server as a whole, before it ends.

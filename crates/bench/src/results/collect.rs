@@ -46,6 +46,7 @@ fn case(comparison: &Comparison) -> Case {
         rounds: comparison.rounds(),
         dropped: comparison.dropped(),
         processes: comparison.processes(),
+        distance_ns: comparison.distance(),
         verified_bytes: sides.iter().map(|side| comparison.verified_bytes(*side)).min().unwrap_or(0),
         sides: sides.iter().map(|side| figures(comparison, *side)).collect(),
         samples: comparison.to_json()["samples"].take(),

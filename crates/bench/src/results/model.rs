@@ -91,6 +91,9 @@ pub struct Case {
     pub dropped: usize,
     /// Fresh processes of each side.
     pub processes: usize,
+    /// How far server and clients were apart in the rounds that count, ns; `None`: not known.
+    #[serde(default)]
+    pub distance_ns: Option<f64>,
     /// Bytes that were compared with what they should be, under every side at least.
     pub verified_bytes: u64,
     /// The sides; plain is the first.

@@ -38,9 +38,9 @@ pub fn render(results: &Results, chart: &str, details: &str) -> String {
     }
     line(&format!("\n![Processor time for each operation, by case]({chart})\n"));
     line(
-        "| case | CPU over the best allocator | CPU over plain | heap only over plain | plain again over plain | rate over plain | uncopy | runs differ by |",
+        "| case | CPU over the best allocator | CPU over plain | heap only over plain | plain again over plain | rate over plain | uncopy | runs differ by | ns apart |",
     );
-    line("|---|---|---|---|---|---|---|---:|");
+    line("|---|---|---|---|---|---|---|---:|---:|");
     for row in &rows {
         if let Ok((case, judgement)) = &row.judged {
             line(&line_of(row, case, judgement));
@@ -79,7 +79,8 @@ const HOW_TO_READ: &str = "\
 - CPU: the server's processor time for each operation, over that of the same packaged program without uncopy, in the same round; less than 1 is less. The client compares every byte.
 - The best allocator is the one of glibc, tuned glibc (`GLIBC_TUNABLES`), mimalloc, jemalloc and uncopy's heap by itself (*heap only*) that takes the least. It is named; uncopy is judged beside it. Each process is compared with the one that is best in all the *other* processes: the luckiest of several equal ones would otherwise look better than any is. uncopy-cached and uncopy-files are judged beside themselves copying.
 - `1.23 [1.19–1.27]`: the median with its 95 % interval over fresh processes. Helps: all of it below 0.97. Harmless: all of it within 0.97 and 1.03. Costs: all of it above 1.03. Undecided: anything else.
-- Runs differ by: how far the medians of whole runs, made hours apart, lie apart.";
+- Runs differ by: how far the medians of whole runs, made hours apart, lie apart.
+- ns apart: what a cache line takes from the server's processor to the clients' and back, in each run; rounds at another distance are dropped. A virtual machine's host moves its processors about. Where they share a core, the copies at the socket cost least, and those inside the program, which uncopy elides, are most of the work; where they share no cache, it is the other way round.";
 
 /// The line of the table.
 fn line_of(row: &Row<'_>, case: &Pooled<'_>, judgement: &Judgement) -> String {
@@ -101,6 +102,7 @@ fn line_of(row: &Row<'_>, case: &Pooled<'_>, judgement: &Judgement) -> String {
         &ratio(own, Quantity::Rate),
         &verdict,
         &difference.map_or_else(String::new, quantity::percent),
+        &case.distances().join(", "),
     ])
 }
 
@@ -300,11 +302,15 @@ fn machine(results: &Results) -> String {
         [tree] => lines.push(format!("Sources: tree {tree} (`git rev-parse HEAD:crates`).")),
         _ => lines.push(format!("The runs are of different sources: trees {}.", trees.join(", "))),
     }
+    let is_shared = |fact: &(String, String)| results.runs.iter().all(|run| run.machine.contains(fact));
     for (at, run) in results.runs.iter().enumerate() {
         let date = run.machine.iter().find(|(key, _)| key == "date").map_or("", |(_, date)| date);
-        lines.push(format!("Run {}: {date}, {:.0} minutes.", at + 1, run.seconds / 60.0));
+        let own = run.machine.iter().filter(|fact| fact.0 != "date" && !is_shared(fact));
+        let own: String = own.map(|(key, value)| format!(", {key} {value}")).collect();
+        lines.push(text(&format!("Run {}: {date}, {:.0} minutes{own}.", at + 1, run.seconds / 60.0)));
     }
-    let facts = results.runs.last().into_iter().flat_map(|run| &run.machine).filter(|(key, _)| key != "date");
+    let facts = results.runs.last().into_iter().flat_map(|run| &run.machine);
+    let facts = facts.filter(|fact| fact.0 != "date" && is_shared(fact));
     let facts: Vec<String> = facts.map(|(key, value)| format!("{key} {value}")).collect();
     let warnings: BTreeSet<&str> = results
         .runs
@@ -351,10 +357,22 @@ mod tests {
         let place = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} in {page}"));
         assert!(place("| Redis GET 256 KiB |") < place("| Redis GET 64 KiB |"));
         assert!(place("| Redis GET 64 KiB |") < place("- Redis GET 1 MiB: 20 rounds, "));
-        assert!(page.contains("1.38 mimalloc<br>[") && page.contains("| 10 % |"), "{page}");
+        assert!(page.contains("1.38 mimalloc<br>[") && page.contains("| 10 % | 300, 300 |"), "{page}");
         assert!(page.contains("**Redis GET 256 KiB**: 1.38 [") && page.contains("tree abc123 "), "{page}");
         assert!(page.contains("6.18 &lt;x>") && page.contains("](results/chart.svg)"), "{page}");
         assert!(page.contains("| zIO, Figure 4 |") && page.contains("not measured |"), "{page}");
+    }
+
+    #[test]
+    fn what_two_machines_differ_in_stands_with_their_runs() {
+        let mut results = results("redis-get", &[vec![], vec![]]);
+        for (run, processor) in results.runs.iter_mut().zip(["one <x>", "two"]) {
+            run.machine.push(("processor".into(), processor.into()));
+            run.machine.push(("cpus".into(), "2".into()));
+        }
+        let page = page(&results);
+        assert!(page.contains("0 minutes, processor one &lt;x>. Run 2: "), "{page}");
+        assert!(page.contains("0 minutes, processor two.") && page.contains("> · cpus 2."), "{page}");
     }
 
     #[test]

@@ -46,6 +46,13 @@ impl<'a> Pooled<'a> {
         self.0.iter().map(|case| case.processes).sum()
     }
 
+    /// How far server and clients were apart in each run, ns, rounded; not where it is not known.
+    #[must_use]
+    pub fn distances(&self) -> Vec<String> {
+        let known = self.0.iter().filter_map(|case| case.distance_ns);
+        known.map(|ns| format!("{ns:.0}")).collect()
+    }
+
     /// The ratio of each run that has it.
     fn ratios(&self, side: &str, of: Quantity, over: &str) -> Vec<&'a Ratio> {
         self.0.iter().filter_map(|case| case.side(side)?.ratio(of, over)).collect()
@@ -150,6 +157,7 @@ pub(super) mod tests {
             rounds: costs.len() * 5,
             dropped: 3,
             processes: costs.len(),
+            distance_ns: Some(300.2),
             sides: vec![figures("plain", vec![]), figures(side, ratios), figures("mimalloc", vec![rival])],
             ..Case::default()
         }

@@ -9,7 +9,7 @@ use clap::Parser;
 use crate::experiments::{Command, entries};
 use crate::kit::processes::process::run as run_process;
 use crate::kit::{Entry, Failure, Launcher, Machine, Outcome, Result, Side, TemporaryDirectory, While};
-use crate::kit::{network, progress};
+use crate::kit::{distance, network, progress};
 use crate::results::collect;
 use crate::results::model::{FILE, Measured, Results, Run};
 use crate::results::register::HEADLINES;
@@ -64,6 +64,10 @@ pub fn all(
             if !current.machine.contains(&fact) {
                 current.machine.push(fact);
             }
+        }
+        if let Some(distance) = distance::describe() {
+            current.machine.retain(|(key, _)| key != "distance");
+            current.machine.push(("distance".to_owned(), distance));
         }
         current.experiments.push(measured);
         current.seconds = before + started.elapsed().as_secs_f64();

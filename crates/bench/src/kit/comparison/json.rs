@@ -52,6 +52,7 @@ impl Comparison {
                 "trials": trials.collect::<Map<_, _>>(),
                 "connection": generation.rounds.iter().map(|round| round.connection).collect::<Vec<_>>(),
                 "dropped": generation.rounds.iter().map(|round| &round.dropped).collect::<Vec<_>>(),
+                "distance_ns": generation.rounds.iter().map(|round| round.distance).collect::<Vec<_>>(),
                 "retaken": generation.rounds.iter().map(|round| round.retaken).collect::<Vec<_>>(),
                 "sides": sides.collect::<Map<_, _>>(),
             })
@@ -99,6 +100,7 @@ impl Comparison {
             "parameters": self.parameters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<Map<_, _>>(),
             "rounds": self.rounds(),
             "dropped": self.dropped(),
+            "distance_ns": self.distance(),
             "best_rival": self.best_rival().map(Side::key),
             "sides": sides,
             "samples": self.samples_json(),

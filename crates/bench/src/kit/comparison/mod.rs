@@ -13,6 +13,7 @@
 mod json;
 mod ratios;
 
+use crate::kit::distance::{self, Distance};
 use crate::kit::failure::Result;
 use crate::kit::sample::Sample;
 use crate::kit::side::Side;
@@ -28,6 +29,8 @@ pub struct Round {
     pub dropped: Option<String>,
     /// Slices that were taken again, because others disturbed them.
     pub retaken: u32,
+    /// How far server and clients were apart.
+    pub distance: Distance,
 }
 
 /// Fresh processes, one of each side.
@@ -40,8 +43,11 @@ pub struct Generation {
 }
 
 impl Generation {
-    fn kept(&self) -> impl Iterator<Item = &Round> {
-        self.rounds.iter().filter(|round| round.dropped.is_none())
+    /// The rounds that count, at this distance.
+    fn kept(&self, distance: Distance) -> impl Iterator<Item = &Round> {
+        let counts =
+            move |round: &&Round| round.dropped.is_none() && distance::is_same(round.distance, distance);
+        self.rounds.iter().filter(counts)
     }
 
     fn samples(&self, side: usize) -> impl Iterator<Item = &Sample> {
@@ -128,28 +134,47 @@ impl Comparison {
         self.failure.clone().or_else(left_out)
     }
 
+    fn all_rounds(&self) -> impl Iterator<Item = &Round> {
+        self.generations.iter().flat_map(|generation| &generation.rounds)
+    }
+
+    /// How far server and clients were apart in the rounds that count: in most of those that nobody disturbed.
+    #[must_use]
+    pub fn distance(&self) -> Distance {
+        let undisturbed = self.all_rounds().filter(|round| round.dropped.is_none());
+        distance::most_common(undisturbed.filter_map(|round| round.distance))
+    }
+
     /// Number of rounds that count.
     #[must_use]
     pub fn rounds(&self) -> usize {
-        self.generations.iter().map(|generation| generation.kept().count()).sum()
+        let distance = self.distance();
+        self.generations.iter().map(|generation| generation.kept(distance).count()).sum()
     }
 
     /// Number of rounds that were dropped.
     #[must_use]
     pub fn dropped(&self) -> usize {
-        self.generations.iter().map(|generation| generation.rounds.len()).sum::<usize>() - self.rounds()
+        self.all_rounds().count() - self.rounds()
     }
 
     /// Why each of them was.
     pub fn disturbances(&self) -> impl Iterator<Item = &str> {
-        let rounds = self.generations.iter().flat_map(|generation| &generation.rounds);
-        rounds.filter_map(|round| round.dropped.as_deref())
+        let distance = self.distance();
+        let elsewhere = move |round: &Round| {
+            (!distance::is_same(round.distance, distance)).then_some("processors at another distance")
+        };
+        self.all_rounds().filter_map(move |round| round.dropped.as_deref().or_else(|| elsewhere(round)))
     }
 
-    /// Number of generations.
+    /// Number of generations with a round that counts, or with none because each is one run.
     #[must_use]
     pub fn processes(&self) -> usize {
-        self.generations.len()
+        let distance = self.distance();
+        let counts = |generation: &&Generation| {
+            generation.rounds.is_empty() || generation.kept(distance).next().is_some()
+        };
+        self.generations.iter().filter(counts).count()
     }
 
     /// What is compared.
@@ -397,7 +422,7 @@ mod tests {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small cost")]
             let samples = vec![raw(1_000_000), raw((1e6 * cost) as u64)];
             let dropped = (at < dropped).then(|| "steal 9 %".to_owned());
-            Round { connection: at / 2, samples, dropped, retaken: 0 }
+            Round { connection: at / 2, samples, dropped, ..Round::default() }
         };
         let end = Sample { resident_bytes: Some(costs[0]), verified_bytes: Some(1), ..Sample::default() };
         Generation { rounds: costs.iter().enumerate().map(round).collect(), ends: vec![end.clone(), end] }
@@ -424,6 +449,22 @@ mod tests {
         let resident =
             comparison.figure(Side::Plain, |sample| sample.resident_bytes).expect("of both processes");
         assert!((resident.median - 9.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn rounds_at_another_distance_than_most_do_not_count() {
+        let mut comparison = Comparison::new("work", 1, &BOTH);
+        for (cost, distance) in [(0.5, 50.0), (0.9, 300.0), (0.9, 290.0)] {
+            let mut generation = generation(&[cost; 4], 0);
+            generation.rounds.iter_mut().for_each(|round| round.distance = Some(distance));
+            comparison.add(generation);
+        }
+        assert_eq!((comparison.rounds(), comparison.dropped(), comparison.processes()), (8, 4, 2));
+        assert_eq!(comparison.distance(), Some(300.0));
+        let ratio = comparison.ratio(Side::Uncopy, |sample| sample.cpu_us).expect("verified");
+        assert!((ratio.median - 0.9).abs() < 1e-3, "{ratio}");
+        assert_eq!(comparison.disturbances().count(), 4);
+        assert_eq!(comparison.to_json()["samples"][0]["distance_ns"][3], json!(50.0));
     }
 
     #[test]

@@ -6,6 +6,9 @@ use crate::kit::side::Side;
 use crate::kit::statistics::{Interval, Rival, median};
 use crate::kit::verdict::Verdict;
 
+/// Of the rounds of a cycle, this part has to count; else none does.
+const WHOLE_PART: f64 = 0.9;
+
 /// Figures of the rounds of one process, by connection.
 type ByConnection = Vec<Vec<f64>>;
 
@@ -16,12 +19,17 @@ impl Comparison {
     /// `value` of each round that counts, by process and connection, or of the processes as a whole where no round has
     /// it; `None` where one round has it and another has not.
     fn values(&self, value: impl Fn(&[Sample]) -> Option<f64>) -> Option<Vec<ByConnection>> {
+        let distance = self.distance();
         let of_rounds = |generation: &Generation| {
-            let rounds: Vec<&Round> = generation.kept().collect();
+            let rounds: Vec<&Round> = generation.kept(distance).collect();
             let connections = rounds.chunk_by(|one, other| one.connection == other.connection);
             let of_connection = |rounds: &[&Round]| {
                 if self.is_cyclic {
-                    return Some(vec![value(&mean(rounds))?]);
+                    let is_of_it = |round: &&Round| round.connection == rounds[0].connection;
+                    let all = generation.rounds.iter().filter(is_of_it).count();
+                    // A part of a cycle is other work than all of it.
+                    let is_whole = rounds.len() as f64 >= WHOLE_PART * all as f64;
+                    return if is_whole { Some(vec![value(&mean(rounds))?]) } else { Some(Vec::new()) };
                 }
                 rounds.iter().map(|round| value(&round.samples)).collect()
             };
