@@ -45,6 +45,8 @@ pub mod ids;
 pub mod inject;
 pub mod iovec;
 pub mod lineage;
+#[cfg(not(loom))]
+pub mod link;
 pub mod lock;
 pub mod mem;
 pub mod messages;
@@ -63,10 +65,13 @@ mod signal_mask;
 pub mod socket;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 pub mod stack;
+pub mod stream;
 pub mod sync;
 pub mod thread;
 #[cfg_attr(loom, path = "simulated.rs")]
 pub mod uffd;
+#[cfg(not(loom))]
+pub mod wait;
 
 /// Bytes of a page. Where the kernel's pages are others, nothing is tracked and nothing is lent.
 pub const PAGE_BYTES: usize = 4096;

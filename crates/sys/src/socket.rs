@@ -55,6 +55,22 @@ pub fn write(fd: i32, parts: &[Part]) -> Result<usize, Errno> {
     check(unsafe { syscall!(libc::SYS_writev, fd, parts.as_ptr(), parts.len()) }).map(|sent| sent as usize)
 }
 
+/// `recvmsg` without a name and control data. Bytes received.
+///
+/// # Errors
+/// What recvmsg says.
+///
+/// # Safety
+/// The parts must be memory that may be written, or that the kernel refuses.
+pub unsafe fn receive(fd: i32, parts: &[Part], flags: i32) -> Result<usize, Errno> {
+    // SAFETY: all-zero bytes are a valid msghdr.
+    let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+    header.msg_iov = parts.as_ptr().cast_mut().cast();
+    header.msg_iovlen = parts.len() as _;
+    // SAFETY: the header is valid; what it names is the caller's to answer for.
+    check(unsafe { syscall!(libc::SYS_recvmsg, fd, &raw mut header, flags) }).map(|got| got as usize)
+}
+
 fn option<const WORDS: usize>(fd: i32, level: i32, name: i32) -> Result<[u32; WORDS], Errno> {
     let mut value = [0u32; WORDS];
     let mut len_bytes = size_of_val(&value) as u32;
@@ -80,6 +96,22 @@ pub fn kind(fd: i32) -> Result<(i32, i32, i32), Errno> {
 /// What getsockopt says: EBADF, ENOTSOCK.
 pub fn cookie(fd: i32) -> Result<u64, Errno> {
     option::<2>(fd, libc::SOL_SOCKET, libc::SO_COOKIE)
+        .map(|[low, high]| u64::from(low) | u64::from(high) << 32)
+}
+
+/// Ends a connection both ways, at once.
+pub fn reset(fd: i32) {
+    // SAFETY: touches no memory.
+    unsafe { kernel!(Ask, syscall!(libc::SYS_shutdown, fd, libc::SHUT_RDWR)) };
+}
+
+/// The network namespace of a socket (Linux 5.14).
+///
+/// # Errors
+/// What getsockopt says: EBADF, ENOTSOCK.
+pub fn namespace(fd: i32) -> Result<u64, Errno> {
+    const SO_NETNS_COOKIE: i32 = 71;
+    option::<2>(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE)
         .map(|[low, high]| u64::from(low) | u64::from(high) << 32)
 }
 

@@ -133,6 +133,8 @@ crate::statics! {
     static HANDLER: AtomicU32 = AtomicU32::new(0);
     /// The same for the one that serves the twin allocator.
     static SECOND: AtomicU32 = AtomicU32::new(0);
+    /// The same for the one that serves lanes.
+    static THIRD: AtomicU32 = AtomicU32::new(0);
 }
 
 /// Whether there are threads besides the calling one and the handlers. False if that cannot be told.
@@ -140,7 +142,7 @@ crate::statics! {
 pub fn others_live() -> bool {
     // What it allocates is uncopy's own: no signal handler may come in between and want some too.
     let _critical = crate::lock::Critical::enter();
-    let ours = [crate::lock::thread_id(), HANDLER.load(Relaxed), SECOND.load(Relaxed)];
+    let ours = [crate::lock::thread_id(), HANDLER.load(Relaxed), SECOND.load(Relaxed), THIRD.load(Relaxed)];
     kernel!(List, std::fs::read_dir("/proc/self/task")).is_ok_and(|tasks| {
         tasks.flatten().any(|task| {
             let id = task.file_name().to_str().and_then(|name| name.parse().ok());
@@ -193,6 +195,15 @@ pub fn isolate(kept: [i32; 2]) -> Result<(), Errno> {
 pub fn isolate_second(kept: i32) -> Result<(), Errno> {
     SECOND.store(crate::lock::thread_id(), Relaxed);
     keep_only([kept, -1], c"uncopy-twin")
+}
+
+/// The same for the thread that serves lanes, which keeps none.
+///
+/// # Errors
+/// As for [`isolate`].
+pub fn isolate_lanes() -> Result<(), Errno> {
+    THIRD.store(crate::lock::thread_id(), Relaxed);
+    keep_only([-1, -1], c"uncopy-lanes")
 }
 
 fn keep_only(mut kept: [i32; 2], name: &core::ffi::CStr) -> Result<(), Errno> {

@@ -3,7 +3,11 @@
 mod files;
 mod mapping;
 mod residency;
+#[cfg(not(loom))]
+mod shared;
 
 pub use files::*;
 pub use mapping::*;
 pub use residency::*;
+#[cfg(not(loom))]
+pub use shared::*;

@@ -1,0 +1,382 @@
+//! The board: what a process tells its peers about its lanes, in a file in memory that only it can write and they map
+//! read-only.
+//!
+//! ```text
+//! board of S                                   board of R
+//!   slot s: sending    produced, busy, ring      slot r: receiving   attention, consumed
+//!   link l: taken, known chunks, returns         link m: …
+//! ```
+//!
+//! A stream's sender *announces* a reference, the bytes of some segment, by the offset in the stream at which a single byte
+//! stands for them, the *token*; then it sends the token. So whoever finds a byte in the kernel's socket finds in the ring
+//! what it is: the ring is looked at after the kernel was asked how many bytes there are. An announcement whose token was not
+//! sent is taken back before anything else is sent at its offset.
+//!
+//! What is read of another process's board is hostile: every word is read once, and may be anything.
+
+use uncopy_sys::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
+};
+
+/// Ends of streams that a process has lanes at, at most.
+pub const MAX_SLOTS: usize = 1024;
+/// Processes that one is linked with, at most.
+pub const MAX_LINKS: usize = 64;
+/// Announcements of a stream that were not consumed, at most.
+pub const MAX_ANNOUNCEMENTS: u32 = 32;
+/// Returns to a peer that it has not taken, at most.
+pub const MAX_RETURNS: u32 = 256;
+
+/// Bytes of a segment of whichever process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reference {
+    /// The process whose memory it is.
+    pub owner: u64,
+    /// Which of its chunks.
+    pub chunk: u32,
+    /// First page in the chunk of the run of pages that is held.
+    pub run: u32,
+    /// Where the bytes begin in the chunk.
+    pub offset_bytes: u32,
+    /// How many they are; never 0.
+    pub len_bytes: u32,
+}
+
+/// A reference and its token's offset in the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// Offset in the stream, modulo 2⁶⁴.
+    pub at: u64,
+    /// What the token stands for.
+    pub reference: Reference,
+}
+
+/// Something that a holder says to the owner of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Return {
+    /// Which of the owner's chunks.
+    pub chunk: u32,
+    /// First page of the run.
+    pub run: u32,
+    /// What it says.
+    pub what: Said,
+}
+
+/// What a holder says of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// It holds the run once less.
+    Released,
+    /// It has sent a reference to it on to this process.
+    Shared(u64),
+    /// It has not done so after all.
+    NotShared(u64),
+}
+
+impl Said {
+    const fn words(self) -> (u32, u64) {
+        match self {
+            Self::Released => (0, 0),
+            Self::Shared(to) => (1, to),
+            Self::NotShared(to) => (2, to),
+        }
+    }
+
+    const fn of_words(kind: u32, to: u64) -> Self {
+        match kind {
+            1 => Self::Shared(to),
+            2 => Self::NotShared(to),
+            _ => Self::Released,
+        }
+    }
+}
+
+/// An announcement's words.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Entry {
+    at: AtomicU64,
+    owner: AtomicU64,
+    chunk: AtomicU32,
+    run: AtomicU32,
+    offset_bytes: AtomicU32,
+    len_bytes: AtomicU32,
+}
+
+/// What a stream's sender tells.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Sending {
+    /// Announcements so far.
+    produced: AtomicU32,
+    /// The sender is between asking for attention and having sent its tokens.
+    busy: AtomicU32,
+    ring: [Entry; MAX_ANNOUNCEMENTS as usize],
+}
+
+/// What a stream's receiver tells.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Receiving {
+    /// The lane whose tokens it understands; 0: none.
+    attention: AtomicU32,
+    /// Announcements that were received whole.
+    consumed: AtomicU32,
+    /// The last lane that was given up here: nothing of it is read any more.
+    closed: AtomicU32,
+    /// Odd while the receiver reads from the socket.
+    turns: AtomicU32,
+    /// Bytes that it has read since it attends; only where the kernel does not count them.
+    read_bytes: AtomicU64,
+}
+
+/// One end of a stream.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Slot {
+    /// Of what is sent at this end.
+    pub sending: Sending,
+    /// Of what is received at this end.
+    pub receiving: Receiving,
+}
+
+/// A return's words.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ReturnEntry {
+    to: AtomicU64,
+    chunk: AtomicU32,
+    run: AtomicU32,
+    kind: AtomicU32,
+}
+
+/// What a process tells one of its peers.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct LinkPart {
+    /// The peer; 0: none.
+    peer: AtomicU64,
+    /// Returns of the peer's that were taken.
+    taken: AtomicU32,
+    /// The peer's chunks below this are mapped.
+    known_chunks: AtomicU32,
+    /// Returns to the peer so far.
+    produced: AtomicU32,
+    ring: [ReturnEntry; MAX_RETURNS as usize],
+}
+
+/// The whole of it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Board {
+    /// Of links.
+    pub links: [LinkPart; MAX_LINKS],
+    /// Of ends.
+    pub slots: [Slot; MAX_SLOTS],
+}
+
+impl Sending {
+    /// The sender's: it is about to look whether the receiver attends. [`Receiving::attends`] comes after it.
+    pub fn begin(&self) {
+        // With SeqCst on both sides, either the receiver that withdraws its attention sees this, or the sender sees that.
+        self.busy.store(1, SeqCst);
+    }
+
+    /// The sender's: its tokens are sent, or taken back.
+    pub fn end(&self) {
+        self.busy.store(0, Release);
+    }
+
+    /// The receiver's, after it has withdrawn its attention: whether tokens may still come that it does not know of.
+    pub fn is_busy(&self) -> bool {
+        self.busy.load(SeqCst) != 0
+    }
+
+    /// Announcements so far.
+    pub fn produced(&self) -> u32 {
+        self.produced.load(Acquire)
+    }
+
+    /// The sender's: announces a reference. False where the receiver has not consumed enough of them.
+    #[must_use]
+    pub fn announce(&self, announcement: &Announcement, consumed: u32) -> bool {
+        let produced = self.produced.load(Relaxed);
+        if produced.wrapping_sub(consumed) >= MAX_ANNOUNCEMENTS {
+            return false;
+        }
+        let entry = &self.ring[(produced % MAX_ANNOUNCEMENTS) as usize];
+        let Announcement { at, reference } = announcement;
+        entry.at.store(*at, Relaxed);
+        entry.owner.store(reference.owner, Relaxed);
+        entry.chunk.store(reference.chunk, Relaxed);
+        entry.run.store(reference.run, Relaxed);
+        entry.offset_bytes.store(reference.offset_bytes, Relaxed);
+        entry.len_bytes.store(reference.len_bytes, Relaxed);
+        self.produced.store(produced.wrapping_add(1), Release);
+        true
+    }
+
+    /// The sender's: takes the last `count` announcements back, whose tokens were not sent.
+    pub fn take_back(&self, count: u32) {
+        self.produced.store(self.produced.load(Relaxed).wrapping_sub(count), Release);
+    }
+
+    /// The receiver's: the announcement with this number, if there is one.
+    #[must_use]
+    pub fn announcement(&self, number: u32) -> Option<Announcement> {
+        let ahead = self.produced().wrapping_sub(number);
+        if ahead == 0 || ahead > MAX_ANNOUNCEMENTS {
+            return None;
+        }
+        let entry = &self.ring[(number % MAX_ANNOUNCEMENTS) as usize];
+        let reference = Reference {
+            owner: entry.owner.load(Relaxed),
+            chunk: entry.chunk.load(Relaxed),
+            run: entry.run.load(Relaxed),
+            offset_bytes: entry.offset_bytes.load(Relaxed),
+            len_bytes: entry.len_bytes.load(Relaxed),
+        };
+        Some(Announcement { at: entry.at.load(Relaxed), reference })
+    }
+}
+
+impl Receiving {
+    /// The sender's: whether the receiver understands tokens of this lane. After [`Sending::begin`].
+    #[must_use]
+    pub fn attends(&self, lane: u32) -> bool {
+        lane != 0 && self.attention.load(SeqCst) == lane
+    }
+
+    /// The receiver's: from here on it understands tokens of this lane; 0: of none.
+    pub fn attend(&self, lane: u32) {
+        self.attention.store(lane, SeqCst);
+    }
+
+    /// Announcements that were received whole: their entries may be used again.
+    #[must_use]
+    pub fn consumed(&self) -> u32 {
+        self.consumed.load(Acquire)
+    }
+
+    /// The receiver's: it reads nothing of this lane any more.
+    pub fn close(&self, lane: u32) {
+        self.closed.store(lane, Release);
+    }
+
+    /// Whether nothing of this lane is read any more. Lanes of a slot have ascending numbers.
+    #[must_use]
+    pub fn has_closed(&self, lane: u32) -> bool {
+        self.closed.load(Acquire) >= lane
+    }
+
+    /// The receiver's: it is about to read from the socket.
+    pub fn begin_reading(&self) {
+        self.turns.store(self.turns.load(Relaxed).wrapping_add(1), SeqCst);
+    }
+
+    /// The receiver's: it has read so many bytes.
+    pub fn end_reading(&self, len_bytes: usize) {
+        self.read_bytes.store(self.read_bytes.load(Relaxed).wrapping_add(len_bytes as u64), Relaxed);
+        self.turns.store(self.turns.load(Relaxed).wrapping_add(1), SeqCst);
+    }
+
+    /// Bytes that the receiver has read since it attends, by its own count.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        self.read_bytes.load(Relaxed)
+    }
+
+    /// The sender's: bytes that the receiver has read, if nothing is under way and `is_empty` says so of the socket: then
+    /// they are what was sent. `None`: it reads just now.
+    #[must_use]
+    pub fn quiet_bytes(&self, is_empty: impl FnOnce() -> bool) -> Option<u64> {
+        let before = self.turns.load(SeqCst);
+        let read_bytes = self.read_bytes.load(Relaxed);
+        let is_quiet = before.is_multiple_of(2) && is_empty() && self.turns.load(SeqCst) == before;
+        is_quiet.then_some(read_bytes)
+    }
+
+    /// The receiver's: one announcement more was received whole.
+    pub fn consume(&self) {
+        self.consumed.store(self.consumed.load(Relaxed).wrapping_add(1), Release);
+    }
+}
+
+impl Slot {
+    /// The owner's: nothing was announced or consumed, for a new lane. Nobody may look at it.
+    pub fn clear(&self) {
+        self.receiving.attend(0);
+        self.receiving.consumed.store(0, Relaxed);
+        self.receiving.turns.store(0, Relaxed);
+        self.receiving.read_bytes.store(0, Relaxed);
+        self.sending.busy.store(0, Relaxed);
+        self.sending.produced.store(0, Release);
+    }
+}
+
+impl LinkPart {
+    /// The owner's: it tells this peer, which has not told it anything yet; 0: nobody.
+    pub fn begin(&self, peer: u64) {
+        self.taken.store(0, Relaxed);
+        self.known_chunks.store(0, Relaxed);
+        self.produced.store(0, Relaxed);
+        self.peer.store(peer, Release);
+    }
+
+    /// The peer that is told; 0: none.
+    #[must_use]
+    pub fn peer(&self) -> u64 {
+        self.peer.load(Acquire)
+    }
+
+    /// The owner's: the peer's chunks below `chunks` are mapped.
+    pub fn know_chunks(&self, chunks: u32) {
+        self.known_chunks.store(chunks, Release);
+    }
+
+    /// Whether a chunk of the peer's is mapped.
+    #[must_use]
+    pub fn knows_chunk(&self, chunk: u32) -> bool {
+        chunk < self.known_chunks.load(Acquire)
+    }
+
+    /// The owner's: says something, unless the peer, which has taken `taken` returns, has no room for it.
+    #[must_use]
+    pub fn say(&self, said: &Return, taken: u32) -> bool {
+        let produced = self.produced.load(Relaxed);
+        if produced.wrapping_sub(taken) >= MAX_RETURNS {
+            return false;
+        }
+        let entry = &self.ring[(produced % MAX_RETURNS) as usize];
+        let (kind, to) = said.what.words();
+        entry.kind.store(kind, Relaxed);
+        entry.to.store(to, Relaxed);
+        entry.chunk.store(said.chunk, Relaxed);
+        entry.run.store(said.run, Relaxed);
+        self.produced.store(produced.wrapping_add(1), Release);
+        true
+    }
+
+    /// The peer's: the return with this number, if there is one.
+    #[must_use]
+    pub fn said(&self, number: u32) -> Option<Return> {
+        let ahead = self.produced.load(Acquire).wrapping_sub(number);
+        if ahead == 0 || ahead > MAX_RETURNS {
+            return None;
+        }
+        let entry = &self.ring[(number % MAX_RETURNS) as usize];
+        let what = Said::of_words(entry.kind.load(Relaxed), entry.to.load(Relaxed));
+        Some(Return { chunk: entry.chunk.load(Relaxed), run: entry.run.load(Relaxed), what })
+    }
+
+    /// Returns of the peer's that this process has taken.
+    #[must_use]
+    pub fn taken(&self) -> u32 {
+        self.taken.load(Acquire)
+    }
+
+    /// The owner's: it has taken one more of the peer's returns.
+    pub fn take(&self) {
+        self.taken.store(self.taken.load(Relaxed).wrapping_add(1), Release);
+    }
+}

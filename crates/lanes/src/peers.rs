@@ -1,0 +1,344 @@
+//! Linked processes: their boards, their memory, and what of it this process holds.
+
+extern crate alloc;
+use crate::board::{Announcement, Board, LinkPart, Reference, Return, Said, Slot};
+use crate::pool::{CHUNK_BYTES, Pool};
+use crate::runs::RunId;
+use alloc::collections::VecDeque;
+use uncopy_sys::guarded::Guarded;
+use uncopy_sys::mem::Shared;
+use uncopy_sys::sync::Arc;
+use uncopy_sys::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
+
+/// A linked process.
+pub struct Peer {
+    /// What it is known by.
+    id: u64,
+    /// Its board.
+    board: Shared,
+    /// The part of this process's board that is for it.
+    own: &'static LinkPart,
+    /// Index of the part of its board that is for this process.
+    theirs: usize,
+    /// Its chunks, by their numbers.
+    chunks: Guarded<Vec<Shared>>,
+    /// What it is to be told once there is room.
+    unsaid: Guarded<VecDeque<Return>>,
+    is_gone: AtomicBool,
+}
+
+impl Peer {
+    /// A process that has sent its greeting: `board` is its board, `theirs` the index of the part that is for this process,
+    /// `own` the part of this process's board that is for it.
+    #[must_use]
+    pub fn new(id: u64, board: Shared, theirs: usize, own: &'static LinkPart) -> Self {
+        debug_assert!(board.len_bytes() >= size_of::<Board>() && theirs < crate::board::MAX_LINKS);
+        let (chunks, unsaid) = (Guarded::new(Vec::new()), Guarded::new(VecDeque::new()));
+        Self { id, board, own, theirs, chunks, unsaid, is_gone: AtomicBool::new(false) }
+    }
+
+    /// What it is known by.
+    #[must_use]
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Whether the link is closed: it sends nothing by reference, and is sent nothing any more.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.is_gone.load(Acquire)
+    }
+
+    /// The link is closed.
+    pub fn close(&self) {
+        self.is_gone.store(true, Release);
+    }
+
+    fn board(&self) -> &Board {
+        // SAFETY: a mapping of at least so many bytes, page-aligned, which lives as long as `self`. All of it is atomic words,
+        // for which any bytes are valid.
+        unsafe { &*(self.board.base() as *const Board) }
+    }
+
+    /// One of its ends; `None`: there is no such slot.
+    #[must_use]
+    pub fn slot(&self, slot: u32) -> Option<&Slot> {
+        self.board().slots.get(slot as usize)
+    }
+
+    /// What it tells this process.
+    fn tells(&self) -> &LinkPart {
+        &self.board().links[self.theirs]
+    }
+
+    /// Adds its next chunk.
+    pub fn add_chunk(&self, chunk: Shared) {
+        let mut chunks = self.chunks.lock();
+        chunks.push(chunk);
+        self.own.know_chunks(chunks.len() as u32);
+    }
+
+    /// How many of its chunks are mapped.
+    #[must_use]
+    pub fn chunks(&self) -> u32 {
+        self.chunks.lock().len() as u32
+    }
+
+    /// Where bytes of its memory lie; `None`: outside of what it has shared.
+    fn address(&self, reference: &Reference) -> Option<usize> {
+        let (offset_bytes, len_bytes) = (reference.offset_bytes as usize, reference.len_bytes as usize);
+        let is_within = len_bytes > 0 && offset_bytes.checked_add(len_bytes)? <= CHUNK_BYTES;
+        let base = self.chunks.lock().get(reference.chunk as usize)?.base();
+        is_within.then_some(base + offset_bytes)
+    }
+
+    /// Says something now. False: there is no room, or something waits to be said before it.
+    #[must_use]
+    fn say(&self, said: &Return) -> bool {
+        let mut unsaid = self.unsaid.lock();
+        self.say_unsaid(&mut unsaid);
+        unsaid.is_empty() && self.own.say(said, self.tells().taken())
+    }
+
+    /// Says something, later if there is no room now.
+    fn say_some_time(&self, said: Return) {
+        let mut unsaid = self.unsaid.lock();
+        self.say_unsaid(&mut unsaid);
+        if !unsaid.is_empty() || !self.own.say(&said, self.tells().taken()) {
+            unsaid.push_back(said);
+        }
+    }
+
+    fn say_unsaid(&self, unsaid: &mut VecDeque<Return>) {
+        let taken = self.tells().taken();
+        while let Some(said) = unsaid.front() {
+            if self.is_gone() {
+                unsaid.clear();
+            } else if self.own.say(said, taken) {
+                unsaid.pop_front();
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Says what there was no room for. False: there still is none for some.
+    pub fn say_rest(&self) -> bool {
+        let mut unsaid = self.unsaid.lock();
+        self.say_unsaid(&mut unsaid);
+        unsaid.is_empty()
+    }
+
+    /// Takes what it has said about this process's memory. One thread at a time: the caller holds the lock of all peers.
+    pub fn hear(&self, pool: &Pool) {
+        while let Some(Return { chunk, run, what }) = self.tells().said(self.own.taken()) {
+            let id = RunId { chunk, page: run };
+            match what {
+                Said::Released => pool.release(id, self.id),
+                // What a peer says of what it does not hold is not believed.
+                Said::Shared(to) => _ = pool.share(id, self.id, to),
+                Said::NotShared(to) => pool.unshare(id, self.id, to),
+            }
+            self.own.take();
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let unmap = |shared: &mut Shared| core::mem::replace(shared, Shared::NONE).unmap();
+        self.chunks.lock().iter_mut().for_each(unmap);
+        unmap(&mut self.board);
+    }
+}
+
+/// Whose memory a held run is.
+enum Owner {
+    /// This process's, which took the run to fill it.
+    Filler,
+    /// This process's, to which a reference came back.
+    This,
+    /// A peer's.
+    Peer(Arc<Peer>),
+}
+
+/// Bytes of shared memory that this process holds: they do not change until it is dropped.
+pub struct Held {
+    owner: Owner,
+    id: RunId,
+    /// Where it begins in its chunk.
+    chunk_offset_bytes: u32,
+    address: usize,
+    len_bytes: usize,
+}
+
+impl Held {
+    fn owner_id(&self, this: u64) -> u64 {
+        match &self.owner {
+            Owner::Peer(peer) => peer.id,
+            Owner::Filler | Owner::This => this,
+        }
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub const fn address(&self) -> usize {
+        self.address
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub const fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+}
+
+/// The processes that this one is linked with, and its own memory.
+pub struct Peers {
+    /// What this process is known by.
+    id: u64,
+    /// This process's memory.
+    pub pool: Pool,
+    all: Guarded<Vec<Arc<Peer>>>,
+}
+
+impl Peers {
+    /// A process that is linked with none.
+    #[must_use]
+    pub const fn new(id: u64) -> Self {
+        Self { id, pool: Pool::new(), all: Guarded::new(Vec::new()) }
+    }
+
+    /// What this process is known by.
+    #[must_use]
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// A new link. False: there is one with this process already.
+    #[must_use]
+    pub fn add(&self, peer: Arc<Peer>) -> bool {
+        let mut all = self.all.lock();
+        let is_new = peer.id != self.id && all.iter().all(|known| known.id != peer.id);
+        if is_new {
+            all.push(peer);
+        }
+        is_new
+    }
+
+    /// The process with this name.
+    #[must_use]
+    pub fn find(&self, id: u64) -> Option<Arc<Peer>> {
+        self.all.lock().iter().find(|peer| peer.id == id).cloned()
+    }
+
+    /// A link is closed: what the peer has said is heard to its end, then all that it held is dropped.
+    pub fn remove(&self, id: u64) {
+        let mut all = self.all.lock();
+        if let Some(at) = all.iter().position(|peer| peer.id == id) {
+            let peer = all.swap_remove(at);
+            peer.close();
+            peer.hear(&self.pool);
+            self.pool.forget(id);
+        }
+    }
+
+    /// Hears all peers, and says what there was no room for.
+    pub fn hear(&self) {
+        for peer in self.all.lock().iter() {
+            peer.hear(&self.pool);
+            peer.say_rest();
+        }
+    }
+
+    /// What a peer has announced, held from here on: its sender has counted that. `None`: there is nothing such.
+    #[must_use]
+    pub fn resolve(&self, announcement: &Announcement) -> Option<Held> {
+        let reference = &announcement.reference;
+        let id = RunId { chunk: reference.chunk, page: reference.run };
+        let (chunk_offset_bytes, len_bytes) = (reference.offset_bytes, reference.len_bytes as usize);
+        if reference.owner == self.id {
+            let address = self.pool.address(reference.chunk, reference.offset_bytes as usize, len_bytes)?;
+            return (len_bytes > 0).then_some(Held {
+                owner: Owner::This,
+                id,
+                chunk_offset_bytes,
+                address,
+                len_bytes,
+            });
+        }
+        let peer = self.find(reference.owner)?;
+        let address = peer.address(reference)?;
+        Some(Held { owner: Owner::Peer(peer), id, chunk_offset_bytes, address, len_bytes })
+    }
+
+    /// Gives up what was held.
+    pub fn release(&self, held: Held) {
+        match held.owner {
+            Owner::Filler => self.pool.end(held.id),
+            Owner::This => self.pool.release(held.id, self.id),
+            Owner::Peer(peer) => {
+                let said = Return { chunk: held.id.chunk, run: held.id.page, what: Said::Released };
+                peer.say_some_time(said);
+            }
+        }
+    }
+
+    /// Takes a run of this process's memory for `len_bytes` bytes, for the caller to fill. `None`: there is no room now.
+    #[must_use]
+    pub fn take(&self, len_bytes: usize) -> Option<Held> {
+        // First what peers have given back: it is in the caches, what was never used is not.
+        self.hear();
+        let run = self.pool.take(uncopy_core::addr::pages_up(len_bytes))?;
+        Some(Held {
+            owner: Owner::Filler,
+            id: run.id,
+            chunk_offset_bytes: run.id.page * uncopy_core::addr::PAGE_BYTES as u32,
+            address: run.address,
+            len_bytes,
+        })
+    }
+
+    /// Prepares a reference to a part of what is held for a peer, which holds it too from here on. `None`: the peer does not
+    /// know that memory, or its owner cannot be told just now.
+    #[must_use]
+    pub fn share(&self, held: &Held, offset_bytes: usize, len_bytes: usize, to: &Peer) -> Option<Reference> {
+        let (id, owner) = (held.id, held.owner_id(self.id));
+        if let Owner::Peer(owner) = &held.owner {
+            let is_known = owner.id == to.id || to.knows(owner.id, id.chunk);
+            let said = Return { chunk: id.chunk, run: id.page, what: Said::Shared(to.id) };
+            if !is_known || owner.is_gone() || !owner.say(&said) {
+                return None;
+            }
+        } else if to.tells().knows_chunk(id.chunk) {
+            self.pool.hold(id, to.id);
+        } else {
+            return None;
+        }
+        Some(Reference {
+            owner,
+            chunk: id.chunk,
+            run: id.page,
+            offset_bytes: held.chunk_offset_bytes + offset_bytes as u32,
+            len_bytes: len_bytes as u32,
+        })
+    }
+
+    /// What was shared was not sent.
+    pub fn unshare(&self, held: &Held, to: &Peer) {
+        match &held.owner {
+            Owner::Peer(owner) => {
+                let what = Said::NotShared(to.id);
+                owner.say_some_time(Return { chunk: held.id.chunk, run: held.id.page, what });
+            }
+            Owner::Filler | Owner::This => self.pool.release(held.id, to.id),
+        }
+    }
+}
+
+impl Peer {
+    /// Whether it is linked with the process `owner` and has mapped that chunk of its memory.
+    fn knows(&self, owner: u64, chunk: u32) -> bool {
+        self.board().links.iter().any(|part| part.peer() == owner && part.knows_chunk(chunk))
+    }
+}

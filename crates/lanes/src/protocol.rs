@@ -1,0 +1,174 @@
+//! What two linked processes say to each other: messages of one SEQPACKET socket, each a kind and a few words.
+//!
+//! The socket's two ends have checked that they are the same user's (SO_PEERCRED). What comes is hostile all the same:
+//! [`Message::parse`] takes nothing that is not whole and known.
+
+/// The first word of a greeting; its last byte is the version of everything that peers share.
+const MAGIC: u64 = 0x756e_636f_7079_0001;
+/// Words of a message, at most.
+pub const MAX_WORDS: usize = 12;
+
+/// A stream as both its ends know it, from one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// TCP: the network namespace, own address and port, the peer's.
+    Tcp {
+        /// Cookie of the network namespace (SO_NETNS_COOKIE).
+        namespace: u64,
+        /// Own address: IPv6, or IPv4 mapped into it, and the port.
+        near: Address,
+        /// The peer's.
+        far: Address,
+    },
+    /// A UNIX socket: own inode, the peer's.
+    Unix {
+        /// Own inode.
+        near: u64,
+        /// The peer's.
+        far: u64,
+    },
+}
+
+/// An address of IPv6, or of IPv4 mapped into it, and a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// The address.
+    pub ip: [u64; 2],
+    /// The port.
+    pub port: u16,
+}
+
+impl Stream {
+    /// The same stream, from the other end.
+    #[must_use]
+    pub const fn mirrored(self) -> Self {
+        match self {
+            Self::Tcp { namespace, near, far } => Self::Tcp { namespace, near: far, far: near },
+            Self::Unix { near, far } => Self::Unix { near: far, far: near },
+        }
+    }
+}
+
+/// A message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The first: who speaks, and which part of its board is for the other. With it goes the board.
+    Greeting {
+        /// The process.
+        process: u64,
+        /// Index of the board's [`LinkPart`](crate::board::LinkPart).
+        link: u32,
+    },
+    /// A chunk of memory, which goes with it. Their numbers count up from 0.
+    Chunk {
+        /// Its number.
+        number: u32,
+    },
+    /// A stream of which the speaker has an end.
+    End {
+        /// From the speaker's side.
+        stream: Stream,
+        /// Its slot of the board.
+        slot: u32,
+        /// What it attends to when it attends.
+        lane: u32,
+    },
+}
+
+/// A message's words.
+pub type Words = smallvec::SmallVec<[u64; MAX_WORDS]>;
+
+const GREETING: u64 = MAGIC;
+const CHUNK: u64 = 2;
+const TCP_END: u64 = 3;
+const UNIX_END: u64 = 4;
+
+impl Message {
+    /// As it is sent.
+    #[must_use]
+    pub fn words(&self) -> Words {
+        let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        match *self {
+            Self::Greeting { process, link } => Words::from_slice(&[GREETING, process, u64::from(link)]),
+            Self::Chunk { number } => Words::from_slice(&[CHUNK, u64::from(number)]),
+            Self::End { stream: Stream::Unix { near, far }, slot, lane } => {
+                Words::from_slice(&[UNIX_END, pair(slot, lane), near, far])
+            }
+            Self::End { stream: Stream::Tcp { namespace, near, far }, slot, lane } => {
+                let ports = pair(u32::from(near.port), u32::from(far.port));
+                let [near, far] = [near.ip, far.ip];
+                let all = [TCP_END, pair(slot, lane), namespace, ports, near[0], near[1], far[0], far[1]];
+                Words::from_slice(&all)
+            }
+        }
+    }
+
+    /// What these words say; `None`: nothing that is known.
+    #[must_use]
+    pub fn parse(words: &[u64]) -> Option<Self> {
+        let halves = |word: u64| ((word >> 32) as u32, word as u32);
+        let port = |port: u32| u16::try_from(port).ok();
+        match *words {
+            [GREETING, process, link] if process != 0 => {
+                Some(Self::Greeting { process, link: u32::try_from(link).ok()? })
+            }
+            [CHUNK, number] => Some(Self::Chunk { number: u32::try_from(number).ok()? }),
+            [UNIX_END, end, near, far] => {
+                let (slot, lane) = halves(end);
+                Some(Self::End { stream: Stream::Unix { near, far }, slot, lane })
+            }
+            [TCP_END, end, namespace, ports, near_high, near_low, far_high, far_low] => {
+                let ((slot, lane), (near_port, far_port)) = (halves(end), halves(ports));
+                let near = Address { ip: [near_high, near_low], port: port(near_port)? };
+                let far = Address { ip: [far_high, far_low], port: port(far_port)? };
+                Some(Self::End { stream: Stream::Tcp { namespace, near, far }, slot, lane })
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages() -> Vec<Message> {
+        let near = Address { ip: [1, 2], port: 65_535 };
+        let far = Address { ip: [u64::MAX, 4], port: 0 };
+        let stream = Stream::Tcp { namespace: 7, near, far };
+        vec![
+            Message::Greeting { process: 9, link: 63 },
+            Message::Chunk { number: u32::MAX },
+            Message::End { stream, slot: u32::MAX, lane: 1 },
+            Message::End { stream: Stream::Unix { near: 5, far: 6 }, slot: 0, lane: u32::MAX },
+        ]
+    }
+
+    #[test]
+    fn what_is_said_is_understood_and_nothing_else() {
+        for message in messages() {
+            let words = message.words();
+            assert_eq!(Message::parse(&words), Some(message));
+            assert!(words.len() <= MAX_WORDS);
+            assert_eq!(Message::parse(&words[1..]), None);
+            for len in 0..words.len() {
+                assert_eq!(Message::parse(&words[..len]), None, "{message:?} cut to {len}");
+            }
+            let mut longer = words.clone();
+            longer.push(0);
+            assert_eq!(Message::parse(&longer), None);
+        }
+        assert_eq!(Message::parse(&[MAGIC + 1, 9, 0]), None, "another version");
+        assert_eq!(Message::parse(&[TCP_END, 0, 0, 1 << 48, 0, 0, 0, 0]), None, "no port");
+    }
+
+    #[test]
+    fn a_stream_seen_from_both_ends_is_the_same() {
+        for message in messages() {
+            if let Message::End { stream, .. } = message {
+                assert_ne!(stream.mirrored(), stream);
+                assert_eq!(stream.mirrored().mirrored(), stream);
+            }
+        }
+    }
+}

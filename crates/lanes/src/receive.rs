@@ -1,0 +1,160 @@
+//! What a stream's receiver does: finds out how far it may read the kernel's socket, and what a token stands for.
+//!
+//! ```text
+//! stream   … literal bytes … │T│ … literal bytes …        n bytes can be read; the first of them has the offset `read`
+//!          ▲                  ▲
+//!         read               the next announcement's `at`
+//! ```
+//!
+//! The kernel is asked for `n` before the announcements are looked at. A token among those `n` bytes was announced before it
+//! was sent, so whatever is not announced by then is literal. Nobody ever reads more than `n` bytes.
+//!
+//! A token stays in the socket until the last byte that it stands for was received: poll, select and epoll see that there is
+//! something to read as long as there is.
+
+use crate::board::{Announcement, MAX_ANNOUNCEMENTS, Sending, Slot};
+use crate::peers::{Held, Peers};
+use uncopy_sys::errno::Errno;
+use uncopy_sys::sync::Arc;
+
+/// The kernel's side of a stream's end.
+pub trait Socket {
+    /// Bytes that can be read at once.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn unread(&self) -> Result<usize, Errno>;
+    /// Offset in the stream of the next byte that is read, which is among `unread` that can be. `None`: it cannot be told.
+    fn read_bytes(&self, unread: usize) -> Option<u64>;
+    /// Takes one byte that can be read.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn take_token(&self) -> Result<(), Errno>;
+}
+
+/// What comes next.
+pub enum Next<'a> {
+    /// Nothing can be read: what the kernel says to a read is true.
+    Nothing,
+    /// At most so many bytes may be read from the socket; never 0.
+    Literal(usize),
+    /// These, from `taken_bytes` on.
+    Reference {
+        /// The bytes.
+        held: &'a Arc<Held>,
+        /// Bytes of it that were received before.
+        taken_bytes: usize,
+    },
+    /// The sender has announced what cannot be: the connection is not to be believed.
+    Broken(&'static str),
+}
+
+struct Current {
+    held: Arc<Held>,
+    taken_bytes: usize,
+}
+
+/// How far a receiver is. Behind a lock.
+#[derive(Default)]
+pub struct Receiver {
+    /// Number of the next announcement.
+    next: u32,
+    /// What the token at hand stands for.
+    current: Option<Current>,
+    /// Bytes that came literally since the last reference.
+    literal_bytes: u64,
+}
+
+impl Receiver {
+    /// Whether there is an announcement of which not all was received.
+    #[must_use]
+    pub fn has_announced(&self, far: &Sending) -> bool {
+        self.current.is_some() || far.produced() != self.next
+    }
+
+    /// Bytes that came literally since the last reference.
+    #[must_use]
+    pub const fn literal_bytes(&self) -> u64 {
+        self.literal_bytes
+    }
+
+    /// What comes next from a sender whose board says `far`.
+    pub fn next(&mut self, socket: &impl Socket, far: &Sending, peers: &Peers) -> Next<'_> {
+        let Ok(unread) = socket.unread() else { return Next::Nothing };
+        if unread == 0 {
+            return Next::Nothing;
+        }
+        if self.current.is_none() {
+            let Some(Announcement { at, reference }) = far.announcement(self.next) else {
+                return Next::Literal(unread);
+            };
+            let Some(read) = socket.read_bytes(unread) else { return Next::Broken("its offset is unknown") };
+            // Offsets wrap around; what lies behind is not among what can be read, or no announcement of this stream's.
+            let ahead = at.wrapping_sub(read);
+            if ahead >= unread as u64 {
+                return if ahead < 1 << 62 {
+                    Next::Literal(unread)
+                } else {
+                    Next::Broken("a token was passed over")
+                };
+            }
+            if ahead > 0 {
+                return Next::Literal(ahead as usize);
+            }
+            let Some(held) = peers.resolve(&Announcement { at, reference }) else {
+                return Next::Broken("bytes outside of what was shared");
+            };
+            self.current = Some(Current { held: Arc::new(held), taken_bytes: 0 });
+        }
+        match &self.current {
+            Some(Current { held, taken_bytes }) => Next::Reference { held, taken_bytes: *taken_bytes },
+            None => Next::Nothing,
+        }
+    }
+
+    /// Literal bytes were read.
+    pub const fn took_literal(&mut self, len_bytes: usize) {
+        self.literal_bytes += len_bytes as u64;
+    }
+
+    /// Bytes of the current reference were received: with its last one the token goes. What is not needed any more is
+    /// returned, to be released.
+    ///
+    /// # Errors
+    /// What the kernel says to taking the token.
+    pub fn took(
+        &mut self,
+        len_bytes: usize,
+        socket: &impl Socket,
+        own: &Slot,
+    ) -> Result<Option<Arc<Held>>, Errno> {
+        let Some(current) = &mut self.current else { return Ok(None) };
+        current.taken_bytes += len_bytes;
+        if current.taken_bytes < current.held.len_bytes() {
+            return Ok(None);
+        }
+        socket.take_token()?;
+        self.next = self.next.wrapping_add(1);
+        self.literal_bytes = 0;
+        own.receiving.consume();
+        Ok(self.current.take().map(|current| current.held))
+    }
+
+    /// Ends it: whatever was announced and not received, to be released. The sender announces nothing any more.
+    pub fn end(&mut self, far: &Sending, own: &Slot, peers: &Peers) -> Vec<Held> {
+        let mut left = Vec::new();
+        if let Some(current) = self.current.take() {
+            self.next = self.next.wrapping_add(1);
+            left.extend(Arc::into_inner(current.held));
+        }
+        // A hostile sender could go on for ever.
+        for _ in 0..MAX_ANNOUNCEMENTS {
+            let Some(announcement) = far.announcement(self.next) else { break };
+            self.next = self.next.wrapping_add(1);
+            left.extend(peers.resolve(&announcement));
+            own.receiving.consume();
+        }
+        left
+    }
+}

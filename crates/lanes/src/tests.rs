@@ -1,0 +1,323 @@
+//! Two processes' lanes in one, with a stream between them that takes what it likes, beside the bytes as they should be.
+
+use crate::board::{Board, Slot};
+use crate::peers::{Held, Peer, Peers};
+use crate::pool::CHUNK_BYTES;
+use crate::receive::{self, Next, Receiver};
+use crate::send::{self, Far, Piece, send};
+use crate::service::board_bytes;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::iovec::Part;
+use uncopy_sys::mem::Shared;
+use uncopy_sys::sync::Arc;
+
+/// A process: its board and its peers.
+struct Process {
+    board: &'static Board,
+    shared: &'static Shared,
+    peers: Peers,
+}
+
+impl Process {
+    fn new(id: u64) -> Self {
+        let shared: &'static Shared =
+            Box::leak(Box::new(Shared::make(c"board", board_bytes()).expect("memory")));
+        // SAFETY: zeroed memory of the right length, mapped for good; all of a board is atomic words.
+        let board = unsafe { &*(shared.base() as *const Board) };
+        Self { board, shared, peers: Peers::new(id) }
+    }
+
+    /// Links with another process, which gets this one's memory.
+    fn link(&self, part: usize, other: &Self, others_part: usize) {
+        let board = Shared::map_others(duplicate(other.shared), board_bytes()).expect("a board");
+        let own = &self.board.links[part];
+        own.begin(other.peers.id());
+        assert!(self.peers.add(Arc::new(Peer::new(other.peers.id(), board, others_part, own))));
+    }
+
+    /// Adds memory, and lets the others know.
+    fn add_chunk(&self, others: &[&Self]) {
+        let chunk = Shared::make(c"chunk", CHUNK_BYTES).expect("memory");
+        self.peers.pool.add_chunk(chunk.base());
+        for other in others {
+            let mapped = Shared::map_others(duplicate(&chunk), CHUNK_BYTES).expect("a chunk");
+            other.peers.find(self.peers.id()).expect("linked").add_chunk(mapped);
+        }
+    }
+
+    fn fill(&self, bytes: &[u8]) -> Option<Held> {
+        let held = self.peers.take(bytes.len())?;
+        // SAFETY: a run of so many bytes that nobody else knows.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), held.address() as *mut u8, bytes.len()) };
+        Some(held)
+    }
+}
+
+fn duplicate(shared: &Shared) -> i32 {
+    // SAFETY: a descriptor of the test's own.
+    unsafe { libc::dup(shared.fd()) }
+}
+
+/// A stream in one direction.
+#[derive(Default)]
+struct Stream {
+    queue: VecDeque<u8>,
+    sent: u64,
+    read: u64,
+    room: usize,
+}
+
+struct Wire<'a>(&'a RefCell<Stream>);
+
+impl send::Socket for Wire<'_> {
+    fn sent_bytes(&self) -> Option<u64> {
+        Some(self.0.borrow().sent)
+    }
+
+    fn send(&self, parts: &[Part]) -> Result<usize, Errno> {
+        let stream = &mut *self.0.borrow_mut();
+        let mut sent = 0;
+        for part in parts {
+            // SAFETY: readable, as parts of a message are.
+            let bytes = unsafe { std::slice::from_raw_parts(part.address as *const u8, part.len_bytes) };
+            let len = bytes.len().min(stream.room);
+            stream.queue.extend(&bytes[..len]);
+            stream.room -= len;
+            sent += len;
+        }
+        stream.sent += sent as u64;
+        if sent == 0 { Err(Errno(libc::EAGAIN)) } else { Ok(sent) }
+    }
+}
+
+impl receive::Socket for Wire<'_> {
+    fn unread(&self) -> Result<usize, Errno> {
+        Ok(self.0.borrow().queue.len())
+    }
+
+    fn read_bytes(&self, _unread: usize) -> Option<u64> {
+        Some(self.0.borrow().read)
+    }
+
+    fn take_token(&self) -> Result<(), Errno> {
+        let stream = &mut *self.0.borrow_mut();
+        stream.read += 1;
+        stream.queue.pop_front().map(drop).ok_or(Errno(libc::EAGAIN))
+    }
+}
+
+/// The receiver's end.
+struct Reader<'a> {
+    process: &'a Process,
+    sender: u64,
+    receiver: Receiver,
+    slot: &'a Slot,
+}
+
+impl Reader<'_> {
+    /// Receives up to `len` bytes, or says why not.
+    fn read(
+        &mut self,
+        stream: &RefCell<Stream>,
+        len: usize,
+        into: &mut Vec<u8>,
+    ) -> Result<usize, &'static str> {
+        let sender = self.process.peers.find(self.sender).expect("linked");
+        let far = &sender.slot(0).expect("a slot").sending;
+        let wire = Wire(stream);
+        let taken = match self.receiver.next(&wire, far, &self.process.peers) {
+            Next::Nothing => return Ok(0),
+            Next::Broken(why) => return Err(why),
+            Next::Literal(most) => {
+                let stream = &mut *stream.borrow_mut();
+                let taken = len.min(most).min(stream.queue.len());
+                into.extend(stream.queue.drain(..taken));
+                stream.read += taken as u64;
+                self.receiver.took_literal(taken);
+                return Ok(taken);
+            }
+            Next::Reference { held, taken_bytes } => {
+                let taken = len.min(held.len_bytes() - taken_bytes);
+                // SAFETY: held, so it is mapped and does not change.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts((held.address() + taken_bytes) as *const u8, taken) };
+                into.extend_from_slice(bytes);
+                taken
+            }
+        };
+        let done = self.receiver.took(taken, &wire, self.slot).expect("a token");
+        if let Some(held) = done.and_then(Arc::into_inner) {
+            self.process.peers.release(held);
+        }
+        Ok(taken)
+    }
+}
+
+/// Numbers that are the same in every run (xorshift64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}
+
+/// Two processes, of which the first has memory.
+fn two() -> [Process; 2] {
+    let both = [Process::new(21), Process::new(22)];
+    both[0].link(3, &both[1], 5);
+    both[1].link(5, &both[0], 3);
+    both[0].add_chunk(&[&both[1]]);
+    both
+}
+
+#[test]
+fn every_byte_arrives_in_order_whatever_the_socket_takes() {
+    let [sender, reader] = two();
+    let stream = RefCell::new(Stream::default());
+    let (near, far) = (&sender.board.slots[0], &reader.board.slots[0]);
+    let to = sender.peers.find(22).expect("linked");
+    let mut end = Reader { process: &reader, sender: 21, receiver: Receiver::default(), slot: far };
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let (mut wanted, mut got, mut references) = (Vec::new(), Vec::new(), 0);
+    for step in 0..20_000 {
+        stream.borrow_mut().room = [0, 1, 7, 3000, 9000][random.below(5)];
+        if step % 64 == 0 {
+            far.receiving.attend(u32::from(random.below(4) > 0) * 9);
+        }
+        let sizes: Vec<usize> = (0..=random.below(4)).map(|_| 1 + random.below(6000)).collect();
+        let texts: Vec<Vec<u8>> =
+            sizes.iter().map(|size| (0..*size).map(|_| random.below(256) as u8).collect()).collect();
+        let held: Vec<Option<Held>> =
+            texts.iter().map(|text| if text.len() > 2000 { sender.fill(text) } else { None }).collect();
+        let pieces: Vec<Piece<'_>> = texts
+            .iter()
+            .zip(&held)
+            .map(|(text, held)| match held {
+                Some(held) => Piece::Shared { held, offset_bytes: 0, len_bytes: text.len() },
+                None => Piece::Literal(Part { address: text.as_ptr() as usize, len_bytes: text.len() }),
+            })
+            .collect();
+        let all: Vec<u8> = texts.concat();
+        let target = Far { peer: &to, slot: to.slot(0).expect("a slot"), lane: 9 };
+        let sent = match send(&Wire(&stream), &pieces, near, target, &sender.peers) {
+            Some(Ok(sent)) => {
+                references += 1;
+                sent
+            }
+            Some(Err(_)) => 0,
+            None => {
+                let part = Part { address: all.as_ptr() as usize, len_bytes: all.len() };
+                send::Socket::send(&Wire(&stream), &[part]).unwrap_or(0)
+            }
+        };
+        wanted.extend_from_slice(&all[..sent]);
+        held.into_iter().flatten().for_each(|held| sender.peers.release(held));
+        for _ in 0..random.below(5) {
+            end.read(&stream, 1 + random.below(7000), &mut got).expect("an honest sender");
+        }
+        sender.peers.hear();
+        assert!(wanted.starts_with(&got), "step {step}");
+        wanted.drain(..got.len());
+        got.clear();
+    }
+    while end.read(&stream, 5000, &mut got).expect("an honest sender") > 0 {}
+    assert_eq!(got, wanted);
+    sender.peers.hear();
+    assert_eq!(sender.peers.pool.usage(), (1, 0), "nothing is held any more");
+    assert!(references > 1000, "{references} went by reference");
+}
+
+#[test]
+fn what_is_passed_on_is_kept_until_the_last_has_read_it() {
+    let all = [Process::new(1), Process::new(2), Process::new(3)];
+    for (at, one) in all.iter().enumerate() {
+        for (other_at, other) in all.iter().enumerate() {
+            if at != other_at {
+                one.link(other_at, other, at);
+            }
+        }
+    }
+    let [a, b, c] = &all;
+    a.add_chunk(&[b, c]);
+    let stream = RefCell::new(Stream { room: 100, ..Stream::default() });
+    let text = vec![7; 50_000];
+    let held = a.fill(&text).expect("room");
+    let link = |from: &Process, to: u64| from.peers.find(to).expect("linked");
+    let announce = |from: &Process, to: u64, held: &Held| {
+        let peer = link(from, to);
+        let target = Far { peer: &peer, slot: peer.slot(0).expect("a slot"), lane: 1 };
+        let piece = Piece::Shared { held, offset_bytes: 0, len_bytes: text.len() };
+        send(&Wire(&stream), &[piece], &from.board.slots[0], target, &from.peers)
+    };
+    for process in [b, c] {
+        process.board.slots[0].receiving.attend(1);
+    }
+    assert_eq!(announce(a, 2, &held), Some(Ok(50_000)));
+    a.peers.release(held);
+    let announcement = link(b, 1).slot(0).expect("a slot").sending.announcement(0).expect("announced");
+    let at_b = b.peers.resolve(&announcement).expect("known");
+    assert_eq!(announce(b, 3, &at_b), Some(Ok(50_000)));
+    b.peers.release(at_b);
+    a.peers.hear();
+    assert_eq!(a.peers.pool.usage(), (1, 1), "the third holds it");
+    let announcement = link(c, 2).slot(0).expect("a slot").sending.announcement(0).expect("announced");
+    let at_c = c.peers.resolve(&announcement).expect("known");
+    // SAFETY: held.
+    assert_eq!(unsafe { std::slice::from_raw_parts(at_c.address() as *const u8, 50_000) }, text);
+    c.peers.release(at_c);
+    a.peers.hear();
+    assert_eq!(a.peers.pool.usage(), (1, 0));
+}
+
+#[test]
+fn a_process_that_ends_holds_nothing_any_more() {
+    let [sender, reader] = two();
+    let stream = RefCell::new(Stream { room: 10, ..Stream::default() });
+    let held = sender.fill(&[1; 9000]).expect("room");
+    reader.board.slots[0].receiving.attend(4);
+    let peer = sender.peers.find(22).expect("linked");
+    let target = Far { peer: &peer, slot: peer.slot(0).expect("a slot"), lane: 4 };
+    let piece = Piece::Shared { held: &held, offset_bytes: 0, len_bytes: 9000 };
+    assert_eq!(send(&Wire(&stream), &[piece], &sender.board.slots[0], target, &sender.peers), Some(Ok(9000)));
+    sender.peers.release(held);
+    assert_eq!(sender.peers.pool.usage(), (1, 1));
+    sender.peers.remove(22);
+    assert_eq!(sender.peers.pool.usage(), (1, 0));
+}
+
+#[test]
+fn what_a_hostile_sender_announces_is_refused() {
+    use crate::board::{Announcement, Reference};
+    let honest = Reference { owner: 21, chunk: 0, run: 0, offset_bytes: 0, len_bytes: 100 };
+    let hostile = [
+        Reference { owner: 20, ..honest },
+        Reference { owner: 22, ..honest },
+        Reference { chunk: 1, ..honest },
+        Reference { len_bytes: 0, ..honest },
+        Reference { len_bytes: CHUNK_BYTES as u32 + 1, ..honest },
+        Reference { offset_bytes: CHUNK_BYTES as u32 - 99, ..honest },
+        Reference { offset_bytes: u32::MAX, len_bytes: u32::MAX, ..honest },
+    ];
+    for reference in hostile {
+        let [sender, reader] = two();
+        let stream = RefCell::new(Stream { queue: [0; 5].into(), sent: 5, ..Stream::default() });
+        let slot = &reader.board.slots[0];
+        let mut end = Reader { process: &reader, sender: 21, receiver: Receiver::default(), slot };
+        assert!(sender.board.slots[0].sending.announce(&Announcement { at: 2, reference }, 0));
+        let mut got = Vec::new();
+        assert_eq!(end.read(&stream, 100, &mut got), Ok(2), "{reference:?}");
+        assert!(end.read(&stream, 100, &mut got).is_err(), "{reference:?}");
+    }
+    let [sender, reader] = two();
+    let stream = RefCell::new(Stream { queue: [0; 5].into(), sent: 9, read: 4, ..Stream::default() });
+    let slot = &reader.board.slots[0];
+    let mut end = Reader { process: &reader, sender: 21, receiver: Receiver::default(), slot };
+    assert!(sender.board.slots[0].sending.announce(&Announcement { at: 2, reference: honest }, 0));
+    assert!(end.read(&stream, 100, &mut Vec::new()).is_err(), "a token that was passed over");
+}

@@ -1,0 +1,159 @@
+//! Memory that other processes of the same user may map: files in memory, sealed so that they keep their length and
+//! nobody but their maker ever maps them writable.
+//!
+//! The descriptors belong to the thread that makes or gets them; the mappings to the process.
+
+use super::mapping::map;
+use crate::call::{kernel, syscall};
+use crate::errno::{Errno, check};
+
+/// Seals of memory that is shared (fcntl(2)): its length stays, no mapping or write that comes later may change it.
+const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+/// Those without which touching it could end this process.
+const NEEDED_SEALS: i32 = libc::F_SEAL_SHRINK;
+/// memfd_create(2), Linux 6.3.
+const MFD_NOEXEC_SEAL: u32 = 8;
+
+/// A mapping of shared memory, and the file behind it while it is open.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Shared {
+    base: usize,
+    len_bytes: usize,
+    fd: i32,
+}
+
+fn close(fd: i32) {
+    // SAFETY: callers pass descriptors that they made or were sent.
+    unsafe { kernel!(Close, syscall!(libc::SYS_close, fd)) };
+}
+
+impl Shared {
+    /// No memory.
+    pub const NONE: Self = Self { base: 0, len_bytes: 0, fd: -1 };
+
+    /// Makes `len_bytes` bytes (whole pages) of zeroes that only this process can write, forked children excepted.
+    ///
+    /// # Errors
+    /// What memfd_create, ftruncate, mmap and fcntl say.
+    pub fn make(name: &core::ffi::CStr, len_bytes: usize) -> Result<Self, Errno> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL;
+        // SAFETY: the name is terminated; the descriptor is ours.
+        unsafe {
+            let made = kernel!(Open, syscall!(libc::SYS_memfd_create, name.as_ptr(), flags));
+            let fd = check(made)? as i32;
+            let sized = check(kernel!(Allocate, syscall!(libc::SYS_ftruncate, fd, len_bytes)));
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let mapped = sized.and_then(|_| map(len_bytes, protection, libc::MAP_SHARED, fd));
+            let shared = mapped.map(|base| Self { base, len_bytes, fd }).inspect_err(|_| close(fd))?;
+            match check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_ADD_SEALS, SEALS))) {
+                Ok(_) => Ok(shared),
+                Err(errno) => {
+                    shared.unmap();
+                    Err(errno)
+                }
+            }
+        }
+    }
+
+    /// Maps memory that another process has made, to be read. Closes the descriptor.
+    ///
+    /// # Errors
+    /// EPERM if it is not `len_bytes` long, or could become shorter; else what failed.
+    pub fn map_others(fd: i32, len_bytes: usize) -> Result<Self, Errno> {
+        // SAFETY: an all-zero stat is a valid buffer.
+        let mapped = unsafe {
+            let mut found: libc::stat = core::mem::zeroed();
+            check(kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found))).and_then(|_| {
+                let seals = check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GET_SEALS)))? as i32;
+                let is_long = usize::try_from(found.st_size) == Ok(len_bytes);
+                if !is_long || seals & NEEDED_SEALS != NEEDED_SEALS {
+                    return Err(Errno(libc::EPERM));
+                }
+                map(len_bytes, libc::PROT_READ, libc::MAP_SHARED, fd)
+            })
+        };
+        close(fd);
+        mapped.map(|base| Self { base, len_bytes, fd: -1 })
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub const fn base(&self) -> usize {
+        self.base
+    }
+
+    /// Length, bytes.
+    #[must_use]
+    pub const fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// The descriptor, for the thread that made it; -1: there is none.
+    #[must_use]
+    pub const fn fd(&self) -> i32 {
+        self.fd
+    }
+
+    /// Leaves the mapping as it is and forgets the descriptor, which is another thread's, or another process's.
+    pub const fn forget_descriptor(&mut self) {
+        self.fd = -1;
+    }
+
+    /// Ends it.
+    pub fn unmap(self) {
+        if self.fd >= 0 {
+            close(self.fd);
+        }
+        if self.len_bytes == 0 {
+            return;
+        }
+        // SAFETY: our own mapping, which the caller gives up.
+        unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, self.base, self.len_bytes)) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::PAGE_BYTES;
+
+    fn duplicate(fd: i32) -> i32 {
+        // SAFETY: a descriptor of the test's own.
+        unsafe { libc::dup(fd) }
+    }
+
+    #[test]
+    fn what_the_maker_writes_others_read_and_nobody_else_can_write() {
+        let made = Shared::make(c"test", 2 * PAGE_BYTES).expect("memory");
+        let read = Shared::map_others(duplicate(made.fd()), 2 * PAGE_BYTES).expect("a mapping");
+        // SAFETY: both mappings are two pages of the same memory.
+        unsafe {
+            (made.base() as *mut u8).add(5000).write_volatile(7);
+            assert_eq!((read.base() as *const u8).add(5000).read_volatile(), 7);
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        assert!(map(2 * PAGE_BYTES, protection, libc::MAP_SHARED, made.fd()).is_err());
+        // SAFETY: of a descriptor of the test's own; one byte that is readable.
+        unsafe {
+            assert_eq!(libc::ftruncate(made.fd(), 0), -1);
+            assert_eq!(libc::pwrite(made.fd(), [1u8].as_ptr().cast(), 1, 0), -1);
+        }
+        read.unmap();
+        made.unmap();
+    }
+
+    #[test]
+    fn memory_that_could_become_shorter_or_has_another_length_is_refused() {
+        let made = Shared::make(c"test", PAGE_BYTES).expect("memory");
+        let other = Shared::map_others(duplicate(made.fd()), 2 * PAGE_BYTES);
+        assert_eq!(other, Err(Errno(libc::EPERM)));
+        made.unmap();
+        // SAFETY: the name is terminated; descriptors of the test's own.
+        let unsealed = unsafe {
+            let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC);
+            assert_eq!(libc::ftruncate(fd, PAGE_BYTES as libc::off_t), 0);
+            fd
+        };
+        assert_eq!(Shared::map_others(unsealed, PAGE_BYTES), Err(Errno(libc::EPERM)));
+    }
+}
