@@ -82,10 +82,7 @@ impl Pool {
             let taken = chunk.free.take(pages)?;
             Some((number as u32, taken, chunk.base + taken.start as usize * PAGE_BYTES))
         });
-        let Some((chunk, taken, address)) = found else {
-            self.is_short.store(true, Relaxed);
-            return None;
-        };
+        let (chunk, taken, address) = found?;
         let id = RunId { chunk, page: taken.start };
         inner.ledger.begin(id, pages);
         Some(Run { id, address, pages })
@@ -142,12 +139,17 @@ impl Pool {
         is_within.then_some(base + offset_bytes)
     }
 
+    /// Somebody has found no room: another chunk is wanted. Whether nobody had before, since one could be had.
+    pub fn want_chunk(&self) -> bool {
+        !self.is_short.swap(true, Relaxed)
+    }
+
     /// Whether another chunk is wanted, and may be had. Asks once.
     #[must_use]
     pub fn wants_chunk(&self) -> bool {
         let chunks = self.inner.lock().chunks.len();
         let may = chunks < MAX_CHUNKS && (chunks + 1) * CHUNK_BYTES <= self.max_bytes.load(Relaxed);
-        self.is_short.swap(false, Relaxed) && may
+        may && self.is_short.swap(false, Relaxed)
     }
 
     /// Adds a chunk of [`CHUNK_BYTES`] at `base`; its number.
@@ -181,6 +183,7 @@ mod tests {
     fn a_run_is_used_again_once_nobody_holds_it() {
         let pool = Pool::new();
         assert_eq!(pool.take(3), None);
+        assert!(pool.want_chunk() && !pool.want_chunk());
         assert!(pool.wants_chunk() && !pool.wants_chunk());
         assert_eq!(pool.add_chunk(0x10_0000), 0);
         let run = pool.take(CHUNK_PAGES).expect("room");
@@ -206,10 +209,9 @@ mod tests {
     fn there_is_no_more_memory_than_is_allowed() {
         let pool = Pool::new();
         pool.limit(CHUNK_BYTES);
-        assert_eq!(pool.take(1), None);
-        assert!(pool.wants_chunk());
+        assert!(pool.want_chunk() && pool.wants_chunk());
         pool.add_chunk(0x10_0000);
         while pool.take(1).is_some() {}
-        assert!(!pool.wants_chunk());
+        assert!(pool.want_chunk() && !pool.wants_chunk() && !pool.want_chunk());
     }
 }

@@ -396,7 +396,12 @@ impl Process {
             let mut rest = *part;
             while rest.len_bytes >= MIN_REFERENCE_BYTES {
                 let len_bytes = rest.len_bytes.min(MAX_REFERENCE_BYTES);
-                let Some(held) = self.lanes.peers.take(len_bytes) else { break };
+                let Some(held) = self.lanes.peers.take(len_bytes) else {
+                    if self.lanes.peers.pool.want_chunk() {
+                        self.ring();
+                    }
+                    break;
+                };
                 // SAFETY: a run of that length that nobody else knows; the program's part is readable, as it says itself.
                 unsafe { bytes::copy(held.address() as *mut u8, rest.address as *const u8, len_bytes) };
                 copies.push((Part { len_bytes, ..rest }, Some(held)));

@@ -223,6 +223,10 @@ impl Service {
         }
         own.begin(process);
         link.peer = Some(peer);
+        if self.chunks.is_empty() {
+            // Takes no memory before it is used.
+            let _ = self.lanes.peers.pool.want_chunk();
+        }
         for end in self.lanes.ends.all() {
             link.tell(&end);
         }
