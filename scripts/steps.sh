@@ -204,6 +204,14 @@ slowest_tests() {
         sort -rn | head -n 10
 }
 
+# why_tests_failed LOG: prints what each failed test said as it panicked, without the stacks that may follow.
+why_tests_failed() {
+    awk '/^---- .* stdout ----$/ { test = $2; left = 0 }
+         /^(failures:|error: |     Running )/ { test = ""; left = 0 }
+         test != "" && / panicked at / { printf "%s%s: %s\n", shown++ ? "" : "\n", test, $0; left = 12; next }
+         left > 0 { if (/^(===|note: |$)/) left = 0; else { print "    " substr($0, 1, 300); left-- } }' "$1"
+}
+
 # steps_table: prints where the time went, step by step.
 steps_table() {
     ((${#steps_times[@]} > 0)) || return 0
