@@ -126,7 +126,7 @@ pub struct Receiving {
     closed: AtomicU32,
     /// Odd while the receiver reads from the socket.
     turns: AtomicU32,
-    /// Bytes that it has read since it attends; only where the kernel does not count them.
+    /// Offset of the next byte that it reads; where the kernel does not count, since it attends.
     read_bytes: AtomicU64,
 }
 
@@ -280,7 +280,12 @@ impl Receiving {
         self.turns.store(self.turns.load(Relaxed).wrapping_add(1), SeqCst);
     }
 
-    /// Bytes that the receiver has read since it attends, by its own count.
+    /// The receiver's, before it attends: the offset of the next byte that it reads.
+    pub fn count_from(&self, read_bytes: u64) {
+        self.read_bytes.store(read_bytes, Relaxed);
+    }
+
+    /// Offset of the next byte that the receiver reads, by its own count.
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes.load(Relaxed)

@@ -88,6 +88,11 @@ impl End {
         self.is_attentive.load(Acquire)
     }
 
+    /// It is literal for good.
+    pub fn end(&self) {
+        self.ended.store(1, Release);
+    }
+
     /// Whether it is literal for good.
     #[must_use]
     pub fn has_ended(&self) -> bool {
@@ -104,6 +109,13 @@ impl End {
     pub fn attend(&self, own: &Slot) {
         if !self.has_ended() && !self.is_attentive.swap(true, Release) {
             own.receiving.attend(self.lane);
+        }
+    }
+
+    /// From here on it is sent none.
+    pub fn withdraw(&self, own: &Slot) {
+        if self.is_attentive.swap(false, Release) {
+            own.receiving.attend(0);
         }
     }
 
@@ -312,6 +324,12 @@ impl Ends {
     #[must_use]
     pub fn all(&self) -> Vec<Arc<End>> {
         self.inner.lock().by_stream.values().cloned().collect()
+    }
+
+    /// All ends, by their descriptors.
+    #[must_use]
+    pub fn with_descriptors(&self) -> Vec<(i32, Arc<End>)> {
+        self.inner.lock().by_fd.iter().map(|(fd, end)| (*fd, Arc::clone(end))).collect()
     }
 
     /// A peer is gone: its ends announce nothing any more.

@@ -14,6 +14,8 @@
 //! | [`ends`] | the ends of streams, by descriptor |
 //! | [`receive`], [`send`] | tokens and references in a stream |
 //! | [`service`] | the thread that links |
+//! | [`process`] | all of it, for the hooks |
+//! | [`forks`] | what a fork means for it |
 #![cfg(target_os = "linux")]
 #![allow(
     clippy::cast_possible_truncation,
@@ -22,6 +24,7 @@
 
 pub mod board;
 pub mod ends;
+pub mod forks;
 pub mod peers;
 pub mod pool;
 pub mod process;

@@ -9,7 +9,10 @@
 //! The kernel is asked for `n` before the announcements are looked at. A token among those `n` bytes was announced before it
 //! was sent, so whatever is not announced by then is literal. Nobody ever reads more than `n` bytes.
 //!
-//! A token stays in the socket until the last byte that it stands for was received: poll, select and epoll see that there is
+//! Where the next byte is announced as a token and there is room for all that it stands for, that byte is read and then
+//! looked at again: if its announcement is still there it was the token; one that was taken back was not sent.
+//!
+//! Otherwise a token stays in the socket until the last byte that it stands for was received: poll, select and epoll see that there is
 //! something to read as long as there is.
 
 use crate::board::{Announcement, MAX_ANNOUNCEMENTS, Sending, Slot};
@@ -50,6 +53,9 @@ pub enum Next<'a> {
     Broken(&'static str),
 }
 
+/// What a sender says that cannot be.
+const OUTSIDE: &str = "bytes outside of what was shared";
+
 struct Current {
     held: Arc<Held>,
     taken_bytes: usize,
@@ -64,6 +70,8 @@ pub struct Receiver {
     current: Option<Current>,
     /// Bytes that came literally since the last reference.
     literal_bytes: u64,
+    /// The last receive found nothing at first.
+    pub has_waited: bool,
 }
 
 impl Receiver {
@@ -77,6 +85,33 @@ impl Receiver {
     #[must_use]
     pub const fn literal_bytes(&self) -> u64 {
         self.literal_bytes
+    }
+
+    /// The announcement of the next byte that is read, if there is one: it may still be taken back.
+    #[must_use]
+    pub fn due(&self, read_bytes: u64, far: &Sending) -> Option<Announcement> {
+        let announcement = if self.current.is_none() { far.announcement(self.next) } else { None };
+        announcement.filter(|announcement| announcement.at == read_bytes)
+    }
+
+    /// The byte that was due was read: what it stands for, if it was the token. `None`: it was a byte.
+    ///
+    /// # Errors
+    /// There is nothing such.
+    pub fn took_due(
+        &mut self,
+        announcement: Announcement,
+        far: &Sending,
+        own: &Slot,
+        peers: &Peers,
+    ) -> Option<Result<Held, &'static str>> {
+        if far.announcement(self.next) != Some(announcement) {
+            return None;
+        }
+        self.next = self.next.wrapping_add(1);
+        self.literal_bytes = 0;
+        own.receiving.consume();
+        Some(peers.resolve(&announcement).ok_or(OUTSIDE))
     }
 
     /// What comes next from a sender whose board says `far`.
@@ -103,7 +138,7 @@ impl Receiver {
                 return Next::Literal(ahead as usize);
             }
             let Some(held) = peers.resolve(&Announcement { at, reference }) else {
-                return Next::Broken("bytes outside of what was shared");
+                return Next::Broken(OUTSIDE);
             };
             self.current = Some(Current { held: Arc::new(held), taken_bytes: 0 });
         }
@@ -111,6 +146,31 @@ impl Receiver {
             Some(Current { held, taken_bytes }) => Next::Reference { held, taken_bytes: *taken_bytes },
             None => Next::Nothing,
         }
+    }
+
+    /// How many bytes can be received, of which the socket has `unread`; the next one has the offset `read_bytes`.
+    #[must_use]
+    pub fn receivable(&self, unread: usize, read_bytes: u64, far: &Sending) -> usize {
+        if unread == 0 {
+            return 0;
+        }
+        let mut number = self.next;
+        let mut receivable = unread;
+        if let Some(current) = &self.current {
+            receivable += current.held.len_bytes() - current.taken_bytes - 1;
+            number = number.wrapping_add(1);
+        }
+        for _ in 0..MAX_ANNOUNCEMENTS {
+            match far.announcement(number) {
+                Some(announcement) if announcement.at.wrapping_sub(read_bytes) < unread as u64 => {
+                    receivable = receivable
+                        .saturating_add((announcement.reference.len_bytes as usize).saturating_sub(1));
+                    number = number.wrapping_add(1);
+                }
+                _ => break,
+            }
+        }
+        receivable
     }
 
     /// Literal bytes were read.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use uncopy_lanes::process::{Process, Received, begin, process};
+use uncopy_lanes::process::{Given, Process, Received, begin, closed, process};
 use uncopy_sys::iovec::Part;
 
 /// What the second process is told: where to meet, and the port.
@@ -28,7 +28,7 @@ fn receive(lanes: &Process, fd: i32, into: &mut [u8]) -> usize {
         }
         let part = Part { address: room.0 as usize, len_bytes: room.1 };
         // SAFETY: as above.
-        match unsafe { lanes.receive(fd, &[part], 0) } {
+        match unsafe { lanes.receive(fd, &[part], 0, false, |_, _, _| false) } {
             Received::Done(Ok(got)) => return got,
             Received::Done(Err(errno)) if errno.0 == libc::EAGAIN => {}
             Received::Done(Err(errno)) => panic!("{errno:?}"),
@@ -62,7 +62,10 @@ fn send_all(lanes: &Process, fd: i32, bytes: &[u8]) -> bool {
     while sent < bytes.len() {
         let rest = &bytes[sent..];
         let part = Part { address: rest.as_ptr() as usize, len_bytes: rest.len() };
-        if let Some(by_reference) = lanes.send(fd, &[part], libc::MSG_NOSIGNAL) {
+        let outlet = lanes.outlet(fd, rest.len());
+        let by_reference =
+            outlet.and_then(|outlet| lanes.send(fd, &outlet, &[Given::Plain(part)], libc::MSG_NOSIGNAL));
+        if let Some(by_reference) = by_reference {
             sent += by_reference.unwrap_or_else(|errno| panic!("{errno:?}"));
             is_referred = true;
             continue;
@@ -136,7 +139,7 @@ fn a_connection_between_two_processes_becomes_a_lane_and_every_byte_is_right() {
         assert!(back == message, "message {number} of {len} bytes");
         number += 1;
     }
-    lanes.close(fd);
+    closed(fd);
     drop(stream);
     let child = room.1.as_mut().expect("started");
     while child.try_wait().expect("known").is_none() {

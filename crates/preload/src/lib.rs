@@ -18,6 +18,8 @@
 //! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
 //! | [`namespaces`] | unshare and setns |
 //! | [`signals`] | sigaction and its older relatives: handlers are wrapped |
+//! | [`lanes`] | none: what receives and sends do on lanes |
+//! | [`sockets`] | ioctl and setsockopt, where they matter to lanes |
 //! | [`start`] | none: what happens when the library is loaded |
 //! | [`exit`] | none: what is done once before the process ends |
 //!
@@ -38,6 +40,7 @@ mod allocation;
 #[cfg(target_arch = "x86_64")]
 mod calls;
 mod exit;
+mod lanes;
 mod lending;
 mod limits;
 mod loading;
@@ -50,6 +53,7 @@ mod process;
 mod reading;
 #[cfg(target_arch = "x86_64")]
 mod signals;
+mod sockets;
 mod start;
 mod writing;
 

@@ -3,11 +3,14 @@
 //!
 //! A block whose mapping the program changes becomes plain memory for good before the call is made.
 
+use crate::lanes as streams;
 use core::ffi::{c_int, c_long, c_void};
 use libc::{off_t, size_t};
+use smallvec::SmallVec;
 use uncopy_engine::range::directory;
 use uncopy_engine::service::activation;
 use uncopy_interpose::{alias, before, entry, slots};
+use uncopy_lanes::forks as lanes;
 use uncopy_record::{self as record, Function, Timer};
 
 type Pointer = *mut c_void;
@@ -23,6 +26,7 @@ slots! {
     MLOCK2 = c"mlock2": unsafe extern "C" fn(*const c_void, size_t, u32) -> c_int;
     FSTAT = c"fstat": unsafe extern "C" fn(c_int, *mut libc::stat) -> c_int;
     FCNTL = c"fcntl": unsafe extern "C" fn(c_int, c_int, usize) -> c_int;
+    DUP = c"dup": unsafe extern "C" fn(c_int) -> c_int;
     DUP2 = c"dup2": unsafe extern "C" fn(c_int, c_int) -> c_int;
     DUP3 = c"dup3": unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
     CLOSE = c"close": unsafe extern "C" fn(c_int) -> c_int;
@@ -163,7 +167,8 @@ before!(mlock2 MLOCK2 (address: *const c_void, len: size_t, flags: u32) -> c_int
 
 /// Whether `fd` is ours and so, to the program, not open; `errno` then says so.
 fn is_hidden(fd: c_int) -> bool {
-    let hidden = fd >= 0 && activation::descriptors().contains(&Some(fd));
+    let hidden = fd >= 0
+        && (activation::descriptors().contains(&Some(fd)) || lanes::descriptors().any(|own| own == fd));
     if hidden {
         uncopy_sys::errno::set(libc::EBADF);
     }
@@ -180,11 +185,18 @@ alias!(fstat64 = fstat (fd: c_int, found: *mut libc::stat) -> c_int);
 
 // The third argument is only looked at for commands that have one; taking it in any case is what
 // every libc does.
-before!(fcntl FCNTL (fd: c_int, command: c_int, argument: usize) -> c_int, {
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     if is_hidden(fd) {
         return -1;
     }
-});
+    // SAFETY: the program's own arguments.
+    let result = unsafe { FCNTL.call()(fd, command, argument) };
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        streams::duplicated(fd, result);
+    }
+    result
+}
 
 alias!(fcntl64 = fcntl (fd: c_int, command: c_int, argument: usize) -> c_int);
 
@@ -192,6 +204,7 @@ before!(close CLOSE (fd: c_int) -> c_int, {
     if is_hidden(fd) {
         return -1;
     }
+    streams::closed(fd);
     record::closed(fd);
 });
 
@@ -203,19 +216,47 @@ fn make_way(fd: c_int) {
     }
 }
 
-before!(dup2 DUP2 (from: c_int, to: c_int) -> c_int, {
-    make_way(to);
-    record::closed(to);
-});
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(from: c_int) -> c_int {
+    // SAFETY: touches no memory.
+    let to = unsafe { DUP.call()(from) };
+    streams::duplicated(from, to);
+    to
+}
 
-before!(dup3 DUP3 (from: c_int, to: c_int, flags: c_int) -> c_int, {
+/// Before a descriptor of the program's comes to be `to`, which is closed then.
+fn make_way_for(from: c_int, to: c_int) {
     make_way(to);
+    if from != to {
+        streams::closed(to);
+    }
     record::closed(to);
-});
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+    make_way_for(from, to);
+    // SAFETY: touches no memory.
+    let made = unsafe { DUP2.call()(from, to) };
+    if from != to {
+        streams::duplicated(from, made);
+    }
+    made
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    make_way_for(from, to);
+    // SAFETY: touches no memory.
+    let made = unsafe { DUP3.call()(from, to, flags) };
+    streams::duplicated(from, made);
+    made
+}
 
 /// Our descriptors in order.
-fn hidden_in_order() -> [Option<u32>; 2] {
-    let mut hidden = activation::descriptors().map(|fd| fd.and_then(|fd| u32::try_from(fd).ok()));
+fn hidden_in_order() -> SmallVec<[u32; 8]> {
+    let all = activation::descriptors().into_iter().flatten().chain(lanes::descriptors());
+    let mut hidden: SmallVec<[u32; 8]> = all.filter_map(|fd| u32::try_from(fd).ok()).collect();
     hidden.sort_unstable();
     hidden
 }
@@ -225,7 +266,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_i
     let real = CLOSE_RANGE.call();
     let mut next = first;
     if first <= last {
-        for hidden in hidden_in_order().into_iter().flatten().filter(|fd| (first..=last).contains(fd)) {
+        for hidden in hidden_in_order().into_iter().filter(|fd| (first..=last).contains(fd)) {
             // UNSHARE is done by the first call.
             // SAFETY: the program's own descriptors, up to the one before ours.
             if hidden > next && unsafe { real(next, hidden - 1, flags) } != 0 {
@@ -246,7 +287,7 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     let mut next = first.max(0);
     // SAFETY: the program's own descriptors, without ours.
     unsafe {
-        for hidden in hidden_in_order().into_iter().flatten() {
+        for hidden in hidden_in_order() {
             let hidden = hidden as c_int;
             if hidden >= next {
                 if hidden > next {

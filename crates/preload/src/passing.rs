@@ -1,9 +1,10 @@
 //! sendfile, splice, copy_file_range: bytes that go from one descriptor to another inside the kernel. They are libc's
 //! calls as they are, entered in a recording if one is on.
 
+use crate::lanes;
 use core::ffi::{c_int, c_uint};
 use libc::{loff_t, off_t, size_t, ssize_t};
-use uncopy_engine::state::gate::MIN_BYTES;
+use uncopy_engine::state::gate::MIN_STREAM_BYTES;
 use uncopy_interpose::{entry, slots};
 use uncopy_record::{Function, Timer};
 
@@ -24,7 +25,7 @@ fn passed(
     call: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let timer = Timer::begin(len);
-    let done = call();
+    let done = if lanes::is_on() { lanes::pass(from, to, call) } else { call() };
     if let Some(timer) = timer {
         timer.passed(function, from, to, done);
     }
@@ -32,7 +33,7 @@ fn passed(
 }
 
 fn is_candidate(len: size_t) -> bool {
-    len >= MIN_BYTES.load(core::sync::atomic::Ordering::Relaxed)
+    len >= MIN_STREAM_BYTES.load(core::sync::atomic::Ordering::Relaxed)
 }
 
 entry!(sendfile SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(len), {

@@ -11,6 +11,7 @@ use uncopy_engine::arena::pages::ARENA;
 use uncopy_engine::state::phase::Phase;
 use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::{alias, end, slots};
+use uncopy_lanes::process as lanes;
 use uncopy_twin::fork as twin;
 
 type Handler = extern "C" fn();
@@ -29,12 +30,14 @@ extern "C" fn prepare() {
     // The engine first: who is inside it may wait for a page of twin memory, nobody inside twin memory for the engine.
     uncopy_engine::life::fork::prepare();
     twin::prepare();
+    lanes::prepare_fork();
 }
 
 extern "C" fn parent() {
     if exit::is_sealed() {
         return;
     }
+    lanes::after_fork();
     twin::parent();
     uncopy_engine::life::fork::parent();
 }
@@ -45,6 +48,8 @@ extern "C" fn child() {
     }
     exit::own_process();
     watch_end();
+    lanes::in_child(true);
+    crate::lanes::begin_anew();
     twin::child_before_others();
     uncopy_engine::life::fork::child();
     uncopy_record::session::in_child();
@@ -104,6 +109,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     let errno = uncopy_sys::errno::get();
     if result == 0 {
         exit::own_process();
+        lanes::in_child(memory == Memory::AndDescriptors);
         twin::child_before_others();
         uncopy_engine::life::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
         uncopy_record::session::in_child();

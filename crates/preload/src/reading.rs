@@ -1,11 +1,12 @@
 //! read, recv and their families.
 
+use crate::lanes;
 use crate::messages::{self, note_moved};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
 use uncopy_engine::call::input::{Input, MAX_PARTS, is_candidate};
-use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES};
+use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
 use uncopy_interpose::{alias, gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
 use uncopy_sys::iovec::{Part, parts};
@@ -32,6 +33,18 @@ slots! {
 /// from elsewhere than the stream.
 const UNUSUAL: c_int = libc::MSG_TRUNC | libc::MSG_ERRQUEUE | libc::MSG_OOB;
 
+/// What preadv2 and pwritev2 do with these arguments: at the offset -1 what readv and writev do, perhaps without waiting.
+pub const fn of_a_stream(offset: off_t, flags: c_int) -> Stream {
+    match offset {
+        -1 if flags & libc::RWF_NOWAIT != 0 => Some(libc::MSG_DONTWAIT),
+        -1 => Some(0),
+        _ => None,
+    }
+}
+
+/// How a call may receive from a stream: as `recv` does with these flags. `None`: it does not.
+pub type Stream = Option<c_int>;
+
 /// Messages of one recvmmsg that are looked at.
 const MAX_MESSAGES: usize = 16;
 
@@ -55,10 +68,20 @@ fn one(
     buffer: Pointer,
     len: usize,
     caller: usize,
+    stream: Stream,
     call: impl Fn(Pointer) -> ssize_t,
 ) -> ssize_t {
     let timer = Timer::begin(len);
-    let (got, is_engines) = one_now(buffer, len, caller, call);
+    let (got, is_engines) = match stream.filter(|_| lanes::is_on()) {
+        None => one_now(buffer, len, caller, call),
+        Some(flags) => {
+            let part = Part { address: buffer as usize, len_bytes: len };
+            // SAFETY: the program's own buffer.
+            unsafe {
+                lanes::receive(transfer.fd, &[part], flags, caller, || one_now(buffer, len, caller, call))
+            }
+        }
+    };
     note_moved(got);
     if let Some(timer) = timer {
         timer.transferred(transfer.by_engine(is_engines), buffer as usize, len, got);
@@ -87,12 +110,23 @@ unsafe fn several(
     vector: *const iovec,
     count: c_int,
     caller: usize,
+    stream: Stream,
     call: impl Fn(*const iovec, c_int) -> ssize_t,
 ) -> ssize_t {
     let timer = Timer::begin_any();
     // SAFETY: the program's own vector; where the kernel stored something, it has read it.
     unsafe {
-        let (got, is_engines) = several_now(vector, count, caller, call);
+        let given = stream.filter(|_| lanes::is_on()).and_then(|flags| {
+            let count = usize::try_from(count).ok().filter(|count| *count <= uncopy_sys::iovec::MAX_PARTS)?;
+            Some((flags, parts(vector, count)?))
+        });
+        let (got, is_engines) = match given {
+            None => several_now(vector, count, caller, call),
+            Some((flags, parts)) => {
+                let plainly = || several_now(vector, count, caller, call);
+                lanes::receive(transfer.fd, parts, flags, caller, plainly)
+            }
+        };
         note_moved(got);
         if let Some(timer) = timer {
             let transfer = transfer.by_engine(is_engines);
@@ -130,15 +164,15 @@ unsafe fn several_now(
     (got, true)
 }
 
-gate!(read, "rdx", "rcx", MIN_BYTES, READ, read_body);
+gate!(read, "rdx", "rcx", MIN_STREAM_BYTES, READ, read_body);
 gate!(pread, "rdx", "r8", MIN_BYTES, PREAD, pread_body);
 gate!(pread64, "rdx", "r8", MIN_BYTES, PREAD, pread_body);
-gate!(recv, "rdx", "r8", MIN_BYTES, RECV, recv_body);
+gate!(recv, "rdx", "r8", MIN_STREAM_BYTES, RECV, recv_body);
 
 unsafe extern "C" fn read_body(fd: c_int, buffer: Pointer, len: usize, caller: usize) -> ssize_t {
     let real = READ.call();
     // SAFETY: the program's own arguments, with a buffer at least as long.
-    one(input(Function::Read, fd), buffer, len, caller, |buffer| unsafe { real(fd, buffer, len) })
+    one(input(Function::Read, fd), buffer, len, caller, Some(0), |buffer| unsafe { real(fd, buffer, len) })
 }
 
 unsafe extern "C" fn pread_body(
@@ -150,7 +184,9 @@ unsafe extern "C" fn pread_body(
 ) -> ssize_t {
     let real = PREAD.call();
     // SAFETY: the program's own arguments, with a buffer at least as long.
-    one(input(Function::Pread, fd), buffer, len, caller, |buffer| unsafe { real(fd, buffer, len, offset) })
+    one(input(Function::Pread, fd), buffer, len, caller, None, |buffer| unsafe {
+        real(fd, buffer, len, offset)
+    })
 }
 
 unsafe extern "C" fn recv_body(
@@ -166,7 +202,7 @@ unsafe extern "C" fn recv_body(
         return unsafe { real(fd, buffer, len, flags) };
     }
     // SAFETY: the program's own arguments, with a buffer at least as long.
-    one(receipt(Function::Recv, fd, flags), buffer, len, caller, |buffer| unsafe {
+    one(receipt(Function::Recv, fd, flags), buffer, len, caller, Some(flags), |buffer| unsafe {
         real(fd, buffer, len, flags)
     })
 }
@@ -181,7 +217,7 @@ pub unsafe extern "C" fn recvfrom(
     from_len: *mut socklen_t,
 ) -> ssize_t {
     let real = RECVFROM.call();
-    if len < MIN_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
+    if len < MIN_STREAM_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
         // SAFETY: the program's own arguments.
         return unsafe { real(fd, buffer, len, flags, from, from_len) };
     }
@@ -191,6 +227,7 @@ pub unsafe extern "C" fn recvfrom(
         buffer,
         len,
         recvfrom as *const () as usize,
+        Some(flags),
         |buffer| unsafe { real(fd, buffer, len, flags, from, from_len) },
     )
 }
@@ -220,7 +257,7 @@ if len <= room => recvfrom(fd, buffer, len, flags, from, from_len));
 
 /// Hooks that read into a vector: the function that is recorded, and the arguments behind the vector.
 macro_rules! vectored {
-    ($name:ident $slot:ident $function:ident ($($argument:ident: $type:ty),*)) => {
+    ($name:ident $slot:ident $function:ident $stream:expr, ($($argument:ident: $type:ty),*)) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             fd: c_int,
@@ -231,15 +268,15 @@ macro_rules! vectored {
             let real = $slot.call();
             let (transfer, caller) = (input(Function::$function, fd), $name as *const () as usize);
             // SAFETY: the program's own arguments, with buffers at least as long.
-            unsafe { several(transfer, vector, count, caller, |vector, count| real(fd, vector, count $(, $argument)*)) }
+            unsafe { several(transfer, vector, count, caller, $stream, |vector, count| real(fd, vector, count $(, $argument)*)) }
         }
     };
 }
 
-vectored!(readv READV Readv ());
-vectored!(preadv PREADV Preadv (offset: off_t));
+vectored!(readv READV Readv Some(0), ());
+vectored!(preadv PREADV Preadv None, (offset: off_t));
 alias!(preadv64 = preadv (fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
-vectored!(preadv2 PREADV2 Preadv (offset: off_t, flags: c_int));
+vectored!(preadv2 PREADV2 Preadv of_a_stream(offset, flags), (offset: off_t, flags: c_int));
 alias!(preadv64v2 = preadv2
 (fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 
@@ -249,7 +286,10 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     // SAFETY: the program's own header, found readable. Where the buffers are replaced, a copy of it names the
     // replacements, and what the kernel stores in the header is copied back.
     unsafe {
-        let gated = MIN_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
+        let gated = MIN_STREAM_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
+        if lanes::is_on() && !gated && messages::is_header(message) {
+            return recvmsg_on_stream(fd, message, flags);
+        }
         if gated || !messages::is_header(message) || (*message).msg_iovlen > uncopy_sys::iovec::MAX_PARTS {
             return real(fd, message, flags);
         }
@@ -259,6 +299,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
             (*message).msg_iov,
             count,
             recvmsg as *const () as usize,
+            None,
             |vector, _| {
                 if vector == (*message).msg_iov {
                     return real(fd, message, flags);
@@ -274,6 +315,27 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     }
 }
 
+/// recvmsg where streams may be lanes.
+unsafe fn recvmsg_on_stream(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let (real, caller) = (RECVMSG.call(), recvmsg as *const () as usize);
+    // SAFETY: the program's own header, which can be read; nobody changes its vector during the call.
+    unsafe {
+        let Some(parts) = messages::parts_of(&*message, uncopy_sys::iovec::MAX_PARTS) else {
+            return real(fd, message, flags);
+        };
+        let mut is_plain = false;
+        let plainly = || {
+            is_plain = true;
+            (real(fd, message, flags), false)
+        };
+        let (got, _) = lanes::receive(fd, parts, flags, caller, plainly);
+        if !is_plain && got >= 0 {
+            lanes::note_header(&mut *message);
+        }
+        got
+    }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmmsg(
     fd: c_int,
@@ -285,7 +347,11 @@ pub unsafe extern "C" fn recvmmsg(
     let timer = Timer::begin_any();
     // SAFETY: the program's own arguments; the messages that the kernel has filled are there.
     unsafe {
-        let got = recvmmsg_now(fd, messages, count, flags, timeout);
+        let got = if lanes::is_on() && flags & UNUSUAL == 0 && count > 0 {
+            recvmmsg_on_stream(fd, messages, count, flags, timeout)
+        } else {
+            recvmmsg_now(fd, messages, count, flags, timeout)
+        };
         note_moved(messages::moved_bytes(messages, got));
         if let Some(timer) = timer
             && flags & UNUSUAL == 0
@@ -295,6 +361,39 @@ pub unsafe extern "C" fn recvmmsg(
             timer.transferred_messages(receipt(Function::Recvmmsg, fd, flags), filled);
         }
         got
+    }
+}
+
+/// recvmmsg where streams may be lanes: from a lane it gives one message.
+unsafe fn recvmmsg_on_stream(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: u32,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    // SAFETY: the program's own arguments; it does nothing to its messages and their vectors during the call.
+    unsafe {
+        let plainly = || recvmmsg_now(fd, messages, count, flags, timeout);
+        let Some([first]) = messages::given(messages, 1) else { return plainly() };
+        let Some(parts) = messages::parts_of(&first.msg_hdr, uncopy_sys::iovec::MAX_PARTS) else {
+            return plainly();
+        };
+        let mut received = None;
+        let (got, _) =
+            lanes::receive(fd, parts, flags & !libc::MSG_WAITFORONE, recvmmsg as *const () as usize, || {
+                received = Some(plainly());
+                (-1, false)
+            });
+        match (received, usize::try_from(got)) {
+            (Some(received), _) => received,
+            (None, Err(_)) => -1,
+            (None, Ok(got)) => {
+                first.msg_len = got as u32;
+                lanes::note_header(&mut first.msg_hdr);
+                1
+            }
+        }
     }
 }
 

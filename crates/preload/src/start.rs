@@ -29,6 +29,8 @@ fn fill_slots() {
     crate::limits::fill();
     crate::loading::fill();
     crate::passing::fill();
+    crate::sockets::fill();
+    crate::lanes::fill();
     #[cfg(target_arch = "x86_64")]
     crate::signals::fill();
 }
@@ -88,6 +90,9 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     session::watch(session::Watcher { changed: settle_gates, failed: counters::set_reason });
     if let Some(directory) = options.record.filter(|_| !options.off) {
         session::begin(directory, options.min_size_bytes);
+    }
+    if let Some(directory) = std::env::var_os("UNCOPY_LANES") {
+        crate::lanes::switch_on(&directory.to_string_lossy());
     }
     if gate::heap_min_bytes() != usize::MAX {
         // A filter may end the process for it.

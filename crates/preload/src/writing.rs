@@ -1,13 +1,15 @@
 //! write, send and their families.
 
+use crate::lanes;
 use crate::lending::{Flags, Lending, send_lent};
 use crate::messages::{self, note_moved};
+use crate::reading::of_a_stream;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use uncopy_capi::sending::{self, SEND, SENDTO, WRITE};
 use uncopy_engine::call::output::{MAX_PARTS, Output, is_candidate};
-use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES};
+use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
 use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::{alias, entry, gate, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
@@ -39,7 +41,7 @@ fn may_have_views() -> bool {
 /// Whether one buffer may have views, or may be lent.
 #[inline]
 fn is_candidate_one(buffer: Pointer, len: usize) -> bool {
-    len >= MIN_BYTES.load(Relaxed) || sending::is_candidate(buffer)
+    len >= MIN_STREAM_BYTES.load(Relaxed) || sending::is_candidate(buffer)
 }
 
 /// An output by this function, as it is entered in a recording.
@@ -54,9 +56,21 @@ const fn dispatch(function: Function, fd: c_int) -> Transfer {
 
 /// Makes a call that sends one buffer, and enters it in the recording if one is on.
 #[inline(always)]
-fn one(transfer: Transfer, buffer: Pointer, len: usize, call: impl FnOnce() -> ssize_t) -> ssize_t {
+fn one(
+    transfer: Transfer,
+    buffer: Pointer,
+    len: usize,
+    flags: Flags,
+    call: impl FnOnce() -> ssize_t,
+) -> ssize_t {
     let timer = Timer::begin(len);
-    let sent = call();
+    let sent = match flags.filter(|_| lanes::is_on()) {
+        None => call(),
+        Some(flags) => {
+            let part = Part { address: buffer as usize, len_bytes: len };
+            lanes::send(transfer.fd, &[part], flags, call)
+        }
+    };
     note_moved(sent);
     if let Some(timer) = timer {
         timer.transferred(transfer, buffer as usize, len, sent);
@@ -68,11 +82,20 @@ fn one(transfer: Transfer, buffer: Pointer, len: usize, call: impl FnOnce() -> s
 #[inline(always)]
 unsafe fn several(
     transfer: Transfer,
-    vector: impl FnOnce() -> (*const iovec, usize),
+    vector: impl Fn() -> (*const iovec, usize),
+    flags: Flags,
     call: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let timer = Timer::begin_any();
-    let sent = call();
+    let given = flags.filter(|_| lanes::is_on()).and_then(|flags| {
+        let (vector, count) = vector();
+        // SAFETY: the program does not change its vector during the call.
+        Some((flags, unsafe { parts(vector, count) }.filter(|_| count <= MAX_PARTS)?))
+    });
+    let sent = match given {
+        None => call(),
+        Some((flags, parts)) => lanes::send(transfer.fd, parts, flags, call),
+    };
     note_moved(sent);
     if let Some(timer) = timer
         && sent > 0
@@ -129,7 +152,7 @@ fn send_one(
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let (fd, part) = (transfer.fd, Part { address: buffer as usize, len_bytes: len });
-    one(transfer, buffer, len, || send_parts(fd, &[part], flags, gathered, unchanged))
+    one(transfer, buffer, len, flags, || send_parts(fd, &[part], flags, gathered, unchanged))
 }
 
 /// The same for an iovec array.
@@ -164,7 +187,12 @@ unsafe fn send_vector(
     let (fd, count) = (transfer.fd, usize::try_from(count).unwrap_or(0));
     // SAFETY: the program's own vector; what the kernel took it has read.
     unsafe {
-        several(transfer, || (vector, count), || send_several(fd, vector, count, flags, gathered, unchanged))
+        several(
+            transfer,
+            || (vector, count),
+            flags,
+            || send_several(fd, vector, count, flags, gathered, unchanged),
+        )
     }
 }
 
@@ -217,7 +245,7 @@ fn header(vector: *const iovec, count: usize, to: *const sockaddr, to_len: sockl
 entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize_t, is_candidate_one(buffer, len), {
     if flags & BY_REFERENCE != 0 {
         let by_reference = || SEND.call()(fd, buffer, len, flags);
-        return one(dispatch(Function::Send, fd), buffer, len, by_reference);
+        return one(dispatch(Function::Send, fd), buffer, len, Some(flags), by_reference);
     }
     send_one(
         dispatch(Function::Send, fd),
@@ -234,7 +262,7 @@ entry!(sendto SENDTO
 is_candidate_one(buffer, len), {
     if flags & BY_REFERENCE != 0 {
         let by_reference = || SENDTO.call()(fd, buffer, len, flags, to, to_len);
-        return one(dispatch(Function::Sendto, fd), buffer, len, by_reference);
+        return one(dispatch(Function::Sendto, fd), buffer, len, Some(flags), by_reference);
     }
     send_one(
         dispatch(Function::Sendto, fd),
@@ -276,7 +304,7 @@ macro_rules! vectored {
 vectored!(writev sending::writev, Writev, NO_FLAGS, ());
 vectored!(pwritev PWRITEV.call(), Pwritev, None, (offset: off_t));
 alias!(pwritev64 = pwritev (fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
-vectored!(pwritev2 PWRITEV2.call(), Pwritev, None, (offset: off_t, flags: c_int));
+vectored!(pwritev2 PWRITEV2.call(), Pwritev, of_a_stream(offset, flags), (offset: off_t, flags: c_int));
 alias!(pwritev64v2 = pwritev2
 (fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 
@@ -285,7 +313,12 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     // SAFETY: the program's own header; where the kernel took something, it has read it.
     unsafe {
         let vector = || ((*message).msg_iov.cast_const(), (*message).msg_iovlen);
-        several(dispatch(Function::Sendmsg, fd), vector, || sendmsg_now(fd, message, flags))
+        let is_bare = lanes::is_on()
+            && messages::is_header(message)
+            && (*message).msg_namelen == 0
+            && (*message).msg_controllen == 0;
+        let lane_flags = is_bare.then_some(flags);
+        several(dispatch(Function::Sendmsg, fd), vector, lane_flags, || sendmsg_now(fd, message, flags))
     }
 }
 
@@ -316,7 +349,12 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
     let timer = Timer::begin_any();
     // SAFETY: the program's own arguments; the messages that the kernel has taken are there.
     unsafe {
-        let sent = sendmmsg_now(fd, messages, count, flags);
+        let sent = if lanes::is_on() {
+            let bytes = |sent| messages::moved_bytes(messages, sent);
+            lanes::send_literally(fd, || sendmmsg_now(fd, messages, count, flags), bytes)
+        } else {
+            sendmmsg_now(fd, messages, count, flags)
+        };
         note_moved(messages::moved_bytes(messages, sent));
         if let Some(timer) = timer
             && sent > 0

@@ -35,6 +35,8 @@ pub mod clock;
 pub mod control;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 pub mod deferral;
+#[cfg(not(loom))]
+pub mod diag;
 pub mod errno;
 pub mod fd;
 pub mod filter;
@@ -44,6 +46,8 @@ pub mod ids;
 #[cfg(feature = "inject")]
 pub mod inject;
 pub mod iovec;
+#[cfg(not(loom))]
+pub mod lifeline;
 pub mod lineage;
 #[cfg(not(loom))]
 pub mod link;

@@ -227,6 +227,13 @@ impl SharedCosts {
         (len_bytes / PAGE_BYTES) as i64 * i64::from(self.copy_page_ns[step].load(Relaxed))
     }
 
+    /// What copying `len_bytes` costs that another processor has written, ns.
+    #[inline]
+    #[must_use]
+    pub fn fetch_ns(&self, len_bytes: usize) -> i64 {
+        (len_bytes / PAGE_BYTES) as i64 * self.get(Cost::CopyCold)
+    }
+
     /// What so many moves of so many pages in all cost, ns.
     #[must_use]
     pub fn moves_ns(&self, calls: usize, pages: usize) -> i64 {

@@ -7,10 +7,14 @@
 //! `references = views + calls in progress + open ends`. When the last reference goes, the pages go back to
 //! the reservoir, except those that were lent to the kernel (`loan`). Pages that no view needs any more may
 //! go before that ([`Segment::release_all_but`]).
+//!
+//! A segment may also lie in memory that other processes share ([`Shared`]): then none of that is the arena's, and what
+//! keeps its bytes goes with the last reference.
 
 use crate::arena::loan::{Sends, split};
 use crate::arena::pages::{ARENA, Resident};
 use crate::state::{counters, limits};
+use core::any::Any;
 use smallvec::SmallVec;
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES, SegmentPages, pages_up};
 use uncopy_core::bounds::Kept;
@@ -111,7 +115,7 @@ impl Draft {
     /// Makes it a segment: its bytes never change again.
     #[must_use]
     pub fn freeze(self, site: SiteId) -> Segment {
-        Segment(Arc::new(Frozen { draft: self, site, used_at: AtomicU32::new(limits::round()) }))
+        Segment::new(Memory::Own(self), site)
     }
 }
 
@@ -137,9 +141,78 @@ impl Drop for Draft {
     }
 }
 
+/// Bytes in memory that other processes share.
+pub struct Shared {
+    address: usize,
+    len_bytes: usize,
+    keeper: Keeper,
+}
+
+/// What keeps shared bytes as they are; dropped with the last reference to their segment.
+pub type Keeper = Box<dyn Any + Send + Sync>;
+
+uncopy_sys::statics! {
+    /// Segments in shared memory.
+    static SHARED: AtomicUsize = AtomicUsize::new(0);
+}
+
+impl Shared {
+    /// `len_bytes` bytes at `address`.
+    ///
+    /// # Safety
+    /// They must be readable, and stay as they are, until `keeper` is dropped, by whichever thread.
+    #[must_use]
+    pub unsafe fn new(address: usize, len_bytes: usize, keeper: Keeper) -> Self {
+        SHARED.fetch_add(1, Relaxed);
+        Self { address, len_bytes, keeper }
+    }
+
+    /// Makes it a segment.
+    #[must_use]
+    pub fn freeze(self, site: SiteId) -> Segment {
+        Segment::new(Memory::Shared(self), site)
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub const fn address(&self) -> usize {
+        self.address
+    }
+
+    /// What keeps the bytes.
+    #[must_use]
+    pub fn keeper(&self) -> &(dyn Any + Send + Sync) {
+        &*self.keeper
+    }
+
+    /// How many segments there are in shared memory.
+    #[must_use]
+    pub fn count() -> usize {
+        SHARED.load(Relaxed)
+    }
+}
+
+impl core::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Shared").field("address", &self.address).field("len_bytes", &self.len_bytes).finish()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        SHARED.fetch_sub(1, Relaxed);
+    }
+}
+
+#[derive(Debug)]
+enum Memory {
+    Own(Draft),
+    Shared(Shared),
+}
+
 #[derive(Debug)]
 struct Frozen {
-    draft: Draft,
+    memory: Memory,
     site: SiteId,
     /// The round of upkeep in which it was filled or last used.
     used_at: AtomicU32,
@@ -156,22 +229,49 @@ impl PartialEq for Segment {
 }
 
 impl Segment {
+    fn new(memory: Memory, site: SiteId) -> Self {
+        Self(Arc::new(Frozen { memory, site, used_at: AtomicU32::new(limits::round()) }))
+    }
+
+    /// The run of the arena; `None`: it lies in shared memory.
+    fn draft(&self) -> Option<&Draft> {
+        match &self.0.memory {
+            Memory::Own(draft) => Some(draft),
+            Memory::Shared(_) => None,
+        }
+    }
+
+    /// The shared memory that it lies in, if it does.
+    #[must_use]
+    pub fn shared(&self) -> Option<&Shared> {
+        match &self.0.memory {
+            Memory::Own(_) => None,
+            Memory::Shared(shared) => Some(shared),
+        }
+    }
+
     /// Address of the first byte.
     #[must_use]
     pub fn address(&self) -> usize {
-        self.0.draft.address()
+        match &self.0.memory {
+            Memory::Own(draft) => draft.address(),
+            Memory::Shared(shared) => shared.address,
+        }
     }
 
-    /// Its first page, by which it is told from all others while it lives.
+    /// Its first page, by which it is told from all others while it lives; `None`: it is not in the arena.
     #[must_use]
-    pub fn first_page(&self) -> u32 {
-        self.0.draft.pages.start
+    pub fn first_page(&self) -> Option<u32> {
+        self.draft().map(|draft| draft.pages.start)
     }
 
     /// Its pages, needed or not.
     #[must_use]
     pub fn pages(&self) -> u32 {
-        self.0.draft.owned().len()
+        match &self.0.memory {
+            Memory::Own(draft) => draft.owned().len(),
+            Memory::Shared(shared) => pages_up(shared.len_bytes),
+        }
     }
 
     /// Takes note that a copy, an input or an output has used it.
@@ -199,20 +299,22 @@ impl Segment {
 
     /// Takes note of a part that was sent.
     pub fn count_sent(&self, offset_bytes: usize, len_bytes: usize) {
-        self.0.draft.sends.count(offset_bytes, len_bytes);
+        if let Some(draft) = self.draft() {
+            draft.sends.count(offset_bytes, len_bytes);
+        }
     }
 
-    /// Whether a part has been sent `times` times.
+    /// Whether a part has been sent `times` times; never of shared memory, which the kernel must not refer to for good.
     #[must_use]
     pub fn was_sent(&self, offset_bytes: usize, len_bytes: usize, times: usize) -> bool {
-        self.0.draft.sends.has_gone(offset_bytes, len_bytes, times)
+        self.draft().is_some_and(|draft| draft.sends.has_gone(offset_bytes, len_bytes, times))
     }
 
     /// Notes that the kernel is about to get references to the pages of a part, for good. Returns how many were
     /// not lent before.
     #[must_use]
     pub fn lend(&self, offset_bytes: usize, len_bytes: usize) -> u32 {
-        self.0.draft.sends.lend(offset_bytes, len_bytes)
+        self.draft().map_or(0, |draft| draft.sends.lend(offset_bytes, len_bytes))
     }
 
     /// Takes the pages that are not kept out of the segment; they are the caller's then, and `gone` is told each
@@ -222,7 +324,7 @@ impl Segment {
     /// Every view of the segment must lie in pages that are kept, and the caller must hold the locks of all
     /// blocks that have one; there must be no other reference but the caller's own.
     pub unsafe fn release_all_but(&self, kept: &Kept, mut gone: impl FnMut(ArenaPages, bool)) {
-        let draft = &self.0.draft;
+        let Some(draft) = self.draft() else { return };
         // SAFETY: whoever else could look at them would need a reference, and the caller has the only one beside those of views whose blocks it has locked.
         let holes = unsafe { &mut *draft.holes.get() };
         holes.sort_unstable_by_key(|hole| hole.start);
@@ -256,18 +358,25 @@ impl Segment {
     /// Length of the run, filled or not, bytes.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
-        self.0.draft.len_bytes()
+        match &self.0.memory {
+            Memory::Own(draft) => draft.len_bytes(),
+            Memory::Shared(shared) => shared.len_bytes,
+        }
     }
 
     /// Gives the pages beyond `len_bytes` back, which no view covers and nobody is filling.
     pub fn shorten(&self, len_bytes: usize) {
-        self.0.draft.shorten(len_bytes);
+        if let Some(draft) = self.draft() {
+            draft.shorten(len_bytes);
+        }
     }
 
     /// The run itself, if this is the only reference and none of it is lent: its pages may then be moved out.
     pub fn sole(&mut self) -> Option<&mut Draft> {
-        let draft = Arc::get_mut(&mut self.0).map(|frozen| &mut frozen.draft);
-        draft.filter(|draft| draft.sends.lent().is_empty())
+        match &mut Arc::get_mut(&mut self.0)?.memory {
+            Memory::Own(draft) if draft.sends.lent().is_empty() => Some(draft),
+            Memory::Own(_) | Memory::Shared(_) => None,
+        }
     }
 
     /// Whether a view at `offset_bytes` has its pages where the segment has them.

@@ -32,7 +32,7 @@ use uncopy_sys::presence::Section;
 /// Parts of a scattered input at most; calls with more go to libc as they are.
 pub const MAX_PARTS: usize = 64;
 /// Longest part received into a segment, bytes.
-const MAX_PART_BYTES: usize = 64 << 20;
+pub(super) const MAX_PART_BYTES: usize = 64 << 20;
 
 type Ranges = smallvec::SmallVec<[ByteRange; 4]>;
 
@@ -89,7 +89,7 @@ impl<'a> Input<'a> {
             let account = POLICY.sites.site(Kind::Input, caller, part.len_bytes);
             let mut site = account;
             ledger::call(site, Kind::Input, caller, part.len_bytes);
-            let why_not = reject_reason(site, part.len_bytes);
+            let why_not = reject_reason(site, POLICY.costs.copy_ns(part.len_bytes));
             let allowed = why_not.is_none();
             let found = directory::find(part.address)
                 .and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
@@ -215,7 +215,7 @@ fn put_in_buffers(section: &Section, held: &Held, parts: &[Part], messages: &[(u
 }
 
 /// Makes a buffer outside the heap a foreign range.
-fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
+pub(super) fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
     if !FOREIGN.is_on() || is_in_heap(part.address) {
         return None;
     }
@@ -229,21 +229,21 @@ fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
     Some((at, at.range(part.address, part.len_bytes)?))
 }
 
-/// Why an input of so many bytes is not to become a view.
-fn reject_reason(site: SiteId, len_bytes: usize) -> Option<Field> {
+/// Why an input is not to become a view that saves so much at most.
+pub(super) fn reject_reason(site: SiteId, saved_ns: i64) -> Option<Field> {
     match POLICY.mode() {
         _ if recording::is_on() => sampling::reject_reason(site),
         Policy::Always => None,
         Policy::Never => Some(Field::Off),
         // An input can save a later copy only if that copy could pay.
-        Policy::Auto if POLICY.costs.copy_ns(len_bytes) <= POLICY.costs.track_ns() => Some(Field::Small),
+        Policy::Auto if saved_ns <= POLICY.costs.track_ns() => Some(Field::Small),
         Policy::Auto if !POLICY.elides() => Some(Field::Withheld),
         Policy::Auto => (!POLICY.sites.allows(site, Policy::Auto)).then_some(Field::Off),
     }
 }
 
 /// Whether nothing is to be done for an input into these parts: nothing is elided, and none has absent pages.
-fn is_withheld(parts: &[Part]) -> bool {
+pub(super) fn is_withheld(parts: &[Part]) -> bool {
     let has_absent = |part: &Part| directory::find(part.address).is_some_and(|at| at.may_have_absent_pages());
     POLICY.mode() == Policy::Auto && !POLICY.elides() && !parts.iter().any(has_absent)
 }

@@ -4,4 +4,5 @@ pub mod copy;
 pub(crate) mod in_flight;
 pub mod input;
 pub mod output;
+pub mod placed;
 pub(crate) mod redirected;

@@ -3,7 +3,7 @@
 
 use crate::account::accounts;
 use crate::account::work::Work;
-use crate::arena::segment::Segment;
+use crate::arena::segment::{Segment, Shared};
 use crate::call::in_flight::{Held, InProgress, Segments};
 use crate::call::input::Part;
 use crate::range::block::BlockRef;
@@ -247,6 +247,24 @@ impl Output {
                 }
             }
         });
+    }
+
+    /// Shows each part, and its segment if that lies in shared memory, whose bytes stay as they are meanwhile.
+    pub fn inspect<T>(&self, show: impl FnOnce(&mut dyn Iterator<Item = (Part, Option<&Shared>)>) -> T) -> T {
+        let show = |mut segments: core::slice::Iter<'_, Segment>| {
+            let parts = self.parts.iter().zip(&self.origins);
+            show(&mut parts.map(|(part, origin)| {
+                let segment = if origin.is_segment() { segments.next() } else { None };
+                (*part, segment.and_then(Segment::shared))
+            }))
+        };
+        match &self.progress {
+            Some(progress) => progress.inspect(|held| match held {
+                Held::Output(segments) => show(segments.iter()),
+                Held::Input(_) => show([].iter()),
+            }),
+            None => show(self.segments.iter()),
+        }
     }
 
     /// Of the first `sent_bytes` bytes, those of constants that went by reference.

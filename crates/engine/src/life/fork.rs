@@ -15,7 +15,7 @@ use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
 use crate::range::registration::can_hold_views;
 use crate::service::activation::{self, Obstacle};
-use crate::service::{release, upkeep, window};
+use crate::service::{release, shared, upkeep, window};
 use crate::state::phase::{Phase, STATE};
 use crate::state::{counters, ledger, recording};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
@@ -70,6 +70,7 @@ fn private_lock() -> Option<&'static Lock> {
 fn close() {
     presence::close();
     window::close();
+    shared::put_all_in_place();
     lock_all();
 }
 

@@ -26,6 +26,7 @@ use crate::range::block::{BlockRef, Flag, Locked};
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
+use crate::service::shared;
 use crate::state::{counters, limits};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -115,7 +116,8 @@ impl Compaction {
         if !at.block.has(Flag::REGISTERED) {
             return 0;
         }
-        let Some(locked) = at.try_lock() else { return 1 };
+        let Some(mut locked) = at.try_lock() else { return 1 };
+        shared::put_old_in_place(&mut locked);
         let mut views = 1;
         for_each_reference(&locked, |segment, range| {
             views += 1;
@@ -125,7 +127,7 @@ impl Compaction {
     }
 
     fn add(&mut self, base: usize, segment: &Segment, range: (usize, usize)) {
-        let key = segment.first_page();
+        let Some(key) = segment.first_page() else { return };
         let is_full = self.segments.len() >= MAX_SEGMENTS;
         if segment.pages() < 2 || (is_full && !self.segments.contains_key(&key)) {
             return;
@@ -216,13 +218,13 @@ fn release(key: u32, usage: &Usage) -> Option<usize> {
     let mut views = 0;
     for locked in &mut blocks {
         // An input that goes on after so long begins a segment of its own.
-        if locked.open().is_some_and(|open| open.segment.first_page() == key)
+        if locked.open().is_some_and(|open| open.segment.first_page() == Some(key))
             && let Some(open) = locked.exchange_open(None)
         {
             open.close();
         }
         for_each_reference(locked, |found, (offset_bytes, len_bytes)| {
-            if found.first_page() == key {
+            if found.first_page() == Some(key) {
                 views += 1;
                 kept.add(offset_bytes, len_bytes);
                 segment.get_or_insert_with(|| found.clone());

@@ -7,5 +7,6 @@ pub(crate) mod compaction;
 pub mod handler;
 pub mod release;
 mod requests;
+pub(crate) mod shared;
 pub(crate) mod upkeep;
 pub(crate) mod window;

@@ -8,6 +8,8 @@ use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Order
 uncopy_sys::statics! {
     /// Smallest copy, input or output that a hook looks at, bytes: what the engine does, or what is recorded.
     pub static MIN_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+    /// The same for inputs and outputs that may be a stream's, bytes.
+    pub static MIN_STREAM_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// Smallest copy, input or output that the engine looks at, bytes; `usize::MAX`: none.
     pub static MIN_SIZE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// Smallest allocation that the block heap serves, bytes; `usize::MAX`: none.

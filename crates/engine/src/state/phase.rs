@@ -1,6 +1,6 @@
 //! Where the engine is in its life, and why.
 
-use crate::state::gate::{FREE_LOOKS, HEAP_MIN_BYTES, MIN_BYTES, MIN_SIZE_BYTES};
+use crate::state::gate::{FREE_LOOKS, HEAP_MIN_BYTES, MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
 use crate::state::policy::POLICY;
 use crate::state::{counters, recording};
 use uncopy_core::recording::Sampled;
@@ -124,6 +124,17 @@ pub(crate) fn set_min_size(bytes: usize) {
     settle_gates();
 }
 
+uncopy_sys::statics! {
+    /// Whether hooks look at every byte of a stream.
+    static HAS_LANES: AtomicBool = AtomicBool::new(false);
+}
+
+/// From here on hooks look at every input and output that may be a stream's, however small.
+pub fn look_at_streams() {
+    HAS_LANES.store(true, Relaxed);
+    settle_gates();
+}
+
 /// Sets the gates after what they depend on has changed.
 pub fn settle_gates() {
     let is_recording = uncopy_record::is_on();
@@ -138,6 +149,7 @@ pub fn settle_gates() {
         let least = || MIN_SIZE_BYTES.load(Relaxed).min(uncopy_record::min_size_bytes());
         let stored = least();
         MIN_BYTES.store(stored, Relaxed);
+        MIN_STREAM_BYTES.store(if HAS_LANES.load(Relaxed) { 1 } else { stored }, Relaxed);
         if cfg!(loom) || least() == stored {
             return;
         }

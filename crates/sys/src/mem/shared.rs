@@ -14,7 +14,7 @@ const NEEDED_SEALS: i32 = libc::F_SEAL_SHRINK;
 /// memfd_create(2), Linux 6.3.
 const MFD_NOEXEC_SEAL: u32 = 8;
 
-/// A mapping of shared memory, and the file behind it while it is open.
+/// A mapping of shared memory that forked children do not get, and the file behind it while it is open.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Shared {
     base: usize,
@@ -27,11 +27,23 @@ fn close(fd: i32) {
     unsafe { kernel!(Close, syscall!(libc::SYS_close, fd)) };
 }
 
+/// Maps a file from its start, for this process alone.
+fn map_alone(len_bytes: usize, protection: i32, fd: i32) -> Result<usize, Errno> {
+    let base = map(len_bytes, protection, libc::MAP_SHARED, fd)?;
+    // SAFETY: our own mapping, which nobody knows yet.
+    let alone =
+        check(unsafe { kernel!(Advise, syscall!(libc::SYS_madvise, base, len_bytes, libc::MADV_DONTFORK)) });
+    alone.map(|_| base).inspect_err(|_| {
+        // SAFETY: as above.
+        unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, base, len_bytes)) };
+    })
+}
+
 impl Shared {
     /// No memory.
     pub const NONE: Self = Self { base: 0, len_bytes: 0, fd: -1 };
 
-    /// Makes `len_bytes` bytes (whole pages) of zeroes that only this process can write, forked children excepted.
+    /// Makes `len_bytes` bytes (whole pages) of zeroes that only this process can write.
     ///
     /// # Errors
     /// What memfd_create, ftruncate, mmap and fcntl say.
@@ -43,7 +55,7 @@ impl Shared {
             let fd = check(made)? as i32;
             let sized = check(kernel!(Allocate, syscall!(libc::SYS_ftruncate, fd, len_bytes)));
             let protection = libc::PROT_READ | libc::PROT_WRITE;
-            let mapped = sized.and_then(|_| map(len_bytes, protection, libc::MAP_SHARED, fd));
+            let mapped = sized.and_then(|_| map_alone(len_bytes, protection, fd));
             let shared = mapped.map(|base| Self { base, len_bytes, fd }).inspect_err(|_| close(fd))?;
             match check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_ADD_SEALS, SEALS))) {
                 Ok(_) => Ok(shared),
@@ -69,7 +81,7 @@ impl Shared {
                 if !is_long || seals & NEEDED_SEALS != NEEDED_SEALS {
                     return Err(Errno(libc::EPERM));
                 }
-                map(len_bytes, libc::PROT_READ, libc::MAP_SHARED, fd)
+                map_alone(len_bytes, libc::PROT_READ, fd)
             })
         };
         close(fd);

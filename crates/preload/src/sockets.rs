@@ -1,0 +1,37 @@
+//! What else a program asks of a socket that may be a lane: how much there is, and when to be told.
+
+use crate::lanes;
+use core::ffi::{c_int, c_ulong, c_void};
+use libc::socklen_t;
+use uncopy_interpose::{before, slots};
+
+slots! {
+    IOCTL = c"ioctl": unsafe extern "C" fn(c_int, c_ulong, usize) -> c_int;
+    SETSOCKOPT = c"setsockopt": unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
+}
+
+// The third argument is only looked at for requests that have one; taking it in any case is what every libc does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    // SAFETY: the program's own arguments.
+    let result = unsafe { IOCTL.call()(fd, request, argument) };
+    if result == 0
+        && request == libc::FIONREAD
+        && lanes::is_on()
+        && let Some(receivable) = lanes::receivable(fd)
+    {
+        // SAFETY: the kernel has just stored an int there.
+        unsafe {
+            (argument as *mut c_int).write_unaligned(c_int::try_from(receivable).unwrap_or(c_int::MAX))
+        };
+    }
+    result
+}
+
+before!(setsockopt SETSOCKOPT
+(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int, {
+    // A token is one byte, whatever it stands for: nobody would be told of it.
+    if lanes::is_on() && level == libc::SOL_SOCKET && name == libc::SO_RCVLOWAT {
+        lanes::end(fd);
+    }
+});

@@ -1,0 +1,134 @@
+//! What a UNIX socket is connected with, as the kernel tells it by netlink (sock_diag(7), linux/unix_diag.h).
+
+use crate::call::{kernel, syscall};
+use crate::errno::{Errno, check};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const NLMSG_ERROR: u16 = 2;
+const UDIAG_SHOW_PEER: u32 = 4;
+const UNIX_DIAG_PEER: u16 = 2;
+/// Any socket with this inode.
+const NO_COOKIE: u32 = u32::MAX;
+
+#[repr(C)]
+struct Request {
+    len_bytes: u32,
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    port: u32,
+    family: u8,
+    protocol: u8,
+    padding: u16,
+    states: u32,
+    inode: u32,
+    show: u32,
+    cookie: [u32; 2],
+}
+
+/// The head of a netlink message and of what it says of a UNIX socket.
+const HEAD_BYTES: usize = 16 + 16;
+
+fn inode(fd: i32) -> Result<u32, Errno> {
+    // SAFETY: an all-zero stat is a valid buffer.
+    let mut found: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: room for a stat.
+    check(unsafe { kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)) })?;
+    u32::try_from(found.st_ino).map_err(|_| Errno(libc::EOVERFLOW))
+}
+
+/// The inodes of a connected UNIX socket and of the one at its other end.
+///
+/// # Errors
+/// ENOTCONN if there is no other end; what socket, sendto and recvfrom say, EPROTONOSUPPORT where the kernel has no
+/// `unix_diag`.
+pub fn unix_ends(fd: i32) -> Result<[u64; 2], Errno> {
+    let own = inode(fd)?;
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    let protocol = libc::NETLINK_SOCK_DIAG;
+    // SAFETY: makes a descriptor, touches no memory.
+    let netlink =
+        check(unsafe { kernel!(Open, syscall!(libc::SYS_socket, libc::AF_NETLINK, kind, protocol)) })? as i32;
+    let answer = ask(netlink, own);
+    // SAFETY: made above.
+    unsafe { kernel!(Close, syscall!(libc::SYS_close, netlink)) };
+    let (bytes, len_bytes) = answer?;
+    let peer = peer(&bytes[..len_bytes]).ok_or(Errno(libc::ENOTCONN))?;
+    Ok([u64::from(own), u64::from(peer)])
+}
+
+fn ask(netlink: i32, inode: u32) -> Result<([u8; 512], usize), Errno> {
+    let request = Request {
+        len_bytes: size_of::<Request>() as u32,
+        kind: SOCK_DIAG_BY_FAMILY,
+        flags: NLM_F_REQUEST,
+        sequence: 1,
+        port: 0,
+        family: libc::AF_UNIX as u8,
+        protocol: 0,
+        padding: 0,
+        states: u32::MAX,
+        inode,
+        show: UDIAG_SHOW_PEER,
+        cookie: [NO_COOKIE; 2],
+    };
+    let mut answer = [0u8; 512];
+    // SAFETY: the request is valid for its length, and the answer has room for as much as is said; the kernel answers at once.
+    unsafe {
+        check(kernel!(
+            Ask,
+            syscall!(libc::SYS_sendto, netlink, &raw const request, size_of::<Request>(), 0, 0, 0)
+        ))?;
+        let flags = libc::MSG_DONTWAIT;
+        let got = kernel!(
+            Ask,
+            syscall!(libc::SYS_recvfrom, netlink, answer.as_mut_ptr(), answer.len(), flags, 0, 0)
+        );
+        check(got).map(|got| (answer, got as usize))
+    }
+}
+
+/// The peer's inode in an answer.
+fn peer(answer: &[u8]) -> Option<u32> {
+    let half = |at: usize| answer.get(at..at + 2).map(|two| u16::from_ne_bytes([two[0], two[1]]));
+    let word = |at: usize| Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?));
+    let end = (word(0)? as usize).min(answer.len());
+    if half(4)? == NLMSG_ERROR {
+        return None;
+    }
+    let mut at = HEAD_BYTES;
+    while at + 4 <= end {
+        let len_bytes = half(at)? as usize;
+        if half(at + 2)? == UNIX_DIAG_PEER && len_bytes >= 8 {
+            return word(at + 4).filter(|inode| *inode != 0);
+        }
+        at += len_bytes.max(4).next_multiple_of(4);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn both_ends_name_each_other() {
+        let (one, other) = UnixStream::pair().expect("a pair");
+        let [own, peer] = unix_ends(one.as_raw_fd()).expect("connected");
+        assert_ne!(own, peer);
+        assert_eq!(unix_ends(other.as_raw_fd()), Ok([peer, own]));
+        drop(other);
+        assert_eq!(unix_ends(one.as_raw_fd()), Err(Errno(libc::ENOTCONN)));
+    }
+
+    #[test]
+    fn what_is_cut_or_wrong_is_no_answer() {
+        for len in 0..64 {
+            assert_eq!(peer(&vec![0; len]), None);
+            assert_eq!(peer(&vec![0xff; len]), None);
+        }
+    }
+}
