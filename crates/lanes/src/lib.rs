@@ -12,6 +12,9 @@
 //! | [`peers`] | linked processes, and what this process holds of their memory |
 //! | [`protocol`] | what linked processes say to each other |
 //! | [`ends`] | the ends of streams, by descriptor |
+//! | [`descriptors`] | who receives plainly |
+//! | `kernel` | the sockets |
+//! | [`message`] | the parts of what is received and sent |
 //! | [`receive`], [`send`] | tokens and references in a stream |
 //! | [`service`] | the thread that links |
 //! | [`process`] | all of it, for the hooks |
@@ -23,8 +26,11 @@
 )]
 
 pub mod board;
+pub mod descriptors;
 pub mod ends;
 pub mod forks;
+mod kernel;
+pub mod message;
 pub mod peers;
 pub mod pool;
 pub mod process;

@@ -17,6 +17,7 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::link;
 use uncopy_sys::mem::Shared;
 use uncopy_sys::sync::Arc;
+use uncopy_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Messages that wait for a peer that does not read, at most: then the link ends.
 const MAX_WAITING: usize = 4096;
@@ -33,13 +34,32 @@ pub struct Lanes {
     pub ends: Ends,
     /// Ends that peers are to be told of.
     fresh: Guarded<Vec<Arc<End>>>,
+    /// They are the parent's of this forked child.
+    is_abandoned: AtomicBool,
 }
 
 impl Lanes {
     /// None yet.
     #[must_use]
     pub const fn new(id: u64, board: &'static Board) -> Self {
-        Self { board, peers: Peers::new(id), ends: Ends::new(), fresh: Guarded::new(Vec::new()) }
+        Self {
+            board,
+            peers: Peers::new(id),
+            ends: Ends::new(),
+            fresh: Guarded::new(Vec::new()),
+            is_abandoned: AtomicBool::new(false),
+        }
+    }
+
+    /// In a forked child: they are the parent's.
+    pub fn abandon(&self) {
+        self.is_abandoned.store(true, Relaxed);
+    }
+
+    /// Whether they are the parent's of this forked child.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Relaxed)
     }
 
     /// Peers are to be told of this end.

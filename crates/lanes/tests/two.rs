@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use uncopy_lanes::process::{Given, Process, Received, begin, closed, process};
+use uncopy_lanes::message::Given;
+use uncopy_lanes::process::{Process, Received, begin, closed, process};
 use uncopy_sys::iovec::Part;
 
 /// What the second process is told: where to meet, and the port.
@@ -15,7 +16,7 @@ const ROLE: &str = "UNCOPY_TEST_LANE";
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Receives as a hook of `recv` does.
-fn receive(lanes: &Process, fd: i32, into: &mut [u8]) -> usize {
+fn receive(lanes: &'static Process, fd: i32, into: &mut [u8]) -> usize {
     let room = (into.as_mut_ptr().cast(), into.len());
     loop {
         if let Some(plain) = lanes.begin_plain(fd) {
@@ -45,7 +46,7 @@ fn receive(lanes: &Process, fd: i32, into: &mut [u8]) -> usize {
     }
 }
 
-fn receive_all(lanes: &Process, fd: i32, into: &mut [u8]) -> bool {
+fn receive_all(lanes: &'static Process, fd: i32, into: &mut [u8]) -> bool {
     let mut filled = 0;
     while filled < into.len() {
         match receive(lanes, fd, &mut into[filled..]) {

@@ -13,9 +13,8 @@ use uncopy_engine::call::placed::place;
 use uncopy_engine::state::counters;
 use uncopy_engine::state::phase::look_at_streams;
 use uncopy_interpose::slots;
-use uncopy_lanes::process::{
-    self, Given, Kept, MIN_LARGE_BYTES, Process, Received, begin, is_lost, join, process,
-};
+use uncopy_lanes::message::{Given, Kept, join};
+use uncopy_lanes::process::{self, MIN_LARGE_BYTES, Process, Received, begin, is_lost, process};
 use uncopy_sys::errno;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
@@ -106,7 +105,7 @@ pub unsafe fn receive(
 
 /// `None`: the call is to be made as it is.
 unsafe fn receive_on_lane(
-    process: &Process,
+    process: &'static Process,
     fd: c_int,
     parts: &[Part],
     flags: c_int,

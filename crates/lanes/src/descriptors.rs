@@ -1,0 +1,116 @@
+//! What is known of each descriptor by its number: who receives plainly, and whether somebody else may.
+//!
+//! A plain receive would take a token for a byte. So it counts itself in, and a stream receives references only from a moment
+//! on at which nobody is counted, and nobody else is known who could read it: another descriptor of the same socket, or the
+//! parent that the process inherited it from.
+
+use uncopy_sys::sync::atomic::{AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+
+/// Descriptors that are known; others never become lanes.
+const DESCRIPTORS: usize = 1 << 16;
+/// There is a lane that is attended.
+const ATTENDED: u32 = 1 << 31;
+/// It has a duplicate, by which somebody may receive whom nobody counts.
+const DUPLICATED: u32 = 1 << 30;
+/// The process, counted by forks, that was the first to receive or send.
+const USERS: u32 = 0x3F00_0000;
+const USER_SHIFT: u32 = 24;
+/// Plain receives under way.
+const RECEIVES: u32 = (1 << USER_SHIFT) - 1;
+/// Forks that this process stems from, as far as that is counted.
+static USER: AtomicU32 = AtomicU32::new(1);
+
+static ALL: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+
+/// What is known of one.
+#[derive(Clone, Copy)]
+pub struct Descriptor(&'static AtomicU32);
+
+/// What is known of a descriptor; `None`: its number is too high.
+#[inline]
+#[must_use]
+pub fn descriptor(fd: i32) -> Option<Descriptor> {
+    ALL.get(usize::try_from(fd).ok()?).map(Descriptor)
+}
+
+/// In a forked child: what its parent used before the fork, it may go on using.
+pub(crate) fn in_child() {
+    USER.fetch_add(1, Relaxed);
+}
+
+/// A plain receive under way.
+pub struct Plain(Descriptor);
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, AcqRel);
+    }
+}
+
+impl Descriptor {
+    /// Whether there is a lane that is attended.
+    #[inline]
+    #[must_use]
+    pub fn is_attended(self) -> bool {
+        self.0.load(Acquire) & ATTENDED != 0
+    }
+
+    /// Counts a plain receive in; `None`: there is a lane that is attended.
+    #[inline]
+    #[must_use]
+    pub fn begin_plain(self) -> Option<Plain> {
+        let seen = self.0.fetch_add(1, AcqRel);
+        if seen & ATTENDED != 0 {
+            self.0.fetch_sub(1, AcqRel);
+            return None;
+        }
+        self.note_user_of(seen);
+        Some(Plain(self))
+    }
+
+    /// Notes that this process uses it, if nobody has before.
+    pub fn note_user(self) {
+        self.note_user_of(self.0.load(Relaxed));
+    }
+
+    fn note_user_of(self, seen: u32) {
+        let user = USER.load(Relaxed) << USER_SHIFT;
+        if seen & USERS == 0 && user <= USERS {
+            self.0.fetch_or(user, Relaxed);
+        }
+    }
+
+    /// Marks it as attended, if nobody receives plainly and nobody else may: whether it did.
+    pub(crate) fn attend(self) -> bool {
+        let own = USER.load(Relaxed) << USER_SHIFT;
+        own <= USERS && self.0.compare_exchange(own, own | ATTENDED, AcqRel, Relaxed).is_ok()
+    }
+
+    /// It is attended, whoever uses it.
+    pub(crate) fn keep_attended(self) {
+        self.0.fetch_or(ATTENDED, AcqRel);
+    }
+
+    /// It is plain from here on.
+    pub(crate) fn leave(self) {
+        self.0.fetch_and(!ATTENDED, AcqRel);
+    }
+
+    /// It never becomes a lane again.
+    pub(crate) fn stay_plain(self) {
+        self.0.fetch_or(DUPLICATED, AcqRel);
+    }
+
+    /// `to` is another descriptor of the same open file.
+    pub(crate) fn duplicate(self, to: Self) {
+        let seen = self.0.fetch_or(DUPLICATED, AcqRel);
+        to.0.fetch_or(DUPLICATED | seen & (ATTENDED | USERS), AcqRel);
+    }
+
+    /// It is closed: what comes to have its number is another file.
+    pub(crate) fn close(self) {
+        if self.0.load(Relaxed) != 0 {
+            self.0.fetch_and(RECEIVES, AcqRel);
+        }
+    }
+}

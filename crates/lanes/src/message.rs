@@ -1,0 +1,198 @@
+//! The parts of what is received and sent: bytes of the program's, and bytes that are kept in shared memory.
+
+use crate::peers::{Held, Peers};
+use crate::send::{MAX_REFERENCE_BYTES, Piece};
+use crate::service::Lanes;
+use smallvec::SmallVec;
+use uncopy_sys::bytes;
+use uncopy_sys::iovec::Part;
+use uncopy_sys::sync::Arc;
+
+/// A part that is worth a reference, bytes: below, two copies of the kernel's cost less than the token and the copy into
+/// shared memory.
+pub const MIN_REFERENCE_BYTES: usize = 32 << 10;
+
+/// Bytes of shared memory, kept as they are until this is dropped.
+pub struct Kept {
+    held: Option<Arc<Held>>,
+    lanes: &'static Lanes,
+}
+
+impl Kept {
+    /// Keeps what is held.
+    #[must_use]
+    pub const fn of(held: Option<Arc<Held>>, lanes: &'static Lanes) -> Self {
+        Self { held, lanes }
+    }
+
+    /// What is held.
+    #[must_use]
+    pub fn held(&self) -> Option<&Held> {
+        self.held.as_deref()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let Some(held) = self.held.take() else { return };
+        if self.lanes.is_abandoned() {
+            // The parent's.
+            core::mem::forget(held);
+        } else if let Some(held) = Arc::into_inner(held) {
+            self.lanes.peers.release(held);
+        }
+    }
+}
+
+/// A part of what is to be sent.
+#[derive(Clone, Copy)]
+pub enum Given<'a> {
+    /// Bytes of the program's.
+    Plain(Part),
+    /// Bytes that are kept in shared memory.
+    Kept(Part, &'a Kept),
+}
+
+/// Longest part beside kept bytes that is compared with what lies beside those, bytes: what a few pages have.
+const MAX_EDGE_BYTES: usize = 4 * uncopy_core::addr::PAGE_BYTES;
+
+/// Makes plain parts that hold the same bytes as what lies beside a kept part, part of that: a view has whole pages only, and
+/// what belongs to its edges was copied.
+///
+/// # Safety
+/// Plain parts must be readable.
+pub unsafe fn join<'a>(parts: &mut SmallVec<[Given<'a>; 16]>) {
+    let is_same = |at: usize, part: Part| {
+        // SAFETY: kept bytes of a mapping; the caller answers for the part.
+        unsafe { bytes::equal(at as *const u8, part.address as *const u8, part.len_bytes) }
+    };
+    let mut at = 0;
+    while at < parts.len() {
+        if let Given::Kept(mut part, kept) = parts[at]
+            && let Some(held) = kept.held()
+        {
+            let end = held.address() + held.len_bytes();
+            if let Some(Given::Plain(next)) = parts.get(at + 1)
+                && next.len_bytes <= MAX_EDGE_BYTES.min(end - (part.address + part.len_bytes))
+                && is_same(part.address + part.len_bytes, *next)
+            {
+                part.len_bytes += next.len_bytes;
+                parts.remove(at + 1);
+            }
+            if at > 0
+                && let Given::Plain(before) = parts[at - 1]
+                && before.len_bytes <= MAX_EDGE_BYTES.min(part.address - held.address())
+                && is_same(part.address - before.len_bytes, before)
+            {
+                part.address -= before.len_bytes;
+                part.len_bytes += before.len_bytes;
+                parts.remove(at - 1);
+                at -= 1;
+            }
+            parts[at] = Given::Kept(part, kept);
+        }
+        at += 1;
+    }
+}
+
+impl Given<'_> {
+    const fn part(&self) -> Part {
+        match self {
+            Self::Plain(part) | Self::Kept(part, _) => *part,
+        }
+    }
+}
+
+/// What becomes of a part that is to be sent.
+pub(crate) enum Prepared<'a> {
+    Literal(Part),
+    Copied(Held),
+    Kept(Part, &'a Held),
+}
+
+impl Prepared<'_> {
+    pub(crate) fn piece(&self) -> Piece<'_> {
+        match self {
+            Self::Literal(part) => Piece::Literal(*part),
+            Self::Copied(held) => Piece::Shared { held, offset_bytes: 0, len_bytes: held.len_bytes() },
+            Self::Kept(part, held) => {
+                let offset_bytes = part.address - held.address();
+                Piece::Shared { held, offset_bytes, len_bytes: part.len_bytes }
+            }
+        }
+    }
+}
+
+/// The parts, the large ones copied into shared memory as far as there is room, unless they are there already. `want_room` is
+/// told where there is none.
+pub(crate) fn prepare<'a>(
+    parts: &[Given<'a>],
+    peers: &Peers,
+    mut want_room: impl FnMut(),
+) -> SmallVec<[Prepared<'a>; 8]> {
+    let mut prepared = SmallVec::new();
+    for given in parts {
+        let mut rest = given.part();
+        if rest.len_bytes >= MIN_REFERENCE_BYTES
+            && let Given::Kept(part, kept) = given
+            && let Some(held) = kept.held()
+        {
+            prepared.push(Prepared::Kept(*part, held));
+            continue;
+        }
+        while rest.len_bytes >= MIN_REFERENCE_BYTES {
+            let len_bytes = rest.len_bytes.min(MAX_REFERENCE_BYTES);
+            let Some(held) = peers.take(len_bytes) else {
+                want_room();
+                break;
+            };
+            // SAFETY: a run of that length that nobody else knows; the program's part is readable, as it says itself.
+            unsafe { bytes::copy(held.address() as *mut u8, rest.address as *const u8, len_bytes) };
+            prepared.push(Prepared::Copied(held));
+            rest = Part { address: rest.address + len_bytes, len_bytes: rest.len_bytes - len_bytes };
+        }
+        if rest.len_bytes > 0 {
+            prepared.push(Prepared::Literal(rest));
+        }
+    }
+    prepared
+}
+
+/// Puts held bytes from an offset on into the parts. How many.
+///
+/// # Safety
+/// The parts must be memory that may be written.
+pub(crate) unsafe fn deliver(
+    held: Arc<Held>,
+    lanes: &'static Lanes,
+    offset_bytes: usize,
+    parts: &[Part],
+    place: &mut impl FnMut(Part, usize, &dyn Fn() -> Kept) -> bool,
+) -> usize {
+    let kept = Kept::of(Some(held), lanes);
+    let Some(held) = &kept.held else { return 0 };
+    let mut delivered = 0;
+    for part in first_bytes(parts, held.len_bytes() - offset_bytes) {
+        let from = held.address() + offset_bytes + delivered;
+        if !place(part, from, &|| Kept::of(Some(Arc::clone(held)), lanes)) {
+            // SAFETY: held bytes of a mapping; the caller answers for the part.
+            unsafe { bytes::copy(part.address as *mut u8, from as *const u8, part.len_bytes) };
+        }
+        delivered += part.len_bytes;
+    }
+    delivered
+}
+
+/// The parts, as far as `len_bytes` reach.
+pub(crate) fn first_bytes(parts: &[Part], mut len_bytes: usize) -> SmallVec<[Part; 8]> {
+    let mut first = SmallVec::new();
+    for part in parts {
+        let taken = part.len_bytes.min(len_bytes);
+        if taken == 0 {
+            break;
+        }
+        first.push(Part { address: part.address, len_bytes: taken });
+        len_bytes -= taken;
+    }
+    first
+}
