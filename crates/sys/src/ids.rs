@@ -67,6 +67,18 @@ pub fn program_name() -> [u8; 16] {
     name
 }
 
+/// A random number; `None`: the kernel gives none now.
+#[must_use]
+pub fn random() -> Option<u64> {
+    let mut number = 0u64;
+    let flags = libc::GRND_NONBLOCK;
+    // SAFETY: room for eight bytes.
+    let got = unsafe {
+        crate::call::kernel!(Ask, crate::call::syscall!(libc::SYS_getrandom, &raw mut number, 8, flags))
+    };
+    (got == 8).then_some(number)
+}
+
 /// Whether the program gained privileges when it was started (set-user-ID, set-group-ID, file
 /// capabilities): the environment must then not be believed.
 #[must_use]

@@ -1,9 +1,10 @@
 //! Lifelines: pipes by which a process learns that a forked child, and all that it forked in turn, have ended or executed
-//! another program. The child holds the end that is written to, which exec closes; nothing is ever written.
+//! another program. The child holds the end that is written to, which exec closes. Before that it writes which sockets the
+//! other program has.
 
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
-use crate::fd::duplicate_high;
+use crate::fd::{duplicate_high, keep_on_exec};
 
 /// The ends of a lifeline, both under high numbers and closed on exec.
 #[derive(Clone, Copy, Debug)]
@@ -42,12 +43,36 @@ impl Lifeline {
     }
 }
 
-/// Whether nobody holds the other end of a watched one any more.
+/// What is heard of the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// Nothing new: somebody holds it.
+    Nothing,
+    /// Another program has the socket with this cookie.
+    Socket(u64),
+    /// Nobody holds it any more.
+    Ended,
+}
+
+/// What is heard of a watched end. One thread at a time.
 #[must_use]
-pub fn has_ended(watched: i32) -> bool {
-    let mut byte = 0u8;
-    // SAFETY: room for a byte; a descriptor of ours that does not block.
-    unsafe { syscall!(libc::SYS_read, watched, &raw mut byte, 1) == 0 }
+pub fn hear(watched: i32) -> Heard {
+    let mut cookie = 0u64;
+    // SAFETY: room for eight bytes; a descriptor of ours that does not block.
+    match unsafe { syscall!(libc::SYS_read, watched, &raw mut cookie, 8) } {
+        8 => Heard::Socket(cookie),
+        0 => Heard::Ended,
+        _ => Heard::Nothing,
+    }
+}
+
+/// Says that a program that is about to be executed has the socket with this cookie. Where that cannot be said, it holds the
+/// lifeline too.
+pub fn say(held: i32, cookie: u64) {
+    // SAFETY: eight bytes; a descriptor of ours that does not block. So few bytes go whole (pipe(7)).
+    if unsafe { syscall!(libc::SYS_write, held, &raw const cookie, 8) } != 8 {
+        keep_on_exec(held);
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -57,20 +82,22 @@ mod tests {
     #[test]
     fn the_end_of_all_that_hold_it_shows() {
         let Lifeline { watched, held } = Lifeline::make().expect("a pipe");
-        assert!(!has_ended(watched));
+        assert_eq!(hear(watched), Heard::Nothing);
         // SAFETY: the child does nothing but wait and end.
         let child = unsafe { libc::fork() };
         if child == 0 {
             std::thread::sleep(std::time::Duration::from_millis(50));
+            say(held, 77);
             // SAFETY: ends the child.
             unsafe { libc::_exit(0) };
         }
         close(held);
-        assert!(!has_ended(watched));
+        assert_eq!(hear(watched), Heard::Nothing);
         let mut status = 0;
         // SAFETY: the test's own child.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert!(has_ended(watched));
+        assert_eq!(hear(watched), Heard::Socket(77));
+        assert_eq!(hear(watched), Heard::Ended);
         close(watched);
     }
 }

@@ -37,12 +37,16 @@ fn socket() -> Result<i32, Errno> {
     check(unsafe { kernel!(Open, syscall!(libc::SYS_socket, libc::AF_UNIX, KIND, 0)) }).map(|fd| fd as i32)
 }
 
-/// Waits for links under this name, which must not exist.
+/// Waits for links under this name, which must not exist. It comes into being once there can be links: whoever finds a name
+/// under which nobody waits may remove it.
 ///
 /// # Errors
-/// What socket, bind and listen say.
+/// What socket, bind, listen and rename say.
 pub fn listen(path: &CStr) -> Result<i32, Errno> {
-    let address = address(path)?;
+    let mut before = path.to_bytes().to_vec();
+    before.extend_from_slice(b"~\0");
+    let before = CStr::from_bytes_with_nul(&before).map_err(|_| Errno(libc::EINVAL))?;
+    let address = address(before)?;
     let fd = socket()?;
     let len_bytes = size_of_val(&address);
     // SAFETY: the address is valid for its length.
@@ -50,7 +54,16 @@ pub fn listen(path: &CStr) -> Result<i32, Errno> {
     // SAFETY: touches no memory.
     let listening =
         bound.and_then(|_| check(unsafe { kernel!(Open, syscall!(libc::SYS_listen, fd, BACKLOG)) }));
-    listening.map(|_| fd).inspect_err(|_| close(fd))
+    let from = (libc::AT_FDCWD, before.as_ptr());
+    let to = (libc::AT_FDCWD, path.as_ptr());
+    let flags = libc::RENAME_NOREPLACE;
+    let named = listening.and_then(|_| {
+        // SAFETY: terminated paths.
+        let renamed =
+            unsafe { kernel!(Name, syscall!(libc::SYS_renameat2, from.0, from.1, to.0, to.1, flags)) };
+        check(renamed).inspect_err(|_| crate::mem::unlink(before))
+    });
+    named.map(|_| fd).inspect_err(|_| close(fd))
 }
 
 /// Links with whoever waits under this name, if it is a process of the same user.
@@ -196,7 +209,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("uncopy-link-{}", std::process::id()));
         let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
         let listener = listen(&name).expect("a socket");
-        assert_eq!(listen(&name).err(), Some(Errno(libc::EADDRINUSE)));
+        assert_eq!(listen(&name).err(), Some(Errno(libc::EEXIST)));
         assert_eq!(accept(listener).err(), Some(Errno(libc::EAGAIN)));
         let near = connect(&name).expect("a link");
         let far = accept(listener).expect("a link");

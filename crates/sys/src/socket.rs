@@ -67,8 +67,21 @@ pub unsafe fn receive(fd: i32, parts: &[Part], flags: i32) -> Result<usize, Errn
     let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
     header.msg_iov = parts.as_ptr().cast_mut().cast();
     header.msg_iovlen = parts.len() as _;
+    // SAFETY: the caller answers for the parts.
+    unsafe { receive_message(fd, &mut header, flags) }
+}
+
+/// `recvmsg`. Bytes received.
+///
+/// # Errors
+/// What recvmsg says.
+///
+/// # Safety
+/// What the header names must be memory that may be written, or that the kernel refuses.
+pub unsafe fn receive_message(fd: i32, header: &mut libc::msghdr, flags: i32) -> Result<usize, Errno> {
     // SAFETY: the header is valid; what it names is the caller's to answer for.
-    check(unsafe { syscall!(libc::SYS_recvmsg, fd, &raw mut header, flags) }).map(|got| got as usize)
+    check(unsafe { syscall!(libc::SYS_recvmsg, fd, core::ptr::from_mut(header), flags) })
+        .map(|got| got as usize)
 }
 
 fn option<const WORDS: usize>(fd: i32, level: i32, name: i32) -> Result<[u32; WORDS], Errno> {
@@ -97,6 +110,14 @@ pub fn kind(fd: i32) -> Result<(i32, i32, i32), Errno> {
 pub fn cookie(fd: i32) -> Result<u64, Errno> {
     option::<2>(fd, libc::SOL_SOCKET, libc::SO_COOKIE)
         .map(|[low, high]| u64::from(low) | u64::from(high) << 32)
+}
+
+/// How many bytes there must be before a receive returns, and before poll says that there are some (SO_RCVLOWAT).
+///
+/// # Errors
+/// What getsockopt says: EBADF, ENOTSOCK.
+pub fn least_bytes(fd: i32) -> Result<u32, Errno> {
+    option::<1>(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).map(|[bytes]| bytes)
 }
 
 /// Ends a connection both ways, at once.

@@ -17,6 +17,9 @@ mod tcp_info {
 /// States in which the other end has ended its side, which the kernel counts as one byte (net/tcp_states.h).
 const ENDED: [u8; 5] = [6, 7, 8, 9, 11];
 
+/// SIOCATMARK (asm/sockios.h).
+const AT_MARK: libc::c_ulong = 0x8905;
+
 /// What a TCP socket has sent and received, bytes, from the connection's first one on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
@@ -73,6 +76,15 @@ fn count(fd: i32, request: libc::c_ulong) -> Result<usize, Errno> {
 /// What ioctl says.
 pub fn unread(fd: i32) -> Result<usize, Errno> {
     count(fd, libc::FIONREAD)
+}
+
+/// Whether the next byte follows one that was sent out of band (SIOCATMARK, sockatmark(3)): [`unread`] says 0 there, and a receive
+/// goes on behind the mark.
+///
+/// # Errors
+/// What ioctl says.
+pub fn is_at_mark(fd: i32) -> Result<bool, Errno> {
+    Ok(count(fd, AT_MARK)? != 0)
 }
 
 /// Bytes, as the kernel counts them, that were sent and that the other end has not read (UNIX sockets) or confirmed

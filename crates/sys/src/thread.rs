@@ -172,6 +172,13 @@ pub fn forget_handler() {
     HANDLER.store(0, Relaxed);
 }
 
+/// Whether a thread of this process with that id exists.
+#[must_use]
+pub fn lives(id: u32) -> bool {
+    // SAFETY: sends no signal.
+    unsafe { kernel!(Ask, syscall!(libc::SYS_tgkill, std::process::id(), id, 0)) == 0 }
+}
+
 /// Whether the calling thread is the handler.
 #[inline]
 #[must_use]

@@ -195,6 +195,12 @@ pub fn unlink_in(directory: &CStr, name: &CStr) {
     }
 }
 
+/// Removes a name.
+pub fn unlink(path: &CStr) {
+    // SAFETY: a terminated path.
+    unsafe { kernel!(Name, syscall!(libc::SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0)) };
+}
+
 /// The kernel's limit on a process's mappings (vm.max_map_count).
 #[must_use]
 pub fn mappings_limit() -> Option<u64> {
