@@ -54,6 +54,8 @@ Examples:
       Elide every copy that can be, for testing a program under uncopy.
   uncopy run --explain sites.txt -- nginx -g 'daemon off;'
       Which calls saved time, which cost time, and why, by function.
+  uncopy run --lanes -- redis-server & uncopy run --lanes -- ./client
+      Between these two, large values pass by reference.
   UNCOPY_HEAP=off uncopy run -- ./server
       Every option can also come from the environment; the command line wins.
 
@@ -171,8 +173,15 @@ fn option(spec: &'static OptionSpec) -> Arg {
         return argument.action(ArgAction::SetTrue);
     };
     let argument = argument.value_name(value).allow_hyphen_values(true).action(ArgAction::Set);
+    if let Some(bare) = spec.bare {
+        // A hyphen begins the next option, or `--`.
+        let argument = argument.num_args(0..=1).default_missing_value(bare).allow_hyphen_values(false);
+        return argument.value_parser(value_parser!(OsString));
+    }
     if value.contains("FILE") {
         argument.value_parser(value_parser!(OsString)).value_hint(ValueHint::FilePath)
+    } else if value == "DIR" {
+        argument.value_parser(value_parser!(OsString)).value_hint(ValueHint::DirPath)
     } else if value.contains('|') {
         let words = value.split('|').collect();
         argument.value_parser(ValueParser::new(Words(words))).hide_possible_values(true)
@@ -462,6 +471,21 @@ mod tests {
             .expect("any bytes");
         assert_eq!(super::given(&matches)[0].1, bytes);
         assert_eq!(command(&matches), [bytes]);
+    }
+
+    #[test]
+    fn lanes_may_stand_alone() {
+        for (line, expected) in [
+            (&["--lanes", "--", "x"][..], "all"),
+            (&["--lanes", "--off", "x"], "all"),
+            (&["--lanes", "unix", "x"], "unix"),
+            (&["--lanes=127.0.0.1:80", "x"], "127.0.0.1:80"),
+        ] {
+            let matches = parse(line);
+            let lanes = given(&matches).into_iter().find(|(spec, _)| spec.flag == "lanes");
+            assert_eq!(lanes.map(|(_, value)| value), Some(expected.into()), "{line:?}");
+            assert_eq!(command(&matches), ["x"], "{line:?}");
+        }
     }
 
     #[test]

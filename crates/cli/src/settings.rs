@@ -2,10 +2,12 @@
 //! both checked by the table that the library uses, so that both refuse the same values.
 
 use crate::environment::Environment;
+use crate::os;
 use crate::output::Illegal;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use uncopy_core::options::{Escaped, OptionError, OptionSpec, Options};
 
@@ -19,6 +21,8 @@ pub const LEDGER: &str = "UNCOPY_LEDGER";
 pub const RECORD: &str = "UNCOPY_RECORD";
 /// Variable of `--stats`.
 const STATS: &str = "UNCOPY_STATS";
+/// Variable of `--lanes-dir`.
+const LANES_DIR: &str = "UNCOPY_LANES_DIR";
 /// Variable of `--explain`.
 const EXPLAIN: &str = "UNCOPY_EXPLAIN";
 
@@ -61,10 +65,22 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
         };
         format!("{}{more}", OptionError::UnknownVariable(name))
     });
-    for (option, value) in given {
+    // Programs change their directory.
+    let given: Vec<Given> = given
+        .iter()
+        .map(|(option, value)| {
+            let is_relative = option.variable == LANES_DIR && !value.is_empty();
+            let absolute = is_relative.then(|| std::path::absolute(value).ok()).flatten();
+            (*option, absolute.map_or_else(|| value.clone(), std::path::PathBuf::into_os_string))
+        })
+        .collect();
+    for (option, value) in &given {
         options
             .apply(option.variable.as_bytes(), value.as_bytes())
             .map_err(|error| illegal(&format!("--{}", option.flag), error))?;
+    }
+    if let Some(directory) = options.lanes_dir {
+        check_lanes_dir(OsStr::from_bytes(directory))?;
     }
     let is_given = |variable| given.iter().any(|(option, _)| option.variable == variable);
     let output = |value: Option<&[u8]>, flag, variable| {
@@ -84,7 +100,7 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
         uffd_fd: options.uffd_fd,
         warning,
     };
-    for (option, value) in given {
+    for (option, value) in &given {
         environment.set(option.variable, value.as_bytes());
     }
     if let Some(path) = stats {
@@ -102,7 +118,27 @@ fn illegal(name: &str, error: OptionError<'_>) -> Illegal {
         OptionError::BadValue { value, legal, .. } => (value, legal),
         OptionError::UnknownVariable(variable) => (variable, "a variable that uncopy knows"),
     };
-    Illegal { name: name.to_owned(), value: format!("\"{}\"", Escaped(value)), legal: legal.to_owned() }
+    // What stands behind it is most likely the program.
+    let hint = if name == "--lanes" { "; put -- before the program" } else { "" };
+    Illegal {
+        name: name.to_owned(),
+        value: format!("\"{}\"", Escaped(value)),
+        legal: format!("{legal}{hint}"),
+    }
+}
+
+/// Whether programs can meet in a directory: it is the user's own, and nobody else can enter it; or it can be made.
+fn check_lanes_dir(directory: &OsStr) -> Result<(), Illegal> {
+    let path = Path::new(directory);
+    let is_usable = match std::fs::symlink_metadata(path) {
+        Ok(found) => {
+            let is_own = found.uid() == os::effective_user_id();
+            found.is_dir() && is_own && found.mode() & 0o777 == 0o700
+        }
+        Err(_) => path.parent().is_some_and(Path::is_dir),
+    };
+    let legal = "a directory of your own with mode 0700, or a name where one can be made";
+    if is_usable { Ok(()) } else { Err(Illegal::new("--lanes-dir", directory, legal)) }
 }
 
 /// An output file's absolute path: servers change their directory before they exit.
@@ -162,6 +198,30 @@ mod tests {
         let mut subject = environment(&[("UNCOPY_POLICY", b"\xff")]);
         let message = settle(&mut subject, &[], PID).expect_err("bad").to_string();
         assert!(message.starts_with("UNCOPY_POLICY is \"\\xff\"; it must be auto"), "{message}");
+    }
+
+    #[test]
+    fn a_program_is_not_taken_for_what_lanes_are_limited_to() {
+        let refused = settle(&mut environment(&[]), &given("lanes", b"redis-server"), PID).expect_err("bad");
+        let message = refused.to_string();
+        assert!(
+            message.starts_with("--lanes is \"redis-server\"; it must be all, off, or a list"),
+            "{message}"
+        );
+        assert!(message.ends_with("; put -- before the program"), "{message}");
+    }
+
+    #[test]
+    fn programs_meet_where_nobody_else_can_enter() {
+        let mut subject = environment(&[]);
+        settle(&mut subject, &given("lanes-dir", b"lanes"), PID).expect("it can be made");
+        let path = subject.get(b"UNCOPY_LANES_DIR").expect("set");
+        assert!(path.starts_with(b"/") && path.ends_with(b"/lanes"));
+        for value in ["/tmp", "/nonexistent/lanes", "/etc/passwd", ""] {
+            let refused = settle(&mut environment(&[]), &given("lanes-dir", value.as_bytes()), PID);
+            let message = refused.expect_err(value).to_string();
+            assert!(message.starts_with(&format!("--lanes-dir is \"{value}\"; it must be ")), "{message}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The pure core of uncopy: page arithmetic, block size classes, the map of a block's pages,
-//! extents of the arena, copy plans, the policy's accounts, options, counters, the
+//! extents of the arena, copy plans, the policy's accounts, options, the scope of lanes, counters, the
 //! ledger of what each call site did, and the recording of what a program copies.
 //!
 //! Nothing here makes a system call, touches the program's memory or needs userfaultfd, so all of
@@ -23,4 +23,5 @@ pub mod plan;
 pub mod policy;
 pub mod random;
 pub mod recording;
+pub mod scope;
 pub mod stats;

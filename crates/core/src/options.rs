@@ -5,6 +5,7 @@
 //! UTF-8. Parsing never panics; a bad value is reported with the value and the legal range.
 
 use crate::policy::Costs;
+use crate::scope::{self, Scope};
 use core::fmt;
 
 /// When a copy is elided.
@@ -42,6 +43,9 @@ pub const MEMORY_LOW_BYTES: usize = 1 << 20;
 /// Largest legal `--memory`.
 pub const MEMORY_HIGH_BYTES: usize = 1 << 46;
 
+/// Longest legal `--lanes-dir`, bytes: sockets in it have names of at most 107 bytes (unix(7)).
+pub const MAX_LANES_DIR_BYTES: usize = 80;
+
 /// Smallest and largest legal `--slice-ms`.
 pub const SLICE_LOW_MS: u64 = 4;
 /// See [`SLICE_LOW_MS`].
@@ -56,6 +60,8 @@ pub struct OptionSpec {
     pub variable: &'static str,
     /// Placeholder of the value; `None` for a switch.
     pub value: Option<&'static str>,
+    /// The value where the flag stands alone; `None`: it needs one.
+    pub bare: Option<&'static str>,
     /// One line of help.
     pub help: &'static str,
 }
@@ -66,66 +72,91 @@ pub const OPTIONS: &[OptionSpec] = &[
         flag: "off",
         variable: "UNCOPY_OFF",
         value: None,
+        bare: None,
         help: "Run the program with uncopy loaded but doing nothing",
     },
     OptionSpec {
         flag: "min-size",
         variable: "UNCOPY_MIN_SIZE",
         value: Some("BYTES"),
+        bare: None,
         help: "Smallest copy, input or output considered, in bytes (4096 to 1073741824) [default: 16384]",
     },
     OptionSpec {
         flag: "policy",
         variable: "UNCOPY_POLICY",
         value: Some("auto|always|never"),
+        bare: None,
         help: "When to elide: by a running account, whatever is legal, or never [default: auto]",
     },
     OptionSpec {
         flag: "heap",
         variable: "UNCOPY_HEAP",
         value: Some("on|off"),
+        bare: None,
         help: "Serve large allocations from the block heap; without it nothing can be elided [default: on]",
     },
     OptionSpec {
         flag: "foreign",
         variable: "UNCOPY_FOREIGN",
         value: Some("on|off"),
+        bare: None,
         help: "Let memory outside the block heap (static buffers, the program's own mappings) hold views too [default: on]",
     },
     OptionSpec {
         flag: "memory",
         variable: "UNCOPY_MEMORY",
         value: Some("BYTES"),
+        bare: None,
         help: "Most memory that uncopy keeps for itself, in bytes (1048576 to 70368744177664) [default: what the program uses, and its limits, allow]",
     },
     OptionSpec {
         flag: "costs",
         variable: "UNCOPY_COSTS",
         value: Some("COSTS"),
+        bare: None,
         help: "What copies, moves and faults cost here: measure (when they are first needed), assume, or NAME=NS,... as 'uncopy doctor --calibrate' prints [default: what that has stored, else measure]",
     },
     OptionSpec {
         flag: "slice-ms",
         variable: "UNCOPY_SLICE_MS",
         value: Some("MS"),
+        bare: None,
         help: "Length of the slices of time in which eliding is compared with doing nothing, in ms (4 to 10000) [default: 40]",
+    },
+    OptionSpec {
+        flag: "lanes",
+        variable: "UNCOPY_LANES",
+        value: Some("WHAT"),
+        bare: Some("all"),
+        help: "Let large parts of streams between programs under uncopy pass by reference: all streams, none (off), or a list of unix, tcp, ADDRESS and ADDRESS:PORT [default: off; without WHAT: all]",
+    },
+    OptionSpec {
+        flag: "lanes-dir",
+        variable: "UNCOPY_LANES_DIR",
+        value: Some("DIR"),
+        bare: None,
+        help: "Where programs meet whose streams may be lanes: a directory of the user's own that nobody else can enter [default: one for all programs of the user]",
     },
     OptionSpec {
         flag: "stats",
         variable: "UNCOPY_STATS",
         value: Some("FILE|-"),
+        bare: None,
         help: "Write counters as JSON to FILE (- for standard output) when the program exits",
     },
     OptionSpec {
         flag: "explain",
         variable: "UNCOPY_EXPLAIN",
         value: Some("FILE|-"),
+        bare: None,
         help: "Write what each call site saved and cost, and why, to FILE (- for standard output; JSON if it ends in .json) when the program has ended",
     },
     OptionSpec {
         flag: "no-follow",
         variable: "UNCOPY_NO_FOLLOW",
         value: None,
+        bare: None,
         help: "Do not accelerate the programs that the program starts",
     },
 ];
@@ -169,6 +200,10 @@ pub struct Options<'a> {
     pub costs: CostSource,
     /// `--slice-ms`.
     pub slice_ms: Option<u64>,
+    /// `--lanes`; `None`: no stream.
+    pub lanes: Option<Scope<'a>>,
+    /// `--lanes-dir`: an absolute path.
+    pub lanes_dir: Option<&'a [u8]>,
     /// `--stats`: a path, or `-`.
     pub stats: Option<&'a [u8]>,
     /// `--explain`: a path, or `-`.
@@ -196,6 +231,8 @@ impl Default for Options<'_> {
             memory_bytes: None,
             costs: CostSource::Measure,
             slice_ms: None,
+            lanes: None,
+            lanes_dir: None,
             stats: None,
             explain: None,
             no_follow: false,
@@ -257,6 +294,7 @@ const LEGAL_MEMORY: &str = "a whole number of bytes from 1048576 to 703687441776
 const LEGAL_SLICE: &str = "a whole number of ms from 4 to 10000";
 const LEGAL_POLICY: &str = "auto, always or never";
 const LEGAL_ON_OFF: &str = "on or off";
+const LEGAL_LANES_DIR: &str = "the absolute path of a directory, at most 80 bytes long";
 const LEGAL_STATS: &str = "a file's path, or -";
 const LEGAL_COSTS: &str = "measure, assume, or the line that uncopy doctor --calibrate prints";
 const LEGAL_LEDGER: &str = "a path that uncopy run sets; unset it";
@@ -337,6 +375,16 @@ impl<'a> Options<'a> {
                     list => CostSource::Given(Costs::parse(list).ok_or(bad("UNCOPY_COSTS", LEGAL_COSTS))?),
                 };
             }
+            b"UNCOPY_LANES" => {
+                let scope = Scope::parse(value).ok_or_else(|| bad("UNCOPY_LANES", scope::LEGAL))?;
+                self.lanes = Some(scope).filter(|scope| !scope.is_empty());
+            }
+            b"UNCOPY_LANES_DIR" => {
+                let is_legal =
+                    value.starts_with(b"/") && value.len() <= MAX_LANES_DIR_BYTES && value.is_ascii();
+                self.lanes_dir =
+                    Some(Some(value).filter(|_| is_legal).ok_or(bad("UNCOPY_LANES_DIR", LEGAL_LANES_DIR))?);
+            }
             b"UNCOPY_STATS" => {
                 if value.is_empty() {
                     return Err(bad("UNCOPY_STATS", LEGAL_STATS));
@@ -414,6 +462,8 @@ mod tests {
             ("UNCOPY_MEMORY", "1048576"),
             ("UNCOPY_COSTS", "assume"),
             ("UNCOPY_SLICE_MS", "4"),
+            ("UNCOPY_LANES", "unix"),
+            ("UNCOPY_LANES_DIR", "/run/user/0/lanes"),
             ("UNCOPY_STATS", "-"),
             ("UNCOPY_EXPLAIN", "sites.txt"),
             ("UNCOPY_NO_FOLLOW", "1"),
@@ -445,6 +495,8 @@ mod tests {
             ("UNCOPY_MEMORY", "64m"),
             ("UNCOPY_COSTS", "fault=1"),
             ("UNCOPY_COSTS", ""),
+            ("UNCOPY_LANES", "redis-server"),
+            ("UNCOPY_LANES_DIR", "lanes"),
             ("UNCOPY_STATS", ""),
             ("UNCOPY_EXPLAIN", ""),
             ("UNCOPY_LEDGER", "/etc/passwd"),

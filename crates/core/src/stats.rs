@@ -117,6 +117,8 @@ counters! {
     LentBytes => "lent_bytes",
     /// Bytes of pages given back to the kernel because it may still have been holding them.
     DroppedBytes => "dropped_bytes",
+    /// Streams at which references were received from some moment on.
+    Lanes => "lanes",
     /// Bytes that were received by reference from another program.
     LaneReceivedBytes => "lane_received_bytes",
     /// Bytes that were sent by reference to another program.
