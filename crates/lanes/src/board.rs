@@ -15,7 +15,7 @@
 //! What is read of another process's board is hostile: every word is read once, and may be anything.
 
 use uncopy_sys::sync::atomic::{
-    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
+    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence,
 };
 
 /// Ends of streams that a process has lanes at, at most.
@@ -23,7 +23,7 @@ pub const MAX_SLOTS: usize = 1024;
 /// Processes that one is linked with, at most.
 pub const MAX_LINKS: usize = 64;
 /// Announcements of a stream that were not consumed, at most.
-pub const MAX_ANNOUNCEMENTS: u32 = 32;
+pub const MAX_ANNOUNCEMENTS: u32 = if cfg!(loom) { 2 } else { 32 };
 /// Returns to a peer that it has not taken, at most.
 pub const MAX_RETURNS: u32 = 256;
 
@@ -178,8 +178,9 @@ pub struct Board {
 impl Sending {
     /// The sender's: it is about to look whether the receiver attends. [`Receiving::attends`] comes after it.
     pub fn begin(&self) {
-        // With SeqCst on both sides, either the receiver that withdraws its attention sees this, or the sender sees that.
-        self.busy.store(1, SeqCst);
+        self.busy.store(1, Relaxed);
+        // With a fence on both sides, either the receiver that withdraws its attention sees this, or the sender sees that.
+        fence(SeqCst);
     }
 
     /// The sender's: its tokens are sent, or taken back.
@@ -189,7 +190,8 @@ impl Sending {
 
     /// The receiver's, after it has withdrawn its attention: whether tokens may still come that it does not know of.
     pub fn is_busy(&self) -> bool {
-        self.busy.load(SeqCst) != 0
+        fence(SeqCst);
+        self.busy.load(Acquire) != 0
     }
 
     /// Announcements so far.
@@ -244,12 +246,12 @@ impl Receiving {
     /// The sender's: whether the receiver understands tokens of this lane. After [`Sending::begin`].
     #[must_use]
     pub fn attends(&self, lane: u32) -> bool {
-        lane != 0 && self.attention.load(SeqCst) == lane
+        lane != 0 && self.attention.load(Acquire) == lane
     }
 
     /// The receiver's: from here on it understands tokens of this lane; 0: of none.
     pub fn attend(&self, lane: u32) {
-        self.attention.store(lane, SeqCst);
+        self.attention.store(lane, Release);
     }
 
     /// Announcements that were received whole: their entries may be used again.

@@ -86,9 +86,16 @@ impl Descriptor {
         own <= USERS && self.0.compare_exchange(own, own | ATTENDED, AcqRel, Relaxed).is_ok()
     }
 
-    /// It is attended, whoever uses it.
-    pub(crate) fn keep_attended(self) {
-        self.0.fetch_or(ATTENDED, AcqRel);
+    /// Whether this process, not one that it stems from, was the first to use it.
+    pub(crate) fn is_own(self) -> bool {
+        let own = USER.load(Relaxed) << USER_SHIFT;
+        own <= USERS && self.0.load(Relaxed) & USERS == own
+    }
+
+    /// Whether nothing is known of it.
+    #[must_use]
+    pub fn is_unknown(self) -> bool {
+        self.0.load(Relaxed) == 0
     }
 
     /// It is plain from here on.

@@ -9,7 +9,7 @@
 
 extern crate alloc;
 use crate::board::{Board, MAX_SLOTS, Slot};
-use crate::peers::{Peer, Peers};
+use crate::peers::Peer;
 use crate::protocol::Stream;
 use crate::receive::Receiver;
 use alloc::collections::BTreeMap;
@@ -30,6 +30,12 @@ pub struct Far {
     pub lane: u32,
 }
 
+impl Far {
+    fn is(&self, other: &Self) -> bool {
+        (self.peer.id(), self.slot, self.lane) == (other.peer.id(), other.slot, other.lane)
+    }
+}
+
 /// An end of a stream.
 pub struct End {
     /// The stream from this end.
@@ -45,6 +51,8 @@ pub struct End {
     /// Literal for good, and why.
     ended: AtomicU32,
     is_attentive: AtomicBool,
+    /// Large receives that are to come plainly before it attends again; how many those were the last time.
+    backoff: AtomicU64,
     /// How far what is received is.
     pub receiver: Guarded<Receiver>,
     /// One that sends references has it alone; literal sends count themselves in.
@@ -55,6 +63,8 @@ pub struct End {
 
 /// See [`End`].
 const UNKNOWN: u64 = u64::MAX;
+/// Large receives before a stream attends again, at most.
+const MAX_BACKOFF: u64 = 4096;
 /// Of [`End`]'s sends: one sends references.
 const ALONE: u32 = 1 << 31;
 
@@ -69,6 +79,7 @@ impl End {
             is_bound: AtomicBool::new(false),
             ended: AtomicU32::new(0),
             is_attentive: AtomicBool::new(false),
+            backoff: AtomicU64::new(0),
             receiver: Guarded::new(Receiver::default()),
             sends: AtomicU32::new(0),
             sent_bytes: AtomicU64::new(UNKNOWN),
@@ -99,9 +110,17 @@ impl End {
         self.ended.load(Acquire) != 0
     }
 
-    /// The other end was found; whether one was before.
+    /// The other end was found; whether one was before. Where that was another one, a second process has that end, or had: nobody
+    /// knows whose tokens come.
     fn bind(&self, far: Far) -> bool {
-        *self.far.lock() = Some(Arc::new(far));
+        let known = &mut *self.far.lock();
+        if let Some(known) = known {
+            if !known.is(&far) {
+                self.end();
+            }
+            return true;
+        }
+        *known = Some(Arc::new(far));
         self.is_bound.swap(true, AcqRel)
     }
 
@@ -117,6 +136,34 @@ impl End {
         if self.is_attentive.swap(false, Release) {
             own.receiving.attend(0);
         }
+    }
+
+    /// Withdraws its attention because nothing comes by reference; whether it did. Each time it takes longer until it attends again.
+    /// Ends that count for themselves attend for good: a sender does not begin to count twice.
+    pub fn lose_interest(&self, own: &Slot) -> bool {
+        let loses = matches!(self.stream, Stream::Tcp { .. });
+        if loses {
+            let last = self.backoff.load(Relaxed) >> 32;
+            let next = (last * 4).clamp(1, MAX_BACKOFF);
+            self.backoff.store(next << 32 | next, Relaxed);
+            self.withdraw(own);
+        }
+        loses
+    }
+
+    /// Whether it is time to attend, after a large part came plainly.
+    pub fn is_due(&self) -> bool {
+        let backoff = self.backoff.load(Relaxed);
+        let is_due = backoff as u32 == 0;
+        if !is_due {
+            self.backoff.store(backoff - 1, Relaxed);
+        }
+        is_due
+    }
+
+    /// Whether it has not lost interest yet.
+    pub fn is_first(&self) -> bool {
+        self.backoff.load(Relaxed) == 0
     }
 
     /// Takes the right to send references; `None`: somebody else sends just now.
@@ -332,13 +379,30 @@ impl Ends {
         self.inner.lock().by_fd.iter().map(|(fd, end)| (*fd, Arc::clone(end))).collect()
     }
 
-    /// A peer is gone: its ends announce nothing any more.
-    pub fn unbind(&self, peers: &Peers) {
+    /// A peer is gone: its ends announce nothing any more. What they have announced is still received.
+    pub fn unbind(&self, board: &Board) {
         for end in self.all() {
-            if end.far().is_some_and(|far| far.peer.is_gone() && peers.find(far.peer.id()).is_none()) {
-                end.ended.store(1, Release);
+            if end.far().is_some_and(|far| far.peer.is_gone()) {
+                end.end();
+                if let Some(own) = board.slots.get(end.slot as usize) {
+                    end.withdraw(own);
+                }
             }
         }
+    }
+
+    /// Whether an end may still receive a reference to memory of this process, or one that it has announced.
+    #[must_use]
+    pub fn awaits(&self, process: u64) -> bool {
+        self.all().iter().any(|end| {
+            let Some(far) = end.far() else { return false };
+            let Some(slot) = far.peer.slot(far.slot) else { return false };
+            let receiver = end.receiver.lock();
+            if far.peer.id() == process {
+                return receiver.has_announced(&slot.sending);
+            }
+            receiver.has_announced_of(&slot.sending, process)
+        })
     }
 }
 

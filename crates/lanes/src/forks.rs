@@ -1,10 +1,12 @@
 //! What a fork means for lanes. A child may use what its parent's descriptors name, and knows nothing of tokens that come
-//! later: so nothing goes by reference before it, or while a child lives that has not executed another program. Of what was
+//! later: so nothing goes by reference before it, or while a child lives that has not executed another program. Streams that
+//! such a program has are literal for good, see [`handed`]. Of what was
 //! announced before and was not received, the parent keeps the memory; a child that reads there is told that the connection
 //! is lost.
 
+use crate::handed;
 use uncopy_sys::guarded::Guarded;
-use uncopy_sys::lifeline::{self, Lifeline};
+use uncopy_sys::lifeline::{self, Heard, Lifeline};
 use uncopy_sys::lock::Lock;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicI32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -19,6 +21,8 @@ static FORKING: Lock = Lock::new();
 static LINE: Guarded<Option<Lifeline>> = Guarded::new(None);
 /// This process's ends of its children's lifelines.
 static CHILDREN: [AtomicI32; MAX_CHILDREN] = [const { AtomicI32::new(-1) }; MAX_CHILDREN];
+/// Held while children are heard.
+static HEARING: Guarded<()> = Guarded::new(());
 /// Whether there may be any.
 static HAS_CHILDREN: AtomicBool = AtomicBool::new(false);
 /// A child could not be watched: nothing goes by reference any more.
@@ -78,7 +82,33 @@ pub(crate) fn child(has_own_descriptors: bool) {
     }
 }
 
-/// Whether a child lives that may use this process's streams.
+/// Says to all that watch this process that a program which is about to be executed has the socket with this cookie.
+pub(crate) fn say(cookie: u64) {
+    for held in HELD.iter().map(|held| held.load(Relaxed)).filter(|held| *held >= 0) {
+        lifeline::say(held, cookie);
+    }
+}
+
+/// Hears a child to its end, if it has come: whether it lives.
+fn lives(place: &AtomicI32) -> bool {
+    let watched = place.load(Acquire);
+    if watched < 0 {
+        return false;
+    }
+    loop {
+        match lifeline::hear(watched) {
+            Heard::Nothing => return true,
+            Heard::Socket(cookie) => handed::note(cookie),
+            Heard::Ended => {
+                place.store(-1, Release);
+                lifeline::close(watched);
+                return false;
+            }
+        }
+    }
+}
+
+/// Whether a child lives that may use this process's streams. Once none does, it is known which of them other programs have.
 pub fn is_shared() -> bool {
     if FORKING.owner() != 0 {
         return true;
@@ -86,28 +116,20 @@ pub fn is_shared() -> bool {
     if !HAS_CHILDREN.load(Acquire) {
         return false;
     }
-    let lives = |place: &AtomicI32| {
-        let watched = place.load(Acquire);
-        watched >= 0 && !lifeline::has_ended(watched)
-    };
-    if IS_UNWATCHED.load(Relaxed) || CHILDREN.iter().any(lives) {
+    if IS_UNWATCHED.load(Relaxed) {
         return true;
     }
-    HAS_CHILDREN.store(false, Release);
-    for place in &CHILDREN {
-        let watched = place.load(Acquire);
-        if watched >= 0
-            && lifeline::has_ended(watched)
-            && place.compare_exchange(watched, -1, Acquire, Relaxed).is_ok()
-        {
-            lifeline::close(watched);
+    // One at a time: who finds that nobody lives has heard all.
+    let _hearing = HEARING.lock();
+    let are_alive = CHILDREN.iter().filter(|place| lives(place)).count() > 0;
+    if !are_alive && FORKING.owner() == 0 {
+        HAS_CHILDREN.store(false, Release);
+        if CHILDREN.iter().any(|place| place.load(Acquire) >= 0) {
+            HAS_CHILDREN.store(true, Release);
+            return true;
         }
     }
-    if CHILDREN.iter().any(|place| place.load(Acquire) >= 0) {
-        HAS_CHILDREN.store(true, Release);
-        return true;
-    }
-    false
+    are_alive
 }
 
 /// The descriptors of this layer in the program's table, in no order.

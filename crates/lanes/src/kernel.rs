@@ -53,6 +53,12 @@ pub(crate) fn read_bytes(fd: i32) -> Option<u64> {
     }
 }
 
+/// Whether a socket's bytes are something else on the way (kTLS), or the kernel counts them for the program: a token is one byte,
+/// whatever it stands for. What is set later is seen when it is set.
+pub(crate) fn needs_every_byte(fd: i32) -> bool {
+    socket::has_upper_layer(fd) || socket::least_bytes(fd) != Ok(1)
+}
+
 /// A socket's side of an end.
 pub(crate) struct Kernel<'a> {
     pub(crate) fd: i32,

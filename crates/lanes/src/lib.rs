@@ -18,27 +18,53 @@
 //! | [`receive`], [`send`] | tokens and references in a stream |
 //! | [`service`] | the thread that links |
 //! | [`process`] | all of it, for the hooks |
+//! | [`mod@begin`] | how it begins |
 //! | [`forks`] | what a fork means for it |
+//! | [`handed`] | streams that somebody else may have, too |
+//! | [`handover`] | what is done when one comes into others' hands |
+//!
+//! Built with `--cfg loom`, only the board is there, for the models of its words.
 #![cfg(target_os = "linux")]
 #![allow(
     clippy::cast_possible_truncation,
     reason = "addresses and lengths have 64 bits, here as in the kernel's structures"
 )]
 
+#[cfg(not(loom))]
+pub mod begin;
 pub mod board;
+#[cfg(not(loom))]
 pub mod descriptors;
+#[cfg(not(loom))]
 pub mod ends;
+#[cfg(not(loom))]
 pub mod forks;
+#[cfg(not(loom))]
+pub mod handed;
+#[cfg(not(loom))]
+pub mod handover;
+#[cfg(not(loom))]
 mod kernel;
+#[cfg(not(loom))]
 pub mod message;
+#[cfg(not(loom))]
 pub mod peers;
+#[cfg(not(loom))]
 pub mod pool;
+#[cfg(not(loom))]
 pub mod process;
+#[cfg(not(loom))]
 pub mod protocol;
+#[cfg(not(loom))]
 pub mod receive;
+#[cfg(not(loom))]
 pub mod runs;
+#[cfg(not(loom))]
 pub mod send;
+#[cfg(not(loom))]
 pub mod service;
 
+#[cfg(all(test, loom))]
+mod models;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -186,7 +186,8 @@ pub(crate) unsafe fn deliver(
 /// The parts, as far as `len_bytes` reach.
 pub(crate) fn first_bytes(parts: &[Part], mut len_bytes: usize) -> SmallVec<[Part; 8]> {
     let mut first = SmallVec::new();
-    for part in parts {
+    // There may be empty ones among them.
+    for part in parts.iter().filter(|part| part.len_bytes > 0) {
         let taken = part.len_bytes.min(len_bytes);
         if taken == 0 {
             break;
@@ -195,4 +196,23 @@ pub(crate) fn first_bytes(parts: &[Part], mut len_bytes: usize) -> SmallVec<[Par
         len_bytes -= taken;
     }
     first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_parts_end_nothing() {
+        let part = |address, len_bytes| Part { address, len_bytes };
+        let parts = [part(1, 0), part(100, 7), part(2, 0), part(200, 9), part(3, 0)];
+        let first = |len_bytes| {
+            let first = first_bytes(&parts, len_bytes);
+            first.iter().map(|part| (part.address, part.len_bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(first(0), []);
+        assert_eq!(first(7), [(100, 7)]);
+        assert_eq!(first(12), [(100, 7), (200, 5)]);
+        assert_eq!(first(99), [(100, 7), (200, 9)]);
+    }
 }

@@ -9,6 +9,10 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::mem::Shared;
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
+use uncopy_sys::thread::now_ms;
+
+/// How long the memory of a process that is gone stays mapped at least, ms: others may not have noticed that it is.
+const GONE_MS: u64 = 10_000;
 
 /// A linked process.
 pub struct Peer {
@@ -49,9 +53,11 @@ impl Peer {
         self.is_gone.load(Acquire)
     }
 
-    /// The link is closed.
+    /// The link is closed: it is told nothing more, since the part of the board that was for it is soon another's.
     pub fn close(&self) {
+        let mut unsaid = self.unsaid.lock();
         self.is_gone.store(true, Release);
+        unsaid.clear();
     }
 
     fn board(&self) -> &Board {
@@ -97,13 +103,16 @@ impl Peer {
     fn say(&self, said: &Return) -> bool {
         let mut unsaid = self.unsaid.lock();
         self.say_unsaid(&mut unsaid);
-        unsaid.is_empty() && self.own.say(said, self.tells().taken())
+        !self.is_gone() && unsaid.is_empty() && self.own.say(said, self.tells().taken())
     }
 
     /// Says something, later if there is no room now.
     fn say_some_time(&self, said: Return) {
         let mut unsaid = self.unsaid.lock();
         self.say_unsaid(&mut unsaid);
+        if self.is_gone() {
+            return;
+        }
         if !unsaid.is_empty() || !self.own.say(&said, self.tells().taken()) {
             unsaid.push_back(said);
         }
@@ -112,9 +121,7 @@ impl Peer {
     fn say_unsaid(&self, unsaid: &mut VecDeque<Return>) {
         let taken = self.tells().taken();
         while let Some(said) = unsaid.front() {
-            if self.is_gone() {
-                unsaid.clear();
-            } else if self.own.say(said, taken) {
+            if self.own.say(said, taken) {
                 unsaid.pop_front();
             } else {
                 return;
@@ -200,13 +207,15 @@ pub struct Peers {
     /// This process's memory.
     pub pool: Pool,
     all: Guarded<Vec<Arc<Peer>>>,
+    /// Those whose links are closed, since when (ms), and of whose memory something may still be received.
+    gone: Guarded<Vec<(u64, Arc<Peer>)>>,
 }
 
 impl Peers {
     /// A process that is linked with none.
     #[must_use]
     pub const fn new(id: u64) -> Self {
-        Self { id, pool: Pool::new(), all: Guarded::new(Vec::new()) }
+        Self { id, pool: Pool::new(), all: Guarded::new(Vec::new()), gone: Guarded::new(Vec::new()) }
     }
 
     /// What this process is known by.
@@ -240,7 +249,30 @@ impl Peers {
             peer.close();
             peer.hear(&self.pool);
             self.pool.forget(id);
+            self.gone.lock().push((now_ms(), peer));
         }
+    }
+
+    /// Forgets those that are gone for a while and of whose memory nothing is received any more, as `awaits` says.
+    pub fn forget_gone(&self, awaits: impl Fn(u64) -> bool) {
+        let is_due = |since_ms: u64| now_ms().wrapping_sub(since_ms) >= GONE_MS;
+        let due: Vec<u64> = self
+            .gone
+            .lock()
+            .iter()
+            .filter(|(since_ms, _)| is_due(*since_ms))
+            .map(|(_, peer)| peer.id)
+            .collect();
+        let unneeded: Vec<u64> = due.into_iter().filter(|id| !awaits(*id)).collect();
+        if !unneeded.is_empty() {
+            self.gone.lock().retain(|(_, peer)| !unneeded.contains(&peer.id));
+        }
+    }
+
+    fn find_or_gone(&self, id: u64) -> Option<Arc<Peer>> {
+        self.find(id).or_else(|| {
+            self.gone.lock().iter().find(|(_, peer)| peer.id == id).map(|(_, peer)| Arc::clone(peer))
+        })
     }
 
     /// Hears all peers, and says what there was no room for.
@@ -267,7 +299,7 @@ impl Peers {
                 len_bytes,
             });
         }
-        let peer = self.find(reference.owner)?;
+        let peer = self.find_or_gone(reference.owner)?;
         let address = peer.address(reference)?;
         Some(Held { owner: Owner::Peer(peer), id, chunk_offset_bytes, address, len_bytes })
     }

@@ -7,48 +7,49 @@
 //! ```
 
 extern crate alloc;
-use crate::board::{Board, Slot};
 use crate::descriptors::{self, Descriptor, Plain, descriptor};
 use crate::ends::{self, End};
 use crate::forks;
-use crate::kernel::{Kernel, read_bytes, stream_of};
+use crate::handed::is_handed;
+use crate::kernel::{Kernel, needs_every_byte, read_bytes, stream_of};
 use crate::message::{self, Given, Kept, MIN_REFERENCE_BYTES, Prepared, deliver, first_bytes};
 use crate::protocol::Stream;
 use crate::receive::Next;
 use crate::send::{self, Far, Piece};
-use crate::service::{Lanes, SUFFIX, Service, board_bytes};
+use crate::service::Lanes;
 use alloc::ffi::CString;
-use core::ffi::c_void;
-use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::{AtomicBool, AtomicPtr};
 use smallvec::SmallVec;
+use uncopy_core::scope::Scope;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::guarded::Guarded;
-use uncopy_sys::handler::Start;
 use uncopy_sys::iovec::Part;
-use uncopy_sys::mem::Shared;
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{Ordering::Acquire, Ordering::Release};
-use uncopy_sys::{link, socket, stream, thread, wait};
+use uncopy_sys::{link, socket, stream, thread};
 
 /// A receive that brings so much makes its stream one that may become a lane.
 pub const MIN_LARGE_BYTES: usize = 16 << 10;
 /// Pauses, some 70 µs each, for a sender that is between announcing and sending.
 const MAX_PAUSES: u32 = 1000;
-/// How long the thread sleeps at most: it looks then whether peers have given memory back.
-const SLEEP_MS: i32 = 1000;
+/// After so many receives without a reference, a stream is plain again.
+const MAX_LITERAL_RECEIVES: u32 = 64;
+/// How long it is waited for the thread to end, pauses of some 70 µs.
+const MAX_STOPPING_PAUSES: u32 = 20_000;
+
 /// The lanes of this process.
 pub struct Process {
     lanes: Lanes,
     /// Name of this process's socket.
     path: CString,
+    /// Which streams may become lanes.
+    scope: Scope<'static>,
+    /// The thread is to end.
+    is_stopping: AtomicBool,
+    /// The thread.
+    thread: u32,
 }
 
-static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
-/// Of a parent's descriptors that this forked child has, those with something unread that only the parent can tell.
-static LOST: Guarded<Vec<i32>> = Guarded::new(Vec::new());
-static START: Start = Start::new();
-/// What the thread begins with: the directory, and this process's name.
-static BEGINNING: Guarded<Option<(String, u64)>> = Guarded::new(None);
+pub(crate) static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
 
 /// The process's lanes, if they have begun.
 #[inline]
@@ -84,9 +85,8 @@ pub fn in_child(has_own_descriptors: bool) {
         process.lanes.abandon();
     }
     PROCESS.store(core::ptr::null_mut(), Release);
+    // What is still attended is lost.
     descriptors::in_child();
-    // What is not lost is plain: no other thread is in a receive.
-    LOST.lock().iter().filter_map(|fd| descriptor(*fd)).for_each(Descriptor::keep_attended);
 }
 
 /// Nothing goes or comes by reference at a descriptor from here on, once what was announced is received.
@@ -119,53 +119,37 @@ pub fn closed(fd: i32) {
     }
 }
 
+/// Removes the name of this process's socket: at exit.
+pub fn unpublish() {
+    if let Some(process) = process() {
+        uncopy_sys::mem::unlink(&process.path);
+    }
+}
+
+/// Whether a descriptor's stream may become a lane.
+#[must_use]
+pub fn is_fit(fd: i32, scope: &Scope<'_>) -> bool {
+    let is_own = socket::cookie(fd).is_ok_and(|cookie| !is_handed(cookie));
+    is_own && stream_of(fd).is_some_and(|stream| stream.is_in(scope))
+}
+
+/// Whether something is known of a descriptor.
+#[must_use]
+pub fn is_known(fd: i32) -> bool {
+    descriptor(fd).is_some_and(|descriptor| !descriptor.is_unknown())
+        || process().is_some_and(|process| process.lanes.ends.find(fd).is_some())
+}
+
+/// Whether nothing but literal bytes comes at a descriptor.
+#[must_use]
+pub fn is_plain(fd: i32) -> bool {
+    descriptor(fd).is_none_or(|descriptor| !descriptor.is_attended())
+}
+
 /// Whether what comes next at a descriptor is only known to the parent of this forked child.
 #[must_use]
 pub fn is_lost(fd: i32) -> bool {
     descriptor(fd).is_some_and(Descriptor::is_attended)
-}
-
-/// Begins: this process can be linked with, and links with those that wait in `directory`, which only its owner can
-/// enter. `id` tells it from all others.
-///
-/// # Errors
-/// What memory, the thread or the socket need and do not get.
-pub fn begin(directory: &str, id: u64) -> Result<(), Errno> {
-    *BEGINNING.lock() = Some((directory.to_owned(), id));
-    START.run(serve, 0)
-}
-
-extern "C" fn serve(argument: *mut c_void) -> *mut c_void {
-    let _critical = uncopy_sys::lock::Critical::enter();
-    let beginning = BEGINNING.lock().take();
-    // Before a descriptor is made: where it is refused (seccomp), they are the program's to close.
-    let _ = thread::isolate_lanes();
-    match beginning.ok_or(Errno(libc::EINVAL)).and_then(|(directory, id)| make(&directory, id)) {
-        Err(errno) => START.tell(Err(errno)),
-        Ok(mut service) => {
-            START.tell(Ok(()));
-            loop {
-                service.turn();
-                wait::for_any(service.descriptors(), SLEEP_MS);
-            }
-        }
-    }
-    argument
-}
-
-/// Makes what this process has, in its thread.
-fn make(directory: &str, id: u64) -> Result<Service, Errno> {
-    let board = Shared::make(c"uncopy-board", board_bytes())?;
-    // SAFETY: zeroed memory of that length, mapped for good; all of a board is atomic words, for which zero is valid.
-    let words = unsafe { &*(board.base() as *const Board) };
-    let suffix = core::str::from_utf8(SUFFIX).unwrap_or_default();
-    let entries = std::fs::read_dir(directory).map_err(|_| Errno(libc::ENOENT))?.flatten();
-    let paths = entries.map(|entry| entry.path()).filter(|path| path.to_string_lossy().ends_with(suffix));
-    let others = paths.filter_map(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok());
-    let path = CString::new(format!("{directory}/{id:016x}{suffix}")).map_err(|_| Errno(libc::EINVAL))?;
-    let process: &'static Process = Box::leak(Box::new(Process { lanes: Lanes::new(id, words), path }));
-    PROCESS.store(core::ptr::from_ref(process).cast_mut(), Release);
-    Service::begin(&process.lanes, board, &process.path, others)
 }
 
 /// What became of a receive.
@@ -201,13 +185,44 @@ impl Drop for LiteralSend {
 }
 
 impl Process {
+    /// In the thread that serves them.
+    pub(crate) fn new(lanes: Lanes, path: CString, scope: Scope<'static>) -> Self {
+        let thread = uncopy_sys::lock::thread_id();
+        Self { lanes, path, scope, is_stopping: AtomicBool::new(false), thread }
+    }
+
+    pub(crate) const fn lanes(&self) -> &Lanes {
+        &self.lanes
+    }
+
+    pub(crate) fn path(&self) -> &core::ffi::CStr {
+        &self.path
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Acquire)
+    }
+
+    /// Ends the thread, for good.
+    pub(crate) fn stop(&self) {
+        self.is_stopping.store(true, Release);
+        self.ring();
+        uncopy_sys::mem::unlink(&self.path);
+        for _ in 0..MAX_STOPPING_PAUSES {
+            if !thread::lives(self.thread) {
+                break;
+            }
+            thread::pause();
+        }
+    }
+
     /// Where a part of `len_bytes` bytes may go by reference, if it may.
     #[must_use]
     pub fn outlet(&self, fd: i32, len_bytes: usize) -> Option<Outlet> {
         if len_bytes < MIN_REFERENCE_BYTES || forks::is_shared() {
             return None;
         }
-        let end = self.bound(fd)?;
+        let end = self.bound(fd).filter(|_| descriptor(fd).is_some_and(Descriptor::is_own))?;
         let far = end.far().filter(|far| !far.peer.is_gone())?;
         let attends = far.peer.slot(far.slot)?.receiving.attends(far.lane);
         attends.then_some(Outlet { end, far })
@@ -226,7 +241,7 @@ impl Process {
 
     /// Receives into parts of the program's, if the descriptor has a lane that is attended. With no handler of the program
     /// on top of it. `place` may take a part, to which the bytes at an address belong, and keeps these; else they are copied.
-    /// With `waits_first` it may say that there is nothing without having looked.
+    /// `literally` receives bytes that came through the kernel, into no more than the parts it is given. With `waits_first` it may say that there is nothing without having looked.
     ///
     /// # Safety
     /// The parts must be memory that may be written.
@@ -238,6 +253,7 @@ impl Process {
         flags: i32,
         waits_first: bool,
         mut place: impl FnMut(Part, usize, &dyn Fn() -> Kept) -> bool,
+        literally: impl FnOnce(&[Part], i32) -> Result<usize, Errno>,
     ) -> Received {
         let Some(end) = self.attended(fd) else { return Received::Plainly };
         let Some(far) = end.far() else { return Received::Plainly };
@@ -250,7 +266,11 @@ impl Process {
         let wanted: usize = parts.iter().map(|part| part.len_bytes).sum();
         let peeks = flags & libc::MSG_PEEK != 0;
         let mut receiver = end.receiver.lock();
-        if !end.is_attentive() && !receiver.has_announced(&far_slot.sending) && self.is_quiet(fd, far_slot) {
+        if !end.is_attentive() && Self::is_quiet(&far) && !receiver.has_announced(&far_slot.sending) {
+            // Nothing of a lane comes any more.
+            if let Some(descriptor) = descriptor(fd) {
+                descriptor.leave();
+            }
             return Received::Plainly;
         }
         if receiver.has_announced(&far_slot.sending) && socket::cookie(fd) != Ok(end.cookie) {
@@ -294,12 +314,14 @@ impl Process {
             Next::Literal(most) => {
                 let parts = first_bytes(parts, most.min(wanted));
                 own.receiving.begin_reading();
-                // SAFETY: the caller answers for the parts.
-                let got = unsafe { socket::receive(fd, &parts, flags | libc::MSG_DONTWAIT) };
+                let got = literally(&parts, flags | libc::MSG_DONTWAIT);
                 let got_bytes = got.as_ref().map_or(0, |got| if peeks { 0 } else { *got });
                 own.receiving.end_reading(got_bytes);
                 receiver.has_waited = !waits_first;
                 receiver.took_literal(got_bytes);
+                if receiver.literal_receives() >= MAX_LITERAL_RECEIVES && end.lose_interest(own) {
+                    receiver.count_anew();
+                }
                 return Received::Done(got);
             }
             Next::Reference { held, taken_bytes } => {
@@ -321,37 +343,40 @@ impl Process {
         }
     }
 
-    /// Whether an end whose attention was withdrawn is plain from here on.
-    fn is_quiet(&self, fd: i32, far: &Slot) -> bool {
-        let is_quiet = !far.sending.is_busy();
-        if is_quiet && let Some(descriptor) = descriptor(fd) {
-            descriptor.leave();
-        }
-        is_quiet
+    /// Whether the sender, whose receiver's attention was withdrawn before, announces nothing any more. What it has announced is to be
+    /// looked at after that.
+    fn is_quiet(far: &ends::Far) -> bool {
+        far.peer.slot(far.slot).is_none_or(|slot| !slot.sending.is_busy()) || far.peer.is_gone()
     }
 
-    /// Takes note of what a plain receive has brought, which is over.
-    pub fn received(&self, fd: i32, len_bytes: usize) {
+    /// Takes note of what a plain receive has brought, which is over. Whether the stream is a lane from here on that was none before.
+    pub fn received(&self, fd: i32, len_bytes: usize) -> bool {
         if len_bytes < MIN_LARGE_BYTES || forks::is_shared() {
-            return;
+            return false;
         }
-        let Some(end) = self.bound(fd) else { return };
-        let (Some(own), Some(_)) = (self.lanes.board.slots.get(end.slot as usize), end.far()) else { return };
+        let Some(end) = self.bound(fd) else { return false };
+        let (Some(own), Some(_)) = (self.lanes.board.slots.get(end.slot as usize), end.far()) else {
+            return false;
+        };
         // Nobody may be in a plain receive: it would take a token for a byte.
         let _receiver = end.receiver.lock();
-        if let Some(descriptor) = descriptor(fd)
-            && !end.has_ended()
-            && descriptor.attend()
-        {
-            let read_bytes = if matches!(end.stream, Stream::Tcp { .. }) { read_bytes(fd) } else { Some(0) };
-            match read_bytes {
-                Some(read_bytes) => {
-                    own.receiving.count_from(read_bytes);
-                    end.attend(own);
-                }
-                None => descriptor.leave(),
-            }
+        let Some(descriptor) = descriptor(fd) else { return false };
+        if end.has_ended() || !end.is_due() || !descriptor.attend() {
+            return false;
         }
+        if needs_every_byte(fd) {
+            end.end();
+            descriptor.leave();
+            return false;
+        }
+        let read_bytes = if matches!(end.stream, Stream::Tcp { .. }) { read_bytes(fd) } else { Some(0) };
+        let Some(read_bytes) = read_bytes else {
+            descriptor.leave();
+            return false;
+        };
+        own.receiving.count_from(read_bytes);
+        end.attend(own);
+        end.is_first()
     }
 
     /// The end behind a descriptor, if the other end is known. Makes it known if it was not.
@@ -361,6 +386,10 @@ impl Process {
             return None;
         };
         if end.has_ended() || end.far().is_none() {
+            return None;
+        }
+        if is_handed(end.cookie) {
+            end.end();
             return None;
         }
         if self.is_still(fd, &end) { Some(end) } else { self.know(fd).and(None) }
@@ -377,7 +406,9 @@ impl Process {
 
     /// Makes an end known, and tells the peers of it.
     fn know(&self, fd: i32) -> Option<Arc<End>> {
-        let end = self.lanes.ends.add(fd, stream_of(fd)?, socket::cookie(fd).ok()?, self.lanes.board)?;
+        let cookie = socket::cookie(fd).ok().filter(|cookie| !is_handed(*cookie))?;
+        let stream = stream_of(fd).filter(|stream| stream.is_in(&self.scope))?;
+        let end = self.lanes.ends.add(fd, stream, cookie, self.lanes.board)?;
         self.lanes.tell(Arc::clone(&end));
         self.ring();
         Some(end)
@@ -443,18 +474,23 @@ impl Process {
         }
         let Some(far) = end.far() else { return true };
         let Some(slot) = far.peer.slot(far.slot) else { return true };
-        // A few system calls that do not wait, unless that process is stopped in between.
-        for _ in 0..MAX_PAUSES {
-            if !slot.sending.is_busy() || far.peer.is_gone() {
-                break;
-            }
-            thread::pause();
-        }
+        Self::wait_until_quiet(&far);
         let is_plain = !end.receiver.lock().has_announced(&slot.sending);
         if is_plain && let Some(descriptor) = descriptor(fd) {
             descriptor.leave();
         }
         is_plain
+    }
+
+    /// Waits for a sender that is between announcing and sending: a few system calls that do not wait, unless that process is
+    /// stopped in between.
+    fn wait_until_quiet(far: &ends::Far) {
+        for _ in 0..MAX_PAUSES {
+            if Self::is_quiet(far) {
+                break;
+            }
+            thread::pause();
+        }
     }
 
     /// How many bytes can be received at once; `None`: as many as the kernel says.
@@ -476,6 +512,25 @@ impl Process {
         }
     }
 
+    /// Nothing goes by reference any more at a socket. Whether nothing is announced that was not received.
+    pub(crate) fn end_socket(&self, cookie: u64) -> bool {
+        let ends = self.lanes.ends.with_descriptors().into_iter().filter(|(_, end)| end.cookie == cookie);
+        ends.fold(true, |is_plain, (fd, end)| {
+            end.end();
+            self.withdraw(fd, &end) && is_plain
+        })
+    }
+
+    /// Nothing goes by reference any more; calls `lost` for each descriptor at which something is announced that was not received.
+    pub(crate) fn end_every(&self, lost: impl Fn(i32)) {
+        for (fd, end) in self.lanes.ends.with_descriptors() {
+            end.end();
+            if !self.withdraw(fd, &end) {
+                lost(fd);
+            }
+        }
+    }
+
     /// A descriptor is about to be read by somebody who knows nothing of tokens: no more of them come. Whether there are none
     /// that were not received.
     #[must_use]
@@ -485,12 +540,8 @@ impl Process {
 
     /// The same for all. Nobody receives or sends meanwhile.
     pub(crate) fn withdraw_all(&self) {
-        let mut lost = LOST.lock();
-        lost.clear();
         for (fd, end) in self.lanes.ends.with_descriptors() {
-            if !self.withdraw(fd, &end) {
-                lost.push(fd);
-            }
+            let _ = self.withdraw(fd, &end);
         }
     }
 
@@ -506,14 +557,8 @@ impl Process {
         if let Some(far) = &far
             && let Some(slot) = far.peer.slot(far.slot)
         {
-            // A few system calls that do not wait, unless that process is stopped in between: then what it announces is
-            // given back when it ends.
-            for _ in 0..MAX_PAUSES {
-                if !slot.sending.is_busy() || far.peer.is_gone() {
-                    break;
-                }
-                thread::pause();
-            }
+            // What it announces later is given back when it ends.
+            Self::wait_until_quiet(far);
             for held in end.receiver.lock().end(&slot.sending, own, &self.lanes.peers) {
                 self.lanes.peers.release(held);
             }
@@ -525,7 +570,12 @@ impl Process {
 
 /// A sender has announced what cannot be: nothing of the connection is believed any more.
 fn break_off(fd: i32, why: &str) -> Received {
+    reset(fd, why);
+    Received::Done(Err(Errno(libc::ECONNRESET)))
+}
+
+/// Resets a connection whose sender announced what cannot be.
+pub fn reset(fd: i32, why: &str) {
     uncopy_sys::mem::say(format_args!("uncopy: a lane is reset: its sender announced {why}\n"));
     socket::reset(fd);
-    Received::Done(Err(Errno(libc::ECONNRESET)))
 }

@@ -3,6 +3,8 @@
 //! The socket's two ends have checked that they are the same user's (SO_PEERCRED). What comes is hostile all the same:
 //! [`Message::parse`] takes nothing that is not whole and known.
 
+use uncopy_core::scope::Scope;
+
 /// The first word of a greeting; its last byte is the version of everything that peers share.
 const MAGIC: u64 = 0x756e_636f_7079_0001;
 /// Words of a message, at most.
@@ -45,6 +47,21 @@ impl Stream {
         match self {
             Self::Tcp { namespace, near, far } => Self::Tcp { namespace, near: far, far: near },
             Self::Unix { near, far } => Self::Unix { near: far, far: near },
+        }
+    }
+
+    /// Whether it may become a lane.
+    #[must_use]
+    pub fn is_in(&self, scope: &Scope<'_>) -> bool {
+        let has = |end: &Address| {
+            let mut ip = [0; 16];
+            ip[..8].copy_from_slice(&end.ip[0].to_be_bytes());
+            ip[8..].copy_from_slice(&end.ip[1].to_be_bytes());
+            scope.has_tcp(ip, end.port)
+        };
+        match self {
+            Self::Tcp { near, far, .. } => has(near) || has(far),
+            Self::Unix { .. } => scope.has_unix(),
         }
     }
 }

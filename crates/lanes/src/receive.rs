@@ -68,8 +68,8 @@ pub struct Receiver {
     next: u32,
     /// What the token at hand stands for.
     current: Option<Current>,
-    /// Bytes that came literally since the last reference.
-    literal_bytes: u64,
+    /// Receives since the last reference that brought literal bytes only.
+    literal_receives: u32,
     /// The last receive found nothing at first.
     pub has_waited: bool,
 }
@@ -81,10 +81,18 @@ impl Receiver {
         self.current.is_some() || far.produced() != self.next
     }
 
-    /// Bytes that came literally since the last reference.
+    /// Whether there is such an announcement of memory of this process.
     #[must_use]
-    pub const fn literal_bytes(&self) -> u64 {
-        self.literal_bytes
+    pub fn has_announced_of(&self, far: &Sending, owner: u64) -> bool {
+        let numbers = (0..MAX_ANNOUNCEMENTS).map(|ahead| self.next.wrapping_add(ahead));
+        let announced = numbers.map_while(|number| far.announcement(number));
+        announced.into_iter().any(|announcement| announcement.reference.owner == owner)
+    }
+
+    /// Receives since the last reference that brought literal bytes only.
+    #[must_use]
+    pub const fn literal_receives(&self) -> u32 {
+        self.literal_receives
     }
 
     /// The announcement of the next byte that is read, if there is one: it may still be taken back.
@@ -109,7 +117,7 @@ impl Receiver {
             return None;
         }
         self.next = self.next.wrapping_add(1);
-        self.literal_bytes = 0;
+        self.literal_receives = 0;
         own.receiving.consume();
         Some(peers.resolve(&announcement).ok_or(OUTSIDE))
     }
@@ -173,9 +181,14 @@ impl Receiver {
         receivable
     }
 
-    /// Literal bytes were read.
+    /// Literal bytes were read, if any were.
     pub const fn took_literal(&mut self, len_bytes: usize) {
-        self.literal_bytes += len_bytes as u64;
+        self.literal_receives = self.literal_receives.saturating_add((len_bytes > 0) as u32);
+    }
+
+    /// Attention begins, or ends.
+    pub const fn count_anew(&mut self) {
+        self.literal_receives = 0;
     }
 
     /// Bytes of the current reference were received: with its last one the token goes. What is not needed any more is
@@ -196,7 +209,7 @@ impl Receiver {
         }
         socket.take_token()?;
         self.next = self.next.wrapping_add(1);
-        self.literal_bytes = 0;
+        self.literal_receives = 0;
         own.receiving.consume();
         Ok(self.current.take().map(|current| current.held))
     }

@@ -71,22 +71,14 @@ impl Lanes {
 struct Link {
     /// Index of this process's part for it.
     part: usize,
-    /// This process has made it, the other one has taken it.
-    is_ours: bool,
+    /// The process to which this one made it; `None`: that one made it.
+    to: Option<u64>,
     peer: Option<Arc<Peer>>,
     waiting: VecDeque<(Words, i32)>,
 }
 
-/// Where processes meet: a directory that only its owner can enter.
-pub struct Meeting {
-    /// The directory.
-    pub directory: CString,
-    /// Name of this process's socket in it.
-    pub name: CString,
-}
-
 /// What a name of a socket in the directory ends in.
-pub const SUFFIX: &[u8] = b".lane";
+pub const SUFFIX: &str = ".lane";
 
 /// The thread's own.
 pub struct Service {
@@ -107,7 +99,8 @@ enum Ending {
 }
 
 impl Service {
-    /// Waits for links under `path`, and links with those whose names are `others`.
+    /// Waits for links under `path`, and links with the processes that `others` finds after that, by their sockets' names: of two
+    /// that begin at the same time, one at least finds the other.
     ///
     /// # Errors
     /// What making the socket says.
@@ -115,13 +108,16 @@ impl Service {
         lanes: &'static Lanes,
         board: Shared,
         path: &CStr,
-        others: impl Iterator<Item = CString>,
+        others: impl FnOnce() -> Vec<(u64, CString)>,
     ) -> Result<Self, Errno> {
         let listener = link::listen(path)?;
         let mut service = Self { lanes, board, listener, links: BTreeMap::new(), chunks: Vec::new() };
-        for other in others {
-            if let Ok(fd) = link::connect(&other) {
-                service.greet(fd, true);
+        for (process, name) in others().iter().filter(|(process, _)| *process != lanes.peers.id()) {
+            match link::connect(name) {
+                Ok(fd) => service.greet(fd, Some(*process)),
+                // Its process has ended.
+                Err(Errno(libc::ECONNREFUSED)) => uncopy_sys::mem::unlink(name),
+                Err(_) => {}
             }
         }
         Ok(service)
@@ -136,7 +132,7 @@ impl Service {
     pub fn turn(&mut self) {
         loop {
             match link::accept(self.listener) {
-                Ok(fd) => self.greet(fd, false),
+                Ok(fd) => self.greet(fd, None),
                 Err(Errno(libc::EPERM)) => {}
                 Err(_) => break,
             }
@@ -150,6 +146,7 @@ impl Service {
             self.tell_all(&end);
         }
         self.lanes.peers.hear();
+        self.lanes.peers.forget_gone(|process| self.lanes.ends.awaits(process));
         if self.lanes.peers.pool.wants_chunk() {
             self.add_chunk();
         }
@@ -160,13 +157,13 @@ impl Service {
         }
     }
 
-    fn greet(&mut self, fd: i32, is_ours: bool) {
+    fn greet(&mut self, fd: i32, to: Option<u64>) {
         let is_free = |part: &usize| self.links.values().all(|link| link.part != *part);
         let Some(part) = (0..MAX_LINKS).find(is_free) else {
             link::end(fd);
             return;
         };
-        let mut link = Link { part, is_ours, peer: None, waiting: VecDeque::new() };
+        let mut link = Link { part, to, peer: None, waiting: VecDeque::new() };
         let greeting = Message::Greeting { process: self.lanes.peers.id(), link: part as u32 };
         link.say(&greeting, self.board.fd());
         for (number, chunk) in self.chunks.iter().enumerate() {
@@ -228,9 +225,12 @@ impl Service {
         if theirs as usize >= MAX_LINKS || process == 0 {
             return Err(Ending::Broken);
         }
-        // Of two that link with each other at the same time, the link that the one with the smaller name made stays.
+        // Of two that link with each other at the same time, the link that the one with the smaller id made stays. That one
+        // knows of it from the beginning, and says nothing of ends on the other.
+        let has_own = is_smaller && self.links.values().any(|link| link.to == Some(process));
         match other {
-            Some(_) if link.is_ours != is_smaller => return Err(Ending::Closed),
+            _ if link.to.is_none() && has_own => return Err(Ending::Closed),
+            Some(_) if link.to.is_some() != is_smaller => return Err(Ending::Closed),
             Some(other) => self.drop_link(other, &Ending::Closed),
             None => {}
         }
@@ -278,7 +278,7 @@ impl Service {
                 ));
             }
             self.lanes.peers.remove(peer.id());
-            self.lanes.ends.unbind(&self.lanes.peers);
+            self.lanes.ends.unbind(self.lanes.board);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Two processes' lanes in one, with a stream between them that takes what it likes, beside the bytes as they should be.
 
-use crate::board::{Board, Slot};
+use crate::board::{Board, LinkPart, Slot};
 use crate::peers::{Held, Peer, Peers};
 use crate::pool::CHUNK_BYTES;
 use crate::receive::{self, Next, Receiver};
@@ -12,6 +12,7 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::mem::Shared;
 use uncopy_sys::sync::Arc;
+use uncopy_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// A process: its board and its peers.
 struct Process {
@@ -292,6 +293,29 @@ fn a_process_that_ends_holds_nothing_any_more() {
 }
 
 #[test]
+fn what_a_process_has_announced_is_received_after_its_end() {
+    let [sender, reader] = two();
+    let stream = RefCell::new(Stream { room: 10, ..Stream::default() });
+    let held = sender.fill(&[8; 9000]).expect("room");
+    let slot = &reader.board.slots[0];
+    slot.receiving.attend(4);
+    let peer = sender.peers.find(22).expect("linked");
+    let target = Far { peer: &peer, slot: peer.slot(0).expect("a slot"), lane: 4 };
+    let piece = Piece::Shared { held: &held, offset_bytes: 0, len_bytes: 9000 };
+    assert_eq!(send(&Wire(&stream), &[piece], &sender.board.slots[0], target, &sender.peers), Some(Ok(9000)));
+    let gone = reader.peers.find(21).expect("linked");
+    reader.peers.remove(21);
+    let far = &gone.slot(0).expect("a slot").sending;
+    let mut receiver = Receiver::default();
+    assert!(receiver.has_announced_of(far, 21) && !receiver.has_announced_of(far, 22));
+    let Next::Reference { held, .. } = receiver.next(&Wire(&stream), far, &reader.peers) else {
+        panic!("its memory is still mapped");
+    };
+    // SAFETY: held.
+    assert_eq!(unsafe { std::slice::from_raw_parts(held.address() as *const u8, 9000) }, [8; 9000]);
+}
+
+#[test]
 fn what_a_hostile_sender_announces_is_refused() {
     use crate::board::{Announcement, Reference};
     let honest = Reference { owner: 21, chunk: 0, run: 0, offset_bytes: 0, len_bytes: 100 };
@@ -320,4 +344,40 @@ fn what_a_hostile_sender_announces_is_refused() {
     let mut end = Reader { process: &reader, sender: 21, receiver: Receiver::default(), slot };
     assert!(sender.board.slots[0].sending.announce(&Announcement { at: 2, reference: honest }, 0));
     assert!(end.read(&stream, 100, &mut Vec::new()).is_err(), "a token that was passed over");
+}
+
+#[test]
+fn whatever_is_on_a_hostile_board_nothing_outside_of_shared_memory_is_read() {
+    let [sender, reader] = two();
+    let slot = &reader.board.slots[0];
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let mut end = Reader { process: &reader, sender: 21, receiver: Receiver::default(), slot };
+    let mut outcomes = [0; 2];
+    for _ in 0..50_000 {
+        let parts = [
+            (core::ptr::from_ref(&sender.board.slots[0]) as usize, size_of::<Slot>()),
+            (core::ptr::from_ref(&sender.board.links[3]) as usize, size_of::<LinkPart>()),
+        ];
+        for _ in 0..1 + random.below(12) {
+            let (base, len_bytes) = parts[usize::from(random.below(8) == 0)];
+            // Half of them near the front, where the counts and the first entries are.
+            let limit = if random.below(2) == 0 { 256 } else { len_bytes };
+            let at = base + random.below(limit) / 4 * 4;
+            let word = [0, 1, 2, 21, 4096, 9000, CHUNK_BYTES as u32 - 1, u32::MAX][random.below(8)];
+            // SAFETY: a word of this process's own board, all of which is atomic words.
+            unsafe { &*(at as *const AtomicU32) }.store(word, Relaxed);
+        }
+        let (unread, read) = (random.below(20), random.below(30) as u64);
+        let stream = RefCell::new(Stream { queue: vec![0; unread].into(), sent: 50, read, room: 0 });
+        let mut got = Vec::new();
+        match end.read(&stream, 1 + random.below(20_000), &mut got) {
+            Ok(_) => outcomes[0] += 1,
+            Err(_) => {
+                outcomes[1] += 1;
+                end.receiver = Receiver::default();
+            }
+        }
+        reader.peers.hear();
+    }
+    assert!(outcomes.iter().all(|times| *times > 1000), "{outcomes:?}");
 }

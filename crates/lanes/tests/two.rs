@@ -7,9 +7,12 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use uncopy_core::scope::Scope;
+use uncopy_lanes::begin::begin;
 use uncopy_lanes::message::Given;
-use uncopy_lanes::process::{Process, Received, begin, closed, process};
+use uncopy_lanes::process::{Process, Received, closed, process};
 use uncopy_sys::iovec::Part;
+use uncopy_sys::socket;
 
 /// What the second process is told: where to meet, and the port.
 const ROLE: &str = "UNCOPY_TEST_LANE";
@@ -29,7 +32,9 @@ fn receive(lanes: &'static Process, fd: i32, into: &mut [u8]) -> usize {
         }
         let part = Part { address: room.0 as usize, len_bytes: room.1 };
         // SAFETY: as above.
-        match unsafe { lanes.receive(fd, &[part], 0, false, |_, _, _| false) } {
+        let literally = |parts: &[Part], flags| unsafe { socket::receive(fd, parts, flags) };
+        // SAFETY: as above.
+        match unsafe { lanes.receive(fd, &[part], 0, false, |_, _, _| false, literally) } {
             Received::Done(Ok(got)) => return got,
             Received::Done(Err(errno)) if errno.0 == libc::EAGAIN => {}
             Received::Done(Err(errno)) => panic!("{errno:?}"),
@@ -88,7 +93,7 @@ fn send_all(lanes: &Process, fd: i32, bytes: &[u8]) -> bool {
 fn echo() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (directory, port) = role.split_once(' ').expect("a directory and a port");
-    begin(directory, 2).expect("lanes");
+    begin(directory, Scope::ALL, None).expect("lanes");
     let lanes = process().expect("begun");
     let stream = TcpStream::connect(("127.0.0.1", port.parse::<u16>().expect("a port"))).expect("connected");
     let (fd, mut head) = (stream.as_raw_fd(), [0; 8]);
@@ -114,9 +119,8 @@ impl Drop for Room {
 #[test]
 fn a_connection_between_two_processes_becomes_a_lane_and_every_byte_is_right() {
     let directory = std::env::temp_dir().join(format!("uncopy-lanes-{}", std::process::id()));
-    std::fs::create_dir(&directory).expect("a directory");
     let mut room = Room(directory, None);
-    begin(room.0.to_str().expect("UTF-8"), 1).expect("lanes");
+    begin(room.0.to_str().expect("UTF-8"), Scope::ALL, None).expect("lanes");
     let lanes = process().expect("begun");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("bound").port();

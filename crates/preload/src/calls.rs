@@ -6,7 +6,7 @@
 //! | a process of its own memory | what `_Fork` does |
 //! | `SYS_exit` of the main thread | waits for the program's other threads: our handler would be the last |
 //! | `SYS_unshare`, `SYS_setns` | what the functions of that name do |
-//! | seccomp, limits, mlockall | [`crate::limits`] is told first |
+//! | seccomp, limits, mlockall, execve, execveat, io_uring_setup | [`crate::limits`] is told first |
 //! | rt_sigaction | handlers are not put off from then on |
 //! | mprotect, munmap, mremap, madvise | [`crate::mapping`] is told first |
 //! | anything else | libc's `syscall`, by a few compares and a jump |
@@ -18,7 +18,6 @@ use crate::exit;
 use crate::namespaces;
 use crate::process::{Memory, forked};
 use core::ffi::{c_int, c_long, c_void};
-use uncopy_engine::life::alone::alone;
 use uncopy_engine::state::phase::Phase;
 use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::{alias, slots};
@@ -131,6 +130,8 @@ pub unsafe extern "C" fn syscall() {
         "ja 2f",
         "cmp rdi, {fork}",
         "je {body}",
+        "cmp rdi, {execve}",
+        "je 5f",
         "cmp rdi, {exit}",
         "je {body}",
         "cmp rdi, {clone}",
@@ -182,6 +183,10 @@ pub unsafe extern "C" fn syscall() {
         "je 5f",
         "cmp rdi, {mlockall}",
         "je 5f",
+        "cmp rdi, {execveat}",
+        "je 5f",
+        "cmp rdi, {ring}",
+        "je 5f",
         "cmp rdi, {mprotect}",
         "je 5f",
         "cmp rdi, {munmap}",
@@ -213,6 +218,9 @@ pub unsafe extern "C" fn syscall() {
         prctl = const libc::SYS_prctl,
         sigaction = const libc::SYS_rt_sigaction,
         mlockall = const libc::SYS_mlockall,
+        execve = const libc::SYS_execve,
+        execveat = const libc::SYS_execveat,
+        ring = const libc::SYS_io_uring_setup,
         mprotect = const libc::SYS_mprotect,
         munmap = const libc::SYS_munmap,
         mremap = const libc::SYS_mremap,
@@ -276,7 +284,7 @@ unsafe extern "C" fn body(
     let as_it_is = || unsafe { direct(number, a, b, c, d, e, f) };
     let flags = match number {
         libc::SYS_unshare => return namespaces::unshared(a as c_int, as_it_is),
-        libc::SYS_setns => return alone(as_it_is),
+        libc::SYS_setns => return namespaces::alone_without_lanes(as_it_is),
         libc::SYS_rt_sigaction => {
             if b != 0 {
                 // A handler that is not wrapped, perhaps.

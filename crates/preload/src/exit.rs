@@ -43,6 +43,11 @@ pub fn own_process() {
     OWNER.store(std::process::id(), Relaxed);
 }
 
+/// Whether the calling process owns its memory, and has not begun to end.
+pub fn is_owner() -> bool {
+    OWNER.load(Relaxed) == std::process::id()
+}
+
 /// Whether the program has forbidden itself system calls: we make none of our own any more.
 static SEALED: AtomicBool = AtomicBool::new(false);
 
@@ -73,6 +78,7 @@ pub extern "C" fn finish() {
     let _critical = Critical::enter();
     counters::unpublish();
     ledger::end();
+    uncopy_lanes::process::unpublish();
     session::exit();
     let Some(stats) = STATS.get() else { return };
     let is_root = stats.root.is_none_or(|root| root == pid);

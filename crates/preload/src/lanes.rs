@@ -1,11 +1,14 @@
 //! Streams that may be lanes: what receives and sends on them do. Without `--lanes` that is a load.
 
+use crate::exit;
+use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{iovec, msghdr, ssize_t};
 use smallvec::SmallVec;
 use std::sync::OnceLock;
 use uncopy_capi::sending;
+use uncopy_core::scope::Scope;
 use uncopy_core::stats::Counter;
 use uncopy_engine::arena::segment::Shared;
 use uncopy_engine::call::output::{self, Output};
@@ -13,18 +16,26 @@ use uncopy_engine::call::placed::place;
 use uncopy_engine::state::counters;
 use uncopy_engine::state::phase::look_at_streams;
 use uncopy_interpose::slots;
-use uncopy_lanes::message::{Given, Kept, join};
-use uncopy_lanes::process::{self, MIN_LARGE_BYTES, Process, Received, begin, is_lost, process};
-use uncopy_sys::errno;
+use uncopy_lanes::begin::begin;
+use uncopy_lanes::handover;
+use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES, join};
+use uncopy_lanes::process::{self, MIN_LARGE_BYTES, Process, Received, is_lost, process};
+use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
-use uncopy_sys::socket;
+use uncopy_sys::{socket, stream};
 use uncopy_transmit as transmit;
 
 slots! {
     LOOK = c"recv": unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> ssize_t;
 }
+
+/// Bytes that a receive discards at once, at most.
+const MAX_DISCARDED_BYTES: usize = 1 << 20;
+
+/// How often a lane may end, and become one again, while a receive begins.
+const MAX_TURNS: u32 = 1000;
 
 /// Whether streams may become lanes.
 static IS_ON: AtomicBool = AtomicBool::new(false);
@@ -35,29 +46,45 @@ pub fn is_on() -> bool {
     IS_ON.load(Relaxed)
 }
 
-/// Where processes meet whose streams may become lanes.
-static DIRECTORY: OnceLock<String> = OnceLock::new();
+/// Which streams may become lanes, and where their processes meet.
+struct Meeting {
+    scope: Scope<'static>,
+    directory: String,
+    max_bytes: Option<usize>,
+}
+
+static MEETING: OnceLock<Meeting> = OnceLock::new();
 /// This process has begun to meet others, or cannot.
 static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// Streams may become lanes from here on, those to processes that meet in `directory`.
-pub fn switch_on(directory: &str) {
-    if DIRECTORY.set(directory.to_owned()).is_ok() {
+/// Streams in `scope` may become lanes from here on, those to processes that meet in `directory`; not those that are open now.
+/// For the process's life. Shared memory takes `max_bytes` at most.
+pub fn switch_on(scope: Scope<'_>, directory: &[u8], max_bytes: Option<usize>) {
+    let text: &'static str = Box::leak(scope.text().into());
+    let directory = String::from_utf8_lossy(directory).into_owned();
+    if let Some(scope) = Scope::parse(text.as_bytes())
+        && MEETING.set(Meeting { scope, directory, max_bytes }).is_ok()
+    {
+        handover::note_inherited();
         IS_ON.store(true, Relaxed);
         look_at_streams();
     }
 }
 
-/// A call has moved so many bytes: the first that is large begins to meet others.
-fn note_large(len_bytes: ssize_t) {
-    if len_bytes >= MIN_LARGE_BYTES as ssize_t && !HAS_BEGUN.swap(true, Relaxed) {
-        let _errno = errno::Keep::new();
-        let _critical = Critical::enter();
-        if let Some(directory) = DIRECTORY.get()
-            && let Err(errno) = begin(directory, u64::from(std::process::id()))
-        {
-            uncopy_sys::mem::say(format_args!("uncopy: no lanes: {errno:?}\n"));
-        }
+/// A call has moved so many bytes: the first that is large and a stream's begins to meet others.
+fn note_large(fd: c_int, len_bytes: ssize_t) {
+    if len_bytes < MIN_LARGE_BYTES as ssize_t || HAS_BEGUN.load(Relaxed) {
+        return;
+    }
+    let _errno = errno::Keep::new();
+    let _critical = Critical::enter();
+    if let Some(Meeting { scope, directory, max_bytes }) = MEETING.get()
+        && process::is_fit(fd, scope)
+        && !HAS_BEGUN.swap(true, Relaxed)
+        && let Err(errno) = begin(directory, *scope, *max_bytes)
+    {
+        let why = if errno.0 == libc::EPERM { "others can enter " } else { "nothing can be made in " };
+        uncopy_sys::mem::say(format_args!("uncopy: no lanes: {why}{directory} ({errno:?})\n"));
     }
 }
 
@@ -78,59 +105,183 @@ pub unsafe fn receive(
     caller: usize,
     call: impl FnOnce() -> (ssize_t, bool),
 ) -> (ssize_t, bool) {
+    // SAFETY: the caller answers for the parts.
+    let literally = |parts: &[Part], flags: c_int| unsafe { socket::receive(fd, parts, flags) };
+    // SAFETY: as said.
+    unsafe { receive_by(fd, parts, flags, Some(caller), literally, || false, call) }
+}
+
+/// The same by recvmsg.
+///
+/// # Safety
+/// As for [`receive`]; the header is that of the program's message, and can be read.
+pub unsafe fn receive_message(
+    fd: c_int,
+    header: *mut msghdr,
+    parts: &[Part],
+    flags: c_int,
+    caller: usize,
+    call: impl FnOnce() -> (ssize_t, bool),
+) -> (ssize_t, bool) {
+    let mut is_plain = false;
+    // SAFETY: the program's own header, which can be read.
+    let given = unsafe { *header };
+    // What the kernel says of the literal bytes, if there were any.
+    let said = Cell::new(None::<msghdr>);
+    let literally = |parts: &[Part], flags: c_int| {
+        let mut own = given;
+        own.msg_iov = parts.as_ptr().cast_mut().cast::<iovec>();
+        own.msg_iovlen = parts.len() as _;
+        // SAFETY: the program's own header with other parts, for which the caller answers.
+        unsafe { socket::receive_message(fd, &mut own, flags) }.inspect(|_| said.set(Some(own)))
+    };
+    let has_control = || said.get().is_some_and(|said| said.msg_controllen > 0);
+    let plainly = || {
+        is_plain = true;
+        call()
+    };
+    // SAFETY: as said.
+    let received = unsafe { receive_by(fd, parts, flags, Some(caller), literally, has_control, plainly) };
+    if !is_plain && received.0 >= 0 {
+        let said = said.get();
+        // SAFETY: the program's own header, which it gave to a receive.
+        let header = unsafe { &mut *header };
+        header.msg_namelen = said.map_or(0, |said| said.msg_namelen);
+        header.msg_controllen = said.map_or(0, |said| said.msg_controllen);
+        header.msg_flags = said.map_or(0, |said| said.msg_flags);
+    }
+    received
+}
+
+/// A receive that discards what it receives (MSG_TRUNC), plainly by `call`, unless that is a lane. What libc's function would
+/// return.
+///
+/// # Safety
+/// The parts are the program's, which gave them to a receive.
+pub unsafe fn discard(
+    fd: c_int,
+    parts: &[Part],
+    flags: c_int,
+    caller: usize,
+    call: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let flags = flags & !libc::MSG_TRUNC;
+    let is_tcp = matches!(socket::kind(fd), Ok((libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, _)));
+    let plainly = || (call(), false);
+    if !is_tcp || process::is_plain(fd) {
+        // SAFETY: the caller answers for the parts. Other streams know no such flag.
+        return unsafe { receive(fd, parts, flags, caller, plainly) }.0;
+    }
+    let len_bytes = parts.iter().map(|part| part.len_bytes).sum::<usize>().min(MAX_DISCARDED_BYTES);
+    let mut room = {
+        let _critical = Critical::enter();
+        vec![0u8; len_bytes]
+    };
+    let part = Part { address: room.as_mut_ptr() as usize, len_bytes };
+    // SAFETY: room of our own.
+    let literally = |parts: &[Part], flags: c_int| unsafe { socket::receive(fd, parts, flags) };
+    // SAFETY: as said.
+    let got = unsafe { receive_by(fd, &[part], flags, None, literally, || false, plainly) }.0;
+    let _critical = Critical::enter();
+    drop(room);
+    got
+}
+
+/// A receive on `fd` whose literal bytes come by `literally`; `stops` says whether one that waits for all of its bytes returns
+/// after these. Without a `caller` whatever comes is copied: the parts are not the program's.
+unsafe fn receive_by(
+    fd: c_int,
+    parts: &[Part],
+    flags: c_int,
+    caller: Option<usize>,
+    literally: impl Fn(&[Part], c_int) -> Result<usize, Errno>,
+    stops: impl Fn() -> bool,
+    call: impl FnOnce() -> (ssize_t, bool),
+) -> (ssize_t, bool) {
     let Some(process) = process() else {
         if is_lost(fd) {
             errno::set(libc::ECONNRESET);
             return (-1, false);
         }
         let (got, is_engines) = call();
-        note_large(got);
+        note_large(fd, got);
         return (got, is_engines);
     };
-    let Some(plain) = process.begin_plain(fd) else {
+    let mut turns = 0;
+    let plain = loop {
+        if let Some(plain) = process.begin_plain(fd) {
+            break plain;
+        }
+        turns += 1;
+        if turns > MAX_TURNS {
+            errno::set(libc::ECONNRESET);
+            return (-1, false);
+        }
         // SAFETY: the caller answers for the parts.
-        return unsafe { receive_on_lane(process, fd, parts, flags, caller) }
-            .map_or_else(call, |got| (got, false));
+        if let Some(got) = unsafe { receive_on_lane(process, fd, parts, flags, caller, &literally, &stops) } {
+            return (got, false);
+        }
+        // It was one until just now.
     };
     let (got, is_engines) = call();
     drop(plain);
-    if got > 0 && flags & libc::MSG_PEEK == 0 {
+    if got >= MIN_LARGE_BYTES as ssize_t && flags & libc::MSG_PEEK == 0 {
         let _errno = errno::Keep::new();
-        if let Some(_section) = Section::enter() {
-            process.received(fd, got as usize);
+        if let Some(_section) = Section::enter()
+            && process.received(fd, got as usize)
+        {
+            counters::add(Counter::Lanes, 1);
         }
     }
     (got, is_engines)
 }
 
-/// `None`: the call is to be made as it is.
+/// Begins work on a descriptor that is attended; `None`: it is not any more. While a fork takes long there is nothing to go on with:
+/// what comes may be tokens.
+fn enter_attended(fd: c_int) -> Option<Section> {
+    loop {
+        let section = Section::enter();
+        if section.is_some() || process::is_plain(fd) {
+            return section;
+        }
+        uncopy_sys::thread::pause();
+    }
+}
+
+/// `None`: it is no lane any more.
 unsafe fn receive_on_lane(
     process: &'static Process,
     fd: c_int,
     parts: &[Part],
     flags: c_int,
-    caller: usize,
+    caller: Option<usize>,
+    literally: impl Fn(&[Part], c_int) -> Result<usize, Errno>,
+    stops: impl Fn() -> bool,
 ) -> Option<ssize_t> {
     let whole_bytes: usize = parts.iter().map(|part| part.len_bytes).sum();
     let waits_for_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
     let mut rest: SmallVec<[Part; 8]> = SmallVec::from_slice(parts);
     let (mut got_bytes, mut waits_first) = (0, true);
+    let mut has_found = false;
     loop {
-        let section = Section::enter()?;
+        let section = enter_attended(fd)?;
         let put = |part: Part, from: usize, kept: &dyn Fn() -> Kept| {
             counters::add(Counter::LaneReceivedBytes, part.len_bytes);
-            // SAFETY: what is kept stays as it is; the program gave the part to a receive.
-            unsafe { place(part, caller, || Shared::new(from, part.len_bytes, Box::new(kept()))) }
+            caller.is_some_and(|caller| {
+                // SAFETY: what is kept stays as it is; the program gave the part to a receive.
+                unsafe { place(part, caller, || Shared::new(from, part.len_bytes, Box::new(kept()))) }
+            })
         };
         // SAFETY: the caller answers for the parts.
-        let received = unsafe { process.receive(fd, &rest, flags & !libc::MSG_WAITALL, waits_first, put) };
+        let received =
+            unsafe { process.receive(fd, &rest, flags & !libc::MSG_WAITALL, waits_first, put, &literally) };
         drop(section);
         match received {
             Received::Plainly if got_bytes == 0 => return None,
             Received::Plainly => return Some(got_bytes as ssize_t),
             Received::Done(Ok(len_bytes)) => {
                 got_bytes += len_bytes;
-                if !waits_for_all || len_bytes == 0 || got_bytes == whole_bytes {
+                if !waits_for_all || len_bytes == 0 || got_bytes == whole_bytes || stops() {
                     return Some(got_bytes as ssize_t);
                 }
                 skip(&mut rest, len_bytes);
@@ -140,6 +291,13 @@ unsafe fn receive_on_lane(
                 return Some(if got_bytes > 0 { got_bytes as ssize_t } else { -1 });
             }
             Received::Nothing | Received::Done(Err(_)) => {
+                // Who sends out of band ends the lane first: nothing comes by reference behind the mark.
+                if has_found && stream::is_at_mark(fd) == Ok(true) {
+                    if Section::enter().is_some_and(|_section| process.leave(fd)) {
+                        return if got_bytes == 0 { None } else { Some(got_bytes as ssize_t) };
+                    }
+                    process::reset(fd, "bytes behind some out of band");
+                }
                 waits_first = false;
                 let mut byte = 0u8;
                 let look = libc::MSG_PEEK | flags & libc::MSG_DONTWAIT;
@@ -148,6 +306,7 @@ unsafe fn receive_on_lane(
                 if found != 1 {
                     return Some(if got_bytes > 0 { got_bytes as ssize_t } else { found });
                 }
+                has_found = true;
             }
         }
     }
@@ -167,25 +326,24 @@ fn skip(parts: &mut SmallVec<[Part; 8]>, mut len_bytes: usize) {
     }
 }
 
-/// What a message's header says after a receive on a lane.
-pub fn note_header(message: &mut msghdr) {
-    message.msg_namelen = 0;
-    message.msg_controllen = 0;
-    message.msg_flags = 0;
-}
-
 /// A send on `fd`, plainly by `call`, unless that is a lane. What libc's function would return.
 #[inline(never)]
 pub fn send(fd: c_int, parts: &[Part], flags: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
     let Some(process) = process() else {
+        if flags & libc::MSG_OOB != 0 {
+            end(fd);
+        }
         let sent = call();
-        note_large(sent);
+        note_large(fd, sent);
         return sent;
     };
-    let whole_bytes: usize = parts.iter().map(|part| part.len_bytes).sum();
     let longest = parts.iter().map(|part| part.len_bytes).max().unwrap_or(0);
-    let is_unusual = flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0;
-    let sent = if is_unusual { None } else { by_reference(process, fd, parts, longest, flags) };
+    if flags & libc::MSG_OOB != 0 {
+        // The receiver does not count it where it is out of band.
+        end(fd);
+    }
+    let is_literal = longest < MIN_REFERENCE_BYTES || flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0;
+    let sent = if is_literal { None } else { by_reference(process, fd, parts, longest, flags) };
     let sent_bytes = match sent {
         None => return literally(process, fd, call),
         Some(Err(errno)) => {
@@ -194,6 +352,7 @@ pub fn send(fd: c_int, parts: &[Part], flags: c_int, call: impl FnOnce() -> ssiz
         }
         Some(Ok(sent_bytes)) => sent_bytes,
     };
+    let whole_bytes: usize = parts.iter().map(|part| part.len_bytes).sum();
     let waits = || flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
     if sent_bytes == whole_bytes || !waits() {
         return sent_bytes as ssize_t;
@@ -322,6 +481,8 @@ pub fn end(fd: c_int) {
 pub fn duplicated(from: c_int, to: c_int) {
     if is_on()
         && to >= 0
+        && process::is_known(from)
+        && exit::is_owner()
         && let Some(_section) = Section::enter()
     {
         let _errno = errno::Keep::new();
@@ -331,10 +492,51 @@ pub fn duplicated(from: c_int, to: c_int) {
 
 /// A descriptor is about to be closed.
 pub fn closed(fd: c_int) {
+    // The descriptors of a child of vfork are its own.
     if is_on()
+        && process::is_known(fd)
+        && exit::is_owner()
         && let Some(_section) = Section::enter()
     {
         let _errno = errno::Keep::new();
         process::closed(fd);
+    }
+}
+
+/// Runs what is to be done before something that is not the engine's, with `errno` kept.
+fn aside(work: impl FnOnce()) {
+    if is_on() {
+        let _errno = errno::Keep::new();
+        // Where a fork takes long, without it: nobody waits for what this needs.
+        let _section = Section::enter();
+        work();
+    }
+}
+
+/// The calling process, or a child of vfork that shares its memory, is about to execute another program.
+pub fn before_exec() {
+    aside(|| handover::before_exec(exit::is_owner()));
+}
+
+/// The program starts another one by a function that has its own way to do so.
+pub fn before_spawn() {
+    aside(handover::before_spawn);
+}
+
+/// A descriptor goes to another program, or came from one.
+pub fn passed(fd: c_int) {
+    aside(|| handover::pass(fd));
+}
+
+/// Nothing goes by reference from here on, and nothing is asked of the kernel.
+pub fn end_all() {
+    aside(handover::end_all);
+    IS_ON.store(false, Relaxed);
+}
+
+/// The same, if this process has begun to meet others.
+pub fn end_begun() {
+    if process().is_some() {
+        end_all();
     }
 }

@@ -15,6 +15,7 @@
 //! | [`loading`] | dlclose |
 //! | [`limits`] | calls after which the kernel allows less: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
+//! | [`executing`] | exec and its family, posix_spawn, system, popen |
 //! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
 //! | [`namespaces`] | unshare and setns |
 //! | [`signals`] | sigaction and its older relatives: handlers are wrapped |
@@ -39,6 +40,7 @@
 mod allocation;
 #[cfg(target_arch = "x86_64")]
 mod calls;
+mod executing;
 mod exit;
 mod lanes;
 mod lending;

@@ -103,3 +103,36 @@ pub unsafe fn moved_bytes(messages: *const mmsghdr, count: c_int) -> ssize_t {
     let transferred = unsafe { transferred(messages, usize::try_from(count).unwrap_or(0)) };
     transferred.map(|(_, len_bytes)| len_bytes as ssize_t).sum()
 }
+
+/// Calls `each` with every descriptor in a message's control data.
+///
+/// # Safety
+/// Nobody changes the control data meanwhile: the program does not during its call.
+pub unsafe fn each_descriptor(header: &msghdr, mut each: impl FnMut(c_int)) {
+    let (control, len_bytes) = (header.msg_control as usize, header.msg_controllen);
+    let head_bytes = size_of::<libc::cmsghdr>();
+    if len_bytes < head_bytes || !is_readable(control, len_bytes) {
+        return;
+    }
+    // SAFETY: the control data can be read.
+    let mut head = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !head.is_null() {
+        // SAFETY: a head within the control data, as CMSG_FIRSTHDR and CMSG_NXTHDR check.
+        let (level, kind, whole_bytes) =
+            unsafe { ((*head).cmsg_level, (*head).cmsg_type, (*head).cmsg_len as usize) };
+        let left_bytes = control + len_bytes - head as usize;
+        if level == libc::SOL_SOCKET
+            && kind == libc::SCM_RIGHTS
+            && (head_bytes..=left_bytes).contains(&whole_bytes)
+        {
+            // SAFETY: descriptors follow the head.
+            let descriptors = unsafe { libc::CMSG_DATA(head) }.cast::<c_int>();
+            for index in 0..(whole_bytes - head_bytes) / size_of::<c_int>() {
+                // SAFETY: as many as the head says.
+                each(unsafe { descriptors.add(index).read_unaligned() });
+            }
+        }
+        // SAFETY: as above.
+        head = unsafe { libc::CMSG_NXTHDR(header, head) };
+    }
+}

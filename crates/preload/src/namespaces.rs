@@ -1,6 +1,8 @@
 //! `unshare` and `setns`: several of their kinds are refused to a process with more than one thread, and
-//! all of them reach the calling thread only. Our handler thread must not be in the way, nor stay behind.
+//! all of them reach the calling thread only. Our handler thread must not be in the way, nor stay behind; that of lanes ends for
+//! good.
 
+use crate::lanes;
 use core::ffi::c_int;
 use uncopy_engine::life::alone::alone;
 use uncopy_interpose::slots;
@@ -22,12 +24,18 @@ pub unsafe extern "C" fn unshare(flags: c_int) -> c_int {
 
 /// Makes an unshare of these flags.
 pub fn unshared<T>(flags: c_int, call: impl FnOnce() -> T) -> T {
-    if flags & !OF_THE_CALLER_ONLY == 0 { call() } else { alone(call) }
+    if flags & !OF_THE_CALLER_ONLY == 0 { call() } else { alone_without_lanes(call) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setns(fd: c_int, kind: c_int) -> c_int {
     let real = SETNS.call();
     // SAFETY: setns touches no memory.
-    alone(|| unsafe { real(fd, kind) })
+    alone_without_lanes(|| unsafe { real(fd, kind) })
+}
+
+/// Makes a call in a process that has none of our threads.
+pub fn alone_without_lanes<T>(call: impl FnOnce() -> T) -> T {
+    lanes::end_begun();
+    alone(call)
 }

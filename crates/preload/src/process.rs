@@ -28,18 +28,17 @@ extern "C" fn prepare() {
         return;
     }
     // The engine first: who is inside it may wait for a page of twin memory, nobody inside twin memory for the engine.
-    uncopy_engine::life::fork::prepare();
+    uncopy_engine::life::fork::prepare_with(lanes::prepare_fork);
     twin::prepare();
-    lanes::prepare_fork();
 }
 
 extern "C" fn parent() {
     if exit::is_sealed() {
         return;
     }
-    lanes::after_fork();
     twin::parent();
     uncopy_engine::life::fork::parent();
+    lanes::after_fork();
 }
 
 extern "C" fn child() {

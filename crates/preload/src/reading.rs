@@ -197,6 +197,11 @@ unsafe extern "C" fn recv_body(
     caller: usize,
 ) -> ssize_t {
     let real = RECV.call();
+    if flags & UNUSUAL == libc::MSG_TRUNC && lanes::is_on() {
+        let part = Part { address: buffer as usize, len_bytes: len };
+        // SAFETY: the program's own arguments.
+        return unsafe { lanes::discard(fd, &[part], flags, caller, || real(fd, buffer, len, flags)) };
+    }
     if flags & UNUSUAL != 0 {
         // SAFETY: the program's own arguments.
         return unsafe { real(fd, buffer, len, flags) };
@@ -217,6 +222,16 @@ pub unsafe extern "C" fn recvfrom(
     from_len: *mut socklen_t,
 ) -> ssize_t {
     let real = RECVFROM.call();
+    if flags & UNUSUAL == libc::MSG_TRUNC && lanes::is_on() {
+        let part = Part { address: buffer as usize, len_bytes: len };
+        let caller = recvfrom as *const () as usize;
+        let call = || {
+            // SAFETY: the program's own arguments.
+            unsafe { real(fd, buffer, len, flags, from, from_len) }
+        };
+        // SAFETY: the program's own buffer.
+        return unsafe { lanes::discard(fd, &[part], flags, caller, call) };
+    }
     if len < MIN_STREAM_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
         // SAFETY: the program's own arguments.
         return unsafe { real(fd, buffer, len, flags, from, from_len) };
@@ -287,7 +302,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     // replacements, and what the kernel stores in the header is copied back.
     unsafe {
         let gated = MIN_STREAM_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
-        if lanes::is_on() && !gated && messages::is_header(message) {
+        let is_of_stream = flags & UNUSUAL & !libc::MSG_TRUNC == 0;
+        if lanes::is_on() && is_of_stream && messages::is_header(message) {
             return recvmsg_on_stream(fd, message, flags);
         }
         if gated || !messages::is_header(message) || (*message).msg_iovlen > uncopy_sys::iovec::MAX_PARTS {
@@ -323,14 +339,14 @@ unsafe fn recvmsg_on_stream(fd: c_int, message: *mut msghdr, flags: c_int) -> ss
         let Some(parts) = messages::parts_of(&*message, uncopy_sys::iovec::MAX_PARTS) else {
             return real(fd, message, flags);
         };
-        let mut is_plain = false;
-        let plainly = || {
-            is_plain = true;
-            (real(fd, message, flags), false)
+        let plainly = || real(fd, message, flags);
+        let got = if flags & libc::MSG_TRUNC != 0 {
+            lanes::discard(fd, parts, flags, caller, plainly)
+        } else {
+            lanes::receive_message(fd, message, parts, flags, caller, || (plainly(), false)).0
         };
-        let (got, _) = lanes::receive(fd, parts, flags, caller, plainly);
-        if !is_plain && got >= 0 {
-            lanes::note_header(&mut *message);
+        if got >= 0 {
+            messages::each_descriptor(&*message, lanes::passed);
         }
         got
     }
@@ -376,24 +392,30 @@ unsafe fn recvmmsg_on_stream(
     unsafe {
         let plainly = || recvmmsg_now(fd, messages, count, flags, timeout);
         let Some([first]) = messages::given(messages, 1) else { return plainly() };
-        let Some(parts) = messages::parts_of(&first.msg_hdr, uncopy_sys::iovec::MAX_PARTS) else {
+        let header = &raw mut first.msg_hdr;
+        let Some(parts) = messages::parts_of(&*header, uncopy_sys::iovec::MAX_PARTS) else {
             return plainly();
         };
+        let caller = recvmmsg as *const () as usize;
         let mut received = None;
         let (got, _) =
-            lanes::receive(fd, parts, flags & !libc::MSG_WAITFORONE, recvmmsg as *const () as usize, || {
+            lanes::receive_message(fd, header, parts, flags & !libc::MSG_WAITFORONE, caller, || {
                 received = Some(plainly());
                 (-1, false)
             });
-        match (received, usize::try_from(got)) {
+        let got = match (received, usize::try_from(got)) {
             (Some(received), _) => received,
             (None, Err(_)) => -1,
             (None, Ok(got)) => {
                 first.msg_len = got as u32;
-                lanes::note_header(&mut first.msg_hdr);
                 1
             }
+        };
+        let count = usize::try_from(got).unwrap_or(0);
+        for message in messages::given(messages, count).unwrap_or_default() {
+            messages::each_descriptor(&message.msg_hdr, lanes::passed);
         }
+        got
     }
 }
 

@@ -28,10 +28,28 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
     result
 }
 
+/// Options by which a program counts bytes as the kernel does, or is told something of them: a token is one byte, whatever it
+/// stands for.
+fn needs_every_byte(level: c_int, name: c_int) -> bool {
+    match level {
+        libc::SOL_SOCKET => matches!(
+            name,
+            libc::SO_RCVLOWAT
+                | libc::SO_PEEK_OFF
+                | libc::SO_PASSCRED
+                | libc::SO_PASSSEC
+                | libc::SO_TIMESTAMP
+                | libc::SO_TIMESTAMPNS
+                | libc::SO_TIMESTAMPING
+        ),
+        libc::IPPROTO_TCP => matches!(name, libc::TCP_ULP | libc::TCP_INQ),
+        _ => false,
+    }
+}
+
 before!(setsockopt SETSOCKOPT
 (fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int, {
-    // A token is one byte, whatever it stands for: nobody would be told of it.
-    if lanes::is_on() && level == libc::SOL_SOCKET && name == libc::SO_RCVLOWAT {
+    if lanes::is_on() && needs_every_byte(level, name) {
         lanes::end(fd);
     }
 });

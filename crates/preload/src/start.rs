@@ -15,6 +15,9 @@ use uncopy_interpose::environment;
 use uncopy_record::session;
 use uncopy_sys::{bytes, ids, mem};
 
+/// Of `--memory`, shared memory of lanes takes one part in so many.
+const LANES_PART: usize = 4;
+
 /// Looks up libc's functions.
 fn fill_slots() {
     crate::memory::fill();
@@ -31,6 +34,7 @@ fn fill_slots() {
     crate::passing::fill();
     crate::sockets::fill();
     crate::lanes::fill();
+    crate::executing::fill();
     #[cfg(target_arch = "x86_64")]
     crate::signals::fill();
 }
@@ -54,7 +58,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         unsafe { bytes::set_memmove(memmove) };
     }
     // SAFETY: ld.so passes the environment, terminated by null.
-    let options = match unsafe { options(environment) } {
+    let mut options = match unsafe { options(environment) } {
         Ok(options) => options,
         Err(error) => {
             mem::say(format_args!("uncopy: inactive: {error}\n"));
@@ -85,14 +89,20 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     }
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
     uncopy_trials::count_every_call();
+    // Of what may be taken, lanes have a part.
+    let of_lanes = options.lanes.and(options.memory_bytes).map(|bytes| bytes / LANES_PART);
+    options.memory_bytes = options.memory_bytes.map(|bytes| bytes - of_lanes.unwrap_or(0));
     activation::configure(&options);
     session::prepare();
     session::watch(session::Watcher { changed: settle_gates, failed: counters::set_reason });
     if let Some(directory) = options.record.filter(|_| !options.off) {
         session::begin(directory, options.min_size_bytes);
     }
-    if let Some(directory) = std::env::var_os("UNCOPY_LANES") {
-        crate::lanes::switch_on(&directory.to_string_lossy());
+    if let Some(scope) = options.lanes.filter(|_| !options.off && !uncopy_sys::filter::is_filtered()) {
+        match options.lanes_dir {
+            Some(directory) => crate::lanes::switch_on(scope, directory, of_lanes),
+            None => counters::directory(|directory| crate::lanes::switch_on(scope, directory, of_lanes)),
+        }
     }
     if gate::heap_min_bytes() != usize::MAX {
         // A filter may end the process for it.

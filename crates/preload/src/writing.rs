@@ -54,6 +54,12 @@ const fn dispatch(function: Function, fd: c_int) -> Transfer {
     Transfer { call: Call::Output, function, fd, is_socket: true, flags: What(0) }
 }
 
+/// Makes a call that sends bytes as they are.
+#[inline(always)]
+fn literally(fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
+    if lanes::is_on() { lanes::send_literally(fd, call, |sent| sent) } else { call() }
+}
+
 /// Makes a call that sends one buffer, and enters it in the recording if one is on.
 #[inline(always)]
 fn one(
@@ -65,7 +71,7 @@ fn one(
 ) -> ssize_t {
     let timer = Timer::begin(len);
     let sent = match flags.filter(|_| lanes::is_on()) {
-        None => call(),
+        None => literally(transfer.fd, call),
         Some(flags) => {
             let part = Part { address: buffer as usize, len_bytes: len };
             lanes::send(transfer.fd, &[part], flags, call)
@@ -93,7 +99,7 @@ unsafe fn several(
         Some((flags, unsafe { parts(vector, count) }.filter(|_| count <= MAX_PARTS)?))
     });
     let sent = match given {
-        None => call(),
+        None => literally(transfer.fd, call),
         Some((flags, parts)) => lanes::send(transfer.fd, parts, flags, call),
     };
     note_moved(sent);
@@ -313,10 +319,11 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     // SAFETY: the program's own header; where the kernel took something, it has read it.
     unsafe {
         let vector = || ((*message).msg_iov.cast_const(), (*message).msg_iovlen);
-        let is_bare = lanes::is_on()
-            && messages::is_header(message)
-            && (*message).msg_namelen == 0
-            && (*message).msg_controllen == 0;
+        let mut is_bare = false;
+        if lanes::is_on() && messages::is_header(message) {
+            is_bare = (*message).msg_namelen == 0 && (*message).msg_controllen == 0;
+            messages::each_descriptor(&*message, lanes::passed);
+        }
         let lane_flags = is_bare.then_some(flags);
         several(dispatch(Function::Sendmsg, fd), vector, lane_flags, || sendmsg_now(fd, message, flags))
     }
@@ -350,6 +357,9 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
     // SAFETY: the program's own arguments; the messages that the kernel has taken are there.
     unsafe {
         let sent = if lanes::is_on() {
+            for message in messages::given(messages, count as usize).unwrap_or_default() {
+                messages::each_descriptor(&message.msg_hdr, lanes::passed);
+            }
             let bytes = |sent| messages::moved_bytes(messages, sent);
             lanes::send_literally(fd, || sendmmsg_now(fd, messages, count, flags), bytes)
         } else {

@@ -66,9 +66,10 @@ fn private_lock() -> Option<&'static Lock> {
     unsafe { *HELD.private.get() }
 }
 
-/// Waits until nobody is at work and takes every lock, in the order of the engine's rules.
-fn close() {
+/// Waits until nobody is at work, then takes every lock, in the order of the engine's rules. In between `work` is done.
+fn close(work: impl FnOnce()) {
     presence::close();
+    work();
     window::close();
     shared::put_all_in_place();
     lock_all();
@@ -131,12 +132,18 @@ fn unlock_outer() {
 
 /// Before a fork: waits until no engine work is under way, and keeps it so.
 pub fn prepare() {
+    prepare_with(|| ());
+}
+
+/// The same; does `work` as soon as no other is under way, before anything is locked: it may allocate.
+pub fn prepare_with(work: impl FnOnce()) {
     if !HEAP.is_reserved() && STATE.phase() == Phase::Dormant {
+        work();
         return;
     }
     let critical = Critical::enter();
     HELD.lock.lock();
-    close();
+    close(work);
     // What the handler has read of the program's own changes must be dealt with: the child's cannot know.
     for _ in 0..SETTLE_TRIES {
         if CHANGES.is_settled() {
@@ -144,7 +151,7 @@ pub fn prepare() {
         }
         open();
         uncopy_sys::thread::pause();
-        close();
+        close(|| ());
     }
     // SAFETY: this thread holds `HELD.lock`.
     unsafe {

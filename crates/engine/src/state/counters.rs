@@ -267,6 +267,11 @@ fn paths() -> (Text, Text) {
     (in_directory(format_args!("")), in_directory(format_args!("/{}", std::process::id())))
 }
 
+/// Calls `with` with the path of the directory that programs of this user share.
+pub fn directory(with: impl FnOnce(&[u8])) {
+    with(paths().0.as_c_str().to_bytes());
+}
+
 fn control_path() -> Text {
     in_directory(format_args!("/{}{CONTROL_SUFFIX}", std::process::id()))
 }

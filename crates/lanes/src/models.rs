@@ -1,0 +1,110 @@
+//! The board's words in every order that a few preemptions make: two processes are two threads, the kernel's socket is a word.
+
+use crate::board::{Announcement, Reference, Slot};
+use uncopy_sys::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use uncopy_sys::sync::{Arc, check, spawn};
+
+const LANE: u32 = 3;
+const REFERENCE: Reference = Reference { owner: 1, chunk: 2, run: 3, offset_bytes: 4, len_bytes: 5 };
+/// In the socket: nothing, a token, a byte.
+const TOKEN: u32 = 1;
+const BYTE: u32 = 2;
+
+#[derive(Default)]
+struct Two {
+    sender: Slot,
+    receiver: Slot,
+    socket: AtomicU32,
+}
+
+impl Two {
+    fn announce(&self) -> bool {
+        self.sender.sending.announce(&Announcement { at: 0, reference: REFERENCE }, 0)
+    }
+
+    /// What a sender does with a reference, if the receiver attends.
+    fn send(&self) {
+        self.sender.sending.begin();
+        if self.receiver.receiving.attends(LANE) && self.announce() {
+            self.socket.store(TOKEN, Release);
+        }
+        self.sender.sending.end();
+    }
+
+    /// The same where the socket has no room for the token.
+    fn send_in_vain(&self) {
+        self.sender.sending.begin();
+        if self.announce() {
+            self.sender.sending.take_back(1);
+        }
+        self.sender.sending.end();
+    }
+}
+
+#[test]
+fn after_a_withdrawal_nothing_is_announced_that_was_not_seen() {
+    check(3, || {
+        let two = Arc::new(Two::default());
+        two.receiver.receiving.attend(LANE);
+        let sender = Arc::clone(&two);
+        let sender = spawn(move || sender.send());
+        two.receiver.receiving.attend(0);
+        // Busy is looked at first.
+        let seen = (!two.sender.sending.is_busy()).then(|| two.sender.sending.produced());
+        sender.join().expect("thread");
+        if let Some(seen) = seen {
+            assert_eq!(seen, two.sender.sending.produced());
+            assert_eq!(seen == 1, two.socket.load(Relaxed) == TOKEN);
+        }
+    });
+}
+
+#[test]
+fn what_is_announced_as_a_token_is_one() {
+    check(3, || {
+        let two = Arc::new(Two::default());
+        two.receiver.receiving.attend(LANE);
+        let sender = Arc::clone(&two);
+        let sender = spawn(move || {
+            sender.send_in_vain();
+            sender.socket.store(BYTE, Release);
+        });
+        let found = two.socket.load(Acquire);
+        if found != 0 {
+            assert_eq!(two.sender.sending.announcement(0), None, "it was a byte");
+        }
+        sender.join().expect("thread");
+    });
+}
+
+#[test]
+fn a_token_is_announced_before_it_is_there() {
+    check(3, || {
+        let two = Arc::new(Two::default());
+        two.receiver.receiving.attend(LANE);
+        let sender = Arc::clone(&two);
+        let sender = spawn(move || sender.send());
+        if two.socket.load(Acquire) == TOKEN {
+            let announcement = two.sender.sending.announcement(0).expect("announced");
+            assert_eq!(announcement, Announcement { at: 0, reference: REFERENCE });
+        }
+        sender.join().expect("thread");
+    });
+}
+
+#[test]
+fn a_count_that_is_quiet_is_what_was_read() {
+    check(3, || {
+        let two = Arc::new(Two::default());
+        two.socket.store(1, Relaxed);
+        let receiver = Arc::clone(&two);
+        let receiver = spawn(move || {
+            receiver.receiver.receiving.begin_reading();
+            receiver.socket.store(0, Release);
+            receiver.receiver.receiving.end_reading(1);
+        });
+        let quiet = two.receiver.receiving.quiet_bytes(|| two.socket.load(Acquire) == 0);
+        assert!(quiet.is_none_or(|bytes| bytes == 1), "{quiet:?} of 1 was read");
+        receiver.join().expect("thread");
+    });
+}

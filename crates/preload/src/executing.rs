@@ -1,0 +1,121 @@
+//! exec and its family, and the functions that start a program by ways of their own: which streams the other program has is noted
+//! first, see [`uncopy_lanes::handed`]. Without `--lanes` that is a load.
+
+use crate::lanes;
+use core::ffi::{c_char, c_int, c_void};
+use uncopy_interpose::{before, slots};
+
+type Path = *const c_char;
+type List = *const *const c_char;
+/// A function with arguments that only libc counts.
+type Variadic = unsafe extern "C" fn();
+
+slots! {
+    EXECVE = c"execve": unsafe extern "C" fn(Path, List, List) -> c_int;
+    EXECV = c"execv": unsafe extern "C" fn(Path, List) -> c_int;
+    EXECVP = c"execvp": unsafe extern "C" fn(Path, List) -> c_int;
+    EXECVPE = c"execvpe": unsafe extern "C" fn(Path, List, List) -> c_int;
+    FEXECVE = c"fexecve": unsafe extern "C" fn(c_int, List, List) -> c_int;
+    EXECVEAT = c"execveat": unsafe extern "C" fn(c_int, Path, List, List, c_int) -> c_int;
+    EXECL = c"execl": Variadic;
+    EXECLP = c"execlp": Variadic;
+    EXECLE = c"execle": Variadic;
+    SYSTEM = c"system": unsafe extern "C" fn(Path) -> c_int;
+    POPEN = c"popen": unsafe extern "C" fn(Path, Path) -> *mut c_void;
+    POSIX_SPAWN = c"posix_spawn": unsafe extern "C" fn(*mut c_int, Path, *const c_void, *const c_void, List, List) -> c_int;
+    POSIX_SPAWNP = c"posix_spawnp": unsafe extern "C" fn(*mut c_int, Path, *const c_void, *const c_void, List, List) -> c_int;
+    ADD_DUP2 = c"posix_spawn_file_actions_adddup2": unsafe extern "C" fn(*mut c_void, c_int, c_int) -> c_int;
+}
+
+before!(execve EXECVE (path: Path, arguments: List, environment: List) -> c_int, {
+    lanes::before_exec();
+});
+
+before!(execv EXECV (path: Path, arguments: List) -> c_int, {
+    lanes::before_exec();
+});
+
+before!(execvp EXECVP (file: Path, arguments: List) -> c_int, {
+    lanes::before_exec();
+});
+
+before!(execvpe EXECVPE (file: Path, arguments: List, environment: List) -> c_int, {
+    lanes::before_exec();
+});
+
+before!(fexecve FEXECVE (fd: c_int, arguments: List, environment: List) -> c_int, {
+    lanes::before_exec();
+});
+
+before!(execveat EXECVEAT (directory: c_int, path: Path, arguments: List, environment: List, flags: c_int) -> c_int, {
+    lanes::before_exec();
+});
+
+before!(system SYSTEM (command: Path) -> c_int, {
+    lanes::before_spawn();
+});
+
+before!(popen POPEN (command: Path, kind: Path) -> *mut c_void, {
+    lanes::before_spawn();
+});
+
+before!(posix_spawn POSIX_SPAWN
+(pid: *mut c_int, path: Path, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int, {
+    lanes::before_spawn();
+});
+
+before!(posix_spawnp POSIX_SPAWNP
+(pid: *mut c_int, file: Path, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int, {
+    lanes::before_spawn();
+});
+
+// Exec closes the one that is duplicated, perhaps, and never the duplicate.
+before!(posix_spawn_file_actions_adddup2 ADD_DUP2 (actions: *mut c_void, from: c_int, to: c_int) -> c_int, {
+    lanes::passed(from);
+});
+
+/// What is to be done before a function of the exec family that takes its arguments one by one; libc's own.
+macro_rules! variadic {
+    ($($name:ident $slot:ident $prepare:ident;)*) => {
+        $(
+            #[cfg(target_arch = "x86_64")]
+            extern "C" fn $prepare() -> usize {
+                lanes::before_exec();
+                $slot.call() as *const () as usize
+            }
+
+            /// Goes on to libc's with every argument where it was.
+            #[cfg(target_arch = "x86_64")]
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name() {
+                core::arch::naked_asm!(
+                    "push rax",
+                    "push rdi",
+                    "push rsi",
+                    "push rdx",
+                    "push rcx",
+                    "push r8",
+                    "push r9",
+                    "call {prepare}",
+                    "mov r11, rax",
+                    "pop r9",
+                    "pop r8",
+                    "pop rcx",
+                    "pop rdx",
+                    "pop rsi",
+                    "pop rdi",
+                    "pop rax",
+                    "jmp r11",
+                    prepare = sym $prepare,
+                )
+            }
+        )*
+    };
+}
+
+variadic! {
+    execl EXECL prepare_execl;
+    execlp EXECLP prepare_execlp;
+    execle EXECLE prepare_execle;
+}
