@@ -10,6 +10,7 @@ mod demo;
 mod echo;
 mod files;
 mod lab;
+mod lanes;
 mod load;
 mod memory;
 mod redis;
@@ -73,7 +74,9 @@ commands! {
     Apps(apps::Apps),
     Load(load::traffic::Load),
     Lab(lab::Lab),
+    Lanes(lanes::Lanes),
     EchoServer(crate::servers::echo::command::EchoServer),
+    EchoPair(crate::servers::echo::pair::EchoPair),
     SendFiles(crate::servers::sending::server::SendFiles),
     Soak(load::soak::Soak),
     MemcpyLoop(small::MemcpyLoop),
@@ -133,7 +136,7 @@ mod tests {
         assert_eq!((slices.rounds, slices.processes, slices.time), (2, 3, Duration::from_secs(4)));
         for experiment in [
             "copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory",
-            "cache",
+            "cache", "lanes",
         ] {
             assert!(parse(&format!("{experiment} --quick --json --svg x")).is_ok(), "{experiment}");
         }

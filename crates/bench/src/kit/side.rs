@@ -32,6 +32,9 @@ pub enum Side {
     PlainAgain,
     /// `uncopy run`
     Uncopy,
+    /// `uncopy run --lanes`, at both ends of each connection
+    #[value(skip)]
+    Lanes,
     /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
     HeapOnly,
     /// glibc told by GLIBC_TUNABLES to keep memory
@@ -57,7 +60,7 @@ pub enum Side {
 
 impl Side {
     /// Those that show what uncopy does; the others are there to compare with.
-    pub const UNCOPY: [Self; 2] = [Self::Uncopy, Self::Twin];
+    pub const UNCOPY: [Self; 3] = [Self::Uncopy, Self::Twin, Self::Lanes];
 
     /// Its name in tables and JSON.
     #[must_use]
@@ -66,6 +69,7 @@ impl Side {
             Self::Plain => "plain",
             Self::PlainAgain => "plain again",
             Self::Uncopy => "uncopy",
+            Self::Lanes => "lanes",
             Self::HeapOnly => "heap only",
             Self::TunedGlibc => "tuned glibc",
             Self::Mimalloc => "mimalloc",
@@ -128,6 +132,7 @@ impl Side {
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
             Self::Uncopy | Self::Recording => Some(&["run", "--"]),
+            Self::Lanes => Some(&["run", "--lanes", "--"]),
             Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never", "--"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096", "--"]),
             _ => None,
@@ -168,7 +173,7 @@ impl Activity {
             reason,
             elided_bytes: counter(Counter::ElidedBytes)?,
             copied_bytes: counter(Counter::CopiedBytes)?,
-            lent_bytes: counter(Counter::LentBytes)?,
+            lent_bytes: counter(Counter::LentBytes)? + counter(Counter::LaneSentBytes)?,
             faults: counter(Counter::Faults)?,
             views_peak: counter(Counter::ViewsPeak)?,
             trials: value
@@ -345,6 +350,7 @@ mod tests {
         assert_eq!(line(Side::Plain), ["redis-server", "--port", "7"]);
         assert_eq!(line(Side::Uncopy), ["/opt/uncopy", "run", "--", "redis-server", "--port", "7"]);
         assert_eq!(line(Side::HeapOnly)[1..6], ["run", "--heap", "on", "--policy", "never"]);
+        assert_eq!(line(Side::Lanes)[1..4], ["run", "--lanes", "--"]);
         assert_eq!(line(Side::Limit), line(Side::Plain));
         assert_eq!(line(Side::PlainAgain), line(Side::Plain));
         let tuned = launcher.command(Side::TunedGlibc, OsStr::new("redis-server"), &["--port", "7"]);

@@ -14,8 +14,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to an echo server.
 #[derive(Debug)]
-pub struct EchoClient {
-    stream: TcpStream,
+pub struct EchoClient<S = TcpStream> {
+    stream: S,
     pattern: Pattern,
     reply: Reply,
     answer: Vec<u8>,
@@ -32,11 +32,18 @@ impl EchoClient {
         stream.set_nodelay(true).doing(what())?;
         stream.set_read_timeout(Some(TIMEOUT)).doing(what())?;
         stream.set_write_timeout(Some(TIMEOUT)).doing(what())?;
+        Ok(Self::over(stream, size_bytes, reply, seed))
+    }
+}
+
+impl<S: Read + Write> EchoClient<S> {
+    /// A client that is connected to a server which expects messages of `size_bytes`.
+    pub fn over(stream: S, size_bytes: usize, reply: Reply, seed: u64) -> Self {
         let answer_bytes = match reply {
             Reply::Echo => size_bytes,
             Reply::Checksum => size_of::<u64>(),
         };
-        Ok(Self { stream, pattern: Pattern::new(size_bytes, seed), reply, answer: vec![0; answer_bytes] })
+        Self { stream, pattern: Pattern::new(size_bytes, seed), reply, answer: vec![0; answer_bytes] }
     }
 
     /// Exchanges messages for `duration`, at least one.

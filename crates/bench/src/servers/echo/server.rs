@@ -192,7 +192,7 @@ fn complete(size_bytes: usize, mut transfer: impl FnMut(usize) -> isize) -> io::
 ///
 /// # Errors
 /// The system's error when receiving, sending or allocating fails.
-pub fn serve(stream: &TcpStream, work: Work, touched: &Touched) -> io::Result<()> {
+pub fn serve(stream: &impl AsRawFd, work: Work, touched: &Touched) -> io::Result<()> {
     let Work { size_bytes, copies, .. } = work;
     let mut buffers = (0..=copies).map(|_| Buffer::allocate(size_bytes)).collect::<io::Result<Vec<_>>>()?;
     let mut store = match work.reply {
