@@ -21,6 +21,18 @@ fn room(scratch: &Scratch) -> PathBuf {
 
 /// Server and client that use every call in turn, both with lanes.
 fn converse(transport: &str, server_mode: Mode, client_mode: Mode, messages: usize, uses_lanes: bool) {
+    converse_in(transport, "all", server_mode, client_mode, messages, uses_lanes);
+}
+
+/// The same with lanes of some streams.
+fn converse_in(
+    transport: &str,
+    scope: &str,
+    server_mode: Mode,
+    client_mode: Mode,
+    messages: usize,
+    uses_lanes: bool,
+) {
     let scratch = Scratch::new(&format!("lanes-{transport}"));
     let room = room(&scratch);
     let directory = scratch.path().to_str().expect("UTF-8");
@@ -28,13 +40,15 @@ fn converse(transport: &str, server_mode: Mode, client_mode: Mode, messages: usi
     let messages = rounds(messages).to_string();
     let server = Program::new(ECHO)
         .args(["server", transport, directory, &(seed + 7).to_string()])
-        .env("UNCOPY_LANES", &room)
+        .env("UNCOPY_LANES", scope)
+        .env("UNCOPY_LANES_DIR", &room)
         .mode(server_mode)
         .start(&scratch, "server");
     let address = server.wait_for_line("ready ");
     let client = Program::new(ECHO)
         .args(["client", transport, directory, &seed.to_string(), &address, &messages])
-        .env("UNCOPY_LANES", &room)
+        .env("UNCOPY_LANES", scope)
+        .env("UNCOPY_LANES_DIR", &room)
         .mode(client_mode)
         .start(&scratch, "client");
     let client = client.finish(LIMIT);
@@ -68,6 +82,12 @@ fn tcp_with_small_socket_buffers() {
 #[test]
 fn unix_streams() {
     converse("unix", Mode::Always, Mode::Auto, 200, true);
+}
+
+#[test]
+fn what_is_not_in_the_scope_is_left_alone() {
+    converse_in("tcp", "unix", Mode::Always, Mode::Always, 60, false);
+    converse_in("unix", "127.0.0.1", Mode::Always, Mode::Always, 60, false);
 }
 
 #[test]
@@ -124,7 +144,10 @@ fn a_server_that_forks_goes_on_and_every_byte_is_right() {
     let script = scratch.write("forks.py", FORKING);
     let start = |name: &str, arguments: &[&str]| {
         let words = [&[script.to_str().expect("UTF-8")], arguments].concat();
-        let program = Program::new("/usr/bin/python3").args(words).env("UNCOPY_LANES", &room);
+        let program = Program::new("/usr/bin/python3")
+            .args(words)
+            .env("UNCOPY_LANES", "tcp")
+            .env("UNCOPY_LANES_DIR", &room);
         program.mode(Mode::Always).start(&scratch, name)
     };
     let server = start("server", &["server"]);
@@ -135,4 +158,78 @@ fn a_server_that_forks_goes_on_and_every_byte_is_right() {
         let counters = done.counters.expect("counters");
         assert!(counters.get(Counter::LaneSentBytes) > 20 << 20, "{counters}");
     }
+}
+
+/// A process that links with all that meet in a directory, and says all sorts of things.
+const HOSTILE: &str = r#"
+import fcntl, glob, os, random, socket, struct, sys, time
+room, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+random.seed(seed)
+GREETING = 0x756E636F70790001
+NUMBERS = [0, 1, 2, 63, 64, 1023, 1024, 2**32 - 1, 2**63, 2**64 - 1]
+def memory():
+    file = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
+    os.truncate(file, random.choice([0, 4096, 4 << 20, 8 << 20]))
+    if random.random() < 0.7:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, random.choice([0x1, 0x2, 0x4, 0x6, 0x7, 0x10, 0x16, 0x17]))
+    return file
+def say(link):
+    kind = random.choice([GREETING, GREETING, 2, 3, 4, random.getrandbits(64)])
+    words = [random.choice(NUMBERS + [random.getrandbits(64)]) for _ in range(random.randrange(9))]
+    if kind == GREETING and random.random() < 0.7:
+        words = [random.getrandbits(64), random.choice([0, 5, 63, 64])]
+    data = struct.pack(f"={1 + len(words)}Q", kind, *words)
+    data = data[: random.choice([len(data)] * 6 + [7, len(data) - 1])]
+    files = [memory() for _ in range(random.choice([0, 1, 1, 1, 2]))]
+    try:
+        socket.send_fds(link, [data], files)
+    finally:
+        for file in files:
+            os.close(file)
+end, refused = time.monotonic() + seconds, 0
+while time.monotonic() < end:
+    for name in glob.glob(room + "/*.lane"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.settimeout(1)
+            try:
+                link.connect(name)
+                for _ in range(random.randrange(1, 7)):
+                    say(link)
+                    time.sleep(random.choice([0, 0.001]))
+            except OSError:
+                refused += 1
+    time.sleep(0.001)
+print("refused", refused, flush=True)
+"#;
+
+#[test]
+fn processes_that_say_what_cannot_be_harm_nobody() {
+    let scratch = Scratch::new("lanes-hostile");
+    let room = room(&scratch);
+    let directory = scratch.path().to_str().expect("UTF-8");
+    let (seed, script) = (seed(1000), scratch.write("hostile.py", HOSTILE));
+    let messages = rounds(400).to_string();
+    let start = |name: &str, words: &[&str]| {
+        let program =
+            Program::new(ECHO).args(words).env("UNCOPY_LANES", "all").env("UNCOPY_LANES_DIR", &room);
+        program.mode(Mode::Always).start(&scratch, name)
+    };
+    let server = start("server", &["server", "tcp", directory, &(seed + 7).to_string()]);
+    let address = server.wait_for_line("ready ");
+    let hostile = Program::new("/usr/bin/python3")
+        .args([script.to_str().expect("UTF-8"), room.to_str().expect("UTF-8"), &seed.to_string(), "4"])
+        .mode(Mode::Plain)
+        .start(&scratch, "hostile");
+    let client = start("client", &["client", "tcp", directory, &seed.to_string(), &address, &messages]);
+    let client = client.finish(LIMIT);
+    assert!(client.status.success(), "seed {seed}, client {}\nserver's {}", client.text(), server.errors());
+    let hostile = hostile.finish(LIMIT).expect_success();
+    let refused: u32 = String::from_utf8_lossy(&hostile.output)
+        .trim()
+        .strip_prefix("refused ")
+        .and_then(|number| number.parse().ok())
+        .expect("a number");
+    assert!(refused > 10, "{refused}");
+    let counters = server.finish(LIMIT).expect_success().counters.expect("counters");
+    assert!(counters.get(Counter::LaneSentBytes) > 1 << 20, "{counters}");
 }
