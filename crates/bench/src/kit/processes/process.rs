@@ -198,12 +198,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `command` in `directory` and in the servers' network. It is killed when this program's thread ends, however.
+    /// Starts `command` in `directory` and in the servers' network, with its temporary files there too. It is killed when this
+    /// program's thread ends, however.
     ///
     /// # Errors
     /// [`Failure`] when it cannot be started.
     pub fn start(mut command: Command, title: &str, directory: TemporaryDirectory) -> Result<Self> {
         let stderr = File::create(directory.join(STDERR_FILE)).doing("making a file for stderr")?;
+        // What a helper of its that is killed has there (a compiler) goes with the directory.
+        command.env("TMPDIR", directory.path());
         command.current_dir(directory.path()).stdout(Stdio::piped()).stderr(stderr);
         let parent = std::process::id();
         let end_with_parent = move || {
