@@ -22,6 +22,11 @@ static USER: AtomicU32 = AtomicU32::new(1);
 
 static ALL: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
+/// This process among [`USERS`]; `None`: it stems from too many forks to be counted.
+fn own_user() -> Option<u32> {
+    Some(USER.load(Relaxed) << USER_SHIFT).filter(|user| *user <= USERS)
+}
+
 /// What is known of one.
 #[derive(Clone, Copy)]
 pub struct Descriptor(&'static AtomicU32);
@@ -74,22 +79,21 @@ impl Descriptor {
     }
 
     fn note_user_of(self, seen: u32) {
-        let user = USER.load(Relaxed) << USER_SHIFT;
-        if seen & USERS == 0 && user <= USERS {
+        if seen & USERS == 0
+            && let Some(user) = own_user()
+        {
             self.0.fetch_or(user, Relaxed);
         }
     }
 
     /// Marks it as attended, if nobody receives plainly and nobody else may: whether it did.
     pub(crate) fn attend(self) -> bool {
-        let own = USER.load(Relaxed) << USER_SHIFT;
-        own <= USERS && self.0.compare_exchange(own, own | ATTENDED, AcqRel, Relaxed).is_ok()
+        own_user().is_some_and(|own| self.0.compare_exchange(own, own | ATTENDED, AcqRel, Relaxed).is_ok())
     }
 
     /// Whether this process, not one that it stems from, was the first to use it.
     pub(crate) fn is_own(self) -> bool {
-        let own = USER.load(Relaxed) << USER_SHIFT;
-        own <= USERS && self.0.load(Relaxed) & USERS == own
+        own_user().is_some_and(|own| self.0.load(Relaxed) & USERS == own)
     }
 
     /// Whether nothing is known of it.

@@ -38,18 +38,19 @@ pub fn note_inherited() {
 /// process, or its parent, goes on reading: its standard input, output and error.
 pub fn before_exec(is_owner: bool) {
     let is_replaced = is_owner && process().is_some();
-    each_stream(|fd, cookie| {
-        if fd::closes_on_exec(fd) == Some(false) {
-            hand(fd, cookie, is_replaced || fd <= libc::STDERR_FILENO);
-        }
-    });
+    hand_on(|fd| is_replaced || fd <= libc::STDERR_FILENO);
 }
 
 /// Another program is about to be started, which inherits what exec does not close.
 pub fn before_spawn() {
+    hand_on(|_| false);
+}
+
+/// The streams that exec does not close come into other hands.
+fn hand_on(is_read: impl Fn(i32) -> bool) {
     each_stream(|fd, cookie| {
         if fd::closes_on_exec(fd) == Some(false) {
-            hand(fd, cookie, false);
+            hand(fd, cookie, is_read(fd));
         }
     });
 }
@@ -65,7 +66,7 @@ pub fn pass(fd: i32) {
 fn hand(fd: i32, cookie: u64, is_read: bool) {
     note(cookie);
     forks::say(cookie);
-    let is_plain = process().map_or_else(|| !process::is_lost(fd), |process| process.end_socket(cookie));
+    let is_plain = process().map_or_else(|| !process::is_attended(fd), |process| process.end_socket(cookie));
     if !is_plain && is_read {
         reset(fd);
     }

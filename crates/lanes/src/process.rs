@@ -129,8 +129,13 @@ pub fn unpublish() {
 /// Whether a descriptor's stream may become a lane.
 #[must_use]
 pub fn is_fit(fd: i32, scope: &Scope<'_>) -> bool {
-    let is_own = socket::cookie(fd).is_ok_and(|cookie| !is_handed(cookie));
-    is_own && stream_of(fd).is_some_and(|stream| stream.is_in(scope))
+    fit(fd, scope).is_some()
+}
+
+/// The stream of a descriptor, if it may become a lane, and its socket's cookie.
+fn fit(fd: i32, scope: &Scope<'_>) -> Option<(Stream, u64)> {
+    let cookie = socket::cookie(fd).ok().filter(|cookie| !is_handed(*cookie))?;
+    Some((stream_of(fd).filter(|stream| stream.is_in(scope))?, cookie))
 }
 
 /// Whether something is known of a descriptor.
@@ -140,15 +145,10 @@ pub fn is_known(fd: i32) -> bool {
         || process().is_some_and(|process| process.lanes.ends.find(fd).is_some())
 }
 
-/// Whether nothing but literal bytes comes at a descriptor.
+/// Whether there is a lane that is attended at a descriptor: what comes may be tokens. In a forked child without lanes of its own
+/// only the parent can tell what they stand for.
 #[must_use]
-pub fn is_plain(fd: i32) -> bool {
-    descriptor(fd).is_none_or(|descriptor| !descriptor.is_attended())
-}
-
-/// Whether what comes next at a descriptor is only known to the parent of this forked child.
-#[must_use]
-pub fn is_lost(fd: i32) -> bool {
+pub fn is_attended(fd: i32) -> bool {
     descriptor(fd).is_some_and(Descriptor::is_attended)
 }
 
@@ -355,9 +355,7 @@ impl Process {
             return false;
         }
         let Some(end) = self.bound(fd) else { return false };
-        let (Some(own), Some(_)) = (self.lanes.board.slots.get(end.slot as usize), end.far()) else {
-            return false;
-        };
+        let Some(own) = self.lanes.board.slots.get(end.slot as usize) else { return false };
         // Nobody may be in a plain receive: it would take a token for a byte.
         let _receiver = end.receiver.lock();
         let Some(descriptor) = descriptor(fd) else { return false };
@@ -406,8 +404,7 @@ impl Process {
 
     /// Makes an end known, and tells the peers of it.
     fn know(&self, fd: i32) -> Option<Arc<End>> {
-        let cookie = socket::cookie(fd).ok().filter(|cookie| !is_handed(*cookie))?;
-        let stream = stream_of(fd).filter(|stream| stream.is_in(&self.scope))?;
+        let (stream, cookie) = fit(fd, &self.scope)?;
         let end = self.lanes.ends.add(fd, stream, cookie, self.lanes.board)?;
         self.lanes.tell(Arc::clone(&end));
         self.ring();

@@ -19,7 +19,7 @@ use uncopy_interpose::slots;
 use uncopy_lanes::begin::begin;
 use uncopy_lanes::handover;
 use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES, join};
-use uncopy_lanes::process::{self, MIN_LARGE_BYTES, Process, Received, is_lost, process};
+use uncopy_lanes::process::{self, MIN_LARGE_BYTES, Process, Received, is_attended, process};
 use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
@@ -168,7 +168,7 @@ pub unsafe fn discard(
     let flags = flags & !libc::MSG_TRUNC;
     let is_tcp = matches!(socket::kind(fd), Ok((libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, _)));
     let plainly = || (call(), false);
-    if !is_tcp || process::is_plain(fd) {
+    if !is_tcp || !is_attended(fd) {
         // SAFETY: the caller answers for the parts. Other streams know no such flag.
         return unsafe { receive(fd, parts, flags, caller, plainly) }.0;
     }
@@ -199,7 +199,7 @@ unsafe fn receive_by(
     call: impl FnOnce() -> (ssize_t, bool),
 ) -> (ssize_t, bool) {
     let Some(process) = process() else {
-        if is_lost(fd) {
+        if is_attended(fd) {
             errno::set(libc::ECONNRESET);
             return (-1, false);
         }
@@ -241,7 +241,7 @@ unsafe fn receive_by(
 fn enter_attended(fd: c_int) -> Option<Section> {
     loop {
         let section = Section::enter();
-        if section.is_some() || process::is_plain(fd) {
+        if section.is_some() || !is_attended(fd) {
             return section;
         }
         uncopy_sys::thread::pause();
@@ -414,7 +414,7 @@ pub fn pass(from: c_int, to: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
         let _errno = errno::Keep::new();
         Section::enter().is_none_or(|_section| process.leave(from))
     });
-    if !is_plain || is_lost(from) {
+    if !is_plain || is_attended(from) {
         errno::set(libc::EINVAL);
         return -1;
     }

@@ -163,8 +163,7 @@ pub fn outlast_others() {
 pub fn handler_lives() -> bool {
     let handler = HANDLER.load(Relaxed);
     let _errno = crate::errno::Keep::new();
-    // SAFETY: signal 0 is only a question.
-    handler != 0 && unsafe { syscall!(libc::SYS_tgkill, std::process::id(), handler, 0) } == 0
+    handler != 0 && lives(handler)
 }
 
 /// The handler thread has ended, or is the parent's of a forked child: its id may come to be another thread's.
@@ -175,8 +174,8 @@ pub fn forget_handler() {
 /// Whether a thread of this process with that id exists.
 #[must_use]
 pub fn lives(id: u32) -> bool {
-    // SAFETY: sends no signal.
-    unsafe { kernel!(Ask, syscall!(libc::SYS_tgkill, std::process::id(), id, 0)) == 0 }
+    // SAFETY: signal 0 is only a question.
+    unsafe { syscall!(libc::SYS_tgkill, std::process::id(), id, 0) == 0 }
 }
 
 /// Whether the calling thread is the handler.
