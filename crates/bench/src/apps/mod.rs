@@ -10,6 +10,7 @@
 //!   serving   a server of documents with such clients
 //!   source, listeners
 //!             a live stream at a fixed rate, and those who verify it
+//!   pair      a case whose clients are in the same process tree, under the same side
 //!   nginx, haproxy, varnish, icecast, relay
 //!             the cases
 //! ```
@@ -19,7 +20,7 @@
 //! Invariants: a case starts processes only through [`Stage`]; its load counts nothing that was not verified, or it
 //! verifies a sample itself ([`Running::verify`]); its server listens on [`crate::kit::network::server_address`] only.
 
-use crate::kit::{Result, Running};
+use crate::kit::{Comparison, Result, Running, Side};
 
 mod echo;
 mod exchanging;
@@ -33,6 +34,7 @@ mod mongodb;
 mod mosquitto;
 pub mod nginx;
 pub mod origin;
+pub mod pair;
 mod postgresql;
 pub mod programs;
 mod python;
@@ -68,6 +70,9 @@ pub const CASES: &[Case] = &[
     python::SERVER,
     python::RELAY,
 ];
+
+/// Cases that are also measured with both ends, and what is behind the server, on one host under the same side.
+pub const PAIRS: &[Case] = &[nginx::PROXIED, haproxy::CASE, mosquitto::MESSAGES, redis::NEAR];
 
 /// One application with one kind of load, measured at one or more points.
 #[derive(Clone, Copy, Debug)]
@@ -145,6 +150,13 @@ impl Point {
         Self::new(title, size_bytes as u64, work).with("size_bytes", size_bytes as f64)
     }
 
+    /// No samples yet of it.
+    #[must_use]
+    pub fn comparison(&self, sides: &[Side]) -> Comparison {
+        let empty = Comparison::new(&self.title, self.operation_bytes, sides);
+        self.parameters.iter().fold(empty, |comparison, (name, value)| comparison.with(name, *value))
+    }
+
     /// The same with a parameter.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: f64) -> Self {
@@ -168,10 +180,10 @@ mod tests {
 
     #[test]
     fn cases_have_names_of_their_own_that_are_file_names_and_points_at_every_effort() {
-        for (at, case) in CASES.iter().enumerate() {
+        for (at, case) in CASES.iter().chain([&redis::NEAR]).enumerate() {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
             assert!(!case.name.is_empty() && case.name.chars().all(plain), "{}", case.name);
-            assert!(CASES[..at].iter().all(|other| other.name != case.name), "{}", case.name);
+            assert!(CASES.iter().take(at).all(|other| other.name != case.name), "{}", case.name);
             assert!(!case.about.is_empty() && !case.paper.is_empty());
             for effort in [Effort::Quick, Effort::Full] {
                 let points = (case.points)(effort);

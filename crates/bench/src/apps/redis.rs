@@ -42,6 +42,29 @@ pub const GET: Case = Case {
     by: By::Slices,
 };
 
+/// Values stored and read by clients on the same host, small ones too; nothing goes to a disk.
+pub const NEAR: Case = Case {
+    name: "redis",
+    about: "Redis, GET of 64 B, GET and SET of 256 KiB and 1 MiB, no append-only file, 4 connections",
+    paper: "not in the papers",
+    needs: &[REDIS],
+    points: |effort| {
+        const QUICK: [(Workload, usize); 2] = [(Workload::Get, 64), (Workload::Get, 1 << 20)];
+        const FULL: [(Workload, usize); 5] = [
+            QUICK[0],
+            (Workload::Get, 256 << 10),
+            QUICK[1],
+            (Workload::Set, 256 << 10),
+            (Workload::Set, 1 << 20),
+        ];
+        effort.points(&QUICK, &FULL, |(workload, size_bytes)| {
+            Values { workload, size_bytes, clients: CONNECTIONS, append_only: false }.point()
+        })
+    },
+    remark: "",
+    by: By::Slices,
+};
+
 fn points(effort: Effort, workload: Workload) -> Vec<Point> {
     effort.points(&[256 << 10], &[64 << 10, 256 << 10], |size_bytes| {
         Values { workload, size_bytes, clients: CONNECTIONS, append_only: true }.point()

@@ -1,28 +1,42 @@
-//! An echo between two programs on one host: both plain, both under uncopy, both with lanes. The processor time is that of both.
+//! Programs on one host that talk to each other: all plain, all under uncopy, all with lanes. The processor time is that of
+//! all of them, clients and what is behind a proxy too.
 
-use std::time::Duration;
+use std::process::Command;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 
-use crate::kit::figures::{self, CPU, LEGEND};
-use crate::kit::traffic::Load;
+use crate::apps::programs::Programs;
+use crate::apps::{Case, Effort, PAIRS, Point, pair as app};
+use crate::kit::figures::{self, CPU, LEGEND, RATE};
+use crate::kit::remote::Remote;
 use crate::kit::{
-    Comparison, Experiment, Form, Launcher, Outcome, Plot, Progress, Report, Result, Running, Scale, Server,
-    Side, Slicing, TemporaryDirectory, copies_parser, counted, measured, size, size_parser,
+    Align, Comparison, Experiment, Form, Launcher, Outcome, Plot, Progress, Report, Result, Running, Side,
+    Slices, Slicing, Table, copies_parser, counted, measured, size, size_parser,
 };
-use crate::servers::echo::pair::{self, Control, Transport};
+use crate::servers::echo::pair::{self as echo, Transport};
 
-/// Echo between two programs on one host, with and without lanes
+/// The echo's name among those of applications.
+const ECHO: &str = "echo";
+
+fn names() -> PossibleValuesParser {
+    std::iter::once(ECHO).chain(PAIRS.iter().map(|case| case.name)).collect::<Vec<_>>().into()
+}
+
+/// Programs on one host, with and without lanes between them: an echo, proxies, a broker, Redis
 #[derive(Debug, Args)]
 pub struct Lanes {
-    /// What lies between them
+    /// What is measured; all of it if nothing is named (with --quick the echo)
+    #[arg(value_name = "NAME", value_parser = names())]
+    pub names: Vec<String>,
+    /// What lies between the echo's ends
     #[arg(long, value_name = "TRANSPORT,...", default_value = "tcp,unix", value_delimiter = ',', value_enum)]
     pub transport: Vec<Transport>,
-    /// Lengths of messages, in bytes
+    /// Lengths of the echo's messages, in bytes
     #[arg(long, value_name = "BYTES,...", default_value = "64,16384,65536,524288",
         default_value_if("quick", "true", "64,524288"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
-    /// Numbers of copies of each message
+    /// Numbers of copies that the echo server makes of each message
     #[arg(long, value_name = "N,N,...", default_value = "0,12", default_value_if("quick", "true", "0"), value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
     #[command(flatten)]
@@ -31,23 +45,38 @@ pub struct Lanes {
     pub form: Form,
 }
 
-/// How long the pair may take to end.
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// Messages shorter than this are not copied more than once: nothing could be gained.
 const MIN_COPIED_BYTES: usize = 512 << 10;
+/// What is compared with plain.
+const SIDES: [Side; 2] = [Side::Uncopy, Side::Lanes];
+/// What a user could have in its place, in applications.
+const RIVALS: [Side; 4] = [Side::HeapOnly, Side::TunedGlibc, Side::Mimalloc, Side::Jemalloc];
 
 impl Experiment for Lanes {
     fn run(&self) -> Result<Outcome> {
-        measured(&self.form, |launcher, progress| {
-            Ok(Report::of(self.measure(launcher, progress), render, plot))
-        })
+        measured(&self.form, |launcher, progress| Ok(self.measure(launcher, progress)))
     }
 }
 
 impl Lanes {
+    fn measure(&self, launcher: &Launcher, progress: &mut Progress) -> Report {
+        let is_asked = |name: &str, is_default: bool| match self.names.as_slice() {
+            [] => is_default,
+            names => names.iter().any(|named| named == name),
+        };
+        let (mut comparisons, mut versions) = (Vec::new(), Vec::new());
+        if is_asked(ECHO, true) {
+            comparisons = self.echo(launcher, progress);
+        }
+        for case in PAIRS.iter().filter(|case| is_asked(case.name, !self.form.quick)) {
+            comparisons.extend(self.application(case, launcher, progress, &mut versions));
+        }
+        Report { versions, ..Report::of(comparisons, render, plot) }
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "sizes of messages, few copies")]
-    fn measure(&self, launcher: &Launcher, progress: &mut Progress) -> Vec<Comparison> {
-        let slices = self.slicing.slices(&[Side::Uncopy, Side::Lanes]);
+    fn echo(&self, launcher: &Launcher, progress: &mut Progress) -> Vec<Comparison> {
+        let slices = self.slicing.slices(&SIDES);
         let mut comparisons = Vec::new();
         for transport in &self.transport {
             for size_bytes in &self.sizes {
@@ -56,77 +85,103 @@ impl Lanes {
                 {
                     let what = format!("{} {}", transport.name(), size(*size_bytes as u64));
                     let title = format!("{what}, {}", counted(*copies, "copy", "copies"));
-                    let mut comparison = Comparison::new(&title, *size_bytes as u64, &slices.sides)
+                    let comparison = Comparison::new(&title, *size_bytes as u64, &slices.sides)
                         .with("size_bytes", *size_bytes as f64)
                         .with("copies", *copies as f64);
-                    slices.run(launcher, &mut comparison, false, progress, |side| {
-                        start(launcher, side, *transport, *size_bytes, *copies)
-                    });
-                    comparisons.push(comparison);
+                    let arguments = echo::arguments(*transport, *size_bytes, *copies);
+                    comparisons.push(together(launcher, &slices, comparison, progress, &arguments));
                 }
             }
         }
         comparisons
     }
-}
 
-fn start(
-    launcher: &Launcher,
-    side: Side,
-    transport: Transport,
-    size_bytes: usize,
-    copies: usize,
-) -> Result<Box<dyn Running>> {
-    let command = launcher.bench(side, &pair::arguments(transport, size_bytes, copies));
-    let mut server = Server::start(command, "the pair", TemporaryDirectory::make()?)?;
-    server.first_line()?;
-    let control = Control::connect(server.directory().path());
-    let control = control.map_err(|failure| server.process().explain(&failure))?;
-    Ok(Box::new(Pair { control, server }))
-}
-
-/// Both ends, and who tells them what to do.
-struct Pair {
-    control: Control,
-    server: Server,
-}
-
-impl Running for Pair {
-    fn server(&mut self) -> &mut Server {
-        &mut self.server
-    }
-
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        self.control.load(duration)
-    }
-
-    fn reconnect(&mut self) -> Result<()> {
-        self.control.reconnect()
-    }
-
-    fn stop(&mut self) -> Result<()> {
-        self.control.end();
-        // Told nothing more, it ends; if it does not, it is made to.
-        match self.server.process().wait(TIMEOUT)? {
-            Some(status) if status.success() => Ok(()),
-            _ => self.server.process().stop(),
+    /// A case with its clients; left out, with a note, where its programs are not installed.
+    fn application(
+        &self,
+        case: &Case,
+        launcher: &Launcher,
+        progress: &mut Progress,
+        versions: &mut Vec<(&'static str, String)>,
+    ) -> Vec<Comparison> {
+        let (effort, rivals) =
+            if self.form.quick { (Effort::Quick, &[][..]) } else { (Effort::Full, &RIVALS[..]) };
+        let slices = self.slicing.slices(&[&SIDES[..], rivals].concat());
+        let found = Programs::find(case.needs);
+        if let Ok(programs) = &found {
+            versions.extend(programs.versions.iter().cloned());
         }
+        let measure = |point: Point| {
+            let mut comparison = point.comparison(&slices.sides);
+            if let Err(missing) = &found {
+                comparison.skip(missing.to_string());
+                return comparison;
+            }
+            let arguments = app::arguments(case, &point.title);
+            together(launcher, &slices, comparison, progress, &arguments)
+        };
+        (case.points)(effort).into_iter().map(measure).collect()
     }
+}
+
+/// Measures what `uncopy bench` with `arguments` starts under each side.
+fn together(
+    launcher: &Launcher,
+    slices: &Slices,
+    mut comparison: Comparison,
+    progress: &mut Progress,
+    arguments: &[String],
+) -> Comparison {
+    slices.run(launcher, &mut comparison, false, progress, |side| {
+        let command: Command = launcher.bench(side, arguments);
+        let remote = Remote::start(command, "the clients")?;
+        Ok(Box::new(remote) as Box<dyn Running>)
+    });
+    comparison
 }
 
 /// The figures.
 fn render(comparisons: &[Comparison]) -> String {
-    let table = figures::table(comparisons, &[]);
+    let (gains, table) = (gains(comparisons), figures::table(comparisons, &[]));
     format!(
-        "{table}{}\n{LEGEND}lanes: large parts pass by reference between the two; the processor time is that of both ends\n",
+        "{gains}{table}{}\n{LEGEND}lanes: large parts pass by reference between the programs; the processor time is that of all of \
+         them. The best: of plain, heap only, tuned glibc, mimalloc and jemalloc, what takes the least\n",
         figures::counts(comparisons)
     )
 }
 
+/// What lanes give.
+fn gains(comparisons: &[Comparison]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("lanes", Left),
+        ("rate over plain", Right),
+        ("CPU over plain", Right),
+        ("rate over uncopy", Right),
+        ("CPU over uncopy", Right),
+        ("rate over the best", Right),
+        ("CPU over the best", Right),
+        ("which is", Left),
+    ]);
+    for comparison in comparisons {
+        let over = |other, metric| figures::ratio(comparison.ratio_of(Side::Lanes, other, metric));
+        let best = |metric| comparison.ratio_to_best(Side::Lanes, metric);
+        let over_best = |metric| figures::ratio(best(metric).map(|(ratio, _)| ratio));
+        table.row(vec![
+            comparison.title().to_owned(),
+            over(Side::Plain, RATE),
+            over(Side::Plain, CPU),
+            over(Side::Uncopy, RATE),
+            over(Side::Uncopy, CPU),
+            over_best(RATE),
+            over_best(CPU),
+            best(CPU).map_or_else(String::new, |(_, side)| side.name().to_owned()),
+        ]);
+    }
+    table.render() + "\n"
+}
+
 /// Processor time over plain.
 fn plot(comparisons: &[Comparison]) -> Plot {
-    let x = ("bytes of a message", Scale::Doubling);
-    Plot::by_side("Echo on one host", x, "CPU over plain", comparisons, "size_bytes", |comparison, side| {
-        comparison.ratio(side, CPU)
-    })
+    Plot::over_plain("Programs on one host", "CPU over plain", comparisons, CPU)
 }

@@ -77,6 +77,7 @@ commands! {
     Lanes(lanes::Lanes),
     EchoServer(crate::servers::echo::command::EchoServer),
     EchoPair(crate::servers::echo::pair::EchoPair),
+    AppPair(crate::apps::pair::AppPair),
     SendFiles(crate::servers::sending::server::SendFiles),
     Soak(load::soak::Soak),
     MemcpyLoop(small::MemcpyLoop),

@@ -1,8 +1,9 @@
 //! What every experiment uses. Nothing here knows an experiment, a server or an application.
 //!
 //! ```text
-//!   slices        measures servers of all sides in turn; running: what such a server can do; disturbance, distance,
-//!                 quiet: what others do to it, and what is done against that; rounds: of whole runs
+//!   slices        measures servers of all sides in turn; running: what such a server can do; remote: the same where its
+//!                 clients are in another process; disturbance, distance, quiet: what others do to it, and what is done
+//!                 against that; rounds: of whole runs
 //!   comparison    samples of all sides, ratios; statistics: medians and intervals; verdict: what they say
 //!   sample        figures of one slice or run; counts: what a server did; side: under what it runs
 //!   traffic       load by own clients; pattern, checksum, random: its bytes; latencies
@@ -33,6 +34,7 @@ pub mod processors;
 pub mod progress;
 pub mod quiet;
 pub mod random;
+pub mod remote;
 pub mod report;
 pub mod rounds;
 pub mod running;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::kit::comparison::Comparison;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::network;
+use crate::kit::sample::Metric;
 use crate::kit::side::Side;
 use crate::kit::statistics::Interval;
 use crate::kit::table::size;
@@ -92,6 +93,27 @@ impl Plot {
         let series = sides.iter().map(|side| Series { name: side.name().to_owned(), points: points(*side) });
         let series = series.collect();
         Self { title: title.to_owned(), x: (x.0.to_owned(), x.1), y: y.to_owned(), series }
+    }
+
+    /// A plot with a series for each side but plain: figures are `metric` over plain's, a place for each comparison.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "few comparisons")]
+    pub fn over_plain(title: &str, y: &str, comparisons: &[Comparison], metric: Metric) -> Self {
+        let mut series: Vec<Series> = Vec::new();
+        for (at, comparison) in comparisons.iter().enumerate() {
+            for side in comparison.sides().iter().filter(|side| **side != Side::Plain) {
+                let Some(ratio) = comparison.ratio(*side, metric) else { continue };
+                match series.iter_mut().find(|series| series.name == side.name()) {
+                    Some(series) => series.points.push((at as f64, ratio)),
+                    None => {
+                        series.push(Series { name: side.name().to_owned(), points: vec![(at as f64, ratio)] })
+                    }
+                }
+            }
+        }
+        let titles = comparisons.iter().map(|comparison| comparison.title().to_owned()).collect();
+        let x = ("experiment".to_owned(), Scale::Words(titles));
+        Self { title: title.to_owned(), x, y: y.to_owned(), series }
     }
 
     /// What stands above it: the title, and over which network it was measured.

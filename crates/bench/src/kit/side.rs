@@ -212,6 +212,15 @@ impl Launcher {
         Ok(Self { exe, profiled_bytes: None })
     }
 
+    /// A launcher of this program itself, where it is under a side already, and so is what it starts as plain.
+    ///
+    /// # Errors
+    /// [`Failure`] when the program's path is not known.
+    pub fn inherited() -> Result<Self> {
+        let exe = std::env::current_exe().doing("finding the path of uncopy")?;
+        Ok(Self { exe, profiled_bytes: None })
+    }
+
     /// A launcher of `exe`.
     #[cfg(test)]
     pub fn of(exe: impl Into<PathBuf>) -> Self {

@@ -11,8 +11,8 @@ use crate::apps::{By, Case, Effort, Point};
 use crate::kit::processes::descendants;
 use crate::kit::slices::stop;
 use crate::kit::{
-    Comparison, Failure, Launcher, Plot, Progress, Report, Result, Rounds, Running, Sample, Scale, Series,
-    Side, Slices, While, figures,
+    Comparison, Failure, Launcher, Plot, Progress, Report, Result, Rounds, Running, Sample, Side, Slices,
+    While, figures,
 };
 
 /// Length of a run as a whole.
@@ -35,7 +35,7 @@ pub fn measure(
         let measured = match Programs::find(case.needs) {
             Err(missing) => {
                 let mut left_out: Vec<Comparison> =
-                    points.iter().map(|point| comparison(point, &slices.sides)).collect();
+                    points.iter().map(|point| point.comparison(&slices.sides)).collect();
                 left_out.iter_mut().for_each(|comparison| comparison.skip(missing.to_string()));
                 left_out
             }
@@ -63,11 +63,6 @@ pub fn measure(
     Report { findings, versions, ..Report::new(comparisons, text, plot) }
 }
 
-fn comparison(point: &Point, sides: &[Side]) -> Comparison {
-    let empty = Comparison::new(&point.title, point.operation_bytes, sides);
-    point.parameters.iter().fold(empty, |comparison, (name, value)| comparison.with(name, *value))
-}
-
 /// Runs `points`: one comparison for each.
 #[must_use]
 pub fn points(
@@ -84,7 +79,7 @@ pub fn points(
         sides.retain(|side| *side == Side::Plain || side.is_under_uncopy());
     }
     let measure = |point: &Point| {
-        let mut comparison = comparison(point, &sides);
+        let mut comparison = point.comparison(&sides);
         match by {
             By::Slices => {
                 let stages: Vec<(Side, Stage<'_>)> = sides
@@ -229,21 +224,6 @@ pub fn tables(comparisons: &[Comparison]) -> String {
 
 /// The server's processor time for each operation over plain's, a place for each point.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "few points")]
 pub fn plot(comparisons: &[Comparison]) -> Plot {
-    let mut series: Vec<Series> = Vec::new();
-    for (at, comparison) in comparisons.iter().enumerate() {
-        for side in comparison.sides().iter().filter(|side| **side != Side::Plain) {
-            let Some(ratio) = comparison.ratio(*side, figures::CPU) else { continue };
-            match series.iter_mut().find(|series| series.name == side.name()) {
-                Some(series) => series.points.push((at as f64, ratio)),
-                None => {
-                    series.push(Series { name: side.name().to_owned(), points: vec![(at as f64, ratio)] })
-                }
-            }
-        }
-    }
-    let titles = comparisons.iter().map(|comparison| comparison.title().to_owned()).collect();
-    let x = ("application".to_owned(), Scale::Words(titles));
-    Plot { title: "Packaged applications".to_owned(), x, y: "server CPU over plain".to_owned(), series }
+    Plot::over_plain("Packaged applications", "server CPU over plain", comparisons, figures::CPU)
 }
