@@ -26,7 +26,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-suites test-checked test-faults machine fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-suites test-checked test-faults machine machine-lanes fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -67,6 +67,10 @@ test-faults: ## Let every call to the kernel fail with every error number, once 
 machine: build ## Run ten million random operations next to a model (about ten minutes)
 	$(CARGO) build --release --locked -p uncopy-differential
 	UNCOPY_BIN_DIR=$(release) $(release)/differential run --ops 10000000
+
+machine-lanes: build ## The same with programs whose streams go to other programs, by lanes (about twenty minutes)
+	$(CARGO) build --release --locked -p uncopy-differential
+	UNCOPY_BIN_DIR=$(release) $(release)/differential run --ops 10000000 --mates 2
 
 fuzz: ## Fuzz the pure core, a minute for each target
 	@scripts/need-cargo

@@ -28,6 +28,8 @@ pub struct Plan {
     pub time: Duration,
     /// The modes that programs are run in, in turn.
     pub modes: Vec<Mode>,
+    /// Other programs that the streams of each go to, by lanes.
+    pub mates: usize,
     /// The binary that carries programs out.
     pub machine: PathBuf,
     /// Where failing programs are written.
@@ -86,7 +88,7 @@ pub fn drive(plan: &Plan) -> Outcome {
 fn one(plan: &Plan, number: u64, outcome: &Mutex<Outcome>) -> usize {
     let seed = plan.seed.wrapping_add(number);
     let mode = plan.modes[usize::try_from(number).unwrap_or(0) % plan.modes.len()];
-    let trial = Trial::new(&plan.machine, mode);
+    let trial = Trial::new(&plan.machine, mode).with_mates(plan.mates);
     let report = trial.run(Subject::Seed(seed, plan.length));
     let lock = || outcome.lock().unwrap_or_else(PoisonError::into_inner);
     lock().sum.add(&report);
@@ -95,7 +97,7 @@ fn one(plan: &Plan, number: u64, outcome: &Mutex<Outcome>) -> usize {
     let path = plan.failures.join(format!("seed-{seed}.txt"));
     let program = generate(seed, plan.length);
     let comment = |text: &str| text.lines().map(|line| format!("# {line}\n")).collect::<String>();
-    let head = format!("# mode {mode:?}, seed {seed}, {} operations\n", plan.length);
+    let head = format!("# mode {mode:?}, {} mates, seed {seed}, {} operations\n", plan.mates, plan.length);
     std::fs::write(&path, format!("{head}{}{program}", comment(&failure))).expect("failing program");
     eprintln!("\nseed {seed} in mode {mode:?} FAILED: {failure}\nmaking it smaller ({}) …", path.display());
     if let Some(small) = shrink(&trial, &program, plan.shrink_time) {
@@ -126,11 +128,12 @@ fn show(outcome: &Mutex<Outcome>, shown: &Mutex<Instant>, start: Instant, goal: 
     let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
     let (done, seconds) = (outcome.sum.operations(), start.elapsed().as_secs().max(1));
     let line = format!(
-        "{done} of {goal} operations, {} a second, {} programs, {} failed, {} MiB elided, {} faults",
+        "{done} of {goal} operations, {} a second, {} programs, {} failed, {} MiB elided, {} MiB by lanes, {} faults",
         done / seconds,
         outcome.sum.programs,
         outcome.failures.len(),
         outcome.sum.counter(Counter::ElidedBytes) >> 20,
+        (outcome.sum.counter(Counter::LaneSentBytes) + outcome.sum.counter(Counter::LaneReceivedBytes)) >> 20,
         outcome.sum.counter(Counter::Faults),
     );
     if terminal {

@@ -1,4 +1,4 @@
-//! The worker's links: sockets and pipes whose other end is driven by bare system calls.
+//! The worker's links: sockets and pipes whose other end is driven by bare system calls, or is another program's.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use uncopy_tests::calls::{set_buffer_size, set_nonblocking, wait_ready};
 use uncopy_tests::plain::{self, PlainBytes};
 
+use crate::mate::{self, Answer, Mate, Transport};
 use crate::model::{Mirror, pool, pool_place};
 
 /// Longest message on a link that keeps messages apart, bytes.
@@ -43,6 +44,15 @@ impl LinkKind {
         matches!(self, Self::Datagram | Self::Packet)
     }
 
+    /// What it goes over if the other end is another program's, where it may be.
+    const fn transport(self) -> Option<Transport> {
+        match self {
+            Self::Tcp => Some(Transport::Tcp),
+            Self::Stream | Self::Narrow => Some(Transport::Unix),
+            _ => None,
+        }
+    }
+
     /// Whether socket calls work.
     #[must_use]
     pub const fn is_socket(self) -> bool {
@@ -59,13 +69,22 @@ pub struct Chunk {
     pub len: usize,
 }
 
+/// Who has the other end.
+#[derive(Debug)]
+enum Far {
+    /// This process.
+    Here(c_int),
+    /// A mate.
+    There(Mate),
+}
+
 /// A link and what is under way on it.
 #[derive(Debug)]
 pub struct Link {
     /// What it is.
     pub kind: LinkKind,
     near: c_int,
-    far: c_int,
+    far: Far,
     incoming: VecDeque<Chunk>,
     outgoing: Mirror,
     /// The part of `outgoing` that the peer has not taken yet.
@@ -81,6 +100,14 @@ impl Link {
     }
 
     fn new(kind: LinkKind) -> Self {
+        match kind.transport().and_then(Mate::connect) {
+            Some((mate, near)) => Self::between(kind, near, Far::There(mate)),
+            None => Self::here(kind),
+        }
+    }
+
+    /// One with both ends in this process.
+    fn here(kind: LinkKind) -> Self {
         let (near, far) = match kind {
             LinkKind::Stream | LinkKind::Narrow => pair(libc::SOCK_STREAM),
             LinkKind::Datagram => pair(libc::SOCK_DGRAM),
@@ -92,11 +119,15 @@ impl Link {
                 (writer, reader)
             }
         };
+        set_nonblocking(far, true);
+        Self::between(kind, near, Far::Here(far))
+    }
+
+    fn between(kind: LinkKind, near: c_int, far: Far) -> Self {
         if kind == LinkKind::Narrow {
             set_buffer_size(near, libc::SO_SNDBUF, 20_000);
         }
         set_nonblocking(near, true);
-        set_nonblocking(far, true);
         Self {
             kind,
             near,
@@ -105,6 +136,33 @@ impl Link {
             outgoing: Mirror::new(MAX_OUTGOING),
             under_way: (0, 0),
             messages: VecDeque::new(),
+        }
+    }
+
+    /// Whether its bytes may be on a lane.
+    #[must_use]
+    pub const fn may_be_lane(&self) -> bool {
+        matches!(self.far, Far::There(_))
+    }
+
+    /// A call at the program's end failed, or found the end: whether that is because the mate was killed. Then it is
+    /// another link from here on.
+    pub fn has_lost_mate(&mut self, outcome: Result<usize, c_int>) -> bool {
+        let is_lost = matches!(outcome, Ok(0) | Err(libc::ECONNRESET | libc::EPIPE));
+        is_lost && mate::may_end() && self.may_be_lane() && {
+            *self = Self::here(self.kind);
+            true
+        }
+    }
+
+    /// What the mate says; a killed one says nothing, and is none any more.
+    fn judge(&mut self, answer: Answer) -> Result<Option<usize>, String> {
+        match answer {
+            Answer::Bytes(bytes) => Ok(Some(bytes)),
+            Answer::Again => Ok(None),
+            Answer::Failed(why) => Err(format!("{:?}: {why}", self.kind)),
+            Answer::Gone if self.has_lost_mate(Ok(0)) => Ok(None),
+            Answer::Gone => Err(format!("{:?}: the mate has ended", self.kind)),
         }
     }
 
@@ -131,16 +189,25 @@ impl Link {
     }
 
     /// Puts up to `len` bytes of the pool into the program's queue.
-    pub fn feed(&mut self, len: usize, seed: usize) {
+    ///
+    /// # Errors
+    /// What a mate finds wrong.
+    pub fn feed(&mut self, len: usize, seed: usize) -> Result<(), String> {
         if len == 0 || self.kind == LinkKind::PipeOut {
-            return;
+            return Ok(());
         }
-        let len = if self.kind.keeps_messages() { len.min(MAX_MESSAGE) } else { len.min(1 << 20) };
+        let len = if self.kind.keeps_messages() { len.min(MAX_MESSAGE) } else { len.min(mate::MAX_BYTES) };
         let place = pool_place(seed, len);
-        // SAFETY: the pool has the range.
-        if let Ok(len) = unsafe { plain::raw_write(self.far, pool().at(place), len) } {
-            self.incoming.push_back(Chunk { place, len });
-        }
+        let fed = match &mut self.far {
+            // SAFETY: the pool has the range.
+            Far::Here(far) => unsafe { plain::raw_write(*far, pool().at(place), len) }.ok(),
+            Far::There(mate) => {
+                let answer = mate.feed(place, len);
+                self.judge(answer)?
+            }
+        };
+        self.incoming.extend(fed.map(|len| Chunk { place, len }));
+        Ok(())
     }
 
     /// The program took `len` bytes, or the first message.
@@ -186,18 +253,16 @@ impl Link {
     /// # Errors
     /// What is wrong.
     pub fn drain(&mut self, len: usize, scratch: &PlainBytes) -> Result<(), String> {
+        self.drain_some(len, false, scratch)
+    }
+
+    /// The same; `waits` where bytes that were sent may come later.
+    fn drain_some(&mut self, len: usize, waits: bool, scratch: &PlainBytes) -> Result<(), String> {
         let (start, end) = self.under_way;
         if start == end || self.kind == LinkKind::PipeIn {
             return Ok(());
         }
-        let want = len.clamp(1, scratch.len());
-        let want = if self.kind.keeps_messages() { scratch.len() } else { want };
-        // SAFETY: the scratch has the room.
-        let got = match unsafe { plain::raw_read(self.far, scratch.pointer(), want) } {
-            Ok(got) => got,
-            Err(libc::EAGAIN) if self.kind == LinkKind::Tcp => return Ok(()),
-            Err(error) => return Err(format!("{:?}: {} sent bytes, errno {error}", self.kind, end - start)),
-        };
+        let Some(got) = self.take(len.clamp(1, scratch.len()), waits, scratch)? else { return Ok(()) };
         let most = if self.kind.keeps_messages() {
             let message = self.messages.pop_front().ok_or("a message that was never sent")?;
             if got != message {
@@ -224,16 +289,41 @@ impl Link {
         Ok(())
     }
 
+    /// Receives at the peer's end, into the scratch. `None`: nothing comes.
+    fn take(&mut self, len: usize, waits: bool, scratch: &PlainBytes) -> Result<Option<usize>, String> {
+        let waits = waits && self.kind == LinkKind::Tcp;
+        let got = match &mut self.far {
+            Far::There(mate) => {
+                let answer = mate.drain(len, waits, scratch);
+                self.judge(answer)?
+            }
+            Far::Here(far) => {
+                if waits {
+                    wait_ready(*far, libc::POLLIN);
+                }
+                let want = if self.kind.keeps_messages() { scratch.len() } else { len };
+                // SAFETY: the scratch has the room.
+                match unsafe { plain::raw_read(*far, scratch.pointer(), want) } {
+                    Ok(got) => Some(got),
+                    Err(libc::EAGAIN) => None,
+                    Err(error) => return Err(format!("{:?}: errno {error}", self.kind)),
+                }
+            }
+        };
+        let (start, end) = self.under_way;
+        if got.is_none() && start < end && self.kind != LinkKind::Tcp {
+            return Err(format!("{:?}: {} sent bytes, and none of them comes", self.kind, end - start));
+        }
+        Ok(got)
+    }
+
     /// The peer takes everything.
     ///
     /// # Errors
     /// What is wrong.
     pub fn drain_all(&mut self, scratch: &PlainBytes) -> Result<(), String> {
         while self.under_way.0 < self.under_way.1 {
-            if self.kind == LinkKind::Tcp {
-                wait_ready(self.far, libc::POLLIN);
-            }
-            self.drain(scratch.len(), scratch)?;
+            self.drain_some(scratch.len(), true, scratch)?;
         }
         Ok(())
     }
@@ -244,7 +334,9 @@ impl Drop for Link {
         // SAFETY: both descriptors belong to the link alone.
         unsafe {
             libc::close(self.near);
-            libc::close(self.far);
+            if let Far::Here(far) = self.far {
+                libc::close(far);
+            }
         }
     }
 }

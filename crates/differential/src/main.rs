@@ -1,11 +1,12 @@
 //! `differential`: runs random programs under `libuncopy.so` next to a model, replays and shrinks them.
 //!
 //! ```text
-//! differential [run] [--ops N] [--seed S] [--jobs J] [--minutes M] [--length N] [--mode MODE] [--failures DIR]
-//! differential replay [--mode MODE] [--times N] FILE…
-//! differential shrink [--mode MODE] [--minutes M] FILE
+//! differential [run] [--ops N] [--seed S] [--jobs J] [--minutes M] [--length N] [--mode MODE] [--mates N] [--failures DIR]
+//! differential replay [--mode MODE] [--mates N] [--times N] FILE…
+//! differential shrink [--mode MODE] [--mates N] [--minutes M] FILE
 //! differential print --seed S --length N
-//! differential execute --progress FILE (--seed S --length N | --program FILE)     what the others start
+//! differential execute --progress FILE (--seed S --length N | --program FILE) [--mate SOCKET]… [--mates-may-end yes]
+//! differential mate --listen SOCKET                                                what the others start
 //! ```
 //!
 //! Exit status: 0 no difference, 1 differences (the files are named), 2 wrong usage.
@@ -17,6 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uncopy_differential::drive::{Plan, drive};
 use uncopy_differential::generator::generate;
 use uncopy_differential::interpreter;
+use uncopy_differential::mate;
 use uncopy_differential::program::Program;
 use uncopy_differential::shrink::shrink;
 use uncopy_differential::trial::{Subject, Trial};
@@ -44,6 +46,10 @@ impl Line {
             "program",
             "shrink-minutes",
             "most",
+            "mates",
+            "mate",
+            "mates-may-end",
+            "listen",
         ];
         let mut line = Self::default();
         let mut words = words;
@@ -106,6 +112,8 @@ fn execute(line: &Line) -> Result<bool, String> {
         None => generate(line.number("seed", 1)?, usize_of(line.number("length", 20_000)?)),
     };
     let progress = line.text("progress").ok_or("--progress is missing")?;
+    let paths = line.options.iter().filter(|option| option.0 == "mate").map(|option| option.1.clone().into());
+    mate::meet(paths.collect(), line.text("mates-may-end") == Some("yes"));
     interpreter::run(&program, Path::new(progress));
     Ok(true)
 }
@@ -120,6 +128,7 @@ fn run(line: &Line) -> Result<bool, String> {
         jobs: usize_of(line.number("jobs", cores as u64)?).max(1),
         time: Duration::from_secs(60 * line.number("minutes", 600)?),
         modes: line.modes()?,
+        mates: usize_of(line.number("mates", 0)?),
         machine: machine()?,
         failures: line.text("failures").unwrap_or("target/differential-failures").into(),
         shrink_time: Duration::from_secs(60 * line.number("shrink-minutes", 5)?),
@@ -141,7 +150,8 @@ fn replay(line: &Line) -> Result<bool, String> {
         let program = read(path)?;
         for mode in line.modes()? {
             for _ in 0..line.number("times", 1)? {
-                let report = Trial::new(machine()?, mode).run(Subject::Program(&program));
+                let trial = Trial::new(machine()?, mode).with_mates(usize_of(line.number("mates", 0)?));
+                let report = trial.run(Subject::Program(&program));
                 match report.failure {
                     None => println!("{}: no difference ({mode:?})", path.display()),
                     Some(failure) => {
@@ -158,7 +168,8 @@ fn replay(line: &Line) -> Result<bool, String> {
 fn shrink_file(line: &Line) -> Result<bool, String> {
     let path = line.files.first().ok_or("the file to shrink is missing")?;
     let time = Duration::from_secs(60 * line.number("minutes", 5)?);
-    match shrink(&Trial::new(machine()?, line.modes()?[0]), &read(path)?, time) {
+    let trial = Trial::new(machine()?, line.modes()?[0]).with_mates(usize_of(line.number("mates", 0)?));
+    match shrink(&trial, &read(path)?, time) {
         None => println!("# does not fail"),
         Some(small) => {
             for line in small.failure.lines() {
@@ -181,11 +192,17 @@ fn main() -> ExitCode {
         "replay" => replay(&line),
         "shrink" => shrink_file(&line),
         "execute" => execute(&line),
+        "mate" => {
+            mate::run(Path::new(line.text("listen").ok_or("--listen is missing")?));
+            Ok(true)
+        }
         "print" => {
             print!("{}", generate(line.number("seed", 1)?, usize_of(line.number("length", 20_000)?)));
             Ok(true)
         }
-        other => Err(format!("unknown command {other:?}; known are run, replay, shrink, print, execute")),
+        other => {
+            Err(format!("unknown command {other:?}; known are run, replay, shrink, print, execute, mate"))
+        }
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -8,6 +8,7 @@ use uncopy_tests::counters::Counters;
 use uncopy_tests::launch::{Mode, Program as Command};
 use uncopy_tests::scratch::Scratch;
 
+use crate::mates::Mates;
 use crate::program::{Kind, MAX_WORKERS, Program};
 use crate::progress::Progress;
 
@@ -27,6 +28,8 @@ pub struct Trial {
     pub machine: PathBuf,
     /// Plain or under the library, and with which options.
     pub mode: Mode,
+    /// Other programs that its streams go to, by lanes.
+    pub mates: usize,
     /// Longest run.
     pub limit: Duration,
 }
@@ -50,7 +53,14 @@ impl Trial {
     /// A trial with this binary (`machine` itself) and mode, and two minutes of time.
     #[must_use]
     pub fn new(machine: impl AsRef<Path>, mode: Mode) -> Self {
-        Self { machine: machine.as_ref().to_owned(), mode, limit: Duration::from_secs(120) }
+        Self { machine: machine.as_ref().to_owned(), mode, mates: 0, limit: Duration::from_secs(120) }
+    }
+
+    /// The same with streams to `mates` other programs.
+    #[must_use]
+    pub const fn with_mates(mut self, mates: usize) -> Self {
+        self.mates = mates;
+        self
     }
 
     /// Runs it to its end.
@@ -74,9 +84,11 @@ impl Trial {
                 command.args(["--program"]).args([scratch.write("program", program.to_string())])
             }
         };
+        let mates = Mates::start(&self.machine, self.mode, self.mates, &scratch);
+        let command = mates.join(command);
         let running = command.mode(self.mode).directory(scratch.path()).start(&scratch, "run");
         let mut counters = vec![0; Counter::ALL.len()];
-        let failure = match running.try_finish(self.limit) {
+        let mut failure = match running.try_finish(self.limit) {
             Err(hang) => Some(hang),
             Ok(done) => {
                 if let Some(found) = &done.counters {
@@ -87,6 +99,9 @@ impl Trial {
                 why.then(|| format!("{}\n{}{}", done.status, done.errors, text(done.counters.as_ref())))
             }
         };
+        if let Some(wrong) = mates.end(self.limit) {
+            failure = Some(failure.unwrap_or_default() + &wrong);
+        }
         Report {
             kinds: page.kinds(),
             in_children: page.in_children(),

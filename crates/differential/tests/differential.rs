@@ -18,6 +18,11 @@ fn operations() -> u64 {
 }
 
 fn plan(seed: u64, operations: u64, modes: &[Mode]) -> Outcome {
+    plan_with_mates(seed, operations, modes, 0)
+}
+
+/// The same where streams go to other programs, by lanes.
+fn plan_with_mates(seed: u64, operations: u64, modes: &[Mode], mates: usize) -> Outcome {
     let plan = Plan {
         seed,
         operations,
@@ -25,6 +30,7 @@ fn plan(seed: u64, operations: u64, modes: &[Mode]) -> Outcome {
         jobs: 2,
         time: Duration::from_secs(150),
         modes: modes.to_vec(),
+        mates,
         machine: PathBuf::from(MACHINE),
         failures: Path::new(env!("CARGO_TARGET_TMPDIR")).join("differential-failures"),
         shrink_time: Duration::from_secs(30),
@@ -72,6 +78,15 @@ fn known_programs_make_no_difference_while_they_are_recorded_and_sampled() {
 fn new_programs_make_no_difference() {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
     plan(since.as_secs() << 20, operations() / 3, &[Mode::Always]);
+}
+
+#[test]
+fn programs_whose_streams_are_lanes_make_no_difference() {
+    let sum = plan_with_mates(1, operations() / 3, &[Mode::Always, Mode::Auto], 2).sum;
+    for counter in [Counter::Lanes, Counter::LaneReceivedBytes, Counter::LaneSentBytes, Counter::ElidedBytes]
+    {
+        assert!(sum.counter(counter) > 0, "{counter:?} is zero: nothing was tried");
+    }
 }
 
 #[test]

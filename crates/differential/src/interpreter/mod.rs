@@ -223,8 +223,7 @@ impl<'a> Worker<'a> {
             Kind::Check => self.check(a, b, c),
             Kind::Feed => {
                 let count = self.links.len();
-                self.links[a % count].feed(b, c);
-                Ok(())
+                self.links[a % count].feed(b, c)
             }
             Kind::Receive => self.receive(numbers),
             Kind::ReceiveMany => self.receive_many(numbers),

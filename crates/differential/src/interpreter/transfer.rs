@@ -11,6 +11,7 @@ use uncopy_tests::plain::{self, PlainBytes, errno, outcome};
 
 use super::{PARTS_BYTES, Part, SLOTS, Verdict, Worker};
 use crate::link::{Chunk, LinkKind, MAX_MESSAGE, pair, pipe};
+use crate::mate::{sees_input, sees_output};
 use crate::model::{Mirror, pool, pool_place};
 use crate::program::NUMBERS;
 
@@ -120,9 +121,11 @@ impl Worker<'_> {
         if kind == LinkKind::PipeOut {
             return Ok(());
         }
-        self.links[index].feed(feed, seed);
+        self.links[index].feed(feed, seed)?;
         let calls = if kind.is_socket() { InputCall::SOCKET } else { InputCall::ANY };
         let call = calls[call % calls.len()];
+        let call =
+            if self.links[index].may_be_lane() && !sees_input(call) { InputCall::Recvmsg } else { call };
         let flags = if InputCall::WITH_FLAGS.contains(&call) { Self::flags(flags, kind) } else { 0 };
         let parts = self.parts(Part { slot, at, len }, if call.is_vector() { count } else { 1 }, seed, true);
         if parts.is_empty() {
@@ -133,6 +136,7 @@ impl Worker<'_> {
         let mut vectors = self.vectors(&parts);
         // SAFETY: the parts are inside the buffers.
         let got = match unsafe { call.input(self.links[index].near(), &mut vectors, flags) } {
+            lost if self.links[index].has_lost_mate(lost) => return Ok(()),
             Ok(got) => got,
             Err(libc::EAGAIN) if waiting == 0 || kind == LinkKind::Tcp => return Ok(()),
             Err(error) => return Err(format!("{call:?} on {kind:?}: errno {error}, {waiting} bytes wait")),
@@ -165,7 +169,7 @@ impl Worker<'_> {
         let kind = self.links[index].kind;
         let messages = messages.clamp(1, 4);
         for message in 0..messages {
-            self.links[index].feed((feed / (message + 1)).max(1), seed + message);
+            self.links[index].feed((feed / (message + 1)).max(1), seed + message)?;
         }
         // All messages' parts are in different buffers: divided among them.
         let all = self.parts(Part { slot, at, len }, messages * count.clamp(1, 4), seed, true);
@@ -227,6 +231,8 @@ impl Worker<'_> {
         }
         let calls = if kind.is_socket() { OutputCall::SOCKET } else { OutputCall::ANY };
         let call = calls[call % calls.len()];
+        let call =
+            if self.links[index].may_be_lane() && !sees_output(call) { OutputCall::Sendmsg } else { call };
         let len = if kind.keeps_messages() { len.min(MAX_MESSAGE) } else { len };
         let mut parts =
             self.parts(Part { slot, at, len }, if call.is_vector() { count } else { 1 }, seed, false);
@@ -245,6 +251,7 @@ impl Worker<'_> {
         let mut vectors = self.vectors(&parts);
         // SAFETY: the parts are inside the buffers.
         let sent = match unsafe { call.output(self.links[index].near(), &mut vectors, libc::MSG_NOSIGNAL) } {
+            lost if self.links[index].has_lost_mate(lost) => return Ok(()),
             Ok(sent) => sent,
             Err(libc::EAGAIN) => return Ok(()),
             Err(error) => return Err(format!("{call:?} of {whole} bytes on {kind:?}: errno {error}")),
@@ -301,6 +308,7 @@ impl Worker<'_> {
             outcome(call(self.links[index].near(), headers.as_mut_ptr(), number, libc::MSG_NOSIGNAL) as isize)
         };
         let sent = match sent {
+            lost if self.links[index].has_lost_mate(lost) => return Ok(()),
             Ok(sent) => sent,
             Err(libc::EAGAIN) => return Ok(()),
             Err(error) => return Err(format!("sendmmsg on {kind:?}: errno {error}")),
