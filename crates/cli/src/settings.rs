@@ -129,16 +129,23 @@ fn illegal(name: &str, error: OptionError<'_>) -> Illegal {
 
 /// Whether programs can meet in a directory: it is the user's own, and nobody else can enter it; or it can be made.
 fn check_lanes_dir(directory: &OsStr) -> Result<(), Illegal> {
-    let path = Path::new(directory);
-    let is_usable = match std::fs::symlink_metadata(path) {
+    let legal = "a directory of your own with mode 0700, or a name where one can be made";
+    if can_meet_in(Path::new(directory)) {
+        Ok(())
+    } else {
+        Err(Illegal::new("--lanes-dir", directory, legal))
+    }
+}
+
+/// Whether a directory is the user's own and nobody else can enter it, or it can be made.
+pub fn can_meet_in(path: &Path) -> bool {
+    match std::fs::symlink_metadata(path) {
         Ok(found) => {
             let is_own = found.uid() == os::effective_user_id();
             found.is_dir() && is_own && found.mode() & 0o777 == 0o700
         }
         Err(_) => path.parent().is_some_and(Path::is_dir),
-    };
-    let legal = "a directory of your own with mode 0700, or a name where one can be made";
-    if is_usable { Ok(()) } else { Err(Illegal::new("--lanes-dir", directory, legal)) }
+    }
 }
 
 /// An output file's absolute path: servers change their directory before they exit.

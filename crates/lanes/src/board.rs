@@ -107,6 +107,8 @@ struct Entry {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Sending {
+    /// The lane of the end that tells it; an earlier one's announcements were all received, or never will be.
+    lane: AtomicU32,
     /// Announcements so far.
     produced: AtomicU32,
     /// The sender is between asking for attention and having sent its tokens.
@@ -199,6 +201,12 @@ impl Sending {
         self.produced.load(Acquire)
     }
 
+    /// What is announced of a lane, for its receiver.
+    #[must_use]
+    pub const fn of(&self, lane: u32) -> Announcements<'_> {
+        Announcements { sending: self, lane }
+    }
+
     /// The sender's: announces a reference. False where the receiver has not consumed enough of them.
     #[must_use]
     pub fn announce(&self, announcement: &Announcement, consumed: u32) -> bool {
@@ -223,9 +231,9 @@ impl Sending {
         self.produced.store(self.produced.load(Relaxed).wrapping_sub(count), Release);
     }
 
-    /// The receiver's: the announcement with this number, if there is one.
+    /// The announcement with this number, if there is one.
     #[must_use]
-    pub fn announcement(&self, number: u32) -> Option<Announcement> {
+    fn announcement(&self, number: u32) -> Option<Announcement> {
         let ahead = self.produced().wrapping_sub(number);
         if ahead == 0 || ahead > MAX_ANNOUNCEMENTS {
             return None;
@@ -239,6 +247,32 @@ impl Sending {
             len_bytes: entry.len_bytes.load(Relaxed),
         };
         Some(Announcement { at: entry.at.load(Relaxed), reference })
+    }
+}
+
+/// What a sender announces of one lane: nothing once its slot is another end's, which would be taken for that lane's.
+#[derive(Clone, Copy, Debug)]
+pub struct Announcements<'a> {
+    sending: &'a Sending,
+    lane: u32,
+}
+
+impl Announcements<'_> {
+    /// Whether there are others than the first `number`.
+    #[must_use]
+    pub fn has_beyond(&self, number: u32) -> bool {
+        self.sending.produced() != number && self.are_current()
+    }
+
+    /// The announcement with this number, if there is one.
+    #[must_use]
+    pub fn get(&self, number: u32) -> Option<Announcement> {
+        self.sending.announcement(number).filter(|_| self.are_current())
+    }
+
+    /// Looked at behind what was announced: the next end's lane is written before anything of it.
+    fn are_current(&self) -> bool {
+        self.sending.lane.load(Acquire) == self.lane
     }
 }
 
@@ -310,8 +344,9 @@ impl Receiving {
 }
 
 impl Slot {
-    /// The owner's: nothing was announced or consumed, for a new lane. Nobody may look at it.
-    pub fn clear(&self) {
+    /// The owner's: nothing was announced or consumed of a new lane.
+    pub fn clear(&self, lane: u32) {
+        self.sending.lane.store(lane, Release);
         self.receiving.attend(0);
         self.receiving.consumed.store(0, Relaxed);
         self.receiving.turns.store(0, Relaxed);

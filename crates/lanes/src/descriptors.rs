@@ -22,6 +22,9 @@ static USER: AtomicU32 = AtomicU32::new(1);
 
 static ALL: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
+/// Above the number of every descriptor of which something is known.
+static END: AtomicU32 = AtomicU32::new(0);
+
 /// This process among [`USERS`]; `None`: it stems from too many forks to be counted.
 fn own_user() -> Option<u32> {
     Some(USER.load(Relaxed) << USER_SHIFT).filter(|user| *user <= USERS)
@@ -36,6 +39,12 @@ pub struct Descriptor(&'static AtomicU32);
 #[must_use]
 pub fn descriptor(fd: i32) -> Option<Descriptor> {
     ALL.get(usize::try_from(fd).ok()?).map(Descriptor)
+}
+
+/// The descriptors from `first` to `last` of which something is known.
+pub fn known(first: u32, last: u32) -> impl Iterator<Item = i32> {
+    let end = END.load(Acquire).min(last.saturating_add(1));
+    (first..end).map(u32::cast_signed).filter(|fd| descriptor(*fd).is_some_and(|known| !known.is_unknown()))
 }
 
 /// In a forked child: what its parent used before the fork, it may go on using.
@@ -83,7 +92,13 @@ impl Descriptor {
             && let Some(user) = own_user()
         {
             self.0.fetch_or(user, Relaxed);
+            self.note_number();
         }
+    }
+
+    fn note_number(self) {
+        let offset_bytes = core::ptr::from_ref(self.0) as usize - ALL.as_ptr() as usize;
+        END.fetch_max((offset_bytes / size_of::<AtomicU32>()) as u32 + 1, AcqRel);
     }
 
     /// Marks it as attended, if nobody receives plainly and nobody else may: whether it did.
@@ -110,12 +125,14 @@ impl Descriptor {
     /// It never becomes a lane again.
     pub(crate) fn stay_plain(self) {
         self.0.fetch_or(DUPLICATED, AcqRel);
+        self.note_number();
     }
 
     /// `to` is another descriptor of the same open file.
     pub(crate) fn duplicate(self, to: Self) {
         let seen = self.0.fetch_or(DUPLICATED, AcqRel);
         to.0.fetch_or(DUPLICATED | seen & (ATTENDED | USERS), AcqRel);
+        to.note_number();
     }
 
     /// It is closed: what comes to have its number is another file.

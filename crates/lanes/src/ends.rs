@@ -316,8 +316,8 @@ impl Ends {
             let fresh = inner.slots;
             ((fresh as usize) < MAX_SLOTS).then(|| inner.slots += 1).map(|()| fresh)
         })?;
-        board.slots[slot as usize].clear();
         inner.lanes = inner.lanes.wrapping_add(1).max(1);
+        board.slots[slot as usize].clear(inner.lanes);
         let end = Arc::new(End::new(stream, cookie, slot, inner.lanes));
         inner.by_fd.insert(fd, Arc::clone(&end));
         inner.by_stream.insert(key(stream), Arc::clone(&end));
@@ -399,9 +399,9 @@ impl Ends {
             let Some(slot) = far.peer.slot(far.slot) else { return false };
             let receiver = end.receiver.lock();
             if far.peer.id() == process {
-                return receiver.has_announced(&slot.sending);
+                return receiver.has_announced(slot.sending.of(far.lane));
             }
-            receiver.has_announced_of(&slot.sending, process)
+            receiver.has_announced_of(slot.sending.of(far.lane), process)
         })
     }
 }

@@ -30,6 +30,13 @@ impl Kept {
     pub fn held(&self) -> Option<&Held> {
         self.held.as_deref()
     }
+
+    /// Only the first `len_bytes` bytes are needed, of which nobody else knows.
+    pub fn shorten(&mut self, len_bytes: usize) {
+        if let Some(held) = self.held.as_mut().and_then(Arc::get_mut) {
+            self.lanes.peers.shorten(held, len_bytes);
+        }
+    }
 }
 
 impl Drop for Kept {

@@ -71,7 +71,7 @@ fn what_is_announced_as_a_token_is_one() {
         });
         let found = two.socket.load(Acquire);
         if found != 0 {
-            assert_eq!(two.sender.sending.announcement(0), None, "it was a byte");
+            assert_eq!(two.sender.sending.of(0).get(0), None, "it was a byte");
         }
         sender.join().expect("thread");
     });
@@ -85,10 +85,29 @@ fn a_token_is_announced_before_it_is_there() {
         let sender = Arc::clone(&two);
         let sender = spawn(move || sender.send());
         if two.socket.load(Acquire) == TOKEN {
-            let announcement = two.sender.sending.announcement(0).expect("announced");
+            let announcement = two.sender.sending.of(0).get(0).expect("announced");
             assert_eq!(announcement, Announcement { at: 0, reference: REFERENCE });
         }
         sender.join().expect("thread");
+    });
+}
+
+#[test]
+fn a_slot_that_comes_to_be_another_ends_announces_nothing_to_the_first() {
+    check(3, || {
+        let two = Arc::new(Two::default());
+        two.sender.clear(LANE);
+        let sender = Arc::clone(&two);
+        let sender = spawn(move || {
+            // All that was announced of the first lane has been received.
+            sender.sender.clear(LANE + 1);
+            assert!(sender.announce());
+        });
+        assert_eq!(two.sender.sending.of(LANE).get(0), None);
+        assert!(!two.sender.sending.of(LANE).has_beyond(0));
+        sender.join().expect("thread");
+        assert_eq!(two.sender.sending.of(LANE).get(0), None);
+        assert!(two.sender.sending.of(LANE + 1).has_beyond(0));
     });
 }
 

@@ -331,6 +331,14 @@ impl Peers {
         })
     }
 
+    /// Gives up what lies behind the first `len_bytes` bytes of a run that was taken, and not shared with anybody.
+    pub fn shorten(&self, held: &mut Held, len_bytes: usize) {
+        if matches!(held.owner, Owner::Filler) && len_bytes > 0 && len_bytes < held.len_bytes {
+            self.pool.shorten(held.id, uncopy_core::addr::pages_up(len_bytes));
+            held.len_bytes = len_bytes;
+        }
+    }
+
     /// Prepares a reference to a part of what is held for a peer, which holds it too from here on. `None`: the peer does not
     /// know that memory, or its owner cannot be told just now.
     #[must_use]

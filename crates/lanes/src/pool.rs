@@ -96,6 +96,14 @@ impl Pool {
         }
     }
 
+    /// Gives up what lies behind the first `pages` of a run, of which nobody else knows.
+    pub fn shorten(&self, id: RunId, pages: u32) {
+        let inner = &mut *self.inner.lock();
+        if let Some(rest) = inner.ledger.shorten(id, pages) {
+            inner.give(id.chunk, rest);
+        }
+    }
+
     /// A reference to a run is about to go to a peer.
     pub fn hold(&self, id: RunId, peer: u64) {
         self.inner.lock().ledger.hold(id, peer);

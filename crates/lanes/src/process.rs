@@ -160,6 +160,15 @@ pub enum Received {
     Nothing,
     /// So many bytes, or an error.
     Done(Result<usize, Errno>),
+    /// So many bytes, and there may be more: this is to be asked again for what is missing, and does not wait for it. Programs that
+    /// are told of edges (epoll(7)) take it that nothing is left where they got less than they asked for.
+    Part(usize),
+}
+
+impl Received {
+    const fn of(len_bytes: usize, wanted: usize) -> Self {
+        if len_bytes < wanted { Self::Part(len_bytes) } else { Self::Done(Ok(len_bytes)) }
+    }
 }
 
 /// An end at which bytes go by reference, if they do so now.
@@ -241,11 +250,13 @@ impl Process {
 
     /// Receives into parts of the program's, if the descriptor has a lane that is attended. With no handler of the program
     /// on top of it. `place` may take a part, to which the bytes at an address belong, and keeps these; else they are copied.
-    /// `literally` receives bytes that came through the kernel, into no more than the parts it is given. With `waits_first` it may say that there is nothing without having looked.
+    /// `literally` receives bytes that came through the kernel, into no more than the parts it is given. `room` says how many of their
+    /// bytes can be written before the first that cannot. With `waits_first` it may say that there is nothing without having looked.
     ///
     /// # Safety
-    /// The parts must be memory that may be written.
+    /// The parts must be memory that may be written, as far as `room` says that it can.
     #[must_use]
+    #[expect(clippy::too_many_arguments, reason = "what a receive consists of")]
     pub unsafe fn receive(
         &'static self,
         fd: i32,
@@ -254,6 +265,7 @@ impl Process {
         waits_first: bool,
         mut place: impl FnMut(Part, usize, &dyn Fn() -> Kept) -> bool,
         literally: impl FnOnce(&[Part], i32) -> Result<usize, Errno>,
+        room: impl Fn(&[Part]) -> usize,
     ) -> Received {
         let Some(end) = self.attended(fd) else { return Received::Plainly };
         let Some(far) = end.far() else { return Received::Plainly };
@@ -262,34 +274,39 @@ impl Process {
         else {
             return Received::Plainly;
         };
+        let announced = far_slot.sending.of(far.lane);
         let kernel = Kernel { fd, end: &end, own, far: far_slot, flags };
         let wanted: usize = parts.iter().map(|part| part.len_bytes).sum();
         let peeks = flags & libc::MSG_PEEK != 0;
         let mut receiver = end.receiver.lock();
-        if !end.is_attentive() && Self::is_quiet(&far) && !receiver.has_announced(&far_slot.sending) {
+        if !end.is_attentive() && Self::is_quiet(&far) && !receiver.has_announced(announced) {
             // Nothing of a lane comes any more.
             if let Some(descriptor) = descriptor(fd) {
                 descriptor.leave();
             }
             return Received::Plainly;
         }
-        if receiver.has_announced(&far_slot.sending) && socket::cookie(fd) != Ok(end.cookie) {
+        if receiver.has_announced(announced) && socket::cookie(fd) != Ok(end.cookie) {
             drop(receiver);
             self.close(fd);
             return Received::Plainly;
         }
-        let due = receiver.due(own.receiving.read_bytes(), &far_slot.sending);
-        if let Some(due) = due.filter(|due| !peeks && due.reference.len_bytes as usize <= wanted) {
+        let due = receiver.due(own.receiving.read_bytes(), announced);
+        let fits =
+            |len_bytes: usize| len_bytes <= wanted && room(&first_bytes(parts, len_bytes)) == len_bytes;
+        if let Some(due) = due.filter(|due| !peeks && fits(due.reference.len_bytes as usize)) {
             let byte = match kernel.take_byte() {
                 Ok(byte) => byte,
                 Err(Errno(libc::EAGAIN)) => return Received::Nothing,
                 Err(errno) => return Received::Done(Err(errno)),
             };
-            return match receiver.took_due(due, &far_slot.sending, own, &self.lanes.peers) {
+            return match receiver.took_due(due, announced, own, &self.lanes.peers) {
                 Some(Ok(held)) => {
                     // SAFETY: the caller answers for the parts, which have room for as much.
-                    let delivered = unsafe { deliver(Arc::new(held), &self.lanes, 0, parts, &mut place) };
-                    Received::Done(Ok(delivered))
+                    Received::of(
+                        unsafe { deliver(Arc::new(held), &self.lanes, 0, parts, &mut place) },
+                        wanted,
+                    )
                 }
                 Some(Err(why)) => break_off(fd, why),
                 None => {
@@ -297,21 +314,23 @@ impl Process {
                         // SAFETY: the caller answers for the parts.
                         unsafe { (part.address as *mut u8).write(byte) };
                     }
-                    Received::Done(Ok(1))
+                    Received::of(1, wanted)
                 }
             };
         }
-        if waits_first && receiver.has_waited && !receiver.has_announced(&far_slot.sending) {
+        if waits_first && receiver.has_waited && !receiver.has_announced(announced) {
             // Most likely there is nothing yet: whoever looks whether there is waits for it as well.
             return Received::Nothing;
         }
-        let taken = match receiver.next(&kernel, &far_slot.sending, &self.lanes.peers) {
+        let next = receiver.next(&kernel, announced, &self.lanes.peers);
+        let is_before_token = matches!(next, Next::Before(_));
+        let taken = match next {
             Next::Nothing => {
                 receiver.has_waited = true;
                 return Received::Nothing;
             }
             Next::Broken(why) => return break_off(fd, why),
-            Next::Literal(most) => {
+            Next::Literal(most) | Next::Before(most) => {
                 let parts = first_bytes(parts, most.min(wanted));
                 own.receiving.begin_reading();
                 let got = literally(&parts, flags | libc::MSG_DONTWAIT);
@@ -322,13 +341,22 @@ impl Process {
                 if receiver.literal_receives() >= MAX_LITERAL_RECEIVES && end.lose_interest(own) {
                     receiver.count_anew();
                 }
-                return Received::Done(got);
+                return match got {
+                    Ok(got) if is_before_token && got == most && !peeks => Received::of(got, wanted),
+                    got => Received::Done(got),
+                };
             }
             Next::Reference { held, taken_bytes } => {
                 let mut place =
                     |part: Part, from: usize, keep: &dyn Fn() -> Kept| !peeks && place(part, from, keep);
-                // SAFETY: the caller answers for the parts.
-                unsafe { deliver(Arc::clone(held), &self.lanes, taken_bytes, parts, &mut place) }
+                let parts = first_bytes(parts, held.len_bytes() - taken_bytes);
+                let room_bytes = room(&parts);
+                if room_bytes == 0 && !parts.is_empty() {
+                    return Received::Done(Err(Errno(libc::EFAULT)));
+                }
+                let parts = first_bytes(&parts, room_bytes);
+                // SAFETY: the caller answers for the parts, which can be written so far.
+                unsafe { deliver(Arc::clone(held), &self.lanes, taken_bytes, &parts, &mut place) }
             }
         };
         if peeks {
@@ -337,7 +365,7 @@ impl Process {
         match receiver.took(taken, &kernel, own) {
             Ok(done) => {
                 drop(Kept::of(done, &self.lanes));
-                Received::Done(Ok(taken))
+                Received::of(taken, wanted)
             }
             Err(errno) => Received::Done(Err(errno)),
         }
@@ -450,6 +478,21 @@ impl Process {
         sent.filter(|sent| *sent != Err(Errno(libc::EAGAIN)))
     }
 
+    /// Takes shared memory for `len_bytes` bytes, which the caller fills; `None`: there is no room now.
+    #[must_use]
+    pub fn take(&'static self, len_bytes: usize) -> Option<Kept> {
+        if len_bytes < MIN_REFERENCE_BYTES || forks::is_shared() {
+            return None;
+        }
+        let Some(held) = self.lanes.peers.take(len_bytes) else {
+            if self.lanes.peers.pool.want_chunk() {
+                self.ring();
+            }
+            return None;
+        };
+        Some(Kept::of(Some(Arc::new(held)), &self.lanes))
+    }
+
     /// Counts a send in that is made as it is; `None`: nothing is known of the descriptor.
     #[must_use]
     pub fn begin_literal(&self, fd: i32) -> Option<LiteralSend> {
@@ -472,7 +515,7 @@ impl Process {
         let Some(far) = end.far() else { return true };
         let Some(slot) = far.peer.slot(far.slot) else { return true };
         Self::wait_until_quiet(&far);
-        let is_plain = !end.receiver.lock().has_announced(&slot.sending);
+        let is_plain = !end.receiver.lock().has_announced(slot.sending.of(far.lane));
         if is_plain && let Some(descriptor) = descriptor(fd) {
             descriptor.leave();
         }
@@ -498,7 +541,11 @@ impl Process {
         let own = self.lanes.board.slots.get(end.slot as usize)?;
         let receiver = end.receiver.lock();
         let unread = stream::unread(fd).ok()?;
-        Some(receiver.receivable(unread, own.receiving.read_bytes(), &far.peer.slot(far.slot)?.sending))
+        Some(receiver.receivable(
+            unread,
+            own.receiving.read_bytes(),
+            far.peer.slot(far.slot)?.sending.of(far.lane),
+        ))
     }
 
     /// See [`end`].
@@ -556,7 +603,7 @@ impl Process {
         {
             // What it announces later is given back when it ends.
             Self::wait_until_quiet(far);
-            for held in end.receiver.lock().end(&slot.sending, own, &self.lanes.peers) {
+            for held in end.receiver.lock().end(slot.sending.of(far.lane), own, &self.lanes.peers) {
                 self.lanes.peers.release(held);
             }
         }

@@ -15,7 +15,7 @@
 //! Otherwise a token stays in the socket until the last byte that it stands for was received: poll, select and epoll see that there is
 //! something to read as long as there is.
 
-use crate::board::{Announcement, MAX_ANNOUNCEMENTS, Sending, Slot};
+use crate::board::{Announcement, Announcements, MAX_ANNOUNCEMENTS, Slot};
 use crate::peers::{Held, Peers};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::sync::Arc;
@@ -40,8 +40,10 @@ pub trait Socket {
 pub enum Next<'a> {
     /// Nothing can be read: what the kernel says to a read is true.
     Nothing,
-    /// At most so many bytes may be read from the socket; never 0.
+    /// So many bytes may be read from the socket, which are all that there are; never 0.
     Literal(usize),
+    /// So many bytes may be read from the socket, behind which there is a token; never 0.
+    Before(usize),
     /// These, from `taken_bytes` on.
     Reference {
         /// The bytes.
@@ -77,15 +79,15 @@ pub struct Receiver {
 impl Receiver {
     /// Whether there is an announcement of which not all was received.
     #[must_use]
-    pub fn has_announced(&self, far: &Sending) -> bool {
-        self.current.is_some() || far.produced() != self.next
+    pub fn has_announced(&self, far: Announcements<'_>) -> bool {
+        self.current.is_some() || far.has_beyond(self.next)
     }
 
     /// Whether there is such an announcement of memory of this process.
     #[must_use]
-    pub fn has_announced_of(&self, far: &Sending, owner: u64) -> bool {
+    pub fn has_announced_of(&self, far: Announcements<'_>, owner: u64) -> bool {
         let numbers = (0..MAX_ANNOUNCEMENTS).map(|ahead| self.next.wrapping_add(ahead));
-        let announced = numbers.map_while(|number| far.announcement(number));
+        let announced = numbers.map_while(|number| far.get(number));
         announced.into_iter().any(|announcement| announcement.reference.owner == owner)
     }
 
@@ -97,8 +99,8 @@ impl Receiver {
 
     /// The announcement of the next byte that is read, if there is one: it may still be taken back.
     #[must_use]
-    pub fn due(&self, read_bytes: u64, far: &Sending) -> Option<Announcement> {
-        let announcement = if self.current.is_none() { far.announcement(self.next) } else { None };
+    pub fn due(&self, read_bytes: u64, far: Announcements<'_>) -> Option<Announcement> {
+        let announcement = if self.current.is_none() { far.get(self.next) } else { None };
         announcement.filter(|announcement| announcement.at == read_bytes)
     }
 
@@ -109,11 +111,11 @@ impl Receiver {
     pub fn took_due(
         &mut self,
         announcement: Announcement,
-        far: &Sending,
+        far: Announcements<'_>,
         own: &Slot,
         peers: &Peers,
     ) -> Option<Result<Held, &'static str>> {
-        if far.announcement(self.next) != Some(announcement) {
+        if far.get(self.next) != Some(announcement) {
             return None;
         }
         self.next = self.next.wrapping_add(1);
@@ -123,13 +125,13 @@ impl Receiver {
     }
 
     /// What comes next from a sender whose board says `far`.
-    pub fn next(&mut self, socket: &impl Socket, far: &Sending, peers: &Peers) -> Next<'_> {
+    pub fn next(&mut self, socket: &impl Socket, far: Announcements<'_>, peers: &Peers) -> Next<'_> {
         let Ok(unread) = socket.unread() else { return Next::Nothing };
         if unread == 0 {
             return Next::Nothing;
         }
         if self.current.is_none() {
-            let Some(Announcement { at, reference }) = far.announcement(self.next) else {
+            let Some(Announcement { at, reference }) = far.get(self.next) else {
                 return Next::Literal(unread);
             };
             let Some(read) = socket.read_bytes(unread) else { return Next::Broken("its offset is unknown") };
@@ -143,7 +145,7 @@ impl Receiver {
                 };
             }
             if ahead > 0 {
-                return Next::Literal(ahead as usize);
+                return Next::Before(ahead as usize);
             }
             let Some(held) = peers.resolve(&Announcement { at, reference }) else {
                 return Next::Broken(OUTSIDE);
@@ -158,7 +160,7 @@ impl Receiver {
 
     /// How many bytes can be received, of which the socket has `unread`; the next one has the offset `read_bytes`.
     #[must_use]
-    pub fn receivable(&self, unread: usize, read_bytes: u64, far: &Sending) -> usize {
+    pub fn receivable(&self, unread: usize, read_bytes: u64, far: Announcements<'_>) -> usize {
         if unread == 0 {
             return 0;
         }
@@ -169,7 +171,7 @@ impl Receiver {
             number = number.wrapping_add(1);
         }
         for _ in 0..MAX_ANNOUNCEMENTS {
-            match far.announcement(number) {
+            match far.get(number) {
                 Some(announcement) if announcement.at.wrapping_sub(read_bytes) < unread as u64 => {
                     receivable = receivable
                         .saturating_add((announcement.reference.len_bytes as usize).saturating_sub(1));
@@ -215,7 +217,7 @@ impl Receiver {
     }
 
     /// Ends it: whatever was announced and not received, to be released. The sender announces nothing any more.
-    pub fn end(&mut self, far: &Sending, own: &Slot, peers: &Peers) -> Vec<Held> {
+    pub fn end(&mut self, far: Announcements<'_>, own: &Slot, peers: &Peers) -> Vec<Held> {
         let mut left = Vec::new();
         if let Some(current) = self.current.take() {
             self.next = self.next.wrapping_add(1);
@@ -223,7 +225,7 @@ impl Receiver {
         }
         // A hostile sender could go on for ever.
         for _ in 0..MAX_ANNOUNCEMENTS {
-            let Some(announcement) = far.announcement(self.next) else { break };
+            let Some(announcement) = far.get(self.next) else { break };
             self.next = self.next.wrapping_add(1);
             left.extend(peers.resolve(&announcement));
             own.receiving.consume();

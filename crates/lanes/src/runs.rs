@@ -79,6 +79,16 @@ impl Ledger {
         debug_assert!(before.is_none(), "a run that is in use");
     }
 
+    /// Only the first `pages` of a run are needed, of which nobody else knows. The others, if there are any.
+    #[must_use]
+    pub fn shorten(&mut self, id: RunId, pages: u32) -> Option<ArenaPages> {
+        let run =
+            self.runs.get_mut(&id).filter(|run| run.holds.is_empty() && pages > 0 && pages < run.pages)?;
+        let rest = ArenaPages::new(id.page + pages, id.page + run.pages);
+        run.pages = pages;
+        Some(rest)
+    }
+
     /// A reference is about to go to a peer.
     pub fn hold(&mut self, id: RunId, peer: u64) {
         if let Some(run) = self.runs.get_mut(&id) {
@@ -199,6 +209,21 @@ mod tests {
                 assert_eq!(ledger.release(RUN, B), Some(PAGES));
             }
         }
+    }
+
+    #[test]
+    fn what_was_not_filled_is_given_back_unless_somebody_may_know_of_it() {
+        let mut ledger = used();
+        let first = ArenaPages::new(RUN.page, RUN.page + 1);
+        assert_eq!(ledger.shorten(RUN, 0), None);
+        assert_eq!(ledger.shorten(RUN, PAGES.len()), None);
+        assert_eq!(ledger.shorten(RUN, 1), Some(ArenaPages::new(first.end, PAGES.end)));
+        assert_eq!(ledger.end(RUN), Some(first));
+        let mut ledger = used();
+        ledger.hold(RUN, B);
+        assert_eq!(ledger.shorten(RUN, 1), None);
+        assert_eq!(ledger.end(RUN), None);
+        assert_eq!(ledger.release(RUN, B), Some(PAGES));
     }
 
     #[test]

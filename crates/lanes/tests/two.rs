@@ -33,9 +33,10 @@ fn receive(lanes: &'static Process, fd: i32, into: &mut [u8]) -> usize {
         let part = Part { address: room.0 as usize, len_bytes: room.1 };
         // SAFETY: as above.
         let literally = |parts: &[Part], flags| unsafe { socket::receive(fd, parts, flags) };
+        let writable_bytes = |parts: &[Part]| parts.iter().map(|part| part.len_bytes).sum();
         // SAFETY: as above.
-        match unsafe { lanes.receive(fd, &[part], 0, false, |_, _, _| false, literally) } {
-            Received::Done(Ok(got)) => return got,
+        match unsafe { lanes.receive(fd, &[part], 0, false, |_, _, _| false, literally, writable_bytes) } {
+            Received::Done(Ok(got)) | Received::Part(got) => return got,
             Received::Done(Err(errno)) if errno.0 == libc::EAGAIN => {}
             Received::Done(Err(errno)) => panic!("{errno:?}"),
             Received::Plainly => panic!("an attended lane"),

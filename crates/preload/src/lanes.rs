@@ -10,20 +10,22 @@ use std::sync::OnceLock;
 use uncopy_capi::sending;
 use uncopy_core::scope::Scope;
 use uncopy_core::stats::Counter;
-use uncopy_engine::arena::segment::Shared;
+use uncopy_engine::arena::segment::{Shared, SharedDraft, share_by};
 use uncopy_engine::call::output::{self, Output};
-use uncopy_engine::call::placed::place;
+use uncopy_engine::call::placed::{is_in_block, place};
 use uncopy_engine::state::counters;
 use uncopy_engine::state::phase::look_at_streams;
 use uncopy_interpose::slots;
 use uncopy_lanes::begin::begin;
 use uncopy_lanes::handover;
 use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES, join};
+use uncopy_lanes::peers::Held;
 use uncopy_lanes::process::{self, MIN_LARGE_BYTES, Process, Received, is_attended, process};
 use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
+use uncopy_sys::readable::{is_part_readable, writable_bytes};
 use uncopy_sys::{socket, stream};
 use uncopy_transmit as transmit;
 
@@ -81,7 +83,7 @@ fn note_large(fd: c_int, len_bytes: ssize_t) {
     if let Some(Meeting { scope, directory, max_bytes }) = MEETING.get()
         && process::is_fit(fd, scope)
         && !HAS_BEGUN.swap(true, Relaxed)
-        && let Err(errno) = begin(directory, *scope, *max_bytes)
+        && let Err(errno) = begin(directory, *scope, *max_bytes).inspect(|()| share_by(take_shared))
     {
         let why = if errno.0 == libc::EPERM { "others can enter " } else { "nothing can be made in " };
         uncopy_sys::mem::say(format_args!("uncopy: no lanes: {why}{directory} ({errno:?})\n"));
@@ -236,6 +238,28 @@ unsafe fn receive_by(
     (got, is_engines)
 }
 
+/// Shared memory that an input fills.
+struct Room(Kept);
+
+impl SharedDraft for Room {
+    fn address(&self) -> usize {
+        self.0.held().map_or(0, Held::address)
+    }
+
+    fn freeze(mut self: Box<Self>, len_bytes: usize) -> Shared {
+        let address = self.address();
+        self.0.shorten(len_bytes);
+        // SAFETY: nobody else has the run, and whoever filled it is done.
+        unsafe { Shared::new(address, len_bytes, Box::new(self.0)) }
+    }
+}
+
+/// Memory for an input whose bytes are likely to leave by a lane.
+fn take_shared(len_bytes: usize) -> Option<Box<dyn SharedDraft>> {
+    let kept = process()?.take(len_bytes)?;
+    Some(Box::new(Room(kept)))
+}
+
 /// Begins work on a descriptor that is attended; `None`: it is not any more. While a fork takes long there is nothing to go on with:
 /// what comes may be tokens.
 fn enter_attended(fd: c_int) -> Option<Section> {
@@ -273,8 +297,9 @@ unsafe fn receive_on_lane(
             })
         };
         // SAFETY: the caller answers for the parts.
-        let received =
-            unsafe { process.receive(fd, &rest, flags & !libc::MSG_WAITALL, waits_first, put, &literally) };
+        let received = unsafe {
+            process.receive(fd, &rest, flags & !libc::MSG_WAITALL, waits_first, put, &literally, room_of)
+        };
         drop(section);
         match received {
             Received::Plainly if got_bytes == 0 => return None,
@@ -286,9 +311,20 @@ unsafe fn receive_on_lane(
                 }
                 skip(&mut rest, len_bytes);
             }
+            Received::Part(len_bytes) => {
+                got_bytes += len_bytes;
+                if stops() {
+                    return Some(got_bytes as ssize_t);
+                }
+                skip(&mut rest, len_bytes);
+                waits_first = false;
+            }
             Received::Done(Err(errno)) if errno.0 != libc::EAGAIN => {
                 errno::set(errno.0);
                 return Some(if got_bytes > 0 { got_bytes as ssize_t } else { -1 });
+            }
+            Received::Nothing | Received::Done(Err(_)) if got_bytes > 0 && !waits_for_all => {
+                return Some(got_bytes as ssize_t);
             }
             Received::Nothing | Received::Done(Err(_)) => {
                 // Who sends out of band ends the lane first: nothing comes by reference behind the mark.
@@ -310,6 +346,20 @@ unsafe fn receive_on_lane(
             }
         }
     }
+}
+
+/// How many bytes of the parts can be written before the first that cannot: there the kernel's own receive would end, too.
+fn room_of(parts: &[Part]) -> usize {
+    let mut room_bytes = 0;
+    for part in parts {
+        let part_bytes =
+            if is_in_block(*part) { part.len_bytes } else { writable_bytes(part.address, part.len_bytes) };
+        room_bytes += part_bytes;
+        if part_bytes < part.len_bytes {
+            break;
+        }
+    }
+    room_bytes
 }
 
 /// Takes `len_bytes` bytes off the front of the parts.
@@ -354,10 +404,27 @@ pub fn send(fd: c_int, parts: &[Part], flags: c_int, call: impl FnOnce() -> ssiz
     };
     let whole_bytes: usize = parts.iter().map(|part| part.len_bytes).sum();
     let waits = || flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
-    if sent_bytes == whole_bytes || !waits() {
+    if sent_bytes == whole_bytes {
         return sent_bytes as ssize_t;
     }
-    send_rest(process, fd, parts, sent_bytes, flags)
+    if waits() {
+        return send_rest(process, fd, parts, sent_bytes, flags);
+    }
+    // Who is told of edges waits for one where not all was sent: there is one only where the kernel itself had no room.
+    let mut rest: SmallVec<[Part; 8]> = SmallVec::from_slice(parts);
+    skip(&mut rest, sent_bytes);
+    let _errno = errno::Keep::new();
+    sent_bytes as ssize_t + send_parts(process, fd, &rest, flags).max(0)
+}
+
+/// Sends parts of the program's message as they are.
+fn send_parts(process: &Process, fd: c_int, parts: &[Part], flags: c_int) -> ssize_t {
+    // SAFETY: all-zero is a valid msghdr: no name, no parts, no control data.
+    let mut header: msghdr = unsafe { core::mem::zeroed() };
+    header.msg_iov = parts.as_ptr().cast_mut().cast::<iovec>();
+    header.msg_iovlen = parts.len() as _;
+    // SAFETY: parts of the program's message.
+    literally(process, fd, || unsafe { sending::sendmsg(fd, &raw const header, flags) })
 }
 
 /// A call that waits until all is sent: goes on behind the first bytes.
@@ -370,14 +437,7 @@ fn send_rest(process: &Process, fd: c_int, parts: &[Part], mut sent_bytes: usize
             Some(Ok(went)) => went,
             Some(Err(_)) => break,
             None => {
-                // SAFETY: all-zero is a valid msghdr: no name, no parts, no control data.
-                let mut header: msghdr = unsafe { core::mem::zeroed() };
-                header.msg_iov = rest.as_ptr().cast_mut().cast::<iovec>();
-                header.msg_iovlen = rest.len() as _;
-                // SAFETY: parts of the program's message.
-                let went =
-                    literally(process, fd, || unsafe { sending::sendmsg(fd, &raw const header, flags) });
-                let Ok(went) = usize::try_from(went) else { break };
+                let Ok(went) = usize::try_from(send_parts(process, fd, &rest, flags)) else { break };
                 went
             }
         };
@@ -434,25 +494,34 @@ fn by_reference(
         let _section = Section::enter()?;
         process.outlet(fd, longest)?
     };
+    // What cannot be read is for the kernel to refuse.
+    if !parts.iter().all(|part| is_in_block(*part) || is_part_readable(part.address, part.len_bytes)) {
+        return None;
+    }
     let output = if output::is_candidate(parts) { Output::begin(fd, parts) } else { None };
-    let _section = Section::enter()?;
-    let sent = match &output {
-        Some(output) => output.inspect(|parts| {
-            let mut parts: SmallVec<[Given<'_>; 16]> = parts.map(given).collect();
-            // SAFETY: the program's own parts, which it sends.
-            unsafe { join(&mut parts) };
-            process.send(fd, &outlet, &parts, flags)
-        }),
-        None => {
-            let parts: SmallVec<[Given<'_>; 16]> = parts.iter().map(|part| Given::Plain(*part)).collect();
-            process.send(fd, &outlet, &parts, flags)
+    let sent = {
+        // Left before the output is: it was entered after it.
+        let _section = Section::enter()?;
+        match &output {
+            Some(output) => output.inspect(|parts| {
+                let mut parts: SmallVec<[Given<'_>; 16]> = parts.map(given).collect();
+                // SAFETY: the program's own parts, which it sends.
+                unsafe { join(&mut parts) };
+                process.send(fd, &outlet, &parts, flags)
+            }),
+            None => {
+                let parts: SmallVec<[Given<'_>; 16]> = parts.iter().map(|part| Given::Plain(*part)).collect();
+                process.send(fd, &outlet, &parts, flags)
+            }
         }
     };
     if let Some(Ok(sent_bytes)) = &sent {
         counters::add(Counter::LaneSentBytes, *sent_bytes);
     }
     if let Some(output) = output {
-        output.finish(sent.as_ref().and_then(|sent| sent.as_ref().ok()).copied().unwrap_or(0));
+        let sent_bytes = sent.as_ref().and_then(|sent| sent.as_ref().ok()).copied().unwrap_or(0);
+        output.left_by_lane(sent_bytes, MIN_REFERENCE_BYTES);
+        output.finish(sent_bytes);
     }
     sent.map(|sent| sent.map_err(|errno| errno.0))
 }
@@ -500,6 +569,13 @@ pub fn closed(fd: c_int) {
     {
         let _errno = errno::Keep::new();
         process::closed(fd);
+    }
+}
+
+/// Descriptors from `first` to `last` are about to be closed.
+pub fn closed_range(first: u32, last: u32) {
+    if is_on() {
+        uncopy_lanes::descriptors::known(first, last).for_each(closed);
     }
 }
 

@@ -266,6 +266,10 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_i
     let real = CLOSE_RANGE.call();
     let mut next = first;
     if first <= last {
+        // With a flag they are closed by an exec, or in another table.
+        if flags == 0 {
+            streams::closed_range(first, last);
+        }
         for hidden in hidden_in_order().into_iter().filter(|fd| (first..=last).contains(fd)) {
             // UNSHARE is done by the first call.
             // SAFETY: the program's own descriptors, up to the one before ours.
@@ -296,6 +300,7 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
                 next = hidden + 1;
             }
         }
+        streams::closed_range(next as u32, u32::MAX);
         CLOSEFROM.call()(next);
     }
 }

@@ -363,7 +363,8 @@ pub unsafe extern "C" fn recvmmsg(
     let timer = Timer::begin_any();
     // SAFETY: the program's own arguments; the messages that the kernel has filled are there.
     unsafe {
-        let got = if lanes::is_on() && flags & UNUSUAL == 0 && count > 0 {
+        let is_of_stream = flags & UNUSUAL & !libc::MSG_TRUNC == 0;
+        let got = if lanes::is_on() && is_of_stream && count > 0 {
             recvmmsg_on_stream(fd, messages, count, flags, timeout)
         } else {
             recvmmsg_now(fd, messages, count, flags, timeout)
@@ -398,11 +399,16 @@ unsafe fn recvmmsg_on_stream(
         };
         let caller = recvmmsg as *const () as usize;
         let mut received = None;
-        let (got, _) =
-            lanes::receive_message(fd, header, parts, flags & !libc::MSG_WAITFORONE, caller, || {
-                received = Some(plainly());
-                (-1, false)
-            });
+        let flags = flags & !libc::MSG_WAITFORONE;
+        let mut plainly = || {
+            received = Some(plainly());
+            -1
+        };
+        let got = if flags & libc::MSG_TRUNC != 0 {
+            lanes::discard(fd, parts, flags, caller, plainly)
+        } else {
+            lanes::receive_message(fd, header, parts, flags, caller, || (plainly(), false)).0
+        };
         let got = match (received, usize::try_from(got)) {
             (Some(received), _) => received,
             (None, Err(_)) => -1,

@@ -263,6 +263,7 @@ pub(crate) fn enter() -> u32 {
 pub(crate) fn leave(before: u32) {
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
     let own = own();
+    debug_assert_ne!(own.inside.load(Relaxed), 0, "of two sections the one that began later ends first");
     own.inside.store(before, Relaxed);
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
     if own.is_put_off.load(Relaxed) != 0 && before == 0 {

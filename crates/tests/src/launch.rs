@@ -170,6 +170,9 @@ impl Program {
             if self.mode == Mode::Recorded {
                 command.env("UNCOPY_RECORD", recordings(scratch));
             }
+            if self.mode == Mode::Lanes {
+                command.env("UNCOPY_LANES_DIR", private(scratch, "lanes"));
+            }
         }
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         if let Some(directory) = &self.directory {
@@ -216,7 +219,12 @@ impl Program {
 /// When it cannot be made.
 #[must_use]
 pub fn recordings(scratch: &Scratch) -> PathBuf {
-    let directory = scratch.join("recordings");
+    private(scratch, "recordings")
+}
+
+/// A directory in `scratch`, nobody else's.
+fn private(scratch: &Scratch, name: &str) -> PathBuf {
+    let directory = scratch.join(name);
     match std::fs::DirBuilder::new().mode(0o700).create(&directory) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             panic!("{}: {error}", directory.display())

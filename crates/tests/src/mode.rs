@@ -18,6 +18,8 @@ pub enum Mode {
     Never,
     /// Loaded and told to do nothing.
     Off,
+    /// Everything legal is elided, and streams to other programs in this mode may be lanes.
+    Lanes,
     /// Recorded from one page up, with every input sampled that can be.
     Recorded,
 }
@@ -25,6 +27,12 @@ pub enum Mode {
 impl Mode {
     /// The two modes that every scenario runs in.
     pub const BOTH: [Self; 2] = [Self::Always, Self::Auto];
+
+    /// The mode of the server behind one that is run in this mode: plain, unless lanes are between the two.
+    #[must_use]
+    pub fn behind(self) -> Self {
+        if self == Self::Lanes { self } else { Self::Plain }
+    }
 
     /// The mode really used: [`Mode::Plain`] when `UNCOPY_TEST_PLAIN=1`.
     #[must_use]
@@ -38,6 +46,9 @@ impl Mode {
             Self::Plain | Self::Auto => &[],
             Self::Sliced => &[("UNCOPY_SLICE_MS", "4"), ("UNCOPY_MIN_SIZE", "4096")],
             Self::Always | Self::Recorded => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
+            Self::Lanes => {
+                &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096"), ("UNCOPY_LANES", "all")]
+            }
             Self::Never => &[("UNCOPY_POLICY", "never")],
             Self::Off => &[("UNCOPY_OFF", "1")],
         }

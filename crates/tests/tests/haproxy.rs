@@ -18,7 +18,7 @@ fn both_ways(mode: Mode) {
     let seed = seed(85);
     let root = scratch.directory("root");
     let backend = Nginx::start(
-        Mode::Plain,
+        mode.behind(),
         &scratch,
         "back",
         &format!("    location / {{ root {}; dav_methods PUT; create_full_put_path on; }}\n", root.display()),
@@ -75,4 +75,9 @@ fn proxied_transfers_with_everything_elided() {
 #[test]
 fn proxied_transfers_with_the_default_policy() {
     both_ways(Mode::Auto);
+}
+
+#[test]
+fn proxied_transfers_by_lanes() {
+    both_ways(Mode::Lanes);
 }

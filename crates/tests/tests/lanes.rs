@@ -64,6 +64,22 @@ fn converse_in(
     assert_eq!(referred.iter().all(|bytes| *bytes > 1 << 20), uses_lanes, "{referred:?} bytes by reference");
 }
 
+/// A server and a client in Python that talk by TCP; what they left, the client first.
+fn talk(scratch: &Scratch, script: &str) -> [Finished; 2] {
+    let (room, script) = (room(scratch), scratch.write("script.py", script));
+    let start = |name: &str, arguments: &[&str]| {
+        let words = [&[script.to_str().expect("UTF-8")], arguments].concat();
+        let program = Program::new("/usr/bin/python3").args(words);
+        let program = program.env("UNCOPY_LANES", "tcp").env("UNCOPY_LANES_DIR", &room);
+        program.mode(Mode::Always).start(scratch, name)
+    };
+    let server = start("server", &["server"]);
+    let port = server.wait_for_line("ready ");
+    let client = start("client", &["client", &port]).finish(LIMIT);
+    assert!(client.status.success(), "{}\nserver's {}", client.text(), server.errors());
+    [client, server.finish(LIMIT).expect_success()]
+}
+
 #[test]
 fn tcp_between_programs_that_elide_everything() {
     converse("tcp", Mode::Always, Mode::Always, 200, true);
@@ -140,24 +156,225 @@ else:
 #[test]
 fn a_server_that_forks_goes_on_and_every_byte_is_right() {
     let scratch = Scratch::new("lanes-forks");
-    let room = room(&scratch);
-    let script = scratch.write("forks.py", FORKING);
-    let start = |name: &str, arguments: &[&str]| {
-        let words = [&[script.to_str().expect("UTF-8")], arguments].concat();
-        let program = Program::new("/usr/bin/python3")
-            .args(words)
-            .env("UNCOPY_LANES", "tcp")
-            .env("UNCOPY_LANES_DIR", &room);
-        program.mode(Mode::Always).start(&scratch, name)
-    };
-    let server = start("server", &["server"]);
-    let port = server.wait_for_line("ready ");
-    let client = start("client", &["client", &port]).finish(LIMIT).expect_success();
-    let server = server.finish(LIMIT).expect_success();
-    for done in [client, server] {
+    for done in talk(&scratch, FORKING) {
         let counters = done.counters.expect("counters");
         assert!(counters.get(Counter::LaneSentBytes) > 20 << 20, "{counters}");
     }
+}
+
+/// A server that echoes, and a client that also gives addresses at which there is nothing, or nothing that can be written.
+const BAD_ADDRESSES: &str = r#"
+import ctypes, errno, hashlib, select, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for call in (libc.recv, libc.send):
+    call.restype, call.argtypes = ctypes.c_ssize_t, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+LENGTH, PRIVATE_ANONYMOUS = 150000, 0x22
+def whole(connection):
+    parts = bytearray()
+    while len(parts) < LENGTH:
+        part = connection.recv(LENGTH - len(parts))
+        assert part, "the other end closed"
+        parts += part
+    return bytes(parts)
+if sys.argv[1] == "server":
+    listener = socket.create_server(("127.0.0.1", 0))
+    print("ready", listener.getsockname()[1], flush=True)
+    connection = listener.accept()[0]
+    for number in range(90):
+        connection.sendall(whole(connection))
+else:
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+    fixed = libc.mmap(None, LENGTH, 1, PRIVATE_ANONYMOUS, -1, 0)
+    # A page that can be written, before one that cannot.
+    partly = libc.mmap(None, LENGTH, 3, PRIVATE_ANONYMOUS, -1, 0)
+    assert libc.mprotect(ctypes.c_void_p(partly + 4096), ctypes.c_size_t(LENGTH - 4096), 1) == 0
+    def refused(call, address):
+        ctypes.set_errno(0)
+        result = call(connection.fileno(), address, LENGTH, 0)
+        assert (result, ctypes.get_errno()) == (-1, errno.EFAULT), (number, call, hex(address), result)
+    for number in range(90):
+        expected = hashlib.shake_128(str(number).encode()).digest(LENGTH)
+        connection.sendall(expected)
+        if number >= 30:
+            refused(libc.send, 0x1000)
+            select.select([connection], [], [], 30)
+            for address in (0x1000, fixed):
+                refused(libc.recv, address)
+            got = libc.recv(connection.fileno(), partly, LENGTH, 0)
+            if got > 0:
+                assert got <= 4096 and ctypes.string_at(partly, got) == expected[:got], (number, got)
+                rest = bytearray()
+                while len(rest) < LENGTH - got:
+                    rest += connection.recv(LENGTH - got - len(rest))
+                assert rest == expected[got:], f"message {number}"
+                continue
+        assert whole(connection) == expected, f"message {number}"
+"#;
+
+#[test]
+fn bad_addresses_are_refused_and_nothing_is_lost() {
+    let scratch = Scratch::new("lanes-bad");
+    let [client, _] = talk(&scratch, BAD_ADDRESSES);
+    let counters = client.counters.expect("counters");
+    assert!(counters.get(Counter::LaneReceivedBytes) > 2 << 20, "{counters}");
+}
+
+/// A server and a client that close their connections several at a time, and get the same numbers again.
+const CLOSED_AT_ONCE: &str = r#"
+import hashlib, os, socket, sys
+LENGTH = 150000
+def whole(connection):
+    parts = bytearray()
+    while len(parts) < LENGTH:
+        part = connection.recv(LENGTH - len(parts))
+        assert part, "the other end closed"
+        parts += part
+    return bytes(parts)
+def close(connections):
+    numbers = sorted(connection.detach() for connection in connections)
+    os.closerange(numbers[0], numbers[-1] + 1)
+    return numbers
+listener, seen = None, set()
+if sys.argv[1] == "server":
+    listener = socket.create_server(("127.0.0.1", 0))
+    print("ready", listener.getsockname()[1], flush=True)
+for turn in range(6):
+    if listener:
+        connections = [listener.accept()[0] for _ in range(2)]
+    else:
+        connections = [socket.create_connection(("127.0.0.1", int(sys.argv[2]))) for _ in range(2)]
+    for number in range(30):
+        for at, connection in enumerate(connections):
+            expected = hashlib.shake_128(f"{turn} {number} {at}".encode()).digest(LENGTH)
+            if listener:
+                assert whole(connection) == expected, (turn, number, at)
+                connection.sendall(expected)
+            else:
+                connection.sendall(expected)
+                assert whole(connection) == expected, (turn, number, at)
+    if turn == 3:
+        # The last bytes are still unread at one end, and what comes next has nothing of them.
+        connections[0].sendall(bytes(LENGTH))
+    seen.add(tuple(close(connections)))
+assert len(seen) < 6, "no number came again"
+"#;
+
+#[test]
+fn descriptors_that_are_closed_at_once_are_forgotten() {
+    let scratch = Scratch::new("lanes-closed");
+    for done in talk(&scratch, CLOSED_AT_ONCE) {
+        let counters = done.counters.expect("counters");
+        assert!(counters.get(Counter::LaneReceivedBytes) > 10 << 20, "{counters}");
+    }
+}
+
+/// A server that hashes what comes, and a client that stops it for a while and goes on to send.
+const STOPPED: &str = r#"
+import hashlib, os, signal, socket, sys, time
+LENGTH, MIB = 300000, 1 << 20
+if sys.argv[1] == "server":
+    listener = socket.create_server(("127.0.0.1", 0))
+    print("ready", listener.getsockname()[1], os.getpid(), flush=True)
+    connection, digest = listener.accept()[0], hashlib.sha256()
+    connection.sendall(b"here")
+    while part := connection.recv(LENGTH):
+        digest.update(part)
+    connection.sendall(digest.digest())
+else:
+    port, pid = map(int, sys.argv[2].split())
+    connection, digest = socket.create_connection(("127.0.0.1", port)), hashlib.sha256()
+    assert connection.recv(4) == b"here"
+    def message(number):
+        content = hashlib.shake_128(str(number).encode()).digest(LENGTH)
+        digest.update(content)
+        return content
+    for number in range(60):
+        connection.sendall(message(number))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        connection.setblocking(False)
+        number, rest, sent, last = 60, b"", 0, time.monotonic()
+        while time.monotonic() - last < 1:
+            if not rest:
+                number += 1
+                rest = message(number)
+            try:
+                went = connection.send(rest)
+                rest, sent, last = rest[went:], sent + went, time.monotonic()
+            except BlockingIOError:
+                time.sleep(0.01)
+        with open("/proc/self/status") as status:
+            shared = next(int(line.split()[1]) << 10 for line in status if line.startswith("RssShmem"))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # Announcements are as many at most as the ring has room for; the rest is in the socket.
+    assert shared <= 70 * MIB and sent <= 80 * MIB, (shared, sent)
+    connection.setblocking(True)
+    connection.sendall(rest)
+    for number in range(1000, 1030):
+        connection.sendall(message(number))
+    connection.shutdown(socket.SHUT_WR)
+    received = b""
+    while part := connection.recv(32 - len(received)):
+        received += part
+    assert received == digest.digest()
+"#;
+
+#[test]
+fn a_peer_that_is_stopped_takes_no_more_than_its_share_of_memory() {
+    let scratch = Scratch::new("lanes-stopped");
+    let [client, _] = talk(&scratch, STOPPED);
+    let counters = client.counters.expect("counters");
+    assert!(counters.get(Counter::LaneSentBytes) > 5 << 20, "{counters}");
+}
+
+/// A server and a client with more connections, one after the other, than a process can have lanes at a time.
+const MANY: &str = r#"
+import gc, hashlib, os, socket, sys
+LENGTH, CONNECTIONS, MIB = 70000, 1100, 1 << 20
+expected = hashlib.shake_128(b"many").digest(LENGTH)
+def whole(connection):
+    parts = bytearray()
+    while len(parts) < LENGTH:
+        part = connection.recv(LENGTH - len(parts))
+        assert part, "the other end closed"
+        parts += part
+    assert parts == expected
+def left():
+    with open("/proc/self/status") as status:
+        shared = next(int(line.split()[1]) << 10 for line in status if line.startswith("RssShmem"))
+    return len(os.listdir("/proc/self/fd")), shared
+listener = None
+if sys.argv[1] == "server":
+    listener = socket.create_server(("127.0.0.1", 0))
+    print("ready", listener.getsockname()[1], flush=True)
+for turn in range(CONNECTIONS):
+    connection = listener.accept()[0] if listener else socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+    with connection:
+        for _ in range(4):
+            if listener:
+                whole(connection)
+                connection.sendall(expected)
+            else:
+                connection.sendall(expected)
+                whole(connection)
+    if turn == 100:
+        before = left()
+after = left()
+assert after[0] <= before[0] + 1 and after[1] <= before[1] + 4 * MIB, (before, after)
+"#;
+
+#[test]
+fn a_thousand_connections_leave_nothing_behind() {
+    let scratch = Scratch::new("lanes-many");
+    for done in talk(&scratch, MANY) {
+        let counters = done.counters.expect("counters");
+        assert!(counters.get(Counter::Lanes) > 100, "{counters}");
+    }
+    let names = std::fs::read_dir(scratch.join("room")).expect("the room").count();
+    assert_eq!(names, 0, "names of sockets are left");
 }
 
 /// A process that links with all that meet in a directory, and says all sorts of things.
@@ -165,7 +382,7 @@ const HOSTILE: &str = r#"
 import fcntl, glob, os, random, socket, struct, sys, time
 room, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 random.seed(seed)
-GREETING = 0x756E636F70790001
+GREETING = 0x756E636F70790002
 NUMBERS = [0, 1, 2, 63, 64, 1023, 1024, 2**32 - 1, 2**63, 2**64 - 1]
 def memory():
     file = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)

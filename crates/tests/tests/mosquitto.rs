@@ -74,3 +74,8 @@ fn large_messages_with_everything_elided() {
 fn large_messages_with_the_default_policy() {
     messages(Mode::Sliced);
 }
+
+#[test]
+fn large_messages_by_lanes() {
+    messages(Mode::Lanes);
+}

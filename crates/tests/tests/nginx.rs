@@ -57,7 +57,7 @@ fn proxied(mode: Mode) {
     let files = files(&scratch);
     let root = scratch.directory("uploads").to_str().expect("UTF-8").to_owned();
     let back = Nginx::start(
-        Mode::Plain,
+        mode.behind(),
         &scratch,
         "back",
         &format!("    location / {{ root {root}; dav_methods PUT; create_full_put_path on; }}\n"),
@@ -97,7 +97,7 @@ fn many_requests(mode: Mode) {
     let files = files(&scratch);
     let root = scratch.path().to_str().expect("UTF-8").to_owned();
     let copied = format!("    location /files/ {{ root {root}; sendfile off; output_buffers 2 256k; }}\n");
-    let back = Nginx::start(Mode::Plain, &scratch, "back", &copied);
+    let back = Nginx::start(mode.behind(), &scratch, "back", &copied);
     let proxied = format!(
         "{copied}    location /proxied/ {{ proxy_pass {}/; proxy_buffers 8 256k; proxy_busy_buffers_size 512k; }}\n",
         back.url("")
@@ -148,4 +148,19 @@ fn proxied_transfers_with_everything_elided() {
 #[test]
 fn proxied_transfers_with_the_default_policy() {
     proxied(Mode::Auto);
+}
+
+#[test]
+fn static_files_by_lanes() {
+    static_files(Mode::Lanes);
+}
+
+#[test]
+fn proxied_transfers_by_lanes() {
+    proxied(Mode::Lanes);
+}
+
+#[test]
+fn many_requests_by_lanes() {
+    many_requests(Mode::Lanes);
 }

@@ -10,7 +10,7 @@ use uncopy_tests::random::{Random, bytes, rounds, seed};
 use uncopy_tests::redis::{Model, Redis};
 use uncopy_tests::resp::{Answer, Resp};
 use uncopy_tests::scratch::wait_until;
-use uncopy_tests::{Mode, Scratch};
+use uncopy_tests::{Mode, Program, Scratch};
 
 const MIB: usize = 1 << 20;
 const APPEND_ONLY: &[&str] = &["--appendonly", "yes"];
@@ -239,5 +239,72 @@ fn many_clients_at_once() {
             }
         });
         let _ = redis.shut_down().expect_counters(WORKED);
+    }
+}
+
+/// A client that stores values, some of them several at a time, and compares what comes back.
+const CLIENT: &str = r#"
+import hashlib, socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+received = b""
+def take(length):
+    global received
+    parts = [received[:length]]
+    received, missing = received[length:], length - len(parts[0])
+    while missing > 0:
+        part = connection.recv(300000)
+        assert part, "closed"
+        parts.append(part[:missing])
+        received, missing = part[missing:], missing - len(part)
+    return b"".join(parts)
+def line():
+    text = b""
+    while not text.endswith(b"\r\n"):
+        text += take(1)
+    return text[:-2]
+def answer():
+    head = line()
+    if not head.startswith(b"$"):
+        return head
+    value = take(int(head[1:]))
+    assert take(2) == b"\r\n"
+    return value
+def command(*words):
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+def value(number):
+    return hashlib.shake_128(b"%d" % number).digest([3, 70001, 300000, 1 << 20, 40000][number % 5])
+held = {}
+for round in range(60):
+    keys = [b"%d" % ((round * 7 + at) % 11) for at in range(1 + round % 4)]
+    for at, key in enumerate(keys):
+        held[key] = value(round * 4 + at)
+    connection.sendall(b"".join(command(b"SET", key, held[key]) for key in keys))
+    assert [answer() for _ in keys] == [b"+OK"] * len(keys), f"round {round}"
+    asked = sorted(held)[: 1 + round % 5]
+    connection.sendall(b"".join(command(b"GET", key) for key in asked))
+    for key in asked:
+        assert answer() == held[key], f"round {round}, key {key}"
+    length = len(held[asked[0]])
+    connection.sendall(command(b"APPEND", asked[0], b"end") + command(b"GETRANGE", asked[0], b"%d" % (length // 2), b"-1"))
+    held[asked[0]] += b"end"
+    assert answer() == b":%d" % (length + 3)
+    assert answer() == held[asked[0]][length // 2 :], f"round {round}"
+"#;
+
+#[test]
+fn a_client_on_the_same_host_by_lanes() {
+    let scratch = Scratch::new("redis-lanes");
+    let redis = Redis::start(Mode::Lanes, &scratch, "redis", &scratch.directory("data"), &[]);
+    let script = scratch.write("client.py", CLIENT);
+    let client = Program::new("/usr/bin/python3")
+        .args([script.to_str().expect("UTF-8"), &redis.port.to_string()])
+        .mode(Mode::Lanes)
+        .run(&scratch, "client")
+        .expect_success();
+    for done in [client, redis.shut_down()] {
+        let counters = done.counters.expect("counters");
+        for counter in [Counter::LaneSentBytes, Counter::LaneReceivedBytes] {
+            assert!(counters.get(counter) > 1 << 20, "{counters}");
+        }
     }
 }

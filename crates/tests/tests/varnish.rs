@@ -56,7 +56,7 @@ fn deliveries(mode: Mode) {
         .map(|kind| format!("    location /{kind}/ {{ alias {}/; }}\n", root.display()))
         .collect();
     let backend = Nginx::start(
-        Mode::Plain,
+        mode.behind(),
         &scratch,
         "back",
         &format!(
@@ -120,4 +120,9 @@ fn deliveries_with_everything_elided() {
 #[test]
 fn deliveries_with_the_default_policy() {
     deliveries(Mode::Sliced);
+}
+
+#[test]
+fn deliveries_by_lanes() {
+    deliveries(Mode::Lanes);
 }

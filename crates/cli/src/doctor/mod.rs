@@ -5,6 +5,7 @@
 
 mod calibration;
 mod kernel;
+mod lanes;
 mod limits;
 mod permission;
 mod preload;
@@ -105,6 +106,7 @@ fn checks(environment: &Environment, command: &[OsString]) -> Vec<Check> {
     checks.push(features.check());
     checks.extend(limits::checks());
     checks.push(options(environment));
+    checks.push(lanes::check(environment));
     checks.push(calibration::check(environment));
     checks.push(preload::check());
     if let Some(name) = command.first() {

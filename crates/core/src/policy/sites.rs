@@ -34,6 +34,10 @@ const MAX_PASSED: u32 = 1 << 14;
 /// Sites of copies and inputs that are told apart. A model makes them anew for every order that it tries.
 pub const SITES: usize = if cfg!(loom) { 16 } else { 1024 };
 const PROBES: usize = 4;
+/// For how many inputs in a row, at most, it is taken for granted that their bytes go on by a lane.
+const MAX_LEAVING: u32 = 16;
+/// For how many more after each that did.
+const LEAVING_STEP: u32 = 2;
 
 /// What a call site does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +93,8 @@ struct Account {
     recent_bytes: AtomicU32,
     /// Calls with far more room than that, since one was looked at.
     passed_calls: AtomicU32,
+    /// Inputs from here on whose bytes are likely to go on by a lane.
+    leaving: AtomicU32,
     /// Running medians of what each share takes, ns.
     typical_ns: [AtomicU32; SHARES],
 }
@@ -117,6 +123,7 @@ impl Sites {
                     backoff: AtomicU32::new(0),
                     recent_bytes: AtomicU32::new(0),
                     passed_calls: AtomicU32::new(0),
+                    leaving: AtomicU32::new(0),
                     typical_ns: [const { AtomicU32::new(0) }; SHARES],
                 }
             }; SITES],
@@ -191,6 +198,23 @@ impl Sites {
         let faded_bytes = recent_bytes - recent_bytes / 8;
         let got_bytes = u32::try_from(got_bytes).unwrap_or(u32::MAX);
         account.recent_bytes.store(got_bytes.max(faded_bytes).max(1), Relaxed);
+    }
+
+    /// Whether the bytes of an input are likely to go on by a lane. Each that is received for that brings the end of it nearer.
+    #[must_use]
+    pub fn leaves_by_lane(&self, site: SiteId) -> bool {
+        let leaving = &self.account(site).leaving;
+        let left = leaving.load(Relaxed);
+        if left > 0 {
+            leaving.store(left - 1, Relaxed);
+        }
+        left > 0
+    }
+
+    /// Takes note of bytes of an input that went on by a lane.
+    pub fn record_leaving(&self, site: SiteId) {
+        let leaving = &self.account(site).leaving;
+        leaving.store((leaving.load(Relaxed) + LEAVING_STEP).min(MAX_LEAVING), Relaxed);
     }
 
     /// Takes note of what a share took this time, and returns what it typically takes: a running median. What only
@@ -281,6 +305,18 @@ mod tests {
             sites.record_input(site, 16);
         }
         assert!(!sites.fills(site, 32 << 20), "what came once fades");
+    }
+
+    #[test]
+    fn what_left_by_a_lane_is_likely_to_leave_again_for_a_while() {
+        let sites = Sites::new();
+        let site = sites.site(Kind::Input, 0x1234, 64 << 10);
+        let likely = || (0..100).filter(|_| sites.leaves_by_lane(site)).count();
+        assert_eq!(likely(), 0);
+        sites.record_leaving(site);
+        assert_eq!(likely(), LEAVING_STEP as usize);
+        (0..100).for_each(|_| sites.record_leaving(site));
+        assert_eq!(likely(), MAX_LEAVING as usize);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::arena::pages::{ARENA, Resident};
 use crate::state::{counters, limits};
 use core::any::Any;
 use smallvec::SmallVec;
+use std::sync::OnceLock;
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES, SegmentPages, pages_up};
 use uncopy_core::bounds::Kept;
 use uncopy_core::page_map::SiteId;
@@ -190,6 +191,30 @@ impl Shared {
     pub fn count() -> usize {
         SHARED.load(Relaxed)
     }
+}
+
+/// Memory that other processes share, for an input to fill.
+pub trait SharedDraft: Send {
+    /// Address of the first byte.
+    fn address(&self) -> usize;
+    /// So many bytes were filled: they stay as they are, and the rest is given back.
+    fn freeze(self: Box<Self>, len_bytes: usize) -> Shared;
+}
+
+/// Who gives such memory for so many bytes, if there is any now.
+pub type Sharer = fn(usize) -> Option<Box<dyn SharedDraft>>;
+
+static SHARER: OnceLock<Sharer> = OnceLock::new();
+
+/// Inputs whose bytes are likely to go to other processes are received into memory of this one's from here on.
+pub fn share_by(sharer: Sharer) {
+    let _ = SHARER.set(sharer);
+}
+
+/// Takes shared memory for `len_bytes` bytes.
+#[must_use]
+pub fn take_shared(len_bytes: usize) -> Option<Box<dyn SharedDraft>> {
+    SHARER.get().and_then(|take| take(len_bytes))
 }
 
 impl core::fmt::Debug for Shared {

@@ -2,7 +2,7 @@
 
 use crate::account::work::{Work, call_ns};
 use crate::account::{accounts, books, sampling};
-use crate::arena::segment::{Draft, Open, Segment};
+use crate::arena::segment::{Draft, Open, Segment, take_shared};
 use crate::call::in_flight::{Held, InProgress, RedirectedParts};
 use crate::call::redirected::{Redirected, Target};
 use crate::range::apply::{Source, apply};
@@ -132,12 +132,20 @@ impl<'a> Input<'a> {
                 continue;
             } else {
                 let lead_bytes = range.start % PAGE_BYTES;
-                let Ok(draft) = Draft::new(lead_bytes + part.len_bytes) else {
+                let len_bytes = lead_bytes + part.len_bytes;
+                let shared = if allowed && POLICY.sites.leaves_by_lane(account) {
+                    take_shared(len_bytes)
+                } else {
+                    None
+                };
+                let target =
+                    shared.map(Target::Shared).or_else(|| Draft::new(len_bytes).ok().map(Target::Draft));
+                let Some(target) = target else {
                     counters::add(Counter::Fallbacks, 1);
                     ledger::refused(site, Field::Refused);
                     continue;
                 };
-                (Target::Draft(draft), lead_bytes)
+                (target, lead_bytes)
             };
             part.address = target.address() + lead_bytes;
             redirected.push((index, Redirected { at, range, target, lead_bytes, site, account, allowed }));
@@ -295,8 +303,13 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
             accounts::debit(site, draft.cost_ns().min(POLICY.costs.copy_ns(len_bytes) / 2));
             (draft.freeze(site), lead_bytes + len_bytes)
         }
-        Target::Draft(draft) => {
-            put_in_buffer(section, locked, draft, lead_bytes, range, is_worth_it, &mut dropped);
+        // Others may be shown what lies behind its filled bytes, which never changes either: nothing goes on there.
+        Target::Shared(draft) if is_worth_it && allowed && locked.register().is_ok() => {
+            let filled_bytes = lead_bytes + len_bytes;
+            (draft.freeze(filled_bytes).freeze(site), filled_bytes)
+        }
+        target @ (Target::Draft(_) | Target::Shared(_)) => {
+            put_in_buffer(section, locked, target, lead_bytes, range, is_worth_it, &mut dropped);
             ledger::add(site, Field::CopiedBytes, len_bytes as u64);
             recording::spend(POLICY.costs.copy_ns(len_bytes));
             charge(0);
@@ -322,7 +335,8 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
     }
     let open = Open { segment, filled_bytes, next_address: at.base + range.end };
     // Kept only while the program is likely to ask for the rest; else its room goes back at once.
-    let keeps = can_view && room_bytes >= gate::min_size_bytes() && open.has_place();
+    let is_own = open.segment.shared().is_none();
+    let keeps = can_view && is_own && room_bytes >= gate::min_size_bytes() && open.has_place();
     let closed = if keeps { locked.exchange_open(Some(open)) } else { Some(open) };
     if let Some(open) = closed {
         open.close();
@@ -339,7 +353,7 @@ fn install(section: &Section, part: Redirected, len_bytes: usize, begun_ns: Opti
 fn put_in_buffer(
     section: &Section,
     mut locked: Locked,
-    mut draft: Draft,
+    mut target: Target,
     lead_bytes: usize,
     range: ByteRange,
     moves_pages: bool,
@@ -349,19 +363,23 @@ fn put_in_buffer(
         return;
     }
     let base = locked.at.base;
-    draft.shorten(lead_bytes + range.len());
-    if moves_pages {
-        move_in(&mut locked, &mut draft, range, dropped);
+    let mut moved = Ranges::new();
+    if let Target::Draft(draft) = &mut target {
+        draft.shorten(lead_bytes + range.len());
+        if moves_pages {
+            move_in(&mut locked, draft, range, dropped);
+        }
+        moved = draft_moved(draft, range);
     }
     let mut missing = Ranges::new();
-    subtract(range, &draft_moved(&mut draft, range), &mut missing);
+    subtract(range, &moved, &mut missing);
     for part in &missing {
         prepare_overwrite(&mut locked, *part, dropped);
     }
     drop(locked);
     section.leave_for(|| {
         for part in &missing {
-            let from = draft.address() + lead_bytes + (part.start - range.start);
+            let from = target.address() + lead_bytes + (part.start - range.start);
             // SAFETY: the program gave this buffer to an input; no lock is held.
             unsafe { bytes::copy((base + part.start) as *mut u8, from as *const u8, part.len()) };
         }

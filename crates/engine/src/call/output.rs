@@ -267,6 +267,16 @@ impl Output {
         }
     }
 
+    /// The first `sent_bytes` bytes went to another process by reference to shared memory: what brings such parts, of
+    /// `min_bytes` and more, may be received there at once.
+    pub fn left_by_lane(&self, sent_bytes: usize, min_bytes: usize) {
+        self.for_each_segment(sent_bytes, |segment, _, len_bytes, _| {
+            if len_bytes >= min_bytes {
+                POLICY.sites.record_leaving(segment.site());
+            }
+        });
+    }
+
     /// Of the first `sent_bytes` bytes, those of constants that went by reference.
     fn constant_bytes(&self, sent_bytes: usize) -> usize {
         let mut left_bytes = if self.is_lent { sent_bytes } else { 0 };

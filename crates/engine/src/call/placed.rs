@@ -79,6 +79,13 @@ pub unsafe fn place(part: Part, caller: usize, shared: impl FnOnce() -> Shared) 
     true
 }
 
+/// Whether all of a part is in a block whose mapping the program has not changed: it can be read and written.
+#[must_use]
+pub fn is_in_block(part: Part) -> bool {
+    let found = directory::find(part.address).filter(|at| !at.block.has(Flag::DISOWNED));
+    found.is_some_and(|at| at.range(part.address, part.len_bytes).is_some())
+}
+
 /// The bytes are about to be copied there.
 fn prepare(at: BlockRef, range: ByteRange) {
     let mut dropped = Dropped::new();

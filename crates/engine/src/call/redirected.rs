@@ -1,6 +1,6 @@
 //! Parts of an input that are received into segments instead of the program's buffers.
 
-use crate::arena::segment::{Draft, Open};
+use crate::arena::segment::{Draft, Open, SharedDraft};
 use crate::range::block::BlockRef;
 use uncopy_core::addr::ByteRange;
 use uncopy_core::page_map::SiteId;
@@ -23,6 +23,8 @@ pub(crate) struct Redirected {
 pub(super) enum Target {
     /// Into a fresh run.
     Draft(Draft),
+    /// Into memory that other processes share.
+    Shared(Box<dyn SharedDraft>),
     /// Behind the filled bytes of the segment that the last input into this buffer went to.
     Open(Open),
 }
@@ -31,6 +33,7 @@ impl Target {
     pub(super) fn address(&self) -> usize {
         match self {
             Self::Draft(draft) => draft.address(),
+            Self::Shared(draft) => draft.address(),
             Self::Open(open) => open.segment.address(),
         }
     }

@@ -1,0 +1,50 @@
+//! What lanes need beside everything else: a directory where programs meet, which nobody else can enter.
+
+use super::Check;
+use crate::environment::Environment;
+use crate::settings::can_meet_in;
+use crate::{live, os};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// The check.
+pub fn check(environment: &Environment) -> Check {
+    match environment.get(b"UNCOPY_LANES_DIR") {
+        Some(given) => check_directory(Path::new(OsStr::from_bytes(given))),
+        None => check_directory(&live::shared_memory().join(format!("uncopy-{}", os::effective_user_id()))),
+    }
+}
+
+fn check_directory(directory: &Path) -> Check {
+    const NAME: &str = "lanes";
+    let shown = directory.display();
+    if can_meet_in(directory) {
+        return Check::ok(NAME, format!("programs meet in {shown}"));
+    }
+    let found = format!("{shown} is no directory of your own with mode 0700: run --lanes will make no lanes");
+    Check::warning(NAME, found).mended_by(format!("chmod 700 {shown}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::State;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_directory_that_others_can_enter_is_no_place_to_meet() {
+        let directory = std::env::temp_dir().join(format!("uncopy-doctor-{}", std::process::id()));
+        assert_eq!(check_directory(&directory).state, State::Ok, "it can be made");
+        fs::create_dir(&directory).expect("a directory");
+        let state = |mode| {
+            fs::set_permissions(&directory, Permissions::from_mode(mode)).expect("its owner");
+            check_directory(&directory).state
+        };
+        let states = [0o700, 0o755, 0o1777].map(state);
+        fs::remove_dir(&directory).expect("empty");
+        assert_eq!(states, [State::Ok, State::Warning, State::Warning]);
+        assert_eq!(check_directory(Path::new("/nonexistent/room")).state, State::Warning);
+    }
+}
