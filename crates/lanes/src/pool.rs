@@ -34,6 +34,8 @@ struct Chunk {
 
 struct Inner {
     chunks: Vec<Chunk>,
+    /// Pages of runs that somebody needs.
+    used_pages: usize,
     ledger: Ledger,
 }
 
@@ -49,6 +51,7 @@ pub struct Pool {
 impl Inner {
     fn give(&mut self, chunk: u32, pages: ArenaPages) {
         if let Some(chunk) = self.chunks.get_mut(chunk as usize) {
+            self.used_pages = self.used_pages.saturating_sub(pages.len() as usize);
             chunk.free.insert(pages);
         }
     }
@@ -58,7 +61,7 @@ impl Pool {
     /// No memory.
     #[must_use]
     pub const fn new() -> Self {
-        let inner = Inner { chunks: Vec::new(), ledger: Ledger::new() };
+        let inner = Inner { chunks: Vec::new(), used_pages: 0, ledger: Ledger::new() };
         Self {
             inner: Guarded::new(inner),
             is_short: AtomicBool::new(false),
@@ -85,7 +88,14 @@ impl Pool {
         let (chunk, taken, address) = found?;
         let id = RunId { chunk, page: taken.start };
         inner.ledger.begin(id, pages);
+        inner.used_pages += pages as usize;
         Some(Run { id, address, pages })
+    }
+
+    /// Whether less than half of what there may be is used: what may stay for long must leave room for what is sent.
+    #[must_use]
+    pub fn is_roomy(&self) -> bool {
+        self.inner.lock().used_pages * PAGE_BYTES < self.max_bytes.load(Relaxed) / 2
     }
 
     /// Gives a run up; it is used again once no peer holds it.
@@ -211,6 +221,22 @@ mod tests {
         assert_eq!(pool.address(0, CHUNK_BYTES - 1, 2), None);
         assert_eq!(pool.address(0, usize::MAX, 2), None);
         assert_eq!(pool.address(1, 0, 1), None);
+    }
+
+    #[test]
+    fn what_may_stay_for_long_leaves_half_of_it() {
+        let pool = Pool::new();
+        pool.limit(CHUNK_BYTES);
+        pool.add_chunk(0x10_0000);
+        let run = pool.take(CHUNK_PAGES).expect("room");
+        assert!(!pool.is_roomy());
+        pool.shorten(run.id, CHUNK_PAGES / 2 - 1);
+        assert!(pool.is_roomy());
+        let other = pool.take(1).expect("room");
+        assert!(!pool.is_roomy());
+        pool.end(other.id);
+        pool.end(run.id);
+        assert!(pool.is_roomy() && pool.take(CHUNK_PAGES).is_some(), "all of it is free again");
     }
 
     #[test]

@@ -478,10 +478,10 @@ impl Process {
         sent.filter(|sent| *sent != Err(Errno(libc::EAGAIN)))
     }
 
-    /// Takes shared memory for `len_bytes` bytes, which the caller fills; `None`: there is no room now.
+    /// Takes shared memory for `len_bytes` bytes, which the caller fills and may keep for long; `None`: there is no room now.
     #[must_use]
     pub fn take(&'static self, len_bytes: usize) -> Option<Kept> {
-        if len_bytes < MIN_REFERENCE_BYTES || forks::is_shared() {
+        if len_bytes < MIN_REFERENCE_BYTES || forks::is_shared() || !self.lanes.peers.pool.is_roomy() {
             return None;
         }
         let Some(held) = self.lanes.peers.take(len_bytes) else {

@@ -417,14 +417,14 @@ pub fn send(fd: c_int, parts: &[Part], flags: c_int, call: impl FnOnce() -> ssiz
     sent_bytes as ssize_t + send_parts(process, fd, &rest, flags).max(0)
 }
 
-/// Sends parts of the program's message as they are.
+/// Sends parts of a message as they are, of which others were sent: only those count if nobody is there any more.
 fn send_parts(process: &Process, fd: c_int, parts: &[Part], flags: c_int) -> ssize_t {
     // SAFETY: all-zero is a valid msghdr: no name, no parts, no control data.
     let mut header: msghdr = unsafe { core::mem::zeroed() };
     header.msg_iov = parts.as_ptr().cast_mut().cast::<iovec>();
     header.msg_iovlen = parts.len() as _;
     // SAFETY: parts of the program's message.
-    literally(process, fd, || unsafe { sending::sendmsg(fd, &raw const header, flags) })
+    literally(process, fd, || unsafe { sending::sendmsg(fd, &raw const header, flags | libc::MSG_NOSIGNAL) })
 }
 
 /// A call that waits until all is sent: goes on behind the first bytes.

@@ -80,7 +80,9 @@ impl Turn {
         let Some(at) = directory::find(page_address) else {
             return changes.is_empty() && zeroes(uffd, page_address);
         };
-        let is_gone = changes.iter().any(|change| (change.start..change.end).contains(&page_address));
+        // What was put in place before and is absent again was given up by the program meanwhile (madvise).
+        let is_gone = is_noted(page_address)
+            || changes.iter().any(|change| (change.start..change.end).contains(&page_address));
         let Some(undo) = note(page_address) else { return false };
         let is_placed = place(uffd, at, page_address, is_gone);
         if !is_placed {
@@ -110,6 +112,14 @@ impl Note {
             WINDOW.count.store(self.run, Relaxed);
         }
     }
+}
+
+/// Whether a page has been put in place during this fork.
+fn is_noted(page_address: usize) -> bool {
+    let count = WINDOW.count.load(Relaxed).min(MAX_RUNS);
+    WINDOW.runs[..count]
+        .iter()
+        .any(|(start, end)| (start.load(Relaxed)..end.load(Relaxed)).contains(&page_address))
 }
 
 /// Notes that a page is about to be put in place. The kernel orders this before what follows from the page

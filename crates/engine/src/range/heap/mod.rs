@@ -31,6 +31,7 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::lock::{Critical, Lock};
 use uncopy_sys::mem::{self, Advice, Reservation};
 use uncopy_sys::presence::{Presence, Section};
+use uncopy_sys::readable;
 use uncopy_sys::sync::Apart;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -526,9 +527,17 @@ impl Heap {
         let mut at = address;
         while at < address.saturating_add(len_bytes) {
             let Some(block) = self.find(at) else { return };
-            if !block.block.set(Flag::DISOWNED) {
-                // Where a fork waits for this very thread, absent pages go on being served.
-                let Some(_section) = Section::enter() else { return };
+            let end = block.base + block.bytes();
+            if !block.block.set(Flag::DISOWNED) || block.may_have_absent_pages() {
+                let Some(_section) = Section::enter() else {
+                    // A fork may wait for this very thread. Absent pages go on being served; not those that the program is about to
+                    // give up (madvise), which would have their bytes again: they are put in place first.
+                    let end = end.min(address.saturating_add(len_bytes));
+                    let pages = (at / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(|page| page * PAGE_BYTES);
+                    pages.for_each(|page| _ = readable::is_readable(page, size_of::<usize>()));
+                    at = block.base + block.bytes();
+                    continue;
+                };
                 let mut dropped = Dropped::new();
                 let mut locked = block.lock_for_service();
                 if ARENA.descriptor().open().is_some() {
@@ -538,7 +547,7 @@ impl Heap {
                 drop(locked);
                 drop(dropped);
             }
-            at = block.base + block.bytes();
+            at = end;
         }
     }
 
