@@ -73,6 +73,11 @@ pub fn shared_memory() -> &'static Path {
     if usual.is_dir() { usual } else { Path::new("/tmp") }
 }
 
+/// The live directory of a user's programs, below its parent.
+pub fn directory_of(parent: &Path, user: u32) -> PathBuf {
+    parent.join(format!("uncopy-{user}"))
+}
+
 /// The counters of a process; all zero if it has done no work yet.
 ///
 /// # Errors
@@ -178,7 +183,7 @@ fn open_live(
     name: &str,
     access: os::Access,
 ) -> Result<Option<(PathBuf, File)>, Failure> {
-    let directory_path = parent.join(format!("uncopy-{owner}"));
+    let directory_path = directory_of(parent, owner);
     let path = directory_path.join(name);
     let refuse = |path: &Path, why| Err(Failure::Refused { path: path.to_path_buf(), why });
     let opened = OpenOptions::new()

@@ -22,7 +22,7 @@ impl SharedMemory {
     }
 
     fn directory(&self) -> PathBuf {
-        self.0.join(format!("uncopy-{}", os::effective_user_id()))
+        directory_of(&self.0, os::effective_user_id())
     }
 
     fn file(&self) -> PathBuf {
@@ -138,7 +138,7 @@ fn pipes_are_refused_without_waiting_for_a_writer() {
 fn another_users_directory_is_refused() {
     let subject = SharedMemory::new("owner");
     let other = os::effective_user_id() + 1;
-    fs::rename(subject.directory(), subject.0.join(format!("uncopy-{other}"))).expect("renamed");
+    fs::rename(subject.directory(), directory_of(&subject.0, other)).expect("renamed");
     let failure = read_live(&subject.0, other, PID).map_err(|failure| failure.to_string());
     assert!(failure.expect_err("must be refused").contains("another user"));
 }

@@ -5,12 +5,12 @@
 
 use std::path::Path;
 
-use crate::os;
+use crate::{live, os};
 use uncopy_core::stats::CONTROL_SUFFIX;
 
 /// Removes the files of ended processes from `parent/uncopy-USER`. What cannot be removed stays.
 pub fn sweep(parent: &Path) {
-    let directory = parent.join(format!("uncopy-{}", os::effective_user_id()));
+    let directory = live::directory_of(parent, os::effective_user_id());
     let Ok(entries) = std::fs::read_dir(&directory) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn only_files_of_ended_processes_are_removed() {
         let parent = std::env::temp_dir().join(format!("uncopy-sweep-test-{}", std::process::id()));
-        let directory = parent.join(format!("uncopy-{}", os::effective_user_id()));
+        let directory = live::directory_of(&parent, os::effective_user_id());
         std::fs::create_dir_all(&directory).expect("temporary directory");
         let alive = std::process::id().to_string();
         // Above the largest pid of any kernel.

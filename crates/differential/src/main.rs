@@ -77,6 +77,10 @@ impl Line {
         })
     }
 
+    fn mates(&self) -> Result<usize, String> {
+        self.number("mates", 0).map(usize_of)
+    }
+
     fn modes(&self) -> Result<Vec<Mode>, String> {
         match self.text("mode").unwrap_or("always") {
             "always" => Ok(vec![Mode::Always]),
@@ -128,7 +132,7 @@ fn run(line: &Line) -> Result<bool, String> {
         jobs: usize_of(line.number("jobs", cores as u64)?).max(1),
         time: Duration::from_secs(60 * line.number("minutes", 600)?),
         modes: line.modes()?,
-        mates: usize_of(line.number("mates", 0)?),
+        mates: line.mates()?,
         machine: machine()?,
         failures: line.text("failures").unwrap_or("target/differential-failures").into(),
         shrink_time: Duration::from_secs(60 * line.number("shrink-minutes", 5)?),
@@ -150,7 +154,7 @@ fn replay(line: &Line) -> Result<bool, String> {
         let program = read(path)?;
         for mode in line.modes()? {
             for _ in 0..line.number("times", 1)? {
-                let trial = Trial::new(machine()?, mode).with_mates(usize_of(line.number("mates", 0)?));
+                let trial = Trial::new(machine()?, mode).with_mates(line.mates()?);
                 let report = trial.run(Subject::Program(&program));
                 match report.failure {
                     None => println!("{}: no difference ({mode:?})", path.display()),
@@ -168,7 +172,7 @@ fn replay(line: &Line) -> Result<bool, String> {
 fn shrink_file(line: &Line) -> Result<bool, String> {
     let path = line.files.first().ok_or("the file to shrink is missing")?;
     let time = Duration::from_secs(60 * line.number("minutes", 5)?);
-    let trial = Trial::new(machine()?, line.modes()?[0]).with_mates(usize_of(line.number("mates", 0)?));
+    let trial = Trial::new(machine()?, line.modes()?[0]).with_mates(line.mates()?);
     match shrink(&trial, &read(path)?, time) {
         None => println!("# does not fail"),
         Some(small) => {

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use libc::iovec;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall, set_nonblocking, wait_ready};
-use uncopy_tests::plain::{self, PlainBytes, errno, raw_read, raw_write};
+use uncopy_tests::plain::{self, Outcome, PlainBytes, errno, raw_read, raw_write};
 
 use crate::model::pool;
 
@@ -53,16 +53,16 @@ pub fn may_end() -> bool {
     MATES.get().is_some_and(|mates| mates.may_end)
 }
 
-/// Whether a call is one of those that lanes know of: a bare system call is not.
+/// The call, or one that lanes know of where it is a bare system call.
 #[must_use]
-pub fn sees_input(call: InputCall) -> bool {
-    call != InputCall::Raw
+pub fn seen_input(call: InputCall) -> InputCall {
+    if call == InputCall::Raw { InputCall::Recvmsg } else { call }
 }
 
 /// The same of what is sent.
 #[must_use]
-pub fn sees_output(call: OutputCall) -> bool {
-    call != OutputCall::Raw
+pub fn seen_output(call: OutputCall) -> OutputCall {
+    if call == OutputCall::Raw { OutputCall::Sendmsg } else { call }
 }
 
 /// What a stream goes over.
@@ -140,11 +140,9 @@ impl Mate {
         let mut got = 0;
         while got < len {
             // SAFETY: the scratch is longer than what is drained at once.
-            match unsafe { raw_read(self.control, scratch.at(got), len - got) } {
-                Ok(0) => return Answer::Gone,
+            match uninterrupted(|| unsafe { raw_read(self.control, scratch.at(got), len - got) }) {
+                Ok(0) | Err(_) => return Answer::Gone,
                 Ok(more) => got += more,
-                Err(libc::EINTR) => {}
-                Err(_) => return Answer::Gone,
             }
         }
         answer
@@ -177,28 +175,27 @@ pub fn end(path: &Path) {
     }
 }
 
-fn say(control: c_int, text: &str) -> Option<()> {
+/// Makes a call again that a signal has ended.
+fn uninterrupted(mut call: impl FnMut() -> Outcome) -> Outcome {
     loop {
-        // SAFETY: the text can be read.
-        match unsafe { raw_write(control, text.as_ptr(), text.len()) } {
-            Ok(len) => return (len == text.len()).then_some(()),
-            Err(libc::EINTR) => {}
-            Err(_) => return None,
+        let outcome = call();
+        if outcome != Err(libc::EINTR) {
+            return outcome;
         }
     }
 }
 
+fn say(control: c_int, text: &str) -> Option<()> {
+    // SAFETY: the text can be read.
+    let went = uninterrupted(|| unsafe { raw_write(control, text.as_ptr(), text.len()) });
+    (went == Ok(text.len())).then_some(())
+}
+
 fn hear(control: c_int) -> Option<String> {
     let mut packet = [0u8; 512];
-    loop {
-        // SAFETY: the packet has the room.
-        match unsafe { raw_read(control, packet.as_mut_ptr(), packet.len()) } {
-            Ok(0) => return None,
-            Ok(len) => return Some(String::from_utf8_lossy(&packet[..len]).into_owned()),
-            Err(libc::EINTR) => {}
-            Err(_) => return None,
-        }
-    }
+    // SAFETY: the packet has the room.
+    let len = uninterrupted(|| unsafe { raw_read(control, packet.as_mut_ptr(), packet.len()) }).ok()?;
+    (len > 0).then(|| String::from_utf8_lossy(&packet[..len]).into_owned())
 }
 
 fn abstract_address(name: &str) -> SocketAddr {
@@ -297,10 +294,10 @@ fn serve(control: c_int) {
 fn hand_over(control: c_int, from: *const u8, len: usize) -> bool {
     let mut done = 0;
     while done < len {
+        let packet = (len - done).min(MAX_PACKET);
         // SAFETY: so many bytes were received there.
-        match unsafe { raw_write(control, from.add(done), (len - done).min(MAX_PACKET)) } {
+        match uninterrupted(|| unsafe { raw_write(control, from.add(done), packet) }) {
             Ok(went) => done += went,
-            Err(libc::EINTR) => {}
             Err(_) => return false,
         }
     }
@@ -361,8 +358,7 @@ impl Far {
     fn feed(&mut self, place: usize, len: usize, turn: usize) -> Answer {
         let (start, mut parts) = self.parts(len.min(MAX_BYTES), turn);
         let calls = OutputCall::SOCKET;
-        let call = calls[turn % calls.len()];
-        let call = if sees_output(call) { call } else { OutputCall::Sendmsg };
+        let call = seen_output(calls[turn % calls.len()]);
         // SAFETY: both ranges are inside their memory; the parts are too.
         let sent = unsafe {
             if turn.is_multiple_of(2) {
@@ -387,8 +383,7 @@ impl Far {
         }
         let (start, mut parts) = self.parts(len.clamp(1, MAX_BYTES), turn);
         let calls = InputCall::SOCKET;
-        let call = calls[turn % calls.len()];
-        let call = if sees_input(call) { call } else { InputCall::Recvmsg };
+        let call = seen_input(calls[turn % calls.len()]);
         // SAFETY: the parts are inside a buffer.
         match unsafe { call.input(fd, &mut parts, 0) } {
             Ok(0) | Err(libc::ECONNRESET) => (Answer::Gone, None),

@@ -73,8 +73,7 @@ impl Mates {
                 Ok(done) => {
                     let is_killed =
                         std::os::unix::process::ExitStatusExt::signal(&done.status) == Some(libc::SIGKILL);
-                    let complains = done.errors.lines().any(|line| line.starts_with("uncopy: "));
-                    if !is_killed && (!done.status.success() || complains) {
+                    if !is_killed && (!done.status.success() || done.has_complaint()) {
                         wrong += &format!("a mate: {}\n{}", done.status, done.errors);
                     }
                 }

@@ -94,8 +94,7 @@ impl Trial {
                 if let Some(found) = &done.counters {
                     counters = Counter::ALL.iter().map(|counter| found.get(*counter)).collect();
                 }
-                let complains = done.errors.lines().any(|line| line.starts_with("uncopy: "));
-                let why = !done.status.success() || complains;
+                let why = !done.status.success() || done.has_complaint();
                 why.then(|| format!("{}\n{}{}", done.status, done.errors, text(done.counters.as_ref())))
             }
         };

@@ -1,16 +1,19 @@
 //! Streams that may be lanes: what receives and sends on them do. Without `--lanes` that is a load.
 
+mod room;
+
 use crate::exit;
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{iovec, msghdr, ssize_t};
+use room::{room_of, take_shared};
 use smallvec::SmallVec;
 use std::sync::OnceLock;
 use uncopy_capi::sending;
 use uncopy_core::scope::Scope;
 use uncopy_core::stats::Counter;
-use uncopy_engine::arena::segment::{Shared, SharedDraft, share_by};
+use uncopy_engine::arena::segment::{Shared, share_by};
 use uncopy_engine::call::output::{self, Output};
 use uncopy_engine::call::placed::{is_in_block, place};
 use uncopy_engine::state::counters;
@@ -19,13 +22,12 @@ use uncopy_interpose::slots;
 use uncopy_lanes::begin::begin;
 use uncopy_lanes::handover;
 use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES, join};
-use uncopy_lanes::peers::Held;
 use uncopy_lanes::process::{self, MIN_LARGE_BYTES, Process, Received, is_attended, process};
 use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
-use uncopy_sys::readable::{is_part_readable, writable_bytes};
+use uncopy_sys::readable::is_readable;
 use uncopy_sys::{socket, stream};
 use uncopy_transmit as transmit;
 
@@ -238,28 +240,6 @@ unsafe fn receive_by(
     (got, is_engines)
 }
 
-/// Shared memory that an input fills.
-struct Room(Kept);
-
-impl SharedDraft for Room {
-    fn address(&self) -> usize {
-        self.0.held().map_or(0, Held::address)
-    }
-
-    fn freeze(mut self: Box<Self>, len_bytes: usize) -> Shared {
-        let address = self.address();
-        self.0.shorten(len_bytes);
-        // SAFETY: nobody else has the run, and whoever filled it is done.
-        unsafe { Shared::new(address, len_bytes, Box::new(self.0)) }
-    }
-}
-
-/// Memory for an input whose bytes are likely to leave by a lane.
-fn take_shared(len_bytes: usize) -> Option<Box<dyn SharedDraft>> {
-    let kept = process()?.take(len_bytes)?;
-    Some(Box::new(Room(kept)))
-}
-
 /// Begins work on a descriptor that is attended; `None`: it is not any more. While a fork takes long there is nothing to go on with:
 /// what comes may be tokens.
 fn enter_attended(fd: c_int) -> Option<Section> {
@@ -301,23 +281,18 @@ unsafe fn receive_on_lane(
             process.receive(fd, &rest, flags & !libc::MSG_WAITALL, waits_first, put, &literally, room_of)
         };
         drop(section);
+        let is_part = matches!(received, Received::Part(_));
         match received {
             Received::Plainly if got_bytes == 0 => return None,
             Received::Plainly => return Some(got_bytes as ssize_t),
-            Received::Done(Ok(len_bytes)) => {
+            Received::Done(Ok(len_bytes)) | Received::Part(len_bytes) => {
                 got_bytes += len_bytes;
-                if !waits_for_all || len_bytes == 0 || got_bytes == whole_bytes || stops() {
+                let goes_on = waits_for_all || is_part;
+                if !goes_on || len_bytes == 0 || got_bytes == whole_bytes || stops() {
                     return Some(got_bytes as ssize_t);
                 }
                 skip(&mut rest, len_bytes);
-            }
-            Received::Part(len_bytes) => {
-                got_bytes += len_bytes;
-                if stops() {
-                    return Some(got_bytes as ssize_t);
-                }
-                skip(&mut rest, len_bytes);
-                waits_first = false;
+                waits_first &= !is_part;
             }
             Received::Done(Err(errno)) if errno.0 != libc::EAGAIN => {
                 errno::set(errno.0);
@@ -346,20 +321,6 @@ unsafe fn receive_on_lane(
             }
         }
     }
-}
-
-/// How many bytes of the parts can be written before the first that cannot: there the kernel's own receive would end, too.
-fn room_of(parts: &[Part]) -> usize {
-    let mut room_bytes = 0;
-    for part in parts {
-        let part_bytes =
-            if is_in_block(*part) { part.len_bytes } else { writable_bytes(part.address, part.len_bytes) };
-        room_bytes += part_bytes;
-        if part_bytes < part.len_bytes {
-            break;
-        }
-    }
-    room_bytes
 }
 
 /// Takes `len_bytes` bytes off the front of the parts.
@@ -403,18 +364,20 @@ pub fn send(fd: c_int, parts: &[Part], flags: c_int, call: impl FnOnce() -> ssiz
         Some(Ok(sent_bytes)) => sent_bytes,
     };
     let whole_bytes: usize = parts.iter().map(|part| part.len_bytes).sum();
-    let waits = || flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
     if sent_bytes == whole_bytes {
         return sent_bytes as ssize_t;
     }
-    if waits() {
-        return send_rest(process, fd, parts, sent_bytes, flags);
-    }
-    // Who is told of edges waits for one where not all was sent: there is one only where the kernel itself had no room.
     let mut rest: SmallVec<[Part; 8]> = SmallVec::from_slice(parts);
     skip(&mut rest, sent_bytes);
     let _errno = errno::Keep::new();
-    sent_bytes as ssize_t + send_parts(process, fd, &rest, flags).max(0)
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
+    // Who is told of edges waits for one where not all was sent: there is one only where the kernel itself had no room.
+    let went = if waits {
+        send_rest(process, fd, rest, flags)
+    } else {
+        send_parts(process, fd, &rest, flags).max(0)
+    };
+    sent_bytes as ssize_t + went
 }
 
 /// Sends parts of a message as they are, of which others were sent: only those count if nobody is there any more.
@@ -427,10 +390,9 @@ fn send_parts(process: &Process, fd: c_int, parts: &[Part], flags: c_int) -> ssi
     literally(process, fd, || unsafe { sending::sendmsg(fd, &raw const header, flags | libc::MSG_NOSIGNAL) })
 }
 
-/// A call that waits until all is sent: goes on behind the first bytes.
-fn send_rest(process: &Process, fd: c_int, parts: &[Part], mut sent_bytes: usize, flags: c_int) -> ssize_t {
-    let mut rest: SmallVec<[Part; 8]> = SmallVec::from_slice(parts);
-    skip(&mut rest, sent_bytes);
+/// A call that waits until all is sent: goes on with what is left.
+fn send_rest(process: &Process, fd: c_int, mut rest: SmallVec<[Part; 8]>, flags: c_int) -> ssize_t {
+    let mut sent_bytes = 0;
     while !rest.is_empty() && transmit::wait_for_room(fd) {
         let longest = rest.iter().map(|part| part.len_bytes).max().unwrap_or(0);
         let went = match by_reference(process, fd, &rest, longest, flags) {
@@ -495,7 +457,7 @@ fn by_reference(
         process.outlet(fd, longest)?
     };
     // What cannot be read is for the kernel to refuse.
-    if !parts.iter().all(|part| is_in_block(*part) || is_part_readable(part.address, part.len_bytes)) {
+    if !parts.iter().all(|part| is_in_block(*part) || is_readable(part.address, part.len_bytes)) {
         return None;
     }
     let output = if output::is_candidate(parts) { Output::begin(fd, parts) } else { None };

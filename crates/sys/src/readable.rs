@@ -25,16 +25,22 @@ fn is_word_readable(address: usize) -> bool {
 
 /// Whether `len_bytes` bytes at `address` can be read at this moment: each page that they lie in.
 ///
-/// `len_bytes` must not be less than 8, unless it is 0. `errno` is kept.
+/// `errno` is kept.
 #[must_use]
 pub fn is_readable(address: usize, len_bytes: usize) -> bool {
     if len_bytes == 0 {
         return true;
     }
+    let Some(last_byte) = address.checked_add(len_bytes - 1) else { return false };
+    let word_of = |address: usize| address / WORD_BYTES * WORD_BYTES;
+    let (mut at, last) = if len_bytes < WORD_BYTES {
+        // The words around them, none of which crosses a page.
+        (word_of(address), word_of(last_byte))
+    } else {
+        (address, last_byte - (WORD_BYTES - 1))
+    };
     let _errno = Keep::new();
-    let Some(last) = address.checked_add(len_bytes - WORD_BYTES) else { return false };
     // The smallest page there is: a larger one is only looked at more often.
-    let mut at = address;
     while at < last {
         if !is_word_readable(at) {
             return false;
@@ -43,17 +49,6 @@ pub fn is_readable(address: usize, len_bytes: usize) -> bool {
         at = at / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES;
     }
     is_word_readable(last)
-}
-
-/// Whether the kernel can read as many bytes at `address`, of any length. `errno` is kept.
-#[must_use]
-pub fn is_part_readable(address: usize, len_bytes: usize) -> bool {
-    if len_bytes == 0 || len_bytes >= WORD_BYTES {
-        return is_readable(address, len_bytes);
-    }
-    // Words that do not reach into another page.
-    let last = address.saturating_add(len_bytes - 1);
-    [address, last].iter().all(|at| is_readable(at / WORD_BYTES * WORD_BYTES, WORD_BYTES))
 }
 
 /// Whether the kernel can write the word around `address`.
@@ -157,8 +152,8 @@ mod tests {
         assert_eq!(crate::errno::get(), 77);
         // SAFETY: inside the mapping.
         assert_eq!(unsafe { (start as *const u64).read() }, 0x8877_6655_4433_2211, "nothing was changed");
-        assert!(is_part_readable(start + PAGE_BYTES - 1, 2) && is_part_readable(start + 5, 0));
-        assert!(is_part_readable(start + 4 * PAGE_BYTES - 3, 3));
-        assert!(!is_part_readable(start + 4 * PAGE_BYTES - 3, 4) && !is_part_readable(16, 1));
+        assert!(is_readable(start + PAGE_BYTES - 1, 2) && is_readable(start + 5, 0));
+        assert!(is_readable(start + 4 * PAGE_BYTES - 3, 3));
+        assert!(!is_readable(start + 4 * PAGE_BYTES - 3, 4) && !is_readable(16, 1));
     }
 }

@@ -209,10 +209,15 @@ impl Finished {
         self.expect_no_complaint()
     }
 
+    /// Whether uncopy printed anything to standard error.
+    #[must_use]
+    pub fn has_complaint(&self) -> bool {
+        self.errors.lines().any(|line| line.starts_with("uncopy: "))
+    }
+
     /// Fails when uncopy printed anything to standard error.
     fn expect_no_complaint(self) -> Self {
-        let complaint = self.errors.lines().find(|line| line.starts_with("uncopy: "));
-        assert!(complaint.is_none(), "{} complained: {}", self.title, self.text());
+        assert!(!self.has_complaint(), "{} complained: {}", self.title, self.text());
         self
     }
 

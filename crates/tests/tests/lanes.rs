@@ -64,9 +64,31 @@ fn converse_in(
     assert_eq!(referred.iter().all(|bytes| *bytes > 1 << 20), uses_lanes, "{referred:?} bytes by reference");
 }
 
+/// What the programs in Python have in common: `IS_SERVER` says which of the two it is.
+const COMMON: &str = r#"
+import hashlib, os, socket, sys, time
+IS_SERVER = sys.argv[1] == "server"
+def listen(*also):
+    listener = socket.create_server(("127.0.0.1", 0))
+    print("ready", listener.getsockname()[1], *also, flush=True)
+    return listener
+def connect(port):
+    return socket.create_connection(("127.0.0.1", int(port)))
+def whole(connection, length):
+    parts = bytearray()
+    while len(parts) < length:
+        part = connection.recv(min(length - len(parts), 200000))
+        assert part, "the other end closed"
+        parts += part
+    return bytes(parts)
+def shared_bytes():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssShmem"))
+"#;
+
 /// A server and a client in Python that talk by TCP; what they left, the client first.
 fn talk(scratch: &Scratch, script: &str) -> [Finished; 2] {
-    let (room, script) = (room(scratch), scratch.write("script.py", script));
+    let (room, script) = (room(scratch), scratch.write("script.py", format!("{COMMON}{script}")));
     let start = |name: &str, arguments: &[&str]| {
         let words = [&[script.to_str().expect("UTF-8")], arguments].concat();
         let program = Program::new("/usr/bin/python3").args(words);
@@ -120,20 +142,10 @@ fn a_plain_program_at_the_other_end() {
 
 /// A server that echoes and forks, and a client that compares: what comes before the fork, while the child lives, and after.
 const FORKING: &str = r#"
-import hashlib, os, socket, sys, time
-def whole(connection, length):
-    parts = bytearray()
-    while len(parts) < length:
-        part = connection.recv(min(length - len(parts), 200000))
-        assert part, "the other end closed"
-        parts += part
-    return bytes(parts)
 def message(number):
     return hashlib.shake_128(str(number).encode()).digest(90000 + 70001 * (number % 5))
-if sys.argv[1] == "server":
-    listener = socket.create_server(("127.0.0.1", 0))
-    print("ready", listener.getsockname()[1], flush=True)
-    connection = listener.accept()[0]
+if IS_SERVER:
+    connection = listen().accept()[0]
     child = 0
     for number in range(240):
         connection.sendall(whole(connection, len(message(number))))
@@ -146,7 +158,7 @@ if sys.argv[1] == "server":
         if number in (100, 200):
             assert os.waitpid(child, 0)[1] == 0
 else:
-    connection = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+    connection = connect(sys.argv[2])
     for number in range(240):
         expected = message(number)
         connection.sendall(expected)
@@ -164,28 +176,19 @@ fn a_server_that_forks_goes_on_and_every_byte_is_right() {
 
 /// A server that echoes, and a client that also gives addresses at which there is nothing, or nothing that can be written.
 const BAD_ADDRESSES: &str = r#"
-import ctypes, errno, hashlib, select, socket, sys
+import ctypes, errno, select
 libc = ctypes.CDLL(None, use_errno=True)
 for call in (libc.recv, libc.send):
     call.restype, call.argtypes = ctypes.c_ssize_t, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
 LENGTH, PRIVATE_ANONYMOUS = 150000, 0x22
-def whole(connection):
-    parts = bytearray()
-    while len(parts) < LENGTH:
-        part = connection.recv(LENGTH - len(parts))
-        assert part, "the other end closed"
-        parts += part
-    return bytes(parts)
-if sys.argv[1] == "server":
-    listener = socket.create_server(("127.0.0.1", 0))
-    print("ready", listener.getsockname()[1], flush=True)
-    connection = listener.accept()[0]
+if IS_SERVER:
+    connection = listen().accept()[0]
     for number in range(90):
-        connection.sendall(whole(connection))
+        connection.sendall(whole(connection, LENGTH))
 else:
-    connection = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+    connection = connect(sys.argv[2])
     fixed = libc.mmap(None, LENGTH, 1, PRIVATE_ANONYMOUS, -1, 0)
     # A page that can be written, before one that cannot.
     partly = libc.mmap(None, LENGTH, 3, PRIVATE_ANONYMOUS, -1, 0)
@@ -210,7 +213,7 @@ else:
                     rest += connection.recv(LENGTH - got - len(rest))
                 assert rest == expected[got:], f"message {number}"
                 continue
-        assert whole(connection) == expected, f"message {number}"
+        assert whole(connection, LENGTH) == expected, f"message {number}"
 "#;
 
 #[test]
@@ -223,37 +226,26 @@ fn bad_addresses_are_refused_and_nothing_is_lost() {
 
 /// A server and a client that close their connections several at a time, and get the same numbers again.
 const CLOSED_AT_ONCE: &str = r#"
-import hashlib, os, socket, sys
 LENGTH = 150000
-def whole(connection):
-    parts = bytearray()
-    while len(parts) < LENGTH:
-        part = connection.recv(LENGTH - len(parts))
-        assert part, "the other end closed"
-        parts += part
-    return bytes(parts)
 def close(connections):
     numbers = sorted(connection.detach() for connection in connections)
     os.closerange(numbers[0], numbers[-1] + 1)
     return numbers
-listener, seen = None, set()
-if sys.argv[1] == "server":
-    listener = socket.create_server(("127.0.0.1", 0))
-    print("ready", listener.getsockname()[1], flush=True)
+listener, seen = listen() if IS_SERVER else None, set()
 for turn in range(6):
     if listener:
         connections = [listener.accept()[0] for _ in range(2)]
     else:
-        connections = [socket.create_connection(("127.0.0.1", int(sys.argv[2]))) for _ in range(2)]
+        connections = [connect(sys.argv[2]) for _ in range(2)]
     for number in range(30):
         for at, connection in enumerate(connections):
             expected = hashlib.shake_128(f"{turn} {number} {at}".encode()).digest(LENGTH)
             if listener:
-                assert whole(connection) == expected, (turn, number, at)
+                assert whole(connection, LENGTH) == expected, (turn, number, at)
                 connection.sendall(expected)
             else:
                 connection.sendall(expected)
-                assert whole(connection) == expected, (turn, number, at)
+                assert whole(connection, LENGTH) == expected, (turn, number, at)
     if turn == 3:
         # The last bytes are still unread at one end, and what comes next has nothing of them.
         connections[0].sendall(bytes(LENGTH))
@@ -272,19 +264,17 @@ fn descriptors_that_are_closed_at_once_are_forgotten() {
 
 /// A server that hashes what comes, and a client that stops it for a while and goes on to send.
 const STOPPED: &str = r#"
-import hashlib, os, signal, socket, sys, time
+import signal
 LENGTH, MIB = 300000, 1 << 20
-if sys.argv[1] == "server":
-    listener = socket.create_server(("127.0.0.1", 0))
-    print("ready", listener.getsockname()[1], os.getpid(), flush=True)
-    connection, digest = listener.accept()[0], hashlib.sha256()
+if IS_SERVER:
+    connection, digest = listen(os.getpid()).accept()[0], hashlib.sha256()
     connection.sendall(b"here")
     while part := connection.recv(LENGTH):
         digest.update(part)
     connection.sendall(digest.digest())
 else:
     port, pid = map(int, sys.argv[2].split())
-    connection, digest = socket.create_connection(("127.0.0.1", port)), hashlib.sha256()
+    connection, digest = connect(port), hashlib.sha256()
     assert connection.recv(4) == b"here"
     def message(number):
         content = hashlib.shake_128(str(number).encode()).digest(LENGTH)
@@ -305,8 +295,7 @@ else:
                 rest, sent, last = rest[went:], sent + went, time.monotonic()
             except BlockingIOError:
                 time.sleep(0.01)
-        with open("/proc/self/status") as status:
-            shared = next(int(line.split()[1]) << 10 for line in status if line.startswith("RssShmem"))
+        shared = shared_bytes()
     finally:
         os.kill(pid, signal.SIGCONT)
     # Announcements are as many at most as the ring has room for; the rest is in the socket.
@@ -332,34 +321,21 @@ fn a_peer_that_is_stopped_takes_no_more_than_its_share_of_memory() {
 
 /// A server and a client with more connections, one after the other, than a process can have lanes at a time.
 const MANY: &str = r#"
-import gc, hashlib, os, socket, sys
 LENGTH, CONNECTIONS, MIB = 70000, 1100, 1 << 20
 expected = hashlib.shake_128(b"many").digest(LENGTH)
-def whole(connection):
-    parts = bytearray()
-    while len(parts) < LENGTH:
-        part = connection.recv(LENGTH - len(parts))
-        assert part, "the other end closed"
-        parts += part
-    assert parts == expected
 def left():
-    with open("/proc/self/status") as status:
-        shared = next(int(line.split()[1]) << 10 for line in status if line.startswith("RssShmem"))
-    return len(os.listdir("/proc/self/fd")), shared
-listener = None
-if sys.argv[1] == "server":
-    listener = socket.create_server(("127.0.0.1", 0))
-    print("ready", listener.getsockname()[1], flush=True)
+    return len(os.listdir("/proc/self/fd")), shared_bytes()
+listener = listen() if IS_SERVER else None
 for turn in range(CONNECTIONS):
-    connection = listener.accept()[0] if listener else socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+    connection = listener.accept()[0] if listener else connect(sys.argv[2])
     with connection:
         for _ in range(4):
             if listener:
-                whole(connection)
+                assert whole(connection, LENGTH) == expected
                 connection.sendall(expected)
             else:
                 connection.sendall(expected)
-                whole(connection)
+                assert whole(connection, LENGTH) == expected
     if turn == 100:
         before = left()
 after = left()

@@ -59,7 +59,7 @@ impl Bump {
         if AREA_BYTES - self.used_bytes < len_bytes {
             return Err(Refusal::NoMemory);
         }
-        if !is_readable(source, len_bytes) {
+        if !readable::is_readable(source, len_bytes) {
             return Err(Refusal::Unreadable);
         }
         let at = area.base() + self.used_bytes;
@@ -76,18 +76,6 @@ impl Bump {
         }
         self.used_bytes = 0;
     }
-}
-
-/// Whether bytes can be read; the question is asked for whole words.
-fn is_readable(address: usize, len_bytes: usize) -> bool {
-    const WORD_BYTES: usize = 8;
-    if len_bytes >= WORD_BYTES || len_bytes == 0 {
-        return readable::is_readable(address, len_bytes);
-    }
-    // A word never crosses a page.
-    let first = address / WORD_BYTES * WORD_BYTES;
-    let Some(last) = address.checked_add(len_bytes - 1) else { return false };
-    readable::is_readable(first, last / WORD_BYTES * WORD_BYTES - first + WORD_BYTES)
 }
 
 #[cfg(test)]

@@ -205,11 +205,10 @@ impl Launcher {
             let message = "bench runs under uncopy itself, so nothing would be plain; unset LD_PRELOAD";
             return Err(Failure::new(message));
         }
-        let exe = match std::env::var_os(EXE_VARIABLE).filter(|path| !path.is_empty()) {
-            Some(path) => PathBuf::from(path),
-            None => std::env::current_exe().doing("finding the path of uncopy")?,
-        };
-        Ok(Self { exe, profiled_bytes: None })
+        match std::env::var_os(EXE_VARIABLE).filter(|path| !path.is_empty()) {
+            Some(path) => Ok(Self { exe: path.into(), profiled_bytes: None }),
+            None => Self::inherited(),
+        }
     }
 
     /// A launcher of this program itself, where it is under a side already, and so is what it starts as plain.

@@ -12,7 +12,7 @@ use std::path::Path;
 pub fn check(environment: &Environment) -> Check {
     match environment.get(b"UNCOPY_LANES_DIR") {
         Some(given) => check_directory(Path::new(OsStr::from_bytes(given))),
-        None => check_directory(&live::shared_memory().join(format!("uncopy-{}", os::effective_user_id()))),
+        None => check_directory(&live::directory_of(live::shared_memory(), os::effective_user_id())),
     }
 }
 

@@ -11,7 +11,7 @@ use uncopy_tests::plain::{self, PlainBytes, errno, outcome};
 
 use super::{PARTS_BYTES, Part, SLOTS, Verdict, Worker};
 use crate::link::{Chunk, LinkKind, MAX_MESSAGE, pair, pipe};
-use crate::mate::{sees_input, sees_output};
+use crate::mate::{seen_input, seen_output};
 use crate::model::{Mirror, pool, pool_place};
 use crate::program::NUMBERS;
 
@@ -124,8 +124,7 @@ impl Worker<'_> {
         self.links[index].feed(feed, seed)?;
         let calls = if kind.is_socket() { InputCall::SOCKET } else { InputCall::ANY };
         let call = calls[call % calls.len()];
-        let call =
-            if self.links[index].may_be_lane() && !sees_input(call) { InputCall::Recvmsg } else { call };
+        let call = if self.links[index].may_be_lane() { seen_input(call) } else { call };
         let flags = if InputCall::WITH_FLAGS.contains(&call) { Self::flags(flags, kind) } else { 0 };
         let parts = self.parts(Part { slot, at, len }, if call.is_vector() { count } else { 1 }, seed, true);
         if parts.is_empty() {
@@ -231,8 +230,7 @@ impl Worker<'_> {
         }
         let calls = if kind.is_socket() { OutputCall::SOCKET } else { OutputCall::ANY };
         let call = calls[call % calls.len()];
-        let call =
-            if self.links[index].may_be_lane() && !sees_output(call) { OutputCall::Sendmsg } else { call };
+        let call = if self.links[index].may_be_lane() { seen_output(call) } else { call };
         let len = if kind.keeps_messages() { len.min(MAX_MESSAGE) } else { len };
         let mut parts =
             self.parts(Part { slot, at, len }, if call.is_vector() { count } else { 1 }, seed, false);

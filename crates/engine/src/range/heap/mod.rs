@@ -529,23 +529,14 @@ impl Heap {
             let Some(block) = self.find(at) else { return };
             let end = block.base + block.bytes();
             if !block.block.set(Flag::DISOWNED) || block.may_have_absent_pages() {
-                let Some(_section) = Section::enter() else {
-                    // A fork may wait for this very thread. Absent pages go on being served; not those that the program is about to
-                    // give up (madvise), which would have their bytes again: they are put in place first.
-                    let end = end.min(address.saturating_add(len_bytes));
-                    let pages = (at / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(|page| page * PAGE_BYTES);
-                    pages.for_each(|page| _ = readable::is_readable(page, size_of::<usize>()));
-                    at = block.base + block.bytes();
-                    continue;
-                };
-                let mut dropped = Dropped::new();
-                let mut locked = block.lock_for_service();
-                if ARENA.descriptor().open().is_some() {
-                    // Where this fails, absent pages go on being served.
-                    let _ = locked.make_plain(&mut dropped);
+                match Section::enter() {
+                    Some(_section) => make_plain(&block),
+                    // A fork may wait for this very thread. Absent pages go on being served; not those that the program is about
+                    // to give up (madvise), which would have their bytes again: they are put in place first.
+                    None => (at / PAGE_BYTES
+                        ..end.min(address.saturating_add(len_bytes)).div_ceil(PAGE_BYTES))
+                        .for_each(|page| _ = readable::is_readable(page * PAGE_BYTES, size_of::<usize>())),
                 }
-                drop(locked);
-                drop(dropped);
             }
             at = end;
         }
@@ -597,4 +588,15 @@ impl Heap {
     pub fn class_locks(&self) -> impl Iterator<Item = &Lock> {
         self.classes.iter().map(|class| class.free.raw())
     }
+}
+/// Makes a block plain memory for good, as far as that can be done.
+fn make_plain(at: &BlockRef) {
+    let mut dropped = Dropped::new();
+    let mut locked = at.lock_for_service();
+    if ARENA.descriptor().open().is_some() {
+        // Where this fails, absent pages go on being served.
+        let _ = locked.make_plain(&mut dropped);
+    }
+    drop(locked);
+    drop(dropped);
 }
