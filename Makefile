@@ -26,7 +26,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-suites test-checked test-faults machine machine-lanes fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-suites test-checked test-faults machine machine-lanes lanes-kills fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -72,7 +72,12 @@ machine-lanes: build ## The same with programs whose streams go to other program
 	$(CARGO) build --release --locked -p uncopy-differential
 	UNCOPY_BIN_DIR=$(release) $(release)/differential run --ops 10000000 --mates 2
 
-fuzz: ## Fuzz the pure core, a minute for each target
+lanes-kills: ## Kill programs with lanes between them at every one of their system calls (about ten minutes)
+	@scripts/install-packages test
+	@$(MAKE) --no-print-directory build
+	UNCOPY_TEST_KILLS=all $(CARGO) test --locked -p uncopy-tests --test lanes_killed -- --nocapture
+
+fuzz: ## Fuzz the pure core and what lanes hear of peers, a minute for each target
 	@scripts/need-cargo
 	scripts/fuzz
 

@@ -32,9 +32,6 @@ pub struct uncopy_settings {
     pub reserved: [usize; 5],
 }
 
-/// Large enough for pages of its own.
-const PROBE_BYTES: usize = 64 << 10;
-
 /// Sets errno for an allocation that failed.
 fn checked(pointer: *mut u8) -> *mut c_void {
     if pointer.is_null() {
@@ -142,29 +139,13 @@ fn refused(number: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uncopy_status(why: *mut *const c_char) -> c_int {
     let _errno = errno::Keep::new();
-    probe();
+    twin::probe();
     let status = twin::status();
     // SAFETY: null, or a place for a pointer.
     if let Some(why) = unsafe { why.as_mut() } {
         *why = sentence(status).as_ptr();
     }
     c_int::from(status == Status::Active)
-}
-
-/// Lends something that nobody sends, so that what is missing is known.
-fn probe() {
-    if twin::status() != Status::Dormant {
-        return;
-    }
-    let object = twin::allocate(PROBE_BYTES);
-    if object.is_null() {
-        return;
-    }
-    if let Some(loan) = twin::lend(object as usize, PROBE_BYTES, twin::Until::Completed) {
-        twin::settle(loan);
-    }
-    // SAFETY: allocated above, and used no more.
-    unsafe { twin::deallocate(object) };
 }
 
 /// What a status means, for good: the first sentence made for a reason stays.

@@ -94,6 +94,17 @@ impl Bounds {
     }
 }
 
+/// Memory shared with other programs that nothing else limits, bytes.
+pub const MAX_SHARED_BYTES: usize = 64 << 20;
+
+/// What memory shared with other programs may take, where the option leaves so much for it and the process's control group has this
+/// limit: who is over it is killed.
+#[must_use]
+pub fn shared_bytes(option_bytes: Option<usize>, limit_bytes: Option<u64>) -> usize {
+    let limit = limit_bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
+    option_bytes.unwrap_or(MAX_SHARED_BYTES).min(limit / SPARE_SHARE_OF_LIMIT)
+}
+
 /// The pages of one segment that views need, and the seams between them: sorted, disjoint, and further apart
 /// than [`SEAM_PAGES`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -149,6 +160,14 @@ mod tests {
     use proptest::prelude::*;
 
     const MIB: usize = 1 << 20;
+
+    #[test]
+    fn shared_memory_is_a_small_part_of_what_the_control_group_may_have() {
+        assert_eq!(shared_bytes(None, None), MAX_SHARED_BYTES);
+        assert_eq!(shared_bytes(Some(8 << 20), None), 8 << 20);
+        assert_eq!(shared_bytes(None, Some(128 << 20)), 8 << 20);
+        assert_eq!(shared_bytes(Some(4 << 20), Some(1 << 40)), 4 << 20);
+    }
 
     #[test]
     fn a_program_without_limits_has_the_spare_memory_of_its_size() {

@@ -9,6 +9,7 @@
 //! slot        0  pid (u64; 0: nobody's)
 //!             8  phase (u64, see Phase)
 //!            16  reason_len_bytes (u64), then the reason (UTF-8, at most REASON_CAPACITY_BYTES)
+//!           384  what became of streams (see streams::Streams)
 //!           432  the constants of the machine in force, ns (u64 each, in the order of Cost; 0: not known yet)
 //!           496  the program's name (at most NAME_CAPACITY_BYTES, then zeroes)
 //!           512  trials (see policy::trials::standing)
@@ -25,13 +26,14 @@ use crate::policy::costs::Cost;
 use crate::policy::placement::ALLOCATION_SITES;
 use crate::policy::sites::SITES;
 use crate::policy::trials::{Standings, TRIALS_BYTES};
+use crate::streams::{STREAMS_BYTES, Streams};
 
 extern crate std;
 use std::string::String;
 use std::vec::Vec;
 
 /// First bytes of the ledger.
-pub const MAGIC: [u8; 8] = *b"uncopyL\x02";
+pub const MAGIC: [u8; 8] = *b"uncopyL\x03";
 /// Offset of the number of slots handed out.
 pub const HANDED_OUT_OFFSET: usize = 8;
 /// Processes that find room.
@@ -49,7 +51,9 @@ pub const REASON_LEN_OFFSET: usize = 16;
 /// In a slot: offset of the reason's text.
 pub const REASON_OFFSET: usize = 24;
 /// Longest reason, bytes.
-pub const REASON_CAPACITY_BYTES: usize = COSTS_OFFSET - REASON_OFFSET;
+pub const REASON_CAPACITY_BYTES: usize = STREAMS_OFFSET - REASON_OFFSET;
+/// In a slot: offset of what became of streams.
+pub const STREAMS_OFFSET: usize = COSTS_OFFSET - STREAMS_BYTES;
 /// In a slot: offset of the first of the machine's constants.
 pub const COSTS_OFFSET: usize = NAME_OFFSET - 8 * Cost::ALL.len();
 /// In a slot: offset of the program's name.
@@ -211,6 +215,8 @@ pub struct Process {
     pub reason: Option<String>,
     /// The constants of the machine that it went by; `None` if it needed none.
     pub costs: Option<Costs>,
+    /// What became of streams.
+    pub streams: Streams,
     /// What trials have shown.
     pub trials: Standings,
     /// What code it ran.
@@ -305,6 +311,7 @@ impl Process {
             name: String::from_utf8_lossy(name).into_owned(),
             reason: reason(slot, REASON_LEN_OFFSET, REASON_CAPACITY_BYTES),
             costs: costs(slot),
+            streams: Streams::parse(&slot[STREAMS_OFFSET..COSTS_OFFSET]),
             trials: Standings::parse(&slot[TRIALS_OFFSET..MODULES_OFFSET]),
             modules: modules.collect(),
             entries: entries.filter_map(Entry::parse).collect(),
@@ -330,6 +337,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::streams::Outcome;
     use std::vec;
 
     fn put(bytes: &mut [u8], offset: usize, value: u64) {
@@ -343,6 +351,7 @@ mod tests {
         let slot = SLOTS_OFFSET + SLOT_BYTES;
         put(&mut bytes, slot + PID_OFFSET, 77);
         put(&mut bytes, slot + PHASE_OFFSET, Phase::Ended as u64);
+        put(&mut bytes, slot + STREAMS_OFFSET + 8 * Outcome::Unpaired as usize, 4);
         let module = slot + MODULES_OFFSET + MODULE_BYTES;
         put(&mut bytes, module, 5);
         put(&mut bytes, module + 8, 7);
@@ -360,6 +369,7 @@ mod tests {
         assert_eq!((read.processes.len(), read.without_room), (1, 0), "the first slot is nobody's");
         let process = &read.processes[0];
         assert_eq!((process.pid, process.is_ended, process.reason.as_ref()), (77, true, None));
+        assert_eq!(process.streams.get(Outcome::Unpaired), 4);
         let [entry] = process.entries.as_slice() else { panic!("{:?}", process.entries) };
         assert_eq!((entry.kind, entry.size_class, entry.balance()), (Kind::Allocation, 17, -8));
         assert_eq!(process.modules[entry.module.expect("known")].path, b"/bin/sh");

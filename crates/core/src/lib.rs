@@ -25,3 +25,4 @@ pub mod random;
 pub mod recording;
 pub mod scope;
 pub mod stats;
+pub mod streams;

@@ -23,18 +23,18 @@ static START: Start = Start::new();
 struct Beginning {
     directory: CString,
     scope: Scope<'static>,
-    max_bytes: Option<usize>,
+    max_bytes: usize,
 }
 
 static BEGINNING: Guarded<Option<Beginning>> = Guarded::new(None);
 
 /// Begins: this process can be linked with, and links with those that wait in `directory`, which only its owner can
-/// enter. Streams in `scope` may become lanes; shared memory takes `max_bytes` at most, or what is usual.
+/// enter. Streams in `scope` may become lanes; shared memory takes `max_bytes` at most.
 ///
 /// # Errors
 /// EPERM if the directory is not one that only its owner can enter; else what memory, the thread or the socket need and do not
 /// get.
-pub fn begin(directory: &str, scope: Scope<'static>, max_bytes: Option<usize>) -> Result<(), Errno> {
+pub fn begin(directory: &str, scope: Scope<'static>, max_bytes: usize) -> Result<(), Errno> {
     let directory = CString::new(directory).map_err(|_| Errno(libc::EINVAL))?;
     mem::make_private_directory(&directory)?;
     *BEGINNING.lock() = Some(Beginning { directory, scope, max_bytes });
@@ -68,9 +68,7 @@ fn make(Beginning { directory, scope, max_bytes }: Beginning) -> Result<(&'stati
     let directory = directory.to_str().map_err(|_| Errno(libc::EINVAL))?;
     let path = CString::new(format!("{directory}/{id:016x}{SUFFIX}")).map_err(|_| Errno(libc::EINVAL))?;
     let process: &'static Process = Box::leak(Box::new(Process::new(Lanes::new(id, words), path, scope)));
-    if let Some(max_bytes) = max_bytes {
-        process.lanes().peers.pool.limit(max_bytes);
-    }
+    process.lanes().peers.pool.limit(max_bytes);
     let service = Service::begin(process.lanes(), board, process.path(), || others(directory))?;
     PROCESS.store(core::ptr::from_ref(process).cast_mut(), Release);
     Ok((process, service))

@@ -207,13 +207,19 @@ impl Sending {
         Announcements { sending: self, lane }
     }
 
+    /// The sender's: how many announcements there is room for, where the receiver has consumed so many.
+    #[must_use]
+    pub fn room(&self, consumed: u32) -> u32 {
+        MAX_ANNOUNCEMENTS.saturating_sub(self.produced.load(Relaxed).wrapping_sub(consumed))
+    }
+
     /// The sender's: announces a reference. False where the receiver has not consumed enough of them.
     #[must_use]
     pub fn announce(&self, announcement: &Announcement, consumed: u32) -> bool {
-        let produced = self.produced.load(Relaxed);
-        if produced.wrapping_sub(consumed) >= MAX_ANNOUNCEMENTS {
+        if self.room(consumed) == 0 {
             return false;
         }
+        let produced = self.produced.load(Relaxed);
         let entry = &self.ring[(produced % MAX_ANNOUNCEMENTS) as usize];
         let Announcement { at, reference } = announcement;
         entry.at.store(*at, Relaxed);

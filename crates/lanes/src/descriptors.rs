@@ -15,8 +15,10 @@ const DUPLICATED: u32 = 1 << 30;
 /// The process, counted by forks, that was the first to receive or send.
 const USERS: u32 = 0x3F00_0000;
 const USER_SHIFT: u32 = 24;
+/// That its stream is no lane was told.
+const TOLD: u32 = 1 << 23;
 /// Plain receives under way.
-const RECEIVES: u32 = (1 << USER_SHIFT) - 1;
+const RECEIVES: u32 = TOLD - 1;
 /// Forks that this process stems from, as far as that is counted.
 static USER: AtomicU32 = AtomicU32::new(1);
 
@@ -115,6 +117,16 @@ impl Descriptor {
     #[must_use]
     pub fn is_unknown(self) -> bool {
         self.0.load(Relaxed) == 0
+    }
+
+    /// It is told that its stream is no lane. Whether that is news.
+    pub(crate) fn note_told(self) -> bool {
+        if self.0.load(Relaxed) & TOLD != 0 {
+            return false;
+        }
+        let is_news = self.0.fetch_or(TOLD, AcqRel) & TOLD == 0;
+        self.note_number();
+        is_news
     }
 
     /// It is plain from here on.

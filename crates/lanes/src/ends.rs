@@ -9,10 +9,12 @@
 
 extern crate alloc;
 use crate::board::{Board, MAX_SLOTS, Slot};
+use crate::outcome;
 use crate::peers::Peer;
 use crate::protocol::Stream;
 use crate::receive::Receiver;
 use alloc::collections::BTreeMap;
+use uncopy_core::streams::Outcome;
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{
@@ -48,8 +50,10 @@ pub struct End {
     pub lane: u32,
     far: Guarded<Option<Arc<Far>>>,
     is_bound: AtomicBool,
-    /// Literal for good, and why.
-    ended: AtomicU32,
+    /// It counts as one whose other end is not known.
+    is_unpaired: AtomicBool,
+    /// Literal for good.
+    has_ended: AtomicBool,
     is_attentive: AtomicBool,
     /// Large receives that are to come plainly before it attends again; how many those were the last time.
     backoff: AtomicU64,
@@ -77,7 +81,8 @@ impl End {
             lane,
             far: Guarded::new(None),
             is_bound: AtomicBool::new(false),
-            ended: AtomicU32::new(0),
+            is_unpaired: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             is_attentive: AtomicBool::new(false),
             backoff: AtomicU64::new(0),
             receiver: Guarded::new(Receiver::default()),
@@ -99,15 +104,35 @@ impl End {
         self.is_attentive.load(Acquire)
     }
 
-    /// It is literal for good.
+    /// It is literal for good, because of what is going on elsewhere.
     pub fn end(&self) {
-        self.ended.store(1, Release);
+        self.has_ended.store(true, Release);
+    }
+
+    /// It is literal for good, which is what becomes of it.
+    pub fn end_as(&self, outcome: Outcome) {
+        if !self.has_ended.swap(true, AcqRel) {
+            self.count_paired();
+            outcome::add(outcome);
+        }
     }
 
     /// Whether it is literal for good.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.ended.load(Acquire) != 0
+        self.has_ended.load(Acquire)
+    }
+
+    /// It counts as one whose other end is not known, until that is found.
+    fn count_unpaired(&self) {
+        self.is_unpaired.store(true, Release);
+        outcome::add(Outcome::Unpaired);
+    }
+
+    fn count_paired(&self) {
+        if self.is_unpaired.swap(false, AcqRel) {
+            outcome::remove(Outcome::Unpaired);
+        }
     }
 
     /// The other end was found; whether one was before. Where that was another one, a second process has that end, or had: nobody
@@ -116,11 +141,12 @@ impl End {
         let known = &mut *self.far.lock();
         if let Some(known) = known {
             if !known.is(&far) {
-                self.end();
+                self.end_as(Outcome::Shared);
             }
             return true;
         }
         *known = Some(Arc::new(far));
+        self.count_paired();
         self.is_bound.swap(true, AcqRel)
     }
 
@@ -319,6 +345,7 @@ impl Ends {
         inner.lanes = inner.lanes.wrapping_add(1).max(1);
         board.slots[slot as usize].clear(inner.lanes);
         let end = Arc::new(End::new(stream, cookie, slot, inner.lanes));
+        end.count_unpaired();
         inner.by_fd.insert(fd, Arc::clone(&end));
         inner.by_stream.insert(key(stream), Arc::clone(&end));
         word.fetch_or(bit, Release);

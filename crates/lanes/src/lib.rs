@@ -12,6 +12,7 @@
 //! | [`peers`] | linked processes, and what this process holds of their memory |
 //! | [`protocol`] | what linked processes say to each other |
 //! | [`ends`] | the ends of streams, by descriptor |
+//! | [`copies`] | what was sent before and has not changed |
 //! | [`descriptors`] | who receives plainly |
 //! | `kernel` | the sockets |
 //! | [`message`] | the parts of what is received and sent |
@@ -22,6 +23,8 @@
 //! | [`forks`] | what a fork means for it |
 //! | [`handed`] | streams that somebody else may have, too |
 //! | [`handover`] | what is done when one comes into others' hands |
+//! | `oracles` | hostile peers, for tests and fuzzing |
+//! | [`outcome`] | what became of streams, for whoever keeps account |
 //!
 //! Built with `--cfg loom`, only the board is there, for the models of its words.
 #![cfg(target_os = "linux")]
@@ -33,6 +36,8 @@
 #[cfg(not(loom))]
 pub mod begin;
 pub mod board;
+#[cfg(not(loom))]
+pub mod copies;
 #[cfg(not(loom))]
 pub mod descriptors;
 #[cfg(not(loom))]
@@ -47,6 +52,10 @@ pub mod handover;
 mod kernel;
 #[cfg(not(loom))]
 pub mod message;
+#[cfg(all(not(loom), any(test, feature = "oracles")))]
+pub mod oracles;
+#[cfg(not(loom))]
+pub mod outcome;
 #[cfg(not(loom))]
 pub mod peers;
 #[cfg(not(loom))]

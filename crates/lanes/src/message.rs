@@ -25,6 +25,12 @@ impl Kept {
         Self { held, lanes }
     }
 
+    /// The same bytes once more.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        Self { held: self.held.clone(), lanes: self.lanes }
+    }
+
     /// What is held.
     #[must_use]
     pub fn held(&self) -> Option<&Held> {

@@ -5,6 +5,7 @@
 
 use crate::runs::{Ledger, RunId};
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES};
+use uncopy_core::bounds::MAX_SHARED_BYTES;
 use uncopy_core::extents::Extents;
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -65,7 +66,7 @@ impl Pool {
         Self {
             inner: Guarded::new(inner),
             is_short: AtomicBool::new(false),
-            max_bytes: AtomicUsize::new(64 << 20),
+            max_bytes: AtomicUsize::new(MAX_SHARED_BYTES),
         }
     }
 

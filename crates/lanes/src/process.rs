@@ -11,19 +11,23 @@ mod sending;
 pub use sending::{LiteralSend, Outlet};
 
 extern crate alloc;
+use crate::copies::Copies;
 use crate::descriptors::{self, Descriptor, Plain, descriptor};
 use crate::ends::{self, End};
 use crate::forks;
 use crate::handed::is_handed;
 use crate::kernel::{Kernel, needs_every_byte, read_bytes, stream_of};
 use crate::message::{Kept, deliver, first_bytes};
+use crate::outcome;
 use crate::protocol::Stream;
 use crate::receive::Next;
 use crate::service::Lanes;
 use alloc::ffi::CString;
-use core::sync::atomic::{AtomicBool, AtomicPtr};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use uncopy_core::scope::Scope;
+use uncopy_core::streams::Outcome;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::guarded::Guarded;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{Ordering::Acquire, Ordering::Release};
@@ -49,6 +53,12 @@ pub struct Process {
     is_stopping: AtomicBool,
     /// The thread.
     thread: u32,
+    /// What was sent before and has not changed since.
+    copies: Guarded<Copies>,
+    /// Stamps are not to be believed any more.
+    has_no_stamps: AtomicBool,
+    /// Bytes that were copied into shared memory and not told of yet.
+    copied_bytes: AtomicUsize,
 }
 
 pub(crate) static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
@@ -128,7 +138,7 @@ pub fn unpublish() {
     }
 }
 
-/// Whether a descriptor's stream may become a lane.
+/// Whether a descriptor's stream may become a lane. One that may not is told of, once.
 #[must_use]
 pub fn is_fit(fd: i32, scope: &Scope<'_>) -> bool {
     fit(fd, scope).is_some()
@@ -136,8 +146,24 @@ pub fn is_fit(fd: i32, scope: &Scope<'_>) -> bool {
 
 /// The stream of a descriptor, if it may become a lane, and its socket's cookie.
 fn fit(fd: i32, scope: &Scope<'_>) -> Option<(Stream, u64)> {
-    let cookie = socket::cookie(fd).ok().filter(|cookie| !is_handed(*cookie))?;
-    Some((stream_of(fd).filter(|stream| stream.is_in(scope))?, cookie))
+    let cookie = socket::cookie(fd).ok()?;
+    let stream = stream_of(fd)?;
+    let why = if is_handed(cookie) {
+        Outcome::Shared
+    } else if stream.is_in(scope) {
+        return Some((stream, cookie));
+    } else {
+        Outcome::OutOfScope
+    };
+    tell_once(fd, why);
+    None
+}
+
+/// Tells what becomes of a stream that is no lane, once for each descriptor.
+fn tell_once(fd: i32, why: Outcome) {
+    if descriptor(fd).is_some_and(Descriptor::note_told) {
+        outcome::add(why);
+    }
 }
 
 /// Whether something is known of a descriptor.
@@ -177,7 +203,16 @@ impl Process {
     /// In the thread that serves them.
     pub(crate) fn new(lanes: Lanes, path: CString, scope: Scope<'static>) -> Self {
         let thread = uncopy_sys::lock::thread_id();
-        Self { lanes, path, scope, is_stopping: AtomicBool::new(false), thread }
+        Self {
+            lanes,
+            path,
+            scope,
+            is_stopping: AtomicBool::new(false),
+            thread,
+            copies: Guarded::new(Copies::new()),
+            has_no_stamps: AtomicBool::new(false),
+            copied_bytes: AtomicUsize::new(0),
+        }
     }
 
     pub(crate) const fn lanes(&self) -> &Lanes {
@@ -359,7 +394,7 @@ impl Process {
             return false;
         }
         if needs_every_byte(fd) {
-            end.end();
+            end.end_as(Outcome::Unsuited);
             descriptor.leave();
             return false;
         }
@@ -370,7 +405,11 @@ impl Process {
         };
         own.receiving.count_from(read_bytes);
         end.attend(own);
-        end.is_first()
+        let is_first = end.is_first();
+        if is_first {
+            outcome::add(Outcome::Lane);
+        }
+        is_first
     }
 
     /// The end behind a descriptor, if the other end is known. Makes it known if it was not.
@@ -383,7 +422,7 @@ impl Process {
             return None;
         }
         if is_handed(end.cookie) {
-            end.end();
+            end.end_as(Outcome::Shared);
             return None;
         }
         if self.is_still(fd, &end) { Some(end) } else { self.know(fd).and(None) }
@@ -401,7 +440,10 @@ impl Process {
     /// Makes an end known, and tells the peers of it.
     fn know(&self, fd: i32) -> Option<Arc<End>> {
         let (stream, cookie) = fit(fd, &self.scope)?;
-        let end = self.lanes.ends.add(fd, stream, cookie, self.lanes.board)?;
+        let Some(end) = self.lanes.ends.add(fd, stream, cookie, self.lanes.board) else {
+            tell_once(fd, Outcome::Crowded);
+            return None;
+        };
         self.lanes.tell(Arc::clone(&end));
         self.ring();
         Some(end)
@@ -414,13 +456,14 @@ impl Process {
         }
     }
 
-    /// Attention is withdrawn from an end; whether nothing is announced that was not received: then it is plain.
-    fn withdraw(&self, fd: i32, end: &End) -> bool {
+    /// Attention is withdrawn from an end; whether nothing is announced that was not received: then it is plain. Where it cannot
+    /// attend again, that is `why`.
+    fn withdraw(&self, fd: i32, end: &End, why: Outcome) -> bool {
         let Some(own) = self.lanes.board.slots.get(end.slot as usize) else { return true };
         end.withdraw(own);
         if matches!(end.stream, Stream::Unix { .. }) {
             // The sender goes on with its count.
-            end.end();
+            end.end_as(why);
         }
         let Some(far) = end.far() else { return true };
         let Some(slot) = far.peer.slot(far.slot) else { return true };
@@ -461,8 +504,8 @@ impl Process {
     /// See [`end`].
     fn end(&self, fd: i32) {
         if let Some(end) = self.lanes.ends.find(fd) {
-            end.end();
-            let _ = self.withdraw(fd, &end);
+            end.end_as(Outcome::Unsuited);
+            let _ = self.withdraw(fd, &end, Outcome::Unsuited);
         }
     }
 
@@ -470,8 +513,8 @@ impl Process {
     pub(crate) fn end_socket(&self, cookie: u64) -> bool {
         let ends = self.lanes.ends.with_descriptors().into_iter().filter(|(_, end)| end.cookie == cookie);
         ends.fold(true, |is_plain, (fd, end)| {
-            end.end();
-            self.withdraw(fd, &end) && is_plain
+            end.end_as(Outcome::Shared);
+            self.withdraw(fd, &end, Outcome::Shared) && is_plain
         })
     }
 
@@ -479,7 +522,7 @@ impl Process {
     pub(crate) fn end_every(&self, lost: impl Fn(i32)) {
         for (fd, end) in self.lanes.ends.with_descriptors() {
             end.end();
-            if !self.withdraw(fd, &end) {
+            if !self.withdraw(fd, &end, Outcome::Shared) {
                 lost(fd);
             }
         }
@@ -489,13 +532,13 @@ impl Process {
     /// that were not received.
     #[must_use]
     pub fn leave(&self, fd: i32) -> bool {
-        self.attended(fd).is_none_or(|end| self.withdraw(fd, &end))
+        self.attended(fd).is_none_or(|end| self.withdraw(fd, &end, Outcome::Unsuited))
     }
 
     /// The same for all. Nobody receives or sends meanwhile.
     pub(crate) fn withdraw_all(&self) {
         for (fd, end) in self.lanes.ends.with_descriptors() {
-            let _ = self.withdraw(fd, &end);
+            let _ = self.withdraw(fd, &end, Outcome::Shared);
         }
     }
 

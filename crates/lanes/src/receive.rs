@@ -167,7 +167,7 @@ impl Receiver {
         let mut number = self.next;
         let mut receivable = unread;
         if let Some(current) = &self.current {
-            receivable += current.held.len_bytes() - current.taken_bytes - 1;
+            receivable += (current.held.len_bytes() - current.taken_bytes).saturating_sub(1);
             number = number.wrapping_add(1);
         }
         for _ in 0..MAX_ANNOUNCEMENTS {

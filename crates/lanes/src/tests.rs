@@ -386,3 +386,38 @@ fn whatever_is_on_a_hostile_board_nothing_outside_of_shared_memory_is_read() {
     }
     assert!(outcomes.iter().all(|times| *times > 1000), "{outcomes:?}");
 }
+
+/// What fuzzing calls, with bytes close to what could be: small numbers where offsets and lengths stand.
+#[test]
+fn what_fuzzing_calls_holds_for_random_peers() {
+    let mut random = Random(41);
+    let small = |random: &mut Random| match random.below(6) {
+        0 => u32::MAX,
+        1 => random.below(usize::MAX) as u32,
+        2 => CHUNK_BYTES as u32 - random.below(3) as u32,
+        _ => random.below(5) as u32,
+    };
+    for _ in 0..3_000 {
+        let mut data: Vec<u8> = Vec::new();
+        // How much there is, where it begins.
+        for limit in [200, 3] {
+            data.extend((random.below(limit) as u16).to_ne_bytes());
+        }
+        // Lane, announcements, busy.
+        for word in [1, random.below(40) as u32, 0] {
+            data.extend(word.to_ne_bytes());
+        }
+        data.extend([0; 4]);
+        for _ in 0..32 {
+            // Offset in the stream, owner; chunk, run, offset, length.
+            for word in [random.below(250) as u64, 1 + random.below(3) as u64] {
+                data.extend(word.to_ne_bytes());
+            }
+            for _ in 0..4 {
+                data.extend(small(&mut random).to_ne_bytes());
+            }
+        }
+        crate::oracles::sender(&data);
+        crate::oracles::link(&data);
+    }
+}

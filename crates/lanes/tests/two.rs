@@ -94,7 +94,7 @@ fn send_all(lanes: &Process, fd: i32, bytes: &[u8]) -> bool {
 fn echo() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (directory, port) = role.split_once(' ').expect("a directory and a port");
-    begin(directory, Scope::ALL, None).expect("lanes");
+    begin(directory, Scope::ALL, 64 << 20).expect("lanes");
     let lanes = process().expect("begun");
     let stream = TcpStream::connect(("127.0.0.1", port.parse::<u16>().expect("a port"))).expect("connected");
     let (fd, mut head) = (stream.as_raw_fd(), [0; 8]);
@@ -121,7 +121,7 @@ impl Drop for Room {
 fn a_connection_between_two_processes_becomes_a_lane_and_every_byte_is_right() {
     let directory = std::env::temp_dir().join(format!("uncopy-lanes-{}", std::process::id()));
     let mut room = Room(directory, None);
-    begin(room.0.to_str().expect("UTF-8"), Scope::ALL, None).expect("lanes");
+    begin(room.0.to_str().expect("UTF-8"), Scope::ALL, 64 << 20).expect("lanes");
     let lanes = process().expect("begun");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("bound").port();

@@ -1,6 +1,8 @@
 //! Streams that may be lanes: what receives and sends on them do. Without `--lanes` that is a load.
 
+mod lent;
 mod room;
+mod send;
 
 use crate::exit;
 use core::cell::Cell;
@@ -8,28 +10,27 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{iovec, msghdr, ssize_t};
 use room::{room_of, take_shared};
+pub use send::{pass, send, send_file, send_literally};
 use smallvec::SmallVec;
 use std::sync::OnceLock;
-use uncopy_capi::sending;
+use uncopy_core::bounds::shared_bytes;
 use uncopy_core::scope::Scope;
 use uncopy_core::stats::Counter;
 use uncopy_engine::arena::segment::{Shared, share_by};
-use uncopy_engine::call::output::{self, Output};
-use uncopy_engine::call::placed::{is_in_block, place};
-use uncopy_engine::state::counters;
+use uncopy_engine::call::placed::place;
 use uncopy_engine::state::phase::look_at_streams;
+use uncopy_engine::state::{counters, ledger};
 use uncopy_interpose::slots;
 use uncopy_lanes::begin::begin;
 use uncopy_lanes::handover;
-use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES, join};
+use uncopy_lanes::message::Kept;
+use uncopy_lanes::outcome;
 use uncopy_lanes::process::{self, MIN_LARGE_BYTES, Process, Received, is_attended, process};
 use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
-use uncopy_sys::readable::is_readable;
-use uncopy_sys::{socket, stream};
-use uncopy_transmit as transmit;
+use uncopy_sys::{cgroup, socket, stream};
 
 slots! {
     LOOK = c"recv": unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> ssize_t;
@@ -70,6 +71,7 @@ pub fn switch_on(scope: Scope<'_>, directory: &[u8], max_bytes: Option<usize>) {
         && MEETING.set(Meeting { scope, directory, max_bytes }).is_ok()
     {
         handover::note_inherited();
+        outcome::tell_by(ledger::add_stream);
         IS_ON.store(true, Relaxed);
         look_at_streams();
     }
@@ -85,7 +87,8 @@ fn note_large(fd: c_int, len_bytes: ssize_t) {
     if let Some(Meeting { scope, directory, max_bytes }) = MEETING.get()
         && process::is_fit(fd, scope)
         && !HAS_BEGUN.swap(true, Relaxed)
-        && let Err(errno) = begin(directory, *scope, *max_bytes).inspect(|()| share_by(take_shared))
+        && let Err(errno) = begin(directory, *scope, shared_bytes(*max_bytes, cgroup::memory_limit()))
+            .inspect(|()| share_by(take_shared))
     {
         let why = if errno.0 == libc::EPERM { "others can enter " } else { "nothing can be made in " };
         uncopy_sys::mem::say(format_args!("uncopy: no lanes: {why}{directory} ({errno:?})\n"));
@@ -276,9 +279,14 @@ unsafe fn receive_on_lane(
                 unsafe { place(part, caller, || Shared::new(from, part.len_bytes, Box::new(kept()))) }
             })
         };
+        let counted = |parts: &[Part], flags: c_int| {
+            let counts = flags & libc::MSG_PEEK == 0;
+            literally(parts, flags)
+                .inspect(|got| counters::add(Counter::LaneLiteralBytes, if counts { *got } else { 0 }))
+        };
         // SAFETY: the caller answers for the parts.
         let received = unsafe {
-            process.receive(fd, &rest, flags & !libc::MSG_WAITALL, waits_first, put, &literally, room_of)
+            process.receive(fd, &rest, flags & !libc::MSG_WAITALL, waits_first, put, counted, room_of)
         };
         drop(section);
         let is_part = matches!(received, Received::Part(_));
@@ -337,162 +345,6 @@ fn skip(parts: &mut SmallVec<[Part; 8]>, mut len_bytes: usize) {
     }
 }
 
-/// A send on `fd`, plainly by `call`, unless that is a lane. What libc's function would return.
-#[inline(never)]
-pub fn send(fd: c_int, parts: &[Part], flags: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
-    let Some(process) = process() else {
-        if flags & libc::MSG_OOB != 0 {
-            end(fd);
-        }
-        let sent = call();
-        note_large(fd, sent);
-        return sent;
-    };
-    let longest = parts.iter().map(|part| part.len_bytes).max().unwrap_or(0);
-    if flags & libc::MSG_OOB != 0 {
-        // The receiver does not count it where it is out of band.
-        end(fd);
-    }
-    let is_literal = longest < MIN_REFERENCE_BYTES || flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0;
-    let sent = if is_literal { None } else { by_reference(process, fd, parts, longest, flags) };
-    let sent_bytes = match sent {
-        None => return literally(process, fd, call),
-        Some(Err(errno)) => {
-            errno::set(errno);
-            return -1;
-        }
-        Some(Ok(sent_bytes)) => sent_bytes,
-    };
-    let whole_bytes: usize = parts.iter().map(|part| part.len_bytes).sum();
-    if sent_bytes == whole_bytes {
-        return sent_bytes as ssize_t;
-    }
-    let mut rest: SmallVec<[Part; 8]> = SmallVec::from_slice(parts);
-    skip(&mut rest, sent_bytes);
-    let _errno = errno::Keep::new();
-    let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
-    // Who is told of edges waits for one where not all was sent: there is one only where the kernel itself had no room.
-    let went = if waits {
-        send_rest(process, fd, rest, flags)
-    } else {
-        send_parts(process, fd, &rest, flags).max(0)
-    };
-    sent_bytes as ssize_t + went
-}
-
-/// Sends parts of a message as they are, of which others were sent: only those count if nobody is there any more.
-fn send_parts(process: &Process, fd: c_int, parts: &[Part], flags: c_int) -> ssize_t {
-    // SAFETY: all-zero is a valid msghdr: no name, no parts, no control data.
-    let mut header: msghdr = unsafe { core::mem::zeroed() };
-    header.msg_iov = parts.as_ptr().cast_mut().cast::<iovec>();
-    header.msg_iovlen = parts.len() as _;
-    // SAFETY: parts of the program's message.
-    literally(process, fd, || unsafe { sending::sendmsg(fd, &raw const header, flags | libc::MSG_NOSIGNAL) })
-}
-
-/// A call that waits until all is sent: goes on with what is left.
-fn send_rest(process: &Process, fd: c_int, mut rest: SmallVec<[Part; 8]>, flags: c_int) -> ssize_t {
-    let mut sent_bytes = 0;
-    while !rest.is_empty() && transmit::wait_for_room(fd) {
-        let longest = rest.iter().map(|part| part.len_bytes).max().unwrap_or(0);
-        let went = match by_reference(process, fd, &rest, longest, flags) {
-            Some(Ok(went)) => went,
-            Some(Err(_)) => break,
-            None => {
-                let Ok(went) = usize::try_from(send_parts(process, fd, &rest, flags)) else { break };
-                went
-            }
-        };
-        sent_bytes += went;
-        skip(&mut rest, went);
-    }
-    sent_bytes as ssize_t
-}
-
-/// Makes a call that sends the bytes as they are.
-fn literally(process: &Process, fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
-    let literal = process.begin_literal(fd);
-    let sent = call();
-    if let Some(literal) = literal {
-        literal.sent(usize::try_from(sent).unwrap_or(0));
-    }
-    sent
-}
-
-/// Makes a call that sends bytes as they are, `bytes` of its result.
-pub fn send_literally<T: Copy>(fd: c_int, call: impl FnOnce() -> T, bytes: impl FnOnce(T) -> ssize_t) -> T {
-    let literal = process().and_then(|process| process.begin_literal(fd));
-    let sent = call();
-    if let Some(literal) = literal {
-        literal.sent(usize::try_from(bytes(sent)).unwrap_or(0));
-    }
-    sent
-}
-
-/// Makes a call that moves bytes from one descriptor to another inside the kernel, which knows nothing of tokens. Where the
-/// next bytes are somewhere else, it says what it says of descriptors that it cannot do that with.
-pub fn pass(from: c_int, to: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
-    let is_plain = process().is_none_or(|process| {
-        let _errno = errno::Keep::new();
-        Section::enter().is_none_or(|_section| process.leave(from))
-    });
-    if !is_plain || is_attended(from) {
-        errno::set(libc::EINVAL);
-        return -1;
-    }
-    send_literally(to, call, |sent| sent)
-}
-
-/// Sends by reference, as far as there is room. `None`: nothing was sent, and it does not go by reference now.
-fn by_reference(
-    process: &Process,
-    fd: c_int,
-    parts: &[Part],
-    longest: usize,
-    flags: c_int,
-) -> Option<Result<usize, c_int>> {
-    let outlet = {
-        let _errno = errno::Keep::new();
-        let _section = Section::enter()?;
-        process.outlet(fd, longest)?
-    };
-    // What cannot be read is for the kernel to refuse.
-    if !parts.iter().all(|part| is_in_block(*part) || is_readable(part.address, part.len_bytes)) {
-        return None;
-    }
-    let output = if output::is_candidate(parts) { Output::begin(fd, parts) } else { None };
-    let sent = {
-        // Left before the output is: it was entered after it.
-        let _section = Section::enter()?;
-        match &output {
-            Some(output) => output.inspect(|parts| {
-                let mut parts: SmallVec<[Given<'_>; 16]> = parts.map(given).collect();
-                // SAFETY: the program's own parts, which it sends.
-                unsafe { join(&mut parts) };
-                process.send(fd, &outlet, &parts, flags)
-            }),
-            None => {
-                let parts: SmallVec<[Given<'_>; 16]> = parts.iter().map(|part| Given::Plain(*part)).collect();
-                process.send(fd, &outlet, &parts, flags)
-            }
-        }
-    };
-    if let Some(Ok(sent_bytes)) = &sent {
-        counters::add(Counter::LaneSentBytes, *sent_bytes);
-    }
-    if let Some(output) = output {
-        let sent_bytes = sent.as_ref().and_then(|sent| sent.as_ref().ok()).copied().unwrap_or(0);
-        output.left_by_lane(sent_bytes, MIN_REFERENCE_BYTES);
-        output.finish(sent_bytes);
-    }
-    sent.map(|sent| sent.map_err(|errno| errno.0))
-}
-
-fn given((part, shared): (Part, Option<&Shared>)) -> Given<'_> {
-    let kept = shared.and_then(|shared| shared.keeper().downcast_ref::<Kept>());
-    kept.map_or(Given::Plain(part), |kept| Given::Kept(part, kept))
-}
-
 /// How many bytes can be received from a lane at once; `None`: as many as the kernel says.
 pub fn receivable(fd: c_int) -> Option<usize> {
     let _errno = errno::Keep::new();
@@ -538,6 +390,18 @@ pub fn closed(fd: c_int) {
 pub fn closed_range(first: u32, last: u32) {
     if is_on() {
         uncopy_lanes::descriptors::known(first, last).for_each(closed);
+    }
+}
+
+/// What memory holds is about to change in a way that leaves no trace: copies of twin memory are not to be trusted from here on.
+pub fn changed(address: usize, len_bytes: usize) {
+    if is_on()
+        && uncopy_twin::overlaps(address, len_bytes)
+        && let Some(process) = process()
+    {
+        let _errno = errno::Keep::new();
+        let _critical = Critical::enter();
+        process.forget_stamps();
     }
 }
 

@@ -34,8 +34,9 @@ slots! {
     CLOSEFROM = c"closefrom": unsafe extern "C" fn(c_int);
 }
 
-fn disown(address: Pointer, len: size_t) {
-    directory::disown(address as usize, len);
+fn disown(address: usize, len: usize) {
+    directory::disown(address, len);
+    streams::changed(address, len);
 }
 
 /// Advice that changes no byte and no fault leaves views alone.
@@ -68,24 +69,24 @@ pub fn before_call(number: c_long, [address, len, new_len, detail, new_address]:
     match number {
         libc::SYS_madvise if is_harmless(new_len as c_int) => {}
         libc::SYS_mremap if detail as c_int & libc::MREMAP_FIXED != 0 => {
-            directory::disown(address, len);
-            directory::disown(new_address, new_len);
+            disown(address, len);
+            disown(new_address, new_len);
         }
-        _ => directory::disown(address, len),
+        _ => disown(address, len),
     }
 }
 
 before!(mprotect MPROTECT (address: Pointer, len: size_t, protection: c_int) -> c_int, {
-    disown(address, len);
+    disown(address as usize, len);
 });
 
 before!(pkey_mprotect PKEY_MPROTECT (address: Pointer, len: size_t, protection: c_int, key: c_int) -> c_int, {
-    disown(address, len);
+    disown(address as usize, len);
 });
 
 before!(madvise MADVISE (address: Pointer, len: size_t, advice: c_int) -> c_int, {
     if !is_harmless(advice) {
-        disown(address, len);
+        disown(address as usize, len);
         if drops_bytes(advice) {
             record::forget(Function::Madvise, address as usize, len);
         }
@@ -93,13 +94,13 @@ before!(madvise MADVISE (address: Pointer, len: size_t, advice: c_int) -> c_int,
 });
 
 before!(munmap MUNMAP (address: Pointer, len: size_t) -> c_int, {
-    disown(address, len);
+    disown(address as usize, len);
     record::forget(Function::Munmap, address as usize, len);
 });
 
-/// Whether a mapping may take the place of another, and that matters: it is recorded what memory holds.
+/// Whether a mapping may take the place of another, and somebody is to know that.
 fn is_over(flags: c_int) -> bool {
-    flags & libc::MAP_FIXED != 0 && record::is_on()
+    flags & libc::MAP_FIXED != 0 && (record::is_on() || streams::is_on())
 }
 
 entry!(mmap MMAP
@@ -125,6 +126,7 @@ unsafe fn map(
 ) -> Pointer {
     if is_over(flags) {
         record::forget(Function::Mmap, address as usize, len);
+        streams::changed(address as usize, len);
     }
     // SAFETY: the program's own mapping, with its own arguments.
     unsafe { uncopy_sys::mem::map_as_asked(address, len, protection, flags, fd, offset) }
@@ -140,9 +142,9 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     new_address: Pointer,
 ) -> Pointer {
-    disown(address, old_len);
+    disown(address as usize, old_len);
     if flags & libc::MREMAP_FIXED != 0 {
-        disown(new_address, new_len);
+        disown(new_address as usize, new_len);
     }
     let timer = Timer::begin(old_len);
     // SAFETY: the program's own arguments; its views there are plain memory by now.
@@ -158,11 +160,11 @@ pub unsafe extern "C" fn mremap(
 }
 
 before!(mlock MLOCK (address: *const c_void, len: size_t) -> c_int, {
-    disown(address.cast_mut(), len);
+    disown(address as usize, len);
 });
 
 before!(mlock2 MLOCK2 (address: *const c_void, len: size_t, flags: u32) -> c_int, {
-    disown(address.cast_mut(), len);
+    disown(address as usize, len);
 });
 
 /// Whether `fd` is ours and so, to the program, not open; `errno` then says so.

@@ -131,6 +131,7 @@ pub fn assemble(run: Run, processes: &[Recorded]) -> Profile {
     profile.copy_seconds = copies.map(|site| site.ns as f64).sum::<f64>() / 1e9;
     let costs = processes.iter().find_map(|process| process.recording.costs);
     prediction::predict(&mut profile, &sums, &costs.unwrap_or_default());
+    profile.prediction.lanes = prediction::of_lanes(processes.iter().map(|process| process.flow.near));
     warn(&mut profile, processes);
     if let Some(told) = run.measured.contradicting(profile.prediction.ns.into()) {
         let what = Name(ELISION);

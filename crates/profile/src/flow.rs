@@ -18,6 +18,8 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use uncopy_core::recording::{self, Event, Flags, Function};
 
+/// Shortest part of a message that a lane passes by reference, bytes (`uncopy_lanes::message`).
+const MIN_LANE_BYTES: u64 = 32 << 10;
 /// Operations that are under way at most; the oldest is ended for a further one.
 pub const MAX_OPERATIONS: usize = 1 << 16;
 /// Operations that are over whose memory is kept.
@@ -75,12 +77,32 @@ pub struct Flow {
     pub sites: Sites,
     /// What became of operations.
     pub classes: Classes,
+    /// What went to and came from programs on this host by streams.
+    pub near: Near,
     /// Bytes and calls from one site to another; `u32::MAX`: from memory that nothing recorded was put in.
     pub links: FastMap<(u32, u32), (u64, u64)>,
     /// Events that were replayed.
     pub events: u64,
     /// Events that were missing, as the last Gap said.
     pub missing: u64,
+}
+
+/// Bytes of streams whose other end is on the same host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Near {
+    /// All that were recorded.
+    pub bytes: u64,
+    /// Of these, bytes of parts that a lane would pass by reference.
+    pub large_bytes: u64,
+}
+
+impl Near {
+    fn count(&mut self, part_bytes: u64) {
+        self.bytes = self.bytes.saturating_add(part_bytes);
+        if part_bytes >= MIN_LANE_BYTES {
+            self.large_bytes = self.large_bytes.saturating_add(part_bytes);
+        }
+    }
 }
 
 impl Flow {
@@ -104,6 +126,7 @@ impl Flow {
             placed: Vec::new(),
             sites: Sites::default(),
             classes: Classes::default(),
+            near: Near::default(),
             links: FastMap::default(),
             events: 0,
             missing: 0,
@@ -136,6 +159,9 @@ impl Flow {
         };
         if event.len_bytes == 0 {
             return;
+        }
+        if event.object == recording::Object::Near && !event.flags.has(Flags::PEEKED) {
+            self.near.count(event.len_bytes);
         }
         let object = object(event.object);
         let key = SiteKey { call, object, function: event.function, stack: event.stack };
@@ -499,7 +525,7 @@ fn after(taken: &Taken) -> u32 {
 pub const fn object(object: recording::Object) -> Object {
     match object {
         recording::Object::None => Object::Memory,
-        recording::Object::Socket => Object::Socket,
+        recording::Object::Socket | recording::Object::Near => Object::Socket,
         recording::Object::Datagram => Object::Datagram,
         recording::Object::File => Object::File,
         recording::Object::Pipe => Object::Pipe,

@@ -375,6 +375,20 @@ pub struct Prediction {
     pub touched_share: Option<f64>,
     /// Sites that would lose or that nothing can be done for, the most bytes first.
     pub losers: Vec<Loser>,
+    /// What lanes would give besides; absent: no stream to a program on this host was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lanes: Option<LanePrediction>,
+}
+
+/// What `uncopy run --lanes` at both ends of the streams to programs on the same host would give.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LanePrediction {
+    /// Bytes that would pass by reference.
+    pub bytes: u64,
+    /// Of so many that were recorded on such streams.
+    pub of_bytes: u64,
+    /// Processor time that both ends together would save at least.
+    pub saved_ns: u64,
 }
 
 /// A site whose copies would not be elided.

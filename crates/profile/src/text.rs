@@ -253,6 +253,18 @@ fn gain(text: &mut String, profile: &Profile, width: usize) {
         None => "not known: no input was sampled; every copied byte that is touched makes it less".to_owned(),
     };
     line("touched", touched);
+    if let Some(lanes) = &prediction.lanes {
+        line(
+            "lanes",
+            format!(
+                "{} of {} that went to or came from programs on this host are in parts of 32 KiB and more: with uncopy run \
+                 --lanes at both ends they would pass by reference, for {} of processor time less at both together, or more",
+                bytes(lanes.bytes),
+                bytes(lanes.of_bytes),
+                duration(lanes.saved_ns)
+            ),
+        );
+    }
     for measured in &profile.measured {
         line("measured", format!("{}: {}", one_line(&measured.what), one_line(&measured.text)));
     }

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uncopy_core::recording::Object;
 use uncopy_sys::clock;
 use uncopy_sys::fd::{Peer, peer};
+use uncopy_sys::socket;
 
 const PLACES: usize = 1024;
 /// By the number's last bits: number << 32 | moment << 8 | object. 0: nothing.
@@ -43,6 +44,7 @@ fn ask(place: &AtomicU64, key: u64, fd: i32, is_socket: bool) -> Object {
     }
     let _errno = uncopy_sys::errno::Keep::new();
     let object = match peer(fd) {
+        Peer::Stream if socket::is_on_this_host(fd) => Object::Near,
         Peer::Stream => Object::Socket,
         Peer::Packets => Object::Datagram,
         Peer::File => Object::File,

@@ -198,6 +198,37 @@ pub fn ends(fd: i32) -> Option<[[u8; 28]; 2]> {
     Some(found)
 }
 
+/// Whether the other end of a connected stream socket is on this host, for all that its addresses tell: a UNIX socket, the loopback
+/// device, an address of its own.
+#[must_use]
+pub fn is_on_this_host(fd: i32) -> bool {
+    match kind(fd) {
+        Ok((libc::AF_UNIX, ..)) => true,
+        Ok((libc::AF_INET | libc::AF_INET6, ..)) => {
+            ends(fd).is_some_and(|[near, far]| is_same_host(&near, &far))
+        }
+        _ => false,
+    }
+}
+
+/// Whether two addresses, as the kernel writes them, are of one host.
+fn is_same_host(near: &[u8; 28], far: &[u8; 28]) -> bool {
+    const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    let ip = |address: &[u8; 28]| match i32::from(u16::from_ne_bytes([address[0], address[1]])) {
+        libc::AF_INET => {
+            let mut mapped = [0; 16];
+            mapped[..12].copy_from_slice(&MAPPED);
+            mapped[12..].copy_from_slice(&address[4..8]);
+            Some(mapped)
+        }
+        libc::AF_INET6 => address[8..24].try_into().ok(),
+        _ => None,
+    };
+    let (Some(near), Some(far)) = (ip(near), ip(far)) else { return false };
+    let is_loopback = far == 1u128.to_be_bytes() || (far[..12] == MAPPED && far[12] == 127);
+    is_loopback || near == far
+}
+
 /// Whether calls on this descriptor do not wait.
 #[must_use]
 pub fn is_non_blocking(fd: i32) -> bool {
@@ -376,5 +407,33 @@ pub mod raw {
     pub unsafe fn writev(fd: i32, vector: usize, count: i32) -> Result<usize, Errno> {
         // SAFETY: the kernel only reads, what the program passed: EFAULT where it cannot.
         check(unsafe { syscall!(libc::SYS_writev, fd, vector, count) }).map(|count| count as usize)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_this_host_are_known() {
+        let address = |family: i32, ip: &[u8]| {
+            let mut bytes = [0; 28];
+            bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+            let at = if family == libc::AF_INET { 4 } else { 8 };
+            bytes[at..at + ip.len()].copy_from_slice(ip);
+            bytes
+        };
+        let four = |ip: [u8; 4]| address(libc::AF_INET, &ip);
+        let six = |ip: u128| address(libc::AF_INET6, &ip.to_be_bytes());
+        assert!(is_same_host(&four([127, 0, 0, 1]), &four([127, 0, 0, 9])));
+        assert!(is_same_host(&four([10, 1, 2, 3]), &four([10, 1, 2, 3])));
+        assert!(!is_same_host(&four([10, 1, 2, 3]), &four([10, 1, 2, 4])));
+        assert!(
+            is_same_host(&six(5), &six(1))
+                && is_same_host(&six(5), &six(5))
+                && !is_same_host(&six(5), &six(6))
+        );
+        assert!(is_same_host(&six(5), &six(0xffff_7f00_0001)), "mapped");
+        assert!(!is_same_host(&[0; 28], &[0; 28]), "no family");
     }
 }

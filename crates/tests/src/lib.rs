@@ -6,7 +6,7 @@
 //!   [`Mode`]s, waits for them with a deadline, reports every thread's stack when one hangs, and
 //!   reads the counters that the program leaves behind, so that no test passes because nothing
 //!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`],
-//!   [`programs`], [`resp`], [`redis`], [`memcached`], [`http`], [`nginx`];
+//!   [`programs`], [`talk`], [`resp`], [`redis`], [`memcached`], [`http`], [`nginx`];
 //! - the *programs* (`src/bin/*.rs`, and `programs/*.c`) that run under uncopy and check their own memory byte by byte
 //!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`], [`links`],
 //!   [`endpoint`], [`jump`], [`random`].
@@ -44,6 +44,7 @@ pub mod resp;
 pub mod running;
 pub mod scenario;
 pub mod scratch;
+pub mod talk;
 pub mod told;
 
 pub use launch::{Mode, Program};

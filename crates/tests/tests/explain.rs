@@ -159,3 +159,43 @@ fn what_doctor_has_measured_is_what_programs_go_by() {
     let (_, report) = run(&scratch, "end", "2");
     assert_eq!(used(&report), uncopy_core::policy::Costs::DEFAULT.to_text());
 }
+
+/// Large parts over a pair of UNIX sockets, and over a TCP connection of the program with itself.
+const STREAMS: &str = "
+import socket
+def talk(near, far):
+    for number in range(4):
+        near.sendall(bytes(60000))
+        assert far.recv(60000, socket.MSG_WAITALL) == bytes(60000)
+listener = socket.create_server(('127.0.0.1', 0))
+near = socket.create_connection(listener.getsockname())
+talk(near, listener.accept()[0])
+talk(*socket.socketpair())
+";
+
+#[test]
+fn why_streams_are_no_lanes_is_told() {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new("explain");
+    let room = scratch.join("room");
+    let options = ["--lanes", "tcp", "--lanes-dir", room.to_str().expect("UTF-8")];
+    let explain = |file: &Path| {
+        let done = explained(&scratch, file, &options, &["/usr/bin/python3", "-c", STREAMS]);
+        expect_success(&done.run(&scratch, "streams"));
+    };
+    let file = scratch.join("sites.json");
+    explain(&file);
+    let report = json(&file);
+    let process = report["processes"].as_array().expect("processes").last().expect("a process");
+    let streams =
+        |name: &str| process["streams"][name].as_u64().unwrap_or_else(|| panic!("{name} in {process:#}"));
+    assert_eq!((streams("lanes"), streams("unpaired")), (0, 2), "{process:#}");
+    assert!(streams("out_of_scope") > 0, "{process:#}");
+    let file = scratch.join("sites");
+    explain(&file);
+    let table = std::fs::read_to_string(&file).expect("the report");
+    assert!(table.contains("streams with large parts: 2 not: their other end is not"), "{table}");
+    assert!(table.contains("not: --lanes does not name them"), "{table}");
+}

@@ -1,23 +1,15 @@
 //! Programs whose connections with each other are lanes: messages of random sizes, by every call, and what they count.
 
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::random::{rounds, seed};
 use uncopy_tests::running::Finished;
+use uncopy_tests::talk::{room, talk};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const ECHO: &str = env!("CARGO_BIN_EXE_echo");
 const LIMIT: Duration = Duration::from_secs(90);
-
-/// Where the programs of a test meet.
-fn room(scratch: &Scratch) -> PathBuf {
-    let path = scratch.join("room");
-    std::fs::DirBuilder::new().mode(0o700).create(&path).expect("a directory");
-    path
-}
 
 /// Server and client that use every call in turn, both with lanes.
 fn converse(transport: &str, server_mode: Mode, client_mode: Mode, messages: usize, uses_lanes: bool) {
@@ -62,44 +54,6 @@ fn converse_in(
     let referred =
         [client.expect_success(), server.finish(LIMIT).expect_success()].map(|done| referred(&done));
     assert_eq!(referred.iter().all(|bytes| *bytes > 1 << 20), uses_lanes, "{referred:?} bytes by reference");
-}
-
-/// What the programs in Python have in common: `IS_SERVER` says which of the two it is.
-const COMMON: &str = r#"
-import hashlib, os, socket, sys, time
-IS_SERVER = sys.argv[1] == "server"
-def listen(*also):
-    listener = socket.create_server(("127.0.0.1", 0))
-    print("ready", listener.getsockname()[1], *also, flush=True)
-    return listener
-def connect(port):
-    return socket.create_connection(("127.0.0.1", int(port)))
-def whole(connection, length):
-    parts = bytearray()
-    while len(parts) < length:
-        part = connection.recv(min(length - len(parts), 200000))
-        assert part, "the other end closed"
-        parts += part
-    return bytes(parts)
-def shared_bytes():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssShmem"))
-"#;
-
-/// A server and a client in Python that talk by TCP; what they left, the client first.
-fn talk(scratch: &Scratch, script: &str) -> [Finished; 2] {
-    let (room, script) = (room(scratch), scratch.write("script.py", format!("{COMMON}{script}")));
-    let start = |name: &str, arguments: &[&str]| {
-        let words = [&[script.to_str().expect("UTF-8")], arguments].concat();
-        let program = Program::new("/usr/bin/python3").args(words);
-        let program = program.env("UNCOPY_LANES", "tcp").env("UNCOPY_LANES_DIR", &room);
-        program.mode(Mode::Always).start(scratch, name)
-    };
-    let server = start("server", &["server"]);
-    let port = server.wait_for_line("ready ");
-    let client = start("client", &["client", &port]).finish(LIMIT);
-    assert!(client.status.success(), "{}\nserver's {}", client.text(), server.errors());
-    [client, server.finish(LIMIT).expect_success()]
 }
 
 #[test]

@@ -417,3 +417,35 @@ fn a_profile_is_shown_again_and_what_is_none_is_refused() {
     assert_eq!(report(&["/nonexistent"]).status.code(), Some(1));
     assert_eq!(report(&["/dev/zero"]).status.code(), Some(1));
 }
+
+/// A program that sends and receives over a TCP connection with itself.
+const NEAR: &str = "
+import socket
+listener = socket.create_server(('127.0.0.1', 0))
+near = socket.create_connection(listener.getsockname())
+far = listener.accept()[0]
+for number in range(20):
+    near.sendall(bytes(100000))
+    assert far.recv(100000, socket.MSG_WAITALL) == bytes(100000)
+    near.sendall(bytes(20000))
+    assert far.recv(20000, socket.MSG_WAITALL) == bytes(20000)
+";
+
+#[test]
+fn what_lanes_would_give_to_programs_on_this_host_is_told() {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new("profile");
+    let (done, out) = profile(&scratch, &["--", "/usr/bin/python3", "-c", NEAR]);
+    assert!(done.status.success(), "{}", done.errors);
+    let profile = json(&out);
+    let number =
+        |name: &str| profile["prediction"]["lanes"][name].as_u64().unwrap_or_else(|| panic!("{name}"));
+    // A receive that waits for all of it may take several calls.
+    assert!(number("of_bytes") >= 20 * 2 * 100_000 && number("of_bytes") <= 20 * 2 * 120_000, "{profile:#}");
+    assert!(number("bytes") >= 20 * 100_000 && number("bytes") <= 20 * 2 * 100_000, "{profile:#}");
+    assert!(number("saved_ns") > 100_000, "{profile:#}");
+    let told = run(&uncopy(&["report", text(&out)]), &scratch, "report");
+    assert!(printed(&told).contains("--lanes at both ends"), "{}", printed(&told));
+}

@@ -228,9 +228,12 @@ impl Handler {
         if placed.error == Some(Errno::EEXIST) {
             return self.uffd.wake(address, PAGE_BYTES);
         }
+        if is_protected {
+            // Whoever waits may write before it could be protected.
+            open(first);
+        }
         match self.uffd.zero_page(address) {
-            // Whoever writes there before it is protected does so during the call that lends it.
-            Ok(()) => !is_protected || self.uffd.protect(address, PAGE_BYTES).is_ok() || open(first),
+            Ok(()) => true,
             // Present, or not registered any more: whoever waits must see for itself.
             Err(Errno::EEXIST | Errno::ENOENT | Errno::ESRCH | Errno::EFAULT) => {
                 self.uffd.wake(address, PAGE_BYTES)
@@ -243,7 +246,7 @@ impl Handler {
                     self.uffd.move_pages(address, self.room, PAGE_BYTES).is_complete()
                 };
                 // Last, a mapping of zeroes; nothing of the unit is lent then.
-                (is_moved || map_over_page(self.uffd, first, zeroes())) && (!is_protected || open(first))
+                is_moved || map_over_page(self.uffd, first, zeroes())
             }
         }
     }

@@ -60,7 +60,7 @@ mod unit;
 pub use allocator::{allocate, allocate_aligned, allocate_zeroed, deallocate, reallocate, usable_size};
 pub use bytes::Bytes;
 pub use counters::Statistics;
-pub use loan::{Loan, Until, lend, settle, worth_lending};
+pub use loan::{Loan, Stamp, Until, lend, settle, worth_lending};
 pub use options::{ALIGNMENT, ConfigureError, Options};
 pub use process::{has_handler, statistics, status, switch_off};
 pub use status::{Status, Why};
@@ -74,11 +74,37 @@ pub fn configure(options: Options) -> Result<(), ConfigureError> {
     start::configure(options)
 }
 
+/// Large enough for pages of its own.
+const PROBE_BYTES: usize = 64 << 10;
+
+/// Lends something that nobody sends, unless anything was lent before: so [`status()`] says what is missing, and no other
+/// userfaultfd (that of `libuncopy.so`, which takes it for the program's) can be registered with the memory first.
+pub fn probe() {
+    if status() != Status::Dormant {
+        return;
+    }
+    let object = allocate(PROBE_BYTES);
+    if object.is_null() {
+        return;
+    }
+    if let Some(loan) = lend(object as usize, PROBE_BYTES, Until::Completed) {
+        settle(loan);
+    }
+    // SAFETY: allocated above, and used no more.
+    unsafe { deallocate(object) };
+}
+
 /// Whether an address lies in twin memory: two comparisons.
 #[inline]
 #[must_use]
 pub fn contains(address: usize) -> bool {
     pages::contains(address)
+}
+
+/// Whether any of `len` bytes at an address lies in twin memory.
+#[must_use]
+pub fn overlaps(address: usize, len: usize) -> bool {
+    pages::overlaps(address, len)
 }
 
 /// Whether anything was ever allocated: before that, no address lies in twin memory.

@@ -51,7 +51,36 @@ pub struct Loan {
     until: Until,
 }
 
+/// See [`Loan::stamp`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    id: Id,
+    life: u32,
+    generation: u32,
+}
+
+impl Stamp {
+    /// As words.
+    #[must_use]
+    pub const fn words(self) -> [u64; 2] {
+        [(self.id.0 as u64) << 32 | self.life as u64, self.generation as u64]
+    }
+}
+
 impl Loan {
+    /// What tells whether bytes have changed: if two loans of the same bytes have the same stamp, nobody has written there from the
+    /// first one's beginning to the second one's. A stamp from before a write never comes again.
+    #[must_use]
+    pub fn stamp(&self) -> Stamp {
+        Stamp { id: self.id, life: self.life, generation: self.generation.load(Relaxed) }
+    }
+
+    /// The bytes had to be copied all the same: protecting them has earned nothing.
+    pub fn forfeit(&self) {
+        let earned = &PAGES.unit(self.id).earned;
+        earned.store(earned.load(Relaxed).saturating_sub(self.pages), Relaxed);
+    }
+
     /// Whether what was sent stays as it was: to be called after the system calls and before the program's call
     /// returns, if the loan is kept for a completion. Dropping a loan does it too.
     pub fn confirm(&self) {

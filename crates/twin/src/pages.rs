@@ -96,6 +96,13 @@ pub(crate) fn contains(address: usize) -> bool {
     address.wrapping_sub(BASE.load(Relaxed)) < len_bytes
 }
 
+/// Whether any of these bytes lies in twin memory.
+pub(crate) fn overlaps(address: usize, len: usize) -> bool {
+    let len_bytes = LEN_BYTES.load(Acquire);
+    let base = BASE.load(Relaxed);
+    len > 0 && address < base.saturating_add(len_bytes) && base < address.saturating_add(len)
+}
+
 /// Whether there are any addresses of ours.
 #[inline]
 pub(crate) fn is_used() -> bool {

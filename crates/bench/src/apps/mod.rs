@@ -10,6 +10,7 @@
 //!   serving   a server of documents with such clients
 //!   source, listeners
 //!             a live stream at a fixed rate, and those who verify it
+//!   own       servers of ours
 //!   pair      a case whose clients are in the same process tree, under the same side
 //!   nginx, haproxy, varnish, icecast, relay
 //!             the cases
@@ -34,6 +35,7 @@ mod mongodb;
 mod mosquitto;
 pub mod nginx;
 pub mod origin;
+mod own;
 pub mod pair;
 mod postgresql;
 pub mod programs;
@@ -72,7 +74,18 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Cases that are also measured with both ends, and what is behind the server, on one host under the same side.
-pub const PAIRS: &[Case] = &[nginx::PROXIED, haproxy::CASE, mosquitto::MESSAGES, redis::NEAR];
+pub const PAIRS: &[Case] = &[
+    nginx::PROXIED,
+    haproxy::CASE,
+    mosquitto::MESSAGES,
+    redis::NEAR,
+    postgresql::NEAR,
+    own::CACHED,
+    own::FILES,
+];
+
+/// Cases that are also measured with what is behind the server under the same side, and plain clients.
+pub const BEHIND: &[Case] = &[nginx::OUTSIDE];
 
 /// One application with one kind of load, measured at one or more points.
 #[derive(Clone, Copy, Debug)]
@@ -180,7 +193,7 @@ mod tests {
 
     #[test]
     fn cases_have_names_of_their_own_that_are_file_names_and_points_at_every_effort() {
-        for (at, case) in CASES.iter().chain([&redis::NEAR]).enumerate() {
+        for (at, case) in CASES.iter().chain(&PAIRS[3..]).chain(BEHIND).enumerate() {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
             assert!(!case.name.is_empty() && case.name.chars().all(plain), "{}", case.name);
             assert!(CASES.iter().take(at).all(|other| other.name != case.name), "{}", case.name);

@@ -84,6 +84,17 @@ fn proxied_points(effort: Effort) -> Vec<Point> {
     })
 }
 
+/// The same with the origin under the same side as nginx, and clients that are plain.
+pub const OUTSIDE: Case = Case {
+    name: "nginx-outside",
+    about: "nginx, one process, as a proxy of uncopy-files, both under the same side, clients plain, bodies of 64 KiB and 1 MiB",
+    points: |effort| {
+        let outside = |point: Point| Point { title: format!("{}, clients outside", point.title), ..point };
+        proxied_points(effort).into_iter().map(outside).collect()
+    },
+    ..PROXIED
+};
+
 #[derive(Debug)]
 struct Proxied {
     documents: Vec<Document>,

@@ -10,6 +10,7 @@ use super::exchanging::Exchanging;
 use super::programs::Need;
 use super::stage::{Stage, Unprivileged};
 use super::{By, Case, Effort, Point, Work};
+use crate::clients::Place;
 use crate::clients::postgresql::{self, Operation, Values};
 use crate::kit::traffic::Load;
 use crate::kit::{Result, Running, Server, While, size};
@@ -60,12 +61,26 @@ pub const OBJECTS: Case = Case {
     by: By::Slices,
 };
 
+/// The same COPY over a UNIX socket, for programs on one host.
+pub const NEAR: Case = Case {
+    name: "postgresql-unix",
+    about: "PostgreSQL by a UNIX socket, rows of 64 KiB and 1 MiB in and out by binary COPY, 4 connections",
+    points: |effort| {
+        effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {
+            let work = Documents { operation: Operation::Copy, size_bytes, by_unix: true };
+            let title = format!("postgresql COPY {} by UNIX socket", size(size_bytes as u64));
+            Point::sized(title, size_bytes, work)
+        })
+    },
+    ..COPY
+};
+
 const REMARK: &str = "a connection's bytes pass through buffers of 8 KiB (PqRecvBuffer, PqSendBuffer) and pages of 8 KiB, \
                       below what is elided by default; only copies between larger buffers can be";
 
 fn points(effort: Effort, name: &str, operation: Operation) -> Vec<Point> {
     effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {
-        let work = Documents { operation, size_bytes };
+        let work = Documents { operation, size_bytes, by_unix: false };
         Point::sized(format!("{name} {}", size(size_bytes as u64)), size_bytes, work)
     })
 }
@@ -74,13 +89,15 @@ fn points(effort: Effort, name: &str, operation: Operation) -> Vec<Point> {
 struct Documents {
     operation: Operation,
     size_bytes: usize,
+    by_unix: bool,
 }
 
-fn arguments(address: SocketAddr, directory: &Path) -> Vec<OsString> {
+fn arguments(address: SocketAddr, directory: &Path, by_unix: bool) -> Vec<OsString> {
     let (ip, port) = (address.ip().to_string(), address.port().to_string());
     let mut words: Vec<OsString> = vec!["-D".into(), directory.join("data").into()];
-    // No socket among files: its path might be too long.
-    words.extend(["-k", "", "-h", &ip, "-p", &port].map(OsString::from));
+    // No socket among files where none is asked for: its path might be too long.
+    let sockets = if by_unix { directory.as_os_str().to_owned() } else { OsString::new() };
+    words.extend(["-k".into(), sockets, "-h".into(), ip.into(), "-p".into(), port.into()]);
     // Shared memory among its files, not in /dev/shm: an interrupt leaves nothing behind.
     let memory = "dynamic_shared_memory_type=mmap";
     for setting in ["fsync=off", "shared_buffers=64MB", "max_wal_size=256MB", "autovacuum=off", memory] {
@@ -107,11 +124,16 @@ impl Work for Documents {
         };
         let (server, address) = user.server("postgres", |address, directory| {
             initialise(directory)?;
-            Ok(arguments(address, directory))
+            Ok(arguments(address, directory, self.by_unix))
         })?;
+        let place = if self.by_unix {
+            Place::Unix(server.directory().join(format!(".s.PGSQL.{}", address.port())))
+        } else {
+            Place::Tcp(address)
+        };
         // It listens before it answers.
-        postgresql::prepare(address, USER)?;
-        let open = move |number| Values::open(address, USER, self.operation, self.size_bytes, number);
+        postgresql::prepare(&place, USER)?;
+        let open = move |number| Values::open(&place, USER, self.operation, self.size_bytes, number);
         Ok(Box::new(Database { exchanging: Exchanging::new(stage, server, CONNECTIONS, open)?, user }))
     }
 }

@@ -41,6 +41,8 @@ pub struct Stage<'a> {
     launcher: &'a Launcher,
     under: Under<'a>,
     programs: &'a Programs,
+    /// What helpers run under.
+    helpers: Side,
     /// The server's processor and all others.
     processors: Option<(CpuSet, CpuSet)>,
 }
@@ -49,7 +51,13 @@ impl<'a> Stage<'a> {
     /// A stage whose server runs under `under`.
     #[must_use]
     pub fn new(launcher: &'a Launcher, under: Under<'a>, programs: &'a Programs) -> Self {
-        Self { launcher, under, programs, processors: processors::apart(1) }
+        Self { launcher, under, programs, helpers: Side::Plain, processors: processors::apart(1) }
+    }
+
+    /// The same, whose helpers run under `side`, too.
+    #[must_use]
+    pub fn with_helpers_under(self, side: Side) -> Self {
+        Self { helpers: side, ..self }
     }
 
     /// The processors of clients and helpers, where they are not the server's.
@@ -79,13 +87,17 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// As [`Stage::program`].
     pub fn command(&self, name: &str, arguments: &[OsString]) -> Result<Command> {
-        let program = self.program(name)?.as_os_str();
+        Ok(self.command_of(self.program(name)?, arguments))
+    }
+
+    fn command_of(&self, program: &Path, arguments: &[OsString]) -> Command {
+        let program = program.as_os_str();
         let mut command = match self.under {
             Under::Side(side) => self.launcher.command(side, program, arguments),
             Under::Profile(file) => self.launcher.profile(file, program, arguments),
         };
         bind(&mut command, self.processors.map(|(ours, _)| ours));
-        Ok(command)
+        command
     }
 
     /// The command line of `uncopy bench` with `arguments`, as the measured server.
@@ -141,7 +153,24 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Starts a helper, plain and on the clients' processors: another server that the measured one asks. `arguments`
+    /// As [`Stage::server`], where the server is another program of ours.
+    ///
+    /// # Errors
+    /// As there, and as [`Stage::own_program`].
+    pub fn own_server(
+        &self,
+        name: &str,
+        arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
+    ) -> Result<(Server, SocketAddr)> {
+        let program = self.own_program(name)?;
+        on_free_port(|address| {
+            let directory = TemporaryDirectory::make()?;
+            let command = self.command_of(&program, &arguments(address, directory.path())?);
+            listening(self.start(command, name, directory)?, address, name)
+        })
+    }
+
+    /// Starts a helper, plain unless the stage says otherwise and on the clients' processors: another server that the measured one asks. `arguments`
     /// as in [`Stage::server`].
     ///
     /// # Errors
@@ -155,7 +184,7 @@ impl<'a> Stage<'a> {
         on_free_port(|address| {
             let directory = TemporaryDirectory::make()?;
             let arguments = arguments(address, directory.path())?;
-            let mut command = self.launcher.command(Side::Plain, program.as_os_str(), &arguments);
+            let mut command = self.launcher.command(self.helpers, program.as_os_str(), &arguments);
             bind(&mut command, self.client_processors());
             listening(Server::start(command, &title, directory)?, address, &title)
         })

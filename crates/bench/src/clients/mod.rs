@@ -3,6 +3,9 @@
 
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
@@ -26,9 +29,45 @@ const MESSAGE_LIMIT_BYTES: usize = 96 << 20;
 /// Bytes asked for in one read where no more are known to come.
 const READ_BYTES: usize = 16 << 10;
 
+/// Where a server listens.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// By TCP.
+    Tcp(SocketAddr),
+    /// By a UNIX socket.
+    Unix(PathBuf),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(address) => std::fmt::Display::fmt(address, f),
+            Self::Unix(path) => std::fmt::Display::fmt(&path.display(), f),
+        }
+    }
+}
+
+impl Place {
+    fn connect(&self) -> std::io::Result<TcpStream> {
+        let stream = match self {
+            Self::Tcp(address) => {
+                let stream = TcpStream::connect_timeout(address, TIMEOUT)?;
+                stream.set_nodelay(true)?;
+                stream
+            }
+            // Nothing is asked of it from here on that only TCP has.
+            Self::Unix(path) => TcpStream::from(OwnedFd::from(UnixStream::connect(path)?)),
+        };
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        Ok(stream)
+    }
+}
+
 /// A connection to a server, read through a buffer.
 #[derive(Debug)]
 pub struct Stream {
+    /// Perhaps one of a UNIX socket.
     stream: TcpStream,
     /// Received and not yet taken: `buffer[start..end]`.
     buffer: Vec<u8>,
@@ -43,11 +82,15 @@ impl Stream {
     /// # Errors
     /// [`Failure`] when it does not accept.
     pub fn open(server: SocketAddr, name: &'static str) -> Result<Self> {
-        let what = || format!("connecting to {name} at {server}");
-        let stream = TcpStream::connect_timeout(&server, TIMEOUT).doing(what())?;
-        stream.set_nodelay(true).doing(what())?;
-        stream.set_read_timeout(Some(TIMEOUT)).doing(what())?;
-        stream.set_write_timeout(Some(TIMEOUT)).doing(what())?;
+        Self::open_at(&Place::Tcp(server), name)
+    }
+
+    /// The same where a server may listen by other ways than TCP.
+    ///
+    /// # Errors
+    /// [`Failure`] when it does not accept.
+    pub fn open_at(server: &Place, name: &'static str) -> Result<Self> {
+        let stream = server.connect().doing(format_args!("connecting to {name} at {server}"))?;
         Ok(Self { stream, buffer: vec![0; READ_BYTES], start: 0, end: 0, name })
     }
 

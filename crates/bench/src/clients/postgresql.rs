@@ -1,9 +1,8 @@
 //! A client of PostgreSQL's protocol, version 3: COPY in binary, and large objects by function calls.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::{Client, Stream, same};
+use super::{Client, Place, Stream, same};
 use crate::kit::processes::process::TIMEOUT;
 use crate::kit::traffic::Exchange;
 use crate::kit::{Failure, Pattern, Result};
@@ -47,8 +46,8 @@ impl Connection {
     ///
     /// # Errors
     /// [`Failure`] when that is refused.
-    pub fn open(server: SocketAddr, user: &str) -> Result<Self> {
-        let mut connection = Self { stream: Stream::open(server, NAME)?, message: Vec::new() };
+    pub fn open(server: &Place, user: &str) -> Result<Self> {
+        let mut connection = Self { stream: Stream::open_at(server, NAME)?, message: Vec::new() };
         let words = format!("user\0{user}\0database\0postgres\0\0");
         let len = len_u32(8 + words.len()).to_be_bytes();
         connection.stream.send(&[&len, &PROTOCOL.to_be_bytes(), words.as_bytes()])?;
@@ -200,7 +199,7 @@ pub struct Values {
 ///
 /// # Errors
 /// [`Failure`] with what the server says.
-pub fn prepare(server: SocketAddr, user: &str) -> Result<()> {
+pub fn prepare(server: &Place, user: &str) -> Result<()> {
     let deadline = Instant::now() + TIMEOUT;
     let mut connection = loop {
         match Connection::open(server, user) {
@@ -224,7 +223,7 @@ impl Values {
     /// # Errors
     /// [`Failure`] when the server does not accept it.
     pub fn open(
-        server: SocketAddr,
+        server: &Place,
         user: &str,
         operation: Operation,
         size_bytes: usize,

@@ -7,12 +7,13 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::apps::programs::Programs;
-use crate::apps::{Case, Effort, PAIRS, Point, pair as app};
+use crate::apps::stage::{Stage, Under, Unprivileged};
+use crate::apps::{BEHIND, Case, Effort, PAIRS, Point, pair as app};
 use crate::kit::figures::{self, CPU, LEGEND, RATE};
 use crate::kit::remote::Remote;
 use crate::kit::{
-    Align, Comparison, Experiment, Form, Launcher, Outcome, Plot, Progress, Report, Result, Running, Side,
-    Slices, Slicing, Table, copies_parser, counted, measured, size, size_parser,
+    Align, Comparison, Experiment, Failure, Form, Launcher, Outcome, Plot, Progress, Report, Result, Running,
+    Side, Slices, Slicing, Table, TemporaryDirectory, copies_parser, counted, measured, size, size_parser,
 };
 use crate::servers::echo::pair::{self as echo, Transport};
 
@@ -20,7 +21,8 @@ use crate::servers::echo::pair::{self as echo, Transport};
 const ECHO: &str = "echo";
 
 fn names() -> PossibleValuesParser {
-    std::iter::once(ECHO).chain(PAIRS.iter().map(|case| case.name)).collect::<Vec<_>>().into()
+    let cases = PAIRS.iter().chain(BEHIND).map(|case| case.name);
+    std::iter::once(ECHO).chain(cases).collect::<Vec<_>>().into()
 }
 
 /// Programs on one host, with and without lanes between them: an echo, proxies, a broker, Redis
@@ -69,7 +71,10 @@ impl Lanes {
             comparisons = self.echo(launcher, progress);
         }
         for case in PAIRS.iter().filter(|case| is_asked(case.name, !self.form.quick)) {
-            comparisons.extend(self.application(case, launcher, progress, &mut versions));
+            comparisons.extend(self.application(case, launcher, progress, &mut versions, Clients::Under));
+        }
+        for case in BEHIND.iter().filter(|case| is_asked(case.name, !self.form.quick)) {
+            comparisons.extend(self.application(case, launcher, progress, &mut versions, Clients::Plain));
         }
         Report { versions, ..Report::of(comparisons, render, plot) }
     }
@@ -89,7 +94,7 @@ impl Lanes {
                         .with("size_bytes", *size_bytes as f64)
                         .with("copies", *copies as f64);
                     let arguments = echo::arguments(*transport, *size_bytes, *copies);
-                    comparisons.push(together(launcher, &slices, comparison, progress, &arguments));
+                    comparisons.push(together(launcher, &slices, comparison, progress, &arguments, None));
                 }
             }
         }
@@ -103,6 +108,7 @@ impl Lanes {
         launcher: &Launcher,
         progress: &mut Progress,
         versions: &mut Vec<(&'static str, String)>,
+        clients: Clients,
     ) -> Vec<Comparison> {
         let (effort, rivals) =
             if self.form.quick { (Effort::Quick, &[][..]) } else { (Effort::Full, &RIVALS[..]) };
@@ -113,28 +119,75 @@ impl Lanes {
         }
         let measure = |point: Point| {
             let mut comparison = point.comparison(&slices.sides);
-            if let Err(missing) = &found {
-                comparison.skip(missing.to_string());
-                return comparison;
+            let programs = match &found {
+                Ok(programs) => programs,
+                Err(missing) => {
+                    comparison.skip(missing.to_string());
+                    return comparison;
+                }
+            };
+            if clients == Clients::Plain {
+                return behind(launcher, &slices, comparison, progress, (programs, &point));
             }
             let arguments = app::arguments(case, &point.title);
-            together(launcher, &slices, comparison, progress, &arguments)
+            let stage = Stage::new(launcher, Under::Side(Side::Plain), programs);
+            let refuses_root = case.needs.iter().any(|need| need.program == Unprivileged::BY);
+            let user = refuses_root.then(|| Unprivileged::of(&stage)).transpose();
+            match user {
+                Ok(user) => together(launcher, &slices, comparison, progress, &arguments, user.as_ref()),
+                Err(failure) => {
+                    comparison.skip(failure.to_string());
+                    comparison
+                }
+            }
         };
         (case.points)(effort).into_iter().map(measure).collect()
     }
 }
 
-/// Measures what `uncopy bench` with `arguments` starts under each side.
+/// What the clients of an application run under.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Clients {
+    /// The same as it.
+    Under,
+    /// Nothing.
+    Plain,
+}
+
+/// Measures a point whose server, and what is behind it, run under each side. The processor time is the server's.
+fn behind(
+    launcher: &Launcher,
+    slices: &Slices,
+    mut comparison: Comparison,
+    progress: &mut Progress,
+    (programs, point): (&Programs, &Point),
+) -> Comparison {
+    let stage = |side: Side| Stage::new(launcher, Under::Side(side), programs).with_helpers_under(side);
+    let stages: Vec<(Side, Stage<'_>)> = slices.sides.iter().map(|side| (*side, stage(*side))).collect();
+    slices.run(launcher, &mut comparison, false, progress, |side| {
+        let stage = stages.iter().find(|(known, _)| *known == side).map(|(_, stage)| stage);
+        point.work.start(stage.ok_or_else(|| Failure::new("it is not measured"))?)
+    });
+    comparison
+}
+
+/// Measures what `uncopy bench` with `arguments` starts under each side, by `user` where its server refuses root.
 fn together(
     launcher: &Launcher,
     slices: &Slices,
     mut comparison: Comparison,
     progress: &mut Progress,
     arguments: &[String],
+    user: Option<&Unprivileged<'_>>,
 ) -> Comparison {
+    const TITLE: &str = "the clients";
     slices.run(launcher, &mut comparison, false, progress, |side| {
         let command: Command = launcher.bench(side, arguments);
-        let remote = Remote::start(command, "the clients")?;
+        let (command, directory) = match user {
+            Some(user) => user.with_directory(command, TITLE)?,
+            None => (command, TemporaryDirectory::make()?),
+        };
+        let remote = Remote::start(command, TITLE, directory)?;
         Ok(Box::new(remote) as Box<dyn Running>)
     });
     comparison
@@ -145,7 +198,7 @@ fn render(comparisons: &[Comparison]) -> String {
     let (gains, table) = (gains(comparisons), figures::table(comparisons, &[]));
     format!(
         "{gains}{table}{}\n{LEGEND}lanes: large parts pass by reference between the programs; the processor time is that of all of \
-         them. The best: of plain, heap only, tuned glibc, mimalloc and jemalloc, what takes the least\n",
+         them (clients outside: the server's alone). The best: of plain, heap only, tuned glibc, mimalloc and jemalloc, what takes the least\n",
         figures::counts(comparisons)
     )
 }

@@ -38,12 +38,12 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Starts `command`, a program that calls [`obey`], and waits until its clients are connected.
+    /// Starts `command`, a program that calls [`obey`], in `directory`, and waits until its clients are connected.
     ///
     /// # Errors
     /// [`Failure`] when it cannot be started or is not ready in time.
-    pub fn start(command: Command, title: &str) -> Result<Self> {
-        let mut server = Server::start(command, title, TemporaryDirectory::make()?)?;
+    pub fn start(command: Command, title: &str, directory: TemporaryDirectory) -> Result<Self> {
+        let mut server = Server::start(command, title, directory)?;
         server.first_line()?;
         let control = UnixStream::connect(server.directory().join(CONTROL));
         let control = control.doing(format_args!("connecting to {title}"));

@@ -32,6 +32,8 @@ pub enum Side {
     PlainAgain,
     /// `uncopy run`
     Uncopy,
+    /// `uncopy run` with mimalloc preloaded behind it, which serves the blocks that uncopy leaves to malloc
+    UncopyMimalloc,
     /// `uncopy run --lanes`, at both ends of each connection
     #[value(skip)]
     Lanes,
@@ -60,7 +62,7 @@ pub enum Side {
 
 impl Side {
     /// Those that show what uncopy does; the others are there to compare with.
-    pub const UNCOPY: [Self; 3] = [Self::Uncopy, Self::Twin, Self::Lanes];
+    pub const UNCOPY: [Self; 4] = [Self::Uncopy, Self::UncopyMimalloc, Self::Twin, Self::Lanes];
 
     /// Its name in tables and JSON.
     #[must_use]
@@ -69,6 +71,7 @@ impl Side {
             Self::Plain => "plain",
             Self::PlainAgain => "plain again",
             Self::Uncopy => "uncopy",
+            Self::UncopyMimalloc => "uncopy, mimalloc",
             Self::Lanes => "lanes",
             Self::HeapOnly => "heap only",
             Self::TunedGlibc => "tuned glibc",
@@ -87,6 +90,7 @@ impl Side {
     pub const fn key(self) -> &'static str {
         match self {
             Self::PlainAgain => "plain_again",
+            Self::UncopyMimalloc => "uncopy_mimalloc",
             Self::HeapOnly => "heap_only",
             Self::TunedGlibc => "tuned_glibc",
             Self::Limit => "zero_copy_limit",
@@ -116,7 +120,7 @@ impl Side {
         };
         match self {
             Self::TunedGlibc => Ok(Some(("GLIBC_TUNABLES", TUNABLES.into()))),
-            Self::Mimalloc => preload("libmimalloc.so.2", "libmimalloc2.0"),
+            Self::Mimalloc | Self::UncopyMimalloc => preload("libmimalloc.so.2", "libmimalloc2.0"),
             Self::Jemalloc => preload("libjemalloc.so.2", "libjemalloc2"),
             _ => Ok(None),
         }
@@ -131,7 +135,7 @@ impl Side {
     /// The words between `uncopy` and the program; `None` where it runs by itself.
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Uncopy | Self::Recording => Some(&["run", "--"]),
+            Self::Uncopy | Self::UncopyMimalloc | Self::Recording => Some(&["run", "--"]),
             Self::Lanes => Some(&["run", "--lanes", "--"]),
             Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never", "--"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096", "--"]),
@@ -259,8 +263,6 @@ impl Launcher {
             None => {
                 let mut command = Command::new(program);
                 command.env_remove(EXE_VARIABLE);
-                // What is missing was told before anything was started.
-                command.envs(side.environment().ok().flatten());
                 command
             }
             Some(words) => {
@@ -269,6 +271,8 @@ impl Launcher {
                 command
             }
         };
+        // What is missing was told before anything was started.
+        command.envs(side.environment().ok().flatten());
         command.args(arguments);
         command
     }
@@ -364,6 +368,7 @@ mod tests {
         let tuned = launcher.command(Side::TunedGlibc, OsStr::new("redis-server"), &["--port", "7"]);
         assert_eq!(words(&tuned), line(Side::Plain));
         assert!(tuned.get_envs().any(|(name, value)| name == "GLIBC_TUNABLES" && value.is_some()));
+        assert_eq!(line(Side::UncopyMimalloc), line(Side::Uncopy));
         assert_eq!(line(Side::Always)[1..6], ["run", "--policy", "always", "--min-size", "4096"]);
         let own = words(&launcher.bench(Side::Uncopy, &["echo-server".into()]));
         assert_eq!(own, ["/opt/uncopy", "run", "--", "/opt/uncopy", "bench", "echo-server"]);

@@ -11,6 +11,7 @@ use std::path::Path;
 use uncopy_core::ledger::{Entry, Field, Ledger, Process};
 use uncopy_core::policy::Costs;
 use uncopy_core::policy::trials::Standings;
+use uncopy_core::streams::{Outcome, Streams};
 use uncopy_profile::symbols::{Place, Symbols};
 use uncopy_profile::words::{bytes, duration};
 
@@ -34,6 +35,7 @@ struct Account {
     ending: String,
     reason: Option<String>,
     costs: Option<Costs>,
+    streams: Streams,
     trials: Standings,
     /// The ones that mattered most first.
     sites: Vec<Site>,
@@ -68,6 +70,7 @@ impl Report {
                 ending: ending_of(process, is_replaced),
                 reason: process.reason.clone(),
                 costs: process.costs,
+                streams: process.streams,
                 trials: process.trials.clone(),
                 sites: sites(process),
             });
@@ -125,6 +128,9 @@ impl Report {
             if let Some(costs) = &process.costs {
                 let _ = writeln!(table, "costs here, ns: {}", costs.to_text().replace(',', ", "));
             }
+            for line in process.streams.lines() {
+                let _ = writeln!(table, "streams with large parts: {line}");
+            }
             for line in process.trials.lines() {
                 let _ = writeln!(table, "measured: {line}");
             }
@@ -153,6 +159,7 @@ impl Report {
                     "ending": process.ending,
                     "reason": process.reason,
                     "costs": process.costs.map(|costs| costs.to_text()),
+                    "streams": streams(&process.streams),
                     "trials": serde_json::from_str::<Value>(&process.trials.to_json()).unwrap_or_default(),
                     "wrong_estimates": process.has_wrong_estimates(),
                     "sites": process.sites.iter().map(Site::to_json).collect::<Vec<_>>(),
@@ -166,6 +173,10 @@ impl Report {
             "processes": processes,
         })
     }
+}
+
+fn streams(streams: &Streams) -> Map<String, Value> {
+    Outcome::ALL.iter().map(|outcome| (outcome.name().to_owned(), json!(streams.get(*outcome)))).collect()
 }
 
 /// How a process ended, as far as the ledger tells.
@@ -330,6 +341,7 @@ mod tests {
             is_ended: false,
             reason: None,
             costs: None,
+            streams: Streams::default(),
             trials: Standings::default(),
             modules: Vec::new(),
             entries: Vec::new(),

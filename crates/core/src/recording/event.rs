@@ -68,6 +68,8 @@ codes! {
         Terminal = 5, "terminal";
         /// Something else: a device, a pseudo file.
         Other = 6, "other";
+        /// A stream socket whose other end is on this host.
+        Near = 7, "socket on this host";
     }
 }
 

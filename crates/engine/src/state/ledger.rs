@@ -11,14 +11,15 @@ use core::sync::atomic::AtomicU64;
 use uncopy_core::ledger::{
     COSTS_OFFSET, ENTRIES_OFFSET, ENTRY_BYTES, Field, HANDED_OUT_OFFSET, LEDGER_BYTES, MAGIC, MODULE_BYTES,
     MODULES, MODULES_OFFSET, NAME_OFFSET, NO_MODULE, PATH_CAPACITY_BYTES, PHASE_OFFSET, PID_OFFSET, Phase,
-    REASON_CAPACITY_BYTES, REASON_LEN_OFFSET, REASON_OFFSET, SLOT_BYTES, SLOTS, SLOTS_OFFSET, TRIALS_OFFSET,
-    what,
+    REASON_CAPACITY_BYTES, REASON_LEN_OFFSET, REASON_OFFSET, SLOT_BYTES, SLOTS, SLOTS_OFFSET, STREAMS_OFFSET,
+    TRIALS_OFFSET, what,
 };
 use uncopy_core::page_map::SiteId;
 use uncopy_core::policy::costs::Cost;
 use uncopy_core::policy::sites::{SITES, size_class};
 use uncopy_core::policy::trials::{Standing, standing};
 use uncopy_core::policy::{Costs, Kind};
+use uncopy_core::streams::Outcome;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -127,6 +128,12 @@ pub fn set_trial(factor: usize, told: &Standing) {
     for (at, value) in told.to_words().into_iter().enumerate() {
         word(slot + TRIALS_OFFSET + standing::offset(factor) + 8 * at).store(value, Relaxed);
     }
+}
+
+/// Enters a stream with this outcome, or that there is one less.
+pub fn add_stream(outcome: Outcome, change: i64) {
+    let Some(slot) = slot() else { return };
+    word(slot + STREAMS_OFFSET + 8 * outcome as usize).fetch_add(change.cast_unsigned(), Relaxed);
 }
 
 fn write_text(address: usize, text: &[u8]) {

@@ -41,6 +41,16 @@ pub(super) fn section(profile: &Profile) -> Markup {
         quantity::seconds(profile.seconds),
     );
     section.element("p", &[], &words);
+    if let Some(lanes) = &prediction.lanes {
+        let words = format!(
+            "{} of {} that went to or came from programs on this host are in parts of 32 KiB and more. With uncopy run \
+             --lanes at both ends they would pass by reference, which saves both together {} of processor time or more.",
+            quantity::bytes(lanes.bytes),
+            quantity::bytes(lanes.of_bytes),
+            time(lanes.saved_ns as f64),
+        );
+        section.element("p", &[], &words);
+    }
     for measured in &profile.measured {
         let words = format!("Measured by the program itself: {}: {}.", measured.what, measured.text);
         section.element("p", &[], &shortened(&words, NAME));

@@ -1,15 +1,24 @@
 //! What goes out of this process: by reference where the other end attends, else counted in.
 
 use super::Process;
+use crate::copies::Stamp;
 use crate::descriptors::{Descriptor, descriptor};
 use crate::ends::{self, End};
 use crate::forks;
 use crate::kernel::Kernel;
 use crate::message::{self, Given, Kept, MIN_REFERENCE_BYTES, Prepared};
+use crate::pool::CHUNK_BYTES;
 use crate::send::{self, Far, Piece};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use smallvec::SmallVec;
+use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::fd::read_cached;
+use uncopy_sys::iovec::Part;
 use uncopy_sys::sync::Arc;
+
+/// Pieces of a file that are read before they are sent, at most: what is read stays in the caches.
+const MAX_FILE_PIECES: usize = 4;
 
 /// An end at which bytes go by reference, if they do so now.
 pub struct Outlet {
@@ -52,14 +61,92 @@ impl Process {
     pub fn send(
         &self,
         fd: i32,
-        Outlet { end, far }: &Outlet,
+        outlet: &Outlet,
         parts: &[Given<'_>],
         flags: i32,
+    ) -> Option<Result<usize, Errno>> {
+        self.send_prepared(fd, outlet, flags, |_room| {
+            let prepared = message::prepare(parts, &self.lanes.peers, || self.want_room());
+            let copied = prepared.iter().filter(|prepared| matches!(prepared, Prepared::Copied(_)));
+            self.count_copied(copied.map(|prepared| prepared.piece().len_bytes()).sum());
+            prepared
+        })
+    }
+
+    /// Sends `len_bytes` bytes of a file from `offset` by reference, read into shared memory, as far as they are cached and
+    /// there is room. How many bytes are on their way; `None`: nothing was sent, and it is not to be done so.
+    #[must_use]
+    pub fn send_file(
+        &self,
+        fd: i32,
+        outlet: &Outlet,
+        file: i32,
+        offset: i64,
+        len_bytes: usize,
+    ) -> Option<Result<usize, Errno>> {
+        self.send_prepared(fd, outlet, 0, |room| {
+            self.read_file(file, offset, len_bytes, MAX_FILE_PIECES.min(room as usize))
+        })
+    }
+
+    /// Pieces of a file, each as long as one reference may be, up to the first that is not cached or has no room.
+    fn read_file(
+        &self,
+        file: i32,
+        offset: i64,
+        len_bytes: usize,
+        max_pieces: usize,
+    ) -> SmallVec<[Prepared<'static>; 8]> {
+        let mut pieces = SmallVec::new();
+        let mut read_bytes = 0;
+        while len_bytes - read_bytes >= MIN_REFERENCE_BYTES && pieces.len() < max_pieces {
+            let wanted = (len_bytes - read_bytes).min(send::MAX_REFERENCE_BYTES);
+            let Some(mut held) = self.lanes.peers.take(wanted) else {
+                self.want_room();
+                break;
+            };
+            let part = Part { address: held.address(), len_bytes: wanted };
+            // SAFETY: a run of that length that nobody else knows.
+            let got = unsafe { read_cached(file, part, offset + read_bytes as i64) }.unwrap_or(0);
+            if got == 0 {
+                self.lanes.peers.release(held);
+                break;
+            }
+            self.lanes.peers.shorten(&mut held, got);
+            pieces.push(Prepared::Copied(held));
+            read_bytes += got;
+            if got < wanted {
+                break;
+            }
+        }
+        self.count_copied(read_bytes);
+        pieces
+    }
+
+    /// Sends what `prepare` makes, which is told how many references there is room for, while nobody else sends references at this
+    /// end. As [`Process::send`].
+    fn send_prepared<'a>(
+        &self,
+        fd: i32,
+        Outlet { end, far }: &Outlet,
+        flags: i32,
+        prepare: impl FnOnce(u32) -> SmallVec<[Prepared<'a>; 8]>,
     ) -> Option<Result<usize, Errno>> {
         let own = self.lanes.board.slots.get(end.slot as usize)?;
         let slot = far.peer.slot(far.slot)?;
         let _alone = end.send_alone()?;
-        let prepared = message::prepare(parts, &self.lanes.peers, || self.want_room());
+        if forks::is_shared() {
+            return None;
+        }
+        let room = own.sending.room(slot.receiving.consumed());
+        if room == 0 {
+            return None;
+        }
+        let prepared = prepare(room);
+        if prepared.iter().all(|prepared| !matches!(prepared, Prepared::Copied(_))) {
+            // Whoever takes memory hears what was given back; who takes none does it here, or peers have more and more to say.
+            self.lanes.peers.hear();
+        }
         let pieces: SmallVec<[Piece<'_>; 8]> = prepared.iter().map(Prepared::piece).collect();
         let kernel = Kernel { fd, end, own, far: slot, flags };
         let target = Far { peer: &far.peer, slot, lane: far.lane };
@@ -76,14 +163,67 @@ impl Process {
     /// Takes shared memory for `len_bytes` bytes, which the caller fills and may keep for long; `None`: there is no room now.
     #[must_use]
     pub fn take(&'static self, len_bytes: usize) -> Option<Kept> {
-        if len_bytes < MIN_REFERENCE_BYTES || forks::is_shared() || !self.lanes.peers.pool.is_roomy() {
+        if !(MIN_REFERENCE_BYTES..=CHUNK_BYTES).contains(&len_bytes) || forks::is_shared() {
             return None;
         }
-        let held = self.lanes.peers.take(len_bytes);
+        let peers = &self.lanes.peers;
+        let is_roomy = peers.pool.is_roomy() || {
+            peers.hear();
+            peers.pool.is_roomy()
+        };
+        let held = if is_roomy { peers.take(len_bytes) } else { None };
         if held.is_none() {
-            self.want_room();
+            // What was sent before may not be sent again.
+            self.copies.lock().drop_one();
+            if is_roomy {
+                self.want_room();
+            }
         }
         held.map(|held| Kept::of(Some(Arc::new(held)), &self.lanes))
+    }
+
+    /// A copy in shared memory of bytes of the program's, and whether it is that of an earlier call, whose `stamp` was the same: else
+    /// it is made now, and kept. `None`: there is no room now. What is written meanwhile may be in it: then its stamp does not come
+    /// again.
+    ///
+    /// # Safety
+    /// The part can be read.
+    #[must_use]
+    pub unsafe fn copy_of(&'static self, part: Part, stamp: Stamp) -> Option<(Kept, bool)> {
+        if self.has_no_stamps() {
+            return None;
+        }
+        if let Some(kept) = self.copies.lock().find(part, stamp) {
+            return Some((kept, true));
+        }
+        let kept = self.take(part.len_bytes)?;
+        let held = kept.held()?;
+        // SAFETY: a run of that length that nobody else knows; the caller answers for the part.
+        unsafe { bytes::copy(held.address() as *mut u8, part.address as *const u8, part.len_bytes) };
+        self.count_copied(part.len_bytes);
+        self.copies.lock().put(part, stamp, kept.again());
+        Some((kept, false))
+    }
+
+    /// Stamps are not to be believed from here on.
+    pub fn forget_stamps(&self) {
+        self.has_no_stamps.store(true, SeqCst);
+        self.copies.lock().clear();
+    }
+
+    /// Whether stamps are not to be believed any more.
+    #[must_use]
+    pub fn has_no_stamps(&self) -> bool {
+        self.has_no_stamps.load(SeqCst)
+    }
+
+    fn count_copied(&self, len_bytes: usize) {
+        self.copied_bytes.fetch_add(len_bytes, Relaxed);
+    }
+
+    /// Bytes that were copied into shared memory since this was asked last.
+    pub fn take_copied_bytes(&self) -> usize {
+        self.copied_bytes.swap(0, Relaxed)
     }
 
     /// There is no room: another chunk is wanted.

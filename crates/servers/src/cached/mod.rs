@@ -5,7 +5,7 @@
 //!   worker      one thread's clients ─┬─ connection  one client by TCP or a UNIX socket
 //!                                     └─ datagrams   requests and answers by UDP
 //!   session     the protocol, bytes in, answers out: tokens, text, meta (command, arithmetic, number)
-//!   response    what waits to be sent             outlet      how it leaves: copied or by reference
+//!   response    what waits to be sent             outlet      how it leaves: copied or by reference, by a lane
 //!   store       items by key, in stripes          budget      how much memory they may use
 //!   value       the bytes of items in twin memory
 //!   cache       what all of these share           statistics, expiry
@@ -22,6 +22,7 @@ mod command;
 mod connection;
 mod datagrams;
 mod expiry;
+mod lane;
 mod listening;
 mod meta;
 mod number;

@@ -34,6 +34,9 @@ pub fn run(settings: Settings) -> Result<(), String> {
     let signal = signals::ending().map_err(|error| format!("cannot wait for signals: {error}"))?;
     raise_descriptor_limit(u64::from(settings.connections) + OTHER_DESCRIPTORS);
     transmit::prepare((settings.transmit == Transmit::Splice).then_some(1));
+    if settings.transmit != Transmit::Copy {
+        uncopy_twin::probe();
+    }
     let mut listening = Listening::begin(&settings)?;
     let cache = Cache::new(settings);
     let inboxes = cache.counters.iter().map(|_| Inbox::new()).collect::<io::Result<Vec<_>>>();

@@ -61,6 +61,7 @@ impl crate::Program for Arguments {
             .map_err(|error| format!("cannot serve {}: {error}", self.directory.display()))?;
         if self.way == Way::Twin {
             crate::transmit::prepare(self.reference_from);
+            uncopy_twin::probe();
         }
         let site = Site { root, way: self.way, cache: Cache::new(self.cache << 20) };
         let server = Server::listen(site, self.settings())

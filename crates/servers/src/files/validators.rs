@@ -22,13 +22,12 @@ pub struct Identity {
 
 impl Identity {
     /// Of the file that `stat` describes.
-    #[expect(clippy::cast_possible_wrap, reason = "nanoseconds below 10^9; as the kernel gives them")]
     pub fn of(stat: &Stat) -> Self {
         Self {
             inode: (stat.st_dev, stat.st_ino),
             len_bytes: u64::try_from(stat.st_size).unwrap_or(0),
-            modified: (stat.st_mtime, stat.st_mtime_nsec as i64),
-            changed: (stat.st_ctime, stat.st_ctime_nsec as i64),
+            modified: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: (stat.st_ctime, stat.st_ctime_nsec),
         }
     }
 

@@ -42,6 +42,9 @@ pub struct Unprivileged<'a> {
 }
 
 impl<'a> Unprivileged<'a> {
+    /// The program by which it is done: cases whose servers refuse root need it.
+    pub const BY: &'static str = SETPRIV;
+
     /// The user for servers on `stage`.
     ///
     /// # Errors
@@ -49,6 +52,31 @@ impl<'a> Unprivileged<'a> {
     pub fn of(stage: &'a Stage<'a>) -> Result<Self> {
         let setpriv = rustix::process::geteuid().is_root().then(|| stage.program(SETPRIV)).transpose()?;
         Ok(Self { stage, setpriv })
+    }
+
+    /// `command` by that user, and a directory of that user's for it.
+    ///
+    /// # Errors
+    /// [`crate::kit::failure::Failure`] when there is none that the user can reach.
+    pub fn with_directory(&self, command: Command, name: &str) -> Result<(Command, TemporaryDirectory)> {
+        let directory = TemporaryDirectory::make()?;
+        self.give(&directory, name)?;
+        Ok((self.as_user(command, directory.path())?, directory))
+    }
+
+    /// Gives that user the directory of the program `name`.
+    fn give(&self, directory: &TemporaryDirectory, name: &str) -> Result<()> {
+        if self.setpriv.is_none() {
+            return Ok(());
+        }
+        if !lies_open(directory.path()) {
+            return Err(Failure::new(format!(
+                "{name} refuses root, and the user nobody cannot reach {}; set TMPDIR to a directory that everybody can \
+                 reach",
+                directory.path().display()
+            )));
+        }
+        chown(directory.path(), Some(NOBODY), Some(NOBODY)).doing("giving a directory away")
     }
 
     /// `command` by that user.
@@ -91,18 +119,9 @@ impl<'a> Unprivileged<'a> {
             let directory = TemporaryDirectory::make()?;
             let profile = directory.join(PROFILE);
             let mut stage = Stage { ..*self.stage };
-            if self.setpriv.is_some() {
-                if !lies_open(directory.path()) {
-                    return Err(Failure::new(format!(
-                        "{name} refuses root, and the user nobody cannot reach {}; set TMPDIR to a directory that \
-                         everybody can reach",
-                        directory.path().display()
-                    )));
-                }
-                chown(directory.path(), Some(NOBODY), Some(NOBODY)).doing("giving a directory away")?;
-                if let Under::Profile(_) = stage.under {
-                    stage.under = Under::Profile(&profile);
-                }
+            self.give(&directory, name)?;
+            if let (Under::Profile(_), Some(_)) = (stage.under, self.setpriv) {
+                stage.under = Under::Profile(&profile);
             }
             let command = stage.command(name, &arguments(address, directory.path())?)?;
             let mut command = self.as_user(command, directory.path())?;

@@ -1,0 +1,121 @@
+//! What became of the streams by which large parts went, where they may become lanes: for `uncopy run --explain`.
+
+extern crate std;
+use std::format;
+use std::string::String;
+
+/// What became of a stream. The discriminant is its place among [`Streams`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Outcome {
+    /// What is received at this end came by reference from some moment on.
+    Lane,
+    /// No other end is known.
+    Unpaired,
+    /// `--lanes` does not name it.
+    OutOfScope,
+    /// Another process may have it, too.
+    Shared,
+    /// The program asks something of it that a lane cannot do.
+    Unsuited,
+    /// There were as many as a process can have.
+    Crowded,
+}
+
+/// Length of all of them in a file, bytes.
+pub const STREAMS_BYTES: usize = 8 * Outcome::ALL.len();
+
+impl Outcome {
+    /// Every one, in order.
+    pub const ALL: [Self; 6] =
+        [Self::Lane, Self::Unpaired, Self::OutOfScope, Self::Shared, Self::Unsuited, Self::Crowded];
+
+    /// Name in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lane => "lanes",
+            Self::Unpaired => "unpaired",
+            Self::OutOfScope => "out_of_scope",
+            Self::Shared => "shared",
+            Self::Unsuited => "unsuited",
+            Self::Crowded => "crowded",
+        }
+    }
+
+    /// What it means, behind a number of streams.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Lane => "became lanes: what came was received by reference",
+            Self::Unpaired => {
+                "not: their other end is not on this host, not under uncopy run --lanes, another user's, or meets in another \
+                 --lanes-dir"
+            }
+            Self::OutOfScope => "not: --lanes does not name them",
+            Self::Shared => {
+                "not, or not any more: another process may have them, too (fork, exec, SCM_RIGHTS, inherited)"
+            }
+            Self::Unsuited => {
+                "not, or not any more: the program uses what a lane cannot do (out-of-band bytes, SO_RCVLOWAT, kTLS, …)"
+            }
+            Self::Crowded => "not: too many streams at a time",
+        }
+    }
+}
+
+/// How many streams there were of each outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams([u64; Outcome::ALL.len()]);
+
+impl Streams {
+    /// Reads [`STREAMS_BYTES`] bytes. Whatever they hold, this returns.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Self {
+        let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, i64::from_ne_bytes));
+        // Each is added to and subtracted from by itself.
+        Self(core::array::from_fn(|_| u64::try_from(words.next().unwrap_or(0)).unwrap_or(0)))
+    }
+
+    /// How many had this outcome.
+    #[must_use]
+    pub const fn get(&self, outcome: Outcome) -> u64 {
+        self.0[outcome as usize]
+    }
+
+    /// Lines for people, of those that there were.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let seen = Outcome::ALL.into_iter().filter(|outcome| self.get(*outcome) > 0);
+        seen.map(|outcome| format!("{} {}", self.get(outcome), outcome.words()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn what_there_was_is_told_and_nothing_else() {
+        let mut words = [0i64; Outcome::ALL.len()];
+        words[Outcome::Lane as usize] = 3;
+        words[Outcome::Shared as usize] = -1;
+        words[Outcome::Unpaired as usize] = 1;
+        let bytes: Vec<u8> = words.into_iter().flat_map(i64::to_ne_bytes).collect();
+        assert_eq!(bytes.len(), STREAMS_BYTES);
+        let streams = Streams::parse(&bytes);
+        assert_eq!(Outcome::ALL.map(|outcome| streams.get(outcome)), [3, 1, 0, 0, 0, 0]);
+        let lines: Vec<String> = streams.lines().collect();
+        assert!(
+            lines.len() == 2 && lines[0].starts_with("3 became lanes") && lines[1].starts_with("1 not: ")
+        );
+        assert_eq!(Streams::parse(&bytes[..5]), Streams::default());
+    }
+
+    #[test]
+    fn places_are_those_in_the_list() {
+        for (at, outcome) in Outcome::ALL.into_iter().enumerate() {
+            assert_eq!(outcome as usize, at);
+        }
+    }
+}
