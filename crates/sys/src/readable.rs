@@ -32,23 +32,19 @@ pub fn is_readable(address: usize, len_bytes: usize) -> bool {
         return true;
     }
     let Some(last_byte) = address.checked_add(len_bytes - 1) else { return false };
-    let word_of = |address: usize| address / WORD_BYTES * WORD_BYTES;
-    let (mut at, last) = if len_bytes < WORD_BYTES {
-        // The words around them, none of which crosses a page.
-        (word_of(address), word_of(last_byte))
-    } else {
-        (address, last_byte - (WORD_BYTES - 1))
-    };
+    let page_of = |address: usize| address / PAGE_BYTES * PAGE_BYTES;
     let _errno = Keep::new();
-    // The smallest page there is: a larger one is only looked at more often.
-    while at < last {
+    // The smallest page there is: a larger one is only looked at more often. One word of each, aligned, so that it crosses none.
+    let mut at = address / WORD_BYTES * WORD_BYTES;
+    loop {
         if !is_word_readable(at) {
             return false;
         }
-        // The first word of the next page.
-        at = at / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES;
+        if page_of(at) == page_of(last_byte) {
+            return true;
+        }
+        at = page_of(at) + PAGE_BYTES;
     }
-    is_word_readable(last)
 }
 
 /// Whether the kernel can write the word around `address`.

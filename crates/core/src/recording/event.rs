@@ -69,7 +69,7 @@ codes! {
         /// Something else: a device, a pseudo file.
         Other = 6, "other";
         /// A stream socket whose other end is on this host.
-        Near = 7, "socket on this host";
+        Near = 7, "near-socket";
     }
 }
 

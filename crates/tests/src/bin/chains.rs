@@ -144,7 +144,7 @@ impl Link {
 
     /// Sends bytes of the source, so that they can be received from [`Link::fd`].
     fn feed(&self, len: usize) {
-        write(self.far.as_raw_fd(), "socket", source(), len);
+        write(self.far.as_raw_fd(), "near-socket", source(), len);
     }
 
     fn fd(&self) -> i32 {
@@ -178,10 +178,10 @@ fn straight() {
     chain("straight");
     let (link, a, b) = (Link::new(), buffer(2 * LEN), buffer(2 * LEN));
     link.feed(LEN);
-    read(link.fd(), "socket", a, LEN);
+    read(link.fd(), "near-socket", a, LEN);
     memcpy(b, a, LEN);
     memmove(at(b, 45), b, LEN);
-    write(link.fd(), "socket", at(b, 45), LEN);
+    write(link.fd(), "near-socket", at(b, 45), LEN);
     link.drain(LEN);
 }
 
@@ -189,12 +189,12 @@ fn fan_out() {
     chain("fan_out");
     let (link, a, b, c) = (Link::new(), buffer(LEN), buffer(LEN), buffer(LEN));
     link.feed(LEN);
-    recv(link.fd(), "socket", a, LEN);
+    recv(link.fd(), "near-socket", a, LEN);
     memcpy(b, a, LEN);
     memcpy(c, a, LEN);
-    send(link.fd(), "socket", b, LEN);
+    send(link.fd(), "near-socket", b, LEN);
     link.drain(LEN);
-    send(link.fd(), "socket", c, LEN);
+    send(link.fd(), "near-socket", c, LEN);
     link.drain(LEN);
 }
 
@@ -202,12 +202,12 @@ fn fan_in() {
     chain("fan_in");
     let (link, a, b, c) = (Link::new(), buffer(LEN), buffer(LEN), buffer(2 * LEN));
     link.feed(LEN);
-    read(link.fd(), "socket", a, LEN);
+    read(link.fd(), "near-socket", a, LEN);
     link.feed(LEN);
-    read(link.fd(), "socket", b, LEN);
+    read(link.fd(), "near-socket", b, LEN);
     memcpy(c, a, LEN);
     memcpy(at(c, LEN), b, LEN);
-    send(link.fd(), "socket", c, 2 * LEN);
+    send(link.fd(), "near-socket", c, 2 * LEN);
     link.drain(2 * LEN);
 }
 
@@ -215,11 +215,11 @@ fn overlap() {
     chain("overlap");
     let (link, a, b) = (Link::new(), buffer(2 * LEN), buffer(2 * LEN));
     link.feed(100_000);
-    read(link.fd(), "socket", a, 100_000);
+    read(link.fd(), "near-socket", a, 100_000);
     memcpy(at(b, 24), at(a, 1_000), 50_000);
     memcpy(at(b, 30_000), at(a, 60_000), 40_000);
     memmove(at(b, 100), at(b, 145), 69_000);
-    write(link.fd(), "socket", at(b, 7), 70_000);
+    write(link.fd(), "near-socket", at(b, 7), 70_000);
     link.drain(70_000);
 }
 
@@ -227,14 +227,14 @@ fn reuse() {
     chain("reuse");
     let (link, a, b, c) = (Link::new(), buffer(LEN), buffer(LEN), buffer(LEN));
     link.feed(LEN);
-    read(link.fd(), "socket", a, LEN);
+    read(link.fd(), "near-socket", a, LEN);
     memcpy(b, a, LEN);
     link.feed(LEN);
-    read(link.fd(), "socket", a, LEN);
+    read(link.fd(), "near-socket", a, LEN);
     memcpy(c, a, LEN);
-    write(link.fd(), "socket", b, LEN);
+    write(link.fd(), "near-socket", b, LEN);
     link.drain(LEN);
-    write(link.fd(), "socket", c, LEN);
+    write(link.fd(), "near-socket", c, LEN);
     link.drain(LEN);
 }
 
@@ -271,10 +271,10 @@ fn freed() {
     for len in [LEN, 20_000] {
         let first = allocate(len);
         link.feed(len);
-        read(link.fd(), "socket", first, len);
+        read(link.fd(), "near-socket", first, len);
         free(first);
         let second = allocate(len);
-        write(link.fd(), "socket", second, len);
+        write(link.fd(), "near-socket", second, len);
         link.drain(len);
         free(second);
     }
@@ -303,15 +303,15 @@ fn grown() {
     // Behind it, so that it cannot grow where it is.
     let behind = allocate(20_000);
     link.feed(20_000);
-    read(link.fd(), "socket", small, 20_000);
+    read(link.fd(), "near-socket", small, 20_000);
     let small = realloc(small, 30_000, false);
-    write(link.fd(), "socket", small, 20_000);
+    write(link.fd(), "near-socket", small, 20_000);
     link.drain(20_000);
     let large = allocate(LEN);
     link.feed(LEN);
-    read(link.fd(), "socket", large, LEN);
+    read(link.fd(), "near-socket", large, LEN);
     let large = realloc(large, 3 * LEN, true);
-    write(link.fd(), "socket", large, LEN);
+    write(link.fd(), "near-socket", large, LEN);
     link.drain(LEN);
     free(small);
     free(behind);
@@ -336,14 +336,14 @@ fn mapped() {
     chain("mapped");
     let (link, a, b) = (Link::new(), buffer(LEN), buffer(LEN));
     link.feed(LEN);
-    read(link.fd(), "socket", a, LEN);
+    read(link.fd(), "near-socket", a, LEN);
     let a = mremap(a, LEN, b);
-    write(link.fd(), "socket", a, LEN);
+    write(link.fd(), "near-socket", a, LEN);
     link.drain(LEN);
     forget("madvise", a as usize, LEN);
     // SAFETY: nobody needs the bytes.
     assert_eq!(unsafe { libc::madvise(a.cast(), LEN, libc::MADV_DONTNEED) }, 0);
-    write(link.fd(), "socket", a, LEN);
+    write(link.fd(), "near-socket", a, LEN);
     link.drain(LEN);
     forget("munmap", a as usize, LEN);
     // SAFETY: nobody needs the mapping.
@@ -375,7 +375,7 @@ macro_rules! scattering {
             let done = unsafe { libc::$name(fd, parts.as_ptr(), i32::try_from(parts.len()).expect("few")) };
             assert_eq!(usize::try_from(done), Ok(len));
             let (function, caller) = (stringify!($name), $name as *const () as usize);
-            let object = "socket";
+            let object = "near-socket";
             let base = Expect { call: $call, function, object, fd, to: 0, from: 0, len: 0, flags: 0, caller };
             note_parts(&base, parts, len, 0);
         }
@@ -465,9 +465,9 @@ fn threads() {
     let (link, a, b) = (Link::new(), buffer(LEN) as usize, buffer(LEN) as usize);
     link.feed(LEN);
     let fd = link.fd();
-    std::thread::spawn(move || read(fd, "socket", a as *mut u8, LEN)).join().expect("the first");
+    std::thread::spawn(move || read(fd, "near-socket", a as *mut u8, LEN)).join().expect("the first");
     std::thread::spawn(move || memcpy(b as *mut u8, a as *const u8, LEN)).join().expect("the second");
-    std::thread::spawn(move || send(fd, "socket", b as *mut u8, LEN)).join().expect("the third");
+    std::thread::spawn(move || send(fd, "near-socket", b as *mut u8, LEN)).join().expect("the third");
     link.drain(LEN);
 }
 
@@ -478,7 +478,7 @@ fn sendfile(to: i32, from: i32, len: usize) {
     let done = unsafe { libc::sendfile(to, from, &raw mut offset, len) };
     assert_eq!(usize::try_from(done), Ok(len));
     let (function, caller) = ("sendfile", sendfile as *const () as usize);
-    for (call, object, fd, flags) in [("input", "file", from, 1), ("output", "socket", to, 3)] {
+    for (call, object, fd, flags) in [("input", "file", from, 1), ("output", "near-socket", to, 3)] {
         Expect { call, function, object, fd, to: 0, from: 0, len, flags, caller }.note();
     }
 }
