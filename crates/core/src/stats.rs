@@ -123,7 +123,7 @@ counters! {
     LaneReceivedBytes => "lane_received_bytes",
     /// Bytes that were sent by reference to another program.
     LaneSentBytes => "lane_sent_bytes",
-    /// Bytes that were copied, or read from files, into shared memory to be sent by reference.
+    /// Bytes that were copied into shared memory to be sent by reference.
     LaneCopiedBytes => "lane_copied_bytes",
     /// Bytes that were received at a lane through the kernel, as they are.
     LaneLiteralBytes => "lane_literal_bytes",

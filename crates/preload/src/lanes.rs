@@ -10,7 +10,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{iovec, msghdr, ssize_t};
 use room::{room_of, take_shared};
-pub use send::{pass, send, send_file, send_literally};
+pub use send::{pass, send, send_literally};
 use smallvec::SmallVec;
 use std::sync::OnceLock;
 use uncopy_core::bounds::shared_bytes;

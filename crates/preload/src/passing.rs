@@ -5,7 +5,7 @@ use crate::lanes;
 use core::ffi::{c_int, c_uint};
 use libc::{loff_t, off_t, size_t, ssize_t};
 use uncopy_engine::state::gate::MIN_STREAM_BYTES;
-use uncopy_interpose::{alias, entry, slots};
+use uncopy_interpose::{entry, slots};
 use uncopy_record::{Function, Timer};
 
 slots! {
@@ -24,20 +24,8 @@ fn passed(
     len: size_t,
     call: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    entered(function, from, to, len, || if lanes::is_on() { lanes::pass(from, to, call) } else { call() })
-}
-
-/// Enters a call that is made otherwise.
-#[inline(always)]
-fn entered(
-    function: Function,
-    from: c_int,
-    to: c_int,
-    len: size_t,
-    call: impl FnOnce() -> ssize_t,
-) -> ssize_t {
     let timer = Timer::begin(len);
-    let done = call();
+    let done = if lanes::is_on() { lanes::pass(from, to, call) } else { call() };
     if let Some(timer) = timer {
         timer.passed(function, from, to, done);
     }
@@ -49,13 +37,12 @@ fn is_candidate(len: size_t) -> bool {
 }
 
 entry!(sendfile SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(len), {
-    entered(Function::Sendfile, from, to, len, || {
-        let call = |len| SENDFILE.call()(to, from, offset, len);
-        if lanes::is_on() { lanes::send_file(to, from, offset, len, call) } else { call(len) }
-    })
+    passed(Function::Sendfile, from, to, len, || SENDFILE.call()(to, from, offset, len))
 });
 
-alias!(sendfile64 = sendfile (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t);
+entry!(sendfile64 SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(len), {
+    passed(Function::Sendfile, from, to, len, || SENDFILE.call()(to, from, offset, len))
+});
 
 entry!(splice SPLICE
 (from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t,

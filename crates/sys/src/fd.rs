@@ -2,7 +2,6 @@
 
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
-use crate::iovec::Part;
 
 /// The kinds that matter to an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,35 +82,6 @@ pub fn peer(fd: i32) -> Peer {
         }
         _ => Peer::Other,
     }
-}
-
-/// Whether a file is read without its cache (O_DIRECT): then reading waits for the device.
-#[must_use]
-pub fn is_direct(fd: i32) -> bool {
-    // SAFETY: touches no memory.
-    let flags = unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETFL)) };
-    flags >= 0 && flags as i32 & libc::O_DIRECT != 0
-}
-
-/// Reads what a file has cached at `offset`, which is not negative, without waiting for what it has not: RWF_NOWAIT (Linux 4.14), which says EAGAIN
-/// there, and EOPNOTSUPP where the file system cannot tell. Bytes read, fewer where not all is cached; 0 at the end.
-///
-/// # Errors
-/// What preadv2 says.
-///
-/// # Safety
-/// The part must be memory that may be written.
-pub unsafe fn read_cached(fd: i32, part: Part, offset: i64) -> Result<usize, Errno> {
-    // On 64-bit machines the offset is one word; the other half is ignored (fs/read_write.c, pos_from_hilo).
-    let high = 0usize;
-    // SAFETY: one part, for which the caller answers.
-    let got = unsafe {
-        kernel!(
-            Read,
-            syscall!(libc::SYS_preadv2, fd, &raw const part, 1usize, offset, high, libc::RWF_NOWAIT)
-        )
-    };
-    check(got).map(|got| got as usize)
 }
 
 /// A duplicate of `fd` under a high number, out of the way of the program's own, closed on exec.

@@ -1,4 +1,4 @@
-//! What a program sends by a lane without having received it: files by sendfile, memory of `uncopy_alloc`.
+//! What a program sends at a lane without having received it: files by sendfile, memory of `uncopy_alloc`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use uncopy_tests::artifacts::{bin_dir, skipped};
 use uncopy_tests::talk::{program, room, talk};
 use uncopy_tests::{Mode, Program, Scratch};
 
-/// A server that sends pieces of a file by sendfile in all ways, and a client that has the same bytes.
+/// A server that sends pieces of a file by sendfile in all ways, and by send, and a client that has the same bytes.
 const FILES: &str = r#"
 import errno, random, select, struct, tempfile
 CONTENT = hashlib.shake_128(b"content").digest(5_000_000)
@@ -17,6 +17,9 @@ def piece():
     return random.randrange(len(CONTENT) - length), length
 def sent_by(how, connection, file, offset, length):
     sent = 0
+    if how == "send":
+        connection.sendall(CONTENT[offset : offset + length])
+        return
     if how == "position":
         os.lseek(file, offset, os.SEEK_SET)
     if how == "cold":
@@ -44,7 +47,7 @@ if IS_SERVER:
         for number in range(200):
             offset, length = piece()
             connection.sendall(struct.pack("=QQ", offset, length))
-            sent_by(["plain", "cold", "position", "nonblocking", "plain"][number % 5], connection, file, offset, length)
+            sent_by(["plain", "send", "cold", "position", "send", "nonblocking"][number % 6], connection, file, offset, length)
         # The end of the file, and behind it.
         connection.sendall(struct.pack("=QQ", len(CONTENT) - 50000, 50000))
         assert os.sendfile(connection.fileno(), file, len(CONTENT) - 50000, 1 << 20) == 50000
@@ -81,10 +84,9 @@ fn pieces_of_files_by_sendfile() {
     let scratch = Scratch::new("lanes-files");
     let [client, server] = talk(&scratch, FILES);
     let (sent, received) = (server.counters.expect("counters"), client.counters.expect("counters"));
-    assert!(sent.get(Counter::LaneSentBytes) > 20 << 20, "{sent}");
-    assert!(sent.get(Counter::LaneCopiedBytes) > 20 << 20, "{sent}");
-    assert!(received.get(Counter::LaneReceivedBytes) > 20 << 20, "{received}");
-    assert!(received.get(Counter::LaneLiteralBytes) > 0, "{received}");
+    assert!(sent.get(Counter::LaneSentBytes) > 10 << 20, "{sent}");
+    assert!(received.get(Counter::LaneReceivedBytes) > 10 << 20, "{received}");
+    assert!(received.get(Counter::LaneLiteralBytes) > 10 << 20, "{received}");
 }
 
 /// A server that sends the same values again and again from memory of `uncopy_alloc`, and changes them now and then in all

@@ -13,12 +13,8 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use smallvec::SmallVec;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::fd::read_cached;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::sync::Arc;
-
-/// Pieces of a file that are read before they are sent, at most: what is read stays in the caches.
-const MAX_FILE_PIECES: usize = 4;
 
 /// An end at which bytes go by reference, if they do so now.
 pub struct Outlet {
@@ -61,76 +57,9 @@ impl Process {
     pub fn send(
         &self,
         fd: i32,
-        outlet: &Outlet,
+        Outlet { end, far }: &Outlet,
         parts: &[Given<'_>],
         flags: i32,
-    ) -> Option<Result<usize, Errno>> {
-        self.send_prepared(fd, outlet, flags, |_room| {
-            let prepared = message::prepare(parts, &self.lanes.peers, || self.want_room());
-            let copied = prepared.iter().filter(|prepared| matches!(prepared, Prepared::Copied(_)));
-            self.count_copied(copied.map(|prepared| prepared.piece().len_bytes()).sum());
-            prepared
-        })
-    }
-
-    /// Sends `len_bytes` bytes of a file from `offset` by reference, read into shared memory, as far as they are cached and
-    /// there is room. How many bytes are on their way; `None`: nothing was sent, and it is not to be done so.
-    #[must_use]
-    pub fn send_file(
-        &self,
-        fd: i32,
-        outlet: &Outlet,
-        file: i32,
-        offset: i64,
-        len_bytes: usize,
-    ) -> Option<Result<usize, Errno>> {
-        self.send_prepared(fd, outlet, 0, |room| {
-            self.read_file(file, offset, len_bytes, MAX_FILE_PIECES.min(room as usize))
-        })
-    }
-
-    /// Pieces of a file, each as long as one reference may be, up to the first that is not cached or has no room.
-    fn read_file(
-        &self,
-        file: i32,
-        offset: i64,
-        len_bytes: usize,
-        max_pieces: usize,
-    ) -> SmallVec<[Prepared<'static>; 8]> {
-        let mut pieces = SmallVec::new();
-        let mut read_bytes = 0;
-        while len_bytes - read_bytes >= MIN_REFERENCE_BYTES && pieces.len() < max_pieces {
-            let wanted = (len_bytes - read_bytes).min(send::MAX_REFERENCE_BYTES);
-            let Some(mut held) = self.lanes.peers.take(wanted) else {
-                self.want_room();
-                break;
-            };
-            let part = Part { address: held.address(), len_bytes: wanted };
-            // SAFETY: a run of that length that nobody else knows.
-            let got = unsafe { read_cached(file, part, offset + read_bytes as i64) }.unwrap_or(0);
-            if got == 0 {
-                self.lanes.peers.release(held);
-                break;
-            }
-            self.lanes.peers.shorten(&mut held, got);
-            pieces.push(Prepared::Copied(held));
-            read_bytes += got;
-            if got < wanted {
-                break;
-            }
-        }
-        self.count_copied(read_bytes);
-        pieces
-    }
-
-    /// Sends what `prepare` makes, which is told how many references there is room for, while nobody else sends references at this
-    /// end. As [`Process::send`].
-    fn send_prepared<'a>(
-        &self,
-        fd: i32,
-        Outlet { end, far }: &Outlet,
-        flags: i32,
-        prepare: impl FnOnce(u32) -> SmallVec<[Prepared<'a>; 8]>,
     ) -> Option<Result<usize, Errno>> {
         let own = self.lanes.board.slots.get(end.slot as usize)?;
         let slot = far.peer.slot(far.slot)?;
@@ -138,11 +67,12 @@ impl Process {
         if forks::is_shared() {
             return None;
         }
-        let room = own.sending.room(slot.receiving.consumed());
-        if room == 0 {
+        if own.sending.room(slot.receiving.consumed()) == 0 {
             return None;
         }
-        let prepared = prepare(room);
+        let prepared = message::prepare(parts, &self.lanes.peers, || self.want_room());
+        let copied = prepared.iter().filter(|prepared| matches!(prepared, Prepared::Copied(_)));
+        self.count_copied(copied.map(|prepared| prepared.piece().len_bytes()).sum());
         if prepared.iter().all(|prepared| !matches!(prepared, Prepared::Copied(_))) {
             // Whoever takes memory hears what was given back; who takes none does it here, or peers have more and more to say.
             self.lanes.peers.hear();

@@ -1,10 +1,9 @@
 //! What goes out at a stream that may be a lane: large parts by reference, the rest as it is.
 
 use super::lent::{Lent, Stamped, copies, given as given_by, lend};
-use super::room::room_of;
 use super::{end, note_large, skip};
 use core::ffi::c_int;
-use libc::{iovec, msghdr, off_t, ssize_t};
+use libc::{iovec, msghdr, ssize_t};
 use smallvec::SmallVec;
 use uncopy_capi::sending;
 use uncopy_core::stats::Counter;
@@ -16,7 +15,6 @@ use uncopy_lanes::copies::Stamp;
 use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES, join};
 use uncopy_lanes::process::{Process, is_attended, process};
 use uncopy_sys::errno;
-use uncopy_sys::fd::is_direct;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::presence::Section;
 use uncopy_sys::readable::is_readable;
@@ -199,85 +197,6 @@ pub fn pass(from: c_int, to: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
         return -1;
     }
     send_literally(to, call, |sent| sent)
-}
-
-/// Bytes that the kernel moves in one call, at most (MAX_RW_COUNT).
-const MAX_FILE_BYTES: usize = 0x7fff_f000;
-
-/// A sendfile, by `call` of so many bytes, of which what is cached and has room goes by reference where `to` is a lane. What
-/// libc's function would return.
-///
-/// # Safety
-/// `offset` is the program's, which gave it to sendfile.
-pub unsafe fn send_file(
-    to: c_int,
-    from: c_int,
-    offset: *mut off_t,
-    len: usize,
-    call: impl FnOnce(usize) -> ssize_t,
-) -> ssize_t {
-    if process().is_none() {
-        let sent = pass(from, to, || call(len));
-        note_large(to, sent);
-        return sent;
-    }
-    let mut went = 0;
-    // What the kernel sends at once, at most; of more than there are bytes it says so.
-    let len = if isize::try_from(len).is_ok() { len.min(MAX_FILE_BYTES) } else { len };
-    while went < len && len <= MAX_FILE_BYTES {
-        // SAFETY: the caller answers for the offset.
-        match unsafe { refer_file(to, from, offset, len - went) } {
-            Some(Ok(more)) if more > 0 => went += more,
-            Some(Err(errno)) if went == 0 => {
-                errno::set(errno);
-                return -1;
-            }
-            // The next call is told.
-            Some(Err(_)) => return went as ssize_t,
-            _ => break,
-        }
-    }
-    if went == 0 || went == len {
-        return if went == 0 { pass(from, to, || call(len)) } else { went as ssize_t };
-    }
-    // Who is told of edges waits for one where not all was sent: there is one only where the kernel itself had no room.
-    let _errno = errno::Keep::new();
-    went as ssize_t + pass(from, to, || call(len - went)).max(0)
-}
-
-/// Sends bytes of a file from `*offset` by reference, and moves that on. `None`: nothing was sent, and it does not go by
-/// reference now.
-///
-/// # Safety
-/// `offset` is the program's, which gave it to sendfile.
-unsafe fn refer_file(to: c_int, from: c_int, offset: *mut off_t, len: usize) -> Option<Result<usize, c_int>> {
-    let process = process()?;
-    let _errno = errno::Keep::new();
-    let outlet = {
-        let _section = Section::enter()?;
-        process.outlet(to, len)?
-    };
-    // What cannot be read or written is for the kernel to refuse.
-    let place = Part { address: offset as usize, len_bytes: size_of::<off_t>() };
-    if !offset.is_aligned() || room_of(&[place]) < place.len_bytes || is_direct(from) {
-        return None;
-    }
-    // SAFETY: it can be read and written, and the program does neither during its call.
-    let at = unsafe { offset.read() };
-    if at < 0 {
-        return None;
-    }
-    let sent = {
-        let _section = Section::enter()?;
-        process.send_file(to, &outlet, from, at, len)?
-    };
-    let sent = sent.map_err(|errno| errno.0);
-    if let Ok(sent_bytes) = sent {
-        count_sent(process, sent_bytes);
-        // SAFETY: as said.
-        unsafe { offset.write(at + sent_bytes as off_t) };
-    }
-    Some(sent)
 }
 
 /// Sends by reference, as far as there is room. `None`: nothing was sent, and it does not go by reference now.
