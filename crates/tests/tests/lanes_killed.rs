@@ -26,7 +26,7 @@ def compare(connection, expected):
             raise EOFError
         assert part == expected[got : got + len(part)], "wrong bytes"
         got += len(part)
-ENDS = (EOFError, ConnectionResetError, BrokenPipeError)
+ENDS = (EOFError, ConnectionRefusedError, ConnectionResetError, BrokenPipeError)
 if IS_SERVER:
     listener, kind = listen(), b""
     while kind != b"l":
