@@ -71,7 +71,13 @@ fn make(Beginning { directory, scope, max_bytes }: Beginning) -> Result<(&'stati
     process.lanes().peers.pool.limit(max_bytes);
     let service = Service::begin(process.lanes(), board, process.path(), || others(directory))?;
     PROCESS.store(core::ptr::from_ref(process).cast_mut(), Release);
+    uncopy_trials::count_others(peers_cpu_ns);
     Ok((process, service))
+}
+
+/// What peers have used for what is sent to them.
+fn peers_cpu_ns() -> u64 {
+    crate::process::process().map_or(0, |process| process.lanes().peers.cpu_ns())
 }
 
 /// The processes whose sockets are in a directory, with the sockets' names.

@@ -113,6 +113,8 @@ pub struct Sending {
     produced: AtomicU32,
     /// The sender is between asking for attention and having sent its tokens.
     busy: AtomicU32,
+    /// What could go by reference does not, because that does not pay: attention is in vain for now.
+    withholds: AtomicU32,
     ring: [Entry; MAX_ANNOUNCEMENTS as usize],
 }
 
@@ -194,6 +196,18 @@ impl Sending {
     pub fn is_busy(&self) -> bool {
         fence(SeqCst);
         self.busy.load(Acquire) != 0
+    }
+
+    /// Whether what could go by reference does not, because that does not pay.
+    pub fn withholds(&self) -> bool {
+        self.withholds.load(Relaxed) != 0
+    }
+
+    /// The sender's: whether that is so from here on.
+    pub fn withhold(&self, withholds: bool) {
+        if self.withholds() != withholds {
+            self.withholds.store(withholds.into(), Relaxed);
+        }
     }
 
     /// Announcements so far.
@@ -358,6 +372,7 @@ impl Slot {
         self.receiving.turns.store(0, Relaxed);
         self.receiving.read_bytes.store(0, Relaxed);
         self.sending.busy.store(0, Relaxed);
+        self.sending.withholds.store(0, Relaxed);
         self.sending.produced.store(0, Release);
     }
 }

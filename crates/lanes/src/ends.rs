@@ -33,6 +33,18 @@ pub struct Far {
 }
 
 impl Far {
+    /// Whether it receives references.
+    #[must_use]
+    pub fn attends(&self) -> bool {
+        self.peer.slot(self.slot).is_some_and(|slot| slot.receiving.attends(self.lane))
+    }
+
+    /// Whether it withholds references for now.
+    #[must_use]
+    pub fn withholds(&self) -> bool {
+        self.peer.slot(self.slot).is_some_and(|slot| slot.sending.withholds())
+    }
+
     fn is(&self, other: &Self) -> bool {
         (self.peer.id(), self.slot, self.lane) == (other.peer.id(), other.slot, other.lane)
     }
@@ -164,14 +176,15 @@ impl End {
         }
     }
 
-    /// Withdraws its attention because nothing comes by reference; whether it did. Each time it takes longer until it attends again.
+    /// Withdraws its attention because nothing comes by reference; whether it did. Each time it takes longer until it attends again,
+    /// unless the sender says when that is: it `withholds` references for now.
     /// Ends that count for themselves attend for good: a sender does not begin to count twice.
-    pub fn lose_interest(&self, own: &Slot) -> bool {
+    pub fn lose_interest(&self, own: &Slot, withholds: bool) -> bool {
         let loses = matches!(self.stream, Stream::Tcp { .. });
         if loses {
             let last = self.backoff.load(Relaxed) >> 32;
-            let next = (last * 4).clamp(1, MAX_BACKOFF);
-            self.backoff.store(next << 32 | next, Relaxed);
+            let next = if withholds { last.max(1) } else { (last * 4).clamp(1, MAX_BACKOFF) };
+            self.backoff.store(next << 32 | if withholds { 0 } else { next }, Relaxed);
             self.withdraw(own);
         }
         loses

@@ -1,6 +1,8 @@
 //! The parts of what is received and sent: bytes of the program's, and bytes that are kept in shared memory.
 
+use crate::board::MAX_ANNOUNCEMENTS;
 use crate::peers::{Held, Peers};
+use crate::receive::{Run, Runs};
 use crate::send::{MAX_REFERENCE_BYTES, Piece};
 use crate::service::Lanes;
 use smallvec::SmallVec;
@@ -197,18 +199,60 @@ pub(crate) unsafe fn deliver(
 }
 
 /// The parts, as far as `len_bytes` reach.
-pub(crate) fn first_bytes(parts: &[Part], mut len_bytes: usize) -> SmallVec<[Part; 8]> {
-    let mut first = SmallVec::new();
-    // There may be empty ones among them.
-    for part in parts.iter().filter(|part| part.len_bytes > 0) {
-        let taken = part.len_bytes.min(len_bytes);
-        if taken == 0 {
+pub(crate) fn first_bytes(parts: &[Part], len_bytes: usize) -> SmallVec<[Part; 8]> {
+    bytes_from(parts, 0, len_bytes)
+}
+
+/// `len_bytes` bytes of the parts behind the first `skipped_bytes`, as far as there are so many.
+pub(crate) fn bytes_from(
+    parts: &[Part],
+    mut skipped_bytes: usize,
+    mut len_bytes: usize,
+) -> SmallVec<[Part; 8]> {
+    let mut some = SmallVec::new();
+    for part in parts {
+        let skipped = part.len_bytes.min(skipped_bytes);
+        skipped_bytes -= skipped;
+        let taken = (part.len_bytes - skipped).min(len_bytes);
+        if len_bytes == 0 {
             break;
         }
-        first.push(Part { address: part.address, len_bytes: taken });
+        // There may be empty ones among them.
+        if taken > 0 {
+            some.push(Part { address: part.address + skipped, len_bytes: taken });
+        }
         len_bytes -= taken;
     }
-    first
+    some
+}
+
+impl Runs {
+    /// Where what the socket has goes, into the `parts` that have room for all that the runs bring: literal bytes where they belong,
+    /// tokens into `tokens`.
+    pub(crate) fn parts(
+        &self,
+        parts: &[Part],
+        tokens: &mut [u8; MAX_ANNOUNCEMENTS as usize],
+    ) -> SmallVec<[Part; 8]> {
+        let mut tokens = tokens.iter_mut();
+        let (mut into, mut at): (SmallVec<[Part; 8]>, usize) = (SmallVec::new(), 0);
+        for run in &self.runs {
+            match run {
+                Run::Literal(len_bytes) => {
+                    into.extend(bytes_from(parts, at, *len_bytes));
+                    at += len_bytes;
+                }
+                Run::Token(token) => {
+                    let byte = tokens
+                        .next()
+                        .map(|byte| Part { address: core::ptr::from_mut(byte) as usize, len_bytes: 1 });
+                    into.extend(byte);
+                    at += token.reference.len_bytes as usize;
+                }
+            }
+        }
+        into
+    }
 }
 
 #[cfg(test)]
@@ -227,5 +271,13 @@ mod tests {
         assert_eq!(first(7), [(100, 7)]);
         assert_eq!(first(12), [(100, 7), (200, 5)]);
         assert_eq!(first(99), [(100, 7), (200, 9)]);
+        let some = |skipped_bytes, len_bytes| {
+            let some = bytes_from(&parts, skipped_bytes, len_bytes);
+            some.iter().map(|part| (part.address, part.len_bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(some(3, 5), [(103, 4), (200, 1)]);
+        assert_eq!(some(7, 9), [(200, 9)]);
+        assert_eq!(some(10, 99), [(203, 6)]);
+        assert_eq!(some(16, 1), []);
     }
 }

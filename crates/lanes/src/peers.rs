@@ -5,10 +5,13 @@ use crate::board::{Announcement, Board, LinkPart, Reference, Return, Said, Slot}
 use crate::pool::{CHUNK_BYTES, Pool};
 use crate::runs::RunId;
 use alloc::collections::VecDeque;
+use uncopy_sys::clock;
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::mem::Shared;
 use uncopy_sys::sync::Arc;
-use uncopy_sys::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
+use uncopy_sys::sync::atomic::{
+    AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use uncopy_sys::thread::now_ms;
 
 /// How long the memory of a process that is gone stays mapped at least, ms: others may not have noticed that it is.
@@ -29,6 +32,12 @@ pub struct Peer {
     /// What it is to be told once there is room.
     unsaid: Guarded<VecDeque<Return>>,
     is_gone: AtomicBool,
+    /// Its id among processes, if this one sees it.
+    process: Option<u32>,
+    /// Something large is sent to it.
+    is_sent_to: AtomicBool,
+    /// Its processor time when that was looked at last, ns; 0: it was not.
+    cpu_ns: AtomicU64,
 }
 
 impl Peer {
@@ -38,7 +47,40 @@ impl Peer {
     pub fn new(id: u64, board: Shared, theirs: usize, own: &'static LinkPart) -> Self {
         debug_assert!(board.len_bytes() >= size_of::<Board>() && theirs < crate::board::MAX_LINKS);
         let (chunks, unsaid) = (Guarded::new(Vec::new()), Guarded::new(VecDeque::new()));
-        Self { id, board, own, theirs, chunks, unsaid, is_gone: AtomicBool::new(false) }
+        Self {
+            id,
+            board,
+            own,
+            theirs,
+            chunks,
+            unsaid,
+            is_gone: AtomicBool::new(false),
+            process: None,
+            is_sent_to: AtomicBool::new(false),
+            cpu_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// The same, with its id among processes, if this one sees it.
+    #[must_use]
+    pub fn with_process(mut self, process: Option<u32>) -> Self {
+        self.process = process;
+        self
+    }
+
+    /// Something large is about to be sent to it: what it does with that counts.
+    pub fn note_sent_to(&self) {
+        if !self.is_sent_to.load(Relaxed) {
+            self.is_sent_to.store(true, Relaxed);
+        }
+    }
+
+    /// Processor time that it has used since this was asked last, ns. One caller at a time.
+    fn cpu_ns_since(&self) -> u64 {
+        let Some(process) = self.process.filter(|_| self.is_sent_to.load(Relaxed)) else { return 0 };
+        let now_ns = clock::cpu_ns_of(process);
+        let before_ns = self.cpu_ns.swap(now_ns, Relaxed);
+        if before_ns == 0 { 0 } else { now_ns.saturating_sub(before_ns) }
     }
 
     /// What it is known by.
@@ -209,13 +251,28 @@ pub struct Peers {
     all: Guarded<Vec<Arc<Peer>>>,
     /// Those whose links are closed, since when (ms), and of whose memory something may still be received.
     gone: Guarded<Vec<(u64, Arc<Peer>)>>,
+    /// Processor time that peers have used while something large was sent to them, ns.
+    cpu_ns: AtomicU64,
 }
 
 impl Peers {
     /// A process that is linked with none.
     #[must_use]
     pub const fn new(id: u64) -> Self {
-        Self { id, pool: Pool::new(), all: Guarded::new(Vec::new()), gone: Guarded::new(Vec::new()) }
+        Self {
+            id,
+            pool: Pool::new(),
+            all: Guarded::new(Vec::new()),
+            gone: Guarded::new(Vec::new()),
+            cpu_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Processor time that peers have used while something large was sent to them, ns, as far as this process sees them: a system
+    /// call for each.
+    pub fn cpu_ns(&self) -> u64 {
+        let since_ns: u64 = self.all.lock().iter().map(|peer| peer.cpu_ns_since()).sum();
+        self.cpu_ns.fetch_add(since_ns, Relaxed) + since_ns
     }
 
     /// What this process is known by.

@@ -11,16 +11,17 @@ mod sending;
 pub use sending::{LiteralSend, Outlet};
 
 extern crate alloc;
+use crate::board::MAX_ANNOUNCEMENTS;
 use crate::copies::Copies;
 use crate::descriptors::{self, Descriptor, Plain, descriptor};
 use crate::ends::{self, End};
 use crate::forks;
 use crate::handed::is_handed;
 use crate::kernel::{Kernel, needs_every_byte, read_bytes, stream_of};
-use crate::message::{Kept, deliver, first_bytes};
+use crate::message::{Kept, bytes_from, deliver, first_bytes};
 use crate::outcome;
 use crate::protocol::Stream;
-use crate::receive::Next;
+use crate::receive::{Next, Run, Socket as _};
 use crate::service::Lanes;
 use alloc::ffi::CString;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
@@ -37,8 +38,9 @@ use uncopy_sys::{link, socket, stream, thread};
 pub const MIN_LARGE_BYTES: usize = 16 << 10;
 /// Pauses, some 70 µs each, for a sender that is between announcing and sending.
 const MAX_PAUSES: u32 = 1000;
-/// After so many receives without a reference, a stream is plain again.
+/// After so many receives without a reference, a stream is plain again; where the sender says that it withholds them, after so many.
 const MAX_LITERAL_RECEIVES: u32 = 64;
+const MAX_WITHHELD_RECEIVES: u32 = 8;
 /// How long it is waited for the thread to end, pauses of some 70 µs.
 const MAX_STOPPING_PAUSES: u32 = 20_000;
 
@@ -325,6 +327,47 @@ impl Process {
             // Most likely there is nothing yet: whoever looks whether there is waits for it as well.
             return Received::Nothing;
         }
+        if !peeks
+            && receiver.has_announced(announced)
+            && let Ok(unread) = kernel.unread()
+            && let Some(runs) = receiver.runs(unread, own.receiving.read_bytes(), announced, wanted)
+            && fits(runs.len_bytes)
+        {
+            let mut tokens = [0u8; MAX_ANNOUNCEMENTS as usize];
+            let into = runs.parts(parts, &mut tokens);
+            own.receiving.begin_reading();
+            let got = literally(&into, flags | libc::MSG_DONTWAIT);
+            own.receiving.end_reading(*got.as_ref().unwrap_or(&0));
+            receiver.has_waited = !waits_first;
+            let (mut left_bytes, mut taken) = match got {
+                Ok(got) => (got, 0),
+                Err(errno) => return Received::Done(Err(errno)),
+            };
+            let mut is_behind_token = false;
+            for run in &runs.runs {
+                match run {
+                    _ if left_bytes == 0 => break,
+                    Run::Literal(len_bytes) => {
+                        let len_bytes = left_bytes.min(*len_bytes);
+                        (left_bytes, taken) = (left_bytes - len_bytes, taken + len_bytes);
+                        is_behind_token = false;
+                    }
+                    Run::Token(token) => {
+                        left_bytes -= 1;
+                        let held = match receiver.took_token(token, own, &self.lanes.peers) {
+                            Ok(held) => Arc::new(held),
+                            Err(why) => return break_off(fd, why),
+                        };
+                        let parts = bytes_from(parts, taken, held.len_bytes());
+                        // SAFETY: the caller answers for the parts, which have room for as much.
+                        taken += unsafe { deliver(held, &self.lanes, 0, &parts, &mut place) };
+                        is_behind_token = true;
+                    }
+                }
+            }
+            let goes_on = is_behind_token || !runs.are_all || taken < runs.len_bytes;
+            return if goes_on { Received::of(taken, wanted) } else { Received::Done(Ok(taken)) };
+        }
         let next = receiver.next(&kernel, announced, &self.lanes.peers);
         let is_before_token = matches!(next, Next::Before(_));
         let taken = match next {
@@ -341,7 +384,9 @@ impl Process {
                 own.receiving.end_reading(got_bytes);
                 receiver.has_waited = !waits_first;
                 receiver.took_literal(got_bytes);
-                if receiver.literal_receives() >= MAX_LITERAL_RECEIVES && end.lose_interest(own) {
+                let withholds = far_slot.sending.withholds();
+                let most_receives = if withholds { MAX_WITHHELD_RECEIVES } else { MAX_LITERAL_RECEIVES };
+                if receiver.literal_receives() >= most_receives && end.lose_interest(own, withholds) {
                     receiver.count_anew();
                 }
                 return match got {
@@ -383,6 +428,9 @@ impl Process {
     /// Takes note of what a plain receive has brought, which is over. Whether the stream is a lane from here on that was none before.
     pub fn received(&self, fd: i32, len_bytes: usize) -> bool {
         if len_bytes < MIN_LARGE_BYTES || forks::is_shared() {
+            return false;
+        }
+        if self.lanes.ends.find(fd).and_then(|end| end.far()).is_some_and(|far| far.withholds()) {
             return false;
         }
         let Some(end) = self.bound(fd) else { return false };

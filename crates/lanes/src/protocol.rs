@@ -6,7 +6,7 @@
 use uncopy_core::scope::Scope;
 
 /// The first word of a greeting; its last byte is the version of everything that peers share.
-const MAGIC: u64 = 0x756e_636f_7079_0002;
+const MAGIC: u64 = 0x756e_636f_7079_0003;
 /// Words of a message, at most.
 pub const MAX_WORDS: usize = 12;
 

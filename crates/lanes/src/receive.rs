@@ -12,11 +12,14 @@
 //! Where the next byte is announced as a token and there is room for all that it stands for, that byte is read and then
 //! looked at again: if its announcement is still there it was the token; one that was taken back was not sent.
 //!
+//! Where there is room for several, literal bytes and all that tokens among them stand for, they are read at once: see [`Run`].
+//!
 //! Otherwise a token stays in the socket until the last byte that it stands for was received: poll, select and epoll see that there is
 //! something to read as long as there is.
 
 use crate::board::{Announcement, Announcements, MAX_ANNOUNCEMENTS, Slot};
 use crate::peers::{Held, Peers};
+use smallvec::SmallVec;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::sync::Arc;
 
@@ -53,6 +56,26 @@ pub enum Next<'a> {
     },
     /// The sender has announced what cannot be: the connection is not to be believed.
     Broken(&'static str),
+}
+
+/// A run of what can be received at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// So many literal bytes; never 0.
+    Literal(usize),
+    /// A token, and what it stands for.
+    Token(Announcement),
+}
+
+/// What can be received at once, in its order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Runs {
+    /// The runs.
+    pub runs: SmallVec<[Run; 4]>,
+    /// Bytes that they bring.
+    pub len_bytes: usize,
+    /// Nothing was behind the last of them.
+    pub are_all: bool,
 }
 
 /// What a sender says that cannot be.
@@ -115,13 +138,72 @@ impl Receiver {
         own: &Slot,
         peers: &Peers,
     ) -> Option<Result<Held, &'static str>> {
-        if far.get(self.next) != Some(announcement) {
+        let is_token = far.get(self.next) == Some(announcement);
+        is_token.then(|| self.took_token(&announcement, own, peers))
+    }
+
+    /// What is among the `unread` bytes that the socket has, the first of which has the offset `read_bytes`, as far as there is room for
+    /// `room_bytes` bytes. `None`: no token of which all has room, or one is received already; see [`Self::next`]. The socket was asked
+    /// before `far` is looked at.
+    #[must_use]
+    pub fn runs(
+        &self,
+        unread: usize,
+        read_bytes: u64,
+        far: Announcements<'_>,
+        room_bytes: usize,
+    ) -> Option<Runs> {
+        if self.current.is_some() {
             return None;
         }
+        let mut found = Runs::default();
+        let (mut at, mut left_bytes) = (read_bytes, unread);
+        let mut tokens = 0;
+        while tokens < MAX_ANNOUNCEMENTS && left_bytes > 0 {
+            let announcement = far.get(self.next.wrapping_add(tokens));
+            // Offsets wrap around.
+            let ahead = announcement.map(|announcement| announcement.at.wrapping_sub(at));
+            let token = announcement.filter(|_| ahead.is_some_and(|ahead| ahead < left_bytes as u64));
+            if token.is_none() && ahead.is_some_and(|ahead| ahead >= 1 << 62) {
+                return None;
+            }
+            let before_bytes = token.and(ahead).map_or(left_bytes, |ahead| ahead as usize);
+            let literal_bytes = before_bytes.min(room_bytes - found.len_bytes);
+            if literal_bytes > 0 {
+                found.runs.push(Run::Literal(literal_bytes));
+            }
+            found.len_bytes += literal_bytes;
+            left_bytes -= literal_bytes;
+            at = at.wrapping_add(literal_bytes as u64);
+            let Some(token) = token.filter(|_| literal_bytes == before_bytes) else { break };
+            let token_bytes = token.reference.len_bytes as usize;
+            if token_bytes == 0 || token_bytes > room_bytes - found.len_bytes {
+                break;
+            }
+            found.runs.push(Run::Token(token));
+            found.len_bytes += token_bytes;
+            left_bytes -= 1;
+            at = at.wrapping_add(1);
+            tokens += 1;
+        }
+        found.are_all = left_bytes == 0;
+        (tokens > 0).then_some(found)
+    }
+
+    /// A token of [`Self::runs`] was read.
+    ///
+    /// # Errors
+    /// There is nothing such as it stands for.
+    pub fn took_token(
+        &mut self,
+        token: &Announcement,
+        own: &Slot,
+        peers: &Peers,
+    ) -> Result<Held, &'static str> {
         self.next = self.next.wrapping_add(1);
         self.literal_receives = 0;
         own.receiving.consume();
-        Some(peers.resolve(&announcement).ok_or(OUTSIDE))
+        peers.resolve(token).ok_or(OUTSIDE)
     }
 
     /// What comes next from a sender whose board says `far`.

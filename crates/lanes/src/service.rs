@@ -236,7 +236,8 @@ impl Service {
         }
         let Some(link) = self.links.get_mut(&fd) else { return Ok(()) };
         let own = &self.lanes.board.links[link.part];
-        let peer = Arc::new(Peer::new(process, board, theirs as usize, own));
+        let peer = Peer::new(process, board, theirs as usize, own).with_process(link::process_of(fd));
+        let peer = Arc::new(peer);
         if !self.lanes.peers.add(Arc::clone(&peer)) {
             // This process itself.
             return Err(Ending::Closed);

@@ -3,7 +3,7 @@
 use crate::board::{Board, LinkPart, Slot};
 use crate::peers::{Held, Peer, Peers};
 use crate::pool::CHUNK_BYTES;
-use crate::receive::{self, Next, Receiver};
+use crate::receive::{self, Next, Receiver, Run, Runs};
 use crate::send::{self, Far, Piece, send};
 use crate::service::board_bytes;
 use std::cell::RefCell;
@@ -128,6 +128,13 @@ impl Reader<'_> {
         let sender = self.process.peers.find(self.sender).expect("linked");
         let far = sender.slot(0).expect("a slot").sending.of(0);
         let wire = Wire(stream);
+        if self.receiver.has_announced(far) && len.is_multiple_of(2) {
+            let unread = stream.borrow().queue.len();
+            let read = stream.borrow().read;
+            if let Some(runs) = self.receiver.runs(unread, read, far, len) {
+                return self.read_runs(&runs, stream, into);
+            }
+        }
         let taken = match self.receiver.next(&wire, far, &self.process.peers) {
             Next::Nothing => return Ok(0),
             Next::Broken(why) => return Err(why),
@@ -153,6 +160,35 @@ impl Reader<'_> {
             self.process.peers.release(held);
         }
         Ok(taken)
+    }
+
+    /// Receives all of these.
+    fn read_runs(
+        &mut self,
+        runs: &Runs,
+        stream: &RefCell<Stream>,
+        into: &mut Vec<u8>,
+    ) -> Result<usize, &'static str> {
+        let before = into.len();
+        let stream = &mut *stream.borrow_mut();
+        for run in &runs.runs {
+            let len = if let Run::Literal(len) = run { *len } else { 1 };
+            stream.read += len as u64;
+            let read = stream.queue.drain(..len);
+            let Run::Token(token) = run else {
+                into.extend(read);
+                continue;
+            };
+            drop(read);
+            let held = self.receiver.took_token(token, self.slot, &self.process.peers)?;
+            // SAFETY: held, so it is mapped and does not change.
+            let bytes = unsafe { std::slice::from_raw_parts(held.address() as *const u8, held.len_bytes()) };
+            into.extend_from_slice(bytes);
+            self.process.peers.release(held);
+        }
+        assert_eq!(into.len() - before, runs.len_bytes);
+        assert_eq!(stream.queue.is_empty(), runs.are_all);
+        Ok(runs.len_bytes)
     }
 }
 

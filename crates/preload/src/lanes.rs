@@ -18,6 +18,7 @@ use uncopy_core::scope::Scope;
 use uncopy_core::stats::Counter;
 use uncopy_engine::arena::segment::{Shared, share_by};
 use uncopy_engine::call::placed::place;
+use uncopy_engine::service::activation;
 use uncopy_engine::state::phase::look_at_streams;
 use uncopy_engine::state::{counters, ledger};
 use uncopy_interpose::slots;
@@ -89,6 +90,7 @@ fn note_large(fd: c_int, len_bytes: ssize_t) {
         && !HAS_BEGUN.swap(true, Relaxed)
         && let Err(errno) = begin(directory, *scope, shared_bytes(*max_bytes, cgroup::memory_limit()))
             .inspect(|()| share_by(take_shared))
+            .inspect(|()| activation::begin_without_engine())
     {
         let why = if errno.0 == libc::EPERM { "others can enter " } else { "nothing can be made in " };
         uncopy_sys::mem::say(format_args!("uncopy: no lanes: {why}{directory} ({errno:?})\n"));
@@ -100,14 +102,15 @@ pub fn begin_anew() {
     HAS_BEGUN.store(false, Relaxed);
 }
 
-/// A receive on `fd`, plainly by `call`, unless that is a lane. What libc's function would return.
+/// A receive on `fd`, plainly by `call`, unless that is a lane. What libc's function would return. The `parts` are only asked for at
+/// a lane: to look at a vector of the program's is a system call. `None`: the kernel refuses them.
 ///
 /// # Safety
 /// The parts are the program's, which gave them to a receive.
 #[inline(never)]
-pub unsafe fn receive(
+pub unsafe fn receive<'a>(
     fd: c_int,
-    parts: &[Part],
+    parts: impl Fn() -> Option<&'a [Part]>,
     flags: c_int,
     caller: usize,
     call: impl FnOnce() -> (ssize_t, bool),
@@ -148,7 +151,8 @@ pub unsafe fn receive_message(
         call()
     };
     // SAFETY: as said.
-    let received = unsafe { receive_by(fd, parts, flags, Some(caller), literally, has_control, plainly) };
+    let received =
+        unsafe { receive_by(fd, || Some(parts), flags, Some(caller), literally, has_control, plainly) };
     if !is_plain && received.0 >= 0 {
         let said = said.get();
         // SAFETY: the program's own header, which it gave to a receive.
@@ -177,18 +181,18 @@ pub unsafe fn discard(
     let plainly = || (call(), false);
     if !is_tcp || !is_attended(fd) {
         // SAFETY: the caller answers for the parts. Other streams know no such flag.
-        return unsafe { receive(fd, parts, flags, caller, plainly) }.0;
+        return unsafe { receive(fd, || Some(parts), flags, caller, plainly) }.0;
     }
     let len_bytes = parts.iter().map(|part| part.len_bytes).sum::<usize>().min(MAX_DISCARDED_BYTES);
     let mut room = {
         let _critical = Critical::enter();
         vec![0u8; len_bytes]
     };
-    let part = Part { address: room.as_mut_ptr() as usize, len_bytes };
+    let parts = [Part { address: room.as_mut_ptr() as usize, len_bytes }];
     // SAFETY: room of our own.
     let literally = |parts: &[Part], flags: c_int| unsafe { socket::receive(fd, parts, flags) };
     // SAFETY: as said.
-    let got = unsafe { receive_by(fd, &[part], flags, None, literally, || false, plainly) }.0;
+    let got = unsafe { receive_by(fd, || Some(&parts[..]), flags, None, literally, || false, plainly) }.0;
     let _critical = Critical::enter();
     drop(room);
     got
@@ -196,9 +200,9 @@ pub unsafe fn discard(
 
 /// A receive on `fd` whose literal bytes come by `literally`; `stops` says whether one that waits for all of its bytes returns
 /// after these. Without a `caller` whatever comes is copied: the parts are not the program's.
-unsafe fn receive_by(
+unsafe fn receive_by<'a>(
     fd: c_int,
-    parts: &[Part],
+    parts: impl Fn() -> Option<&'a [Part]>,
     flags: c_int,
     caller: Option<usize>,
     literally: impl Fn(&[Part], c_int) -> Result<usize, Errno>,
@@ -224,6 +228,7 @@ unsafe fn receive_by(
             errno::set(libc::ECONNRESET);
             return (-1, false);
         }
+        let Some(parts) = parts() else { return call() };
         // SAFETY: the caller answers for the parts.
         if let Some(got) = unsafe { receive_on_lane(process, fd, parts, flags, caller, &literally, &stops) } {
             return (got, false);
@@ -272,21 +277,17 @@ unsafe fn receive_on_lane(
     let mut has_found = false;
     loop {
         let section = enter_attended(fd)?;
+        let mut by_reference_bytes = 0;
         let put = |part: Part, from: usize, kept: &dyn Fn() -> Kept| {
-            counters::add(Counter::LaneReceivedBytes, part.len_bytes);
+            by_reference_bytes += part.len_bytes;
             caller.is_some_and(|caller| {
                 // SAFETY: what is kept stays as it is; the program gave the part to a receive.
                 unsafe { place(part, caller, || Shared::new(from, part.len_bytes, Box::new(kept()))) }
             })
         };
-        let counted = |parts: &[Part], flags: c_int| {
-            let counts = flags & libc::MSG_PEEK == 0;
-            literally(parts, flags)
-                .inspect(|got| counters::add(Counter::LaneLiteralBytes, if counts { *got } else { 0 }))
-        };
         // SAFETY: the caller answers for the parts.
         let received = unsafe {
-            process.receive(fd, &rest, flags & !libc::MSG_WAITALL, waits_first, put, counted, room_of)
+            process.receive(fd, &rest, flags & !libc::MSG_WAITALL, waits_first, put, &literally, room_of)
         };
         drop(section);
         let is_part = matches!(received, Received::Part(_));
@@ -294,6 +295,10 @@ unsafe fn receive_on_lane(
             Received::Plainly if got_bytes == 0 => return None,
             Received::Plainly => return Some(got_bytes as ssize_t),
             Received::Done(Ok(len_bytes)) | Received::Part(len_bytes) => {
+                if flags & libc::MSG_PEEK == 0 {
+                    counters::add(Counter::LaneReceivedBytes, by_reference_bytes);
+                    counters::add(Counter::LaneLiteralBytes, len_bytes - by_reference_bytes);
+                }
                 got_bytes += len_bytes;
                 let goes_on = waits_for_all || is_part;
                 if !goes_on || len_bytes == 0 || got_bytes == whole_bytes || stops() {

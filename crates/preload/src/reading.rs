@@ -75,11 +75,10 @@ fn one(
     let (got, is_engines) = match stream.filter(|_| lanes::is_on()) {
         None => one_now(buffer, len, caller, call),
         Some(flags) => {
-            let part = Part { address: buffer as usize, len_bytes: len };
+            let parts = [Part { address: buffer as usize, len_bytes: len }];
+            let plainly = || one_now(buffer, len, caller, call);
             // SAFETY: the program's own buffer.
-            unsafe {
-                lanes::receive(transfer.fd, &[part], flags, caller, || one_now(buffer, len, caller, call))
-            }
+            unsafe { lanes::receive(transfer.fd, || Some(&parts[..]), flags, caller, plainly) }
         }
     };
     note_moved(got);
@@ -116,16 +115,14 @@ unsafe fn several(
     let timer = Timer::begin_any();
     // SAFETY: the program's own vector; where the kernel stored something, it has read it.
     unsafe {
-        let given = stream.filter(|_| lanes::is_on()).and_then(|flags| {
+        let given = || {
             let count = usize::try_from(count).ok().filter(|count| *count <= uncopy_sys::iovec::MAX_PARTS)?;
-            Some((flags, parts(vector, count)?))
-        });
-        let (got, is_engines) = match given {
-            None => several_now(vector, count, caller, call),
-            Some((flags, parts)) => {
-                let plainly = || several_now(vector, count, caller, call);
-                lanes::receive(transfer.fd, parts, flags, caller, plainly)
-            }
+            parts(vector, count)
+        };
+        let plainly = || several_now(vector, count, caller, call);
+        let (got, is_engines) = match stream.filter(|_| lanes::is_on()) {
+            None => plainly(),
+            Some(flags) => lanes::receive(transfer.fd, given, flags, caller, plainly),
         };
         note_moved(got);
         if let Some(timer) = timer {

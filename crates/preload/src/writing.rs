@@ -73,8 +73,8 @@ fn one(
     let sent = match flags.filter(|_| lanes::is_on()) {
         None => literally(transfer.fd, call),
         Some(flags) => {
-            let part = Part { address: buffer as usize, len_bytes: len };
-            lanes::send(transfer.fd, &[part], flags, call)
+            let parts = [Part { address: buffer as usize, len_bytes: len }];
+            lanes::send(transfer.fd, || Some(&parts[..]), flags, call)
         }
     };
     note_moved(sent);
@@ -93,14 +93,14 @@ unsafe fn several(
     call: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let timer = Timer::begin_any();
-    let given = flags.filter(|_| lanes::is_on()).and_then(|flags| {
+    let given = || {
         let (vector, count) = vector();
         // SAFETY: the program does not change its vector during the call.
-        Some((flags, unsafe { parts(vector, count) }.filter(|_| count <= MAX_PARTS)?))
-    });
-    let sent = match given {
+        unsafe { parts(vector, count) }.filter(|_| count <= MAX_PARTS)
+    };
+    let sent = match flags.filter(|_| lanes::is_on()) {
         None => literally(transfer.fd, call),
-        Some((flags, parts)) => lanes::send(transfer.fd, parts, flags, call),
+        Some(flags) => lanes::send(transfer.fd, given, flags, call),
     };
     note_moved(sent);
     if let Some(timer) = timer

@@ -38,6 +38,16 @@ pub fn process_cpu_ns() -> u64 {
     read_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
+/// Processor time that all threads of another process have used, ns: a system call. 0 where it has ended. Where a filter refuses it,
+/// `errno` is changed: for critical sections.
+#[must_use]
+pub fn cpu_ns_of(process: u32) -> u64 {
+    /// `CPUCLOCK_SCHED` of a process, as `clock_getcpuclockid` makes it (linux/posix-timers.h).
+    const SCHED: i32 = 2;
+    let Ok(process) = i32::try_from(process) else { return 0 };
+    read_ns(!process << 3 | SCHED)
+}
+
 /// Lets other threads run, also those of lower priority.
 pub fn pause() {
     #[cfg(loom)]

@@ -94,6 +94,19 @@ pub fn accept(listener: i32) -> Result<i32, Errno> {
 
 /// Whether the process at the other end had this process's effective user when it made or took the link.
 fn same_user(fd: i32) -> Result<(), Errno> {
+    let user = credentials(fd)?.uid;
+    // SAFETY: no requirements.
+    if user == unsafe { libc::geteuid() } { Ok(()) } else { Err(Errno(libc::EPERM)) }
+}
+
+/// Id of the process at the other end, as this process sees it; `None`: it is in a namespace that this one does not see.
+#[must_use]
+pub fn process_of(fd: i32) -> Option<u32> {
+    credentials(fd).ok().and_then(|credentials| u32::try_from(credentials.pid).ok()).filter(|pid| *pid > 0)
+}
+
+/// Of the process at the other end when it made or took the link.
+fn credentials(fd: i32) -> Result<libc::ucred, Errno> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len_bytes = size_of_val(&credentials) as u32;
     // SAFETY: room for as many bytes as is said.
@@ -110,8 +123,7 @@ fn same_user(fd: i32) -> Result<(), Errno> {
             )
         )
     })?;
-    // SAFETY: no requirements.
-    if credentials.uid == unsafe { libc::geteuid() } { Ok(()) } else { Err(Errno(libc::EPERM)) }
+    Ok(credentials)
 }
 
 /// Room for the control data of one descriptor, aligned as its head is.

@@ -244,7 +244,8 @@ fn fetch(options: &[&str], transport: &str, is_reused: bool) {
     server.signal(libc::SIGTERM);
     let counters = server.finish(Duration::from_secs(30)).counters.expect("counters");
     let (sent, copied) = (counters.get(Counter::LaneSentBytes), counters.get(Counter::LaneCopiedBytes));
-    assert!(sent > 40 << 20, "{options:?}: {counters}");
+    // In some slices of time it is tried whether that pays.
+    assert!(sent > 10 << 20, "{options:?}: {counters}");
     assert_eq!(copied < sent / 2, is_reused, "{options:?}: {counters}");
 }
 

@@ -1,7 +1,7 @@
 //! The few words that calls look at.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
 
 /// Bits of the factors that are on.
 pub(crate) static ARMS: AtomicU32 = AtomicU32::new(u32::MAX);
@@ -19,6 +19,25 @@ pub(crate) static DUE_MS: AtomicU64 = AtomicU64::new(u64::MAX);
 static HAS_ENDED: AtomicBool = AtomicBool::new(false);
 /// A slice is being measured.
 pub(crate) static IS_MEASURED: AtomicBool = AtomicBool::new(false);
+
+/// Who tells what others have done for this process: a [`crate::CpuOfOthers`], or null.
+static OTHERS: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// See [`crate::count_others`].
+pub(crate) fn count_others(cpu_ns: crate::CpuOfOthers) {
+    OTHERS.store(cpu_ns as *mut (), Relaxed);
+}
+
+/// Processor time of others that counts as this process's, ns.
+pub(crate) fn others_cpu_ns() -> u64 {
+    let told = OTHERS.load(Relaxed);
+    if told.is_null() {
+        return 0;
+    }
+    // SAFETY: only `count_others` stores here, functions of that type.
+    let cpu_ns = unsafe { core::mem::transmute::<*mut (), crate::CpuOfOthers>(told) };
+    cpu_ns()
+}
 
 /// Ends the trials: what was found to save time is on from here on, all else is off.
 pub(crate) fn end() {

@@ -75,6 +75,15 @@ pub fn count_every_call() {
     COUNTS_EVERY_CALL.store(true, Relaxed);
 }
 
+/// Tells how much processor time others have used for what passes between them and this process, ns: never less than before. Called
+/// in a critical section.
+pub type CpuOfOthers = fn() -> u64;
+
+/// From here on the processor time of others counts as this process's: what saves time here at their cost does not pay.
+pub fn count_others(cpu_ns: CpuOfOthers) {
+    arms::count_others(cpu_ns);
+}
+
 /// Whether a sender is to count what it sends now, because nobody else does and a slice is being measured. Begins the
 /// trials if nobody has.
 #[inline]

@@ -37,7 +37,8 @@ struct Moment {
 
 impl Moment {
     fn now() -> Self {
-        Self { ms: clock::now_ms(), cpu_ns: clock::process_cpu_ns(), moved: Moved::so_far() }
+        let cpu_ns = clock::process_cpu_ns() + arms::others_cpu_ns();
+        Self { ms: clock::now_ms(), cpu_ns, moved: Moved::so_far() }
     }
 }
 

@@ -155,7 +155,7 @@ pub fn activate() -> bool {
         settle_costs();
         STATE.activate();
         recording::say(Sampled::Yes);
-        counters::publish();
+        counters::publish_once();
         begin_trials();
     }
     STATE.is_active()
@@ -172,6 +172,18 @@ fn start() -> Result<(), Obstacle> {
         STATE.set_max_registered(most / REGISTERED_SHARE);
     }
     open_uffds()
+}
+
+/// Something counts, and may not pay, that the engine need not be active for: what is counted is told, and it is tried whether that
+/// pays.
+pub fn begin_without_engine() {
+    let _critical = Critical::enter();
+    let _guard = STATE.activation.guard();
+    // A filter may end the process for a call.
+    if !STATE.is_active() && !filter::is_filtered() {
+        counters::publish_once();
+        begin_trials();
+    }
 }
 
 /// Begins to try whether what the engine does pays.

@@ -276,6 +276,13 @@ fn control_path() -> Text {
     in_directory(format_args!("/{}{CONTROL_SUFFIX}", std::process::id()))
 }
 
+/// Puts the counters into the file that `uncopy stats` reads, unless they are there. One thread at a time.
+pub fn publish_once() {
+    if SHARED.load(Relaxed) == 0 {
+        publish();
+    }
+}
+
 /// Puts the counters into the file that `uncopy stats` reads. Without it (no such directory, not
 /// ours, disk full) they stay private; nothing else changes. Other threads may be counting.
 pub fn publish() {

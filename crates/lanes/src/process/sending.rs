@@ -11,6 +11,7 @@ use crate::pool::CHUNK_BYTES;
 use crate::send::{self, Far, Piece};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use smallvec::SmallVec;
+use uncopy_core::policy::trials::catalogue::by_lane;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
@@ -45,10 +46,42 @@ impl Process {
         if len_bytes < MIN_REFERENCE_BYTES || forks::is_shared() {
             return None;
         }
+        if self.lanes.ends.find(fd).is_some_and(|end| self.withholds(&end, len_bytes)) {
+            return None;
+        }
         let end = self.bound(fd).filter(|_| descriptor(fd).is_some_and(Descriptor::is_own))?;
         let far = end.far().filter(|far| !far.peer.is_gone())?;
-        let attends = far.peer.slot(far.slot)?.receiving.attends(far.lane);
-        attends.then_some(Outlet { end, far })
+        far.attends().then_some(Outlet { end, far })
+    }
+
+    /// Whether large parts may go by reference at a descriptor: a look without a system call.
+    #[must_use]
+    pub fn may_refer(&self, fd: i32) -> bool {
+        self.lanes.ends.find(fd).is_some_and(|end| {
+            let own = self.lanes.board.slots.get(end.slot as usize);
+            own.is_some_and(|own| own.sending.withholds()) || end.far().is_some_and(|far| far.attends())
+        })
+    }
+
+    /// Takes note that something large was sent at a descriptor of which nothing is known.
+    pub fn sent(&self, fd: i32) {
+        if !forks::is_shared() {
+            self.know(fd);
+        }
+    }
+
+    /// Whether references to parts of `len_bytes` bytes are withheld at an end that could take them, because they cost both ends more
+    /// time than copies, or that is being tried. Its receiver is told.
+    fn withholds(&self, end: &End, len_bytes: usize) -> bool {
+        let Some(own) = self.lanes.board.slots.get(end.slot as usize) else { return false };
+        let Some(far) = end.far() else { return false };
+        if !far.attends() && !own.sending.withholds() {
+            return false;
+        }
+        far.peer.note_sent_to();
+        let withholds = !uncopy_trials::is_on(by_lane(len_bytes));
+        own.sending.withhold(withholds);
+        withholds
     }
 
     /// Sends parts of the program's, the large ones by reference. How many bytes are on their way;

@@ -21,24 +21,28 @@ use uncopy_sys::readable::is_readable;
 use uncopy_sys::socket;
 use uncopy_transmit as transmit;
 
-/// A send on `fd`, plainly by `call`, unless that is a lane. What libc's function would return.
+/// A send on `fd`, plainly by `call`, unless that is a lane. What libc's function would return. The `parts` are only asked for where
+/// they may go by reference: to look at a vector of the program's is a system call.
 #[inline(never)]
-pub fn send(fd: c_int, parts: &[Part], flags: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
-    let Some(process) = process() else {
-        if flags & libc::MSG_OOB != 0 {
-            end(fd);
-        }
-        let sent = call();
-        note_large(fd, sent);
-        return sent;
-    };
-    let longest = parts.iter().map(|part| part.len_bytes).max().unwrap_or(0);
+pub fn send<'a>(
+    fd: c_int,
+    parts: impl FnOnce() -> Option<&'a [Part]>,
+    flags: c_int,
+    call: impl FnOnce() -> ssize_t,
+) -> ssize_t {
     if flags & libc::MSG_OOB != 0 {
         // The receiver does not count it where it is out of band.
         end(fd);
     }
-    let is_literal = longest < MIN_REFERENCE_BYTES || flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0;
-    let sent = if is_literal { None } else { refer(process, fd, parts, flags, None) };
+    let Some(process) = process() else {
+        let sent = call();
+        note_large(fd, sent);
+        return sent;
+    };
+    let is_literal = flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 || !process.may_refer(fd);
+    let is_large = |parts: &&[Part]| parts.iter().any(|part| part.len_bytes >= MIN_REFERENCE_BYTES);
+    let parts = if is_literal { None } else { parts().filter(is_large) };
+    let sent = parts.and_then(|parts| refer(process, fd, parts, flags, None));
     sent.unwrap_or_else(|| literally(process, fd, call))
 }
 
@@ -169,8 +173,16 @@ fn send_rest(process: &'static Process, fd: c_int, mut rest: SmallVec<[Part; 8]>
 fn literally(process: &Process, fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
     let literal = process.begin_literal(fd);
     let sent = call();
-    if let Some(literal) = literal {
-        literal.sent(usize::try_from(sent).unwrap_or(0));
+    let sent_bytes = usize::try_from(sent).unwrap_or(0);
+    match literal {
+        Some(literal) => literal.sent(sent_bytes),
+        None if sent_bytes >= MIN_REFERENCE_BYTES => {
+            let _errno = errno::Keep::new();
+            if let Some(_section) = Section::enter() {
+                process.sent(fd);
+            }
+        }
+        None => {}
     }
     sent
 }

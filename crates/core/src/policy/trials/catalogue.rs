@@ -1,9 +1,10 @@
-//! What is tried: eliding, and lending for each range of sizes of each kind of message.
+//! What is tried: eliding, lending for each range of sizes of each kind of message, and references for each by lane.
 //!
 //! ```text
 //! 0         eliding: inputs, and copies of what they received
 //! 1 …  8    lending by TCP on this machine       9 … 16   by TCP to another one
 //! 17 … 20   lending by UDP on this machine      21 … 24   by UDP to another one
+//! 25 … 31   references by lane
 //! ```
 //!
 //! Eliding is one factor, because what it saves hangs together: a message that comes in by several inputs of different
@@ -25,24 +26,46 @@ pub enum Way {
     UdpHere,
     /// UDP to another one.
     UdpFar,
+    /// By reference, at a lane.
+    Lane,
 }
 
-/// Ways with the number of their first factor, and of how many there are.
-const WAYS: [(Way, usize, usize, &str); 4] = [
-    (Way::TcpHere, 1, 8, "TCP on this machine"),
-    (Way::TcpFar, 9, 8, "TCP to another machine"),
-    (Way::UdpHere, 17, 4, "UDP on this machine"),
-    (Way::UdpFar, 21, 4, "UDP to another machine"),
+/// The factors of a way.
+struct Range {
+    way: Way,
+    /// Number of the first.
+    first: usize,
+    /// How many there are.
+    count: usize,
+    /// Messages of fewer bytes than twice this share a factor; from then on each twice as large has one.
+    smallest_bytes: usize,
+    does: &'static str,
+    by: &'static str,
+}
+
+const fn range(
+    way: Way,
+    (first, count): (usize, usize),
+    smallest_bytes: usize,
+    does: &'static str,
+    by: &'static str,
+) -> Range {
+    Range { way, first, count, smallest_bytes, does, by }
+}
+
+const RANGES: [Range; 5] = [
+    range(Way::TcpHere, (1, 8), 8 << 10, "lending messages", "by TCP on this machine"),
+    range(Way::TcpFar, (9, 8), 8 << 10, "lending messages", "by TCP to another machine"),
+    range(Way::UdpHere, (17, 4), 4 << 10, "lending messages", "by UDP on this machine"),
+    range(Way::UdpFar, (21, 4), 4 << 10, "lending messages", "by UDP to another machine"),
+    range(Way::Lane, (25, 7), 32 << 10, "references to parts", "at a lane"),
 ];
-/// Messages of fewer bytes than twice this share a factor; from then on each twice as large has one.
-const TCP_BYTES: usize = 8 << 10;
-const UDP_BYTES: usize = 4 << 10;
 /// What lending must save where the peer is on this machine, as a part of the sender's time. There the peer pays: it copies bytes that
 /// nobody has brought into the cache (`uncopy bench transmit --sockets tcp`, sender and reader on processors of their
 /// own: 60 KiB by reference at 0.87 of the rate for 1.04 of the sender's time).
 const MIN_GAIN_HERE: f64 = 0.05;
 
-const _: () = assert!(WAYS[3].1 + WAYS[3].2 <= MAX_FACTORS);
+const _: () = assert!(RANGES[4].first + RANGES[4].count <= MAX_FACTORS);
 
 /// The factor of eliding.
 pub const ELISION: usize = 0;
@@ -50,9 +73,14 @@ pub const ELISION: usize = 0;
 /// The factor of messages of `len_bytes` lent bytes.
 #[must_use]
 pub const fn lending(way: Way, len_bytes: usize) -> usize {
-    let (_, first, count, _) = WAYS[way as usize];
-    let smallest = if count == WAYS[0].2 { TCP_BYTES } else { UDP_BYTES };
-    first + step(len_bytes, smallest, count)
+    let range = &RANGES[way as usize];
+    range.first + step(len_bytes, range.smallest_bytes, range.count)
+}
+
+/// The factor of messages whose longest part, of `len_bytes` bytes, can go by reference at a lane.
+#[must_use]
+pub const fn by_lane(len_bytes: usize) -> usize {
+    lending(Way::Lane, len_bytes)
 }
 
 /// Doublings from `smallest` to `len_bytes`, less than `count`.
@@ -65,7 +93,7 @@ const fn step(len_bytes: usize, smallest: usize, count: usize) -> usize {
 /// What the factor must save before it is done, as a part of the time.
 #[must_use]
 pub fn min_gain(factor: usize) -> f64 {
-    let is_here = WAYS.iter().any(|(way, first, count, _)| {
+    let is_here = RANGES.iter().any(|Range { way, first, count, .. }| {
         matches!(way, Way::TcpHere | Way::UdpHere) && (*first..first + count).contains(&factor)
     });
     if is_here { MIN_GAIN_HERE } else { 0.0 }
@@ -80,14 +108,12 @@ impl fmt::Display for Name {
         if self.0 == ELISION {
             return write!(f, "eliding inputs and copies");
         }
-        let Some((way, first, count, name)) = WAYS.iter().find(|(_, first, count, _)| self.0 < first + count)
-        else {
+        let Some(range) = RANGES.iter().find(|range| self.0 < range.first + range.count) else {
             return write!(f, "factor {}", self.0);
         };
-        let smallest = if matches!(way, Way::TcpHere | Way::TcpFar) { TCP_BYTES } else { UDP_BYTES };
-        write!(f, "lending messages ")?;
-        sizes(f, self.0 - first, *count, smallest)?;
-        write!(f, " by {name}")
+        write!(f, "{} ", range.does)?;
+        sizes(f, self.0 - range.first, range.count, range.smallest_bytes)?;
+        write!(f, " {}", range.by)
     }
 }
 
@@ -114,6 +140,9 @@ mod tests {
             (Way::TcpHere, 128, "lending messages of 128 to 256 KiB by TCP on this machine"),
             (Way::TcpFar, 4096, "lending messages of 1024 KiB and more by TCP to another machine"),
             (Way::UdpFar, 60, "lending messages of 32 KiB and more by UDP to another machine"),
+            (Way::Lane, 40, "references to parts of less than 64 KiB at a lane"),
+            (Way::Lane, 64, "references to parts of 64 to 128 KiB at a lane"),
+            (Way::Lane, 4096, "references to parts of 2048 KiB and more at a lane"),
         ] {
             assert_eq!(Name(lending(way, kib << 10)).to_string(), name);
         }
