@@ -67,6 +67,11 @@ fn tcp_with_the_default_policy() {
 }
 
 #[test]
+fn tcp_while_references_are_tried_and_withheld() {
+    converse("tcp", Mode::Sliced, Mode::Sliced, 300, true);
+}
+
+#[test]
 fn tcp_with_small_socket_buffers() {
     converse("tcp-small", Mode::Always, Mode::Auto, 100, true);
 }

@@ -191,6 +191,15 @@ impl Sites {
         passed + 1 == MAX_PASSED
     }
 
+    /// How many bytes an input with room for `room_bytes` is likely to bring.
+    #[must_use]
+    pub fn likely_bytes(&self, site: SiteId, room_bytes: usize) -> usize {
+        match self.account(site).recent_bytes.load(Relaxed) as usize {
+            0 => room_bytes,
+            recent_bytes => recent_bytes.min(room_bytes),
+        }
+    }
+
     /// Takes note of what an input brought.
     pub fn record_input(&self, site: SiteId, got_bytes: usize) {
         let account = self.account(site);
@@ -305,6 +314,18 @@ mod tests {
             sites.record_input(site, 16);
         }
         assert!(!sites.fills(site, 32 << 20), "what came once fades");
+    }
+
+    #[test]
+    fn an_input_is_likely_to_bring_what_others_brought_lately() {
+        let sites = Sites::new();
+        let site = sites.site(Kind::Input, 0x1234, 3 << 20);
+        assert_eq!(sites.likely_bytes(site, 3 << 20), 3 << 20, "nothing is known");
+        sites.record_input(site, 1 << 20);
+        assert_eq!(sites.likely_bytes(site, 3 << 20), 1 << 20);
+        assert_eq!(sites.likely_bytes(site, 5000), 5000, "no more than there is room for");
+        (0..100).for_each(|_| sites.record_input(site, 70_000));
+        assert_eq!(sites.likely_bytes(site, 3 << 20), 70_000, "not for ever");
     }
 
     #[test]

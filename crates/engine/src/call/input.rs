@@ -106,8 +106,8 @@ impl<'a> Input<'a> {
                 ledger::refused(site, Field::Refused);
                 continue;
             }
-            // Receiving into absent pages would fault page by page, allowed or not.
-            let (open, absent) = survey(at, range, part);
+            // Receiving into absent pages would fault page by page, allowed or not; those that are not filled may stay so.
+            let (open, absent) = survey(at, range, part, POLICY.sites.likely_bytes(account, part.len_bytes));
             // What goes on with a view is part of it, whatever inputs of this size are worth by themselves.
             let allowed = allowed || open.is_some();
             // What goes on with a sample is one.
@@ -256,14 +256,15 @@ pub(super) fn is_withheld(parts: &[Part]) -> bool {
     POLICY.mode() == Policy::Auto && !POLICY.elides() && !parts.iter().any(has_absent)
 }
 
-/// The open end that an input into this part goes on with, and whether pages of the part are absent.
+/// The open end that an input into this part goes on with, and whether pages of its first `likely_bytes` bytes are absent.
 /// An open end that it does not go on with is closed.
-fn survey(at: BlockRef, range: ByteRange, part: &Part) -> (Option<Open>, bool) {
+fn survey(at: BlockRef, range: ByteRange, part: &Part, likely_bytes: usize) -> (Option<Open>, bool) {
+    let likely = ByteRange::at(range.start, likely_bytes.min(range.len()));
     if !at.block.has(Flag::REGISTERED) {
         return (None, false);
     }
     let mut locked = at.lock();
-    let absent = locked.map().is_some_and(|map| !map.is_present(range.touched_pages()));
+    let absent = locked.map().is_some_and(|map| !map.is_present(likely.touched_pages()));
     match locked.exchange_open(None) {
         Some(open) if open.continues(part.address, part.len_bytes) => (Some(open), absent),
         Some(open) => {
