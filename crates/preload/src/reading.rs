@@ -6,6 +6,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
 use uncopy_engine::call::input::{Input, MAX_PARTS, is_candidate};
+use uncopy_engine::call::little;
 use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
 use uncopy_interpose::{alias, gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
@@ -95,10 +96,18 @@ fn one_now(buffer: Pointer, len: usize, caller: usize, call: impl Fn(Pointer) ->
     if !is_candidate(&parts) {
         return (call(buffer), false);
     }
-    let Some(input) = Input::begin(&mut parts, caller) else { return (call(buffer), false) };
-    let got = input.call(|parts| call(parts[0].address as Pointer));
-    input.finish(usize::try_from(got).unwrap_or(0));
-    (got, true)
+    let input = if little::is_likely(caller) { None } else { Input::begin(&mut parts, caller) };
+    let is_engines = input.is_some();
+    let got = match input {
+        None => call(buffer),
+        Some(input) => {
+            let got = input.call(|parts| call(parts[0].address as Pointer));
+            input.finish(usize::try_from(got).unwrap_or(0));
+            got
+        }
+    };
+    little::note(caller, usize::try_from(got).unwrap_or(0));
+    (got, is_engines)
 }
 
 /// Reads into several buffers, and enters that in the recording if one is on; `call` is libc's function with the
@@ -146,6 +155,14 @@ unsafe fn several_now(
     if number == 0 || number > MAX_PARTS {
         return (call(vector, count), false);
     }
+    let plainly = || {
+        let got = call(vector, count);
+        little::note(caller, usize::try_from(got).unwrap_or(0));
+        (got, false)
+    };
+    if little::is_likely(caller) {
+        return plainly();
+    }
     // SAFETY: the program does not change its vector during the call.
     let Some(given) = (unsafe { parts(vector, number) }) else { return (call(vector, count), false) };
     // The engine names other buffers in place.
@@ -155,9 +172,11 @@ unsafe fn several_now(
     if !is_candidate(parts) {
         return (call(vector, count), false);
     }
-    let Some(input) = Input::begin(parts, caller) else { return (call(vector, count), false) };
+    let Some(input) = Input::begin(parts, caller) else { return plainly() };
     let got = input.call(|parts| call(parts.as_ptr().cast(), count));
-    input.finish(usize::try_from(got).unwrap_or(0));
+    let got_bytes = usize::try_from(got).unwrap_or(0);
+    input.finish(got_bytes);
+    little::note(caller, got_bytes);
     (got, true)
 }
 
