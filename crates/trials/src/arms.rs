@@ -20,11 +20,15 @@ static HAS_ENDED: AtomicBool = AtomicBool::new(false);
 /// A slice is being measured.
 pub(crate) static IS_MEASURED: AtomicBool = AtomicBool::new(false);
 
-/// Who tells what others have done for this process: a [`crate::CpuOfOthers`], or null.
+/// Tells how much processor time others have used for what passes between them and this process, ns: never less than before. Called
+/// in a critical section.
+pub type CpuOfOthers = fn() -> u64;
+
+/// Who tells that, or null.
 static OTHERS: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
 /// See [`crate::count_others`].
-pub(crate) fn count_others(cpu_ns: crate::CpuOfOthers) {
+pub(crate) fn count_others(cpu_ns: CpuOfOthers) {
     OTHERS.store(cpu_ns as *mut (), Relaxed);
 }
 
@@ -35,7 +39,7 @@ pub(crate) fn others_cpu_ns() -> u64 {
         return 0;
     }
     // SAFETY: only `count_others` stores here, functions of that type.
-    let cpu_ns = unsafe { core::mem::transmute::<*mut (), crate::CpuOfOthers>(told) };
+    let cpu_ns = unsafe { core::mem::transmute::<*mut (), CpuOfOthers>(told) };
     cpu_ns()
 }
 

@@ -19,6 +19,7 @@ mod moved;
 mod pace;
 mod slices;
 
+pub use arms::CpuOfOthers;
 pub use pace::Pace;
 pub use slices::Changed;
 
@@ -74,10 +75,6 @@ fn step_if_due(due_ms: u64) {
 pub fn count_every_call() {
     COUNTS_EVERY_CALL.store(true, Relaxed);
 }
-
-/// Tells how much processor time others have used for what passes between them and this process, ns: never less than before. Called
-/// in a critical section.
-pub type CpuOfOthers = fn() -> u64;
 
 /// From here on the processor time of others counts as this process's: what saves time here at their cost does not pay.
 pub fn count_others(cpu_ns: CpuOfOthers) {

@@ -1,0 +1,254 @@
+//! Reading a log again, and putting into files what it has for them.
+
+use crate::device::Device;
+use crate::layout::{
+    BLOCK_BYTES, CHECKPOINTS, Checkpoint, Expected, Identity, NoLog, RING_OFFSET, Record, Superblock,
+    decode_record, record_bytes,
+};
+use std::collections::BTreeMap;
+use uncopy_sys::errno::Errno;
+
+/// Why a log cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// The device says so.
+    Device(Errno),
+    /// It is none, or of another version, or its beginning is damaged.
+    No(NoLog),
+    /// Neither checkpoint is whole.
+    NoCheckpoint,
+}
+
+impl From<Errno> for Unreadable {
+    fn from(errno: Errno) -> Self {
+        Self::Device(errno)
+    }
+}
+
+/// A log that can be read.
+#[derive(Debug)]
+pub struct Recovery<D> {
+    device: D,
+    superblock: Superblock,
+    checkpoint: Checkpoint,
+}
+
+/// How far the records of a log go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Where the next record would go, and its number.
+    head: u64,
+    sequence: u64,
+    /// Records that are whole lie behind one that is not and that had survived: the log is damaged.
+    pub is_damaged: bool,
+}
+
+/// What is found where a record's file should be.
+#[derive(Debug)]
+pub enum Found<F> {
+    /// The file.
+    File(F),
+    /// It was removed, or its records are not needed any more.
+    Gone,
+    /// It may be somewhere else, or something else has been there since: nothing is put anywhere.
+    Unsure,
+}
+
+/// The files that a log's records belong to.
+pub trait Files {
+    /// A file that can be written to.
+    type File;
+
+    /// Looks for a file that still counts on this log. Asked once for each.
+    fn find(&mut self, file: &Identity, log: u64) -> Found<Self::File>;
+
+    /// Writes bytes of a record to it.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn write_at(&mut self, file: &mut Self::File, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
+
+    /// Waits until what was written to it survives.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn sync(&mut self, file: &mut Self::File) -> Result<(), Errno>;
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Records whose bytes are in their files now.
+    pub records: u64,
+    /// Those bytes.
+    pub bytes: u64,
+    /// Files that they are in.
+    pub files: u64,
+    /// Records of files that are gone.
+    pub gone_records: u64,
+    /// Files of which that is not sure: the log keeps what it has for them.
+    pub unsure: Vec<Identity>,
+}
+
+impl<D: Device> Recovery<D> {
+    /// Reads the beginning of a log.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub fn open(device: D) -> Result<Self, Unreadable> {
+        let mut block = [0; BLOCK_BYTES];
+        device.read_at(0, &mut block)?;
+        let superblock = Superblock::decode(&block).map_err(Unreadable::No)?;
+        let mut newest = None::<Checkpoint>;
+        for at in CHECKPOINTS {
+            device.read_at(at, &mut block)?;
+            let found = Checkpoint::decode(&block, &superblock);
+            let is_newer = |found: &Checkpoint| newest.is_none_or(|newest| found.serial > newest.serial);
+            newest = found.filter(is_newer).or(newest);
+        }
+        Ok(Self { device, superblock, checkpoint: newest.ok_or(Unreadable::NoCheckpoint)? })
+    }
+
+    /// What it is.
+    #[must_use]
+    pub const fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// How far it was.
+    #[must_use]
+    pub const fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    const fn expected(&self, sequence: u64) -> Expected {
+        Expected {
+            log: self.superblock.log,
+            epoch: self.checkpoint.epoch,
+            sequence,
+            granule_bytes: self.superblock.granule_bytes as usize,
+        }
+    }
+
+    /// The record at a place, with all of its bytes, if it is the expected one.
+    fn record_at(&self, at: u64, expected: &Expected, bytes: &mut Vec<u8>) -> Result<Option<Record>, Errno> {
+        let left_bytes = self.superblock.len_bytes - at;
+        if left_bytes < expected.granule_bytes as u64 {
+            return Ok(None);
+        }
+        bytes.clear();
+        bytes.resize(expected.granule_bytes, 0);
+        self.device.read_at(at, bytes)?;
+        let Some(len_bytes) =
+            record_bytes(bytes, expected).filter(|len_bytes| *len_bytes as u64 <= left_bytes)
+        else {
+            return Ok(None);
+        };
+        bytes.resize(len_bytes, 0);
+        let (read, rest) = bytes.split_at_mut(expected.granule_bytes);
+        if !rest.is_empty() {
+            self.device.read_at(at + read.len() as u64, rest)?;
+        }
+        Ok(decode_record(bytes, expected))
+    }
+
+    /// Calls `each` with every record that was not digested, in order, and all of its bytes.
+    ///
+    /// # Errors
+    /// What the device, or `each`, says.
+    pub fn each_record(
+        &self,
+        mut each: impl FnMut(&Record, &[u8]) -> Result<(), Errno>,
+    ) -> Result<End, Errno> {
+        let (mut at, mut sequence) = (self.checkpoint.tail, self.checkpoint.sequence);
+        let mut bytes = Vec::new();
+        loop {
+            let expected = self.expected(sequence);
+            let mut record = self.record_at(at, &expected, &mut bytes)?;
+            if record.is_none() && at != RING_OFFSET {
+                record = self.record_at(RING_OFFSET, &expected, &mut bytes)?;
+                at = if record.is_some() { RING_OFFSET } else { at };
+            }
+            let Some(record) = record else { break };
+            each(&record, &bytes)?;
+            at += record.len_bytes as u64;
+            sequence += 1;
+        }
+        let head = if at == self.superblock.len_bytes { RING_OFFSET } else { at };
+        Ok(End { head, sequence, is_damaged: self.has_survivors(at, sequence)? })
+    }
+
+    /// Whether records behind the first that is not whole say that it had survived.
+    fn has_survivors(&self, from: u64, missing: u64) -> Result<bool, Errno> {
+        // What was written together with the missing one lies within so many bytes.
+        const LOOKED_AT_BYTES: u64 = 2 * crate::layout::MAX_RECORD_BYTES as u64;
+        let granule_bytes = u64::from(self.superblock.granule_bytes);
+        let end = self.superblock.len_bytes.min(from + LOOKED_AT_BYTES);
+        let mut bytes = Vec::new();
+        let mut front = vec![0; granule_bytes as usize];
+        let mut at = from;
+        while at + granule_bytes <= end {
+            self.device.read_at(at, &mut front)?;
+            let sequence =
+                front.get(24..32).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes);
+            let expected = self.expected(sequence);
+            if sequence > missing
+                && record_bytes(&front, &expected).is_some()
+                && let Some(record) = self.record_at(at, &expected, &mut bytes)?
+                && record.flushed > missing
+            {
+                return Ok(true);
+            }
+            at += granule_bytes;
+        }
+        Ok(false)
+    }
+
+    /// Puts every record that was not digested into its file, and waits until that survives. It can be done again, also after it
+    /// was interrupted, until the log was [emptied](Recovery::emptied).
+    ///
+    /// # Errors
+    /// What the device or the files say.
+    pub fn replay<F: Files>(&self, files: &mut F) -> Result<(End, Replayed), Errno> {
+        let mut found: BTreeMap<Identity, Found<F::File>> = BTreeMap::new();
+        let mut done = Replayed::default();
+        let end = self.each_record(|record, bytes| {
+            let known = found.entry(record.file.clone());
+            let file = known.or_insert_with(|| files.find(&record.file, self.superblock.log));
+            match file {
+                Found::File(file) => {
+                    for extent in &record.extents {
+                        let bytes = &bytes[extent.at..extent.at + extent.len_bytes];
+                        files.write_at(file, extent.offset, bytes)?;
+                        done.bytes += bytes.len() as u64;
+                    }
+                    done.records += 1;
+                }
+                Found::Gone => done.gone_records += 1,
+                Found::Unsure => {}
+            }
+            Ok(())
+        })?;
+        for (identity, file) in &mut found {
+            match file {
+                Found::File(file) => {
+                    files.sync(file)?;
+                    done.files += 1;
+                }
+                Found::Unsure => done.unsure.push(identity.clone()),
+                Found::Gone => {}
+            }
+        }
+        Ok((end, done))
+    }
+
+    /// All that the log had is in its files: it is empty from here on. The checkpoint that says so, to go on with by
+    /// [`Log::begin`](crate::log::Log::begin), which writes it.
+    #[must_use]
+    pub fn emptied(self, end: End, time_ns: u64) -> (D, Superblock, Checkpoint) {
+        let Checkpoint { serial, epoch, .. } = self.checkpoint;
+        let End { head: tail, sequence, .. } = end;
+        let checkpoint = Checkpoint { serial: serial + 1, epoch: epoch + 1, tail, sequence, time_ns };
+        (self.device, self.superblock, checkpoint)
+    }
+}
