@@ -203,6 +203,11 @@ impl Sending {
         self.withholds.load(Relaxed) != 0
     }
 
+    /// The same for a lane, for its receiver.
+    pub fn withholds_at(&self, lane: u32) -> bool {
+        self.withholds() && self.lane.load(Acquire) == lane
+    }
+
     /// The sender's: whether that is so from here on.
     pub fn withhold(&self, withholds: bool) {
         if self.withholds() != withholds {

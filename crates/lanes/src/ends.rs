@@ -42,7 +42,8 @@ impl Far {
     /// Whether it withholds references for now.
     #[must_use]
     pub fn withholds(&self) -> bool {
-        self.peer.slot(self.slot).is_some_and(|slot| slot.sending.withholds())
+        !self.peer.is_gone()
+            && self.peer.slot(self.slot).is_some_and(|slot| slot.sending.withholds_at(self.lane))
     }
 
     fn is(&self, other: &Self) -> bool {
@@ -363,6 +364,12 @@ impl Ends {
         inner.by_stream.insert(key(stream), Arc::clone(&end));
         word.fetch_or(bit, Release);
         Some(end)
+    }
+
+    /// Whether a descriptor may have an end: a look without a lock.
+    #[must_use]
+    pub fn may_have(&self, fd: i32) -> bool {
+        self.bit(fd).is_some_and(|(word, bit)| word.load(Acquire) & bit != 0)
     }
 
     /// Another descriptor of the same socket.

@@ -1,7 +1,7 @@
 //! Linked processes: their boards, their memory, and what of it this process holds.
 
 extern crate alloc;
-use crate::board::{Announcement, Board, LinkPart, Reference, Return, Said, Slot};
+use crate::board::{Announcement, Board, LinkPart, MAX_RETURNS, Reference, Return, Said, Slot};
 use crate::pool::{CHUNK_BYTES, Pool};
 use crate::runs::RunId;
 use alloc::collections::VecDeque;
@@ -180,7 +180,9 @@ impl Peer {
 
     /// Takes what it has said about this process's memory. One thread at a time: the caller holds the lock of all peers.
     pub fn hear(&self, pool: &Pool) {
-        while let Some(Return { chunk, run, what }) = self.tells().said(self.own.taken()) {
+        // A hostile peer could go on for ever.
+        for _ in 0..MAX_RETURNS {
+            let Some(Return { chunk, run, what }) = self.tells().said(self.own.taken()) else { return };
             let id = RunId { chunk, page: run };
             match what {
                 Said::Released => pool.release(id, self.id),
@@ -269,9 +271,10 @@ impl Peers {
     }
 
     /// Processor time that peers have used while something large was sent to them, ns, as far as this process sees them: a system
-    /// call for each.
+    /// call for each. Waits for nobody: what is not counted now is the next time.
     pub fn cpu_ns(&self) -> u64 {
-        let since_ns: u64 = self.all.lock().iter().map(|peer| peer.cpu_ns_since()).sum();
+        let Some(all) = self.all.try_lock() else { return self.cpu_ns.load(Relaxed) };
+        let since_ns: u64 = all.iter().map(|peer| peer.cpu_ns_since()).sum();
         self.cpu_ns.fetch_add(since_ns, Relaxed) + since_ns
     }
 

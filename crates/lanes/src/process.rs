@@ -32,7 +32,7 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{Ordering::Acquire, Ordering::Release};
-use uncopy_sys::{link, socket, stream, thread};
+use uncopy_sys::{iovec, link, socket, stream, thread};
 
 /// A receive that brings so much makes its stream one that may become a lane.
 pub const MIN_LARGE_BYTES: usize = 16 << 10;
@@ -327,14 +327,15 @@ impl Process {
             // Most likely there is nothing yet: whoever looks whether there is waits for it as well.
             return Received::Nothing;
         }
+        let mut tokens = [0u8; MAX_ANNOUNCEMENTS as usize];
         if !peeks
             && receiver.has_announced(announced)
             && let Ok(unread) = kernel.unread()
             && let Some(runs) = receiver.runs(unread, own.receiving.read_bytes(), announced, wanted)
             && fits(runs.len_bytes)
+            && let Some(into) =
+                Some(runs.parts(parts, &mut tokens)).filter(|into| into.len() <= iovec::MAX_PARTS)
         {
-            let mut tokens = [0u8; MAX_ANNOUNCEMENTS as usize];
-            let into = runs.parts(parts, &mut tokens);
             own.receiving.begin_reading();
             let got = literally(&into, flags | libc::MSG_DONTWAIT);
             own.receiving.end_reading(*got.as_ref().unwrap_or(&0));
@@ -430,10 +431,10 @@ impl Process {
         if len_bytes < MIN_LARGE_BYTES || forks::is_shared() {
             return false;
         }
-        if self.lanes.ends.find(fd).and_then(|end| end.far()).is_some_and(|far| far.withholds()) {
+        let Some(end) = self.bound(fd) else { return false };
+        if end.far().is_some_and(|far| far.withholds()) {
             return false;
         }
-        let Some(end) = self.bound(fd) else { return false };
         let Some(own) = self.lanes.board.slots.get(end.slot as usize) else { return false };
         // Nobody may be in a plain receive: it would take a token for a byte.
         let _receiver = end.receiver.lock();

@@ -228,7 +228,14 @@ unsafe fn receive_by<'a>(
             errno::set(libc::ECONNRESET);
             return (-1, false);
         }
-        let Some(parts) = parts() else { return call() };
+        let Some(parts) = parts() else {
+            // The kernel refuses them, or takes them where they are not aligned: it must not find a token then.
+            if Section::enter().is_some_and(|_section| process.leave(fd)) {
+                return call();
+            }
+            errno::set(libc::EFAULT);
+            return (-1, false);
+        };
         // SAFETY: the caller answers for the parts.
         if let Some(got) = unsafe { receive_on_lane(process, fd, parts, flags, caller, &literally, &stops) } {
             return (got, false);

@@ -23,20 +23,6 @@ fn is_word_readable(address: usize) -> bool {
     result == -1 && crate::errno::get() == libc::EINVAL
 }
 
-/// Whether the bytes from `address` to `last_byte` lie in the part of the calling thread's stack that is in use: programs keep
-/// their vectors and headers there, and a probe costs more than a small message's tracking.
-#[cfg(all(target_arch = "x86_64", not(loom)))]
-fn is_in_callers_frames(address: usize, last_byte: usize) -> bool {
-    let here = 0u8;
-    let here = core::ptr::from_ref(core::hint::black_box(&here)) as usize;
-    address > here && crate::stack::around(here, true).is_some_and(|stack| stack.contains(&last_byte))
-}
-
-#[cfg(not(all(target_arch = "x86_64", not(loom))))]
-const fn is_in_callers_frames(_address: usize, _last_byte: usize) -> bool {
-    false
-}
-
 /// Whether `len_bytes` bytes at `address` can be read at this moment: each page that they lie in.
 ///
 /// `errno` is kept.
@@ -46,9 +32,6 @@ pub fn is_readable(address: usize, len_bytes: usize) -> bool {
         return true;
     }
     let Some(last_byte) = address.checked_add(len_bytes - 1) else { return false };
-    if is_in_callers_frames(address, last_byte) {
-        return true;
-    }
     let page_of = |address: usize| address / PAGE_BYTES * PAGE_BYTES;
     let _errno = Keep::new();
     // The smallest page there is: a larger one is only looked at more often. One word of each, aligned, so that it crosses none.
@@ -133,18 +116,6 @@ mod tests {
         assert!(!is_readable(start + PAGE_BYTES + 100, 2 * PAGE_BYTES));
         assert!(is_readable(start + 3 * PAGE_BYTES, PAGE_BYTES));
         assert_eq!(crate::errno::get(), 77);
-    }
-
-    #[test]
-    fn what_lies_on_the_own_stack_is_readable() {
-        let frame = [7u8; 3 * PAGE_BYTES];
-        let check = |frame: &[u8]| {
-            assert!(is_readable(frame.as_ptr() as usize, frame.len()));
-            // Not what lies behind the stack's end.
-            assert!(!is_readable(frame.as_ptr() as usize, usize::MAX / 2));
-        };
-        check(core::hint::black_box(&frame));
-        std::thread::spawn(move || check(&[1; 64])).join().expect("thread ends");
     }
 
     #[test]

@@ -137,7 +137,7 @@ pub fn prepare() {
 
 /// The same; does `work` as soon as no other is under way, before anything is locked: it may allocate.
 pub fn prepare_with(work: impl FnOnce()) {
-    if !HEAP.is_reserved() && STATE.phase() == Phase::Dormant {
+    if !HEAP.is_reserved() && STATE.phase() == Phase::Dormant && !counters::are_published() {
         work();
         return;
     }

@@ -177,7 +177,8 @@ fn start() -> Result<(), Obstacle> {
 /// Something counts, and may not pay, that the engine need not be active for: what is counted is told, and it is tried whether that
 /// pays.
 pub fn begin_without_engine() {
-    let _critical = Critical::enter();
+    // A fork waits until it is left.
+    let Some(_section) = Section::enter() else { return };
     let _guard = STATE.activation.guard();
     // A filter may end the process for a call.
     if !STATE.is_active() && !filter::is_filtered() {

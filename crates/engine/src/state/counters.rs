@@ -276,9 +276,14 @@ fn control_path() -> Text {
     in_directory(format_args!("/{}{CONTROL_SUFFIX}", std::process::id()))
 }
 
+/// Whether they are in the file that `uncopy stats` reads, or were to be.
+pub fn are_published() -> bool {
+    SHARED.load(Relaxed) != 0
+}
+
 /// Puts the counters into the file that `uncopy stats` reads, unless they are there. One thread at a time.
 pub fn publish_once() {
-    if SHARED.load(Relaxed) == 0 {
+    if !are_published() {
         publish();
     }
 }

@@ -15,6 +15,7 @@ use uncopy_core::policy::trials::catalogue::by_lane;
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
+use uncopy_sys::lock::Critical;
 use uncopy_sys::sync::Arc;
 
 /// An end at which bytes go by reference, if they do so now.
@@ -57,7 +58,12 @@ impl Process {
     /// Whether large parts may go by reference at a descriptor: a look without a system call.
     #[must_use]
     pub fn may_refer(&self, fd: i32) -> bool {
-        self.lanes.ends.find(fd).is_some_and(|end| {
+        if !self.lanes.ends.may_have(fd) {
+            return false;
+        }
+        // No handler of the program may find the locks taken.
+        let _critical = Critical::enter_briefly();
+        self.lanes.ends.find(fd).filter(|end| !end.has_ended()).is_some_and(|end| {
             let own = self.lanes.board.slots.get(end.slot as usize);
             own.is_some_and(|own| own.sending.withholds()) || end.far().is_some_and(|far| far.attends())
         })
@@ -74,7 +80,10 @@ impl Process {
     /// time than copies, or that is being tried. Its receiver is told.
     fn withholds(&self, end: &End, len_bytes: usize) -> bool {
         let Some(own) = self.lanes.board.slots.get(end.slot as usize) else { return false };
-        let Some(far) = end.far() else { return false };
+        let Some(far) = end.far().filter(|far| !end.has_ended() && !far.peer.is_gone()) else {
+            own.sending.withhold(false);
+            return false;
+        };
         if !far.attends() && !own.sending.withholds() {
             return false;
         }
@@ -202,7 +211,14 @@ impl Process {
         if let Some(descriptor) = descriptor(fd) {
             descriptor.note_user();
         }
-        let end = self.lanes.ends.find(fd)?;
+        if !self.lanes.ends.may_have(fd) {
+            return None;
+        }
+        let end = {
+            // As above.
+            let _critical = Critical::enter_briefly();
+            self.lanes.ends.find(fd)?
+        };
         end.begin_literal();
         Some(LiteralSend(end))
     }
