@@ -300,6 +300,13 @@ unsafe fn receive_on_lane(
         let is_part = matches!(received, Received::Part(_));
         match received {
             Received::Plainly if got_bytes == 0 => return None,
+            // It is no lane any more, and all of the bytes are waited for.
+            Received::Plainly if waits_for_all => {
+                if let Some(_plain) = process.begin_plain(fd) {
+                    let _errno = errno::Keep::new();
+                    return Some((got_bytes + literally(&rest, flags).unwrap_or(0)) as ssize_t);
+                }
+            }
             Received::Plainly => return Some(got_bytes as ssize_t),
             Received::Done(Ok(len_bytes)) | Received::Part(len_bytes) => {
                 if flags & libc::MSG_PEEK == 0 {
