@@ -283,7 +283,12 @@ unsafe fn receive_on_lane(
     let (mut got_bytes, mut waits_first) = (0, true);
     let mut has_found = false;
     loop {
-        let section = enter_attended(fd)?;
+        let section = match enter_attended(fd) {
+            None if got_bytes == 0 => return None,
+            // It is no lane any more.
+            None if !waits_for_all => return Some(got_bytes as ssize_t),
+            section => section,
+        };
         let mut by_reference_bytes = 0;
         let put = |part: Part, from: usize, kept: &dyn Fn() -> Kept| {
             by_reference_bytes += part.len_bytes;
@@ -292,11 +297,14 @@ unsafe fn receive_on_lane(
                 unsafe { place(part, caller, || Shared::new(from, part.len_bytes, Box::new(kept()))) }
             })
         };
-        // SAFETY: the caller answers for the parts.
-        let received = unsafe {
-            process.receive(fd, &rest, flags & !libc::MSG_WAITALL, waits_first, put, &literally, room_of)
+        let received = match section {
+            None => Received::Plainly,
+            Some(_section) => {
+                let flags = flags & !libc::MSG_WAITALL;
+                // SAFETY: the caller answers for the parts.
+                unsafe { process.receive(fd, &rest, flags, waits_first, put, &literally, room_of) }
+            }
         };
-        drop(section);
         let is_part = matches!(received, Received::Part(_));
         match received {
             Received::Plainly if got_bytes == 0 => return None,
