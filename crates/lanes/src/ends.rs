@@ -184,8 +184,9 @@ impl End {
         let loses = matches!(self.stream, Stream::Tcp { .. });
         if loses {
             let last = self.backoff.load(Relaxed) >> 32;
-            let next = if withholds { last.max(1) } else { (last * 4).clamp(1, MAX_BACKOFF) };
-            self.backoff.store(next << 32 | if withholds { 0 } else { next }, Relaxed);
+            let longer = (last * 4).clamp(1, MAX_BACKOFF);
+            let (next, wait) = if withholds { (last.max(1), 0) } else { (longer, longer) };
+            self.backoff.store(next << 32 | wait, Relaxed);
             self.withdraw(own);
         }
         loses
@@ -335,8 +336,7 @@ impl Ends {
     #[inline]
     #[must_use]
     pub fn find(&self, fd: i32) -> Option<Arc<End>> {
-        let (word, bit) = self.bit(fd)?;
-        if word.load(Acquire) & bit == 0 { None } else { self.inner.lock().by_fd.get(&fd).cloned() }
+        if self.may_have(fd) { self.inner.lock().by_fd.get(&fd).cloned() } else { None }
     }
 
     /// Makes an end known, with a slot of its own. `None`: there is no slot left, or no such descriptor.

@@ -1,8 +1,6 @@
 //! The parts of what is received and sent: bytes of the program's, and bytes that are kept in shared memory.
 
-use crate::board::MAX_ANNOUNCEMENTS;
 use crate::peers::{Held, Peers};
-use crate::receive::{Run, Runs};
 use crate::send::{MAX_REFERENCE_BYTES, Piece};
 use crate::service::Lanes;
 use smallvec::SmallVec;
@@ -204,11 +202,8 @@ pub(crate) fn first_bytes(parts: &[Part], len_bytes: usize) -> SmallVec<[Part; 8
 }
 
 /// `len_bytes` bytes of the parts behind the first `skipped_bytes`, as far as there are so many.
-pub(crate) fn bytes_from(
-    parts: &[Part],
-    mut skipped_bytes: usize,
-    mut len_bytes: usize,
-) -> SmallVec<[Part; 8]> {
+#[must_use]
+pub fn bytes_from(parts: &[Part], mut skipped_bytes: usize, mut len_bytes: usize) -> SmallVec<[Part; 8]> {
     let mut some = SmallVec::new();
     for part in parts {
         let skipped = part.len_bytes.min(skipped_bytes);
@@ -224,35 +219,6 @@ pub(crate) fn bytes_from(
         len_bytes -= taken;
     }
     some
-}
-
-impl Runs {
-    /// Where what the socket has goes, into the `parts` that have room for all that the runs bring: literal bytes where they belong,
-    /// tokens into `tokens`.
-    pub(crate) fn parts(
-        &self,
-        parts: &[Part],
-        tokens: &mut [u8; MAX_ANNOUNCEMENTS as usize],
-    ) -> SmallVec<[Part; 8]> {
-        let mut tokens = tokens.iter_mut();
-        let (mut into, mut at): (SmallVec<[Part; 8]>, usize) = (SmallVec::new(), 0);
-        for run in &self.runs {
-            match run {
-                Run::Literal(len_bytes) => {
-                    into.extend(bytes_from(parts, at, *len_bytes));
-                    at += len_bytes;
-                }
-                Run::Token(token) => {
-                    let byte = tokens
-                        .next()
-                        .map(|byte| Part { address: core::ptr::from_mut(byte) as usize, len_bytes: 1 });
-                    into.extend(byte);
-                    at += token.reference.len_bytes as usize;
-                }
-            }
-        }
-        into
-    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! ```
 
 mod sending;
+mod stretches;
 
 pub use sending::{LiteralSend, Outlet};
 
@@ -18,10 +19,10 @@ use crate::ends::{self, End};
 use crate::forks;
 use crate::handed::is_handed;
 use crate::kernel::{Kernel, needs_every_byte, read_bytes, stream_of};
-use crate::message::{Kept, bytes_from, deliver, first_bytes};
+use crate::message::{Kept, deliver, first_bytes};
 use crate::outcome;
 use crate::protocol::Stream;
-use crate::receive::{Next, Run, Socket as _};
+use crate::receive::{Next, Socket as _};
 use crate::service::Lanes;
 use alloc::ffi::CString;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
@@ -331,43 +332,21 @@ impl Process {
         if !peeks
             && receiver.has_announced(announced)
             && let Ok(unread) = kernel.unread()
-            && let Some(runs) = receiver.runs(unread, own.receiving.read_bytes(), announced, wanted)
-            && fits(runs.len_bytes)
+            && let Some(stretches) = receiver.stretches(unread, own.receiving.read_bytes(), announced, wanted)
+            && fits(stretches.len_bytes)
             && let Some(into) =
-                Some(runs.parts(parts, &mut tokens)).filter(|into| into.len() <= iovec::MAX_PARTS)
+                Some(stretches.parts(parts, &mut tokens)).filter(|into| into.len() <= iovec::MAX_PARTS)
         {
             own.receiving.begin_reading();
             let got = literally(&into, flags | libc::MSG_DONTWAIT);
             own.receiving.end_reading(*got.as_ref().unwrap_or(&0));
             receiver.has_waited = !waits_first;
-            let (mut left_bytes, mut taken) = match got {
-                Ok(got) => (got, 0),
-                Err(errno) => return Received::Done(Err(errno)),
+            return match got {
+                // SAFETY: the caller answers for the parts, which have room for as much.
+                Ok(got) => unsafe { self.took(&stretches, got, parts, &mut receiver, own, &mut place) }
+                    .unwrap_or_else(|why| break_off(fd, why)),
+                Err(errno) => Received::Done(Err(errno)),
             };
-            let mut is_behind_token = false;
-            for run in &runs.runs {
-                match run {
-                    _ if left_bytes == 0 => break,
-                    Run::Literal(len_bytes) => {
-                        let len_bytes = left_bytes.min(*len_bytes);
-                        (left_bytes, taken) = (left_bytes - len_bytes, taken + len_bytes);
-                        is_behind_token = false;
-                    }
-                    Run::Token(token) => {
-                        left_bytes -= 1;
-                        let held = match receiver.took_token(token, own, &self.lanes.peers) {
-                            Ok(held) => Arc::new(held),
-                            Err(why) => return break_off(fd, why),
-                        };
-                        let parts = bytes_from(parts, taken, held.len_bytes());
-                        // SAFETY: the caller answers for the parts, which have room for as much.
-                        taken += unsafe { deliver(held, &self.lanes, 0, &parts, &mut place) };
-                        is_behind_token = true;
-                    }
-                }
-            }
-            let goes_on = is_behind_token || !runs.are_all || taken < runs.len_bytes;
-            return if goes_on { Received::of(taken, wanted) } else { Received::Done(Ok(taken)) };
         }
         let next = receiver.next(&kernel, announced, &self.lanes.peers);
         let is_before_token = matches!(next, Next::Before(_));

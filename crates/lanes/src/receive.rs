@@ -12,7 +12,7 @@
 //! Where the next byte is announced as a token and there is room for all that it stands for, that byte is read and then
 //! looked at again: if its announcement is still there it was the token; one that was taken back was not sent.
 //!
-//! Where there is room for several, literal bytes and all that tokens among them stand for, they are read at once: see [`Run`].
+//! Where there is room for several, literal bytes and all that tokens among them stand for, they are read at once: see [`Stretch`].
 //!
 //! Otherwise a token stays in the socket until the last byte that it stands for was received: poll, select and epoll see that there is
 //! something to read as long as there is.
@@ -58,9 +58,9 @@ pub enum Next<'a> {
     Broken(&'static str),
 }
 
-/// A run of what can be received at once.
+/// A stretch of what can be received at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Run {
+pub enum Stretch {
     /// So many literal bytes; never 0.
     Literal(usize),
     /// A token, and what it stands for.
@@ -69,9 +69,9 @@ pub enum Run {
 
 /// What can be received at once, in its order.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Runs {
-    /// The runs.
-    pub runs: SmallVec<[Run; 4]>,
+pub struct Stretches {
+    /// The stretches.
+    pub all: SmallVec<[Stretch; 4]>,
     /// Bytes that they bring.
     pub len_bytes: usize,
     /// Nothing was behind the last of them.
@@ -146,17 +146,17 @@ impl Receiver {
     /// `room_bytes` bytes. `None`: no token of which all has room, or one is received already; see [`Self::next`]. The socket was asked
     /// before `far` is looked at.
     #[must_use]
-    pub fn runs(
+    pub fn stretches(
         &self,
         unread: usize,
         read_bytes: u64,
         far: Announcements<'_>,
         room_bytes: usize,
-    ) -> Option<Runs> {
+    ) -> Option<Stretches> {
         if self.current.is_some() {
             return None;
         }
-        let mut found = Runs::default();
+        let mut found = Stretches::default();
         let (mut at, mut left_bytes) = (read_bytes, unread);
         let mut tokens = 0;
         while tokens < MAX_ANNOUNCEMENTS && left_bytes > 0 {
@@ -170,7 +170,7 @@ impl Receiver {
             let before_bytes = token.and(ahead).map_or(left_bytes, |ahead| ahead as usize);
             let literal_bytes = before_bytes.min(room_bytes - found.len_bytes);
             if literal_bytes > 0 {
-                found.runs.push(Run::Literal(literal_bytes));
+                found.all.push(Stretch::Literal(literal_bytes));
             }
             found.len_bytes += literal_bytes;
             left_bytes -= literal_bytes;
@@ -180,7 +180,7 @@ impl Receiver {
             if token_bytes == 0 || token_bytes > room_bytes - found.len_bytes {
                 break;
             }
-            found.runs.push(Run::Token(token));
+            found.all.push(Stretch::Token(token));
             found.len_bytes += token_bytes;
             left_bytes -= 1;
             at = at.wrapping_add(1);
@@ -190,7 +190,7 @@ impl Receiver {
         (tokens > 0).then_some(found)
     }
 
-    /// A token of [`Self::runs`] was read.
+    /// A token of [`Self::stretches`] was read.
     ///
     /// # Errors
     /// There is nothing such as it stands for.

@@ -3,7 +3,7 @@
 use crate::board::{Board, LinkPart, Slot};
 use crate::peers::{Held, Peer, Peers};
 use crate::pool::CHUNK_BYTES;
-use crate::receive::{self, Next, Receiver, Run, Runs};
+use crate::receive::{self, Next, Receiver, Stretch, Stretches};
 use crate::send::{self, Far, Piece, send};
 use crate::service::board_bytes;
 use std::cell::RefCell;
@@ -131,8 +131,8 @@ impl Reader<'_> {
         if self.receiver.has_announced(far) && len.is_multiple_of(2) {
             let unread = stream.borrow().queue.len();
             let read = stream.borrow().read;
-            if let Some(runs) = self.receiver.runs(unread, read, far, len) {
-                return self.read_runs(&runs, stream, into);
+            if let Some(stretches) = self.receiver.stretches(unread, read, far, len) {
+                return self.read_stretches(&stretches, stream, into);
             }
         }
         let taken = match self.receiver.next(&wire, far, &self.process.peers) {
@@ -163,19 +163,19 @@ impl Reader<'_> {
     }
 
     /// Receives all of these.
-    fn read_runs(
+    fn read_stretches(
         &mut self,
-        runs: &Runs,
+        stretches: &Stretches,
         stream: &RefCell<Stream>,
         into: &mut Vec<u8>,
     ) -> Result<usize, &'static str> {
         let before = into.len();
         let stream = &mut *stream.borrow_mut();
-        for run in &runs.runs {
-            let len = if let Run::Literal(len) = run { *len } else { 1 };
+        for stretch in &stretches.all {
+            let len = if let Stretch::Literal(len) = stretch { *len } else { 1 };
             stream.read += len as u64;
             let read = stream.queue.drain(..len);
-            let Run::Token(token) = run else {
+            let Stretch::Token(token) = stretch else {
                 into.extend(read);
                 continue;
             };
@@ -186,9 +186,9 @@ impl Reader<'_> {
             into.extend_from_slice(bytes);
             self.process.peers.release(held);
         }
-        assert_eq!(into.len() - before, runs.len_bytes);
-        assert_eq!(stream.queue.is_empty(), runs.are_all);
-        Ok(runs.len_bytes)
+        assert_eq!(into.len() - before, stretches.len_bytes);
+        assert_eq!(stream.queue.is_empty(), stretches.are_all);
+        Ok(stretches.len_bytes)
     }
 }
 

@@ -24,7 +24,7 @@ use uncopy_engine::state::{counters, ledger};
 use uncopy_interpose::slots;
 use uncopy_lanes::begin::begin;
 use uncopy_lanes::handover;
-use uncopy_lanes::message::Kept;
+use uncopy_lanes::message::{Kept, bytes_from};
 use uncopy_lanes::outcome;
 use uncopy_lanes::process::{self, MIN_LARGE_BYTES, Process, Received, is_attended, process};
 use uncopy_sys::errno::{self, Errno};
@@ -283,12 +283,6 @@ unsafe fn receive_on_lane(
     let (mut got_bytes, mut waits_first) = (0, true);
     let mut has_found = false;
     loop {
-        let section = match enter_attended(fd) {
-            None if got_bytes == 0 => return None,
-            // It is no lane any more.
-            None if !waits_for_all => return Some(got_bytes as ssize_t),
-            section => section,
-        };
         let mut by_reference_bytes = 0;
         let put = |part: Part, from: usize, kept: &dyn Fn() -> Kept| {
             by_reference_bytes += part.len_bytes;
@@ -297,7 +291,7 @@ unsafe fn receive_on_lane(
                 unsafe { place(part, caller, || Shared::new(from, part.len_bytes, Box::new(kept()))) }
             })
         };
-        let received = match section {
+        let received = match enter_attended(fd) {
             None => Received::Plainly,
             Some(_section) => {
                 let flags = flags & !libc::MSG_WAITALL;
@@ -326,7 +320,7 @@ unsafe fn receive_on_lane(
                 if !goes_on || len_bytes == 0 || got_bytes == whole_bytes || stops() {
                     return Some(got_bytes as ssize_t);
                 }
-                skip(&mut rest, len_bytes);
+                rest = bytes_from(&rest, len_bytes, usize::MAX);
                 waits_first &= !is_part;
             }
             Received::Done(Err(errno)) if errno.0 != libc::EAGAIN => {
@@ -355,20 +349,6 @@ unsafe fn receive_on_lane(
                 has_found = true;
             }
         }
-    }
-}
-
-/// Takes `len_bytes` bytes off the front of the parts.
-fn skip(parts: &mut SmallVec<[Part; 8]>, mut len_bytes: usize) {
-    let gone = parts.iter().take_while(|part| {
-        let is_gone = part.len_bytes <= len_bytes;
-        len_bytes -= if is_gone { part.len_bytes } else { 0 };
-        is_gone
-    });
-    let gone = gone.count();
-    parts.drain(..gone);
-    if let Some(first) = parts.first_mut() {
-        *first = Part { address: first.address + len_bytes, len_bytes: first.len_bytes - len_bytes };
     }
 }
 

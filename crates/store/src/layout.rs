@@ -165,6 +165,14 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The number of the record that begins like this, if it is one.
+#[must_use]
+pub fn sequence_of(front: &[u8]) -> Option<u64> {
+    let mut reader = Reader(front);
+    reader.take(24)?;
+    reader.u64()
+}
+
 /// A block whose last four bytes are the sum of all before them.
 fn seal(block: &mut [u8; BLOCK_BYTES]) {
     let sum = crc32c(&block[..BLOCK_BYTES - 4]);
@@ -176,6 +184,12 @@ fn is_whole(block: &[u8; BLOCK_BYTES]) -> bool {
 }
 
 impl Superblock {
+    /// What the record with this number must be.
+    #[must_use]
+    pub const fn expected(&self, epoch: u64, sequence: u64) -> Expected {
+        Expected { log: self.log, epoch, sequence, granule_bytes: self.granule_bytes as usize }
+    }
+
     /// As it is written.
     #[must_use]
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {

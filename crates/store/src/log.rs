@@ -9,7 +9,7 @@
 
 use crate::device::Device;
 use crate::layout::{
-    BLOCK_BYTES, CHECKPOINTS, Checkpoint, Expected, Identity, RING_OFFSET, Superblock, measure, seal_record,
+    BLOCK_BYTES, CHECKPOINTS, Checkpoint, Identity, RING_OFFSET, Superblock, measure, seal_record,
 };
 use uncopy_sys::errno::Errno;
 
@@ -58,12 +58,6 @@ impl<D: Device> Log<D> {
         write_checkpoint(&device, &superblock, &checkpoint)?;
         let Checkpoint { tail: head, sequence, .. } = checkpoint;
         Ok(Self { device, superblock, checkpoint, head, sequence, flushed: sequence })
-    }
-
-    /// What it is.
-    #[must_use]
-    pub const fn superblock(&self) -> &Superblock {
-        &self.superblock
     }
 
     /// The checkpoint in force.
@@ -135,21 +129,12 @@ impl<D: Device> Log<D> {
         let mut record = vec![0; whole];
         let len_bytes: usize = extents.iter().map(|(_, len_bytes)| len_bytes).sum();
         fill(&mut record[front..front + len_bytes])?;
-        let expected = self.expected(self.sequence);
+        let expected = self.superblock.expected(self.checkpoint.epoch, self.sequence);
         seal_record(&mut record, &expected, time_ns, self.flushed, file, extents);
         self.device.write_at(at, &record)?;
         self.head = at + whole as u64;
         self.sequence += 1;
         Ok(Some(expected.sequence))
-    }
-
-    fn expected(&self, sequence: u64) -> Expected {
-        Expected {
-            log: self.superblock.log,
-            epoch: self.checkpoint.epoch,
-            sequence,
-            granule_bytes: self.superblock.granule_bytes as usize,
-        }
     }
 
     /// Waits until all that was appended survives.

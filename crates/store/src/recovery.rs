@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::layout::{
     BLOCK_BYTES, CHECKPOINTS, Checkpoint, Expected, Identity, NoLog, RING_OFFSET, Record, Superblock,
-    decode_record, record_bytes,
+    decode_record, record_bytes, sequence_of,
 };
 use std::collections::BTreeMap;
 use uncopy_sys::errno::Errno;
@@ -109,25 +109,8 @@ impl<D: Device> Recovery<D> {
         Ok(Self { device, superblock, checkpoint: newest.ok_or(Unreadable::NoCheckpoint)? })
     }
 
-    /// What it is.
-    #[must_use]
-    pub const fn superblock(&self) -> &Superblock {
-        &self.superblock
-    }
-
-    /// How far it was.
-    #[must_use]
-    pub const fn checkpoint(&self) -> &Checkpoint {
-        &self.checkpoint
-    }
-
     const fn expected(&self, sequence: u64) -> Expected {
-        Expected {
-            log: self.superblock.log,
-            epoch: self.checkpoint.epoch,
-            sequence,
-            granule_bytes: self.superblock.granule_bytes as usize,
-        }
+        self.superblock.expected(self.checkpoint.epoch, sequence)
     }
 
     /// The record at a place, with all of its bytes, if it is the expected one.
@@ -189,8 +172,7 @@ impl<D: Device> Recovery<D> {
         let mut at = from;
         while at + granule_bytes <= end {
             self.device.read_at(at, &mut front)?;
-            let sequence =
-                front.get(24..32).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes);
+            let sequence = sequence_of(&front).unwrap_or(0);
             let expected = self.expected(sequence);
             if sequence > missing
                 && record_bytes(&front, &expected).is_some()

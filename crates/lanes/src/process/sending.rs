@@ -58,15 +58,19 @@ impl Process {
     /// Whether large parts may go by reference at a descriptor: a look without a system call.
     #[must_use]
     pub fn may_refer(&self, fd: i32) -> bool {
-        if !self.lanes.ends.may_have(fd) {
-            return false;
-        }
-        // No handler of the program may find the locks taken.
-        let _critical = Critical::enter_briefly();
-        self.lanes.ends.find(fd).filter(|end| !end.has_ended()).is_some_and(|end| {
+        self.find_alone(fd).filter(|(_, end)| !end.has_ended()).is_some_and(|(_critical, end)| {
             let own = self.lanes.board.slots.get(end.slot as usize);
             own.is_some_and(|own| own.sending.withholds()) || end.far().is_some_and(|far| far.attends())
         })
+    }
+
+    /// The end behind a descriptor, with no handler of the program on top, which could find locks taken; a load where there is none.
+    fn find_alone(&self, fd: i32) -> Option<(Critical, Arc<End>)> {
+        if !self.lanes.ends.may_have(fd) {
+            return None;
+        }
+        let critical = Critical::enter_briefly();
+        self.lanes.ends.find(fd).map(|end| (critical, end))
     }
 
     /// Takes note that something large was sent at a descriptor of which nothing is known.
@@ -211,14 +215,7 @@ impl Process {
         if let Some(descriptor) = descriptor(fd) {
             descriptor.note_user();
         }
-        if !self.lanes.ends.may_have(fd) {
-            return None;
-        }
-        let end = {
-            // As above.
-            let _critical = Critical::enter_briefly();
-            self.lanes.ends.find(fd)?
-        };
+        let (_, end) = self.find_alone(fd)?;
         end.begin_literal();
         Some(LiteralSend(end))
     }

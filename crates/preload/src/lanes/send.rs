@@ -1,7 +1,7 @@
 //! What goes out at a stream that may be a lane: large parts by reference, the rest as it is.
 
 use super::lent::{Lent, Stamped, copies, given as given_by, lend};
-use super::{end, note_large, skip};
+use super::{end, note_large};
 use core::ffi::c_int;
 use libc::{iovec, msghdr, ssize_t};
 use smallvec::SmallVec;
@@ -12,7 +12,7 @@ use uncopy_engine::call::output::{self, Output};
 use uncopy_engine::call::placed::is_in_block;
 use uncopy_engine::state::counters;
 use uncopy_lanes::copies::Stamp;
-use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES, join};
+use uncopy_lanes::message::{Given, Kept, MIN_REFERENCE_BYTES, bytes_from, join};
 use uncopy_lanes::process::{Process, is_attended, process};
 use uncopy_sys::errno;
 use uncopy_sys::iovec::Part;
@@ -67,8 +67,7 @@ fn refer(
     if sent_bytes == whole_bytes {
         return Some(sent_bytes as ssize_t);
     }
-    let mut rest: SmallVec<[Part; 8]> = SmallVec::from_slice(parts);
-    skip(&mut rest, sent_bytes);
+    let rest = bytes_from(parts, sent_bytes, usize::MAX);
     let _errno = errno::Keep::new();
     let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_non_blocking(fd);
     // Who is told of edges waits for one where not all was sent: there is one only where the kernel itself had no room.
@@ -164,7 +163,7 @@ fn send_rest(process: &'static Process, fd: c_int, mut rest: SmallVec<[Part; 8]>
             }
         };
         sent_bytes += went;
-        skip(&mut rest, went);
+        rest = bytes_from(&rest, went, usize::MAX);
     }
     sent_bytes as ssize_t
 }

@@ -1,0 +1,217 @@
+//! Power loss at any moment: whatever subset of unflushed sectors a device kept, and of dirty pages a file system wrote, each byte
+//! of a file is what it was at the last sync that returned, or was written after that.
+//!
+//! `UNCOPY_STORE_STATES` says how many states are looked at, `UNCOPY_STORE_SEED` where to begin.
+
+#![allow(clippy::cast_possible_truncation, reason = "64-bit machines")]
+
+mod disk;
+mod files;
+mod system;
+
+use std::rc::Rc;
+
+use uncopy_store::layout::{RING_OFFSET, Superblock};
+use uncopy_store::log::Log;
+use uncopy_store::recovery::Recovery;
+
+use disk::{Disk, Random, SECTOR};
+use files::PAGE;
+use system::{FILES, LOG, System, Tracked, World, crash};
+
+const RING_BYTES: u64 = 14 << 10;
+/// Crashes that are looked at from each moment.
+const CRASHES: usize = 8;
+
+/// Recovers, sometimes after another loss of power in the middle of it.
+fn recover(
+    disk: &Disk,
+    world: &mut World,
+    random: &mut Random,
+) -> (Superblock, uncopy_store::layout::Checkpoint) {
+    for _ in 0..random.below(3) {
+        let mut interrupted = world.clone();
+        let recovery = Recovery::open(disk).expect("a log");
+        recovery.replay(&mut interrupted).expect("replayed");
+        for (file, after) in world.files.iter_mut().zip(&interrupted.files) {
+            let mut inode = after.inode.clone();
+            // Not all that was written was synced before the power was lost.
+            inode.durable.clone_from(&file.inode.durable);
+            let pages = (0..=inode.cached.len() / PAGE).filter(|page| page * PAGE < inode.cached.len());
+            inode.dirty = pages.collect();
+            file.inode = inode.crashed(random);
+        }
+    }
+    let recovery = Recovery::open(disk).expect("a log");
+    let (end, done) = recovery.replay(world).expect("replayed");
+    assert!(!end.is_damaged && done.unsure.is_empty(), "{end:?} {done:?}");
+    let (_, superblock, checkpoint) = recovery.emptied(end, 0);
+    (superblock, checkpoint)
+}
+
+fn check(world: &World) -> Result<(), String> {
+    let check = |file: &Tracked| {
+        file.promise.check(&file.inode.cached).map_err(|why| format!("file {}: {why}", file.identity))
+    };
+    world.files.iter().try_for_each(check)
+}
+
+/// A life of a log, with several crashes; how many states were looked at.
+fn live(seed: u64) -> usize {
+    let mut random = Random::new(seed);
+    let mut disk = Disk::new((RING_OFFSET + RING_BYTES) as usize);
+    let superblock =
+        Superblock { log: LOG, len_bytes: RING_OFFSET + RING_BYTES, granule_bytes: 512, machine: 1 };
+    let files = (0..FILES as u64).map(Tracked::new).collect();
+    let mut world = World { files, identities: FILES as u64 };
+    let (mut first, mut checkpoint, mut states) = (true, None, 0);
+    for _ in 0..4 {
+        let log = match checkpoint {
+            Some((superblock, checkpoint)) => Log::begin(&disk, superblock, checkpoint),
+            None => Log::create(&disk, superblock, 0),
+        };
+        let mut system =
+            System { disk: &disk, log: log.expect("a log"), is_broken: false, world: world.clone() };
+        for file in &mut system.world.files {
+            // A program that begins anew knows of nothing that it has not synced.
+            file.is_adopted = false;
+            file.last = 0;
+            file.dirty.clear();
+            file.needs_sync = false;
+            file.inode.is_marked &= !first;
+            let cached = file.inode.cached.clone();
+            file.inode.sync();
+            Rc::make_mut(&mut file.promise).synced(&cached);
+        }
+        first = false;
+        let fails_after = if random.one_in(6) { Some(random.below(40) as u32) } else { None };
+        disk.fails_after.set(fails_after);
+        disk.lives_for.set(if random.one_in(2) { Some(random.below(60) as u32) } else { None });
+        let steps = 1 + random.below(60);
+        for _ in 0..steps {
+            system.step(&mut random);
+            if !random.one_in(4) && !system.is_over() {
+                continue;
+            }
+            for _ in 0..CRASHES {
+                let (disk, mut world) = crash(&system, &disk, &mut random);
+                let _ = recover(&disk, &mut world, &mut random);
+                check(&world).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+                states += 1;
+            }
+            if system.is_over() {
+                break;
+            }
+        }
+        let (after, mut left) = crash(&system, &disk, &mut random);
+        checkpoint = Some(recover(&after, &mut left, &mut random));
+        check(&left).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        (disk, world) = (after, left);
+        states += 1;
+    }
+    states
+}
+
+#[test]
+fn what_was_synced_survives_whatever_is_lost() {
+    let number = |name: &str, default: u64| {
+        std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}: {text}")))
+    };
+    let wanted = number("UNCOPY_STORE_STATES", 100_000) as usize;
+    let mut seed = number("UNCOPY_STORE_SEED", 1);
+    let mut states = 0;
+    while states < wanted {
+        states += live(seed);
+        seed += 1;
+    }
+    println!("{states} states of {seed} lives");
+}
+
+/// A log with records of one length, of which the first `flushed` survived; their places.
+fn with_records(disk: &Disk, count: usize, flushed: usize) -> Vec<usize> {
+    let superblock =
+        Superblock { log: LOG, len_bytes: RING_OFFSET + RING_BYTES, granule_bytes: 512, machine: 1 };
+    let mut log = Log::create(disk, superblock, 0).expect("a log");
+    add_records(&mut log, count, flushed, b'a')
+}
+
+fn add_records(log: &mut Log<&Disk>, count: usize, flushed: usize, byte: u8) -> Vec<usize> {
+    let identity = Tracked::new(1).identity();
+    let mut places = Vec::new();
+    for number in 0..count {
+        places.push((RING_OFFSET + log.used_bytes()) as usize);
+        let fill = |room: &mut [u8]| {
+            room.fill(byte + number as u8);
+            Ok(())
+        };
+        log.append(0, &identity, &[(0, 700)], fill).expect("written").expect("room");
+        if number < flushed {
+            log.flush().expect("flushed");
+        }
+    }
+    places
+}
+
+/// The first byte of each record that is found, and whether the log is damaged.
+fn found(disk: &Disk) -> (Vec<u8>, bool) {
+    let mut bytes = Vec::new();
+    let recovery = Recovery::open(disk).expect("a log");
+    let end = recovery.each_record(|record, all| {
+        bytes.push(all[record.extents[0].at]);
+        Ok(())
+    });
+    (bytes, end.expect("read").is_damaged)
+}
+
+#[test]
+fn leftovers_behind_a_torn_record_do_not_count_once_the_log_goes_on() {
+    let disk = Disk::new((RING_OFFSET + RING_BYTES) as usize);
+    let places = with_records(&disk, 3, 1);
+    // The second was lost, the third was written.
+    disk.cached.borrow_mut()[places[1]..places[1] + SECTOR].fill(0);
+    assert_eq!(found(&disk), (vec![b'a'], false), "nobody was told that the others survive");
+    let recovery = Recovery::open(&disk).expect("a log");
+    let end = recovery.each_record(|_, _| Ok(())).expect("read");
+    let (_, superblock, checkpoint) = recovery.emptied(end, 0);
+    let mut log = Log::begin(&disk, superblock, checkpoint).expect("a log");
+    assert_eq!(found(&disk), (vec![], false));
+    add_records(&mut log, 1, 1, b'x');
+    assert_eq!(found(&disk), (vec![b'x'], false), "the third is of an earlier epoch");
+}
+
+#[test]
+fn a_record_that_survived_and_is_damaged_is_told_of() {
+    let disk = Disk::new((RING_OFFSET + RING_BYTES) as usize);
+    let places = with_records(&disk, 3, 3);
+    assert_eq!(found(&disk), (vec![b'a', b'b', b'c'], false));
+    for at in [places[1], places[1] + 40, places[1] + 600] {
+        disk.cached.borrow_mut()[at] ^= 1;
+        assert_eq!(found(&disk), (vec![b'a'], true), "byte {at}");
+        disk.cached.borrow_mut()[at] ^= 1;
+    }
+    assert!(!found(&disk).1);
+}
+
+#[test]
+fn whatever_is_on_the_device_is_read_without_harm() {
+    let mut random = Random::new(77);
+    for _ in 0..20_000 {
+        let disk = Disk::new((RING_OFFSET + RING_BYTES) as usize);
+        let places = with_records(&disk, 3, 2);
+        for _ in 0..=random.below(3) {
+            let near = [0, 4096, 8192, places[0], places[1], places[2]][random.below(6)];
+            disk.cached.borrow_mut()[near + random.below(160)] = random.word() as u8;
+        }
+        if let Ok(recovery) = Recovery::open(&disk) {
+            let mut count = 0;
+            recovery
+                .each_record(|record, bytes| {
+                    count += 1;
+                    assert!(record.extents.iter().all(|extent| extent.at + extent.len_bytes <= bytes.len()));
+                    Ok(())
+                })
+                .expect("read");
+            assert!(count <= 3, "{count} records");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! A program's files with what their hooks know of them, and its log.
+
+use std::rc::Rc;
+
+use uncopy_store::layout::Identity;
+use uncopy_store::log::{Log, Moment};
+use uncopy_store::recovery::{Files, Found};
+use uncopy_sys::errno::Errno;
+
+use crate::disk::{Disk, Random};
+use crate::files::{Inode, Promise};
+
+const MAX_FILE_BYTES: usize = 20_000;
+pub const FILES: usize = 3;
+pub const LOG: u64 = 0x6c6f67;
+
+/// A file with what its hooks know of it.
+#[derive(Clone, Default)]
+pub struct Tracked {
+    pub identity: u64,
+    pub inode: Inode,
+    pub promise: Rc<Promise>,
+    /// It takes part.
+    pub is_adopted: bool,
+    pub needs_sync: bool,
+    pub dirty: Vec<(u64, usize)>,
+    /// Its last record.
+    pub last: u64,
+}
+
+impl Tracked {
+    pub fn new(identity: u64) -> Self {
+        Self { identity, ..Self::default() }
+    }
+
+    pub fn identity(&self) -> Identity {
+        Identity { device: 1, inode: self.identity, generation: 7, path: b"/a/file".to_vec() }
+    }
+
+    pub fn sync(&mut self) {
+        self.inode.sync();
+        Rc::make_mut(&mut self.promise).synced(&self.inode.cached);
+        self.dirty.clear();
+        self.needs_sync = false;
+    }
+
+    /// What was written to it is in the log.
+    pub fn logged(&mut self) {
+        self.dirty.clear();
+        let cached = self.inode.cached.clone();
+        Rc::make_mut(&mut self.promise).synced(&cached);
+    }
+
+    /// It goes on without the log.
+    pub fn leave(&mut self) {
+        self.inode.is_marked = false;
+        self.is_adopted = false;
+        self.sync();
+    }
+}
+
+#[derive(Clone)]
+pub struct World {
+    pub files: Vec<Tracked>,
+    pub identities: u64,
+}
+
+impl Files for World {
+    type File = usize;
+
+    fn find(&mut self, file: &Identity, log: u64) -> Found<usize> {
+        assert_eq!(log, LOG);
+        let is_it = |tracked: &Tracked| tracked.identity() == *file && tracked.inode.is_marked;
+        self.files.iter().position(is_it).map_or(Found::Gone, Found::File)
+    }
+
+    fn write_at(&mut self, file: &mut usize, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.files[*file].inode.write(offset as usize, bytes);
+        Ok(())
+    }
+
+    fn sync(&mut self, file: &mut usize) -> Result<(), Errno> {
+        self.files[*file].inode.sync();
+        Ok(())
+    }
+}
+
+pub struct System<'a> {
+    pub disk: &'a Disk,
+    pub log: Log<&'a Disk>,
+    /// The log's device has failed.
+    pub is_broken: bool,
+    pub world: World,
+}
+
+impl System<'_> {
+    /// Whether nothing happens any more.
+    pub const fn is_over(&self) -> bool {
+        self.disk.has_lost_power.get()
+    }
+
+    pub fn digest(&mut self) {
+        if self.is_broken {
+            return;
+        }
+        let moment: Moment = self.log.moment();
+        let oldest = self.log.checkpoint().sequence;
+        for file in self.world.files.iter_mut().filter(|file| file.is_adopted && file.last >= oldest) {
+            // Nobody is told: the promise is what it was.
+            file.inode.sync();
+        }
+        self.is_broken |= self.log.retire(moment, 0).is_err();
+    }
+
+    /// What fsync does.
+    pub fn sync(&mut self, number: usize) {
+        let has_records = |system: &Self| system.world.files[number].last >= system.log.checkpoint().sequence;
+        if !self.world.files[number].is_adopted {
+            // Its records of an earlier time must not count again.
+            if has_records(self) {
+                self.digest();
+            }
+            if self.is_over() {
+                return;
+            }
+            let adopts = !self.is_broken && !has_records(self);
+            let file = &mut self.world.files[number];
+            file.is_adopted = adopts;
+            file.inode.is_marked = adopts;
+            return file.sync();
+        }
+        if self.is_broken {
+            return self.world.files[number].leave();
+        }
+        if self.world.files[number].needs_sync && !has_records(self) {
+            return self.world.files[number].sync();
+        }
+        for turn in 0..2 {
+            let file = &mut self.world.files[number];
+            if file.needs_sync {
+                break;
+            }
+            if file.dirty.is_empty() {
+                return;
+            }
+            match append(&mut self.log, file) {
+                Ok(Some(_)) => {
+                    if self.log.flush().is_err() {
+                        self.is_broken = true;
+                        break;
+                    }
+                    return file.logged();
+                }
+                Ok(None) if turn == 0 => self.digest(),
+                Ok(None) => break,
+                Err(_) => {
+                    self.is_broken = true;
+                    break;
+                }
+            }
+        }
+        if !self.is_over() {
+            self.world.files[number].leave();
+        }
+    }
+
+    /// What fsync does in several threads at once.
+    pub fn sync_together(&mut self) {
+        let mut waiting = Vec::new();
+        for (number, file) in self.world.files.iter_mut().enumerate() {
+            if file.is_adopted && !file.needs_sync && !file.dirty.is_empty() && !self.is_broken {
+                match append(&mut self.log, file) {
+                    Ok(Some(_)) => waiting.push(number),
+                    Ok(None) => {}
+                    Err(_) => self.is_broken = true,
+                }
+            }
+        }
+        self.is_broken |= !self.is_broken && self.log.flush().is_err();
+        if self.is_over() {
+            return;
+        }
+        for number in waiting {
+            let file = &mut self.world.files[number];
+            if self.is_broken {
+                file.leave();
+            } else {
+                file.logged();
+            }
+        }
+    }
+
+    pub fn step(&mut self, random: &mut Random) {
+        let number = random.below(FILES);
+        let file = &mut self.world.files[number];
+        match random.below(26) {
+            24 | 25 => self.sync_together(),
+            0..10 => {
+                let len = if random.one_in(6) { 1 + random.below(5000) } else { 1 + random.below(300) };
+                let is_append = random.one_in(2);
+                let offset = if is_append { file.inode.cached.len() } else { random.below(MAX_FILE_BYTES) };
+                if offset + len > MAX_FILE_BYTES {
+                    return;
+                }
+                let bytes = vec![random.word() as u8; len];
+                let hole = file.inode.cached.len()..offset.max(file.inode.cached.len());
+                file.inode.write(offset, &bytes);
+                let promise = Rc::make_mut(&mut file.promise);
+                promise.written(offset, &bytes);
+                // A hole's zeroes are the file's from now on.
+                promise.bytes[hole].iter_mut().for_each(|allowed| allowed.push(0));
+                file.dirty.push((offset as u64, len));
+                if file.dirty.len() > 16 {
+                    self.sync(number);
+                }
+            }
+            10..17 => self.sync(number),
+            17 | 18 => {
+                if let Some(page) = file.inode.dirty.iter().nth(random.below(3)).copied() {
+                    file.inode.write_back(page);
+                }
+            }
+            19 => self.digest(),
+            20 => {
+                self.digest();
+                if self.is_over() {
+                    return;
+                }
+                let file = &mut self.world.files[number];
+                if self.is_broken && file.is_adopted {
+                    file.leave();
+                }
+                let len = random.below(file.inode.cached.len() + 1);
+                file.inode.cached.truncate(len);
+                Rc::make_mut(&mut file.promise).truncated(len);
+                file.dirty.clear();
+                file.needs_sync = true;
+            }
+            21 => {
+                // Removed, and another one made.
+                self.world.identities += 1;
+                self.world.files[number] = Tracked::new(self.world.identities);
+                self.world.files[number].sync();
+            }
+            // It is synced by another way, and who does so is told.
+            _ => file.leave(),
+        }
+    }
+}
+
+/// Appends what was written to a file since the last sync.
+pub fn append(log: &mut Log<&Disk>, file: &mut Tracked) -> Result<Option<u64>, Errno> {
+    let cached = &file.inode.cached;
+    let fill = |record: &mut [u8]| {
+        let mut at = 0;
+        for (offset, len) in &file.dirty {
+            record[at..at + len].copy_from_slice(&cached[*offset as usize..][..*len]);
+            at += len;
+        }
+        Ok(())
+    };
+    let sequence = log.append(0, &file.identity(), &file.dirty, fill)?;
+    file.last = sequence.unwrap_or(file.last);
+    Ok(sequence)
+}
+
+pub fn crash(system: &System<'_>, disk: &Disk, random: &mut Random) -> (Disk, World) {
+    let disk = disk.crashed(random);
+    let mut world = system.world.clone();
+    for file in &mut world.files {
+        file.inode = file.inode.crashed(random);
+    }
+    (disk, world)
+}
