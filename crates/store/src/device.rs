@@ -1,6 +1,7 @@
-//! Where a log lies.
+//! Where a log lies, and memory that can be written to it directly.
 
 use uncopy_sys::errno::Errno;
+use uncopy_sys::file;
 
 /// A run of bytes that survives power loss once it is flushed. Offsets and lengths are whole granules.
 pub trait Device {
@@ -34,5 +35,88 @@ impl<D: Device> Device for &D {
 
     fn flush(&self) -> Result<(), Errno> {
         (**self).flush()
+    }
+}
+
+/// Alignment of memory that is written directly, bytes.
+const PAGE_BYTES: usize = 4096;
+
+#[repr(C, align(4096))]
+#[derive(Clone, Copy)]
+struct Page([u8; PAGE_BYTES]);
+
+/// Bytes in memory that can be written directly.
+#[derive(Default)]
+pub struct Aligned {
+    pages: Vec<Page>,
+    len_bytes: usize,
+}
+
+impl core::fmt::Debug for Aligned {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} bytes", self.len_bytes)
+    }
+}
+
+impl Aligned {
+    /// Makes it so long; what it holds is unspecified.
+    pub fn resize(&mut self, len_bytes: usize) {
+        let pages = len_bytes.div_ceil(PAGE_BYTES);
+        if pages > self.pages.len() {
+            self.pages.resize(pages, Page([0; PAGE_BYTES]));
+        }
+        self.len_bytes = len_bytes;
+    }
+
+    /// Memory that it takes, bytes.
+    #[must_use]
+    pub const fn capacity_bytes(&self) -> usize {
+        self.pages.capacity() * PAGE_BYTES
+    }
+}
+
+impl core::ops::Deref for Aligned {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: pages are bytes without padding, and there are at least so many.
+        unsafe { core::slice::from_raw_parts(self.pages.as_ptr().cast(), self.len_bytes) }
+    }
+}
+
+impl core::ops::DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`.
+        unsafe { core::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), self.len_bytes) }
+    }
+}
+
+/// A log in a file, which is written directly: a descriptor with `O_DIRECT`, closed by its owner.
+#[derive(Clone, Copy, Debug)]
+pub struct LogFile(pub i32);
+
+impl Device for LogFile {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let mut aligned = Aligned::default();
+        aligned.resize(into.len());
+        if file::read_at(self.0, offset, &mut aligned)? != into.len() {
+            return Err(Errno(libc::EIO));
+        }
+        into.copy_from_slice(&aligned);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        if (bytes.as_ptr() as usize).is_multiple_of(PAGE_BYTES) {
+            return file::write_at(self.0, offset, bytes);
+        }
+        let mut aligned = Aligned::default();
+        aligned.resize(bytes.len());
+        aligned.copy_from_slice(bytes);
+        file::write_at(self.0, offset, &aligned)
+    }
+
+    fn flush(&self) -> Result<(), Errno> {
+        file::sync_data(self.0)
     }
 }

@@ -24,7 +24,7 @@ pub const BLOCK_BYTES: usize = 4 << 10;
 /// Longest path, bytes.
 pub const MAX_PATH_BYTES: usize = 4095;
 /// Extents of a record, at most.
-pub const MAX_EXTENTS: usize = 64;
+pub const MAX_EXTENTS: usize = 256;
 /// Bytes of a record, at most.
 pub const MAX_RECORD_BYTES: usize = 32 << 20;
 
@@ -60,6 +60,11 @@ pub struct Checkpoint {
     pub sequence: u64,
     /// When this was written, ns since 1970.
     pub time_ns: u64,
+    /// The start of the kernel during which it was written (a hash of its `boot_id`): as long as it runs, files have all that was
+    /// written to them.
+    pub boot: u64,
+    /// The process whose log this was then, or 0: nothing is needed of it.
+    pub process: u64,
 }
 
 /// Which file a record's bytes belong to.
@@ -240,9 +245,10 @@ impl Checkpoint {
     pub fn encode(&self, log: u64) -> [u8; BLOCK_BYTES] {
         let mut block = [0; BLOCK_BYTES];
         let mut writer = Writer { bytes: &mut block, at: 0 };
-        for word in [CHECKPOINT_MAGIC, log, self.serial, self.epoch, self.tail, self.sequence, self.time_ns] {
-            writer.put_u64(word);
-        }
+        let place = [self.serial, self.epoch, self.tail, self.sequence];
+        let words =
+            [CHECKPOINT_MAGIC, log].into_iter().chain(place).chain([self.time_ns, self.boot, self.process]);
+        words.for_each(|word| writer.put_u64(word));
         seal(&mut block);
         block
     }
@@ -253,8 +259,15 @@ impl Checkpoint {
         let mut reader = Reader(block);
         let is_ours = reader.u64()? == CHECKPOINT_MAGIC && reader.u64()? == of.log && is_whole(block);
         let mut word = || reader.u64();
-        let found =
-            Self { serial: word()?, epoch: word()?, tail: word()?, sequence: word()?, time_ns: word()? };
+        let found = Self {
+            serial: word()?,
+            epoch: word()?,
+            tail: word()?,
+            sequence: word()?,
+            time_ns: word()?,
+            boot: word()?,
+            process: word()?,
+        };
         let is_possible = (RING_OFFSET..of.len_bytes).contains(&found.tail)
             && found.tail.is_multiple_of(u64::from(of.granule_bytes));
         (is_ours && is_possible).then_some(found)

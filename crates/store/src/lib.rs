@@ -15,3 +15,4 @@ pub mod device;
 pub mod layout;
 pub mod log;
 pub mod recovery;
+pub mod state;

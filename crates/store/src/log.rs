@@ -4,168 +4,48 @@
 //! append ─► flush: what was appended survives ─► … ─► the file is synced ─► retire: its room is free
 //! ```
 //!
-//! A checkpoint is flushed before the room that it gives back is written to: there is always one from which the records that are
-//! still needed can be found.
+//! The program appends, by a [`Log`], in several threads at once; its keeper retires, by [`Checkpoints`]. They meet in the
+//! [`State`]. A checkpoint is flushed before the room that it gives back is written to: there is always one from which the records
+//! that are still needed can be found.
 
-use crate::device::Device;
+use crate::device::{Aligned, Device};
 use crate::layout::{
     BLOCK_BYTES, CHECKPOINTS, Checkpoint, Identity, RING_OFFSET, Superblock, measure, seal_record,
 };
+use crate::state::{Moment, State};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use uncopy_sys::errno::Errno;
 
-/// What is known of a log that is appended to. One thread at a time.
+/// Memory that is kept for the next records, bytes at most.
+const MAX_KEPT_BYTES: usize = 8 << 20;
+
+/// The checkpoints of a log: how far it is.
 #[derive(Debug)]
-pub struct Log<D> {
+pub struct Checkpoints<'a, D> {
     device: D,
     superblock: Superblock,
     /// The last one that was flushed.
     checkpoint: Checkpoint,
-    /// Where the next record goes, and its number.
-    head: u64,
-    sequence: u64,
-    /// All records below this number were flushed.
-    flushed: u64,
+    state: &'a State,
 }
 
-/// A moment of a log: all records before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
-    head: u64,
-    sequence: u64,
-}
-
-impl<D: Device> Log<D> {
-    /// Makes a new one, which overwrites whatever was there: the whole device must have been written to before, or the first flush of
-    /// each place is slow.
-    ///
-    /// # Errors
-    /// What the device says.
-    pub fn create(device: D, superblock: Superblock, time_ns: u64) -> Result<Self, Errno> {
-        let checkpoint = Checkpoint { serial: 1, epoch: 1, tail: RING_OFFSET, sequence: 1, time_ns };
-        for at in CHECKPOINTS {
-            device.write_at(at, &[0; BLOCK_BYTES])?;
-        }
-        device.write_at(0, &superblock.encode())?;
-        device.flush()?;
-        Self::begin(device, superblock, checkpoint)
+/// Makes the beginning of a log, which overwrites whatever was there: the whole device must have been written to before, or the
+/// first flush of each place is slow.
+///
+/// # Errors
+/// What the device says.
+pub fn create(device: &impl Device, superblock: &Superblock, time_ns: u64) -> Result<Checkpoint, Errno> {
+    let checkpoint =
+        Checkpoint { serial: 1, epoch: 1, tail: RING_OFFSET, sequence: 1, time_ns, boot: 0, process: 0 };
+    for at in CHECKPOINTS {
+        device.write_at(at, &[0; BLOCK_BYTES])?;
     }
-
-    /// Goes on with a log of which nothing is needed any more, from a checkpoint that was not written yet.
-    ///
-    /// # Errors
-    /// What the device says.
-    pub fn begin(device: D, superblock: Superblock, checkpoint: Checkpoint) -> Result<Self, Errno> {
-        write_checkpoint(&device, &superblock, &checkpoint)?;
-        let Checkpoint { tail: head, sequence, .. } = checkpoint;
-        Ok(Self { device, superblock, checkpoint, head, sequence, flushed: sequence })
-    }
-
-    /// The checkpoint in force.
-    #[must_use]
-    pub const fn checkpoint(&self) -> &Checkpoint {
-        &self.checkpoint
-    }
-
-    /// Now.
-    #[must_use]
-    pub const fn moment(&self) -> Moment {
-        Moment { head: self.head, sequence: self.sequence }
-    }
-
-    /// Whether all of it was given back.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.sequence == self.checkpoint.sequence
-    }
-
-    /// Bytes that are in use, with what is left out at the end of the ring.
-    #[must_use]
-    pub const fn used_bytes(&self) -> u64 {
-        let (tail, ring) = (self.checkpoint.tail, self.superblock.len_bytes - RING_OFFSET);
-        if self.is_empty() {
-            0
-        } else if self.head > tail {
-            self.head - tail
-        } else {
-            ring - (tail - self.head)
-        }
-    }
-
-    /// Where a record of so many bytes goes; `None`: there is no room before something is given back.
-    const fn place(&self, len_bytes: u64) -> Option<u64> {
-        let (head, tail, end) = (self.head, self.checkpoint.tail, self.superblock.len_bytes);
-        if self.is_empty() || head > tail {
-            // The beginning of the ring must not be reached by what wraps around: then all would look empty.
-            let wrapped_end = if self.is_empty() { end } else { tail - 1 };
-            if head + len_bytes <= end {
-                Some(head)
-            } else if RING_OFFSET + len_bytes <= wrapped_end {
-                Some(RING_OFFSET)
-            } else {
-                None
-            }
-        } else if head + len_bytes < tail {
-            Some(head)
-        } else {
-            None
-        }
-    }
-
-    /// Appends a record of these extents (offset in the file, length) whose bytes `fill` puts one behind the other; its number.
-    /// `Ok(None)`: it is too long, or there is no room before something is given back. It survives once [`Log::flush`] has returned.
-    ///
-    /// # Errors
-    /// What the device, or `fill`, says. The log is not to be appended to any more after an error of the device.
-    pub fn append(
-        &mut self,
-        time_ns: u64,
-        file: &Identity,
-        extents: &[(u64, usize)],
-        fill: impl FnOnce(&mut [u8]) -> Result<(), Errno>,
-    ) -> Result<Option<u64>, Errno> {
-        let granule_bytes = self.superblock.granule_bytes as usize;
-        let Some((front, whole)) = measure(&file.path, extents, granule_bytes) else { return Ok(None) };
-        let Some(at) = self.place(whole as u64) else { return Ok(None) };
-        let mut record = vec![0; whole];
-        let len_bytes: usize = extents.iter().map(|(_, len_bytes)| len_bytes).sum();
-        fill(&mut record[front..front + len_bytes])?;
-        let expected = self.superblock.expected(self.checkpoint.epoch, self.sequence);
-        seal_record(&mut record, &expected, time_ns, self.flushed, file, extents);
-        self.device.write_at(at, &record)?;
-        self.head = at + whole as u64;
-        self.sequence += 1;
-        Ok(Some(expected.sequence))
-    }
-
-    /// Waits until all that was appended survives.
-    ///
-    /// # Errors
-    /// What the device says: the log is not to be appended to any more.
-    pub fn flush(&mut self) -> Result<(), Errno> {
-        self.device.flush()?;
-        self.flushed = self.sequence;
-        Ok(())
-    }
-
-    /// What was appended before that moment is not needed any more: the files that it belongs to were synced after it.
-    ///
-    /// # Errors
-    /// What the device says: nothing is given back.
-    pub fn retire(&mut self, before: Moment, time_ns: u64) -> Result<(), Errno> {
-        let checkpoint = Checkpoint {
-            serial: self.checkpoint.serial + 1,
-            epoch: self.checkpoint.epoch,
-            tail: if before.head == self.superblock.len_bytes { RING_OFFSET } else { before.head },
-            sequence: before.sequence,
-            time_ns,
-        };
-        write_checkpoint(&self.device, &self.superblock, &checkpoint)?;
-        self.checkpoint = checkpoint;
-        if self.is_empty() {
-            self.head = checkpoint.tail;
-        }
-        Ok(())
-    }
+    device.write_at(0, &superblock.encode())?;
+    device.flush()?;
+    write_checkpoint(device, superblock, &checkpoint)?;
+    Ok(checkpoint)
 }
 
 /// Writes a checkpoint over the one before the last.
@@ -179,4 +59,291 @@ pub(crate) fn write_checkpoint(
 ) -> Result<(), Errno> {
     device.write_at(CHECKPOINTS[checkpoint.serial as usize % 2], &checkpoint.encode(superblock.log))?;
     device.flush()
+}
+
+impl<'a, D: Device> Checkpoints<'a, D> {
+    /// Goes on with a log of which nothing is needed any more, from a checkpoint that was not written yet.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn begin(
+        device: D,
+        superblock: Superblock,
+        checkpoint: Checkpoint,
+        state: &'a State,
+    ) -> Result<Self, Errno> {
+        write_checkpoint(&device, &superblock, &checkpoint)?;
+        let head = checkpoint.tail - RING_OFFSET;
+        state.set_tail(head);
+        state.set_moment(Moment { head, sequence: checkpoint.sequence });
+        Ok(Self { device, superblock, checkpoint, state })
+    }
+
+    /// The checkpoint in force.
+    #[must_use]
+    pub const fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// What was appended before that moment is not needed any more: the files that it belongs to were synced after it.
+    ///
+    /// # Errors
+    /// What the device says: nothing is given back.
+    pub fn retire(&mut self, before: Moment, time_ns: u64) -> Result<(), Errno> {
+        let ring_bytes = self.superblock.len_bytes - RING_OFFSET;
+        let checkpoint = Checkpoint {
+            serial: self.checkpoint.serial + 1,
+            tail: RING_OFFSET + before.head % ring_bytes,
+            sequence: before.sequence,
+            time_ns,
+            ..self.checkpoint
+        };
+        write_checkpoint(&self.device, &self.superblock, &checkpoint)?;
+        self.checkpoint = checkpoint;
+        self.state.set_tail(before.head);
+        Ok(())
+    }
+
+    /// The files that belong to the log may be written to until about now.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn beat(&mut self, time_ns: u64) -> Result<(), Errno> {
+        let checkpoint = Checkpoint { serial: self.checkpoint.serial + 1, time_ns, ..self.checkpoint };
+        write_checkpoint(&self.device, &self.superblock, &checkpoint)?;
+        self.checkpoint = checkpoint;
+        Ok(())
+    }
+
+    /// Nothing of the log is needed any more: it is empty, and nobody's.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn end(mut self, time_ns: u64) -> Result<(), Errno> {
+        let (serial, epoch) = (self.checkpoint.serial + 1, self.checkpoint.epoch + 1);
+        let checkpoint =
+            Checkpoint { serial, epoch, tail: RING_OFFSET, time_ns, process: 0, ..self.checkpoint };
+        self.checkpoint = checkpoint;
+        write_checkpoint(&self.device, &self.superblock, &checkpoint)
+    }
+}
+
+/// A record that has its place.
+#[derive(Debug)]
+struct Pending {
+    /// The moment when it and all before it are written.
+    after: Moment,
+    is_written: bool,
+}
+
+#[derive(Debug)]
+struct Queue {
+    /// Where the next record goes, and its number.
+    head: u64,
+    sequence: u64,
+    /// Records from the first that is not written on, in order.
+    pending: VecDeque<Pending>,
+}
+
+/// A log that is appended to.
+#[derive(Debug)]
+pub struct Log<'a, D> {
+    device: D,
+    superblock: Superblock,
+    epoch: u64,
+    state: &'a State,
+    queue: Mutex<Queue>,
+    written: Condvar,
+    /// All records below this number are written.
+    complete: AtomicU64,
+    /// All records below this number were flushed.
+    flushed: AtomicU64,
+    /// The device has failed: what is behind the last flush that succeeded does not count.
+    is_broken: AtomicBool,
+    buffers: Mutex<Vec<Aligned>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a record of so many bytes goes in a ring (bytes from its beginning), and the head behind it. Records do not wrap around.
+fn place(ring_bytes: u64, head: u64, tail: u64, len_bytes: u64) -> Option<(u64, u64)> {
+    let at = head % ring_bytes;
+    let begin = if at + len_bytes <= ring_bytes { head } else { head + (ring_bytes - at) };
+    let end = begin.checked_add(len_bytes)?;
+    // One byte at least stays free: a ring that is full and one that is empty would look the same in a checkpoint.
+    (len_bytes <= ring_bytes && end - tail < ring_bytes).then_some((begin % ring_bytes, end))
+}
+
+impl<'a, D: Device> Log<'a, D> {
+    /// Goes on where its [`Checkpoints`] have begun.
+    ///
+    /// # Errors
+    /// EAGAIN: the state has no moment.
+    pub fn attach(device: D, superblock: Superblock, epoch: u64, state: &'a State) -> Result<Self, Errno> {
+        let Moment { head, sequence } = state.moment().ok_or(Errno::EAGAIN)?;
+        Ok(Self {
+            device,
+            superblock,
+            epoch,
+            state,
+            queue: Mutex::new(Queue { head, sequence, pending: VecDeque::new() }),
+            written: Condvar::new(),
+            complete: AtomicU64::new(sequence),
+            flushed: AtomicU64::new(sequence),
+            is_broken: AtomicBool::new(false),
+            buffers: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// By what it is known.
+    #[must_use]
+    pub const fn id(&self) -> u64 {
+        self.superblock.log
+    }
+
+    /// Room for records, bytes.
+    #[must_use]
+    pub const fn ring_bytes(&self) -> u64 {
+        self.superblock.len_bytes - RING_OFFSET
+    }
+
+    /// Bytes in use, with what is left out at the end of the ring.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        lock(&self.queue).head.saturating_sub(self.state.tail())
+    }
+
+    /// Whether its device has failed: it is not to be appended to any more.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.is_broken.load(Acquire)
+    }
+
+    fn fail<T>(&self, errno: Errno) -> Result<T, Errno> {
+        self.is_broken.store(true, Release);
+        let _queue = lock(&self.queue);
+        self.written.notify_all();
+        Err(errno)
+    }
+
+    /// Appends a record of these extents (offset in the file, length) whose bytes `fill` puts one behind the other; its number.
+    /// `Ok(None)`: it is too long, or there is no room before something is given back. It survives once [`Log::flush`] has returned.
+    ///
+    /// # Errors
+    /// What the device, or `fill`, says: the log is broken.
+    pub fn append(
+        &self,
+        time_ns: u64,
+        file: &Identity,
+        extents: &[(u64, usize)],
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Errno>,
+    ) -> Result<Option<u64>, Errno> {
+        let granule_bytes = self.superblock.granule_bytes as usize;
+        let Some((front, whole)) = measure(&file.path, extents, granule_bytes) else { return Ok(None) };
+        let (at, sequence) = {
+            let mut queue = lock(&self.queue);
+            if self.is_broken() {
+                return Err(Errno(libc::EIO));
+            }
+            let placed = place(self.ring_bytes(), queue.head, self.state.tail(), whole as u64);
+            let Some((at, head)) = placed else { return Ok(None) };
+            let sequence = queue.sequence;
+            queue.head = head;
+            queue.sequence = sequence + 1;
+            let after = Moment { head, sequence: sequence + 1 };
+            queue.pending.push_back(Pending { after, is_written: false });
+            (at, sequence)
+        };
+        let mut record = self.take_buffer(whole);
+        let len_bytes: usize = extents.iter().map(|(_, len_bytes)| len_bytes).sum();
+        record[..front].fill(0);
+        record[front + len_bytes..].fill(0);
+        let filled = fill(&mut record[front..front + len_bytes]);
+        let expected = self.superblock.expected(self.epoch, sequence);
+        seal_record(&mut record, &expected, time_ns, self.flushed.load(Relaxed), file, extents);
+        let written = filled.and_then(|()| self.device.write_at(RING_OFFSET + at, &record));
+        self.keep_buffer(record);
+        match written {
+            Ok(()) => self.note_written(sequence),
+            Err(errno) => return self.fail(errno),
+        }
+        Ok(Some(sequence))
+    }
+
+    /// A record is written: those before it may not be.
+    fn note_written(&self, sequence: u64) {
+        let mut queue = lock(&self.queue);
+        let first = queue.sequence - queue.pending.len() as u64;
+        if let Some(pending) = queue.pending.get_mut((sequence - first) as usize) {
+            pending.is_written = true;
+        }
+        let mut moment = None;
+        while queue.pending.front().is_some_and(|pending| pending.is_written) {
+            moment = queue.pending.pop_front().map(|pending| pending.after);
+        }
+        if let Some(moment) = moment {
+            self.state.set_moment(moment);
+            self.complete.store(moment.sequence, Release);
+            self.written.notify_all();
+        }
+    }
+
+    /// Waits until a record, and all before it, survive.
+    ///
+    /// # Errors
+    /// What the device says: the log is broken.
+    pub fn flush(&self, sequence: u64) -> Result<(), Errno> {
+        if self.complete.load(Acquire) <= sequence {
+            let mut queue = lock(&self.queue);
+            while self.complete.load(Acquire) <= sequence {
+                if self.is_broken() {
+                    return Err(Errno(libc::EIO));
+                }
+                queue = self.written.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        let complete = self.complete.load(Acquire);
+        match self.device.flush() {
+            // A flush that has failed elsewhere may have taken the error with it.
+            Ok(()) if !self.is_broken() => {
+                self.flushed.fetch_max(complete, Release);
+                Ok(())
+            }
+            Ok(()) => Err(Errno(libc::EIO)),
+            Err(errno) => self.fail(errno),
+        }
+    }
+
+    fn take_buffer(&self, len_bytes: usize) -> Aligned {
+        let mut buffer = lock(&self.buffers).pop().unwrap_or_default();
+        buffer.resize(len_bytes);
+        buffer
+    }
+
+    fn keep_buffer(&self, buffer: Aligned) {
+        let mut buffers = lock(&self.buffers);
+        let kept_bytes: usize = buffers.iter().map(Aligned::capacity_bytes).sum();
+        if kept_bytes + buffer.capacity_bytes() <= MAX_KEPT_BYTES {
+            buffers.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::place;
+
+    #[test]
+    fn records_do_not_wrap_around_and_a_ring_never_fills_up() {
+        assert_eq!(place(1024, 0, 0, 512), Some((0, 512)));
+        assert_eq!(place(1024, 0, 0, 1024), None);
+        assert_eq!(place(1024, 512, 0, 512), None);
+        assert_eq!(place(1024, 512, 512, 512), Some((512, 1024)));
+        assert_eq!(place(1536, 1024, 1024, 1024), None, "what is left out at the end counts");
+        assert_eq!(place(2048, 1536, 1536, 1024), Some((0, 3072)));
+        assert_eq!(place(2048, 2048, 1536, 1024), Some((0, 3072)));
+        assert_eq!(place(2048, 2048, 1024, 1024), None);
+    }
 }

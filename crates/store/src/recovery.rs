@@ -230,7 +230,9 @@ impl<D: Device> Recovery<D> {
     pub fn emptied(self, end: End, time_ns: u64) -> (D, Superblock, Checkpoint) {
         let Checkpoint { serial, epoch, .. } = self.checkpoint;
         let End { head: tail, sequence, .. } = end;
-        let checkpoint = Checkpoint { serial: serial + 1, epoch: epoch + 1, tail, sequence, time_ns };
+        let (boot, process) = (self.checkpoint.boot, 0);
+        let checkpoint =
+            Checkpoint { serial: serial + 1, epoch: epoch + 1, tail, sequence, time_ns, boot, process };
         (self.device, self.superblock, checkpoint)
     }
 }

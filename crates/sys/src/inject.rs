@@ -43,17 +43,19 @@ pub enum Kind {
     Open,
     /// close, close_range.
     Close,
-    /// read.
+    /// read, pread.
     Read,
-    /// write.
+    /// write, pwrite.
     Write,
+    /// fsync, fdatasync.
+    Sync,
     /// poll.
     Poll,
-    /// fcntl.
+    /// fcntl, flock.
     Fcntl,
     /// fstat, lstat, fstatfs, access, mincore, sysinfo.
     Stat,
-    /// mkdir, unlink.
+    /// mkdir, unlink, fsetxattr, fremovexattr.
     Name,
     /// fallocate.
     Allocate,
@@ -93,7 +95,7 @@ pub enum Kind {
     Splice,
     /// process_vm_readv.
     Peek,
-    /// getsockopt.
+    /// getsockopt, ioctl that asks.
     Ask,
 }
 

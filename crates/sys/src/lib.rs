@@ -39,6 +39,8 @@ pub mod deferral;
 pub mod diag;
 pub mod errno;
 pub mod fd;
+#[cfg(not(loom))]
+pub mod file;
 pub mod filter;
 pub mod guarded;
 pub mod handler;

@@ -11,9 +11,10 @@ mod system;
 
 use std::rc::Rc;
 
-use uncopy_store::layout::{RING_OFFSET, Superblock};
-use uncopy_store::log::Log;
+use uncopy_store::layout::{Checkpoint, RING_OFFSET, Superblock};
+use uncopy_store::log::{Checkpoints, Log, create};
 use uncopy_store::recovery::Recovery;
+use uncopy_store::state::State;
 
 use disk::{Disk, Random, SECTOR};
 use files::PAGE;
@@ -23,12 +24,26 @@ const RING_BYTES: u64 = 14 << 10;
 /// Crashes that are looked at from each moment.
 const CRASHES: usize = 8;
 
+/// A new log.
+fn made(disk: &Disk) -> (Superblock, Checkpoint) {
+    let superblock =
+        Superblock { log: LOG, len_bytes: RING_OFFSET + RING_BYTES, granule_bytes: 512, machine: 1 };
+    (superblock, create(&disk, &superblock, 0).expect("a log"))
+}
+
+/// Goes on with a log.
+fn begin<'a>(
+    disk: &'a Disk,
+    (superblock, checkpoint): (Superblock, Checkpoint),
+    state: &'a State,
+) -> (Log<'a, &'a Disk>, Checkpoints<'a, &'a Disk>) {
+    let checkpoints = Checkpoints::begin(disk, superblock, checkpoint, state).expect("a log");
+    let log = Log::attach(disk, superblock, checkpoint.epoch, state).expect("a moment");
+    (log, checkpoints)
+}
+
 /// Recovers, sometimes after another loss of power in the middle of it.
-fn recover(
-    disk: &Disk,
-    world: &mut World,
-    random: &mut Random,
-) -> (Superblock, uncopy_store::layout::Checkpoint) {
+fn recover(disk: &Disk, world: &mut World, random: &mut Random) -> (Superblock, Checkpoint) {
     for _ in 0..random.below(3) {
         let mut interrupted = world.clone();
         let recovery = Recovery::open(disk).expect("a log");
@@ -60,18 +75,14 @@ fn check(world: &World) -> Result<(), String> {
 fn live(seed: u64) -> usize {
     let mut random = Random::new(seed);
     let mut disk = Disk::new((RING_OFFSET + RING_BYTES) as usize);
-    let superblock =
-        Superblock { log: LOG, len_bytes: RING_OFFSET + RING_BYTES, granule_bytes: 512, machine: 1 };
     let files = (0..FILES as u64).map(Tracked::new).collect();
     let mut world = World { files, identities: FILES as u64 };
     let (mut first, mut checkpoint, mut states) = (true, None, 0);
     for _ in 0..4 {
-        let log = match checkpoint {
-            Some((superblock, checkpoint)) => Log::begin(&disk, superblock, checkpoint),
-            None => Log::create(&disk, superblock, 0),
-        };
-        let mut system =
-            System { disk: &disk, log: log.expect("a log"), is_broken: false, world: world.clone() };
+        let state = State::default();
+        let (log, checkpoints) = begin(&disk, checkpoint.unwrap_or_else(|| made(&disk)), &state);
+        let (is_broken, world_now) = (false, world.clone());
+        let mut system = System { disk: &disk, log, checkpoints, state: &state, is_broken, world: world_now };
         for file in &mut system.world.files {
             // A program that begins anew knows of nothing that it has not synced.
             file.is_adopted = false;
@@ -129,13 +140,12 @@ fn what_was_synced_survives_whatever_is_lost() {
 
 /// A log with records of one length, of which the first `flushed` survived; their places.
 fn with_records(disk: &Disk, count: usize, flushed: usize) -> Vec<usize> {
-    let superblock =
-        Superblock { log: LOG, len_bytes: RING_OFFSET + RING_BYTES, granule_bytes: 512, machine: 1 };
-    let mut log = Log::create(disk, superblock, 0).expect("a log");
-    add_records(&mut log, count, flushed, b'a')
+    let state = State::default();
+    let (log, _) = begin(disk, made(disk), &state);
+    add_records(&log, count, flushed, b'a')
 }
 
-fn add_records(log: &mut Log<&Disk>, count: usize, flushed: usize, byte: u8) -> Vec<usize> {
+fn add_records(log: &Log<'_, &Disk>, count: usize, flushed: usize, byte: u8) -> Vec<usize> {
     let identity = Tracked::new(1).identity();
     let mut places = Vec::new();
     for number in 0..count {
@@ -144,9 +154,9 @@ fn add_records(log: &mut Log<&Disk>, count: usize, flushed: usize, byte: u8) -> 
             room.fill(byte + number as u8);
             Ok(())
         };
-        log.append(0, &identity, &[(0, 700)], fill).expect("written").expect("room");
+        let sequence = log.append(0, &identity, &[(0, 700)], fill).expect("written").expect("room");
         if number < flushed {
-            log.flush().expect("flushed");
+            log.flush(sequence).expect("flushed");
         }
     }
     places
@@ -173,9 +183,10 @@ fn leftovers_behind_a_torn_record_do_not_count_once_the_log_goes_on() {
     let recovery = Recovery::open(&disk).expect("a log");
     let end = recovery.each_record(|_, _| Ok(())).expect("read");
     let (_, superblock, checkpoint) = recovery.emptied(end, 0);
-    let mut log = Log::begin(&disk, superblock, checkpoint).expect("a log");
+    let state = State::default();
+    let (log, _) = begin(&disk, (superblock, checkpoint), &state);
     assert_eq!(found(&disk), (vec![], false));
-    add_records(&mut log, 1, 1, b'x');
+    add_records(&log, 1, 1, b'x');
     assert_eq!(found(&disk), (vec![b'x'], false), "the third is of an earlier epoch");
 }
 

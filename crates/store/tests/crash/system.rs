@@ -3,8 +3,9 @@
 use std::rc::Rc;
 
 use uncopy_store::layout::Identity;
-use uncopy_store::log::{Log, Moment};
+use uncopy_store::log::{Checkpoints, Log};
 use uncopy_store::recovery::{Files, Found};
+use uncopy_store::state::State;
 use uncopy_sys::errno::Errno;
 
 use crate::disk::{Disk, Random};
@@ -87,7 +88,9 @@ impl Files for World {
 
 pub struct System<'a> {
     pub disk: &'a Disk,
-    pub log: Log<&'a Disk>,
+    pub log: Log<'a, &'a Disk>,
+    pub checkpoints: Checkpoints<'a, &'a Disk>,
+    pub state: &'a State,
     /// The log's device has failed.
     pub is_broken: bool,
     pub world: World,
@@ -103,18 +106,19 @@ impl System<'_> {
         if self.is_broken {
             return;
         }
-        let moment: Moment = self.log.moment();
-        let oldest = self.log.checkpoint().sequence;
+        let moment = self.state.moment().expect("nobody changes it");
+        let oldest = self.checkpoints.checkpoint().sequence;
         for file in self.world.files.iter_mut().filter(|file| file.is_adopted && file.last >= oldest) {
             // Nobody is told: the promise is what it was.
             file.inode.sync();
         }
-        self.is_broken |= self.log.retire(moment, 0).is_err();
+        self.is_broken |= self.checkpoints.retire(moment, 0).is_err();
     }
 
     /// What fsync does.
     pub fn sync(&mut self, number: usize) {
-        let has_records = |system: &Self| system.world.files[number].last >= system.log.checkpoint().sequence;
+        let has_records =
+            |system: &Self| system.world.files[number].last >= system.checkpoints.checkpoint().sequence;
         if !self.world.files[number].is_adopted {
             // Its records of an earlier time must not count again.
             if has_records(self) {
@@ -143,9 +147,9 @@ impl System<'_> {
             if file.dirty.is_empty() {
                 return;
             }
-            match append(&mut self.log, file) {
-                Ok(Some(_)) => {
-                    if self.log.flush().is_err() {
+            match append(&self.log, file) {
+                Ok(Some(sequence)) => {
+                    if self.log.flush(sequence).is_err() {
                         self.is_broken = true;
                         break;
                     }
@@ -166,17 +170,20 @@ impl System<'_> {
 
     /// What fsync does in several threads at once.
     pub fn sync_together(&mut self) {
-        let mut waiting = Vec::new();
+        let (mut waiting, mut last) = (Vec::new(), 0);
         for (number, file) in self.world.files.iter_mut().enumerate() {
             if file.is_adopted && !file.needs_sync && !file.dirty.is_empty() && !self.is_broken {
-                match append(&mut self.log, file) {
-                    Ok(Some(_)) => waiting.push(number),
+                match append(&self.log, file) {
+                    Ok(Some(sequence)) => {
+                        last = sequence;
+                        waiting.push(number);
+                    }
                     Ok(None) => {}
                     Err(_) => self.is_broken = true,
                 }
             }
         }
-        self.is_broken |= !self.is_broken && self.log.flush().is_err();
+        self.is_broken |= !self.is_broken && !waiting.is_empty() && self.log.flush(last).is_err();
         if self.is_over() {
             return;
         }
@@ -249,7 +256,7 @@ impl System<'_> {
 }
 
 /// Appends what was written to a file since the last sync.
-pub fn append(log: &mut Log<&Disk>, file: &mut Tracked) -> Result<Option<u64>, Errno> {
+pub fn append(log: &Log<'_, &Disk>, file: &mut Tracked) -> Result<Option<u64>, Errno> {
     let cached = &file.inode.cached;
     let fill = |record: &mut [u8]| {
         let mut at = 0;

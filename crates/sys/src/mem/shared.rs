@@ -1,5 +1,5 @@
-//! Memory that other processes of the same user may map: files in memory, sealed so that they keep their length and
-//! nobody but their maker ever maps them writable.
+//! Memory that other processes of the same user may map: files in memory, sealed so that they keep their length, and, but for
+//! [`Joint`] ones, nobody except their maker ever maps them writable.
 //!
 //! The descriptors belong to the thread that makes or gets them; the mappings to the process.
 
@@ -120,6 +120,76 @@ impl Shared {
             return;
         }
         // SAFETY: our own mapping, which the caller gives up.
+        unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, self.base, self.len_bytes)) };
+    }
+}
+
+/// Seals of memory that two processes write: its length stays.
+const JOINT_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Memory that processes of one user write together, and that forked children share; mapped for the process's life.
+#[derive(Clone, Copy, Debug)]
+pub struct Joint {
+    base: usize,
+    len_bytes: usize,
+}
+
+impl Joint {
+    /// Makes `len_bytes` bytes (whole pages) of zeroes, and the descriptor by which others map them, the caller's to close.
+    ///
+    /// # Errors
+    /// What memfd_create, ftruncate, fcntl and mmap say.
+    pub fn make(name: &core::ffi::CStr, len_bytes: usize) -> Result<(Self, i32), Errno> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL;
+        // SAFETY: the name is terminated.
+        let fd =
+            check(unsafe { kernel!(Open, syscall!(libc::SYS_memfd_create, name.as_ptr(), flags)) })? as i32;
+        // SAFETY: the descriptor is ours.
+        let sealed = unsafe {
+            check(kernel!(Allocate, syscall!(libc::SYS_ftruncate, fd, len_bytes))).and_then(|_| {
+                check(kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_ADD_SEALS, JOINT_SEALS)))
+            })
+        };
+        let made = sealed.and_then(|_| Self::map(fd, len_bytes));
+        made.map(|made| (made, fd)).inspect_err(|_| close(fd))
+    }
+
+    /// Maps what another process has made. The descriptor stays the caller's.
+    ///
+    /// # Errors
+    /// EPERM if it is not `len_bytes` long, or could become shorter; else what failed.
+    pub fn map(fd: i32, len_bytes: usize) -> Result<Self, Errno> {
+        let is_long = crate::file::status(fd)?.len_bytes == len_bytes as u64;
+        // SAFETY: touches no memory.
+        let seals =
+            check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GET_SEALS)) })? as i32;
+        if !is_long || seals & NEEDED_SEALS != NEEDED_SEALS {
+            return Err(Errno::EPERM);
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        map(len_bytes, protection, libc::MAP_SHARED, fd).map(|base| Self { base, len_bytes })
+    }
+
+    /// What lies there, as a structure of atomics that is valid whatever others write.
+    ///
+    /// # Panics
+    /// It is longer.
+    ///
+    /// # Safety
+    /// Any bytes are a valid `T`, and it can be changed by others at any time.
+    #[must_use]
+    pub unsafe fn as_ref<T>(self) -> &'static T {
+        assert!(size_of::<T>() <= self.len_bytes, "a structure that fits");
+        // SAFETY: the mapping is never unmapped and page-aligned; the caller answers for the rest.
+        unsafe { &*(self.base as *const T) }
+    }
+
+    /// Takes the mapping away.
+    ///
+    /// # Safety
+    /// Nobody uses what [`Joint::as_ref`] gave.
+    pub unsafe fn unmap(self) {
+        // SAFETY: our own mapping, which nobody uses, says the caller.
         unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, self.base, self.len_bytes)) };
     }
 }

@@ -1,0 +1,124 @@
+//! What a program and the keeper of its log tell each other in memory that both write.
+//!
+//! Everything is atomic, and nothing that the other side may write is trusted further than to what a file of the same user's could be
+//! changed: a keeper that is wrong about a file can only sync it too often or not at all.
+
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
+};
+
+/// Files of a program that take part at a time, at most.
+pub const MAX_FILES: usize = 64;
+/// Length of the memory, bytes.
+pub const STATE_BYTES: usize = 16 << 10;
+
+/// The program may not count on its records of this file: it has been synced by another way, or somebody else writes to it.
+pub const LEFT: u32 = 1;
+/// A process forked by the program may write to it.
+pub const TOUCHED: u32 = 1 << 1;
+/// The keeper has the file.
+pub const HELD: u32 = 1 << 2;
+
+/// A moment of a log: all records before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// Where the next record would go: bytes from the ring's beginning, counted on where it wraps around.
+    pub head: u64,
+    /// The next record's number.
+    pub sequence: u64,
+}
+
+/// A file.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Place {
+    /// [`LEFT`], [`TOUCHED`], [`HELD`].
+    pub flags: AtomicU32,
+    /// What a sync of the keeper's has said, for the program's next one: an error number, or 0.
+    pub error: AtomicU32,
+    /// The last record of the file, or 0.
+    pub last_record: AtomicU64,
+}
+
+/// Counts for `uncopy log ls`. The program's.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Syncs that the log has answered.
+    pub syncs: AtomicU64,
+    /// Flushes of the log.
+    pub flushes: AtomicU64,
+    /// Bytes of files in records.
+    pub bytes: AtomicU64,
+    /// Syncs of files that take part which the file system has answered.
+    pub plain_syncs: AtomicU64,
+}
+
+/// All of it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct State {
+    /// Odd while the moment is changed.
+    version: AtomicU64,
+    head: AtomicU64,
+    sequence: AtomicU64,
+    /// Up to here records were given back; the keeper's.
+    tail: AtomicU64,
+    /// See [`Counts`].
+    pub counts: Counts,
+    /// The files.
+    pub places: [Place; MAX_FILES],
+}
+
+const _: () = assert!(size_of::<State>() <= STATE_BYTES);
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            version: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+            sequence: AtomicU64::new(0),
+            tail: AtomicU64::new(0),
+            counts: Counts::default(),
+            places: core::array::from_fn(|_| Place::default()),
+        }
+    }
+}
+
+impl State {
+    /// All records before this moment are written. One thread at a time.
+    pub fn set_moment(&self, moment: Moment) {
+        let version = self.version.load(Relaxed);
+        self.version.store(version | 1, Relaxed);
+        fence(Release);
+        self.head.store(moment.head, Relaxed);
+        self.sequence.store(moment.sequence, Relaxed);
+        self.version.store((version | 1) + 1, Release);
+    }
+
+    /// The last moment that was set; `None`: it is being changed, which takes no time while the other side lives.
+    #[must_use]
+    pub fn moment(&self) -> Option<Moment> {
+        for _ in 0..1000 {
+            let version = self.version.load(Acquire);
+            let moment = Moment { head: self.head.load(Relaxed), sequence: self.sequence.load(Relaxed) };
+            fence(Acquire);
+            if version.is_multiple_of(2) && self.version.load(Relaxed) == version {
+                return Some(moment);
+            }
+            core::hint::spin_loop();
+        }
+        None
+    }
+
+    /// Up to where records were given back.
+    #[must_use]
+    pub fn tail(&self) -> u64 {
+        self.tail.load(Acquire)
+    }
+
+    /// Records up to there are given back.
+    pub fn set_tail(&self, tail: u64) {
+        self.tail.store(tail, Release);
+    }
+}

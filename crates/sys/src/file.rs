@@ -1,0 +1,336 @@
+//! Files: bytes at a place, what is known of them, waiting until they survive, attributes, leases.
+
+use crate::call::{kernel, syscall};
+use crate::errno::{Errno, check};
+use core::ffi::CStr;
+
+/// `FS_IOC_GETVERSION` (linux/fs.h): the generation of an inode.
+const GET_GENERATION: u64 = 0x8008_7601;
+
+/// What fstat says of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Device number.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Kind and permissions.
+    pub mode: u32,
+    /// Owner.
+    pub user: u32,
+    /// Group.
+    pub group: u32,
+    /// Names that it has.
+    pub links: u64,
+    /// Length, bytes.
+    pub len_bytes: u64,
+    /// When its bytes were changed last, ns since 1970.
+    pub modified_ns: u64,
+}
+
+impl Status {
+    /// Whether it is a regular file.
+    #[must_use]
+    pub const fn is_regular(&self) -> bool {
+        self.mode & libc::S_IFMT == libc::S_IFREG
+    }
+}
+
+/// What is known of a file.
+///
+/// # Errors
+/// What fstat says.
+pub fn status(fd: i32) -> Result<Status, Errno> {
+    // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
+    let found = unsafe {
+        let mut found: libc::stat = core::mem::zeroed();
+        check(kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)))?;
+        found
+    };
+    Ok(Status {
+        device: found.st_dev,
+        inode: found.st_ino,
+        mode: found.st_mode,
+        user: found.st_uid,
+        group: found.st_gid,
+        links: u64::from(found.st_nlink),
+        len_bytes: found.st_size as u64,
+        modified_ns: (found.st_mtime as u64)
+            .wrapping_mul(1_000_000_000)
+            .wrapping_add(found.st_mtime_nsec as u64),
+    })
+}
+
+/// Magic number of its file system (linux/magic.h).
+///
+/// # Errors
+/// What fstatfs says.
+pub fn file_system(fd: i32) -> Result<u32, Errno> {
+    // SAFETY: an all-zero statfs is a valid buffer for fstatfs to fill.
+    let mut found: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: the buffer is valid.
+    check(i64::from(unsafe { kernel!(Stat, libc::fstatfs(fd, &mut found)) })).map(|_| found.f_type as u32)
+}
+
+/// Generation of its inode, or 0 where its file system has none: numbers of inodes are used again.
+#[must_use]
+pub fn generation(fd: i32) -> u64 {
+    let mut generation = 0u64;
+    // SAFETY: room for what the kernel writes: an int or a long.
+    let got = unsafe { kernel!(Ask, syscall!(libc::SYS_ioctl, fd, GET_GENERATION, &raw mut generation)) };
+    if got == 0 { generation } else { 0 }
+}
+
+/// Opens a file; `mode` is for one that is made. The descriptor is closed on exec.
+///
+/// # Errors
+/// What openat says.
+pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<i32, Errno> {
+    let flags = flags | libc::O_CLOEXEC;
+    // SAFETY: a terminated path.
+    check(unsafe { kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, mode)) })
+        .map(|fd| fd as i32)
+}
+
+/// Closes a descriptor of ours.
+pub fn close(fd: i32) {
+    // SAFETY: callers pass descriptors that are theirs.
+    unsafe { kernel!(Close, syscall!(libc::SYS_close, fd)) };
+}
+
+/// Flags of its open file: access mode, `O_APPEND` and the like.
+///
+/// # Errors
+/// What fcntl says.
+pub fn flags(fd: i32) -> Result<i32, Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETFL)) }).map(|flags| flags as i32)
+}
+
+/// Where the next read or write begins, bytes.
+///
+/// # Errors
+/// What lseek says.
+pub fn position(fd: i32) -> Result<u64, Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Stat, syscall!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR)) }).map(|at| at as u64)
+}
+
+/// Reads from `offset` on; how many bytes, fewer only at the file's end.
+///
+/// # Errors
+/// What pread says.
+pub fn read_at(fd: i32, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+    let mut got_bytes = 0;
+    while got_bytes < into.len() {
+        let rest = &mut into[got_bytes..];
+        let at = offset + got_bytes as u64;
+        // SAFETY: room for as many bytes as is said.
+        let got =
+            unsafe { kernel!(Read, syscall!(libc::SYS_pread64, fd, rest.as_mut_ptr(), rest.len(), at)) };
+        match check(got) {
+            Ok(0) => break,
+            Ok(got) => got_bytes += got as usize,
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(got_bytes)
+}
+
+/// Writes all of `bytes` at `offset`.
+///
+/// # Errors
+/// What pwrite says; EIO where it takes nothing.
+pub fn write_at(fd: i32, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+    let mut put_bytes = 0;
+    while put_bytes < bytes.len() {
+        let rest = &bytes[put_bytes..];
+        let at = offset + put_bytes as u64;
+        // SAFETY: as many bytes as is said.
+        let put = unsafe { kernel!(Write, syscall!(libc::SYS_pwrite64, fd, rest.as_ptr(), rest.len(), at)) };
+        match check(put) {
+            Ok(0) => return Err(Errno(libc::EIO)),
+            Ok(put) => put_bytes += put as usize,
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until all of a file survives power loss.
+///
+/// # Errors
+/// What fsync says: each error once for each open file.
+pub fn sync(fd: i32) -> Result<(), Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Sync, syscall!(libc::SYS_fsync, fd)) }).map(drop)
+}
+
+/// The same for its bytes, and what is needed to find them.
+///
+/// # Errors
+/// What fdatasync says.
+pub fn sync_data(fd: i32) -> Result<(), Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Sync, syscall!(libc::SYS_fdatasync, fd)) }).map(drop)
+}
+
+/// Gives a file of ours room of so many bytes.
+///
+/// # Errors
+/// What fallocate says: EOPNOTSUPP where the file system has no such thing.
+pub fn allocate(fd: i32, len_bytes: u64) -> Result<(), Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Allocate, syscall!(libc::SYS_fallocate, fd, 0, 0, len_bytes)) }).map(drop)
+}
+
+/// Sets an extended attribute (xattr(7)).
+///
+/// # Errors
+/// What fsetxattr says.
+pub fn set_attribute(fd: i32, name: &CStr, value: &[u8]) -> Result<(), Errno> {
+    let (from, len) = (value.as_ptr(), value.len());
+    // SAFETY: a terminated name, and as many bytes as is said.
+    check(unsafe { kernel!(Name, syscall!(libc::SYS_fsetxattr, fd, name.as_ptr(), from, len, 0)) }).map(drop)
+}
+
+/// An extended attribute's length, bytes; its value is in `into`.
+///
+/// # Errors
+/// What fgetxattr says: ENODATA where there is none, ERANGE where it is longer.
+pub fn attribute(fd: i32, name: &CStr, into: &mut [u8]) -> Result<usize, Errno> {
+    let (to, room) = (into.as_mut_ptr(), into.len());
+    // SAFETY: a terminated name, and room for as many bytes as is said.
+    check(unsafe { kernel!(Stat, syscall!(libc::SYS_fgetxattr, fd, name.as_ptr(), to, room)) })
+        .map(|len| len as usize)
+}
+
+/// Takes an extended attribute away; that there was none is no error.
+///
+/// # Errors
+/// What fremovexattr says.
+pub fn remove_attribute(fd: i32, name: &CStr) -> Result<(), Errno> {
+    // SAFETY: a terminated name.
+    match check(unsafe { kernel!(Name, syscall!(libc::SYS_fremovexattr, fd, name.as_ptr())) }) {
+        Ok(_) | Err(Errno(libc::ENODATA)) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Takes a lease on an open file (fcntl(2)): whoever opens it otherwise waits until that ends, and the calling process gets SIGIO.
+///
+/// # Errors
+/// EAGAIN where it is open otherwise; EACCES where it is another user's; else what fcntl says.
+pub fn take_lease(fd: i32) -> Result<(), Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_WRLCK)) }).map(drop)
+}
+
+/// Whether a lease is there and nobody waits for its end.
+#[must_use]
+pub fn has_quiet_lease(fd: i32) -> bool {
+    // SAFETY: touches no memory.
+    let lease = unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETLEASE)) };
+    lease == i64::from(libc::F_WRLCK)
+}
+
+/// Ends a lease.
+pub fn end_lease(fd: i32) {
+    // SAFETY: touches no memory.
+    unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK)) };
+}
+
+/// Releases the locks that belong to an open file: those of flock, and of `F_OFD_SETLK`. What closing its last descriptor does.
+pub fn release_locks(fd: i32) {
+    // SAFETY: an all-zero lock is a valid one, of the whole file; touches nothing else.
+    unsafe {
+        let mut lock: libc::flock = core::mem::zeroed();
+        lock.l_type = libc::F_UNLCK as _;
+        kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_OFD_SETLK, &raw const lock));
+        kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_UN));
+    }
+}
+
+/// Locks an open file against others who do (flock(2)), without waiting.
+///
+/// # Errors
+/// EAGAIN where somebody has it.
+pub fn lock_alone(fd: i32) -> Result<(), Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_EX | libc::LOCK_NB)) }).map(drop)
+}
+
+/// The path by which an open file is known now, as far as `into` has room; that of one without a name ends in ` (deleted)`.
+///
+/// # Errors
+/// What readlink says.
+pub fn path_of(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
+    let mut link = [0u8; 32];
+    let mut rest = &mut link[..];
+    std::io::Write::write_fmt(&mut rest, format_args!("/proc/self/fd/{fd}\0")).map_err(|_| Errno::EINVAL)?;
+    let (to, room) = (into.as_mut_ptr(), into.len());
+    // SAFETY: a terminated path, and room for as many bytes as is said.
+    check(unsafe { kernel!(Stat, syscall!(libc::SYS_readlinkat, libc::AT_FDCWD, link.as_ptr(), to, room)) })
+        .map(|len| len as usize)
+}
+
+/// The alignment of offsets that direct writes to an open file ask for, bytes; 4096 where that is not known.
+#[must_use]
+pub fn direct_granule_bytes(fd: i32) -> u32 {
+    const DIOALIGN: u32 = 0x2000;
+    // SAFETY: an all-zero statx is a valid buffer for statx to fill; the path is terminated and empty.
+    let found = unsafe {
+        let mut found: libc::statx = core::mem::zeroed();
+        let path = c"".as_ptr();
+        let done =
+            kernel!(Stat, syscall!(libc::SYS_statx, fd, path, libc::AT_EMPTY_PATH, DIOALIGN, &raw mut found));
+        (done == 0 && found.stx_mask & DIOALIGN != 0).then_some(found.stx_dio_offset_align)
+    };
+    found.filter(|granule| (512..=4096).contains(granule) && granule.is_power_of_two()).unwrap_or(4096)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_lease_is_refused_while_a_file_is_open_otherwise() {
+        let path = std::env::temp_dir().join(format!("uncopy-lease-{}", std::process::id()));
+        let file = std::fs::File::create(&path).expect("a file");
+        let other = std::fs::File::open(&path).expect("a file");
+        assert_eq!(take_lease(file.as_raw_fd()), Err(Errno::EAGAIN));
+        drop(other);
+        assert!(!has_quiet_lease(file.as_raw_fd()));
+        take_lease(file.as_raw_fd()).expect("nobody else has it open");
+        assert!(has_quiet_lease(file.as_raw_fd()));
+        end_lease(file.as_raw_fd());
+        assert!(!has_quiet_lease(file.as_raw_fd()));
+        std::fs::remove_file(&path).expect("removed");
+    }
+
+    #[test]
+    fn a_file_is_known_by_what_it_is() {
+        let path = std::env::temp_dir().join(format!("uncopy-status-{}", std::process::id()));
+        let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        let fd = open(&name, libc::O_RDWR | libc::O_CREAT | libc::O_APPEND, 0o600).expect("a file");
+        write_at(fd, 0, b"abc").expect("written");
+        let found = status(fd).expect("known");
+        assert!(found.is_regular());
+        assert_eq!((found.len_bytes, found.links, found.mode & 0o777), (3, 1, 0o600));
+        let mut bytes = [0; 8];
+        assert_eq!(read_at(fd, 1, &mut bytes), Ok(2));
+        assert_eq!(&bytes[..2], b"bc");
+        let mut known = [0; 4096];
+        let len = path_of(fd, &mut known).expect("a path");
+        assert_eq!(&known[..len], name.to_bytes());
+        assert_eq!(flags(fd).expect("flags") & libc::O_APPEND, libc::O_APPEND);
+        std::fs::remove_file(&path).expect("removed");
+        let len = path_of(fd, &mut known).expect("a path");
+        assert!(known[..len].ends_with(b" (deleted)"));
+        close(fd);
+    }
+}
