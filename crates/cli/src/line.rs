@@ -34,8 +34,18 @@ pub const CALIBRATE: &str = "calibrate";
 pub const CALIBRATE_HERE: &str = "calibrate-here";
 /// Id of the shell that completions are for.
 pub const SHELL: &str = "shell";
-/// Id of `man --dir`.
+/// Id of `man --dir`, and of where logs lie.
 pub const DIRECTORY: &str = "dir";
+/// Id of `log recover --search`.
+pub const SEARCH: &str = "search";
+/// Id of `log recover --give-up` and `log rm --give-up`.
+pub const GIVE_UP: &str = "give-up";
+/// Id of how long logs are, for who keeps them.
+pub const LOG_SIZE: &str = "log-size";
+/// Id of the name under which programs find who keeps logs.
+pub const SOCKET: &str = "socket";
+/// Id of the process that logs are kept for.
+pub const ROOT: &str = "root";
 
 const STATUSES: &str = "\
 Exit status of run:
@@ -54,6 +64,8 @@ Examples:
       Elide every copy that can be, for testing a program under uncopy.
   uncopy run --explain sites.txt -- nginx -g 'daemon off;'
       Which calls saved time, which cost time, and why, by function.
+  uncopy run --log /var/lib/redis/log -- redis-server --appendonly yes --appendfsync always
+      What Redis syncs survives by a log, which is faster than by the file system.
   uncopy run --lanes -- redis-server & uncopy run --lanes -- ./client
       Between these two, large values pass by reference.
   UNCOPY_HEAP=off uncopy run -- ./server
@@ -144,6 +156,19 @@ For debuggers, core dumps and checkpoints, which do not find the bytes of pages 
 process goes on with plain copies and elides nothing from then on; its children likewise. It must be
 running: release it before it is stopped. Exit status: 0, or 1 if there is no such process, it does
 not run under uncopy, cannot be reached or does not answer, or 2 if the command line is wrong.";
+
+const LOG_NOTES: &str = "\
+Examples:
+  uncopy run --log /var/lib/app/log -- ./server
+      What ./server writes and syncs survives by a log there.
+  uncopy log recover /var/lib/app/log
+      After a crash: put what the logs have into the files. 'uncopy run --log' does it too.
+  uncopy log sync /var/lib/app/data.wal && cp /var/lib/app/data.wal backup/
+      Wait until a file is the file system's.
+
+docs/store.md says what survives what. Exit status: 0, or 1 if something could not be done or, for check
+and recover, a log is damaged or has bytes that it could not put anywhere, or 2 if the command line is
+wrong.";
 
 /// Takes any bytes, and lists the legal words for completions. The table in the core judges them.
 #[derive(Clone)]
@@ -323,6 +348,60 @@ fn release() -> Command {
         .after_help(RELEASE_NOTES)
 }
 
+fn log() -> Command {
+    let directory = || {
+        Arg::new(DIRECTORY)
+            .value_name("DIR")
+            .help("Where the logs lie")
+            .required(true)
+            .value_parser(value_parser!(OsString))
+            .value_hint(ValueHint::DirPath)
+    };
+    let give_up = |help: &'static str| Arg::new(GIVE_UP).long(GIVE_UP).help(help).action(ArgAction::SetTrue);
+    let value = |id: &'static str| {
+        Arg::new(id).long(id).value_name("VALUE").required(true).value_parser(value_parser!(OsString))
+    };
+    let search = Arg::new(SEARCH)
+        .long(SEARCH)
+        .value_name("DIR")
+        .help("Look for files there too")
+        .action(ArgAction::Append)
+        .value_parser(value_parser!(OsString))
+        .value_hint(ValueHint::DirPath);
+    Command::new("log")
+        .about("Show and recover the logs of run --log")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommands([
+            Command::new("ls")
+                .about("List logs, what they hold and for which files")
+                .arg(directory())
+                .arg(Arg::new(JSON).long(JSON).help("Print one JSON object").action(ArgAction::SetTrue)),
+            Command::new("check").about("Check every record of every log").arg(directory()),
+            Command::new("recover")
+                .about("Put into files what logs have for them")
+                .arg(directory())
+                .arg(search)
+                .arg(give_up("Give up what cannot be put anywhere")),
+            Command::new("sync").about("Wait until a file, or those of all logs, are the file system's").arg(
+                directory()
+                    .value_name("DIR|FILE")
+                    .help("Where the logs lie, or a file")
+                    .value_hint(ValueHint::AnyPath),
+            ),
+            Command::new("rm")
+                .about("Remove logs of which nothing is needed")
+                .arg(directory())
+                .arg(give_up("Remove also those that were not recovered: what they have for files is lost")),
+            Command::new("keep")
+                .hide(true)
+                .about("Keep logs for programs: run starts it")
+                .arg(directory())
+                .args([value(LOG_SIZE), value(SOCKET), value(ROOT)]),
+        ])
+        .after_help(LOG_NOTES)
+}
+
 /// `bench`, which parses its own command line; here it is for help, man pages and completions.
 fn bench() -> Command {
     uncopy_bench::command().name("bench")
@@ -369,6 +448,7 @@ pub fn whole() -> Command {
             report(),
             stats(),
             release(),
+            log(),
             bench(),
             completions(),
             man(),

@@ -33,6 +33,20 @@ pub fn restore_sigpipe(disposition: &Disposition) {
     }
 }
 
+/// Nobody reads standard output any more.
+pub fn close_output() -> io::Result<()> {
+    let nothing = File::options().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    Ok(())
+}
+
+/// Closes all descriptors but the standard ones: those of whoever started this process.
+pub fn close_others() {
+    const FIRST: libc::c_uint = 3;
+    // SAFETY: nothing here has made a descriptor yet.
+    unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, 0) };
+}
+
 /// The environment's entries as they are, also those without `=` and repeated ones.
 pub fn environment() -> Vec<&'static CStr> {
     unsafe extern "C" {

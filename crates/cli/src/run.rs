@@ -2,7 +2,7 @@
 //!
 //! Nothing is started, nothing is waited for and nothing is searched but `PATH`: two opens and
 //! two ioctls of userfaultfd, one look at CMD's first page, and `execve`. Only `--explain` makes CMD a child,
-//! because what it did is put into words when it has ended.
+//! because what it did is put into words when it has ended; and `--log` recovers and starts what keeps logs first.
 
 use crate::costs;
 use crate::environment::Environment;
@@ -10,6 +10,7 @@ use crate::explain::Explanation;
 use crate::library;
 use crate::line;
 use crate::live;
+use crate::log;
 use crate::os::{self, Disposition};
 use crate::output::{self, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_USAGE, Quoted, Reason};
 use crate::probe;
@@ -111,6 +112,7 @@ pub fn start(
     let preloaded = environment.get(b"LD_PRELOAD").unwrap_or_default().to_vec();
     match activate(&path, &settings, options.needs_uffd) {
         Ok(active) => {
+            begin_log(&settings, &mut environment);
             environment.set("LD_PRELOAD", &library::preload(&active.library, &preloaded));
             if environment.get(costs::COSTS.as_bytes()).is_none()
                 && let Some(stored) = costs::path(&environment).and_then(|path| costs::load(&path).ok())
@@ -134,6 +136,18 @@ pub fn start(
     }
     os::restore_sigpipe(sigpipe);
     become_program(&path, command, &environment)
+}
+
+/// Has logs kept for the program, if that was asked for; without, its files are synced by their file systems.
+fn begin_log(settings: &Settings, environment: &mut Environment) {
+    let Some((directory, log_bytes)) = &settings.log else { return };
+    match log::keeping::begin(directory, *log_bytes) {
+        Ok(socket) => environment.set(settings::LOG_SOCKET, socket.as_os_str().as_bytes()),
+        Err(why) => {
+            output::complain(format_args!("no log: {why}; files are synced by their file systems"));
+            environment.remove(settings::LOG_SOCKET);
+        }
+    }
 }
 
 /// Decides whether uncopy can work for the program at `path`.

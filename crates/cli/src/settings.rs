@@ -23,6 +23,10 @@ pub const RECORD: &str = "UNCOPY_RECORD";
 const STATS: &str = "UNCOPY_STATS";
 /// Variable of `--lanes-dir`.
 const LANES_DIR: &str = "UNCOPY_LANES_DIR";
+/// Variable of `--log`.
+const LOG: &str = "UNCOPY_LOG";
+/// Variable that names who keeps logs.
+pub const LOG_SOCKET: &str = "UNCOPY_LOG_SOCKET";
 /// Variable of `--explain`.
 const EXPLAIN: &str = "UNCOPY_EXPLAIN";
 
@@ -38,6 +42,8 @@ pub struct Settings {
     pub stats: Option<OsString>,
     /// Where this process, rather than an outer one, is to write the account of the call sites.
     pub explain: Option<OsString>,
+    /// Where this process, rather than an outer one, is to have logs kept, and how long each is, bytes.
+    pub log: Option<(std::path::PathBuf, u64)>,
     /// Inherited descriptor of `/dev/userfaultfd`, if an outer `uncopy run` left one.
     pub uffd_fd: Option<RawFd>,
     /// One line about variables that nobody knows.
@@ -69,7 +75,7 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
     let given: Vec<Given> = given
         .iter()
         .map(|(option, value)| {
-            let is_relative = option.variable == LANES_DIR && !value.is_empty();
+            let is_relative = matches!(option.variable, LANES_DIR | LOG) && !value.is_empty();
             let absolute = is_relative.then(|| std::path::absolute(value).ok()).flatten();
             (*option, absolute.map_or_else(|| value.clone(), std::path::PathBuf::into_os_string))
         })
@@ -97,6 +103,11 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
         off: options.off,
         stats: stats.clone().filter(|_| stats_are_ours),
         explain: explain.filter(|_| explanation_is_ours),
+        // Asked for on the command line, or kept by nobody yet.
+        log: options
+            .log
+            .filter(|_| !options.off && (is_given(LOG) || options.log_socket.is_none()))
+            .map(|directory| (Path::new(OsStr::from_bytes(directory)).to_owned(), options.log_bytes)),
         uffd_fd: options.uffd_fd,
         warning,
     };

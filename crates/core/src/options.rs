@@ -46,6 +46,13 @@ pub const MEMORY_HIGH_BYTES: usize = 1 << 46;
 /// Longest legal `--lanes-dir`, bytes: sockets in it have names of at most 107 bytes (unix(7)).
 pub const MAX_LANES_DIR_BYTES: usize = 80;
 
+/// Smallest legal `--log-size`.
+pub const LOG_LOW_BYTES: usize = 16 << 20;
+/// Largest legal `--log-size`.
+pub const LOG_HIGH_BYTES: usize = 1 << 40;
+/// Default `--log-size`.
+pub const LOG_DEFAULT_BYTES: u64 = 1 << 30;
+
 /// Smallest and largest legal `--slice-ms`.
 pub const SLICE_LOW_MS: u64 = 4;
 /// See [`SLICE_LOW_MS`].
@@ -139,6 +146,20 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Where programs meet whose streams may be lanes: a directory of the user's own that nobody else can enter [default: one for all programs of the user]",
     },
     OptionSpec {
+        flag: "log",
+        variable: "UNCOPY_LOG",
+        value: Some("DIR"),
+        bare: None,
+        help: "Let files that the program writes and syncs survive by a log in DIR, a directory of the user's own that nobody else can enter [default: by their file system]",
+    },
+    OptionSpec {
+        flag: "log-size",
+        variable: "UNCOPY_LOG_SIZE",
+        value: Some("BYTES"),
+        bare: None,
+        help: "Length of the log of each process, in bytes (16777216 to 1099511627776) [default: 1073741824]",
+    },
+    OptionSpec {
         flag: "stats",
         variable: "UNCOPY_STATS",
         value: Some("FILE|-"),
@@ -166,9 +187,10 @@ pub const OPTIONS: &[OptionSpec] = &[
 /// `UNCOPY_STATS_ROOT` holds the pid whose counters go to the `--stats` file; `UNCOPY_UFFD_FD`
 /// the number of an inherited file descriptor of `/dev/userfaultfd`, so that a program that
 /// drops its privileges keeps working; `UNCOPY_LEDGER` the file in memory that `--explain` is made from;
-/// `UNCOPY_RECORD` the directory that `uncopy profile` reads recordings from.
+/// `UNCOPY_RECORD` the directory that `uncopy profile` reads recordings from; `UNCOPY_LOG_SOCKET` the name of who keeps logs for
+/// `--log`.
 pub const INTERNAL_VARIABLES: &[&str] =
-    &["UNCOPY_STATS_ROOT", "UNCOPY_UFFD_FD", "UNCOPY_LEDGER", "UNCOPY_RECORD"];
+    &["UNCOPY_STATS_ROOT", "UNCOPY_UFFD_FD", "UNCOPY_LEDGER", "UNCOPY_RECORD", "UNCOPY_LOG_SOCKET"];
 
 /// Where the constants of the machine come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,6 +240,12 @@ pub struct Options<'a> {
     pub ledger: Option<&'a [u8]>,
     /// Where recordings are made (internal): see [`crate::recording`].
     pub record: Option<&'a [u8]>,
+    /// `--log`: an absolute path.
+    pub log: Option<&'a [u8]>,
+    /// `--log-size`, bytes.
+    pub log_bytes: u64,
+    /// Who keeps logs (internal): the name of a socket.
+    pub log_socket: Option<&'a [u8]>,
 }
 
 impl Default for Options<'_> {
@@ -240,6 +268,9 @@ impl Default for Options<'_> {
             uffd_fd: None,
             ledger: None,
             record: None,
+            log: None,
+            log_bytes: LOG_DEFAULT_BYTES,
+            log_socket: None,
         }
     }
 }
@@ -295,6 +326,9 @@ const LEGAL_SLICE: &str = "a whole number of ms from 4 to 10000";
 const LEGAL_POLICY: &str = "auto, always or never";
 const LEGAL_ON_OFF: &str = "on or off";
 const LEGAL_LANES_DIR: &str = "the absolute path of a directory, at most 80 bytes long";
+const LEGAL_LOG: &str = "the absolute path of a directory";
+const LEGAL_LOG_SIZE: &str = "a whole number of bytes from 16777216 to 1099511627776";
+const LEGAL_LOG_SOCKET: &str = "a path that uncopy run sets; unset it";
 const LEGAL_STATS: &str = "a file's path, or -";
 const LEGAL_COSTS: &str = "measure, assume, or the line that uncopy doctor --calibrate prints";
 const LEGAL_LEDGER: &str = "a path that uncopy run sets; unset it";
@@ -385,6 +419,21 @@ impl<'a> Options<'a> {
                 self.lanes_dir =
                     Some(Some(value).filter(|_| is_legal).ok_or(bad("UNCOPY_LANES_DIR", LEGAL_LANES_DIR))?);
             }
+            b"UNCOPY_LOG" => {
+                self.log = Some(
+                    Some(value).filter(|_| value.starts_with(b"/")).ok_or(bad("UNCOPY_LOG", LEGAL_LOG))?,
+                );
+            }
+            b"UNCOPY_LOG_SIZE" => {
+                let log_bytes = bytes(value, LOG_LOW_BYTES..=LOG_HIGH_BYTES);
+                self.log_bytes = log_bytes.ok_or_else(|| bad("UNCOPY_LOG_SIZE", LEGAL_LOG_SIZE))? as u64;
+            }
+            b"UNCOPY_LOG_SOCKET" => {
+                if !value.starts_with(b"/") {
+                    return Err(bad("UNCOPY_LOG_SOCKET", LEGAL_LOG_SOCKET));
+                }
+                self.log_socket = Some(value);
+            }
             b"UNCOPY_STATS" => {
                 if value.is_empty() {
                     return Err(bad("UNCOPY_STATS", LEGAL_STATS));
@@ -468,6 +517,9 @@ mod tests {
             ("UNCOPY_EXPLAIN", "sites.txt"),
             ("UNCOPY_NO_FOLLOW", "1"),
             ("UNCOPY_RECORD", "/dev/shm/recordings"),
+            ("UNCOPY_LOG", "/var/lib/logs"),
+            ("UNCOPY_LOG_SIZE", "16777216"),
+            ("UNCOPY_LOG_SOCKET", "/dev/shm/uncopy-0/log-1"),
         ] {
             let before = options;
             options.apply(name.as_bytes(), value.as_bytes()).expect("legal value");
@@ -501,6 +553,9 @@ mod tests {
             ("UNCOPY_EXPLAIN", ""),
             ("UNCOPY_LEDGER", "/etc/passwd"),
             ("UNCOPY_RECORD", "recordings"),
+            ("UNCOPY_LOG", "logs"),
+            ("UNCOPY_LOG_SIZE", "1"),
+            ("UNCOPY_LOG_SOCKET", "log-1"),
             ("UNCOPY_NO_FOLLOW", "x"),
         ] {
             let mut options = Options::default();

@@ -9,6 +9,7 @@
 //! | seccomp, limits, mlockall, execve, execveat, io_uring_setup | [`crate::limits`] is told first |
 //! | rt_sigaction | handlers are not put off from then on |
 //! | mprotect, munmap, mremap, madvise | [`crate::mapping`] is told first |
+//! | any, with `--log` | [`crate::files`] is told first |
 //! | anything else | libc's `syscall`, by a few compares and a jump |
 //!
 //! A clone instruction of the program's own, and one that gives a forked child another stack through
@@ -194,7 +195,10 @@ pub unsafe extern "C" fn syscall() {
         "cmp rdi, {mremap}",
         "je 5f",
         "cmp rdi, {madvise}",
-        "jne 3b",
+        "je 5f",
+        // Files take part in a log.
+        "cmp byte ptr [rip + {files}], 0",
+        "je 3b",
         "5:",
         "push rdi",
         "push rsi",
@@ -225,6 +229,7 @@ pub unsafe extern "C" fn syscall() {
         munmap = const libc::SYS_munmap,
         mremap = const libc::SYS_mremap,
         madvise = const libc::SYS_madvise,
+        files = sym uncopy_store::program::IS_ON,
         limits = sym crate::limits::before_call,
         clone = const libc::SYS_clone,
         fork = const libc::SYS_fork,

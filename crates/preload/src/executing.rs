@@ -1,7 +1,7 @@
 //! exec and its family, and the functions that start a program by ways of their own: which streams the other program has is noted
-//! first, see [`uncopy_lanes::handed`]. Without `--lanes` that is a load.
+//! first, see [`uncopy_lanes::handed`], and files that stay open there are synced. Without `--lanes` and `--log` that is a load each.
 
-use crate::lanes;
+use crate::{files, lanes};
 use core::ffi::{c_char, c_int, c_void};
 use uncopy_interpose::{before, slots};
 
@@ -27,51 +27,64 @@ slots! {
     ADD_DUP2 = c"posix_spawn_file_actions_adddup2": unsafe extern "C" fn(*mut c_void, c_int, c_int) -> c_int;
 }
 
-before!(execve EXECVE (path: Path, arguments: List, environment: List) -> c_int, {
+/// Before the calling process executes another program.
+pub fn before_exec() {
     lanes::before_exec();
+    files::before_exec();
+}
+
+/// Before another one is started by a function that has its own way to do so.
+fn before_spawn() {
+    lanes::before_spawn();
+    files::before_spawn();
+}
+
+before!(execve EXECVE (path: Path, arguments: List, environment: List) -> c_int, {
+    before_exec();
 });
 
 before!(execv EXECV (path: Path, arguments: List) -> c_int, {
-    lanes::before_exec();
+    before_exec();
 });
 
 before!(execvp EXECVP (file: Path, arguments: List) -> c_int, {
-    lanes::before_exec();
+    before_exec();
 });
 
 before!(execvpe EXECVPE (file: Path, arguments: List, environment: List) -> c_int, {
-    lanes::before_exec();
+    before_exec();
 });
 
 before!(fexecve FEXECVE (fd: c_int, arguments: List, environment: List) -> c_int, {
-    lanes::before_exec();
+    before_exec();
 });
 
 before!(execveat EXECVEAT (directory: c_int, path: Path, arguments: List, environment: List, flags: c_int) -> c_int, {
-    lanes::before_exec();
+    before_exec();
 });
 
 before!(system SYSTEM (command: Path) -> c_int, {
-    lanes::before_spawn();
+    before_spawn();
 });
 
 before!(popen POPEN (command: Path, kind: Path) -> *mut c_void, {
-    lanes::before_spawn();
+    before_spawn();
 });
 
 before!(posix_spawn POSIX_SPAWN
 (pid: *mut c_int, path: Path, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int, {
-    lanes::before_spawn();
+    before_spawn();
 });
 
 before!(posix_spawnp POSIX_SPAWNP
 (pid: *mut c_int, file: Path, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int, {
-    lanes::before_spawn();
+    before_spawn();
 });
 
 // Exec closes the one that is duplicated, perhaps, and never the duplicate.
 before!(posix_spawn_file_actions_adddup2 ADD_DUP2 (actions: *mut c_void, from: c_int, to: c_int) -> c_int, {
     lanes::passed(from);
+    files::refuse(from);
 });
 
 /// What is to be done before a function of the exec family that takes its arguments one by one; libc's own.
@@ -80,7 +93,7 @@ macro_rules! variadic {
         $(
             #[cfg(target_arch = "x86_64")]
             extern "C" fn $prepare() -> usize {
-                lanes::before_exec();
+                before_exec();
                 $slot.call() as *const () as usize
             }
 

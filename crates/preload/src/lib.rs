@@ -20,7 +20,8 @@
 //! | [`namespaces`] | unshare and setns |
 //! | [`signals`] | sigaction and its older relatives: handlers are wrapped |
 //! | [`lanes`] | none: what receives and sends do on lanes |
-//! | [`sockets`] | ioctl and setsockopt, where they matter to lanes |
+//! | [`sockets`] | ioctl and setsockopt, where they matter to lanes or files |
+//! | [`files`] | open, fsync and their families, and what changes files otherwise, for `--log` |
 //! | [`start`] | none: what happens when the library is loaded |
 //! | [`exit`] | none: what is done once before the process ends |
 //!
@@ -42,6 +43,7 @@ mod allocation;
 mod calls;
 mod executing;
 mod exit;
+mod files;
 mod lanes;
 mod lending;
 mod limits;

@@ -21,6 +21,7 @@ slots! {
 fn before_filter() {
     let _errno = uncopy_sys::errno::Keep::new();
     crate::lanes::end_all();
+    crate::files::end_all();
     release_all("the program installed a seccomp filter");
     // It may end the process for reading a clock.
     uncopy_trials::end();
@@ -56,11 +57,15 @@ pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: u
         libc::SYS_prctl if a == libc::PR_SET_SECCOMP as usize => before_filter(),
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize => uncopy_sys::clock::stop(),
         libc::SYS_mlockall => before_lock(),
-        libc::SYS_execve | libc::SYS_execveat => crate::lanes::before_exec(),
+        libc::SYS_execve | libc::SYS_execveat => crate::executing::before_exec(),
         // What a ring receives and sends nobody sees.
-        libc::SYS_io_uring_setup => crate::lanes::end_all(),
+        libc::SYS_io_uring_setup => {
+            crate::lanes::end_all();
+            crate::files::before_call(number, a, c);
+        }
         libc::SYS_setrlimit => before_limit(a as c_int, b as *const rlimit),
         libc::SYS_prlimit64 if is_own(a as pid_t) => before_limit(b as c_int, c as *const rlimit),
+        _ if crate::files::is_on() => crate::files::before_call(number, a, c),
         _ => {}
     }
 }

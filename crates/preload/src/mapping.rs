@@ -3,6 +3,7 @@
 //!
 //! A block whose mapping the program changes becomes plain memory for good before the call is made.
 
+use crate::files;
 use crate::lanes as streams;
 use core::ffi::{c_int, c_long, c_void};
 use libc::{off_t, size_t};
@@ -12,6 +13,7 @@ use uncopy_engine::service::activation;
 use uncopy_interpose::{alias, before, entry, slots};
 use uncopy_lanes::forks as lanes;
 use uncopy_record::{self as record, Function, Timer};
+use uncopy_store::program as store;
 
 type Pointer = *mut c_void;
 
@@ -105,13 +107,13 @@ fn is_over(flags: c_int) -> bool {
 
 entry!(mmap MMAP
 (address: Pointer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> Pointer,
-is_over(flags), {
+is_over(flags) || files::is_shared_mapping(flags, fd), {
     map(address, len, protection, flags, fd, offset)
 });
 
 entry!(mmap64 MMAP
 (address: Pointer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> Pointer,
-is_over(flags), {
+is_over(flags) || files::is_shared_mapping(flags, fd), {
     map(address, len, protection, flags, fd, offset)
 });
 
@@ -124,6 +126,9 @@ unsafe fn map(
     fd: c_int,
     offset: off_t,
 ) -> Pointer {
+    if files::is_shared_mapping(flags, fd) {
+        files::refuse(fd);
+    }
     if is_over(flags) {
         record::forget(Function::Mmap, address as usize, len);
         streams::changed(address as usize, len);
@@ -169,8 +174,11 @@ before!(mlock2 MLOCK2 (address: *const c_void, len: size_t, flags: u32) -> c_int
 
 /// Whether `fd` is ours and so, to the program, not open; `errno` then says so.
 fn is_hidden(fd: c_int) -> bool {
+    let is_own = |own| own == fd;
     let hidden = fd >= 0
-        && (activation::descriptors().contains(&Some(fd)) || lanes::descriptors().any(|own| own == fd));
+        && (activation::descriptors().contains(&Some(fd))
+            || lanes::descriptors().any(is_own)
+            || files::is_on() && store::own_descriptors().any(is_own));
     if hidden {
         uncopy_sys::errno::set(libc::EBADF);
     }
@@ -192,10 +200,14 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
     if is_hidden(fd) {
         return -1;
     }
+    if files::is_known(fd) {
+        files::before_fcntl(fd, command, argument);
+    }
     // SAFETY: the program's own arguments.
     let result = unsafe { FCNTL.call()(fd, command, argument) };
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
         streams::duplicated(fd, result);
+        files::duplicated(fd, result);
     }
     result
 }
@@ -207,6 +219,7 @@ before!(close CLOSE (fd: c_int) -> c_int, {
         return -1;
     }
     streams::closed(fd);
+    files::closed(fd);
     record::closed(fd);
 });
 
@@ -223,6 +236,7 @@ pub unsafe extern "C" fn dup(from: c_int) -> c_int {
     // SAFETY: touches no memory.
     let to = unsafe { DUP.call()(from) };
     streams::duplicated(from, to);
+    files::duplicated(from, to);
     to
 }
 
@@ -231,6 +245,7 @@ fn make_way_for(from: c_int, to: c_int) {
     make_way(to);
     if from != to {
         streams::closed(to);
+        files::closed(to);
     }
     record::closed(to);
 }
@@ -242,6 +257,7 @@ pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
     let made = unsafe { DUP2.call()(from, to) };
     if from != to {
         streams::duplicated(from, made);
+        files::duplicated(from, made);
     }
     made
 }
@@ -252,12 +268,14 @@ pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     // SAFETY: touches no memory.
     let made = unsafe { DUP3.call()(from, to, flags) };
     streams::duplicated(from, made);
+    files::duplicated(from, made);
     made
 }
 
 /// Our descriptors in order.
 fn hidden_in_order() -> SmallVec<[u32; 8]> {
-    let all = activation::descriptors().into_iter().flatten().chain(lanes::descriptors());
+    let all = activation::descriptors().into_iter().flatten();
+    let all = all.chain(lanes::descriptors()).chain(store::own_descriptors());
     let mut hidden: SmallVec<[u32; 8]> = all.filter_map(|fd| u32::try_from(fd).ok()).collect();
     hidden.sort_unstable();
     hidden
@@ -271,6 +289,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_i
         // With a flag they are closed by an exec, or in another table.
         if flags == 0 {
             streams::closed_range(first, last);
+            files::closed_range(first, last);
         }
         for hidden in hidden_in_order().into_iter().filter(|fd| (first..=last).contains(fd)) {
             // UNSHARE is done by the first call.
@@ -303,6 +322,7 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
             }
         }
         streams::closed_range(next as u32, u32::MAX);
+        files::closed_range(next as u32, u32::MAX);
         CLOSEFROM.call()(next);
     }
 }

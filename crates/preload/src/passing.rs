@@ -1,6 +1,7 @@
 //! sendfile, splice, copy_file_range: bytes that go from one descriptor to another inside the kernel. They are libc's
 //! calls as they are, entered in a recording if one is on.
 
+use crate::files;
 use crate::lanes;
 use core::ffi::{c_int, c_uint};
 use libc::{loff_t, off_t, size_t, ssize_t};
@@ -24,6 +25,7 @@ fn passed(
     len: size_t,
     call: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
+    files::change(to);
     let timer = Timer::begin(len);
     let done = if lanes::is_on() { lanes::pass(from, to, call) } else { call() };
     if let Some(timer) = timer {
@@ -32,27 +34,27 @@ fn passed(
     done
 }
 
-fn is_candidate(len: size_t) -> bool {
-    len >= MIN_STREAM_BYTES.load(core::sync::atomic::Ordering::Relaxed)
+fn is_candidate(to: c_int, len: size_t) -> bool {
+    len >= MIN_STREAM_BYTES.load(core::sync::atomic::Ordering::Relaxed) || files::is_known(to)
 }
 
-entry!(sendfile SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(len), {
+entry!(sendfile SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(to, len), {
     passed(Function::Sendfile, from, to, len, || SENDFILE.call()(to, from, offset, len))
 });
 
-entry!(sendfile64 SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(len), {
+entry!(sendfile64 SENDFILE (to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t, is_candidate(to, len), {
     passed(Function::Sendfile, from, to, len, || SENDFILE.call()(to, from, offset, len))
 });
 
 entry!(splice SPLICE
 (from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t,
-is_candidate(len), {
+is_candidate(to, len), {
     passed(Function::Splice, from, to, len, || SPLICE.call()(from, from_offset, to, to_offset, len, flags))
 });
 
 entry!(copy_file_range COPY_FILE_RANGE
 (from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t,
-is_candidate(len), {
+is_candidate(to, len), {
     let call = || COPY_FILE_RANGE.call()(from, from_offset, to, to_offset, len, flags);
     passed(Function::CopyFileRange, from, to, len, call)
 });

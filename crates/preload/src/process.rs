@@ -27,6 +27,7 @@ extern "C" fn prepare() {
     if exit::is_sealed() {
         return;
     }
+    crate::files::before_fork();
     // The engine first: who is inside it may wait for a page of twin memory, nobody inside twin memory for the engine.
     uncopy_engine::life::fork::prepare_with(lanes::prepare_fork);
     twin::prepare();
@@ -49,6 +50,7 @@ extern "C" fn child() {
     watch_end();
     lanes::in_child(true);
     crate::lanes::begin_anew();
+    crate::files::in_child();
     twin::child_before_others();
     uncopy_engine::life::fork::child();
     uncopy_record::session::in_child();
@@ -109,6 +111,9 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     if result == 0 {
         exit::own_process();
         lanes::in_child(memory == Memory::AndDescriptors);
+        if memory == Memory::AndDescriptors {
+            crate::files::in_child();
+        }
         twin::child_before_others();
         uncopy_engine::life::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
         uncopy_record::session::in_child();

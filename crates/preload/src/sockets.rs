@@ -1,6 +1,6 @@
-//! What else a program asks of a socket that may be a lane: how much there is, and when to be told.
+//! What else a program asks of a socket that may be a lane: how much there is, and when to be told. And of files.
 
-use crate::lanes;
+use crate::{files, lanes};
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::socklen_t;
 use uncopy_interpose::{before, slots};
@@ -13,6 +13,9 @@ slots! {
 // The third argument is only looked at for requests that have one; taking it in any case is what every libc does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    if files::is_known(fd) {
+        files::before_ioctl(fd, request);
+    }
     // SAFETY: the program's own arguments.
     let result = unsafe { IOCTL.call()(fd, request, argument) };
     if result == 0

@@ -34,6 +34,7 @@ fn fill_slots() {
     crate::passing::fill();
     crate::sockets::fill();
     crate::lanes::fill();
+    crate::files::fill();
     crate::executing::fill();
     #[cfg(target_arch = "x86_64")]
     crate::signals::fill();
@@ -103,6 +104,9 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
             Some(directory) => crate::lanes::switch_on(scope, directory, of_lanes),
             None => counters::directory(|directory| crate::lanes::switch_on(scope, directory, of_lanes)),
         }
+    }
+    if let Some(socket) = options.log_socket.filter(|_| !options.off && !uncopy_sys::filter::is_filtered()) {
+        crate::files::switch_on(socket);
     }
     if gate::heap_min_bytes() != usize::MAX {
         // A filter may end the process for it.

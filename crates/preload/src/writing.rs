@@ -1,5 +1,6 @@
 //! write, send and their families.
 
+use crate::files;
 use crate::lanes;
 use crate::lending::{Flags, Lending, send_lent};
 use crate::messages::{self, note_moved};
@@ -11,8 +12,9 @@ use uncopy_capi::sending::{self, SEND, SENDTO, WRITE};
 use uncopy_engine::call::output::{MAX_PARTS, Output, is_candidate};
 use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
 use uncopy_engine::state::phase::STATE;
-use uncopy_interpose::{alias, entry, gate, slots};
+use uncopy_interpose::{alias, entry, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
+use uncopy_store::program::At;
 use uncopy_sys::iovec::{Part, parts};
 
 type Pointer = *const c_void;
@@ -52,6 +54,12 @@ const fn output(function: Function, fd: c_int) -> Transfer {
 /// The same to a socket.
 const fn dispatch(function: Function, fd: c_int) -> Transfer {
     Transfer { call: Call::Output, function, fd, is_socket: true, flags: What(0) }
+}
+
+/// A descriptor goes to another program.
+fn passed(fd: c_int) {
+    lanes::passed(fd);
+    files::refuse(fd);
 }
 
 /// Makes a call that sends bytes as they are.
@@ -147,18 +155,20 @@ fn send_parts(
     if uncopy_sys::errno::get() == libc::EINVAL { unchanged() } else { sent }
 }
 
-/// The same for one buffer, entered in the recording if one is on.
+/// The same for one buffer, entered in the recording if one is on, and in a log if it goes to a file: there.
 #[inline(always)]
 fn send_one(
     transfer: Transfer,
     buffer: Pointer,
     len: usize,
     flags: Flags,
-    gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
+    at: Option<At>,
+    gathered: impl Fn(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    let (fd, part) = (transfer.fd, Part { address: buffer as usize, len_bytes: len });
-    one(transfer, buffer, len, flags, || send_parts(fd, &[part], flags, gathered, unchanged))
+    let (fd, parts) = (transfer.fd, [Part { address: buffer as usize, len_bytes: len }]);
+    let send = || send_parts(fd, &parts, flags, &gathered, unchanged);
+    one(transfer, buffer, len, flags, || files::write(fd, at, &parts, &gathered, send))
 }
 
 /// The same for an iovec array.
@@ -180,14 +190,15 @@ unsafe fn send_several(
     }
 }
 
-/// The same, entered in the recording if one is on.
+/// The same, entered in the recording if one is on, and in a log if it goes to a file: there.
 #[inline(always)]
 unsafe fn send_vector(
     transfer: Transfer,
     vector: *const iovec,
     count: c_int,
     flags: Flags,
-    gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
+    at: Option<At>,
+    gathered: impl Fn(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let (fd, count) = (transfer.fd, usize::try_from(count).unwrap_or(0));
@@ -197,45 +208,48 @@ unsafe fn send_vector(
             transfer,
             || (vector, count),
             flags,
-            || send_several(fd, vector, count, flags, gathered, unchanged),
+            || {
+                let send = || send_several(fd, vector, count, flags, &gathered, unchanged);
+                if !files::is_known(fd) {
+                    return send();
+                }
+                match parts(vector, count).filter(|_| count <= MAX_PARTS) {
+                    Some(parts) => files::write(fd, at, parts, &gathered, send),
+                    // The kernel refuses them.
+                    None => send(),
+                }
+            },
         )
     }
 }
 
-gate!(pwrite, "rdx", "r8", MIN_BYTES, PWRITE, pwrite_body);
-gate!(pwrite64, "rdx", "r8", MIN_BYTES, PWRITE, pwrite_body);
-
-entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, is_candidate_one(buffer, len), {
+entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, is_candidate_one(buffer, len) || files::is_known(fd), {
     // Gathered parts are readable while the output holds them; here and below.
     send_one(
         output(Function::Write, fd),
         buffer,
         len,
         NO_FLAGS,
+        Some(At::Position),
         |vector, count| sending::writev(fd, vector, count as c_int),
         || sending::write(fd, buffer, len),
     )
 });
 
-unsafe extern "C" fn pwrite_body(
-    fd: c_int,
-    buffer: Pointer,
-    len: usize,
-    offset: off_t,
-    _caller: usize,
-) -> ssize_t {
-    // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
-    unsafe {
-        send_one(
-            output(Function::Pwrite, fd),
-            buffer,
-            len,
-            None,
-            |vector, count| PWRITEV.call()(fd, vector, count as c_int, offset),
-            || PWRITE.call()(fd, buffer, len, offset),
-        )
-    }
-}
+entry!(pwrite PWRITE (fd: c_int, buffer: Pointer, len: usize, offset: off_t) -> ssize_t,
+len >= MIN_BYTES.load(Relaxed) || files::is_known(fd), {
+    send_one(
+        output(Function::Pwrite, fd),
+        buffer,
+        len,
+        None,
+        Some(At::Offset(offset.cast_unsigned())),
+        |vector, count| PWRITEV.call()(fd, vector, count as c_int, offset),
+        || PWRITE.call()(fd, buffer, len, offset),
+    )
+});
+
+alias!(pwrite64 = pwrite (fd: c_int, buffer: Pointer, len: usize, offset: off_t) -> ssize_t);
 
 /// A header for parts sent to `to`.
 fn header(vector: *const iovec, count: usize, to: *const sockaddr, to_len: socklen_t) -> msghdr {
@@ -258,6 +272,7 @@ entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize
         buffer,
         len,
         Some(flags),
+        None,
         |vector, count| sending::sendmsg(fd, &header(vector, count, core::ptr::null(), 0), flags),
         || sending::send(fd, buffer, len, flags),
     )
@@ -275,15 +290,16 @@ is_candidate_one(buffer, len), {
         buffer,
         len,
         (to.is_null() && to_len == 0).then_some(flags),
+        None,
         |vector, count| sending::sendmsg(fd, &header(vector, count, to, to_len), flags),
         || sending::sendto(fd, buffer, len, flags, to, to_len),
     )
 });
 
-/// Hooks that write a vector: what makes the call, the function that is recorded, whether the bytes may go by reference,
-/// and the arguments behind the vector.
+/// Hooks that write a vector: what makes the call, the function that is recorded, whether the bytes may go by reference, where in a
+/// file they go, and the arguments behind the vector.
 macro_rules! vectored {
-    ($name:ident $real:expr, $function:ident, $flags:expr, ($($argument:ident: $type:ty),*)) => {
+    ($name:ident $real:expr, $function:ident, $flags:expr, $at:expr, ($($argument:ident: $type:ty),*)) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             fd: c_int,
@@ -299,6 +315,7 @@ macro_rules! vectored {
                     vector,
                     count,
                     $flags,
+                    ($at)(fd),
                     |vector, count| real(fd, vector, count as c_int $(, $argument)*),
                     || real(fd, vector, count $(, $argument)*),
                 )
@@ -307,10 +324,20 @@ macro_rules! vectored {
     };
 }
 
-vectored!(writev sending::writev, Writev, NO_FLAGS, ());
-vectored!(pwritev PWRITEV.call(), Pwritev, None, (offset: off_t));
+/// Where in a file `pwritev2` writes. With flags by which it waits, or writes at the end, no record tells of it.
+fn place_of(fd: c_int, offset: off_t, flags: c_int) -> Option<At> {
+    const HARMLESS: c_int = libc::RWF_NOWAIT | libc::RWF_HIPRI;
+    if flags & !HARMLESS != 0 {
+        files::refuse(fd);
+        return None;
+    }
+    Some(if offset == -1 { At::Position } else { At::Offset(offset.cast_unsigned()) })
+}
+
+vectored!(writev sending::writev, Writev, NO_FLAGS, |_| Some(At::Position), ());
+vectored!(pwritev PWRITEV.call(), Pwritev, None, |_| Some(At::Offset(offset.cast_unsigned())), (offset: off_t));
 alias!(pwritev64 = pwritev (fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
-vectored!(pwritev2 PWRITEV2.call(), Pwritev, of_a_stream(offset, flags), (offset: off_t, flags: c_int));
+vectored!(pwritev2 PWRITEV2.call(), Pwritev, of_a_stream(offset, flags), |fd| place_of(fd, offset, flags), (offset: off_t, flags: c_int));
 alias!(pwritev64v2 = pwritev2
 (fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 
@@ -320,9 +347,9 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     unsafe {
         let vector = || ((*message).msg_iov.cast_const(), (*message).msg_iovlen);
         let mut is_bare = false;
-        if lanes::is_on() && messages::is_header(message) {
+        if (lanes::is_on() || files::is_on()) && messages::is_header(message) {
             is_bare = (*message).msg_namelen == 0 && (*message).msg_controllen == 0;
-            messages::each_descriptor(&*message, lanes::passed);
+            messages::each_descriptor(&*message, passed);
         }
         let lane_flags = is_bare.then_some(flags);
         several(dispatch(Function::Sendmsg, fd), vector, lane_flags, || sendmsg_now(fd, message, flags))
@@ -356,10 +383,12 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
     let timer = Timer::begin_any();
     // SAFETY: the program's own arguments; the messages that the kernel has taken are there.
     unsafe {
-        let sent = if lanes::is_on() {
+        if lanes::is_on() || files::is_on() {
             for message in messages::given(messages, count as usize).unwrap_or_default() {
-                messages::each_descriptor(&message.msg_hdr, lanes::passed);
+                messages::each_descriptor(&message.msg_hdr, passed);
             }
+        }
+        let sent = if lanes::is_on() {
             let bytes = |sent| messages::moved_bytes(messages, sent);
             lanes::send_literally(fd, || sendmmsg_now(fd, messages, count, flags), bytes)
         } else {

@@ -7,12 +7,25 @@
 //! ```
 //!
 //! Files stay the kernel's: whoever reads, maps, copies or looks at one finds what was written. Only what fsync waits for is
-//! different. Here are the log's [`layout`], [appending](log) to it, and [`recovery`]; which files take part is for their hooks to say.
+//! different.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`layout`], [`device`], [`log`], [`recovery`] | a log: its bytes, where they lie, appending to it, reading it again |
+//! | [`mark`], [`places`] | a log's files; logs in a directory |
+//! | [`state`], `messages` | what a program and the keeper of its log tell each other |
+//! | [`program`] | what hooks do: which files take part, what is written to them, what their syncs wait for |
+//! | [`keeper`] | the process that syncs the files later, and outlives the program |
 #![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation, reason = "64-bit machines; records are short")]
 
 pub mod device;
+pub mod keeper;
 pub mod layout;
 pub mod log;
+pub mod mark;
+mod messages;
+pub mod places;
+pub mod program;
 pub mod recovery;
 pub mod state;

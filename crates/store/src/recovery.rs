@@ -82,13 +82,12 @@ pub struct Replayed {
     pub records: u64,
     /// Those bytes.
     pub bytes: u64,
-    /// Files that they are in.
-    pub files: u64,
     /// Records of files that are gone.
     pub gone_records: u64,
-    /// Files of which that is not sure: the log keeps what it has for them.
-    pub unsure: Vec<Identity>,
 }
+
+/// The files of a log's records.
+pub type FoundFiles<F> = BTreeMap<Identity, Found<<F as Files>::File>>;
 
 impl<D: Device> Recovery<D> {
     /// Reads the beginning of a log.
@@ -107,6 +106,18 @@ impl<D: Device> Recovery<D> {
             newest = found.filter(is_newer).or(newest);
         }
         Ok(Self { device, superblock, checkpoint: newest.ok_or(Unreadable::NoCheckpoint)? })
+    }
+
+    /// What the log is.
+    #[must_use]
+    pub const fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub const fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
     }
 
     const fn expected(&self, sequence: u64) -> Expected {
@@ -165,40 +176,54 @@ impl<D: Device> Recovery<D> {
     fn has_survivors(&self, from: u64, missing: u64) -> Result<bool, Errno> {
         // What was written together with the missing one lies within so many bytes.
         const LOOKED_AT_BYTES: u64 = 2 * crate::layout::MAX_RECORD_BYTES as u64;
-        let granule_bytes = u64::from(self.superblock.granule_bytes);
+        const STEP_BYTES: u64 = 1 << 20;
+        let granule_bytes = self.superblock.granule_bytes as usize;
         let end = self.superblock.len_bytes.min(from + LOOKED_AT_BYTES);
         let mut bytes = Vec::new();
-        let mut front = vec![0; granule_bytes as usize];
-        let mut at = from;
-        while at + granule_bytes <= end {
-            self.device.read_at(at, &mut front)?;
-            let sequence = sequence_of(&front).unwrap_or(0);
-            let expected = self.expected(sequence);
-            if sequence > missing
-                && record_bytes(&front, &expected).is_some()
-                && let Some(record) = self.record_at(at, &expected, &mut bytes)?
-                && record.flushed > missing
-            {
-                return Ok(true);
+        let mut step = vec![0; STEP_BYTES.min(end.saturating_sub(from)) as usize];
+        for step_at in (from..end).step_by(STEP_BYTES as usize) {
+            let len = (end - step_at).min(STEP_BYTES) as usize / granule_bytes * granule_bytes;
+            self.device.read_at(step_at, &mut step[..len])?;
+            for (granule, front) in step[..len].chunks_exact(granule_bytes).enumerate() {
+                let at = step_at + (granule * granule_bytes) as u64;
+                let sequence = sequence_of(front).unwrap_or(0);
+                let expected = self.expected(sequence);
+                if sequence > missing
+                    && record_bytes(front, &expected).is_some()
+                    && let Some(record) = self.record_at(at, &expected, &mut bytes)?
+                    && record.flushed > missing
+                {
+                    return Ok(true);
+                }
             }
-            at += granule_bytes;
         }
         Ok(false)
     }
 
-    /// Puts every record that was not digested into its file, and waits until that survives. It can be done again, also after it
-    /// was interrupted, until the log was [emptied](Recovery::emptied).
+    /// Looks for the files of all records that were not digested.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn look_up<F: Files>(&self, files: &mut F) -> Result<(End, FoundFiles<F>), Errno> {
+        let mut found = FoundFiles::<F>::new();
+        let end = self.each_record(|record, _| {
+            let log = self.superblock.log;
+            found.entry(record.file.clone()).or_insert_with(|| files.find(&record.file, log));
+            Ok(())
+        })?;
+        Ok((end, found))
+    }
+
+    /// Puts every record that was not digested into its file, as far as that was [found](Recovery::look_up), and waits until that
+    /// survives. It can be done again, also after it was interrupted, until the log was [emptied](Recovery::emptied).
     ///
     /// # Errors
     /// What the device or the files say.
-    pub fn replay<F: Files>(&self, files: &mut F) -> Result<(End, Replayed), Errno> {
-        let mut found: BTreeMap<Identity, Found<F::File>> = BTreeMap::new();
+    pub fn replay<F: Files>(&self, files: &mut F, found: &mut FoundFiles<F>) -> Result<Replayed, Errno> {
         let mut done = Replayed::default();
-        let end = self.each_record(|record, bytes| {
-            let known = found.entry(record.file.clone());
-            let file = known.or_insert_with(|| files.find(&record.file, self.superblock.log));
-            match file {
-                Found::File(file) => {
+        self.each_record(|record, bytes| {
+            match found.get_mut(&record.file) {
+                Some(Found::File(file)) => {
                     for extent in &record.extents {
                         let bytes = &bytes[extent.at..extent.at + extent.len_bytes];
                         files.write_at(file, extent.offset, bytes)?;
@@ -206,22 +231,17 @@ impl<D: Device> Recovery<D> {
                     }
                     done.records += 1;
                 }
-                Found::Gone => done.gone_records += 1,
-                Found::Unsure => {}
+                Some(Found::Gone) => done.gone_records += 1,
+                _ => {}
             }
             Ok(())
         })?;
-        for (identity, file) in &mut found {
-            match file {
-                Found::File(file) => {
-                    files.sync(file)?;
-                    done.files += 1;
-                }
-                Found::Unsure => done.unsure.push(identity.clone()),
-                Found::Gone => {}
+        for file in found.values_mut() {
+            if let Found::File(file) = file {
+                files.sync(file)?;
             }
         }
-        Ok((end, done))
+        Ok(done)
     }
 
     /// All that the log had is in its files: it is empty from here on. The checkpoint that says so, to go on with by

@@ -31,6 +31,12 @@ pub fn now_ns() -> u64 {
     read_ns(libc::CLOCK_MONOTONIC)
 }
 
+/// CLOCK_REALTIME, ns since 1970.
+#[must_use]
+pub fn wall_ns() -> u64 {
+    read_ns(libc::CLOCK_REALTIME)
+}
+
 /// Processor time that all threads of the process have used, ns: a system call, not one of the vDSO. Where a filter refuses it, `errno`
 /// is changed: for critical sections.
 #[must_use]

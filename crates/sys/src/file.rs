@@ -47,6 +47,7 @@ pub fn status(fd: i32) -> Result<Status, Errno> {
         check(kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)))?;
         found
     };
+    #[allow(clippy::useless_conversion, reason = "u32 on aarch64")]
     Ok(Status {
         device: found.st_dev,
         inode: found.st_ino,
@@ -59,6 +60,23 @@ pub fn status(fd: i32) -> Result<Status, Errno> {
             .wrapping_mul(1_000_000_000)
             .wrapping_add(found.st_mtime_nsec as u64),
     })
+}
+
+/// Device and inode of what a path names, itself if that is a link.
+///
+/// # Errors
+/// What newfstatat says.
+///
+/// # Safety
+/// The path is terminated, or the kernel cannot read it.
+pub unsafe fn inode_at(directory: i32, path: *const core::ffi::c_char) -> Result<(u64, u64), Errno> {
+    // SAFETY: an all-zero stat is a valid buffer; the kernel reads the path.
+    unsafe {
+        let mut found: libc::stat = core::mem::zeroed();
+        let flags = libc::AT_SYMLINK_NOFOLLOW;
+        check(kernel!(Stat, syscall!(libc::SYS_newfstatat, directory, path, &raw mut found, flags)))?;
+        Ok((found.st_dev, found.st_ino))
+    }
 }
 
 /// Magic number of its file system (linux/magic.h).

@@ -28,6 +28,8 @@ pub mod alloc {
 }
 #[cfg(not(loom))]
 pub mod area;
+#[cfg(not(loom))]
+pub mod background;
 pub mod bytes;
 mod call;
 pub mod cgroup;

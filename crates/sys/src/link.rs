@@ -206,6 +206,17 @@ pub fn receive(fd: i32, words: &mut [u64; MAX_WORDS]) -> Result<Came, Errno> {
     Ok(came)
 }
 
+/// Whether the other end is not closed.
+#[must_use]
+pub fn is_open(fd: i32) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one valid structure.
+    let ready = unsafe { kernel!(Poll, syscall!(libc::SYS_poll, &raw mut poll, 1, 0)) };
+    ready == 0
+        || ready == 1
+            && poll.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0
+}
+
 /// Ends a link, or a wait for links.
 pub fn end(fd: i32) {
     close(fd);
@@ -240,7 +251,9 @@ mod tests {
         // SAFETY: three bytes that are readable.
         assert_eq!(unsafe { libc::write(near, b"abc".as_ptr().cast(), 3) }, 3);
         assert_eq!(receive(far, &mut words).err(), Some(Errno(libc::EPROTO)), "no whole words");
+        assert!(is_open(far));
         end(near);
+        assert!(!is_open(far));
         assert_eq!(receive(far, &mut words).expect("closed").words, 0);
         end(far);
         end(listener);

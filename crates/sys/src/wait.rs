@@ -9,3 +9,11 @@ pub fn for_any(descriptors: impl Iterator<Item = i32>, timeout_ms: i32) {
     // SAFETY: as many valid structures as is said.
     unsafe { kernel!(Poll, syscall!(libc::SYS_poll, polls.as_mut_ptr(), polls.len(), timeout_ms)) };
 }
+
+/// Whether a descriptor can be read, or its other end is gone.
+#[must_use]
+pub fn is_ready(fd: i32) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid structure.
+    unsafe { kernel!(Poll, syscall!(libc::SYS_poll, &raw mut poll, 1, 0)) == 1 }
+}

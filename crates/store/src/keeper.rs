@@ -1,0 +1,173 @@
+//! The process that keeps programs' logs: it has the files that take part, syncs them when nobody waits for that, gives the logs' room
+//! back, lets others open the files, and outlives the programs.
+//!
+//! One thread waits for programs; each process that may need a log has a link with it for as long as it lives. One thread for each of
+//! those with a log serves it (`client`), one makes logs. Whatever ends a program, by then its thread has all of its files. Signals
+//! that ask it to end are not followed: it ends with the programs.
+
+mod client;
+
+use crate::messages::{HELLO, NOT_NOW, PROTOCOL};
+use crate::places::{self, Empty};
+use client::{answer, serve};
+use std::ffi::CString;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use uncopy_sys::background::{be_polite, bell, ring, signals, take_signals, watch_process};
+use uncopy_sys::errno::Errno;
+use uncopy_sys::link::{self, MAX_WORDS};
+use uncopy_sys::{file, mem, wait};
+
+/// How long a process that was not linked yet is waited for after all others have ended: a daemon leaves its first process behind.
+const GRACE: Duration = Duration::from_secs(2);
+/// How often it is looked whether there is anything to wait for, ms.
+const LOOK_MS: i32 = 1000;
+
+/// What is kept for whom.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where logs lie.
+    pub directory: PathBuf,
+    /// Length of each, bytes.
+    pub log_bytes: u64,
+    /// Under which name programs find the keeper. It is removed at the end.
+    pub socket: CString,
+    /// The program that was started.
+    pub root: u32,
+}
+
+/// The log that the next program gets: nothing yet, or one, or why there is none.
+type Next = Option<Result<Empty, Errno>>;
+
+/// What all threads know.
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    next: Mutex<Next>,
+    /// Rung when somebody waits to open a file that takes part; one for each program.
+    bells: Mutex<Vec<i32>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Makes the next log, in a thread of its own: that takes as long as writing all of it.
+    fn prepare(self: &Arc<Self>) {
+        let shared = Arc::clone(self);
+        thread::spawn(move || {
+            let made = places::take_empty(&shared.settings.directory, shared.settings.log_bytes);
+            *lock(&shared.next) = Some(made);
+        });
+    }
+
+    /// The log for a program; `Err(0)`: not yet.
+    fn take_log(self: &Arc<Self>) -> Result<Empty, Errno> {
+        match lock(&self.next).take() {
+            None => Err(Errno(0)),
+            Some(made) => {
+                self.prepare();
+                made
+            }
+        }
+    }
+}
+
+/// Waits for programs under a name, to [keep](Keeper::keep) their logs.
+#[derive(Debug)]
+pub struct Keeper {
+    shared: Arc<Shared>,
+    listener: i32,
+    signals: i32,
+}
+
+impl Keeper {
+    /// Begins: from here on programs find it. Signals by which it could be ended are blocked.
+    ///
+    /// # Errors
+    /// What the name, or the kernel, says.
+    pub fn begin(settings: Settings) -> Result<Self, Errno> {
+        let signals = signals(&[libc::SIGIO, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE])?;
+        let listener = link::listen(&settings.socket)?;
+        let shared = Arc::new(Shared { settings, next: Mutex::new(None), bells: Mutex::new(Vec::new()) });
+        shared.prepare();
+        Ok(Self { shared, listener, signals })
+    }
+
+    /// Keeps logs until all programs have ended that were started for it.
+    pub fn keep(self) {
+        be_polite();
+        let root = watch_process(self.shared.settings.root).ok();
+        let mut needed_at = Instant::now();
+        // Programs that have no log yet.
+        let mut idle: Vec<i32> = Vec::new();
+        let mut served: Vec<thread::JoinHandle<()>> = Vec::new();
+        while needed_at.elapsed() < GRACE {
+            wait::for_any([self.listener, self.signals].into_iter().chain(idle.iter().copied()), LOOK_MS);
+            if !take_signals(self.signals).is_empty() {
+                lock(&self.shared.bells).iter().for_each(|bell| ring(*bell));
+            }
+            while let Ok(link) = link::accept(self.listener) {
+                idle.push(link);
+            }
+            idle.retain(|link| match self.shared.hear(*link) {
+                Heard::Nothing => true,
+                Heard::End => {
+                    link::end(*link);
+                    false
+                }
+                Heard::Serve(empty) => {
+                    let (shared, link) = (Arc::clone(&self.shared), *link);
+                    served.push(thread::spawn(move || shared.serve(link, &empty)));
+                    false
+                }
+            });
+            served.retain(|thread| !thread.is_finished());
+            let has_root = root.is_some_and(|root| !wait::is_ready(root));
+            if has_root || !idle.is_empty() || !served.is_empty() {
+                needed_at = Instant::now();
+            }
+        }
+        link::end(self.listener);
+        mem::unlink(&self.shared.settings.socket);
+        root.into_iter().for_each(file::close);
+    }
+}
+
+/// What is heard of a program that has no log.
+enum Heard {
+    Nothing,
+    End,
+    /// It asked for one, and gets this.
+    Serve(Box<Empty>),
+}
+
+impl Shared {
+    fn hear(self: &Arc<Self>, link: i32) -> Heard {
+        let mut words = [0; MAX_WORDS];
+        match link::receive(link, &mut words) {
+            Err(Errno::EAGAIN | Errno::EINTR) => return Heard::Nothing,
+            Ok(came) if came.words == 2 && came.fd < 0 && words[..2] == [HELLO, PROTOCOL] => {}
+            _ => return Heard::End,
+        }
+        match self.take_log() {
+            Ok(empty) => return Heard::Serve(Box::new(empty)),
+            Err(errno) => answer(link, &[NOT_NOW, errno.0 as u64]),
+        }
+        Heard::Nothing
+    }
+
+    /// Serves a program until it ends.
+    fn serve(&self, link: i32, empty: &Empty) {
+        if let Ok(bell) = bell() {
+            lock(&self.bells).push(bell);
+            serve(link, bell, empty);
+            lock(&self.bells).retain(|other| *other != bell);
+            file::close(bell);
+        }
+        link::end(link);
+    }
+}

@@ -1,0 +1,405 @@
+//! Logs in a directory, and the files that records belong to, as file systems have them.
+
+use crate::device::LogFile;
+use crate::layout::{Checkpoint, Identity, Superblock};
+use crate::log::{create, write_checkpoint};
+use crate::mark;
+use crate::recovery::{Files, Found, Recovery, Unreadable};
+use std::collections::BTreeSet;
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirEntryExt;
+use std::path::{Path, PathBuf};
+use uncopy_sys::errno::Errno;
+use uncopy_sys::{clock, file, ids};
+
+/// Least length of a log, bytes.
+pub const MIN_LOG_BYTES: u64 = 16 << 20;
+/// What its name ends in.
+const SUFFIX: &str = "log";
+/// A file that was written to so long after the last sign of life of its log's keeper, ns, was written to by somebody else.
+const MAX_SILENCE_NS: u64 = 10_000_000_000;
+/// What is written at once while a log is made, bytes.
+const STEP_BYTES: usize = 1 << 20;
+
+/// A path as the kernel takes it.
+///
+/// # Errors
+/// EINVAL: there is a zero byte in it.
+pub fn c_path(path: &Path) -> Result<CString, Errno> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)
+}
+
+/// Sixty-four bits of an identifier in hexadecimal digits; 0 if there is none.
+fn digits_of(path: &str) -> u64 {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).unwrap_or(0)
+}
+
+/// This start of the kernel.
+#[must_use]
+pub fn boot() -> u64 {
+    digits_of("/proc/sys/kernel/random/boot_id")
+}
+
+/// This machine; 0: it has no identifier.
+#[must_use]
+pub fn machine() -> u64 {
+    digits_of("/etc/machine-id")
+}
+
+/// The logs in a directory, in the order of their names.
+///
+/// # Errors
+/// What reading it says.
+pub fn logs(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        let is_log = path.extension().is_some_and(|extension| extension == SUFFIX)
+            && path
+                .file_stem()
+                .and_then(|stem| stem.to_str())
+                .is_some_and(|stem| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        if is_log {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// An open log, locked against others; closed when dropped.
+#[derive(Debug)]
+pub struct Locked(LogFile);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        file::close(self.0.0);
+    }
+}
+
+impl Locked {
+    /// Opens a log and locks it.
+    ///
+    /// # Errors
+    /// EAGAIN: somebody has it; else what open says.
+    pub fn open(path: &Path) -> Result<Self, Errno> {
+        let fd = file::open(&c_path(path)?, libc::O_RDWR | libc::O_DIRECT | libc::O_NOFOLLOW, 0)?;
+        let log = Self(LogFile(fd));
+        let is_ours = file::status(fd)?.user == ids::effective_user();
+        if is_ours { file::lock_alone(fd).map(|()| log) } else { Err(Errno::EPERM) }
+    }
+
+    /// Where it lies.
+    #[must_use]
+    pub const fn device(&self) -> LogFile {
+        self.0
+    }
+}
+
+/// A log of which nothing is needed.
+#[derive(Debug)]
+pub struct Empty {
+    /// The log.
+    pub file: Locked,
+    /// What it is.
+    pub superblock: Superblock,
+    /// How far it is.
+    pub checkpoint: Checkpoint,
+}
+
+/// A log of this length of which nothing is needed: one that is there, else a new one, which takes as long as writing all of it.
+///
+/// # Errors
+/// What the directory or the file says.
+pub fn take_empty(directory: &Path, len_bytes: u64) -> Result<Empty, Errno> {
+    for path in logs(directory).unwrap_or_default() {
+        if let Some(empty) = reuse(&path, len_bytes) {
+            return Ok(empty);
+        }
+    }
+    make(directory, len_bytes)
+}
+
+fn reuse(path: &Path, len_bytes: u64) -> Option<Empty> {
+    let file = Locked::open(path).ok()?;
+    let recovery = Recovery::open(file.device()).ok()?;
+    let (superblock, checkpoint) = (*recovery.superblock(), *recovery.checkpoint());
+    let is_empty = checkpoint.process == 0;
+    let is_fit = superblock.len_bytes == len_bytes && superblock.machine == machine();
+    (is_empty && is_fit).then_some(Empty { file, superblock, checkpoint })
+}
+
+fn make(directory: &Path, len_bytes: u64) -> Result<Empty, Errno> {
+    let id = ids::random().ok_or(Errno::EAGAIN)?;
+    let path = directory.join(format!("{id:016x}.{SUFFIX}"));
+    let name = c_path(&path)?;
+    let flags = libc::O_RDWR | libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+    let file = Locked(LogFile(file::open(&name, flags, 0o600)?));
+    let filled = fill(&file, len_bytes).and_then(|granule_bytes| {
+        let superblock = Superblock { log: id, len_bytes, granule_bytes, machine: machine() };
+        create(&file.device(), &superblock, clock::wall_ns()).map(|checkpoint| (superblock, checkpoint))
+    });
+    match filled {
+        Ok((superblock, checkpoint)) => Ok(Empty { file, superblock, checkpoint }),
+        Err(errno) => {
+            uncopy_sys::mem::unlink(&name);
+            Err(errno)
+        }
+    }
+}
+
+/// Writes all of a new log once: what is written over later needs no change to its file system. The granule, bytes.
+fn fill(log: &Locked, len_bytes: u64) -> Result<u32, Errno> {
+    let fd = log.device().0;
+    if !mark::is_fit(fd) {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    file::lock_alone(fd)?;
+    file::allocate(fd, len_bytes)?;
+    let mut zeroes = crate::device::Aligned::default();
+    zeroes.resize(STEP_BYTES);
+    for at in (0..len_bytes).step_by(STEP_BYTES) {
+        let len = (len_bytes - at).min(STEP_BYTES as u64) as usize;
+        file::write_at(fd, at, &zeroes[..len])?;
+    }
+    file::sync(fd)?;
+    Ok(file::direct_granule_bytes(fd))
+}
+
+/// A log's files as file systems have them.
+#[derive(Debug, Default)]
+struct OnDisk<'a> {
+    /// The kernel runs that ran then: numbers of devices are what they were.
+    is_same_boot: bool,
+    /// Where else to look for files than where they were.
+    search: &'a [PathBuf],
+    /// When the log's keeper last gave a sign of life, ns since 1970; `None`: however late somebody wrote to a file.
+    alive_until_ns: Option<u64>,
+}
+
+/// A file of a log's, closed when dropped.
+#[derive(Debug)]
+struct Opened(i32);
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        file::close(self.0);
+    }
+}
+
+impl OnDisk<'_> {
+    /// Opens what is at a path, if it is the file.
+    fn open_if_it_is(&self, path: &Path, identity: &Identity) -> Option<Opened> {
+        let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let opened = Opened(file::open(&c_path(path).ok()?, flags, 0).ok()?);
+        let is_it = file::status(opened.0).is_ok_and(|status| {
+            let is_there = !self.is_same_boot || status.device == identity.device;
+            status.is_regular() && is_there && status.inode == identity.inode
+        });
+        (is_it && file::generation(opened.0) == identity.generation).then_some(opened)
+    }
+
+    fn find_in(&self, directory: &Path, identity: &Identity) -> Option<Opened> {
+        let entries = std::fs::read_dir(directory).ok()?;
+        let mut same = entries.flatten().filter(|entry| entry.ino() == identity.inode);
+        same.find_map(|entry| self.open_if_it_is(&entry.path(), identity))
+    }
+
+    /// The file, where it was, or elsewhere in its directory, or where else to look.
+    fn locate(&self, identity: &Identity) -> Option<Opened> {
+        let path = Path::new(OsStr::from_bytes(&identity.path));
+        let elsewhere = path.parent().into_iter().chain(self.search.iter().map(PathBuf::as_path));
+        self.open_if_it_is(path, identity)
+            .or_else(|| elsewhere.into_iter().find_map(|directory| self.find_in(directory, identity)))
+    }
+}
+
+impl Files for OnDisk<'_> {
+    type File = Opened;
+
+    fn find(&mut self, identity: &Identity, log: u64) -> Found<Opened> {
+        let Some(opened) = self.locate(identity) else { return Found::Unsure };
+        match mark::of(opened.0) {
+            Ok(Some(marked)) if marked == log => {}
+            Ok(_) => return Found::Gone,
+            Err(_) => return Found::Unsure,
+        }
+        let modified_ns = file::status(opened.0).map_or(u64::MAX, |status| status.modified_ns);
+        match self.alive_until_ns {
+            Some(until_ns) if modified_ns > until_ns.saturating_add(MAX_SILENCE_NS) => Found::Unsure,
+            _ => Found::File(opened),
+        }
+    }
+
+    fn write_at(&mut self, file: &mut Opened, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        file::write_at(file.0, offset, bytes)
+    }
+
+    fn sync(&mut self, file: &mut Opened) -> Result<(), Errno> {
+        file::sync(file.0)
+    }
+}
+
+/// What came of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Somebody has it.
+    InUse,
+    /// There was nothing to do.
+    Empty,
+    /// Its files have all that they were promised.
+    Recovered(Recovered),
+    /// Records are damaged that had survived: the log stays as it is.
+    Damaged,
+    /// It was made on another machine: the log stays as it is.
+    OtherMachine,
+    /// It cannot be read: it stays as it is.
+    Unreadable(Unreadable),
+}
+
+/// What was put into files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Records; 0 where the kernel had them still.
+    pub records: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Files.
+    pub files: u64,
+    /// Records of files that do not count on the log any more.
+    pub gone_records: u64,
+    /// Files that were not found, or that somebody else has written to since: unless they were given up, the log keeps what it has.
+    pub unsure: Vec<Identity>,
+}
+
+/// How a log is recovered.
+#[derive(Clone, Debug, Default)]
+pub struct Ways {
+    /// Where else to look for files than where they were.
+    pub search: Vec<PathBuf>,
+    /// What is not sure is given up: files that were not found or that others wrote to, damaged records and all that follow, logs of
+    /// other machines.
+    pub gives_up: bool,
+}
+
+/// Puts into files what a log has for them, and empties it. Can be done again, also after it was interrupted.
+///
+/// # Errors
+/// What the device or a file says.
+pub fn recover(path: &Path, ways: &Ways) -> Result<Outcome, Errno> {
+    let file = match Locked::open(path) {
+        Ok(file) => file,
+        Err(Errno::EAGAIN) => return Ok(Outcome::InUse),
+        Err(errno) => return Err(errno),
+    };
+    let recovery = match Recovery::open(file.device()) {
+        Ok(recovery) => recovery,
+        Err(Unreadable::Device(errno)) => return Err(errno),
+        Err(why) => return Ok(Outcome::Unreadable(why)),
+    };
+    let (superblock, checkpoint) = (*recovery.superblock(), *recovery.checkpoint());
+    if checkpoint.process == 0 {
+        return Ok(Outcome::Empty);
+    }
+    if superblock.machine != machine() && !ways.gives_up {
+        return Ok(Outcome::OtherMachine);
+    }
+    // As long as the kernel runs that ran then, it has had all that was written since: that is only to be synced.
+    let is_same_boot = checkpoint.boot == boot();
+    let mut alive_until_ns = checkpoint.time_ns;
+    let end = recovery.each_record(|record, _| {
+        alive_until_ns = alive_until_ns.max(record.time_ns);
+        Ok(())
+    })?;
+    if end.is_damaged && !is_same_boot && !ways.gives_up {
+        return Ok(Outcome::Damaged);
+    }
+    let is_guarded = !is_same_boot && !ways.gives_up;
+    let mut files =
+        OnDisk { is_same_boot, search: &ways.search, alive_until_ns: is_guarded.then_some(alive_until_ns) };
+    let (end, mut found) = recovery.look_up(&mut files)?;
+    let mut recovered = Recovered::default();
+    if !is_same_boot {
+        // What is written to the files from here on is no other's.
+        let next = Checkpoint { serial: checkpoint.serial + 1, time_ns: clock::wall_ns(), ..checkpoint };
+        write_checkpoint(&file.device(), &superblock, &next)?;
+        let done = recovery.replay(&mut files, &mut found)?;
+        (recovered.records, recovered.bytes, recovered.gone_records) =
+            (done.records, done.bytes, done.gone_records);
+    }
+    for (identity, file) in found {
+        match file {
+            Found::File(file) => {
+                mark::take(file.0)?;
+                recovered.files += 1;
+            }
+            Found::Unsure => recovered.unsure.push(identity),
+            Found::Gone => {}
+        }
+    }
+    if recovered.unsure.is_empty() || ways.gives_up {
+        let (_, superblock, checkpoint) = recovery.emptied(end, clock::wall_ns());
+        // Two further on: the one before the last may be the one that was just written.
+        let checkpoint = Checkpoint { serial: checkpoint.serial + 1, ..checkpoint };
+        write_checkpoint(&file.device(), &superblock, &checkpoint)?;
+    }
+    Ok(Outcome::Recovered(recovered))
+}
+
+/// What a log has.
+#[derive(Clone, Debug)]
+pub struct Contents {
+    /// What it is.
+    pub superblock: Superblock,
+    /// How far it is.
+    pub checkpoint: Checkpoint,
+    /// Somebody appends to it.
+    pub is_in_use: bool,
+    /// Records that were not digested.
+    pub records: u64,
+    /// Bytes of files in them.
+    pub bytes: u64,
+    /// Files that they belong to.
+    pub files: BTreeSet<Identity>,
+    /// See [`End::is_damaged`](crate::recovery::End::is_damaged).
+    pub is_damaged: bool,
+}
+
+/// Looks at a log, also at one that is appended to meanwhile: every record is checked.
+///
+/// # Errors
+/// Why it cannot be read.
+pub fn look(path: &Path) -> Result<Contents, Unreadable> {
+    let is_in_use = matches!(Locked::open(path), Err(Errno::EAGAIN));
+    let flags = libc::O_RDONLY | libc::O_DIRECT | libc::O_NOFOLLOW;
+    let opened = Opened(file::open(&c_path(path)?, flags, 0)?);
+    let recovery = Recovery::open(LogFile(opened.0))?;
+    let (superblock, checkpoint) = (*recovery.superblock(), *recovery.checkpoint());
+    let (records, bytes) = (0, 0);
+    let (files, is_damaged) = (BTreeSet::new(), false);
+    let mut found = Contents { superblock, checkpoint, is_in_use, records, bytes, files, is_damaged };
+    let end = recovery.each_record(|record, _| {
+        found.records += 1;
+        found.bytes += record.extents.iter().map(|extent| extent.len_bytes as u64).sum::<u64>();
+        found.files.insert(record.file.clone());
+        Ok(())
+    })?;
+    found.is_damaged = end.is_damaged && !is_in_use;
+    Ok(found)
+}
+
+/// Removes a log that nobody uses and of which nothing is needed, or of which all is given up.
+///
+/// # Errors
+/// EAGAIN: somebody uses it; ENOTEMPTY: something is needed; else what the kernel says.
+pub fn remove(path: &Path, gives_up: bool) -> Result<(), Errno> {
+    let locked = Locked::open(path)?;
+    let is_empty = Recovery::open(locked.device()).is_ok_and(|recovery| recovery.checkpoint().process == 0);
+    if !is_empty && !gives_up {
+        return Err(Errno(libc::ENOTEMPTY));
+    }
+    std::fs::remove_file(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+}

@@ -1,0 +1,166 @@
+//! What is known of each descriptor by its number.
+//!
+//! ```text
+//! bits 0–2  3–11   12–19                  20–31
+//!      kind place  syncs of a candidate   writes under way to a candidate
+//! ```
+//!
+//! A file takes part from a moment on at which nobody writes to it: what is under way then would be in no record.
+
+use core::sync::atomic::{AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+
+/// Descriptors that are known; files of others never take part.
+const DESCRIPTORS: usize = 1 << 16;
+const KIND: u32 = 7;
+const PLACE_SHIFT: u32 = 3;
+const SYNC: u32 = 1 << 12;
+const SYNCS: u32 = 0xFF * SYNC;
+const WRITE: u32 = 1 << 20;
+const WRITES: u32 = 0xFFF * WRITE;
+
+const CANDIDATE: u32 = 1;
+const REFUSED: u32 = 2;
+const LOGGED: u32 = 3;
+const INHERITED: u32 = 4;
+const FAILED: u32 = 5;
+
+static ALL: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+/// Above the number of every descriptor of which something is known.
+static END: AtomicU32 = AtomicU32::new(0);
+
+/// What is known of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing: it was not opened by a hook, or not to be written.
+    Unknown,
+    /// Its file may take part.
+    Candidate,
+    /// Its file does not take part.
+    Refused,
+    /// Its file takes part, at this place.
+    Logged(usize),
+    /// The same in the process that this one was forked from.
+    Inherited(usize),
+    /// Its file does not take part, and a sync has failed of which the program was not told.
+    Failed(i32),
+}
+
+impl Kind {
+    const fn of(word: u32) -> Self {
+        let detail = ((word & !KIND & (SYNC - 1)) >> PLACE_SHIFT) as usize;
+        match word & KIND {
+            CANDIDATE => Self::Candidate,
+            REFUSED => Self::Refused,
+            LOGGED => Self::Logged(detail),
+            INHERITED => Self::Inherited(detail),
+            FAILED => Self::Failed(detail as i32),
+            _ => Self::Unknown,
+        }
+    }
+
+    const fn word(self) -> u32 {
+        match self {
+            Self::Unknown => 0,
+            Self::Candidate => CANDIDATE,
+            Self::Refused => REFUSED,
+            Self::Logged(place) => LOGGED | (place as u32) << PLACE_SHIFT,
+            Self::Inherited(place) => INHERITED | (place as u32) << PLACE_SHIFT,
+            Self::Failed(errno) => FAILED | ((errno as u32) << PLACE_SHIFT & (SYNC - 1)),
+        }
+    }
+}
+
+fn word(fd: i32) -> Option<&'static AtomicU32> {
+    ALL.get(usize::try_from(fd).ok()?)
+}
+
+/// What is known of a descriptor.
+#[inline]
+#[must_use]
+pub fn kind(fd: i32) -> Kind {
+    word(fd).map_or(Kind::Unknown, |word| Kind::of(word.load(Acquire)))
+}
+
+/// Something is known of a descriptor. Writes under way are not forgotten.
+pub fn set(fd: i32, kind: Kind) {
+    if let Some(word) = word(fd) {
+        let mut seen = word.load(Relaxed);
+        while let Err(now) = word.compare_exchange_weak(seen, seen & WRITES | kind.word(), AcqRel, Relaxed) {
+            seen = now;
+        }
+        END.fetch_max(fd.cast_unsigned() + 1, AcqRel);
+    }
+}
+
+/// Descriptors from `first` to `last` of which something is known.
+pub fn known(first: u32, last: u32) -> impl Iterator<Item = i32> {
+    let end = END.load(Acquire).min(last.saturating_add(1));
+    (first..end).map(u32::cast_signed).filter(|fd| kind(*fd) != Kind::Unknown)
+}
+
+/// Counts a sync of a candidate; how many there were.
+pub fn count_sync(fd: i32) -> u32 {
+    let Some(word) = word(fd) else { return 0 };
+    let seen = word.load(Relaxed);
+    if seen & SYNCS == SYNCS {
+        return SYNCS / SYNC;
+    }
+    // A sync that is not counted because somebody else changes it is no loss.
+    let _ = word.compare_exchange(seen, seen + SYNC, AcqRel, Relaxed);
+    (seen & SYNCS) / SYNC + 1
+}
+
+/// Makes a candidate, to which nobody writes, one that takes part. Whether it did.
+pub fn adopt(fd: i32, place: usize) -> bool {
+    let Some(word) = word(fd) else { return false };
+    let seen = word.load(Relaxed);
+    Kind::of(seen) == Kind::Candidate
+        && seen & WRITES == 0
+        && word.compare_exchange(seen, Kind::Logged(place).word(), AcqRel, Relaxed).is_ok()
+}
+
+/// A write to a candidate under way.
+#[derive(Debug)]
+pub struct Counted(&'static AtomicU32);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(WRITE, AcqRel);
+    }
+}
+
+/// Counts a write to a candidate in; `None`: it is none.
+pub fn begin_write(fd: i32) -> Option<Counted> {
+    let word = word(fd)?;
+    if Kind::of(word.load(Acquire)) != Kind::Candidate {
+        return None;
+    }
+    let seen = word.fetch_add(WRITE, AcqRel);
+    let counted = Counted(word);
+    (Kind::of(seen) == Kind::Candidate).then_some(counted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_takes_part_only_while_nobody_writes_to_it() {
+        const FD: i32 = 60_000;
+        assert_eq!(kind(FD), Kind::Unknown);
+        assert!(begin_write(FD).is_none());
+        set(FD, Kind::Candidate);
+        assert_eq!((count_sync(FD), count_sync(FD)), (1, 2));
+        let write = begin_write(FD).expect("a candidate");
+        assert!(!adopt(FD, 5));
+        drop(write);
+        assert!(adopt(FD, 63));
+        assert_eq!(kind(FD), Kind::Logged(63));
+        assert!(begin_write(FD).is_none());
+        set(FD, Kind::Failed(libc::EIO));
+        assert_eq!(kind(FD), Kind::Failed(libc::EIO));
+        assert_eq!(known(60_000, 60_000).collect::<Vec<_>>(), [FD]);
+        set(FD, Kind::Unknown);
+        assert_eq!(known(0, u32::MAX).filter(|fd| *fd == FD).count(), 0);
+    }
+}

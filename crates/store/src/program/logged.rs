@@ -1,0 +1,342 @@
+//! Files that take part.
+
+use super::capture::Capture;
+use super::descriptors::{self, Counted, Kind};
+use super::session::Session;
+use super::{answer, count_leave, session, touch};
+use crate::layout::Identity;
+use crate::mark;
+use crate::messages::{CLOSED, DROP, ROOM};
+use crate::state::{LEFT, MAX_FILES, Place, TOUCHED};
+use core::ffi::c_int;
+use core::sync::atomic::{
+    AtomicBool, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use uncopy_sys::clock;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::file::{self, Status};
+use uncopy_sys::iovec::Part;
+
+/// Files whose syncs are longer than this on average do without the log: the device writes all bytes twice (decision 053).
+const MAX_MEAN_BYTES: u64 = 512 << 10;
+/// Syncs of which that average is taken.
+const MEAN_OF_SYNCS: u64 = 32;
+
+/// What is known of a file that takes part, while it is synced.
+#[derive(Debug)]
+pub struct Logged {
+    status: Status,
+    identity: Identity,
+    /// Syncs, and bytes in the last [`MEAN_OF_SYNCS`] of them.
+    syncs: u64,
+    recent_bytes: u64,
+    is_large: bool,
+    /// What is being synced; between syncs, memory for the next one.
+    taken: Capture,
+}
+
+impl Logged {
+    pub fn new(status: Status, identity: Identity) -> Self {
+        Self { status, identity, syncs: 0, recent_bytes: 0, is_large: false, taken: Capture::default() }
+    }
+
+    fn is_same(&self, now: &Status) -> bool {
+        let known = &self.status;
+        (known.mode, known.user, known.group, known.links) == (now.mode, now.user, now.group, now.links)
+    }
+
+    fn note_sync(&mut self, bytes: usize) {
+        self.syncs += 1;
+        self.recent_bytes += bytes as u64;
+        if self.syncs.is_multiple_of(MEAN_OF_SYNCS) {
+            self.is_large = self.recent_bytes > MAX_MEAN_BYTES * MEAN_OF_SYNCS;
+            self.recent_bytes = 0;
+        }
+    }
+}
+
+/// A file that takes part. Order of locks: `logged`, `capture`.
+#[derive(Debug)]
+pub struct Tracked {
+    /// Descriptors of it.
+    descriptors: AtomicU32,
+    /// Whoever writes to it writes at its end.
+    is_append: AtomicBool,
+    /// Other processes may have it: it does not take part a second time.
+    is_shared: AtomicBool,
+    /// Held while it is synced, or left.
+    logged: Mutex<Option<Logged>>,
+    /// Held while it is written to.
+    capture: Mutex<Capture>,
+}
+
+static FILES: [Tracked; MAX_FILES] = [const { Tracked::none() }; MAX_FILES];
+
+pub fn file_at(place: usize) -> &'static Tracked {
+    &FILES[place % MAX_FILES]
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a write goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// Where the one before ended, or at the file's end.
+    Position,
+    /// There, bytes from the file's beginning.
+    Offset(u64),
+}
+
+/// A write that is about to be made.
+#[derive(Debug)]
+pub enum Writing {
+    /// Nothing has to be known of it.
+    Plain,
+    /// It is counted.
+    Counted(Counted),
+    /// What is written is to be told.
+    Logged(Write),
+}
+
+/// A write to a file that takes part.
+#[derive(Debug)]
+pub struct Write {
+    fd: c_int,
+    file: &'static Tracked,
+    capture: MutexGuard<'static, Capture>,
+}
+
+/// Begins a write; its descriptor must not be closed before it ends.
+#[must_use]
+pub fn begin_write(fd: c_int) -> Writing {
+    loop {
+        match descriptors::kind(fd) {
+            Kind::Candidate => {
+                if let Some(counted) = descriptors::begin_write(fd) {
+                    return Writing::Counted(counted);
+                }
+            }
+            Kind::Inherited(place) => {
+                touch(place);
+                return Writing::Plain;
+            }
+            Kind::Logged(place) => {
+                let file = file_at(place);
+                let capture = lock(&file.capture);
+                if descriptors::kind(fd) == Kind::Logged(place) {
+                    return Writing::Logged(Write { fd, file, capture });
+                }
+            }
+            _ => return Writing::Plain,
+        }
+    }
+}
+
+impl Write {
+    /// The first `len_bytes` bytes of the parts were written.
+    ///
+    /// # Safety
+    /// They can be read.
+    pub unsafe fn done(mut self, at: At, parts: &[Part], len_bytes: usize) {
+        let offset = match at {
+            // It goes to the end, whatever it says (pwrite(2), "Bugs").
+            At::Offset(_) if self.file.is_append.load(Relaxed) => None,
+            At::Offset(offset) => Some(offset),
+            At::Position => file::position(self.fd).ok().and_then(|end| end.checked_sub(len_bytes as u64)),
+        };
+        match offset {
+            // SAFETY: readable, says the caller.
+            Some(offset) => unsafe { self.capture.add(offset, parts, len_bytes) },
+            None => self.capture.give_up(),
+        }
+    }
+}
+
+impl Tracked {
+    const fn none() -> Self {
+        Self {
+            descriptors: AtomicU32::new(0),
+            is_append: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
+            logged: Mutex::new(None),
+            capture: Mutex::new(Capture::NONE),
+        }
+    }
+
+    /// Whether no file is here.
+    pub fn is_free(&self) -> bool {
+        self.descriptors.load(Acquire) == 0 && !self.is_shared.load(Acquire)
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Option<Logged>> {
+        lock(&self.logged)
+    }
+
+    /// A file is here from now on, which has one descriptor.
+    pub fn begin(&self, is_append: bool) {
+        self.is_append.store(is_append, Relaxed);
+        self.descriptors.store(1, Release);
+    }
+
+    /// It is not any more; under the lock.
+    pub fn end(&self, place: usize, to: Kind) {
+        let mut capture = lock(&self.capture);
+        for fd in descriptors::known(0, u32::MAX).filter(|fd| descriptors::kind(*fd) == Kind::Logged(place)) {
+            descriptors::set(fd, to);
+        }
+        *capture = Capture::NONE;
+        self.descriptors.store(0, Release);
+    }
+
+    pub fn note_forked(&self) {
+        self.is_shared.store(true, Release);
+    }
+
+    /// Its place among all.
+    fn place(&self) -> usize {
+        let offset_bytes = core::ptr::from_ref(self) as usize - FILES.as_ptr() as usize;
+        offset_bytes / size_of::<Self>()
+    }
+
+    /// A sync of it. `None`: it does not take part any more.
+    pub fn sync(&self, fd: c_int, real: &impl Fn() -> c_int) -> Option<c_int> {
+        let mut inner = self.lock();
+        if descriptors::kind(fd) != Kind::Logged(self.place()) {
+            return None;
+        }
+        let (session, logged) = (session()?, inner.as_mut()?);
+        let (state, counts) = (session.place(self.place()), &session.state.counts);
+        let status = match file::status(fd) {
+            Ok(status) if (status.device, status.inode) == (logged.status.device, logged.status.inode) => {
+                status
+            }
+            // It was closed by a way that nobody saw, and is another file.
+            _ => {
+                descriptors::set(fd, Kind::Unknown);
+                return Some(real());
+            }
+        };
+        let is_lost =
+            |state: &Place| state.flags.load(Acquire) & (LEFT | TOUCHED) != 0 || session.has_ended();
+        if logged.is_large || !logged.is_same(&status) || session.log.is_broken() || is_lost(state) {
+            return Some(self.leave_by_sync(fd, inner, real));
+        }
+        core::mem::swap(&mut *lock(&self.capture), &mut logged.taken);
+        if logged.taken.is_empty() {
+            // Nothing lies in the log that is older than what the file system writes now.
+            counts.plain_syncs.fetch_add(1, Relaxed);
+            return Some(real());
+        }
+        let is_done =
+            !logged.taken.is_incomplete() && log(session, state, logged).is_ok_and(|is_done| is_done);
+        if !is_done || is_lost(state) {
+            return Some(self.leave_by_sync(fd, inner, real));
+        }
+        logged.note_sync(logged.taken.bytes().len());
+        logged.taken.clear();
+        session.tell_if_half_full();
+        Some(0)
+    }
+
+    /// What the log does not answer, the file system does: it goes on without the log. What the sync says.
+    fn leave_by_sync(
+        &self,
+        fd: c_int,
+        mut inner: MutexGuard<'_, Option<Logged>>,
+        real: &impl Fn() -> c_int,
+    ) -> c_int {
+        let said = real();
+        let errno = uncopy_sys::errno::get();
+        let taken = self.leave_under(fd, &mut inner, true);
+        if said != 0 {
+            uncopy_sys::errno::set(errno);
+            return said;
+        }
+        answer(taken)
+    }
+
+    /// It goes on without the log; it may take part `again` later.
+    pub fn leave(&self, fd: c_int, again: bool) {
+        let mut inner = self.lock();
+        if descriptors::kind(fd) == Kind::Logged(self.place())
+            && let Err(errno) = self.leave_under(fd, &mut inner, again)
+        {
+            descriptors::set(fd, Kind::Failed(errno.0));
+        }
+    }
+
+    fn leave_under(&self, fd: c_int, inner: &mut Option<Logged>, again: bool) -> Result<(), Errno> {
+        let place = self.place();
+        let taken = mark::take(fd);
+        let logged = inner.take();
+        count_leave(logged.as_ref().map_or(0, |logged| logged.syncs));
+        let is_large = logged.is_some_and(|logged| logged.is_large);
+        let goes_on = again && !is_large && !self.is_shared.load(Acquire);
+        self.end(place, if goes_on { Kind::Candidate } else { Kind::Refused });
+        let Some(session) = session() else { return taken };
+        let said = session.place(place).error.swap(0, AcqRel);
+        if session.ask(&[DROP, place as u64], -1).is_err() {
+            // Nobody else does.
+            file::end_lease(fd);
+        }
+        if said == 0 { taken } else { Err(Errno(said as i32)) }
+    }
+
+    /// It has another descriptor.
+    pub fn duplicate(&self, from: c_int, to: c_int) {
+        let _capture = lock(&self.capture);
+        if let kind @ Kind::Logged(_) = descriptors::kind(from) {
+            self.descriptors.fetch_add(1, AcqRel);
+            descriptors::set(to, kind);
+        } else {
+            [from, to].into_iter().for_each(|fd| descriptors::set(fd, Kind::Refused));
+        }
+    }
+
+    /// One of its descriptors is about to be closed.
+    pub fn close(&self, fd: c_int) {
+        let mut inner = self.lock();
+        let place = self.place();
+        if descriptors::kind(fd) != Kind::Logged(place) {
+            return descriptors::set(fd, Kind::Unknown);
+        }
+        if self.descriptors.load(Acquire) > 1 {
+            self.descriptors.fetch_sub(1, AcqRel);
+            return descriptors::set(fd, Kind::Unknown);
+        }
+        count_leave(inner.take().map_or(0, |logged| logged.syncs));
+        self.end(place, Kind::Unknown);
+        if session().is_none_or(|session| session.ask(&[CLOSED, place as u64], -1).is_err()) {
+            // Nobody else does, and what the sync says nobody asks for.
+            let _ = mark::take(fd);
+            file::end_lease(fd);
+        }
+    }
+}
+
+/// Puts what was written to a file into the log, and waits until that survives. Whether it did: the log may be full.
+fn log(session: &Session, state: &Place, logged: &Logged) -> Result<bool, Errno> {
+    let (taken, counts) = (&logged.taken, &session.state.counts);
+    let append = || {
+        let fill = |room: &mut [u8]| {
+            room.copy_from_slice(taken.bytes());
+            Ok(())
+        };
+        session.log.append(clock::wall_ns(), &logged.identity, taken.extents(), fill)
+    };
+    let mut sequence = append()?;
+    if sequence.is_none() {
+        session.ask(&[ROOM], -1)?;
+        sequence = append()?;
+    }
+    let Some(sequence) = sequence else { return Ok(false) };
+    state.last_record.store(sequence, Release);
+    session.log.flush(sequence)?;
+    counts.syncs.fetch_add(1, Relaxed);
+    counts.flushes.fetch_add(1, Relaxed);
+    counts.bytes.fetch_add(taken.bytes().len() as u64, Relaxed);
+    Ok(true)
+}

@@ -1,0 +1,376 @@
+//! What a program's hooks do for its log: which files take part, what is written to them, and what their syncs wait for.
+//!
+//! ```text
+//! opened ─► candidate ─ some syncs ─► logged ─► left: the file system's again
+//!               └── anything that cannot be followed ──► refused ◄──┘
+//! ```
+//!
+//! A file is left in three steps: it is synced; its mark is taken away; that survives. Only then the program goes on. Callers keep
+//! `errno`, and let no signal handler of the program's run meanwhile.
+
+pub mod capture;
+pub mod descriptors;
+mod logged;
+mod session;
+
+pub use logged::{At, Write, Writing, begin_write};
+
+use crate::mark;
+use crate::messages::{ADOPT, ADOPTED};
+use crate::state::{HELD, MAX_FILES, State, TOUCHED};
+use core::ffi::c_int;
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire,
+    Ordering::Relaxed, Ordering::Release,
+};
+use descriptors::Kind;
+use logged::{Logged, file_at};
+use session::{NoSession, Session};
+use std::ffi::CString;
+use std::sync::{Mutex, OnceLock};
+use uncopy_sys::errno::{self, Errno};
+use uncopy_sys::{clock, fd, file, mem};
+
+/// A candidate takes part from so many syncs on: many files are synced once, and closed.
+const MIN_SYNCS: u32 = 4;
+/// A file that was left after fewer syncs has lost time.
+const MIN_LOGGED_SYNCS: u64 = 256;
+/// So many of those, and no more files take part.
+const MAX_EARLY_LEAVES: u32 = 8;
+/// Where there was no log yet, it is asked for again after so long, ms.
+const RETRY_MS: u64 = 200;
+
+/// Whether files may take part. One byte, which hooks look at.
+pub static IS_ON: AtomicBool = AtomicBool::new(false);
+/// Nothing takes part any more from here on.
+static HAS_STOPPED: AtomicBool = AtomicBool::new(false);
+static SOCKET: OnceLock<CString> = OnceLock::new();
+/// A link with who keeps logs, which does nothing but say that this process lives, until there is a session; -1: none.
+static LINK: AtomicI32 = AtomicI32::new(-1);
+static SESSION: AtomicPtr<Session> = AtomicPtr::new(core::ptr::null_mut());
+/// What this process's parent and its keeper know.
+static INHERITED: AtomicPtr<State> = AtomicPtr::new(core::ptr::null_mut());
+/// One file at a time comes to take part.
+static ADOPTION: Mutex<()> = Mutex::new(());
+static EARLY_LEAVES: AtomicU32 = AtomicU32::new(0);
+static RETRY_AT_MS: AtomicU64 = AtomicU64::new(0);
+
+/// Files may take part from here on: their logs are kept by who waits under this name.
+pub fn switch_on(socket: CString) {
+    if SOCKET.set(socket).is_ok() && meet() {
+        IS_ON.store(true, Release);
+    }
+}
+
+/// Links with who keeps logs. Whether that is possible.
+fn meet() -> bool {
+    match SOCKET.get().map(|socket| session::connect(socket)) {
+        Some(Ok(link)) => {
+            LINK.store(link, Release);
+            true
+        }
+        Some(Err(errno)) => {
+            HAS_STOPPED.store(true, Release);
+            say_ended(&format!("its keeper cannot be reached: {errno}"));
+            false
+        }
+        None => false,
+    }
+}
+
+/// Whether files may take part.
+#[inline(always)]
+#[must_use]
+pub fn is_on() -> bool {
+    IS_ON.load(Relaxed)
+}
+
+/// Whether something is to be done about a descriptor.
+#[inline]
+#[must_use]
+pub fn is_known(fd: c_int) -> bool {
+    is_on() && descriptors::kind(fd) != Kind::Unknown
+}
+
+fn session() -> Option<&'static Session> {
+    // SAFETY: sessions are never freed.
+    unsafe { SESSION.load(Acquire).as_ref() }
+}
+
+/// The descriptors that are ours.
+pub fn own_descriptors() -> impl Iterator<Item = c_int> {
+    let link = Some(LINK.load(Acquire)).filter(|link| *link >= 0);
+    link.into_iter().chain(session().map(Session::log_descriptor))
+}
+
+/// The program goes on without its log: said once.
+fn say_ended(why: &str) {
+    mem::say(format_args!("uncopy: no log any more: {why}; files are synced by their file system\n"));
+}
+
+/// The session, which begins now if there is none.
+fn find_session() -> Option<&'static Session> {
+    if let Some(session) = session() {
+        if session.has_ended() && !HAS_STOPPED.swap(true, AcqRel) {
+            say_ended("its keeper has ended");
+        }
+        return (!session.has_ended()).then_some(session);
+    }
+    let link = Some(LINK.load(Acquire)).filter(|link| *link >= 0)?;
+    if clock::now_ms() < RETRY_AT_MS.load(Relaxed) {
+        return None;
+    }
+    match Session::begin(link) {
+        Ok(session) => {
+            let session = Box::leak(Box::new(session));
+            SESSION.store(session, Release);
+            Some(session)
+        }
+        Err(NoSession::Later) => {
+            RETRY_AT_MS.store(clock::now_ms() + RETRY_MS, Relaxed);
+            None
+        }
+        Err(NoSession::Never(errno)) => {
+            HAS_STOPPED.store(true, Release);
+            say_ended(&errno.to_string());
+            None
+        }
+    }
+}
+
+/// The program has opened a file.
+pub fn opened(fd: c_int, flags: c_int) {
+    const UNFIT: c_int = libc::O_DIRECT | libc::O_DSYNC | libc::O_PATH | libc::O_DIRECTORY;
+    let is_fit = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & UNFIT == 0;
+    if is_fit && !HAS_STOPPED.load(Relaxed) {
+        descriptors::set(fd, Kind::Candidate);
+    } else if descriptors::kind(fd) != Kind::Unknown {
+        descriptors::set(fd, Kind::Unknown);
+    }
+}
+
+/// A sync of the program's, by `real` unless the log answers it: what `fsync` returns.
+pub fn sync(fd: c_int, real: impl Fn() -> c_int) -> c_int {
+    loop {
+        let answer = match descriptors::kind(fd) {
+            Kind::Unknown | Kind::Refused => Some(real()),
+            Kind::Failed(errno) => {
+                descriptors::set(fd, Kind::Refused);
+                errno::set(errno);
+                Some(-1)
+            }
+            Kind::Candidate => {
+                let adopted = (descriptors::count_sync(fd) >= MIN_SYNCS).then(|| adopt(fd)).flatten();
+                Some(adopted.map_or_else(&real, answer))
+            }
+            Kind::Inherited(place) => {
+                touch(place);
+                let result = real();
+                descriptors::set(fd, Kind::Refused);
+                Some(if result == 0 { answer(mark::take(fd)) } else { result })
+            }
+            Kind::Logged(place) => file_at(place).sync(fd, &real),
+        };
+        if let Some(answer) = answer {
+            return answer;
+        }
+    }
+}
+
+fn answer(result: Result<(), Errno>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno::set(errno.0);
+            -1
+        }
+    }
+}
+
+/// Lets a candidate take part: what the sync has said with which that begins; `None`: it does not, and is not synced.
+fn adopt(fd: c_int) -> Option<Result<(), Errno>> {
+    let _adoption = ADOPTION.try_lock().ok()?;
+    if HAS_STOPPED.load(Relaxed) {
+        descriptors::set(fd, Kind::Refused);
+        return None;
+    }
+    let Some((status, identity)) = fit(fd) else {
+        descriptors::set(fd, Kind::Refused);
+        return None;
+    };
+    let session = find_session()?;
+    let place = (0..MAX_FILES)
+        .find(|place| session.place(*place).flags.load(Acquire) == 0 && file_at(*place).is_free())?;
+    let tracked = file_at(place);
+    let mut inner = tracked.lock();
+    tracked.begin(file::flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0));
+    if !descriptors::adopt(fd, place) {
+        tracked.end(place, Kind::Candidate);
+        return None;
+    }
+    session.place(place).flags.store(HELD, Release);
+    match session.ask(&[ADOPT, place as u64], fd) {
+        Ok([ADOPTED, said, ..]) => {
+            *inner = Some(Logged::new(status, identity));
+            Some(if said == 0 { Ok(()) } else { Err(Errno(said as i32)) })
+        }
+        _ => {
+            tracked.end(place, Kind::Refused);
+            session.place(place).flags.store(0, Release);
+            None
+        }
+    }
+}
+
+/// What is known of a file that can take part.
+fn fit(fd: c_int) -> Option<(file::Status, crate::layout::Identity)> {
+    let status = file::status(fd).ok().filter(|status| status.is_regular() && status.links == 1)?;
+    let flags = file::flags(fd).ok()?;
+    let is_fit = flags & (libc::O_DIRECT | libc::O_DSYNC) == 0 && mark::is_fit(fd);
+    let identity = mark::identity(fd, &status)?;
+    is_fit.then_some((status, identity))
+}
+
+/// A file that was left too soon: whether another one may take part.
+fn count_leave(syncs: u64) {
+    if syncs < MIN_LOGGED_SYNCS && EARLY_LEAVES.fetch_add(1, Relaxed) + 1 >= MAX_EARLY_LEAVES {
+        HAS_STOPPED.store(true, Release);
+    }
+}
+
+/// The parent, and its keeper, are to know that this process may write to the file.
+fn touch(place: usize) {
+    // SAFETY: states are never unmapped.
+    if let Some(state) = unsafe { INHERITED.load(Acquire).as_ref() } {
+        state.places[place].flags.fetch_or(TOUCHED, AcqRel);
+    }
+}
+
+/// Something is about to happen to a file that no record tells of: it is left first. Whether it may take part again later.
+pub fn change(fd: c_int, again: bool) {
+    match descriptors::kind(fd) {
+        Kind::Logged(place) => file_at(place).leave(fd, again),
+        Kind::Inherited(place) => {
+            touch(place);
+            if !again && mark::take(fd).is_ok() {
+                descriptors::set(fd, Kind::Refused);
+            }
+        }
+        Kind::Candidate if !again => descriptors::set(fd, Kind::Refused),
+        _ => {}
+    }
+}
+
+/// All files are left, for good if `again` is false.
+pub fn change_all(again: bool) {
+    if !again {
+        HAS_STOPPED.store(true, Release);
+    }
+    descriptors::known(0, u32::MAX).for_each(|fd| change(fd, again));
+}
+
+/// What a path names is about to have another one: a file that takes part is left, because its records have the old one.
+///
+/// # Safety
+/// The program's own path: it is terminated, or the kernel cannot read it.
+pub unsafe fn renamed(directory: c_int, path: *const core::ffi::c_char) {
+    // SAFETY: the caller's.
+    let Ok(inode) = (unsafe { file::inode_at(directory, path) }) else { return };
+    for fd in descriptors::known(0, u32::MAX) {
+        let is_it = || file::status(fd).is_ok_and(|status| (status.device, status.inode) == inode);
+        if matches!(descriptors::kind(fd), Kind::Logged(_)) && is_it() {
+            change(fd, true);
+        }
+    }
+}
+
+/// A descriptor was duplicated.
+pub fn duplicated(from: c_int, to: c_int) {
+    match descriptors::kind(from) {
+        Kind::Logged(place) => file_at(place).duplicate(from, to),
+        Kind::Unknown => {
+            if descriptors::kind(to) != Kind::Unknown {
+                descriptors::set(to, Kind::Unknown);
+            }
+        }
+        Kind::Inherited(place) => descriptors::set(to, Kind::Inherited(place)),
+        // Whoever writes by the other one is not counted.
+        Kind::Candidate | Kind::Refused => {
+            [from, to].iter().for_each(|fd| descriptors::set(*fd, Kind::Refused))
+        }
+        Kind::Failed(errno) => descriptors::set(to, Kind::Failed(errno)),
+    }
+}
+
+/// A descriptor is about to be closed.
+pub fn closed(fd: c_int) {
+    match descriptors::kind(fd) {
+        Kind::Unknown => {}
+        Kind::Logged(place) => file_at(place).close(fd),
+        _ => descriptors::set(fd, Kind::Unknown),
+    }
+}
+
+/// Descriptors from `first` to `last` are about to be closed.
+pub fn closed_range(first: u32, last: u32) {
+    descriptors::known(first, last).for_each(closed);
+}
+
+/// The process is about to fork: the child may write to whatever is open.
+pub fn before_fork() {
+    for fd in descriptors::known(0, u32::MAX) {
+        match descriptors::kind(fd) {
+            Kind::Candidate => descriptors::set(fd, Kind::Refused),
+            Kind::Logged(place) => file_at(place).note_forked(),
+            _ => {}
+        }
+    }
+}
+
+/// In a forked child: its parent's files are not its own.
+pub fn in_child() {
+    for fd in descriptors::known(0, u32::MAX) {
+        match descriptors::kind(fd) {
+            Kind::Logged(place) => descriptors::set(fd, Kind::Inherited(place)),
+            Kind::Candidate => descriptors::set(fd, Kind::Refused),
+            // Of a process before its parent.
+            Kind::Inherited(_) => change(fd, false),
+            _ => {}
+        }
+    }
+    own_descriptors().for_each(file::close);
+    if let Some(session) = session() {
+        INHERITED.store(core::ptr::from_ref(session.state).cast_mut(), Release);
+    }
+    SESSION.store(core::ptr::null_mut(), Release);
+    LINK.store(-1, Release);
+    HAS_STOPPED.store(false, Release);
+    meet();
+}
+
+/// A process that shares the files is about to execute another program: they are left, if they stay open there. `is_owner`: it is
+/// this process, not a child of vfork that shares its memory.
+pub fn before_exec(is_owner: bool) {
+    for fd in descriptors::known(0, u32::MAX) {
+        let stays_open = fd::closes_on_exec(fd) == Some(false);
+        match descriptors::kind(fd) {
+            Kind::Logged(place) if stays_open && !is_owner => {
+                if let Some(session) = session() {
+                    session.place(place).flags.fetch_or(TOUCHED, AcqRel);
+                }
+                file_at(place).note_forked();
+                // What it says, the program's next sync says.
+                let _ = mark::take(fd);
+            }
+            Kind::Logged(_) if is_owner => change(fd, false),
+            Kind::Inherited(_) if stays_open => change(fd, false),
+            _ => {}
+        }
+    }
+}
+
+/// The process is about to start another program: files that stay open there are left.
+pub fn before_spawn() {
+    let stay_open = |fd: &c_int| fd::closes_on_exec(*fd) == Some(false);
+    descriptors::known(0, u32::MAX).filter(stay_open).for_each(|fd| change(fd, false));
+}

@@ -1,0 +1,186 @@
+//! The program's side of the link to its keeper: the log, and questions about it.
+
+use crate::device::LogFile;
+use crate::layout::{RING_OFFSET, Superblock};
+use crate::log::Log;
+use crate::messages::{HALF, HELLO, LOG, NOT_NOW, PROTOCOL, WELCOME};
+use crate::state::{Place, STATE_BYTES, State};
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::{Mutex, PoisonError};
+use uncopy_sys::errno::Errno;
+use uncopy_sys::file;
+use uncopy_sys::link::{self, MAX_WORDS};
+use uncopy_sys::mem::Joint;
+use uncopy_sys::{clock, wait};
+
+/// How long an answer is waited for, ms. A keeper that is slower syncs large files to a slow disk; the program waits for those.
+const MAX_WAIT_MS: u64 = 60_000;
+
+/// What an answer is made of.
+type Words = [u64; MAX_WORDS];
+
+/// A log that this process appends to, and who keeps it.
+#[derive(Debug)]
+pub struct Session {
+    link: i32,
+    log_fd: i32,
+    /// What both know.
+    pub state: &'static State,
+    /// The log.
+    pub log: Log<'static, LogFile>,
+    asking: Mutex<()>,
+    has_ended: AtomicBool,
+    /// The tail at which the keeper was last told that the log is half full.
+    told_tail: AtomicU64,
+}
+
+/// Why there is no session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoSession {
+    /// The log is not ready yet.
+    Later,
+    /// There will be none.
+    Never(Errno),
+}
+
+/// Links with who keeps logs under this name, by a descriptor with a high number.
+///
+/// # Errors
+/// What the link says.
+pub fn connect(path: &CStr) -> Result<i32, Errno> {
+    let low = link::connect(path)?;
+    let high = uncopy_sys::fd::duplicate_high(low);
+    file::close(low);
+    high.ok_or(Errno(libc::EMFILE))
+}
+
+/// Receives one message; what came with it.
+fn receive(link: i32) -> Result<(Words, i32), Errno> {
+    let mut words = [0; MAX_WORDS];
+    let since_ms = clock::now_ms();
+    loop {
+        match link::receive(link, &mut words) {
+            Err(Errno::EAGAIN) if clock::now_ms() - since_ms < MAX_WAIT_MS => {
+                wait::for_any([link].into_iter(), 1000);
+            }
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(came) if came.words == 0 => return Err(Errno(libc::EPIPE)),
+            Ok(came) => return Ok((words, came.fd)),
+        }
+    }
+}
+
+/// Receives one message, which is to have this as its first word and a descriptor with it, under a high number.
+fn receive_with(link: i32, first: u64) -> Result<(Words, i32), NoSession> {
+    let (words, came) = receive(link).map_err(NoSession::Never)?;
+    if came < 0 {
+        let is_later = words[0] == NOT_NOW && words[1] == 0;
+        return Err(if is_later { NoSession::Later } else { NoSession::Never(Errno(words[1] as i32)) });
+    }
+    let high = uncopy_sys::fd::duplicate_high(came);
+    file::close(came);
+    match high {
+        Some(fd) if words[0] == first => Ok((words, fd)),
+        Some(fd) => {
+            file::close(fd);
+            Err(NoSession::Never(Errno(libc::EPROTO)))
+        }
+        None => Err(NoSession::Never(Errno(libc::EMFILE))),
+    }
+}
+
+impl Session {
+    /// Asks for a log over a link to who keeps some.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn begin(link: i32) -> Result<Self, NoSession> {
+        link::send(link, &[HELLO, PROTOCOL], -1).map_err(NoSession::Never)?;
+        let (words, state_fd) = receive_with(link, WELCOME)?;
+        let joint = Joint::map(state_fd, STATE_BYTES);
+        file::close(state_fd);
+        let joint = joint.map_err(NoSession::Never)?;
+        // SAFETY: all of the state is atomics, for which any bytes are valid; it is never unmapped.
+        let state: &'static State = unsafe { joint.as_ref() };
+        let [_, log, epoch, len_bytes, granule_bytes, machine, ..] = words;
+        let granule_bytes = granule_bytes as u32;
+        let is_possible = (512..=4096).contains(&granule_bytes) && granule_bytes.is_power_of_two();
+        if !is_possible || len_bytes <= RING_OFFSET {
+            return Err(NoSession::Never(Errno(libc::EPROTO)));
+        }
+        let (_, log_fd) = receive_with(link, LOG)?;
+        let superblock = Superblock { log, len_bytes, granule_bytes, machine };
+        let attached = Log::attach(LogFile(log_fd), superblock, epoch, state);
+        let log = attached.map_err(NoSession::Never).inspect_err(|_| file::close(log_fd))?;
+        Ok(Self {
+            link,
+            log_fd,
+            state,
+            log,
+            asking: Mutex::new(()),
+            has_ended: AtomicBool::new(false),
+            told_tail: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    /// The log's descriptor.
+    #[must_use]
+    pub const fn log_descriptor(&self) -> i32 {
+        self.log_fd
+    }
+
+    /// Whether nobody keeps the log any more. A system call.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        if !self.has_ended.load(Acquire) && !link::is_open(self.link) {
+            self.end();
+        }
+        self.has_ended.load(Acquire)
+    }
+
+    /// Nobody keeps the log any more. Whether that is news.
+    pub fn end(&self) -> bool {
+        !self.has_ended.swap(true, Release)
+    }
+
+    /// Asks the keeper something, with a descriptor if one is given (-1: none), and waits for the answer.
+    ///
+    /// # Errors
+    /// EPIPE where nobody keeps the log any more; what the link says, after which nobody does.
+    pub fn ask(&self, words: &[u64], with: i32) -> Result<Words, Errno> {
+        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.has_ended.load(Acquire) {
+            return Err(Errno(libc::EPIPE));
+        }
+        let answer = link::send(self.link, words, with).and_then(|()| receive(self.link));
+        match answer {
+            Ok((words, came)) => {
+                if came >= 0 {
+                    file::close(came);
+                }
+                Ok(words)
+            }
+            Err(errno) => {
+                self.end();
+                Err(errno)
+            }
+        }
+    }
+
+    /// Tells the keeper, once for each time, that the log is half full.
+    pub fn tell_if_half_full(&self) {
+        let tail = self.state.tail();
+        if self.log.used_bytes() > self.log.ring_bytes() / 2 && self.told_tail.swap(tail, Relaxed) != tail {
+            // Should it have no room for that now, it digests all the same within a second.
+            let _ = link::send(self.link, &[HALF], -1);
+        }
+    }
+
+    /// What is known of a file.
+    #[must_use]
+    pub fn place(&self, place: usize) -> &'static Place {
+        &self.state.places[place]
+    }
+}
