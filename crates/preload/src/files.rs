@@ -34,6 +34,9 @@ slots! {
     RENAME = c"rename": unsafe extern "C" fn(Path, Path) -> c_int;
     RENAMEAT = c"renameat": unsafe extern "C" fn(c_int, Path, c_int, Path) -> c_int;
     RENAMEAT2 = c"renameat2": unsafe extern "C" fn(c_int, Path, c_int, Path, c_uint) -> c_int;
+    UNLINK = c"unlink": unsafe extern "C" fn(Path) -> c_int;
+    UNLINKAT = c"unlinkat": unsafe extern "C" fn(c_int, Path, c_int) -> c_int;
+    REMOVE = c"remove": unsafe extern "C" fn(Path) -> c_int;
     FDOPEN = c"fdopen": unsafe extern "C" fn(c_int, Path) -> *mut c_void;
     DPRINTF = c"dprintf": Variadic;
     DPRINTF_CHK = c"__dprintf_chk": Variadic;
@@ -57,10 +60,10 @@ pub fn is_known(fd: c_int) -> bool {
     store::is_known(fd)
 }
 
-/// Files may take part from here on, in logs of who waits under this name.
-pub fn switch_on(socket: &[u8]) {
+/// Files may take part from here on, in logs of who waits under this name; `always`: also where that has not paid.
+pub fn switch_on(socket: &[u8], always: bool) {
     if let Ok(socket) = std::ffi::CString::new(socket) {
-        store::switch_on(socket);
+        store::switch_on(socket, always);
     }
 }
 
@@ -71,39 +74,48 @@ fn aside(work: impl FnOnce()) {
     work();
 }
 
-/// A descriptor of a file was made.
+/// Opens a file.
 #[cold]
-fn opened(fd: c_int, flags: c_int) -> c_int {
+fn open_by(flags: c_int, open: impl FnOnce() -> c_int) -> c_int {
     // The descriptors of a child of vfork are its own.
-    if fd >= 0 && exit::is_owner() {
+    let is_owner = exit::is_owner();
+    if is_owner {
+        aside(store::before_open);
+    }
+    let fd = open();
+    if fd >= 0 && is_owner && may_write(flags) {
         aside(|| store::opened(fd, flags));
     }
     fd
 }
 
-fn may_write(flags: c_int) -> bool {
-    is_on() && flags & libc::O_ACCMODE != libc::O_RDONLY
+const fn may_write(flags: c_int) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+fn matters(flags: c_int) -> bool {
+    is_on() && (may_write(flags) || store::number() > 0)
 }
 
 // The last argument is only looked at with O_CREAT and O_TMPFILE; taking it in any case is what every libc does.
-entry!(open OPEN (path: Path, flags: c_int, mode: mode_t) -> c_int, may_write(flags), {
-    opened(OPEN.call()(path, flags, mode), flags)
+entry!(open OPEN (path: Path, flags: c_int, mode: mode_t) -> c_int, matters(flags), {
+    open_by(flags, || OPEN.call()(path, flags, mode))
 });
 
-entry!(openat OPENAT (directory: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int, may_write(flags), {
-    opened(OPENAT.call()(directory, path, flags, mode), flags)
+entry!(openat OPENAT (directory: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int, matters(flags), {
+    open_by(flags, || OPENAT.call()(directory, path, flags, mode))
 });
 
 entry!(creat CREAT (path: Path, mode: mode_t) -> c_int, is_on(), {
-    opened(CREAT.call()(path, mode), libc::O_WRONLY)
+    open_by(libc::O_WRONLY, || CREAT.call()(path, mode))
 });
 
-entry!(__open_2 OPEN_2 (path: Path, flags: c_int) -> c_int, may_write(flags), {
-    opened(OPEN_2.call()(path, flags), flags)
+entry!(__open_2 OPEN_2 (path: Path, flags: c_int) -> c_int, matters(flags), {
+    open_by(flags, || OPEN_2.call()(path, flags))
 });
 
-entry!(__openat_2 OPENAT_2 (directory: c_int, path: Path, flags: c_int) -> c_int, may_write(flags), {
-    opened(OPENAT_2.call()(directory, path, flags), flags)
+entry!(__openat_2 OPENAT_2 (directory: c_int, path: Path, flags: c_int) -> c_int, matters(flags), {
+    open_by(flags, || OPENAT_2.call()(directory, path, flags))
 });
 
 alias!(open64 = open (path: Path, flags: c_int, mode: mode_t) -> c_int);
@@ -188,30 +200,47 @@ alias!(ftruncate64 = ftruncate (fd: c_int, len: off_t) -> c_int);
 alias!(fallocate64 = fallocate (fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int);
 alias!(posix_fallocate64 = posix_fallocate (fd: c_int, offset: off_t, len: off_t) -> c_int);
 
-/// A file is about to have another path: its records have the old one.
+/// What a path names is about to have another one, or none: its records have the old one.
 #[cold]
 fn before_rename(directory: c_int, path: Path) {
-    // SAFETY: the program's own path; the kernel refuses one that cannot be read.
-    aside(|| unsafe { store::renamed(directory, path) });
+    if store::has_begun() {
+        // SAFETY: the program's own path; the kernel refuses one that cannot be read.
+        aside(|| unsafe { store::renamed(directory, path) });
+    }
 }
 
 entry!(rename RENAME (from: Path, to: Path) -> c_int, is_on(), {
     before_rename(libc::AT_FDCWD, from);
+    before_rename(libc::AT_FDCWD, to);
     RENAME.call()(from, to)
 });
 
 entry!(renameat RENAMEAT (from_directory: c_int, from: Path, to_directory: c_int, to: Path) -> c_int, is_on(), {
     before_rename(from_directory, from);
+    before_rename(to_directory, to);
     RENAMEAT.call()(from_directory, from, to_directory, to)
 });
 
 entry!(renameat2 RENAMEAT2
 (from_directory: c_int, from: Path, to_directory: c_int, to: Path, flags: c_uint) -> c_int, is_on(), {
     before_rename(from_directory, from);
-    if flags & libc::RENAME_EXCHANGE != 0 {
-        before_rename(to_directory, to);
-    }
+    before_rename(to_directory, to);
     RENAMEAT2.call()(from_directory, from, to_directory, to, flags)
+});
+
+entry!(unlink UNLINK (path: Path) -> c_int, is_on(), {
+    before_rename(libc::AT_FDCWD, path);
+    UNLINK.call()(path)
+});
+
+entry!(unlinkat UNLINKAT (directory: c_int, path: Path, flags: c_int) -> c_int, is_on(), {
+    before_rename(directory, path);
+    UNLINKAT.call()(directory, path, flags)
+});
+
+entry!(remove REMOVE (path: Path) -> c_int, is_on(), {
+    before_rename(libc::AT_FDCWD, path);
+    REMOVE.call()(path)
 });
 
 entry!(fdopen FDOPEN (fd: c_int, mode: Path) -> *mut c_void, store::is_known(fd), {
@@ -343,6 +372,8 @@ pub fn before_call(number: c_long, a: usize, c: usize) {
         | libc::SYS_rename
         | libc::SYS_renameat
         | libc::SYS_renameat2
+        | libc::SYS_unlink
+        | libc::SYS_unlinkat
         | libc::SYS_close_range => end_all(),
         _ => {}
     }

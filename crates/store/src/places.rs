@@ -3,7 +3,7 @@
 use crate::device::LogFile;
 use crate::layout::{Checkpoint, Identity, Superblock};
 use crate::log::{create, write_checkpoint};
-use crate::mark;
+use crate::mark::{self, Owner};
 use crate::recovery::{Files, Found, Recovery, Unreadable};
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr};
@@ -99,9 +99,22 @@ impl Locked {
     }
 }
 
+/// Whether a log may have something for a file that it marked: it is there, and not empty.
+#[must_use]
+pub fn may_have(owner: &Owner) -> bool {
+    let log = match Locked::open(&owner.path) {
+        Ok(log) => log,
+        Err(errno) => return errno != Errno::ENOENT,
+    };
+    Recovery::open(log.device())
+        .map_or(true, |recovery| recovery.superblock().log == owner.log && recovery.checkpoint().process != 0)
+}
+
 /// A log of which nothing is needed.
 #[derive(Debug)]
 pub struct Empty {
+    /// Where it lies.
+    pub path: PathBuf,
     /// The log.
     pub file: Locked,
     /// What it is.
@@ -129,7 +142,7 @@ fn reuse(path: &Path, len_bytes: u64) -> Option<Empty> {
     let (superblock, checkpoint) = (*recovery.superblock(), *recovery.checkpoint());
     let is_empty = checkpoint.process == 0;
     let is_fit = superblock.len_bytes == len_bytes && superblock.machine == machine();
-    (is_empty && is_fit).then_some(Empty { file, superblock, checkpoint })
+    (is_empty && is_fit).then(|| Empty { path: path.to_owned(), file, superblock, checkpoint })
 }
 
 fn make(directory: &Path, len_bytes: u64) -> Result<Empty, Errno> {
@@ -143,7 +156,7 @@ fn make(directory: &Path, len_bytes: u64) -> Result<Empty, Errno> {
         create(&file.device(), &superblock, clock::wall_ns()).map(|checkpoint| (superblock, checkpoint))
     });
     match filled {
-        Ok((superblock, checkpoint)) => Ok(Empty { file, superblock, checkpoint }),
+        Ok((superblock, checkpoint)) => Ok(Empty { path, file, superblock, checkpoint }),
         Err(errno) => {
             uncopy_sys::mem::unlink(&name);
             Err(errno)
@@ -223,7 +236,7 @@ impl Files for OnDisk<'_> {
     fn find(&mut self, identity: &Identity, log: u64) -> Found<Opened> {
         let Some(opened) = self.locate(identity) else { return Found::Unsure };
         match mark::of(opened.0) {
-            Ok(Some(marked)) if marked == log => {}
+            Ok(Some(owner)) if owner.log == log => {}
             Ok(_) => return Found::Gone,
             Err(_) => return Found::Unsure,
         }

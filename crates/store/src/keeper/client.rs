@@ -3,9 +3,9 @@
 use crate::device::LogFile;
 use crate::layout::Checkpoint;
 use crate::log::Checkpoints;
-use crate::mark;
+use crate::mark::{self, Owner};
 use crate::messages::{ADOPT, ADOPTED, CLOSED, DONE, DROP, HALF, LOG, NOT_NOW, REFUSED, ROOM, WELCOME};
-use crate::places::{Empty, boot};
+use crate::places::{Empty, boot, may_have};
 use crate::state::{LEFT, MAX_FILES, Place, STATE_BYTES, State};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ struct Held {
 struct Client {
     state: &'static State,
     checkpoints: Checkpoints<'static, LogFile>,
-    log: u64,
+    owner: Owner,
     files: [Option<Held>; MAX_FILES],
     /// Files that were left since the last checkpoint, whose records may still be in the log.
     left: Vec<(u64, u64)>,
@@ -70,7 +70,7 @@ pub fn answer(link: i32, words: &[u64]) {
 
 /// Gives a program its log.
 fn begin(link: i32, empty: &Empty) -> Result<(Client, Joint), Errno> {
-    let Empty { file: log, superblock, checkpoint } = empty;
+    let Empty { path, file: log, superblock, checkpoint } = empty;
     let (joint, state_fd) = Joint::make(c"uncopy-log", STATE_BYTES)?;
     // SAFETY: all of the state is atomics; the caller unmaps it when the client is gone.
     let state: &'static State = unsafe { joint.as_ref() };
@@ -90,8 +90,8 @@ fn begin(link: i32, empty: &Empty) -> Result<(Client, Joint), Errno> {
         unsafe { joint.unmap() };
     })?;
     let files = [const { None }; MAX_FILES];
-    let left = Vec::new();
-    Ok((Client { state, checkpoints, log: superblock.log, files, left, done_at: Instant::now() }, joint))
+    let (left, owner) = (Vec::new(), Owner { log: superblock.log, path: path.clone() });
+    Ok((Client { state, checkpoints, owner, files, left, done_at: Instant::now() }, joint))
 }
 
 impl Client {
@@ -183,14 +183,15 @@ impl Client {
         }
         file::take_lease(fd)?;
         // A mark of another log: what that has for it was not put there yet.
-        let is_free = mark::of(fd).is_ok_and(|log| log.is_none_or(|log| log == self.log));
+        let is_free = mark::of(fd)
+            .is_ok_and(|owner| owner.is_none_or(|owner| owner.log == self.owner.log || !may_have(&owner)));
         if !is_free {
             file::end_lease(fd);
             return Err(Errno::EEXIST);
         }
         let said = file::sync(fd);
         if said.is_ok()
-            && let Err(errno) = mark::put(fd, self.log)
+            && let Err(errno) = mark::put(fd, &self.owner)
         {
             let _ = mark::take(fd);
             file::end_lease(fd);

@@ -41,6 +41,10 @@ impl Logged {
         Self { status, identity, syncs: 0, recent_bytes: 0, is_large: false, taken: Capture::default() }
     }
 
+    const fn inode(&self) -> (u64, u64) {
+        (self.status.device, self.status.inode)
+    }
+
     fn is_same(&self, now: &Status) -> bool {
         let known = &self.status;
         (known.mode, known.user, known.group, known.links) == (now.mode, now.user, now.group, now.links)
@@ -72,6 +76,15 @@ pub struct Tracked {
 }
 
 static FILES: [Tracked; MAX_FILES] = [const { Tracked::none() }; MAX_FILES];
+
+/// Files that take part.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// How many files take part.
+#[inline]
+pub fn number() -> u32 {
+    NUMBER.load(Relaxed)
+}
 
 pub fn file_at(place: usize) -> &'static Tracked {
     &FILES[place % MAX_FILES]
@@ -179,6 +192,7 @@ impl Tracked {
     pub fn begin(&self, is_append: bool) {
         self.is_append.store(is_append, Relaxed);
         self.descriptors.store(1, Release);
+        NUMBER.fetch_add(1, AcqRel);
     }
 
     /// It is not any more; under the lock.
@@ -189,6 +203,7 @@ impl Tracked {
         }
         *capture = Capture::NONE;
         self.descriptors.store(0, Release);
+        NUMBER.fetch_sub(1, AcqRel);
     }
 
     pub fn note_forked(&self) {
@@ -273,6 +288,9 @@ impl Tracked {
         let taken = mark::take(fd);
         let logged = inner.take();
         count_leave(logged.as_ref().map_or(0, |logged| logged.syncs));
+        if let (Some(session), Some(logged)) = (session(), &logged) {
+            session.note_departed(logged.inode());
+        }
         let is_large = logged.is_some_and(|logged| logged.is_large);
         let goes_on = again && !is_large && !self.is_shared.load(Acquire);
         self.end(place, if goes_on { Kind::Candidate } else { Kind::Refused });
@@ -307,7 +325,11 @@ impl Tracked {
             self.descriptors.fetch_sub(1, AcqRel);
             return descriptors::set(fd, Kind::Unknown);
         }
-        count_leave(inner.take().map_or(0, |logged| logged.syncs));
+        let logged = inner.take();
+        count_leave(logged.as_ref().map_or(0, |logged| logged.syncs));
+        if let (Some(session), Some(logged)) = (session(), &logged) {
+            session.note_departed(logged.inode());
+        }
         self.end(place, Kind::Unknown);
         if session().is_none_or(|session| session.ask(&[CLOSED, place as u64], -1).is_err()) {
             // Nobody else does, and what the sync says nobody asks for.

@@ -13,7 +13,7 @@ pub mod descriptors;
 mod logged;
 mod session;
 
-pub use logged::{At, Write, Writing, begin_write};
+pub use logged::{At, Write, Writing, begin_write, number};
 
 use crate::mark;
 use crate::messages::{ADOPT, ADOPTED};
@@ -52,11 +52,14 @@ static SESSION: AtomicPtr<Session> = AtomicPtr::new(core::ptr::null_mut());
 static INHERITED: AtomicPtr<State> = AtomicPtr::new(core::ptr::null_mut());
 /// One file at a time comes to take part.
 static ADOPTION: Mutex<()> = Mutex::new(());
+/// Files take part whether that pays or not.
+static IS_FORCED: AtomicBool = AtomicBool::new(false);
 static EARLY_LEAVES: AtomicU32 = AtomicU32::new(0);
 static RETRY_AT_MS: AtomicU64 = AtomicU64::new(0);
 
-/// Files may take part from here on: their logs are kept by who waits under this name.
-pub fn switch_on(socket: CString) {
+/// Files may take part from here on: their logs are kept by who waits under this name. `always`: also where that has not paid.
+pub fn switch_on(socket: CString, always: bool) {
+    IS_FORCED.store(always, Relaxed);
     if SOCKET.set(socket).is_ok() && meet() {
         IS_ON.store(true, Release);
     }
@@ -85,6 +88,12 @@ pub fn is_on() -> bool {
     IS_ON.load(Relaxed)
 }
 
+/// Whether there is, or was, a file that takes part.
+#[must_use]
+pub fn has_begun() -> bool {
+    session().is_some()
+}
+
 /// Whether something is to be done about a descriptor.
 #[inline]
 #[must_use]
@@ -108,13 +117,26 @@ fn say_ended(why: &str) {
     mem::say(format_args!("uncopy: no log any more: {why}; files are synced by their file system\n"));
 }
 
+/// Whether nobody keeps the log any more: then nothing takes part from here on.
+fn has_lost_keeper() -> bool {
+    let has_ended = session().is_some_and(Session::has_ended);
+    if has_ended && !HAS_STOPPED.swap(true, AcqRel) {
+        say_ended("its keeper has ended");
+    }
+    has_ended
+}
+
+/// The program is about to open a file. Where nobody keeps its log any more, nobody else lets others open files that take part.
+pub fn before_open() {
+    if logged::number() > 0 && has_lost_keeper() {
+        change_all(false);
+    }
+}
+
 /// The session, which begins now if there is none.
 fn find_session() -> Option<&'static Session> {
     if let Some(session) = session() {
-        if session.has_ended() && !HAS_STOPPED.swap(true, AcqRel) {
-            say_ended("its keeper has ended");
-        }
-        return (!session.has_ended()).then_some(session);
+        return (!has_lost_keeper()).then_some(session);
     }
     let link = Some(LINK.load(Acquire)).filter(|link| *link >= 0)?;
     if clock::now_ms() < RETRY_AT_MS.load(Relaxed) {
@@ -169,7 +191,11 @@ pub fn sync(fd: c_int, real: impl Fn() -> c_int) -> c_int {
                 descriptors::set(fd, Kind::Refused);
                 Some(if result == 0 { answer(mark::take(fd)) } else { result })
             }
-            Kind::Logged(place) => file_at(place).sync(fd, &real),
+            Kind::Logged(place) => {
+                let answer = file_at(place).sync(fd, &real);
+                before_open();
+                answer
+            }
         };
         if let Some(answer) = answer {
             return answer;
@@ -233,7 +259,10 @@ fn fit(fd: c_int) -> Option<(file::Status, crate::layout::Identity)> {
 
 /// A file that was left too soon: whether another one may take part.
 fn count_leave(syncs: u64) {
-    if syncs < MIN_LOGGED_SYNCS && EARLY_LEAVES.fetch_add(1, Relaxed) + 1 >= MAX_EARLY_LEAVES {
+    if syncs < MIN_LOGGED_SYNCS
+        && !IS_FORCED.load(Relaxed)
+        && EARLY_LEAVES.fetch_add(1, Relaxed) + 1 >= MAX_EARLY_LEAVES
+    {
         HAS_STOPPED.store(true, Release);
     }
 }
@@ -269,7 +298,8 @@ pub fn change_all(again: bool) {
     descriptors::known(0, u32::MAX).for_each(|fd| change(fd, again));
 }
 
-/// What a path names is about to have another one: a file that takes part is left, because its records have the old one.
+/// What a path names is about to have another one, or none: a file that takes part is left, and its records, which have the old one,
+/// are given back.
 ///
 /// # Safety
 /// The program's own path: it is terminated, or the kernel cannot read it.
@@ -281,6 +311,9 @@ pub unsafe fn renamed(directory: c_int, path: *const core::ffi::c_char) {
         if matches!(descriptors::kind(fd), Kind::Logged(_)) && is_it() {
             change(fd, true);
         }
+    }
+    if let Some(session) = session() {
+        session.forget(inode);
     }
 }
 

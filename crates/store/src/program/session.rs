@@ -3,7 +3,7 @@
 use crate::device::LogFile;
 use crate::layout::{RING_OFFSET, Superblock};
 use crate::log::Log;
-use crate::messages::{HALF, HELLO, LOG, NOT_NOW, PROTOCOL, WELCOME};
+use crate::messages::{HALF, HELLO, LOG, NOT_NOW, PROTOCOL, ROOM, WELCOME};
 use crate::state::{Place, STATE_BYTES, State};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -30,6 +30,8 @@ pub struct Session {
     /// The log.
     pub log: Log<'static, LogFile>,
     asking: Mutex<()>,
+    /// Files that take part no more (device, inode), and the head behind their last records.
+    departed: Mutex<Vec<((u64, u64), u64)>>,
     has_ended: AtomicBool,
     /// The tail at which the keeper was last told that the log is half full.
     told_tail: AtomicU64,
@@ -120,6 +122,7 @@ impl Session {
             state,
             log,
             asking: Mutex::new(()),
+            departed: Mutex::new(Vec::new()),
             has_ended: AtomicBool::new(false),
             told_tail: AtomicU64::new(u64::MAX),
         })
@@ -175,6 +178,27 @@ impl Session {
         if self.log.used_bytes() > self.log.ring_bytes() / 2 && self.told_tail.swap(tail, Relaxed) != tail {
             // Should it have no room for that now, it digests all the same within a second.
             let _ = link::send(self.link, &[HALF], -1);
+        }
+    }
+
+    /// A file takes part no more; its records may still be in the log.
+    pub fn note_departed(&self, inode: (u64, u64)) {
+        let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        let (head, tail) = (self.state.moment().map_or(u64::MAX, |moment| moment.head), self.state.tail());
+        departed.retain(|(_, behind)| *behind > tail);
+        departed.push((inode, head));
+    }
+
+    /// A file that does not take part is about to be where no recovery finds it: waits until none of its records is in the log.
+    pub fn forget(&self, inode: (u64, u64)) {
+        let tail = self.state.tail();
+        let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_records = departed.iter().any(|(other, behind)| *other == inode && *behind > tail);
+        departed.retain(|(_, behind)| *behind > tail);
+        drop(departed);
+        if has_records {
+            // A keeper that cannot do so leaves them there: a recovery asks what became of the file.
+            let _ = self.ask(&[ROOM], -1);
         }
     }
 
