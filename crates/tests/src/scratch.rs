@@ -23,9 +23,22 @@ impl Scratch {
     /// When it cannot be made.
     #[must_use]
     pub fn new(name: &str) -> Self {
+        Self::below(&std::env::temp_dir(), name)
+    }
+
+    /// The same in memory.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn in_memory(name: &str) -> Self {
+        Self::below(Path::new("/dev/shm"), name)
+    }
+
+    fn below(parent: &Path, name: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("uncopy-test-{name}-{}-{number}", std::process::id()));
+        let path = parent.join(format!("uncopy-test-{name}-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&path).expect("scratch directory");
         Self(path)
     }

@@ -186,7 +186,9 @@ class Worker:
         self.make()
 
     def look(self, file):
-        """Somebody else looks at the file, and locks it."""
+        """Somebody else looks at the file."""
+        # By which the program learns that its keeper is gone: else the other one waits for the kernel's lease-break-time.
+        self.sync(file)
         fcntl.flock(file.fd, fcntl.LOCK_EX)
         fcntl.flock(file.fd, fcntl.LOCK_UN)
         found = subprocess.run(["cat", self.path(file)], stdout=subprocess.PIPE, timeout=30, check=True).stdout

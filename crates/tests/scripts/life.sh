@@ -99,4 +99,3 @@ power | keeper-power)
     python3 "$script" check "$place/data" "$journal" $how
     ;;
 esac
-grep -c . "$room/errors" >"$room/lines" || true

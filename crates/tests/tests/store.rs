@@ -1,0 +1,110 @@
+//! Programs with a log, on file systems of their own: whatever is killed, and when the power is lost, each file has what was promised.
+//!
+//! `UNCOPY_TEST_LIVES` says how many lives of each kind, `UNCOPY_TEST_SEED` where to begin. Only root can mount: others skip it.
+
+use std::process::Command;
+use std::time::Duration;
+
+use uncopy_tests::artifacts::{bin_dir, script};
+use uncopy_tests::random::{Random, seed};
+use uncopy_tests::running::Finished;
+use uncopy_tests::{Mode, Program, Scratch};
+
+/// Lives of each kind, unless said otherwise.
+const LIVES: u64 = 3;
+/// A life takes some seconds; a hang takes longer.
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// Whether file systems can be mounted here; says so if not.
+fn can_mount(test: &str) -> bool {
+    // SAFETY: no requirements.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !is_root {
+        eprintln!("skipped: {test}: only root can mount file systems");
+    }
+    is_root
+}
+
+fn lives() -> u64 {
+    std::env::var("UNCOPY_TEST_LIVES")
+        .map_or(LIVES, |text| text.parse().expect("UNCOPY_TEST_LIVES: a number"))
+}
+
+/// A life that ends, after `ms`, by `what`.
+fn live(what: &str, seed: u64, steps: u64, ms: usize, mkfs: &str) -> (Finished, Scratch) {
+    let scratch = Scratch::in_memory(&format!("store-{what}"));
+    let room = scratch.join("room");
+    std::fs::create_dir(&room).expect("a directory");
+    let life = Program::new("/usr/bin/unshare")
+        .args(["--mount", "--propagation", "private", "bash"])
+        .args([script("life.sh"), bin_dir().join("uncopy"), script("writer.py"), room])
+        .args([&seed.to_string(), &steps.to_string(), what, &ms.to_string(), mkfs])
+        .mode(Mode::Plain);
+    (life.start(&scratch, "life").finish(LIMIT), scratch)
+}
+
+/// Several lives of one kind.
+fn lives_of(what: &str, steps: u64, ms: std::ops::Range<usize>, mkfs: &str) {
+    if !can_mount(what) {
+        return;
+    }
+    let first = seed(1);
+    for number in 0..lives() {
+        let seed = first + number;
+        let mut random = Random::new(seed);
+        let ms = ms.start + random.below(ms.end - ms.start);
+        let (life, scratch) = live(what, seed, steps, ms, mkfs);
+        let text =
+            format!("{what}, seed {seed}, after {ms} ms, in {}: {}", scratch.path().display(), life.text());
+        if !life.status.success() {
+            std::mem::forget(scratch);
+            panic!("{text}");
+        }
+        assert!(String::from_utf8_lossy(&life.output).contains("checked "), "{text}");
+    }
+}
+
+const EXT4: &str = "mkfs.ext4 -q -F";
+
+#[test]
+fn files_are_what_was_written() {
+    lives_of("nothing", 1500, 0..1, EXT4);
+}
+
+#[test]
+fn a_program_that_is_killed_loses_nothing() {
+    lives_of("program", 1_000_000, 300..3000, EXT4);
+}
+
+#[test]
+fn a_program_goes_on_without_its_keeper() {
+    lives_of("keeper", 1500, 100..900, EXT4);
+}
+
+#[test]
+fn where_both_are_killed_nothing_is_lost() {
+    lives_of("both", 1_000_000, 300..3000, EXT4);
+}
+
+#[test]
+fn what_was_synced_survives_power_loss() {
+    lives_of("power", 1_000_000, 300..3000, EXT4);
+}
+
+#[test]
+fn what_was_synced_survives_power_loss_after_the_keepers_death() {
+    lives_of("keeper-power", 1_000_000, 300..3000, EXT4);
+}
+
+#[test]
+fn what_was_synced_survives_power_loss_on_xfs_and_btrfs() {
+    for (kind, mkfs) in [("xfs", "mkfs.xfs -q -f"), ("btrfs", "mkfs.btrfs -q -f -m single")] {
+        let is_there = Command::new(format!("mkfs.{kind}")).arg("-V").output().is_ok();
+        let is_known = std::fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains(kind));
+        if is_there && is_known {
+            lives_of("power", 1_000_000, 300..3000, mkfs);
+        } else {
+            eprintln!("skipped: power loss on {kind}: the kernel or mkfs does not know it");
+        }
+    }
+}
