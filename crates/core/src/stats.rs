@@ -127,6 +127,10 @@ counters! {
     LaneCopiedBytes => "lane_copied_bytes",
     /// Bytes that were received at a lane through the kernel, as they are.
     LaneLiteralBytes => "lane_literal_bytes",
+    /// Syncs of files that the log has answered.
+    LogSyncs => "log_syncs",
+    /// Bytes that survive by those.
+    LogBytes => "log_bytes",
 }
 
 impl Counter {

@@ -6,8 +6,12 @@
 
 use crate::exit;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{iovec, mode_t, off_t, ssize_t};
+use uncopy_core::stats::Counter;
 use uncopy_engine::call::output::{Output, is_candidate};
+use uncopy_engine::service::activation;
+use uncopy_engine::state::counters;
 use uncopy_interpose::{alias, entry, slots};
 use uncopy_store::program::{self as store, At, Writing};
 use uncopy_sys::errno;
@@ -126,15 +130,23 @@ alias!(__openat64_2 = __openat_2 (directory: c_int, path: Path, flags: c_int) ->
 
 /// A sync, by `real` unless the log answers it.
 fn synced(fd: c_int, real: impl Fn() -> c_int) -> c_int {
+    static ARE_PUBLISHED: AtomicBool = AtomicBool::new(false);
     let kept = errno::get();
-    let result = {
+    let synced = {
         let _critical = Critical::enter();
         store::sync(fd, real)
     };
-    if result == 0 {
+    if let Some(bytes) = synced.logged_bytes {
+        if !ARE_PUBLISHED.swap(true, Relaxed) {
+            activation::begin_without_engine();
+        }
+        counters::add(Counter::LogSyncs, 1);
+        counters::add(Counter::LogBytes, bytes);
+    }
+    if synced.result == 0 {
         errno::set(kept);
     }
-    result
+    synced.result
 }
 
 entry!(fsync FSYNC (fd: c_int) -> c_int, store::is_known(fd), {
@@ -476,7 +488,9 @@ pub fn write(
         Writing::Plain => plainly(),
         Writing::Counted(counted) => {
             let written = plainly();
-            drop(counted);
+            if let Ok(len_bytes) = usize::try_from(written) {
+                counted.note_written(len_bytes);
+            }
             written
         }
         Writing::Logged(write) => write_logged(fd, at, parts, real, write),

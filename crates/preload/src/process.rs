@@ -50,10 +50,11 @@ extern "C" fn child() {
     watch_end();
     lanes::in_child(true);
     crate::lanes::begin_anew();
-    crate::files::in_child();
     twin::child_before_others();
     uncopy_engine::life::fork::child();
     uncopy_record::session::in_child();
+    // It allocates.
+    crate::files::in_child();
 }
 
 /// See [`end`]. Called in the first thread.
@@ -111,12 +112,12 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     if result == 0 {
         exit::own_process();
         lanes::in_child(memory == Memory::AndDescriptors);
-        if memory == Memory::AndDescriptors {
-            crate::files::in_child();
-        }
         twin::child_before_others();
         uncopy_engine::life::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
         uncopy_record::session::in_child();
+        if memory == Memory::AndDescriptors {
+            crate::files::in_child();
+        }
     } else {
         parent();
     }

@@ -8,7 +8,7 @@ uncopy=$1 script=$2 room=$3 seed=$4 steps=$5 what=$6 ms=$7 mkfs=${8:-mkfs.ext4 -
 disk=$room/disk place=$room/place journal=$room/journal
 device=""
 finish() {
-    umount "$place" 2>/dev/null || true
+    umount -l "$place" 2>/dev/null || true
     [ -z "$device" ] || losetup -d "$device" || true
 }
 trap finish EXIT
@@ -19,7 +19,8 @@ device=$(losetup -f --show "$disk")
 mount "$device" "$place"
 mkdir -m 700 "$place/log" "$place/data"
 
-"$uncopy" run --log "$place/log" --log-size 16777216 --policy always -- python3 "$script" work "$place/data" "$journal" "$seed" "$steps" \
+# In a group of its own, with what it starts.
+setsid "$uncopy" run --log "$place/log" --log-size 16777216 --policy always -- python3 "$script" work "$place/data" "$journal" "$seed" "$steps" \
     >"$room/output" 2>"$room/errors" &
 program=$!
 # The keeper is the process that keeps this directory's logs.
@@ -49,17 +50,17 @@ sleep "$(printf '%d.%03d' $((ms / 1000)) $((ms % 1000)))"
 
 case $what in
 nothing) ;;
-program) kill -9 "$program" 2>/dev/null || true ;;
+program) kill -9 -- "-$program" 2>/dev/null || true ;;
 keeper | keeper-power)
     kill -9 "$keeper" 2>/dev/null || true
     [ "$what" = keeper ] || sleep 0.1
     ;;
-both) kill -9 "$keeper" "$program" 2>/dev/null || true ;;
+both) kill -9 -- "$keeper" "-$program" 2>/dev/null || true ;;
 esac
 case $what in
 power | keeper-power)
     # What has reached the device by now: two copies that are the same, since the kernel goes on writing.
-    kill -STOP "$program" "$keeper" 2>/dev/null || true
+    kill -STOP -- "-$program" "$keeper" 2>/dev/null || true
     for turn in $(seq 50); do
         cp --sparse=always "$disk" "$room/copy"
         cmp -s "$disk" "$room/copy" && break
@@ -67,10 +68,11 @@ power | keeper-power)
     done
     cp "$journal" "$room/journal-then"
     journal=$room/journal-then
-    kill -9 "$program" "$keeper" 2>/dev/null || true
+    kill -9 -- "-$program" "$keeper" 2>/dev/null || true
     wait "$program" 2>/dev/null || true
     wait_for no_keeper
-    umount "$place"
+    # Somebody who waits to open a file may not have heard yet.
+    umount -l "$place"
     losetup -d "$device"
     device=$(losetup -f --show "$room/copy")
     mount "$device" "$place"
@@ -78,7 +80,8 @@ power | keeper-power)
     echo 01234567-89ab-4cde-8123-456789abcdef >"$room/boot"
     mount --bind "$room/boot" /proc/sys/kernel/random/boot_id
     "$uncopy" log ls "$place/log" >"$room/logs" 2>&1 || true
-    "$uncopy" log recover "$place/log" 2>"$room/recovered"
+    # Without a keeper, records of files that were removed since are still there: they belong to nothing.
+    "$uncopy" log recover "$place/log" 2>"$room/recovered" || [ "$what" = keeper-power ] || { cat "$room/recovered" >&2; exit 1; }
     "$uncopy" log check "$place/log" >"$room/checked" 2>&1
     umount /proc/sys/kernel/random/boot_id
     python3 "$script" check "$place/data" "$journal" lost
@@ -91,7 +94,9 @@ power | keeper-power)
         wait "$program" 2>/dev/null || true
     fi
     wait_for no_keeper
-    [ "$what" != both ] || "$uncopy" log recover "$place/log" 2>"$room/recovered"
+    case $what in
+    both | keeper) "$uncopy" log recover --give-up "$place/log" 2>"$room/recovered" ;;
+    esac
     "$uncopy" log ls "$place/log" >"$room/logs"
     # Nothing is left to do; a log that was made meanwhile may be half made.
     ! grep -q "to recover\|damaged" "$room/logs" || { cat "$room/logs" >&2; exit 1; }

@@ -7,7 +7,7 @@
 //!
 //! A file takes part from a moment on at which nobody writes to it: what is under way then would be in no record.
 
-use core::sync::atomic::{AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
 /// Descriptors that are known; files of others never take part.
 const DESCRIPTORS: usize = 1 << 16;
@@ -25,6 +25,8 @@ const INHERITED: u32 = 4;
 const FAILED: u32 = 5;
 
 static ALL: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+/// Bytes that were written to each candidate since its last sync.
+static WRITTEN: [AtomicUsize; DESCRIPTORS] = [const { AtomicUsize::new(0) }; DESCRIPTORS];
 /// Above the number of every descriptor of which something is known.
 static END: AtomicU32 = AtomicU32::new(0);
 
@@ -98,16 +100,17 @@ pub fn known(first: u32, last: u32) -> impl Iterator<Item = i32> {
     (first..end).map(u32::cast_signed).filter(|fd| kind(*fd) != Kind::Unknown)
 }
 
-/// Counts a sync of a candidate; how many there were.
-pub fn count_sync(fd: i32) -> u32 {
-    let Some(word) = word(fd) else { return 0 };
+/// Counts a sync of a candidate: how many there were, and the bytes that were written to it since the last one.
+pub fn count_sync(fd: i32) -> (u32, usize) {
+    let Some(word) = word(fd) else { return (0, 0) };
+    let written = WRITTEN[fd as usize].swap(0, Relaxed);
     let seen = word.load(Relaxed);
     if seen & SYNCS == SYNCS {
-        return SYNCS / SYNC;
+        return (SYNCS / SYNC, written);
     }
     // A sync that is not counted because somebody else changes it is no loss.
     let _ = word.compare_exchange(seen, seen + SYNC, AcqRel, Relaxed);
-    (seen & SYNCS) / SYNC + 1
+    ((seen & SYNCS) / SYNC + 1, written)
 }
 
 /// Makes a candidate, to which nobody writes, one that takes part. Whether it did.
@@ -121,7 +124,14 @@ pub fn adopt(fd: i32, place: usize) -> bool {
 
 /// A write to a candidate under way.
 #[derive(Debug)]
-pub struct Counted(&'static AtomicU32);
+pub struct Counted(&'static AtomicU32, i32);
+
+impl Counted {
+    /// So many bytes were written.
+    pub fn note_written(&self, len_bytes: usize) {
+        WRITTEN[self.1 as usize].fetch_add(len_bytes, Relaxed);
+    }
+}
 
 impl Drop for Counted {
     fn drop(&mut self) {
@@ -136,7 +146,7 @@ pub fn begin_write(fd: i32) -> Option<Counted> {
         return None;
     }
     let seen = word.fetch_add(WRITE, AcqRel);
-    let counted = Counted(word);
+    let counted = Counted(word, fd);
     (Kind::of(seen) == Kind::Candidate).then_some(counted)
 }
 
@@ -150,8 +160,9 @@ mod tests {
         assert_eq!(kind(FD), Kind::Unknown);
         assert!(begin_write(FD).is_none());
         set(FD, Kind::Candidate);
-        assert_eq!((count_sync(FD), count_sync(FD)), (1, 2));
         let write = begin_write(FD).expect("a candidate");
+        write.note_written(7);
+        assert_eq!([count_sync(FD), count_sync(FD)], [(1, 7), (2, 0)]);
         assert!(!adopt(FD, 5));
         drop(write);
         assert!(adopt(FD, 63));

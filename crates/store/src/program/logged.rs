@@ -3,7 +3,7 @@
 use super::capture::Capture;
 use super::descriptors::{self, Counted, Kind};
 use super::session::Session;
-use super::{answer, count_leave, session, touch};
+use super::{Synced, answer, count_leave, is_forced, session, touch, trial};
 use crate::layout::Identity;
 use crate::mark;
 use crate::messages::{CLOSED, DROP, ROOM};
@@ -18,27 +18,22 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::file::{self, Status};
 use uncopy_sys::iovec::Part;
 
-/// Files whose syncs are longer than this on average do without the log: the device writes all bytes twice (decision 053).
-const MAX_MEAN_BYTES: u64 = 512 << 10;
-/// Syncs of which that average is taken.
-const MEAN_OF_SYNCS: u64 = 32;
-
 /// What is known of a file that takes part, while it is synced.
 #[derive(Debug)]
 pub struct Logged {
     status: Status,
     identity: Identity,
-    /// Syncs, and bytes in the last [`MEAN_OF_SYNCS`] of them.
+    /// Syncs that the log has answered.
     syncs: u64,
-    recent_bytes: u64,
-    is_large: bool,
+    /// The log does not pay, or that is to be found out anew.
+    is_due: bool,
     /// What is being synced; between syncs, memory for the next one.
     taken: Capture,
 }
 
 impl Logged {
     pub fn new(status: Status, identity: Identity) -> Self {
-        Self { status, identity, syncs: 0, recent_bytes: 0, is_large: false, taken: Capture::default() }
+        Self { status, identity, syncs: 0, is_due: false, taken: Capture::default() }
     }
 
     const fn inode(&self) -> (u64, u64) {
@@ -48,15 +43,6 @@ impl Logged {
     fn is_same(&self, now: &Status) -> bool {
         let known = &self.status;
         (known.mode, known.user, known.group, known.links) == (now.mode, now.user, now.group, now.links)
-    }
-
-    fn note_sync(&mut self, bytes: usize) {
-        self.syncs += 1;
-        self.recent_bytes += bytes as u64;
-        if self.syncs.is_multiple_of(MEAN_OF_SYNCS) {
-            self.is_large = self.recent_bytes > MAX_MEAN_BYTES * MEAN_OF_SYNCS;
-            self.recent_bytes = 0;
-        }
     }
 }
 
@@ -217,7 +203,9 @@ impl Tracked {
     }
 
     /// A sync of it. `None`: it does not take part any more.
-    pub fn sync(&self, fd: c_int, real: &impl Fn() -> c_int) -> Option<c_int> {
+    pub fn sync(&self, fd: c_int, real: &impl Fn() -> c_int) -> Option<Synced> {
+        let plainly = |result| Some(Synced::plain(result));
+        let begun_ns = clock::now_ns();
         let mut inner = self.lock();
         if descriptors::kind(fd) != Kind::Logged(self.place()) {
             return None;
@@ -231,29 +219,32 @@ impl Tracked {
             // It was closed by a way that nobody saw, and is another file.
             _ => {
                 descriptors::set(fd, Kind::Unknown);
-                return Some(real());
+                return plainly(real());
             }
         };
         let is_lost =
             |state: &Place| state.flags.load(Acquire) & (LEFT | TOUCHED) != 0 || session.has_ended();
-        if logged.is_large || !logged.is_same(&status) || session.log.is_broken() || is_lost(state) {
-            return Some(self.leave_by_sync(fd, inner, real));
+        if logged.is_due || !logged.is_same(&status) || session.log.is_broken() || is_lost(state) {
+            return plainly(self.leave_by_sync(fd, inner, real));
         }
         core::mem::swap(&mut *lock(&self.capture), &mut logged.taken);
         if logged.taken.is_empty() {
             // Nothing lies in the log that is older than what the file system writes now.
             counts.plain_syncs.fetch_add(1, Relaxed);
-            return Some(real());
+            return plainly(real());
         }
         let is_done =
             !logged.taken.is_incomplete() && log(session, state, logged).is_ok_and(|is_done| is_done);
         if !is_done || is_lost(state) {
-            return Some(self.leave_by_sync(fd, inner, real));
+            return plainly(self.leave_by_sync(fd, inner, real));
         }
-        logged.note_sync(logged.taken.bytes().len());
+        let bytes = logged.taken.bytes().len();
+        logged.syncs += 1;
         logged.taken.clear();
         session.tell_if_half_full();
-        Some(0)
+        let now_ns = clock::now_ns();
+        logged.is_due = !is_forced() && trial::note_logged(bytes, now_ns - begun_ns, now_ns);
+        Some(Synced { result: 0, logged_bytes: Some(bytes) })
     }
 
     /// What the log does not answer, the file system does: it goes on without the log. What the sync says.
@@ -287,12 +278,12 @@ impl Tracked {
         let place = self.place();
         let taken = mark::take(fd);
         let logged = inner.take();
-        count_leave(logged.as_ref().map_or(0, |logged| logged.syncs));
+        // What a trial ends is no loss.
+        count_leave(logged.as_ref().map_or(0, |logged| if logged.is_due { u64::MAX } else { logged.syncs }));
         if let (Some(session), Some(logged)) = (session(), &logged) {
             session.note_departed(logged.inode());
         }
-        let is_large = logged.is_some_and(|logged| logged.is_large);
-        let goes_on = again && !is_large && !self.is_shared.load(Acquire);
+        let goes_on = again && !self.is_shared.load(Acquire);
         self.end(place, if goes_on { Kind::Candidate } else { Kind::Refused });
         let Some(session) = session() else { return taken };
         let said = session.place(place).error.swap(0, AcqRel);

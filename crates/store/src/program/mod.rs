@@ -12,6 +12,7 @@ pub mod capture;
 pub mod descriptors;
 mod logged;
 mod session;
+mod trial;
 
 pub use logged::{At, Write, Writing, begin_write, number};
 
@@ -31,7 +32,7 @@ use std::sync::{Mutex, OnceLock};
 use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::{clock, fd, file, mem};
 
-/// A candidate takes part from so many syncs on: many files are synced once, and closed.
+/// A candidate takes part from so many syncs on at least: many files are synced once, and closed.
 const MIN_SYNCS: u32 = 4;
 /// A file that was left after fewer syncs has lost time.
 const MIN_LOGGED_SYNCS: u64 = 256;
@@ -99,6 +100,11 @@ pub fn has_begun() -> bool {
 #[must_use]
 pub fn is_known(fd: c_int) -> bool {
     is_on() && descriptors::kind(fd) != Kind::Unknown
+}
+
+/// Whether files take part whether that pays or not.
+fn is_forced() -> bool {
+    IS_FORCED.load(Relaxed)
 }
 
 fn session() -> Option<&'static Session> {
@@ -171,25 +177,38 @@ pub fn opened(fd: c_int, flags: c_int) {
     }
 }
 
-/// A sync of the program's, by `real` unless the log answers it: what `fsync` returns.
-pub fn sync(fd: c_int, real: impl Fn() -> c_int) -> c_int {
+/// What came of a sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Synced {
+    /// What `fsync` returns; -1: `errno` is set.
+    pub result: c_int,
+    /// Bytes that survive by the log; `None`: by the file system.
+    pub logged_bytes: Option<usize>,
+}
+
+impl Synced {
+    const fn plain(result: c_int) -> Self {
+        Self { result, logged_bytes: None }
+    }
+}
+
+/// A sync of the program's, by `real` unless the log answers it.
+pub fn sync(fd: c_int, real: impl Fn() -> c_int) -> Synced {
+    let plainly = |result| Some(Synced::plain(result));
     loop {
         let answer = match descriptors::kind(fd) {
-            Kind::Unknown | Kind::Refused => Some(real()),
+            Kind::Unknown | Kind::Refused => plainly(real()),
             Kind::Failed(errno) => {
                 descriptors::set(fd, Kind::Refused);
                 errno::set(errno);
-                Some(-1)
+                plainly(-1)
             }
-            Kind::Candidate => {
-                let adopted = (descriptors::count_sync(fd) >= MIN_SYNCS).then(|| adopt(fd)).flatten();
-                Some(adopted.map_or_else(&real, answer))
-            }
+            Kind::Candidate => plainly(sync_candidate(fd, &real)),
             Kind::Inherited(place) => {
                 touch(place);
                 let result = real();
                 descriptors::set(fd, Kind::Refused);
-                Some(if result == 0 { answer(mark::take(fd)) } else { result })
+                plainly(if result == 0 { answer(mark::take(fd)) } else { result })
             }
             Kind::Logged(place) => {
                 let answer = file_at(place).sync(fd, &real);
@@ -201,6 +220,34 @@ pub fn sync(fd: c_int, real: impl Fn() -> c_int) -> c_int {
             return answer;
         }
     }
+}
+
+/// A sync of a file that may take part: with it that begins, if it is time.
+fn sync_candidate(fd: c_int, real: &impl Fn() -> c_int) -> c_int {
+    let (syncs, bytes) = descriptors::count_sync(fd);
+    let begun_ns = clock::now_ns();
+    let is_forced = is_forced();
+    if is_forced
+        && syncs >= MIN_SYNCS
+        && let Some(adopted) = adopt(fd)
+    {
+        return answer(adopted);
+    }
+    let result = real();
+    let now_ns = clock::now_ns();
+    if result == 0
+        && bytes > 0
+        && !is_forced
+        && trial::note_plain(bytes, now_ns - begun_ns, now_ns)
+        && syncs >= MIN_SYNCS
+    {
+        // That the file is synced once more is quick; an error of that is the next sync's.
+        if let Some(Err(errno)) = adopt(fd) {
+            change(fd, false);
+            descriptors::set(fd, Kind::Failed(errno.0));
+        }
+    }
+    result
 }
 
 fn answer(result: Result<(), Errno>) -> c_int {
@@ -377,8 +424,9 @@ pub fn in_child() {
     }
     SESSION.store(core::ptr::null_mut(), Release);
     LINK.store(-1, Release);
-    HAS_STOPPED.store(false, Release);
-    meet();
+    if !HAS_STOPPED.load(Relaxed) {
+        meet();
+    }
 }
 
 /// A process that shares the files is about to execute another program: they are left, if they stay open there. `is_owner`: it is
