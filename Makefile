@@ -19,14 +19,14 @@ zsh := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fish := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 functions := $(addprefix uncopy_,alloc aligned_alloc calloc realloc free usable_size owns options status)
 soname := libuncopy_send.so.0
-pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-stats uncopy-release uncopy-bench uncopy-completions uncopy-man
+pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-stats uncopy-release uncopy-log uncopy-bench uncopy-completions uncopy-man
 
 # RUSTFLAGS from the environment replace those of .cargo/config.toml; the unwind tables must stay.
 ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-suites test-checked test-faults machine machine-lanes lanes-kills fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-suites test-checked test-faults machine machine-lanes lanes-kills store-crash fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -76,6 +76,12 @@ lanes-kills: ## Kill programs with lanes between them at every one of their syst
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
 	UNCOPY_TEST_KILLS=all $(CARGO) test --locked -p uncopy-tests --test lanes_killed -- --nocapture
+
+store-crash: ## Millions of states after power loss, and hundreds of lives of programs with a log (about an hour)
+	@scripts/install-packages test
+	@$(MAKE) --no-print-directory build
+	UNCOPY_STORE_STATES=3000000 $(CARGO) test --locked -p uncopy-store --test crash -- --nocapture
+	UNCOPY_TEST_LIVES=60 $(CARGO) test --locked -p uncopy-tests --test store -- --nocapture
 
 fuzz: ## Fuzz the pure core and what lanes hear of peers, a minute for each target
 	@scripts/need-cargo

@@ -273,6 +273,42 @@ fn files_measures_each_way_against_read_and_send() {
 }
 
 #[test]
+fn store_finds_in_files_what_was_appended_and_synced() {
+    let scratch = Scratch::new("store");
+    let directory = format!("--dir={}", scratch.0.display());
+    let words = ["store", "--sizes=4096", "--threads=1,2", "--values=65536", "--sides=preallocated,uncopy"];
+    let (json, svg) =
+        scratch.experiment(&[&words[..], &["--fsync=always,everysec", &directory], &SHORT].concat());
+    let rows = [
+        "append 4 KiB, 1 thread",
+        "append 4 KiB, 2 threads",
+        "append 64 KiB, 1 thread, not synced",
+        "redis SET 64 KiB, always",
+        "redis SET 64 KiB, everysec",
+        "sqlite, a row of 1 KiB",
+    ];
+    assert_eq!(titles(&json), rows);
+    assert!(rows.iter().all(|row| svg.contains(row)), "{svg}");
+    assert_figures(&json, &["plain", "plain_again", "uncopy"]);
+    for (comparison, row) in comparisons(&json).iter().zip(rows) {
+        let preallocated = &comparison["sides"]["preallocated"];
+        assert_eq!(preallocated["verified_bytes"].is_number(), row.starts_with("append"), "{comparison:#}");
+        let plain = &comparison["sides"]["plain"];
+        assert!(plain["latency_p999_us"]["median"].as_f64() > Some(0.0), "{plain:#}");
+        assert!(plain["written_bytes_per_operation"]["median"].as_f64() >= Some(1024.0), "{plain:#}");
+    }
+}
+
+#[test]
+fn files_in_memory_are_not_synced() {
+    let scratch = Scratch::new("store-in-memory");
+    let output = scratch.bench(&["store", "append", "--quick", "--dir=/dev/shm"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.starts_with("uncopy: /dev/shm ") && told.contains("--dir"), "{told}");
+}
+
+#[test]
 fn memory_follows_both_servers_to_the_end() {
     let scratch = Scratch::new("memory");
     let (json, _) = scratch.experiment(&["memory", "--minutes=0.01", "--keys=10", "--largest=200000"]);

@@ -39,7 +39,7 @@ mod own;
 pub mod pair;
 mod postgresql;
 pub mod programs;
-mod python;
+pub mod python;
 pub mod redis;
 mod relay;
 pub mod serving;

@@ -15,7 +15,7 @@ use crate::kit::network::client_address;
 use crate::kit::{Result, Running, While, size};
 
 /// The interpreter; the distribution's before any other, which may be a script that looks for one.
-const PYTHON: Need =
+pub const PYTHON: Need =
     Need { program: "python3", package: "python3", version: &["--version"], directories: &["/usr/bin"] };
 /// The module, which ends with status 0 when it is asked to end.
 const HTTP_SERVER: &str = "import runpy, signal, sys\n\

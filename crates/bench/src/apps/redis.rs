@@ -8,7 +8,7 @@ use super::{By, Case, Effort, Point, Work};
 use crate::clients::records::{Clients, Workload};
 use crate::kit::traffic::Load;
 use crate::kit::{Result, Running, Server, size};
-use crate::servers::redis::RedisServer;
+use crate::servers::redis::{AppendOnly, RedisServer};
 
 /// Redis itself.
 pub const REDIS: Need = Need::new("redis-server", "redis-server", &["--version"]);
@@ -98,7 +98,8 @@ impl Values {
 
 impl Work for Values {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let redis = RedisServer::start_by(self.append_only, |arguments, directory| {
+        let append_only = if self.append_only { AppendOnly::Trimmed } else { AppendOnly::Off };
+        let redis = RedisServer::start_by(append_only, |arguments, directory| {
             stage.start(stage.command(REDIS.program, arguments)?, REDIS.program, directory)
         })?;
         let clients = Clients::open(redis.address(), self.workload, self.size_bytes, self.clients)?;

@@ -156,6 +156,15 @@ impl Connection {
         self.expect("PING", "PONG")
     }
 
+    /// Asks the server to write its append-only file anew, which it begins to do.
+    ///
+    /// # Errors
+    /// [`Failure`] when the connection ends, a wait takes too long, or the server does not want to.
+    pub fn rewrite_log(&mut self) -> Result<()> {
+        self.stream.write_all(b"*1\r\n$12\r\nBGREWRITEAOF\r\n").doing("sending BGREWRITEAOF")?;
+        self.expect("BGREWRITEAOF", "Background append only file rewriting started")
+    }
+
     fn expect(&mut self, name: &str, status: &str) -> Result<()> {
         match read_status(&mut self.stream, name)? {
             text if text == status => Ok(()),

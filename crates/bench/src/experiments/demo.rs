@@ -136,8 +136,17 @@ fn measured(launcher: &Launcher, programs: &Programs, quick: bool) -> Found {
         progress::put_ahead(&format!("{} of {count}, {} s left: ", done + 1, clock.left().as_secs()));
         let (sides, rounds, processes) = (SIDES.to_vec(), ROUNDS, processes as usize);
         let (slice, warm_up) = (SLICE, WARM_UP);
-        let slices =
-            Slices { sides, processes, rounds, time, slice, warm_up, keep_disturbed: false, cycle: None };
+        let slices = Slices {
+            sides,
+            processes,
+            rounds,
+            time,
+            slice,
+            rest: Duration::ZERO,
+            warm_up,
+            keep_disturbed: false,
+            cycle: None,
+        };
         let begin = Instant::now();
         found.comparisons.extend(measure(&slices, &mut progress));
         clock.overhead = clock.overhead.max(begin.elapsed().saturating_sub(time));

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::kit::{
     Align, Comparison, Entry, Experiment, Failure, Form, Interval, Launcher, Metric, Outcome, Plot, Progress,
-    Report, Result, Rounds, Sample, Scale, Series, Side, Table, TemporaryDirectory, While, amount,
-    bytes_parser, claim, count_parser, entry, measured, number, size,
+    Report, Result, Rounds, Sample, Scale, Series, Side, Table, TemporaryDirectory, amount, bytes_parser,
+    claim, count_parser, disk, entry, measured, number, size,
 };
 use crate::servers::sending::corpus::Corpus;
 use crate::servers::sending::receiver::Receiver;
@@ -97,8 +97,7 @@ impl Lab {
 
 fn check_room(directory: &TemporaryDirectory, len_bytes: u64) -> Result<()> {
     let place = directory.path().display();
-    let room = rustix::fs::statvfs(directory.path()).doing(format_args!("looking for room in {place}"))?;
-    let free_bytes = room.f_bavail.saturating_mul(room.f_frsize);
+    let free_bytes = disk::free_bytes(directory.path())?;
     if free_bytes >= len_bytes.saturating_add(SPARE_BYTES) {
         return Ok(());
     }

@@ -15,6 +15,7 @@ mod load;
 mod memory;
 mod redis;
 mod small;
+mod store;
 mod tracking;
 mod transmit;
 
@@ -75,12 +76,14 @@ commands! {
     Load(load::traffic::Load),
     Lab(lab::Lab),
     Lanes(lanes::Lanes),
+    Store(store::Store),
     EchoServer(crate::servers::echo::command::EchoServer),
     EchoPair(crate::servers::echo::pair::EchoPair),
     AppPair(crate::apps::pair::AppPair),
     SendFiles(crate::servers::sending::server::SendFiles),
     Soak(load::soak::Soak),
     MemcpyLoop(small::MemcpyLoop),
+    AppendLoop(store::append_loop::AppendLoop),
     ViewLoop(tracking::ViewLoop),
     IdleLoop(crate::servers::idle_loop::IdleLoop),
 }
@@ -125,6 +128,11 @@ mod tests {
         assert_eq!(slices.sides, sides);
         let Ok(Command::Redis(redis)) = parse("redis") else { panic!("redis needs no arguments") };
         assert_eq!(redis.sizes, [64, 65_536, 262_144, 1_048_576]);
+        let Ok(Command::Store(store)) = parse("store") else { panic!("store needs no arguments") };
+        assert_eq!(
+            (store.slicing.slice, store.slicing.seconds),
+            (Duration::from_secs(2), Duration::from_secs(120))
+        );
     }
 
     #[test]
@@ -135,9 +143,11 @@ mod tests {
         assert_eq!(sizes.sizes, [8192, 65_536, 1_048_576]);
         let slices = sizes.repeat.slices();
         assert_eq!((slices.rounds, slices.processes, slices.time), (2, 3, Duration::from_secs(4)));
+        let Ok(Command::Store(store)) = parse("store --quick") else { panic!("store has a quick form") };
+        assert_eq!((store.slicing.slice, store.slicing.seconds), (Duration::from_millis(50), slices.time));
         for experiment in [
             "copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory",
-            "cache", "lanes",
+            "cache", "lanes", "store",
         ] {
             assert!(parse(&format!("{experiment} --quick --json --svg x")).is_ok(), "{experiment}");
         }

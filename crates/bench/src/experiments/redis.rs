@@ -9,7 +9,7 @@ use crate::apps::{By, Point};
 use crate::clients::records::Workload;
 use crate::experiments::apps::measure;
 use crate::kit::{
-    Entry, Experiment, Failure, Form, Outcome, Report, Result, Rivalry, While, amount, claim, count_parser,
+    Entry, Experiment, Failure, Form, Outcome, Report, Result, Rivalry, amount, claim, count_parser, disk,
     entry, measured, size_parser,
 };
 
@@ -143,8 +143,7 @@ impl Redis {
 /// [`Failure`] that says where there is too little room.
 pub fn check_room() -> Result<()> {
     let directory = std::env::temp_dir();
-    let room = rustix::fs::statvfs(&directory).doing(format_args!("looking at {}", directory.display()))?;
-    let free_bytes = room.f_bavail.saturating_mul(room.f_frsize);
+    let free_bytes = disk::free_bytes(&directory)?;
     if free_bytes >= ROOM_BYTES {
         return Ok(());
     }

@@ -91,7 +91,8 @@ impl Slicing {
             }
         }
         let Self { rounds, processes, seconds: time, slice, warm_up, keep_disturbed } = *self;
-        Slices { sides: all, processes, rounds, time, slice, warm_up, keep_disturbed, cycle: None }
+        let (rest, cycle) = (Duration::ZERO, None);
+        Slices { sides: all, processes, rounds, time, slice, rest, warm_up, keep_disturbed, cycle }
     }
 }
 

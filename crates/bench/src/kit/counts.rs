@@ -1,5 +1,8 @@
 //! What a server did, counted: it depends neither on the day nor on what else the machine did.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
 use rustix::process::Pid;
 
 use crate::kit::side::{Activity, Launcher, Side};
@@ -19,14 +22,19 @@ pub struct Counts {
     pub minor_faults: Option<f64>,
     /// System calls that read or write.
     pub io_calls: Option<f64>,
+    /// Bytes that went to a disk, or to pages that go there later (`write_bytes` in proc_pid_io(5)). Of a page that was clean its
+    /// whole folio counts, which may have many.
+    pub written_bytes: Option<f64>,
+    /// Bytes that the device took meanwhile, from whoever, that the server's directory is on.
+    pub device_bytes: Option<f64>,
     /// Context switches.
     pub context_switches: Option<f64>,
 }
 
 impl Counts {
-    /// What the server's `processes` did so far under `side`.
+    /// What the processes of a server in `directory` did so far under `side`.
     #[must_use]
-    pub fn read(launcher: &Launcher, side: Side, processes: &[Pid]) -> Self {
+    pub fn read(launcher: &Launcher, side: Side, processes: &[Pid], directory: &Path) -> Self {
         let activities: Vec<Activity> = if side.is_under_uncopy() {
             processes.iter().filter_map(|pid| launcher.activity(*pid).ok()).collect()
         } else {
@@ -49,6 +57,8 @@ impl Counts {
             served_faults: counted(|activity| activity.faults),
             minor_faults: sum(minor_faults),
             io_calls: sum(|process| fields(&format!("{process}/io"), &["syscr", "syscw"])),
+            written_bytes: sum(|process| fields(&format!("{process}/io"), &["write_bytes"])),
+            device_bytes: device_bytes(directory).map(figure),
             context_switches: sum(context_switches),
         }
     }
@@ -65,6 +75,8 @@ impl Counts {
             served_faults: each(self.served_faults, before.served_faults),
             minor_faults: each(self.minor_faults, before.minor_faults),
             io_calls: each(self.io_calls, before.io_calls),
+            written_bytes: each(self.written_bytes, before.written_bytes),
+            device_bytes: each(self.device_bytes, before.device_bytes),
             context_switches: each(self.context_switches, before.context_switches),
         }
     }
@@ -83,6 +95,15 @@ fn fields(path: &str, names: &[&str]) -> Option<u64> {
         line.trim().parse::<u64>().ok()
     };
     names.iter().map(field).sum()
+}
+
+/// What the device that `directory` is on was given to write; `None` where it is on none, or on several.
+fn device_bytes(directory: &Path) -> Option<u64> {
+    let device = std::fs::metadata(directory).ok()?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let stat = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?;
+    // The seventh field, in sectors of 512 bytes (the kernel's Documentation/block/stat.rst).
+    Some(stat.split_whitespace().nth(6)?.parse::<u64>().ok()? * 512)
 }
 
 /// Of all threads of a process that live.
@@ -110,7 +131,8 @@ mod tests {
     #[test]
     fn calls_and_faults_of_a_process_are_counted_for_each_operation() {
         let launcher = Launcher::of("/nonexistent/uncopy");
-        let read = || Counts::read(&launcher, Side::Plain, &[rustix::process::getpid()]);
+        let directory = std::env::temp_dir();
+        let read = || Counts::read(&launcher, Side::Plain, &[rustix::process::getpid()], &directory);
         let before = read();
         let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
         let mut byte = [0; 1];
@@ -122,6 +144,7 @@ mod tests {
         let counts = read().since(&before, 1000);
         // Other tests make calls meanwhile.
         assert!(counts.io_calls >= Some(2.0), "{counts:?}");
+        assert!(counts.written_bytes >= Some(0.0), "{counts:?}");
         assert!(counts.minor_faults > Some(0.0) && counts.context_switches.is_some(), "{counts:?}");
         assert!(pages.iter().all(|byte| *byte == 1));
         assert_eq!((counts.copied_bytes, counts.lent_bytes), (None, None));

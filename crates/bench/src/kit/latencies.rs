@@ -20,8 +20,18 @@ impl Default for Latencies {
 impl Latencies {
     /// Adds one.
     pub fn record(&mut self, latency: Duration) {
+        self.record_many(latency, 1);
+    }
+
+    /// Adds `count` of the same.
+    pub fn record_many(&mut self, latency: Duration, count: u64) {
         let ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        self.0.record(ns).expect("the histogram grows");
+        self.0.record_n(ns, count).expect("the histogram grows");
+    }
+
+    /// Each latency, ns, and how often it was recorded.
+    pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.0.iter_recorded().map(|step| (step.value_iterated_to(), step.count_since_last_iteration()))
     }
 
     /// Adds all of `others`.

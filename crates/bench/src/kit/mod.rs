@@ -11,13 +11,14 @@
 //!   experiment    what a command is: options, what it does, its place in the report; arguments: shared options
 //!   processes     servers and helpers: started, measured and ended whatever happens
 //!   network       what lies between clients and servers
-//!   host          the machine; load: how busy others kept it; processors: the servers' and the clients'
+//!   host          the machine; load: how busy others kept it; processors: the servers' and the clients'; disk: where files are
 //! ```
 
 pub mod arguments;
 pub mod checksum;
 pub mod comparison;
 pub mod counts;
+pub mod disk;
 pub mod distance;
 pub mod disturbance;
 pub mod experiment;

@@ -8,7 +8,7 @@
 //! verify 0       verifies what no load could          0 VERIFIED_BYTES 0
 //! ```
 //!
-//! It ends when nobody tells it any more.
+//! Behind the answer to `load` may be latencies, each as NS:COUNT. It ends when nobody tells it any more.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Shutdown;
@@ -17,6 +17,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::kit::failure::{Failure, Result, While};
+use crate::kit::latencies::Latencies;
 use crate::kit::processes::cleanup::TemporaryDirectory;
 use crate::kit::processes::process::Server;
 use crate::kit::running::Running;
@@ -29,11 +30,11 @@ const READY: &str = "ready";
 /// How long an answer, or the end, may take beyond what was asked for.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest answer, bytes.
-const MAX_ANSWER_BYTES: usize = 4096;
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
 
 /// What is measured in another process. The processor time is that of both ends.
 pub struct Remote {
-    control: UnixStream,
+    control: BufReader<UnixStream>,
     server: Server,
 }
 
@@ -48,28 +49,44 @@ impl Remote {
         let control = UnixStream::connect(server.directory().join(CONTROL));
         let control = control.doing(format_args!("connecting to {title}"));
         let control = control.map_err(|failure| server.process().explain(&failure))?;
-        Ok(Self { control, server })
+        Ok(Self { control: BufReader::new(control), server })
     }
 
-    fn tell(&mut self, verb: &str, duration: Duration) -> Result<[u64; 3]> {
+    fn tell(&mut self, verb: &str, duration: Duration) -> Result<Load> {
         let what = "telling the clients what to do";
-        self.control.set_read_timeout(Some(duration + TIMEOUT)).doing(what)?;
-        writeln!(self.control, "{verb} {}", duration.as_nanos()).doing(what)?;
-        let (mut answer, mut byte) = (Vec::new(), [0]);
-        while answer.len() < MAX_ANSWER_BYTES
-            && self.control.read(&mut byte).doing(what)? == 1
-            && byte[0] != b'\n'
-        {
-            answer.push(byte[0]);
+        let control = self.control.get_mut();
+        control.set_read_timeout(Some(duration + TIMEOUT)).doing(what)?;
+        writeln!(control, "{verb} {}", duration.as_nanos()).doing(what)?;
+        let mut answer = String::new();
+        self.control.by_ref().take(MAX_ANSWER_BYTES).read_line(&mut answer).doing(what)?;
+        match answer.strip_prefix("failed: ") {
+            Some(why) => Err(Failure::new(why.trim_end())),
+            None => parse(&answer).ok_or_else(|| {
+                let shown: String = answer.chars().take(80).collect();
+                Failure::new(format!("the clients answered \"{}\"", shown.escape_debug()))
+            }),
         }
-        let answer = String::from_utf8_lossy(&answer);
-        if let Some(why) = answer.strip_prefix("failed: ") {
-            return Err(Failure::new(why));
-        }
-        let numbers: Vec<u64> = answer.split(' ').filter_map(|word| word.parse().ok()).collect();
-        let bad = |_| Failure::new(format!("the clients answered \"{}\"", answer.escape_debug()));
-        numbers.try_into().map_err(bad)
     }
+}
+
+/// What the line of an answer tells.
+fn parse(answer: &str) -> Option<Load> {
+    let mut words = answer.split_whitespace();
+    let mut number = || words.next()?.parse().ok();
+    let (exchanges, verified_bytes, ns) = (number()?, number()?, number()?);
+    let mut latencies = Latencies::default();
+    for word in words {
+        let (ns, count) = word.split_once(':')?;
+        latencies.record_many(Duration::from_nanos(ns.parse().ok()?), count.parse().ok()?);
+    }
+    Some(Load { exchanges, verified_bytes, elapsed: Duration::from_nanos(ns), latencies })
+}
+
+/// The line that tells of a load.
+fn line(load: &Load) -> String {
+    let numbers = format!("{} {} {}", load.exchanges, load.verified_bytes, load.elapsed.as_nanos());
+    let latencies = load.latencies.counts().map(|(ns, count)| format!(" {ns}:{count}"));
+    std::iter::once(numbers).chain(latencies).chain(["\n".to_owned()]).collect()
 }
 
 impl Running for Remote {
@@ -78,8 +95,7 @@ impl Running for Remote {
     }
 
     fn load(&mut self, duration: Duration) -> Result<Load> {
-        let [exchanges, verified_bytes, ns] = self.tell("load", duration)?;
-        Ok(Load { exchanges, verified_bytes, elapsed: Duration::from_nanos(ns), ..Load::default() })
+        self.tell("load", duration)
     }
 
     fn reconnect(&mut self) -> Result<()> {
@@ -87,11 +103,11 @@ impl Running for Remote {
     }
 
     fn verify(&mut self) -> Result<u64> {
-        self.tell("verify", Duration::ZERO).map(|[_, verified_bytes, _]| verified_bytes)
+        self.tell("verify", Duration::ZERO).map(|load| load.verified_bytes)
     }
 
     fn stop(&mut self) -> Result<()> {
-        let _ = self.control.shutdown(Shutdown::Both);
+        let _ = self.control.get_ref().shutdown(Shutdown::Both);
         // Told nothing more, it ends; if it does not, it is made to.
         match self.server.process().wait(TIMEOUT)? {
             Some(status) if status.success() => Ok(()),
@@ -104,40 +120,98 @@ impl Running for Remote {
     }
 }
 
+/// What a process is told to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As [`Running::load`].
+    Load(Duration),
+    /// As [`Running::reconnect`].
+    Reconnect,
+    /// As [`Running::verify`].
+    Verify,
+}
+
 /// Starts a server with its clients in this process, and does with them what it is told until nobody tells it any more.
 ///
 /// # Errors
 /// As `start`, and when the server does not end as it should.
 pub fn obey<'a>(start: impl FnOnce() -> Result<Box<dyn Running + 'a>>) -> Result<()> {
-    let listener = UnixListener::bind(CONTROL).doing("making the control socket")?;
+    let listener = listen()?;
     let mut running = start()?;
-    println!("{READY}");
-    let (control, _) = listener.accept().doing("waiting for the control connection")?;
-    let answered = answer(running.as_mut(), control);
+    let answered = answer(&listener, |order| match order {
+        // To tell latencies would take the clients' processor time, which counts.
+        Order::Load(duration) => Ok(Load { latencies: Latencies::default(), ..running.load(duration)? }),
+        Order::Reconnect => running.reconnect().map(|()| Load::default()),
+        Order::Verify => running.verify().map(|verified_bytes| Load { verified_bytes, ..Load::default() }),
+    });
     let stopped = running.stop();
     answered.and(stopped)
 }
 
-fn answer(running: &mut (dyn Running + '_), mut control: UnixStream) -> Result<()> {
-    let lines = BufReader::new(control.try_clone().doing("reading the control connection")?).lines();
-    for line in lines {
-        let line = line.doing("reading the control connection")?;
-        let done = match line.split_once(' ') {
-            Some(("load", ns)) => {
-                let ns: Result<u64> = ns.parse().map_err(|_| Failure::new("a length of time was expected"));
-                ns.and_then(|ns| running.load(Duration::from_nanos(ns)))
-            }
-            Some(("reconnect", _)) => running.reconnect().map(|()| Load::default()),
-            Some(("verify", _)) => {
-                running.verify().map(|verified_bytes| Load { verified_bytes, ..Load::default() })
-            }
-            _ => Err(Failure::new("a verb was expected")),
-        };
+/// Does in this process, which is the server itself, by `work` what it is told until nobody tells it any more.
+///
+/// # Errors
+/// [`Failure`] when the connection fails over which it is told.
+pub fn obey_by(work: impl FnMut(Order) -> Result<Load>) -> Result<()> {
+    answer(&listen()?, work)
+}
+
+fn listen() -> Result<UnixListener> {
+    UnixListener::bind(CONTROL).doing("making the control socket")
+}
+
+fn answer(listener: &UnixListener, mut work: impl FnMut(Order) -> Result<Load>) -> Result<()> {
+    const WHAT: &str = "reading the control connection";
+    println!("{READY}");
+    let (mut control, _) = listener.accept().doing("waiting for the control connection")?;
+    for told in BufReader::new(control.try_clone().doing(WHAT)?).lines() {
+        let done = order(&told.doing(WHAT)?).and_then(&mut work);
         let answer = match done {
-            Ok(load) => format!("{} {} {}\n", load.exchanges, load.verified_bytes, load.elapsed.as_nanos()),
+            Ok(load) => line(&load),
             Err(failure) => format!("failed: {}\n", failure.to_string().replace('\n', " ")),
         };
         control.write_all(answer.as_bytes()).doing("answering")?;
     }
     Ok(())
+}
+
+/// What the line of an order says.
+fn order(told: &str) -> Result<Order> {
+    match told.split_once(' ') {
+        Some(("load", ns)) => {
+            let ns = ns.parse().map_err(|_| Failure::new("a length of time was expected"))?;
+            Ok(Order::Load(Duration::from_nanos(ns)))
+        }
+        Some(("reconnect", _)) => Ok(Order::Reconnect),
+        Some(("verify", _)) => Ok(Order::Verify),
+        _ => Err(Failure::new("a verb was expected")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_of_a_load_is_what_is_read() {
+        let latencies: Latencies = [5, 5, 900].into_iter().map(Duration::from_micros).collect();
+        let load = Load { exchanges: 3, verified_bytes: 7, elapsed: Duration::from_nanos(99), latencies };
+        let read = parse(&line(&load)).expect("well-formed");
+        assert_eq!((read.exchanges, read.verified_bytes, read.elapsed), (3, 7, load.elapsed));
+        let quantiles = |load: &Load| [0.3, 0.9].map(|part| load.latencies.quantile_us(part));
+        assert_eq!((read.latencies.len(), quantiles(&read)), (3, quantiles(&load)));
+        assert_eq!(parse("1 2 3\n").expect("no latencies").latencies.len(), 0);
+        for bad in ["", "1 2", "1 2 x", "1 2 3 4", "1 2 3 4:", "1 2 3 -1:2", "ready"] {
+            assert!(parse(bad).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn orders_are_a_verb_and_a_number() {
+        assert_eq!(order("load 7"), Ok(Order::Load(Duration::from_nanos(7))));
+        assert_eq!((order("reconnect 0"), order("verify 0")), (Ok(Order::Reconnect), Ok(Order::Verify)));
+        for bad in ["", "load", "load x", "stop 0"] {
+            assert!(order(bad).is_err(), "{bad}");
+        }
+    }
 }

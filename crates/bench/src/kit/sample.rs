@@ -101,7 +101,7 @@ impl Sample {
 pub type Metric = fn(&Sample) -> Option<f64>;
 
 /// Figures that go to JSON, by key.
-pub const METRICS: [(&str, Metric); 26] = [
+pub const METRICS: [(&str, Metric); 28] = [
     ("operations_per_s", |sample| sample.operations_per_s),
     ("latency_p50_us", |sample| sample.latency_p50_us),
     ("latency_p99_us", |sample| sample.latency_p99_us),
@@ -123,6 +123,8 @@ pub const METRICS: [(&str, Metric); 26] = [
     ("lent_bytes_per_operation", |sample| sample.counts.lent_bytes),
     ("minor_faults_per_operation", |sample| sample.counts.minor_faults),
     ("io_calls_per_operation", |sample| sample.counts.io_calls),
+    ("written_bytes_per_operation", |sample| sample.counts.written_bytes),
+    ("device_bytes_per_operation", |sample| sample.counts.device_bytes),
     ("context_switches_per_operation", |sample| sample.counts.context_switches),
     ("server_elided_bytes", |sample| sample.elided_bytes),
     ("elapsed_s", |sample| sample.elapsed_s),

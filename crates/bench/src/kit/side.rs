@@ -11,7 +11,7 @@ use serde_json::Value;
 use uncopy_core::stats::Counter;
 
 use crate::kit::failure::{Failure, Result, While};
-use crate::kit::processes::process;
+use crate::kit::processes::{keeper, process};
 
 /// Path of the `uncopy` command to use in place of this program itself; for tests.
 const EXE_VARIABLE: &str = "UNCOPY_BENCH_EXE";
@@ -37,6 +37,9 @@ pub enum Side {
     /// `uncopy run --lanes`, at both ends of each connection
     #[value(skip)]
     Lanes,
+    /// `uncopy run --log`: what is synced goes to a log
+    #[value(skip)]
+    Log,
     /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
     HeapOnly,
     /// glibc told by GLIBC_TUNABLES to keep memory
@@ -55,14 +58,14 @@ pub enum Side {
     /// Nothing, and a server of our own whose values lie in twin memory and are sent by reference
     #[value(skip)]
     Twin,
-    /// Nothing, and a server of our own that is told to send in this way
+    /// Nothing, and a server of our own that is told to send, or a loop to write, in this way
     #[value(skip)]
     Way(&'static str),
 }
 
 impl Side {
     /// Those that show what uncopy does; the others are there to compare with.
-    pub const UNCOPY: [Self; 4] = [Self::Uncopy, Self::UncopyMimalloc, Self::Twin, Self::Lanes];
+    pub const UNCOPY: [Self; 5] = [Self::Uncopy, Self::UncopyMimalloc, Self::Twin, Self::Lanes, Self::Log];
 
     /// Its name in tables and JSON.
     #[must_use]
@@ -73,6 +76,7 @@ impl Side {
             Self::Uncopy => "uncopy",
             Self::UncopyMimalloc => "uncopy, mimalloc",
             Self::Lanes => "lanes",
+            Self::Log => "uncopy, log",
             Self::HeapOnly => "heap only",
             Self::TunedGlibc => "tuned glibc",
             Self::Mimalloc => "mimalloc",
@@ -91,6 +95,7 @@ impl Side {
         match self {
             Self::PlainAgain => "plain_again",
             Self::UncopyMimalloc => "uncopy_mimalloc",
+            Self::Log => "uncopy_log",
             Self::HeapOnly => "heap_only",
             Self::TunedGlibc => "tuned_glibc",
             Self::Limit => "zero_copy_limit",
@@ -132,13 +137,14 @@ impl Side {
         matches!(self, Self::Plain | Self::HeapOnly | Self::TunedGlibc | Self::Mimalloc | Self::Jemalloc)
     }
 
-    /// The words between `uncopy` and the program; `None` where it runs by itself.
+    /// The words between `uncopy` and the log's directory, if there is one, and the program; `None` where it runs by itself.
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Uncopy | Self::UncopyMimalloc | Self::Recording => Some(&["run", "--"]),
-            Self::Lanes => Some(&["run", "--lanes", "--"]),
-            Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never", "--"]),
-            Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096", "--"]),
+            Self::Uncopy | Self::UncopyMimalloc | Self::Recording => Some(&["run"]),
+            Self::Lanes => Some(&["run", "--lanes"]),
+            Self::Log => Some(&["run", "--log-size", "268435456", "--log"]),
+            Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never"]),
+            Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096"]),
             _ => None,
         }
     }
@@ -195,6 +201,8 @@ pub struct Launcher {
     exe: PathBuf,
     /// Shortest call that `uncopy profile` records, bytes; `None`: its own default.
     profiled_bytes: Option<usize>,
+    /// The log's directory under [`Side::Log`].
+    log: PathBuf,
 }
 
 impl Launcher {
@@ -210,7 +218,7 @@ impl Launcher {
             return Err(Failure::new(message));
         }
         match std::env::var_os(EXE_VARIABLE).filter(|path| !path.is_empty()) {
-            Some(path) => Ok(Self { exe: path.into(), profiled_bytes: None }),
+            Some(path) => Ok(Self::of(path)),
             None => Self::inherited(),
         }
     }
@@ -221,13 +229,18 @@ impl Launcher {
     /// [`Failure`] when the program's path is not known.
     pub fn inherited() -> Result<Self> {
         let exe = std::env::current_exe().doing("finding the path of uncopy")?;
-        Ok(Self { exe, profiled_bytes: None })
+        Ok(Self::of(exe))
     }
 
     /// A launcher of `exe`.
-    #[cfg(test)]
     pub fn of(exe: impl Into<PathBuf>) -> Self {
-        Self { exe: exe.into(), profiled_bytes: None }
+        Self { exe: exe.into(), profiled_bytes: None, log: keeper::LOG.into() }
+    }
+
+    /// The same for a server whose directory is `directory`: its log is there.
+    #[must_use]
+    pub fn logging_in(&self, directory: &Path) -> Self {
+        Self { log: directory.join(keeper::LOG), ..self.clone() }
     }
 
     /// The same, whose profiles have calls from `bytes` on.
@@ -267,7 +280,7 @@ impl Launcher {
             }
             Some(words) => {
                 let mut command = self.uncopy();
-                command.args(words).arg(program);
+                command.args(words).args((side == Side::Log).then_some(&self.log)).arg("--").arg(program);
                 command
             }
         };
@@ -363,6 +376,9 @@ mod tests {
         assert_eq!(line(Side::Uncopy), ["/opt/uncopy", "run", "--", "redis-server", "--port", "7"]);
         assert_eq!(line(Side::HeapOnly)[1..6], ["run", "--heap", "on", "--policy", "never"]);
         assert_eq!(line(Side::Lanes)[1..4], ["run", "--lanes", "--"]);
+        let logging = launcher.logging_in(Path::new("/srv")).command(Side::Log, OsStr::new("x"), &["y"]);
+        let log = ["run", "--log-size", "268435456", "--log", "/srv/uncopy-log", "--", "x", "y"];
+        assert_eq!(words(&logging)[1..], log);
         assert_eq!(line(Side::Limit), line(Side::Plain));
         assert_eq!(line(Side::PlainAgain), line(Side::Plain));
         let tuned = launcher.command(Side::TunedGlibc, OsStr::new("redis-server"), &["--port", "7"]);

@@ -25,6 +25,7 @@ use crate::kit::failure::{Failure, Result};
 use crate::kit::figures::{CPU, RATE};
 use crate::kit::processes::cpu_time::process_cpu_ns;
 use crate::kit::processes::descendants::{self, Held};
+use crate::kit::processes::keeper;
 use crate::kit::processors;
 use crate::kit::progress::Progress;
 use crate::kit::quiet;
@@ -44,6 +45,8 @@ const WARM_UP_PART: u32 = 10;
 const SETTLE_PART: u32 = 4;
 /// How long processes of a server may live longer than the one that was started.
 const LINGER: Duration = Duration::from_secs(2);
+/// The same of a keeper, which syncs files that may be long.
+const KEEPER_LINGER: Duration = Duration::from_secs(20);
 
 /// How a case is measured.
 #[derive(Clone, Debug)]
@@ -58,6 +61,9 @@ pub struct Slices {
     pub time: Duration,
     /// Length of a slice.
     pub slice: Duration,
+    /// Nothing is loaded for so long after a slice, where it leaves work behind that would disturb the next one. What its
+    /// processes do then counts for their processor time.
+    pub rest: Duration,
     /// Warm-up of a server of [`Side::UNCOPY`], which begins with nothing known: accounts of call sites fill, and it finds out
     /// by trials what pays. What that costs a program is measured by the experiment `switching`.
     pub warm_up: Duration,
@@ -133,7 +139,11 @@ impl Subject<'_> {
     }
 
     fn find_processes(&mut self) -> Vec<Pid> {
-        let found = descendants::of(self.running.server().process().pid());
+        let server = self.running.server();
+        let mut found = descendants::of(server.process().pid());
+        if self.side == Side::Log {
+            found.extend(keeper::of(server.directory().path()));
+        }
         found.iter().for_each(|pid| quiet::raise_session(*pid));
         self.processes = found.iter().map(|pid| (*pid, 0)).collect();
         found
@@ -151,14 +161,16 @@ impl Subject<'_> {
     }
 }
 
-/// Stops a server and all that came of it.
+/// Stops a server and all that came of it, its keeper too.
 ///
 /// # Errors
 /// [`Failure`] when one of its processes had to be killed.
 pub fn stop(running: &mut (dyn Running + '_)) -> Result<()> {
-    let below = Held::below(running.server().process().pid());
+    let server = running.server();
+    let below = Held::below(server.process().pid());
+    let keeper = Held::all(keeper::of(server.directory().path()));
     let stopped = running.stop();
-    let left = below.end(LINGER);
+    let left = below.end(LINGER) + keeper.end(KEEPER_LINGER);
     stopped?;
     if left == 0 {
         return Ok(());
@@ -257,8 +269,9 @@ impl Slicing<'_> {
         own: &[Pid],
     ) -> Result<Round> {
         let processors = processors::numbers().len();
-        let measures = !self.slices.keep_disturbed;
-        let distance = measures.then(distance::now).flatten();
+        // In a round with rests, which takes long, the processors are at several distances.
+        let tells_distance = !self.slices.keep_disturbed && self.slices.rest.is_zero();
+        let distance = tells_distance.then(distance::now).flatten();
         let mut before = subjects.iter_mut().map(Subject::cpu_ns).collect::<Result<Vec<_>>>()?;
         let mut loads = vec![None; subjects.len()];
         let (mut dropped, mut retaken, mut begin) = (None, 0, Moment::now(own));
@@ -270,6 +283,10 @@ impl Slicing<'_> {
                 let end = Moment::now(own);
                 let disturbance = begin.disturbance_until(&end, processors);
                 begin = end;
+                if !self.slices.rest.is_zero() {
+                    std::thread::sleep(self.slices.rest);
+                    begin = Moment::now(own);
+                }
                 takes -= 1;
                 match disturbance.filter(|_| !self.slices.keep_disturbed) {
                     None => loads[at] = Some(load),
@@ -281,7 +298,7 @@ impl Slicing<'_> {
                 }
             }
         }
-        let after = measures.then(distance::now).flatten();
+        let after = tells_distance.then(distance::now).flatten();
         if !distance::is_same(distance, after) {
             dropped.get_or_insert_with(|| "the host moved the processors".to_owned());
         }
@@ -306,9 +323,12 @@ impl Slicing<'_> {
     #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
     fn end(&self, subject: &mut Subject<'_>) -> Result<Sample> {
         let processes = subject.find_processes();
-        let before = Counts::read(self.launcher, subject.side, &processes);
+        let directory = subject.running.server().directory().path().to_owned();
+        let counts = |side| Counts::read(self.launcher, side, &processes, &directory);
+        let before = counts(subject.side);
         let load = subject.load(self.slices.slice)?;
-        let after = Counts::read(self.launcher, subject.side, &processes);
+        std::thread::sleep(self.slices.rest);
+        let after = counts(subject.side);
         let resident = subject.running.server().process().resident_bytes();
         let resident_bytes = subject.doing(resident)?;
         let verified = subject.running.verify();
@@ -422,6 +442,7 @@ mod tests {
             rounds: 12,
             time,
             slice,
+            rest: slice,
             warm_up: slice,
             keep_disturbed: true,
             cycle: None,

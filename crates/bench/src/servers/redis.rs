@@ -54,6 +54,18 @@ pub fn on_path(path: &OsString, name: &str) -> Option<PathBuf> {
         .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
 }
 
+/// What a server does with what it is told to set, beside keeping it.
+#[derive(Clone, Copy, Debug)]
+pub enum AppendOnly<'a> {
+    /// Nothing.
+    Off,
+    /// It appends it to a file, which is never synced, and kept short by a [`LogTrimmer`].
+    Trimmed,
+    /// It appends it to a file in a directory below this one and syncs that by this policy, an `appendfsync`. The file is as long as
+    /// [`RedisServer::rewrite_past`] lets it be.
+    Synced(&'static str, &'a Path),
+}
+
 /// A Redis that answers.
 #[derive(Debug)]
 pub struct RedisServer {
@@ -69,20 +81,19 @@ impl RedisServer {
     /// # Errors
     /// [`Failure`] when it cannot be started or does not answer in time.
     pub fn start(launcher: &Launcher, side: Side, program: &Path) -> Result<Self> {
-        Self::start_by(true, |arguments, directory| {
+        Self::start_by(AppendOnly::Trimmed, |arguments, directory| {
             let mut command = launcher.command(side, program.as_os_str(), arguments);
             processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
             Server::start(command, "redis-server", directory)
         })
     }
 
-    /// Starts one by `start`, which gets its arguments and its directory, with or without an append-only file, and waits
-    /// until it answers.
+    /// Starts one by `start`, which gets its arguments and its directory, and waits until it answers.
     ///
     /// # Errors
     /// [`Failure`] when it cannot be started or does not answer in time.
     pub fn start_by(
-        append_only: bool,
+        append_only: AppendOnly<'_>,
         mut start: impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
     ) -> Result<Self> {
         let mut outcome = Err(Failure::new("redis-server was not started"));
@@ -98,10 +109,14 @@ impl RedisServer {
     }
 
     fn start_once(
-        append_only: bool,
+        append_only: AppendOnly<'_>,
         start: &mut impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
     ) -> Result<Self> {
-        let directory = TemporaryDirectory::make()?;
+        let (directory, append_fsync) = match append_only {
+            AppendOnly::Synced(policy, parent) => (TemporaryDirectory::make_in(parent)?, policy),
+            AppendOnly::Off | AppendOnly::Trimmed => (TemporaryDirectory::make()?, "no"),
+        };
+        let appends = !matches!(append_only, AppendOnly::Off);
         let address = network::free_address()?;
         let arguments: Vec<OsString> = [
             ("--port", address.port().to_string().into()),
@@ -111,9 +126,9 @@ impl RedisServer {
             ("--daemonize", "no".into()),
             ("--dir", directory.path().as_os_str().to_owned()),
             ("--logfile", directory.join("log").into_os_string()),
-            ("--appendonly", if append_only { "yes" } else { "no" }.into()),
+            ("--appendonly", if appends { "yes" } else { "no" }.into()),
             ("--appenddirname", LOG_DIRECTORY.into()),
-            ("--appendfsync", "no".into()),
+            ("--appendfsync", append_fsync.into()),
             ("--auto-aof-rewrite-percentage", "0".into()),
             ("--save", OsString::new()),
         ]
@@ -123,8 +138,39 @@ impl RedisServer {
         let server = start(&arguments, directory)?;
         let mut redis = Self { trimmer: None, server, address };
         redis.wait_until_it_answers()?;
-        redis.trimmer = Some(LogTrimmer::start(&redis.server.directory().join(LOG_DIRECTORY))?);
+        if matches!(append_only, AppendOnly::Trimmed) {
+            redis.trimmer = Some(LogTrimmer::start(&redis.log_directory())?);
+        }
         Ok(redis)
+    }
+
+    fn log_directory(&self) -> PathBuf {
+        self.server.directory().join(LOG_DIRECTORY)
+    }
+
+    /// Bytes of all append-only files.
+    fn log_bytes(&self) -> u64 {
+        let files = std::fs::read_dir(self.log_directory()).into_iter().flatten().flatten();
+        files.filter_map(|file| file.metadata().ok()).map(|metadata| metadata.len()).sum()
+    }
+
+    /// Has it write its append-only file anew, with the last value of each key only, where it is longer than `limit_bytes`.
+    ///
+    /// # Errors
+    /// [`Failure`] when the file is not short in time.
+    pub fn rewrite_past(&self, limit_bytes: u64) -> Result<()> {
+        if self.log_bytes() <= limit_bytes {
+            return Ok(());
+        }
+        self.connect()?.rewrite_log()?;
+        let deadline = Instant::now() + TIMEOUT;
+        while self.log_bytes() > limit_bytes {
+            if Instant::now() > deadline {
+                return Err(Failure::new("redis-server did not write its append-only file anew"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 
     fn wait_until_it_answers(&mut self) -> Result<()> {

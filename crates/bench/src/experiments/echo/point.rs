@@ -169,6 +169,7 @@ mod tests {
             rounds: 7,
             time,
             slice: time,
+            rest: Duration::ZERO,
             warm_up: time,
             keep_disturbed: false,
             cycle: None,

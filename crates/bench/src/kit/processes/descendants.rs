@@ -5,10 +5,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
 
 use crate::kit::processes::cpu_time::process_cpu_ns;
 use crate::kit::processes::wait;
@@ -85,8 +87,13 @@ impl Held {
     /// Everything that came of `root`, without itself.
     #[must_use]
     pub fn below(root: Pid) -> Self {
-        let below = of(root).into_iter().filter(|pid| *pid != root);
-        Self(below.filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect())
+        Self::all(of(root).into_iter().filter(|pid| *pid != root))
+    }
+
+    /// Those of `pids` that there are.
+    #[must_use]
+    pub fn all(pids: impl IntoIterator<Item = Pid>) -> Self {
+        Self(pids.into_iter().filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect())
     }
 
     /// The first child of `root`, if it has one.
@@ -112,6 +119,10 @@ impl Held {
         left.iter().for_each(|process| {
             lives(process, deadline);
         });
+        for process in &self.0 {
+            // One that lost its parent may be this program's child by now.
+            let _ = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        }
         left.len()
     }
 }

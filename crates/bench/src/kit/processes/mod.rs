@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   process       servers and helpers; cpu_time: their processor time
-//!   descendants   what came of them
+//!   descendants   what came of them; keeper: of a program's log, which is beside it
 //!   cleanup       what must not outlive this program; signals end it
 //!   wait          for a descriptor, with a bound
 //! ```
@@ -10,6 +10,7 @@
 pub mod cleanup;
 pub mod cpu_time;
 pub mod descendants;
+pub mod keeper;
 pub mod process;
 pub mod signals;
 pub mod wait;

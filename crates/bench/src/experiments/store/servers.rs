@@ -1,0 +1,97 @@
+//! What is started for the workloads that are not a loop of this program: Redis, and a program that writes to SQLite.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use super::place::Place;
+use crate::apps::programs::{Need, Programs};
+use crate::apps::python::PYTHON;
+use crate::apps::redis::REDIS;
+use crate::clients::records::{Clients, Workload};
+use crate::kit::remote::Remote;
+use crate::kit::traffic::Load;
+use crate::kit::{Launcher, Result, Running, Server, Side, TemporaryDirectory, While, processors};
+use crate::servers::redis::{AppendOnly, RedisServer};
+
+/// An append-only file that is longer than this, bytes, is written anew between two rounds.
+const LOG_LIMIT_BYTES: u64 = 512 << 20;
+
+/// SQLite, in Python's library.
+pub const SQLITE: Need = Need { version: &["-c", "import sqlite3; print(sqlite3.sqlite_version)"], ..PYTHON };
+const SQLITE_LOOP: &str = include_str!("sqlite_loop.py");
+
+/// Redis, whose append-only file is synced by the policy `fsync`, with `count` clients that set values.
+///
+/// # Errors
+/// [`crate::kit::Failure`] when it cannot be started or does not take them.
+pub fn redis(
+    launcher: &Launcher,
+    side: Side,
+    programs: &Programs,
+    place: &Place,
+    (fsync, size_bytes, count): (&'static str, usize, usize),
+) -> Result<Box<dyn Running>> {
+    let program = programs.path(REDIS.program)?;
+    let append_only = AppendOnly::Synced(fsync, place.path());
+    let redis = RedisServer::start_by(append_only, |arguments: &[OsString], directory| {
+        let launcher = launcher.logging_in(directory.path());
+        let mut command = launcher.command(side, program.as_os_str(), arguments);
+        processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
+        Server::start(command, REDIS.program, directory)
+    })?;
+    let clients = Clients::open(redis.address(), Workload::Set, size_bytes, count)?;
+    Ok(Box::new(Redis { clients, redis }))
+}
+
+/// Redis and its clients.
+struct Redis {
+    // Dropped in this order: the connections end before the server.
+    clients: Clients,
+    redis: RedisServer,
+}
+
+impl Running for Redis {
+    fn server(&mut self) -> &mut Server {
+        self.redis.server()
+    }
+
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        self.clients.load(duration, processors::of_clients(processors::ONE_THREAD))
+    }
+
+    fn reconnect(&mut self) -> Result<()> {
+        self.redis.rewrite_past(LOG_LIMIT_BYTES)?;
+        self.clients.reconnect()
+    }
+
+    fn verify(&mut self) -> Result<u64> {
+        self.clients.verify()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.clients.close();
+        self.redis.stop()
+    }
+}
+
+/// A program that writes rows of `row_bytes` to a table, one in a transaction.
+///
+/// # Errors
+/// [`crate::kit::Failure`] when it cannot be started.
+pub fn sqlite(
+    launcher: &Launcher,
+    side: Side,
+    programs: &Programs,
+    place: &Place,
+    row_bytes: usize,
+) -> Result<Box<dyn Running>> {
+    let directory = TemporaryDirectory::make_in(place.path())?;
+    let script = directory.join("sqlite_loop.py");
+    std::fs::write(&script, SQLITE_LOOP).doing("writing a program")?;
+    let arguments = [script.into_os_string(), row_bytes.to_string().into()];
+    let launcher = launcher.logging_in(directory.path());
+    let program: &Path = programs.path(SQLITE.program)?;
+    let command = launcher.command(side, program.as_os_str(), &arguments);
+    Ok(Box::new(Remote::start(command, "the program with SQLite", directory)?))
+}

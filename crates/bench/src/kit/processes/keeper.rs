@@ -1,0 +1,72 @@
+//! The keeper of a log: the process that `uncopy run --log DIR` starts beside the program, and that puts what lies in the log
+//! into the files. It is not below the program, and may live some seconds longer.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Pid;
+
+/// Name of a log's directory in that of its server.
+pub const LOG: &str = "uncopy-log";
+
+/// The keeper of the log of a server whose directory is `directory`, if it has one.
+#[must_use]
+pub fn of(directory: &Path) -> Option<Pid> {
+    // Whatever way the path was written: the name is the directory's own.
+    let log = PathBuf::from(directory.file_name()?).join(LOG);
+    std::fs::read_dir("/proc").ok()?.flatten().find_map(|process| {
+        let pid = process.file_name().to_str()?.parse().ok()?;
+        let words = std::fs::read(process.path().join("cmdline")).ok()?;
+        if keeps(&words, &log) { Pid::from_raw(pid) } else { None }
+    })
+}
+
+/// Whether a process with this command line, words that end with a zero byte each, is `uncopy log keep DIR` for a DIR that ends
+/// with `log`.
+fn keeps(command_line: &[u8], log: &Path) -> bool {
+    let mut words = command_line.split(|byte| *byte == 0);
+    let names_log = |word: &[u8]| Path::new(OsStr::from_bytes(word)).ends_with(log);
+    words.any(|word| word == b"log") && words.next() == Some(b"keep") && words.any(names_log)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kit::processes::cleanup::TemporaryDirectory;
+    use crate::kit::processes::process::Process;
+    use std::process::Command;
+
+    #[test]
+    fn a_keeper_is_known_by_its_command_line() {
+        let log = Path::new("uncopy-bench-x/uncopy-log");
+        for (line, expected) in [
+            ("/usr/bin/uncopy\0log\0keep\0/tmp/uncopy-bench-x/uncopy-log\0", true),
+            ("uncopy\0log\0keep\0--quiet\0/tmp/uncopy-bench-x/uncopy-log\0", true),
+            ("uncopy\0log\0keep\0/tmp/uncopy-bench-y/uncopy-log\0", false),
+            ("uncopy\0log\0keep\0/tmp/uncopy-bench-x/uncopy-log/more\0", false),
+            ("uncopy\0log\0show\0/tmp/uncopy-bench-x/uncopy-log\0", false),
+            ("uncopy\0run\0--log\0/tmp/uncopy-bench-x/uncopy-log\0--\0redis-server\0", false),
+            ("", false),
+        ] {
+            assert_eq!(keeps(line.as_bytes(), log), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_keeper_that_runs_is_found() {
+        let directory = TemporaryDirectory::make().expect("a writable TMPDIR");
+        assert_eq!(of(directory.path()), None);
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "echo; read line", "log", "keep"]).arg(directory.join(LOG));
+        command.stdin(std::process::Stdio::piped());
+        let process = Process::start_with_input(command, "sh").expect("it starts");
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        // Until exec the command line is this test's.
+        while of(directory.path()).is_none() {
+            assert!(std::time::Instant::now() < deadline, "it was never found");
+            std::thread::yield_now();
+        }
+        assert_eq!(of(directory.path()), Some(process.pid()));
+    }
+}
