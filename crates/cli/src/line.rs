@@ -64,8 +64,8 @@ Examples:
       Elide every copy that can be, for testing a program under uncopy.
   uncopy run --explain sites.txt -- nginx -g 'daemon off;'
       Which calls saved time, which cost time, and why, by function.
-  uncopy run --log /var/lib/redis/log -- redis-server --appendonly yes --appendfsync always
-      What Redis syncs survives by a log, which is faster than by the file system.
+  uncopy run --log /var/lib/app/log -- ./server
+      What ./server writes and syncs survives by a log there.
   uncopy run --lanes -- redis-server & uncopy run --lanes -- ./client
       Between these two, large values pass by reference.
   UNCOPY_HEAP=off uncopy run -- ./server

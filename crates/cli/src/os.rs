@@ -33,6 +33,23 @@ pub fn restore_sigpipe(disposition: &Disposition) {
     }
 }
 
+/// Leaves the process, which goes on in a child that nobody waits for, in a session of its own. Whether this is the child.
+///
+/// # Panics
+/// The process has other threads, which the child would not have.
+pub fn detach() -> io::Result<bool> {
+    assert!(!uncopy_sys::thread::others_live(), "a process with one thread");
+    // SAFETY: there is no other thread whose locks the child would find held.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            rustix::process::setsid()?;
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
+}
+
 /// Nobody reads standard output any more.
 pub fn close_output() -> io::Result<()> {
     let nothing = File::options().write(true).open("/dev/null")?;

@@ -88,23 +88,3 @@ pub fn be_polite() {
         kernel!(Limit, syscall!(libc::SYS_ioprio_set, WHO_PROCESS, 0, LOWEST));
     }
 }
-
-/// Leaves the process, which goes on in a child that nobody waits for, in a session of its own. Whether this is the child.
-///
-/// # Errors
-/// What fork says.
-///
-/// # Panics
-/// The process has other threads, which the child would not have.
-pub fn detach() -> Result<bool, Errno> {
-    assert!(!crate::thread::others_live(), "a process with one thread");
-    // SAFETY: there is no other thread whose locks the child would find held.
-    match check(i64::from(unsafe { kernel!(Thread, libc::fork()) }))? {
-        0 => {
-            // SAFETY: touches no memory; the child of a fork leads no group.
-            unsafe { libc::setsid() };
-            Ok(true)
-        }
-        _ => Ok(false),
-    }
-}

@@ -41,7 +41,6 @@ pub mod deferral;
 pub mod diag;
 pub mod errno;
 pub mod fd;
-#[cfg(not(loom))]
 pub mod file;
 pub mod filter;
 pub mod guarded;

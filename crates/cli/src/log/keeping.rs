@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use uncopy_store::keeper::{Keeper, Settings};
 use uncopy_store::places::{self, Ways};
-use uncopy_sys::background::detach;
 
 /// What the keeper says once programs find it.
 const READY: &str = "ready\n";
@@ -83,10 +82,10 @@ pub fn keep(directory: &Path, matches: &ArgMatches) -> u8 {
     let (Some(log_bytes), Some(root), Some(socket)) = (log_bytes, root, socket) else { return EXIT_USAGE };
     let Ok(root) = u32::try_from(root) else { return EXIT_USAGE };
     os::close_others();
-    match detach() {
+    match os::detach() {
         Ok(false) => return EXIT_OK,
         Ok(true) => {}
-        Err(errno) => return output::print(format!("{errno}\n").as_bytes(), EXIT_FAILURE),
+        Err(error) => return output::print(format!("{}\n", Reason(&error)).as_bytes(), EXIT_FAILURE),
     }
     match Keeper::begin(Settings { directory: directory.to_owned(), log_bytes, socket, root }) {
         Ok(keeper) => {
