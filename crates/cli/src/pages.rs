@@ -171,6 +171,7 @@ mod tests {
                 "uncopy-report",
                 "uncopy-stats",
                 "uncopy-release",
+                "uncopy-log",
                 "uncopy-bench",
                 "uncopy-completions",
                 "uncopy-man"

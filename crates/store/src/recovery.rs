@@ -245,7 +245,7 @@ impl<D: Device> Recovery<D> {
     }
 
     /// All that the log had is in its files: it is empty from here on. The checkpoint that says so, to go on with by
-    /// [`Log::begin`](crate::log::Log::begin), which writes it.
+    /// [`Checkpoints::begin`](crate::log::Checkpoints::begin), which writes it.
     #[must_use]
     pub fn emptied(self, end: End, time_ns: u64) -> (D, Superblock, Checkpoint) {
         let Checkpoint { serial, epoch, .. } = self.checkpoint;
