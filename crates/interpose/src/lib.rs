@@ -6,7 +6,7 @@
 //!
 //! A gate is a hook's entry on x86-64: it compares the size with a threshold and jumps on to libc, or
 //! passes the return address along, by which call sites are told apart, to the hook's body. An entry is the same
-//! without the return address, for any condition. [`before`] makes the hooks that only watch, [`alias`] second names. And
+//! without the return address, for any condition. [`before`] and [`variadic`] make the hooks that only watch, [`alias`] second names. And
 //! what our threads mean for the end of a process: [`end`].
 #![cfg(target_os = "linux")]
 
@@ -190,5 +190,65 @@ macro_rules! alias {
             // SAFETY: the program's own arguments; both names have the same contract and the same structures.
             unsafe { $hook($($argument),*) }
         }
+    };
+}
+
+/// A hook of a function with arguments that only libc counts, which does something first and goes on to libc's with every argument
+/// where it was: `variadic! { name SLOT prepare (first: type) { STATEMENTS } }`. On x86-64.
+#[macro_export]
+macro_rules! variadic {
+    ($($name:ident $slot:ident $prepare:ident ($($argument:ident: $type:ty),*) { $($before:tt)* })*) => {
+        $(
+            #[cfg(target_arch = "x86_64")]
+            extern "C" fn $prepare($($argument: $type),*) -> usize {
+                $($before)*;
+                $slot.call() as *const () as usize
+            }
+
+            /// The registers of arguments are kept, those of vectors too, and `al`, which counts them (System V ABI, AMD64).
+            #[cfg(target_arch = "x86_64")]
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name() {
+                core::arch::naked_asm!(
+                    "push rax",
+                    "push rdi",
+                    "push rsi",
+                    "push rdx",
+                    "push rcx",
+                    "push r8",
+                    "push r9",
+                    "sub rsp, 128",
+                    "movups [rsp], xmm0",
+                    "movups [rsp + 16], xmm1",
+                    "movups [rsp + 32], xmm2",
+                    "movups [rsp + 48], xmm3",
+                    "movups [rsp + 64], xmm4",
+                    "movups [rsp + 80], xmm5",
+                    "movups [rsp + 96], xmm6",
+                    "movups [rsp + 112], xmm7",
+                    "call {prepare}",
+                    "mov r11, rax",
+                    "movups xmm0, [rsp]",
+                    "movups xmm1, [rsp + 16]",
+                    "movups xmm2, [rsp + 32]",
+                    "movups xmm3, [rsp + 48]",
+                    "movups xmm4, [rsp + 64]",
+                    "movups xmm5, [rsp + 80]",
+                    "movups xmm6, [rsp + 96]",
+                    "movups xmm7, [rsp + 112]",
+                    "add rsp, 128",
+                    "pop r9",
+                    "pop r8",
+                    "pop rcx",
+                    "pop rdx",
+                    "pop rsi",
+                    "pop rdi",
+                    "pop rax",
+                    "jmp r11",
+                    prepare = sym $prepare,
+                )
+            }
+        )*
     };
 }

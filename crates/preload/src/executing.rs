@@ -3,7 +3,7 @@
 
 use crate::{files, lanes};
 use core::ffi::{c_char, c_int, c_void};
-use uncopy_interpose::{before, slots};
+use uncopy_interpose::{before, slots, variadic};
 
 type Path = *const c_char;
 type List = *const *const c_char;
@@ -87,48 +87,8 @@ before!(posix_spawn_file_actions_adddup2 ADD_DUP2 (actions: *mut c_void, from: c
     files::refuse(from);
 });
 
-/// What is to be done before a function of the exec family that takes its arguments one by one; libc's own.
-macro_rules! variadic {
-    ($($name:ident $slot:ident $prepare:ident;)*) => {
-        $(
-            #[cfg(target_arch = "x86_64")]
-            extern "C" fn $prepare() -> usize {
-                before_exec();
-                $slot.call() as *const () as usize
-            }
-
-            /// Goes on to libc's with every argument where it was.
-            #[cfg(target_arch = "x86_64")]
-            #[unsafe(naked)]
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name() {
-                core::arch::naked_asm!(
-                    "push rax",
-                    "push rdi",
-                    "push rsi",
-                    "push rdx",
-                    "push rcx",
-                    "push r8",
-                    "push r9",
-                    "call {prepare}",
-                    "mov r11, rax",
-                    "pop r9",
-                    "pop r8",
-                    "pop rcx",
-                    "pop rdx",
-                    "pop rsi",
-                    "pop rdi",
-                    "pop rax",
-                    "jmp r11",
-                    prepare = sym $prepare,
-                )
-            }
-        )*
-    };
-}
-
 variadic! {
-    execl EXECL prepare_execl;
-    execlp EXECLP prepare_execlp;
-    execle EXECLE prepare_execle;
+    execl EXECL prepare_execl () { before_exec() }
+    execlp EXECLP prepare_execlp () { before_exec() }
+    execle EXECLE prepare_execle () { before_exec() }
 }

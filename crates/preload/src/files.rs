@@ -12,7 +12,7 @@ use uncopy_core::stats::Counter;
 use uncopy_engine::call::output::{Output, is_candidate};
 use uncopy_engine::service::activation;
 use uncopy_engine::state::counters;
-use uncopy_interpose::{alias, entry, slots};
+use uncopy_interpose::{alias, entry, slots, variadic};
 use uncopy_store::program::{self as store, At, Writing};
 use uncopy_sys::errno;
 use uncopy_sys::iovec::Part;
@@ -260,69 +260,12 @@ entry!(fdopen FDOPEN (fd: c_int, mode: Path) -> *mut c_void, store::is_known(fd)
     FDOPEN.call()(fd, mode)
 });
 
-/// Functions of libc's that write to their first argument, a descriptor.
-macro_rules! printing {
-    ($($name:ident $slot:ident $prepare:ident;)*) => {
-        $(
-            #[cfg(target_arch = "x86_64")]
-            extern "C" fn $prepare(fd: c_int) -> usize {
-                refuse(fd);
-                $slot.call() as *const () as usize
-            }
-
-            /// Goes on to libc's with every argument where it was; `al` counts vector registers, which are left alone.
-            #[cfg(target_arch = "x86_64")]
-            #[unsafe(naked)]
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name() {
-                core::arch::naked_asm!(
-                    "push rax",
-                    "push rdi",
-                    "push rsi",
-                    "push rdx",
-                    "push rcx",
-                    "push r8",
-                    "push r9",
-                    "sub rsp, 128",
-                    "movups [rsp], xmm0",
-                    "movups [rsp + 16], xmm1",
-                    "movups [rsp + 32], xmm2",
-                    "movups [rsp + 48], xmm3",
-                    "movups [rsp + 64], xmm4",
-                    "movups [rsp + 80], xmm5",
-                    "movups [rsp + 96], xmm6",
-                    "movups [rsp + 112], xmm7",
-                    "call {prepare}",
-                    "mov r11, rax",
-                    "movups xmm0, [rsp]",
-                    "movups xmm1, [rsp + 16]",
-                    "movups xmm2, [rsp + 32]",
-                    "movups xmm3, [rsp + 48]",
-                    "movups xmm4, [rsp + 64]",
-                    "movups xmm5, [rsp + 80]",
-                    "movups xmm6, [rsp + 96]",
-                    "movups xmm7, [rsp + 112]",
-                    "add rsp, 128",
-                    "pop r9",
-                    "pop r8",
-                    "pop rcx",
-                    "pop rdx",
-                    "pop rsi",
-                    "pop rdi",
-                    "pop rax",
-                    "jmp r11",
-                    prepare = sym $prepare,
-                )
-            }
-        )*
-    };
-}
-
-printing! {
-    dprintf DPRINTF prepare_dprintf;
-    __dprintf_chk DPRINTF_CHK prepare_dprintf_chk;
-    vdprintf VDPRINTF prepare_vdprintf;
-    __vdprintf_chk VDPRINTF_CHK prepare_vdprintf_chk;
+// Functions of libc's that write to their first argument, a descriptor.
+variadic! {
+    dprintf DPRINTF prepare_dprintf (fd: c_int) { refuse(fd) }
+    __dprintf_chk DPRINTF_CHK prepare_dprintf_chk (fd: c_int) { refuse(fd) }
+    vdprintf VDPRINTF prepare_vdprintf (fd: c_int) { refuse(fd) }
+    __vdprintf_chk VDPRINTF_CHK prepare_vdprintf_chk (fd: c_int) { refuse(fd) }
 }
 
 /// The file of a request of aio(7): its first member.

@@ -172,13 +172,36 @@ before!(mlock2 MLOCK2 (address: *const c_void, len: size_t, flags: u32) -> c_int
     disown(address as usize, len);
 });
 
+/// Our descriptors.
+fn own_descriptors() -> impl Iterator<Item = c_int> {
+    activation::descriptors()
+        .into_iter()
+        .flatten()
+        .chain(lanes::descriptors())
+        .chain(store::own_descriptors())
+}
+
+/// A descriptor of the program's has been duplicated, if `to` is one.
+fn duplicated(from: c_int, to: c_int) {
+    streams::duplicated(from, to);
+    files::duplicated(from, to);
+}
+
+/// A descriptor of the program's is about to be closed.
+fn closed(fd: c_int) {
+    streams::closed(fd);
+    files::closed(fd);
+}
+
+/// The same for those from `first` to `last`.
+fn closed_range(first: u32, last: u32) {
+    streams::closed_range(first, last);
+    files::closed_range(first, last);
+}
+
 /// Whether `fd` is ours and so, to the program, not open; `errno` then says so.
 fn is_hidden(fd: c_int) -> bool {
-    let is_own = |own| own == fd;
-    let hidden = fd >= 0
-        && (activation::descriptors().contains(&Some(fd))
-            || lanes::descriptors().any(is_own)
-            || files::is_on() && store::own_descriptors().any(is_own));
+    let hidden = fd >= 0 && own_descriptors().any(|own| own == fd);
     if hidden {
         uncopy_sys::errno::set(libc::EBADF);
     }
@@ -206,8 +229,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
     // SAFETY: the program's own arguments.
     let result = unsafe { FCNTL.call()(fd, command, argument) };
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-        streams::duplicated(fd, result);
-        files::duplicated(fd, result);
+        duplicated(fd, result);
     }
     result
 }
@@ -218,8 +240,7 @@ before!(close CLOSE (fd: c_int) -> c_int, {
     if is_hidden(fd) {
         return -1;
     }
-    streams::closed(fd);
-    files::closed(fd);
+    closed(fd);
     record::closed(fd);
 });
 
@@ -235,8 +256,7 @@ fn make_way(fd: c_int) {
 pub unsafe extern "C" fn dup(from: c_int) -> c_int {
     // SAFETY: touches no memory.
     let to = unsafe { DUP.call()(from) };
-    streams::duplicated(from, to);
-    files::duplicated(from, to);
+    duplicated(from, to);
     to
 }
 
@@ -244,8 +264,7 @@ pub unsafe extern "C" fn dup(from: c_int) -> c_int {
 fn make_way_for(from: c_int, to: c_int) {
     make_way(to);
     if from != to {
-        streams::closed(to);
-        files::closed(to);
+        closed(to);
     }
     record::closed(to);
 }
@@ -256,8 +275,7 @@ pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
     // SAFETY: touches no memory.
     let made = unsafe { DUP2.call()(from, to) };
     if from != to {
-        streams::duplicated(from, made);
-        files::duplicated(from, made);
+        duplicated(from, made);
     }
     made
 }
@@ -267,16 +285,13 @@ pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     make_way_for(from, to);
     // SAFETY: touches no memory.
     let made = unsafe { DUP3.call()(from, to, flags) };
-    streams::duplicated(from, made);
-    files::duplicated(from, made);
+    duplicated(from, made);
     made
 }
 
 /// Our descriptors in order.
 fn hidden_in_order() -> SmallVec<[u32; 8]> {
-    let all = activation::descriptors().into_iter().flatten();
-    let all = all.chain(lanes::descriptors()).chain(store::own_descriptors());
-    let mut hidden: SmallVec<[u32; 8]> = all.filter_map(|fd| u32::try_from(fd).ok()).collect();
+    let mut hidden: SmallVec<[u32; 8]> = own_descriptors().filter_map(|fd| u32::try_from(fd).ok()).collect();
     hidden.sort_unstable();
     hidden
 }
@@ -288,8 +303,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_i
     if first <= last {
         // With a flag they are closed by an exec, or in another table.
         if flags == 0 {
-            streams::closed_range(first, last);
-            files::closed_range(first, last);
+            closed_range(first, last);
         }
         for hidden in hidden_in_order().into_iter().filter(|fd| (first..=last).contains(fd)) {
             // UNSHARE is done by the first call.
@@ -321,8 +335,7 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
                 next = hidden + 1;
             }
         }
-        streams::closed_range(next as u32, u32::MAX);
-        files::closed_range(next as u32, u32::MAX);
+        closed_range(next as u32, u32::MAX);
         CLOSEFROM.call()(next);
     }
 }

@@ -7,12 +7,13 @@
 
 mod client;
 
+use crate::lock;
 use crate::messages::{HELLO, NOT_NOW, PROTOCOL};
 use crate::places::{self, Empty};
 use client::{answer, serve};
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use uncopy_sys::background::{be_polite, bell, ring, signals, take_signals, watch_process};
@@ -48,10 +49,6 @@ struct Shared {
     next: Mutex<Next>,
     /// Rung when somebody waits to open a file that takes part; one for each program.
     bells: Mutex<Vec<i32>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

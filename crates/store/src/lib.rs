@@ -19,6 +19,8 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation, reason = "64-bit machines; records are short")]
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub mod device;
 pub mod keeper;
 pub mod layout;
@@ -29,3 +31,8 @@ pub mod places;
 pub mod program;
 pub mod recovery;
 pub mod state;
+
+/// Waits for a mutex, also for one that a thread held when it panicked: what it guards is whole between any two statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

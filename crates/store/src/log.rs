@@ -12,10 +12,11 @@ use crate::device::{Aligned, Device};
 use crate::layout::{
     BLOCK_BYTES, CHECKPOINTS, Checkpoint, Identity, RING_OFFSET, Superblock, measure, seal_record,
 };
+use crate::lock;
 use crate::state::{Moment, State};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use uncopy_sys::errno::Errno;
 
 /// Memory that is kept for the next records, bytes at most.
@@ -143,6 +144,8 @@ struct Queue {
     sequence: u64,
     /// Records from the first that is not written on, in order.
     pending: VecDeque<Pending>,
+    /// Threads that wait for one.
+    waiters: usize,
 }
 
 /// A log that is appended to.
@@ -161,10 +164,6 @@ pub struct Log<'a, D> {
     /// The device has failed: what is behind the last flush that succeeded does not count.
     is_broken: AtomicBool,
     buffers: Mutex<Vec<Aligned>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Where a record of so many bytes goes in a ring (bytes from its beginning), and the head behind it. Records do not wrap around.
@@ -188,7 +187,7 @@ impl<'a, D: Device> Log<'a, D> {
             superblock,
             epoch,
             state,
-            queue: Mutex::new(Queue { head, sequence, pending: VecDeque::new() }),
+            queue: Mutex::new(Queue { head, sequence, pending: VecDeque::new(), waiters: 0 }),
             written: Condvar::new(),
             complete: AtomicU64::new(sequence),
             flushed: AtomicU64::new(sequence),
@@ -286,7 +285,10 @@ impl<'a, D: Device> Log<'a, D> {
         if let Some(moment) = moment {
             self.state.set_moment(moment);
             self.complete.store(moment.sequence, Release);
-            self.written.notify_all();
+            // Waking nobody is a system call.
+            if queue.waiters > 0 {
+                self.written.notify_all();
+            }
         }
     }
 
@@ -301,7 +303,9 @@ impl<'a, D: Device> Log<'a, D> {
                 if self.is_broken() {
                     return Err(Errno(libc::EIO));
                 }
+                queue.waiters += 1;
                 queue = self.written.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue.waiters -= 1;
             }
         }
         let complete = self.complete.load(Acquire);

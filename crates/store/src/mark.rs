@@ -70,12 +70,19 @@ pub fn take(fd: i32) -> Result<(), Errno> {
     synced.and(file::sync(fd))
 }
 
+/// Where an open file lies now, as far as that is no longer than a record's path by more than a byte.
+#[must_use]
+pub fn path_of(fd: i32) -> Option<Vec<u8>> {
+    let mut path = vec![0; MAX_PATH_BYTES + 1];
+    let len = file::path_of(fd, &mut path).ok()?;
+    path.truncate(len);
+    Some(path)
+}
+
 /// An open file's identity, as records have it, where it has a path.
 #[must_use]
 pub fn identity(fd: i32, status: &Status) -> Option<Identity> {
-    let mut path = vec![0; MAX_PATH_BYTES + 1];
-    let len = file::path_of(fd, &mut path).ok().filter(|len| *len < path.len())?;
-    path.truncate(len);
+    let path = path_of(fd).filter(|path| path.len() <= MAX_PATH_BYTES)?;
     let is_there = path.starts_with(b"/") && status.links > 0;
     is_there.then(|| Identity {
         device: status.device,

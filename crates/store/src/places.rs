@@ -4,8 +4,7 @@ use crate::device::LogFile;
 use crate::layout::{Checkpoint, Identity, Superblock};
 use crate::log::{create, write_checkpoint};
 use crate::mark::{self, Owner};
-use crate::recovery::{Files, Found, Recovery, Unreadable};
-use std::collections::BTreeSet;
+use crate::recovery::{Files, Found, Recovery, Survey, Unreadable};
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirEntryExt;
@@ -13,8 +12,6 @@ use std::path::{Path, PathBuf};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::{clock, file, ids};
 
-/// Least length of a log, bytes.
-pub const MIN_LOG_BYTES: u64 = 16 << 20;
 /// What its name ends in.
 const SUFFIX: &str = "log";
 /// A file that was written to so long after the last sign of life of its log's keeper, ns, was written to by somebody else.
@@ -70,15 +67,19 @@ pub fn logs(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// An open log, locked against others; closed when dropped.
+/// A descriptor of ours, closed when dropped.
 #[derive(Debug)]
-pub struct Locked(LogFile);
+struct Opened(i32);
 
-impl Drop for Locked {
+impl Drop for Opened {
     fn drop(&mut self) {
-        file::close(self.0.0);
+        file::close(self.0);
     }
 }
+
+/// An open log, locked against others.
+#[derive(Debug)]
+pub struct Locked(Opened);
 
 impl Locked {
     /// Opens a log and locks it.
@@ -87,7 +88,7 @@ impl Locked {
     /// EAGAIN: somebody has it; else what open says.
     pub fn open(path: &Path) -> Result<Self, Errno> {
         let fd = file::open(&c_path(path)?, libc::O_RDWR | libc::O_DIRECT | libc::O_NOFOLLOW, 0)?;
-        let log = Self(LogFile(fd));
+        let log = Self(Opened(fd));
         let is_ours = file::status(fd)?.user == ids::effective_user();
         if is_ours { file::lock_alone(fd).map(|()| log) } else { Err(Errno::EPERM) }
     }
@@ -95,7 +96,7 @@ impl Locked {
     /// Where it lies.
     #[must_use]
     pub const fn device(&self) -> LogFile {
-        self.0
+        LogFile(self.0.0)
     }
 }
 
@@ -150,7 +151,7 @@ fn make(directory: &Path, len_bytes: u64) -> Result<Empty, Errno> {
     let path = directory.join(format!("{id:016x}.{SUFFIX}"));
     let name = c_path(&path)?;
     let flags = libc::O_RDWR | libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-    let file = Locked(LogFile(file::open(&name, flags, 0o600)?));
+    let file = Locked(Opened(file::open(&name, flags, 0o600)?));
     let filled = fill(&file, len_bytes).and_then(|granule_bytes| {
         let superblock = Superblock { log: id, len_bytes, granule_bytes, machine: machine() };
         create(&file.device(), &superblock, clock::wall_ns()).map(|checkpoint| (superblock, checkpoint))
@@ -191,16 +192,6 @@ struct OnDisk<'a> {
     search: &'a [PathBuf],
     /// When the log's keeper last gave a sign of life, ns since 1970; `None`: however late somebody wrote to a file.
     alive_until_ns: Option<u64>,
-}
-
-/// A file of a log's, closed when dropped.
-#[derive(Debug)]
-struct Opened(i32);
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        file::close(self.0);
-    }
 }
 
 impl OnDisk<'_> {
@@ -322,18 +313,14 @@ pub fn recover(path: &Path, ways: &Ways) -> Result<Outcome, Errno> {
     }
     // As long as the kernel runs that ran then, it has had all that was written since: that is only to be synced.
     let is_same_boot = checkpoint.boot == boot();
-    let mut alive_until_ns = checkpoint.time_ns;
-    let end = recovery.each_record(|record, _| {
-        alive_until_ns = alive_until_ns.max(record.time_ns);
-        Ok(())
-    })?;
-    if end.is_damaged && !is_same_boot && !ways.gives_up {
+    let survey = recovery.survey()?;
+    if survey.end.is_damaged && !is_same_boot && !ways.gives_up {
         return Ok(Outcome::Damaged);
     }
     let is_guarded = !is_same_boot && !ways.gives_up;
-    let mut files =
-        OnDisk { is_same_boot, search: &ways.search, alive_until_ns: is_guarded.then_some(alive_until_ns) };
-    let (end, mut found) = recovery.look_up(&mut files)?;
+    let alive_until_ns = is_guarded.then(|| checkpoint.time_ns.max(survey.newest_ns));
+    let mut files = OnDisk { is_same_boot, search: &ways.search, alive_until_ns };
+    let mut found = recovery.look_up(&survey, &mut files);
     let mut recovered = Recovered::default();
     if !is_same_boot {
         // What is written to the files from here on is no other's.
@@ -354,7 +341,7 @@ pub fn recover(path: &Path, ways: &Ways) -> Result<Outcome, Errno> {
         }
     }
     if recovered.unsure.is_empty() || ways.gives_up {
-        let (_, superblock, checkpoint) = recovery.emptied(end, clock::wall_ns());
+        let (_, superblock, checkpoint) = recovery.emptied(survey.end, clock::wall_ns());
         // Two further on: the one before the last may be the one that was just written.
         let checkpoint = Checkpoint { serial: checkpoint.serial + 1, ..checkpoint };
         write_checkpoint(&file.device(), &superblock, &checkpoint)?;
@@ -371,13 +358,9 @@ pub struct Contents {
     pub checkpoint: Checkpoint,
     /// Somebody appends to it.
     pub is_in_use: bool,
-    /// Records that were not digested.
-    pub records: u64,
-    /// Bytes of files in them.
-    pub bytes: u64,
-    /// Files that they belong to.
-    pub files: BTreeSet<Identity>,
-    /// See [`End::is_damaged`](crate::recovery::End::is_damaged).
+    /// Its records.
+    pub survey: Survey,
+    /// See [`End::is_damaged`](crate::recovery::End::is_damaged); of one that somebody appends to nobody can say.
     pub is_damaged: bool,
 }
 
@@ -391,17 +374,9 @@ pub fn look(path: &Path) -> Result<Contents, Unreadable> {
     let opened = Opened(file::open(&c_path(path)?, flags, 0)?);
     let recovery = Recovery::open(LogFile(opened.0))?;
     let (superblock, checkpoint) = (*recovery.superblock(), *recovery.checkpoint());
-    let (records, bytes) = (0, 0);
-    let (files, is_damaged) = (BTreeSet::new(), false);
-    let mut found = Contents { superblock, checkpoint, is_in_use, records, bytes, files, is_damaged };
-    let end = recovery.each_record(|record, _| {
-        found.records += 1;
-        found.bytes += record.extents.iter().map(|extent| extent.len_bytes as u64).sum::<u64>();
-        found.files.insert(record.file.clone());
-        Ok(())
-    })?;
-    found.is_damaged = end.is_damaged && !is_in_use;
-    Ok(found)
+    let survey = recovery.survey()?;
+    let is_damaged = survey.end.is_damaged && !is_in_use;
+    Ok(Contents { superblock, checkpoint, is_in_use, survey, is_damaged })
 }
 
 /// Removes a log that nobody uses and of which nothing is needed, or of which all is given up.

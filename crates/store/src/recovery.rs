@@ -5,7 +5,7 @@ use crate::layout::{
     BLOCK_BYTES, CHECKPOINTS, Checkpoint, Expected, Identity, NoLog, RING_OFFSET, Record, Superblock,
     decode_record, record_bytes, sequence_of,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use uncopy_sys::errno::Errno;
 
 /// Why a log cannot be read.
@@ -84,6 +84,21 @@ pub struct Replayed {
     pub bytes: u64,
     /// Records of files that are gone.
     pub gone_records: u64,
+}
+
+/// The records of a log that were not digested.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    /// How far they go.
+    pub end: End,
+    /// How many.
+    pub records: u64,
+    /// Bytes of files in them.
+    pub bytes: u64,
+    /// When the newest was written, ns since 1970; 0: there is none.
+    pub newest_ns: u64,
+    /// Files that they belong to.
+    pub files: BTreeSet<Identity>,
 }
 
 /// The files of a log's records.
@@ -200,18 +215,26 @@ impl<D: Device> Recovery<D> {
         Ok(false)
     }
 
-    /// Looks for the files of all records that were not digested.
+    /// Reads all records that were not digested.
     ///
     /// # Errors
     /// What the device says.
-    pub fn look_up<F: Files>(&self, files: &mut F) -> Result<(End, FoundFiles<F>), Errno> {
-        let mut found = FoundFiles::<F>::new();
+    pub fn survey(&self) -> Result<Survey, Errno> {
+        let (mut records, mut bytes, mut newest_ns, mut files) = (0, 0, 0, BTreeSet::new());
         let end = self.each_record(|record, _| {
-            let log = self.superblock.log;
-            found.entry(record.file.clone()).or_insert_with(|| files.find(&record.file, log));
+            records += 1;
+            bytes += record.extents.iter().map(|extent| extent.len_bytes as u64).sum::<u64>();
+            newest_ns = newest_ns.max(record.time_ns);
+            files.insert(record.file.clone());
             Ok(())
         })?;
-        Ok((end, found))
+        Ok(Survey { end, records, bytes, newest_ns, files })
+    }
+
+    /// Looks for the files of records.
+    pub fn look_up<F: Files>(&self, survey: &Survey, files: &mut F) -> FoundFiles<F> {
+        let found = |file: &Identity| (file.clone(), files.find(file, self.superblock.log));
+        survey.files.iter().map(found).collect()
     }
 
     /// Puts every record that was not digested into its file, as far as that was [found](Recovery::look_up), and waits until that

@@ -36,22 +36,6 @@ pub struct Place {
     pub flags: AtomicU32,
     /// What a sync of the keeper's has said, for the program's next one: an error number, or 0.
     pub error: AtomicU32,
-    /// The last record of the file, or 0.
-    pub last_record: AtomicU64,
-}
-
-/// Counts for `uncopy log ls`. The program's.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Syncs that the log has answered.
-    pub syncs: AtomicU64,
-    /// Flushes of the log.
-    pub flushes: AtomicU64,
-    /// Bytes of files in records.
-    pub bytes: AtomicU64,
-    /// Syncs of files that take part which the file system has answered.
-    pub plain_syncs: AtomicU64,
 }
 
 /// All of it.
@@ -64,8 +48,6 @@ pub struct State {
     sequence: AtomicU64,
     /// Up to here records were given back; the keeper's.
     tail: AtomicU64,
-    /// See [`Counts`].
-    pub counts: Counts,
     /// The files.
     pub places: [Place; MAX_FILES],
 }
@@ -79,7 +61,6 @@ impl Default for State {
             head: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
             tail: AtomicU64::new(0),
-            counts: Counts::default(),
             places: core::array::from_fn(|_| Place::default()),
         }
     }

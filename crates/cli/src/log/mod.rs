@@ -91,10 +91,11 @@ fn describe(path: &Path) -> (Value, String) {
     let name = name_of(path);
     match places::look(path) {
         Ok(contents) => {
-            let Contents { superblock, checkpoint, records, bytes, .. } = &contents;
+            let Contents { superblock, checkpoint, survey, .. } = &contents;
+            let (records, bytes) = (survey.records, survey.bytes);
             let seconds = age(checkpoint.time_ns).as_secs();
             let files: Vec<String> =
-                contents.files.iter().map(|file| path_of(file).to_string_lossy().into_owned()).collect();
+                survey.files.iter().map(|file| path_of(file).to_string_lossy().into_owned()).collect();
             let row = format!(
                 "{name}  {:<10}  {:>7}  {:>5}  {records:>8}  {bytes:>12}  {seconds:>8}\n",
                 state(&contents),
@@ -143,11 +144,11 @@ fn check(logs: &[PathBuf]) -> u8 {
                     text,
                     "{name}: {} records are whole, and behind them records that had survived are damaged; what follows is \
                      lost, and 'uncopy log recover --give-up' puts the whole ones into their files",
-                    contents.records
+                    contents.survey.records
                 )
             }
             Ok(contents) => {
-                writeln!(text, "{name}: {}, {} records are whole", state(&contents), contents.records)
+                writeln!(text, "{name}: {}, {} records are whole", state(&contents), contents.survey.records)
             }
             Err(unreadable) => {
                 status = EXIT_FAILURE;
@@ -234,7 +235,7 @@ fn sync(place: &Path) -> u8 {
         let logs = places::logs(place).unwrap_or_default();
         let in_use =
             logs.iter().filter_map(|log| places::look(log).ok()).filter(|contents| contents.is_in_use);
-        in_use.flat_map(|contents| contents.files).map(|file| PathBuf::from(path_of(&file))).collect()
+        in_use.flat_map(|contents| contents.survey.files).map(|file| PathBuf::from(path_of(&file))).collect()
     } else {
         vec![place.to_owned()]
     };

@@ -24,7 +24,7 @@ const IDLE_MS: i32 = 10_000;
 #[derive(Debug)]
 struct Held {
     fd: i32,
-    path: Vec<u8>,
+    path: Option<Vec<u8>>,
     inode: (u64, u64),
     /// The program has closed it.
     is_closed: bool,
@@ -40,13 +40,6 @@ struct Client {
     /// Files that were left since the last checkpoint, whose records may still be in the log.
     left: Vec<(u64, u64)>,
     done_at: Instant,
-}
-
-fn path_of(fd: i32) -> Vec<u8> {
-    let mut path = vec![0; crate::layout::MAX_PATH_BYTES + 1];
-    let len = file::path_of(fd, &mut path).unwrap_or(0);
-    path.truncate(len);
-    path
 }
 
 /// Serves a program that has asked for a log: gives it this one, and keeps its files until it has ended.
@@ -197,7 +190,7 @@ impl Client {
             file::end_lease(fd);
             return Err(errno);
         }
-        let held = Held { fd, path: path_of(fd), inode, is_closed: false };
+        let held = Held { fd, path: mark::path_of(fd), inode, is_closed: false };
         self.files[place] = Some(held);
         if said.is_err() {
             self.state.places[place].flags.fetch_or(LEFT, AcqRel);
@@ -255,7 +248,9 @@ impl Client {
         // Closed ones, and those that somebody has moved or removed.
         let done: Vec<usize> = self
             .held()
-            .filter(|(place, held)| held.is_closed || !self.is_left(*place) && path_of(held.fd) != held.path)
+            .filter(|(place, held)| {
+                held.is_closed || !self.is_left(*place) && mark::path_of(held.fd) != held.path
+            })
             .map(|(place, _)| place)
             .collect();
         for place in done {

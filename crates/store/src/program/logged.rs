@@ -5,6 +5,7 @@ use super::descriptors::{self, Counted, Kind};
 use super::session::Session;
 use super::{Synced, answer, count_leave, is_forced, session, touch, trial};
 use crate::layout::Identity;
+use crate::lock;
 use crate::mark;
 use crate::messages::{CLOSED, DROP, ROOM};
 use crate::state::{LEFT, MAX_FILES, Place, TOUCHED};
@@ -12,7 +13,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{
     AtomicBool, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use uncopy_sys::clock;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::file::{self, Status};
@@ -74,10 +75,6 @@ pub fn number() -> u32 {
 
 pub fn file_at(place: usize) -> &'static Tracked {
     &FILES[place % MAX_FILES]
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Where a write goes.
@@ -211,11 +208,9 @@ impl Tracked {
             return None;
         }
         let (session, logged) = (session()?, inner.as_mut()?);
-        let (state, counts) = (session.place(self.place()), &session.state.counts);
+        let state = session.place(self.place());
         let status = match file::status(fd) {
-            Ok(status) if (status.device, status.inode) == (logged.status.device, logged.status.inode) => {
-                status
-            }
+            Ok(status) if (status.device, status.inode) == logged.inode() => status,
             // It was closed by a way that nobody saw, and is another file.
             _ => {
                 descriptors::set(fd, Kind::Unknown);
@@ -230,11 +225,9 @@ impl Tracked {
         core::mem::swap(&mut *lock(&self.capture), &mut logged.taken);
         if logged.taken.is_empty() {
             // Nothing lies in the log that is older than what the file system writes now.
-            counts.plain_syncs.fetch_add(1, Relaxed);
             return plainly(real());
         }
-        let is_done =
-            !logged.taken.is_incomplete() && log(session, state, logged).is_ok_and(|is_done| is_done);
+        let is_done = !logged.taken.is_incomplete() && log(session, logged) == Ok(true);
         if !is_done || is_lost(state) {
             return plainly(self.leave_by_sync(fd, inner, real));
         }
@@ -277,12 +270,7 @@ impl Tracked {
     fn leave_under(&self, fd: c_int, inner: &mut Option<Logged>, again: bool) -> Result<(), Errno> {
         let place = self.place();
         let taken = mark::take(fd);
-        let logged = inner.take();
-        // What a trial ends is no loss.
-        count_leave(logged.as_ref().map_or(0, |logged| if logged.is_due { u64::MAX } else { logged.syncs }));
-        if let (Some(session), Some(logged)) = (session(), &logged) {
-            session.note_departed(logged.inode());
-        }
+        depart(inner.take());
         let goes_on = again && !self.is_shared.load(Acquire);
         self.end(place, if goes_on { Kind::Candidate } else { Kind::Refused });
         let Some(session) = session() else { return taken };
@@ -316,11 +304,8 @@ impl Tracked {
             self.descriptors.fetch_sub(1, AcqRel);
             return descriptors::set(fd, Kind::Unknown);
         }
-        let logged = inner.take();
-        count_leave(logged.as_ref().map_or(0, |logged| logged.syncs));
-        if let (Some(session), Some(logged)) = (session(), &logged) {
-            session.note_departed(logged.inode());
-        }
+        // A program that is done with a file has ended no trial.
+        depart(inner.take().map(|logged| Logged { is_due: false, ..logged }));
         self.end(place, Kind::Unknown);
         if session().is_none_or(|session| session.ask(&[CLOSED, place as u64], -1).is_err()) {
             // Nobody else does, and what the sync says nobody asks for.
@@ -330,9 +315,17 @@ impl Tracked {
     }
 }
 
+/// A file takes part no more: what that says of the log, and where its records are. What a trial ends is no loss.
+fn depart(logged: Option<Logged>) {
+    count_leave(logged.as_ref().map_or(0, |logged| if logged.is_due { u64::MAX } else { logged.syncs }));
+    if let (Some(session), Some(logged)) = (session(), logged) {
+        session.note_departed(logged.inode());
+    }
+}
+
 /// Puts what was written to a file into the log, and waits until that survives. Whether it did: the log may be full.
-fn log(session: &Session, state: &Place, logged: &Logged) -> Result<bool, Errno> {
-    let (taken, counts) = (&logged.taken, &session.state.counts);
+fn log(session: &Session, logged: &Logged) -> Result<bool, Errno> {
+    let taken = &logged.taken;
     let append = || {
         let fill = |room: &mut [u8]| {
             room.copy_from_slice(taken.bytes());
@@ -346,10 +339,6 @@ fn log(session: &Session, state: &Place, logged: &Logged) -> Result<bool, Errno>
         sequence = append()?;
     }
     let Some(sequence) = sequence else { return Ok(false) };
-    state.last_record.store(sequence, Release);
     session.log.flush(sequence)?;
-    counts.syncs.fetch_add(1, Relaxed);
-    counts.flushes.fetch_add(1, Relaxed);
-    counts.bytes.fetch_add(taken.bytes().len() as u64, Relaxed);
     Ok(true)
 }

@@ -212,7 +212,10 @@ pub fn sync(fd: c_int, real: impl Fn() -> c_int) -> Synced {
             }
             Kind::Logged(place) => {
                 let answer = file_at(place).sync(fd, &real);
-                before_open();
+                // Where the log has answered, somebody keeps it.
+                if answer.is_none_or(|synced| synced.logged_bytes.is_none()) {
+                    before_open();
+                }
                 answer
             }
         };
@@ -306,9 +309,7 @@ fn fit(fd: c_int) -> Option<(file::Status, crate::layout::Identity)> {
 
 /// A file that was left too soon: whether another one may take part.
 fn count_leave(syncs: u64) {
-    if syncs < MIN_LOGGED_SYNCS
-        && !IS_FORCED.load(Relaxed)
-        && EARLY_LEAVES.fetch_add(1, Relaxed) + 1 >= MAX_EARLY_LEAVES
+    if syncs < MIN_LOGGED_SYNCS && !is_forced() && EARLY_LEAVES.fetch_add(1, Relaxed) + 1 >= MAX_EARLY_LEAVES
     {
         HAS_STOPPED.store(true, Release);
     }

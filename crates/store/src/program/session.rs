@@ -2,12 +2,13 @@
 
 use crate::device::LogFile;
 use crate::layout::{RING_OFFSET, Superblock};
+use crate::lock;
 use crate::log::Log;
 use crate::messages::{HALF, HELLO, LOG, NOT_NOW, PROTOCOL, ROOM, WELCOME};
 use crate::state::{Place, STATE_BYTES, State};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::file;
 use uncopy_sys::link::{self, MAX_WORDS};
@@ -143,9 +144,9 @@ impl Session {
         self.has_ended.load(Acquire)
     }
 
-    /// Nobody keeps the log any more. Whether that is news.
-    pub fn end(&self) -> bool {
-        !self.has_ended.swap(true, Release)
+    /// Nobody keeps the log any more.
+    fn end(&self) {
+        self.has_ended.store(true, Release);
     }
 
     /// Asks the keeper something, with a descriptor if one is given (-1: none), and waits for the answer.
@@ -153,7 +154,7 @@ impl Session {
     /// # Errors
     /// EPIPE where nobody keeps the log any more; what the link says, after which nobody does.
     pub fn ask(&self, words: &[u64], with: i32) -> Result<Words, Errno> {
-        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _asking = lock(&self.asking);
         if self.has_ended.load(Acquire) {
             return Err(Errno(libc::EPIPE));
         }
@@ -183,7 +184,7 @@ impl Session {
 
     /// A file takes part no more; its records may still be in the log.
     pub fn note_departed(&self, inode: (u64, u64)) {
-        let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut departed = lock(&self.departed);
         let (head, tail) = (self.state.moment().map_or(u64::MAX, |moment| moment.head), self.state.tail());
         departed.retain(|(_, behind)| *behind > tail);
         departed.push((inode, head));
@@ -192,7 +193,7 @@ impl Session {
     /// A file that does not take part is about to be where no recovery finds it: waits until none of its records is in the log.
     pub fn forget(&self, inode: (u64, u64)) {
         let tail = self.state.tail();
-        let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut departed = lock(&self.departed);
         let has_records = departed.iter().any(|(other, behind)| *other == inode && *behind > tail);
         departed.retain(|(_, behind)| *behind > tail);
         drop(departed);

@@ -47,7 +47,8 @@ fn recover(disk: &Disk, world: &mut World, random: &mut Random) -> (Superblock, 
     for _ in 0..random.below(3) {
         let mut interrupted = world.clone();
         let recovery = Recovery::open(disk).expect("a log");
-        let (_, mut found) = recovery.look_up(&mut interrupted).expect("read");
+        let survey = recovery.survey().expect("read");
+        let mut found = recovery.look_up(&survey, &mut interrupted);
         recovery.replay(&mut interrupted, &mut found).expect("replayed");
         for (file, after) in world.files.iter_mut().zip(&interrupted.files) {
             let mut inode = after.inode.clone();
@@ -59,7 +60,8 @@ fn recover(disk: &Disk, world: &mut World, random: &mut Random) -> (Superblock, 
         }
     }
     let recovery = Recovery::open(disk).expect("a log");
-    let (end, mut found) = recovery.look_up(world).expect("read");
+    let survey = recovery.survey().expect("read");
+    let (end, mut found) = (survey.end, recovery.look_up(&survey, world));
     assert!(!end.is_damaged, "{end:?}");
     recovery.replay(world, &mut found).expect("replayed");
     let (_, superblock, checkpoint) = recovery.emptied(end, 0);
