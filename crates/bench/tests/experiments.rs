@@ -295,7 +295,9 @@ fn store_finds_in_files_what_was_appended_and_synced() {
         assert_eq!(preallocated["verified_bytes"].is_number(), row.starts_with("append"), "{comparison:#}");
         let plain = &comparison["sides"]["plain"];
         assert!(plain["latency_p999_us"]["median"].as_f64() > Some(0.0), "{plain:#}");
-        assert!(plain["written_bytes_per_operation"]["median"].as_f64() >= Some(1024.0), "{plain:#}");
+        // Redis that syncs each second writes nothing while a sync is under way.
+        let least = if row.ends_with("everysec") { 0.0 } else { 1024.0 };
+        assert!(plain["written_bytes_per_operation"]["median"].as_f64() >= Some(least), "{plain:#}");
     }
 }
 

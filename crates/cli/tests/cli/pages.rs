@@ -64,6 +64,7 @@ fn man_pages_are_written_for_the_command_and_each_subcommand() {
         "-bench",
         "-completions",
         "-doctor",
+        "-log",
         "-man",
         "-profile",
         "-release",
