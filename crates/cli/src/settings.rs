@@ -25,6 +25,8 @@ const STATS: &str = "UNCOPY_STATS";
 const LANES_DIR: &str = "UNCOPY_LANES_DIR";
 /// Variable of `--log`.
 const LOG: &str = "UNCOPY_LOG";
+/// Variable of `--log-files`.
+const LOG_FILES: &str = "UNCOPY_LOG_FILES";
 /// Variable that names who keeps logs.
 pub const LOG_SOCKET: &str = "UNCOPY_LOG_SOCKET";
 /// Variable of `--explain`.
@@ -75,9 +77,16 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
     let given: Vec<Given> = given
         .iter()
         .map(|(option, value)| {
-            let is_relative = matches!(option.variable, LANES_DIR | LOG) && !value.is_empty();
-            let absolute = is_relative.then(|| std::path::absolute(value).ok()).flatten();
-            (*option, absolute.map_or_else(|| value.clone(), std::path::PathBuf::into_os_string))
+            let settled = match option.variable {
+                LANES_DIR | LOG => absolute(value.as_bytes()),
+                LOG_FILES => {
+                    let globs: Vec<OsString> =
+                        value.as_bytes().split(|byte| *byte == b':').map(absolute).collect();
+                    globs.join(OsStr::new(":"))
+                }
+                _ => value.clone(),
+            };
+            (*option, settled)
         })
         .collect();
     for (option, value) in &given {
@@ -121,6 +130,12 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
         environment.set(STATS_ROOT, pid.to_string().as_bytes());
     }
     Ok(settings)
+}
+
+/// A path as it is in every directory; what is no path as it is.
+fn absolute(value: &[u8]) -> OsString {
+    let value = OsStr::from_bytes(value);
+    std::path::absolute(value).map_or_else(|_| value.to_owned(), std::path::PathBuf::into_os_string)
 }
 
 /// What the library finds fault with, under the name that it was given by.
@@ -227,6 +242,15 @@ mod tests {
             "{message}"
         );
         assert!(message.ends_with("; put -- before the program"), "{message}");
+    }
+
+    #[test]
+    fn files_are_named_from_the_root_on() {
+        let mut subject = environment(&[]);
+        settle(&mut subject, &given("log-files", b"/srv/*.wal:journal"), PID).expect("legal");
+        let globs = subject.get(b"UNCOPY_LOG_FILES").expect("set");
+        assert!(globs.starts_with(b"/srv/*.wal:/") && globs.ends_with(b"/journal"));
+        settle(&mut environment(&[]), &given("log-files", b"/srv/*.wal:"), PID).expect_err("an empty one");
     }
 
     #[test]

@@ -153,6 +153,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Let files that the program writes and syncs survive by a log in DIR, a directory of the user's own that nobody else can enter [default: by their file system]",
     },
     OptionSpec {
+        flag: "log-files",
+        variable: "UNCOPY_LOG_FILES",
+        value: Some("GLOBS"),
+        bare: None,
+        help: "Let just these files survive by the log, from their first sync on: absolute paths in which * ? and [] stand for what is within a directory's name, separated by colons [default: those for which it pays]",
+    },
+    OptionSpec {
         flag: "log-size",
         variable: "UNCOPY_LOG_SIZE",
         value: Some("BYTES"),
@@ -242,6 +249,8 @@ pub struct Options<'a> {
     pub record: Option<&'a [u8]>,
     /// `--log`: an absolute path.
     pub log: Option<&'a [u8]>,
+    /// `--log-files`: absolute paths with wildcards (fnmatch(3)), separated by colons.
+    pub log_files: Option<&'a [u8]>,
     /// `--log-size`, bytes.
     pub log_bytes: u64,
     /// Who keeps logs (internal): the name of a socket.
@@ -269,6 +278,7 @@ impl Default for Options<'_> {
             ledger: None,
             record: None,
             log: None,
+            log_files: None,
             log_bytes: LOG_DEFAULT_BYTES,
             log_socket: None,
         }
@@ -327,6 +337,7 @@ const LEGAL_POLICY: &str = "auto, always or never";
 const LEGAL_ON_OFF: &str = "on or off";
 const LEGAL_LANES_DIR: &str = "the absolute path of a directory, at most 80 bytes long";
 const LEGAL_LOG: &str = "the absolute path of a directory";
+const LEGAL_LOG_FILES: &str = "absolute paths, separated by colons";
 const LEGAL_LOG_SIZE: &str = "a whole number of bytes from 16777216 to 1099511627776";
 const LEGAL_LOG_SOCKET: &str = "a path that uncopy run sets; unset it";
 const LEGAL_STATS: &str = "a file's path, or -";
@@ -424,6 +435,11 @@ impl<'a> Options<'a> {
                     Some(value).filter(|_| value.starts_with(b"/")).ok_or(bad("UNCOPY_LOG", LEGAL_LOG))?,
                 );
             }
+            b"UNCOPY_LOG_FILES" => {
+                let is_legal = value.split(|byte| *byte == b':').all(|glob| glob.starts_with(b"/"));
+                let globs = Some(value).filter(|_| is_legal);
+                self.log_files = Some(globs.ok_or(bad("UNCOPY_LOG_FILES", LEGAL_LOG_FILES))?);
+            }
             b"UNCOPY_LOG_SIZE" => {
                 let log_bytes = bytes(value, LOG_LOW_BYTES..=LOG_HIGH_BYTES);
                 self.log_bytes = log_bytes.ok_or_else(|| bad("UNCOPY_LOG_SIZE", LEGAL_LOG_SIZE))? as u64;
@@ -518,6 +534,7 @@ mod tests {
             ("UNCOPY_NO_FOLLOW", "1"),
             ("UNCOPY_RECORD", "/dev/shm/recordings"),
             ("UNCOPY_LOG", "/var/lib/logs"),
+            ("UNCOPY_LOG_FILES", "/srv/*.wal:/srv/journal"),
             ("UNCOPY_LOG_SIZE", "16777216"),
             ("UNCOPY_LOG_SOCKET", "/dev/shm/uncopy-0/log-1"),
         ] {
@@ -554,6 +571,8 @@ mod tests {
             ("UNCOPY_LEDGER", "/etc/passwd"),
             ("UNCOPY_RECORD", "recordings"),
             ("UNCOPY_LOG", "logs"),
+            ("UNCOPY_LOG_FILES", "/srv/*.wal:journal"),
+            ("UNCOPY_LOG_FILES", ""),
             ("UNCOPY_LOG_SIZE", "1"),
             ("UNCOPY_LOG_SOCKET", "log-1"),
             ("UNCOPY_NO_FOLLOW", "x"),

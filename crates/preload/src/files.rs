@@ -8,6 +8,7 @@ use crate::exit;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{iovec, mode_t, off_t, ssize_t};
+use std::ffi::CString;
 use uncopy_core::stats::Counter;
 use uncopy_engine::call::output::{Output, is_candidate};
 use uncopy_engine::service::activation;
@@ -64,10 +65,13 @@ pub fn is_known(fd: c_int) -> bool {
     store::is_known(fd)
 }
 
-/// Files may take part from here on, in logs of who waits under this name; `always`: also where that has not paid.
-pub fn switch_on(socket: &[u8], always: bool) {
-    if let Ok(socket) = std::ffi::CString::new(socket) {
-        store::switch_on(socket, always);
+/// Files may take part from here on, in logs of who waits under this name: those that `globs` name, if there are any; `always`: also
+/// where that has not paid.
+pub fn switch_on(socket: &[u8], globs: Option<&[u8]>, always: bool) {
+    let globs = globs.into_iter().flat_map(|globs| globs.split(|byte| *byte == b':'));
+    let globs = globs.filter_map(|glob| CString::new(glob).ok()).collect();
+    if let Ok(socket) = CString::new(socket) {
+        store::switch_on(socket, globs, always);
     }
 }
 

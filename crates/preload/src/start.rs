@@ -106,7 +106,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         }
     }
     if let Some(socket) = options.log_socket.filter(|_| !options.off && !uncopy_sys::filter::is_filtered()) {
-        crate::files::switch_on(socket, policy == Policy::Always);
+        crate::files::switch_on(socket, options.log_files, policy == Policy::Always);
     }
     if gate::heap_min_bytes() != usize::MAX {
         // A filter may end the process for it.

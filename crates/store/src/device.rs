@@ -59,10 +59,14 @@ impl core::fmt::Debug for Aligned {
 }
 
 impl Aligned {
+    /// No byte.
+    pub const NONE: Self = Self { pages: Vec::new(), len_bytes: 0 };
+
     /// Makes it so long; what it holds is unspecified.
     pub fn resize(&mut self, len_bytes: usize) {
         let pages = len_bytes.div_ceil(PAGE_BYTES);
         if pages > self.pages.len() {
+            self.pages.reserve_exact(pages - self.pages.len());
             self.pages.resize(pages, Page([0; PAGE_BYTES]));
         }
         self.len_bytes = len_bytes;
@@ -91,15 +95,28 @@ impl core::ops::DerefMut for Aligned {
     }
 }
 
-/// A log in a file, which is written directly: a descriptor with `O_DIRECT`, closed by its owner.
+/// A log in a file, which is written directly.
 #[derive(Clone, Copy, Debug)]
-pub struct LogFile(pub i32);
+pub struct LogFile {
+    /// A descriptor with `O_DIRECT`, closed by its owner.
+    pub fd: i32,
+    /// What memory has to be aligned to, bytes.
+    pub granule_bytes: usize,
+}
+
+impl LogFile {
+    /// A log of which it is not known yet what memory has to be aligned to.
+    #[must_use]
+    pub const fn new(fd: i32) -> Self {
+        Self { fd, granule_bytes: PAGE_BYTES }
+    }
+}
 
 impl Device for LogFile {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         let mut aligned = Aligned::default();
         aligned.resize(into.len());
-        if file::read_at(self.0, offset, &mut aligned)? != into.len() {
+        if file::read_at(self.fd, offset, &mut aligned)? != into.len() {
             return Err(Errno(libc::EIO));
         }
         into.copy_from_slice(&aligned);
@@ -107,16 +124,16 @@ impl Device for LogFile {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        if (bytes.as_ptr() as usize).is_multiple_of(PAGE_BYTES) {
-            return file::write_at(self.0, offset, bytes);
+        if (bytes.as_ptr() as usize).is_multiple_of(self.granule_bytes) {
+            return file::write_at(self.fd, offset, bytes);
         }
         let mut aligned = Aligned::default();
         aligned.resize(bytes.len());
         aligned.copy_from_slice(bytes);
-        file::write_at(self.0, offset, &aligned)
+        file::write_at(self.fd, offset, &aligned)
     }
 
     fn flush(&self) -> Result<(), Errno> {
-        file::sync_data(self.0)
+        file::sync_data(self.fd)
     }
 }

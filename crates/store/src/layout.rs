@@ -28,6 +28,9 @@ pub const MAX_EXTENTS: usize = 256;
 /// Bytes of a record, at most.
 pub const MAX_RECORD_BYTES: usize = 32 << 20;
 
+/// Bytes of a record before those of its extents, at most: whole granules, whatever they are.
+pub const MAX_FRONT_BYTES: usize = front_bytes(MAX_PATH_BYTES, MAX_EXTENTS).next_multiple_of(BLOCK_BYTES);
+
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"uncopylg");
 const CHECKPOINT_MAGIC: u64 = u64::from_le_bytes(*b"uncopycp");
 const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"ucr1");
@@ -275,7 +278,7 @@ impl Checkpoint {
 }
 
 /// Bytes of what lies before the bytes of the extents, without padding.
-fn front_bytes(path_bytes: usize, extents: usize) -> usize {
+const fn front_bytes(path_bytes: usize, extents: usize) -> usize {
     HEAD_BYTES + 24 + path_bytes.next_multiple_of(8) + extents * EXTENT_BYTES
 }
 

@@ -11,7 +11,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`layout`], [`device`], [`log`], [`recovery`] | a log: its bytes, where they lie, appending to it, reading it again |
+//! | [`layout`], [`device`], [`capture`], [`log`], [`recovery`] | a log: its bytes, where they lie, what was written, appending it, reading it again |
 //! | [`mark`], [`places`] | a log's files; logs in a directory |
 //! | [`state`], `messages` | what a program and the keeper of its log tell each other |
 //! | [`program`] | what hooks do: which files take part, what is written to them, what their syncs wait for |
@@ -21,6 +21,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub mod capture;
 pub mod device;
 pub mod keeper;
 pub mod layout;

@@ -8,19 +8,15 @@
 //! [`State`]. A checkpoint is flushed before the room that it gives back is written to: there is always one from which the records
 //! that are still needed can be found.
 
-use crate::device::{Aligned, Device};
-use crate::layout::{
-    BLOCK_BYTES, CHECKPOINTS, Checkpoint, Identity, RING_OFFSET, Superblock, measure, seal_record,
-};
+use crate::capture::Capture;
+use crate::device::Device;
+use crate::layout::{BLOCK_BYTES, CHECKPOINTS, Checkpoint, Identity, RING_OFFSET, Superblock, measure};
 use crate::lock;
 use crate::state::{Moment, State};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
 use uncopy_sys::errno::Errno;
-
-/// Memory that is kept for the next records, bytes at most.
-const MAX_KEPT_BYTES: usize = 8 << 20;
 
 /// The checkpoints of a log: how far it is.
 #[derive(Debug)]
@@ -163,7 +159,6 @@ pub struct Log<'a, D> {
     flushed: AtomicU64,
     /// The device has failed: what is behind the last flush that succeeded does not count.
     is_broken: AtomicBool,
-    buffers: Mutex<Vec<Aligned>>,
 }
 
 /// Where a record of so many bytes goes in a ring (bytes from its beginning), and the head behind it. Records do not wrap around.
@@ -192,7 +187,6 @@ impl<'a, D: Device> Log<'a, D> {
             complete: AtomicU64::new(sequence),
             flushed: AtomicU64::new(sequence),
             is_broken: AtomicBool::new(false),
-            buffers: Mutex::new(Vec::new()),
         })
     }
 
@@ -227,20 +221,16 @@ impl<'a, D: Device> Log<'a, D> {
         Err(errno)
     }
 
-    /// Appends a record of these extents (offset in the file, length) whose bytes `fill` puts one behind the other; its number.
-    /// `Ok(None)`: it is too long, or there is no room before something is given back. It survives once [`Log::flush`] has returned.
+    /// Appends a record of what was written to a file; its number. `Ok(None)`: it is too long, or there is no room before something is
+    /// given back. It survives once [`Log::flush`] has returned.
     ///
     /// # Errors
-    /// What the device, or `fill`, says: the log is broken.
-    pub fn append(
-        &self,
-        time_ns: u64,
-        file: &Identity,
-        extents: &[(u64, usize)],
-        fill: impl FnOnce(&mut [u8]) -> Result<(), Errno>,
-    ) -> Result<Option<u64>, Errno> {
+    /// What the device says: the log is broken.
+    pub fn append(&self, time_ns: u64, file: &Identity, written: &mut Capture) -> Result<Option<u64>, Errno> {
         let granule_bytes = self.superblock.granule_bytes as usize;
-        let Some((front, whole)) = measure(&file.path, extents, granule_bytes) else { return Ok(None) };
+        let Some((front, whole)) = measure(&file.path, written.extents(), granule_bytes) else {
+            return Ok(None);
+        };
         let (at, sequence) = {
             let mut queue = lock(&self.queue);
             if self.is_broken() {
@@ -255,16 +245,9 @@ impl<'a, D: Device> Log<'a, D> {
             queue.pending.push_back(Pending { after, is_written: false });
             (at, sequence)
         };
-        let mut record = self.take_buffer(whole);
-        let len_bytes: usize = extents.iter().map(|(_, len_bytes)| len_bytes).sum();
-        record[..front].fill(0);
-        record[front + len_bytes..].fill(0);
-        let filled = fill(&mut record[front..front + len_bytes]);
         let expected = self.superblock.expected(self.epoch, sequence);
-        seal_record(&mut record, &expected, time_ns, self.flushed.load(Relaxed), file, extents);
-        let written = filled.and_then(|()| self.device.write_at(RING_OFFSET + at, &record));
-        self.keep_buffer(record);
-        match written {
+        let record = written.sealed((front, whole), &expected, time_ns, self.flushed.load(Relaxed), file);
+        match self.device.write_at(RING_OFFSET + at, record) {
             Ok(()) => self.note_written(sequence),
             Err(errno) => return self.fail(errno),
         }
@@ -317,20 +300,6 @@ impl<'a, D: Device> Log<'a, D> {
             }
             Ok(()) => Err(Errno(libc::EIO)),
             Err(errno) => self.fail(errno),
-        }
-    }
-
-    fn take_buffer(&self, len_bytes: usize) -> Aligned {
-        let mut buffer = lock(&self.buffers).pop().unwrap_or_default();
-        buffer.resize(len_bytes);
-        buffer
-    }
-
-    fn keep_buffer(&self, buffer: Aligned) {
-        let mut buffers = lock(&self.buffers);
-        let kept_bytes: usize = buffers.iter().map(Aligned::capacity_bytes).sum();
-        if kept_bytes + buffer.capacity_bytes() <= MAX_KEPT_BYTES {
-            buffers.push(buffer);
         }
     }
 }

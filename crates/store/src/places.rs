@@ -96,7 +96,7 @@ impl Locked {
     /// Where it lies.
     #[must_use]
     pub const fn device(&self) -> LogFile {
-        LogFile(self.0.0)
+        LogFile::new(self.0.0)
     }
 }
 
@@ -167,7 +167,7 @@ fn make(directory: &Path, len_bytes: u64) -> Result<Empty, Errno> {
 
 /// Writes all of a new log once: what is written over later needs no change to its file system. The granule, bytes.
 fn fill(log: &Locked, len_bytes: u64) -> Result<u32, Errno> {
-    let fd = log.device().0;
+    let fd = log.device().fd;
     if !mark::is_fit(fd) {
         return Err(Errno(libc::EOPNOTSUPP));
     }
@@ -372,7 +372,7 @@ pub fn look(path: &Path) -> Result<Contents, Unreadable> {
     let is_in_use = matches!(Locked::open(path), Err(Errno::EAGAIN));
     let flags = libc::O_RDONLY | libc::O_DIRECT | libc::O_NOFOLLOW;
     let opened = Opened(file::open(&c_path(path)?, flags, 0)?);
-    let recovery = Recovery::open(LogFile(opened.0))?;
+    let recovery = Recovery::open(LogFile::new(opened.0))?;
     let (superblock, checkpoint) = (*recovery.superblock(), *recovery.checkpoint());
     let survey = recovery.survey()?;
     let is_damaged = survey.end.is_damaged && !is_in_use;

@@ -294,7 +294,7 @@ pub fn path_of(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
         .map(|len| len as usize)
 }
 
-/// The alignment of offsets that direct writes to an open file ask for, bytes; 4096 where that is not known.
+/// The alignment of memory and offsets that direct writes to an open file ask for, bytes; 4096 where that is not known.
 #[must_use]
 pub fn direct_granule_bytes(fd: i32) -> u32 {
     const DIOALIGN: u32 = 0x2000;
@@ -304,9 +304,17 @@ pub fn direct_granule_bytes(fd: i32) -> u32 {
         let path = c"".as_ptr();
         let done =
             kernel!(Stat, syscall!(libc::SYS_statx, fd, path, libc::AT_EMPTY_PATH, DIOALIGN, &raw mut found));
-        (done == 0 && found.stx_mask & DIOALIGN != 0).then_some(found.stx_dio_offset_align)
+        (done == 0 && found.stx_mask & DIOALIGN != 0)
+            .then_some(found.stx_dio_offset_align.max(found.stx_dio_mem_align))
     };
     found.filter(|granule| (512..=4096).contains(granule) && granule.is_power_of_two()).unwrap_or(4096)
+}
+
+/// Whether a path is named by a pattern (fnmatch(3)) whose wildcards stand for what lies within a directory.
+#[must_use]
+pub fn matches(pattern: &CStr, path: &CStr) -> bool {
+    // SAFETY: both end with a zero.
+    unsafe { libc::fnmatch(pattern.as_ptr(), path.as_ptr(), libc::FNM_PATHNAME) == 0 }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -328,6 +336,12 @@ mod tests {
         end_lease(file.as_raw_fd());
         assert!(!has_quiet_lease(file.as_raw_fd()));
         std::fs::remove_file(&path).expect("removed");
+    }
+
+    #[test]
+    fn wildcards_stay_within_a_directory() {
+        assert!(matches(c"/srv/*.wal", c"/srv/a.wal") && matches(c"/srv/[ab]", c"/srv/a"));
+        assert!(!matches(c"/srv/*.wal", c"/srv/b/a.wal") && !matches(c"/srv/*.wal", c"/srv/a"));
     }
 
     #[test]

@@ -74,7 +74,7 @@ fn begin(link: i32, empty: &Empty) -> Result<(Client, Joint), Errno> {
         let (granule, machine) = (u64::from(superblock.granule_bytes), superblock.machine);
         let welcome = [WELCOME, superblock.log, epoch, superblock.len_bytes, granule, machine];
         link::send(link, &welcome, state_fd)?;
-        link::send(link, &[LOG], log.device().0)?;
+        link::send(link, &[LOG], log.device().fd)?;
         Ok(checkpoints)
     });
     file::close(state_fd);

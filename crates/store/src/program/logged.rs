@@ -1,9 +1,9 @@
 //! Files that take part.
 
-use super::capture::Capture;
 use super::descriptors::{self, Counted, Kind};
 use super::session::Session;
 use super::{Synced, answer, count_leave, is_forced, session, touch, trial};
+use crate::capture::Capture;
 use crate::layout::Identity;
 use crate::lock;
 use crate::mark;
@@ -34,7 +34,7 @@ pub struct Logged {
 
 impl Logged {
     pub fn new(status: Status, identity: Identity) -> Self {
-        Self { status, identity, syncs: 0, is_due: false, taken: Capture::default() }
+        Self { status, identity, syncs: 0, is_due: false, taken: Capture::NONE }
     }
 
     const fn inode(&self) -> (u64, u64) {
@@ -231,7 +231,7 @@ impl Tracked {
         if !is_done || is_lost(state) {
             return plainly(self.leave_by_sync(fd, inner, real));
         }
-        let bytes = logged.taken.bytes().len();
+        let bytes = logged.taken.len_bytes();
         logged.syncs += 1;
         logged.taken.clear();
         session.tell_if_half_full();
@@ -324,15 +324,8 @@ fn depart(logged: Option<Logged>) {
 }
 
 /// Puts what was written to a file into the log, and waits until that survives. Whether it did: the log may be full.
-fn log(session: &Session, logged: &Logged) -> Result<bool, Errno> {
-    let taken = &logged.taken;
-    let append = || {
-        let fill = |room: &mut [u8]| {
-            room.copy_from_slice(taken.bytes());
-            Ok(())
-        };
-        session.log.append(clock::wall_ns(), &logged.identity, taken.extents(), fill)
-    };
+fn log(session: &Session, logged: &mut Logged) -> Result<bool, Errno> {
+    let mut append = || session.log.append(clock::wall_ns(), &logged.identity, &mut logged.taken);
     let mut sequence = append()?;
     if sequence.is_none() {
         session.ask(&[ROOM], -1)?;

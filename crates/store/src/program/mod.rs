@@ -8,7 +8,6 @@
 //! A file is left in three steps: it is synced; its mark is taken away; that survives. Only then the program goes on. Callers keep
 //! `errno`, and let no signal handler of the program's run meanwhile.
 
-pub mod capture;
 pub mod descriptors;
 mod logged;
 mod session;
@@ -55,12 +54,16 @@ static INHERITED: AtomicPtr<State> = AtomicPtr::new(core::ptr::null_mut());
 static ADOPTION: Mutex<()> = Mutex::new(());
 /// Files take part whether that pays or not.
 static IS_FORCED: AtomicBool = AtomicBool::new(false);
+/// The files that take part, where they are named.
+static GLOBS: OnceLock<Vec<CString>> = OnceLock::new();
 static EARLY_LEAVES: AtomicU32 = AtomicU32::new(0);
 static RETRY_AT_MS: AtomicU64 = AtomicU64::new(0);
 
-/// Files may take part from here on: their logs are kept by who waits under this name. `always`: also where that has not paid.
-pub fn switch_on(socket: CString, always: bool) {
-    IS_FORCED.store(always, Relaxed);
+/// Files may take part from here on: their logs are kept by who waits under this name. Where there are `globs` (fnmatch(3), absolute
+/// paths), those that one of them names, at once; `always`: also where that has not paid.
+pub fn switch_on(socket: CString, globs: Vec<CString>, always: bool) {
+    IS_FORCED.store(always || !globs.is_empty(), Relaxed);
+    _ = GLOBS.set(globs);
     if SOCKET.set(socket).is_ok() && meet() {
         IS_ON.store(true, Release);
     }
@@ -105,6 +108,17 @@ pub fn is_known(fd: c_int) -> bool {
 /// Whether files take part whether that pays or not.
 fn is_forced() -> bool {
     IS_FORCED.load(Relaxed)
+}
+
+/// The files that take part, where they are named.
+fn globs() -> &'static [CString] {
+    GLOBS.get().map_or(&[], Vec::as_slice)
+}
+
+/// Whether a file may take part, as far as files are named.
+fn is_named(path: &[u8]) -> bool {
+    let Ok(path) = CString::new(path) else { return false };
+    globs().is_empty() || globs().iter().any(|glob| file::matches(glob, &path))
 }
 
 fn session() -> Option<&'static Session> {
@@ -231,7 +245,7 @@ fn sync_candidate(fd: c_int, real: &impl Fn() -> c_int) -> c_int {
     let begun_ns = clock::now_ns();
     let is_forced = is_forced();
     if is_forced
-        && syncs >= MIN_SYNCS
+        && (syncs >= MIN_SYNCS || !globs().is_empty())
         && let Some(adopted) = adopt(fd)
     {
         return answer(adopted);
@@ -303,7 +317,7 @@ fn fit(fd: c_int) -> Option<(file::Status, crate::layout::Identity)> {
     let status = file::status(fd).ok().filter(|status| status.is_regular() && status.links == 1)?;
     let flags = file::flags(fd).ok()?;
     let is_fit = flags & (libc::O_DIRECT | libc::O_DSYNC) == 0 && mark::is_fit(fd);
-    let identity = mark::identity(fd, &status)?;
+    let identity = mark::identity(fd, &status).filter(|identity| is_named(&identity.path))?;
     is_fit.then_some((status, identity))
 }
 

@@ -115,7 +115,8 @@ impl Session {
         }
         let (_, log_fd) = receive_with(link, LOG)?;
         let superblock = Superblock { log, len_bytes, granule_bytes, machine };
-        let attached = Log::attach(LogFile(log_fd), superblock, epoch, state);
+        let device = LogFile { fd: log_fd, granule_bytes: granule_bytes as usize };
+        let attached = Log::attach(device, superblock, epoch, state);
         let log = attached.map_err(NoSession::Never).inspect_err(|_| file::close(log_fd))?;
         Ok(Self {
             link,

@@ -11,6 +11,7 @@ mod system;
 
 use std::rc::Rc;
 
+use uncopy_store::capture::Capture;
 use uncopy_store::layout::{Checkpoint, RING_OFFSET, Superblock};
 use uncopy_store::log::{Checkpoints, Log, create};
 use uncopy_store::recovery::Recovery;
@@ -18,7 +19,7 @@ use uncopy_store::state::State;
 
 use disk::{Disk, Random, SECTOR};
 use files::PAGE;
-use system::{FILES, LOG, System, Tracked, World, crash};
+use system::{FILES, LOG, System, Tracked, World, add, crash};
 
 const RING_BYTES: u64 = 14 << 10;
 /// Crashes that are looked at from each moment.
@@ -154,11 +155,9 @@ fn add_records(log: &Log<'_, &Disk>, count: usize, flushed: usize, byte: u8) -> 
     let mut places = Vec::new();
     for number in 0..count {
         places.push((RING_OFFSET + log.used_bytes()) as usize);
-        let fill = |room: &mut [u8]| {
-            room.fill(byte + number as u8);
-            Ok(())
-        };
-        let sequence = log.append(0, &identity, &[(0, 700)], fill).expect("written").expect("room");
+        let mut written = Capture::NONE;
+        add(&mut written, 0, &[byte + number as u8; 700]);
+        let sequence = log.append(0, &identity, &mut written).expect("written").expect("room");
         if number < flushed {
             log.flush(sequence).expect("flushed");
         }

@@ -2,11 +2,13 @@
 
 use std::rc::Rc;
 
+use uncopy_store::capture::Capture;
 use uncopy_store::layout::Identity;
 use uncopy_store::log::{Checkpoints, Log};
 use uncopy_store::recovery::{Files, Found};
 use uncopy_store::state::State;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::iovec::Part;
 
 use crate::disk::{Disk, Random};
 use crate::files::{Inode, Promise};
@@ -255,18 +257,20 @@ impl System<'_> {
     }
 }
 
+/// These bytes were written.
+pub fn add(written: &mut Capture, offset: u64, bytes: &[u8]) {
+    let part = Part { address: bytes.as_ptr() as usize, len_bytes: bytes.len() };
+    // SAFETY: a slice can be read.
+    unsafe { written.add(offset, &[part], bytes.len()) };
+}
+
 /// Appends what was written to a file since the last sync.
 pub fn append(log: &Log<'_, &Disk>, file: &mut Tracked) -> Result<Option<u64>, Errno> {
-    let cached = &file.inode.cached;
-    let fill = |record: &mut [u8]| {
-        let mut at = 0;
-        for (offset, len) in &file.dirty {
-            record[at..at + len].copy_from_slice(&cached[*offset as usize..][..*len]);
-            at += len;
-        }
-        Ok(())
-    };
-    let sequence = log.append(0, &file.identity(), &file.dirty, fill)?;
+    let mut written = Capture::NONE;
+    for (offset, len_bytes) in &file.dirty {
+        add(&mut written, *offset, &file.inode.cached[*offset as usize..][..*len_bytes]);
+    }
+    let sequence = log.append(0, &file.identity(), &mut written)?;
     file.last = sequence.unwrap_or(file.last);
     Ok(sequence)
 }
