@@ -42,6 +42,8 @@ pub const SEARCH: &str = "search";
 pub const GIVE_UP: &str = "give-up";
 /// Id of how long logs are, for who keeps them.
 pub const LOG_SIZE: &str = "log-size";
+/// Id of whether logs may lie in memory, for who keeps them.
+pub const EMULATE_DAX: &str = "emulate-dax";
 /// Id of the name under which programs find who keeps logs.
 pub const SOCKET: &str = "socket";
 /// Id of the process that logs are kept for.
@@ -397,6 +399,7 @@ fn log() -> Command {
                 .hide(true)
                 .about("Keep logs for programs: run starts it")
                 .arg(directory())
+                .arg(Arg::new(EMULATE_DAX).long(EMULATE_DAX).action(ArgAction::SetTrue))
                 .args([value(LOG_SIZE), value(SOCKET), value(ROOT)]),
         ])
         .after_help(LOG_NOTES)

@@ -140,8 +140,8 @@ pub fn start(
 
 /// Has logs kept for the program, if that was asked for; without, its files are synced by their file systems.
 fn begin_log(settings: &Settings, environment: &mut Environment) {
-    let Some((directory, log_bytes)) = &settings.log else { return };
-    match log::keeping::begin(directory, *log_bytes) {
+    let Some(logs) = &settings.log else { return };
+    match log::keeping::begin(logs) {
         Ok(socket) => environment.set(settings::LOG_SOCKET, socket.as_os_str().as_bytes()),
         Err(why) => {
             output::complain(format_args!("no log: {why}; files are synced by their file systems"));

@@ -44,12 +44,23 @@ pub struct Settings {
     pub stats: Option<OsString>,
     /// Where this process, rather than an outer one, is to write the account of the call sites.
     pub explain: Option<OsString>,
-    /// Where this process, rather than an outer one, is to have logs kept, and how long each is, bytes.
-    pub log: Option<(std::path::PathBuf, u64)>,
+    /// Where this process, rather than an outer one, is to have logs kept.
+    pub log: Option<Logs>,
     /// Inherited descriptor of `/dev/userfaultfd`, if an outer `uncopy run` left one.
     pub uffd_fd: Option<RawFd>,
     /// One line about variables that nobody knows.
     pub warning: Option<String>,
+}
+
+/// Where logs are kept, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Logs {
+    /// `--log`.
+    pub directory: std::path::PathBuf,
+    /// `--log-size`: length of each, bytes.
+    pub len_bytes: u64,
+    /// `--log-emulate-dax`.
+    pub emulates_dax: bool,
 }
 
 /// Checks every option and puts those of the command line into `environment`.
@@ -113,10 +124,13 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
         stats: stats.clone().filter(|_| stats_are_ours),
         explain: explain.filter(|_| explanation_is_ours),
         // Asked for on the command line, or kept by nobody yet.
-        log: options
-            .log
-            .filter(|_| !options.off && (is_given(LOG) || options.log_socket.is_none()))
-            .map(|directory| (Path::new(OsStr::from_bytes(directory)).to_owned(), options.log_bytes)),
+        log: options.log.filter(|_| !options.off && (is_given(LOG) || options.log_socket.is_none())).map(
+            |directory| Logs {
+                directory: Path::new(OsStr::from_bytes(directory)).to_owned(),
+                len_bytes: options.log_bytes,
+                emulates_dax: options.log_emulates_dax,
+            },
+        ),
         uffd_fd: options.uffd_fd,
         warning,
     };

@@ -167,6 +167,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Length of the log of each process, in bytes (16777216 to 1099511627776) [default: 1073741824]",
     },
     OptionSpec {
+        flag: "log-emulate-dax",
+        variable: "UNCOPY_LOG_EMULATE_DAX",
+        value: None,
+        bare: None,
+        help: "For experiments: let the log lie in memory (DIR on tmpfs), as if that were persistent; nothing survives power loss",
+    },
+    OptionSpec {
         flag: "stats",
         variable: "UNCOPY_STATS",
         value: Some("FILE|-"),
@@ -253,6 +260,8 @@ pub struct Options<'a> {
     pub log_files: Option<&'a [u8]>,
     /// `--log-size`, bytes.
     pub log_bytes: u64,
+    /// `--log-emulate-dax`.
+    pub log_emulates_dax: bool,
     /// Who keeps logs (internal): the name of a socket.
     pub log_socket: Option<&'a [u8]>,
 }
@@ -279,6 +288,7 @@ impl Default for Options<'_> {
             record: None,
             log: None,
             log_files: None,
+            log_emulates_dax: false,
             log_bytes: LOG_DEFAULT_BYTES,
             log_socket: None,
         }
@@ -390,6 +400,10 @@ impl<'a> Options<'a> {
             b"UNCOPY_OFF" => self.off = switch(value).ok_or_else(|| bad("UNCOPY_OFF", LEGAL_SWITCH))?,
             b"UNCOPY_NO_FOLLOW" => {
                 self.no_follow = switch(value).ok_or_else(|| bad("UNCOPY_NO_FOLLOW", LEGAL_SWITCH))?;
+            }
+            b"UNCOPY_LOG_EMULATE_DAX" => {
+                self.log_emulates_dax =
+                    switch(value).ok_or_else(|| bad("UNCOPY_LOG_EMULATE_DAX", LEGAL_SWITCH))?;
             }
             b"UNCOPY_MIN_SIZE" => {
                 self.min_size_bytes = bytes(value, MIN_SIZE_LOW_BYTES..=MIN_SIZE_HIGH_BYTES)
@@ -536,6 +550,7 @@ mod tests {
             ("UNCOPY_LOG", "/var/lib/logs"),
             ("UNCOPY_LOG_FILES", "/srv/*.wal:/srv/journal"),
             ("UNCOPY_LOG_SIZE", "16777216"),
+            ("UNCOPY_LOG_EMULATE_DAX", "1"),
             ("UNCOPY_LOG_SOCKET", "/dev/shm/uncopy-0/log-1"),
         ] {
             let before = options;
@@ -574,6 +589,7 @@ mod tests {
             ("UNCOPY_LOG_FILES", "/srv/*.wal:journal"),
             ("UNCOPY_LOG_FILES", ""),
             ("UNCOPY_LOG_SIZE", "1"),
+            ("UNCOPY_LOG_EMULATE_DAX", "yes"),
             ("UNCOPY_LOG_SOCKET", "log-1"),
             ("UNCOPY_NO_FOLLOW", "x"),
         ] {

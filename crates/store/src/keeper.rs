@@ -33,6 +33,8 @@ pub struct Settings {
     pub directory: PathBuf,
     /// Length of each, bytes.
     pub log_bytes: u64,
+    /// They may lie in memory (tmpfs), as if that survived power loss.
+    pub emulates_dax: bool,
     /// Under which name programs find the keeper. It is removed at the end.
     pub socket: CString,
     /// The program that was started.
@@ -56,7 +58,8 @@ impl Shared {
     fn prepare(self: &Arc<Self>) {
         let shared = Arc::clone(self);
         thread::spawn(move || {
-            let made = places::take_empty(&shared.settings.directory, shared.settings.log_bytes);
+            let Settings { directory, log_bytes, emulates_dax, .. } = &shared.settings;
+            let made = places::take_empty(directory, *log_bytes, *emulates_dax);
             *lock(&shared.next) = Some(made);
         });
     }

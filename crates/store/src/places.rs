@@ -125,20 +125,21 @@ pub struct Empty {
 }
 
 /// A log of this length of which nothing is needed: one that is there, else a new one, which takes as long as writing all of it.
+/// `anywhere`: also on a file system of which nothing survives power loss.
 ///
 /// # Errors
 /// What the directory or the file says.
-pub fn take_empty(directory: &Path, len_bytes: u64) -> Result<Empty, Errno> {
+pub fn take_empty(directory: &Path, len_bytes: u64, anywhere: bool) -> Result<Empty, Errno> {
     for path in logs(directory).unwrap_or_default() {
-        if let Some(empty) = reuse(&path, len_bytes) {
+        if let Some(empty) = reuse(&path, len_bytes, anywhere) {
             return Ok(empty);
         }
     }
-    make(directory, len_bytes)
+    make(directory, len_bytes, anywhere)
 }
 
-fn reuse(path: &Path, len_bytes: u64) -> Option<Empty> {
-    let file = Locked::open(path).ok()?;
+fn reuse(path: &Path, len_bytes: u64, anywhere: bool) -> Option<Empty> {
+    let file = Locked::open(path).ok().filter(|file| anywhere || mark::is_fit(file.device().fd))?;
     let recovery = Recovery::open(file.device()).ok()?;
     let (superblock, checkpoint) = (*recovery.superblock(), *recovery.checkpoint());
     let is_empty = checkpoint.process == 0;
@@ -146,13 +147,15 @@ fn reuse(path: &Path, len_bytes: u64) -> Option<Empty> {
     (is_empty && is_fit).then(|| Empty { path: path.to_owned(), file, superblock, checkpoint })
 }
 
-fn make(directory: &Path, len_bytes: u64) -> Result<Empty, Errno> {
+fn make(directory: &Path, len_bytes: u64, anywhere: bool) -> Result<Empty, Errno> {
     let id = ids::random().ok_or(Errno::EAGAIN)?;
     let path = directory.join(format!("{id:016x}.{SUFFIX}"));
     let name = c_path(&path)?;
     let flags = libc::O_RDWR | libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     let file = Locked(Opened(file::open(&name, flags, 0o600)?));
-    let filled = fill(&file, len_bytes).and_then(|granule_bytes| {
+    let is_fit = anywhere || mark::is_fit(file.device().fd);
+    let filled = if is_fit { fill(&file, len_bytes) } else { Err(Errno(libc::EOPNOTSUPP)) };
+    let filled = filled.and_then(|granule_bytes| {
         let superblock = Superblock { log: id, len_bytes, granule_bytes, machine: machine() };
         create(&file.device(), &superblock, clock::wall_ns()).map(|checkpoint| (superblock, checkpoint))
     });
@@ -168,9 +171,6 @@ fn make(directory: &Path, len_bytes: u64) -> Result<Empty, Errno> {
 /// Writes all of a new log once: what is written over later needs no change to its file system. The granule, bytes.
 fn fill(log: &Locked, len_bytes: u64) -> Result<u32, Errno> {
     let fd = log.device().fd;
-    if !mark::is_fit(fd) {
-        return Err(Errno(libc::EOPNOTSUPP));
-    }
     file::lock_alone(fd)?;
     file::allocate(fd, len_bytes)?;
     let mut zeroes = crate::device::Aligned::default();
@@ -358,6 +358,8 @@ pub struct Contents {
     pub checkpoint: Checkpoint,
     /// Somebody appends to it.
     pub is_in_use: bool,
+    /// It lies where nothing survives power loss: it emulates DAX.
+    pub is_emulated: bool,
     /// Its records.
     pub survey: Survey,
     /// See [`End::is_damaged`](crate::recovery::End::is_damaged); of one that somebody appends to nobody can say.
@@ -376,7 +378,8 @@ pub fn look(path: &Path) -> Result<Contents, Unreadable> {
     let (superblock, checkpoint) = (*recovery.superblock(), *recovery.checkpoint());
     let survey = recovery.survey()?;
     let is_damaged = survey.end.is_damaged && !is_in_use;
-    Ok(Contents { superblock, checkpoint, is_in_use, survey, is_damaged })
+    let is_emulated = !mark::is_fit(opened.0);
+    Ok(Contents { superblock, checkpoint, is_in_use, is_emulated, survey, is_damaged })
 }
 
 /// Removes a log that nobody uses and of which nothing is needed, or of which all is given up.

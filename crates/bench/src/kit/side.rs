@@ -40,6 +40,9 @@ pub enum Side {
     /// `uncopy run --log`: what is synced goes to a log
     #[value(skip)]
     Log,
+    /// `uncopy run --log`, with the log in memory: what it would be on persistent memory
+    #[value(skip)]
+    LogInMemory,
     /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
     HeapOnly,
     /// glibc told by GLIBC_TUNABLES to keep memory
@@ -65,7 +68,8 @@ pub enum Side {
 
 impl Side {
     /// Those that show what uncopy does; the others are there to compare with.
-    pub const UNCOPY: [Self; 5] = [Self::Uncopy, Self::UncopyMimalloc, Self::Twin, Self::Lanes, Self::Log];
+    pub const UNCOPY: [Self; 6] =
+        [Self::Uncopy, Self::UncopyMimalloc, Self::Twin, Self::Lanes, Self::Log, Self::LogInMemory];
 
     /// Its name in tables and JSON.
     #[must_use]
@@ -77,6 +81,7 @@ impl Side {
             Self::UncopyMimalloc => "uncopy, mimalloc",
             Self::Lanes => "lanes",
             Self::Log => "uncopy, log",
+            Self::LogInMemory => "log, emulated DAX",
             Self::HeapOnly => "heap only",
             Self::TunedGlibc => "tuned glibc",
             Self::Mimalloc => "mimalloc",
@@ -96,6 +101,7 @@ impl Side {
             Self::PlainAgain => "plain_again",
             Self::UncopyMimalloc => "uncopy_mimalloc",
             Self::Log => "uncopy_log",
+            Self::LogInMemory => "log_emulated_dax",
             Self::HeapOnly => "heap_only",
             Self::TunedGlibc => "tuned_glibc",
             Self::Limit => "zero_copy_limit",
@@ -137,12 +143,19 @@ impl Side {
         matches!(self, Self::Plain | Self::HeapOnly | Self::TunedGlibc | Self::Mimalloc | Self::Jemalloc)
     }
 
+    /// Whether there is a log, and who keeps it.
+    #[must_use]
+    pub const fn has_log(self) -> bool {
+        matches!(self, Self::Log | Self::LogInMemory)
+    }
+
     /// The words between `uncopy` and the log's directory, if there is one, and the program; `None` where it runs by itself.
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
             Self::Uncopy | Self::UncopyMimalloc | Self::Recording => Some(&["run"]),
             Self::Lanes => Some(&["run", "--lanes"]),
             Self::Log => Some(&["run", "--log-size", "268435456", "--log"]),
+            Self::LogInMemory => Some(&["run", "--log-size", "67108864", "--log-emulate-dax", "--log"]),
             Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096"]),
             _ => None,
@@ -201,7 +214,7 @@ pub struct Launcher {
     exe: PathBuf,
     /// Shortest call that `uncopy profile` records, bytes; `None`: its own default.
     profiled_bytes: Option<usize>,
-    /// The log's directory under [`Side::Log`].
+    /// The log's directory where there is one.
     log: PathBuf,
 }
 
@@ -237,7 +250,7 @@ impl Launcher {
         Self { exe: exe.into(), profiled_bytes: None, log: keeper::LOG.into() }
     }
 
-    /// The same for a server whose directory is `directory`: its log is there.
+    /// The same for a server whose log is in `directory`.
     #[must_use]
     pub fn logging_in(&self, directory: &Path) -> Self {
         Self { log: directory.join(keeper::LOG), ..self.clone() }
@@ -280,7 +293,7 @@ impl Launcher {
             }
             Some(words) => {
                 let mut command = self.uncopy();
-                command.args(words).args((side == Side::Log).then_some(&self.log)).arg("--").arg(program);
+                command.args(words).args(side.has_log().then_some(&self.log)).arg("--").arg(program);
                 command
             }
         };

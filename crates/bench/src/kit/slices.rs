@@ -141,7 +141,7 @@ impl Subject<'_> {
     fn find_processes(&mut self) -> Vec<Pid> {
         let server = self.running.server();
         let mut found = descendants::of(server.process().pid());
-        if self.side == Side::Log {
+        if self.side.has_log() {
             found.extend(keeper::of(server.directory().path()));
         }
         found.iter().for_each(|pid| quiet::raise_session(*pid));

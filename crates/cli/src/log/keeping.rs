@@ -5,6 +5,7 @@ use crate::line;
 use crate::live;
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
+use crate::settings::Logs;
 use clap::ArgMatches;
 use std::ffi::{CString, OsString};
 use std::fs::{self, DirBuilder};
@@ -24,7 +25,8 @@ const READY: &str = "ready\n";
 ///
 /// # Errors
 /// Why there is none: the rest of a sentence.
-pub fn begin(directory: &Path, log_bytes: u64) -> Result<PathBuf, String> {
+pub fn begin(asked: &Logs) -> Result<PathBuf, String> {
+    let directory = &asked.directory;
     let name = Quoted(directory.as_os_str());
     make_private(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
     let logs = places::logs(directory).map_err(|error| format!("{name}: {}", Reason(&error)))?;
@@ -32,11 +34,13 @@ pub fn begin(directory: &Path, log_bytes: u64) -> Result<PathBuf, String> {
     recover(&logs, &Ways::default(), false);
     let meeting = live::directory_of(live::shared_memory(), os::effective_user_id());
     make_private(&meeting).map_err(|error| format!("{}: {}", Quoted(meeting.as_os_str()), Reason(&error)))?;
+    if asked.emulates_dax {
+        output::complain(format_args!("the log emulates DAX: nothing survives power loss"));
+    }
     let socket = meeting.join(format!("log-{}", std::process::id()));
     // Of a process with this number that has ended.
     let _ = fs::remove_file(&socket);
-    start(directory, log_bytes, &socket)
-        .map_err(|error| format!("its keeper did not start: {}", Reason(&error)))?;
+    start(asked, &socket).map_err(|error| format!("its keeper did not start: {}", Reason(&error)))?;
     Ok(socket)
 }
 
@@ -52,11 +56,12 @@ fn make_private(directory: &Path) -> io::Result<()> {
     if is_private { Ok(()) } else { Err(io::Error::other(why)) }
 }
 
-fn start(directory: &Path, log_bytes: u64, socket: &Path) -> io::Result<()> {
+fn start(asked: &Logs, socket: &Path) -> io::Result<()> {
     let mut child = Command::new("/proc/self/exe")
         .args(["log", "keep"])
-        .arg(directory)
-        .args(["--log-size".into(), OsString::from(log_bytes.to_string())])
+        .arg(&asked.directory)
+        .args(["--log-size".into(), OsString::from(asked.len_bytes.to_string())])
+        .args(asked.emulates_dax.then_some("--emulate-dax"))
         .arg("--socket")
         .arg(socket)
         .args(["--root".into(), OsString::from(std::process::id().to_string())])
@@ -87,7 +92,9 @@ pub fn keep(directory: &Path, matches: &ArgMatches) -> u8 {
         Ok(true) => {}
         Err(error) => return output::print(format!("{}\n", Reason(&error)).as_bytes(), EXIT_FAILURE),
     }
-    match Keeper::begin(Settings { directory: directory.to_owned(), log_bytes, socket, root }) {
+    let directory = directory.to_owned();
+    let emulates_dax = matches.get_flag(line::EMULATE_DAX);
+    match Keeper::begin(Settings { directory, log_bytes, emulates_dax, socket, root }) {
         Ok(keeper) => {
             let said = io::stdout().write_all(READY.as_bytes()).and_then(|()| os::close_output());
             if said.is_err() {

@@ -97,10 +97,11 @@ fn describe(path: &Path) -> (Value, String) {
             let files: Vec<String> =
                 survey.files.iter().map(|file| path_of(file).to_string_lossy().into_owned()).collect();
             let row = format!(
-                "{name}  {:<10}  {:>7}  {:>5}  {records:>8}  {bytes:>12}  {seconds:>8}\n",
+                "{name}  {:<10}  {:>7}  {:>5}  {records:>8}  {bytes:>12}  {seconds:>8}{}\n",
                 state(&contents),
                 checkpoint.process,
                 superblock.len_bytes >> 20,
+                if contents.is_emulated { "  emulates DAX" } else { "" },
             );
             let rows = files
                 .iter()
@@ -108,6 +109,7 @@ fn describe(path: &Path) -> (Value, String) {
             let object = json!({
                 "log": name, "state": state(&contents), "pid": checkpoint.process, "bytes": superblock.len_bytes,
                 "records": records, "record_bytes": bytes, "files": files, "checkpoint_age_s": seconds,
+                "emulates_dax": contents.is_emulated,
             });
             (object, rows)
         }

@@ -66,6 +66,8 @@ pub enum Compared {
     Uncopy,
     /// `uncopy run --log`
     UncopyLog,
+    /// `uncopy run --log` with the log in memory: what it would be on persistent memory
+    LogEmulatedDax,
 }
 
 impl Compared {
@@ -74,6 +76,7 @@ impl Compared {
             Self::Preallocated => PREALLOCATED,
             Self::Uncopy => Side::Uncopy,
             Self::UncopyLog => Side::Log,
+            Self::LogEmulatedDax => Side::LogInMemory,
         }
     }
 }
@@ -286,7 +289,8 @@ impl Point {
             Work::Append(work) => {
                 let directory = TemporaryDirectory::make_in(place.path())?;
                 let work = AppendLoop { preallocated: side == PREALLOCATED, ..work };
-                let command = launcher.logging_in(directory.path()).bench(side, &work.arguments());
+                let command =
+                    place.launcher(launcher, side, directory.path())?.bench(side, &work.arguments());
                 Ok(Box::new(Remote::start(command, "the loop", directory)?))
             }
             Work::Redis { fsync, clients } => {

@@ -3,13 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use crate::kit::disk::{self, FileSystem};
-use crate::kit::{Failure, Result, While, amount};
+use crate::kit::{Failure, Launcher, Result, Side, TemporaryDirectory, While, amount};
+
+/// What is in memory on every Linux.
+const MEMORY: &str = "/dev/shm";
 
 /// A directory of a file system on a device, with room.
 #[derive(Debug)]
 pub struct Place {
     path: PathBuf,
     file_system: FileSystem,
+    /// Where the logs are that emulate DAX, each in a directory with the name of its server's.
+    memory: TemporaryDirectory,
 }
 
 impl Place {
@@ -33,7 +38,26 @@ impl Place {
                 "{shown} has {free} free and {needed} are needed; name another directory with --dir"
             )));
         }
-        Ok(Self { path, file_system })
+        let memory = TemporaryDirectory::make_in(Path::new(MEMORY))?;
+        Ok(Self { path, file_system, memory })
+    }
+
+    /// The launcher for a server under `side` whose directory is `directory`.
+    ///
+    /// # Errors
+    /// [`Failure`] when a log that emulates DAX has no place.
+    pub fn launcher(&self, launcher: &Launcher, side: Side, directory: &Path) -> Result<Launcher> {
+        let Some(name) = directory.file_name().filter(|_| side == Side::LogInMemory) else {
+            return Ok(launcher.logging_in(directory));
+        };
+        for earlier in self.memory.path().read_dir().doing("listing logs")?.flatten() {
+            if !self.path.join(earlier.file_name()).exists() {
+                std::fs::remove_dir_all(earlier.path()).doing("removing a log")?;
+            }
+        }
+        let logs = self.memory.join(name);
+        std::fs::create_dir(&logs).doing("making a log's directory")?;
+        Ok(launcher.logging_in(&logs))
     }
 
     /// The directory, an absolute path.

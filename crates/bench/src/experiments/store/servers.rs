@@ -35,7 +35,7 @@ pub fn redis(
     let program = programs.path(REDIS.program)?;
     let append_only = AppendOnly::Synced(fsync, place.path());
     let redis = RedisServer::start_by(append_only, |arguments: &[OsString], directory| {
-        let launcher = launcher.logging_in(directory.path());
+        let launcher = place.launcher(launcher, side, directory.path())?;
         let mut command = launcher.command(side, program.as_os_str(), arguments);
         processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
         Server::start(command, REDIS.program, directory)
@@ -90,7 +90,7 @@ pub fn sqlite(
     let script = directory.join("sqlite_loop.py");
     std::fs::write(&script, SQLITE_LOOP).doing("writing a program")?;
     let arguments = [script.into_os_string(), row_bytes.to_string().into()];
-    let launcher = launcher.logging_in(directory.path());
+    let launcher = place.launcher(launcher, side, directory.path())?;
     let program: &Path = programs.path(SQLITE.program)?;
     let command = launcher.command(side, program.as_os_str(), &arguments);
     Ok(Box::new(Remote::start(command, "the program with SQLite", directory)?))
