@@ -17,6 +17,7 @@ man3 := $(DESTDIR)$(PREFIX)/share/man/man3
 bash := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zsh := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fish := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+units := $(DESTDIR)$(PREFIX)/lib/systemd/system
 functions := $(addprefix uncopy_,alloc aligned_alloc calloc realloc free usable_size owns options status)
 soname := libuncopy_send.so.0
 pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-stats uncopy-release uncopy-log uncopy-bench uncopy-completions uncopy-man
@@ -115,6 +116,9 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	    crates/send/uncopy.pc.in > $(libraries)/pkgconfig/uncopy.pc
 	for name in $(functions); do echo ".so man3/uncopy_alloc.3" > $(man3)/$$name.3; done
 	install -m 644 crates/send/man/uncopy_alloc.3 $(man3)/uncopy_alloc.3
+	install -d $(units)
+	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-log-recover@.service.in > $(units)/uncopy-log-recover@.service
+	chmod 644 $(units)/uncopy-log-recover@.service
 	$(release)/uncopy man --dir $(man)
 	$(release)/uncopy completions bash > $(bash)/uncopy
 	$(release)/uncopy completions zsh > $(zsh)/_uncopy
@@ -126,6 +130,7 @@ uninstall: ## Remove what install put there
 	rm -f $(bin)/uncopy $(lib)/libuncopy.so $(pages:%=$(man)/%.1)
 	rm -f $(addprefix $(libraries)/,$(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
 	rm -f $(include)/uncopy.h $(functions:%=$(man3)/%.3)
+	rm -f $(units)/uncopy-log-recover@.service
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
 	-@rmdir $(lib) 2>/dev/null
 

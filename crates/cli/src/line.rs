@@ -40,6 +40,8 @@ pub const DIRECTORY: &str = "dir";
 pub const SEARCH: &str = "search";
 /// Id of `log recover --give-up` and `log rm --give-up`.
 pub const GIVE_UP: &str = "give-up";
+/// Id of `doctor --log`.
+pub const LOG: &str = "log";
 /// Id of how long logs are, for who keeps them.
 pub const LOG_SIZE: &str = "log-size";
 /// Id of whether logs may lie in memory, for who keeps them.
@@ -242,7 +244,7 @@ pub fn run() -> Command {
 fn doctor() -> Command {
     Command::new("doctor")
         .about("Check whether uncopy can work on this machine, and for a program")
-        .override_usage("uncopy doctor [--json] [--calibrate | -- CMD [ARGS]...]")
+        .override_usage("uncopy doctor [--json] [--log DIR] [--calibrate | -- CMD [ARGS]...]")
         .arg(
             Arg::new(JSON)
                 .long("json")
@@ -255,6 +257,14 @@ fn doctor() -> Command {
                 .help("Measure what copies, moves and faults cost here, and store it for run")
                 .conflicts_with(COMMAND)
                 .action(ArgAction::SetTrue),
+        )
+        .arg(
+            Arg::new(LOG)
+                .long(LOG)
+                .value_name("DIR")
+                .help("Check also what run --log DIR needs, and the logs that are there")
+                .value_parser(value_parser!(OsString))
+                .value_hint(ValueHint::DirPath),
         )
         .arg(Arg::new(CALIBRATE_HERE).long("calibrate-here").hide(true).action(ArgAction::SetTrue))
         .arg(program("The program that is to run under uncopy"))

@@ -124,6 +124,15 @@ pub struct Empty {
     pub checkpoint: Checkpoint,
 }
 
+/// Whether logs can lie in a directory that is there, and survive power loss.
+///
+/// # Errors
+/// What opening it says.
+pub fn can_be_in(directory: &Path) -> Result<bool, Errno> {
+    let opened = Opened(file::open(&c_path(directory)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?);
+    Ok(mark::is_fit(opened.0))
+}
+
 /// A log of this length of which nothing is needed: one that is there, else a new one, which takes as long as writing all of it.
 /// `anywhere`: also on a file system of which nothing survives power loss.
 ///

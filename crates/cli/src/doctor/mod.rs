@@ -7,6 +7,7 @@ mod calibration;
 mod kernel;
 mod lanes;
 mod limits;
+mod logs;
 mod permission;
 mod preload;
 mod report;
@@ -89,7 +90,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     }
     let command = line::command(matches);
     let environment = Environment::inherited();
-    let report = report::Report { checks: checks(&environment, &command), command };
+    let report = report::Report { checks: checks(matches, &environment, &command), command };
     let text = if matches.get_flag(line::JSON) {
         format!("{:#}\n", report.to_json())
     } else {
@@ -98,7 +99,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     output::print(text.as_bytes(), if report.is_active() { EXIT_OK } else { EXIT_FAILURE })
 }
 
-fn checks(environment: &Environment, command: &[OsString]) -> Vec<Check> {
+fn checks(matches: &ArgMatches, environment: &Environment, command: &[OsString]) -> Vec<Check> {
     let access = permission::Access::find(inherited_device(environment));
     let features = kernel::features(&access);
     let mut checks = kernel::checks(&features);
@@ -107,6 +108,8 @@ fn checks(environment: &Environment, command: &[OsString]) -> Vec<Check> {
     checks.extend(limits::checks());
     checks.push(options(environment));
     checks.push(lanes::check(environment));
+    let log = matches.get_one::<OsString>(line::LOG).map(OsString::as_os_str);
+    checks.extend(logs::check(log, environment));
     checks.push(calibration::check(environment));
     checks.push(preload::check());
     if let Some(name) = command.first() {
