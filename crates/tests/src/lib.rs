@@ -6,7 +6,7 @@
 //!   [`Mode`]s, waits for them with a deadline, reports every thread's stack when one hangs, and
 //!   reads the counters that the program leaves behind, so that no test passes because nothing
 //!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`],
-//!   [`programs`], [`talk`], [`resp`], [`redis`], [`memcached`], [`http`], [`nginx`];
+//!   [`programs`], [`talk`], [`resp`], [`redis`], [`memcached`], [`http`], [`nginx`], [`lives`];
 //! - the *programs* (`src/bin/*.rs`, and `programs/*.c`) that run under uncopy and check their own memory byte by byte
 //!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`], [`links`],
 //!   [`endpoint`], [`jump`], [`random`].
@@ -31,6 +31,7 @@ pub mod http;
 pub mod jump;
 pub mod launch;
 pub mod links;
+pub mod lives;
 pub mod memcached;
 pub mod mirror;
 pub mod mode;

@@ -3,45 +3,12 @@
 //! `UNCOPY_TEST_LIVES` says how many lives of each kind, `UNCOPY_TEST_SEED` where to begin. Only root can mount: others skip it.
 
 use std::process::Command;
-use std::time::Duration;
 
-use uncopy_tests::artifacts::{bin_dir, script};
+use uncopy_tests::lives::{can_mount, lives, run_script};
 use uncopy_tests::random::{Random, seed};
-use uncopy_tests::running::Finished;
-use uncopy_tests::{Mode, Program, Scratch};
 
 /// Lives of each kind, unless said otherwise.
 const LIVES: u64 = 3;
-/// A life takes some seconds; a hang takes longer.
-const LIMIT: Duration = Duration::from_secs(150);
-
-/// Whether file systems can be mounted here; says so if not.
-fn can_mount(test: &str) -> bool {
-    // SAFETY: no requirements.
-    let is_root = unsafe { libc::geteuid() } == 0;
-    if !is_root {
-        eprintln!("skipped: {test}: only root can mount file systems");
-    }
-    is_root
-}
-
-fn lives() -> u64 {
-    std::env::var("UNCOPY_TEST_LIVES")
-        .map_or(LIVES, |text| text.parse().expect("UNCOPY_TEST_LIVES: a number"))
-}
-
-/// A life that ends, after `ms`, by `what`.
-fn live(what: &str, seed: u64, steps: u64, ms: usize, mkfs: &str) -> (Finished, Scratch) {
-    let scratch = Scratch::in_memory(&format!("store-{what}"));
-    let room = scratch.join("room");
-    std::fs::create_dir(&room).expect("a directory");
-    let life = Program::new("/usr/bin/unshare")
-        .args(["--mount", "--propagation", "private", "bash"])
-        .args([script("life.sh"), bin_dir().join("uncopy"), script("writer.py"), room])
-        .args([&seed.to_string(), &steps.to_string(), what, &ms.to_string(), mkfs])
-        .mode(Mode::Plain);
-    (life.start(&scratch, "life").finish(LIMIT), scratch)
-}
 
 /// Several lives of one kind.
 fn lives_of(what: &str, steps: u64, ms: std::ops::Range<usize>, mkfs: &str) {
@@ -49,18 +16,13 @@ fn lives_of(what: &str, steps: u64, ms: std::ops::Range<usize>, mkfs: &str) {
         return;
     }
     let first = seed(1);
-    for number in 0..lives() {
+    for number in 0..lives(LIVES) {
         let seed = first + number;
         let mut random = Random::new(seed);
         let ms = ms.start + random.below(ms.end - ms.start);
-        let (life, scratch) = live(what, seed, steps, ms, mkfs);
-        let text =
-            format!("{what}, seed {seed}, after {ms} ms, in {}: {}", scratch.path().display(), life.text());
-        if !life.status.success() {
-            std::mem::forget(scratch);
-            panic!("{text}");
-        }
-        assert!(String::from_utf8_lossy(&life.output).contains("checked "), "{text}");
+        let title = format!("{what}, seed {seed}, after {ms} ms");
+        let arguments = [&seed.to_string(), &steps.to_string(), what, &ms.to_string(), mkfs];
+        let _ = run_script(&["life.sh", "writer.py"], &title, &arguments);
     }
 }
 

@@ -1,0 +1,99 @@
+//! Redis, SQLite and PostgreSQL with a log, whatever is killed, and when the power is lost: every transaction that was acknowledged is
+//! there, and the servers' own checks find nothing wrong.
+//!
+//! `UNCOPY_TEST_LIVES` says how many lives of each kind, `UNCOPY_TEST_SEED` where to begin. Only root can mount: others skip it.
+
+use uncopy_tests::artifacts::packaged;
+use uncopy_tests::lives::{can_mount, lives, run_script};
+use uncopy_tests::random::{Random, seed};
+
+/// Lives of each kind, unless said otherwise.
+const LIVES: u64 = 3;
+/// Lives on one file system.
+const LIVES_EACH: u64 = 3;
+
+/// What ends a life that others follow.
+const KILLS: &[&str] = &["program", "keeper", "both"];
+const LOSSES: &[&str] = &["power", "keeper-power"];
+/// The server itself ends what is left of it.
+const PARTS: &[&str] = &["part", "program", "keeper", "both", "end"];
+
+/// Lives of an application, each on what the one before has left, ended at random moments by these in turn.
+fn lives_of(app: &str, policy: &str, ends: &[&str]) {
+    let test = format!("{app}, {policy}, {ends:?}");
+    if !can_mount(&test) {
+        return;
+    }
+    let number = lives(LIVES);
+    for first in (0..number).step_by(LIVES_EACH as usize) {
+        let seed = seed(1) + first;
+        // Other moments for each test.
+        let mut random = Random::new(seed + test.bytes().map(u64::from).sum::<u64>());
+        let mut arguments = vec![app.to_owned(), policy.to_owned(), seed.to_string()];
+        for life in first..number.min(first + LIVES_EACH) {
+            let end = ends[usize::try_from(life).expect("a number") % ends.len()];
+            let most = random.pick(&[10, 1200]);
+            let ms = random.below(most);
+            let next = random.pick(&["log", "log", "plain"]);
+            arguments.push(format!("{end}:{ms}:{next}"));
+        }
+        let said = run_script(&["app_lives.sh"], &format!("{test}: {arguments:?}"), &arguments);
+        let syncs = said.lines().find_map(|line| line.strip_prefix("log_syncs ")).expect("log_syncs");
+        eprintln!("{arguments:?}: {syncs} syncs by the log");
+        assert!(policy != "always" || syncs != "0", "{arguments:?}: nothing went by the log\n{said}");
+    }
+}
+
+/// The same with every file in the log that can be, and where it has paid.
+fn lives_by_each_policy(app: &str, ends: &[&str]) {
+    for policy in ["always", "auto"] {
+        lives_of(app, policy, ends);
+    }
+}
+
+fn needs_redis() {
+    let _ = packaged("/usr/bin/redis-server", "redis-server");
+    let _ = packaged("/usr/bin/redis-check-aof", "redis-tools");
+}
+
+#[test]
+fn redis_keeps_what_it_acknowledged() {
+    needs_redis();
+    lives_by_each_policy("redis", KILLS);
+}
+
+#[test]
+fn redis_keeps_what_it_acknowledged_when_the_power_is_lost() {
+    needs_redis();
+    lives_by_each_policy("redis", LOSSES);
+}
+
+#[test]
+fn sqlite_with_a_write_ahead_log_keeps_what_it_acknowledged() {
+    lives_by_each_policy("sqlite-wal", KILLS);
+}
+
+#[test]
+fn sqlite_with_a_write_ahead_log_keeps_what_it_acknowledged_when_the_power_is_lost() {
+    lives_by_each_policy("sqlite-wal", LOSSES);
+}
+
+#[test]
+fn sqlite_with_a_rollback_journal_keeps_what_it_acknowledged() {
+    lives_of("sqlite-delete", "always", KILLS);
+    lives_of("sqlite-truncate", "auto", KILLS);
+    lives_of("sqlite-persist", "always", KILLS);
+}
+
+#[test]
+fn sqlite_with_a_rollback_journal_keeps_what_it_acknowledged_when_the_power_is_lost() {
+    lives_of("sqlite-delete", "always", LOSSES);
+    lives_of("sqlite-truncate", "always", LOSSES);
+    lives_of("sqlite-persist", "auto", LOSSES);
+}
+
+#[test]
+fn postgresql_keeps_what_it_acknowledged() {
+    let _ = packaged("/usr/lib/postgresql/15/bin/postgres", "postgresql-15");
+    lives_by_each_policy("postgresql", PARTS);
+}
