@@ -1,5 +1,5 @@
 //! Redis, SQLite and PostgreSQL with a log, whatever is killed, and when the power is lost: every transaction that was acknowledged is
-//! there, and the servers' own checks find nothing wrong.
+//! there, and the servers' own checks find nothing wrong. Then what others see of files that take part, and several programs at once.
 //!
 //! `UNCOPY_TEST_LIVES` says how many lives of each kind, `UNCOPY_TEST_SEED` where to begin. Only root can mount: others skip it.
 
@@ -7,8 +7,8 @@ use uncopy_tests::artifacts::packaged;
 use uncopy_tests::lives::{can_mount, lives, run_script};
 use uncopy_tests::random::{Random, seed};
 
-/// Lives of each kind, unless said otherwise.
-const LIVES: u64 = 3;
+/// Lives of each kind with every file in the log that can be, and otherwise, unless said otherwise.
+const LIVES: (u64, u64) = (3, 2);
 /// Lives on one file system.
 const LIVES_EACH: u64 = 3;
 
@@ -24,14 +24,17 @@ fn lives_of(app: &str, policy: &str, ends: &[&str]) {
     if !can_mount(&test) {
         return;
     }
-    let number = lives(LIVES);
+    let is_forced = policy == "always";
+    let number = lives(if is_forced { LIVES.0 } else { LIVES.1 });
+    // Where there are few, other ones than there.
+    let begin = if is_forced { 0 } else { 2 };
     for first in (0..number).step_by(LIVES_EACH as usize) {
         let seed = seed(1) + first;
         // Other moments for each test.
         let mut random = Random::new(seed + test.bytes().map(u64::from).sum::<u64>());
         let mut arguments = vec![app.to_owned(), policy.to_owned(), seed.to_string()];
         for life in first..number.min(first + LIVES_EACH) {
-            let end = ends[usize::try_from(life).expect("a number") % ends.len()];
+            let end = ends[(begin + usize::try_from(life).expect("a number")) % ends.len()];
             let most = random.pick(&[10, 1200]);
             let ms = random.below(most);
             let next = random.pick(&["log", "log", "plain"]);
@@ -40,7 +43,7 @@ fn lives_of(app: &str, policy: &str, ends: &[&str]) {
         let said = run_script(&["app_lives.sh"], &format!("{test}: {arguments:?}"), &arguments);
         let syncs = said.lines().find_map(|line| line.strip_prefix("log_syncs ")).expect("log_syncs");
         eprintln!("{arguments:?}: {syncs} syncs by the log");
-        assert!(policy != "always" || syncs != "0", "{arguments:?}: nothing went by the log\n{said}");
+        assert!(!is_forced || syncs != "0", "{arguments:?}: nothing went by the log\n{said}");
     }
 }
 
@@ -96,4 +99,36 @@ fn sqlite_with_a_rollback_journal_keeps_what_it_acknowledged_when_the_power_is_l
 fn postgresql_keeps_what_it_acknowledged() {
     let _ = packaged("/usr/lib/postgresql/15/bin/postgres", "postgresql-15");
     lives_by_each_policy("postgresql", PARTS);
+}
+
+/// A script of Python's that begins programs with logs itself, with different seeds.
+fn scripts_of(name: &str, kind: &str, amount: &str) {
+    if !can_mount(&format!("{name} {kind}")) {
+        return;
+    }
+    for number in 0..lives(1) {
+        let seed = (seed(1) + number).to_string();
+        let title = format!("{name} {kind}, seed {seed}");
+        let _ = run_script(&["on_disk.sh", name], &title, &[kind, &seed, amount]);
+    }
+}
+
+#[test]
+fn others_see_a_file_that_grows_as_it_was_written() {
+    scripts_of("meanwhile.py", "append", "12");
+}
+
+#[test]
+fn others_see_a_file_that_is_written_over_as_it_was_written() {
+    scripts_of("meanwhile.py", "over", "11");
+}
+
+#[test]
+fn programs_with_logs_in_one_directory_write_to_one_file_by_turns() {
+    scripts_of("mates.py", "turns", "3");
+}
+
+#[test]
+fn a_daemon_goes_on_with_a_file_that_took_part() {
+    scripts_of("mates.py", "daemon", "3");
 }

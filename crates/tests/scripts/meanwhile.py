@@ -1,0 +1,197 @@
+"""What others see of a file that takes part in a log, and what their work does to who writes it.
+
+meanwhile.py UNCOPY PLACE ROOM KIND SEED [ROUNDS]    KIND: append | over (blocks are written over)
+meanwhile.py write FILE JOURNAL KIND SEED            the program that writes, until it is ended
+"""
+
+import hashlib, mmap, os, random, signal, subprocess, sys, tarfile, time
+
+from logged import Program, end_all, last, stream, wait_for
+
+# How long somebody may wait for a file that takes part, seconds.
+PATIENCE = 5
+BLOCK, BLOCKS = 4096, 24
+
+
+def write(path, journal, kind, seed):
+    chance, at = random.Random(seed), 0
+    asked = []
+    for each in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(each, lambda number, _: asked.append(number))
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if kind == "append" else 0)
+    fd = os.open(path, flags, 0o600)
+    tell = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    while signal.SIGTERM not in asked:
+        if asked:
+            # What may have been moved is opened by the number of its descriptor.
+            other = os.open(f"/proc/self/fd/{fd}", flags & ~os.O_CREAT)
+            os.close(fd)
+            fd = other
+            asked.remove(signal.SIGUSR1)
+        if kind == "append":
+            length = chance.choice([8, 8, 100, 100, 511, 511, 511, 4096])
+            assert os.write(fd, stream(at, length)) == length
+            at += length
+            number = at
+        else:
+            at += 1
+            os.write(tell, f"begun {at}\n".encode())
+            assert os.pwrite(fd, at.to_bytes(8, "big") * (BLOCK // 8), at % BLOCKS * BLOCK) == BLOCK
+            number = at
+        chance.choice([os.fsync, os.fdatasync])(fd)
+        os.write(tell, f"done {number}\n".encode())
+
+
+class Others:
+    def __init__(self, uncopy, place, room, kind, seed):
+        self.place, self.room, self.kind, self.chance = place, room, kind, random.Random(seed)
+        self.path, self.journal = f"{place}/data/file", f"{room}/journal"
+        self.writer = Program(uncopy, place, room, "writer", [__file__, "write", self.path, self.journal, kind, seed])
+
+    def done(self):
+        return last(self.journal, b"done")
+
+    def check(self, found, done, what):
+        """What somebody found, who began to look when so much was acknowledged."""
+        if self.kind == "append":
+            assert len(found) >= done, f"{what}: {len(found)} bytes, {done} were acknowledged"
+            assert found == stream(0, len(found)), f"{what}: other bytes than were written"
+            return
+        begun = last(self.journal, b"begun")
+        assert len(found) == min(BLOCKS, begun + 1) * BLOCK or len(found) % 8 == 0, f"{what}: {len(found)} bytes"
+        for block in range(BLOCKS):
+            words = found[block * BLOCK : (block + 1) * BLOCK]
+            oldest = done - (done - block) % BLOCKS
+            for at in range(0, len(words), 8):
+                number = int.from_bytes(words[at : at + 8], "big")
+                is_one = oldest <= number <= begun and number % BLOCKS == block or number == 0 and oldest <= 0
+                assert is_one, f"{what}: block {block} at {at} has {number}, acknowledged is {oldest}, begun {begun}"
+
+    def well(self, *command):
+        """Runs what others do; what it printed."""
+        before = time.monotonic()
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=4 * PATIENCE)
+        assert done.returncode == 0, f"{command}: {done.returncode} {done.stderr}"
+        took = time.monotonic() - before
+        assert took < PATIENCE, f"{command} took {took} s"
+        return done.stdout
+
+    def cat(self, done):
+        self.check(self.well("cat", self.path), done, "cat")
+
+    def read_twice(self, done):
+        """By one descriptor, while the writer goes on."""
+        with open(self.path, "rb") as file:
+            self.check(file.read(), done, "read")
+            before = done = self.done()
+            wait_for("the writer to go on", lambda: self.done() > before + 3)
+            done = self.done()
+            file.seek(0)
+            self.check(file.read(), done, "read again")
+
+    def map(self, done):
+        with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            self.check(bytes(mapped), done, "mapped")
+
+    def copy(self, done):
+        copy = f"{self.place}/data/copy"
+        how = self.chance.choice([["cp"], ["cp", "--reflink=auto"], ["cp", "-a", "--preserve=all"], ["dd", "status=none", "bs=64k"]])
+        self.well(*how, *([f"if={self.path}", f"of={copy}"] if how[0] == "dd" else [self.path, copy]))
+        with open(copy, "rb") as file:
+            self.check(file.read(), done, " ".join(how))
+        assert not os.listxattr(copy), f"{how} has copied a mark"
+        os.unlink(copy)
+
+    def archive(self, done):
+        name = f"{self.room}/archive"
+        with tarfile.open(name, "w") as archive:
+            before = time.monotonic()
+            archive.add(self.path, "file")
+            took = time.monotonic() - before
+            assert took < PATIENCE, f"archive.add took {took} s"
+        with tarfile.open(name) as archive:
+            self.check(archive.extractfile("file").read(), done, "archive")
+
+    def stat(self, done):
+        size = int(self.well("stat", "-c", "%s", self.path))
+        assert size >= (done if self.kind == "append" else 1), f"stat: {size} bytes, {done} were acknowledged"
+
+    def hash(self, done):
+        if self.kind != "append":
+            return self.stat(done)
+        found = self.well("sha256sum", self.path).split()[0].decode()
+        size = os.path.getsize(self.path)
+        whole, hashed = stream(0, size), hashlib.sha256()
+        hashed.update(whole[:done])
+        # It has hashed a prefix which ends with some write.
+        with open(self.journal) as lines:
+            ends = [int(line.split()[1]) for line in lines]
+        for start, end in zip([done, *(end for end in ends if end > done)], [*(end for end in ends if end > done), size]):
+            if hashed.hexdigest() == found:
+                return
+            hashed.update(whole[start:end])
+        assert hashed.hexdigest() == found, "sha256sum: no prefix has this sum"
+
+    def rename(self, done):
+        other = self.path + "-moved"
+        self.well("mv", self.path, other)
+        before = self.done()
+        wait_for("the writer to go on", lambda: self.done() > before + 3)
+        done = self.done()
+        self.check(self.well("cat", other), done, "moved")
+        self.well("mv", other, self.path)
+
+    def change(self, done):
+        self.well(*self.chance.choice([["chmod", "644"], ["chmod", "600"], ["touch"]]), self.path)
+        link = self.path + "-link"
+        self.well("ln", self.path, link)
+        self.check(self.well("cat", link), done, "link")
+        os.unlink(link)
+
+    def lock(self, done):
+        self.well("flock", self.path, "cat", self.path)
+
+    def follow(self, done):
+        """tail -f, which hears of writes by inotify."""
+        with open(f"{self.room}/followed", "wb") as output:
+            tail = subprocess.Popen(["tail", "-c", "+1", "-f", self.path], stdout=output)
+        try:
+            before = self.done()
+            wait_for("the writer to go on", lambda: self.done() > before + 5)
+            done = self.done()
+            wait_for("tail to follow", lambda: os.path.getsize(output.name) >= done)
+        finally:
+            tail.kill()
+            tail.wait()
+        with open(output.name, "rb") as file:
+            self.check(file.read(), done, "tail -f")
+
+    def work(self, rounds):
+        all = [self.cat, self.read_twice, self.map, self.copy, self.copy, self.archive, self.stat, self.hash, self.rename, self.change]
+        all += [self.lock] + ([self.follow] if self.kind == "append" else [])
+        wait_for("the writer to begin", lambda: self.done() > 0)
+        for turn in range(rounds):
+            if turn % len(all) == 0:
+                self.chance.shuffle(all)
+            # Each meets a file that takes part.
+            self.writer.takes_part(reopens=True)
+            all[turn % len(all)](self.done())
+            self.writer.expect_running()
+        self.writer.takes_part(reopens=True)
+        said = self.writer.end(self.chance.choice([signal.SIGTERM, signal.SIGKILL]))
+        assert "uncopy: " not in said, said
+        with open(self.path, "rb") as file:
+            self.check(file.read(), self.done(), "at the end")
+        print("checked", rounds)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        write(*sys.argv[2:])
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
+        others = Others(*sys.argv[1:6])
+        try:
+            others.work(int((sys.argv[6:] or ["12"])[0]))
+        finally:
+            end_all()
