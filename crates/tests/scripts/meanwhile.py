@@ -1,7 +1,8 @@
 """What others see of a file that takes part in a log, and what their work does to who writes it.
 
-meanwhile.py UNCOPY PLACE ROOM KIND SEED [ROUNDS]    KIND: append | over (blocks are written over)
-meanwhile.py write FILE JOURNAL KIND SEED            the program that writes, until it is ended
+meanwhile.py UNCOPY PLACE ROOM KIND SEED ROUNDS    KIND: append | over (blocks are written over) |
+    nonblocking (others open by O_NONBLOCK) | held (others have it open, or by another name, for a while)
+meanwhile.py write FILE JOURNAL KIND SEED          the program that writes, until it is ended
 """
 
 import hashlib, mmap, os, random, signal, subprocess, sys, tarfile, time
@@ -44,9 +45,10 @@ def write(path, journal, kind, seed):
 
 class Others:
     def __init__(self, uncopy, place, room, kind, seed):
-        self.place, self.room, self.kind, self.chance = place, room, kind, random.Random(seed)
+        self.place, self.room, self.chance = place, room, random.Random(seed)
+        self.kind = kind if kind == "over" else "append"
         self.path, self.journal = f"{place}/data/file", f"{room}/journal"
-        self.writer = Program(uncopy, place, room, "writer", [__file__, "write", self.path, self.journal, kind, seed])
+        self.writer = Program(uncopy, place, room, "writer", [__file__, "write", self.path, self.journal, self.kind, seed])
 
     def done(self):
         return last(self.journal, b"done")
@@ -166,10 +168,32 @@ class Others:
         with open(output.name, "rb") as file:
             self.check(file.read(), done, "tail -f")
 
-    def work(self, rounds):
+    def open_nonblocking(self, rounds):
+        """GNU tar and truncate open files so, which says EAGAIN where there is a lease, and does not wait."""
+        for _ in range(rounds):
+            for command in (["tar", "-cf", f"{self.room}/archive"], ["truncate", "-s", "+0"], ["head", "-c", "1"]):
+                self.writer.takes_part(reopens=True)
+                self.well(*command, self.path)
+            self.writer.takes_part(reopens=True)
+            os.close(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK))
+
+    def hold(self, rounds):
+        """Where somebody else has it no more, a file takes part again, which the program has open all the time."""
+        for _ in range(rounds):
+            self.writer.takes_part()
+            with open(self.path, "rb"):
+                before = self.done()
+                wait_for("the writer to go on", lambda: self.done() > before + 10_000)
+            self.writer.takes_part()
+            os.link(self.path, self.path + "-link")
+            before = self.done()
+            wait_for("the writer to go on", lambda: self.done() > before + 10_000)
+            os.unlink(self.path + "-link")
+        self.writer.takes_part()
+
+    def watch(self, rounds):
         all = [self.cat, self.read_twice, self.map, self.copy, self.copy, self.archive, self.stat, self.hash, self.rename, self.change]
         all += [self.lock] + ([self.follow] if self.kind == "append" else [])
-        wait_for("the writer to begin", lambda: self.done() > 0)
         for turn in range(rounds):
             if turn % len(all) == 0:
                 self.chance.shuffle(all)
@@ -178,6 +202,10 @@ class Others:
             all[turn % len(all)](self.done())
             self.writer.expect_running()
         self.writer.takes_part(reopens=True)
+
+    def work(self, kind, rounds):
+        wait_for("the writer to begin", lambda: self.done() > 0)
+        {"nonblocking": self.open_nonblocking, "held": self.hold}.get(kind, self.watch)(rounds)
         said = self.writer.end(self.chance.choice([signal.SIGTERM, signal.SIGKILL]))
         assert "uncopy: " not in said, said
         with open(self.path, "rb") as file:
@@ -192,6 +220,6 @@ if __name__ == "__main__":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
         others = Others(*sys.argv[1:6])
         try:
-            others.work(int((sys.argv[6:] or ["12"])[0]))
+            others.work(sys.argv[4], int(sys.argv[6]))
         finally:
             end_all()

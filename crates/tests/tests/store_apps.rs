@@ -132,3 +132,15 @@ fn programs_with_logs_in_one_directory_write_to_one_file_by_turns() {
 fn a_daemon_goes_on_with_a_file_that_took_part() {
     scripts_of("mates.py", "daemon", "3");
 }
+
+#[test]
+#[ignore = "an open with O_NONBLOCK (GNU tar, truncate) says EAGAIN where a file takes part"]
+fn others_open_a_file_without_blocking() {
+    scripts_of("meanwhile.py", "nonblocking", "2");
+}
+
+#[test]
+#[ignore = "a file that somebody else had open for a while takes part no more until the program opens it again"]
+fn a_file_that_others_had_open_takes_part_again() {
+    scripts_of("meanwhile.py", "held", "2");
+}
