@@ -82,7 +82,7 @@ store-crash: ## Millions of states after power loss, and hundreds of lives of pr
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
 	UNCOPY_STORE_STATES=3000000 $(CARGO) test --locked -p uncopy-store --test crash -- --nocapture
-	UNCOPY_TEST_LIVES=60 $(CARGO) test --locked -p uncopy-tests --test store -- --nocapture
+	UNCOPY_TEST_LIVES=60 $(CARGO) test --locked -p uncopy-tests --test store --test store_apps -- --nocapture
 
 fuzz: ## Fuzz the pure core and what lanes hear of peers, a minute for each target
 	@scripts/need-cargo

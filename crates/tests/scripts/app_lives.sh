@@ -13,12 +13,12 @@ scripts=$(dirname "${BASH_SOURCE[0]}")
 source "$scripts/disk.sh"
 app=${name%-*} mode=${name#*-} journal=$room/journal begin=log syncs=0
 touch "$journal"
-new_disk 640M "mkfs.ext4 -q -F"
+new_disk "$([ "$app" = postgresql ] && echo 640M || echo 320M)" "mkfs.ext4 -q -F"
 mkdir -m 700 "$place/log" "$place/data"
 as=(setpriv --pdeathsig KILL)
 export PATH=$PATH:/usr/lib/postgresql/15/bin
 
-fail() {
+give_up() {
     echo "$*" >&2
     # What is known of a hang.
     for process in $(family "${program:-}" "${client:-}") $(keepers); do
@@ -89,7 +89,7 @@ start_client() {
     client=$!
 }
 listens() {
-    [ -d "/proc/$program" ] || fail "the program has ended"
+    [ -d "/proc/$program" ] || give_up "the program has ended"
     if [ "$app" = redis ]; then
         [ "$(redis-cli -s "$where" ping 2>&1)" = PONG ]
     else
@@ -98,11 +98,11 @@ listens() {
 }
 has_compared() {
     if grep -q "^checked " "$room/said"; then return 0; fi
-    kill -0 "$client" 2>/dev/null || fail "the client has ended"
+    kill -0 "$client" 2>/dev/null || give_up "the client has ended"
     return 1
 }
 recover() {
-    "${as[@]}" "$uncopy" log recover "$@" "$place/log" >>"$room/recovered" 2>&1 || [ "${is_sure:-}" != yes ] || fail "log recover"
+    "${as[@]}" "$uncopy" log recover "$@" "$place/log" >>"$room/recovered" 2>&1 || [ "${is_sure:-}" != yes ] || give_up "log recover"
 }
 acknowledged() { grep -c done "$journal" || true; }
 has_gone_on() { [ "$(acknowledged)" -gt "$((before + 2))" ]; }
@@ -122,7 +122,7 @@ await_client() {
     wait_for has_ended "$client"
     if [ "$client" != "$program" ]; then
         wait "$client" || status=$?
-        [ "$status" = 0 ] || fail "the client ended with $status"
+        [ "$status" = 0 ] || give_up "the client ended with $status"
     fi
 }
 has_ended() { ! kill -0 "$1" 2>/dev/null || grep -q "^State:.Z" "/proc/$1/status"; }
@@ -180,7 +180,7 @@ live() {
         await_client
         wait_for has_ended "$program"
         wait "$program" || status=$?
-        [ "$status" = 0 ] || fail "the program ended with $status"
+        [ "$status" = 0 ] || give_up "the program ended with $status"
         ;;
     esac
 }
@@ -201,14 +201,14 @@ live end 400
 wait_for no_keeper
 [ $is_sure = yes ] || recover --give-up
 "$uncopy" log ls "$place/log" >"$room/logs"
-! grep -q "to recover\|damaged" "$room/logs" || fail "$(cat "$room/logs")"
+! grep -q "to recover\|damaged" "$room/logs" || give_up "$(cat "$room/logs")"
 if [ $is_sure = yes ]; then
     # Else a mark of a file that nothing is needed for may be left.
     marked=$(find "$place/data" -type f -exec /usr/bin/python3 -c 'import os, sys
 for path in sys.argv[1:]:
     if "user.uncopy.log" in os.listxattr(path): print(path)' {} +)
-    [ -z "$marked" ] || fail "still marked: $marked"
-    ! grep "uncopy: no log any more" "$room/errors" || fail "it went on without a log"
+    [ -z "$marked" ] || give_up "still marked: $marked"
+    ! grep "uncopy: no log any more" "$room/errors" || give_up "it went on without a log"
 fi
 
 # As a program finds it that knows of no log.
@@ -216,17 +216,17 @@ case $app in
 sqlite) client_says=$(/usr/bin/python3 "$scripts/apps.py" check sqlite "$where" "$journal" "$seed" "$mode") ;;
 *)
     if [ "$app" = redis ]; then
-        redis-check-aof "$place"/data/appendonlydir/*.manifest >"$room/aof" 2>&1 || fail "$(cat "$room/aof")"
+        redis-check-aof "$place"/data/appendonlydir/*.manifest >"$room/aof" 2>&1 || give_up "$(cat "$room/aof")"
     fi
     "${as[@]}" "${command[@]}" >>"$room/output" 2>>"$room/errors" &
     program=$!
     wait_for listens
     client_says=$(/usr/bin/python3 "$scripts/apps.py" check "$app" "$where" "$journal" "$seed")
     if [ "$app" = postgresql ]; then
-        pg_amcheck --install-missing --heapallindexed -h "$where" -U tester postgres >"$room/amcheck" 2>&1 || fail "$(cat "$room/amcheck")"
+        pg_amcheck --install-missing --heapallindexed -h "$where" -U tester postgres >"$room/amcheck" 2>&1 || give_up "$(cat "$room/amcheck")"
     fi
     kill -INT "$program"
-    wait "$program" || fail "the plain program"
+    wait "$program" || give_up "the plain program"
     ;;
 esac
 echo "$client_says"

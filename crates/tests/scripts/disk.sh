@@ -21,14 +21,19 @@ keepers() {
 }
 no_keeper() { [ -z "$(keepers)" ]; }
 
+# Says what has gone wrong; who sources this may know more.
+give_up() {
+    echo "$*" >&2
+    exit 1
+}
+
 wait_for() {
     local turn
     for turn in $(seq 600); do
         if "$@"; then return 0; fi
         sleep 0.05
     done
-    echo "waited too long for: $*" >&2
-    exit 1
+    give_up "waited too long for: $*"
 }
 
 # What has reached the device by now: two copies that are the same, since the kernel goes on writing. Whoever writes was stopped.
@@ -38,8 +43,7 @@ copy_disk() {
         cp --sparse=always "$disk" "$room/copy"
         if cmp -s "$disk" "$room/copy"; then return 0; fi
     done
-    echo "the disk does not come to rest" >&2
-    exit 1
+    give_up "the disk does not come to rest"
 }
 
 # The power is back: the copy is the disk, and this is another start of the kernel. Whoever had files open was killed.

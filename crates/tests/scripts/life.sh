@@ -12,7 +12,7 @@ new_disk 320M "$mkfs"
 mkdir -m 700 "$place/log" "$place/data"
 
 # In a group of its own, with what it starts.
-setsid "$uncopy" run --log "$place/log" --log-size 16777216 --policy always -- python3 "$script" work "$place/data" "$journal" "$seed" "$steps" \
+setsid setpriv --pdeathsig KILL "$uncopy" run --log "$place/log" --log-size 16777216 --policy always -- python3 "$script" work "$place/data" "$journal" "$seed" "$steps" \
     >"$room/output" 2>"$room/errors" &
 program=$!
 has_keeper() { keeper=$(keepers); [ -n "$keeper" ] || ! kill -0 "$program" 2>/dev/null; }

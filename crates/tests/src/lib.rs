@@ -19,6 +19,7 @@
 //! | `UNCOPY_TEST_PLAIN=1` | start every program directly: checks the tests themselves |
 //! | `UNCOPY_TEST_SEED` | seed of every random walk (default: fixed seeds) |
 //! | `UNCOPY_TEST_ROUNDS` | multiplies the length of the random walks (default: 1) |
+//! | `UNCOPY_TEST_LIVES` | how many lives of each kind programs with a log have |
 //! | `UNCOPY_TEST_KEEP=1` | keep the scratch directories |
 
 pub mod artifacts;

@@ -35,7 +35,7 @@ pub fn lives(ordinary: u64) -> u64 {
 /// memory, and these. What it printed, of which one line begins with `checked `.
 ///
 /// # Panics
-/// When it fails, says nothing of the kind, or hangs; its files are kept.
+/// When it fails, says nothing of the kind, or hangs.
 pub fn run_script<S: AsRef<OsStr>>(scripts: &[&str], title: &str, arguments: &[S]) -> String {
     let scratch = Scratch::in_memory("store");
     let room = scratch.directory("room");
@@ -55,9 +55,7 @@ pub fn run_script<S: AsRef<OsStr>>(scripts: &[&str], title: &str, arguments: &[S
     };
     if !said.contains("checked ") {
         let text = done.map_or_else(|hang| hang, |done| done.text());
-        let text = format!("{title}, in {}: {text}", scratch.path().display());
-        std::mem::forget(scratch);
-        panic!("{text}");
+        panic!("{title}, in {} (UNCOPY_TEST_KEEP=1 keeps it): {text}", scratch.path().display());
     }
     said
 }

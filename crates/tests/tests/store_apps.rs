@@ -10,7 +10,7 @@ use uncopy_tests::random::{Random, seed};
 /// Lives of each kind with every file in the log that can be, and otherwise, unless said otherwise.
 const LIVES: (u64, u64) = (3, 2);
 /// Lives on one file system.
-const LIVES_EACH: u64 = 3;
+const LIVES_EACH: usize = 3;
 
 /// What ends a life that others follow.
 const KILLS: &[&str] = &["program", "keeper", "both"];
@@ -25,16 +25,16 @@ fn lives_of(app: &str, policy: &str, ends: &[&str]) {
         return;
     }
     let is_forced = policy == "always";
-    let number = lives(if is_forced { LIVES.0 } else { LIVES.1 });
+    let number = usize::try_from(lives(if is_forced { LIVES.0 } else { LIVES.1 })).expect("a number");
     // Where there are few, other ones than there.
     let begin = if is_forced { 0 } else { 2 };
-    for first in (0..number).step_by(LIVES_EACH as usize) {
-        let seed = seed(1) + first;
+    let ends: Vec<&str> = ends.iter().copied().cycle().skip(begin).take(number).collect();
+    for (turn, ends) in ends.chunks(LIVES_EACH).enumerate() {
+        let seed = seed(1) + turn as u64;
         // Other moments for each test.
         let mut random = Random::new(seed + test.bytes().map(u64::from).sum::<u64>());
         let mut arguments = vec![app.to_owned(), policy.to_owned(), seed.to_string()];
-        for life in first..number.min(first + LIVES_EACH) {
-            let end = ends[(begin + usize::try_from(life).expect("a number")) % ends.len()];
+        for end in ends {
             let most = random.pick(&[10, 1200]);
             let ms = random.below(most);
             let next = random.pick(&["log", "log", "plain"]);
