@@ -73,10 +73,11 @@ class Program:
     def __init__(self, uncopy, place, room, name, arguments):
         self.uncopy, self.name, self.output = uncopy, name, os.path.join(room, name)
         run = [uncopy, "run", "--log", f"{place}/log", "--log-size", "16777216", "--policy", "always", "--"]
+        command = ["setpriv", "--pdeathsig", "KILL", *run, "/usr/bin/python3", *arguments]
+        # What is said to the tests is unknown to programs.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("UNCOPY_")}
         with open(self.output, "wb") as output:
-            self.process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *run, "/usr/bin/python3", *arguments], stdout=output, stderr=subprocess.STDOUT
-            )
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         self.pid = self.process.pid
         Program.all.append(self)
 
