@@ -1,7 +1,8 @@
 """What others see of a file that takes part in a log, and what their work does to who writes it.
 
 meanwhile.py UNCOPY PLACE ROOM KIND SEED ROUNDS    KIND: append | over (blocks are written over) |
-    nonblocking (others open by O_NONBLOCK) | held (others have it open, or by another name, for a while)
+    nonblocking (others open by O_NONBLOCK) | held (others have it open, or by another name, for a while) |
+    forked (who writes opens the file and forks, as Redis for a rewrite; the child leaves the file alone, and ends)
 meanwhile.py write FILE JOURNAL KIND SEED          the program that writes, until it is ended
 """
 
@@ -17,18 +18,21 @@ BLOCK, BLOCKS = 4096, 24
 def write(path, journal, kind, seed):
     chance, at = random.Random(seed), 0
     asked = []
-    for each in (signal.SIGTERM, signal.SIGUSR1):
+    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(each, lambda number, _: asked.append(number))
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if kind == "append" else 0)
     fd = os.open(path, flags, 0o600)
     tell = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while signal.SIGTERM not in asked:
-        if asked:
+        if asked and asked[0] != signal.SIGTERM:
             # What may have been moved is opened by the number of its descriptor.
             other = os.open(f"/proc/self/fd/{fd}", flags & ~os.O_CREAT)
             os.close(fd)
             fd = other
-            asked.remove(signal.SIGUSR1)
+            if asked.pop(0) == signal.SIGUSR2:
+                if (child := os.fork()) == 0:
+                    os._exit(0)
+                os.waitpid(child, 0)
         if kind == "append":
             length = chance.choice([8, 8, 100, 100, 511, 511, 511, 4096])
             assert os.write(fd, stream(at, length)) == length
@@ -191,6 +195,15 @@ class Others:
             os.unlink(self.path + "-link")
         self.writer.takes_part()
 
+    def fork(self, rounds):
+        """A file that was open when its program forked takes part when no child has it any more."""
+        for _ in range(rounds):
+            self.writer.takes_part()
+            before = self.done()
+            self.writer.process.send_signal(signal.SIGUSR2)
+            wait_for("the writer to go on", lambda: self.done() > before + 10_000)
+        self.writer.takes_part()
+
     def watch(self, rounds):
         all = [self.cat, self.read_twice, self.map, self.copy, self.copy, self.archive, self.stat, self.hash, self.rename, self.change]
         all += [self.lock] + ([self.follow] if self.kind == "append" else [])
@@ -205,7 +218,7 @@ class Others:
 
     def work(self, kind, rounds):
         wait_for("the writer to begin", lambda: self.done() > 0)
-        {"nonblocking": self.open_nonblocking, "held": self.hold}.get(kind, self.watch)(rounds)
+        {"nonblocking": self.open_nonblocking, "held": self.hold, "forked": self.fork}.get(kind, self.watch)(rounds)
         said = self.writer.end(self.chance.choice([signal.SIGTERM, signal.SIGKILL]))
         assert "uncopy: " not in said, said
         with open(self.path, "rb") as file:
