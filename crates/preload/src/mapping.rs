@@ -260,10 +260,10 @@ pub unsafe extern "C" fn dup(from: c_int) -> c_int {
     to
 }
 
-/// Before a descriptor of the program's comes to be `to`, which is closed then.
+/// Before a descriptor of the program's comes to be `to`, which is closed then, unless there is no such descriptor.
 fn make_way_for(from: c_int, to: c_int) {
     make_way(to);
-    if from != to {
+    if from != to && uncopy_sys::fd::closes_on_exec(from).is_some() {
         closed(to);
     }
     record::closed(to);
