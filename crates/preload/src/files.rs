@@ -358,6 +358,15 @@ pub fn before_fcntl(fd: c_int, command: c_int, argument: usize) {
     }
 }
 
+/// What the program hears of its descriptor: a lease of the keeper's, and `O_ASYNC` that comes with it, are none of its own.
+pub fn after_fcntl(fd: c_int, command: c_int, result: c_int) -> c_int {
+    match command {
+        libc::F_GETFL if result >= 0 && store::takes_part(fd) => result & !libc::O_ASYNC,
+        libc::F_GETLEASE if result >= 0 && store::takes_part(fd) => libc::F_UNLCK,
+        _ => result,
+    }
+}
+
 /// Before a request to a file: some change what it holds, or how it lies.
 pub fn before_ioctl(fd: c_int, request: c_ulong) {
     if request != libc::FIONREAD

@@ -227,7 +227,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
         files::before_fcntl(fd, command, argument);
     }
     // SAFETY: the program's own arguments.
-    let result = unsafe { FCNTL.call()(fd, command, argument) };
+    let result = files::after_fcntl(fd, command, unsafe { FCNTL.call()(fd, command, argument) });
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
         duplicated(fd, result);
     }

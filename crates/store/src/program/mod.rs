@@ -105,6 +105,12 @@ pub fn is_known(fd: c_int) -> bool {
     is_on() && descriptors::kind(fd) != Kind::Unknown
 }
 
+/// Whether a descriptor's file takes part, here or in the process that this one was forked from.
+#[must_use]
+pub fn takes_part(fd: c_int) -> bool {
+    is_on() && matches!(descriptors::kind(fd), Kind::Logged(_) | Kind::Inherited(_))
+}
+
 /// Whether files take part whether that pays or not.
 fn is_forced() -> bool {
     IS_FORCED.load(Relaxed)
