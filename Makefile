@@ -27,7 +27,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-suites test-checked test-faults machine machine-lanes lanes-kills store-crash fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-suites test-checked test-faults machine machine-lanes machine-files lanes-kills store-crash fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -72,6 +72,10 @@ machine: build ## Run ten million random operations next to a model (about ten m
 machine-lanes: build ## The same with programs whose streams go to other programs, by lanes (about twenty minutes)
 	$(CARGO) build --release --locked -p uncopy-differential
 	UNCOPY_BIN_DIR=$(release) $(release)/differential run --ops 10000000 --mates 2
+
+machine-files: build ## Run programs of files plain and with a log, and compare every call (about an hour)
+	$(CARGO) build --release --locked -p uncopy-differential
+	UNCOPY_BIN_DIR=$(release) $(release)/differential run --files yes --ops 1000000 --length 1000
 
 lanes-kills: ## Kill programs with lanes between them at every one of their system calls (about ten minutes)
 	@scripts/install-packages test

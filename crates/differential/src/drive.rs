@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use uncopy_core::stats::Counter;
 use uncopy_tests::launch::Mode;
 
-use crate::generator::generate;
 use crate::shrink::shrink;
 use crate::trial::{Subject, Sum, Trial};
 
@@ -30,6 +29,8 @@ pub struct Plan {
     pub modes: Vec<Mode>,
     /// Other programs that the streams of each go to, by lanes.
     pub mates: usize,
+    /// Programs of files, plain and with a log.
+    pub of_files: bool,
     /// The binary that carries programs out.
     pub machine: PathBuf,
     /// Where failing programs are written.
@@ -88,14 +89,14 @@ pub fn drive(plan: &Plan) -> Outcome {
 fn one(plan: &Plan, number: u64, outcome: &Mutex<Outcome>) -> usize {
     let seed = plan.seed.wrapping_add(number);
     let mode = plan.modes[usize::try_from(number).unwrap_or(0) % plan.modes.len()];
-    let trial = Trial::new(&plan.machine, mode).with_mates(plan.mates);
+    let trial = Trial::new(&plan.machine, mode).with_mates(plan.mates).of_files(plan.of_files);
     let report = trial.run(Subject::Seed(seed, plan.length));
     let lock = || outcome.lock().unwrap_or_else(PoisonError::into_inner);
     lock().sum.add(&report);
     let Some(failure) = report.failure else { return lock().failures.len() };
     std::fs::create_dir_all(&plan.failures).expect("directory for failing programs");
     let path = plan.failures.join(format!("seed-{seed}.txt"));
-    let program = generate(seed, plan.length);
+    let program = trial.program(seed, plan.length);
     let comment = |text: &str| text.lines().map(|line| format!("# {line}\n")).collect::<String>();
     let head = format!("# mode {mode:?}, {} mates, seed {seed}, {} operations\n", plan.mates, plan.length);
     std::fs::write(&path, format!("{head}{}{program}", comment(&failure))).expect("failing program");
@@ -128,13 +129,15 @@ fn show(outcome: &Mutex<Outcome>, shown: &Mutex<Instant>, start: Instant, goal: 
     let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
     let (done, seconds) = (outcome.sum.operations(), start.elapsed().as_secs().max(1));
     let line = format!(
-        "{done} of {goal} operations, {} a second, {} programs, {} failed, {} MiB elided, {} MiB by lanes, {} faults",
+        "{done} of {goal} operations, {} a second, {} programs, {} failed, {} MiB elided, {} MiB by lanes, {} faults, \
+         {} syncs by the log",
         done / seconds,
         outcome.sum.programs,
         outcome.failures.len(),
         outcome.sum.counter(Counter::ElidedBytes) >> 20,
         (outcome.sum.counter(Counter::LaneSentBytes) + outcome.sum.counter(Counter::LaneReceivedBytes)) >> 20,
         outcome.sum.counter(Counter::Faults),
+        outcome.sum.counter(Counter::LogSyncs),
     );
     if terminal {
         eprint!("\r{line}\x1b[K")

@@ -325,7 +325,8 @@ impl Generator {
             }
             Kind::Fork => vec![self.random.between(1, 40), self.random.below(2)],
             Kind::Raise => vec![self.random.between(1, 8)],
-            Kind::Arm => vec![self.seed()],
+            // Arm: no other kind has a weight here.
+            _ => vec![self.seed()],
         };
         operation(worker, kind, &numbers)
     }

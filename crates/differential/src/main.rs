@@ -5,6 +5,7 @@
 //! differential replay [--mode MODE] [--mates N] [--times N] FILE…
 //! differential shrink [--mode MODE] [--mates N] [--minutes M] FILE
 //! differential print --seed S --length N
+//! differential run|replay|shrink|print --files yes …                               programs of files, plain and with a log
 //! differential execute --progress FILE (--seed S --length N | --program FILE) [--mate SOCKET]… [--mates-may-end yes]
 //! differential mate --listen SOCKET                                                what the others start
 //! ```
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uncopy_differential::drive::{Plan, drive};
+use uncopy_differential::files::{self, interpreter::Run};
 use uncopy_differential::generator::generate;
 use uncopy_differential::interpreter;
 use uncopy_differential::mate;
@@ -49,6 +51,13 @@ impl Line {
             "mates",
             "mate",
             "mates-may-end",
+            "files",
+            "trace",
+            "from",
+            "to",
+            "depth",
+            "slots",
+            "warm",
             "listen",
         ];
         let mut line = Self::default();
@@ -79,6 +88,14 @@ impl Line {
 
     fn mates(&self) -> Result<usize, String> {
         self.number("mates", 0).map(usize_of)
+    }
+
+    fn of_files(&self) -> bool {
+        self.text("files") == Some("yes")
+    }
+
+    fn trial(&self, mode: Mode) -> Result<Trial, String> {
+        Ok(Trial::new(machine()?, mode).with_mates(self.mates()?).of_files(self.of_files()))
     }
 
     fn modes(&self) -> Result<Vec<Mode>, String> {
@@ -122,6 +139,26 @@ fn execute(line: &Line) -> Result<bool, String> {
     Ok(true)
 }
 
+/// What programs of files become.
+fn execute_files(line: &Line) -> Result<bool, String> {
+    let path = |name| line.text(name).map(PathBuf::from).ok_or_else(|| format!("--{name} is missing"));
+    let number = |name, default| line.number(name, default).map(usize_of);
+    let slots = line.text("slots").unwrap_or("").split(',').filter_map(|word| word.parse().ok()).collect();
+    let run = Run {
+        program: path("program")?,
+        progress: path("progress")?,
+        trace: path("trace")?,
+        operations: number("from", 0)?..number("to", u64::MAX)?,
+        slots,
+        depth: number("depth", 0)?,
+    };
+    if let Some(warm) = line.text("warm") {
+        files::interpreter::warm_up(Path::new(warm));
+    }
+    files::interpreter::run(&run);
+    Ok(true)
+}
+
 fn run(line: &Line) -> Result<bool, String> {
     let fresh = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() << 20);
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -133,6 +170,7 @@ fn run(line: &Line) -> Result<bool, String> {
         time: Duration::from_secs(60 * line.number("minutes", 600)?),
         modes: line.modes()?,
         mates: line.mates()?,
+        of_files: line.of_files(),
         machine: machine()?,
         failures: line.text("failures").unwrap_or("target/differential-failures").into(),
         shrink_time: Duration::from_secs(60 * line.number("shrink-minutes", 5)?),
@@ -154,8 +192,7 @@ fn replay(line: &Line) -> Result<bool, String> {
         let program = read(path)?;
         for mode in line.modes()? {
             for _ in 0..line.number("times", 1)? {
-                let trial = Trial::new(machine()?, mode).with_mates(line.mates()?);
-                let report = trial.run(Subject::Program(&program));
+                let report = line.trial(mode)?.run(Subject::Program(&program));
                 match report.failure {
                     None => println!("{}: no difference ({mode:?})", path.display()),
                     Some(failure) => {
@@ -172,7 +209,7 @@ fn replay(line: &Line) -> Result<bool, String> {
 fn shrink_file(line: &Line) -> Result<bool, String> {
     let path = line.files.first().ok_or("the file to shrink is missing")?;
     let time = Duration::from_secs(60 * line.number("minutes", 5)?);
-    let trial = Trial::new(machine()?, line.modes()?[0]).with_mates(line.mates()?);
+    let trial = line.trial(line.modes()?[0])?;
     match shrink(&trial, &read(path)?, time) {
         None => println!("# does not fail"),
         Some(small) => {
@@ -196,12 +233,14 @@ fn main() -> ExitCode {
         "replay" => replay(&line),
         "shrink" => shrink_file(&line),
         "execute" => execute(&line),
+        "execute-files" => execute_files(&line),
         "mate" => {
             mate::run(Path::new(line.text("listen").ok_or("--listen is missing")?));
             Ok(true)
         }
         "print" => {
-            print!("{}", generate(line.number("seed", 1)?, usize_of(line.number("length", 20_000)?)));
+            let length = usize_of(line.number("length", 20_000)?);
+            print!("{}", line.trial(Mode::Plain)?.program(line.number("seed", 1)?, length));
             Ok(true)
         }
         other => {

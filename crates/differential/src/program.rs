@@ -101,6 +101,43 @@ kinds! {
     Raise "raise": times;
     /// The signal handler's buffers get new bytes from a socket.
     Arm "arm": seed;
+    // What programs of files do: see `files`.
+    /// `open`, `openat`, `creat` of a name.
+    Open "open": slot name call flags;
+    /// Opens what a slot has by `/proc/self/fd`.
+    Reopen "reopen": slot from flags;
+    /// `close`, `close_range`, and closing what is not open.
+    Close "close": slot how;
+    /// `dup`, `dup2`, `dup3`, `F_DUPFD`, and over a socket to itself.
+    Duplicate "duplicate": how from to;
+    /// `write`, `writev`, `pwrite`, `pwritev`, `pwritev2`.
+    Put "put": call slot at len parts seed;
+    /// `read`, `readv`, `pread`, `preadv`.
+    Get "get": call slot at len parts;
+    /// Writes and syncs, several times.
+    Steady "steady": slot times len how seed;
+    /// `lseek`.
+    Seek "seek": slot whence at;
+    /// `fsync`, `fdatasync`, `sync_file_range`, `syncfs`, `sync`.
+    Sync "sync": slot how at len;
+    /// `ftruncate`, `truncate`, `posix_fallocate`.
+    Length "length": how slot name len;
+    /// `fallocate`.
+    Reserve "reserve": slot mode at len;
+    /// `rename`, `link`, `unlink` and their like.
+    Name "name": how from to;
+    /// `F_SETFL`, `F_SETFD`, locks of `flock` and of `fcntl`, `fchmod`.
+    Control "control": slot how argument;
+    /// `stat`, `access` and their like of a name.
+    Look "look": name how;
+    /// `sendfile`, `splice`, `copy_file_range`.
+    Pass "pass": how from to at to_at len;
+    /// `mmap` of what a slot has.
+    Map "map": place slot how at len;
+    /// Reads, writes, syncs, or takes away a mapping.
+    Mapped "mapped": place how at len seed;
+    /// A forked child, or another program that goes on with the descriptors, runs the next operations.
+    Child "child": how count;
 }
 
 /// One operation.

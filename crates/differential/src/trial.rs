@@ -8,6 +8,8 @@ use uncopy_tests::counters::Counters;
 use uncopy_tests::launch::{Mode, Program as Command};
 use uncopy_tests::scratch::Scratch;
 
+use crate::files;
+use crate::generator::generate;
 use crate::mates::Mates;
 use crate::program::{Kind, MAX_WORKERS, Program};
 use crate::progress::Progress;
@@ -30,6 +32,8 @@ pub struct Trial {
     pub mode: Mode,
     /// Other programs that its streams go to, by lanes.
     pub mates: usize,
+    /// Programs of files, see [`crate::files`]: each is run plain and with a log.
+    pub of_files: bool,
     /// Longest run.
     pub limit: Duration,
 }
@@ -53,7 +57,13 @@ impl Trial {
     /// A trial with this binary (`machine` itself) and mode, and two minutes of time.
     #[must_use]
     pub fn new(machine: impl AsRef<Path>, mode: Mode) -> Self {
-        Self { machine: machine.as_ref().to_owned(), mode, mates: 0, limit: Duration::from_secs(120) }
+        Self {
+            machine: machine.as_ref().to_owned(),
+            mode,
+            mates: 0,
+            of_files: false,
+            limit: Duration::from_secs(120),
+        }
     }
 
     /// The same with streams to `mates` other programs.
@@ -63,12 +73,28 @@ impl Trial {
         self
     }
 
+    /// The same for programs of files.
+    #[must_use]
+    pub const fn of_files(mut self, of_files: bool) -> Self {
+        self.of_files = of_files;
+        self
+    }
+
+    /// The program of a seed.
+    #[must_use]
+    pub fn program(&self, seed: u64, operations: usize) -> Program {
+        if self.of_files { files::generator::generate(seed, operations) } else { generate(seed, operations) }
+    }
+
     /// Runs it to its end.
     ///
     /// # Panics
     /// When the binary or the library is not there.
     #[must_use]
     pub fn run(&self, subject: Subject) -> Report {
+        if self.of_files {
+            return files::trial::run(self, subject);
+        }
         let scratch = Scratch::new("machine");
         let progress = scratch.join("progress");
         let page = Progress::open(&progress);
@@ -174,7 +200,7 @@ impl std::fmt::Display for Sum {
             self.programs,
             self.in_children
         )?;
-        for (kind, number) in Kind::ALL.iter().zip(&self.kinds) {
+        for (kind, number) in Kind::ALL.iter().zip(&self.kinds).filter(|(_, number)| **number > 0) {
             writeln!(f, "  {:<14}{number:>12}", kind.name())?;
         }
         writeln!(f, "counters of the library")?;

@@ -1,13 +1,16 @@
-//! A bounded share of what `make machine` does, and every program that ever failed.
+//! A bounded share of what `make machine` and its like do, and every program that ever failed.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uncopy_core::stats::Counter;
 use uncopy_differential::drive::{Outcome, Plan, drive};
+use uncopy_differential::files;
 use uncopy_differential::program::Program;
 use uncopy_differential::trial::{Subject, Trial};
+use uncopy_tests::artifacts::skipped;
 use uncopy_tests::launch::Mode;
+use uncopy_tests::scratch::Scratch;
 
 const MACHINE: &str = env!("CARGO_BIN_EXE_differential");
 
@@ -23,27 +26,58 @@ fn plan(seed: u64, operations: u64, modes: &[Mode]) -> Outcome {
 
 /// The same where streams go to other programs, by lanes.
 fn plan_with_mates(seed: u64, operations: u64, modes: &[Mode], mates: usize) -> Outcome {
-    let plan = Plan {
-        seed,
-        operations,
+    carry_out(&Plan { seed, operations, modes: modes.to_vec(), mates, ..share() })
+}
+
+/// What all shares have in common.
+fn share() -> Plan {
+    Plan {
+        seed: 1,
+        operations: 0,
         length: 10_000,
         jobs: 2,
         time: Duration::from_secs(150),
-        modes: modes.to_vec(),
-        mates,
+        modes: vec![Mode::Always],
+        mates: 0,
+        of_files: false,
         machine: PathBuf::from(MACHINE),
         failures: Path::new(env!("CARGO_TARGET_TMPDIR")).join("differential-failures"),
         shrink_time: Duration::from_secs(30),
         max_failures: 1,
-    };
-    let outcome = drive(&plan);
-    println!("seeds from {seed} on\n{}", outcome.sum);
+    }
+}
+
+fn carry_out(plan: &Plan) -> Outcome {
+    let outcome = drive(plan);
+    println!("seeds from {} on\n{}", plan.seed, outcome.sum);
     assert!(
         outcome.failures.is_empty(),
-        "seeds from {seed} on, {modes:?}: differences; the programs are in {:?}",
+        "seeds from {} on, {:?}: differences; the programs are in {:?}",
+        plan.seed,
+        plan.modes,
         outcome.failures
     );
     outcome
+}
+
+/// A seed that was not tried before.
+fn fresh_seed() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs() << 20
+}
+
+/// Whether files can take part in a log here; says so if not.
+fn can_log(test: &str) -> bool {
+    let scratch = Scratch::on_disk("fit");
+    let is_fit = files::trial::is_fit(scratch.path());
+    if !is_fit {
+        eprintln!("skipped: {test}: {} lies on a file system without logs", scratch.path().display());
+    }
+    is_fit && !skipped()
+}
+
+/// A share of programs of files.
+fn share_of_files(seed: u64, operations: u64) -> Outcome {
+    carry_out(&Plan { seed, operations, length: 800, of_files: true, ..share() })
 }
 
 #[test]
@@ -76,8 +110,7 @@ fn known_programs_make_no_difference_while_they_are_recorded_and_sampled() {
 
 #[test]
 fn new_programs_make_no_difference() {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
-    plan(since.as_secs() << 20, operations() / 3, &[Mode::Always]);
+    plan(fresh_seed(), operations() / 3, &[Mode::Always]);
 }
 
 #[test]
@@ -90,18 +123,57 @@ fn programs_whose_streams_are_lanes_make_no_difference() {
 }
 
 #[test]
-fn programs_that_failed_once_do_not_fail_again() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+fn programs_of_files_make_no_difference_with_a_log() {
+    if can_log("programs of files") {
+        let sum = share_of_files(1, operations() / 40).sum;
+        for counter in [Counter::LogSyncs, Counter::LogBytes] {
+            assert!(sum.counter(counter) > 0, "{counter:?} is zero: no log took part");
+        }
+    }
+}
+
+#[test]
+fn new_programs_of_files_make_no_difference_with_a_log() {
+    if can_log("new programs of files") {
+        let sum = share_of_files(fresh_seed(), operations() / 80).sum;
+        assert!(sum.counter(Counter::LogSyncs) > 0, "no log took part");
+    }
+}
+
+#[test]
+fn programs_of_files_that_failed_once_do_not_fail_again() {
+    if !can_log("programs of files that failed once") {
+        return;
+    }
+    let trial = Trial::new(MACHINE, Mode::Always).of_files(true);
+    let programs = each_of("corpus-files", |path, program| {
+        let report = trial.run(Subject::Program(program));
+        assert!(report.failure.is_none(), "{}: {:?}", path.display(), report.failure);
+    });
+    assert!(programs > 0, "corpus-files is empty");
+}
+
+/// Does something with each program of a directory; how many there are.
+fn each_of(directory: &str, mut work: impl FnMut(&Path, &Program)) -> usize {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     let mut programs = 0;
     for entry in corpus.read_dir().expect("the corpus") {
         let path = entry.expect("an entry").path();
         let text = std::fs::read_to_string(&path).expect("readable");
         let program = Program::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        for mode in Mode::BOTH {
-            let report = Trial::new(MACHINE, mode).run(Subject::Program(&program));
-            assert!(report.failure.is_none(), "{} ({mode:?}): {:?}", path.display(), report.failure);
-        }
+        work(&path, &program);
         programs += 1;
     }
-    assert!(programs > 0, "{} is empty", corpus.display());
+    programs
+}
+
+#[test]
+fn programs_that_failed_once_do_not_fail_again() {
+    let programs = each_of("corpus", |path, program| {
+        for mode in Mode::BOTH {
+            let report = Trial::new(MACHINE, mode).run(Subject::Program(program));
+            assert!(report.failure.is_none(), "{} ({mode:?}): {:?}", path.display(), report.failure);
+        }
+    });
+    assert!(programs > 0, "the corpus is empty");
 }

@@ -35,6 +35,17 @@ impl Scratch {
         Self::below(Path::new("/dev/shm"), name)
     }
 
+    /// The same on a disk, as far as what was built lies on one.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn on_disk(name: &str) -> Self {
+        let built = crate::artifacts::bin_dir().join("../tmp");
+        std::fs::create_dir_all(&built).expect("directory");
+        Self::below(&built.canonicalize().expect("directory"), name)
+    }
+
     fn below(parent: &Path, name: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);

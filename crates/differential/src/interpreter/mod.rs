@@ -257,6 +257,8 @@ impl<'a> Worker<'a> {
                 self.room.fill(a);
                 Ok(())
             }
+            // Of another machine.
+            _ => Ok(()),
         }
     }
 

@@ -1,0 +1,311 @@
+//! Carries out a program of files, and writes down what each call gave.
+
+use std::ffi::{CStr, CString};
+use std::fmt::{Arguments, Write};
+use std::path::{Path, PathBuf};
+
+use uncopy_tests::plain::{errno, raw_write};
+
+use super::{MAPS, NAMES, SLOTS};
+use crate::program::{Kind, Operation, Program};
+use crate::progress::Progress;
+
+/// Deepest child of a child.
+const MAX_DEPTH: usize = 2;
+/// The trace's descriptor is above this number: the program's own are the lowest.
+const TRACE_ABOVE: i32 = 300;
+/// Syncs after which a file should take part, at most: the first log has to be made.
+const WARM_SYNCS: usize = 4000;
+
+/// What to run, and from where on.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The program's text.
+    pub program: PathBuf,
+    /// Page for progress.
+    pub progress: PathBuf,
+    /// File that the results go to.
+    pub trace: PathBuf,
+    /// Operations to run.
+    pub operations: std::ops::Range<usize>,
+    /// Descriptors to begin with; -1: none.
+    pub slots: Vec<i32>,
+    /// How many programs and children away from the one that was started.
+    pub depth: usize,
+}
+
+/// A program of files, and what it has.
+pub(super) struct Files<'a> {
+    run: &'a Run,
+    program: &'a Program,
+    progress: &'static Progress,
+    trace: i32,
+    place: usize,
+    pub(super) slots: [i32; SLOTS],
+    pub(super) maps: [Option<(usize, usize)>; MAPS],
+    depth: usize,
+    line: String,
+}
+
+/// Waits until a file has come to take part in a log, so that the others soon do.
+///
+/// # Panics
+/// When that does not happen.
+pub fn warm_up(path: &Path) {
+    let name = CString::new(path.as_os_str().as_encoded_bytes()).expect("no NUL");
+    let mut mark = [0u8; 8192];
+    // SAFETY: terminated names; one byte, and room for the mark; a descriptor of our own.
+    let is_warm = unsafe {
+        let fd = libc::open(name.as_ptr(), libc::O_RDWR | libc::O_CREAT, 0o600);
+        assert!(fd >= 0, "{}: errno {}", path.display(), errno());
+        let is_warm = (0..WARM_SYNCS).any(|_| {
+            libc::write(fd, c"a".as_ptr().cast(), 1);
+            libc::fsync(fd);
+            libc::fgetxattr(fd, c"user.uncopy.log".as_ptr(), mark.as_mut_ptr().cast(), mark.len()) > 0
+        });
+        libc::close(fd);
+        is_warm
+    };
+    assert!(is_warm, "{}: no file takes part in a log", path.display());
+}
+
+/// Runs the operations.
+///
+/// # Panics
+/// When the program or the trace cannot be opened.
+pub fn run(run: &Run) {
+    let text = std::fs::read_to_string(&run.program).expect("the program");
+    let program = Program::parse(&text).expect("a program");
+    let name = CString::new(run.trace.as_os_str().as_encoded_bytes()).expect("no NUL");
+    let mut slots = [-1; SLOTS];
+    slots.iter_mut().zip(&run.slots).for_each(|(slot, fd)| *slot = *fd);
+    let progress = Progress::open(&run.progress);
+    // SAFETY: a terminated name; both descriptors are ours.
+    let trace = unsafe {
+        let low = libc::open(
+            name.as_ptr(),
+            libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC,
+            0o600,
+        );
+        let high = libc::fcntl(low, libc::F_DUPFD_CLOEXEC, TRACE_ABOVE);
+        libc::close(low);
+        high
+    };
+    assert!(trace >= 0, "{}: errno {}", run.trace.display(), errno());
+    let (place, depth, maps, line) = (run.operations.start, run.depth, [None; MAPS], String::new());
+    let mut files = Files { run, program: &program, progress, trace, place, slots, maps, depth, line };
+    files.go_on(run.operations.clone());
+    if run.depth == 0 {
+        files.look_at_all();
+    }
+}
+
+/// A name's file, in the working directory.
+pub(super) fn name(number: usize) -> &'static CStr {
+    [c"a", c"b", c"c", c"d", c"e"][number % NAMES]
+}
+
+impl Files<'_> {
+    /// What a slot has.
+    pub(super) fn fd(&self, slot: usize) -> i32 {
+        self.slots[slot % SLOTS]
+    }
+
+    /// Puts a descriptor into a slot, and closes the one that was there.
+    pub(super) fn fill(&mut self, slot: usize, fd: i32) {
+        if fd >= 0 {
+            let old = core::mem::replace(&mut self.slots[slot % SLOTS], fd);
+            if old >= 0 {
+                // SAFETY: the slot's own.
+                let said = unsafe { libc::close(old) };
+                self.tell(i64::from(said), format_args!("closed {old}"));
+            }
+        }
+    }
+
+    /// Notes what a call gave: its value, `errno` if that is -1, and something else.
+    pub(super) fn tell(&mut self, value: i64, more: Arguments<'_>) {
+        let error = if value == -1 { errno() } else { 0 };
+        // Writing to a string does not fail.
+        let _ = write!(self.line, " {value}");
+        if error != 0 {
+            let _ = write!(self.line, " errno {error}");
+        }
+        let _ = write!(self.line, " {more};");
+    }
+
+    /// Notes what is known of a descriptor.
+    pub(super) fn tell_state(&mut self, fd: i32) {
+        if fd < 0 {
+            return;
+        }
+        // SAFETY: an all-zero stat is a valid one to fill; the other calls touch no memory.
+        let (found, status, at, flags, kept) = unsafe {
+            let mut status: libc::stat = core::mem::zeroed();
+            let found = libc::fstat(fd, &raw mut status);
+            let at = libc::lseek(fd, 0, libc::SEEK_CUR);
+            (found, status, at, libc::fcntl(fd, libc::F_GETFL), libc::fcntl(fd, libc::F_GETFD))
+        };
+        // A lease of the keeper's brings this flag, which is kept from the program whose keeper it is, not from its children.
+        let flags = if self.depth > 0 && flags > 0 { flags & !libc::O_ASYNC } else { flags };
+        let (size, mode, links) = (status.st_size, status.st_mode, status.st_nlink);
+        let _ = write!(
+            self.line,
+            " [fd {fd}: {found} {size} bytes, {mode:o}, {links} names, at {at}, {flags:o} {kept}]"
+        );
+    }
+
+    /// Writes down what was noted.
+    fn end_line(&mut self, kind: &str) {
+        let line = format!("{} {kind} ({}){}\n", self.place, self.depth, self.line);
+        self.line.clear();
+        // SAFETY: bytes of a string.
+        let written = unsafe { raw_write(self.trace, line.as_ptr(), line.len()) };
+        assert_eq!(written, Ok(line.len()), "the trace");
+    }
+
+    fn go_on(&mut self, operations: std::ops::Range<usize>) {
+        let end = operations.end.min(self.program.operations.len());
+        for place in operations.start..end {
+            self.place = place;
+            let operation = self.program.operations[place];
+            self.progress.begin(0, place, operation.kind, self.depth > 0);
+            self.one(&operation);
+            self.end_line(operation.kind.name());
+        }
+    }
+
+    fn one(&mut self, operation: &Operation) {
+        let numbers = operation.numbers;
+        let [a, b, c, d, e, f, ..] = numbers;
+        match operation.kind {
+            Kind::Open => self.open(a, b, c, d),
+            Kind::Reopen => self.reopen(a, b, c),
+            Kind::Close => self.close(a, b),
+            Kind::Duplicate => self.duplicate(a, b, c),
+            Kind::Put => self.put(a, b, c, d, e, f),
+            Kind::Get => self.get(a, b, c, d, e),
+            Kind::Steady => self.steady(a, b, c, d, e),
+            Kind::Seek => self.seek(a, b, c),
+            Kind::Sync => self.sync(a, b, c, d),
+            Kind::Length => self.length(a, b, c, d),
+            Kind::Reserve => self.reserve(a, b, c, d),
+            Kind::Name => self.rename(a, b, c),
+            Kind::Control => self.control(a, b, c),
+            Kind::Look => self.look(a, b),
+            Kind::Pass => self.pass(a, b, c, d, e, f),
+            Kind::Map => self.map(a, b, c, d, e),
+            Kind::Mapped => self.mapped(a, b, c, d, e),
+            Kind::Child => self.child(a, b),
+            // Of another machine.
+            _ => {}
+        }
+    }
+
+    /// What there is at the end.
+    fn look_at_all(&mut self) {
+        for number in 0..NAMES {
+            self.look(number, 0);
+            self.end_line("end");
+        }
+        for slot in 0..SLOTS {
+            self.tell_state(self.fd(slot));
+            self.end_line("end");
+        }
+    }
+
+    /// Lets another process run the next operations, and waits for it; or becomes another program that does the rest.
+    fn child(&mut self, how: usize, count: usize) {
+        let next = self.place + 1;
+        if how % 4 == 3 {
+            let end = self.run.operations.end.min(self.program.operations.len());
+            let arguments = self.arguments(next..end, self.depth);
+            self.tell(0, format_args!("exec"));
+            self.end_line("child");
+            exec(&arguments);
+        }
+        if self.depth >= MAX_DEPTH {
+            return;
+        }
+        self.tell(0, format_args!("a child"));
+        self.end_line("child");
+        let place = self.place;
+        let arguments = self.arguments(next..next + count, self.depth + 1);
+        let child = match how % 4 {
+            2 => spawn(&arguments),
+            // SAFETY: the child has one thread as its parent has, and ends without its parent's exit handlers.
+            how => match unsafe { libc::fork() } {
+                0 if how == 1 => exec(&arguments),
+                0 => {
+                    self.depth += 1;
+                    self.go_on(next..next + count);
+                    // SAFETY: as above.
+                    unsafe { libc::_exit(0) }
+                }
+                child => child,
+            },
+        };
+        self.place = place;
+        let mut status = 0;
+        // SAFETY: the status lives through the call.
+        let ended = unsafe { libc::waitpid(child, &raw mut status, 0) } == child;
+        self.tell(i64::from(status), format_args!("ended {ended}"));
+        (0..SLOTS).for_each(|slot| self.tell_state(self.fd(slot)));
+    }
+
+    /// The arguments of a program that runs these operations with the descriptors that exec does not close.
+    fn arguments(&self, operations: std::ops::Range<usize>, depth: usize) -> Vec<CString> {
+        // SAFETY: touches no memory.
+        let stays = |fd: i32| unsafe { libc::fcntl(fd, libc::F_GETFD) } & libc::FD_CLOEXEC == 0;
+        let slots = self.slots.map(|fd| if fd >= 0 && stays(fd) { fd } else { -1 });
+        let slots = slots.map(|fd| fd.to_string()).join(",");
+        let machine = std::env::current_exe().expect("this program");
+        let words: [std::ffi::OsString; 16] = [
+            machine.into(),
+            "execute-files".into(),
+            "--program".into(),
+            self.run.program.clone().into(),
+            "--progress".into(),
+            self.run.progress.clone().into(),
+            "--trace".into(),
+            self.run.trace.clone().into(),
+            "--from".into(),
+            operations.start.to_string().into(),
+            "--to".into(),
+            operations.end.to_string().into(),
+            "--depth".into(),
+            depth.to_string().into(),
+            "--slots".into(),
+            slots.into(),
+        ];
+        words.into_iter().map(|word| CString::new(word.into_encoded_bytes()).expect("no NUL")).collect()
+    }
+}
+
+fn pointers(arguments: &[CString]) -> Vec<*mut libc::c_char> {
+    let pointers = arguments.iter().map(|argument| argument.as_ptr().cast_mut());
+    pointers.chain([core::ptr::null_mut()]).collect()
+}
+
+fn exec(arguments: &[CString]) -> ! {
+    let pointers = pointers(arguments);
+    // SAFETY: terminated strings, and a list with an end.
+    unsafe {
+        libc::execv(pointers[0], pointers.as_ptr().cast());
+        libc::_exit(9)
+    }
+}
+
+fn spawn(arguments: &[CString]) -> libc::pid_t {
+    unsafe extern "C" {
+        static environ: *const *mut libc::c_char;
+    }
+    let pointers = pointers(arguments);
+    let mut child = -1;
+    // SAFETY: terminated strings, and lists with an end; nobody changes the environment.
+    unsafe {
+        let (path, none) = (pointers[0], core::ptr::null());
+        libc::posix_spawn(&raw mut child, path, none, core::ptr::null(), pointers.as_ptr(), environ);
+    }
+    child
+}

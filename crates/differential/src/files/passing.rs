@@ -1,0 +1,93 @@
+//! Bytes that go from one file to another in the kernel, and descriptors that go over a socket.
+
+use core::ptr::null_mut;
+
+use libc::{c_int, off_t};
+
+use super::calls::offset;
+use super::interpreter::Files;
+
+impl Files<'_> {
+    pub(super) fn pass(&mut self, how: usize, from: usize, to: usize, at: usize, to_at: usize, len: usize) {
+        let (fd, to) = (self.fd(from), self.fd(to));
+        let (mut at, mut to_at) = (offset(at), offset(to_at));
+        // SAFETY: offsets that live through the calls.
+        let passed = unsafe {
+            match how % 6 {
+                0 => libc::sendfile(to, fd, &raw mut at, len),
+                1 => libc::sendfile(to, fd, null_mut(), len),
+                2 => libc::copy_file_range(fd, &raw mut at, to, &raw mut to_at, len, 0),
+                3 => libc::copy_file_range(fd, null_mut(), to, null_mut(), len, 0),
+                4 => return self.splice(fd, to, Some(at), Some(to_at), len),
+                _ => return self.splice(fd, to, None, None, len),
+            }
+        };
+        self.tell(passed as i64, format_args!("passed {at} {to_at}"));
+        self.tell_state(fd);
+        self.tell_state(to);
+    }
+
+    /// Over a pipe.
+    fn splice(&mut self, from: c_int, to: c_int, at: Option<off_t>, to_at: Option<off_t>, len: usize) {
+        let mut ends = [-1; 2];
+        let (mut at, mut to_at) = (at, to_at);
+        let place = |at: &mut Option<off_t>| at.as_mut().map_or(null_mut(), core::ptr::from_mut);
+        // SAFETY: room for two descriptors; offsets that live through the calls.
+        unsafe {
+            libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK);
+            let taken = libc::splice(from, place(&mut at), ends[1], null_mut(), len, 0);
+            self.tell(taken as i64, format_args!("from {at:?}"));
+            let put = libc::splice(ends[0], null_mut(), to, place(&mut to_at), len, 0);
+            self.tell(put as i64, format_args!("to {to_at:?}"));
+            ends.iter().for_each(|end| {
+                libc::close(*end);
+            });
+        }
+        self.tell_state(from);
+        self.tell_state(to);
+    }
+}
+
+/// Room for the control data of one descriptor, aligned as its head is.
+#[repr(C, align(8))]
+struct Control([u8; 24]);
+
+/// Sends a descriptor over a socket to oneself: another descriptor of the same open file, or -1.
+pub(super) fn over_a_socket(fd: c_int) -> c_int {
+    let mut ends = [-1; 2];
+    let mut byte = [7u8];
+    let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    let mut control = Control([0; 24]);
+    // SAFETY: an all-zero header is a valid one; it names a part and control data that live through the calls, with room for one head
+    // and one descriptor (CMSG_SPACE(4) is 24).
+    unsafe {
+        let mut header: libc::msghdr = core::mem::zeroed();
+        header.msg_iov = &raw mut part;
+        header.msg_iovlen = 1;
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = 24;
+        let head = libc::CMSG_FIRSTHDR(&raw const header);
+        (*head).cmsg_level = libc::SOL_SOCKET;
+        (*head).cmsg_type = libc::SCM_RIGHTS;
+        (*head).cmsg_len = libc::CMSG_LEN(4) as _;
+        libc::CMSG_DATA(head).cast::<c_int>().write_unaligned(fd);
+        libc::socketpair(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr());
+        let mut new = -1;
+        if libc::sendmsg(ends[0], &raw const header, 0) == 1 {
+            control = Control([0; 24]);
+            header.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_controllen = 24;
+            libc::recvmsg(ends[1], &raw mut header, libc::MSG_DONTWAIT);
+            let head = libc::CMSG_FIRSTHDR(&raw const header);
+            if !head.is_null() {
+                new = libc::CMSG_DATA(head).cast::<c_int>().read_unaligned();
+            }
+        }
+        let kept = uncopy_tests::plain::errno();
+        ends.iter().for_each(|end| {
+            libc::close(*end);
+        });
+        uncopy_tests::plain::set_errno(kept);
+        new
+    }
+}
