@@ -154,10 +154,10 @@ impl Shared {
             _ => return Heard::End,
         }
         match self.take_log() {
-            Ok(empty) => return Heard::Serve(Box::new(empty)),
-            Err(errno) => answer(link, &[NOT_NOW, errno.0 as u64]),
+            Ok(empty) => Heard::Serve(Box::new(empty)),
+            Err(errno) if answer(link, &[NOT_NOW, errno.0 as u64]) => Heard::Nothing,
+            Err(_) => Heard::End,
         }
-        Heard::Nothing
     }
 
     /// Serves a program until it ends.

@@ -52,13 +52,14 @@ pub fn serve(link: i32, bell: i32, empty: &Empty) {
             unsafe { joint.unmap() };
             watched.into_iter().for_each(file::close);
         }
-        Err(errno) => answer(link, &[NOT_NOW, errno.0 as u64]),
+        // Who does not hear that finds the link closed.
+        Err(errno) => _ = answer(link, &[NOT_NOW, errno.0 as u64]),
     }
 }
 
-/// What cannot be said the other end does not need any more.
-pub fn answer(link: i32, words: &[u64]) {
-    let _ = link::send(link, words, -1);
+/// Answers a program. Whether it will hear that: one that does not would wait.
+pub fn answer(link: i32, words: &[u64]) -> bool {
+    link::send(link, words, -1).is_ok()
 }
 
 /// Gives a program its log.
@@ -122,37 +123,46 @@ impl Client {
                 Ok(came) => came,
             };
             let place = usize::try_from(words[1]).ok().filter(|place| came.words == 2 && *place < MAX_FILES);
-            match (words[0], place) {
+            let is_heard = match (words[0], place) {
                 (ADOPT, Some(place)) if came.fd >= 0 && self.files[place].is_none() => {
-                    match self.adopt(place, came.fd) {
+                    let is_heard = match self.adopt(place, came.fd) {
                         Ok(said) => answer(link, &[ADOPTED, said.err().map_or(0, |errno| errno.0 as u64)]),
                         Err(errno) => {
                             file::close(came.fd);
-                            answer(link, &[REFUSED, errno.0 as u64]);
+                            answer(link, &[REFUSED, errno.0 as u64])
                         }
+                    };
+                    if !is_heard {
+                        return false;
                     }
                     continue;
                 }
                 (DROP, Some(place)) => {
                     self.drop_file(place);
-                    answer(link, &[DONE]);
+                    answer(link, &[DONE])
                 }
                 (CLOSED, Some(place)) => {
                     if let Some(held) = &mut self.files[place] {
                         file::release_locks(held.fd);
                         held.is_closed = true;
                     }
-                    answer(link, &[DONE]);
+                    answer(link, &[DONE])
                 }
                 (ROOM, _) => {
                     self.digest();
-                    answer(link, &[DONE]);
+                    answer(link, &[DONE])
                 }
-                (HALF, _) => self.digest(),
+                (HALF, _) => {
+                    self.digest();
+                    true
+                }
                 _ => answer(link, &[REFUSED, libc::EPROTO as u64]),
-            }
+            };
             if came.fd >= 0 {
                 file::close(came.fd);
+            }
+            if !is_heard {
+                return false;
             }
         }
     }
