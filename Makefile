@@ -61,9 +61,9 @@ test-checked: ## Run the end-to-end tests against a library with debug assertion
 	$(CARGO) build --profile checked --locked -p uncopy-cli -p uncopy-preload
 	UNCOPY_BIN_DIR=$(target)/checked $(CARGO) test --locked -p uncopy-tests
 
-test-faults: ## Let every call to the kernel fail with every error number, once and from there on (about 15 minutes)
+test-faults: ## Let every call to the kernel fail with every error number, once and from there on (about an hour)
 	@scripts/install-packages test
-	UNCOPY_TEST_FAULTS=all $(CARGO) test --locked -p uncopy-tests --test faults -- --nocapture
+	UNCOPY_TEST_FAULTS=all $(CARGO) test --locked -p uncopy-tests --test faults --test faults_log -- --nocapture
 
 machine: build ## Run ten million random operations next to a model (about ten minutes)
 	$(CARGO) build --release --locked -p uncopy-differential

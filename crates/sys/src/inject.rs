@@ -229,9 +229,16 @@ fn log() -> Option<&'static Log> {
 }
 
 /// Whether the kernel can go on with this answer. It cannot for ever refuse to wake threads on an open
-/// descriptor, or to say what happened there, or say that an absent page is present: its bytes would be lost.
+/// descriptor, or to say what happened there, or say that an absent page is present: its bytes would be lost. Nor are there signals all
+/// the time, or nothing on a socket that poll has said to be readable.
 fn can_last(kind: Kind) -> bool {
-    let lies = matches!(kind, Kind::Copy | Kind::Zero) && ERRNO.load(Relaxed) == libc::EEXIST;
+    let errno = ERRNO.load(Relaxed);
+    let lies = match kind {
+        Kind::Copy | Kind::Zero => errno == libc::EEXIST,
+        Kind::Write => errno == libc::EINTR,
+        Kind::Ask | Kind::Open => errno == libc::EINTR || errno == libc::EAGAIN,
+        _ => false,
+    };
     !lies && !matches!(kind, Kind::Wake | Kind::Read)
 }
 

@@ -52,22 +52,34 @@ pub fn library() -> PathBuf {
 #[must_use]
 pub fn injecting_library() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-        let target = root.join(target).join("inject");
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = Command::new(cargo)
-            .current_dir(&root)
-            .args(["build", "--locked", "--quiet", "--profile", "checked", "-p", "uncopy-preload"])
-            .args(["--features", "inject", "--target-dir"])
-            .arg(&target)
-            .status()
-            .expect("cargo");
-        assert!(built.success(), "the library for fault injection could not be built: {built}");
-        target.join("checked/libuncopy.so").canonicalize().expect("the library")
-    };
-    BUILT.get_or_init(build).clone()
+    BUILT.get_or_init(|| build_injecting(&["uncopy-preload"], "libuncopy.so")).clone()
+}
+
+/// Path of a program that keeps logs as `uncopy log keep` does, and whose calls to the kernel a test can let fail. Otherwise as [`injecting_library`].
+///
+/// # Panics
+/// When it cannot be built.
+#[must_use]
+pub fn injecting_keeper() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build_injecting(&["uncopy-store", "--example", "keep"], "examples/keep")).clone()
+}
+
+fn build_injecting(package: &[&str], file: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let target = root.join(target).join("inject");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .current_dir(&root)
+        .args(["build", "--locked", "--quiet", "--profile", "checked", "-p"])
+        .args(package)
+        .args(["--features", "inject", "--target-dir"])
+        .arg(&target)
+        .status()
+        .expect("cargo");
+    assert!(built.success(), "{file} for fault injection could not be built: {built}");
+    target.join("checked").join(file).canonicalize().expect("what was built")
 }
 
 /// Path of a packaged program.

@@ -29,6 +29,7 @@ pub mod endpoint;
 pub mod feeder;
 pub mod hostile;
 pub mod http;
+pub mod injecting;
 pub mod jump;
 pub mod launch;
 pub mod links;
