@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use uncopy_sys::background::{be_polite, bell, ring, signals, take_signals, watch_process};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::link::{self, MAX_WORDS};
-use uncopy_sys::{file, mem, wait};
+use uncopy_sys::{clock, file, mem, wait};
 
 /// How long a process that was not linked yet is waited for after all others have ended: a daemon leaves its first process behind.
 const GRACE: Duration = Duration::from_secs(2);
@@ -102,16 +102,23 @@ impl Keeper {
         be_polite();
         let root = watch_process(self.shared.settings.root).ok();
         let mut needed_at = Instant::now();
+        let mut listener = self.listener;
+        let mut accepted_at = Instant::now();
         // Programs that have no log yet.
         let mut idle: Vec<i32> = Vec::new();
         let mut served: Vec<thread::JoinHandle<()>> = Vec::new();
         while needed_at.elapsed() < GRACE {
-            wait::for_any([self.listener, self.signals].into_iter().chain(idle.iter().copied()), LOOK_MS);
+            wait::for_any([listener, self.signals].into_iter().chain(idle.iter().copied()), LOOK_MS);
             if !take_signals(self.signals).is_empty() {
                 lock(&self.shared.bells).iter().for_each(|bell| ring(*bell));
             }
-            while let Ok(link) = link::accept(self.listener) {
-                idle.push(link);
+            if listener >= 0 {
+                match accept_all(listener, &mut idle) {
+                    Errno::EAGAIN => accepted_at = Instant::now(),
+                    // Whoever links would wait for an answer. That there is no room for more it is told by a link that ends.
+                    _ if accepted_at.elapsed() > GRACE => link::end(core::mem::replace(&mut listener, -1)),
+                    _ => clock::doze(),
+                }
             }
             idle.retain(|link| match self.shared.hear(*link) {
                 Heard::Nothing => true,
@@ -131,9 +138,21 @@ impl Keeper {
                 needed_at = Instant::now();
             }
         }
-        link::end(self.listener);
+        if listener >= 0 {
+            link::end(listener);
+        }
         mem::unlink(&self.shared.settings.socket);
         root.into_iter().for_each(file::close);
+    }
+}
+
+/// Takes the links that wait to be taken. Why no more.
+fn accept_all(listener: i32, links: &mut Vec<i32>) -> Errno {
+    loop {
+        match link::accept(listener) {
+            Ok(link) => links.push(link),
+            Err(errno) => return errno,
+        }
     }
 }
 
