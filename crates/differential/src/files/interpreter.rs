@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::fmt::{Arguments, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use uncopy_tests::plain::{errno, raw_write};
 
@@ -14,8 +15,8 @@ use crate::progress::Progress;
 const MAX_DEPTH: usize = 2;
 /// The trace's descriptor is above this number: the program's own are the lowest.
 const TRACE_ABOVE: i32 = 300;
-/// Syncs after which a file should take part, at most: the first log has to be made.
-const WARM_SYNCS: usize = 4000;
+/// How long a file may take to take part: the first log has to be made.
+const WARM_LIMIT: Duration = Duration::from_secs(30);
 
 /// What to run, and from where on.
 #[derive(Clone, Debug)]
@@ -58,11 +59,14 @@ pub fn warm_up(path: &Path) {
     let is_warm = unsafe {
         let fd = libc::open(name.as_ptr(), libc::O_RDWR | libc::O_CREAT, 0o600);
         assert!(fd >= 0, "{}: errno {}", path.display(), errno());
-        let is_warm = (0..WARM_SYNCS).any(|_| {
+        let begun = Instant::now();
+        let mut is_warm = false;
+        while !is_warm && begun.elapsed() < WARM_LIMIT {
             libc::write(fd, c"a".as_ptr().cast(), 1);
             libc::fsync(fd);
-            libc::fgetxattr(fd, c"user.uncopy.log".as_ptr(), mark.as_mut_ptr().cast(), mark.len()) > 0
-        });
+            let (room, len) = (mark.as_mut_ptr().cast(), mark.len());
+            is_warm = libc::fgetxattr(fd, c"user.uncopy.log".as_ptr(), room, len) > 0;
+        }
         libc::close(fd);
         is_warm
     };
