@@ -254,10 +254,10 @@ pub fn has_quiet_lease(fd: i32) -> bool {
     lease == i64::from(libc::F_WRLCK)
 }
 
-/// Ends a lease.
+/// Ends a lease, which the kernel does not refuse.
 pub fn end_lease(fd: i32) {
     // SAFETY: touches no memory.
-    unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK)) };
+    unsafe { kernel!(Close, syscall!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK)) };
 }
 
 /// Releases the locks that belong to an open file: those of flock, and of `F_OFD_SETLK`. What closing its last descriptor does.

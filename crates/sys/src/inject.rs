@@ -41,7 +41,7 @@ pub enum Kind {
     Advise,
     /// openat, pipe2.
     Open,
-    /// close, close_range.
+    /// close, close_range, the end of a lease.
     Close,
     /// read, pread.
     Read,
