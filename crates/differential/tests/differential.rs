@@ -125,7 +125,7 @@ fn programs_whose_streams_are_lanes_make_no_difference() {
 #[test]
 fn programs_of_files_make_no_difference_with_a_log() {
     if can_log("programs of files") {
-        let sum = share_of_files(1, operations() / 40).sum;
+        let sum = share_of_files(1, operations() / 25).sum;
         for counter in [Counter::LogSyncs, Counter::LogBytes] {
             assert!(sum.counter(counter) > 0, "{counter:?} is zero: no log took part");
         }
@@ -135,7 +135,7 @@ fn programs_of_files_make_no_difference_with_a_log() {
 #[test]
 fn new_programs_of_files_make_no_difference_with_a_log() {
     if can_log("new programs of files") {
-        let sum = share_of_files(fresh_seed(), operations() / 80).sum;
+        let sum = share_of_files(fresh_seed(), operations() / 50).sum;
         assert!(sum.counter(Counter::LogSyncs) > 0, "no log took part");
     }
 }

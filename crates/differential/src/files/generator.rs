@@ -13,7 +13,7 @@ const WEIGHTS: &[(Kind, usize)] = &[
     (Kind::Duplicate, 12),
     (Kind::Put, 150),
     (Kind::Get, 60),
-    (Kind::Steady, 60),
+    (Kind::Steady, 110),
     (Kind::Seek, 50),
     (Kind::Sync, 90),
     (Kind::Length, 14),
@@ -56,10 +56,23 @@ pub fn generate(seed: u64, operations: usize) -> Program {
     let is_short = !random.one_in(4);
     let mut generator = Generator { random, kinds, is_short, favourite: 0 };
     let mut program = Program { seed, alarm_us: 0, operations: Vec::with_capacity(operations) };
+    for slot in 0..SLOTS {
+        let flags = usize::try_from(libc::O_RDWR | libc::O_CREAT).expect("positive");
+        program.operations.push(operation(Kind::Open, &[slot, slot % NAMES, 0, flags]));
+    }
     while program.operations.len() < operations {
         program.operations.push(generator.next());
     }
+    program.operations.truncate(operations);
     program
+}
+
+/// An operation whose numbers are these, in order.
+fn operation(kind: Kind, given: &[usize]) -> Operation {
+    debug_assert_eq!(given.len(), kind.operands().len(), "{}", kind.name());
+    let mut numbers = [0; NUMBERS];
+    numbers[..given.len()].copy_from_slice(given);
+    Operation { worker: 0, kind, numbers }
 }
 
 impl Generator {
@@ -206,10 +219,7 @@ impl Generator {
                 vec![how, self.random.between(1, 25)]
             }
         };
-        debug_assert_eq!(given.len(), kind.operands().len(), "{}", kind.name());
-        let mut numbers = [0; NUMBERS];
-        numbers[..given.len()].copy_from_slice(&given);
-        Operation { worker: 0, kind, numbers }
+        operation(kind, &given)
     }
 }
 
