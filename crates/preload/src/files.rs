@@ -136,9 +136,10 @@ alias!(__openat64_2 = __openat_2 (directory: c_int, path: Path, flags: c_int) ->
 fn synced(fd: c_int, real: impl Fn() -> c_int) -> c_int {
     static ARE_PUBLISHED: AtomicBool = AtomicBool::new(false);
     let kept = errno::get();
-    let synced = {
+    // A critical section ends with the errno that it began with.
+    let (synced, said) = {
         let _critical = Critical::enter();
-        store::sync(fd, real)
+        (store::sync(fd, real), errno::get())
     };
     if let Some(bytes) = synced.logged_bytes {
         if !ARE_PUBLISHED.swap(true, Relaxed) {
@@ -147,9 +148,7 @@ fn synced(fd: c_int, real: impl Fn() -> c_int) -> c_int {
         counters::add(Counter::LogSyncs, 1);
         counters::add(Counter::LogBytes, bytes);
     }
-    if synced.result == 0 {
-        errno::set(kept);
-    }
+    errno::set(if synced.result == 0 { kept } else { said });
     synced.result
 }
 
@@ -460,7 +459,17 @@ fn begin(fd: c_int) -> Writing {
 
 #[cold]
 fn write_logged(fd: c_int, at: At, parts: &[Part], real: Real<'_>, write: store::Write) -> ssize_t {
-    let _critical = Critical::enter();
+    // A critical section ends with the errno that it began with.
+    let (written, said) = {
+        let _critical = Critical::enter();
+        (write_under(fd, at, parts, real, write), errno::get())
+    };
+    errno::set(said);
+    written
+}
+
+/// The same in a critical section.
+fn write_under(fd: c_int, at: At, parts: &[Part], real: Real<'_>, write: store::Write) -> ssize_t {
     let call = |parts: &[Part]| {
         let written = real(parts.as_ptr().cast(), parts.len());
         if let Ok(len_bytes) = usize::try_from(written) {
