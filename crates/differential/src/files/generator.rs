@@ -127,6 +127,7 @@ impl Generator {
         now_and_then(libc::O_SYNC, 25);
         now_and_then(libc::O_DSYNC, 25);
         now_and_then(libc::O_CLOEXEC, 3);
+        now_and_then(libc::O_NONBLOCK, 20);
         now_and_then(libc::O_DIRECT, 40);
         now_and_then(libc::O_NOFOLLOW, 20);
         now_and_then(libc::O_PATH, 60);
