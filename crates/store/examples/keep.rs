@@ -16,6 +16,7 @@ fn main() -> ExitCode {
     let settings = Settings {
         directory: directory.into(),
         log_bytes: log_bytes.parse().expect("a number of bytes"),
+        emulates_dax: false,
         socket: CString::new(socket.as_str()).expect("no NUL"),
         root: root.parse().expect("a process"),
     };

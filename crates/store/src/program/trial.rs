@@ -15,8 +15,10 @@ use std::sync::Mutex;
 const CLASSES: usize = 32;
 /// Syncs by the file system that are enough to know how long they take.
 pub const MIN_PLAIN_SYNCS: u32 = 24;
-/// Syncs by the log, after which it is asked whether they were faster.
+/// Syncs by the log, after which it is asked whether they were faster, and how long they take together at least, ns: so long that
+/// files are synced in the background meanwhile, which slows down some.
 const WINDOW_SYNCS: u32 = 128;
+const WINDOW_NS: u64 = 1_200_000_000;
 /// How long nothing is tried where the log was slower, ns, at first and at most.
 const HOLD_NS: (u64, u64) = (5_000_000_000, 1_280_000_000_000);
 /// How long what is known of the file system counts, ns, at first and at most.
@@ -47,6 +49,7 @@ impl Sum {
 struct Class {
     plain: Sum,
     logged: Sum,
+    window_ends_ns: u64,
     /// Windows in which the log was slower, one behind the other.
     losses: u32,
     held_until_ns: u64,
@@ -60,6 +63,7 @@ impl Class {
     const NEW: Self = Self {
         plain: Sum::NONE,
         logged: Sum::NONE,
+        window_ends_ns: 0,
         losses: 0,
         held_until_ns: 0,
         hold_ns: HOLD_NS.0,
@@ -105,8 +109,11 @@ impl Trial {
         if class.logged.count == 0 && class.plain_ends_ns == 0 {
             class.plain_ends_ns = now_ns + class.age_ns;
         }
+        if class.logged.count == 0 {
+            class.window_ends_ns = now_ns + WINDOW_NS;
+        }
         class.logged.add(ns);
-        if class.logged.count < WINDOW_SYNCS {
+        if class.logged.count < WINDOW_SYNCS || now_ns < class.window_ends_ns {
             return false;
         }
         let is_slower = class.logged.is_slower_than(&class.plain);
@@ -151,30 +158,39 @@ mod tests {
             assert_eq!(trial.note_plain(BYTES, 200_000, now_ns), turn == MIN_PLAIN_SYNCS);
         }
         let mut renewals = Vec::new();
-        for _ in 0..1_000_000 {
+        for turn in 0..1_000_000 {
             now_ns += 100_000;
-            if trial.note_logged(BYTES, 100_000, now_ns) {
+            // Each second files are synced in the background, and then the log is slower for a while.
+            let ns = if turn % 10_000 < 1000 { 400_000 } else { 100_000 };
+            if trial.note_logged(BYTES, ns, now_ns) {
                 renewals.push(now_ns / 1_000_000_000);
                 (0..MIN_PLAIN_SYNCS).for_each(|_| _ = trial.note_plain(BYTES, 200_000, now_ns));
             }
         }
-        assert_eq!(renewals, [4, 12, 28, 60], "rarer each time");
+        assert_eq!(renewals, [4, 13, 30, 62], "rarer each time");
     }
 
     #[test]
     fn a_log_that_does_not_pay_is_left_and_tried_again_later() {
         let mut trial = Trial::NEW;
         (0..MIN_PLAIN_SYNCS).for_each(|_| _ = trial.note_plain(BYTES, 100_000, 0));
-        let left = (1..).find(|_| trial.note_logged(BYTES, 110_000, 1)).expect("left");
-        assert_eq!(left, 2 * WINDOW_SYNCS);
+        let leave = |trial: &mut Trial, from_ns| {
+            let times = (from_ns..).step_by(110_000);
+            times.into_iter().find(|now_ns| trial.note_logged(BYTES, 110_000, *now_ns)).expect("left")
+        };
+        let left_ns = leave(&mut trial, 1);
+        assert!(
+            (2 * WINDOW_NS..2 * WINDOW_NS + 1_000_000).contains(&left_ns),
+            "after two windows: {left_ns}"
+        );
         let is_time = |trial: &mut Trial, now_ns| {
             (0..MIN_PLAIN_SYNCS).any(|_| trial.note_plain(BYTES, 100_000, now_ns))
         };
-        assert!(!is_time(&mut trial, HOLD_NS.0));
-        assert!(is_time(&mut trial, HOLD_NS.0 + 2));
-        (0..2 * WINDOW_SYNCS).for_each(|_| _ = trial.note_logged(BYTES, 110_000, HOLD_NS.0));
+        assert!(!is_time(&mut trial, left_ns + HOLD_NS.0 - 1));
+        assert!(is_time(&mut trial, left_ns + HOLD_NS.0));
+        let left_ns = leave(&mut trial, left_ns + HOLD_NS.0);
         assert!(
-            !is_time(&mut trial, 5 * HOLD_NS.0 - 1) && is_time(&mut trial, 5 * HOLD_NS.0 + 1),
+            !is_time(&mut trial, left_ns + 4 * HOLD_NS.0 - 1) && is_time(&mut trial, left_ns + 4 * HOLD_NS.0),
             "four times as long"
         );
     }
