@@ -240,7 +240,7 @@ impl Files for OnDisk<'_> {
             Ok(_) => return Found::Gone,
             Err(_) => return Found::Unsure,
         }
-        let modified_ns = file::status(opened.0).map_or(u64::MAX, |status| status.modified_ns);
+        let modified_ns = file::modified_ns(opened.0).unwrap_or(u64::MAX);
         match self.alive_until_ns {
             Some(until_ns) if modified_ns > until_ns.saturating_add(MAX_SILENCE_NS) => Found::Unsure,
             _ => Found::File(opened),

@@ -24,8 +24,6 @@ pub struct Status {
     pub links: u64,
     /// Length, bytes.
     pub len_bytes: u64,
-    /// When its bytes were changed last, ns since 1970.
-    pub modified_ns: u64,
 }
 
 impl Status {
@@ -36,30 +34,51 @@ impl Status {
     }
 }
 
-/// What is known of a file.
+/// What the kernel knows of an open file, of the members that `mask` names.
+fn statx(fd: i32, mask: u32) -> Result<libc::statx, Errno> {
+    // SAFETY: an all-zero statx is a valid buffer for statx to fill; the path is terminated and empty.
+    unsafe {
+        let mut found: libc::statx = core::mem::zeroed();
+        let path = c"".as_ptr();
+        check(kernel!(Stat, syscall!(libc::SYS_statx, fd, path, libc::AT_EMPTY_PATH, mask, &raw mut found)))?;
+        Ok(found)
+    }
+}
+
+/// What is known of a file, but when it was changed: who asks for that makes the kernel (from 6.13 on) give each change of any file a
+/// time of its own, and then a sync of whatever is written to has an inode to write.
 ///
 /// # Errors
-/// What fstat says.
+/// What statx says.
 pub fn status(fd: i32) -> Result<Status, Errno> {
-    // SAFETY: an all-zero stat is a valid buffer for fstat to fill.
-    let found = unsafe {
-        let mut found: libc::stat = core::mem::zeroed();
-        check(kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)))?;
-        found
-    };
-    #[allow(clippy::useless_conversion, reason = "u32 on aarch64")]
+    let found = statx(
+        fd,
+        libc::STATX_TYPE
+            | libc::STATX_MODE
+            | libc::STATX_NLINK
+            | libc::STATX_UID
+            | libc::STATX_GID
+            | libc::STATX_INO
+            | libc::STATX_SIZE,
+    )?;
     Ok(Status {
-        device: found.st_dev,
-        inode: found.st_ino,
-        mode: found.st_mode,
-        user: found.st_uid,
-        group: found.st_gid,
-        links: u64::from(found.st_nlink),
-        len_bytes: found.st_size as u64,
-        modified_ns: (found.st_mtime as u64)
-            .wrapping_mul(1_000_000_000)
-            .wrapping_add(found.st_mtime_nsec as u64),
+        device: libc::makedev(found.stx_dev_major, found.stx_dev_minor),
+        inode: found.stx_ino,
+        mode: u32::from(found.stx_mode),
+        user: found.stx_uid,
+        group: found.stx_gid,
+        links: u64::from(found.stx_nlink),
+        len_bytes: found.stx_size,
     })
+}
+
+/// When a file's bytes were changed last, ns since 1970.
+///
+/// # Errors
+/// What statx says.
+pub fn modified_ns(fd: i32) -> Result<u64, Errno> {
+    let time = statx(fd, libc::STATX_MTIME)?.stx_mtime;
+    Ok((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(time.tv_nsec)))
 }
 
 /// Device and inode of what a path names, itself if that is a link.
@@ -298,15 +317,8 @@ pub fn path_of(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
 #[must_use]
 pub fn direct_granule_bytes(fd: i32) -> u32 {
     const DIOALIGN: u32 = 0x2000;
-    // SAFETY: an all-zero statx is a valid buffer for statx to fill; the path is terminated and empty.
-    let found = unsafe {
-        let mut found: libc::statx = core::mem::zeroed();
-        let path = c"".as_ptr();
-        let done =
-            kernel!(Stat, syscall!(libc::SYS_statx, fd, path, libc::AT_EMPTY_PATH, DIOALIGN, &raw mut found));
-        (done == 0 && found.stx_mask & DIOALIGN != 0)
-            .then_some(found.stx_dio_offset_align.max(found.stx_dio_mem_align))
-    };
+    let found = statx(fd, DIOALIGN).ok().filter(|found| found.stx_mask & DIOALIGN != 0);
+    let found = found.map(|found| found.stx_dio_offset_align.max(found.stx_dio_mem_align));
     found.filter(|granule| (512..=4096).contains(granule) && granule.is_power_of_two()).unwrap_or(4096)
 }
 

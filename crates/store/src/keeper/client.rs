@@ -271,8 +271,7 @@ impl Client {
         let before = *self.checkpoints.checkpoint();
         if moment.sequence == before.sequence {
             self.left.clear();
-            let modified_ns =
-                |(_, held): (usize, &Held)| file::status(held.fd).map_or(0, |status| status.modified_ns);
+            let modified_ns = |(_, held): (usize, &Held)| file::modified_ns(held.fd).unwrap_or(0);
             if self.held().map(modified_ns).max().unwrap_or(0) > before.time_ns {
                 let _ = self.checkpoints.beat(now_ns);
             }
