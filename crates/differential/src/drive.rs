@@ -89,7 +89,9 @@ pub fn drive(plan: &Plan) -> Outcome {
 fn one(plan: &Plan, number: u64, outcome: &Mutex<Outcome>) -> usize {
     let seed = plan.seed.wrapping_add(number);
     let mode = plan.modes[usize::try_from(number).unwrap_or(0) % plan.modes.len()];
-    let trial = Trial::new(&plan.machine, mode).with_mates(plan.mates).of_files(plan.of_files);
+    let trial = Trial::new(&plan.machine, mode)
+        .with_mates(plan.mates)
+        .of_files(plan.of_files.then_some(crate::files::trial::run));
     let report = trial.run(Subject::Seed(seed, plan.length));
     let lock = || outcome.lock().unwrap_or_else(PoisonError::into_inner);
     lock().sum.add(&report);

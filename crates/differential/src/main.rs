@@ -95,7 +95,9 @@ impl Line {
     }
 
     fn trial(&self, mode: Mode) -> Result<Trial, String> {
-        Ok(Trial::new(machine()?, mode).with_mates(self.mates()?).of_files(self.of_files()))
+        Ok(Trial::new(machine()?, mode)
+            .with_mates(self.mates()?)
+            .of_files(self.of_files().then_some(uncopy_differential::files::trial::run)))
     }
 
     fn modes(&self) -> Result<Vec<Mode>, String> {

@@ -33,10 +33,13 @@ pub struct Trial {
     /// Other programs that its streams go to, by lanes.
     pub mates: usize,
     /// Programs of files, see [`crate::files`]: each is run plain and with a log.
-    pub of_files: bool,
+    pub of_files: Option<OfFiles>,
     /// Longest run.
     pub limit: Duration,
 }
+
+/// How programs of files are run: [`crate::files::trial::run`].
+pub type OfFiles = fn(&Trial, Subject) -> Report;
 
 /// What a run did.
 #[derive(Clone, Debug)]
@@ -61,7 +64,7 @@ impl Trial {
             machine: machine.as_ref().to_owned(),
             mode,
             mates: 0,
-            of_files: false,
+            of_files: None,
             limit: Duration::from_secs(120),
         }
     }
@@ -75,7 +78,7 @@ impl Trial {
 
     /// The same for programs of files.
     #[must_use]
-    pub const fn of_files(mut self, of_files: bool) -> Self {
+    pub const fn of_files(mut self, of_files: Option<OfFiles>) -> Self {
         self.of_files = of_files;
         self
     }
@@ -83,7 +86,11 @@ impl Trial {
     /// The program of a seed.
     #[must_use]
     pub fn program(&self, seed: u64, operations: usize) -> Program {
-        if self.of_files { files::generator::generate(seed, operations) } else { generate(seed, operations) }
+        if self.of_files.is_some() {
+            files::generator::generate(seed, operations)
+        } else {
+            generate(seed, operations)
+        }
     }
 
     /// Runs it to its end.
@@ -92,8 +99,8 @@ impl Trial {
     /// When the binary or the library is not there.
     #[must_use]
     pub fn run(&self, subject: Subject) -> Report {
-        if self.of_files {
-            return files::trial::run(self, subject);
+        if let Some(run) = self.of_files {
+            return run(self, subject);
         }
         let scratch = Scratch::new("machine");
         let progress = scratch.join("progress");

@@ -145,7 +145,7 @@ fn programs_of_files_that_failed_once_do_not_fail_again() {
     if !can_log("programs of files that failed once") {
         return;
     }
-    let trial = Trial::new(MACHINE, Mode::Always).of_files(true);
+    let trial = Trial::new(MACHINE, Mode::Always).of_files(Some(uncopy_differential::files::trial::run));
     let programs = each_of("corpus-files", |path, program| {
         let report = trial.run(Subject::Program(program));
         assert!(report.failure.is_none(), "{}: {:?}", path.display(), report.failure);

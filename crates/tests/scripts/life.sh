@@ -6,6 +6,8 @@
 set -eu
 uncopy=$1 script=$2 room=$3 seed=$4 steps=$5 what=$6 ms=$7 mkfs=${8:-mkfs.ext4 -q -F}
 journal=$room/journal
+# A slow machine may lose its power before the program has begun.
+touch "$journal"
 # shellcheck source=disk.sh
 source "$(dirname "${BASH_SOURCE[0]}")/disk.sh"
 new_disk 320M "$mkfs"

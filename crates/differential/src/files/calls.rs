@@ -6,21 +6,13 @@ use libc::{c_int, iovec, off_t};
 use uncopy_tests::plain;
 
 use super::interpreter::{Files, name};
-use super::{MAX_FILE, NAMES, NEGATIVE, SLOTS};
+use super::passing::offset;
+use super::{NAMES, SLOTS};
 
 /// Longest buffer of one call, bytes.
 const MAX_BYTES: usize = 3 << 20;
-/// No place in a file is further from its beginning, bytes.
-const MAX_OFFSET: usize = 4 * MAX_FILE;
 /// Parts of one call, at most.
 const MAX_PARTS: usize = 5;
-
-/// A number as the calls take it.
-pub(super) fn offset(number: usize) -> off_t {
-    let (sign, number) = if number >= NEGATIVE { (-1, number - NEGATIVE) } else { (1, number) };
-    // Whoever makes a program smaller makes numbers up.
-    sign * off_t::try_from(number.min(MAX_OFFSET)).expect("a short one")
-}
 
 fn flags(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(0)

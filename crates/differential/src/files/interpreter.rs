@@ -16,7 +16,7 @@ const MAX_DEPTH: usize = 2;
 /// The trace's descriptor is above this number: the program's own are the lowest.
 const TRACE_ABOVE: i32 = 300;
 /// How long a file may take to take part: the first log has to be made.
-const WARM_LIMIT: Duration = Duration::from_secs(30);
+const BEGIN_LIMIT: Duration = Duration::from_secs(30);
 
 /// What to run, and from where on.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ pub fn warm_up(path: &Path) {
         assert!(fd >= 0, "{}: errno {}", path.display(), errno());
         let begun = Instant::now();
         let mut is_warm = false;
-        while !is_warm && begun.elapsed() < WARM_LIMIT {
+        while !is_warm && begun.elapsed() < BEGIN_LIMIT {
             libc::write(fd, c"a".as_ptr().cast(), 1);
             libc::fsync(fd);
             let (room, len) = (mark.as_mut_ptr().cast(), mark.len());

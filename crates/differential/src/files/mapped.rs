@@ -5,8 +5,9 @@ use core::ptr::null_mut;
 use libc::{c_int, iovec};
 
 use super::MAPS;
-use super::calls::{Room, offset};
+use super::calls::Room;
 use super::interpreter::Files;
+use super::passing::offset;
 
 const PAGE: usize = 4096;
 

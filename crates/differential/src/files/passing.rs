@@ -4,8 +4,18 @@ use core::ptr::null_mut;
 
 use libc::{c_int, off_t};
 
-use super::calls::offset;
 use super::interpreter::Files;
+use super::{MAX_FILE, NEGATIVE};
+
+/// No place in a file is further from its beginning, bytes.
+const MAX_OFFSET: usize = 4 * MAX_FILE;
+
+/// A number as the calls take it.
+pub(super) fn offset(number: usize) -> off_t {
+    let (sign, number) = if number >= NEGATIVE { (-1, number - NEGATIVE) } else { (1, number) };
+    // Whoever makes a program smaller makes numbers up.
+    sign * off_t::try_from(number.min(MAX_OFFSET)).expect("a short one")
+}
 
 impl Files<'_> {
     pub(super) fn pass(&mut self, how: usize, from: usize, to: usize, at: usize, to_at: usize, len: usize) {

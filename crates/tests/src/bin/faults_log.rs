@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use uncopy_tests::plain::errno;
 
 /// How long a file may take to take part where that has to be, and where it need not: the log is asked for every 200 ms.
-const WARM_LIMIT: Duration = Duration::from_secs(20);
-const SHORT_WARM_LIMIT: Duration = Duration::from_millis(600);
+const BEGIN_LIMIT: Duration = Duration::from_secs(20);
+const SHORT_LIMIT: Duration = Duration::from_millis(600);
 /// Longest wait for a child, milliseconds.
 const CHILD_LIMIT_MS: i32 = 15_000;
 
@@ -197,7 +197,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let directory = arguments.first().expect("usage: faults_log DIRECTORY [logged]");
     let has_to = arguments.get(1).is_some_and(|word| word == "logged");
-    let is_warm = warm_up(directory, if has_to { WARM_LIMIT } else { SHORT_WARM_LIMIT });
+    let is_warm = warm_up(directory, if has_to { BEGIN_LIMIT } else { SHORT_LIMIT });
     assert!(is_warm || !has_to, "no file takes part in a log");
     workload(directory);
     // How they are found by others' eyes.
