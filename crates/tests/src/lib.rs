@@ -8,7 +8,7 @@
 //!   was elided: [`artifacts`], [`launch`], [`running`], [`counters`], [`scenario`], [`scratch`],
 //!   [`programs`], [`talk`], [`resp`], [`redis`], [`memcached`], [`http`], [`nginx`], [`lives`];
 //! - the *programs* (`src/bin/*.rs`, and `programs/*.c`) that run under uncopy and check their own memory byte by byte
-//!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`], [`links`],
+//!   against mirrors that no interposed call ever touches: [`calls`], [`mirror`], [`plain`], [`feeder`], [`forked`], [`links`],
 //!   [`endpoint`], [`jump`], [`random`].
 //!
 //! Environment of the harness:
@@ -27,6 +27,7 @@ pub mod calls;
 pub mod counters;
 pub mod endpoint;
 pub mod feeder;
+pub mod forked;
 pub mod hostile;
 pub mod http;
 pub mod injecting;

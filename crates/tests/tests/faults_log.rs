@@ -123,6 +123,17 @@ fn judge(what: &str, done: std::thread::Result<Finished>, wanted: &[u8]) -> Resu
     Err(format!("{what}: {}\n{}{}", done.status, done.errors, output))
 }
 
+/// The faults that are tried of the calls in this log, which `who` has made.
+fn faults_of(who: &str, log: &Path) -> Vec<Fault> {
+    let calls = logged(log);
+    assert!(calls.len() > 100 && calls.len() < 60_000, "{} calls", calls.len());
+    let faults = all(&calls, &EVERY);
+    let total = faults.len();
+    let chosen = chosen(faults, SHARE);
+    eprintln!("{who}: {} of {total} faults in {} calls are tried", chosen.len(), calls.len());
+    chosen
+}
+
 #[test]
 fn every_call_of_a_program_for_its_log_may_fail() {
     let Some(room) = Room::new("faults-log") else { return };
@@ -138,13 +149,7 @@ fn every_call_of_a_program_for_its_log_may_fail() {
     let counted = counted.run(&room.scratch, "counted").expect_success();
     assert_eq!(told(&counted.output), told(&wanted), "without a fault");
     let _ = counted.expect_counters(&[Counter::LogSyncs, Counter::LogBytes]);
-    let calls = logged(&log);
-    assert!(calls.len() > 100 && calls.len() < 60_000, "{} calls", calls.len());
-    let faults = all(&calls, &EVERY);
-    let total = faults.len();
-    let chosen = chosen(faults, SHARE);
-    eprintln!("a program: {} of {total} faults in {} calls are tried", chosen.len(), calls.len());
-    try_each(&chosen, |fault: &Fault| {
+    try_each(&faults_of("a program", &log), |fault: &Fault| {
         let name = format!("fault-{}{}-{}", fault.number, fault.mode, fault.errno);
         let log = room.scratch.join(&format!("{name}.log"));
         let program = program(&name, &[]).env("INJECT_FAULT", fault.plan()).env("INJECT_FAULT_LOG", &log);
@@ -179,13 +184,7 @@ fn every_call_of_a_keeper_may_fail() {
     assert_eq!(told(&counted.output), told(&wanted), "without a fault");
     let _ = counted.expect_counters(&[Counter::LogSyncs, Counter::LogBytes]);
     wait_for(&keepers);
-    let calls = logged(&log);
-    assert!(calls.len() > 100 && calls.len() < 60_000, "{} calls", calls.len());
-    let faults = all(&calls, &EVERY);
-    let total = faults.len();
-    let chosen = chosen(faults, SHARE);
-    eprintln!("a keeper: {} of {total} faults in {} calls are tried", chosen.len(), calls.len());
-    try_each(&chosen, |fault: &Fault| {
+    try_each(&faults_of("a keeper", &log), |fault: &Fault| {
         let name = format!("f{}{}-{}", fault.number, fault.mode, fault.errno);
         let log = room.scratch.join(&format!("{name}.log"));
         let plan = [("INJECT_FAULT", fault.plan()), ("INJECT_FAULT_LOG", log.to_string_lossy().into_owned())];

@@ -106,11 +106,11 @@ impl Trial {
             // Other sizes were known when the file came to take part.
             return false;
         }
-        if class.logged.count == 0 && class.plain_ends_ns == 0 {
-            class.plain_ends_ns = now_ns + class.age_ns;
-        }
         if class.logged.count == 0 {
             class.window_ends_ns = now_ns + WINDOW_NS;
+            if class.plain_ends_ns == 0 {
+                class.plain_ends_ns = now_ns + class.age_ns;
+            }
         }
         class.logged.add(ns);
         if class.logged.count < WINDOW_SYNCS || now_ns < class.window_ends_ns {

@@ -11,14 +11,13 @@
 //! Prints a digest of what its buffers hold: the same with and without uncopy, whatever goes wrong inside.
 
 use std::ffi::CString;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::calls::{CopyCall, FileInput, FileOutput, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
+use uncopy_tests::forked::in_child;
 use uncopy_tests::hostile;
 use uncopy_tests::mirror::{Buffer, Origin};
-use uncopy_tests::plain;
 
 /// Length of a buffer that [`hoard`] receives, and how many it receives.
 const HOARD_LEN: usize = 1 << 20;
@@ -35,31 +34,6 @@ fn show(what: &str, buffer: &Buffer) {
         (digest ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     println!("{what}: {} bytes, {digest:016x}", buffer.len());
-}
-
-/// Runs `work` in a forked child and waits for it.
-fn in_child(work: impl FnOnce()) {
-    // SAFETY: the child runs `work` and ends by _exit.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork: errno {}", plain::errno());
-    if pid == 0 {
-        let status = i32::from(catch_unwind(AssertUnwindSafe(work)).is_err());
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(status) };
-    }
-    // SAFETY: pidfd_open takes two integers; the poll structure and the status are valid.
-    unsafe {
-        let exit = i32::try_from(libc::syscall(libc::SYS_pidfd_open, pid, 0)).expect("descriptor");
-        let mut poll = libc::pollfd { fd: exit, events: libc::POLLIN, revents: 0 };
-        if libc::poll(&raw mut poll, 1, CHILD_LIMIT_MS) != 1 {
-            eprintln!("{}", uncopy_tests::running::hang_report(pid.cast_unsigned()));
-            panic!("child {pid} hangs");
-        }
-        libc::close(exit);
-        let mut status = 0;
-        assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
-        assert_eq!(status, 0, "the child ended with wait status {status:#x}");
-    }
 }
 
 /// A received buffer and copies of it: views of one segment, at several offsets.
@@ -158,7 +132,7 @@ fn threads(feeder: &mut Feeder) {
 
 fn forks(feeder: &mut Feeder) {
     let mut buffers = family(feeder);
-    in_child(|| {
+    in_child(CHILD_LIMIT_MS, || {
         let mut feeder = Feeder::new(99);
         buffers[1].store(PAGE, 2 * PAGE, 12);
         feeder.receive(InputCall::Recv, &mut buffers[2], 0, LEN - PAGE);

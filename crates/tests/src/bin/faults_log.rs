@@ -9,6 +9,7 @@ use std::ffi::CString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use uncopy_tests::forked::in_child;
 use uncopy_tests::plain::errno;
 
 /// How long a file may take to take part where that has to be, and where it need not: the log is asked for every 200 ms.
@@ -94,31 +95,6 @@ impl Open {
     }
 }
 
-/// Runs `work` in a forked child and waits for it.
-fn in_child(work: impl FnOnce()) {
-    // SAFETY: this program has one thread; the child ends by _exit.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork: errno {}", errno());
-    if pid == 0 {
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        // SAFETY: ends the child without its parent's exit handlers.
-        unsafe { libc::_exit(i32::from(done.is_err())) };
-    }
-    // SAFETY: pidfd_open takes two integers; the poll structure and the status are valid.
-    unsafe {
-        let exit = i32::try_from(libc::syscall(libc::SYS_pidfd_open, pid, 0)).expect("descriptor");
-        let mut poll = libc::pollfd { fd: exit, events: libc::POLLIN, revents: 0 };
-        if libc::poll(&raw mut poll, 1, CHILD_LIMIT_MS) != 1 {
-            eprintln!("{}", uncopy_tests::running::hang_report(pid.cast_unsigned()));
-            panic!("child {pid} hangs");
-        }
-        libc::close(exit);
-        let mut status = 0;
-        assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
-        assert_eq!(status, 0, "the child ended with wait status {status:#x}");
-    }
-}
-
 /// Waits for a file to take part. Whether it does.
 fn warm_up(directory: &str, limit: Duration) -> bool {
     let begun = Instant::now();
@@ -171,7 +147,7 @@ fn workload(directory: &str) {
 
     let mut two = Open::new(directory, "two");
     two.steady(8, 5000);
-    in_child(|| {
+    in_child(CHILD_LIMIT_MS, || {
         // SAFETY: two bytes; descriptors of our own.
         unsafe { assert_eq!(libc::pwrite(two.fd, c"xy".as_ptr().cast(), 2, 10), 2) };
         sync(two.fd, 0);
