@@ -337,15 +337,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_one_program_and_every_kind_comes_up() {
+    fn a_seed_gives_one_program() {
         assert_eq!(generate(9, 500), generate(9, 500));
         assert_ne!(generate(9, 500), generate(10, 500));
-        let mut seen = [false; Kind::ALL.len()];
-        for seed in 0..40 {
-            for operation in generate(seed, 1000).operations {
-                seen[operation.kind as usize] = true;
-            }
-        }
-        assert_eq!(seen, [true; Kind::ALL.len()]);
     }
 }

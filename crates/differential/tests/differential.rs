@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uncopy_core::stats::Counter;
 use uncopy_differential::drive::{Outcome, Plan, drive};
-use uncopy_differential::files;
-use uncopy_differential::program::Program;
+use uncopy_differential::program::{Kind, Program};
 use uncopy_differential::trial::{Subject, Trial};
+use uncopy_differential::{files, generator};
 use uncopy_tests::artifacts::skipped;
 use uncopy_tests::launch::Mode;
 use uncopy_tests::scratch::Scratch;
@@ -78,6 +78,18 @@ fn can_log(test: &str) -> bool {
 /// A share of programs of files.
 fn share_of_files(seed: u64, operations: u64) -> Outcome {
     carry_out(&Plan { seed, operations, length: 800, of_files: true, ..share() })
+}
+
+#[test]
+fn every_kind_of_operation_comes_up() {
+    let of_memory = (0..40).map(|seed| generator::generate(seed, 1000));
+    let of_files = (0..40).map(|seed| files::generator::generate(seed, 1000));
+    let mut seen = [false; Kind::ALL.len()];
+    for operation in of_memory.chain(of_files).flat_map(|program| program.operations) {
+        seen[operation.kind as usize] = true;
+    }
+    let missing: Vec<Kind> = Kind::ALL.iter().copied().filter(|kind| !seen[*kind as usize]).collect();
+    assert_eq!(missing, []);
 }
 
 #[test]
