@@ -93,6 +93,7 @@ fn open_by(flags: c_int, open: impl Fn() -> c_int) -> c_int {
     if is_owner {
         aside(store::before_open);
     }
+    let forks = store::forks_before_open();
     let mut fd = open();
     // With O_NONBLOCK the kernel has told the keeper, but does not wait for the end of its lease.
     let is_leased = || errno::get() == libc::EWOULDBLOCK && flags & libc::O_NONBLOCK != 0;
@@ -104,7 +105,7 @@ fn open_by(flags: c_int, open: impl Fn() -> c_int) -> c_int {
         fd = open();
     }
     if fd >= 0 && is_owner && may_write(flags) {
-        aside(|| store::opened(fd, flags));
+        aside(|| store::opened(fd, flags, forks));
     }
     fd
 }
@@ -414,6 +415,20 @@ pub fn duplicated(from: c_int, to: c_int) {
 pub fn before_fork() {
     if is_on() {
         aside(store::before_fork);
+    }
+}
+
+/// After it, in the parent.
+pub fn after_fork() {
+    if is_on() {
+        aside(store::after_fork);
+    }
+}
+
+/// Between those, if the child shares this process's table of descriptors.
+pub fn share_descriptors() {
+    if is_on() {
+        aside(store::share_descriptors);
     }
 }
 

@@ -40,6 +40,7 @@ extern "C" fn parent() {
     twin::parent();
     uncopy_engine::life::fork::parent();
     lanes::after_fork();
+    crate::files::after_fork();
 }
 
 extern "C" fn child() {
@@ -107,6 +108,9 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     // Before anything is locked: it allocates from uncopy's own memory.
     let has_threads = STATE.phase() == Phase::Active && uncopy_sys::thread::others_live();
     prepare();
+    if memory == Memory::OfItsOwnOnly {
+        crate::files::share_descriptors();
+    }
     let result = fork();
     let errno = uncopy_sys::errno::get();
     if result == 0 {

@@ -2,7 +2,8 @@
 
 meanwhile.py UNCOPY PLACE ROOM KIND SEED ROUNDS    KIND: append | over (blocks are written over) |
     nonblocking (others open by O_NONBLOCK) | held (others have it open, or by another name, for a while) |
-    forked (who writes opens the file and forks, as Redis for a rewrite; the child leaves the file alone, and ends)
+    forked (who writes opens the file and forks, as Redis for a rewrite; the child leaves the file alone, and ends) |
+    given (another program gets the descriptor, and writes, when it is asked to)
 meanwhile.py write FILE JOURNAL KIND SEED          the program that writes, until it is ended
 """
 
@@ -15,14 +16,38 @@ PATIENCE = 5
 BLOCK, BLOCKS = 4096, 24
 
 
+def fork(turn, tell):
+    """A child that ends at once; one that lives for a while; one whose own child does."""
+    if (child := os.fork()) == 0:
+        if turn % 3 == 2 and os.fork() != 0:
+            os._exit(0)
+        os.write(tell, f"child {2 * turn}\n".encode())
+        time.sleep(1.5 if turn % 3 else 0)
+        os.write(tell, f"child {2 * turn + 1}\n".encode())
+        os._exit(0)
+    if turn % 3 != 1:
+        os.waitpid(child, 0)
+
+
+def give(turn, tell, fd):
+    """Another program has the file from here on: a child of fork executes it, or one of vfork."""
+    command = ["/usr/bin/setpriv", "--pdeathsig", "KILL", "sleep", "3"]
+    os.set_inheritable(fd, True)
+    if turn % 2:
+        os.posix_spawn(command[0], command, {})
+    elif os.fork() == 0:
+        os.execv(command[0], command)
+    os.write(tell, f"child {2 * turn}\n".encode())
+
+
 def write(path, journal, kind, seed):
     chance, at = random.Random(seed), 0
-    asked = []
+    asked, turn = [], 0
     for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(each, lambda number, _: asked.append(number))
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if kind == "append" else 0)
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if kind != "over" else 0)
     fd = os.open(path, flags, 0o600)
-    tell = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    tell, children = (os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in (journal, f"{journal}-children"))
     while signal.SIGTERM not in asked:
         if asked and asked[0] != signal.SIGTERM:
             # What may have been moved is opened by the number of its descriptor.
@@ -30,10 +55,9 @@ def write(path, journal, kind, seed):
             os.close(fd)
             fd = other
             if asked.pop(0) == signal.SIGUSR2:
-                if (child := os.fork()) == 0:
-                    os._exit(0)
-                os.waitpid(child, 0)
-        if kind == "append":
+                turn += 1
+                give(turn, children, fd) if kind == "given" else fork(turn, children)
+        if kind != "over":
             length = chance.choice([8, 8, 100, 100, 511, 511, 511, 4096])
             assert os.write(fd, stream(at, length)) == length
             at += length
@@ -50,7 +74,7 @@ def write(path, journal, kind, seed):
 class Others:
     def __init__(self, uncopy, place, room, kind, seed):
         self.place, self.room, self.chance = place, room, random.Random(seed)
-        self.kind = kind if kind == "over" else "append"
+        self.kind = kind if kind in ("over", "given") else "append"
         self.path, self.journal = f"{place}/data/file", f"{room}/journal"
         self.writer = Program(uncopy, place, room, "writer", [__file__, "write", self.path, self.journal, self.kind, seed])
 
@@ -59,7 +83,7 @@ class Others:
 
     def check(self, found, done, what):
         """What somebody found, who began to look when so much was acknowledged."""
-        if self.kind == "append":
+        if self.kind != "over":
             assert len(found) >= done, f"{what}: {len(found)} bytes, {done} were acknowledged"
             assert found == stream(0, len(found)), f"{what}: other bytes than were written"
             return
@@ -120,10 +144,10 @@ class Others:
 
     def stat(self, done):
         size = int(self.well("stat", "-c", "%s", self.path))
-        assert size >= (done if self.kind == "append" else 1), f"stat: {size} bytes, {done} were acknowledged"
+        assert size >= (done if self.kind != "over" else 1), f"stat: {size} bytes, {done} were acknowledged"
 
     def hash(self, done):
-        if self.kind != "append":
+        if self.kind == "over":
             return self.stat(done)
         found = self.well("sha256sum", self.path).split()[0].decode()
         size = os.path.getsize(self.path)
@@ -195,18 +219,35 @@ class Others:
             os.unlink(self.path + "-link")
         self.writer.takes_part()
 
+    def child(self):
+        return last(f"{self.journal}-children", b"child")
+
     def fork(self, rounds):
-        """A file that was open when its program forked takes part when no child has it any more."""
-        for _ in range(rounds):
+        """A file that was open when its program forked takes part when no child has it any more, and not before."""
+        for turn in range(1, 3 * rounds + 1):
             self.writer.takes_part()
-            before = self.done()
             self.writer.process.send_signal(signal.SIGUSR2)
-            wait_for("the writer to go on", lambda: self.done() > before + 10_000)
+            wait_for("a child", lambda: self.child() >= 2 * turn)
+            before = self.writer.log_syncs()
+            while self.child() < 2 * turn + 1:
+                now = self.writer.log_syncs()
+                assert now == before or self.child() > 2 * turn, "it takes part while a child has it"
+                self.writer.expect_running()
         self.writer.takes_part()
+
+    def give(self, rounds):
+        """A file that another program has takes part no more, until its program opens it again."""
+        for turn in range(1, 2 * rounds + 1):
+            self.writer.takes_part(reopens=True)
+            self.writer.process.send_signal(signal.SIGUSR2)
+            wait_for("another program", lambda: self.child() >= 2 * turn)
+            before = self.writer.log_syncs()
+            time.sleep(2)
+            assert self.writer.log_syncs() == before, "it takes part while another program has it"
 
     def watch(self, rounds):
         all = [self.cat, self.read_twice, self.map, self.copy, self.copy, self.archive, self.stat, self.hash, self.rename, self.change]
-        all += [self.lock] + ([self.follow] if self.kind == "append" else [])
+        all += [self.lock] + ([self.follow] if self.kind != "over" else [])
         for turn in range(rounds):
             if turn % len(all) == 0:
                 self.chance.shuffle(all)
@@ -218,7 +259,7 @@ class Others:
 
     def work(self, kind, rounds):
         wait_for("the writer to begin", lambda: self.done() > 0)
-        {"nonblocking": self.open_nonblocking, "held": self.hold, "forked": self.fork}.get(kind, self.watch)(rounds)
+        {"nonblocking": self.open_nonblocking, "held": self.hold, "forked": self.fork, "given": self.give}.get(kind, self.watch)(rounds)
         said = self.writer.end(self.chance.choice([signal.SIGTERM, signal.SIGKILL]))
         assert "uncopy: " not in said, said
         with open(self.path, "rb") as file:

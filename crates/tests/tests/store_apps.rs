@@ -140,13 +140,16 @@ fn others_open_a_file_without_blocking() {
 }
 
 #[test]
-#[ignore = "a file that somebody else had open for a while takes part no more until the program opens it again"]
 fn a_file_that_others_had_open_takes_part_again() {
     scripts_of("meanwhile.py", "held", "2");
 }
 
 #[test]
-#[ignore = "a file that takes no part yet when its program forks never does: that of Redis, from its first rewrite on"]
 fn a_file_takes_part_that_was_open_when_its_program_forked() {
     scripts_of("meanwhile.py", "forked", "2");
+}
+
+#[test]
+fn a_file_that_another_program_was_given_takes_part_no_more() {
+    scripts_of("meanwhile.py", "given", "2");
 }

@@ -1,13 +1,16 @@
 //! What is known of each descriptor by its number.
 //!
 //! ```text
-//! bits 0–2  3–11   12–19                  20–31
-//!      kind place  syncs of a candidate   writes under way to a candidate
+//! bits 0–2  3–11                     12–19                  20–31
+//!      kind place, error number,     syncs of a candidate   writes under way to a candidate
+//!           or forks (modulo 512)
 //! ```
 //!
 //! A file takes part from a moment on at which nobody writes to it: what is under way then would be in no record.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+};
 
 /// Descriptors that are known; files of others never take part.
 const DESCRIPTORS: usize = 1 << 16;
@@ -27,6 +30,13 @@ const FAILED: u32 = 5;
 static ALL: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 /// Bytes that were written to each candidate since its last sync.
 static WRITTEN: [AtomicUsize; DESCRIPTORS] = [const { AtomicUsize::new(0) }; DESCRIPTORS];
+/// Forks before each was opened.
+static OPENED_AT: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+/// Until when each candidate is left alone (ms), and the logarithm of how long that is, in the lowest byte.
+static PAUSES: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+/// The shortest pause and the longest, as logarithms: 256 ms, 4 s.
+const MIN_PAUSE: u64 = 8;
+const MAX_PAUSE: u64 = 12;
 /// Above the number of every descriptor of which something is known.
 static END: AtomicU32 = AtomicU32::new(0);
 
@@ -113,12 +123,60 @@ pub fn count_sync(fd: i32) -> (u32, usize) {
     ((seen & SYNCS) / SYNC + 1, written)
 }
 
-/// Makes a candidate, to which nobody writes, one that takes part. Whether it did.
-pub fn adopt(fd: i32, place: usize) -> bool {
+/// A file was opened, after so many forks: a candidate.
+pub fn open(fd: i32, forks: u64) {
+    if word(fd).is_some() {
+        OPENED_AT[fd as usize].store(forks, Relaxed);
+        PAUSES[fd as usize].store(0, Relaxed);
+        set(fd, Kind::Candidate);
+    }
+}
+
+/// Forks before a file was opened.
+pub fn opened_at(fd: i32) -> u64 {
+    word(fd).map_or(0, |_| OPENED_AT[fd as usize].load(Relaxed))
+}
+
+/// What is known of `to` is what is known of `from`, of which it is a duplicate.
+pub fn duplicate(from: i32, to: i32, kind: Kind) {
+    if word(to).is_some() {
+        OPENED_AT[to as usize].store(opened_at(from), Relaxed);
+    }
+    set(to, kind);
+}
+
+/// A candidate is left alone for a while, longer each time.
+pub fn pause(fd: i32, now_ms: u64) {
+    if word(fd).is_some() {
+        let pause = &PAUSES[fd as usize];
+        let length = (pause.load(Relaxed) & 0xFF).max(MIN_PAUSE - 1).saturating_add(1).min(MAX_PAUSE);
+        pause.store((now_ms + (1 << length)) << 8 | length, Relaxed);
+    }
+}
+
+/// Whether a candidate is left alone.
+pub fn is_paused(fd: i32, now_ms: u64) -> bool {
+    word(fd).is_some_and(|_| PAUSES[fd as usize].load(Relaxed) >> 8 > now_ms)
+}
+
+/// A process is about to have what a candidate names: who is about to make it take part learns of that.
+pub fn note_forked(fd: i32) {
+    const FORK: u32 = 1 << PLACE_SHIFT;
+    const FORKS: u32 = SYNC - FORK;
+    if let Some(word) = word(fd) {
+        let next =
+            |seen: u32| (seen & KIND == CANDIDATE).then_some(seen & !FORKS | seen.wrapping_add(FORK) & FORKS);
+        _ = word.fetch_update(AcqRel, Acquire, next);
+    }
+}
+
+/// Makes a candidate, to which nobody writes and that nobody else has, one that takes part. Whether it did.
+pub fn adopt(fd: i32, place: usize, has_others: impl FnOnce(u64) -> bool) -> bool {
     let Some(word) = word(fd) else { return false };
-    let seen = word.load(Relaxed);
+    let seen = word.load(Acquire);
     Kind::of(seen) == Kind::Candidate
         && seen & WRITES == 0
+        && !has_others(opened_at(fd))
         && word.compare_exchange(seen, Kind::Logged(place).word(), AcqRel, Relaxed).is_ok()
 }
 
@@ -155,6 +213,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn pauses_grow_until_a_file_is_opened_anew() {
+        const FD: i32 = 60_001;
+        open(FD, 7);
+        assert_eq!((kind(FD), opened_at(FD), is_paused(FD, 0)), (Kind::Candidate, 7, false));
+        for length_ms in [256, 512, 1024, 2048, 4096, 4096] {
+            pause(FD, 1000);
+            assert!(is_paused(FD, 1000 + length_ms - 1));
+            assert!(!is_paused(FD, 1000 + length_ms));
+        }
+        open(FD, 9);
+        assert_eq!((opened_at(FD), is_paused(FD, 0)), (9, false));
+        set(FD, Kind::Unknown);
+    }
+
+    #[test]
     fn a_file_takes_part_only_while_nobody_writes_to_it() {
         const FD: i32 = 60_000;
         assert_eq!(kind(FD), Kind::Unknown);
@@ -163,9 +236,22 @@ mod tests {
         let write = begin_write(FD).expect("a candidate");
         write.note_written(7);
         assert_eq!([count_sync(FD), count_sync(FD)], [(1, 7), (2, 0)]);
-        assert!(!adopt(FD, 5));
+        assert!(!adopt(FD, 5, |_| false));
         drop(write);
-        assert!(adopt(FD, 63));
+        assert!(!adopt(FD, 5, |_| true));
+        // A fork while it is asked whether somebody has it.
+        let mut forks = 0;
+        for _ in 0..1000 {
+            let fork = |_| {
+                note_forked(FD);
+                forks += 1;
+                false
+            };
+            assert!(!adopt(FD, 5, fork));
+            assert_eq!((kind(FD), count_sync(FD).1), (Kind::Candidate, 0));
+        }
+        assert_eq!(forks, 1000);
+        assert!(adopt(FD, 63, |_| false));
         assert_eq!(kind(FD), Kind::Logged(63));
         assert!(begin_write(FD).is_none());
         set(FD, Kind::Failed(libc::EIO));

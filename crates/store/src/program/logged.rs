@@ -2,7 +2,7 @@
 
 use super::descriptors::{self, Counted, Kind};
 use super::session::Session;
-use super::{Synced, answer, count_leave, is_forced, session, touch, trial};
+use super::{Synced, answer, count_leave, forks, is_forced, session, touch, trial};
 use crate::capture::Capture;
 use crate::layout::Identity;
 use crate::lock;
@@ -11,7 +11,8 @@ use crate::messages::{CLOSED, DROP, ROOM};
 use crate::state::{LEFT, MAX_FILES, Place, TOUCHED};
 use core::ffi::c_int;
 use core::sync::atomic::{
-    AtomicBool, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
 };
 use std::sync::{Mutex, MutexGuard};
 use uncopy_sys::clock;
@@ -54,8 +55,8 @@ pub struct Tracked {
     descriptors: AtomicU32,
     /// Whoever writes to it writes at its end.
     is_append: AtomicBool,
-    /// Other processes may have it: it does not take part a second time.
-    is_shared: AtomicBool,
+    /// The last fork while it took part; 0: there was none. Children may write here that they have touched it.
+    forked_at: AtomicU64,
     /// Held while it is synced, or left.
     logged: Mutex<Option<Logged>>,
     /// Held while it is written to.
@@ -156,7 +157,7 @@ impl Tracked {
         Self {
             descriptors: AtomicU32::new(0),
             is_append: AtomicBool::new(false),
-            is_shared: AtomicBool::new(false),
+            forked_at: AtomicU64::new(0),
             logged: Mutex::new(None),
             capture: Mutex::new(Capture::NONE),
         }
@@ -164,7 +165,7 @@ impl Tracked {
 
     /// Whether no file is here.
     pub fn is_free(&self) -> bool {
-        self.descriptors.load(Acquire) == 0 && !self.is_shared.load(Acquire)
+        self.descriptors.load(Acquire) == 0 && !forks::has_children(self.forked_at.load(Acquire))
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Option<Logged>> {
@@ -174,6 +175,7 @@ impl Tracked {
     /// A file is here from now on, which has one descriptor.
     pub fn begin(&self, is_append: bool) {
         self.is_append.store(is_append, Relaxed);
+        self.forked_at.store(0, Relaxed);
         self.descriptors.store(1, Release);
         NUMBER.fetch_add(1, AcqRel);
     }
@@ -190,7 +192,7 @@ impl Tracked {
     }
 
     pub fn note_forked(&self) {
-        self.is_shared.store(true, Release);
+        self.forked_at.store(forks::number(), Release);
     }
 
     /// Its place among all.
@@ -271,7 +273,8 @@ impl Tracked {
         let place = self.place();
         let taken = mark::take(fd);
         depart(inner.take());
-        let goes_on = again && !self.is_shared.load(Acquire);
+        // Of a candidate nobody follows what is written by another descriptor.
+        let goes_on = again && self.descriptors.load(Acquire) == 1;
         self.end(place, if goes_on { Kind::Candidate } else { Kind::Refused });
         let Some(session) = session() else { return taken };
         let said = session.place(place).error.swap(0, AcqRel);
@@ -287,7 +290,7 @@ impl Tracked {
         let _capture = lock(&self.capture);
         if let kind @ Kind::Logged(_) = descriptors::kind(from) {
             self.descriptors.fetch_add(1, AcqRel);
-            descriptors::set(to, kind);
+            descriptors::duplicate(from, to, kind);
         } else {
             [from, to].into_iter().for_each(|fd| descriptors::set(fd, Kind::Refused));
         }

@@ -9,10 +9,12 @@
 //! `errno`, and let no signal handler of the program's run meanwhile.
 
 pub mod descriptors;
+mod forks;
 mod logged;
 mod session;
 mod trial;
 
+pub use forks::{number_before_open as forks_before_open, share as share_descriptors};
 pub use logged::{At, Write, Writing, begin_write, number};
 
 use crate::mark;
@@ -135,7 +137,7 @@ fn session() -> Option<&'static Session> {
 /// The descriptors that are ours.
 pub fn own_descriptors() -> impl Iterator<Item = c_int> {
     let link = Some(LINK.load(Acquire)).filter(|link| *link >= 0);
-    link.into_iter().chain(session().map(Session::log_descriptor))
+    link.into_iter().chain(session().map(Session::log_descriptor)).chain(forks::descriptors())
 }
 
 /// The program goes on without its log: said once.
@@ -186,12 +188,12 @@ fn find_session() -> Option<&'static Session> {
     }
 }
 
-/// The program has opened a file.
-pub fn opened(fd: c_int, flags: c_int) {
+/// The program has opened a file; [`forks_before_open`] has said this before.
+pub fn opened(fd: c_int, flags: c_int, forks: Option<u64>) {
     const UNFIT: c_int = libc::O_DIRECT | libc::O_DSYNC | libc::O_PATH | libc::O_DIRECTORY;
     let is_fit = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & UNFIT == 0;
-    if is_fit && !HAS_STOPPED.load(Relaxed) {
-        descriptors::set(fd, Kind::Candidate);
+    if let Some(forks) = forks.filter(|_| is_fit && !HAS_STOPPED.load(Relaxed)) {
+        descriptors::open(fd, forks);
     } else if descriptors::kind(fd) != Kind::Unknown {
         descriptors::set(fd, Kind::Unknown);
     }
@@ -290,18 +292,24 @@ fn adopt(fd: c_int) -> Option<Result<(), Errno>> {
         descriptors::set(fd, Kind::Refused);
         return None;
     }
+    let now_ms = clock::now_ms();
+    if descriptors::is_paused(fd, now_ms) {
+        return None;
+    }
     let Some((status, identity)) = fit(fd) else {
-        descriptors::set(fd, Kind::Refused);
+        descriptors::pause(fd, now_ms);
         return None;
     };
     let session = find_session()?;
-    let place = (0..MAX_FILES)
-        .find(|place| session.place(*place).flags.load(Acquire) == 0 && file_at(*place).is_free())?;
+    // What a child has said of a file that is here no more counts no more.
+    let has_room = |place: &usize| session.place(*place).flags.load(Acquire) & !TOUCHED == 0;
+    let place = (0..MAX_FILES).find(|place| has_room(place) && file_at(*place).is_free())?;
     let tracked = file_at(place);
     let mut inner = tracked.lock();
     tracked.begin(file::flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0));
-    if !descriptors::adopt(fd, place) {
+    if !descriptors::adopt(fd, place, forks::has_others) {
         tracked.end(place, Kind::Candidate);
+        descriptors::pause(fd, now_ms);
         return None;
     }
     session.place(place).flags.store(HELD, Release);
@@ -311,7 +319,9 @@ fn adopt(fd: c_int) -> Option<Result<(), Errno>> {
             Some(if said == 0 { Ok(()) } else { Err(Errno(said as i32)) })
         }
         _ => {
-            tracked.end(place, Kind::Refused);
+            // Somebody else has it, or it has another name: not for ever.
+            tracked.end(place, Kind::Candidate);
+            descriptors::pause(fd, now_ms);
             session.place(place).flags.store(0, Release);
             None
         }
@@ -356,6 +366,9 @@ pub fn change(fd: c_int, again: bool) {
         Kind::Candidate if !again => descriptors::set(fd, Kind::Refused),
         _ => {}
     }
+    if !again {
+        forks::give_on(descriptors::opened_at(fd));
+    }
 }
 
 /// All files are left, for good if `again` is false.
@@ -394,10 +407,11 @@ pub fn duplicated(from: c_int, to: c_int) {
                 descriptors::set(to, Kind::Unknown);
             }
         }
-        Kind::Inherited(place) => descriptors::set(to, Kind::Inherited(place)),
+        kind @ Kind::Inherited(_) => descriptors::duplicate(from, to, kind),
         // Whoever writes by the other one is not counted.
         Kind::Candidate | Kind::Refused => {
-            [from, to].iter().for_each(|fd| descriptors::set(*fd, Kind::Refused))
+            descriptors::set(from, Kind::Refused);
+            descriptors::duplicate(from, to, Kind::Refused);
         }
         Kind::Failed(errno) => descriptors::set(to, Kind::Failed(errno)),
     }
@@ -419,13 +433,19 @@ pub fn closed_range(first: u32, last: u32) {
 
 /// The process is about to fork: the child may write to whatever is open.
 pub fn before_fork() {
+    forks::prepare();
     for fd in descriptors::known(0, u32::MAX) {
         match descriptors::kind(fd) {
-            Kind::Candidate => descriptors::set(fd, Kind::Refused),
+            Kind::Candidate => descriptors::note_forked(fd),
             Kind::Logged(place) => file_at(place).note_forked(),
             _ => {}
         }
     }
+}
+
+/// The process has forked, or has tried to.
+pub fn after_fork() {
+    forks::parent();
 }
 
 /// In a forked child: its parent's files are not its own.
@@ -439,7 +459,9 @@ pub fn in_child() {
             _ => {}
         }
     }
-    own_descriptors().for_each(file::close);
+    let links = [LINK.load(Acquire)].into_iter().chain(session().map(Session::log_descriptor));
+    links.filter(|fd| *fd >= 0).for_each(file::close);
+    forks::child();
     if let Some(session) = session() {
         INHERITED.store(core::ptr::from_ref(session.state).cast_mut(), Release);
     }
@@ -465,7 +487,7 @@ pub fn before_exec(is_owner: bool) {
                 let _ = mark::take(fd);
             }
             Kind::Logged(_) if is_owner => change(fd, false),
-            Kind::Inherited(_) if stays_open => change(fd, false),
+            Kind::Inherited(_) | Kind::Candidate | Kind::Refused if stays_open => change(fd, false),
             _ => {}
         }
     }
