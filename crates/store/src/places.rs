@@ -206,8 +206,14 @@ struct OnDisk<'a> {
 impl OnDisk<'_> {
     /// Opens what is at a path, if it is the file.
     fn open_if_it_is(&self, path: &Path, identity: &Identity) -> Option<Opened> {
-        let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-        let opened = Opened(file::open(&c_path(path).ok()?, flags, 0).ok()?);
+        let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NOCTTY;
+        let path = c_path(path).ok()?;
+        let opened = match file::open(&path, flags | libc::O_NONBLOCK, 0) {
+            // Somebody has a lease, who is being told: a file, which is waited for.
+            Err(Errno::EAGAIN) => file::open(&path, flags, 0),
+            opened => opened,
+        };
+        let opened = Opened(opened.ok()?);
         let is_it = file::status(opened.0).is_ok_and(|status| {
             let is_there = !self.is_same_boot || status.device == identity.device;
             status.is_regular() && is_there && status.inode == identity.inode

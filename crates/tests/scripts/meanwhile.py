@@ -153,13 +153,15 @@ class Others:
         size = os.path.getsize(self.path)
         whole, hashed = stream(0, size), hashlib.sha256()
         hashed.update(whole[:done])
-        # It has hashed a prefix which ends with some write.
+        # What it has hashed ends with some write, or with a page: a longer write is not seen all at once.
         with open(self.journal) as lines:
-            ends = [int(line.split()[1]) for line in lines]
-        for start, end in zip([done, *(end for end in ends if end > done)], [*(end for end in ends if end > done), size]):
+            ends = {int(line.split()[1]) for line in lines} | set(range(0, size, mmap.PAGESIZE)) | {size}
+        at = done
+        for end in sorted(end for end in ends if end > done):
             if hashed.hexdigest() == found:
                 return
-            hashed.update(whole[start:end])
+            hashed.update(whole[at:end])
+            at = end
         assert hashed.hexdigest() == found, "sha256sum: no prefix has this sum"
 
     def rename(self, done):
@@ -197,13 +199,18 @@ class Others:
             self.check(file.read(), done, "tail -f")
 
     def open_nonblocking(self, rounds):
-        """GNU tar and truncate open files so, which says EAGAIN where there is a lease, and does not wait."""
+        """GNU tar and truncate open files so, which may say EAGAIN where there is a lease, but not for long."""
         for _ in range(rounds):
             for command in (["tar", "-cf", f"{self.room}/archive"], ["truncate", "-s", "+0"], ["head", "-c", "1"]):
                 self.writer.takes_part(reopens=True)
-                self.well(*command, self.path)
-            self.writer.takes_part(reopens=True)
-            os.close(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK))
+                wait_for(f"{command} to open the file", lambda: self.is_opened(*command, self.path))
+
+    def is_opened(self, *command):
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=4 * PATIENCE)
+        # It grows meanwhile.
+        is_opened = done.returncode == 0 or b"file changed as we read it" in done.stderr
+        assert is_opened or b"temporarily unavailable" in done.stderr, f"{command}: {done.stderr}"
+        return is_opened
 
     def hold(self, rounds):
         """Where somebody else has it no more, a file takes part again, which the program has open all the time."""

@@ -134,8 +134,7 @@ fn a_daemon_goes_on_with_a_file_that_took_part() {
 }
 
 #[test]
-#[ignore = "an open with O_NONBLOCK (GNU tar, truncate) says EAGAIN where a file takes part"]
-fn others_open_a_file_without_blocking() {
+fn who_opens_a_file_without_waiting_can_soon() {
     scripts_of("meanwhile.py", "nonblocking", "2");
 }
 
