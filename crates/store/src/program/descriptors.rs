@@ -37,6 +37,8 @@ static PAUSES: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPT
 /// The shortest pause and the longest, as logarithms: 256 ms, 4 s.
 const MIN_PAUSE: u64 = 8;
 const MAX_PAUSE: u64 = 12;
+/// Over for so many times its length, a pause is forgotten.
+const LONG_AGO: u64 = 8;
 /// Above the number of every descriptor of which something is known.
 static END: AtomicU32 = AtomicU32::new(0);
 
@@ -145,11 +147,13 @@ pub fn duplicate(from: i32, to: i32, kind: Kind) {
     set(to, kind);
 }
 
-/// A candidate is left alone for a while, longer each time.
+/// A candidate is left alone for a while; for longer where the last while is not over for long.
 pub fn pause(fd: i32, now_ms: u64) {
     if word(fd).is_some() {
         let pause = &PAUSES[fd as usize];
-        let length = (pause.load(Relaxed) & 0xFF).max(MIN_PAUSE - 1).saturating_add(1).min(MAX_PAUSE);
+        let (until_ms, before) = (pause.load(Relaxed) >> 8, pause.load(Relaxed) & 0xFF);
+        let is_anew = before == 0 || now_ms > until_ms + (LONG_AGO << before);
+        let length = if is_anew { MIN_PAUSE } else { MAX_PAUSE.min(before + 1) };
         pause.store((now_ms + (1 << length)) << 8 | length, Relaxed);
     }
 }
@@ -222,6 +226,10 @@ mod tests {
             assert!(is_paused(FD, 1000 + length_ms - 1));
             assert!(!is_paused(FD, 1000 + length_ms));
         }
+        pause(FD, 1000 + 9 * 4096);
+        assert!(is_paused(FD, 1000 + 9 * 4096 + 4095));
+        pause(FD, 1000 + 19 * 4096);
+        assert!(!is_paused(FD, 1000 + 19 * 4096 + 256));
         open(FD, 9);
         assert_eq!((opened_at(FD), is_paused(FD, 0)), (9, false));
         set(FD, Kind::Unknown);

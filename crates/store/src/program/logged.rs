@@ -277,6 +277,10 @@ impl Tracked {
         let goes_on = again && self.descriptors.load(Acquire) == 1;
         self.end(place, if goes_on { Kind::Candidate } else { Kind::Refused });
         let Some(session) = session() else { return taken };
+        if session.place(place).flags.load(Acquire) & LEFT != 0 {
+            // Whoever wanted it may not have got it yet (open(2), "O_NONBLOCK").
+            descriptors::pause(fd, clock::now_ms());
+        }
         let said = session.place(place).error.swap(0, AcqRel);
         if session.ask(&[DROP, place as u64], -1).is_err() {
             // Nobody else does.
