@@ -12,6 +12,8 @@ use core::sync::atomic::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
 };
 
+use uncopy_sys::clock;
+
 /// Descriptors that are known; files of others never take part.
 const DESCRIPTORS: usize = 1 << 16;
 const KIND: u32 = 7;
@@ -30,6 +32,8 @@ const FAILED: u32 = 5;
 static ALL: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 /// Bytes that were written to each candidate since its last sync.
 static WRITTEN: [AtomicUsize; DESCRIPTORS] = [const { AtomicUsize::new(0) }; DESCRIPTORS];
+/// How long that took, ns.
+static WRITE_NS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 /// Forks before each was opened.
 static OPENED_AT: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 /// Until when each candidate is left alone (ms), and the logarithm of how long that is, in the lowest byte.
@@ -112,17 +116,18 @@ pub fn known(first: u32, last: u32) -> impl Iterator<Item = i32> {
     (first..end).map(u32::cast_signed).filter(|fd| kind(*fd) != Kind::Unknown)
 }
 
-/// Counts a sync of a candidate: how many there were, and the bytes that were written to it since the last one.
-pub fn count_sync(fd: i32) -> (u32, usize) {
-    let Some(word) = word(fd) else { return (0, 0) };
-    let written = WRITTEN[fd as usize].swap(0, Relaxed);
+/// Counts a sync of a candidate: how many there were, the bytes that were written to it since the last one, and how long the writes
+/// took, ns.
+pub fn count_sync(fd: i32) -> (u32, usize, u64) {
+    let Some(word) = word(fd) else { return (0, 0, 0) };
+    let (written, ns) = (WRITTEN[fd as usize].swap(0, Relaxed), WRITE_NS[fd as usize].swap(0, Relaxed));
     let seen = word.load(Relaxed);
     if seen & SYNCS == SYNCS {
-        return (SYNCS / SYNC, written);
+        return (SYNCS / SYNC, written, ns);
     }
     // A sync that is not counted because somebody else changes it is no loss.
     let _ = word.compare_exchange(seen, seen + SYNC, AcqRel, Relaxed);
-    ((seen & SYNCS) / SYNC + 1, written)
+    ((seen & SYNCS) / SYNC + 1, written, ns)
 }
 
 /// A file was opened, after so many forks: a candidate.
@@ -130,6 +135,8 @@ pub fn open(fd: i32, forks: u64) {
     if word(fd).is_some() {
         OPENED_AT[fd as usize].store(forks, Relaxed);
         PAUSES[fd as usize].store(0, Relaxed);
+        WRITTEN[fd as usize].store(0, Relaxed);
+        WRITE_NS[fd as usize].store(0, Relaxed);
         set(fd, Kind::Candidate);
     }
 }
@@ -186,18 +193,23 @@ pub fn adopt(fd: i32, place: usize, has_others: impl FnOnce(u64) -> bool) -> boo
 
 /// A write to a candidate under way.
 #[derive(Debug)]
-pub struct Counted(&'static AtomicU32, i32);
+pub struct Counted {
+    word: &'static AtomicU32,
+    fd: i32,
+    begun_ns: u64,
+}
 
 impl Counted {
     /// So many bytes were written.
     pub fn note_written(&self, len_bytes: usize) {
-        WRITTEN[self.1 as usize].fetch_add(len_bytes, Relaxed);
+        WRITTEN[self.fd as usize].fetch_add(len_bytes, Relaxed);
+        WRITE_NS[self.fd as usize].fetch_add(clock::now_ns() - self.begun_ns, Relaxed);
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(WRITE, AcqRel);
+        self.word.fetch_sub(WRITE, AcqRel);
     }
 }
 
@@ -208,7 +220,7 @@ pub fn begin_write(fd: i32) -> Option<Counted> {
         return None;
     }
     let seen = word.fetch_add(WRITE, AcqRel);
-    let counted = Counted(word, fd);
+    let counted = Counted { word, fd, begun_ns: clock::now_ns() };
     (Kind::of(seen) == Kind::Candidate).then_some(counted)
 }
 
@@ -243,7 +255,9 @@ mod tests {
         set(FD, Kind::Candidate);
         let write = begin_write(FD).expect("a candidate");
         write.note_written(7);
-        assert_eq!([count_sync(FD), count_sync(FD)], [(1, 7), (2, 0)]);
+        let (first, second) = (count_sync(FD), count_sync(FD));
+        assert_eq!([(first.0, first.1), (second.0, second.1,)], [(1, 7), (2, 0)]);
+        assert!(first.2 > 0 && second.2 == 0, "{first:?}, {second:?}");
         assert!(!adopt(FD, 5, |_| false));
         drop(write);
         assert!(!adopt(FD, 5, |_| true));

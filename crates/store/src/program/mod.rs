@@ -249,7 +249,7 @@ pub fn sync(fd: c_int, real: impl Fn() -> c_int) -> Synced {
 
 /// A sync of a file that may take part: with it that begins, if it is time.
 fn sync_candidate(fd: c_int, real: &impl Fn() -> c_int) -> c_int {
-    let (syncs, bytes) = descriptors::count_sync(fd);
+    let (syncs, bytes, write_ns) = descriptors::count_sync(fd);
     let begun_ns = clock::now_ns();
     let is_forced = is_forced();
     if is_forced
@@ -263,7 +263,7 @@ fn sync_candidate(fd: c_int, real: &impl Fn() -> c_int) -> c_int {
     if result == 0
         && bytes > 0
         && !is_forced
-        && trial::note_plain(bytes, now_ns - begun_ns, now_ns)
+        && trial::note_plain(bytes, now_ns - begun_ns + write_ns, now_ns)
         && syncs >= MIN_SYNCS
     {
         // That the file is synced once more is quick; an error of that is the next sync's.

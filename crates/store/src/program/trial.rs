@@ -1,4 +1,4 @@
-//! Whether the log pays: how long syncs take with it, and how long by the file system, for each size.
+//! Whether the log pays: how long writes and their sync take with it, and how long by the file system.
 //!
 //! ```text
 //! syncs by the file system ─ enough of them ─► by the log ─ slower ─► by the file system, four times as long each time
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! What is compared is what the program waits for, the background's part in it: where the device has no room for all bytes twice, both
-//! ways get slower, and syncs by the log more.
+//! ways get slower, and the log more. A sync by the log is compared with what the file system took for as many bytes.
 
 use std::sync::Mutex;
 
@@ -19,116 +19,140 @@ pub const MIN_PLAIN_SYNCS: u32 = 24;
 /// files are synced in the background meanwhile, which slows down some.
 const WINDOW_SYNCS: u32 = 128;
 const WINDOW_NS: u64 = 1_200_000_000;
+/// Windows in which the log was slower, one behind the other, after which it is left; at once where it took so much longer, percent.
+const MAX_LOSSES: u32 = 2;
+const GREAT_LOSS_PERCENT: u64 = 125;
 /// How long nothing is tried where the log was slower, ns, at first and at most.
 const HOLD_NS: (u64, u64) = (5_000_000_000, 1_280_000_000_000);
 /// How long what is known of the file system counts, ns, at first and at most.
 const AGE_NS: (u64, u64) = (4_000_000_000, 256_000_000_000);
 
-/// How long some syncs took.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sum {
-    count: u32,
-    ns: u64,
-}
-
-impl Sum {
-    const NONE: Self = Self { count: 0, ns: 0 };
-
-    const fn add(&mut self, ns: u64) {
-        self.count += 1;
-        self.ns += ns;
-    }
-
-    /// Whether those took longer on average than these.
-    const fn is_slower_than(&self, other: &Self) -> bool {
-        self.ns as u128 * other.count as u128 > other.ns as u128 * self.count as u128
-    }
-}
-
+/// Syncs of one range of sizes.
 #[derive(Clone, Copy, Debug)]
 struct Class {
-    plain: Sum,
-    logged: Sum,
-    window_ends_ns: u64,
-    /// Windows in which the log was slower, one behind the other.
-    losses: u32,
+    /// By the file system, and how long they took, ns.
+    plain: u32,
+    plain_ns: u64,
+    /// By the log, in this window.
+    logged: u32,
     held_until_ns: u64,
     hold_ns: u64,
-    /// When the file system is to be asked again.
-    plain_ends_ns: u64,
-    age_ns: u64,
 }
 
 impl Class {
-    const NEW: Self = Self {
-        plain: Sum::NONE,
-        logged: Sum::NONE,
-        window_ends_ns: 0,
-        losses: 0,
-        held_until_ns: 0,
-        hold_ns: HOLD_NS.0,
-        plain_ends_ns: 0,
-        age_ns: AGE_NS.0,
-    };
+    const NEW: Self = Self { plain: 0, plain_ns: 0, logged: 0, held_until_ns: 0, hold_ns: HOLD_NS.0 };
 
-    const fn hold(&mut self, now_ns: u64) {
-        self.held_until_ns = now_ns + self.hold_ns;
-        self.hold_ns = if self.hold_ns * 4 < HOLD_NS.1 { self.hold_ns * 4 } else { HOLD_NS.1 };
-        self.losses = 0;
+    const fn is_known(&self) -> bool {
+        self.plain >= MIN_PLAIN_SYNCS
     }
+
+    fn hold(&mut self, now_ns: u64) {
+        self.held_until_ns = now_ns + self.hold_ns;
+        self.hold_ns = HOLD_NS.1.min(self.hold_ns * 4);
+    }
+}
+
+/// Syncs by the log that are looked at together.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    ends_ns: u64,
+    syncs: u32,
+    /// Of a size of which it is not known how long the file system takes.
+    unknown: u32,
+    /// How long the others took, and would have taken, ns.
+    ns: u64,
+    plain_ns: u64,
+}
+
+impl Window {
+    const NONE: Self = Self { ends_ns: 0, syncs: 0, unknown: 0, ns: 0, plain_ns: 0 };
 }
 
 /// What is known.
 #[derive(Debug)]
 pub struct Trial {
     classes: [Class; CLASSES],
+    window: Window,
+    losses: u32,
+    /// When the file system is to be asked again; 0: not known yet.
+    plain_ends_ns: u64,
+    age_ns: u64,
 }
 
 impl Trial {
-    const NEW: Self = Self { classes: [Class::NEW; CLASSES] };
+    const NEW: Self = Self {
+        classes: [Class::NEW; CLASSES],
+        window: Window::NONE,
+        losses: 0,
+        plain_ends_ns: 0,
+        age_ns: AGE_NS.0,
+    };
 
-    const fn class(&mut self, bytes: usize) -> &mut Class {
+    fn class(&mut self, bytes: usize) -> &mut Class {
         let power = (usize::BITS - bytes.leading_zeros()) as usize;
-        &mut self.classes[if power < CLASSES { power } else { CLASSES - 1 }]
+        &mut self.classes[power.min(CLASSES - 1)]
     }
 
-    /// The file system has synced so many bytes in `ns`. Whether it is time for the log.
+    /// The file system has taken `ns` for so many bytes. Whether it is time for the log.
     fn note_plain(&mut self, bytes: usize, ns: u64, now_ns: u64) -> bool {
         let class = self.class(bytes);
-        class.plain.add(ns);
-        class.plain.count >= MIN_PLAIN_SYNCS && now_ns >= class.held_until_ns
+        class.plain += 1;
+        class.plain_ns += ns;
+        class.is_known() && now_ns >= class.held_until_ns
     }
 
-    /// The log has synced so many bytes in `ns`. Whether it is time for the file system.
+    /// The log has taken `ns` for so many bytes. Whether it is time for the file system.
     fn note_logged(&mut self, bytes: usize, ns: u64, now_ns: u64) -> bool {
-        let class = self.class(bytes);
-        if class.plain.count < MIN_PLAIN_SYNCS {
-            // Other sizes were known when the file came to take part.
-            return false;
-        }
-        if class.logged.count == 0 {
-            class.window_ends_ns = now_ns + WINDOW_NS;
-            if class.plain_ends_ns == 0 {
-                class.plain_ends_ns = now_ns + class.age_ns;
+        if self.window.syncs == 0 {
+            self.window.ends_ns = now_ns + WINDOW_NS;
+            if self.plain_ends_ns == 0 {
+                self.plain_ends_ns = now_ns + self.age_ns;
             }
         }
-        class.logged.add(ns);
-        if class.logged.count < WINDOW_SYNCS || now_ns < class.window_ends_ns {
-            return false;
+        let class = self.class(bytes);
+        class.logged += 1;
+        let plain_ns = class.is_known().then(|| class.plain_ns / u64::from(class.plain));
+        let window = &mut self.window;
+        window.syncs += 1;
+        match plain_ns {
+            Some(plain_ns) => {
+                window.ns += ns;
+                window.plain_ns += plain_ns;
+            }
+            None => window.unknown += 1,
         }
-        let is_slower = class.logged.is_slower_than(&class.plain);
-        class.logged = Sum::NONE;
-        class.losses = if is_slower { class.losses + 1 } else { 0 };
-        let is_old = now_ns >= class.plain_ends_ns;
-        if class.losses >= 2 {
-            class.hold(now_ns);
+        window.syncs >= WINDOW_SYNCS && now_ns >= window.ends_ns && self.judge(now_ns)
+    }
+
+    /// A window has ended. Whether it is time for the file system.
+    fn judge(&mut self, now_ns: u64) -> bool {
+        let window = core::mem::replace(&mut self.window, Window::NONE);
+        self.losses = match () {
+            () if window.ns * 100 > window.plain_ns * GREAT_LOSS_PERCENT => MAX_LOSSES,
+            () if window.ns > window.plain_ns => self.losses + 1,
+            () => 0,
+        };
+        let is_lost = self.losses >= MAX_LOSSES;
+        let is_old = now_ns >= self.plain_ends_ns;
+        let is_due = is_lost || is_old || 2 * window.unknown > window.syncs;
+        if is_lost {
+            self.losses = 0;
         } else if is_old {
-            class.age_ns = if class.age_ns * 2 < AGE_NS.1 { class.age_ns * 2 } else { AGE_NS.1 };
-        } else {
-            return false;
+            self.age_ns = AGE_NS.1.min(self.age_ns * 2);
         }
-        (class.plain, class.plain_ends_ns) = (Sum::NONE, 0);
-        true
+        if is_due {
+            self.plain_ends_ns = 0;
+        }
+        for class in self.classes.iter_mut().filter(|class| class.logged > 0) {
+            class.logged = 0;
+            if is_lost {
+                class.hold(now_ns);
+            }
+            if is_due && class.is_known() {
+                (class.plain, class.plain_ns) = (0, 0);
+            }
+        }
+        is_due
     }
 }
 
@@ -168,6 +192,26 @@ mod tests {
             }
         }
         assert_eq!(renewals, [4, 13, 30, 62], "rarer each time");
+    }
+
+    #[test]
+    fn sizes_that_are_mixed_are_learned_and_judged_together() {
+        let mut trial = Trial::NEW;
+        // One size is known when the file comes to take part.
+        (0..MIN_PLAIN_SYNCS).for_each(|_| _ = trial.note_plain(4096, 100_000, 0));
+        let mut left = Vec::new();
+        let mut is_logged = true;
+        for now_ns in (0..40_000_000_000_u64).step_by(100_000) {
+            // Nine of ten are larger, for which the log is slower.
+            let (bytes, ns) = if now_ns / 100_000 % 10 == 0 { (4096, 50_000) } else { (262_144, 300_000) };
+            if is_logged && trial.note_logged(bytes, ns, now_ns) {
+                left.push(now_ns / 1_000_000_000);
+                is_logged = false;
+            } else if !is_logged {
+                is_logged = trial.note_plain(bytes, if bytes == 4096 { 100_000 } else { 200_000 }, now_ns);
+            }
+        }
+        assert_eq!(left, [1, 2, 8, 29], "first because it is not known how long the larger ones take");
     }
 
     #[test]
