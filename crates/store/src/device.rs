@@ -95,10 +95,10 @@ impl core::ops::DerefMut for Aligned {
     }
 }
 
-/// A log in a file, which is written directly.
+/// A log in a file, which is written directly, or recovered.
 #[derive(Clone, Copy, Debug)]
 pub struct LogFile {
-    /// A descriptor with `O_DIRECT`, closed by its owner.
+    /// A descriptor, closed by its owner; with `O_DIRECT` but for a recovery.
     pub fd: i32,
     /// What memory has to be aligned to, bytes.
     pub granule_bytes: usize,
@@ -114,11 +114,16 @@ impl LogFile {
 
 impl Device for LogFile {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let read = |into: &mut [u8]| {
+            let is_whole = file::read_at(self.fd, offset, into)? == into.len();
+            if is_whole { Ok(()) } else { Err(Errno(libc::EIO)) }
+        };
+        if (into.as_ptr() as usize).is_multiple_of(self.granule_bytes) {
+            return read(into);
+        }
         let mut aligned = Aligned::default();
         aligned.resize(into.len());
-        if file::read_at(self.fd, offset, &mut aligned)? != into.len() {
-            return Err(Errno(libc::EIO));
-        }
+        read(&mut aligned)?;
         into.copy_from_slice(&aligned);
         Ok(())
     }

@@ -87,7 +87,11 @@ impl Locked {
     /// # Errors
     /// EAGAIN: somebody has it; else what open says.
     pub fn open(path: &Path) -> Result<Self, Errno> {
-        let fd = file::open(&c_path(path)?, libc::O_RDWR | libc::O_DIRECT | libc::O_NOFOLLOW, 0)?;
+        Self::open_by(path, libc::O_DIRECT)
+    }
+
+    fn open_by(path: &Path, flags: i32) -> Result<Self, Errno> {
+        let fd = file::open(&c_path(path)?, libc::O_RDWR | libc::O_NOFOLLOW | flags, 0)?;
         let log = Self(Opened(fd));
         let is_ours = file::status(fd)?.user == ids::effective_user();
         if is_ours { file::lock_alone(fd).map(|()| log) } else { Err(Errno::EPERM) }
@@ -159,22 +163,19 @@ fn reuse(path: &Path, len_bytes: u64, anywhere: bool) -> Option<Empty> {
 fn make(directory: &Path, len_bytes: u64, anywhere: bool) -> Result<Empty, Errno> {
     let id = ids::random().ok_or(Errno::EAGAIN)?;
     let path = directory.join(format!("{id:016x}.{SUFFIX}"));
-    let name = c_path(&path)?;
-    let flags = libc::O_RDWR | libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-    let file = Locked(Opened(file::open(&name, flags, 0o600)?));
-    let is_fit = anywhere || mark::is_fit(file.device().fd);
-    let filled = if is_fit { fill(&file, len_bytes) } else { Err(Errno(libc::EOPNOTSUPP)) };
-    let filled = filled.and_then(|granule_bytes| {
-        let superblock = Superblock { log: id, len_bytes, granule_bytes, machine: machine() };
-        create(&file.device(), &superblock, clock::wall_ns()).map(|checkpoint| (superblock, checkpoint))
-    });
-    match filled {
-        Ok((superblock, checkpoint)) => Ok(Empty { path, file, superblock, checkpoint }),
-        Err(errno) => {
-            uncopy_sys::mem::unlink(&name);
-            Err(errno)
-        }
+    // It has a name once it is a log.
+    let flags = libc::O_RDWR | libc::O_DIRECT | libc::O_TMPFILE;
+    let file = Locked(Opened(file::open(&c_path(directory)?, flags, 0o600)?));
+    let fd = file.device().fd;
+    if !anywhere && !mark::is_fit(fd) {
+        return Err(Errno(libc::EOPNOTSUPP));
     }
+    let granule_bytes = fill(&file, len_bytes)?;
+    let superblock = Superblock { log: id, len_bytes, granule_bytes, machine: machine() };
+    let checkpoint = create(&file.device(), &superblock, clock::wall_ns())?;
+    file::name(fd, &c_path(&path)?)?;
+    file::sync(fd)?;
+    Ok(Empty { path, file, superblock, checkpoint })
 }
 
 /// Writes all of a new log once: what is written over later needs no change to its file system. The granule, bytes.
@@ -309,12 +310,21 @@ pub struct Ways {
 /// # Errors
 /// What the device or a file says.
 pub fn recover(path: &Path, ways: &Ways) -> Result<Outcome, Errno> {
-    let file = match Locked::open(path) {
+    // It is read twice, and by the kernel ahead.
+    let file = match Locked::open_by(path, 0) {
         Ok(file) => file,
         Err(Errno::EAGAIN) => return Ok(Outcome::InUse),
         Err(errno) => return Err(errno),
     };
-    let recovery = match Recovery::open(file.device()) {
+    let outcome = recover_locked(&file, ways);
+    // Direct writes would have to look for what is cached.
+    file::forget_cached(file.0.0);
+    outcome
+}
+
+fn recover_locked(file: &Locked, ways: &Ways) -> Result<Outcome, Errno> {
+    let device = LogFile { granule_bytes: 1, ..file.device() };
+    let recovery = match Recovery::open(device) {
         Ok(recovery) => recovery,
         Err(Unreadable::Device(errno)) => return Err(errno),
         Err(why) => return Ok(Outcome::Unreadable(why)),
@@ -340,7 +350,7 @@ pub fn recover(path: &Path, ways: &Ways) -> Result<Outcome, Errno> {
     if !is_same_boot {
         // What is written to the files from here on is no other's.
         let next = Checkpoint { serial: checkpoint.serial + 1, time_ns: clock::wall_ns(), ..checkpoint };
-        write_checkpoint(&file.device(), &superblock, &next)?;
+        write_checkpoint(&device, &superblock, &next)?;
         let done = recovery.replay(&mut files, &mut found)?;
         (recovered.records, recovered.bytes, recovered.gone_records) =
             (done.records, done.bytes, done.gone_records);
@@ -359,7 +369,7 @@ pub fn recover(path: &Path, ways: &Ways) -> Result<Outcome, Errno> {
         let (_, superblock, checkpoint) = recovery.emptied(survey.end, clock::wall_ns());
         // Two further on: the one before the last may be the one that was just written.
         let checkpoint = Checkpoint { serial: checkpoint.serial + 1, ..checkpoint };
-        write_checkpoint(&file.device(), &superblock, &checkpoint)?;
+        write_checkpoint(&device, &superblock, &checkpoint)?;
     }
     Ok(Outcome::Recovered(recovered))
 }

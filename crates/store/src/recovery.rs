@@ -1,6 +1,6 @@
 //! Reading a log again, and putting into files what it has for them.
 
-use crate::device::Device;
+use crate::device::{Aligned, Device};
 use crate::layout::{
     BLOCK_BYTES, CHECKPOINTS, Checkpoint, Expected, Identity, NoLog, RING_OFFSET, Record, Superblock,
     decode_record, record_bytes, sequence_of,
@@ -140,24 +140,21 @@ impl<D: Device> Recovery<D> {
     }
 
     /// The record at a place, with all of its bytes, if it is the expected one.
-    fn record_at(&self, at: u64, expected: &Expected, bytes: &mut Vec<u8>) -> Result<Option<Record>, Errno> {
+    fn record_at(&self, at: u64, expected: &Expected, bytes: &mut Aligned) -> Result<Option<Record>, Errno> {
         let left_bytes = self.superblock.len_bytes - at;
         if left_bytes < expected.granule_bytes as u64 {
             return Ok(None);
         }
-        bytes.clear();
-        bytes.resize(expected.granule_bytes, 0);
+        bytes.resize(expected.granule_bytes);
         self.device.read_at(at, bytes)?;
         let Some(len_bytes) =
             record_bytes(bytes, expected).filter(|len_bytes| *len_bytes as u64 <= left_bytes)
         else {
             return Ok(None);
         };
-        bytes.resize(len_bytes, 0);
-        let (read, rest) = bytes.split_at_mut(expected.granule_bytes);
-        if !rest.is_empty() {
-            self.device.read_at(at + read.len() as u64, rest)?;
-        }
+        bytes.resize(len_bytes);
+        // From its beginning, which is aligned for the device.
+        self.device.read_at(at, bytes)?;
         Ok(decode_record(bytes, expected))
     }
 
@@ -170,7 +167,7 @@ impl<D: Device> Recovery<D> {
         mut each: impl FnMut(&Record, &[u8]) -> Result<(), Errno>,
     ) -> Result<End, Errno> {
         let (mut at, mut sequence) = (self.checkpoint.tail, self.checkpoint.sequence);
-        let mut bytes = Vec::new();
+        let mut bytes = Aligned::default();
         loop {
             let expected = self.expected(sequence);
             let mut record = self.record_at(at, &expected, &mut bytes)?;
@@ -194,8 +191,9 @@ impl<D: Device> Recovery<D> {
         const STEP_BYTES: u64 = 1 << 20;
         let granule_bytes = self.superblock.granule_bytes as usize;
         let end = self.superblock.len_bytes.min(from + LOOKED_AT_BYTES);
-        let mut bytes = Vec::new();
-        let mut step = vec![0; STEP_BYTES.min(end.saturating_sub(from)) as usize];
+        let mut bytes = Aligned::default();
+        let mut step = Aligned::default();
+        step.resize(STEP_BYTES.min(end.saturating_sub(from)) as usize);
         for step_at in (from..end).step_by(STEP_BYTES as usize) {
             let len = (end - step_at).min(STEP_BYTES) as usize / granule_bytes * granule_bytes;
             self.device.read_at(step_at, &mut step[..len])?;

@@ -144,6 +144,25 @@ pub fn flags(fd: i32) -> Result<i32, Errno> {
     check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETFL)) }).map(|flags| flags as i32)
 }
 
+/// Names an open file that has no name (open(2), `O_TMPFILE`).
+///
+/// # Errors
+/// What linkat says.
+pub fn name(fd: i32, path: &CStr) -> Result<(), Errno> {
+    let link = std::ffi::CString::new(format!("/proc/self/fd/{fd}")).map_err(|_| Errno::EINVAL)?;
+    let (here, flags) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
+    // SAFETY: terminated paths.
+    let named =
+        unsafe { kernel!(Name, syscall!(libc::SYS_linkat, here, link.as_ptr(), here, path.as_ptr(), flags)) };
+    check(named).map(drop)
+}
+
+/// What the kernel has cached of a file and that is written it may forget (`POSIX_FADV_DONTNEED`).
+pub fn forget_cached(fd: i32) {
+    // SAFETY: touches no memory. What it says changes nothing.
+    unsafe { kernel!(Fcntl, syscall!(libc::SYS_fadvise64, fd, 0, 0, libc::POSIX_FADV_DONTNEED)) };
+}
+
 /// Where the next read or write begins, bytes.
 ///
 /// # Errors

@@ -236,6 +236,7 @@ pub fn sync(fd: c_int, real: impl Fn() -> c_int) -> Synced {
                 let answer = file_at(place).sync(fd, &real);
                 // Where the log has answered, somebody keeps it.
                 if answer.is_none_or(|synced| synced.logged_bytes.is_none()) {
+                    let _errno = errno::Keep::new();
                     before_open();
                 }
                 answer
