@@ -199,11 +199,11 @@ class Others:
             self.check(file.read(), done, "tail -f")
 
     def open_nonblocking(self, rounds):
-        """GNU tar and truncate open files so, which may say EAGAIN where there is a lease, but not for long."""
+        """GNU tar opens files so, which may say EAGAIN where there is a lease, but not for long."""
         for _ in range(rounds):
-            for command in (["tar", "-cf", f"{self.room}/archive"], ["truncate", "-s", "+0"], ["head", "-c", "1"]):
+            for command in (["tar", "-cf", f"{self.room}/archive", self.path], ["dd", "iflag=nonblock", "count=1", f"if={self.path}"]):
                 self.writer.takes_part(reopens=True)
-                wait_for(f"{command} to open the file", lambda: self.is_opened(*command, self.path))
+                wait_for(f"{command} to open the file", lambda: self.is_opened(*command))
 
     def is_opened(self, *command):
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=4 * PATIENCE)
