@@ -29,6 +29,8 @@ use uncopy_core::stats::Snapshot;
 struct Active {
     library: PathBuf,
     uffd_fd: Option<RawFd>,
+    /// Why nothing can be elided: then the library is for its log only.
+    obstacle: Option<String>,
 }
 
 /// How the program is started.
@@ -110,9 +112,19 @@ pub fn start(
     };
     sweep(live::shared_memory());
     let preloaded = environment.get(b"LD_PRELOAD").unwrap_or_default().to_vec();
-    match activate(&path, &settings, options.needs_uffd) {
+    let active = activate(&path, &settings, options.needs_uffd).and_then(|active| {
+        let has_log = begin_log(&settings, &mut environment);
+        match active.obstacle {
+            Some(why) if !has_log => Err(why),
+            _ => Ok(active),
+        }
+    });
+    match active {
         Ok(active) => {
-            begin_log(&settings, &mut environment);
+            if let Some(why) = &active.obstacle {
+                output::complain(format_args!("nothing is elided: {why}; see 'uncopy doctor'"));
+                environment.set(settings::HEAP, b"off");
+            }
             environment.set("LD_PRELOAD", &library::preload(&active.library, &preloaded));
             if environment.get(costs::COSTS.as_bytes()).is_none()
                 && let Some(stored) = costs::path(&environment).and_then(|path| costs::load(&path).ok())
@@ -138,36 +150,44 @@ pub fn start(
     become_program(&path, command, &environment)
 }
 
-/// Has logs kept for the program, if that was asked for; without, its files are synced by their file systems.
-fn begin_log(settings: &Settings, environment: &mut Environment) {
-    let Some(logs) = &settings.log else { return };
+/// Has logs kept for the program, if that was asked for; whether they are, by this process or an outer one. Without, its files are
+/// synced by their file systems.
+fn begin_log(settings: &Settings, environment: &mut Environment) -> bool {
+    let Some(logs) = &settings.log else { return environment.get(settings::LOG_SOCKET.as_bytes()).is_some() };
     match log::keeping::begin(logs) {
-        Ok(socket) => environment.set(settings::LOG_SOCKET, socket.as_os_str().as_bytes()),
+        Ok(socket) => {
+            environment.set(settings::LOG_SOCKET, socket.as_os_str().as_bytes());
+            true
+        }
         Err(why) => {
             output::complain(format_args!("no log: {why}; files are synced by their file systems"));
             environment.remove(settings::LOG_SOCKET);
+            false
         }
     }
 }
 
-/// Decides whether uncopy can work for the program at `path`.
+/// Decides whether the program at `path` can have the library, and whether that can elide.
 ///
 /// # Errors
-/// Why not, as part of a sentence.
+/// Why it cannot have it, as part of a sentence.
 fn activate(path: &Path, settings: &Settings, needs_uffd: bool) -> Result<Active, String> {
     let library = library::locate()?;
     if let Some(why) = program::why_out_of_reach(path) {
         return Err(why);
     }
+    let without = |obstacle| Active { library: library.clone(), uffd_fd: settings.uffd_fd, obstacle };
     if settings.off {
-        return Ok(Active { library, uffd_fd: settings.uffd_fd });
+        return Ok(without(None));
     }
-    let usable = match probe::probe(settings.uffd_fd) {
-        Ok(usable) => usable,
-        Err(_) if !needs_uffd => return Ok(Active { library, uffd_fd: settings.uffd_fd }),
-        Err(error) => return Err(error.to_string()),
-    };
-    Ok(Active { library, uffd_fd: usable.device.and_then(probe::Device::leave_to_programs) })
+    match probe::probe(settings.uffd_fd) {
+        Ok(usable) => {
+            let uffd_fd = usable.device.and_then(probe::Device::leave_to_programs);
+            Ok(Active { library, uffd_fd, obstacle: None })
+        }
+        Err(_) if !needs_uffd => Ok(without(None)),
+        Err(error) => Ok(without(Some(error.to_string()))),
+    }
 }
 
 /// Takes the library out of `LD_PRELOAD`, should an outer `uncopy run` have put it there.

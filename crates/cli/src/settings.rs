@@ -19,6 +19,8 @@ pub const UFFD_FD: &str = "UNCOPY_UFFD_FD";
 pub const LEDGER: &str = "UNCOPY_LEDGER";
 /// Variable that names the directory for the recordings of `uncopy profile`.
 pub const RECORD: &str = "UNCOPY_RECORD";
+/// Variable of `--heap`.
+pub const HEAP: &str = "UNCOPY_HEAP";
 /// Variable of `--stats`.
 const STATS: &str = "UNCOPY_STATS";
 /// Variable of `--lanes-dir`.

@@ -89,6 +89,28 @@ fn without_permission_the_program_runs_plainly() {
 }
 
 #[test]
+fn without_permission_a_log_is_kept_all_the_same() {
+    const TEST: &str = "without_permission_a_log_is_kept_all_the_same";
+    let Some(stage) = Stage::with_library("log-permission") else { return };
+    // Of the user that the program runs as.
+    let log = std::env::temp_dir().join(format!("uncopy-log-{}", std::process::id()));
+    let show = "echo log=$UNCOPY_LOG_SOCKET heap=$UNCOPY_HEAP";
+    let log_dir = log.to_str().expect("text");
+    let arguments =
+        ["run", "--log", log_dir, "--log-size", "16777216", "--log-emulate-dax", "--", "sh", "-c", show];
+    let Some(mut command) = stage.unprivileged(TEST, &arguments) else { return };
+    let finished = finish(&mut command);
+    let _ = fs::remove_dir_all(&log);
+    if !finished.errors.contains("userfaultfd") {
+        return skip(TEST, "this user may use userfaultfd");
+    }
+    assert!(finished.errors.contains("\nuncopy: nothing is elided: "), "{}", finished.errors);
+    assert_eq!(finished.errors.lines().count(), 2, "{}", finished.errors);
+    let text = finished.text();
+    assert!(text.contains("/log-") && text.ends_with(" heap=off\n"), "{text}");
+}
+
+#[test]
 fn stats_of_an_inactive_program_say_why() {
     let stage = Stage::new("stats-file");
     let finished = finish(&mut stage.uncopy(&["run", "--stats", "out.json", "--", "true"]));
