@@ -27,6 +27,21 @@ fn close(fd: i32) {
     unsafe { kernel!(Close, syscall!(libc::SYS_close, fd)) };
 }
 
+/// Makes an empty file in memory, which may be sealed.
+fn make_file(name: &core::ffi::CStr) -> Result<i32, Errno> {
+    let make = |flags: u32| {
+        // SAFETY: the name is terminated.
+        check(unsafe { kernel!(Open, syscall!(libc::SYS_memfd_create, name.as_ptr(), flags)) })
+            .map(|fd| fd as i32)
+    };
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    match make(flags | MFD_NOEXEC_SEAL) {
+        // An older kernel does not know that flag, and has nothing that it forbids.
+        Err(Errno::EINVAL) => make(flags),
+        made => made,
+    }
+}
+
 /// Maps a file from its start, for this process alone.
 fn map_alone(len_bytes: usize, protection: i32, fd: i32) -> Result<usize, Errno> {
     let base = map(len_bytes, protection, libc::MAP_SHARED, fd)?;
@@ -48,11 +63,9 @@ impl Shared {
     /// # Errors
     /// What memfd_create, ftruncate, mmap and fcntl say.
     pub fn make(name: &core::ffi::CStr, len_bytes: usize) -> Result<Self, Errno> {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL;
-        // SAFETY: the name is terminated; the descriptor is ours.
+        let fd = make_file(name)?;
+        // SAFETY: the descriptor is ours.
         unsafe {
-            let made = kernel!(Open, syscall!(libc::SYS_memfd_create, name.as_ptr(), flags));
-            let fd = check(made)? as i32;
             let sized = check(kernel!(Allocate, syscall!(libc::SYS_ftruncate, fd, len_bytes)));
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let mapped = sized.and_then(|_| map_alone(len_bytes, protection, fd));
@@ -140,10 +153,7 @@ impl Joint {
     /// # Errors
     /// What memfd_create, ftruncate, fcntl and mmap say.
     pub fn make(name: &core::ffi::CStr, len_bytes: usize) -> Result<(Self, i32), Errno> {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL;
-        // SAFETY: the name is terminated.
-        let fd =
-            check(unsafe { kernel!(Open, syscall!(libc::SYS_memfd_create, name.as_ptr(), flags)) })? as i32;
+        let fd = make_file(name)?;
         // SAFETY: the descriptor is ours.
         let sealed = unsafe {
             check(kernel!(Allocate, syscall!(libc::SYS_ftruncate, fd, len_bytes))).and_then(|_| {
