@@ -260,11 +260,10 @@ fn sync_candidate(fd: c_int, real: &impl Fn() -> c_int) -> c_int {
         return answer(adopted);
     }
     let result = real();
-    let now_ns = clock::now_ns();
     if result == 0
         && bytes > 0
         && !is_forced
-        && trial::note_plain(bytes, now_ns - begun_ns + write_ns, now_ns)
+        && trial::note_plain(bytes, clock::now_ns() - begun_ns + write_ns)
         && syncs >= MIN_SYNCS
     {
         // That the file is synced once more is quick; an error of that is the next sync's.

@@ -22,8 +22,8 @@ const WINDOW_NS: u64 = 1_200_000_000;
 /// Windows in which the log was slower, one behind the other, after which it is left; at once where it took so much longer, percent.
 const MAX_LOSSES: u32 = 2;
 const GREAT_LOSS_PERCENT: u64 = 125;
-/// How long nothing is tried where the log was slower, ns, at first and at most.
-const HOLD_NS: (u64, u64) = (5_000_000_000, 1_280_000_000_000);
+/// For how much of the program's waiting for the file system nothing is tried where the log was slower, ns, at first and at most.
+const HOLD_NS: (u64, u64) = (20_000_000_000, 1_280_000_000_000);
 /// How long what is known of the file system counts, ns, at first and at most.
 const AGE_NS: (u64, u64) = (4_000_000_000, 256_000_000_000);
 
@@ -35,19 +35,20 @@ struct Class {
     plain_ns: u64,
     /// By the log, in this window.
     logged: u32,
-    held_until_ns: u64,
+    /// What is left of a hold, ns, and how long the next one is.
+    held_ns: u64,
     hold_ns: u64,
 }
 
 impl Class {
-    const NEW: Self = Self { plain: 0, plain_ns: 0, logged: 0, held_until_ns: 0, hold_ns: HOLD_NS.0 };
+    const NEW: Self = Self { plain: 0, plain_ns: 0, logged: 0, held_ns: 0, hold_ns: HOLD_NS.0 };
 
     const fn is_known(&self) -> bool {
         self.plain >= MIN_PLAIN_SYNCS
     }
 
-    fn hold(&mut self, now_ns: u64) {
-        self.held_until_ns = now_ns + self.hold_ns;
+    fn hold(&mut self) {
+        self.held_ns = self.hold_ns;
         self.hold_ns = HOLD_NS.1.min(self.hold_ns * 4);
     }
 }
@@ -94,11 +95,12 @@ impl Trial {
     }
 
     /// The file system has taken `ns` for so many bytes. Whether it is time for the log.
-    fn note_plain(&mut self, bytes: usize, ns: u64, now_ns: u64) -> bool {
+    fn note_plain(&mut self, bytes: usize, ns: u64) -> bool {
         let class = self.class(bytes);
         class.plain += 1;
         class.plain_ns += ns;
-        class.is_known() && now_ns >= class.held_until_ns
+        class.held_ns = class.held_ns.saturating_sub(ns);
+        class.is_known() && class.held_ns == 0
     }
 
     /// The log has taken `ns` for so many bytes. Whether it is time for the file system.
@@ -146,7 +148,7 @@ impl Trial {
         for class in self.classes.iter_mut().filter(|class| class.logged > 0) {
             class.logged = 0;
             if is_lost {
-                class.hold(now_ns);
+                class.hold();
             }
             if is_due && class.is_known() {
                 (class.plain, class.plain_ns) = (0, 0);
@@ -159,8 +161,8 @@ impl Trial {
 static TRIAL: Mutex<Trial> = Mutex::new(Trial::NEW);
 
 /// See [`Trial::note_plain`]. Another thread that notes something has the word.
-pub fn note_plain(bytes: usize, ns: u64, now_ns: u64) -> bool {
-    TRIAL.try_lock().is_ok_and(|mut trial| trial.note_plain(bytes, ns, now_ns))
+pub fn note_plain(bytes: usize, ns: u64) -> bool {
+    TRIAL.try_lock().is_ok_and(|mut trial| trial.note_plain(bytes, ns))
 }
 
 /// See [`Trial::note_logged`].
@@ -179,7 +181,7 @@ mod tests {
         let mut trial = Trial::NEW;
         let mut now_ns = 0;
         for turn in 1..=MIN_PLAIN_SYNCS {
-            assert_eq!(trial.note_plain(BYTES, 200_000, now_ns), turn == MIN_PLAIN_SYNCS);
+            assert_eq!(trial.note_plain(BYTES, 200_000), turn == MIN_PLAIN_SYNCS);
         }
         let mut renewals = Vec::new();
         for turn in 0..1_000_000 {
@@ -188,7 +190,7 @@ mod tests {
             let ns = if turn % 10_000 < 1000 { 400_000 } else { 100_000 };
             if trial.note_logged(BYTES, ns, now_ns) {
                 renewals.push(now_ns / 1_000_000_000);
-                (0..MIN_PLAIN_SYNCS).for_each(|_| _ = trial.note_plain(BYTES, 200_000, now_ns));
+                (0..MIN_PLAIN_SYNCS).for_each(|_| _ = trial.note_plain(BYTES, 200_000));
             }
         }
         assert_eq!(renewals, [4, 13, 30, 62], "rarer each time");
@@ -198,7 +200,7 @@ mod tests {
     fn sizes_that_are_mixed_are_learned_and_judged_together() {
         let mut trial = Trial::NEW;
         // One size is known when the file comes to take part.
-        (0..MIN_PLAIN_SYNCS).for_each(|_| _ = trial.note_plain(4096, 100_000, 0));
+        (0..MIN_PLAIN_SYNCS).for_each(|_| _ = trial.note_plain(4096, 100_000));
         let mut left = Vec::new();
         let mut is_logged = true;
         for now_ns in (0..40_000_000_000_u64).step_by(100_000) {
@@ -208,16 +210,16 @@ mod tests {
                 left.push(now_ns / 1_000_000_000);
                 is_logged = false;
             } else if !is_logged {
-                is_logged = trial.note_plain(bytes, if bytes == 4096 { 100_000 } else { 200_000 }, now_ns);
+                is_logged = trial.note_plain(bytes, if bytes == 4096 { 100_000 } else { 200_000 });
             }
         }
-        assert_eq!(left, [1, 2, 8, 29], "first because it is not known how long the larger ones take");
+        assert_eq!(left, [1, 2, 14], "first because it is not known how long the larger ones take");
     }
 
     #[test]
     fn a_log_that_does_not_pay_is_left_and_tried_again_later() {
         let mut trial = Trial::NEW;
-        (0..MIN_PLAIN_SYNCS).for_each(|_| _ = trial.note_plain(BYTES, 100_000, 0));
+        (0..MIN_PLAIN_SYNCS).for_each(|_| _ = trial.note_plain(BYTES, 100_000));
         let leave = |trial: &mut Trial, from_ns| {
             let times = (from_ns..).step_by(110_000);
             times.into_iter().find(|now_ns| trial.note_logged(BYTES, 110_000, *now_ns)).expect("left")
@@ -227,15 +229,11 @@ mod tests {
             (2 * WINDOW_NS..2 * WINDOW_NS + 1_000_000).contains(&left_ns),
             "after two windows: {left_ns}"
         );
-        let is_time = |trial: &mut Trial, now_ns| {
-            (0..MIN_PLAIN_SYNCS).any(|_| trial.note_plain(BYTES, 100_000, now_ns))
+        let syncs = |trial: &mut Trial| {
+            (1..).find(|_| trial.note_plain(BYTES, 100_000)).expect("it is time again") as u64
         };
-        assert!(!is_time(&mut trial, left_ns + HOLD_NS.0 - 1));
-        assert!(is_time(&mut trial, left_ns + HOLD_NS.0));
-        let left_ns = leave(&mut trial, left_ns + HOLD_NS.0);
-        assert!(
-            !is_time(&mut trial, left_ns + 4 * HOLD_NS.0 - 1) && is_time(&mut trial, left_ns + 4 * HOLD_NS.0),
-            "four times as long"
-        );
+        assert_eq!(syncs(&mut trial), HOLD_NS.0 / 100_000);
+        let _ = leave(&mut trial, left_ns);
+        assert_eq!(syncs(&mut trial), 4 * HOLD_NS.0 / 100_000, "four times as long");
     }
 }
