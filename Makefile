@@ -27,7 +27,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-suites test-checked test-faults machine machine-lanes machine-files lanes-kills store-crash fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-suites test-checked test-faults machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -87,6 +87,11 @@ store-crash: ## Millions of states after power loss, and hundreds of lives of pr
 	@$(MAKE) --no-print-directory build
 	UNCOPY_STORE_STATES=3000000 $(CARGO) test --locked -p uncopy-store --test crash -- --nocapture
 	UNCOPY_TEST_LIVES=60 $(CARGO) test --locked -p uncopy-tests --test store --test store_apps -- --nocapture
+
+test-dax: ## Kill programs with a log, and lose the power, on DAX in a virtual machine without KVM (about five minutes)
+	@scripts/install-packages vm
+	@$(MAKE) --no-print-directory build
+	scripts/test-dax
 
 fuzz: ## Fuzz the pure core and what lanes hear of peers, a minute for each target
 	@scripts/need-cargo

@@ -1,13 +1,14 @@
 # What scripts of programs with a log share; they source it, with room (a directory in memory) set, in a mount namespace of their own.
-disk=$room/disk place=$room/place
+# A device that is there, and how it is mounted, instead of a file.
+disk=${UNCOPY_TEST_DISK:-$room/disk} place=$room/place options=${UNCOPY_TEST_MOUNT:-loop}
 
 # A file system of its own: new_disk SIZE MKFS. Its loop device goes with the mount, however that ends.
 new_disk() {
     mkdir -p "$place"
-    truncate -s "$1" "$disk"
+    [ -b "$disk" ] || truncate -s "$1" "$disk"
     # shellcheck disable=SC2086 # the command has its arguments with it
     $2 "$disk" >"$room/mkfs" 2>&1
-    mount -o loop "$disk" "$place"
+    mount -o "$options" "$disk" "$place"
     trap drop_disk EXIT
 }
 
