@@ -1,0 +1,34 @@
+//! TCP without input and output.
+//!
+//! ```text
+//!            packet in            packet out
+//!                │                    ▲
+//!         ┌──────▼────────────────────┴──────┐
+//!   time ►│  wire ── stack ── connection     │
+//!         └──────▲────────────────────┬──────┘
+//!          send, close            receive, events
+//! ```
+//!
+//! There is no socket, clock or thread in it. Whoever drives it says what happens and when (`now_ns`, any clock that never goes
+//! back), and takes out what is to be sent; the same events give the same packets. Payload is the type parameter of
+//! [`payload::Payload`]: of it, only the length and parts by reference are used, so no byte is read or copied here. Sent
+//! payload is kept until it is acknowledged, and retransmitted from there. The checksum of payload is the link's.
+//!
+//! Inside, a byte's place in a stream is a [`sequence::Position`], which never wraps.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`payload`], [`sequence`], [`ranges`] | bytes by reference, places in a stream, sets of places |
+//! | [`options`], [`segment`], [`wire`] | a TCP segment, and as it is in a packet |
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "64-bit machines; what becomes smaller is bounded where it does"
+)]
+
+pub mod options;
+pub mod payload;
+pub mod ranges;
+pub mod segment;
+pub mod sequence;
+pub mod wire;

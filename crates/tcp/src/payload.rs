@@ -1,0 +1,112 @@
+//! Bytes by reference: what a stream carries, and a simple kind of it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+/// Immutable bytes that somebody else keeps. The stack asks for nothing but these two.
+pub trait Payload: Clone {
+    /// How many bytes they are.
+    fn len_bytes(&self) -> usize;
+
+    /// A part of them, by reference; `range` lies within `0..len_bytes()`.
+    #[must_use]
+    fn slice(&self, range: Range<usize>) -> Self;
+}
+
+/// Consecutive pieces of one segment's payload. One piece does not need the heap.
+pub type Pieces<P> = SmallVec<[P; 1]>;
+
+/// How many bytes the pieces have together.
+pub fn len_bytes<P: Payload>(pieces: &[P]) -> usize {
+    pieces.iter().map(Payload::len_bytes).sum()
+}
+
+/// Removes `count` bytes from the front, all if there are fewer.
+pub fn trim_front<P: Payload>(pieces: &mut Pieces<P>, mut count: usize) {
+    let whole = pieces.iter().take_while(|piece| drops_whole(*piece, &mut count)).count();
+    pieces.drain(..whole);
+    if count > 0
+        && let Some(first) = pieces.first_mut()
+    {
+        *first = first.slice(count..first.len_bytes());
+    }
+}
+
+fn drops_whole<P: Payload>(piece: &P, count: &mut usize) -> bool {
+    let is_whole = piece.len_bytes() <= *count;
+    if is_whole {
+        *count -= piece.len_bytes();
+    }
+    is_whole
+}
+
+/// Keeps the first `len_bytes` bytes.
+pub fn truncate<P: Payload>(pieces: &mut Pieces<P>, len_bytes: usize) {
+    let mut left = len_bytes;
+    pieces.retain(|piece| {
+        let part = left.min(piece.len_bytes());
+        left -= part;
+        if part > 0 && part < piece.len_bytes() {
+            *piece = piece.slice(0..part);
+        }
+        part > 0
+    });
+}
+
+/// A part of shared memory of the heap.
+#[derive(Clone, Debug)]
+pub struct SharedBytes {
+    bytes: Arc<[u8]>,
+    range: Range<usize>,
+}
+
+impl SharedBytes {
+    /// The bytes themselves.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[self.range.clone()]
+    }
+}
+
+impl From<&[u8]> for SharedBytes {
+    fn from(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.into(), range: 0..bytes.len() }
+    }
+}
+
+impl Payload for SharedBytes {
+    fn len_bytes(&self) -> usize {
+        self.range.len()
+    }
+
+    fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.end <= self.range.len());
+        let start = self.range.start;
+        Self { bytes: Arc::clone(&self.bytes), range: start + range.start..start + range.end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(pieces: &[SharedBytes]) -> Vec<u8> {
+        pieces.iter().flat_map(|piece| piece.as_slice().to_vec()).collect()
+    }
+
+    #[test]
+    fn pieces_are_trimmed_at_both_ends_as_one_string_is() {
+        for front in 0..=8 {
+            for keep in 0..=8 {
+                let mut pieces: Pieces<SharedBytes> =
+                    [&b"ab"[..], b"c", b"def"].into_iter().map(SharedBytes::from).collect();
+                trim_front(&mut pieces, front);
+                truncate(&mut pieces, keep);
+                let wanted: Vec<u8> = b"abcdef".iter().copied().skip(front).take(keep).collect();
+                assert_eq!(bytes(&pieces), wanted, "{front} {keep}");
+                assert!(pieces.iter().all(|piece| piece.len_bytes() > 0));
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Sets of positions, as sorted ranges that do not touch. What has been received out of order, and what was acknowledged so.
+
+use std::ops::Range;
+
+use crate::sequence::Position;
+
+/// Ranges in order; between any two there is a gap.
+#[derive(Clone, Debug, Default)]
+pub struct Ranges {
+    sorted: Vec<Range<Position>>,
+    bytes: u64,
+}
+
+impl Ranges {
+    /// Adds a range and joins those that it overlaps or touches. Returns how many positions are added.
+    pub fn insert(&mut self, range: Range<Position>) -> u64 {
+        if range.is_empty() {
+            return 0;
+        }
+        let first = self.sorted.partition_point(|other| other.end < range.start);
+        let end = self.sorted.partition_point(|other| other.start <= range.end);
+        let mut joined = range;
+        let mut before = 0;
+        for other in &self.sorted[first..end] {
+            before += other.end - other.start;
+            joined = joined.start.min(other.start)..joined.end.max(other.end);
+        }
+        let added = joined.end - joined.start - before;
+        self.sorted.splice(first..end, [joined]);
+        self.bytes += added;
+        added
+    }
+
+    /// Removes all positions below `position`.
+    pub fn remove_below(&mut self, position: Position) {
+        let whole = self.sorted.partition_point(|range| range.end <= position);
+        self.bytes -= self.sorted.drain(..whole).map(|range| range.end - range.start).sum::<u64>();
+        if let Some(first) = self.sorted.first_mut()
+            && first.start < position
+        {
+            self.bytes -= position - first.start;
+            first.start = position;
+        }
+    }
+
+    /// Removes all.
+    pub fn clear(&mut self) {
+        self.sorted.clear();
+        self.bytes = 0;
+    }
+
+    /// The range that has this position.
+    pub fn find(&self, position: Position) -> Option<Range<Position>> {
+        let at = self.sorted.partition_point(|range| range.end <= position);
+        self.sorted.get(at).filter(|range| range.start <= position).cloned()
+    }
+
+    /// The ranges, the lowest first.
+    pub fn as_slice(&self) -> &[Range<Position>] {
+        &self.sorted
+    }
+
+    /// How many positions are in it.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The end of the highest range.
+    pub fn end(&self) -> Option<Position> {
+        self.sorted.last().map(|range| range.end)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.sorted.is_empty()
+    }
+
+    /// Whether they are in order, apart, and counted.
+    pub fn is_valid(&self) -> bool {
+        self.sorted.iter().all(|range| range.start < range.end)
+            && self.sorted.is_sorted_by(|left, right| left.end < right.start)
+            && self.bytes == self.sorted.iter().map(|range| range.end - range.start).sum::<u64>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn they_are_a_set_of_positions(steps in prop::collection::vec((0u64..60, 0u64..9, any::<bool>()), 0..40)) {
+            let (mut ranges, mut model) = (Ranges::default(), BTreeSet::new());
+            for (start, len, is_removal) in steps {
+                if is_removal {
+                    ranges.remove_below(start / 2);
+                    model.retain(|&position| position >= start / 2);
+                } else {
+                    let before = model.len();
+                    model.extend(start..start + len);
+                    prop_assert_eq!(ranges.insert(start..start + len), (model.len() - before) as u64);
+                }
+                prop_assert!(ranges.is_valid());
+                prop_assert_eq!(ranges.bytes(), model.len() as u64);
+                for position in 0..70 {
+                    prop_assert_eq!(ranges.find(position).is_some(), model.contains(&position));
+                }
+            }
+        }
+    }
+}
