@@ -26,9 +26,19 @@
     reason = "64-bit machines; what becomes smaller is bounded where it does"
 )]
 
+pub mod config;
+pub mod congestion;
+pub mod connection;
+pub mod error;
 pub mod options;
 pub mod payload;
 pub mod ranges;
+pub mod receive;
+pub mod recovery;
+pub mod rtt;
+pub mod secret;
 pub mod segment;
+pub mod send;
 pub mod sequence;
+pub mod stack;
 pub mod wire;

@@ -1,0 +1,189 @@
+//! What is to be sent: retransmissions first, then new data, then what only acknowledges.
+
+use std::ops::Range;
+
+use super::state::{Acknowledgement, Connection, State, bare};
+use crate::options::{Options, Timestamps};
+use crate::payload::Payload;
+use crate::segment::{Flags, Header, Segment};
+use crate::sequence::{Position, number};
+
+impl<P: Payload> Connection<P> {
+    /// The next segment to send. To be called until there is none, after everything that happened.
+    pub fn poll_transmit(&mut self, now_ns: u64) -> Option<Segment<P>> {
+        if let Some(header) = self.pending.reset.take() {
+            return bare(header);
+        }
+        match self.state {
+            State::Closed => return None,
+            State::SynSent | State::SynReceived => return self.poll_handshake(now_ns),
+            State::TimeWait => {}
+            _ => {
+                if let Some(range) = self.next_range(now_ns) {
+                    return Some(self.emit(range, now_ns));
+                }
+                self.pending.partial = false;
+                self.arm_timers(now_ns);
+            }
+        }
+        if std::mem::take(&mut self.pending.probe) {
+            // As Linux does: what lies before the window must be answered. RFC 9293, section 3.8.4.
+            return bare(self.header(self.una - 1, now_ns));
+        }
+        if self.acknowledgement == Acknowledgement::Now {
+            return bare(self.header(self.nxt, now_ns));
+        }
+        None
+    }
+
+    fn poll_handshake(&mut self, now_ns: u64) -> Option<Segment<P>> {
+        if !std::mem::take(&mut self.pending.handshake) {
+            self.acknowledgement = Acknowledgement::None;
+            return None;
+        }
+        let is_answer = self.state == State::SynReceived;
+        let mut header = self.header(self.initial, now_ns);
+        header.flags = Flags { syn: true, ack: is_answer, ..Flags::default() };
+        // The window of a SYN is not shifted (RFC 7323, section 2.2).
+        if is_answer {
+            header.window = self.receiver.announce(0, self.segment_bytes());
+        } else {
+            header.acknowledgement = 0;
+            header.window = self.config.receive_buffer_bytes.min(0xffff) as u16;
+        }
+        let scaling =
+            self.config.window_scaling && (!is_answer || self.receive_shift > 0 || self.send_shift > 0);
+        header.options = Options {
+            max_segment_size: Some(self.config.mss),
+            window_shift: scaling.then_some(self.receive_shift),
+            sack_permitted: self.has_sack,
+            timestamps: self.timestamps(now_ns),
+            ..Options::default()
+        };
+        if self.retries == 0 && self.timed.is_none() {
+            self.timed = Some((self.nxt, now_ns));
+        }
+        self.deadlines.retransmit = Some(now_ns + self.round_trip.timeout_ns());
+        bare(header)
+    }
+
+    fn timestamps(&self, now_ns: u64) -> Option<Timestamps> {
+        let echo = if self.state == State::SynSent { 0 } else { self.peer_clock.recent };
+        self.has_timestamps.then(|| Timestamps { value: self.timestamp(now_ns), echo })
+    }
+
+    /// A header that acknowledges everything, and announces the window.
+    fn header(&mut self, sequence: Position, now_ns: u64) -> Header {
+        let is_synchronized = self.state >= State::Established;
+        let window = if is_synchronized {
+            self.receiver.announce(self.receive_shift, self.segment_bytes())
+        } else {
+            0
+        };
+        let max_blocks = Options::max_sack_blocks(self.has_timestamps);
+        let sack = if is_synchronized && self.has_sack && self.receiver.has_sack_blocks() {
+            self.receiver.sack_blocks(max_blocks)
+        } else {
+            Default::default()
+        };
+        self.acknowledgement = Acknowledgement::None;
+        self.deadlines.acknowledge = None;
+        self.acknowledged = self.receiver.next();
+        Header {
+            sequence: number(sequence),
+            acknowledgement: number(self.receiver.next()),
+            flags: Flags { ack: true, ..Flags::default() },
+            window,
+            options: Options { sack, timestamps: self.timestamps(now_ns), ..Options::default() },
+        }
+    }
+
+    /// How many bytes one segment for the link has at most, a whole number of packets.
+    fn super_bytes(&self) -> u64 {
+        let segment = u64::from(self.segment_bytes());
+        (self.config.max_super_payload_bytes as u64 / segment).max(1) * segment
+    }
+
+    /// What to send next.
+    fn next_range(&mut self, now_ns: u64) -> Option<Range<Position>> {
+        let segment = u64::from(self.segment_bytes());
+        let sent = self.sent();
+        if sent.is_empty() && now_ns.saturating_sub(self.sent_at_ns) > self.round_trip.timeout_ns() {
+            self.congestion.restart();
+        }
+        let pipe = self.recovery.pipe_bytes(&sent);
+        let room = self.congestion.window_bytes().saturating_sub(pipe);
+        let is_forced = std::mem::take(&mut self.pending.retransmission);
+        let room_segments = (room / segment).max(u64::from(is_forced || pipe == 0));
+        let budget = (room_segments * segment).min(self.super_bytes());
+        self.is_congestion_limited = budget == 0;
+        if budget == 0 {
+            return None;
+        }
+        if let Some(lost) = self.recovery.next_lost(&sent) {
+            return Some(lost.start..lost.end.min(lost.start + budget));
+        }
+        if is_forced && room < segment {
+            return None;
+        }
+        if let Some(range) = self.next_unsent(budget) {
+            return Some(range);
+        }
+        let suspect = self.recovery.next_suspect(&sent)?;
+        Some(suspect.start..suspect.end.min(suspect.start + segment))
+    }
+
+    /// New data and the FIN, as far as windows and the rules against small segments let them
+    /// (RFC 9293, sections 3.7.4 and 3.8.6.2.1).
+    fn next_unsent(&mut self, budget: u64) -> Option<Range<Position>> {
+        let segment = u64::from(self.segment_bytes());
+        let start = self.nxt;
+        let end = self.queue.end();
+        let edge = (self.una + self.window).max(start);
+        if start > end {
+            return None;
+        }
+        let usable = (edge - start).min(budget);
+        let len = usable.min(end - start);
+        let is_all = len == end - start;
+        let is_idle = self.una == self.nxt;
+        let takes_fin = self.is_send_ended && is_all && edge > start + len;
+        let takes_partial = if is_all {
+            !self.config.nagle || is_idle || takes_fin
+        } else {
+            // The window ends here: a good part of it, or there was time enough.
+            usable < budget && is_idle && (2 * usable >= self.max_window || self.pending.partial)
+        };
+        let len = if takes_partial { len } else { len / segment * segment };
+        let takes_fin = takes_fin && start + len == end;
+        if len == 0 && !takes_fin {
+            return None;
+        }
+        Some(start..start + len + u64::from(takes_fin))
+    }
+
+    /// Sends a range, which may end with the FIN.
+    fn emit(&mut self, range: Range<Position>, now_ns: u64) -> Segment<P> {
+        let end = self.queue.end();
+        let is_retransmission = range.start < self.nxt;
+        let mut header = self.header(range.start, now_ns);
+        header.flags.fin = range.end > end;
+        header.flags.psh = range.end >= end && range.start < end;
+        let payload = self.queue.slice(range.start.min(end)..range.end.min(end));
+        if is_retransmission {
+            self.timed = None;
+            self.recovery.on_retransmitted(range.end);
+            if range.start == self.una {
+                self.deadlines.retransmit = Some(now_ns + self.round_trip.timeout_ns());
+            }
+        } else {
+            self.timed.get_or_insert((range.end, now_ns));
+        }
+        self.nxt = self.nxt.max(range.end);
+        self.sent_at_ns = now_ns;
+        self.deadlines.persist = None;
+        self.deadlines.retransmit.get_or_insert(now_ns + self.round_trip.timeout_ns());
+        let max_payload_bytes = self.mss - header.options.len_bytes() as u16;
+        Segment { header, payload, max_payload_bytes }
+    }
+}

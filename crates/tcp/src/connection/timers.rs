@@ -1,0 +1,140 @@
+//! What is due when (RFC 9293 section 3.8, RFC 6298 section 5).
+
+use super::state::{Acknowledgement, Connection, Deadlines, State};
+use crate::config::{MAX_RETRIES, MAX_RTO_NS, MAX_SYN_ACK_RETRIES, MAX_SYN_RETRIES, OVERRIDE_NS};
+use crate::error::Error;
+use crate::payload::Payload;
+
+impl<P: Payload> Connection<P> {
+    /// When [`Connection::on_timer`] has something to do next.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        let Deadlines { retransmit, persist, acknowledge, keepalive, wait } = self.deadlines;
+        [retransmit, persist, acknowledge, keepalive, wait].into_iter().flatten().min()
+    }
+
+    /// Does what is due.
+    pub fn on_timer(&mut self, now_ns: u64) {
+        let is_due = |deadline: &mut Option<u64>| deadline.take_if(|at| *at <= now_ns).is_some();
+        if is_due(&mut self.deadlines.wait) {
+            self.end(None);
+            return;
+        }
+        if is_due(&mut self.deadlines.acknowledge) {
+            self.acknowledgement = Acknowledgement::Now;
+            self.quick = 0;
+        }
+        if is_due(&mut self.deadlines.retransmit) {
+            self.on_retransmission_timeout(now_ns);
+        }
+        if is_due(&mut self.deadlines.persist) {
+            self.on_persist_timeout(now_ns);
+        }
+        if is_due(&mut self.deadlines.keepalive) {
+            self.on_keepalive_timeout(now_ns);
+        }
+    }
+
+    fn on_retransmission_timeout(&mut self, now_ns: u64) {
+        if matches!(self.state, State::SynSent | State::SynReceived) {
+            let max_retries =
+                if self.state == State::SynSent { MAX_SYN_RETRIES } else { MAX_SYN_ACK_RETRIES };
+            if self.retries >= max_retries {
+                self.time_out();
+                return;
+            }
+            self.retries += 1;
+            self.round_trip.back_off();
+            self.congestion.lose_handshake();
+            self.timed = None;
+            self.pending.handshake = true;
+            return;
+        }
+        if self.una == self.nxt {
+            return;
+        }
+        if self.round_trip.backoffs() >= MAX_RETRIES {
+            self.time_out();
+            return;
+        }
+        let is_first = self.round_trip.backoffs() == 0;
+        self.congestion.on_timeout(self.nxt - self.una - self.recovery.sacked_bytes(), is_first);
+        self.recovery.on_timeout(self.sent());
+        self.round_trip.back_off();
+        self.timed = None;
+        self.pending.retransmission = true;
+        self.deadlines.retransmit = Some(now_ns + self.round_trip.timeout_ns());
+    }
+
+    /// The peer has a window of nothing, or too little of one.
+    fn on_persist_timeout(&mut self, now_ns: u64) {
+        if self.una < self.nxt {
+            return;
+        }
+        if self.window > 0 {
+            self.pending.partial = true;
+            return;
+        }
+        if self.unanswered_probes >= MAX_RETRIES {
+            self.time_out();
+            return;
+        }
+        self.unanswered_probes += 1;
+        self.persist_backoffs = (self.persist_backoffs + 1).min(20);
+        self.pending.probe = true;
+        self.deadlines.persist = Some(now_ns + self.persist_ns());
+    }
+
+    fn persist_ns(&self) -> u64 {
+        let base = self.round_trip.timeout_ns();
+        base.saturating_mul(1 << self.persist_backoffs).min(MAX_RTO_NS)
+    }
+
+    fn on_keepalive_timeout(&mut self, now_ns: u64) {
+        let Some(keepalive) = self.config.keepalive else { return };
+        if self.state < State::Established || self.state == State::TimeWait {
+            return;
+        }
+        let idle_at = self.received_at_ns + keepalive.idle_ns;
+        let is_busy = self.una < self.nxt || self.deadlines.persist.is_some();
+        if idle_at > now_ns || is_busy {
+            self.deadlines.keepalive = Some(idle_at.max(now_ns + keepalive.interval_ns.max(1)));
+            return;
+        }
+        if self.unanswered_probes >= keepalive.max_probes {
+            self.reset_peer();
+            self.time_out();
+            return;
+        }
+        self.unanswered_probes += 1;
+        self.pending.probe = true;
+        self.deadlines.keepalive = Some(now_ns + keepalive.interval_ns.max(1));
+    }
+
+    fn time_out(&mut self) {
+        let error = self.soft_error.unwrap_or(Error::TimedOut);
+        self.end(Some(error));
+    }
+
+    /// Nothing can be sent at this moment: sees to it that something is due if something is left to do.
+    pub(super) fn arm_timers(&mut self, now_ns: u64) {
+        if self.state < State::Established || self.state == State::TimeWait {
+            return;
+        }
+        let is_unsent = self.nxt < self.queue.end() + u64::from(self.is_send_ended);
+        if self.una < self.nxt {
+            self.deadlines.persist = None;
+            self.deadlines.retransmit.get_or_insert(now_ns + self.round_trip.timeout_ns());
+        } else {
+            self.deadlines.retransmit = None;
+            if is_unsent && self.deadlines.persist.is_none() {
+                let wait_ns = if self.window > 0 { OVERRIDE_NS } else { self.persist_ns() };
+                self.deadlines.persist = Some(now_ns + wait_ns);
+            } else if !is_unsent {
+                self.deadlines.persist = None;
+            }
+        }
+        if let (Some(keepalive), None) = (self.config.keepalive, self.deadlines.keepalive) {
+            self.deadlines.keepalive = Some(now_ns + keepalive.idle_ns);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! What is lost: the scoreboard of RFC 6675, NewReno (RFC 6582) without SACK, and what a timeout means for both.
+//!
+//! It keeps ranges only: what was acknowledged selectively, how far has been retransmitted, and below what everything
+//! unacknowledged counts as lost.
+
+use std::ops::Range;
+
+use crate::config::MAX_SACKED_RANGES;
+use crate::ranges::Ranges;
+use crate::sequence::Position;
+
+/// DupThresh.
+pub const DUPLICATE_THRESHOLD: u32 = 3;
+
+/// Whether something is being repaired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Nothing is.
+    Open,
+    /// Losses below `end`, RecoveryPoint, are retransmitted while acknowledgements come.
+    Fast {
+        /// What was sent when it began.
+        end: Position,
+    },
+    /// The timer expired.
+    Timeout {
+        /// What was sent when it did.
+        end: Position,
+    },
+}
+
+/// The sender's picture of what is on its way.
+#[derive(Debug)]
+pub struct Recovery {
+    has_sack: bool,
+    mss: u64,
+    phase: Phase,
+    sacked: Ranges,
+    /// HighRxt: below it everything has been retransmitted that had to be.
+    retransmitted: Position,
+    /// Below it everything unacknowledged is lost, whatever the scoreboard says.
+    lost_floor: Position,
+    duplicates: u32,
+    /// What was sent when the last recovery began: without SACK, no other begins below it (RFC 6582, section 3.2).
+    recover: Position,
+    is_rescued: bool,
+}
+
+impl Recovery {
+    /// Of a connection that begins at `first`.
+    pub fn new(first: Position, has_sack: bool, mss: u16) -> Self {
+        Self {
+            has_sack,
+            mss: u64::from(mss),
+            phase: Phase::Open,
+            sacked: Ranges::default(),
+            retransmitted: first,
+            lost_floor: first,
+            duplicates: 0,
+            recover: first,
+            is_rescued: false,
+        }
+    }
+
+    /// The segment size has become another.
+    pub fn set_mss(&mut self, mss: u16) {
+        self.mss = u64::from(mss);
+    }
+
+    /// Whether something is being repaired.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// How many bytes were acknowledged selectively.
+    pub fn sacked_bytes(&self) -> u64 {
+        self.sacked.bytes()
+    }
+
+    /// Takes SACK blocks. Returns how many bytes they add. Duplicates (RFC 2883) and nonsense are passed over.
+    pub fn on_sack(&mut self, blocks: impl Iterator<Item = Range<Position>>, sent: Range<Position>) -> u64 {
+        let mut added = 0;
+        for block in blocks {
+            if block.start >= sent.start
+                && block.end <= sent.end
+                && self.sacked.as_slice().len() < MAX_SACKED_RANGES
+            {
+                added += self.sacked.insert(block);
+            }
+        }
+        added
+    }
+
+    /// An acknowledgement that acknowledges nothing more, while data is on its way.
+    pub fn on_duplicate(&mut self) {
+        self.duplicates = self.duplicates.saturating_add(1);
+    }
+
+    /// Everything below `position` was acknowledged. Returns whether that ended a phase.
+    pub fn on_acknowledged(&mut self, position: Position) -> bool {
+        self.sacked.remove_below(position);
+        self.retransmitted = self.retransmitted.max(position);
+        self.lost_floor = self.lost_floor.max(position);
+        match self.phase {
+            Phase::Fast { end } | Phase::Timeout { end } if position >= end => {
+                self.phase = Phase::Open;
+                self.duplicates = 0;
+                true
+            }
+            Phase::Fast { .. } if !self.has_sack => {
+                // A partial acknowledgement: the next segment is lost as well.
+                self.duplicates = self.duplicates.saturating_sub(1);
+                self.retransmitted = position;
+                self.lost_floor = position + self.mss;
+                false
+            }
+            Phase::Fast { .. } | Phase::Timeout { .. } => false,
+            Phase::Open => {
+                self.duplicates = 0;
+                false
+            }
+        }
+    }
+
+    /// Begins fast recovery if a loss is known. Returns whether it did.
+    pub fn begin_if_lost(&mut self, sent: Range<Position>) -> bool {
+        if self.phase != Phase::Open || sent.is_empty() {
+            return false;
+        }
+        let by_duplicates =
+            self.duplicates >= DUPLICATE_THRESHOLD && (self.has_sack || sent.start > self.recover);
+        if !by_duplicates && self.lost_end(&sent) <= sent.start {
+            return false;
+        }
+        self.phase = Phase::Fast { end: sent.end };
+        self.recover = sent.end;
+        self.retransmitted = sent.start;
+        self.lost_floor = (sent.start + self.mss).min(sent.end);
+        self.is_rescued = false;
+        true
+    }
+
+    /// The timer expired: everything sent is lost, and what was acknowledged selectively may have been discarded
+    /// (RFC 2018, section 8).
+    pub fn on_timeout(&mut self, sent: Range<Position>) {
+        self.phase = Phase::Timeout { end: sent.end };
+        self.recover = sent.end;
+        self.sacked.clear();
+        self.retransmitted = sent.start;
+        self.lost_floor = sent.end;
+        self.duplicates = 0;
+        self.is_rescued = true;
+    }
+
+    /// Below it, everything that is not acknowledged is lost (IsLost of RFC 6675, section 4).
+    fn lost_end(&self, sent: &Range<Position>) -> Position {
+        let (mut ranges, mut bytes) = (0, 0);
+        for range in self.sacked.as_slice().iter().rev() {
+            ranges += 1;
+            bytes += range.end - range.start;
+            if ranges >= DUPLICATE_THRESHOLD || bytes > u64::from(DUPLICATE_THRESHOLD - 1) * self.mss {
+                return range.start.max(self.lost_floor);
+            }
+        }
+        self.lost_floor.clamp(sent.start, sent.end)
+    }
+
+    /// How many bytes of a range are not acknowledged selectively.
+    fn unsacked_bytes(&self, range: &Range<Position>) -> u64 {
+        if range.is_empty() {
+            return 0;
+        }
+        let ranges = self.sacked.as_slice();
+        let first = ranges.partition_point(|sacked| sacked.end <= range.start);
+        let sacked = ranges[first..].iter().take_while(|sacked| sacked.start < range.end);
+        let overlap = sacked.map(|sacked| sacked.end.min(range.end) - sacked.start.max(range.start));
+        range.end - range.start - overlap.sum::<u64>()
+    }
+
+    /// Bytes that are believed to be on their way (SetPipe of RFC 6675, section 4).
+    pub fn pipe_bytes(&self, sent: &Range<Position>) -> u64 {
+        let lost = self.retransmitted.max(sent.start)..self.lost_end(sent);
+        let left = if self.has_sack { 0 } else { u64::from(self.duplicates) * self.mss };
+        (sent.end - sent.start).saturating_sub(self.sacked.bytes() + self.unsacked_bytes(&lost) + left)
+    }
+
+    /// What is to be retransmitted next (NextSeg of RFC 6675, rule 1).
+    pub fn next_lost(&self, sent: &Range<Position>) -> Option<Range<Position>> {
+        if self.phase == Phase::Open {
+            return None;
+        }
+        self.first_unsacked(self.retransmitted.max(sent.start)..self.lost_end(sent))
+    }
+
+    /// What may be retransmitted though nothing says that it is lost, where there is nothing else to send
+    /// (NextSeg, rules 3 and 4).
+    pub fn next_suspect(&mut self, sent: &Range<Position>) -> Option<Range<Position>> {
+        let Phase::Fast { end } = self.phase else { return None };
+        if !self.has_sack {
+            return None;
+        }
+        let below = self.sacked.end().unwrap_or(sent.start);
+        if let Some(range) = self.first_unsacked(self.retransmitted.max(sent.start)..below) {
+            return Some(range);
+        }
+        let end = end.min(sent.end);
+        if self.is_rescued || self.sacked.find(end - 1).is_some() {
+            return None;
+        }
+        self.is_rescued = true;
+        Some(below.max(end.saturating_sub(self.mss)).max(sent.start)..end)
+    }
+
+    fn first_unsacked(&self, range: Range<Position>) -> Option<Range<Position>> {
+        let start = self.sacked.find(range.start).map_or(range.start, |sacked| sacked.end);
+        if start >= range.end {
+            return None;
+        }
+        let ranges = self.sacked.as_slice();
+        let following = ranges.get(ranges.partition_point(|sacked| sacked.end <= start));
+        Some(start..following.map_or(range.end, |sacked| sacked.start.min(range.end)))
+    }
+
+    /// A retransmission ended at `position`.
+    pub fn on_retransmitted(&mut self, position: Position) {
+        self.retransmitted = self.retransmitted.max(position);
+    }
+
+    /// Whether the invariants hold.
+    pub fn is_valid(&self, sent: &Range<Position>) -> bool {
+        self.sacked.is_valid()
+            && self.sacked.as_slice().len() <= MAX_SACKED_RANGES
+            && self.sacked.as_slice().first().is_none_or(|first| first.start >= sent.start)
+            && self.sacked.end().is_none_or(|end| end <= sent.end)
+            && self.pipe_bytes(sent) <= sent.end - sent.start
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "one block is a list too")]
+mod tests {
+    use super::*;
+
+    const MSS: u64 = 10;
+
+    fn sack(recovery: &mut Recovery, blocks: &[Range<Position>]) -> u64 {
+        recovery.on_sack(blocks.iter().cloned(), 100..200)
+    }
+
+    #[test]
+    fn gaps_below_three_ranges_or_two_segments_are_lost() {
+        let mut recovery = Recovery::new(100, true, MSS as u16);
+        assert_eq!(sack(&mut recovery, &[110..120, 130..140]), 20);
+        assert!(!recovery.begin_if_lost(100..200));
+        assert_eq!(sack(&mut recovery, &[150..160]), 10);
+        assert!(recovery.begin_if_lost(100..200));
+        assert_eq!(recovery.next_lost(&(100..200)), Some(100..110));
+        assert_eq!(recovery.pipe_bytes(&(100..200)), 60);
+        recovery.on_retransmitted(110);
+        assert_eq!(recovery.pipe_bytes(&(100..200)), 70);
+        assert_eq!(recovery.next_lost(&(100..200)), None);
+        sack(&mut recovery, &[160..171]);
+        assert_eq!(recovery.next_lost(&(100..200)), Some(120..130));
+        assert!(!recovery.on_acknowledged(140));
+        assert_eq!(recovery.next_lost(&(140..200)), Some(140..150));
+        assert!(recovery.on_acknowledged(200));
+        assert!(recovery.is_valid(&(200..200)));
+    }
+
+    #[test]
+    fn the_last_segment_is_rescued_once() {
+        let mut recovery = Recovery::new(100, true, MSS as u16);
+        sack(&mut recovery, &[110..190]);
+        assert!(recovery.begin_if_lost(100..200));
+        recovery.on_retransmitted(110);
+        assert_eq!(recovery.next_suspect(&(100..200)), Some(190..200));
+        assert_eq!(recovery.next_suspect(&(100..200)), None);
+    }
+
+    #[test]
+    fn without_sack_each_partial_acknowledgement_repairs_one_segment() {
+        let mut recovery = Recovery::new(99, false, MSS as u16);
+        (0..3).for_each(|_| recovery.on_duplicate());
+        assert!(recovery.begin_if_lost(100..200));
+        assert_eq!(recovery.next_lost(&(100..200)), Some(100..110));
+        recovery.on_retransmitted(110);
+        assert_eq!(recovery.next_lost(&(100..200)), None);
+        recovery.on_acknowledged(130);
+        assert_eq!(recovery.next_lost(&(130..200)), Some(130..140));
+        assert!(recovery.on_acknowledged(200));
+        (0..3).for_each(|_| recovery.on_duplicate());
+        assert!(!recovery.begin_if_lost(200..250));
+    }
+
+    #[test]
+    fn a_timeout_loses_everything_that_was_sent() {
+        let mut recovery = Recovery::new(100, true, MSS as u16);
+        sack(&mut recovery, &[110..120]);
+        recovery.on_timeout(100..200);
+        assert_eq!(recovery.pipe_bytes(&(100..200)), 0);
+        recovery.on_retransmitted(110);
+        sack(&mut recovery, &[110..120]);
+        assert_eq!(recovery.next_lost(&(100..200)), Some(120..200));
+        assert_eq!(recovery.pipe_bytes(&(100..200)), 10);
+    }
+
+    #[test]
+    fn blocks_of_what_was_never_sent_are_passed_over() {
+        let mut recovery = Recovery::new(100, true, MSS as u16);
+        assert_eq!(sack(&mut recovery, &[90..110, 190..201, 150..150]), 0);
+        assert_eq!(recovery.sacked_bytes(), 0);
+    }
+}
