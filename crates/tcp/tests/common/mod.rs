@@ -1,0 +1,223 @@
+//! Two stacks and a bad link between them, in a time of their own.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "each test uses a part"
+)]
+
+use std::collections::BTreeMap;
+
+use uncopy_tcp::payload::{self, Payload, Pieces, SharedBytes};
+use uncopy_tcp::secret::Secret;
+use uncopy_tcp::segment::Segment;
+use uncopy_tcp::stack::Stack;
+use uncopy_tcp::wire::{self, Tuple};
+
+pub const MILLISECOND_NS: u64 = 1_000_000;
+
+/// SplitMix64.
+#[derive(Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub fn one_in(&mut self, count: u64) -> bool {
+        count > 0 && self.below(count) == 0
+    }
+
+    pub fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+/// What a link does to packets.
+#[derive(Clone, Debug, Default)]
+pub struct Link {
+    pub loss_permille: u64,
+    pub duplicate_permille: u64,
+    /// A packet is this much later, or up to so much more.
+    pub delay_ns: u64,
+    pub jitter_ns: u64,
+    /// Time that a byte takes.
+    pub byte_ns: u64,
+    pub is_cut: bool,
+}
+
+/// A packet as it is on its way: headers, and payload by reference.
+pub struct Packet {
+    pub headers: Vec<u8>,
+    pub payload: Pieces<SharedBytes>,
+}
+
+/// The packets that a link makes of a segment, as TSO does.
+pub fn split(tuple: &Tuple, segment: &Segment<SharedBytes>) -> Vec<Packet> {
+    let total = payload::len_bytes(&segment.payload);
+    assert!(total <= wire::MAX_SUPER_PAYLOAD_BYTES);
+    let step = usize::from(segment.max_payload_bytes).max(1);
+    let mut packets = Vec::new();
+    let mut at = 0;
+    while at < total || packets.is_empty() {
+        let len = step.min(total - at);
+        let mut header = segment.header.clone();
+        header.sequence = header.sequence.wrapping_add(at as u32);
+        let is_last = at + len == total;
+        header.flags.fin &= is_last;
+        header.flags.psh &= is_last;
+        let mut payload = segment.payload.clone();
+        payload::trim_front(&mut payload, at);
+        payload::truncate(&mut payload, len);
+        // It arrives in one piece, as from a link.
+        let bytes: Vec<u8> = payload.iter().flat_map(|piece| piece.as_slice().to_vec()).collect();
+        assert_eq!(bytes.len(), len);
+        let payload = (len > 0).then(|| SharedBytes::from(&bytes[..])).into_iter().collect();
+        packets.push(Packet { headers: wire::write(tuple, &header, len).to_vec(), payload });
+        at += len;
+    }
+    packets
+}
+
+/// A packet as its receiver understands it.
+pub fn join(packet: Packet) -> (Tuple, Segment<SharedBytes>) {
+    let total = packet.headers.len() + payload::len_bytes(&packet.payload);
+    let parsed = wire::parse(&packet.headers, total).expect("own packets are understood");
+    assert_eq!(parsed.payload, packet.headers.len()..total);
+    (parsed.tuple, Segment { header: parsed.header, payload: packet.payload, max_payload_bytes: 0 })
+}
+
+/// The byte at a place of a stream.
+pub fn stream_byte(stream: u64, at: u64) -> u8 {
+    (Random(stream ^ (at / 8)).next() >> (8 * (at % 8))) as u8
+}
+
+/// A part of a stream.
+pub fn stream_bytes(stream: u64, at: u64, len: usize) -> SharedBytes {
+    let bytes: Vec<u8> = (at..at + len as u64).map(|at| stream_byte(stream, at)).collect();
+    SharedBytes::from(&bytes[..])
+}
+
+/// Two stacks.
+pub struct World {
+    pub now_ns: u64,
+    pub random: Random,
+    pub stacks: [Stack<SharedBytes>; 2],
+    pub links: [Link; 2],
+    pub flying: BTreeMap<(u64, u64), (usize, Packet)>,
+    free_at: [u64; 2],
+    pub packets: u64,
+    pub lost: u64,
+}
+
+impl World {
+    pub fn new(seed: u64, stacks: [Stack<SharedBytes>; 2], links: [Link; 2], now_ns: u64) -> Self {
+        let random = Random(seed);
+        Self { now_ns, random, stacks, links, flying: BTreeMap::new(), free_at: [0; 2], packets: 0, lost: 0 }
+    }
+
+    /// Sends what `side` has to send, and verifies it.
+    pub fn flush(&mut self, side: usize) {
+        while let Some((tuple, segment)) = self.stacks[side].poll_transmit(self.now_ns) {
+            if std::env::var_os("UNCOPY_TEST_NET_PACKETS").is_some() {
+                let (header, len) = (&segment.header, payload::len_bytes(&segment.payload));
+                println!("{:>12} {side} {len} {header:?}", self.now_ns / 1000);
+            }
+            for packet in split(&tuple, &segment) {
+                self.fly(1 - side, packet);
+            }
+        }
+        assert_eq!(self.stacks[side].violation(), None, "side {side}");
+    }
+
+    fn fly(&mut self, to: usize, packet: Packet) {
+        self.packets += 1;
+        let link = self.links[to].clone();
+        if link.is_cut || self.random.below(1000) < link.loss_permille {
+            self.lost += 1;
+            return;
+        }
+        let bytes = (packet.headers.len() + payload::len_bytes(&packet.payload)) as u64;
+        let start = self.free_at[to].max(self.now_ns);
+        self.free_at[to] = start + bytes * link.byte_ns;
+        let copies = 1 + u64::from(self.random.below(1000) < link.duplicate_permille);
+        for _ in 0..copies {
+            let at = self.free_at[to] + link.delay_ns + self.random.below(link.jitter_ns.max(1));
+            let copy = Packet { headers: packet.headers.clone(), payload: packet.payload.clone() };
+            let order = self.random.next() >> 40 | self.packets << 24;
+            self.flying.insert((at, order), (to, copy));
+        }
+    }
+
+    /// When something happens next by itself.
+    pub fn next_ns(&self) -> Option<u64> {
+        let arrival = self.flying.first_key_value().map(|((at, _), _)| *at);
+        [arrival, self.stacks[0].deadline_ns(), self.stacks[1].deadline_ns()].into_iter().flatten().min()
+    }
+
+    /// Goes to a time that is not later than the next event, and lets that happen.
+    pub fn advance(&mut self, to_ns: u64) {
+        self.now_ns = self.now_ns.max(to_ns);
+        while let Some(first) = self.flying.first_entry()
+            && first.key().0 <= self.now_ns
+        {
+            let (to, packet) = first.remove();
+            let (tuple, segment) = join(packet);
+            self.stacks[to].on_segment(tuple, segment, self.now_ns);
+            self.flush(to);
+        }
+        for side in 0..2 {
+            if self.stacks[side].deadline_ns().is_some_and(|at| at <= self.now_ns) {
+                self.stacks[side].on_timer(self.now_ns);
+                self.flush(side);
+            }
+        }
+    }
+
+    /// Lets everything happen until `to_ns`.
+    pub fn run_until(&mut self, to_ns: u64) {
+        while let Some(at) = self.next_ns().filter(|at| *at <= to_ns) {
+            self.advance(at);
+        }
+        self.now_ns = self.now_ns.max(to_ns);
+    }
+}
+
+pub fn tuple() -> Tuple {
+    Tuple { local: "10.0.0.1:4000".parse().unwrap(), remote: "10.0.0.2:80".parse().unwrap() }
+}
+
+pub fn secret(seed: u64) -> Secret {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    Secret::new(bytes)
+}
+
+/// A time at which a connection of `tuple` begins `before` numbers below the wrap.
+pub fn time_before_wrap(seed: u64, tuple: &Tuple, before: u32) -> u64 {
+    let initial = secret(seed).initial_sequence(tuple, 0);
+    u64::from((u32::MAX - before).wrapping_sub(initial)) * 4_000
+}
+
+/// Verifies that a piece is the next part of a stream.
+pub fn verify(stream: u64, at: u64, piece: &SharedBytes) -> u64 {
+    for (offset, byte) in piece.as_slice().iter().enumerate() {
+        let place = at + offset as u64;
+        assert_eq!(*byte, stream_byte(stream, place), "byte {place} of stream {stream:x}");
+    }
+    at + piece.len_bytes() as u64
+}
