@@ -27,7 +27,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-suites test-checked test-faults machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-net test-suites test-checked test-faults machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -55,6 +55,10 @@ test-suites: ## Build, run CPython's own tests plain and under uncopy in three w
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
 	scripts/suites all
+
+test-net: ## Twenty million segments of the user-level TCP over bad links, and a million to and from smoltcp (minutes)
+	@scripts/need-cargo
+	UNCOPY_TEST_NET_SEGMENTS=20000000 UNCOPY_TEST_NET_PEER_SEGMENTS=1000000 $(CARGO) test --locked --profile checked -p uncopy-tcp -- --nocapture
 
 test-checked: ## Run the end-to-end tests against a library with debug assertions
 	@scripts/install-packages test
