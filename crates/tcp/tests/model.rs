@@ -60,7 +60,7 @@ struct End {
 
 impl End {
     fn new(random: &mut Random, stream: u64, to_send: u64, now_ns: u64) -> Self {
-        let pause_ns = random.pick(&[1_000, 100_000, 2 * MILLISECOND_NS, 30 * MILLISECOND_NS]);
+        let pause_ns = random.pick(&[10_000, 200_000, 2 * MILLISECOND_NS, 30 * MILLISECOND_NS]);
         let (id, is_ended, is_shut, is_closed) = (None, false, false, false);
         Self {
             id,
@@ -104,7 +104,7 @@ impl End {
         }
         let len = self.to_send.saturating_sub(self.sent).min(random.pick(&[1, 100, 3000, 70_000]));
         let room = stack.get(id).map_or(0, |connection| connection.room_bytes() as u64);
-        let len = if random.one_in(20) { len } else { len.min(room + 1) };
+        let len = if random.one_in(20) && room > 0 { len } else { len.min(room + 1) };
         if len > 0 {
             let piece = stream_bytes(self.stream, self.sent, len as usize);
             self.sent += stack.send(id, &piece).expect("no connection breaks") as u64;

@@ -5,7 +5,9 @@ mod common;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use common::{MILLISECOND_NS, Packet, Random, join, secret, split, stream_bytes, time_before_wrap, tuple, verify};
+use common::{
+    MILLISECOND_NS, Packet, Random, join, secret, split, stream_bytes, time_before_wrap, tuple, verify,
+};
 use smoltcp::iface::{Config as InterfaceConfig, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{ChecksumCapabilities, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{Socket, SocketBuffer};
@@ -13,7 +15,7 @@ use smoltcp::time::Instant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr};
 use uncopy_tcp::config::{Config, SECOND_NS};
 use uncopy_tcp::connection::{Received, State};
-use uncopy_tcp::payload::{Payload, Pieces, SharedBytes};
+use uncopy_tcp::payload::{self, Payload, Pieces, SharedBytes};
 use uncopy_tcp::stack::{ConnectionId, Limits, Stack};
 use uncopy_tcp::wire;
 
@@ -74,7 +76,8 @@ impl Device for Ends {
 fn received(bytes: &[u8]) -> Packet {
     let parsed = wire::parse(bytes, bytes.len()).expect("smoltcp's packets are understood");
     let payload = &bytes[parsed.payload.clone()];
-    let payload = (!payload.is_empty()).then(|| SharedBytes::from(payload)).into_iter().collect::<Pieces<_>>();
+    let payload =
+        (!payload.is_empty()).then(|| SharedBytes::from(payload)).into_iter().collect::<Pieces<_>>();
     Packet { headers: bytes[..parsed.payload.start].to_vec(), payload }
 }
 
@@ -91,7 +94,9 @@ impl Peer {
         let mut config = InterfaceConfig::new(HardwareAddress::Ip);
         config.random_seed = seed;
         let mut interface = Interface::new(config, &mut ends, now);
-        interface.update_ip_addrs(|addresses| addresses.push(IpCidr::new(IpAddress::v4(10, 0, 0, 2), 24)).expect("room for one"));
+        interface.update_ip_addrs(|addresses| {
+            addresses.push(IpCidr::new(IpAddress::v4(10, 0, 0, 2), 24)).expect("room for one")
+        });
         let mut sockets = SocketSet::new(Vec::new());
         let buffer = || SocketBuffer::new(vec![0; buffer_bytes]);
         let handle = sockets.add(Socket::new(buffer(), buffer()));
@@ -109,7 +114,8 @@ fn run(seed: u64) -> u64 {
     let is_client = random.one_in(2);
     let buffer_bytes = random.pick(&[2_000, 20_000, 200_000]);
     let loss_permille = random.pick(&[0, 10, 50, 150]);
-    let (delay_ns, jitter_ns) = (random.pick(&[10_000, 5 * MILLISECOND_NS]), random.pick(&[1, 3 * MILLISECOND_NS]));
+    let (delay_ns, jitter_ns) =
+        (random.pick(&[10_000, 5 * MILLISECOND_NS]), random.pick(&[1, 3 * MILLISECOND_NS]));
     let config = Config {
         receive_buffer_bytes: random.pick(&[3_000, 50_000, 500_000]),
         send_buffer_bytes: random.pick(&[3_000, 500_000]),
@@ -137,7 +143,8 @@ fn run(seed: u64) -> u64 {
     }
     let mut flying: BTreeMap<(u64, u64), (bool, Packet)> = BTreeMap::new();
     let (mut sent, mut read) = ([0u64; 2], [0u64; 2]);
-    let (mut packets, mut is_shut, mut is_ended, mut is_peer_shut, mut is_closed) = (0u64, false, false, false, false);
+    let (mut packets, mut is_shut, mut is_ended, mut is_peer_shut, mut is_closed) =
+        (0u64, false, false, false, false);
     let mut buffer = vec![0; 70_000];
     loop {
         // The peer's program.
@@ -184,14 +191,24 @@ fn run(seed: u64) -> u64 {
         // The link.
         let Peer { ends, interface, sockets, .. } = &mut peer;
         interface.poll(instant(now_ns), ends, sockets);
-        let mut new: Vec<(bool, Packet)> = ends.sent.drain(..).map(|bytes| (false, received(&bytes))).collect();
+        let mut new: Vec<(bool, Packet)> =
+            ends.sent.drain(..).map(|bytes| (false, received(&bytes))).collect();
         while let Some((tuple, segment)) = stack.poll_transmit(now_ns) {
             new.extend(split(&tuple, &segment).into_iter().map(|packet| (true, packet)));
         }
         assert_eq!(stack.violation(), None);
         for (is_for_peer, packet) in new {
             packets += 1;
-            if random.below(1000) >= loss_permille {
+            if std::env::var_os("UNCOPY_TEST_NET_PACKETS").is_some() {
+                let len = payload::len_bytes(&packet.payload);
+                let header = wire::parse(&packet.headers, packet.headers.len() + len)
+                    .expect("it was understood")
+                    .header;
+                println!("{:>12} {is_for_peer} {len} {header:?}", now_ns / 1000);
+            }
+            // smoltcp 0.12 does not always repeat what it sent, and does not probe a window whose opening was lost.
+            let is_losable = is_for_peer && !packet.payload.is_empty();
+            if !is_losable || random.below(1000) >= loss_permille {
                 flying.insert((now_ns + delay_ns + random.below(jitter_ns), packets), (is_for_peer, packet));
             }
         }
@@ -199,7 +216,8 @@ fn run(seed: u64) -> u64 {
             break;
         }
         // What is next.
-        let poll = peer.interface.poll_at(instant(now_ns), &peer.sockets).map(|at| at.total_micros() as u64 * 1000);
+        let poll =
+            peer.interface.poll_at(instant(now_ns), &peer.sockets).map(|at| at.total_micros() as u64 * 1000);
         let next = [flying.first_key_value().map(|((at, _), _)| *at), stack.deadline_ns(), poll];
         // The programs look again after a while.
         let tick = (!is_closed || !is_peer_shut).then_some(now_ns + MILLISECOND_NS);
@@ -229,7 +247,8 @@ fn run(seed: u64) -> u64 {
 
 #[test]
 fn streams_to_and_from_smoltcp_arrive_whole() {
-    let wanted = std::env::var("UNCOPY_TEST_NET_PEER_SEGMENTS").map_or(30_000, |text| text.parse().expect("a number"));
+    let wanted =
+        std::env::var("UNCOPY_TEST_NET_PEER_SEGMENTS").map_or(30_000, |text| text.parse().expect("a number"));
     let first = std::env::var("UNCOPY_TEST_NET_SEED").map_or(1, |text| text.parse().expect("a number"));
     let started = std::time::Instant::now();
     let (mut packets, mut seed) = (0u64, first);
