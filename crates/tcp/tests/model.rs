@@ -10,7 +10,7 @@ use uncopy_tcp::connection::{Received, State};
 use uncopy_tcp::payload::Payload;
 use uncopy_tcp::stack::{ConnectionId, Limits, Stack};
 
-const SHARE_SEGMENTS: u64 = 400_000;
+const SHARE_SEGMENTS: u64 = 60_000;
 /// No history takes longer, in its own time: longer than all retransmissions of a byte.
 const MAX_HISTORY_NS: u64 = 24 * 3600 * SECOND_NS;
 
@@ -129,7 +129,7 @@ fn run(seed: u64) -> u64 {
     let links = [random_link(&mut random), random_link(&mut random)];
     let smallest =
         configs.iter().map(|config| config.receive_buffer_bytes.min(config.send_buffer_bytes)).min();
-    let limit = if random.one_in(10) { 400_000 } else { 40_000 };
+    let limit = if random.one_in(10) { 100_000 } else { 20_000 };
     let max_bytes = (smallest.unwrap_or(0) as u64 * 20 + 50).min(limit);
     let amounts = [random.below(max_bytes), random.below(max_bytes)];
     let is_wrapping = random.one_in(2);
