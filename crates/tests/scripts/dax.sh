@@ -1,5 +1,5 @@
 #!/bin/bash
-# Programs with a log on a DAX file system, in a virtual machine whose /dev/pmem0 outlives it:
+# Programs with a log on a DAX file system, in a virtual machine whose /dev/pmem0 and /dev/vda outlive it:
 # dax.sh kills UNCOPY SEED LIVES                  each of them kills a program, its keeper, or both
 # dax.sh power UNCOPY SEED [JOURNAL]              recovers and checks what the last machine left, if JOURNAL is what that told; then
 #                                                 writes, and tells /dev/serial, until the power is lost
@@ -7,24 +7,25 @@
 set -eu
 what=$1 uncopy=$2 seed=$3 more=${4:-}
 scripts=$(dirname "${BASH_SOURCE[0]}")
-place=/run/place
-mkdir -p "$place"
+place=/run/place disk=/run/disk
+mkdir -p "$place" "$disk"
 
 # What loads keys for such memory complains that there are none.
-modprobe -a nfit nd_pmem ext4 2>/dev/null
-for _ in $(seq 100); do [ ! -b /dev/pmem0 ] || break; sleep 0.1; done
+modprobe -a nfit nd_pmem virtio_blk ext4 2>/dev/null
+for _ in $(seq 100); do [ ! -b /dev/pmem0 ] || [ ! -b /dev/vda ] || break; sleep 0.1; done
 
 # The kernel uses DAX where its own records of the memory's pages are.
 if [ "$(cat /sys/block/pmem0/device/mode 2>/dev/null)" = raw ]; then
     ndctl create-namespace --force --reconfig=namespace0.0 --mode=fsdax --map=mem >/run/namespace
     mkfs.ext4 -q -F -b 4096 /dev/pmem0
+    mkfs.ext4 -q -F /dev/vda
 fi
 
 check_power() {
     "$uncopy" log ls "$place/log"
     "$uncopy" log recover "$place/log"
     "$uncopy" log check "$place/log"
-    python3 "$scripts/writer.py" check "$place/data" "$more" lost
+    python3 "$scripts/writer.py" check "$data" "$more" lost
 }
 
 case $what in
@@ -69,12 +70,17 @@ assert stats['log_syncs'] > 1000
     ;;
 *)
     mount -o dax=always /dev/pmem0 "$place"
-    [ -z "$more" ] || check_power
+    mount /dev/vda "$disk"
+    # What is written to the disk's files is in the page cache only, which goes with the power; to files on DAX it is there at once.
+    data=$disk/data
+    [ $((seed % 4)) != 0 ] || data=$place/data
+    [ -z "$more" ] || data=$(cat "$disk/where") check_power
     [ "$what" != end ] || exit 0
-    rm -rf "$place/data"
-    mkdir -p -m 700 "$place/log" "$place/data"
+    rm -rf "$place/data" "$disk/data"
+    echo "$data" >"$disk/where"
+    mkdir -p -m 700 "$place/log" "$data"
     sync
     "$uncopy" run --log "$place/log" --log-size 16777216 --policy always -- \
-        python3 "$scripts/writer.py" work "$place/data" /dev/serial "$seed" 1000000
+        python3 "$scripts/writer.py" work "$data" /dev/serial "$seed" 1000000
     ;;
 esac
