@@ -331,7 +331,8 @@ impl Peers {
 
     fn find_or_gone(&self, id: u64) -> Option<Arc<Peer>> {
         self.find(id).or_else(|| {
-            self.gone.lock().iter().find(|(_, peer)| peer.id == id).map(|(_, peer)| Arc::clone(peer))
+            // Of two links that were made at the same time, the one that went first has nothing.
+            self.gone.lock().iter().rev().find(|(_, peer)| peer.id == id).map(|(_, peer)| Arc::clone(peer))
         })
     }
 

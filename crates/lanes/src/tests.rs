@@ -1,6 +1,6 @@
 //! Two processes' lanes in one, with a stream between them that takes what it likes, beside the bytes as they should be.
 
-use crate::board::{Board, LinkPart, Slot};
+use crate::board::{Announcement, Board, LinkPart, Slot};
 use crate::peers::{Held, Peer, Peers};
 use crate::pool::CHUNK_BYTES;
 use crate::receive::{self, Next, Receiver, Stretch, Stretches};
@@ -349,6 +349,23 @@ fn what_a_process_has_announced_is_received_after_its_end() {
     };
     // SAFETY: held.
     assert_eq!(unsafe { std::slice::from_raw_parts(held.address() as *const u8, 9000) }, [8; 9000]);
+}
+
+#[test]
+fn of_two_links_that_were_made_at_once_the_one_that_stayed_is_remembered() {
+    let [sender, reader] = [Process::new(21), Process::new(22)];
+    reader.link(4, &sender, 2);
+    reader.peers.remove(21);
+    sender.link(3, &reader, 5);
+    reader.link(5, &sender, 3);
+    sender.add_chunk(&[&reader]);
+    let held = sender.fill(&[8; 9000]).expect("room");
+    let peer = sender.peers.find(22).expect("linked");
+    let reference = sender.peers.share(&held, 0, 9000, &peer).expect("it has that memory");
+    reader.peers.remove(21);
+    let found = reader.peers.resolve(&Announcement { at: 0, reference }).expect("it is still mapped");
+    // SAFETY: held.
+    assert_eq!(unsafe { std::slice::from_raw_parts(found.address() as *const u8, 9000) }, [8; 9000]);
 }
 
 #[test]
