@@ -176,18 +176,14 @@ fn activate(path: &Path, settings: &Settings, needs_uffd: bool) -> Result<Active
     if let Some(why) = program::why_out_of_reach(path) {
         return Err(why);
     }
-    let without = |obstacle| Active { library: library.clone(), uffd_fd: settings.uffd_fd, obstacle };
-    if settings.off {
-        return Ok(without(None));
-    }
-    match probe::probe(settings.uffd_fd) {
-        Ok(usable) => {
-            let uffd_fd = usable.device.and_then(probe::Device::leave_to_programs);
-            Ok(Active { library, uffd_fd, obstacle: None })
+    let (mut uffd_fd, mut obstacle) = (settings.uffd_fd, None);
+    if !settings.off {
+        match probe::probe(settings.uffd_fd) {
+            Ok(usable) => uffd_fd = usable.device.and_then(probe::Device::leave_to_programs),
+            Err(error) => obstacle = needs_uffd.then(|| error.to_string()),
         }
-        Err(_) if !needs_uffd => Ok(without(None)),
-        Err(error) => Ok(without(Some(error.to_string()))),
     }
+    Ok(Active { library, uffd_fd, obstacle })
 }
 
 /// Takes the library out of `LD_PRELOAD`, should an outer `uncopy run` have put it there.

@@ -98,7 +98,8 @@ fn lives(place: &AtomicI32) -> bool {
     loop {
         match lifeline::hear(watched) {
             Heard::Nothing => return true,
-            Heard::Socket(cookie) => handed::note(cookie),
+            // What another program has.
+            Heard::Said(cookie) => handed::note(cookie),
             Heard::Ended => {
                 place.store(-1, Release);
                 lifeline::close(watched);

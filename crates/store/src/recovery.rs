@@ -152,9 +152,11 @@ impl<D: Device> Recovery<D> {
         else {
             return Ok(None);
         };
-        bytes.resize(len_bytes);
-        // From its beginning, which is aligned for the device.
-        self.device.read_at(at, bytes)?;
+        if len_bytes > expected.granule_bytes {
+            bytes.resize(len_bytes);
+            // From its beginning, which is aligned for the device.
+            self.device.read_at(at, bytes)?;
+        }
         Ok(decode_record(bytes, expected))
     }
 

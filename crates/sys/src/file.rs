@@ -149,7 +149,7 @@ pub fn flags(fd: i32) -> Result<i32, Errno> {
 /// # Errors
 /// What linkat says.
 pub fn name(fd: i32, path: &CStr) -> Result<(), Errno> {
-    let link = std::ffi::CString::new(format!("/proc/self/fd/{fd}")).map_err(|_| Errno::EINVAL)?;
+    let link = link_of(fd)?;
     let (here, flags) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
     // SAFETY: terminated paths.
     let named =
@@ -318,14 +318,20 @@ pub fn lock_alone(fd: i32) -> Result<(), Errno> {
     check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_EX | libc::LOCK_NB)) }).map(drop)
 }
 
+/// The path of the link to an open file, terminated.
+fn link_of(fd: i32) -> Result<[u8; 32], Errno> {
+    let mut link = [0; 32];
+    std::io::Write::write_fmt(&mut &mut link[..], format_args!("/proc/self/fd/{fd}\0"))
+        .map_err(|_| Errno::EINVAL)?;
+    Ok(link)
+}
+
 /// The path by which an open file is known now, as far as `into` has room; that of one without a name ends in ` (deleted)`.
 ///
 /// # Errors
 /// What readlink says.
 pub fn path_of(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
-    let mut link = [0u8; 32];
-    let mut rest = &mut link[..];
-    std::io::Write::write_fmt(&mut rest, format_args!("/proc/self/fd/{fd}\0")).map_err(|_| Errno::EINVAL)?;
+    let link = link_of(fd)?;
     let (to, room) = (into.as_mut_ptr(), into.len());
     // SAFETY: a terminated path, and room for as many bytes as is said.
     check(unsafe { kernel!(Stat, syscall!(libc::SYS_readlinkat, libc::AT_FDCWD, link.as_ptr(), to, room)) })

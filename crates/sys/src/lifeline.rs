@@ -1,6 +1,6 @@
 //! Lifelines: pipes by which a process learns that a forked child, and all that it forked in turn, have ended or executed
-//! another program. The child holds the end that is written to, which exec closes. Before that it writes which sockets the
-//! other program has.
+//! another program. The child holds the end that is written to, which exec closes. Before that it says what the other program
+//! has, in words whose meaning is their users'.
 
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
@@ -48,8 +48,8 @@ impl Lifeline {
 pub enum Heard {
     /// Nothing new: somebody holds it.
     Nothing,
-    /// Another program has the socket with this cookie.
-    Socket(u64),
+    /// This word.
+    Said(u64),
     /// Nobody holds it any more.
     Ended,
 }
@@ -57,20 +57,19 @@ pub enum Heard {
 /// What is heard of a watched end. One thread at a time.
 #[must_use]
 pub fn hear(watched: i32) -> Heard {
-    let mut cookie = 0u64;
+    let mut word = 0u64;
     // SAFETY: room for eight bytes; a descriptor of ours that does not block.
-    match unsafe { syscall!(libc::SYS_read, watched, &raw mut cookie, 8) } {
-        8 => Heard::Socket(cookie),
+    match unsafe { syscall!(libc::SYS_read, watched, &raw mut word, 8) } {
+        8 => Heard::Said(word),
         0 => Heard::Ended,
         _ => Heard::Nothing,
     }
 }
 
-/// Says that a program that is about to be executed has the socket with this cookie. Where that cannot be said, it holds the
-/// lifeline too.
-pub fn say(held: i32, cookie: u64) {
+/// Says a word before another program is executed. Where that cannot be said, that program holds the lifeline too.
+pub fn say(held: i32, word: u64) {
     // SAFETY: eight bytes; a descriptor of ours that does not block. So few bytes go whole (pipe(7)).
-    if unsafe { syscall!(libc::SYS_write, held, &raw const cookie, 8) } != 8 {
+    if unsafe { syscall!(libc::SYS_write, held, &raw const word, 8) } != 8 {
         keep_on_exec(held);
     }
 }
@@ -96,7 +95,7 @@ mod tests {
         let mut status = 0;
         // SAFETY: the test's own child.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(hear(watched), Heard::Socket(77));
+        assert_eq!(hear(watched), Heard::Said(77));
         assert_eq!(hear(watched), Heard::Ended);
         close(watched);
     }

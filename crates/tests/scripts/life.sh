@@ -60,7 +60,7 @@ power | keeper-power)
     both | keeper) "$uncopy" log recover --give-up "$place/log" 2>"$room/recovered" ;;
     esac
     "$uncopy" log ls "$place/log" >"$room/logs"
-    # Nothing is left to do; a log that was made meanwhile may be half made.
+    # Nothing is left to do.
     ! grep -q "to recover\|damaged" "$room/logs" || { cat "$room/logs" >&2; exit 1; }
     case $what in nothing | program) how=clean ;; *) how=whole ;; esac
     python3 "$script" check "$place/data" "$journal" $how

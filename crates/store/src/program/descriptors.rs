@@ -29,15 +29,34 @@ const LOGGED: u32 = 3;
 const INHERITED: u32 = 4;
 const FAILED: u32 = 5;
 
-static ALL: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
-/// Bytes that were written to each candidate since its last sync.
-static WRITTEN: [AtomicUsize; DESCRIPTORS] = [const { AtomicUsize::new(0) }; DESCRIPTORS];
-/// How long that took, ns.
-static WRITE_NS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
-/// Forks before each was opened.
-static OPENED_AT: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
-/// Until when each candidate is left alone (ms), and the logarithm of how long that is, in the lowest byte.
-static PAUSES: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+/// A descriptor, by its number.
+#[derive(Debug)]
+struct Descriptor {
+    /// See above.
+    word: AtomicU32,
+    /// Bytes that were written to a candidate since its last sync.
+    written_bytes: AtomicUsize,
+    /// How long that took, ns.
+    write_ns: AtomicU64,
+    /// Forks before it was opened.
+    opened_at: AtomicU64,
+    /// Until when a candidate is left alone (ms), and the logarithm of how long that is, in the lowest byte.
+    pause: AtomicU64,
+}
+
+impl Descriptor {
+    const fn new() -> Self {
+        Self {
+            word: AtomicU32::new(0),
+            written_bytes: AtomicUsize::new(0),
+            write_ns: AtomicU64::new(0),
+            opened_at: AtomicU64::new(0),
+            pause: AtomicU64::new(0),
+        }
+    }
+}
+
+static ALL: [Descriptor; DESCRIPTORS] = [const { Descriptor::new() }; DESCRIPTORS];
 /// The shortest pause and the longest, as logarithms: 256 ms, 4 s.
 const MIN_PAUSE: u64 = 8;
 const MAX_PAUSE: u64 = 12;
@@ -88,7 +107,7 @@ impl Kind {
     }
 }
 
-fn word(fd: i32) -> Option<&'static AtomicU32> {
+fn at(fd: i32) -> Option<&'static Descriptor> {
     ALL.get(usize::try_from(fd).ok()?)
 }
 
@@ -96,12 +115,12 @@ fn word(fd: i32) -> Option<&'static AtomicU32> {
 #[inline]
 #[must_use]
 pub fn kind(fd: i32) -> Kind {
-    word(fd).map_or(Kind::Unknown, |word| Kind::of(word.load(Acquire)))
+    at(fd).map_or(Kind::Unknown, |known| Kind::of(known.word.load(Acquire)))
 }
 
 /// Something is known of a descriptor. Writes under way are not forgotten.
 pub fn set(fd: i32, kind: Kind) {
-    if let Some(word) = word(fd) {
+    if let Some(Descriptor { word, .. }) = at(fd) {
         let mut seen = word.load(Relaxed);
         while let Err(now) = word.compare_exchange_weak(seen, seen & WRITES | kind.word(), AcqRel, Relaxed) {
             seen = now;
@@ -119,8 +138,8 @@ pub fn known(first: u32, last: u32) -> impl Iterator<Item = i32> {
 /// Counts a sync of a candidate: how many there were, the bytes that were written to it since the last one, and how long the writes
 /// took, ns.
 pub fn count_sync(fd: i32) -> (u32, usize, u64) {
-    let Some(word) = word(fd) else { return (0, 0, 0) };
-    let (written, ns) = (WRITTEN[fd as usize].swap(0, Relaxed), WRITE_NS[fd as usize].swap(0, Relaxed));
+    let Some(Descriptor { word, written_bytes, write_ns, .. }) = at(fd) else { return (0, 0, 0) };
+    let (written, ns) = (written_bytes.swap(0, Relaxed), write_ns.swap(0, Relaxed));
     let seen = word.load(Relaxed);
     if seen & SYNCS == SYNCS {
         return (SYNCS / SYNC, written, ns);
@@ -132,33 +151,33 @@ pub fn count_sync(fd: i32) -> (u32, usize, u64) {
 
 /// A file was opened, after so many forks: a candidate.
 pub fn open(fd: i32, forks: u64) {
-    if word(fd).is_some() {
-        OPENED_AT[fd as usize].store(forks, Relaxed);
-        PAUSES[fd as usize].store(0, Relaxed);
-        WRITTEN[fd as usize].store(0, Relaxed);
-        WRITE_NS[fd as usize].store(0, Relaxed);
+    if let Some(known) = at(fd) {
+        known.opened_at.store(forks, Relaxed);
+        known.pause.store(0, Relaxed);
+        known.written_bytes.store(0, Relaxed);
+        known.write_ns.store(0, Relaxed);
         set(fd, Kind::Candidate);
     }
 }
 
 /// Forks before a file was opened.
 pub fn opened_at(fd: i32) -> u64 {
-    word(fd).map_or(0, |_| OPENED_AT[fd as usize].load(Relaxed))
+    at(fd).map_or(0, |known| known.opened_at.load(Relaxed))
 }
 
 /// What is known of `to` is what is known of `from`, of which it is a duplicate.
 pub fn duplicate(from: i32, to: i32, kind: Kind) {
-    if word(to).is_some() {
-        OPENED_AT[to as usize].store(opened_at(from), Relaxed);
+    if let Some(known) = at(to) {
+        known.opened_at.store(opened_at(from), Relaxed);
     }
     set(to, kind);
 }
 
 /// A candidate is left alone for a while; for longer where the last while is not over for long.
 pub fn pause(fd: i32, now_ms: u64) {
-    if word(fd).is_some() {
-        let pause = &PAUSES[fd as usize];
-        let (until_ms, before) = (pause.load(Relaxed) >> 8, pause.load(Relaxed) & 0xFF);
+    if let Some(Descriptor { pause, .. }) = at(fd) {
+        let last = pause.load(Relaxed);
+        let (until_ms, before) = (last >> 8, last & 0xFF);
         let is_anew = before == 0 || now_ms > until_ms + (LONG_AGO << before);
         let length = if is_anew { MIN_PAUSE } else { MAX_PAUSE.min(before + 1) };
         pause.store((now_ms + (1 << length)) << 8 | length, Relaxed);
@@ -167,60 +186,59 @@ pub fn pause(fd: i32, now_ms: u64) {
 
 /// Whether a candidate is left alone.
 pub fn is_paused(fd: i32, now_ms: u64) -> bool {
-    word(fd).is_some_and(|_| PAUSES[fd as usize].load(Relaxed) >> 8 > now_ms)
+    at(fd).is_some_and(|known| known.pause.load(Relaxed) >> 8 > now_ms)
 }
 
 /// A process is about to have what a candidate names: who is about to make it take part learns of that.
 pub fn note_forked(fd: i32) {
     const FORK: u32 = 1 << PLACE_SHIFT;
     const FORKS: u32 = SYNC - FORK;
-    if let Some(word) = word(fd) {
+    if let Some(known) = at(fd) {
         let next =
             |seen: u32| (seen & KIND == CANDIDATE).then_some(seen & !FORKS | seen.wrapping_add(FORK) & FORKS);
-        _ = word.fetch_update(AcqRel, Acquire, next);
+        _ = known.word.fetch_update(AcqRel, Acquire, next);
     }
 }
 
 /// Makes a candidate, to which nobody writes and that nobody else has, one that takes part. Whether it did.
 pub fn adopt(fd: i32, place: usize, has_others: impl FnOnce(u64) -> bool) -> bool {
-    let Some(word) = word(fd) else { return false };
+    let Some(Descriptor { word, opened_at, .. }) = at(fd) else { return false };
     let seen = word.load(Acquire);
     Kind::of(seen) == Kind::Candidate
         && seen & WRITES == 0
-        && !has_others(opened_at(fd))
+        && !has_others(opened_at.load(Relaxed))
         && word.compare_exchange(seen, Kind::Logged(place).word(), AcqRel, Relaxed).is_ok()
 }
 
 /// A write to a candidate under way.
 #[derive(Debug)]
 pub struct Counted {
-    word: &'static AtomicU32,
-    fd: i32,
+    known: &'static Descriptor,
     begun_ns: u64,
 }
 
 impl Counted {
     /// So many bytes were written.
     pub fn note_written(&self, len_bytes: usize) {
-        WRITTEN[self.fd as usize].fetch_add(len_bytes, Relaxed);
-        WRITE_NS[self.fd as usize].fetch_add(clock::now_ns() - self.begun_ns, Relaxed);
+        self.known.written_bytes.fetch_add(len_bytes, Relaxed);
+        self.known.write_ns.fetch_add(clock::now_ns() - self.begun_ns, Relaxed);
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.word.fetch_sub(WRITE, AcqRel);
+        self.known.word.fetch_sub(WRITE, AcqRel);
     }
 }
 
 /// Counts a write to a candidate in; `None`: it is none.
 pub fn begin_write(fd: i32) -> Option<Counted> {
-    let word = word(fd)?;
-    if Kind::of(word.load(Acquire)) != Kind::Candidate {
+    let known = at(fd)?;
+    if Kind::of(known.word.load(Acquire)) != Kind::Candidate {
         return None;
     }
-    let seen = word.fetch_add(WRITE, AcqRel);
-    let counted = Counted { word, fd, begun_ns: clock::now_ns() };
+    let seen = known.word.fetch_add(WRITE, AcqRel);
+    let counted = Counted { known, begun_ns: clock::now_ns() };
     (Kind::of(seen) == Kind::Candidate).then_some(counted)
 }
 
@@ -256,7 +274,7 @@ mod tests {
         let write = begin_write(FD).expect("a candidate");
         write.note_written(7);
         let (first, second) = (count_sync(FD), count_sync(FD));
-        assert_eq!([(first.0, first.1), (second.0, second.1,)], [(1, 7), (2, 0)]);
+        assert_eq!([(first.0, first.1), (second.0, second.1)], [(1, 7), (2, 0)]);
         assert!(first.2 > 0 && second.2 == 0, "{first:?}, {second:?}");
         assert!(!adopt(FD, 5, |_| false));
         drop(write);

@@ -66,7 +66,7 @@ impl Child {
         loop {
             match lifeline::hear(watched) {
                 Heard::Nothing => return true,
-                Heard::Socket(_) => _ = GIVEN_ON.fetch_max(number, AcqRel),
+                Heard::Said(_) => _ = GIVEN_ON.fetch_max(number, AcqRel),
                 Heard::Ended => break,
             }
         }

@@ -134,10 +134,15 @@ fn session() -> Option<&'static Session> {
     unsafe { SESSION.load(Acquire).as_ref() }
 }
 
+/// The link, and the log.
+fn links() -> impl Iterator<Item = c_int> {
+    let link = Some(LINK.load(Acquire)).filter(|link| *link >= 0);
+    link.into_iter().chain(session().map(Session::log_descriptor))
+}
+
 /// The descriptors that are ours.
 pub fn own_descriptors() -> impl Iterator<Item = c_int> {
-    let link = Some(LINK.load(Acquire)).filter(|link| *link >= 0);
-    link.into_iter().chain(session().map(Session::log_descriptor)).chain(forks::descriptors())
+    links().chain(forks::descriptors())
 }
 
 /// The program goes on without its log: said once.
@@ -459,8 +464,7 @@ pub fn in_child() {
             _ => {}
         }
     }
-    let links = [LINK.load(Acquire)].into_iter().chain(session().map(Session::log_descriptor));
-    links.filter(|fd| *fd >= 0).for_each(file::close);
+    links().for_each(file::close);
     forks::child();
     if let Some(session) = session() {
         INHERITED.store(core::ptr::from_ref(session.state).cast_mut(), Release);

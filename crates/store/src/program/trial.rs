@@ -129,10 +129,12 @@ impl Trial {
     /// A window has ended. Whether it is time for the file system.
     fn judge(&mut self, now_ns: u64) -> bool {
         let window = core::mem::replace(&mut self.window, Window::NONE);
-        self.losses = match () {
-            () if window.ns * 100 > window.plain_ns * GREAT_LOSS_PERCENT => MAX_LOSSES,
-            () if window.ns > window.plain_ns => self.losses + 1,
-            () => 0,
+        self.losses = if window.ns * 100 > window.plain_ns * GREAT_LOSS_PERCENT {
+            MAX_LOSSES
+        } else if window.ns > window.plain_ns {
+            self.losses + 1
+        } else {
+            0
         };
         let is_lost = self.losses >= MAX_LOSSES;
         let is_old = now_ns >= self.plain_ends_ns;
