@@ -20,6 +20,11 @@
 //! |---|---|
 //! | [`payload`], [`sequence`], [`ranges`] | bytes by reference, places in a stream, sets of places |
 //! | [`options`], [`segment`], [`wire`] | a TCP segment, and as it is in a packet |
+//! | [`send`], [`receive`] | bytes until they are acknowledged, or read |
+//! | [`recovery`], [`congestion`], [`rtt`] | what is lost, how much may be on its way, how long to wait |
+//! | [`connection`] | the state machine, its timers, what it sends |
+//! | [`stack`], [`secret`] | all connections and listeners; numbers that others cannot foresee |
+//! | [`config`], [`error`] | what a connection is told, and what it says |
 #![forbid(unsafe_code)]
 #![allow(
     clippy::cast_possible_truncation,

@@ -55,6 +55,16 @@ impl Ranges {
         self.sorted.get(at).filter(|range| range.start <= position).cloned()
     }
 
+    /// The first part of a range that is in none of them.
+    pub fn first_gap(&self, range: Range<Position>) -> Option<Range<Position>> {
+        let start = self.find(range.start).map_or(range.start, |known| known.end);
+        if start >= range.end {
+            return None;
+        }
+        let following = self.sorted.get(self.sorted.partition_point(|known| known.end <= start));
+        Some(start..following.map_or(range.end, |known| known.start.min(range.end)))
+    }
+
     /// The ranges, the lowest first.
     pub fn as_slice(&self) -> &[Range<Position>] {
         &self.sorted

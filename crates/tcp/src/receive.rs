@@ -182,17 +182,11 @@ impl<P: Payload> Receiver<P> {
         for piece in pieces {
             let end = start + piece.len_bytes() as u64;
             let mut at = start;
-            while at < end {
-                if let Some(known) = self.ranges.find(at) {
-                    at = known.end.min(end);
-                    continue;
-                }
-                let later = self.ranges.as_slice();
-                let following = later.get(later.partition_point(|known| known.end <= at));
-                let until = following.map_or(end, |known| known.start.min(end));
-                missing.push((at, piece.slice((at - start) as usize..(until - start) as usize)));
+            while let Some(gap) = self.ranges.first_gap(at..end) {
+                let part = (gap.start - start) as usize..(gap.end - start) as usize;
+                missing.push((gap.start, piece.slice(part)));
                 added += 1;
-                at = until;
+                at = gap.end;
             }
             start = end;
         }

@@ -189,7 +189,7 @@ impl Recovery {
         if self.phase == Phase::Open {
             return None;
         }
-        self.first_unsacked(self.retransmitted.max(sent.start)..self.lost_end(sent))
+        self.sacked.first_gap(self.retransmitted.max(sent.start)..self.lost_end(sent))
     }
 
     /// What may be retransmitted though nothing says that it is lost, where there is nothing else to send
@@ -200,7 +200,7 @@ impl Recovery {
             return None;
         }
         let below = self.sacked.end().unwrap_or(sent.start);
-        if let Some(range) = self.first_unsacked(self.retransmitted.max(sent.start)..below) {
+        if let Some(range) = self.sacked.first_gap(self.retransmitted.max(sent.start)..below) {
             return Some(range);
         }
         let end = end.min(sent.end);
@@ -209,16 +209,6 @@ impl Recovery {
         }
         self.is_rescued = true;
         Some(below.max(end.saturating_sub(self.mss)).max(sent.start)..end)
-    }
-
-    fn first_unsacked(&self, range: Range<Position>) -> Option<Range<Position>> {
-        let start = self.sacked.find(range.start).map_or(range.start, |sacked| sacked.end);
-        if start >= range.end {
-            return None;
-        }
-        let ranges = self.sacked.as_slice();
-        let following = ranges.get(ranges.partition_point(|sacked| sacked.end <= start));
-        Some(start..following.map_or(range.end, |sacked| sacked.start.min(range.end)))
     }
 
     /// A retransmission ended at `position`.

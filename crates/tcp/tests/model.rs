@@ -4,8 +4,8 @@
 
 mod common;
 
-use common::{Link, MILLISECOND_NS, Random, World, secret, stream_bytes, time_before_wrap, tuple, verify};
-use uncopy_tcp::config::{Config, CongestionControl, SECOND_NS};
+use common::{Link, Random, World, secret, stream_bytes, time_before_wrap, tuple, verify};
+use uncopy_tcp::config::{Config, CongestionControl, MILLISECOND_NS, SECOND_NS};
 use uncopy_tcp::connection::{Received, State};
 use uncopy_tcp::payload::Payload;
 use uncopy_tcp::stack::{ConnectionId, Limits, Stack};

@@ -5,15 +5,13 @@ mod common;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use common::{
-    MILLISECOND_NS, Packet, Random, join, secret, split, stream_bytes, time_before_wrap, tuple, verify,
-};
+use common::{Packet, Random, join, secret, split, stream_bytes, time_before_wrap, tuple, verify};
 use smoltcp::iface::{Config as InterfaceConfig, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{ChecksumCapabilities, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{Socket, SocketBuffer};
 use smoltcp::time::Instant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr};
-use uncopy_tcp::config::{Config, SECOND_NS};
+use uncopy_tcp::config::{Config, MILLISECOND_NS, SECOND_NS};
 use uncopy_tcp::connection::{Received, State};
 use uncopy_tcp::payload::{self, Payload, Pieces, SharedBytes};
 use uncopy_tcp::stack::{ConnectionId, Limits, Stack};

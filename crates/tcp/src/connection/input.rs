@@ -332,9 +332,8 @@ impl<P: Payload> Connection<P> {
             self.receiver.set_fin(end);
         }
         if len > 0 {
-            let had_gap = self.receiver.has_gap();
             let insertion = self.receiver.insert(start, segment.payload);
-            self.schedule_acknowledgement(insertion, len, had_gap, now_ns);
+            self.schedule_acknowledgement(insertion, len, now_ns);
         }
         if flags.fin {
             self.acknowledgement = Acknowledgement::Now;
@@ -346,14 +345,14 @@ impl<P: Payload> Connection<P> {
     }
 
     /// RFC 5681, section 4.2: at once for what is out of order, else for every second segment, else after a while.
-    fn schedule_acknowledgement(&mut self, insertion: Insertion, len: u64, had_gap: bool, now_ns: u64) {
-        let in_order = matches!(insertion, Insertion::InOrder { .. });
-        if in_order {
+    fn schedule_acknowledgement(&mut self, insertion: Insertion, len: u64, now_ns: u64) {
+        let is_regular = insertion == Insertion::InOrder { filled_gap: false };
+        if matches!(insertion, Insertion::InOrder { .. }) {
             self.events.readable = true;
             self.peer_segment = self.peer_segment.max(len).min(u64::from(self.segment_bytes()));
         }
         let unacknowledged = self.receiver.next() - self.acknowledged;
-        if !in_order || had_gap || self.quick > 0 || unacknowledged >= 2 * self.peer_segment {
+        if !is_regular || self.quick > 0 || unacknowledged >= 2 * self.peer_segment {
             self.quick = self.quick.saturating_sub(1);
             self.acknowledgement = Acknowledgement::Now;
         } else if self.acknowledgement == Acknowledgement::None {

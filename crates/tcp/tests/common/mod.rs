@@ -9,13 +9,12 @@
 
 use std::collections::BTreeMap;
 
+use uncopy_core::random::{STEP, splitmix64};
 use uncopy_tcp::payload::{self, Payload, Pieces, SharedBytes};
 use uncopy_tcp::secret::Secret;
 use uncopy_tcp::segment::Segment;
 use uncopy_tcp::stack::Stack;
 use uncopy_tcp::wire::{self, Tuple};
-
-pub const MILLISECOND_NS: u64 = 1_000_000;
 
 /// SplitMix64.
 #[derive(Clone)]
@@ -23,11 +22,8 @@ pub struct Random(pub u64);
 
 impl Random {
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(STEP);
+        splitmix64(self.0)
     }
 
     pub fn below(&mut self, limit: u64) -> u64 {
@@ -36,10 +32,6 @@ impl Random {
 
     pub fn one_in(&mut self, count: u64) -> bool {
         count > 0 && self.below(count) == 0
-    }
-
-    pub fn percent(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
     }
 
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
