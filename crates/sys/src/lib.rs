@@ -78,6 +78,8 @@ pub mod thread;
 #[cfg_attr(loom, path = "simulated.rs")]
 pub mod uffd;
 #[cfg(not(loom))]
+pub mod unix;
+#[cfg(not(loom))]
 pub mod wait;
 
 /// Bytes of a page. Where the kernel's pages are others, nothing is tracked and nothing is lent.

@@ -1,0 +1,141 @@
+//! Names of sockets that say what the sockets are.
+//!
+//! They are no secrets and no permissions: what they say counts only at sockets that lead to the service, whose directory nobody else
+//! can enter.
+
+use crate::address;
+use std::net::SocketAddr;
+use uncopy_sys::unix::Name;
+
+/// What a connection's name begins with, behind its NUL.
+const PREFIX: &[u8] = b"\0uncopy-net";
+/// Bytes of one: service, place on the board, serial number, both addresses.
+const CONNECTION_BYTES: usize = PREFIX.len() + 8 + 4 + 4 + 2 * (8 * address::WORDS);
+
+/// A connection, as its name says it: from the program's side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// The service, by its number.
+    pub service: u64,
+    /// Its place on the service's board.
+    pub slot: u32,
+    /// Which of those that have had this place.
+    pub serial: u32,
+    /// The program's address.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub remote: SocketAddr,
+}
+
+impl Connection {
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> Name {
+        let mut bytes = [0; CONNECTION_BYTES];
+        let words = address::words(self.local).into_iter().chain(address::words(self.remote));
+        let fields = PREFIX
+            .iter()
+            .copied()
+            .chain(self.service.to_be_bytes())
+            .chain(self.slot.to_be_bytes())
+            .chain(self.serial.to_be_bytes())
+            .chain(words.flat_map(u64::to_be_bytes));
+        for (to, from) in bytes.iter_mut().zip(fields) {
+            *to = from;
+        }
+        Name::new(&bytes).expect("it is shorter than a name may be")
+    }
+
+    /// What a name says; `None`: it is another kind of name.
+    #[must_use]
+    pub fn parse(name: &Name) -> Option<Self> {
+        let rest = name.bytes().strip_prefix(PREFIX)?;
+        let rest: &[u8; CONNECTION_BYTES - PREFIX.len()] = rest.try_into().ok()?;
+        let (service, rest) = rest.split_first_chunk()?;
+        let (slot, rest) = rest.split_first_chunk()?;
+        let (serial, rest) = rest.split_first_chunk()?;
+        let mut words = [0; 2 * address::WORDS];
+        for (word, bytes) in words.iter_mut().zip(rest.as_chunks().0) {
+            *word = u64::from_be_bytes(*bytes);
+        }
+        let (local, remote) = words.split_at(address::WORDS);
+        Some(Self {
+            service: u64::from_be_bytes(*service),
+            slot: u32::from_be_bytes(*slot),
+            serial: u32::from_be_bytes(*serial),
+            local: address::of_words(local)?,
+            remote: address::of_words(remote)?,
+        })
+    }
+}
+
+/// A program's socket that is bound to an address of the service's, as its path says it: `DIRECTORY/l/ADDRESS-ID`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The address.
+    pub address: SocketAddr,
+    /// Which of those with this address.
+    pub id: u32,
+}
+
+impl Bound {
+    /// The path in the folder `listeners` of the service's directory; `None`: too long.
+    #[must_use]
+    pub fn path(&self, listeners: &[u8]) -> Option<Name> {
+        let last = format!("/{}-{:08x}", self.address, self.id);
+        Name::new(&[listeners, last.as_bytes()].concat())
+    }
+
+    /// What a path says; `None`: it is not in that folder, or another kind of path.
+    #[must_use]
+    pub fn parse(path: &Name, listeners: &[u8]) -> Option<Self> {
+        let last = path.bytes().strip_prefix(listeners)?.strip_prefix(b"/")?;
+        let (address, id) = std::str::from_utf8(last).ok()?.rsplit_once('-')?;
+        Some(Self { address: address.parse().ok()?, id: u32::from_str_radix(id, 16).ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connection(local: &str, remote: &str) -> Connection {
+        let parse = |text: &str| text.parse().expect("an address");
+        Connection {
+            service: 0x1122_3344_5566_7788,
+            slot: 7,
+            serial: u32::MAX,
+            local: parse(local),
+            remote: parse(remote),
+        }
+    }
+
+    #[test]
+    fn a_connections_name_says_what_it_is() {
+        for (local, remote) in [("10.0.0.1:80", "10.0.0.2:65535"), ("[fd00::1]:80", "[fd00::2]:1")] {
+            let connection = connection(local, remote);
+            let name = connection.name();
+            assert_eq!(Connection::parse(&name), Some(connection));
+            for len in 0..name.bytes().len() {
+                assert_eq!(Connection::parse(&Name::new(&name.bytes()[..len]).expect("short")), None);
+            }
+        }
+        assert_eq!(Connection::parse(&Name::new(b"/run/x").expect("short")), None);
+    }
+
+    #[test]
+    fn a_listeners_path_says_what_it_is() {
+        for text in ["0.0.0.0:80", "[fd00::1]:65535"] {
+            let bound = Bound { address: text.parse().expect("an address"), id: 0xab };
+            let path = bound.path(b"/run/net/l").expect("short");
+            assert_eq!(Bound::parse(&path, b"/run/net/l"), Some(bound));
+            assert_eq!(Bound::parse(&path, b"/run/net"), None);
+        }
+        for path in ["/l/1.2.3.4:5", "/l/x-00000001", "/l/1.2.3.4:5-g", "/l/", "/l"] {
+            assert_eq!(Bound::parse(&Name::new(path.as_bytes()).expect("short"), b"/l"), None, "{path}");
+        }
+        assert!(
+            Bound { address: "[fd00::1]:1".parse().expect("an address"), id: 0 }.path(&[b'x'; 100]).is_none()
+        );
+    }
+}
