@@ -78,7 +78,6 @@ impl Client {
         // SAFETY: a mapping of that length, page-aligned, which is never given up; all of it is atomic words, for which any bytes are
         // valid.
         let words = unsafe { &*(board.base() as *const Board) };
-        core::mem::forget(board);
         Ok(Self { places, service, prefixes, board: words })
     }
 
