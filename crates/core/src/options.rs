@@ -46,6 +46,9 @@ pub const MEMORY_HIGH_BYTES: usize = 1 << 46;
 /// Longest legal `--lanes-dir`, bytes: sockets in it have names of at most 107 bytes (unix(7)).
 pub const MAX_LANES_DIR_BYTES: usize = 80;
 
+/// Longest legal `--net`, bytes: sockets beside it have names of at most 107 bytes (unix(7)), with an address in them.
+pub const MAX_NET_BYTES: usize = 56;
+
 /// Smallest legal `--log-size`.
 pub const LOG_LOW_BYTES: usize = 16 << 20;
 /// Largest legal `--log-size`.
@@ -146,6 +149,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Where programs meet whose streams may be lanes: a directory of the user's own that nobody else can enter [default: one for all programs of the user]",
     },
     OptionSpec {
+        flag: "net",
+        variable: "UNCOPY_NET",
+        value: Some("SOCKET"),
+        bare: None,
+        help: "Let TCP connections to addresses that a service of 'uncopy net' has go through it: its control socket, or its name [default: through the kernel]",
+    },
+    OptionSpec {
         flag: "log",
         variable: "UNCOPY_LOG",
         value: Some("DIR"),
@@ -240,6 +250,10 @@ pub struct Options<'a> {
     pub lanes: Option<Scope<'a>>,
     /// `--lanes-dir`: an absolute path.
     pub lanes_dir: Option<&'a [u8]>,
+    /// `--lanes off`, given.
+    pub no_lanes: bool,
+    /// `--net`: an absolute path.
+    pub net: Option<&'a [u8]>,
     /// `--stats`: a path, or `-`.
     pub stats: Option<&'a [u8]>,
     /// `--explain`: a path, or `-`.
@@ -279,6 +293,8 @@ impl Default for Options<'_> {
             slice_ms: None,
             lanes: None,
             lanes_dir: None,
+            no_lanes: false,
+            net: None,
             stats: None,
             explain: None,
             no_follow: false,
@@ -346,6 +362,7 @@ const LEGAL_SLICE: &str = "a whole number of ms from 4 to 10000";
 const LEGAL_POLICY: &str = "auto, always or never";
 const LEGAL_ON_OFF: &str = "on or off";
 const LEGAL_LANES_DIR: &str = "the absolute path of a directory, at most 80 bytes long";
+const LEGAL_NET: &str = "the path of a control socket of uncopy net, at most 56 bytes long from the root on, or the name of a service";
 const LEGAL_LOG: &str = "the absolute path of a directory";
 const LEGAL_LOG_FILES: &str = "absolute paths, separated by colons";
 const LEGAL_LOG_SIZE: &str = "a whole number of bytes from 16777216 to 1099511627776";
@@ -437,6 +454,11 @@ impl<'a> Options<'a> {
             b"UNCOPY_LANES" => {
                 let scope = Scope::parse(value).ok_or_else(|| bad("UNCOPY_LANES", scope::LEGAL))?;
                 self.lanes = Some(scope).filter(|scope| !scope.is_empty());
+                self.no_lanes = scope.is_empty();
+            }
+            b"UNCOPY_NET" => {
+                let is_legal = value.starts_with(b"/") && value.len() <= MAX_NET_BYTES && value.is_ascii();
+                self.net = Some(Some(value).filter(|_| is_legal).ok_or(bad("UNCOPY_NET", LEGAL_NET))?);
             }
             b"UNCOPY_LANES_DIR" => {
                 let is_legal =

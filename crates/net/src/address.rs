@@ -56,6 +56,15 @@ pub fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
+/// One of IPv4 mapped into IPv6.
+#[must_use]
+pub fn mapped(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
 /// As words: the address, of which IPv4's is mapped into IPv6, and the port.
 #[must_use]
 pub fn words(address: SocketAddr) -> [u64; WORDS] {
@@ -92,6 +101,7 @@ mod tests {
             assert_eq!(parse(&bytes[..len_bytes]), Some(address));
             assert_eq!(of_words(&words(address)), Some(address));
             assert_eq!(plain(plain(address)), plain(address));
+            assert_eq!(plain(mapped(address)), plain(address));
         }
         let (bytes, len_bytes) = write("10.1.2.3:80".parse().expect("an address"), true);
         assert_eq!(parse(&bytes[..len_bytes]).map(plain), "10.1.2.3:80".parse().ok());

@@ -1,6 +1,7 @@
 //! The program's side: asks the service, and makes the streams that are connections.
 
 use crate::board::{BOARD_BYTES, Board, Condition};
+use crate::address;
 use crate::message::{Answer, MAX_PREFIXES, Options, Prefix, Question};
 use crate::name::{Bound, Connection};
 use crate::places::Places;
@@ -20,16 +21,45 @@ pub struct Client {
     board: &'static Board,
 }
 
+/// What a descriptor is to the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// A connection, or what will be one.
+    Connection {
+        /// Which.
+        connection: Connection,
+        /// Whether it is one of IPv6 to the program, which sees addresses of IPv4 mapped.
+        is_v6: bool,
+    },
+    /// A bound socket, listening or not.
+    Bound(Bound),
+}
+
 /// Asks a question of the service with these places. With its answer comes a descriptor, or -1.
 ///
 /// # Errors
 /// ECONNREFUSED, ENOENT: there is no service. ETIMEDOUT: it does not answer. EPROTO: it is of another version. EPERM: it is
 /// another user's.
 pub fn ask(places: &Places, question: &Question) -> Result<(Answer, i32), Errno> {
-    let fd = link::connect(&places.control)?;
+    let fd = link_with(places)?;
     let answer = ask_by(fd, question);
     link::end(fd);
     answer
+}
+
+/// A link with the service, once it takes one more.
+fn link_with(places: &Places) -> Result<i32, Errno> {
+    let begun_ms = uncopy_sys::thread::now_ms();
+    loop {
+        match link::connect(&places.control) {
+            Err(Errno::EAGAIN)
+                if uncopy_sys::thread::now_ms().wrapping_sub(begun_ms) < PATIENCE_MS.unsigned_abs().into() =>
+            {
+                uncopy_sys::clock::pause();
+            }
+            linked => return linked,
+        }
+    }
 }
 
 fn ask_by(fd: i32, question: &Question) -> Result<(Answer, i32), Errno> {
@@ -103,12 +133,33 @@ impl Client {
         local.is_unspecified() || self.prefixes().any(|prefix| prefix.own == local)
     }
 
+    /// What a descriptor is; `None`: nothing of the service's.
+    #[must_use]
+    pub fn known(&self, fd: i32) -> Option<Known> {
+        let own = unix::own_name(fd)?;
+        let of_service = |connection: Connection| {
+            Some(connection).filter(|connection| connection.service == self.service)
+        };
+        if let Some(connection) = Connection::parse(&own) {
+            let is_v6 = connection.local.is_ipv6();
+            return of_service(connection).map(|connection| Known::Connection { connection, is_v6 });
+        }
+        // Not even a connection that was accepted has another name than its listener's.
+        let bound = Bound::parse(&own, &self.places.listeners)?;
+        match unix::peer_name(fd).and_then(|peer| Connection::parse(&peer)) {
+            Some(connection) => of_service(connection)
+                .map(|connection| Known::Connection { connection, is_v6: bound.is_v6() }),
+            None => Some(Known::Bound(bound)),
+        }
+    }
+
     /// The connection that a descriptor is; `None`: it is none.
     #[must_use]
     pub fn connection(&self, fd: i32) -> Option<Connection> {
-        let own = unix::own_name(fd)?;
-        let known = Connection::parse(&own).or_else(|| Connection::parse(&unix::peer_name(fd)?));
-        known.filter(|connection| connection.service == self.service)
+        match self.known(fd)? {
+            Known::Connection { connection, .. } => Some(connection),
+            Known::Bound(_) => None,
+        }
     }
 
     /// The bound socket that a descriptor is; `None`: it is none. The name of an accepted connection is its listener's: see
@@ -131,7 +182,8 @@ impl Client {
     }
 
     fn asks(&self, question: &Question) -> Result<Answer, Errno> {
-        let (answer, fd) = ask(&self.places, question)?;
+        // That there is no service is nothing that a program knows.
+        let (answer, fd) = ask(&self.places, question).map_err(|_| Errno(libc::ENETDOWN))?;
         if fd >= 0 {
             file::close(fd);
         }
@@ -141,12 +193,13 @@ impl Client {
         }
     }
 
-    /// A socket that is bound to an address, in the place of `fd`.
+    /// A socket that is bound to an address, in the place of `fd`. To the program it is one of the address's family.
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL; what the sockets say.
+    /// EADDRINUSE, EADDRNOTAVAIL; ENETDOWN: there is no service; what the sockets say.
     pub fn bind(&self, fd: i32, address: SocketAddr, is_shared: bool) -> Result<(), Errno> {
-        let id = uncopy_sys::ids::random().ok_or(Errno::EAGAIN)? as u32;
+        let random = uncopy_sys::ids::random().ok_or(Errno::EAGAIN)? as u32;
+        let (id, address) = (Bound::number(random, address.is_ipv6()), address::plain(address));
         let answer = self.asks(&Question::Bind { address, id, is_shared })?;
         let Answer::Address(address) = answer else { return Err(Errno(libc::EPROTO)) };
         let path = Bound { address, id }.path(&self.places.listeners).ok_or(Errno(libc::ENAMETOOLONG))?;
@@ -170,10 +223,11 @@ impl Client {
         self.asks(&Question::Listen { address, id, backlog, options }).map(drop)
     }
 
-    /// Begins a connection in the place of `fd`. It cannot be written to before it is there, or has failed.
+    /// Begins a connection in the place of `fd`. It cannot be written to before it is there, or has failed. To the program it is one
+    /// of the peer's family: its name has addresses as the program sees them.
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL, ENETUNREACH, ENOBUFS; what the sockets say.
+    /// EADDRINUSE, EADDRNOTAVAIL, ENETUNREACH, ENOBUFS; ENETDOWN: there is no service; what the sockets say.
     pub fn connect(
         &self,
         fd: i32,
@@ -181,8 +235,10 @@ impl Client {
         remote: SocketAddr,
         options: Options,
     ) -> Result<Connection, Errno> {
-        let answer = self.asks(&Question::Connect { local, remote, options })?;
+        let (local, plain) = (address::plain(local), address::plain(remote));
+        let answer = self.asks(&Question::Connect { local, remote: plain, options })?;
         let Answer::Connection { slot, serial, local } = answer else { return Err(Errno(libc::EPROTO)) };
+        let local = if remote.is_ipv6() { address::mapped(local) } else { local };
         let connection = Connection { service: self.service, slot, serial, local, remote };
         self.replace(fd, |made| {
             unix::bind(made, &connection.name())?;
@@ -192,13 +248,16 @@ impl Client {
         Ok(connection)
     }
 
-    /// Sets options of a connection.
+    /// Sets options of a connection. Whether that was done is not waited for: a program does this for every connection.
     ///
     /// # Errors
-    /// As [`ask`].
+    /// ENETDOWN: there is no service.
     pub fn set(&self, connection: &Connection, options: Options) -> Result<(), Errno> {
         let Connection { slot, serial, .. } = *connection;
-        self.asks(&Question::Set { slot, serial, options }).map(drop)
+        let fd = link_with(&self.places).map_err(|_| Errno(libc::ENETDOWN))?;
+        let sent = link::send(fd, &Question::Set { slot, serial, options }.words(), -1);
+        link::end(fd);
+        sent
     }
 
     /// What is known of a connection.

@@ -78,7 +78,22 @@ pub struct Bound {
     pub id: u32,
 }
 
+/// The bit of a bound socket's number that says of which family it is to the program.
+const V6: u32 = 1;
+
 impl Bound {
+    /// A number for a socket that is one of IPv6 to the program, or of IPv4, by anything random.
+    #[must_use]
+    pub const fn number(random: u32, is_v6: bool) -> u32 {
+        random & !V6 | if is_v6 { V6 } else { 0 }
+    }
+
+    /// Whether it is a socket of IPv6 to the program, which sees addresses of IPv4 mapped.
+    #[must_use]
+    pub const fn is_v6(&self) -> bool {
+        self.id & V6 != 0
+    }
+
     /// The path in the folder `listeners` of the service's directory; `None`: too long.
     #[must_use]
     pub fn path(&self, listeners: &[u8]) -> Option<Name> {
@@ -127,6 +142,7 @@ mod tests {
     fn a_listeners_path_says_what_it_is() {
         for text in ["0.0.0.0:80", "[fd00::1]:65535"] {
             let bound = Bound { address: text.parse().expect("an address"), id: 0xab };
+            assert!(bound.is_v6() && !Bound { id: Bound::number(0xab, false), ..bound }.is_v6());
             let path = bound.path(b"/run/net/l").expect("short");
             assert_eq!(Bound::parse(&path, b"/run/net/l"), Some(bound));
             assert_eq!(Bound::parse(&path, b"/run/net"), None);

@@ -20,7 +20,8 @@
 //! | [`namespaces`] | unshare and setns |
 //! | [`signals`] | sigaction and its older relatives: handlers are wrapped |
 //! | [`lanes`] | none: what receives and sends do on lanes |
-//! | [`sockets`] | ioctl and setsockopt, where they matter to lanes or files |
+//! | [`sockets`] | ioctl and setsockopt, where they matter to lanes, files or a service of TCP |
+//! | [`net`] | bind, listen, connect, accept and their like, for `--net` |
 //! | [`files`] | open, fsync and their families, and what changes files otherwise, for `--log` |
 //! | [`start`] | none: what happens when the library is loaded |
 //! | [`exit`] | none: what is done once before the process ends |
@@ -52,6 +53,7 @@ mod mapping;
 mod memory;
 mod messages;
 mod namespaces;
+mod net;
 mod passing;
 mod process;
 mod reading;
@@ -66,6 +68,8 @@ pub use uncopy_capi as interface;
 
 // The engine's pages and the kernel's are the same.
 const _: () = assert!(uncopy_core::addr::PAGE_BYTES == uncopy_sys::PAGE_BYTES);
+// The paths that are legal, and those that a service can have.
+const _: () = assert!(uncopy_core::options::MAX_NET_BYTES == uncopy_net::places::MAX_CONTROL_BYTES);
 
 /// uncopy's own data never live in the program's heap.
 #[global_allocator]

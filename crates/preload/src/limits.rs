@@ -22,6 +22,7 @@ fn before_filter() {
     let _errno = uncopy_sys::errno::Keep::new();
     crate::lanes::end_all();
     crate::files::end_all();
+    crate::net::end();
     release_all("the program installed a seccomp filter");
     // It may end the process for reading a clock.
     uncopy_trials::end();

@@ -5,6 +5,7 @@
 
 use crate::files;
 use crate::lanes as streams;
+use crate::net;
 use core::ffi::{c_int, c_long, c_void};
 use libc::{off_t, size_t};
 use smallvec::SmallVec;
@@ -190,12 +191,14 @@ fn duplicated(from: c_int, to: c_int) {
 /// A descriptor of the program's is about to be closed.
 fn closed(fd: c_int) {
     streams::closed(fd);
+    net::closed(fd);
     files::closed(fd);
 }
 
 /// The same for those from `first` to `last`.
 fn closed_range(first: u32, last: u32) {
     streams::closed_range(first, last);
+    net::closed_range(first, last);
     files::closed_range(first, last);
 }
 

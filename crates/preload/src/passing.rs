@@ -3,6 +3,7 @@
 
 use crate::files;
 use crate::lanes;
+use crate::net;
 use core::ffi::{c_int, c_uint};
 use libc::{loff_t, off_t, size_t, ssize_t};
 use uncopy_engine::state::gate::MIN_STREAM_BYTES;
@@ -28,6 +29,7 @@ fn passed(
     files::change(to);
     let timer = Timer::begin(len);
     let done = if lanes::is_on() { lanes::pass(from, to, call) } else { call() };
+    let done = net::sent(to, done);
     if let Some(timer) = timer {
         timer.passed(function, from, to, done);
     }

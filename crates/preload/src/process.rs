@@ -51,6 +51,7 @@ extern "C" fn child() {
     watch_end();
     lanes::in_child(true);
     crate::lanes::begin_anew();
+    crate::net::in_child();
     twin::child_before_others();
     uncopy_engine::life::fork::child();
     uncopy_record::session::in_child();
@@ -119,6 +120,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
         twin::child_before_others();
         uncopy_engine::life::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
         uncopy_record::session::in_child();
+        crate::net::in_child();
         if memory == Memory::AndDescriptors {
             crate::files::in_child();
         }

@@ -2,6 +2,7 @@
 
 use crate::lanes;
 use crate::messages::{self, note_moved};
+use crate::net;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
@@ -82,6 +83,7 @@ fn one(
             unsafe { lanes::receive(transfer.fd, || Some(&parts[..]), flags, caller, plainly) }
         }
     };
+    let got = if stream.is_some() && len > 0 { net::received(transfer.fd, got) } else { got };
     note_moved(got);
     if let Some(timer) = timer {
         timer.transferred(transfer.by_engine(is_engines), buffer as usize, len, got);
@@ -133,6 +135,7 @@ unsafe fn several(
             None => plainly(),
             Some(flags) => lanes::receive(transfer.fd, given, flags, caller, plainly),
         };
+        let got = if stream.is_some() { net::received(transfer.fd, got) } else { got };
         note_moved(got);
         if let Some(timer) = timer {
             let transfer = transfer.by_engine(is_engines);
@@ -216,7 +219,8 @@ unsafe extern "C" fn recv_body(
     if flags & UNUSUAL == libc::MSG_TRUNC && lanes::is_on() {
         let part = Part { address: buffer as usize, len_bytes: len };
         // SAFETY: the program's own arguments.
-        return unsafe { lanes::discard(fd, &[part], flags, caller, || real(fd, buffer, len, flags)) };
+        let got = unsafe { lanes::discard(fd, &[part], flags, caller, || real(fd, buffer, len, flags)) };
+        return net::received(fd, got);
     }
     if flags & UNUSUAL != 0 {
         // SAFETY: the program's own arguments.
@@ -246,7 +250,7 @@ pub unsafe extern "C" fn recvfrom(
             unsafe { real(fd, buffer, len, flags, from, from_len) }
         };
         // SAFETY: the program's own buffer.
-        return unsafe { lanes::discard(fd, &[part], flags, caller, call) };
+        return net::received(fd, unsafe { lanes::discard(fd, &[part], flags, caller, call) });
     }
     if len < MIN_STREAM_BYTES.load(Relaxed) || flags & UNUSUAL != 0 {
         // SAFETY: the program's own arguments.
@@ -319,8 +323,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     unsafe {
         let gated = MIN_STREAM_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
         let is_of_stream = flags & UNUSUAL & !libc::MSG_TRUNC == 0;
-        if lanes::is_on() && is_of_stream && messages::is_header(message) {
-            return recvmsg_on_stream(fd, message, flags);
+        if (lanes::is_on() || net::is_on()) && is_of_stream && messages::is_header(message) {
+            return net::received(fd, recvmsg_on_stream(fd, message, flags));
         }
         if gated || !messages::is_header(message) || (*message).msg_iovlen > uncopy_sys::iovec::MAX_PARTS {
             return real(fd, message, flags);
@@ -385,6 +389,7 @@ pub unsafe extern "C" fn recvmmsg(
         } else {
             recvmmsg_now(fd, messages, count, flags, timeout)
         };
+        let got = if is_of_stream && got < 0 { net::received(fd, got as ssize_t) as c_int } else { got };
         note_moved(messages::moved_bytes(messages, got));
         if let Some(timer) = timer
             && flags & UNUSUAL == 0

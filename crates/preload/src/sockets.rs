@@ -1,6 +1,7 @@
-//! What else a program asks of a socket that may be a lane: how much there is, and when to be told. And of files.
+//! What else a program asks of a socket that may be a lane, or a service's: how much there is, when to be told, its options. And of
+//! files.
 
-use crate::{files, lanes};
+use crate::{files, lanes, net};
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::socklen_t;
 use uncopy_interpose::{before, slots};
@@ -54,5 +55,9 @@ before!(setsockopt SETSOCKOPT
 (fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int, {
     if lanes::is_on() && needs_every_byte(level, name) {
         lanes::end(fd);
+    }
+    // SAFETY: the program's own arguments.
+    if net::is_on() && let Some(result) = unsafe { net::set_option(fd, level, name, value, len) } {
+        return result;
     }
 });

@@ -4,6 +4,7 @@ use crate::exit::{self, Stats};
 use core::ffi::{CStr, c_char, c_int};
 use uncopy_capi::sending;
 use uncopy_core::options::{OptionError, Options, Policy};
+use uncopy_core::scope::Scope;
 use uncopy_engine::life::fork;
 use uncopy_engine::range::constants;
 use uncopy_engine::service::activation;
@@ -34,6 +35,7 @@ fn fill_slots() {
     crate::passing::fill();
     crate::sockets::fill();
     crate::lanes::fill();
+    crate::net::fill();
     crate::files::fill();
     crate::executing::fill();
     #[cfg(target_arch = "x86_64")]
@@ -90,8 +92,11 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     }
     fork::set_private_allocator_lock(crate::PRIVATE.lock());
     uncopy_trials::count_every_call();
+    let net = options.net.filter(|_| !options.off).and_then(crate::net::switch_on);
+    let lanes = net.filter(|_| !options.no_lanes).map(|_| scope_with_unix(options.lanes));
+    let lanes = lanes.flatten().or(options.lanes);
     // Of what may be taken, lanes have a part.
-    let of_lanes = options.lanes.and(options.memory_bytes).map(|bytes| bytes / LANES_PART);
+    let of_lanes = lanes.and(options.memory_bytes).map(|bytes| bytes / LANES_PART);
     options.memory_bytes = options.memory_bytes.map(|bytes| bytes - of_lanes.unwrap_or(0));
     activation::configure(&options);
     session::prepare();
@@ -99,8 +104,9 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     if let Some(directory) = options.record.filter(|_| !options.off) {
         session::begin(directory, options.min_size_bytes);
     }
-    if let Some(scope) = options.lanes.filter(|_| !options.off && !uncopy_sys::filter::is_filtered()) {
-        match options.lanes_dir {
+    if let Some(scope) = lanes.filter(|_| !options.off && !uncopy_sys::filter::is_filtered()) {
+        // Connections of a service are lanes where it meets others.
+        match net.map(str::as_bytes).or(options.lanes_dir) {
             Some(directory) => crate::lanes::switch_on(scope, directory, of_lanes),
             None => counters::directory(|directory| crate::lanes::switch_on(scope, directory, of_lanes)),
         }
@@ -117,6 +123,16 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         #[cfg(target_arch = "x86_64")]
         uncopy_sys::deferral::begin();
     }
+}
+
+/// A scope that has connections of a service as well, which are UNIX streams.
+fn scope_with_unix(scope: Option<Scope<'_>>) -> Option<Scope<'static>> {
+    let text = match scope {
+        None => "unix".to_owned(),
+        Some(scope) if scope.has_unix() => scope.text().to_owned(),
+        Some(scope) => format!("{},unix", scope.text()),
+    };
+    Scope::parse(Box::leak(text.into_boxed_str()).as_bytes())
 }
 
 /// The options in the environment.

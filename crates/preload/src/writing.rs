@@ -4,6 +4,7 @@ use crate::files;
 use crate::lanes;
 use crate::lending::{Flags, Lending, send_lent};
 use crate::messages::{self, note_moved};
+use crate::net;
 use crate::reading::of_a_stream;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
@@ -85,6 +86,7 @@ fn one(
             lanes::send(transfer.fd, || Some(&parts[..]), flags, call)
         }
     };
+    let sent = net::sent(transfer.fd, sent);
     note_moved(sent);
     if let Some(timer) = timer {
         timer.transferred(transfer, buffer as usize, len, sent);
@@ -110,6 +112,7 @@ unsafe fn several(
         None => literally(transfer.fd, call),
         Some(flags) => lanes::send(transfer.fd, given, flags, call),
     };
+    let sent = net::sent(transfer.fd, sent);
     note_moved(sent);
     if let Some(timer) = timer
         && sent > 0
@@ -394,6 +397,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
         } else {
             sendmmsg_now(fd, messages, count, flags)
         };
+        let sent = net::sent(fd, sent as ssize_t) as c_int;
         note_moved(messages::moved_bytes(messages, sent));
         if let Some(timer) = timer
             && sent > 0

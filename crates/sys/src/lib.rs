@@ -74,6 +74,7 @@ pub mod socket;
 pub mod stack;
 pub mod stream;
 pub mod sync;
+pub mod tcp;
 pub mod thread;
 #[cfg_attr(loom, path = "simulated.rs")]
 pub mod uffd;

@@ -180,6 +180,33 @@ pub fn inherit(from: i32, to: i32) -> Result<(), Errno> {
     check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, to, libc::F_SETFL, flags)) }).map(drop)
 }
 
+/// What a program keeps at a socket for itself, and for whoever else comes to have it: SO_MAX_PACING_RATE, which means nothing to UNIX
+/// sockets and holds 64 bits (Linux 4.20; checked with 6.18). `None`: nothing yet.
+#[must_use]
+pub fn note(fd: i32) -> Option<u64> {
+    let mut value = u64::MAX;
+    let mut len_bytes = size_of_val(&value) as u32;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
+    // SAFETY: room for as many bytes as is said.
+    let asked = unsafe {
+        kernel!(Ask, syscall!(libc::SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len_bytes))
+    };
+    check(asked).ok().filter(|_| len_bytes == 8 && value != u64::MAX).map(|_| value)
+}
+
+/// Keeps it; all ones: nothing.
+///
+/// # Errors
+/// What setsockopt says.
+pub fn set_note(fd: i32, note: u64) -> Result<(), Errno> {
+    let (level, name, len_bytes) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, size_of_val(&note));
+    // SAFETY: as many valid bytes as is said.
+    check(unsafe {
+        kernel!(Ask, syscall!(libc::SYS_setsockopt, fd, level, name, &raw const note, len_bytes))
+    })
+    .map(drop)
+}
+
 /// Sends zeroes until poll says that a socket has no room, and behind them one byte that is none. Nothing waits.
 ///
 /// # Errors
@@ -228,6 +255,17 @@ mod tests {
         assert!(!has_owner(&name), "the file is there, the socket is not");
         std::fs::remove_file(std::str::from_utf8(name.bytes()).expect("UTF-8")).expect("the name");
         assert!(Name::new(&[1; MAX_NAME_BYTES + 1]).is_none());
+    }
+
+    #[test]
+    fn what_is_kept_at_a_socket_is_there_for_everybody_who_has_it() {
+        let fd = stream().expect("a socket");
+        assert_eq!(note(fd), None);
+        set_note(fd, 1 << 63 | 5).expect("kept");
+        let other = stream().expect("a socket");
+        replace(fd, other).expect("replaced");
+        assert_eq!((note(fd), note(other)), (Some(1 << 63 | 5), Some(1 << 63 | 5)));
+        [fd, other].into_iter().for_each(crate::file::close);
     }
 
     #[test]

@@ -1,0 +1,335 @@
+//! TCP sockets whose peers a service of user-level TCP reaches (`--net`). Without it each hook is a load and a branch.
+//!
+//! A program's socket is one of the kernel's until `bind`, `listen` or `connect` decides. If it is the service's, a UNIX socket takes
+//! the descriptor's number: from there on poll, epoll, fork, exec and the like are the kernel's, receives and sends are those of a
+//! UNIX stream, which may be a lane, and only what TCP says otherwise is hooked. What a socket is stands in its name, what options it
+//! has in a note that it keeps: nothing is remembered here, but for descriptors that epoll watches too early ([`registrations`]).
+//!
+//! | call | what is done |
+//! |---|---|
+//! | `bind`, `listen` | a UNIX socket, if the address is one of the service's, or any |
+//! | `connect` | a UNIX socket, if the service reaches the peer |
+//! | `accept`, `getsockname`, `getpeername` | addresses are those of TCP |
+//! | `getsockopt`, `setsockopt` | see [`options`] |
+//! | a receive that brings nothing, a send that fails | the connection's error, if it has one |
+
+mod addresses;
+mod connecting;
+mod options;
+mod registrations;
+
+use crate::lanes;
+use addresses::{Room, given};
+use connecting::connect_there;
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
+use libc::{epoll_event, sockaddr, socklen_t, ssize_t};
+use options::Kept;
+pub use registrations::{closed, closed_range, in_child};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use uncopy_engine::state::phase::look_at_streams;
+use uncopy_interpose::{entry, slots};
+use uncopy_net::address;
+use uncopy_net::board::Condition;
+use uncopy_net::client::{Client, Known};
+use uncopy_sys::errno::{self, Errno};
+use uncopy_sys::lock::Critical;
+use uncopy_sys::tcp;
+
+/// Connections that wait to be accepted, at most (net.core.somaxconn, whose default it is from Linux 5.4 on).
+const MAX_BACKLOG: u32 = 4096;
+
+slots! {
+    BIND = c"bind": unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
+    LISTEN = c"listen": unsafe extern "C" fn(c_int, c_int) -> c_int;
+    CONNECT = c"connect": unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
+    ACCEPT = c"accept": unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+    ACCEPT4 = c"accept4": unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int;
+    GETSOCKNAME = c"getsockname": unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+    GETPEERNAME = c"getpeername": unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+    GETSOCKOPT = c"getsockopt": unsafe extern "C" fn(c_int, c_int, c_int, *mut core::ffi::c_void, *mut socklen_t) -> c_int;
+    EPOLL_CTL = c"epoll_ctl": unsafe extern "C" fn(c_int, c_int, c_int, *mut epoll_event) -> c_int;
+}
+
+static CLIENT: AtomicPtr<Client> = AtomicPtr::new(core::ptr::null_mut());
+
+/// What is known of the service; `None`: there is none.
+#[inline(always)]
+fn client() -> Option<&'static Client> {
+    // SAFETY: null, or made by `switch_on` and never freed.
+    unsafe { CLIENT.load(Acquire).as_ref() }
+}
+
+/// Whether there is a service.
+#[inline(always)]
+pub fn is_on() -> bool {
+    client().is_some()
+}
+
+/// Gets to know the service with this control socket, whose connections are the program's from here on. Where its lanes meet; `None`:
+/// it does not answer, and one line has said so.
+pub fn switch_on(control: &[u8]) -> Option<&'static str> {
+    if uncopy_sys::filter::is_filtered() {
+        uncopy_sys::mem::say(format_args!("uncopy: no net: system calls of this process are filtered\n"));
+        return None;
+    }
+    match Client::new(control) {
+        Ok(client) => {
+            let client = Box::leak(Box::new(client));
+            CLIENT.store(client, Release);
+            look_at_streams();
+            Some(client.lanes())
+        }
+        Err(why) => {
+            let control = control.escape_ascii();
+            uncopy_sys::mem::say(format_args!(
+                "uncopy: no net: nobody answers at {control} ({why:?}); see 'uncopy doctor'\n"
+            ));
+            None
+        }
+    }
+}
+
+/// Nothing is asked of the service, or of the kernel, from here on.
+pub fn end() {
+    CLIENT.store(core::ptr::null_mut(), Release);
+}
+
+/// What libc's function returns for this.
+fn result(done: Result<(), Errno>) -> c_int {
+    match done {
+        Ok(()) => 0,
+        Err(why) => {
+            errno::set(why.0);
+            -1
+        }
+    }
+}
+
+/// Binds a socket of the program's to an address of the service's, in its descriptor's place.
+fn bind_to(client: &Client, fd: c_int, address: SocketAddr) -> Result<(), Errno> {
+    let kept = Kept::of_tcp(fd);
+    let is_shared = tcp::option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT).is_ok_and(|value| value != 0);
+    lanes::closed(fd);
+    uncopy_record::closed(fd);
+    client.bind(fd, address, is_shared)?;
+    kept.keep(fd);
+    registrations::renew(fd);
+    Ok(())
+}
+
+/// Whether an address is one of those that a socket of this domain has.
+const fn is_of(domain: c_int, address: &SocketAddr) -> bool {
+    address.is_ipv6() == (domain == libc::AF_INET6)
+}
+
+/// `None`: it is libc's to do.
+fn bind_there(fd: c_int, address: SocketAddr) -> Option<Result<(), Errno>> {
+    let client = client().filter(|client| client.owns(address::plain(address).ip()))?;
+    let _critical = Critical::enter();
+    let domain = tcp::undecided(fd)?;
+    is_of(domain, &address).then(|| bind_to(client, fd, address))
+}
+
+entry!(bind BIND (fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int, is_on(), {
+    match given(address, len).and_then(|address| bind_there(fd, address)) {
+        Some(done) => result(done),
+        None => BIND.call()(fd, address, len),
+    }
+});
+
+/// Any address and port.
+const fn any(domain: c_int) -> SocketAddr {
+    match domain {
+        libc::AF_INET6 => SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
+        _ => SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+    }
+}
+
+/// Lets a bound socket listen that `listen` lets listen. `None`: it is libc's to do.
+fn listen_there(fd: c_int, backlog: c_int, listen: impl FnOnce() -> c_int) -> Option<Result<(), Errno>> {
+    let client = client()?;
+    let _critical = Critical::enter();
+    if let Some(domain) = tcp::undecided(fd)
+        && let Err(why) = bind_to(client, fd, any(domain))
+    {
+        return Some(Err(why));
+    }
+    let Some(Known::Bound(bound)) = client.known(fd) else { return None };
+    if listen() != 0 {
+        return Some(Err(Errno(errno::get())));
+    }
+    let backlog = backlog.cast_unsigned().min(MAX_BACKLOG);
+    Some(client.listen(&bound, backlog, Kept::of(fd).options()))
+}
+
+entry!(listen LISTEN (fd: c_int, backlog: c_int) -> c_int, is_on(), {
+    let listen = || LISTEN.call()(fd, backlog);
+    match listen_there(fd, backlog, listen) {
+        Some(done) => result(done),
+        None => listen(),
+    }
+});
+
+entry!(connect CONNECT (fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int, is_on(), {
+    match given(address, len).and_then(|address| connect_there(fd, address)) {
+        Some(done) => result(done),
+        None => CONNECT.call()(fd, address, len),
+    }
+});
+
+/// Accepts by `call`. Who has connected is said as the program knows it.
+///
+/// # Safety
+/// As accept.
+unsafe fn accept_by(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    call: impl Fn(*mut sockaddr, *mut socklen_t) -> c_int,
+) -> c_int {
+    let Some(client) = client() else { return call(address, len) };
+    // SAFETY: what the program passed.
+    let Some(room) = (unsafe { Room::of(address, len) }) else {
+        let accepted = call(address, len);
+        if accepted >= 0 {
+            Kept::hand_on(fd, accepted);
+        }
+        return accepted;
+    };
+    let mut bytes = addresses::Storage::default();
+    let mut len_bytes = size_of_val(&bytes) as socklen_t;
+    let accepted = call((&raw mut bytes).cast(), &raw mut len_bytes);
+    if accepted < 0 {
+        return accepted;
+    }
+    let bytes = bytes.bytes(len_bytes);
+    let Some(connection) = client.parse(bytes) else {
+        room.put(bytes);
+        return accepted;
+    };
+    let _errno = errno::Keep::new();
+    let is_v6 = matches!(client.known(fd), Some(Known::Bound(bound)) if bound.is_v6());
+    room.put_address(connection.remote, is_v6);
+    Kept::hand_on(fd, accepted);
+    accepted
+}
+
+entry!(accept ACCEPT (fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int, is_on(), {
+    let real = ACCEPT.call();
+    accept_by(fd, address, len, |address, len| real(fd, address, len))
+});
+
+entry!(accept4 ACCEPT4 (fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int, is_on(), {
+    let real = ACCEPT4.call();
+    accept_by(fd, address, len, |address, len| real(fd, address, len, flags))
+});
+
+/// An end's address of what a descriptor is; `None`: it is libc's to say.
+fn named(
+    fd: c_int,
+    of_connection: impl FnOnce(&Client, uncopy_net::name::Connection) -> Result<SocketAddr, Errno>,
+    of_bound: impl FnOnce(SocketAddr) -> Option<SocketAddr>,
+) -> Option<Result<(SocketAddr, bool), Errno>> {
+    let client = client()?;
+    let _errno = errno::Keep::new();
+    match client.known(fd)? {
+        Known::Connection { connection, is_v6 } => {
+            Some(of_connection(client, connection).map(|address| (address, is_v6)))
+        }
+        Known::Bound(bound) => of_bound(bound.address).map(|address| Ok((address, bound.is_v6()))),
+    }
+}
+
+/// Gives the program such an address, or what `call` says.
+///
+/// # Safety
+/// As getsockname.
+unsafe fn tell(
+    named: Option<Result<(SocketAddr, bool), Errno>>,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let Some(named) = named else { return call() };
+    // SAFETY: what the program passed. What cannot be written is for the kernel to refuse.
+    let Some(room) = (unsafe { Room::of(address, len) }) else { return call() };
+    result(named.map(|(address, is_v6)| room.put_address(address, is_v6)))
+}
+
+entry!(getsockname GETSOCKNAME (fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int, is_on(), {
+    let own = named(fd, |_, connection| Ok(connection.local), Some);
+    tell(own, address, len, || GETSOCKNAME.call()(fd, address, len))
+});
+
+entry!(getpeername GETPEERNAME (fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int, is_on(), {
+    let of_connection = |client: &Client, connection| match client.condition(&connection) {
+        Some(Condition::Connecting | Condition::Failed(_)) => Err(Errno(libc::ENOTCONN)),
+        Some(Condition::Established) | None => Ok(connection.remote),
+    };
+    let peer = named(fd, of_connection, |_| None);
+    tell(peer, address, len, || GETPEERNAME.call()(fd, address, len))
+});
+
+entry!(getsockopt GETSOCKOPT
+(fd: c_int, level: c_int, name: c_int, value: *mut core::ffi::c_void, len: *mut socklen_t) -> c_int, is_on(), {
+    let real = || GETSOCKOPT.call()(fd, level, name, value, len);
+    match options::get(fd, level, name, value.cast(), len, &real) {
+        Some(done) => result(done),
+        None => real(),
+    }
+});
+
+/// What `setsockopt` returns where an option is not the kernel's; `None`: it is.
+///
+/// # Safety
+/// As setsockopt.
+pub unsafe fn set_option(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const core::ffi::c_void,
+    len: socklen_t,
+) -> Option<c_int> {
+    // SAFETY: what the program passed.
+    unsafe { options::set(fd, level, name, value.cast(), len) }.map(result)
+}
+
+entry!(epoll_ctl EPOLL_CTL (epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int, is_on(), {
+    let done = EPOLL_CTL.call()(epoll, operation, fd, event);
+    if done == 0 {
+        registrations::note(epoll, operation, fd, event);
+    }
+    done
+});
+
+/// What a receive returns that `got` so many bytes: where that is nothing, the connection's error, if it has one.
+#[inline(always)]
+pub fn received(fd: c_int, got: ssize_t) -> ssize_t {
+    if got > 0 || !is_on() { got } else { look_at_error(fd, got, libc::ECONNRESET) }
+}
+
+/// What a send returns, likewise.
+#[inline(always)]
+pub fn sent(fd: c_int, sent: ssize_t) -> ssize_t {
+    if sent >= 0 || !is_on() { sent } else { look_at_error(fd, sent, libc::EPIPE) }
+}
+
+#[cold]
+#[inline(never)]
+fn look_at_error(fd: c_int, result: ssize_t, usual: c_int) -> ssize_t {
+    let before = errno::get();
+    if result < 0 && before != usual && before != libc::ECONNRESET {
+        return result;
+    }
+    let Some(client) = client() else { return result };
+    let condition = client.connection(fd).and_then(|connection| client.condition(&connection));
+    errno::set(before);
+    match condition {
+        Some(Condition::Failed(why)) => {
+            errno::set(why);
+            -1
+        }
+        _ => result,
+    }
+}
