@@ -61,8 +61,7 @@ fn begin(
 ) -> Result<Connection, Errno> {
     // A socket of both families that is bound to any address connects from one of the peer's family.
     let is_dual = local.ip().is_unspecified() && address::plain(remote).is_ipv4();
-    let local =
-        if is_dual { SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), local.port()) } else { local };
+    let local = if is_dual { SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), local.port()) } else { local };
     lanes::closed(fd);
     uncopy_record::closed(fd);
     let connection = client.connect(fd, local, remote, kept.options())?;
@@ -84,7 +83,7 @@ fn again(client: &Client, fd: c_int, connection: &Connection, is_v6: bool) -> Op
     match client.condition(connection) {
         Some(Condition::Connecting) if socket::is_non_blocking(fd) => Some(Err(Errno(libc::EALREADY))),
         Some(Condition::Connecting) => None,
-        Some(Condition::Established) | None => Some(Err(Errno(libc::EISCONN))),
+        Some(Condition::Established | Condition::Ended) | None => Some(Err(Errno(libc::EISCONN))),
         Some(Condition::Failed(why)) => {
             start_over(fd, is_v6);
             Some(Err(Errno(why)))
@@ -101,7 +100,7 @@ fn wait(client: &Client, fd: c_int, connection: &Connection, is_v6: bool) -> Res
             start_over(fd, is_v6);
             Err(Errno(why))
         }
-        Some(Condition::Established) => Ok(()),
+        Some(Condition::Established | Condition::Ended) => Ok(()),
         _ => match waited {
             Waited::Room => Ok(()),
             Waited::Nothing => Err(Errno(libc::EINPROGRESS)),
