@@ -50,6 +50,15 @@ pub fn detach() -> io::Result<bool> {
     }
 }
 
+/// The calling thread, and those that it makes, can do no more than any process of its user.
+pub fn drop_privileges() -> io::Result<()> {
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs};
+    let (effective, permitted, inheritable) =
+        (CapabilitySet::empty(), CapabilitySet::empty(), CapabilitySet::empty());
+    set_no_new_privs(true)?;
+    Ok(set_capabilities(None, CapabilitySets { effective, permitted, inheritable })?)
+}
+
 /// A file that came with a message; `None`: there was none (-1).
 pub fn file_of(fd: RawFd) -> Option<File> {
     // SAFETY: whoever received it has it from the kernel, and gives it up here.

@@ -49,7 +49,15 @@ impl Service {
         }
     }
 
-    /// Something has come over a link.
+    /// Hears whatever was asked until now.
+    pub(crate) fn hear_all(&mut self) {
+        self.take_questioners();
+        for fd in self.questioners.keys().copied().collect::<Vec<_>>() {
+            self.hear(fd);
+        }
+    }
+
+    /// Something may have come over a link.
     pub(crate) fn hear(&mut self, fd: RawFd) {
         let mut words = [0; link::MAX_WORDS];
         let is_done = match link::receive(fd, &mut words) {

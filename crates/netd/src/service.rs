@@ -676,6 +676,10 @@ impl Service {
                 return;
             }
             if stream.has_ended && stream.has_hung_up {
+                // What the program has said of it before it has closed it.
+                self.hear_all();
+                let Some(connection) = self.connections.get(slot) else { return };
+                let Some(stream) = connection.stream.as_ref() else { return };
                 let resets = connection.options.resets || stream.waiting_bytes() > 0;
                 self.forget(slot, resets);
                 return;

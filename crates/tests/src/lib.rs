@@ -48,6 +48,7 @@ pub mod resp;
 pub mod running;
 pub mod scenario;
 pub mod scratch;
+pub mod service;
 pub mod talk;
 pub mod told;
 

@@ -1,6 +1,7 @@
 //! `uncopy net --tun …`: the service itself.
 
 use super::line;
+use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use clap::ArgMatches;
 use std::ffi::OsString;
@@ -60,6 +61,10 @@ pub fn main(matches: &ArgMatches) -> u8 {
             return EXIT_FAILURE;
         }
     };
+    if let Err(error) = os::drop_privileges() {
+        output::complain(format_args!("privileges cannot be dropped: {}", Reason(&error)));
+        return EXIT_FAILURE;
+    }
     let is = |id, word| matches.get_one::<String>(id).is_some_and(|value| value == word);
     let settings = Settings {
         control: control.clone(),
@@ -104,7 +109,10 @@ pub fn main(matches: &ArgMatches) -> u8 {
         .get_one::<OsString>(line::SOCKET)
         .map_or_else(|| name.to_string_lossy().into_owned(), |_| control.to_string_lossy().into_owned());
     output::complain(format_args!("run programs by: uncopy run --net {socket} -- CMD"));
-    match service.run() {
+    let ended = service.run();
+    // The folder of services that were given no socket, if this was the last.
+    let _ = control.parent().and_then(Path::parent).map(std::fs::remove_dir);
+    match ended {
         Ok(()) => EXIT_OK,
         Err(error) => {
             output::complain(format_args!("{} is gone: {}", name.to_string_lossy(), Reason(&error)));

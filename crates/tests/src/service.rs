@@ -1,0 +1,112 @@
+//! A service of user-level TCP (`uncopy net`) in a network namespace of its own, and programs at both of its sides.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::artifacts::bin_dir;
+use crate::launch::{Mode, Program};
+use crate::running::{Finished, Running};
+use crate::scratch::{Scratch, wait_until};
+
+/// The service's address.
+pub const SERVICE: &str = "10.77.0.2";
+/// The kernel's in the same network.
+pub const KERNEL: &str = "10.77.0.1";
+/// The service's of IPv6.
+pub const SERVICE_V6: &str = "fd77::2";
+
+/// A running service.
+#[derive(Debug)]
+pub struct Service {
+    running: Running,
+    control: PathBuf,
+    _directory: Scratch,
+}
+
+impl Service {
+    /// Starts one.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn start(scratch: &Scratch, options: &[&str]) -> Self {
+        // A listener's path has to fit a name of a socket.
+        let directory = Scratch::in_memory("net");
+        let control = directory.join("n/control");
+        let uncopy = bin_dir().join("uncopy");
+        let script = r#"ip link set lo up; exec "$0" net "$@""#;
+        let running = Program::new("/usr/bin/unshare")
+            .args(["--net", "sh", "-ec", script])
+            .args([uncopy.as_os_str()])
+            .args(["--tun", "utun0", "--address", "10.77.0.2/24", "--address", "fd77::2/64"])
+            .args(["--socket".as_ref(), control.as_os_str()])
+            .args(options)
+            .mode(Mode::Plain)
+            .start(scratch, "service");
+        wait_until("the service", Duration::from_secs(20), || {
+            assert!(!running.has_ended(), "{}", running.errors());
+            running.errors().contains("run programs by").then_some(())
+        });
+        Self { running, control, _directory: directory }
+    }
+
+    /// A program whose connections in the service's networks are the service's.
+    #[must_use]
+    pub fn program(&self, program: Program, mode: Mode) -> Program {
+        program.env("UNCOPY_NET", &self.control).mode(mode)
+    }
+
+    /// A shell command in the service's network namespace, at the kernel's side.
+    #[must_use]
+    pub fn outside(&self, command: &[&str]) -> Program {
+        let namespace = format!("--net={}", self.namespace());
+        Program::new("/usr/bin/nsenter").args([namespace.as_str()]).args(command)
+    }
+
+    /// The service's network namespace.
+    #[must_use]
+    pub fn namespace(&self) -> String {
+        format!("/proc/{}/ns/net", self.running.pid())
+    }
+
+    /// What `uncopy net ls` says as JSON.
+    ///
+    /// # Panics
+    /// When it says nothing.
+    #[must_use]
+    pub fn list(&self) -> serde_json::Value {
+        let listed = std::process::Command::new(bin_dir().join("uncopy"))
+            .args(["net", "ls", "--json"])
+            .arg(&self.control)
+            .output()
+            .expect("started");
+        let errors = String::from_utf8_lossy(&listed.stderr).into_owned();
+        serde_json::from_slice(&listed.stdout).unwrap_or_else(|why| panic!("{why}: {errors}"))
+    }
+
+    /// Waits until there is no connection any more.
+    ///
+    /// # Panics
+    /// When there still is.
+    pub fn wait_until_empty(&self) {
+        wait_until("no connections", Duration::from_secs(20), || {
+            self.list()["connections"].as_array().is_some_and(Vec::is_empty).then_some(())
+        });
+    }
+
+    /// Kills it as it is.
+    pub fn kill(&self) {
+        self.running.signal(libc::SIGKILL);
+    }
+
+    /// Ends it as a user does; what it has made is gone.
+    ///
+    /// # Panics
+    /// When it does not end well.
+    pub fn stop(self) -> Finished {
+        let done = self.running.stop(libc::SIGTERM);
+        assert!(done.status.success(), "{}", done.text());
+        assert!(!self.control.exists() && !self.control.with_file_name("l").exists());
+        done
+    }
+}
