@@ -178,7 +178,11 @@ fn check_net(socket: &OsStr) -> Result<(), Illegal> {
     if std::fs::metadata(socket).is_ok_and(|found| found.file_type().is_socket()) {
         Ok(())
     } else {
-        Err(Illegal::new("--net", socket, "the control socket of a service that 'uncopy net' has begun, or its name"))
+        Err(Illegal::new(
+            "--net",
+            socket,
+            "the control socket of a service that 'uncopy net' has begun, or its name",
+        ))
     }
 }
 

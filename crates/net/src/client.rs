@@ -1,7 +1,7 @@
 //! The program's side: asks the service, and makes the streams that are connections.
 
-use crate::board::{BOARD_BYTES, Board, Condition};
 use crate::address;
+use crate::board::{BOARD_BYTES, Board, Condition};
 use crate::message::{Answer, MAX_PREFIXES, Options, Prefix, Question};
 use crate::name::{Bound, Connection};
 use crate::places::Places;
@@ -53,7 +53,8 @@ fn link_with(places: &Places) -> Result<i32, Errno> {
     loop {
         match link::connect(&places.control) {
             Err(Errno::EAGAIN)
-                if uncopy_sys::thread::now_ms().wrapping_sub(begun_ms) < PATIENCE_MS.unsigned_abs().into() =>
+                if uncopy_sys::thread::now_ms().wrapping_sub(begun_ms)
+                    < PATIENCE_MS.unsigned_abs().into() =>
             {
                 uncopy_sys::clock::pause();
             }
@@ -137,9 +138,8 @@ impl Client {
     #[must_use]
     pub fn known(&self, fd: i32) -> Option<Known> {
         let own = unix::own_name(fd)?;
-        let of_service = |connection: Connection| {
-            Some(connection).filter(|connection| connection.service == self.service)
-        };
+        let of_service =
+            |connection: Connection| Some(connection).filter(|connection| connection.service == self.service);
         if let Some(connection) = Connection::parse(&own) {
             let is_v6 = connection.local.is_ipv6();
             return of_service(connection).map(|connection| Known::Connection { connection, is_v6 });

@@ -73,7 +73,8 @@ pub fn undecided(fd: i32) -> Option<i32> {
     let mut len_bytes = address.len() as u32;
     let address_of = libc::SYS_getsockname;
     // SAFETY: room for as many bytes as is said.
-    check(unsafe { kernel!(Ask, syscall!(address_of, fd, address.as_mut_ptr(), &raw mut len_bytes)) }).ok()?;
+    check(unsafe { kernel!(Ask, syscall!(address_of, fd, address.as_mut_ptr(), &raw mut len_bytes)) })
+        .ok()?;
     // Whatever connects or listens has a port.
     (is_tcp && address[2..4] == [0, 0]).then_some(domain)
 }

@@ -55,7 +55,8 @@ impl Room {
         let len_bytes = unsafe { len.read_unaligned() } as usize;
         let wanted_bytes = len_bytes.min(size_of::<Storage>());
         // A length that is negative, or more than there is.
-        let is_bad = len_bytes > i32::MAX as usize || writable_bytes(at as usize, wanted_bytes) < wanted_bytes;
+        let is_bad =
+            len_bytes > i32::MAX as usize || writable_bytes(at as usize, wanted_bytes) < wanted_bytes;
         (!is_bad).then_some(Self { at: at.cast(), len_bytes: len })
     }
 
@@ -83,7 +84,9 @@ mod tests {
     #[test]
     fn an_address_is_cut_to_the_room_and_its_length_told() {
         let address: SocketAddr = "10.1.2.3:80".parse().expect("an address");
-        for (room_bytes, is_v6, len_bytes) in [(16u32, false, 16u32), (6, false, 16), (0, false, 16), (28, true, 28)] {
+        for (room_bytes, is_v6, len_bytes) in
+            [(16u32, false, 16u32), (6, false, 16), (0, false, 16), (28, true, 28)]
+        {
             let mut bytes = [0xee_u8; 40];
             let mut len = room_bytes;
             // SAFETY: room for what is said.

@@ -61,8 +61,7 @@ fn begin(
 ) -> Result<Connection, Errno> {
     // A socket of both families that is bound to any address connects from one of the peer's family.
     let is_dual = local.ip().is_unspecified() && address::plain(remote).is_ipv4();
-    let local =
-        if is_dual { SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), local.port()) } else { local };
+    let local = if is_dual { SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), local.port()) } else { local };
     lanes::closed(fd);
     uncopy_record::closed(fd);
     let connection = client.connect(fd, local, remote, kept.options())?;

@@ -197,8 +197,7 @@ pub unsafe fn set(
         return Some(Err(Errno::EFAULT));
     }
     // SAFETY: just found to be readable.
-    let word =
-        |at: usize| (at < words).then(|| unsafe { value.cast::<c_int>().add(at).read_unaligned() });
+    let word = |at: usize| (at < words).then(|| unsafe { value.cast::<c_int>().add(at).read_unaligned() });
     let before = Kept::of(fd);
     let (kept, result) = match setting(before, level, name, [word(0), word(1)]) {
         Setting::Kernels => return None,
@@ -415,7 +414,9 @@ mod tests {
         let set = |level, name, value: c_int| setting(Kept::default(), level, name, [Some(value), Some(0)]);
         let tcp = libc::IPPROTO_TCP;
         assert!(matches!(set(tcp, libc::TCP_NODELAY, 7), Setting::Kept(kept) if kept.no_delay));
-        assert!(matches!(set(tcp, libc::TCP_KEEPCNT, 127), Setting::Kept(kept) if kept.times == [7200, 75, 127]));
+        assert!(
+            matches!(set(tcp, libc::TCP_KEEPCNT, 127), Setting::Kept(kept) if kept.times == [7200, 75, 127])
+        );
         for value in [0, -1, 128] {
             assert!(matches!(set(tcp, libc::TCP_KEEPCNT, value), Setting::Refused(libc::EINVAL)));
         }
@@ -431,7 +432,14 @@ mod tests {
 
     #[test]
     fn tcp_info_is_where_linux_has_it() {
-        let info = Info { state: 1, mss: 1460, round_trip_us: 99, window_bytes: 14_600, retransmissions: 3, ..Info::default() };
+        let info = Info {
+            state: 1,
+            mss: 1460,
+            round_trip_us: 99,
+            window_bytes: 14_600,
+            retransmissions: 3,
+            ..Info::default()
+        };
         let bytes = tcp_info(&info);
         // SAFETY: plain numbers, of which libc knows the first.
         let read = unsafe { bytes.as_ptr().cast::<libc::tcp_info>().read_unaligned() };
