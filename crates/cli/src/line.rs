@@ -464,6 +464,7 @@ pub fn whole() -> Command {
             stats(),
             release(),
             log(),
+            crate::net::line::command(),
             bench(),
             completions(),
             man(),

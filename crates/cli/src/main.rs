@@ -1,6 +1,6 @@
 //! The `uncopy` command: `run` starts a program with `libuncopy.so` preloaded, `doctor` says
 //! whether that can work, `stats` reads the counters of a running program, `release` turns its views back
-//! into plain memory, `log` shows and recovers logs, `profile` shows where a program copies and `report` shows it again, `bench` measures,
+//! into plain memory, `log` shows and recovers logs, `net` serves a user-level TCP, `profile` shows where a program copies and `report` shows it again, `bench` measures,
 //! and `completions` and `man` describe the command itself.
 //!
 //! The C entry point is used instead of Rust's, which would ignore `SIGPIPE` before anything could
@@ -17,6 +17,7 @@ mod library;
 mod line;
 mod live;
 mod log;
+mod net;
 mod os;
 mod output;
 mod pages;
@@ -61,6 +62,7 @@ fn dispatch(arguments: &[OsString], sigpipe: &os::Disposition) -> u8 {
         Some(("stats", matches)) => stats::main(matches),
         Some(("release", matches)) => release::main(matches),
         Some(("log", matches)) => log::main(matches),
+        Some(("net", matches)) => net::main(matches),
         Some(("completions", matches)) => pages::completions(matches),
         Some(("man", matches)) => pages::man(matches),
         _ => output::EXIT_USAGE,

@@ -11,7 +11,7 @@ use rustix::process::{Resource, getrlimit};
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, IntoRawFd as _, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, RawFd};
 use std::path::Path;
 use uncopy_sys::mem::Reservation;
 
@@ -48,6 +48,12 @@ pub fn detach() -> io::Result<bool> {
         }
         _ => Ok(false),
     }
+}
+
+/// A file that came with a message; `None`: there was none (-1).
+pub fn file_of(fd: RawFd) -> Option<File> {
+    // SAFETY: whoever received it has it from the kernel, and gives it up here.
+    (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })
 }
 
 /// Nobody reads standard output any more.

@@ -14,6 +14,8 @@ pub enum Condition {
     Connecting,
     /// Bytes can go, or have gone.
     Established,
+    /// The peer has ended its stream: no more bytes come than those that are under way.
+    Ended,
     /// It has ended with an error, an errno.
     Failed(i32),
 }
@@ -33,6 +35,7 @@ impl Board {
         let code = match condition {
             Condition::Connecting => 1,
             Condition::Established => 2,
+            Condition::Ended => 4,
             Condition::Failed(errno) => 3 | u64::from(errno as u16) << 16,
         };
         if let Some(word) = self.words.get(slot as usize) {
@@ -51,6 +54,7 @@ impl Board {
             1 => Some(Condition::Connecting),
             2 => Some(Condition::Established),
             3 => Some(Condition::Failed((word >> 16) as u16 as i32)),
+            4 => Some(Condition::Ended),
             _ => None,
         }
     }
@@ -65,8 +69,12 @@ mod tests {
         // SAFETY: words, for which zero is valid.
         let board: Box<Board> = unsafe { Box::new_zeroed().assume_init() };
         assert_eq!(board.get(3, 0), None);
-        for condition in [Condition::Connecting, Condition::Established, Condition::Failed(libc::ECONNRESET)]
-        {
+        for condition in [
+            Condition::Connecting,
+            Condition::Established,
+            Condition::Ended,
+            Condition::Failed(libc::ECONNRESET),
+        ] {
             board.set(3, 9, condition);
             assert_eq!(board.get(3, 9), Some(condition));
             assert_eq!(board.get(3, 8), None);

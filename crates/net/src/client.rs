@@ -175,6 +175,18 @@ impl Client {
         Connection::parse(&unix::Name::of_address(address)?).filter(|found| found.service == self.service)
     }
 
+    /// Whether there is no service any more.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        match link::connect(&self.places.control) {
+            Ok(fd) => {
+                link::end(fd);
+                false
+            }
+            Err(errno) => matches!(errno, Errno(libc::ECONNREFUSED) | Errno::ENOENT),
+        }
+    }
+
     /// How a connection is; `None`: nothing is known of it any more.
     #[must_use]
     pub fn condition(&self, connection: &Connection) -> Option<Condition> {

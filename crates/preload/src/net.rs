@@ -265,7 +265,7 @@ entry!(getsockname GETSOCKNAME (fd: c_int, address: *mut sockaddr, len: *mut soc
 entry!(getpeername GETPEERNAME (fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int, is_on(), {
     let of_connection = |client: &Client, connection| match client.condition(&connection) {
         Some(Condition::Connecting | Condition::Failed(_)) => Err(Errno(libc::ENOTCONN)),
-        Some(Condition::Established) | None => Ok(connection.remote),
+        Some(Condition::Established | Condition::Ended) | None => Ok(connection.remote),
     };
     let peer = named(fd, of_connection, |_| None);
     tell(peer, address, len, || GETPEERNAME.call()(fd, address, len))
@@ -330,6 +330,14 @@ fn look_at_error(fd: c_int, result: ssize_t, usual: c_int) -> ssize_t {
             errno::set(why);
             -1
         }
-        _ => result,
+        // The program has shut its own side down, or nobody is there any more who could tell how it ended.
+        Some(Condition::Established) if result == 0 && client.is_gone() => {
+            errno::set(libc::ECONNRESET);
+            -1
+        }
+        _ => {
+            errno::set(before);
+            result
+        }
     }
 }

@@ -67,6 +67,14 @@ pub fn stream() -> Result<i32, Errno> {
     make(libc::SOCK_STREAM)
 }
 
+/// The same, with calls that do not wait.
+///
+/// # Errors
+/// What socket says.
+pub fn stream_without_waiting() -> Result<i32, Errno> {
+    make(libc::SOCK_STREAM | libc::SOCK_NONBLOCK)
+}
+
 /// Gives a socket its name.
 ///
 /// # Errors

@@ -6,6 +6,8 @@
 mod input;
 mod output;
 mod state;
+mod statistics;
 mod timers;
 
 pub use state::{Connection, Events, Received, State};
+pub use statistics::Statistics;

@@ -288,6 +288,18 @@ impl<P: Payload> Stack<P> {
         self.with(id, |entry| entry.connection.shutdown())
     }
 
+    /// See [`Connection::configure`].
+    ///
+    /// # Errors
+    ///
+    /// ENOTCONN if there is no such connection.
+    pub fn configure(&mut self, id: ConnectionId, change: impl FnOnce(&mut Config)) -> Result<(), Error> {
+        self.with(id, |entry| {
+            entry.connection.configure(change);
+            Ok(())
+        })
+    }
+
     /// See [`Connection::take_error`].
     pub fn take_error(&mut self, id: ConnectionId) -> Option<Error> {
         self.with(id, |entry| Ok(entry.connection.take_error())).ok().flatten()

@@ -83,7 +83,7 @@ fn again(client: &Client, fd: c_int, connection: &Connection, is_v6: bool) -> Op
     match client.condition(connection) {
         Some(Condition::Connecting) if socket::is_non_blocking(fd) => Some(Err(Errno(libc::EALREADY))),
         Some(Condition::Connecting) => None,
-        Some(Condition::Established) | None => Some(Err(Errno(libc::EISCONN))),
+        Some(Condition::Established | Condition::Ended) | None => Some(Err(Errno(libc::EISCONN))),
         Some(Condition::Failed(why)) => {
             start_over(fd, is_v6);
             Some(Err(Errno(why)))
@@ -100,7 +100,7 @@ fn wait(client: &Client, fd: c_int, connection: &Connection, is_v6: bool) -> Res
             start_over(fd, is_v6);
             Err(Errno(why))
         }
-        Some(Condition::Established) => Ok(()),
+        Some(Condition::Established | Condition::Ended) => Ok(()),
         _ => match waited {
             Waited::Room => Ok(()),
             Waited::Nothing => Err(Errno(libc::EINPROGRESS)),

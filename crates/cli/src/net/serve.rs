@@ -1,0 +1,196 @@
+//! `uncopy net --tun …`: the service itself.
+
+use super::line;
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
+use clap::ArgMatches;
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use uncopy_link::pcap::Pcap;
+use uncopy_link::tun::Tun;
+use uncopy_link::{Link, device};
+use uncopy_net::message::{MAX_PREFIXES, Prefix};
+use uncopy_netd::service::Service;
+use uncopy_netd::settings::Settings;
+use uncopy_tcp::config::CongestionControl;
+
+/// Serves until a signal ends it.
+pub fn main(matches: &ArgMatches) -> u8 {
+    let name = matches.get_one::<OsString>(line::TUN).cloned().unwrap_or_default();
+    let prefixes: Vec<Prefix> = matches
+        .get_many::<(IpAddr, u8)>(line::ADDRESS)
+        .unwrap_or_default()
+        .map(|(own, bits)| Prefix { own: *own, bits: *bits })
+        .collect();
+    if prefixes.len() > MAX_PREFIXES {
+        output::complain(format_args!(
+            "--address is given {} times; it may be {MAX_PREFIXES} at most",
+            prefixes.len()
+        ));
+        return EXIT_USAGE;
+    }
+    let peers: Vec<IpAddr> = matches.get_many::<IpAddr>(line::PEER).unwrap_or_default().copied().collect();
+    let mut kernels = Vec::new();
+    for prefix in &prefixes {
+        match peer_of(prefix, &peers) {
+            Ok(peer) => kernels.push((peer, prefix.bits)),
+            Err(why) => {
+                output::complain(why);
+                return EXIT_USAGE;
+            }
+        }
+    }
+    let control = super::control(matches.get_one::<OsString>(line::SOCKET).unwrap_or(&name));
+    if super::is_too_long(&control) {
+        return EXIT_USAGE;
+    }
+    if let Err(error) = make_parents(&control) {
+        output::complain(format_args!("{}: {}", Quoted(control.as_os_str()), Reason(&error)));
+        return EXIT_FAILURE;
+    }
+    let mtu_bytes = usize::from(matches.get_one::<u16>(line::MTU).copied().unwrap_or_default());
+    let pcap = matches.get_one::<OsString>(line::PCAP).map(PathBuf::from);
+    let link = match open(&name, mtu_bytes, &kernels, pcap.as_deref()) {
+        Ok(link) => link,
+        Err(why) => {
+            output::complain(why);
+            return EXIT_FAILURE;
+        }
+    };
+    let is = |id, word| matches.get_one::<String>(id).is_some_and(|value| value == word);
+    let settings = Settings {
+        control: control.clone(),
+        prefixes: prefixes.clone(),
+        makes_api_copies: is(line::API_COPIES, "make"),
+        memory_bytes: matches
+            .get_one::<u64>(line::MEMORY)
+            .and_then(|bytes| usize::try_from(*bytes).ok())
+            .unwrap_or_default(),
+        max_connections: uncopy_net::board::MAX_CONNECTIONS,
+        congestion_control: if is(line::CONGESTION, "newreno") {
+            CongestionControl::NewReno
+        } else {
+            CongestionControl::Cubic
+        },
+    };
+    let service = match Service::begin(settings, link) {
+        Ok(service) => service,
+        Err(error) => {
+            let control = Quoted(control.as_os_str());
+            match error.raw_os_error() {
+                Some(libc::EADDRINUSE) => output::complain(format_args!(
+                    "{control} is another service's; end that first, or give another --socket"
+                )),
+                Some(libc::EPERM) => output::complain(format_args!(
+                    "others can enter the directory of {control}; it must be yours alone (chmod 700)"
+                )),
+                _ => output::complain(format_args!("{control}: {}", Reason(&error))),
+            }
+            return EXIT_FAILURE;
+        }
+    };
+    for (prefix, (kernel, _)) in prefixes.iter().zip(&kernels) {
+        output::complain(format_args!(
+            "{} serves {}/{}; the kernel is {kernel} there",
+            name.to_string_lossy(),
+            prefix.own,
+            prefix.bits
+        ));
+    }
+    let socket = matches
+        .get_one::<OsString>(line::SOCKET)
+        .map_or_else(|| name.to_string_lossy().into_owned(), |_| control.to_string_lossy().into_owned());
+    output::complain(format_args!("run programs by: uncopy run --net {socket} -- CMD"));
+    match service.run() {
+        Ok(()) => EXIT_OK,
+        Err(error) => {
+            output::complain(format_args!("{} is gone: {}", name.to_string_lossy(), Reason(&error)));
+            EXIT_FAILURE
+        }
+    }
+}
+
+/// The kernel's address in a network: the one that was given for it, else the first that is not the service's.
+fn peer_of(prefix: &Prefix, given: &[IpAddr]) -> Result<IpAddr, String> {
+    if let Some(peer) = given.iter().find(|peer| prefix.has(**peer)) {
+        return if *peer == prefix.own {
+            Err(format!("--peer {peer} is the service's own address"))
+        } else {
+            Ok(*peer)
+        };
+    }
+    if given.iter().any(|peer| peer.is_ipv4() == prefix.own.is_ipv4()) {
+        return Err(format!("--peer has no address in {}/{}", prefix.own, prefix.bits));
+    }
+    let first = |low: u128, own: u128| if low + 1 == own { low + 2 } else { low + 1 };
+    Ok(match prefix.own {
+        IpAddr::V4(own) => {
+            let own = u128::from(own.to_bits());
+            let low = own >> (32 - u32::from(prefix.bits)) << (32 - u32::from(prefix.bits));
+            std::net::Ipv4Addr::from_bits(u32::try_from(first(low, own)).unwrap_or(u32::MAX)).into()
+        }
+        IpAddr::V6(own) => {
+            let own = own.to_bits();
+            let low = own >> (128 - u32::from(prefix.bits)) << (128 - u32::from(prefix.bits));
+            std::net::Ipv6Addr::from_bits(first(low, own)).into()
+        }
+    })
+}
+
+/// Makes the folders above that of a service which has the usual place.
+fn make_parents(control: &Path) -> io::Result<()> {
+    let Some(above) = control.parent().and_then(Path::parent) else { return Ok(()) };
+    DirBuilder::new().recursive(true).mode(0o700).create(above)
+}
+
+/// Makes the device, and has its packets written down if that was asked for.
+fn open(
+    name: &OsString,
+    mtu_bytes: usize,
+    kernels: &[(IpAddr, u8)],
+    pcap: Option<&Path>,
+) -> Result<Box<dyn Link>, String> {
+    let name = name.to_string_lossy();
+    let tun = Tun::open(&name, mtu_bytes).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOENT) => {
+            "there is no /dev/net/tun: load the module (modprobe tun), or give the container the device"
+                .to_owned()
+        }
+        Some(libc::EPERM | libc::EACCES) => {
+            "making a TUN device takes CAP_NET_ADMIN; type it again with sudo, or make one: ip tuntap add"
+                .to_owned()
+        }
+        Some(libc::EBUSY) => format!("somebody has a device {name}; give another --tun"),
+        _ => format!("--tun {name}: {}", Reason(&error)),
+    })?;
+    device::set_up(&name, mtu_bytes, kernels)
+        .map_err(|error| format!("{name} cannot be set up: {}", Reason(&error)))?;
+    let Some(path) = pcap else { return Ok(Box::new(tun)) };
+    let capture = File::create(path).and_then(|file| Pcap::new(tun, file));
+    let capture =
+        capture.map_err(|error| format!("--pcap {}: {}", Quoted(path.as_os_str()), Reason(&error)))?;
+    Ok(Box::new(capture))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_has_the_first_address_that_is_free() {
+        let peer = |own: &str, bits, given: &[&str]| {
+            let prefix = Prefix { own: own.parse().expect("an address"), bits };
+            let given: Vec<IpAddr> = given.iter().map(|text| text.parse().expect("an address")).collect();
+            peer_of(&prefix, &given).map(|peer| peer.to_string())
+        };
+        assert_eq!(peer("10.77.0.2", 24, &[]).as_deref(), Ok("10.77.0.1"));
+        assert_eq!(peer("10.77.0.1", 24, &[]).as_deref(), Ok("10.77.0.2"));
+        assert_eq!(peer("fd77::2", 64, &["10.77.0.9"]).as_deref(), Ok("fd77::1"));
+        assert_eq!(peer("10.77.0.1", 24, &["fd77::1", "10.77.0.9"]).as_deref(), Ok("10.77.0.9"));
+        assert!(peer("10.77.0.1", 24, &["10.77.0.1"]).is_err());
+        assert!(peer("10.77.0.1", 24, &["10.78.0.1"]).is_err());
+    }
+}

@@ -1,0 +1,165 @@
+//! `uncopy net ls` and `net stats`.
+
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, Quoted, Reason};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use uncopy_net::client;
+use uncopy_net::message::Question;
+use uncopy_net::places::Places;
+use uncopy_netd::list::{List, SCHEMA};
+
+/// Bytes of a list that are read, at most.
+const MAX_LIST_BYTES: u64 = 256 << 20;
+
+fn ask(control: &Path) -> io::Result<List> {
+    let places = Places::of_control(control.as_os_str().as_bytes())
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let (_, fd) = client::ask(&places, &Question::List)?;
+    let file = crate::os::file_of(fd).ok_or_else(|| io::Error::other("it does not say what it has"))?;
+    // The service has written it, and its offset is at the end.
+    let mut text = Vec::new();
+    File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))?
+        .take(MAX_LIST_BYTES)
+        .read_to_end(&mut text)?;
+    let list: List = serde_json::from_slice(&text)?;
+    if list.schema == SCHEMA { Ok(list) } else { Err(io::Error::other("it is of another version")) }
+}
+
+fn show(control: &Path, is_json: bool, table: impl Fn(&List) -> String) -> u8 {
+    match ask(control) {
+        Ok(list) if is_json => match serde_json::to_string_pretty(&list) {
+            Ok(text) => output::print(format!("{text}\n").as_bytes(), EXIT_OK),
+            Err(error) => {
+                output::complain(error);
+                EXIT_FAILURE
+            }
+        },
+        Ok(list) => output::print(table(&list).as_bytes(), EXIT_OK),
+        Err(error) => {
+            let name = Quoted(control.as_os_str());
+            match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ECONNREFUSED) => {
+                    output::complain(format_args!(
+                        "no service has {name}; start one with: uncopy net --tun NAME --address ADDRESS/BITS"
+                    ));
+                }
+                Some(libc::EPERM | libc::EACCES) => {
+                    output::complain(format_args!("the service of {name} is another user's"));
+                }
+                _ => output::complain(format_args!("{name}: {}", Reason(&error))),
+            }
+            EXIT_FAILURE
+        }
+    }
+}
+
+/// Lists listeners and connections.
+pub fn list(control: &Path, is_json: bool) -> u8 {
+    show(control, is_json, |list| {
+        let mut text = String::new();
+        let head =
+            ["STATE", "LOCAL", "REMOTE", "RECEIVED", "SENT", "WAITING", "QUEUED", "RTT"].map(str::to_owned);
+        let mut rows = vec![head];
+        for listener in &list.listeners {
+            let sockets =
+                if listener.sockets == 1 { "*".to_owned() } else { format!("* ({})", listener.sockets) };
+            let none = || "-".to_owned();
+            rows.push([
+                "LISTEN".to_owned(),
+                listener.address.to_string(),
+                sockets,
+                none(),
+                none(),
+                none(),
+                none(),
+                none(),
+            ]);
+        }
+        for connection in &list.connections {
+            rows.push([
+                connection.state.clone(),
+                connection.local.to_string(),
+                connection.remote.to_string(),
+                bytes(connection.received_bytes),
+                bytes(connection.acknowledged_bytes),
+                bytes(connection.waiting_bytes),
+                bytes(connection.queued_bytes),
+                format!("{} us", connection.round_trip_us),
+            ]);
+        }
+        let widths: Vec<usize> = (0..rows[0].len())
+            .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))
+            .collect();
+        for row in &rows {
+            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+                if column < 3 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            });
+            let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+        }
+        text
+    })
+}
+
+/// Prints what has passed.
+pub fn statistics(control: &Path, is_json: bool) -> u8 {
+    show(control, is_json, |list| {
+        let traffic = &list.traffic;
+        let mut text = String::new();
+        let addresses: Vec<String> =
+            list.addresses.iter().map(|(address, bits)| format!("{address}/{bits}")).collect();
+        let _ = writeln!(
+            text,
+            "{}, process {}, up {} s, MTU {}",
+            addresses.join(", "),
+            list.pid,
+            list.up_s,
+            list.mtu_bytes
+        );
+        let lines = [
+            (
+                "received",
+                format!("{} in {} packets", bytes(traffic.received_bytes), traffic.received_packets),
+            ),
+            ("sent", format!("{} in {} packets", bytes(traffic.sent_bytes), traffic.sent_packets)),
+            ("dropped", format!("{} packets", traffic.dropped_packets)),
+            ("copied between TCP and programs", bytes(traffic.copied_bytes)),
+            (
+                "connections",
+                format!("{} now, {} since it began", list.connections.len(), traffic.connections),
+            ),
+            ("listeners", list.listeners.len().to_string()),
+        ];
+        for (name, value) in lines {
+            let _ = writeln!(text, "  {name:<33}{value}");
+        }
+        text
+    })
+}
+
+/// A number of bytes as people read it.
+fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_shown_with_a_unit() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(5 << 30), "5.0 GiB");
+    }
+}

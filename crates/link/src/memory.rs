@@ -1,0 +1,163 @@
+//! Two links that are each other's peer, in memory: for tests.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::packet::{Verdict, verdict};
+use crate::split::{Outgoing, Segments};
+use crate::{Counters, Link};
+
+/// Packets on their way to one end.
+struct Queue {
+    packets: Mutex<VecDeque<Vec<u8>>>,
+    bell: OwnedFd,
+}
+
+/// What becomes of a packet on its way: it is pushed none, once or several times, whole or not.
+pub type Fate = Box<dyn FnMut(Vec<u8>, &mut VecDeque<Vec<u8>>) + Send>;
+
+/// One end.
+pub struct Memory {
+    incoming: Arc<Queue>,
+    outgoing: Arc<Queue>,
+    mtu_bytes: usize,
+    fate: Fate,
+    counters: Counters,
+}
+
+/// Packets that wait for one end, at most.
+const MAX_WAITING: usize = 4096;
+
+/// Both ends of a link on which packets have `mtu_bytes` at most, and what becomes of packets that the first and the second end send.
+///
+/// # Errors
+/// What eventfd says.
+pub fn pair(mtu_bytes: usize, fates: [Fate; 2]) -> io::Result<[Memory; 2]> {
+    let queue = || -> io::Result<Arc<Queue>> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(Queue { packets: Mutex::default(), bell }))
+    };
+    let (one, other) = (queue()?, queue()?);
+    let [first, second] = fates;
+    let end = |incoming: &Arc<Queue>, outgoing: &Arc<Queue>, fate| Memory {
+        incoming: Arc::clone(incoming),
+        outgoing: Arc::clone(outgoing),
+        mtu_bytes,
+        fate,
+        counters: Counters::default(),
+    };
+    Ok([end(&one, &other, first), end(&other, &one, second)])
+}
+
+/// Every packet arrives.
+#[must_use]
+pub fn arrives() -> Fate {
+    Box::new(|packet, queue| queue.push_back(packet))
+}
+
+impl Link for Memory {
+    fn fd(&self) -> RawFd {
+        self.incoming.bell.as_raw_fd()
+    }
+
+    fn mtu_bytes(&self) -> usize {
+        self.mtu_bytes
+    }
+
+    fn max_packet_bytes(&self) -> usize {
+        self.mtu_bytes
+    }
+
+    fn receive(&mut self, room: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            let mut packets = self.incoming.packets.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(packet) = packets.pop_front() else {
+                let mut count = [0; 8];
+                let _ = rustix::io::read(&self.incoming.bell, &mut count);
+                return Ok(None);
+            };
+            drop(packets);
+            match verdict(&packet, false) {
+                Verdict::Sound if packet.len() <= room.len() => {
+                    room[..packet.len()].copy_from_slice(&packet);
+                    self.counters.received.count(packet.len());
+                    return Ok(Some(packet.len()));
+                }
+                Verdict::BadChecksum => self.counters.bad_checksums += 1,
+                _ => self.counters.malformed += 1,
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        header: &mut [u8],
+        payload: &[IoSlice<'_>],
+        max_segment_payload_bytes: usize,
+    ) -> io::Result<bool> {
+        let outgoing = Outgoing::new(header, payload, max_segment_payload_bytes)?;
+        let mut packets = self.outgoing.packets.lock().unwrap_or_else(PoisonError::into_inner);
+        if packets.len() >= MAX_WAITING {
+            self.counters.refused += 1;
+            return Ok(false);
+        }
+        let mut segments = Segments::new(&outgoing, header, payload, max_segment_payload_bytes);
+        let mut room = vec![0; segments.max_bytes()];
+        while let Some(len) = segments.next_into(&mut room) {
+            (self.fate)(room[..len].to_vec(), &mut packets);
+        }
+        drop(packets);
+        let _ = rustix::io::write(&self.outgoing.bell, &1u64.to_ne_bytes());
+        self.counters.sent.count(outgoing.packet_bytes);
+        self.counters.sent_super += u64::from(outgoing.is_super());
+        Ok(true)
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uncopy_tcp::segment::Header;
+    use uncopy_tcp::wire::{Tuple, write};
+
+    fn send(link: &mut Memory, payload: &[u8]) {
+        let tuple = Tuple { local: "10.0.0.1:80".parse().unwrap(), remote: "10.0.0.2:9".parse().unwrap() };
+        let mut header = write(&tuple, &Header::default(), payload.len());
+        assert!(link.send(&mut header, &[IoSlice::new(payload)], 1000).unwrap());
+    }
+
+    #[test]
+    fn a_super_packet_arrives_in_segments() {
+        let [mut one, mut other] = pair(1040, [arrives(), arrives()]).unwrap();
+        send(&mut one, &[7; 2500]);
+        let mut room = vec![0; 2000];
+        let mut lens = Vec::new();
+        while let Some(len) = other.receive(&mut room).unwrap() {
+            assert!(room[40..len].iter().all(|byte| *byte == 7));
+            lens.push(len - 40);
+        }
+        assert_eq!(lens, [1000, 1000, 500]);
+        assert_eq!(one.receive(&mut room).unwrap(), None);
+        assert_eq!((one.counters().sent_super, other.counters().received.packets), (1, 3));
+    }
+
+    #[test]
+    fn what_is_damaged_on_the_way_is_dropped() {
+        let damages: Fate = Box::new(|mut packet, queue| {
+            packet[45] ^= 1;
+            queue.push_back(packet);
+        });
+        let [mut one, mut other] = pair(1500, [damages, arrives()]).unwrap();
+        send(&mut one, &[7; 100]);
+        assert_eq!(other.receive(&mut [0; 2000]).unwrap(), None);
+        assert_eq!(other.counters().bad_checksums, 1);
+    }
+}

@@ -1,0 +1,262 @@
+//! Questions of programs.
+
+use crate::list::{self, List, Traffic};
+use crate::service::{Connection, Service, Stage, with_options};
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use uncopy_net::message::{Answer, Info, MAX_PREFIXES, Options, Question};
+use uncopy_sys::errno::Errno;
+use uncopy_sys::link;
+use uncopy_tcp::config::Config;
+use uncopy_tcp::connection::State;
+use uncopy_tcp::wire::Tuple;
+
+/// Links of those that ask, at a time, at most.
+const MAX_QUESTIONERS: usize = 1024;
+
+/// A state as Linux numbers it (include/net/tcp_states.h).
+const fn number_of(state: State) -> u8 {
+    match state {
+        State::Established => 1,
+        State::SynSent => 2,
+        State::SynReceived => 3,
+        State::FinWait1 => 4,
+        State::FinWait2 => 5,
+        State::TimeWait => 6,
+        State::Closed => 7,
+        State::CloseWait => 8,
+        State::LastAck => 9,
+        State::Closing => 11,
+    }
+}
+
+impl Service {
+    pub(crate) fn take_questioners(&mut self) {
+        loop {
+            match link::accept(self.directory.control) {
+                Ok(fd) => {
+                    // SAFETY: just made.
+                    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                    if self.questioners.len() < MAX_QUESTIONERS {
+                        self.watch_questioner(fd);
+                    }
+                }
+                // Another user's; the next one may not be.
+                Err(Errno::EPERM) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Something has come over a link.
+    pub(crate) fn hear(&mut self, fd: RawFd) {
+        let mut words = [0; link::MAX_WORDS];
+        let is_done = match link::receive(fd, &mut words) {
+            Ok(came) => {
+                if came.fd >= 0 {
+                    link::end(came.fd);
+                }
+                let question = Question::parse(&words[..came.words]);
+                question.is_none_or(|question| {
+                    let (answer, file) = self.answer(&question);
+                    let with = file.as_ref().map_or(-1, Attached::fd);
+                    link::send(fd, &answer.words(), with).is_err()
+                })
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => false,
+            Err(_) => true,
+        };
+        if is_done {
+            self.questioners.remove(&fd);
+        }
+    }
+
+    fn answer(&mut self, question: &Question) -> (Answer, Option<Attached>) {
+        let failed = |errno: Errno| Answer::Failed(errno.0);
+        let answer = match *question {
+            Question::Hello => {
+                let mut prefixes = [None; MAX_PREFIXES];
+                for (to, from) in prefixes.iter_mut().zip(&self.settings.prefixes) {
+                    *to = Some(*from);
+                }
+                let board = Attached::Board(self.board_file.fd());
+                return (Answer::Service { service: self.id, prefixes }, Some(board));
+            }
+            Question::Bind { address, id, is_shared } => {
+                self.bind(address, id, is_shared).map_or_else(failed, Answer::Address)
+            }
+            Question::Listen { address, id, backlog, options } => {
+                self.listen(address, id, backlog, options).map_or_else(failed, |()| Answer::Done)
+            }
+            Question::Connect { local, remote, options } => {
+                self.connect(local, remote, options).unwrap_or_else(failed)
+            }
+            Question::Set { slot, serial, options } => {
+                self.set(slot, serial, options).map_or_else(failed, |()| Answer::Done)
+            }
+            Question::Info { slot, serial } => {
+                self.info(slot, serial).map_or_else(|| failed(Errno(libc::ENOTCONN)), Answer::Info)
+            }
+            Question::List => match self.list_file() {
+                Ok(file) => return (Answer::Done, Some(Attached::File(file))),
+                Err(_) => failed(Errno::ENOMEM),
+            },
+        };
+        (answer, None)
+    }
+
+    fn bind(&mut self, address: SocketAddr, id: u32, is_shared: bool) -> Result<SocketAddr, Errno> {
+        if !address.ip().is_unspecified() && !self.is_own(address.ip()) {
+            return Err(Errno(libc::EADDRNOTAVAIL));
+        }
+        self.listeners.bind(address, id, is_shared, &self.directory.places)
+    }
+
+    fn listen(&mut self, address: SocketAddr, id: u32, backlog: u32, options: Options) -> Result<(), Errno> {
+        let config = with_options(self.base_config(), options);
+        for at in self.listeners.listen(address, id)? {
+            // Another socket of the program's, or of another one, may listen there already.
+            let _ = self.stack.listen(at, backlog.clamp(1, 65_535) as usize, Some(config.clone()));
+        }
+        Ok(())
+    }
+
+    fn base_config(&self) -> Config {
+        crate::service::config(&*self.link, &self.settings)
+    }
+
+    fn connect(&mut self, local: SocketAddr, remote: SocketAddr, options: Options) -> Result<Answer, Errno> {
+        let mut local = local;
+        if remote.port() == 0 || remote.ip().is_unspecified() || remote.ip().is_multicast() {
+            return Err(Errno(libc::ECONNREFUSED));
+        }
+        if local.ip().is_unspecified() {
+            let prefixes = &self.settings.prefixes;
+            let nearest =
+                prefixes.iter().filter(|prefix| prefix.has(remote.ip())).max_by_key(|prefix| prefix.bits);
+            local.set_ip(nearest.map(|prefix| prefix.own).ok_or(Errno(libc::ENETUNREACH))?);
+        } else if !self.is_own(local.ip()) {
+            return Err(Errno(libc::EADDRNOTAVAIL));
+        }
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
+        if local.port() == 0 {
+            let port = self.stack.choose_port(local.ip(), remote).ok_or(Errno(libc::EADDRNOTAVAIL))?;
+            local.set_port(port);
+        }
+        let tuple = Tuple { local, remote };
+        let connection = Connection::new(Stage::Announced, tuple, options);
+        let (slot, serial) = self.add(connection).ok_or(Errno(libc::ENOBUFS))?;
+        Ok(Answer::Connection { slot, serial, local })
+    }
+
+    fn set(&mut self, slot: u32, serial: u32, options: Options) -> Result<(), Errno> {
+        let connection = self.connections.known(slot, serial).ok_or(Errno(libc::ENOTCONN))?;
+        connection.options = options;
+        if let Some(id) = connection.id {
+            let _ = self.stack.configure(id, |config| *config = with_options(config.clone(), options));
+        }
+        Ok(())
+    }
+
+    fn info(&mut self, slot: u32, serial: u32) -> Option<Info> {
+        let connection = self.connections.known(slot, serial)?;
+        let received_bytes = connection.received_bytes;
+        let known = self.stack.get(connection.id?)?.statistics();
+        Some(Info {
+            state: number_of(known.state),
+            mss: known.segment_bytes.into(),
+            round_trip_us: (known.round_trip_ns / 1000) as u32,
+            window_bytes: known.congestion_window_bytes,
+            acknowledged_bytes: known.acknowledged_bytes,
+            received_bytes: received_bytes + known.ready_bytes,
+            retransmissions: 0,
+        })
+    }
+
+    fn list(&self) -> List {
+        let counters = self.link.counters();
+        let addresses: Vec<(IpAddr, u8)> =
+            self.settings.prefixes.iter().map(|prefix| (prefix.own, prefix.bits)).collect();
+        let connections = self.connections.all().map(|(_, connection)| {
+            let known = connection.id.and_then(|id| self.stack.get(id)).map(|tcp| tcp.statistics());
+            let waiting = connection.stream.as_ref().map_or(0, |stream| stream.waiting_bytes() as u64);
+            list::Connection {
+                local: connection.tuple.local,
+                remote: connection.tuple.remote,
+                state: known.map_or("CLOSED", |known| name_of(known.state)).to_owned(),
+                round_trip_us: known.map_or(0, |known| known.round_trip_ns / 1000),
+                congestion_window_bytes: known.map_or(0, |known| known.congestion_window_bytes),
+                acknowledged_bytes: known.map_or(0, |known| known.acknowledged_bytes),
+                queued_bytes: known.map_or(0, |known| known.queued_bytes),
+                received_bytes: connection.received_bytes,
+                waiting_bytes: waiting + known.map_or(0, |known| known.ready_bytes),
+            }
+        });
+        List {
+            schema: list::SCHEMA,
+            pid: std::process::id(),
+            addresses,
+            mtu_bytes: self.link.mtu_bytes(),
+            makes_api_copies: self.settings.makes_api_copies,
+            up_s: self.began.elapsed().as_secs(),
+            traffic: Traffic {
+                received_packets: counters.received.packets,
+                received_bytes: counters.received.bytes,
+                sent_packets: counters.sent.packets,
+                sent_bytes: counters.sent.bytes,
+                dropped_packets: counters.malformed + counters.bad_checksums + self.dropped_packets,
+                copied_bytes: self.copied_bytes,
+                connections: self.connections_begun,
+            },
+            listeners: self
+                .listeners
+                .all()
+                .map(|(address, sockets)| list::Listener { address, sockets })
+                .collect(),
+            connections: connections.collect(),
+        }
+    }
+
+    fn list_file(&self) -> std::io::Result<OwnedFd> {
+        let file = rustix::fs::memfd_create("uncopy-net-list", rustix::fs::MemfdFlags::CLOEXEC)?;
+        let mut file = std::fs::File::from(file);
+        file.write_all(&serde_json::to_vec(&self.list())?)?;
+        Ok(file.into())
+    }
+}
+
+/// RFC 9293's name of a state.
+const fn name_of(state: State) -> &'static str {
+    match state {
+        State::Closed => "CLOSED",
+        State::SynSent => "SYN-SENT",
+        State::SynReceived => "SYN-RECEIVED",
+        State::Established => "ESTABLISHED",
+        State::FinWait1 => "FIN-WAIT-1",
+        State::FinWait2 => "FIN-WAIT-2",
+        State::CloseWait => "CLOSE-WAIT",
+        State::Closing => "CLOSING",
+        State::LastAck => "LAST-ACK",
+        State::TimeWait => "TIME-WAIT",
+    }
+}
+
+/// What goes with an answer.
+enum Attached {
+    /// The board, which stays.
+    Board(RawFd),
+    /// A file, which does not.
+    File(OwnedFd),
+}
+
+impl Attached {
+    fn fd(&self) -> RawFd {
+        match self {
+            Self::Board(fd) => *fd,
+            Self::File(file) => file.as_raw_fd(),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Sockets of programs that are bound to an address: which there are, and who gets the next connection.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+use uncopy_net::name::Bound;
+use uncopy_net::places::Places;
+use uncopy_sys::errno::Errno;
+use uncopy_sys::unix::{self, Name};
+
+/// How long a socket that has its address has to be bound.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Sockets, at most.
+const MAX_BOUND: usize = 16_384;
+/// Ports that are chosen from (RFC 6335, section 6).
+const DYNAMIC_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
+
+struct Socket {
+    id: u32,
+    path: Name,
+    is_shared: bool,
+    is_listening: bool,
+    since: Instant,
+}
+
+impl Socket {
+    /// Whether the program still has it.
+    fn lives(&self) -> bool {
+        unix::has_owner(&self.path) || self.since.elapsed() < PATIENCE && !self.is_listening
+    }
+}
+
+/// The bound sockets.
+pub struct Listeners {
+    by_address: HashMap<SocketAddr, Vec<Socket>>,
+    count: usize,
+    next_port: u16,
+    turn: usize,
+}
+
+/// Addresses at which a socket that is bound to this one gets connections, its own first.
+fn heard_at(address: SocketAddr) -> impl Iterator<Item = SocketAddr> {
+    let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port());
+    let is_dual = address.is_ipv6() && address.ip().is_unspecified();
+    std::iter::once(address).chain(is_dual.then_some(any))
+}
+
+/// Whether a connection could be for both.
+fn overlap(one: IpAddr, other: IpAddr) -> bool {
+    one.is_ipv4() == other.is_ipv4() && (one == other || one.is_unspecified() || other.is_unspecified())
+}
+
+impl Listeners {
+    /// None.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { by_address: HashMap::new(), count: 0, next_port: 0, turn: 0 }
+    }
+
+    /// Forgets the sockets at these addresses that no program has any more. The addresses at which nobody listens any more.
+    pub fn forget_gone(&mut self, concerns: impl Fn(&SocketAddr) -> bool) -> Vec<SocketAddr> {
+        let mut ended = Vec::new();
+        for (address, sockets) in self.by_address.iter_mut().filter(|(address, _)| concerns(address)) {
+            let listened = sockets.iter().any(|socket| socket.is_listening);
+            sockets.retain(|socket| {
+                let lives = socket.lives();
+                if !lives && let Ok(path) = std::str::from_utf8(socket.path.bytes()) {
+                    self.count -= 1;
+                    let _ = std::fs::remove_file(path);
+                }
+                lives
+            });
+            if listened && !sockets.iter().any(|socket| socket.is_listening) {
+                ended.extend(heard_at(*address));
+            }
+        }
+        self.by_address.retain(|_, sockets| !sockets.is_empty());
+        // Another family's socket may hear some of them.
+        ended.retain(|address| !self.is_heard(*address));
+        ended
+    }
+
+    fn is_heard(&self, address: SocketAddr) -> bool {
+        let listens = |(at, sockets): (&SocketAddr, &Vec<Socket>)| {
+            heard_at(*at).any(|heard| heard == address) && sockets.iter().any(|socket| socket.is_listening)
+        };
+        self.by_address.iter().any(listens)
+    }
+
+    fn is_free(&self, address: SocketAddr, is_shared: bool) -> bool {
+        let sockets = |(at, sockets): (&SocketAddr, &Vec<Socket>)| {
+            let is_other = at.port() != address.port() || !overlap(at.ip(), address.ip());
+            is_other || is_shared && sockets.iter().all(|socket| socket.is_shared)
+        };
+        self.by_address.iter().all(sockets)
+    }
+
+    /// Gives an address to a socket; one with port 0 a free port.
+    ///
+    /// # Errors
+    /// EADDRINUSE, ENOBUFS; ENAMETOOLONG where the folder's path is too long.
+    pub fn bind(
+        &mut self,
+        address: SocketAddr,
+        id: u32,
+        is_shared: bool,
+        places: &Places,
+    ) -> Result<SocketAddr, Errno> {
+        let address = if address.port() == 0 {
+            let ports = u32::from(*DYNAMIC_PORTS.end() - *DYNAMIC_PORTS.start()) + 1;
+            let found = (0..ports).find_map(|_| {
+                let port = DYNAMIC_PORTS.start() + self.next_port;
+                self.next_port = ((u32::from(self.next_port) + 1) % ports) as u16;
+                let address = SocketAddr::new(address.ip(), port);
+                self.is_free(address, false).then_some(address)
+            });
+            found.ok_or(Errno(libc::EADDRINUSE))?
+        } else {
+            if !self.is_free(address, is_shared) {
+                self.forget_gone(|at| at.port() == address.port());
+            }
+            if !self.is_free(address, is_shared) {
+                return Err(Errno(libc::EADDRINUSE));
+            }
+            address
+        };
+        if self.count >= MAX_BOUND {
+            return Err(Errno(libc::ENOBUFS));
+        }
+        let path = Bound { address, id }.path(&places.listeners).ok_or(Errno(libc::ENAMETOOLONG))?;
+        let socket = Socket { id, path, is_shared, is_listening: false, since: Instant::now() };
+        self.by_address.entry(address).or_default().push(socket);
+        self.count += 1;
+        Ok(address)
+    }
+
+    /// A bound socket listens from here on. The addresses at which it does.
+    ///
+    /// # Errors
+    /// EINVAL: there is no such socket.
+    pub fn listen(&mut self, address: SocketAddr, id: u32) -> Result<Vec<SocketAddr>, Errno> {
+        let sockets = self.by_address.get_mut(&address).ok_or(Errno::EINVAL)?;
+        let socket = sockets.iter_mut().find(|socket| socket.id == id).ok_or(Errno::EINVAL)?;
+        socket.is_listening = true;
+        Ok(heard_at(address).collect())
+    }
+
+    /// Who gets the next connection at an address that is listened at: each in turn.
+    pub fn next(&mut self, address: SocketAddr) -> Option<Name> {
+        let dual = SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), address.port());
+        let is_any_v4 = address.is_ipv4() && address.ip().is_unspecified();
+        let listening = |at| {
+            let sockets = self.by_address.get(&at).into_iter().flatten();
+            sockets.filter(|socket| socket.is_listening).map(|socket| socket.path).collect::<Vec<_>>()
+        };
+        let mut found = listening(address);
+        if found.is_empty() && is_any_v4 {
+            found = listening(dual);
+        }
+        self.turn = self.turn.wrapping_add(1);
+        let count = found.len().max(1);
+        found.get(self.turn % count).copied()
+    }
+
+    /// The addresses that are listened at, and by how many sockets.
+    pub fn all(&self) -> impl Iterator<Item = (SocketAddr, usize)> {
+        self.by_address.iter().filter_map(|(address, sockets)| {
+            let count = sockets.iter().filter(|socket| socket.is_listening).count();
+            (count > 0).then_some((*address, count))
+        })
+    }
+}
+
+impl Default for Listeners {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,109 @@
+//! Bytes by reference: in shared memory, of this process or a program's, or in the heap.
+
+use crate::rooms::HeapRoom;
+use std::ops::Range;
+use std::sync::Arc;
+use uncopy_lanes::message::{Given, Kept};
+use uncopy_sys::iovec::Part;
+use uncopy_tcp::payload::Payload;
+
+/// Who keeps the bytes.
+#[derive(Clone)]
+#[allow(dead_code, reason = "what is kept is found by its address")]
+enum Keeper {
+    Shared(Arc<Kept>),
+    Room(Arc<HeapRoom>),
+    Few(Arc<[u8]>),
+}
+
+/// Bytes that stay as they are as long as this lives.
+#[derive(Clone)]
+pub struct Bytes {
+    keeper: Keeper,
+    address: usize,
+    len_bytes: usize,
+}
+
+impl Bytes {
+    /// Bytes of kept shared memory.
+    ///
+    /// # Panics
+    /// If they are outside of it.
+    #[must_use]
+    pub fn shared(kept: Arc<Kept>, part: Part) -> Self {
+        let held = kept.held().expect("it keeps something");
+        let (start, end) = (held.address(), held.address() + held.len_bytes());
+        assert!(part.address >= start && part.address + part.len_bytes <= end, "bytes of what is kept");
+        Self { keeper: Keeper::Shared(kept), address: part.address, len_bytes: part.len_bytes }
+    }
+
+    /// Bytes of a room in the heap.
+    #[must_use]
+    pub fn of_room(room: Arc<HeapRoom>, range: Range<usize>) -> Self {
+        let bytes = &room.bytes()[range];
+        let (address, len_bytes) = (bytes.as_ptr() as usize, bytes.len());
+        Self { keeper: Keeper::Room(room), address, len_bytes }
+    }
+
+    /// A copy of a few bytes.
+    #[must_use]
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let copy: Arc<[u8]> = bytes.into();
+        Self { address: copy.as_ptr() as usize, len_bytes: copy.len(), keeper: Keeper::Few(copy) }
+    }
+
+    /// Where they are.
+    #[must_use]
+    pub const fn part(&self) -> Part {
+        Part { address: self.address, len_bytes: self.len_bytes }
+    }
+
+    /// The bytes. Those of a program may change under way: it is the program's own user that gets them.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: memory that the keeper keeps mapped; who shares it with us promises not to write there, and no decision is made
+        // by its contents.
+        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len_bytes) }
+    }
+
+    /// As a part of what is sent at a lane.
+    #[must_use]
+    pub fn given(&self) -> Given<'_> {
+        match &self.keeper {
+            Keeper::Shared(kept) => Given::Kept(self.part(), kept),
+            Keeper::Room(_) | Keeper::Few(_) => Given::Plain(self.part()),
+        }
+    }
+}
+
+impl Payload for Bytes {
+    fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len_bytes);
+        Self { keeper: self.keeper.clone(), address: self.address + range.start, len_bytes: range.len() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_part_is_the_same_bytes() {
+        let bytes = Bytes::copy_of(b"0123456789");
+        let part = bytes.slice(2..9).slice(1..4);
+        drop(bytes);
+        assert_eq!(part.as_slice(), b"345");
+        assert_eq!(part.len_bytes(), 3);
+        assert!(part.slice(3..3).as_slice().is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "range.end")]
+    fn there_is_nothing_beyond_the_end() {
+        let _ = Bytes::copy_of(b"012").slice(1..4);
+    }
+}
