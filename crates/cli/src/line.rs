@@ -72,6 +72,8 @@ Examples:
       What ./server writes and syncs survives by a log there.
   uncopy run --lanes -- redis-server & uncopy run --lanes -- ./client
       Between these two, large values pass by reference.
+  uncopy run --net utun0 -- ./server
+      What ./server accepts from the service's addresses goes through 'uncopy net', not the kernel.
   UNCOPY_HEAP=off uncopy run -- ./server
       Every option can also come from the environment; the command line wins.
 

@@ -29,7 +29,7 @@ use uncopy_core::stats::Snapshot;
 struct Active {
     library: PathBuf,
     uffd_fd: Option<RawFd>,
-    /// Why nothing can be elided: then the library is for its log only.
+    /// Why nothing can be elided: then the library is for its log or its connections only.
     obstacle: Option<String>,
 }
 
@@ -115,7 +115,7 @@ pub fn start(
     let active = activate(&path, &settings, options.needs_uffd).and_then(|active| {
         let has_log = begin_log(&settings, &mut environment);
         match active.obstacle {
-            Some(why) if !has_log => Err(why),
+            Some(why) if !has_log && !settings.has_net => Err(why),
             _ => Ok(active),
         }
     });

@@ -2,12 +2,13 @@
 //! both checked by the table that the library uses, so that both refuse the same values.
 
 use crate::environment::Environment;
+use crate::live;
 use crate::os;
 use crate::output::Illegal;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use uncopy_core::options::{Escaped, OptionError, OptionSpec, Options};
 
@@ -25,6 +26,8 @@ pub const HEAP: &str = "UNCOPY_HEAP";
 const STATS: &str = "UNCOPY_STATS";
 /// Variable of `--lanes-dir`.
 const LANES_DIR: &str = "UNCOPY_LANES_DIR";
+/// Variable of `--net`.
+const NET: &str = "UNCOPY_NET";
 /// Variable of `--log`.
 const LOG: &str = "UNCOPY_LOG";
 /// Variable of `--log-files`.
@@ -48,6 +51,8 @@ pub struct Settings {
     pub explain: Option<OsString>,
     /// Where this process, rather than an outer one, is to have logs kept.
     pub log: Option<Logs>,
+    /// Whether the program's connections go through a service: `--net`.
+    pub has_net: bool,
     /// Inherited descriptor of `/dev/userfaultfd`, if an outer `uncopy run` left one.
     pub uffd_fd: Option<RawFd>,
     /// One line about variables that nobody knows.
@@ -92,6 +97,7 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
         .map(|(option, value)| {
             let settled = match option.variable {
                 LANES_DIR | LOG => absolute(value.as_bytes()),
+                NET => control_socket(value),
                 LOG_FILES => {
                     let globs: Vec<OsString> =
                         value.as_bytes().split(|byte| *byte == b':').map(absolute).collect();
@@ -109,6 +115,9 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
     }
     if let Some(directory) = options.lanes_dir {
         check_lanes_dir(OsStr::from_bytes(directory))?;
+    }
+    if let Some(socket) = options.net {
+        check_net(OsStr::from_bytes(socket))?;
     }
     let is_given = |variable| given.iter().any(|(option, _)| option.variable == variable);
     let output = |value: Option<&[u8]>, flag, variable| {
@@ -133,6 +142,7 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
                 emulates_dax: options.log_emulates_dax,
             },
         ),
+        has_net: options.net.is_some() && !options.off,
         uffd_fd: options.uffd_fd,
         warning,
     };
@@ -152,6 +162,28 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
 fn absolute(value: &[u8]) -> OsString {
     let value = OsStr::from_bytes(value);
     std::path::absolute(value).map_or_else(|_| value.to_owned(), std::path::PathBuf::into_os_string)
+}
+
+/// The control socket that `--net` names: a path, or without a slash the name of a service of the user's.
+fn control_socket(value: &OsStr) -> OsString {
+    if value.is_empty() || value.as_bytes().contains(&b'/') {
+        return absolute(value.as_bytes());
+    }
+    let live = live::directory_of(live::shared_memory(), os::effective_user_id());
+    live.join("net").join(value).join(uncopy_net::places::CONTROL).into_os_string()
+}
+
+/// Whether there is a control socket of that name.
+fn check_net(socket: &OsStr) -> Result<(), Illegal> {
+    if std::fs::metadata(socket).is_ok_and(|found| found.file_type().is_socket()) {
+        Ok(())
+    } else {
+        Err(Illegal::new(
+            "--net",
+            socket,
+            "the control socket of a service that 'uncopy net' has begun, or its name",
+        ))
+    }
 }
 
 /// What the library finds fault with, under the name that it was given by.
@@ -279,6 +311,27 @@ mod tests {
             let refused = settle(&mut environment(&[]), &given("lanes-dir", value.as_bytes()), PID);
             let message = refused.expect_err(value).to_string();
             assert!(message.starts_with(&format!("--lanes-dir is \"{value}\"; it must be ")), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_service_is_found_by_its_name_or_its_socket() {
+        let directory = std::env::temp_dir().join(format!("uncopy-net-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let socket = directory.join("control");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+        let mut subject = environment(&[]);
+        let given_socket = given("net", socket.as_os_str().as_bytes());
+        assert!(settle(&mut subject, &given_socket, PID).expect("a socket").has_net);
+        assert_eq!(subject.get(b"UNCOPY_NET"), Some(socket.as_os_str().as_bytes()));
+        let live = live::directory_of(live::shared_memory(), os::effective_user_id());
+        assert_eq!(control_socket("utun0".as_ref()), live.join("net/utun0/control").into_os_string());
+        std::fs::remove_dir_all(&directory).expect("removed");
+        let long = format!("/{}", "x".repeat(uncopy_net::places::MAX_CONTROL_BYTES));
+        for value in [socket.to_str().expect("UTF-8"), "/etc/passwd", "/tmp", "no-such-service", "", &long] {
+            let refused = settle(&mut environment(&[]), &given("net", value.as_bytes()), PID);
+            let message = refused.expect_err(value).to_string();
+            assert!(message.starts_with("--net is \"") && message.contains("it must be the "), "{message}");
         }
     }
 

@@ -565,6 +565,7 @@ mod tests {
             ("UNCOPY_SLICE_MS", "4"),
             ("UNCOPY_LANES", "unix"),
             ("UNCOPY_LANES_DIR", "/run/user/0/lanes"),
+            ("UNCOPY_NET", "/dev/shm/uncopy-0/net/utun0/control"),
             ("UNCOPY_STATS", "-"),
             ("UNCOPY_EXPLAIN", "sites.txt"),
             ("UNCOPY_NO_FOLLOW", "1"),
@@ -603,6 +604,8 @@ mod tests {
             ("UNCOPY_COSTS", ""),
             ("UNCOPY_LANES", "redis-server"),
             ("UNCOPY_LANES_DIR", "lanes"),
+            ("UNCOPY_NET", "utun0"),
+            ("UNCOPY_NET", "/234567890123456789012345678901234567890123456789012345678"),
             ("UNCOPY_STATS", ""),
             ("UNCOPY_EXPLAIN", ""),
             ("UNCOPY_LEDGER", "/etc/passwd"),
@@ -621,6 +624,16 @@ mod tests {
             assert!(message.contains(name) && message.contains(&format!("\"{value}\"")), "{message}");
             assert_eq!(options, Options::default());
         }
+    }
+
+    #[test]
+    fn lanes_that_are_off_are_told_from_those_that_nobody_spoke_of() {
+        let mut options = Options::default();
+        assert!(!options.no_lanes);
+        options.apply(b"UNCOPY_LANES", b"off").expect("legal");
+        assert!(options.no_lanes && options.lanes.is_none());
+        options.apply(b"UNCOPY_LANES", b"all").expect("legal");
+        assert!(!options.no_lanes && options.lanes.is_some());
     }
 
     #[test]

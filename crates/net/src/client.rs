@@ -255,17 +255,25 @@ impl Client {
         self.replace(fd, |made| {
             unix::bind(made, &connection.name())?;
             unix::connect(made, &self.places.streams)?;
-            unix::fill(made)
+            // One that has failed by now is found to have when it is asked.
+            match unix::fill(made) {
+                Err(Errno(libc::EPIPE | libc::ECONNRESET)) => Ok(()),
+                filled => filled,
+            }
         })?;
         Ok(connection)
     }
 
-    /// Sets options of a connection. Whether that was done is not waited for: a program does this for every connection.
+    /// Sets options of a connection. Whether that was done is not waited for, as programs do this for every connection, unless a `close`
+    /// that comes next is to be a reset.
     ///
     /// # Errors
     /// ENETDOWN: there is no service.
     pub fn set(&self, connection: &Connection, options: Options) -> Result<(), Errno> {
         let Connection { slot, serial, .. } = *connection;
+        if options.resets {
+            return self.asks(&Question::Set { slot, serial, options }).map(drop);
+        }
         let fd = link_with(&self.places).map_err(|_| Errno(libc::ENETDOWN))?;
         let sent = link::send(fd, &Question::Set { slot, serial, options }.words(), -1);
         link::end(fd);

@@ -190,7 +190,7 @@ pub unsafe fn set(
         return None;
     }
     let client = client()?;
-    let _critical = Critical::enter();
+    let _errno = errno::Keep::new();
     let known = client.known(fd)?;
     let words = (len_bytes as usize / size_of::<c_int>()).min(2);
     if !is_readable(value as usize, words * size_of::<c_int>()) {
@@ -209,6 +209,7 @@ pub unsafe fn set(
     if kept != before {
         kept.keep(fd);
         if let Known::Connection { connection, .. } = known {
+            let _critical = Critical::enter();
             let _ = client.set(&connection, kept.options());
         }
     }
@@ -231,10 +232,9 @@ pub unsafe fn get(
         return None;
     }
     let client = client()?;
-    let critical = Critical::enter();
+    let _errno = errno::Keep::new();
     let known = client.known(fd)?;
     if level == libc::SOL_SOCKET && name == libc::SO_ERROR {
-        drop(critical);
         // SAFETY: as the caller says.
         return unsafe { error(client, &known, value, len, kernel) };
     }
@@ -283,6 +283,7 @@ fn number(client: &Client, fd: c_int, known: &Known, name: c_int) -> Result<c_in
         libc::TCP_NODELAY => Kept::of(fd).no_delay.into(),
         libc::TCP_MAXSEG => match known {
             Known::Connection { connection, .. } => {
+                let _critical = Critical::enter();
                 client.info(connection).map_or(DEFAULT_MSS, |info| info.mss.cast_signed())
             }
             Known::Bound(_) => DEFAULT_MSS,
@@ -356,6 +357,7 @@ const CLOSED: u8 = 7;
 const LISTENING: u8 = 10;
 
 fn information(client: &Client, known: &Known) -> Result<[u8; INFO_BYTES], Errno> {
+    let _critical = Critical::enter();
     Ok(tcp_info(&match known {
         Known::Bound(_) => Info { state: LISTENING, ..Info::default() },
         Known::Connection { connection, .. } => match client.info(connection) {
