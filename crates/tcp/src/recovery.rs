@@ -38,6 +38,8 @@ pub struct Recovery {
     sacked: Ranges,
     /// HighRxt: below it everything has been retransmitted that had to be.
     retransmitted: Position,
+    /// How many bytes below HighRxt were acknowledged selectively.
+    sacked_below: u64,
     /// Below it everything unacknowledged is lost, whatever the scoreboard says.
     lost_floor: Position,
     duplicates: u32,
@@ -55,6 +57,7 @@ impl Recovery {
             phase: Phase::Open,
             sacked: Ranges::default(),
             retransmitted: first,
+            sacked_below: 0,
             lost_floor: first,
             duplicates: 0,
             recover: first,
@@ -85,7 +88,10 @@ impl Recovery {
                 && block.end <= sent.end
                 && self.sacked.as_slice().len() < MAX_SACKED_RANGES
             {
-                added += self.sacked.insert(block);
+                let at = self.retransmitted.clamp(block.start, block.end.max(block.start));
+                let below = self.sacked.insert(block.start..at);
+                self.sacked_below += below;
+                added += below + self.sacked.insert(at..block.end);
             }
         }
         added
@@ -98,7 +104,9 @@ impl Recovery {
 
     /// Everything below `position` was acknowledged. Returns whether that ended a phase.
     pub fn on_acknowledged(&mut self, position: Position) -> bool {
-        self.sacked.remove_below(position);
+        let removed = self.sacked.remove_below(position);
+        // What is beyond HighRxt was not counted, and HighRxt is not below `position` afterwards.
+        self.sacked_below = self.sacked_below.saturating_sub(removed);
         self.retransmitted = self.retransmitted.max(position);
         self.lost_floor = self.lost_floor.max(position);
         match self.phase {
@@ -135,6 +143,7 @@ impl Recovery {
         self.phase = Phase::Fast { end: sent.end };
         self.recover = sent.end;
         self.retransmitted = sent.start;
+        self.sacked_below = 0;
         self.lost_floor = (sent.start + self.mss).min(sent.end);
         self.is_rescued = false;
         true
@@ -147,6 +156,7 @@ impl Recovery {
         self.recover = sent.end;
         self.sacked.clear();
         self.retransmitted = sent.start;
+        self.sacked_below = 0;
         self.lost_floor = sent.end;
         self.duplicates = 0;
         self.is_rescued = true;
@@ -165,23 +175,25 @@ impl Recovery {
         self.lost_floor.clamp(sent.start, sent.end)
     }
 
-    /// How many bytes of a range are not acknowledged selectively.
-    fn unsacked_bytes(&self, range: &Range<Position>) -> u64 {
-        if range.is_empty() {
-            return 0;
-        }
-        let ranges = self.sacked.as_slice();
-        let first = ranges.partition_point(|sacked| sacked.end <= range.start);
-        let sacked = ranges[first..].iter().take_while(|sacked| sacked.start < range.end);
-        let overlap = sacked.map(|sacked| sacked.end.min(range.end) - sacked.start.max(range.start));
-        range.end - range.start - overlap.sum::<u64>()
+    /// How many bytes above `position` were acknowledged selectively. Quick where few ranges lie there.
+    fn sacked_above(&self, position: Position) -> u64 {
+        let above = self.sacked.as_slice().iter().rev().take_while(|range| range.end > position);
+        above.map(|range| range.end - range.start.max(position)).sum()
     }
 
     /// Bytes that are believed to be on their way (SetPipe of RFC 6675, section 4).
     pub fn pipe_bytes(&self, sent: &Range<Position>) -> u64 {
-        let lost = self.retransmitted.max(sent.start)..self.lost_end(sent);
+        let lost_start = self.retransmitted.max(sent.start);
+        let lost_end = self.lost_end(sent);
+        let lost = if lost_start < lost_end {
+            // No more than DupThresh ranges end above `lost_end`.
+            let sacked = self.sacked.bytes() - self.sacked_below - self.sacked_above(lost_end);
+            lost_end - lost_start - sacked
+        } else {
+            0
+        };
         let left = if self.has_sack { 0 } else { u64::from(self.duplicates) * self.mss };
-        (sent.end - sent.start).saturating_sub(self.sacked.bytes() + self.unsacked_bytes(&lost) + left)
+        (sent.end - sent.start).saturating_sub(self.sacked.bytes() + lost + left)
     }
 
     /// What is to be retransmitted next (NextSeg of RFC 6675, rule 1).
@@ -213,7 +225,10 @@ impl Recovery {
 
     /// A retransmission ended at `position`.
     pub fn on_retransmitted(&mut self, position: Position) {
-        self.retransmitted = self.retransmitted.max(position);
+        if position > self.retransmitted {
+            self.sacked_below += self.sacked.count_within(self.retransmitted..position);
+            self.retransmitted = position;
+        }
     }
 
     /// Whether the invariants hold.
@@ -222,6 +237,7 @@ impl Recovery {
             && self.sacked.as_slice().len() <= MAX_SACKED_RANGES
             && self.sacked.as_slice().first().is_none_or(|first| first.start >= sent.start)
             && self.sacked.end().is_none_or(|end| end <= sent.end)
+            && self.sacked_below == self.sacked.count_within(sent.start..self.retransmitted.max(sent.start))
             && self.pipe_bytes(sent) <= sent.end - sent.start
     }
 }
