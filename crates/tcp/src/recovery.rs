@@ -80,6 +80,11 @@ impl Recovery {
         self.sacked.bytes()
     }
 
+    /// How many ranges were acknowledged selectively.
+    pub fn sacked_ranges(&self) -> usize {
+        self.sacked.as_slice().len()
+    }
+
     /// Takes SACK blocks. Returns how many bytes they add. Duplicates (RFC 2883) and nonsense are passed over.
     pub fn on_sack(&mut self, blocks: impl Iterator<Item = Range<Position>>, sent: Range<Position>) -> u64 {
         let mut added = 0;

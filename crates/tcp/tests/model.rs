@@ -39,6 +39,7 @@ fn random_link(random: &mut Random) -> Link {
         delay_ns: random.pick(&[1, 50_000, 5 * MILLISECOND_NS, 50 * MILLISECOND_NS]),
         jitter_ns: random.pick(&[0, 0, 100_000, 20 * MILLISECOND_NS]),
         byte_ns: random.pick(&[0, 1, 100]),
+        max_packet_bytes: 0,
         is_cut: false,
     }
 }

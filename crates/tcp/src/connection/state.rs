@@ -359,6 +359,16 @@ impl<P: Payload> Connection<P> {
         self.receiver.ready_bytes() as usize
     }
 
+    /// How many pieces received bytes lie in, in order or not.
+    pub fn kept_pieces(&self) -> usize {
+        self.receiver.pieces()
+    }
+
+    /// How many ranges the scoreboard has.
+    pub fn sacked_ranges(&self) -> usize {
+        self.recovery.sacked_ranges()
+    }
+
     fn is_receive_ended(&self) -> bool {
         !matches!(
             self.state,

@@ -78,6 +78,12 @@ impl<P: Payload> Connection<P> {
             self.time_out();
             return;
         }
+        if self.is_released && self.persist_ns() >= MAX_RTO_NS {
+            // As Linux does: no program waits for it, and a peer that only answers would hold it for ever (CVE-2008-4609).
+            self.reset_peer();
+            self.time_out();
+            return;
+        }
         self.unanswered_probes += 1;
         self.persist_backoffs = (self.persist_backoffs + 1).min(20);
         self.pending.probe = true;
