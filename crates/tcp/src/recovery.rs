@@ -1,7 +1,8 @@
 //! What is lost: the scoreboard of RFC 6675, NewReno (RFC 6582) without SACK, and what a timeout means for both.
 //!
 //! It keeps ranges only: what was acknowledged selectively, how far has been retransmitted, and below what everything
-//! unacknowledged counts as lost.
+//! unacknowledged counts as lost. Of RFC 8985 it has the tail loss probe, and of RACK what needs no time of each packet: what lies
+//! below a selectively acknowledged range is lost when nothing has filled it for the time of a reordering.
 
 use std::ops::Range;
 
@@ -29,6 +30,15 @@ pub enum Phase {
     },
 }
 
+/// A tail loss probe (RFC 8985, section 7).
+#[derive(Clone, Copy, Debug)]
+struct Tail {
+    /// TLP.end_seq: what had been sent after it.
+    end: Position,
+    /// TLP.is_retrans.
+    is_retransmission: bool,
+}
+
 /// The sender's picture of what is on its way.
 #[derive(Debug)]
 pub struct Recovery {
@@ -46,6 +56,7 @@ pub struct Recovery {
     /// What was sent when the last recovery began: without SACK, no other begins below it (RFC 6582, section 3.2).
     recover: Position,
     is_rescued: bool,
+    tail: Option<Tail>,
 }
 
 impl Recovery {
@@ -62,6 +73,7 @@ impl Recovery {
             duplicates: 0,
             recover: first,
             is_rescued: false,
+            tail: None,
         }
     }
 
@@ -120,11 +132,11 @@ impl Recovery {
                 self.duplicates = 0;
                 true
             }
-            Phase::Fast { .. } if !self.has_sack => {
+            Phase::Fast { end } if !self.has_sack => {
                 // A partial acknowledgement: the next segment is lost as well.
                 self.duplicates = self.duplicates.saturating_sub(1);
                 self.retransmitted = position;
-                self.lost_floor = position + self.mss;
+                self.lost_floor = (position + self.mss).min(end);
                 false
             }
             Phase::Fast { .. } | Phase::Timeout { .. } => false,
@@ -149,8 +161,9 @@ impl Recovery {
         self.recover = sent.end;
         self.retransmitted = sent.start;
         self.sacked_below = 0;
-        self.lost_floor = (sent.start + self.mss).min(sent.end);
+        self.lost_floor = self.lost_floor.max(sent.start + self.mss).min(sent.end);
         self.is_rescued = false;
+        self.tail = None;
         true
     }
 
@@ -165,6 +178,54 @@ impl Recovery {
         self.lost_floor = sent.end;
         self.duplicates = 0;
         self.is_rescued = true;
+        self.tail = None;
+    }
+
+    /// The timeout was spurious: what was sent before it is on its way (RFC 4015).
+    pub fn undo_timeout(&mut self, sent: &Range<Position>) {
+        self.phase = Phase::Open;
+        self.lost_floor = sent.start;
+        self.duplicates = 0;
+    }
+
+    /// Whether something that is missing lies below a selectively acknowledged range.
+    pub fn has_gap(&self, sent: &Range<Position>) -> bool {
+        self.sacked.as_slice().last().is_some_and(|highest| highest.start > sent.start)
+    }
+
+    /// Nothing has filled the gaps for the time of a reordering: what lies below the highest selectively acknowledged range is
+    /// lost (RACK_detect_loss of RFC 8985, section 6.2, step 5).
+    pub fn give_gaps_up(&mut self) {
+        if let Some(highest) = self.sacked.as_slice().last() {
+            self.lost_floor = self.lost_floor.max(highest.start);
+        }
+    }
+
+    /// Whether a tail loss probe may be sent when nothing is acknowledged for a while (RFC 8985, section 7.2).
+    pub fn can_probe_tail(&self, sent: &Range<Position>) -> bool {
+        let is_answered = self.tail.is_none_or(|tail| tail.end <= sent.start);
+        self.has_sack
+            && self.phase == Phase::Open
+            && self.sacked.is_empty()
+            && is_answered
+            && !sent.is_empty()
+    }
+
+    /// A tail loss probe is sent; everything that has been sent then ends at `end`.
+    pub fn on_tail_probe(&mut self, end: Position, is_retransmission: bool) {
+        self.tail = Some(Tail { end, is_retransmission });
+    }
+
+    /// Whether this acknowledgement says that a probe repaired a loss, which nothing else would tell (RFC 8985, section 7.4.2).
+    /// `has_duplicate` says that it reports bytes which came twice, `is_bare` that it has no blocks and acknowledges nothing more.
+    pub fn has_probe_repaired(&mut self, ack: Position, has_duplicate: bool, is_bare: bool) -> bool {
+        let Some(tail) = self.tail.filter(|tail| ack >= tail.end) else { return false };
+        let is_needless = !tail.is_retransmission || has_duplicate;
+        let is_repaired = !is_needless && ack > tail.end;
+        if is_needless || is_repaired || is_bare {
+            self.tail = None;
+        }
+        is_repaired
     }
 
     /// Below it, everything that is not acknowledged is lost (IsLost of RFC 6675, section 4).

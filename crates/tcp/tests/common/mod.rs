@@ -80,7 +80,7 @@ pub fn split(tuple: &Tuple, segment: &Segment<SharedBytes>) -> Vec<Packet> {
         payload::trim_front(&mut payload, at);
         payload::truncate(&mut payload, len);
         // It arrives in one piece, as from a link.
-        let bytes: Vec<u8> = payload.iter().flat_map(|piece| piece.as_slice().to_vec()).collect();
+        let bytes = payload.iter().map(SharedBytes::as_slice).collect::<Vec<_>>().concat();
         assert_eq!(bytes.len(), len);
         let payload = (len > 0).then(|| SharedBytes::from(&bytes[..])).into_iter().collect();
         packets.push(Packet { headers: wire::write(tuple, &header, len).to_vec(), payload });
