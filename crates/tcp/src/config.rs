@@ -13,6 +13,13 @@ pub const INITIAL_RTO_NS: u64 = SECOND_NS;
 pub const MAX_RTO_NS: u64 = 120 * SECOND_NS;
 /// How long an acknowledgement is delayed (RFC 9293 section 3.8.6.3: less than 500 ms).
 pub const DELAYED_ACK_NS: u64 = 40 * MILLISECOND_NS;
+/// What a probe for a lost tail waits for beside two round trips: the peer's delayed acknowledgement, where one segment is on its
+/// way (WCDelAckT of RFC 8985, section 7.2).
+pub const PROBE_ACK_DELAY_NS: u64 = 200 * MILLISECOND_NS;
+/// As above, where more are (`TCP_TIMEOUT_MIN`).
+pub const PROBE_SLACK_NS: u64 = 2 * MILLISECOND_NS;
+/// The least time that segments are given to overtake one another.
+pub const MIN_REORDERING_NS: u64 = MILLISECOND_NS;
 /// How long the sender waits before it sends less than a good part of the window (RFC 9293, section 3.8.6.2.1).
 pub const OVERRIDE_NS: u64 = 200 * MILLISECOND_NS;
 /// TIME-WAIT, and FIN-WAIT-2 after the program has closed.

@@ -31,8 +31,9 @@ impl Ranges {
         added
     }
 
-    /// Removes all positions below `position`.
-    pub fn remove_below(&mut self, position: Position) {
+    /// Removes all positions below `position`. Returns how many there were.
+    pub fn remove_below(&mut self, position: Position) -> u64 {
+        let before = self.bytes;
         let whole = self.sorted.partition_point(|range| range.end <= position);
         self.bytes -= self.sorted.drain(..whole).map(|range| range.end - range.start).sum::<u64>();
         if let Some(first) = self.sorted.first_mut()
@@ -41,6 +42,7 @@ impl Ranges {
             self.bytes -= position - first.start;
             first.start = position;
         }
+        before - self.bytes
     }
 
     /// Removes all.
@@ -63,6 +65,13 @@ impl Ranges {
         }
         let following = self.sorted.get(self.sorted.partition_point(|known| known.end <= start));
         Some(start..following.map_or(range.end, |known| known.start.min(range.end)))
+    }
+
+    /// How many positions of a range are in it. It looks at all of its ranges there.
+    pub fn count_within(&self, range: Range<Position>) -> u64 {
+        let first = self.sorted.partition_point(|known| known.end <= range.start);
+        let within = self.sorted[first..].iter().take_while(|known| known.start < range.end);
+        within.map(|known| known.end.min(range.end) - known.start.max(range.start)).sum()
     }
 
     /// The ranges, the lowest first.
@@ -107,8 +116,9 @@ mod tests {
             let (mut ranges, mut model) = (Ranges::default(), BTreeSet::new());
             for (start, len, is_removal) in steps {
                 if is_removal {
-                    ranges.remove_below(start / 2);
+                    let before = model.len();
                     model.retain(|&position| position >= start / 2);
+                    prop_assert_eq!(ranges.remove_below(start / 2), (before - model.len()) as u64);
                 } else {
                     let before = model.len();
                     model.extend(start..start + len);
@@ -116,6 +126,7 @@ mod tests {
                 }
                 prop_assert!(ranges.is_valid());
                 prop_assert_eq!(ranges.bytes(), model.len() as u64);
+                prop_assert_eq!(ranges.count_within(start..start + 20), model.range(start..start + 20).count() as u64);
                 for position in 0..70 {
                     prop_assert_eq!(ranges.find(position).is_some(), model.contains(&position));
                 }

@@ -1,7 +1,8 @@
 //! What is lost: the scoreboard of RFC 6675, NewReno (RFC 6582) without SACK, and what a timeout means for both.
 //!
 //! It keeps ranges only: what was acknowledged selectively, how far has been retransmitted, and below what everything
-//! unacknowledged counts as lost.
+//! unacknowledged counts as lost. Of RFC 8985 it has the tail loss probe, and of RACK what needs no time of each packet: what lies
+//! below a selectively acknowledged range is lost when nothing has filled it for the time of a reordering.
 
 use std::ops::Range;
 
@@ -29,6 +30,15 @@ pub enum Phase {
     },
 }
 
+/// A tail loss probe (RFC 8985, section 7).
+#[derive(Clone, Copy, Debug)]
+struct Tail {
+    /// TLP.end_seq: what had been sent after it.
+    end: Position,
+    /// TLP.is_retrans.
+    is_retransmission: bool,
+}
+
 /// The sender's picture of what is on its way.
 #[derive(Debug)]
 pub struct Recovery {
@@ -38,12 +48,15 @@ pub struct Recovery {
     sacked: Ranges,
     /// HighRxt: below it everything has been retransmitted that had to be.
     retransmitted: Position,
+    /// How many bytes below HighRxt were acknowledged selectively.
+    sacked_below: u64,
     /// Below it everything unacknowledged is lost, whatever the scoreboard says.
     lost_floor: Position,
     duplicates: u32,
     /// What was sent when the last recovery began: without SACK, no other begins below it (RFC 6582, section 3.2).
     recover: Position,
     is_rescued: bool,
+    tail: Option<Tail>,
 }
 
 impl Recovery {
@@ -55,10 +68,12 @@ impl Recovery {
             phase: Phase::Open,
             sacked: Ranges::default(),
             retransmitted: first,
+            sacked_below: 0,
             lost_floor: first,
             duplicates: 0,
             recover: first,
             is_rescued: false,
+            tail: None,
         }
     }
 
@@ -77,6 +92,11 @@ impl Recovery {
         self.sacked.bytes()
     }
 
+    /// How many ranges were acknowledged selectively.
+    pub fn sacked_ranges(&self) -> usize {
+        self.sacked.as_slice().len()
+    }
+
     /// Takes SACK blocks. Returns how many bytes they add. Duplicates (RFC 2883) and nonsense are passed over.
     pub fn on_sack(&mut self, blocks: impl Iterator<Item = Range<Position>>, sent: Range<Position>) -> u64 {
         let mut added = 0;
@@ -85,7 +105,10 @@ impl Recovery {
                 && block.end <= sent.end
                 && self.sacked.as_slice().len() < MAX_SACKED_RANGES
             {
-                added += self.sacked.insert(block);
+                let at = self.retransmitted.clamp(block.start, block.end.max(block.start));
+                let below = self.sacked.insert(block.start..at);
+                self.sacked_below += below;
+                added += below + self.sacked.insert(at..block.end);
             }
         }
         added
@@ -98,7 +121,9 @@ impl Recovery {
 
     /// Everything below `position` was acknowledged. Returns whether that ended a phase.
     pub fn on_acknowledged(&mut self, position: Position) -> bool {
-        self.sacked.remove_below(position);
+        let removed = self.sacked.remove_below(position);
+        // What is beyond HighRxt was not counted, and HighRxt is not below `position` afterwards.
+        self.sacked_below = self.sacked_below.saturating_sub(removed);
         self.retransmitted = self.retransmitted.max(position);
         self.lost_floor = self.lost_floor.max(position);
         match self.phase {
@@ -107,11 +132,11 @@ impl Recovery {
                 self.duplicates = 0;
                 true
             }
-            Phase::Fast { .. } if !self.has_sack => {
+            Phase::Fast { end } if !self.has_sack => {
                 // A partial acknowledgement: the next segment is lost as well.
                 self.duplicates = self.duplicates.saturating_sub(1);
                 self.retransmitted = position;
-                self.lost_floor = position + self.mss;
+                self.lost_floor = (position + self.mss).min(end);
                 false
             }
             Phase::Fast { .. } | Phase::Timeout { .. } => false,
@@ -135,8 +160,10 @@ impl Recovery {
         self.phase = Phase::Fast { end: sent.end };
         self.recover = sent.end;
         self.retransmitted = sent.start;
-        self.lost_floor = (sent.start + self.mss).min(sent.end);
+        self.sacked_below = 0;
+        self.lost_floor = self.lost_floor.max(sent.start + self.mss).min(sent.end);
         self.is_rescued = false;
+        self.tail = None;
         true
     }
 
@@ -147,9 +174,58 @@ impl Recovery {
         self.recover = sent.end;
         self.sacked.clear();
         self.retransmitted = sent.start;
+        self.sacked_below = 0;
         self.lost_floor = sent.end;
         self.duplicates = 0;
         self.is_rescued = true;
+        self.tail = None;
+    }
+
+    /// The timeout was spurious: what was sent before it is on its way (RFC 4015).
+    pub fn undo_timeout(&mut self, sent: &Range<Position>) {
+        self.phase = Phase::Open;
+        self.lost_floor = sent.start;
+        self.duplicates = 0;
+    }
+
+    /// Whether something that is missing lies below a selectively acknowledged range.
+    pub fn has_gap(&self, sent: &Range<Position>) -> bool {
+        self.sacked.as_slice().last().is_some_and(|highest| highest.start > sent.start)
+    }
+
+    /// Nothing has filled the gaps for the time of a reordering: what lies below the highest selectively acknowledged range is
+    /// lost (RACK_detect_loss of RFC 8985, section 6.2, step 5).
+    pub fn give_gaps_up(&mut self) {
+        if let Some(highest) = self.sacked.as_slice().last() {
+            self.lost_floor = self.lost_floor.max(highest.start);
+        }
+    }
+
+    /// Whether a tail loss probe may be sent when nothing is acknowledged for a while (RFC 8985, section 7.2).
+    pub fn can_probe_tail(&self, sent: &Range<Position>) -> bool {
+        let is_answered = self.tail.is_none_or(|tail| tail.end <= sent.start);
+        self.has_sack
+            && self.phase == Phase::Open
+            && self.sacked.is_empty()
+            && is_answered
+            && !sent.is_empty()
+    }
+
+    /// A tail loss probe is sent; everything that has been sent then ends at `end`.
+    pub fn on_tail_probe(&mut self, end: Position, is_retransmission: bool) {
+        self.tail = Some(Tail { end, is_retransmission });
+    }
+
+    /// Whether this acknowledgement says that a probe repaired a loss, which nothing else would tell (RFC 8985, section 7.4.2).
+    /// `has_duplicate` says that it reports bytes which came twice, `is_bare` that it has no blocks and acknowledges nothing more.
+    pub fn has_probe_repaired(&mut self, ack: Position, has_duplicate: bool, is_bare: bool) -> bool {
+        let Some(tail) = self.tail.filter(|tail| ack >= tail.end) else { return false };
+        let is_needless = !tail.is_retransmission || has_duplicate;
+        let is_repaired = !is_needless && ack > tail.end;
+        if is_needless || is_repaired || is_bare {
+            self.tail = None;
+        }
+        is_repaired
     }
 
     /// Below it, everything that is not acknowledged is lost (IsLost of RFC 6675, section 4).
@@ -165,23 +241,25 @@ impl Recovery {
         self.lost_floor.clamp(sent.start, sent.end)
     }
 
-    /// How many bytes of a range are not acknowledged selectively.
-    fn unsacked_bytes(&self, range: &Range<Position>) -> u64 {
-        if range.is_empty() {
-            return 0;
-        }
-        let ranges = self.sacked.as_slice();
-        let first = ranges.partition_point(|sacked| sacked.end <= range.start);
-        let sacked = ranges[first..].iter().take_while(|sacked| sacked.start < range.end);
-        let overlap = sacked.map(|sacked| sacked.end.min(range.end) - sacked.start.max(range.start));
-        range.end - range.start - overlap.sum::<u64>()
+    /// How many bytes above `position` were acknowledged selectively. Quick where few ranges lie there.
+    fn sacked_above(&self, position: Position) -> u64 {
+        let above = self.sacked.as_slice().iter().rev().take_while(|range| range.end > position);
+        above.map(|range| range.end - range.start.max(position)).sum()
     }
 
     /// Bytes that are believed to be on their way (SetPipe of RFC 6675, section 4).
     pub fn pipe_bytes(&self, sent: &Range<Position>) -> u64 {
-        let lost = self.retransmitted.max(sent.start)..self.lost_end(sent);
+        let lost_start = self.retransmitted.max(sent.start);
+        let lost_end = self.lost_end(sent);
+        let lost = if lost_start < lost_end {
+            // No more than DupThresh ranges end above `lost_end`.
+            let sacked = self.sacked.bytes() - self.sacked_below - self.sacked_above(lost_end);
+            lost_end - lost_start - sacked
+        } else {
+            0
+        };
         let left = if self.has_sack { 0 } else { u64::from(self.duplicates) * self.mss };
-        (sent.end - sent.start).saturating_sub(self.sacked.bytes() + self.unsacked_bytes(&lost) + left)
+        (sent.end - sent.start).saturating_sub(self.sacked.bytes() + lost + left)
     }
 
     /// What is to be retransmitted next (NextSeg of RFC 6675, rule 1).
@@ -213,7 +291,10 @@ impl Recovery {
 
     /// A retransmission ended at `position`.
     pub fn on_retransmitted(&mut self, position: Position) {
-        self.retransmitted = self.retransmitted.max(position);
+        if position > self.retransmitted {
+            self.sacked_below += self.sacked.count_within(self.retransmitted..position);
+            self.retransmitted = position;
+        }
     }
 
     /// Whether the invariants hold.
@@ -222,6 +303,7 @@ impl Recovery {
             && self.sacked.as_slice().len() <= MAX_SACKED_RANGES
             && self.sacked.as_slice().first().is_none_or(|first| first.start >= sent.start)
             && self.sacked.end().is_none_or(|end| end <= sent.end)
+            && self.sacked_below == self.sacked.count_within(sent.start..self.retransmitted.max(sent.start))
             && self.pipe_bytes(sent) <= sent.end - sent.start
     }
 }

@@ -168,13 +168,17 @@ impl<P: Payload> Stack<P> {
         Some(id)
     }
 
-    /// A local port for a connection to `remote` (RFC 6056, section 3.3.3).
+    /// A local port for a connection to `remote` (RFC 6056, section 3.3.3), none where all are taken. One that a listener has is
+    /// left to its peers.
     pub fn choose_port(&mut self, local: IpAddr, remote: SocketAddr) -> Option<u16> {
         let offset = self.secret.port_offset(local, remote);
         for _ in 0..DYNAMIC_PORTS {
             self.next_port = self.next_port.wrapping_add(1);
             let port = FIRST_DYNAMIC_PORT + offset.wrapping_add(self.next_port) % DYNAMIC_PORTS;
-            if !self.table.contains_key(&Tuple { local: SocketAddr::new(local, port), remote }) {
+            let local = SocketAddr::new(local, port);
+            let is_taken =
+                self.table.contains_key(&Tuple { local, remote }) || self.listening_address(local).is_some();
+            if !is_taken {
                 return Some(port);
             }
         }
@@ -346,15 +350,20 @@ impl<P: Payload> Stack<P> {
         self.on_syn(tuple, segment, None, now_ns);
     }
 
-    /// A segment that belongs to no connection (RFC 9293, sections 3.10.7.1 and 3.10.7.2).
-    fn on_syn(&mut self, tuple: Tuple, segment: Segment<P>, least: Option<u32>, now_ns: u64) {
-        let flags = segment.header.flags;
-        let any = match tuple.local.ip() {
+    /// The listener for what comes to an address.
+    fn listening_address(&self, local: SocketAddr) -> Option<SocketAddr> {
+        let any = match local.ip() {
             IpAddr::V4(_) => IpAddr::from([0; 4]),
             IpAddr::V6(_) => IpAddr::from([0; 16]),
         };
-        let addresses = [tuple.local, SocketAddr::new(any, tuple.local.port())];
-        let address = addresses.into_iter().find(|address| self.listeners.contains_key(address));
+        let addresses = [local, SocketAddr::new(any, local.port())];
+        addresses.into_iter().find(|address| self.listeners.contains_key(address))
+    }
+
+    /// A segment that belongs to no connection (RFC 9293, sections 3.10.7.1 and 3.10.7.2).
+    fn on_syn(&mut self, tuple: Tuple, segment: Segment<P>, least: Option<u32>, now_ns: u64) {
+        let flags = segment.header.flags;
+        let address = self.listening_address(tuple.local);
         let (Some(address), true, false, false) = (address, flags.syn, flags.ack, flags.rst) else {
             // To a listener, what has neither SYN nor ACK is nothing.
             let is_nothing = address.is_some() && !flags.ack && !flags.syn;

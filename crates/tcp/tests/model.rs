@@ -39,6 +39,7 @@ fn random_link(random: &mut Random) -> Link {
         delay_ns: random.pick(&[1, 50_000, 5 * MILLISECOND_NS, 50 * MILLISECOND_NS]),
         jitter_ns: random.pick(&[0, 0, 100_000, 20 * MILLISECOND_NS]),
         byte_ns: random.pick(&[0, 1, 100]),
+        max_packet_bytes: 0,
         is_cut: false,
     }
 }
@@ -55,7 +56,8 @@ struct End {
     is_closed: bool,
     /// How long it thinks between two things.
     pause_ns: u64,
-    act_at: u64,
+    /// None where there was nothing to do: an event wakes it.
+    act_at: Option<u64>,
 }
 
 impl End {
@@ -72,7 +74,7 @@ impl End {
             is_shut,
             is_closed,
             pause_ns,
-            act_at: now_ns,
+            act_at: Some(now_ns),
         }
     }
 
@@ -83,11 +85,8 @@ impl End {
         peer: u64,
         now_ns: u64,
     ) {
-        self.act_at = now_ns + 1 + random.below(2 * self.pause_ns);
         let Some(id) = self.id else { return };
-        if self.is_closed {
-            return;
-        }
+        let before = (self.received, self.sent, self.is_ended, self.is_shut);
         for _ in 0..1 + random.below(4) {
             let max_bytes = random.pick(&[1, 10, 1000, 100_000]);
             match stack.receive(id, max_bytes).expect("no connection breaks") {
@@ -118,6 +117,13 @@ impl End {
             stack.close(id, now_ns);
             self.is_closed = true;
         }
+        let has_done_something = before != (self.received, self.sent, self.is_ended, self.is_shut);
+        self.act_at = has_done_something.then(|| now_ns + 1 + random.below(2 * self.pause_ns));
+    }
+
+    /// Something has happened.
+    fn wake(&mut self, random: &mut Random, now_ns: u64) {
+        self.act_at.get_or_insert_with(|| now_ns + 1 + random.below(2 * self.pause_ns));
     }
 }
 
@@ -147,7 +153,7 @@ fn run(seed: u64) -> u64 {
         if ends[1].id.is_none() {
             ends[1].id = world.stacks[1].accept(tuple().remote);
         }
-        let acting = |end: &End| (end.id.is_some() && !end.is_closed).then_some(end.act_at);
+        let acting = |end: &End| end.act_at.filter(|_| end.id.is_some() && !end.is_closed);
         let next = [world.next_ns(), acting(&ends[0]), acting(&ends[1])].into_iter().flatten().min();
         let Some(next) = next else { break };
         assert!(next - now_ns < MAX_HISTORY_NS, "it does not end: {amounts:?}, {:?}", world.links);
@@ -157,6 +163,9 @@ fn run(seed: u64) -> u64 {
                 let peer = ends[1 - side].stream;
                 ends[side].act(&mut world.stacks[side], &mut random, peer, world.now_ns);
                 world.flush(side);
+            }
+            while world.stacks[side].poll_event().is_some() {
+                ends[side].wake(&mut random, world.now_ns);
             }
         }
     }

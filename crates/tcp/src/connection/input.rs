@@ -202,8 +202,13 @@ impl<P: Payload> Connection<P> {
         }
         let sent = self.sent();
         let blocks = header.options.sack.iter();
-        let blocks = blocks.map(|&(start, end)| near(sent.start, start)..near(sent.start, end));
-        let newly_sacked = if self.has_sack { self.recovery.on_sack(blocks, sent.clone()) } else { 0 };
+        let mut blocks = blocks.map(|&(start, end)| near(sent.start, start)..near(sent.start, end));
+        let has_duplicate = blocks.clone().next().is_some_and(|first| first.end <= ack);
+        let newly_sacked = if self.has_sack { self.recovery.on_sack(&mut blocks, sent.clone()) } else { 0 };
+        if newly_sacked > 0 || ack > self.una {
+            self.acknowledged_at_ns = now_ns;
+        }
+        let is_bare = ack == self.una && len == 0 && header.options.sack.is_empty();
         let window = u64::from(header.window) << self.send_shift;
         if ack > self.una {
             self.advance(ack, header, now_ns);
@@ -215,14 +220,24 @@ impl<P: Payload> Connection<P> {
             }
         }
         self.update_window(header, ack, window);
-        if self.recovery.begin_if_lost(self.sent()) {
+        self.begin_recovery_if_lost(sent.end - sent.start);
+        if self.recovery.has_probe_repaired(ack, has_duplicate, is_bare)
+            && self.recovery.phase() == Phase::Open
+        {
             self.congestion.on_loss(sent.end - sent.start);
-            self.pending.retransmission = true;
         }
         if self.is_fin_sent() && self.una == self.nxt {
             self.on_fin_acknowledged(now_ns);
         }
         true
+    }
+
+    /// Fast recovery, if a loss is known. `flight` is what was sent and not acknowledged before.
+    pub(super) fn begin_recovery_if_lost(&mut self, flight: u64) {
+        if self.recovery.begin_if_lost(self.sent()) {
+            self.congestion.on_loss(flight);
+            self.pending.retransmission = true;
+        }
     }
 
     /// Something new was acknowledged.
@@ -232,6 +247,7 @@ impl<P: Payload> Connection<P> {
         self.una = ack;
         self.queue.acknowledge(ack);
         self.measure(ack, flight, header, now_ns);
+        self.undo_if_spurious(header);
         let phase = self.recovery.phase();
         self.recovery.on_acknowledged(ack);
         let window = self.congestion.window_bytes();
@@ -246,6 +262,17 @@ impl<P: Payload> Connection<P> {
         self.soft_error = None;
         self.deadlines.retransmit = (self.una < self.nxt).then(|| now_ns + self.round_trip.timeout_ns());
         self.events.writable = true;
+    }
+
+    /// The first acknowledgement after a timeout answers what was sent before it: nothing was lost (Eifel: RFC 3522, 4015).
+    fn undo_if_spurious(&mut self, header: &Header) {
+        let Some(undo) = self.undo.take() else { return };
+        let stamps = header.options.timestamps.filter(|stamps| stamps.echo != 0);
+        let is_spurious = stamps.is_some_and(|stamps| is_older(stamps.echo, undo.timestamp));
+        if is_spurious && matches!(self.recovery.phase(), Phase::Timeout { .. }) {
+            self.congestion = undo.congestion;
+            self.recovery.undo_timeout(&self.sent());
+        }
     }
 
     /// RFC 6298, section 3: by the clock where nothing was retransmitted, else by the peer's echo.

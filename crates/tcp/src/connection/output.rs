@@ -111,6 +111,9 @@ impl<P: Payload> Connection<P> {
         if sent.is_empty() && now_ns.saturating_sub(self.sent_at_ns) > self.round_trip.timeout_ns() {
             self.congestion.restart();
         }
+        if std::mem::take(&mut self.pending.tail) && self.recovery.can_probe_tail(&sent) {
+            return Some(self.tail_probe());
+        }
         let pipe = self.recovery.pipe_bytes(&sent);
         let room = self.congestion.window_bytes().saturating_sub(pipe);
         let is_forced = std::mem::take(&mut self.pending.retransmission);
@@ -131,6 +134,16 @@ impl<P: Payload> Connection<P> {
         }
         let suspect = self.recovery.next_suspect(&sent)?;
         Some(suspect.start..suspect.end.min(suspect.start + segment))
+    }
+
+    /// One segment, whatever the congestion window is: new data, else the last (TLP_send_probe of RFC 8985, section 7.3).
+    fn tail_probe(&mut self) -> Range<Position> {
+        let segment = u64::from(self.segment_bytes());
+        let unsent = self.next_unsent(segment);
+        let is_retransmission = unsent.is_none();
+        let range = unsent.unwrap_or(self.una.max(self.nxt.saturating_sub(segment))..self.nxt);
+        self.recovery.on_tail_probe(range.end, is_retransmission);
+        range
     }
 
     /// New data and the FIN, as far as windows and the rules against small segments let them

@@ -89,6 +89,8 @@ impl Challenges {
 pub(super) struct Deadlines {
     /// RTO.
     pub retransmit: Option<u64>,
+    /// A tail or what was overtaken seems lost (RFC 8985).
+    pub loss: Option<u64>,
     /// Window probes, and the override of RFC 9293, section 3.8.6.2.1.
     pub persist: Option<u64>,
     pub acknowledge: Option<u64>,
@@ -114,7 +116,17 @@ pub(super) struct Pending {
     pub partial: bool,
     /// The first retransmission of a recovery, whatever is on its way.
     pub retransmission: bool,
+    /// A tail loss probe.
+    pub tail: bool,
     pub reset: Option<Header>,
+}
+
+/// What a timeout took, until it is known whether it was spurious (RFC 3522, 4015).
+#[derive(Debug)]
+pub(super) struct Undo {
+    /// TSval of the first retransmission.
+    pub timestamp: u32,
+    pub congestion: Congestion,
 }
 
 /// A connection.
@@ -154,6 +166,9 @@ pub struct Connection<P> {
     /// Whether the congestion window was what stopped the sender.
     pub(super) is_congestion_limited: bool,
     pub(super) sent_at_ns: u64,
+    /// When something new was acknowledged, selectively or not.
+    pub(super) acknowledged_at_ns: u64,
+    pub(super) undo: Option<Undo>,
 
     pub(super) receiver: Receiver<P>,
     pub(super) receive_shift: u8,
@@ -208,6 +223,8 @@ impl<P: Payload> Connection<P> {
             congestion: Congestion::new(config.congestion_control, mss),
             is_congestion_limited: false,
             sent_at_ns: now_ns,
+            acknowledged_at_ns: now_ns,
+            undo: None,
             receiver: Receiver::new(
                 first_position(0),
                 config.receive_buffer_bytes,
@@ -359,6 +376,26 @@ impl<P: Payload> Connection<P> {
         self.receiver.ready_bytes() as usize
     }
 
+    /// How many pieces received bytes lie in, in order or not.
+    pub fn kept_pieces(&self) -> usize {
+        self.receiver.pieces()
+    }
+
+    /// How many bytes may be on their way.
+    pub fn congestion_window_bytes(&self) -> u64 {
+        self.congestion.window_bytes()
+    }
+
+    /// How many bytes wait to be acknowledged.
+    pub fn kept_bytes(&self) -> u64 {
+        self.queue.len_bytes()
+    }
+
+    /// How many ranges the scoreboard has.
+    pub fn sacked_ranges(&self) -> usize {
+        self.recovery.sacked_ranges()
+    }
+
     fn is_receive_ended(&self) -> bool {
         !matches!(
             self.state,
@@ -431,6 +468,7 @@ impl<P: Payload> Connection<P> {
         if self.state >= State::Established && self.una < self.nxt {
             self.recovery.on_timeout(self.sent());
             self.timed = None;
+            self.undo = None;
         }
     }
 

@@ -1,15 +1,19 @@
 //! What is due when (RFC 9293 section 3.8, RFC 6298 section 5).
 
-use super::state::{Acknowledgement, Connection, Deadlines, State};
-use crate::config::{MAX_RETRIES, MAX_RTO_NS, MAX_SYN_ACK_RETRIES, MAX_SYN_RETRIES, OVERRIDE_NS};
+use super::state::{Acknowledgement, Connection, Deadlines, State, Undo};
+use crate::config::{
+    MAX_RETRIES, MAX_RTO_NS, MAX_SYN_ACK_RETRIES, MAX_SYN_RETRIES, MIN_REORDERING_NS, OVERRIDE_NS,
+    PROBE_ACK_DELAY_NS, PROBE_SLACK_NS,
+};
 use crate::error::Error;
 use crate::payload::Payload;
+use crate::recovery::Phase;
 
 impl<P: Payload> Connection<P> {
     /// When [`Connection::on_timer`] has something to do next.
     pub fn deadline_ns(&self) -> Option<u64> {
-        let Deadlines { retransmit, persist, acknowledge, keepalive, wait } = self.deadlines;
-        [retransmit, persist, acknowledge, keepalive, wait].into_iter().flatten().min()
+        let Deadlines { retransmit, loss, persist, acknowledge, keepalive, wait } = self.deadlines;
+        [retransmit, loss, persist, acknowledge, keepalive, wait].into_iter().flatten().min()
     }
 
     /// Does what is due.
@@ -22,6 +26,9 @@ impl<P: Payload> Connection<P> {
         if is_due(&mut self.deadlines.acknowledge) {
             self.acknowledgement = Acknowledgement::Now;
             self.quick = 0;
+        }
+        if is_due(&mut self.deadlines.loss) {
+            self.on_loss_timeout(now_ns);
         }
         if is_due(&mut self.deadlines.retransmit) {
             self.on_retransmission_timeout(now_ns);
@@ -57,12 +64,44 @@ impl<P: Payload> Connection<P> {
             return;
         }
         let is_first = self.round_trip.backoffs() == 0;
+        if is_first {
+            let timestamp = self.timestamp(now_ns);
+            self.undo = self.has_timestamps.then(|| Undo { timestamp, congestion: self.congestion.clone() });
+        }
         self.congestion.on_timeout(self.nxt - self.una - self.recovery.sacked_bytes(), is_first);
         self.recovery.on_timeout(self.sent());
         self.round_trip.back_off();
         self.timed = None;
         self.pending.retransmission = true;
         self.deadlines.retransmit = Some(now_ns + self.round_trip.timeout_ns());
+    }
+
+    /// PTO or the reordering timer of RFC 8985, sections 7.3 and 6.3.
+    fn on_loss_timeout(&mut self, now_ns: u64) {
+        if self.recovery.has_gap(&self.sent()) {
+            self.recovery.give_gaps_up();
+            self.begin_recovery_if_lost(self.nxt - self.una);
+        } else if self.recovery.can_probe_tail(&self.sent()) {
+            self.pending.tail = true;
+            self.deadlines.retransmit = Some(now_ns + self.round_trip.timeout_ns());
+        }
+    }
+
+    /// When a loss will be suspected that no acknowledgement tells (RFC 8985, sections 7.2 and 6.2 step 5).
+    fn loss_deadline(&self) -> Option<u64> {
+        let retransmit = self.deadlines.retransmit?;
+        let round_trip_ns = self.round_trip.smoothed_ns()?;
+        if self.recovery.phase() != Phase::Open || self.round_trip.backoffs() > 0 {
+            return None;
+        }
+        if self.recovery.has_gap(&self.sent()) {
+            let reordering_ns = (round_trip_ns / 4).max(MIN_REORDERING_NS);
+            return Some((self.acknowledged_at_ns + reordering_ns).min(retransmit));
+        }
+        let is_one = self.nxt - self.una <= u64::from(self.segment_bytes());
+        let ack_delay_ns = if is_one { PROBE_ACK_DELAY_NS } else { PROBE_SLACK_NS };
+        let at = self.sent_at_ns.max(self.acknowledged_at_ns) + 2 * round_trip_ns + ack_delay_ns;
+        self.recovery.can_probe_tail(&self.sent()).then(|| at.min(retransmit))
     }
 
     /// The peer has a window of nothing, or too little of one.
@@ -75,6 +114,12 @@ impl<P: Payload> Connection<P> {
             return;
         }
         if self.unanswered_probes >= MAX_RETRIES {
+            self.time_out();
+            return;
+        }
+        if self.is_released && self.persist_ns() >= MAX_RTO_NS {
+            // As Linux does: no program waits for it, and a peer that only answers would hold it for ever (CVE-2008-4609).
+            self.reset_peer();
             self.time_out();
             return;
         }
@@ -133,6 +178,7 @@ impl<P: Payload> Connection<P> {
                 self.deadlines.persist = None;
             }
         }
+        self.deadlines.loss = self.loss_deadline();
         if let (Some(keepalive), None) = (self.config.keepalive, self.deadlines.keepalive) {
             self.deadlines.keepalive = Some(now_ns + keepalive.idle_ns);
         }

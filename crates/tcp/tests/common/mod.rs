@@ -10,10 +10,12 @@
 use std::collections::BTreeMap;
 
 use uncopy_core::random::{STEP, splitmix64};
+use uncopy_tcp::config::{Config, SECOND_NS};
+use uncopy_tcp::connection::Received;
 use uncopy_tcp::payload::{self, Payload, Pieces, SharedBytes};
 use uncopy_tcp::secret::Secret;
 use uncopy_tcp::segment::Segment;
-use uncopy_tcp::stack::Stack;
+use uncopy_tcp::stack::{ConnectionId, Limits, Stack};
 use uncopy_tcp::wire::{self, Tuple};
 
 /// SplitMix64.
@@ -49,6 +51,8 @@ pub struct Link {
     pub jitter_ns: u64,
     /// Time that a byte takes.
     pub byte_ns: u64,
+    /// Packets that are longer are lost; 0 is no limit.
+    pub max_packet_bytes: usize,
     pub is_cut: bool,
 }
 
@@ -76,7 +80,7 @@ pub fn split(tuple: &Tuple, segment: &Segment<SharedBytes>) -> Vec<Packet> {
         payload::trim_front(&mut payload, at);
         payload::truncate(&mut payload, len);
         // It arrives in one piece, as from a link.
-        let bytes: Vec<u8> = payload.iter().flat_map(|piece| piece.as_slice().to_vec()).collect();
+        let bytes = payload.iter().map(SharedBytes::as_slice).collect::<Vec<_>>().concat();
         assert_eq!(bytes.len(), len);
         let payload = (len > 0).then(|| SharedBytes::from(&bytes[..])).into_iter().collect();
         packets.push(Packet { headers: wire::write(tuple, &header, len).to_vec(), payload });
@@ -114,12 +118,27 @@ pub struct World {
     free_at: [u64; 2],
     pub packets: u64,
     pub lost: u64,
+    /// Who sent what was too long for its link: the side, the connection, the sequence number.
+    pub too_long: Vec<(usize, Tuple, u32)>,
+    /// Of what [`connected`] made.
+    pub ids: Vec<ConnectionId>,
 }
 
 impl World {
     pub fn new(seed: u64, stacks: [Stack<SharedBytes>; 2], links: [Link; 2], now_ns: u64) -> Self {
         let random = Random(seed);
-        Self { now_ns, random, stacks, links, flying: BTreeMap::new(), free_at: [0; 2], packets: 0, lost: 0 }
+        Self {
+            now_ns,
+            random,
+            stacks,
+            links,
+            flying: BTreeMap::new(),
+            free_at: [0; 2],
+            packets: 0,
+            lost: 0,
+            too_long: Vec::new(),
+            ids: Vec::new(),
+        }
     }
 
     /// Sends what `side` has to send, and verifies it.
@@ -130,6 +149,14 @@ impl World {
                 println!("{:>12} {side} {len} {header:?}", self.now_ns / 1000);
             }
             for packet in split(&tuple, &segment) {
+                let limit = self.links[1 - side].max_packet_bytes;
+                if limit > 0 && packet.headers.len() + payload::len_bytes(&packet.payload) > limit {
+                    self.packets += 1;
+                    self.lost += 1;
+                    let sequence = join(packet).1.header.sequence;
+                    self.too_long.push((side, tuple, sequence));
+                    continue;
+                }
                 self.fly(1 - side, packet);
             }
         }
@@ -187,6 +214,32 @@ impl World {
         }
         self.now_ns = self.now_ns.max(to_ns);
     }
+}
+
+/// Two stacks and a connection between them: `ids[0]` began it.
+pub fn connected(configs: [Config; 2], links: [Link; 2]) -> (World, [ConnectionId; 2]) {
+    let stacks = configs.map(|config| Stack::new(config, Limits::default(), secret(1)));
+    let mut world = World::new(1, stacks, links, SECOND_NS);
+    world.stacks[1].listen(tuple().remote, 4, None).unwrap();
+    let first = world.stacks[0].connect(tuple(), None, world.now_ns).unwrap();
+    world.flush(0);
+    let second = loop {
+        if let Some(id) = world.stacks[1].accept(tuple().remote) {
+            break id;
+        }
+        world.advance(world.next_ns().expect("the handshake goes on"));
+    };
+    world.ids = vec![first, second];
+    (world, [first, second])
+}
+
+/// Everything that can be received, verified. Returns the place after it.
+pub fn receive_all(world: &mut World, side: usize, id: ConnectionId, stream: u64, mut at: u64) -> u64 {
+    while let Ok(Received::Piece(piece)) = world.stacks[side].receive(id, usize::MAX) {
+        at = verify(stream, at, &piece);
+    }
+    world.flush(side);
+    at
 }
 
 pub fn tuple() -> Tuple {
