@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use uncopy_tests::artifacts::{packaged, plain_only};
+use uncopy_tests::programs::compiled;
 use uncopy_tests::running::{Finished, Running};
 use uncopy_tests::service::{KERNEL, SERVICE, SERVICE_V6, Service};
 use uncopy_tests::{Mode, Program, Scratch};
@@ -124,7 +125,7 @@ fn programs_connect_to_servers_of_the_kernel_and_to_each_other() {
     let service = Service::start(&scratch, &[]);
     let kernel =
         outside(&service, &scratch, "server", ECHO, &[KERNEL, "7001", "1"]).start(&scratch, "kernel");
-    kernel.wait_for_line("ready ");
+    let _ = kernel.wait_for_line("ready ");
     let client = python(&scratch, "client", CLIENT, &[KERNEL, "7001", "3", "40"]);
     let client = service.program(client, Mode::Always).start(&scratch, "client").finish(LIMIT);
     well(client, &kernel);
@@ -132,7 +133,7 @@ fn programs_connect_to_servers_of_the_kernel_and_to_each_other() {
 
     let server = python(&scratch, "server", ECHO, &[SERVICE, "7002", "1"]);
     let server = service.program(server, Mode::Always).start(&scratch, "server");
-    server.wait_for_line("ready ");
+    let _ = server.wait_for_line("ready ");
     let client = python(&scratch, "client", CLIENT, &[SERVICE, "7002", "4", "40"]);
     let client = service.program(client, Mode::Auto).start(&scratch, "client").finish(LIMIT);
     well(client, &server);
@@ -265,12 +266,12 @@ except ConnectionResetError:
     let server = || {
         let server = python(&scratch, "server", ECHO, &["0.0.0.0", "7003", "4"]);
         let server = service.program(server, Mode::Always).start(&scratch, "server");
-        server.wait_for_line("ready ");
+        let _ = server.wait_for_line("ready ");
         server
     };
     let killed = server();
     let client = outside(&service, &scratch, "waits", waits, &[SERVICE]).start(&scratch, "outside");
-    client.wait_for_line("ready");
+    let _ = client.wait_for_line("ready");
     killed.signal(libc::SIGKILL);
     let done = client.finish(LIMIT);
     assert!(done.text().contains("ended with 0"), "as the kernel does it: {}", done.text());
@@ -280,10 +281,28 @@ except ConnectionResetError:
     let _server = server();
     let program = python(&scratch, "waits", waits, &[SERVICE]);
     let client = service.program(program, Mode::Always).start(&scratch, "inside");
-    client.wait_for_line("ready");
+    let _ = client.wait_for_line("ready");
     service.kill();
     let done = client.finish(LIMIT);
     assert!(done.text().contains("reset"), "{}", done.text());
+}
+
+/// What programs of epoll do, and what most do not.
+#[test]
+fn a_program_of_epoll_finds_what_it_knows() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-epoll");
+    let service = Service::start(&scratch, &[]);
+    let path = compiled(&scratch, "service", &[]);
+    for mode in [Mode::Always, Mode::Auto] {
+        let program = service.program(Program::new(&path).args([SERVICE, "7100"]), mode);
+        let done = program.start(&scratch, "service-program").finish(LIMIT);
+        assert!(done.status.success() && done.text().contains("done"), "{}", done.text());
+        service.wait_until_empty();
+    }
+    service.stop();
 }
 
 /// Servers that nobody has changed, and clients of theirs outside.
