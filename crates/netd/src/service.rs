@@ -44,7 +44,7 @@ const HEAD_BYTES: usize = uncopy_core::addr::PAGE_BYTES;
 /// IPv4, TCP and timestamps: what headers of the next packet are taken to have until one has come.
 const USUAL_HEADER_BYTES: usize = 52;
 /// How long a connection waits for the stream that its program has announced.
-const PATIENCE: Duration = Duration::from_secs(5);
+const STREAM_TIMEOUT: Duration = Duration::from_secs(5);
 /// How soon what found no room is tried again.
 const RETRY: Duration = Duration::from_millis(2);
 /// How often what is gone is looked for.
@@ -726,7 +726,7 @@ impl Service {
         self.housekept = Instant::now();
         self.forget_listeners(|_| true);
         let is_late = |connection: &Connection| {
-            connection.stage == Stage::Announced && connection.since.elapsed() >= PATIENCE
+            connection.stage == Stage::Announced && connection.since.elapsed() >= STREAM_TIMEOUT
         };
         let late: Vec<u32> = self
             .connections
