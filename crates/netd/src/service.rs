@@ -64,6 +64,8 @@ const QUESTIONER: u64 = 1 << 41;
 pub(crate) enum Stage {
     /// Its program has announced it.
     Announced,
+    /// Its program has a stream, which it fills.
+    Filling,
     /// Its program has a stream that cannot be written to.
     Opening,
     /// Bytes go both ways.
@@ -454,26 +456,28 @@ impl Service {
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
             let known = peer.and_then(|peer| name::Connection::parse(&peer));
             let Some(known) = known.filter(|known| known.service == self.id) else { continue };
-            let now_ns = self.now_ns();
-            let base = config(&*self.link, &self.settings);
             let announced = |connection: &&mut Connection| connection.stage == Stage::Announced;
             let Some(connection) = self.connections.known(known.slot, known.serial).filter(announced) else {
                 continue;
             };
-            connection.stage = Stage::Opening;
-            let begun =
-                self.stack.connect(connection.tuple, Some(with_options(base, connection.options)), now_ns);
-            match begun {
-                Ok(id) => {
-                    connection.id = Some(id);
-                    self.by_id.insert(id, known.slot);
-                    self.begin_stream(known.slot, fd);
-                }
-                Err(error) => {
-                    self.board.set(known.slot, known.serial, Condition::Failed(error.number()));
-                    self.connections.remove(known.slot);
-                }
+            connection.stage = Stage::Filling;
+            self.begin_stream(known.slot, fd);
+        }
+    }
+
+    /// Begins a connection that a program has announced, whose stream is there.
+    fn begin_connection(&mut self, slot: u32) {
+        let now_ns = self.now_ns();
+        let base = config(&*self.link, &self.settings);
+        let Some(connection) = self.connections.get(slot) else { return };
+        connection.stage = Stage::Opening;
+        let options = with_options(base, connection.options);
+        match self.stack.connect(connection.tuple, Some(options), now_ns) {
+            Ok(id) => {
+                connection.id = Some(id);
+                self.by_id.insert(id, slot);
             }
+            Err(error) => self.lose(slot, error),
         }
     }
 
@@ -562,6 +566,16 @@ impl Service {
     /// Moves what can be moved at a stream, both ways.
     fn serve(&mut self, slot: u32) {
         let Some(connection) = self.connections.get(slot) else { return };
+        if connection.stage == Stage::Filling
+            && let Some(stream) = &connection.stream
+        {
+            match (stream.has_unread(), stream.has_hung_up) {
+                (true, _) => self.begin_connection(slot),
+                (false, true) => self.forget(slot, true),
+                (false, false) => {}
+            }
+            return;
+        }
         let Some(id) = connection.id else { return };
         if connection.stage == Stage::Opening {
             let state = self.stack.get(id).map(|tcp| tcp.state());

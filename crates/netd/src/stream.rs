@@ -213,17 +213,27 @@ impl Stream {
                 Received::Done(got) => return got,
                 Received::Part(got) => return Ok(got),
                 Received::Nothing => {
-                    let mut byte = 0u8;
-                    let look = Part { address: (&raw mut byte) as usize, len_bytes: 1 };
-                    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-                    // SAFETY: a byte of ours.
-                    if unsafe { socket::receive(self.number(), &[look], flags) }? == 0 {
+                    if self.look()? == 0 {
                         return Ok(0);
                     }
                 }
             }
         }
         Err(Errno(libc::ECONNRESET))
+    }
+
+    /// How many of one byte could be received now.
+    fn look(&self) -> Result<usize, Errno> {
+        let mut byte = 0u8;
+        let look = Part { address: (&raw mut byte) as usize, len_bytes: 1 };
+        // SAFETY: a byte of ours.
+        unsafe { socket::receive(self.number(), &[look], libc::MSG_PEEK | libc::MSG_DONTWAIT) }
+    }
+
+    /// Whether something has come that was not read. Where it is still there when the socket is closed, the program is told of a reset.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        self.look() == Ok(1)
     }
 
     /// Queues what has come into a room. The room, if nothing of it is needed.
