@@ -118,6 +118,9 @@ impl Service {
         if !address.ip().is_unspecified() && !self.is_own(address.ip()) {
             return Err(Errno(libc::EADDRNOTAVAIL));
         }
+        if address.port() != 0 {
+            self.forget_listeners(|at| at.port() == address.port());
+        }
         self.listeners.bind(address, id, is_shared, &self.directory.places)
     }
 

@@ -117,9 +117,6 @@ impl Listeners {
             found.ok_or(Errno(libc::EADDRINUSE))?
         } else {
             if !self.is_free(address, is_shared) {
-                self.forget_gone(|at| at.port() == address.port());
-            }
-            if !self.is_free(address, is_shared) {
                 return Err(Errno(libc::EADDRINUSE));
             }
             address

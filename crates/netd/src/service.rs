@@ -49,6 +49,8 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(2);
 /// How often what is gone is looked for.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
+/// Parts of one packet that are handed to the link as they are.
+const MAX_PARTS: usize = 512;
 /// Events of one wait.
 const MAX_EVENTS: usize = 256;
 
@@ -430,8 +432,15 @@ impl Service {
                 continue;
             }
             let mut header = wire::write(&tuple, &segment.header, len_bytes(&segment.payload));
-            let parts: Vec<IoSlice<'_>> =
+            let mut parts: Vec<IoSlice<'_>> =
                 segment.payload.iter().map(|piece| IoSlice::new(piece.as_slice())).collect();
+            let joined;
+            if parts.len() > MAX_PARTS {
+                // The kernel takes 1024 (IOV_MAX); they are small then.
+                joined =
+                    segment.payload.iter().flat_map(|piece| piece.as_slice()).copied().collect::<Vec<u8>>();
+                parts = vec![IoSlice::new(&joined)];
+            }
             let max_bytes = usize::from(segment.max_payload_bytes).max(1);
             if !self.link.send(&mut header, &parts, max_bytes)? {
                 self.unsent = Some((tuple, segment));
@@ -569,7 +578,7 @@ impl Service {
         if connection.stage == Stage::Filling
             && let Some(stream) = &connection.stream
         {
-            match (stream.has_unread(), stream.has_hung_up) {
+            match (stream.is_filled(), stream.has_hung_up) {
                 (true, _) => self.begin_connection(slot),
                 (false, true) => self.forget(slot, true),
                 (false, false) => {}
@@ -596,13 +605,8 @@ impl Service {
                     self.board.set(slot, serial, Condition::Established);
                     let Some(connection) = self.connections.get(slot) else { return };
                     let Some(stream) = connection.stream.as_mut() else { return };
-                    stream.is_readable = true;
-                    if !stream.skip_filling(&mut self.read_room) {
-                        if stream.has_ended {
-                            self.forget(slot, true);
-                        } else {
-                            self.starved.push(slot);
-                        }
+                    if stream.empty().is_err() {
+                        self.forget(slot, true);
                         return;
                     }
                     connection.stage = Stage::Open;
