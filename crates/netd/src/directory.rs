@@ -26,19 +26,12 @@ fn name(path: &Path) -> Result<CString, Errno> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)
 }
 
-/// A folder without sockets.
-pub struct Folder {
-    path: PathBuf,
-    /// Where what is.
-    pub places: Places,
-}
-
-impl Folder {
-    /// Makes the folder of a control socket, if it is not there; it must be one that only its owner can enter.
+impl Directory {
+    /// Makes the sockets. The folder of the control socket, which is made if it is not there, must be one that only its owner can enter.
     ///
     /// # Errors
     /// EINVAL: the path is relative or too long. EADDRINUSE: there is a service. EPERM: others can enter the folder. Else what making
-    /// folders says.
+    /// sockets and folders says.
     pub fn make(control: &Path) -> Result<Self, Errno> {
         let places = Places::of_control(control.as_os_str().as_bytes()).ok_or(Errno::EINVAL)?;
         let path = control.parent().ok_or(Errno::EINVAL)?.to_owned();
@@ -51,21 +44,12 @@ impl Folder {
         for folder in [places::LISTENERS, places::LANES] {
             mem::make_private_directory(&name(&path.join(folder))?)?;
         }
-        Ok(Self { path, places })
-    }
-
-    /// Makes the sockets.
-    ///
-    /// # Errors
-    /// What making sockets says.
-    pub fn listen(self) -> Result<Directory, Errno> {
-        let Self { path, places } = self;
         let streams = unix::stream_without_waiting()?;
         let listening = unix::bind(streams, &places.streams)
             .and_then(|()| unix::listen(streams, BACKLOG))
             .and_then(|()| link::listen(&places.control));
         match listening {
-            Ok(control) => Ok(Directory { path, places, control, streams }),
+            Ok(control) => Ok(Self { path, places, control, streams }),
             Err(errno) => {
                 uncopy_sys::file::close(streams);
                 Err(errno)
@@ -108,15 +92,15 @@ mod tests {
     fn there_is_one_service_and_nothing_is_left_of_it() {
         let path = std::env::temp_dir().join(format!("uncopy-netd-{}", std::process::id()));
         let control = path.join("control");
-        let directory = Folder::make(&control).and_then(Folder::listen).expect("made");
+        let directory = Directory::make(&control).expect("made");
         assert!(unix::has_owner(&directory.places.streams));
-        assert_eq!(Folder::make(&control).err(), Some(Errno(libc::EADDRINUSE)));
+        assert_eq!(Directory::make(&control).err(), Some(Errno(libc::EADDRINUSE)));
         std::fs::write(path.join("l/0.0.0.0:80-00000001"), "").expect("written");
         drop(directory);
         assert!(!path.exists());
         std::fs::create_dir(&path).expect("made");
-        assert_eq!(Folder::make(&control).err(), Some(Errno::EPERM), "others can enter it");
+        assert_eq!(Directory::make(&control).err(), Some(Errno::EPERM), "others can enter it");
         std::fs::remove_dir(&path).expect("removed");
-        assert_eq!(Folder::make(Path::new("control")).err(), Some(Errno::EINVAL));
+        assert_eq!(Directory::make(Path::new("control")).err(), Some(Errno::EINVAL));
     }
 }

@@ -1,6 +1,6 @@
 //! The service: packets, timers, streams and questions, in one loop.
 
-use crate::directory::{Directory, Folder};
+use crate::directory::Directory;
 use crate::icmp::{self, Meaning};
 use crate::listeners::Listeners;
 use crate::payload::Bytes;
@@ -197,12 +197,9 @@ impl Service {
     /// What making the folder, the sockets, the memory and the thread for lanes says.
     pub fn begin(settings: Settings, link: Box<dyn Link>) -> io::Result<Self> {
         let signals = signals()?;
-        let folder = Folder::make(&settings.control)?;
+        let directory = Directory::make(&settings.control)?;
         let scope = Scope::parse(b"unix").expect("it is one");
-        uncopy_lanes::begin::begin(&folder.places.lanes, scope, settings.memory_bytes)?;
-        // Behind that: the thread for lanes keeps a copy of every descriptor that there is. If this process is killed, the sockets by
-        // which programs find the service are to be gone before their streams are.
-        let directory = folder.listen()?;
+        uncopy_lanes::begin::begin(&directory.places.lanes, scope, settings.memory_bytes)?;
         let process = process().ok_or_else(|| io::Error::other("lanes have not begun"))?;
         let board_file = Shared::make(c"uncopy-net", BOARD_BYTES)?;
         // SAFETY: zeroed memory of that length, mapped for the process's life; all of a board is atomic words, for which zero is valid.
