@@ -174,15 +174,12 @@ impl Client {
         Connection::parse(&unix::Name::of_address(address)?).filter(|found| found.service == self.service)
     }
 
-    /// Whether there is no service any more.
+    /// Whether there is no service any more: whoever dies may still take links, but does not answer.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        match link::connect(&self.places.control) {
-            Ok(fd) => {
-                link::end(fd);
-                false
-            }
-            Err(errno) => matches!(errno, Errno(libc::ECONNREFUSED) | Errno::ENOENT),
+        match ask(&self.places, &Question::Info { slot: u32::MAX, serial: 0 }) {
+            Ok(_) | Err(Errno(libc::ETIMEDOUT)) => false,
+            Err(_) => true,
         }
     }
 
