@@ -165,10 +165,12 @@ fn signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// What TCP is told of connections over a link.
-pub(crate) fn config(link: &dyn Link, settings: &Settings) -> Config {
-    // Fixed headers of IPv4 and TCP, and timestamps.
-    let mss = link.mtu_bytes().saturating_sub(40).clamp(usize::from(uncopy_tcp::config::MIN_MSS), 0xffff);
+/// What TCP is told of connections of a family over a link.
+pub(crate) fn config(link: &dyn Link, settings: &Settings, is_v6: bool) -> Config {
+    // Fixed headers of IP and TCP, and timestamps.
+    let header_bytes = if is_v6 { 60 } else { 40 };
+    let mss =
+        link.mtu_bytes().saturating_sub(header_bytes).clamp(usize::from(uncopy_tcp::config::MIN_MSS), 0xffff);
     let segment_bytes = mss - 12;
     let max_payload_bytes = wire::MAX_SUPER_PAYLOAD_BYTES.min(link.max_packet_bytes().saturating_sub(100));
     Config {
@@ -209,7 +211,7 @@ impl Service {
         secret[..8].copy_from_slice(&random()?.to_ne_bytes());
         secret[8..].copy_from_slice(&random()?.to_ne_bytes());
         let limits = Limits { max_connections: settings.max_connections, ..Limits::default() };
-        let stack = Stack::new(config(&*link, &settings), limits, Secret::new(secret));
+        let stack = Stack::new(config(&*link, &settings, false), limits, Secret::new(secret));
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let watch = |fd: BorrowedFd<'_>, who| epoll::add(&epoll, fd, EventData::new_u64(who), EventFlags::IN);
         // SAFETY: the link's and the folder's own, open as long as those are.
@@ -362,7 +364,7 @@ impl Service {
                         self.settings.prefixes.iter().any(|prefix| prefix.own == address)
                     });
                     self.packet_room = room;
-                    self.obey(meaning)?;
+                    self.obey(meaning);
                 }
             }
         }
@@ -377,7 +379,7 @@ impl Service {
         self.stack.on_segment(tuple, segment, self.now_ns());
     }
 
-    fn obey(&mut self, meaning: Option<Meaning>) -> io::Result<()> {
+    fn obey(&mut self, meaning: Option<Meaning>) {
         match meaning {
             Some(Meaning::Unreachable(tuple, sequence, error)) => {
                 self.stack.on_unreachable(&tuple, sequence, error);
@@ -386,10 +388,9 @@ impl Service {
                 let headers = if tuple.local.is_ipv4() { 40 } else { 60 };
                 self.stack.on_path_mtu(&tuple, sequence, mtu.saturating_sub(headers));
             }
-            Some(Meaning::Echo(mut packet)) => _ = self.link.send(&mut packet, &[], usize::MAX)?,
+            Some(Meaning::Echo(mut packet)) => _ = self.link.send(&mut packet, &[], usize::MAX),
             None => {}
         }
-        Ok(())
     }
 
     /// Does all that follows from what has happened.
@@ -442,9 +443,23 @@ impl Service {
                 parts = vec![IoSlice::new(&joined)];
             }
             let max_bytes = usize::from(segment.max_payload_bytes).max(1);
-            if !self.link.send(&mut header, &parts, max_bytes)? {
-                self.unsent = Some((tuple, segment));
-                return Ok(());
+            match self.link.send(&mut header, &parts, max_bytes) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.unsent = Some((tuple, segment));
+                    return Ok(());
+                }
+                // No packet, or the device is down: lost, as on any network.
+                Err(error)
+                    if error.kind() == io::ErrorKind::InvalidInput
+                        || matches!(
+                            error.raw_os_error(),
+                            Some(libc::EIO | libc::EINVAL | libc::ENETDOWN)
+                        ) =>
+                {
+                    self.dropped_packets += 1;
+                }
+                Err(error) => return Err(error),
             }
         }
     }
@@ -477,9 +492,9 @@ impl Service {
     /// Begins a connection that a program has announced, whose stream is there.
     fn begin_connection(&mut self, slot: u32) {
         let now_ns = self.now_ns();
-        let base = config(&*self.link, &self.settings);
         let Some(connection) = self.connections.get(slot) else { return };
         connection.stage = Stage::Opening;
+        let base = config(&*self.link, &self.settings, connection.tuple.local.is_ipv6());
         let options = with_options(base, connection.options);
         match self.stack.connect(connection.tuple, Some(options), now_ns) {
             Ok(id) => {
