@@ -61,6 +61,31 @@ fn bytes_that_crossed_a_link_are_verified_and_the_link_goes() {
 }
 
 #[test]
+fn a_user_level_tcp_is_measured_beside_the_kernels_and_its_devices_go() {
+    let short = "net echo receive redis --quick --copies=1 --sizes=100000 --values=70000 --processes=1 --rounds=1 \
+                 --seconds=0.01 --warm-up=0.4 --keep-disturbed --json";
+    let Some(output) = run("net", &format!("$bench {short}")) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let json: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(json["machine"]["network"], "veth-9000");
+    let comparisons = json["comparisons"].as_array().expect("three of them");
+    assert_eq!(comparisons.len(), 3);
+    for comparison in comparisons {
+        assert_eq!(comparison["verified"], true, "{comparison:#}");
+        for side in ["net", "net_api_copied", "net_all_copied"] {
+            let side = &comparison["sides"][side];
+            assert!(side["service_cpu_us_per_operation"].as_f64() > Some(0.0), "{comparison:#}");
+            assert!(side["client_cpu_us_per_operation"].as_f64() > Some(0.0), "{comparison:#}");
+        }
+        assert!(comparison["sides"]["plain"]["service_cpu_us_per_operation"].is_null(), "{comparison:#}");
+    }
+    let script = "$bench net --quick --network loopback 2>&1; echo ended with $?";
+    let Some(output) = run("net-loopback", script) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("--network veth-9000") && text.ends_with("ended with 1\n"), "{text}");
+}
+
+#[test]
 fn an_interrupted_experiment_leaves_no_namespace_and_no_device() {
     // Once a server has a directory it is in its namespace, or is about to be.
     let script = "

@@ -5,7 +5,7 @@
 //! ```
 
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,8 @@ use crate::kit::{Failure, Launcher, Result, Running, Sample, Server, TemporaryDi
 
 /// What it is called in messages.
 const TITLE: &str = "uncopy net";
+/// Where its directory is: the path of a listener of its has to fit a socket's name.
+const PARENT: &str = "/dev/shm";
 /// What it says when programs can be started.
 const READY: &str = "run programs by";
 /// Time between two looks.
@@ -42,7 +44,7 @@ impl Service {
         // Of 198.18.0.0/15, behind what a pair of virtual devices has; a device is gone long before its number comes again.
         let number = MADE.fetch_add(1, Ordering::Relaxed) % 250 + 1;
         let host = Ipv4Addr::new(198, 18, number, 2);
-        let directory = TemporaryDirectory::make()?;
+        let directory = TemporaryDirectory::make_in(Path::new(PARENT))?;
         let mut command = launcher.net();
         command.args(["--tun", &format!("uncopy{number}"), "--address", &format!("{host}/30")]);
         let copies = if copies == ApiCopies::Make { "make" } else { "elide" };
