@@ -1,14 +1,11 @@
 //! Redis: GET, SET, half of each and YCSB's workload A by clients of our own, with and without its append-only file.
 
-use std::time::Duration;
-
 use super::programs::Need;
 use super::stage::Stage;
 use super::{By, Case, Effort, Point, Work};
-use crate::clients::records::{Clients, Workload};
-use crate::kit::traffic::Load;
-use crate::kit::{Result, Running, Server, size};
-use crate::servers::redis::{AppendOnly, RedisServer};
+use crate::clients::records::Workload;
+use crate::kit::{Result, Running, size};
+use crate::servers::redis::{AppendOnly, RedisServer, Serving};
 
 /// Redis itself.
 pub const REDIS: Need = Need::new("redis-server", "redis-server", &["--version"]);
@@ -102,38 +99,6 @@ impl Work for Values {
         let redis = RedisServer::start_by(append_only, |arguments, directory| {
             stage.start(stage.command(REDIS.program, arguments)?, REDIS.program, directory)
         })?;
-        let clients = Clients::open(redis.address(), self.workload, self.size_bytes, self.clients)?;
-        Ok(Box::new(Serving { clients, redis, stage }))
-    }
-}
-
-/// Redis and its clients.
-struct Serving<'a> {
-    // Dropped in this order: the connections end before the server.
-    clients: Clients,
-    redis: RedisServer,
-    stage: &'a Stage<'a>,
-}
-
-impl Running for Serving<'_> {
-    fn server(&mut self) -> &mut Server {
-        self.redis.server()
-    }
-
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        self.clients.load(duration, self.stage.client_processors())
-    }
-
-    fn reconnect(&mut self) -> Result<()> {
-        self.clients.reconnect()
-    }
-
-    fn verify(&mut self) -> Result<u64> {
-        self.clients.verify()
-    }
-
-    fn stop(&mut self) -> Result<()> {
-        self.clients.close();
-        self.redis.stop()
+        Ok(Box::new(Serving::new(redis, self.workload, self.size_bytes, self.clients)?))
     }
 }

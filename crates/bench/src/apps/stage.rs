@@ -149,7 +149,7 @@ impl<'a> Stage<'a> {
         on_free_port(|address| {
             let directory = TemporaryDirectory::make()?;
             let command = self.command(name, &arguments(address, directory.path())?)?;
-            undisturbed(self.start(command, name, directory)?, address, name, alone)
+            undisturbed(self.start(command, name, directory)?, address, alone)
         })
     }
 
@@ -166,7 +166,7 @@ impl<'a> Stage<'a> {
         on_free_port(|address| {
             let directory = TemporaryDirectory::make()?;
             let command = self.command_of(&program, &arguments(address, directory.path())?);
-            listening(self.start(command, name, directory)?, address, name)
+            listening(self.start(command, name, directory)?, address)
         })
     }
 
@@ -186,7 +186,7 @@ impl<'a> Stage<'a> {
             let arguments = arguments(address, directory.path())?;
             let mut command = self.launcher.command(self.helpers, program.as_os_str(), &arguments);
             bind(&mut command, self.client_processors());
-            listening(Server::start(command, &title, directory)?, address, &title)
+            listening(Server::start(command, &title, directory)?, address)
         })
     }
 

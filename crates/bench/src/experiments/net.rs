@@ -11,10 +11,9 @@ use clap::{Args, ValueEnum};
 
 use crate::apps::programs::Programs;
 use crate::apps::redis::REDIS;
-use crate::clients::records::{Clients, Workload};
+use crate::clients::records::Workload;
 use crate::kit::figures::{self, CPU, LEGEND, RATE};
 use crate::kit::network::{self, Network, server_address};
-use crate::kit::traffic::Load;
 use crate::kit::{
     Align, Comparison, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Report, Result,
     Running, Server, Side, Slices, Slicing, Table, TemporaryDirectory, copies_parser, count_parser, counted,
@@ -24,7 +23,7 @@ use crate::servers::echo::command;
 use crate::servers::echo::echoing::Echoing;
 use crate::servers::echo::server::{Reply, Work};
 use crate::servers::net::{Served, Service};
-use crate::servers::redis::{AppendOnly, RedisServer};
+use crate::servers::redis::{AppendOnly, RedisServer, Serving};
 
 /// What is compared with the kernel's TCP.
 const SIDES: [Side; 4] = [Side::Uncopy, Side::NetCopying, Side::NetApiCopying, Side::Net];
@@ -203,8 +202,7 @@ impl Point {
                     place.start(command, REDIS.program, directory)
                 };
                 let redis = RedisServer::start_at(|| place.free_address(), AppendOnly::Off, start)?;
-                let records = Clients::open(redis.address(), workload, size_bytes, 1)?;
-                Ok(Box::new(Values { records, redis }))
+                Ok(Box::new(Serving::new(redis, workload, size_bytes, 1)?))
             }
         }
     }
@@ -245,36 +243,6 @@ impl Place {
             Self::Kernel => Server::start(command, title, directory),
             Self::Service(_) => Server::start_among_clients(command, title, directory),
         }
-    }
-}
-
-/// Redis and its client.
-struct Values {
-    // Dropped in this order: the connections end before the server.
-    records: Clients,
-    redis: RedisServer,
-}
-
-impl Running for Values {
-    fn server(&mut self) -> &mut Server {
-        self.redis.server()
-    }
-
-    fn load(&mut self, duration: std::time::Duration) -> Result<Load> {
-        self.records.load(duration, processors::of_clients(processors::ONE_THREAD))
-    }
-
-    fn reconnect(&mut self) -> Result<()> {
-        self.records.reconnect()
-    }
-
-    fn verify(&mut self) -> Result<u64> {
-        self.records.verify()
-    }
-
-    fn stop(&mut self) -> Result<()> {
-        self.records.close();
-        self.redis.stop()
     }
 }
 

@@ -94,6 +94,10 @@ impl Running for Remote {
         &mut self.server
     }
 
+    fn clients_cpu_ns(&self) -> Option<u64> {
+        None
+    }
+
     fn load(&mut self, duration: Duration) -> Result<Load> {
         self.tell("load", duration)
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rustix::process::Pid;
 
 use crate::kit::failure::Result;
+use crate::kit::processes::cpu_time::process_cpu_ns;
 use crate::kit::processes::process::Server;
 use crate::kit::sample::Sample;
 use crate::kit::traffic::Load;
@@ -17,6 +18,11 @@ pub trait Running {
     /// Processes that did not come of the server and work for it alone: their processor time is added to its own, and told apart.
     fn beside(&self) -> Vec<Pid> {
         Vec::new()
+    }
+
+    /// Processor time of the clients so far, ns: of this program, whose threads they are. `None` where others have them.
+    fn clients_cpu_ns(&self) -> Option<u64> {
+        process_cpu_ns(rustix::process::getpid()).ok()
     }
 
     /// Does what must come before a measurement of `duration`: a warm-up. Returns how many bytes it verified.

@@ -17,7 +17,7 @@ pub struct Sample {
     pub cpu_us: Option<f64>,
     /// The part of it that is of processes beside the server, µs per operation.
     pub service_cpu_us: Option<f64>,
-    /// The clients' processor time per operation, µs.
+    /// The clients' processor time per operation, µs; `None` where they are no threads of this program.
     pub client_cpu_us: Option<f64>,
     /// How long the server took to touch a page, ns.
     pub touch_ns: Option<f64>,

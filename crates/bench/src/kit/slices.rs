@@ -288,9 +288,9 @@ impl Slicing<'_> {
             let mut takes = MAX_TAKES;
             while dropped.is_none() && loads[at].is_none() {
                 let begin_ns = subjects[at].cpu_ns()?;
-                let client_ns = own_cpu_ns();
+                let clients_ns = subjects[at].running.clients_cpu_ns();
                 let load = subjects[at].load(self.slices.slice)?;
-                let client_ns = own_cpu_ns().saturating_sub(client_ns);
+                let clients_ns = since(subjects[at].running.clients_cpu_ns(), clients_ns);
                 let end = Moment::now(own);
                 let disturbance = begin.disturbance_until(&end, processors);
                 begin = end;
@@ -300,7 +300,7 @@ impl Slicing<'_> {
                 }
                 takes -= 1;
                 match disturbance.filter(|_| !self.slices.keep_disturbed) {
-                    None => loads[at] = Some((load, client_ns)),
+                    None => loads[at] = Some((load, clients_ns)),
                     Some(why) if takes == 0 => dropped = Some(why),
                     Some(_) => {
                         before[at] += subjects[at].cpu_ns()?.saturating_sub(begin_ns);
@@ -316,10 +316,10 @@ impl Slicing<'_> {
         let mut samples = Vec::new();
         for (((subject, before), service), load) in subjects.iter_mut().zip(before).zip(services).zip(loads) {
             let cpu_ns = subject.cpu_ns()?.saturating_sub(before);
-            let service_ns = subject.service_cpu_ns().zip(service).map(|(after, before)| after - before);
-            samples.push(load.map_or_else(Sample::default, |(load, client_ns)| Sample {
+            let service_ns = since(subject.service_cpu_ns(), service);
+            samples.push(load.map_or_else(Sample::default, |(load, clients_ns)| Sample {
                 service_cpu_us: service_ns.map(|ns| each_us(ns, load.exchanges)),
-                client_cpu_us: Some(each_us(client_ns, load.exchanges)),
+                client_cpu_us: clients_ns.map(|ns| each_us(ns, load.exchanges)),
                 latency_p50_us: load.latencies.quantile_us(0.5),
                 latency_p99_us: load.latencies.quantile_us(0.99),
                 latency_p999_us: load.latencies.quantile_us(0.999),
@@ -386,9 +386,9 @@ impl Slicing<'_> {
     }
 }
 
-/// Processor time of this program, whose threads are the clients, ns.
-fn own_cpu_ns() -> u64 {
-    process_cpu_ns(rustix::process::getpid()).unwrap_or(0)
+/// What was used between two looks, ns, where both saw something.
+fn since(after: Option<u64>, before: Option<u64>) -> Option<u64> {
+    Some(after?.saturating_sub(before?))
 }
 
 /// Of `ns` for each operation, µs.

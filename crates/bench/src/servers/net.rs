@@ -7,23 +7,18 @@
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Pid;
 
-use crate::kit::processes::process::TIMEOUT;
 use crate::kit::side::ApiCopies;
 use crate::kit::traffic::Load;
-use crate::kit::{Failure, Launcher, Result, Running, Sample, Server, TemporaryDirectory, processors};
+use crate::kit::{Launcher, Result, Running, Sample, Server, TemporaryDirectory, processors};
 
-/// What it is called in messages.
-const TITLE: &str = "uncopy net";
 /// Where its directory is: the path of a listener of its has to fit a socket's name.
 const PARENT: &str = "/dev/shm";
 /// What it says when programs can be started.
 const READY: &str = "run programs by";
-/// Time between two looks.
-const TICK: Duration = Duration::from_millis(5);
 
 /// Services so far: each has a device and a network of its own.
 static MADE: AtomicU8 = AtomicU8::new(0);
@@ -39,7 +34,7 @@ impl Service {
     /// Starts one on the processors of a server of one thread.
     ///
     /// # Errors
-    /// [`Failure`] with its last words when it does not begin in time.
+    /// [`crate::kit::Failure`] with its last words when it does not begin in time.
     pub fn start(launcher: &Launcher, copies: ApiCopies) -> Result<Self> {
         // Of 198.18.0.0/15, behind what a pair of virtual devices has; a device is gone long before its number comes again.
         let number = MADE.fetch_add(1, Ordering::Relaxed) % 250 + 1;
@@ -50,13 +45,8 @@ impl Service {
         let copies = if copies == ApiCopies::Make { "make" } else { "elide" };
         command.args(["--api-copies", copies, "--socket"]).arg(control(&directory));
         processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
-        let mut server = Server::start_among_clients(command, TITLE, directory)?;
-        let deadline = Instant::now() + TIMEOUT;
-        while !server.stderr_text().contains(READY) {
-            if server.process().wait(TICK)?.is_some() || Instant::now() > deadline {
-                return Err(Failure::new(format!("{TITLE} did not begin: {}", server.last_words())));
-            }
-        }
+        let mut server = Server::start_among_clients(command, "uncopy net", directory)?;
+        server.wait_until("begin", |server| server.stderr_text().contains(READY))?;
         Ok(Self { server, host })
     }
 
@@ -99,6 +89,10 @@ impl Running for Served {
 
     fn beside(&self) -> Vec<Pid> {
         vec![self.service.server.pid()]
+    }
+
+    fn clients_cpu_ns(&self) -> Option<u64> {
+        self.running.clients_cpu_ns()
     }
 
     fn load(&mut self, duration: Duration) -> Result<Load> {

@@ -6,9 +6,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::clients::records::{Clients, Workload};
 use crate::clients::resp::Connection;
 use crate::kit::processes::process::{self, TIMEOUT};
-use crate::kit::{Failure, Launcher, Result, Server, Side, TemporaryDirectory, network, processors};
+use crate::kit::traffic::Load;
+use crate::kit::{Failure, Launcher, Result, Running, Server, Side, TemporaryDirectory, network, processors};
 use crate::servers::log_trimmer::LogTrimmer;
 
 /// How often a port is tried that another program may take in between.
@@ -242,6 +244,62 @@ impl RedisServer {
     pub fn stop(&mut self) -> Result<()> {
         drop(self.trimmer.take());
         self.server.process().stop()
+    }
+}
+
+/// A Redis, and clients with a request under way each.
+pub struct Serving {
+    // Dropped in this order: the connections end before the server.
+    clients: Clients,
+    redis: RedisServer,
+    max_log_bytes: Option<u64>,
+}
+
+impl Serving {
+    /// `connections` to `redis`, which ask for what `workload` says, with values of `size_bytes`.
+    ///
+    /// # Errors
+    /// [`Failure`] when it does not take them.
+    pub fn new(
+        redis: RedisServer,
+        workload: Workload,
+        size_bytes: usize,
+        connections: usize,
+    ) -> Result<Self> {
+        let clients = Clients::open(redis.address(), workload, size_bytes, connections)?;
+        Ok(Self { clients, redis, max_log_bytes: None })
+    }
+
+    /// The same, whose append-only file is written anew, between two rounds, where it is longer than this.
+    #[must_use]
+    pub fn rewriting_past(self, max_log_bytes: u64) -> Self {
+        Self { max_log_bytes: Some(max_log_bytes), ..self }
+    }
+}
+
+impl Running for Serving {
+    fn server(&mut self) -> &mut Server {
+        self.redis.server()
+    }
+
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        self.clients.load(duration, processors::of_clients(processors::ONE_THREAD))
+    }
+
+    fn reconnect(&mut self) -> Result<()> {
+        if let Some(max_log_bytes) = self.max_log_bytes {
+            self.redis.rewrite_past(max_log_bytes)?;
+        }
+        self.clients.reconnect()
+    }
+
+    fn verify(&mut self) -> Result<u64> {
+        self.clients.verify()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.clients.close();
+        self.redis.stop()
     }
 }
 

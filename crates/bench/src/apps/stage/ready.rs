@@ -2,15 +2,13 @@
 //! been left alone for a while.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Pid;
 
 use crate::kit::processes::process::TIMEOUT;
-use crate::kit::{Failure, Result, Server};
+use crate::kit::{Result, Server};
 
-/// Time between two looks.
-const TICK: Duration = Duration::from_millis(5);
 /// State of a listening socket in `/proc/PID/net/tcp` (`TCP_LISTEN`, in hexadecimal).
 const LISTEN: &str = "0A";
 
@@ -18,8 +16,8 @@ const LISTEN: &str = "0A";
 ///
 /// # Errors
 /// [`Failure`] with its last words when it ended, or did not accept in time.
-pub fn listening(mut server: Server, address: SocketAddr, name: &str) -> Result<Server> {
-    wait(&mut server, name, || {
+pub fn listening(mut server: Server, address: SocketAddr) -> Result<Server> {
+    server.wait_until("listen", |_| {
         TcpStream::connect_timeout(&address, TIMEOUT).is_ok_and(|stream| has_peer(&stream))
     })?;
     Ok(server)
@@ -35,27 +33,12 @@ fn has_peer(stream: &TcpStream) -> bool {
 ///
 /// # Errors
 /// As [`listening`].
-pub fn undisturbed(mut server: Server, address: SocketAddr, name: &str, alone: Duration) -> Result<Server> {
+pub fn undisturbed(mut server: Server, address: SocketAddr, alone: Duration) -> Result<Server> {
     if !alone.is_zero() {
-        let pid = server.process().pid();
-        wait(&mut server, name, || listens(pid, address))?;
+        server.wait_until("listen", |server| listens(server.pid(), address))?;
         std::thread::sleep(alone);
     }
-    listening(server, address, name)
-}
-
-fn wait(server: &mut Server, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
-    let deadline = Instant::now() + TIMEOUT;
-    while !is_ready() {
-        if server.process().wait(TICK)?.is_some() {
-            let failure = Failure::new(format!("{name} did not listen; stderr: {}", server.last_words()));
-            return Err(server.process().explain(&failure));
-        }
-        if Instant::now() > deadline {
-            return Err(Failure::new(format!("{name} did not listen within {} s", TIMEOUT.as_secs())));
-        }
-    }
-    Ok(())
+    listening(server, address)
 }
 
 /// Whether something listens at `address` in the network of process `pid`, found without a connection.

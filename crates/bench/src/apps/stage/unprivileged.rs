@@ -126,7 +126,7 @@ impl<'a> Unprivileged<'a> {
             let command = stage.command(name, &arguments(address, directory.path())?)?;
             let mut command = self.as_user(command, directory.path())?;
             bind(&mut command, stage.processors.map(|(ours, _)| ours));
-            listening(stage.start(command, name, directory)?, address, name)
+            listening(stage.start(command, name, directory)?, address)
         })
     }
 

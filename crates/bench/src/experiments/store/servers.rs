@@ -2,17 +2,15 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::Duration;
 
 use super::place::Place;
 use crate::apps::programs::{Need, Programs};
 use crate::apps::python::PYTHON;
 use crate::apps::redis::REDIS;
-use crate::clients::records::{Clients, Workload};
+use crate::clients::records::Workload;
 use crate::kit::remote::Remote;
-use crate::kit::traffic::Load;
 use crate::kit::{Launcher, Result, Running, Server, Side, TemporaryDirectory, While, processors};
-use crate::servers::redis::{AppendOnly, RedisServer};
+use crate::servers::redis::{AppendOnly, RedisServer, Serving};
 
 /// An append-only file that is longer than this, bytes, is written anew between two rounds.
 const LOG_LIMIT_BYTES: u64 = 512 << 20;
@@ -40,39 +38,8 @@ pub fn redis(
         processors::bind(&mut command, processors::of_server(processors::ONE_THREAD));
         Server::start(command, REDIS.program, directory)
     })?;
-    let clients = Clients::open(redis.address(), Workload::Set, size_bytes, count)?;
-    Ok(Box::new(Redis { clients, redis }))
-}
-
-/// Redis and its clients.
-struct Redis {
-    // Dropped in this order: the connections end before the server.
-    clients: Clients,
-    redis: RedisServer,
-}
-
-impl Running for Redis {
-    fn server(&mut self) -> &mut Server {
-        self.redis.server()
-    }
-
-    fn load(&mut self, duration: Duration) -> Result<Load> {
-        self.clients.load(duration, processors::of_clients(processors::ONE_THREAD))
-    }
-
-    fn reconnect(&mut self) -> Result<()> {
-        self.redis.rewrite_past(LOG_LIMIT_BYTES)?;
-        self.clients.reconnect()
-    }
-
-    fn verify(&mut self) -> Result<u64> {
-        self.clients.verify()
-    }
-
-    fn stop(&mut self) -> Result<()> {
-        self.clients.close();
-        self.redis.stop()
-    }
+    let serving = Serving::new(redis, Workload::Set, size_bytes, count)?;
+    Ok(Box::new(serving.rewriting_past(LOG_LIMIT_BYTES)))
 }
 
 /// A program that writes rows of `row_bytes` to a table, one in a transaction.

@@ -19,6 +19,8 @@ use crate::kit::processes::wait;
 
 /// How long a server may take to say that it is ready, or to end when asked to.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// Time between two looks whether a server is ready.
+const READY_TICK: Duration = Duration::from_millis(5);
 /// Upper bound of the bytes that are read from a short-lived process.
 const OUTPUT_LIMIT_BYTES: usize = 64 * 1024;
 /// Name of the file that takes what a process writes to stderr.
@@ -288,6 +290,26 @@ impl Server {
             line.push(byte[0]);
         }
         Ok(String::from_utf8_lossy(&line).into_owned())
+    }
+
+    /// Waits until `is_ready`; `begin` is the verb in messages for what it then has done.
+    ///
+    /// # Errors
+    /// [`Failure`] with its last words when it ended, or was not ready within [`TIMEOUT`].
+    pub fn wait_until(&mut self, begin: &str, is_ready: impl Fn(&Self) -> bool) -> Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
+        while !is_ready(self) {
+            if self.process.wait(READY_TICK)?.is_some() {
+                let (title, said) = (&self.process.title, self.last_words());
+                let failure = Failure::new(format!("{title} did not {begin}; stderr: {said}"));
+                return Err(self.process.explain(&failure));
+            }
+            if Instant::now() > deadline {
+                let (title, seconds) = (&self.process.title, TIMEOUT.as_secs());
+                return Err(Failure::new(format!("{title} did not {begin} within {seconds} s")));
+            }
+        }
+        Ok(())
     }
 
     /// What is left of what it wrote to stdout, once it has ended.
