@@ -15,7 +15,7 @@ const LISTEN: &str = "0A";
 /// Waits until `server` accepts connections at `address`.
 ///
 /// # Errors
-/// [`Failure`] with its last words when it ended, or did not accept in time.
+/// [`crate::kit::Failure`] with its last words when it ended, or did not accept in time.
 pub fn listening(mut server: Server, address: SocketAddr) -> Result<Server> {
     server.wait_until("listen", |_| {
         TcpStream::connect_timeout(&address, TIMEOUT).is_ok_and(|stream| has_peer(&stream))
