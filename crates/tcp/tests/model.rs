@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Link, Random, World, secret, stream_bytes, time_before_wrap, tuple, verify};
-use uncopy_tcp::config::{Config, CongestionControl, MILLISECOND_NS, SECOND_NS};
+use uncopy_tcp::config::{Config, CongestionControl, Ecn, MILLISECOND_NS, SECOND_NS};
 use uncopy_tcp::connection::{Received, State};
 use uncopy_tcp::payload::Payload;
 use uncopy_tcp::stack::{ConnectionId, Limits, Stack};
@@ -29,6 +29,7 @@ fn random_config(random: &mut Random, is_tiny: bool) -> Config {
         nagle: random.one_in(2),
         keepalive: None,
         congestion_control: random.pick(&[CongestionControl::Cubic, CongestionControl::NewReno]),
+        ecn: random.pick(&[Ecn::Off, Ecn::Accepted, Ecn::Requested]),
     }
 }
 
@@ -39,6 +40,7 @@ fn random_link(random: &mut Random) -> Link {
         delay_ns: random.pick(&[1, 50_000, 5 * MILLISECOND_NS, 50 * MILLISECOND_NS]),
         jitter_ns: random.pick(&[0, 0, 100_000, 20 * MILLISECOND_NS]),
         byte_ns: random.pick(&[0, 1, 100]),
+        mark_permille: random.pick(&[0, 0, 20, 300]),
         max_packet_bytes: 0,
         is_cut: false,
     }

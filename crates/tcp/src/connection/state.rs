@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::config::{
-    Config, DEFAULT_PEER_MSS, MAX_CHALLENGES_PER_SECOND, MILLISECOND_NS, MIN_MSS, SECOND_NS, TIME_WAIT_NS,
+    Config, DEFAULT_PEER_MSS, Ecn, MAX_CHALLENGES_PER_SECOND, MILLISECOND_NS, MIN_MSS, SECOND_NS,
+    TIME_WAIT_NS,
 };
 use crate::congestion::Congestion;
 use crate::error::Error;
@@ -107,6 +108,17 @@ pub(super) struct PeerClock {
     pub recent_at_ns: u64,
 }
 
+/// Explicit congestion notification (RFC 3168, section 6.1).
+#[derive(Debug, Default)]
+pub(super) struct Notification {
+    /// Both ends use it.
+    pub is_used: bool,
+    /// The peer is told of congestion until it answers by CWR.
+    pub is_echo_due: bool,
+    /// What had been sent when the window was reduced last: it is reduced once for all that.
+    pub reduced: Position,
+}
+
 /// What this side is about to send beside data.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
@@ -118,6 +130,8 @@ pub(super) struct Pending {
     pub retransmission: bool,
     /// A tail loss probe.
     pub tail: bool,
+    /// CWR, with the next data that is not a retransmission.
+    pub window_reduced: bool,
     pub reset: Option<Header>,
 }
 
@@ -169,6 +183,7 @@ pub struct Connection<P> {
     /// When something new was acknowledged, selectively or not.
     pub(super) acknowledged_at_ns: u64,
     pub(super) undo: Option<Undo>,
+    pub(super) notification: Notification,
 
     pub(super) receiver: Receiver<P>,
     pub(super) receive_shift: u8,
@@ -225,6 +240,7 @@ impl<P: Payload> Connection<P> {
             sent_at_ns: now_ns,
             acknowledged_at_ns: now_ns,
             undo: None,
+            notification: Notification::default(),
             receiver: Receiver::new(
                 first_position(0),
                 config.receive_buffer_bytes,
@@ -276,6 +292,13 @@ impl<P: Payload> Connection<P> {
             Some(shift) if self.config.window_scaling => self.send_shift = shift,
             _ => self.receive_shift = 0,
         }
+        // What asks has both bits, what answers has one (RFC 3168, section 6.1.1). Where both ends ask at once there is none.
+        let wanted = if self.is_passive { (Ecn::Accepted, true) } else { (Ecn::Requested, false) };
+        self.notification = Notification {
+            is_used: self.config.ecn >= wanted.0 && syn.flags.ece && syn.flags.cwr == wanted.1,
+            reduced: self.initial,
+            ..Notification::default()
+        };
         self.has_sack = self.config.sack && sack_permitted;
         self.has_timestamps = self.config.timestamps && timestamps.is_some();
         if let Some(stamps) = timestamps {
@@ -381,14 +404,9 @@ impl<P: Payload> Connection<P> {
         self.receiver.pieces()
     }
 
-    /// How many bytes may be on their way.
-    pub fn congestion_window_bytes(&self) -> u64 {
-        self.congestion.window_bytes()
-    }
-
-    /// How many bytes wait to be acknowledged.
-    pub fn kept_bytes(&self) -> u64 {
-        self.queue.len_bytes()
+    /// Whether both ends use explicit congestion notification.
+    pub fn has_ecn(&self) -> bool {
+        self.notification.is_used
     }
 
     /// How many ranges the scoreboard has.

@@ -51,6 +51,8 @@ pub struct Link {
     pub jitter_ns: u64,
     /// Time that a byte takes.
     pub byte_ns: u64,
+    /// Of the packets that may be marked.
+    pub mark_permille: u64,
     /// Packets that are longer are lost; 0 is no limit.
     pub max_packet_bytes: usize,
     pub is_cut: bool,
@@ -76,6 +78,7 @@ pub fn split(tuple: &Tuple, segment: &Segment<SharedBytes>) -> Vec<Packet> {
         let is_last = at + len == total;
         header.flags.fin &= is_last;
         header.flags.psh &= is_last;
+        assert!(!header.flags.cwr || total <= step, "CWR is in one packet");
         let mut payload = segment.payload.clone();
         payload::trim_front(&mut payload, at);
         payload::truncate(&mut payload, len);
@@ -87,6 +90,17 @@ pub fn split(tuple: &Tuple, segment: &Segment<SharedBytes>) -> Vec<Packet> {
         at += len;
     }
     packets
+}
+
+/// Congestion, as a router marks it in a header of IPv4.
+fn mark(headers: &mut [u8]) {
+    headers[1] |= 3;
+    headers[10..12].fill(0);
+    let words = headers[..20].chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let folded = (folded & 0xffff) + (folded >> 16);
+    headers[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
 }
 
 /// A packet as its receiver understands it.
@@ -118,6 +132,7 @@ pub struct World {
     free_at: [u64; 2],
     pub packets: u64,
     pub lost: u64,
+    pub marked: u64,
     /// Who sent what was too long for its link: the side, the connection, the sequence number.
     pub too_long: Vec<(usize, Tuple, u32)>,
     /// Of what [`connected`] made.
@@ -136,6 +151,7 @@ impl World {
             free_at: [0; 2],
             packets: 0,
             lost: 0,
+            marked: 0,
             too_long: Vec::new(),
             ids: Vec::new(),
         }
@@ -169,6 +185,12 @@ impl World {
         if link.is_cut || self.random.below(1000) < link.loss_permille {
             self.lost += 1;
             return;
+        }
+        let mut packet = packet;
+        let is_markable = matches!(packet.headers[1] & 3, 1 | 2);
+        if is_markable && self.random.below(1000) < link.mark_permille {
+            mark(&mut packet.headers);
+            self.marked += 1;
         }
         let bytes = (packet.headers.len() + payload::len_bytes(&packet.payload)) as u64;
         let start = self.free_at[to].max(self.now_ns);
