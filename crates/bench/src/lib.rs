@@ -35,9 +35,9 @@ struct Arguments {
     /// What to run.
     #[command(subcommand)]
     command: Command,
-    /// What lies between clients and servers
-    #[arg(long, global = true, value_name = "NETWORK", value_enum, default_value = "loopback")]
-    network: Network,
+    /// What lies between clients and servers [default: loopback, for net veth-9000]
+    #[arg(long, global = true, value_name = "NETWORK", value_enum)]
+    network: Option<Network>,
     /// Do not keep idle processors awake by loops of the lowest class while something is measured
     #[arg(long, global = true)]
     no_idle_loops: bool,
@@ -56,6 +56,13 @@ enum Command {
 impl Command {
     const fn is_server(&self) -> bool {
         matches!(self, Self::Experiment(command) if command.is_server())
+    }
+
+    const fn network(&self) -> Network {
+        match self {
+            Self::Experiment(command) => command.network(),
+            Self::Report(_) => Network::Loopback,
+        }
     }
 
     fn run(&self) -> Result<Outcome> {
@@ -83,6 +90,7 @@ pub fn main(args: &[OsString]) -> u8 {
             return 0;
         }
     };
+    let network = network.unwrap_or_else(|| command.network());
     if command.is_server() && network != Network::Loopback {
         eprintln!("uncopy: --network is for experiments, which start servers; this is a server itself");
         return STATUS_USAGE;

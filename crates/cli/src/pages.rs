@@ -172,6 +172,7 @@ mod tests {
                 "uncopy-stats",
                 "uncopy-release",
                 "uncopy-log",
+                "uncopy-net",
                 "uncopy-bench",
                 "uncopy-completions",
                 "uncopy-man"

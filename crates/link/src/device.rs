@@ -2,30 +2,19 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
 
 use crate::tun::request;
 
 /// Packets that wait to be received, at most: a sender's whole window must fit, or it finds losses.
 pub const QUEUE_PACKETS: i32 = 5000;
 
-/// `struct in6_ifreq` (linux/ipv6.h).
-#[repr(C)]
-struct V6Request {
-    address: [u8; 16],
-    prefix_bits: u32,
-    index: i32,
-}
-
-fn socket(domain: i32) -> io::Result<OwnedFd> {
-    // SAFETY: makes a descriptor.
-    match unsafe { libc::socket(domain, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) } {
-        -1 => Err(io::Error::last_os_error()),
-        // SAFETY: just made.
-        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-    }
-}
+/// How long the kernel's route to its IPv6 address is waited for.
+const ROUTE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Makes a request that names a valid structure.
 fn ask<T>(socket: &OwnedFd, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
@@ -36,57 +25,101 @@ fn ask<T>(socket: &OwnedFd, number: libc::c_ulong, argument: &mut T) -> io::Resu
     }
 }
 
-fn v4(address: Ipv4Addr) -> libc::sockaddr {
-    let mut data = [0; 14];
-    for (to, from) in data[2..].iter_mut().zip(address.octets()) {
-        *to = from as libc::c_char;
-    }
-    libc::sockaddr { sa_family: libc::AF_INET as libc::sa_family_t, sa_data: data }
-}
-
 /// Sets a device up: packets of `mtu_bytes`, and for each network the kernel's own address and the bits of the prefix. It is in the
 /// calling thread's network namespace.
 ///
 /// # Errors
-/// EPERM: it takes `CAP_NET_ADMIN`. EINVAL: no such MTU. Else what the kernel says.
+/// EPERM: it takes `CAP_NET_ADMIN`. EINVAL: no such MTU or prefix. ENODEV: no such device. Else what the kernel says.
 pub fn set_up(name: &str, mtu_bytes: usize, addresses: &[(IpAddr, u8)]) -> io::Result<()> {
-    let inet = socket(libc::AF_INET)?;
+    let inet = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     let mut mtu = request(name)?;
     mtu.ifr_ifru.ifru_mtu = i32::try_from(mtu_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
     ask(&inet, libc::SIOCSIFMTU, &mut mtu)?;
     let mut queue = request(name)?;
     queue.ifr_ifru.ifru_metric = QUEUE_PACKETS;
     ask(&inet, libc::SIOCSIFTXQLEN, &mut queue)?;
+    let mut index = request(name)?;
+    ask(&inet, libc::SIOCGIFINDEX, &mut index)?;
+    // SAFETY: the kernel has just written this member.
+    let index = unsafe { index.ifr_ifru.ifru_ifindex };
+    quiet_v6(name, addresses.iter().any(|(address, _)| address.is_ipv6()));
     for (address, bits) in addresses {
-        match address {
-            IpAddr::V4(address) => {
-                let mut own = request(name)?;
-                own.ifr_ifru.ifru_addr = v4(*address);
-                ask(&inet, libc::SIOCSIFADDR, &mut own)?;
-                let mask = u32::MAX.checked_shl(32 - u32::from(*bits)).unwrap_or(0);
-                let mut netmask = request(name)?;
-                netmask.ifr_ifru.ifru_netmask = v4(Ipv4Addr::from_bits(mask));
-                ask(&inet, libc::SIOCSIFNETMASK, &mut netmask)?;
-            }
-            IpAddr::V6(address) => add_v6(&inet, name, *address, *bits)?,
-        }
+        add_address(index, *address, *bits)?;
     }
     let mut flags = request(name)?;
     ask(&inet, libc::SIOCGIFFLAGS, &mut flags)?;
     // SAFETY: the kernel has just written this member.
     unsafe { flags.ifr_ifru.ifru_flags |= libc::IFF_UP as libc::c_short };
-    ask(&inet, libc::SIOCSIFFLAGS, &mut flags)
+    ask(&inet, libc::SIOCSIFFLAGS, &mut flags)?;
+    for (address, _) in addresses {
+        if let IpAddr::V6(address) = address {
+            wait_for_v6(name, *address);
+        }
+    }
+    Ok(())
 }
 
-fn add_v6(inet: &OwnedFd, name: &str, address: Ipv6Addr, bits: u8) -> io::Result<()> {
-    // Without routers and neighbours to look for, as far as the kernel lets itself be told.
-    for (file, value) in [("accept_ra", "0"), ("addr_gen_mode", "1"), ("accept_dad", "0")] {
+/// No routers or neighbours are looked for, and no link-local address is made. /proc may be read-only, or there may be no IPv6: then
+/// there are packets that the TCP ignores.
+fn quiet_v6(name: &str, has_address: bool) {
+    let enable = has_address.then_some(("disable_ipv6", "0"));
+    for (file, value) in enable.into_iter().chain([("accept_ra", "0"), ("addr_gen_mode", "1")]) {
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/{file}"), value);
     }
-    let mut index = request(name)?;
-    ask(inet, libc::SIOCGIFINDEX, &mut index)?;
-    // SAFETY: the kernel has just written this member.
-    let index = unsafe { index.ifr_ifru.ifru_ifindex };
-    let mut own = V6Request { address: address.octets(), prefix_bits: bits.into(), index };
-    ask(&socket(libc::AF_INET6)?, libc::SIOCSIFADDR, &mut own)
+}
+
+/// RTM_NEWADDR of rtnetlink(7). By ioctl, programs could not bind to an IPv6 address until the kernel had found in the background
+/// that nobody else has it; it does not look with IFA_F_NODAD. The device may have the address already.
+fn add_address(index: i32, address: IpAddr, bits: u8) -> io::Result<()> {
+    const HEADER_BYTES: usize = 16;
+    let octets: &[u8] = match &address {
+        IpAddr::V4(address) => &address.octets(),
+        IpAddr::V6(address) => &address.octets(),
+    };
+    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // struct ifaddrmsg: family, prefix, flags (in an attribute), scope (everywhere), device.
+    let mut body = vec![family as u8, bits, 0, 0];
+    body.extend(index.to_ne_bytes());
+    let flags = libc::IFA_F_NODAD.to_ne_bytes();
+    for (kind, value) in [(libc::IFA_LOCAL, octets), (libc::IFA_ADDRESS, octets), (libc::IFA_FLAGS, &flags)] {
+        body.extend((4 + value.len() as u16).to_ne_bytes());
+        body.extend(kind.to_ne_bytes());
+        body.extend(value);
+    }
+    // struct nlmsghdr: length, type, flags, and no sequence number or sender.
+    let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+    let mut message = ((HEADER_BYTES + body.len()) as u32).to_ne_bytes().to_vec();
+    message.extend(libc::RTM_NEWADDR.to_ne_bytes());
+    message.extend((flags as u16).to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend(body);
+
+    // Protocol 0 is NETLINK_ROUTE.
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    send(&socket, &message, SendFlags::empty())?;
+    // The kernel has answered when send returns: with an nlmsghdr, and an error number below 0.
+    let mut answer = [0; 256];
+    let (got_bytes, _) = recv(&socket, &mut answer[..], RecvFlags::DONTWAIT)?;
+    match answer[..got_bytes].get(HEADER_BYTES..).and_then(|error| error.first_chunk()) {
+        Some([0, 0, 0, 0]) => Ok(()),
+        Some(error) => Err(io::Error::from_raw_os_error(-i32::from_ne_bytes(*error))),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Waits until the kernel takes packets to its address: it makes the route in the background once the device is up (addrconf_dad_work,
+/// Linux 6.18: some milliseconds, in which packets are lost). It is not an error if it takes long, or cannot be seen.
+fn wait_for_v6(name: &str, address: Ipv6Addr) {
+    let destination = format!("{:032x} 80 ", address.to_bits());
+    let until = Instant::now() + ROUTE_LIMIT;
+    while Instant::now() < until {
+        let Ok(routes) = std::fs::read_to_string("/proc/thread-self/net/ipv6_route") else { return };
+        let is_there = |route: &str| {
+            route.starts_with(&destination) && route.split_whitespace().next_back() == Some(name)
+        };
+        if routes.lines().any(is_there) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

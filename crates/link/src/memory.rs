@@ -125,6 +125,8 @@ impl Link for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use uncopy_core::random::{STEP, splitmix64};
     use uncopy_tcp::segment::Header;
     use uncopy_tcp::wire::{Tuple, write};
 
@@ -159,5 +161,63 @@ mod tests {
         send(&mut one, &[7; 100]);
         assert_eq!(other.receive(&mut [0; 2000]).unwrap(), None);
         assert_eq!(other.counters().bad_checksums, 1);
+    }
+
+    #[test]
+    fn packets_are_lost_doubled_and_late_as_their_fate_says_and_the_same_for_a_seed() {
+        let seeded = |seed: u64| -> Fate {
+            let (mut state, mut late) = (seed, None);
+            Box::new(move |packet, queue| {
+                state = state.wrapping_add(STEP);
+                let before: Option<Vec<u8>> = late.take();
+                match splitmix64(state) % 8 {
+                    0 => {}
+                    1 => queue.extend([packet.clone(), packet]),
+                    2 => late = Some(packet),
+                    _ => queue.push_back(packet),
+                }
+                queue.extend(before);
+            })
+        };
+        let came = |seed| {
+            let [mut one, mut other] = pair(1040, [seeded(seed), arrives()]).unwrap();
+            for number in 0..200 {
+                send(&mut one, &[number; 10]);
+            }
+            let mut room = vec![0; 2000];
+            let mut numbers = Vec::new();
+            while let Some(len) = other.receive(&mut room).unwrap() {
+                numbers.push(room[len - 1]);
+            }
+            assert_eq!(one.counters().sent.packets, 200);
+            numbers
+        };
+        let numbers = came(1);
+        let mut distinct = numbers.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert!(distinct.len() < 200 && distinct.len() < numbers.len() && !numbers.is_sorted());
+        assert_eq!(numbers, came(1));
+        assert_ne!(numbers, came(2));
+    }
+
+    #[test]
+    fn a_link_is_readable_while_packets_wait_and_has_no_room_for_more_than_some() {
+        let is_readable = |link: &Memory| {
+            let mut polled = [PollFd::new(&link.incoming.bell, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec::default())).unwrap() == 1
+        };
+        let [mut one, mut other] = pair(1040, [arrives(), arrives()]).unwrap();
+        assert!(!is_readable(&other));
+        for _ in 0..MAX_WAITING {
+            send(&mut one, &[1]);
+        }
+        assert!(is_readable(&other));
+        let tuple = Tuple { local: "10.0.0.1:80".parse().unwrap(), remote: "10.0.0.2:9".parse().unwrap() };
+        let mut header = write(&tuple, &Header::default(), 0);
+        assert!(!one.send(&mut header, &[], 1000).unwrap());
+        assert_eq!(one.counters().refused, 1);
+        while other.receive(&mut [0; 2000]).unwrap().is_some() {}
+        assert!(!is_readable(&other) && one.send(&mut header, &[], 1000).unwrap());
     }
 }

@@ -93,3 +93,62 @@ impl<L: Link> Link for Pcap<L> {
         self.link.counters()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Seek as _};
+    use std::os::fd::AsFd as _;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use uncopy_tcp::segment::Header;
+    use uncopy_tcp::wire::{Tuple, write};
+
+    use super::*;
+    use crate::memory::{arrives, pair};
+
+    #[test]
+    fn a_capture_has_what_went_both_ways() {
+        let mut file = File::from(memfd_create("capture", MemfdFlags::CLOEXEC).unwrap());
+        let [one, mut other] = pair(1500, [arrives(), arrives()]).unwrap();
+        let mut one = Pcap::new(one, file.as_fd().try_clone_to_owned().unwrap().into()).unwrap();
+        let tuple = Tuple { local: "10.0.0.1:80".parse().unwrap(), remote: "10.0.0.2:9".parse().unwrap() };
+        let mut header = write(&tuple, &Header::default(), 3000);
+        let payload = [7; 3000];
+        let (first, second) = payload.split_at(1234);
+        assert!(one.send(&mut header, &[IoSlice::new(first), IoSlice::new(second)], 1000).unwrap());
+        let mut small = write(&tuple, &Header::default(), 0);
+        assert!(other.send(&mut small, &[], 0).unwrap());
+        let mut room = vec![0; 1500];
+        let len = one.receive(&mut room).unwrap().unwrap();
+        assert_eq!(one.receive(&mut room).unwrap(), None);
+
+        let mut bytes = Vec::new();
+        file.rewind().unwrap();
+        file.read_to_end(&mut bytes).unwrap();
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        assert_eq!((word(0), word(4), word(16), word(20)), (0xa1b2_3c4d, 0x0004_0002, 65_535, 101));
+        let mut at = 24;
+        for packet in [[&header[..], &payload].concat(), room[..len].to_vec()] {
+            assert!(word(at) > 1_700_000_000 && word(at + 4) < 1_000_000_000, "seconds and nanoseconds");
+            assert_eq!([word(at + 8), word(at + 12)], [packet.len() as u32; 2]);
+            assert!(bytes[at + 16..][..packet.len()] == packet[..]);
+            at += 16 + packet.len();
+        }
+        assert_eq!(at, bytes.len());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_ends_the_capture_and_not_the_link() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let [one, _] = pair(1500, [arrives(), arrives()]).unwrap();
+        assert!(Pcap::new(one, full.try_clone().unwrap()).is_err());
+        let [one, mut peer] = pair(1500, [arrives(), arrives()]).unwrap();
+        let mut one = Pcap { link: one, file: BufWriter::new(full), has_failed: false };
+        let tuple = Tuple { local: "10.0.0.1:80".parse().unwrap(), remote: "10.0.0.2:9".parse().unwrap() };
+        for _ in 0..2 {
+            assert!(one.send(&mut write(&tuple, &Header::default(), 0), &[], 0).unwrap());
+            assert!(peer.receive(&mut [0; 1500]).unwrap().is_some());
+        }
+        assert!(one.has_failed);
+    }
+}

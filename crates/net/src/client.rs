@@ -11,7 +11,7 @@ use uncopy_sys::mem::Shared;
 use uncopy_sys::{file, link, unix, wait};
 
 /// How long an answer is waited for, ms.
-const PATIENCE_MS: i32 = 5000;
+const TIMEOUT_MS: i32 = 5000;
 
 /// What a program knows of the service.
 pub struct Client {
@@ -53,8 +53,7 @@ fn link_with(places: &Places) -> Result<i32, Errno> {
     loop {
         match link::connect(&places.control) {
             Err(Errno::EAGAIN)
-                if uncopy_sys::thread::now_ms().wrapping_sub(begun_ms)
-                    < PATIENCE_MS.unsigned_abs().into() =>
+                if uncopy_sys::thread::now_ms().wrapping_sub(begun_ms) < TIMEOUT_MS.unsigned_abs().into() =>
             {
                 uncopy_sys::clock::pause();
             }
@@ -84,7 +83,7 @@ fn ask_by(fd: i32, question: &Question) -> Result<(Answer, i32), Errno> {
             Err(errno) => return Err(errno),
         }
         let waited_ms = uncopy_sys::thread::now_ms().wrapping_sub(begun_ms);
-        let Some(left_ms) = u64::try_from(PATIENCE_MS).ok().and_then(|all| all.checked_sub(waited_ms)) else {
+        let Some(left_ms) = u64::try_from(TIMEOUT_MS).ok().and_then(|all| all.checked_sub(waited_ms)) else {
             return Err(Errno(libc::ETIMEDOUT));
         };
         wait::for_any(core::iter::once(fd), left_ms.max(1) as i32);
@@ -175,15 +174,12 @@ impl Client {
         Connection::parse(&unix::Name::of_address(address)?).filter(|found| found.service == self.service)
     }
 
-    /// Whether there is no service any more.
+    /// Whether there is no service any more: whoever dies may still take links, but does not answer.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        match link::connect(&self.places.control) {
-            Ok(fd) => {
-                link::end(fd);
-                false
-            }
-            Err(errno) => matches!(errno, Errno(libc::ECONNREFUSED) | Errno::ENOENT),
+        match ask(&self.places, &Question::Info { slot: u32::MAX, serial: 0 }) {
+            Ok(_) | Err(Errno(libc::ETIMEDOUT)) => false,
+            Err(_) => true,
         }
     }
 

@@ -1,14 +1,13 @@
 //! Questions of programs.
 
 use crate::list::{self, List, Traffic};
-use crate::service::{Connection, Service, Stage, with_options};
+use crate::service::{Connection, Service, Stage, config, with_options};
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use uncopy_net::message::{Answer, Info, MAX_PREFIXES, Options, Question};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::link;
-use uncopy_tcp::config::Config;
 use uncopy_tcp::connection::State;
 use uncopy_tcp::wire::Tuple;
 
@@ -118,20 +117,19 @@ impl Service {
         if !address.ip().is_unspecified() && !self.is_own(address.ip()) {
             return Err(Errno(libc::EADDRNOTAVAIL));
         }
+        if address.port() != 0 {
+            self.forget_listeners(|at| at.port() == address.port());
+        }
         self.listeners.bind(address, id, is_shared, &self.directory.places)
     }
 
     fn listen(&mut self, address: SocketAddr, id: u32, backlog: u32, options: Options) -> Result<(), Errno> {
-        let config = with_options(self.base_config(), options);
         for at in self.listeners.listen(address, id)? {
+            let config = with_options(config(&*self.link, &self.settings, at.is_ipv6()), options);
             // Another socket of the program's, or of another one, may listen there already.
-            let _ = self.stack.listen(at, backlog.clamp(1, 65_535) as usize, Some(config.clone()));
+            let _ = self.stack.listen(at, backlog.clamp(1, 65_535) as usize, Some(config));
         }
         Ok(())
-    }
-
-    fn base_config(&self) -> Config {
-        crate::service::config(&*self.link, &self.settings)
     }
 
     fn connect(&mut self, local: SocketAddr, remote: SocketAddr, options: Options) -> Result<Answer, Errno> {

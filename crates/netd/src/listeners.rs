@@ -9,7 +9,7 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::unix::{self, Name};
 
 /// How long a socket that has its address has to be bound.
-const PATIENCE: Duration = Duration::from_secs(5);
+const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Sockets, at most.
 const MAX_BOUND: usize = 16_384;
 /// Ports that are chosen from (RFC 6335, section 6).
@@ -26,7 +26,7 @@ struct Socket {
 impl Socket {
     /// Whether the program still has it.
     fn lives(&self) -> bool {
-        unix::has_owner(&self.path) || self.since.elapsed() < PATIENCE && !self.is_listening
+        unix::has_owner(&self.path) || self.since.elapsed() < BIND_TIMEOUT && !self.is_listening
     }
 }
 
@@ -116,9 +116,6 @@ impl Listeners {
             });
             found.ok_or(Errno(libc::EADDRINUSE))?
         } else {
-            if !self.is_free(address, is_shared) {
-                self.forget_gone(|at| at.port() == address.port());
-            }
             if !self.is_free(address, is_shared) {
                 return Err(Errno(libc::EADDRINUSE));
             }

@@ -1,11 +1,47 @@
 //! Bytes by reference: in shared memory, of this process or a program's, or in the heap.
 
-use crate::rooms::HeapRoom;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_lanes::message::{Given, Kept};
 use uncopy_sys::iovec::Part;
 use uncopy_tcp::payload::Payload;
+
+/// Bytes of rooms in the heap at a time, at most.
+const MAX_HEAP_BYTES: usize = 16 << 20;
+
+static HEAP_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// A room in the heap.
+pub struct HeapRoom(Box<[u8]>);
+
+impl HeapRoom {
+    /// `len_bytes` zeroes; `None`: there are too many rooms.
+    pub(crate) fn new(len_bytes: usize) -> Option<Self> {
+        if HEAP_BYTES.fetch_add(len_bytes, Relaxed) + len_bytes > MAX_HEAP_BYTES {
+            HEAP_BYTES.fetch_sub(len_bytes, Relaxed);
+            return None;
+        }
+        Some(Self(vec![0; len_bytes].into_boxed_slice()))
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// All of it, to be filled.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Drop for HeapRoom {
+    fn drop(&mut self) {
+        HEAP_BYTES.fetch_sub(self.0.len(), Relaxed);
+    }
+}
 
 /// Who keeps the bytes.
 #[derive(Clone)]

@@ -1,46 +1,15 @@
 //! Rooms: memory that a packet, or what a program has written, is read into. Shared memory, so that what comes can be handed on by
 //! reference; where there is none just now, the heap, of which a bounded amount is used.
 
-use crate::payload::Bytes;
+use crate::payload::{Bytes, HeapRoom};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_lanes::message::Kept;
 use uncopy_lanes::process::Process;
 use uncopy_sys::iovec::Part;
 
 /// Payload below this is copied out, bytes: it would keep a whole page.
 pub const MAX_FEW_BYTES: usize = 2048;
-/// Bytes of rooms in the heap at a time, at most.
-const MAX_HEAP_BYTES: usize = 16 << 20;
-
-static HEAP_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-/// A room in the heap.
-pub struct HeapRoom(Box<[u8]>);
-
-impl HeapRoom {
-    fn new(len_bytes: usize) -> Option<Self> {
-        if HEAP_BYTES.fetch_add(len_bytes, Relaxed) + len_bytes > MAX_HEAP_BYTES {
-            HEAP_BYTES.fetch_sub(len_bytes, Relaxed);
-            return None;
-        }
-        Some(Self(vec![0; len_bytes].into_boxed_slice()))
-    }
-
-    /// All of it.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl Drop for HeapRoom {
-    fn drop(&mut self) {
-        HEAP_BYTES.fetch_sub(self.0.len(), Relaxed);
-    }
-}
-
 /// Memory that nobody else knows.
 pub enum Room {
     /// Of shared memory; it begins at a page.
@@ -64,7 +33,7 @@ impl Room {
                 // SAFETY: a mapped run of that length, of which nobody else knows.
                 unsafe { std::slice::from_raw_parts_mut(held.address() as *mut u8, held.len_bytes()) }
             }
-            Self::Heap(room) => &mut room.0,
+            Self::Heap(room) => room.bytes_mut(),
         }
     }
 

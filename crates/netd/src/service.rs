@@ -44,11 +44,13 @@ const HEAD_BYTES: usize = uncopy_core::addr::PAGE_BYTES;
 /// IPv4, TCP and timestamps: what headers of the next packet are taken to have until one has come.
 const USUAL_HEADER_BYTES: usize = 52;
 /// How long a connection waits for the stream that its program has announced.
-const PATIENCE: Duration = Duration::from_secs(5);
+const STREAM_TIMEOUT: Duration = Duration::from_secs(5);
 /// How soon what found no room is tried again.
 const RETRY: Duration = Duration::from_millis(2);
 /// How often what is gone is looked for.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
+/// Parts of one packet that are handed to the link as they are.
+const MAX_PARTS: usize = 512;
 /// Events of one wait.
 const MAX_EVENTS: usize = 256;
 
@@ -64,6 +66,8 @@ const QUESTIONER: u64 = 1 << 41;
 pub(crate) enum Stage {
     /// Its program has announced it.
     Announced,
+    /// Its program has a stream, which it fills.
+    Filling,
     /// Its program has a stream that cannot be written to.
     Opening,
     /// Bytes go both ways.
@@ -161,10 +165,12 @@ fn signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// What TCP is told of connections over a link.
-pub(crate) fn config(link: &dyn Link, settings: &Settings) -> Config {
-    // Fixed headers of IPv4 and TCP, and timestamps.
-    let mss = link.mtu_bytes().saturating_sub(40).clamp(usize::from(uncopy_tcp::config::MIN_MSS), 0xffff);
+/// What TCP is told of connections of a family over a link.
+pub(crate) fn config(link: &dyn Link, settings: &Settings, is_v6: bool) -> Config {
+    // Fixed headers of IP and TCP, and timestamps.
+    let header_bytes = if is_v6 { 60 } else { 40 };
+    let mss =
+        link.mtu_bytes().saturating_sub(header_bytes).clamp(usize::from(uncopy_tcp::config::MIN_MSS), 0xffff);
     let segment_bytes = mss - 12;
     let max_payload_bytes = wire::MAX_SUPER_PAYLOAD_BYTES.min(link.max_packet_bytes().saturating_sub(100));
     Config {
@@ -205,7 +211,7 @@ impl Service {
         secret[..8].copy_from_slice(&random()?.to_ne_bytes());
         secret[8..].copy_from_slice(&random()?.to_ne_bytes());
         let limits = Limits { max_connections: settings.max_connections, ..Limits::default() };
-        let stack = Stack::new(config(&*link, &settings), limits, Secret::new(secret));
+        let stack = Stack::new(config(&*link, &settings, false), limits, Secret::new(secret));
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let watch = |fd: BorrowedFd<'_>, who| epoll::add(&epoll, fd, EventData::new_u64(who), EventFlags::IN);
         // SAFETY: the link's and the folder's own, open as long as those are.
@@ -358,7 +364,7 @@ impl Service {
                         self.settings.prefixes.iter().any(|prefix| prefix.own == address)
                     });
                     self.packet_room = room;
-                    self.obey(meaning)?;
+                    self.obey(meaning);
                 }
             }
         }
@@ -373,7 +379,7 @@ impl Service {
         self.stack.on_segment(tuple, segment, self.now_ns());
     }
 
-    fn obey(&mut self, meaning: Option<Meaning>) -> io::Result<()> {
+    fn obey(&mut self, meaning: Option<Meaning>) {
         match meaning {
             Some(Meaning::Unreachable(tuple, sequence, error)) => {
                 self.stack.on_unreachable(&tuple, sequence, error);
@@ -382,10 +388,9 @@ impl Service {
                 let headers = if tuple.local.is_ipv4() { 40 } else { 60 };
                 self.stack.on_path_mtu(&tuple, sequence, mtu.saturating_sub(headers));
             }
-            Some(Meaning::Echo(mut packet)) => _ = self.link.send(&mut packet, &[], usize::MAX)?,
+            Some(Meaning::Echo(mut packet)) => _ = self.link.send(&mut packet, &[], usize::MAX),
             None => {}
         }
-        Ok(())
     }
 
     /// Does all that follows from what has happened.
@@ -428,12 +433,33 @@ impl Service {
                 continue;
             }
             let mut header = wire::write(&tuple, &segment.header, len_bytes(&segment.payload));
-            let parts: Vec<IoSlice<'_>> =
+            let mut parts: Vec<IoSlice<'_>> =
                 segment.payload.iter().map(|piece| IoSlice::new(piece.as_slice())).collect();
+            let joined;
+            if parts.len() > MAX_PARTS {
+                // The kernel takes 1024 (IOV_MAX); they are small then.
+                joined =
+                    segment.payload.iter().flat_map(|piece| piece.as_slice()).copied().collect::<Vec<u8>>();
+                parts = vec![IoSlice::new(&joined)];
+            }
             let max_bytes = usize::from(segment.max_payload_bytes).max(1);
-            if !self.link.send(&mut header, &parts, max_bytes)? {
-                self.unsent = Some((tuple, segment));
-                return Ok(());
+            match self.link.send(&mut header, &parts, max_bytes) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.unsent = Some((tuple, segment));
+                    return Ok(());
+                }
+                // No packet, or the device is down: lost, as on any network.
+                Err(error)
+                    if error.kind() == io::ErrorKind::InvalidInput
+                        || matches!(
+                            error.raw_os_error(),
+                            Some(libc::EIO | libc::EINVAL | libc::ENETDOWN)
+                        ) =>
+                {
+                    self.dropped_packets += 1;
+                }
+                Err(error) => return Err(error),
             }
         }
     }
@@ -454,26 +480,28 @@ impl Service {
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
             let known = peer.and_then(|peer| name::Connection::parse(&peer));
             let Some(known) = known.filter(|known| known.service == self.id) else { continue };
-            let now_ns = self.now_ns();
-            let base = config(&*self.link, &self.settings);
             let announced = |connection: &&mut Connection| connection.stage == Stage::Announced;
             let Some(connection) = self.connections.known(known.slot, known.serial).filter(announced) else {
                 continue;
             };
-            connection.stage = Stage::Opening;
-            let begun =
-                self.stack.connect(connection.tuple, Some(with_options(base, connection.options)), now_ns);
-            match begun {
-                Ok(id) => {
-                    connection.id = Some(id);
-                    self.by_id.insert(id, known.slot);
-                    self.begin_stream(known.slot, fd);
-                }
-                Err(error) => {
-                    self.board.set(known.slot, known.serial, Condition::Failed(error.number()));
-                    self.connections.remove(known.slot);
-                }
+            connection.stage = Stage::Filling;
+            self.begin_stream(known.slot, fd);
+        }
+    }
+
+    /// Begins a connection that a program has announced, whose stream is there.
+    fn begin_connection(&mut self, slot: u32) {
+        let now_ns = self.now_ns();
+        let Some(connection) = self.connections.get(slot) else { return };
+        connection.stage = Stage::Opening;
+        let base = config(&*self.link, &self.settings, connection.tuple.local.is_ipv6());
+        let options = with_options(base, connection.options);
+        match self.stack.connect(connection.tuple, Some(options), now_ns) {
+            Ok(id) => {
+                connection.id = Some(id);
+                self.by_id.insert(id, slot);
             }
+            Err(error) => self.lose(slot, error),
         }
     }
 
@@ -562,6 +590,16 @@ impl Service {
     /// Moves what can be moved at a stream, both ways.
     fn serve(&mut self, slot: u32) {
         let Some(connection) = self.connections.get(slot) else { return };
+        if connection.stage == Stage::Filling
+            && let Some(stream) = &connection.stream
+        {
+            match (stream.is_filled(), stream.has_hung_up) {
+                (true, _) => self.begin_connection(slot),
+                (false, true) => self.forget(slot, true),
+                (false, false) => {}
+            }
+            return;
+        }
         let Some(id) = connection.id else { return };
         if connection.stage == Stage::Opening {
             let state = self.stack.get(id).map(|tcp| tcp.state());
@@ -582,13 +620,8 @@ impl Service {
                     self.board.set(slot, serial, Condition::Established);
                     let Some(connection) = self.connections.get(slot) else { return };
                     let Some(stream) = connection.stream.as_mut() else { return };
-                    stream.is_readable = true;
-                    if !stream.skip_filling(&mut self.read_room) {
-                        if stream.has_ended {
-                            self.forget(slot, true);
-                        } else {
-                            self.starved.push(slot);
-                        }
+                    if stream.empty().is_err() {
+                        self.forget(slot, true);
                         return;
                     }
                     connection.stage = Stage::Open;
@@ -726,7 +759,7 @@ impl Service {
         self.housekept = Instant::now();
         self.forget_listeners(|_| true);
         let is_late = |connection: &Connection| {
-            connection.stage == Stage::Announced && connection.since.elapsed() >= PATIENCE
+            connection.stage == Stage::Announced && connection.since.elapsed() >= STREAM_TIMEOUT
         };
         let late: Vec<u32> = self
             .connections

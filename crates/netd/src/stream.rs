@@ -11,6 +11,7 @@ use uncopy_lanes::process::{Process, Received, closed};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::socket::{self, Envelope};
+use uncopy_sys::unix::FILLING_BYTES;
 use uncopy_tcp::payload::Payload as _;
 
 /// Room for what a program sends, bytes: what is behind literal bytes is given back.
@@ -213,17 +214,21 @@ impl Stream {
                 Received::Done(got) => return got,
                 Received::Part(got) => return Ok(got),
                 Received::Nothing => {
-                    let mut byte = 0u8;
-                    let look = Part { address: (&raw mut byte) as usize, len_bytes: 1 };
-                    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-                    // SAFETY: a byte of ours.
-                    if unsafe { socket::receive(self.number(), &[look], flags) }? == 0 {
+                    if self.look()? == 0 {
                         return Ok(0);
                     }
                 }
             }
         }
         Err(Errno(libc::ECONNRESET))
+    }
+
+    /// How many of one byte could be received now.
+    fn look(&self) -> Result<usize, Errno> {
+        let mut byte = 0u8;
+        let look = Part { address: (&raw mut byte) as usize, len_bytes: 1 };
+        // SAFETY: a byte of ours.
+        unsafe { socket::receive(self.number(), &[look], libc::MSG_PEEK | libc::MSG_DONTWAIT) }
     }
 
     /// Queues what has come into a room. The room, if nothing of it is needed.
@@ -254,23 +259,30 @@ impl Stream {
         left
     }
 
-    /// Discards what a program has written until it is told that the connection is there: zeroes up to a byte that is none. Whether that
-    /// has come.
-    pub fn skip_filling(&mut self, room: &mut Option<Room>) -> bool {
-        loop {
-            while let Some(front) = self.from_program.pop_front() {
-                if let Some(at) = front.as_slice().iter().position(|byte| *byte != 0) {
-                    let rest = front.slice(at + 1..front.len_bytes());
-                    if rest.len_bytes() > 0 {
-                        self.from_program.push_front(rest);
-                    }
-                    return true;
-                }
-            }
-            if self.pull(room) != Pulled::Bytes {
-                return false;
+    /// Whether the program has filled it: until that is read, the program cannot write, and closing it means a reset to the program.
+    #[must_use]
+    pub fn is_filled(&self) -> bool {
+        uncopy_sys::stream::unread(self.number()).is_ok_and(|unread| unread >= FILLING_BYTES)
+    }
+
+    /// Reads what it was filled with.
+    ///
+    /// # Errors
+    /// What receiving says; the program has closed it: ECONNRESET.
+    pub fn empty(&mut self) -> Result<(), Errno> {
+        let mut zeroes = [0u8; FILLING_BYTES / 4];
+        let mut left = FILLING_BYTES;
+        while left > 0 {
+            let part = Part { address: zeroes.as_mut_ptr() as usize, len_bytes: zeroes.len().min(left) };
+            // SAFETY: memory of ours.
+            match unsafe { socket::receive(self.number(), &[part], libc::MSG_DONTWAIT) } {
+                Ok(0) => return Err(Errno(libc::ECONNRESET)),
+                Ok(got) => left -= got,
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
             }
         }
+        Ok(())
     }
 }
 

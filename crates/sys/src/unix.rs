@@ -3,7 +3,7 @@
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 use crate::iovec::Part;
-use crate::socket::{self, Envelope, Readiness};
+use crate::socket::{self, Envelope};
 
 /// Bytes of a name, at most.
 pub const MAX_NAME_BYTES: usize = 107;
@@ -207,26 +207,36 @@ pub fn set_note(fd: i32, note: u64) -> Result<(), Errno> {
     .map(drop)
 }
 
-/// Sends zeroes until poll says that a socket has no room, and behind them one byte that is none. Nothing waits.
+/// Zeroes that fill a stream's buffer.
+pub const FILLING_BYTES: usize = 64 << 10;
+
+/// Sends [`FILLING_BYTES`] zeroes: until they are read, poll says that the socket has no room. It must be connected and unused. Nothing
+/// waits.
 ///
 /// # Errors
-/// What sendmsg says.
+/// What setsockopt and sendmsg say: EPIPE where the other end is closed.
 pub fn fill(fd: i32) -> Result<(), Errno> {
-    static ZEROES: [u8; 16 << 10] = [0; 16 << 10];
-    let send = |bytes: &[u8]| {
-        let part = Part { address: bytes.as_ptr() as usize, len_bytes: bytes.len() };
-        socket::send(fd, &[part], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL, &Envelope::default())
-    };
-    // A stream has no room, to poll, from a fourth of its buffer on.
-    while socket::readiness(fd, 0) == Readiness::Room {
-        send(&ZEROES)?;
+    static ZEROES: [u8; FILLING_BYTES] = [0; FILLING_BYTES];
+    /// Doubled by the kernel, Linux's default; a stream has no room, to poll, from a fourth of it on.
+    const BUFFER_BYTES: i32 = 106_496;
+    let size = BUFFER_BYTES;
+    // SAFETY: a valid integer.
+    check(unsafe {
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_SNDBUF);
+        kernel!(Ask, syscall!(libc::SYS_setsockopt, fd, level, name, &raw const size, size_of_val(&size)))
+    })?;
+    let mut sent = 0;
+    while sent < FILLING_BYTES {
+        let part = Part { address: ZEROES[sent..].as_ptr() as usize, len_bytes: FILLING_BYTES - sent };
+        sent += socket::send(fd, &[part], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL, &Envelope::default())?;
     }
-    send(&[1]).map(drop)
+    Ok(())
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::socket::Readiness;
 
     fn path(name: &str) -> Name {
         let path = std::env::temp_dir().join(format!("uncopy-unix-{}-{name}", std::process::id()));
@@ -279,7 +289,7 @@ mod tests {
         // SAFETY: room for as many bytes.
         let got = unsafe { libc::read(ends[1], room.as_mut_ptr().cast(), room.len()) };
         let got = usize::try_from(got).expect("read");
-        assert!(got > 1 && room[..got - 1].iter().all(|byte| *byte == 0) && room[got - 1] == 1);
+        assert_eq!((got, &room[..got]), (FILLING_BYTES, &[0; FILLING_BYTES][..]));
         assert_eq!(socket::readiness(ends[0], 0), Readiness::Room);
         ends.into_iter().for_each(crate::file::close);
     }

@@ -10,7 +10,7 @@ use uncopy_tcp::payload::Payload;
 
 const MSS: usize = 1448;
 /// The least timeout and a round trip.
-const LEAST_TIMEOUT_NS: u64 = 210 * MILLISECOND_NS;
+const MIN_TIMEOUT_NS: u64 = 210 * MILLISECOND_NS;
 
 fn links(delay_ns: u64) -> [Link; 2] {
     [(); 2].map(|()| Link { delay_ns, ..Link::default() })
@@ -68,7 +68,7 @@ fn the_only_segment_that_is_lost_does_not_cost_the_congestion_window() {
     let (mut world, ids) = connected([config(), config()], links(5 * MILLISECOND_NS));
     send_segments(&mut world, 1, 0..1);
     let elapsed = time_until(&mut world, MSS as u64);
-    assert!(elapsed <= LEAST_TIMEOUT_NS + 50 * MILLISECOND_NS, "{} ms", elapsed / MILLISECOND_NS);
+    assert!(elapsed <= MIN_TIMEOUT_NS + 50 * MILLISECOND_NS, "{} ms", elapsed / MILLISECOND_NS);
     world.run_until(world.now_ns + SECOND_NS);
     assert!(world.stacks[0].get(ids[0]).unwrap().statistics().congestion_window_bytes > 6 * MSS as u64);
 }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use uncopy_tests::artifacts::{packaged, plain_only};
+use uncopy_tests::programs::compiled;
 use uncopy_tests::running::{Finished, Running};
+use uncopy_tests::scratch::wait_until;
 use uncopy_tests::service::{KERNEL, SERVICE, SERVICE_V6, Service};
 use uncopy_tests::{Mode, Program, Scratch};
 
@@ -124,7 +126,7 @@ fn programs_connect_to_servers_of_the_kernel_and_to_each_other() {
     let service = Service::start(&scratch, &[]);
     let kernel =
         outside(&service, &scratch, "server", ECHO, &[KERNEL, "7001", "1"]).start(&scratch, "kernel");
-    kernel.wait_for_line("ready ");
+    let _ = kernel.wait_for_line("ready ");
     let client = python(&scratch, "client", CLIENT, &[KERNEL, "7001", "3", "40"]);
     let client = service.program(client, Mode::Always).start(&scratch, "client").finish(LIMIT);
     well(client, &kernel);
@@ -132,7 +134,7 @@ fn programs_connect_to_servers_of_the_kernel_and_to_each_other() {
 
     let server = python(&scratch, "server", ECHO, &[SERVICE, "7002", "1"]);
     let server = service.program(server, Mode::Always).start(&scratch, "server");
-    server.wait_for_line("ready ");
+    let _ = server.wait_for_line("ready ");
     let client = python(&scratch, "client", CLIENT, &[SERVICE, "7002", "4", "40"]);
     let client = service.program(client, Mode::Auto).start(&scratch, "client").finish(LIMIT);
     well(client, &server);
@@ -265,12 +267,12 @@ except ConnectionResetError:
     let server = || {
         let server = python(&scratch, "server", ECHO, &["0.0.0.0", "7003", "4"]);
         let server = service.program(server, Mode::Always).start(&scratch, "server");
-        server.wait_for_line("ready ");
+        let _ = server.wait_for_line("ready ");
         server
     };
     let killed = server();
     let client = outside(&service, &scratch, "waits", waits, &[SERVICE]).start(&scratch, "outside");
-    client.wait_for_line("ready");
+    let _ = client.wait_for_line("ready");
     killed.signal(libc::SIGKILL);
     let done = client.finish(LIMIT);
     assert!(done.text().contains("ended with 0"), "as the kernel does it: {}", done.text());
@@ -280,10 +282,69 @@ except ConnectionResetError:
     let _server = server();
     let program = python(&scratch, "waits", waits, &[SERVICE]);
     let client = service.program(program, Mode::Always).start(&scratch, "inside");
-    client.wait_for_line("ready");
+    let _ = client.wait_for_line("ready");
     service.kill();
     let done = client.finish(LIMIT);
     assert!(done.text().contains("reset"), "{}", done.text());
+}
+
+/// A kernel's TCP behind a network that loses, delays, repeats and reorders packets.
+#[test]
+fn a_bad_network_delivers_the_same_bytes() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-relay");
+    let service = Service::start(&scratch, &[]);
+    let far = Program::new("/usr/bin/unshare").args(["--net", "sleep", "600"]).start(&scratch, "far");
+    let far_namespace = format!("/proc/{}/ns/net", far.pid());
+    let own = std::fs::read_link("/proc/self/ns/net").expect("a namespace");
+    wait_until("another namespace", LIMIT, || {
+        std::fs::read_link(&far_namespace).ok().filter(|other| *other != own)
+    });
+    let relay = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/bad_relay.py");
+    // 2 % are lost, 1 % come twice, all are 5 to 9 ms late.
+    let network = ["7", "0.02", "5", "4", "0.01"];
+    let forward = "echo 1 > /proc/sys/net/ipv4/ip_forward; exec \"$@\"";
+    let relay = service
+        .outside(&["sh", "-ec", forward, "sh", "python3", relay, &far_namespace])
+        .args(network)
+        .start(&scratch, "relay");
+    wait_until("the relay", LIMIT, || relay.output().contains("ready").then_some(()));
+    let server = python(&scratch, "server", ECHO, &["0.0.0.0", "7000", "1"]);
+    let server = service.program(server, Mode::Always).start(&scratch, "server");
+    let port = server.wait_for_line("ready ");
+    let enter = format!("--net={far_namespace}");
+    let script = scratch.write("client.py", format!("{COMMON}{CLIENT}"));
+    let script = script.to_str().expect("UTF-8");
+    let routed = "ip route add 10.77.0.0/24 via 10.78.0.1; exec python3 \"$@\"";
+    let client = Program::new("/usr/bin/nsenter")
+        .args([enter.as_str(), "sh", "-ec", routed, "sh", script, SERVICE, &port, "9", "12"])
+        .start(&scratch, "client");
+    well(client.finish(LIMIT), &server);
+    let done = server.finish(LIMIT);
+    assert!(done.status.success() && done.text().contains("accepted 10.78.0.2"), "{}", done.text());
+    drop(relay.stop(libc::SIGKILL));
+    drop(far.stop(libc::SIGKILL));
+    service.stop();
+}
+
+/// What programs of epoll do, and what most do not.
+#[test]
+fn a_program_of_epoll_finds_what_it_knows() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-epoll");
+    let service = Service::start(&scratch, &[]);
+    let path = compiled(&scratch, "service", &[]);
+    for mode in [Mode::Always, Mode::Auto] {
+        let program = service.program(Program::new(&path).args([SERVICE, "7100"]), mode);
+        let done = program.start(&scratch, "service-program").finish(LIMIT);
+        assert!(done.status.success() && done.text().contains("done"), "{}", done.text());
+        service.wait_until_empty();
+    }
+    service.stop();
 }
 
 /// Servers that nobody has changed, and clients of theirs outside.

@@ -2,6 +2,7 @@
 
 use super::stage::Stage;
 use super::{By, Case, Effort, Point, Work};
+use crate::kit::network::server_address;
 use crate::kit::{Result, Running, TemporaryDirectory, size};
 use crate::servers::echo::command;
 use crate::servers::echo::echoing::Echoing;
@@ -37,8 +38,8 @@ struct Echo {
 
 impl Work for Echo {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let command = stage.bench(&command::arguments(&self.work, 1));
+        let command = stage.bench(&command::arguments(server_address(), &self.work, 1));
         let server = stage.start(command, "the echo server", TemporaryDirectory::make()?)?;
-        Ok(Box::new(Echoing::new(server, self.work, 1, stage.client_processors())?))
+        Ok(Box::new(Echoing::new(server, server_address(), self.work, 1, stage.client_processors())?))
     }
 }

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 
+use crate::kit::network::Network;
 use crate::kit::{Entry, Experiment, Outcome, Result};
 
 mod apps;
@@ -13,6 +14,7 @@ mod lab;
 mod lanes;
 mod load;
 mod memory;
+mod net;
 mod redis;
 mod small;
 mod store;
@@ -35,6 +37,14 @@ macro_rules! commands {
             pub const fn is_server(&self) -> bool {
                 match self {
                     $(Self::$name(_) => <$options as Experiment>::IS_SERVER,)*
+                }
+            }
+
+            /// What lies between clients and servers where nothing else is asked for.
+            #[must_use]
+            pub const fn network(&self) -> Network {
+                match self {
+                    $(Self::$name(_) => <$options as Experiment>::NETWORK,)*
                 }
             }
 
@@ -77,6 +87,7 @@ commands! {
     Lab(lab::Lab),
     Lanes(lanes::Lanes),
     Store(store::Store),
+    Net(net::Net),
     EchoServer(crate::servers::echo::command::EchoServer),
     EchoPair(crate::servers::echo::pair::EchoPair),
     AppPair(crate::apps::pair::AppPair),
@@ -147,7 +158,7 @@ mod tests {
         assert_eq!((store.slicing.slice, store.slicing.seconds), (Duration::from_millis(50), slices.time));
         for experiment in [
             "copies", "threads", "touched", "faults", "checksum", "tracking", "redis", "small", "memory",
-            "cache", "lanes", "store",
+            "cache", "lanes", "store", "net",
         ] {
             assert!(parse(&format!("{experiment} --quick --json --svg x")).is_ok(), "{experiment}");
         }

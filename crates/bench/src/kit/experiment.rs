@@ -10,6 +10,7 @@ use crate::kit::distance;
 use crate::kit::failure::{Failure, Result};
 use crate::kit::host::Machine;
 use crate::kit::load::{self, Load};
+use crate::kit::network::Network;
 use crate::kit::processes::cleanup;
 use crate::kit::progress::Progress;
 use crate::kit::quiet::Quiet;
@@ -25,6 +26,8 @@ pub const STATUS_USAGE: u8 = 2;
 pub trait Experiment: Args {
     /// Whether it starts no server itself, so that no network can lie in between.
     const IS_SERVER: bool = false;
+    /// What lies between clients and servers where nothing else is asked for.
+    const NETWORK: Network = Network::Loopback;
     /// What the report runs and shows of it.
     const ENTRIES: &'static [Entry] = &[];
     /// Place of these in the report, ascending.

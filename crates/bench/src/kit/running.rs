@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rustix::process::Pid;
+
 use crate::kit::failure::Result;
 use crate::kit::processes::process::Server;
 use crate::kit::sample::Sample;
@@ -11,6 +13,11 @@ use crate::kit::traffic::Load;
 pub trait Running {
     /// The process that was started for the server; all that came of it is measured with it.
     fn server(&mut self) -> &mut Server;
+
+    /// Processes that did not come of the server and work for it alone: their processor time is added to its own, and told apart.
+    fn beside(&self) -> Vec<Pid> {
+        Vec::new()
+    }
 
     /// Does what must come before a measurement of `duration`: a warm-up. Returns how many bytes it verified.
     ///

@@ -15,6 +15,10 @@ pub struct Sample {
     pub latency_p999_us: Option<f64>,
     /// Server's processor time per operation, µs.
     pub cpu_us: Option<f64>,
+    /// The part of it that is of processes beside the server, µs per operation.
+    pub service_cpu_us: Option<f64>,
+    /// The clients' processor time per operation, µs.
+    pub client_cpu_us: Option<f64>,
     /// How long the server took to touch a page, ns.
     pub touch_ns: Option<f64>,
     /// What was transmitted in a second, Mbit.
@@ -101,12 +105,14 @@ impl Sample {
 pub type Metric = fn(&Sample) -> Option<f64>;
 
 /// Figures that go to JSON, by key.
-pub const METRICS: [(&str, Metric); 28] = [
+pub const METRICS: [(&str, Metric); 30] = [
     ("operations_per_s", |sample| sample.operations_per_s),
     ("latency_p50_us", |sample| sample.latency_p50_us),
     ("latency_p99_us", |sample| sample.latency_p99_us),
     ("latency_p999_us", |sample| sample.latency_p999_us),
     ("server_cpu_us_per_operation", |sample| sample.cpu_us),
+    ("service_cpu_us_per_operation", |sample| sample.service_cpu_us),
+    ("client_cpu_us_per_operation", |sample| sample.client_cpu_us),
     ("faults_per_operation", |sample| sample.counts.served_faults),
     ("server_touch_ns_per_page", |sample| sample.touch_ns),
     ("server_resident_bytes", |sample| sample.resident_bytes),

@@ -43,6 +43,15 @@ pub enum Side {
     /// `uncopy run --log`, with the log in memory: what it would be on persistent memory
     #[value(skip)]
     LogInMemory,
+    /// `uncopy run --net`, and a service that makes the copies of a stack's API; nothing is elided in the program
+    #[value(skip)]
+    NetCopying,
+    /// The same, where copies are elided in the program
+    #[value(skip)]
+    NetApiCopying,
+    /// `uncopy run --net`: large parts pass by reference between service and program, and copies are elided there
+    #[value(skip)]
+    Net,
     /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
     HeapOnly,
     /// glibc told by GLIBC_TUNABLES to keep memory
@@ -68,8 +77,17 @@ pub enum Side {
 
 impl Side {
     /// Those that show what uncopy does; the others are there to compare with.
-    pub const UNCOPY: [Self; 6] =
-        [Self::Uncopy, Self::UncopyMimalloc, Self::Twin, Self::Lanes, Self::Log, Self::LogInMemory];
+    pub const UNCOPY: [Self; 9] = [
+        Self::Uncopy,
+        Self::UncopyMimalloc,
+        Self::Twin,
+        Self::Lanes,
+        Self::Log,
+        Self::LogInMemory,
+        Self::NetCopying,
+        Self::NetApiCopying,
+        Self::Net,
+    ];
 
     /// Its name in tables and JSON.
     #[must_use]
@@ -82,6 +100,9 @@ impl Side {
             Self::Lanes => "lanes",
             Self::Log => "uncopy, log",
             Self::LogInMemory => "log, emulated DAX",
+            Self::NetCopying => "net, all copied",
+            Self::NetApiCopying => "net, API copied",
+            Self::Net => "net",
             Self::HeapOnly => "heap only",
             Self::TunedGlibc => "tuned glibc",
             Self::Mimalloc => "mimalloc",
@@ -102,6 +123,8 @@ impl Side {
             Self::UncopyMimalloc => "uncopy_mimalloc",
             Self::Log => "uncopy_log",
             Self::LogInMemory => "log_emulated_dax",
+            Self::NetCopying => "net_all_copied",
+            Self::NetApiCopying => "net_api_copied",
             Self::HeapOnly => "heap_only",
             Self::TunedGlibc => "tuned_glibc",
             Self::Limit => "zero_copy_limit",
@@ -149,18 +172,39 @@ impl Side {
         matches!(self, Self::Log | Self::LogInMemory)
     }
 
+    /// Whether its connections are a service's, and whether that copies between TCP and the program.
+    #[must_use]
+    pub const fn service(self) -> Option<ApiCopies> {
+        match self {
+            Self::NetCopying | Self::NetApiCopying => Some(ApiCopies::Make),
+            Self::Net => Some(ApiCopies::Elide),
+            _ => None,
+        }
+    }
+
     /// The words between `uncopy` and the log's directory, if there is one, and the program; `None` where it runs by itself.
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Uncopy | Self::UncopyMimalloc | Self::Recording => Some(&["run"]),
+            Self::Uncopy | Self::UncopyMimalloc | Self::Recording | Self::NetApiCopying | Self::Net => {
+                Some(&["run"])
+            }
             Self::Lanes => Some(&["run", "--lanes"]),
             Self::Log => Some(&["run", "--log-size", "268435456", "--log"]),
             Self::LogInMemory => Some(&["run", "--log-size", "67108864", "--log-emulate-dax", "--log"]),
-            Self::HeapOnly => Some(&["run", "--heap", "on", "--policy", "never"]),
+            Self::HeapOnly | Self::NetCopying => Some(&["run", "--heap", "on", "--policy", "never"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096"]),
             _ => None,
         }
     }
+}
+
+/// What a service of user-level TCP does at its API (`uncopy net --api-copies`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApiCopies {
+    /// It copies, as the kernel does.
+    Make,
+    /// Large parts pass by reference.
+    Elide,
 }
 
 /// What uncopy did in a process, as `uncopy stats PID` tells it.
@@ -216,6 +260,8 @@ pub struct Launcher {
     profiled_bytes: Option<usize>,
     /// The log's directory where there is one.
     log: PathBuf,
+    /// The service's control socket where there is one.
+    service: PathBuf,
 }
 
 impl Launcher {
@@ -247,13 +293,27 @@ impl Launcher {
 
     /// A launcher of `exe`.
     pub fn of(exe: impl Into<PathBuf>) -> Self {
-        Self { exe: exe.into(), profiled_bytes: None, log: keeper::LOG.into() }
+        Self { exe: exe.into(), profiled_bytes: None, log: keeper::LOG.into(), service: PathBuf::new() }
     }
 
     /// The same for a server whose log is in `directory`.
     #[must_use]
     pub fn logging_in(&self, directory: &Path) -> Self {
         Self { log: directory.join(keeper::LOG), ..self.clone() }
+    }
+
+    /// The same for a server whose connections are those of the service with this control socket.
+    #[must_use]
+    pub fn served_by(&self, control: &Path) -> Self {
+        Self { service: control.to_owned(), ..self.clone() }
+    }
+
+    /// `uncopy net`, to be given its options.
+    #[must_use]
+    pub fn net(&self) -> Command {
+        let mut command = self.uncopy();
+        command.arg("net");
+        command
     }
 
     /// The same, whose profiles have calls from `bytes` on.
@@ -293,7 +353,11 @@ impl Launcher {
             }
             Some(words) => {
                 let mut command = self.uncopy();
-                command.args(words).args(side.has_log().then_some(&self.log)).arg("--").arg(program);
+                command.args(words).args(side.has_log().then_some(&self.log));
+                if side.service().is_some() {
+                    command.arg("--net").arg(&self.service);
+                }
+                command.arg("--").arg(program);
                 command
             }
         };

@@ -144,6 +144,7 @@ impl Subject<'_> {
         if self.side.has_log() {
             found.extend(keeper::of(server.directory().path()));
         }
+        found.extend(self.running.beside());
         found.iter().for_each(|pid| quiet::raise_session(*pid));
         self.processes = found.iter().map(|pid| (*pid, 0)).collect();
         found
@@ -158,6 +159,13 @@ impl Subject<'_> {
             *ns = process_cpu_ns(*pid).unwrap_or(*ns);
         }
         Ok(self.processes.iter().map(|(_, ns)| ns).sum())
+    }
+
+    /// The part of it that is of processes beside the server, ns; `None` where there are none.
+    fn service_cpu_ns(&self) -> Option<u64> {
+        let beside = self.running.beside();
+        let of = |(pid, ns): &(Pid, u64)| if beside.contains(pid) { *ns } else { 0 };
+        (!beside.is_empty()).then(|| self.processes.iter().map(of).sum())
     }
 }
 
@@ -273,13 +281,16 @@ impl Slicing<'_> {
         let tells_distance = !self.slices.keep_disturbed && self.slices.rest.is_zero();
         let distance = tells_distance.then(distance::now).flatten();
         let mut before = subjects.iter_mut().map(Subject::cpu_ns).collect::<Result<Vec<_>>>()?;
+        let services = subjects.iter().map(Subject::service_cpu_ns).collect::<Vec<_>>();
         let mut loads = vec![None; subjects.len()];
         let (mut dropped, mut retaken, mut begin) = (None, 0, Moment::now(own));
         for at in order(subjects.len(), random) {
             let mut takes = MAX_TAKES;
             while dropped.is_none() && loads[at].is_none() {
                 let begin_ns = subjects[at].cpu_ns()?;
+                let client_ns = own_cpu_ns();
                 let load = subjects[at].load(self.slices.slice)?;
+                let client_ns = own_cpu_ns().saturating_sub(client_ns);
                 let end = Moment::now(own);
                 let disturbance = begin.disturbance_until(&end, processors);
                 begin = end;
@@ -289,7 +300,7 @@ impl Slicing<'_> {
                 }
                 takes -= 1;
                 match disturbance.filter(|_| !self.slices.keep_disturbed) {
-                    None => loads[at] = Some(load),
+                    None => loads[at] = Some((load, client_ns)),
                     Some(why) if takes == 0 => dropped = Some(why),
                     Some(_) => {
                         before[at] += subjects[at].cpu_ns()?.saturating_sub(begin_ns);
@@ -303,9 +314,12 @@ impl Slicing<'_> {
             dropped.get_or_insert_with(|| "the host moved the processors".to_owned());
         }
         let mut samples = Vec::new();
-        for ((subject, before), load) in subjects.iter_mut().zip(before).zip(loads) {
+        for (((subject, before), service), load) in subjects.iter_mut().zip(before).zip(services).zip(loads) {
             let cpu_ns = subject.cpu_ns()?.saturating_sub(before);
-            samples.push(load.map_or_else(Sample::default, |load| Sample {
+            let service_ns = subject.service_cpu_ns().zip(service).map(|(after, before)| after - before);
+            samples.push(load.map_or_else(Sample::default, |(load, client_ns)| Sample {
+                service_cpu_us: service_ns.map(|ns| each_us(ns, load.exchanges)),
+                client_cpu_us: Some(each_us(client_ns, load.exchanges)),
                 latency_p50_us: load.latencies.quantile_us(0.5),
                 latency_p99_us: load.latencies.quantile_us(0.99),
                 latency_p999_us: load.latencies.quantile_us(0.999),
@@ -370,6 +384,17 @@ impl Slicing<'_> {
             self.number + 1
         ));
     }
+}
+
+/// Processor time of this program, whose threads are the clients, ns.
+fn own_cpu_ns() -> u64 {
+    process_cpu_ns(rustix::process::getpid()).unwrap_or(0)
+}
+
+/// Of `ns` for each operation, µs.
+#[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
+fn each_us(ns: u64, operations: u64) -> f64 {
+    ns as f64 / 1e3 / operations.max(1) as f64
 }
 
 /// The numbers below `count` in random order (Fisher and Yates).

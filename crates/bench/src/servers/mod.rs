@@ -4,5 +4,6 @@ pub mod cache;
 pub mod echo;
 pub mod idle_loop;
 pub mod log_trimmer;
+pub mod net;
 pub mod redis;
 pub mod sending;

@@ -94,11 +94,23 @@ impl RedisServer {
     /// [`Failure`] when it cannot be started or does not answer in time.
     pub fn start_by(
         append_only: AppendOnly<'_>,
+        start: impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
+    ) -> Result<Self> {
+        Self::start_at(network::free_address, append_only, start)
+    }
+
+    /// The same at an address that `address` gives, each time that it is tried.
+    ///
+    /// # Errors
+    /// As `address`, and [`RedisServer::start_by`].
+    pub fn start_at(
+        address: impl Fn() -> Result<SocketAddr>,
+        append_only: AppendOnly<'_>,
         mut start: impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
     ) -> Result<Self> {
         let mut outcome = Err(Failure::new("redis-server was not started"));
         for _ in 0..PORT_ATTEMPTS {
-            outcome = Self::start_once(append_only, &mut start);
+            outcome = Self::start_once(address()?, append_only, &mut start);
             // Only another program on the port is worth another port.
             match &outcome {
                 Err(failure) if failure.to_string().contains("Address already in use") => {}
@@ -109,6 +121,7 @@ impl RedisServer {
     }
 
     fn start_once(
+        address: SocketAddr,
         append_only: AppendOnly<'_>,
         start: &mut impl FnMut(&[OsString], TemporaryDirectory) -> Result<Server>,
     ) -> Result<Self> {
@@ -117,7 +130,6 @@ impl RedisServer {
             AppendOnly::Off | AppendOnly::Trimmed => (TemporaryDirectory::make()?, "no"),
         };
         let appends = !matches!(append_only, AppendOnly::Off);
-        let address = network::free_address()?;
         let arguments: Vec<OsString> = [
             ("--port", address.port().to_string().into()),
             ("--bind", address.ip().to_string().into()),

@@ -66,6 +66,7 @@ fn man_pages_are_written_for_the_command_and_each_subcommand() {
         "-doctor",
         "-log",
         "-man",
+        "-net",
         "-profile",
         "-release",
         "-report",

@@ -6,7 +6,7 @@ use crate::experiments::echo::drain::Drain;
 use crate::kit::traffic::Load;
 use crate::kit::{
     Comparison, Form, Launcher, Outcome, Progress, Report, Result, Running, Server, Side, Slices,
-    TemporaryDirectory, measured, processors,
+    TemporaryDirectory, measured, network::server_address, processors,
 };
 use crate::servers::echo::command;
 use crate::servers::echo::echoing::Echoing;
@@ -94,14 +94,15 @@ pub fn run(
 /// Starts a server under `side`, with its clients.
 fn start(launcher: &Launcher, side: Side, point: &Point) -> Result<Box<dyn Running>> {
     let work = point.work(side);
-    let mut command = launcher.bench(side, &command::arguments(&work, point.threads));
+    let mut command = launcher.bench(side, &command::arguments(server_address(), &work, point.threads));
     let drain = if side == Side::Recording { Some(Drain::begin()?) } else { None };
     if let Some(drain) = &drain {
         drain.record(&mut command);
     }
     processors::bind(&mut command, processors::of_server(point.threads));
     let server = Server::start(command, "the echo server", TemporaryDirectory::make()?)?;
-    let echoing = Echoing::new(server, work, point.threads, processors::of_clients(point.threads))?;
+    let clients = processors::of_clients(point.threads);
+    let echoing = Echoing::new(server, server_address(), work, point.threads, clients)?;
     Ok(match drain {
         None => Box::new(echoing),
         Some(drain) => Box::new(Recorded { echoing, drain: Some(drain), copies: work.copies }),

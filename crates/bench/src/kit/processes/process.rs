@@ -203,7 +203,25 @@ impl Server {
     ///
     /// # Errors
     /// [`Failure`] when it cannot be started.
-    pub fn start(mut command: Command, title: &str, directory: TemporaryDirectory) -> Result<Self> {
+    pub fn start(command: Command, title: &str, directory: TemporaryDirectory) -> Result<Self> {
+        Self::start_in(command, title, directory, network::enter_servers)
+    }
+
+    /// The same in this program's own network.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_among_clients(command: Command, title: &str, directory: TemporaryDirectory) -> Result<Self> {
+        Self::start_in(command, title, directory, || Ok(()))
+    }
+
+    /// `enter` is called between fork and exec: it makes async-signal-safe calls only.
+    fn start_in(
+        mut command: Command,
+        title: &str,
+        directory: TemporaryDirectory,
+        enter: fn() -> io::Result<()>,
+    ) -> Result<Self> {
         let stderr = File::create(directory.join(STDERR_FILE)).doing("making a file for stderr")?;
         // What a helper of its that is killed has there (a compiler) goes with the directory.
         command.env("TMPDIR", directory.path());
@@ -221,7 +239,7 @@ impl Server {
         };
         // SAFETY: between fork and exec the closures make three async-signal-safe calls and
         // allocate nothing.
-        unsafe { command.pre_exec(end_with_parent).pre_exec(network::enter_servers) };
+        unsafe { command.pre_exec(end_with_parent).pre_exec(enter) };
         let mut process = Process::start(command, title)?;
         let stdout = process.child.stdout.take();
         Ok(Self { process, stdout, directory })
@@ -230,6 +248,12 @@ impl Server {
     /// The process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
+    }
+
+    /// The process's pid.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.process.pid
     }
 
     /// Its directory.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::kit::traffic::{Exchange, Load, repeat};
 use crate::kit::{Failure, Pattern, Result, While, checksum, compare};
-use crate::servers::echo::server::Reply;
+use crate::servers::echo::server::{Reply, last_page};
 
 /// How long the server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ impl<S: Read + Write> EchoClient<S> {
     pub fn over(stream: S, size_bytes: usize, reply: Reply, seed: u64) -> Self {
         let answer_bytes = match reply {
             Reply::Echo => size_bytes,
-            Reply::Checksum => size_of::<u64>(),
+            Reply::Checksum | Reply::LastPage => size_of::<u64>(),
         };
         Self { stream, pattern: Pattern::new(size_bytes, seed), reply, answer: vec![0; answer_bytes] }
     }
@@ -57,14 +57,17 @@ impl<S: Read + Write> EchoClient<S> {
             self.stream.write_all(message).doing("sending to the echo server")?;
             self.stream.read_exact(&mut self.answer).doing("receiving from the echo server")?;
             let received = Instant::now();
+            let read = if self.reply == Reply::LastPage { last_page(message) } else { message };
             let (what, compared) = match self.reply {
                 Reply::Echo => ("echo", compare(message, &self.answer)),
-                Reply::Checksum => ("checksum", compare(&checksum::of(message).to_le_bytes(), &self.answer)),
+                Reply::Checksum | Reply::LastPage => {
+                    ("checksum", compare(&checksum::of(read).to_le_bytes(), &self.answer))
+                }
             };
             compared.map_err(|mismatch| {
                 Failure::new(format!("wrong {what} of message {}: {mismatch}", number + 1))
             })?;
-            Ok(Exchange { sent, received, verified_bytes: message.len() as u64 })
+            Ok(Exchange { sent, received, verified_bytes: read.len() as u64 })
         })
     }
 }

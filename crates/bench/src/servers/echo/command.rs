@@ -1,6 +1,6 @@
 //! The echo server's command line: read here, and written for those who start it.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use clap::Args;
 
@@ -39,6 +39,9 @@ pub struct EchoServer {
     /// Store each message in a file in memory and send back its checksum only
     #[arg(long)]
     pub checksum: bool,
+    /// Send back the checksum of each message's last page only
+    #[arg(long, conflicts_with = "checksum")]
+    pub last_page: bool,
     /// Connections served at the same time; others wait
     #[arg(long, value_name = "N", default_value = "8", value_parser = count_parser())]
     pub threads: usize,
@@ -55,7 +58,11 @@ impl Experiment for EchoServer {
             );
             return Ok(Outcome::Status(STATUS_USAGE));
         }
-        let reply = if self.checksum { Reply::Checksum } else { Reply::Echo };
+        let reply = match (self.checksum, self.last_page) {
+            (true, _) => Reply::Checksum,
+            (false, true) => Reply::LastPage,
+            (false, false) => Reply::Echo,
+        };
         let work = Work {
             size_bytes: self.size,
             copies: self.copies,
@@ -79,14 +86,14 @@ fn listen_address(text: &str) -> std::result::Result<SocketAddr, String> {
     }
 }
 
-/// The command line of the server after the word `bench`.
+/// The command line of the server at `host` after the word `bench`.
 #[must_use]
-pub fn arguments(work: &Work, threads: usize) -> Vec<String> {
+pub fn arguments(host: Ipv4Addr, work: &Work, threads: usize) -> Vec<String> {
     let order = clap::ValueEnum::to_possible_value(&work.order);
     let order = order.map_or_else(String::new, |order| order.get_name().to_owned());
     let mut arguments = vec![
         "echo-server".to_owned(),
-        format!("--listen={}:0", server_address()),
+        format!("--listen={host}:0"),
         format!("--size={}", work.size_bytes),
         format!("--copies={}", work.copies),
         format!("--touch={}", work.touched_pages),
@@ -95,23 +102,25 @@ pub fn arguments(work: &Work, threads: usize) -> Vec<String> {
         format!("--phase={}", work.phase_ms),
         format!("--threads={threads}"),
     ];
-    if work.reply == Reply::Checksum {
-        arguments.push("--checksum".to_owned());
+    match work.reply {
+        Reply::Echo => {}
+        Reply::Checksum => arguments.push("--checksum".to_owned()),
+        Reply::LastPage => arguments.push("--last-page".to_owned()),
     }
-    if !server_address().is_loopback() {
+    if !host.is_loopback() {
         arguments.push("--allow-remote".to_owned());
     }
     arguments
 }
 
-/// The address that the line `listening PORT` stands for.
+/// The address at `host` that the line `listening PORT` stands for.
 ///
 /// # Errors
 /// [`Failure`] when it is another line.
-pub fn address(line: &str) -> Result<SocketAddr> {
+pub fn address(host: Ipv4Addr, line: &str) -> Result<SocketAddr> {
     line.strip_prefix("listening ")
         .and_then(|port| port.trim().parse().ok())
-        .map(|port| SocketAddr::from((server_address(), port)))
+        .map(|port| SocketAddr::from((host, port)))
         .ok_or_else(|| Failure::new(format!("the echo server wrote \"{}\"", line.escape_debug())))
 }
 
@@ -121,9 +130,9 @@ mod tests {
 
     #[test]
     fn only_the_servers_own_line_gives_an_address() {
-        assert_eq!(address("listening 7000").expect("an address").port(), 7000);
+        assert_eq!(address(server_address(), "listening 7000").expect("an address").port(), 7000);
         for line in ["", "listening", "listening 70000", "listening -1", "hello", "listening 1 2"] {
-            assert!(address(line).is_err(), "{line}");
+            assert!(address(server_address(), line).is_err(), "{line}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The echo server with its clients, one connection for each of its threads.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
@@ -42,12 +43,18 @@ impl Connect {
 }
 
 impl Echoing {
-    /// Clients on `processors` of `server`, whose `threads` do `work`.
+    /// Clients on `processors` of `server` at `host`, whose `threads` do `work`.
     ///
     /// # Errors
     /// [`crate::kit::failure::Failure`] when it does not accept them.
-    pub fn new(mut server: Server, work: Work, threads: usize, processors: Option<CpuSet>) -> Result<Self> {
-        let address = command::address(&server.first_line()?)?;
+    pub fn new(
+        mut server: Server,
+        host: Ipv4Addr,
+        work: Work,
+        threads: usize,
+        processors: Option<CpuSet>,
+    ) -> Result<Self> {
+        let address = command::address(host, &server.first_line()?)?;
         let mut connect = Connect { address, work, threads, made: 0 };
         let clients = connect.clients().map_err(|failure| server.process().explain(&failure))?;
         Ok(Self { clients, server, connect, processors, exchanges: 0 })

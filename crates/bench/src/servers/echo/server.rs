@@ -59,6 +59,8 @@ pub enum Reply {
     Echo,
     /// The [`crate::kit::checksum`] of the last copy, eight bytes, the lowest first.
     Checksum,
+    /// The same of the last copy's last page: of no other anything is read.
+    LastPage,
 }
 
 /// What the server does with each message.
@@ -196,7 +198,7 @@ pub fn serve(stream: &impl AsRawFd, work: Work, touched: &Touched) -> io::Result
     let Work { size_bytes, copies, .. } = work;
     let mut buffers = (0..=copies).map(|_| Buffer::allocate(size_bytes)).collect::<io::Result<Vec<_>>>()?;
     let mut store = match work.reply {
-        Reply::Echo => None,
+        Reply::Echo | Reply::LastPage => None,
         Reply::Checksum => Some(Store::new(size_bytes, copies)?),
     };
     let mut random = Random::new(1);
@@ -229,6 +231,10 @@ pub fn serve(stream: &impl AsRawFd, work: Work, touched: &Touched) -> io::Result
         }
         let sum;
         let answer = match &store {
+            None if work.reply == Reply::LastPage => {
+                sum = checksum::of(last_page(message)).to_le_bytes();
+                &sum[..]
+            }
             None => message,
             Some(store) => {
                 sum = checksum::of(message).to_le_bytes();
@@ -245,6 +251,12 @@ pub fn serve(stream: &impl AsRawFd, work: Work, touched: &Touched) -> io::Result
             return Ok(());
         }
     }
+}
+
+/// The last bytes of a message, at most a page.
+#[must_use]
+pub fn last_page(message: &[u8]) -> &[u8] {
+    &message[message.len().saturating_sub(PAGE_BYTES)..]
 }
 
 /// Reads one byte in each of the work's touched pages of `buffer`.
