@@ -195,6 +195,7 @@ impl Service {
                 state: known.map_or("CLOSED", |known| name_of(known.state)).to_owned(),
                 round_trip_us: known.map_or(0, |known| known.round_trip_ns / 1000),
                 congestion_window_bytes: known.map_or(0, |known| known.congestion_window_bytes),
+                has_ecn: known.is_some_and(|known| known.has_ecn),
                 acknowledged_bytes: known.map_or(0, |known| known.acknowledged_bytes),
                 queued_bytes: known.map_or(0, |known| known.queued_bytes),
                 received_bytes: connection.received_bytes,

@@ -70,6 +70,8 @@ pub struct Connection {
     pub round_trip_us: u64,
     /// Congestion window, bytes.
     pub congestion_window_bytes: u64,
+    /// Whether both ends use explicit congestion notification.
+    pub has_ecn: bool,
     /// Sent bytes that the peer has acknowledged.
     pub acknowledged_bytes: u64,
     /// Bytes that wait to be sent or acknowledged.

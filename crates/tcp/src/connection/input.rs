@@ -130,12 +130,21 @@ impl<P: Payload> Connection<P> {
             self.peer_clock.recent = stamps.value;
             self.peer_clock.recent_at_ns = now_ns;
         }
-        if self.notification.is_used {
-            // RFC 3168, section 6.1.3. What has both begins it again.
-            self.notification.is_echo_due &= !flags.cwr;
-            self.notification.is_echo_due |= segment.header.codepoint == Codepoint::Congestion;
+        if self.notification.is_used && !segment.payload.is_empty() {
+            self.note_congestion(&segment.header);
         }
         true
+    }
+
+    /// Data came: whether the peer is to be told of congestion (RFC 3168, section 6.1.3). What has CWR and a mark begins it again.
+    fn note_congestion(&mut self, header: &Header) {
+        let is_marked = header.codepoint == Codepoint::Congestion;
+        let was_due = self.notification.is_echo_due;
+        self.notification.is_echo_due = is_marked || was_due && !header.flags.cwr;
+        if header.flags.cwr || is_marked && !was_due {
+            // As on Linux: the peer's window may be so small that it waits for this acknowledgement.
+            self.quick = self.quick.max(1);
+        }
     }
 
     fn answer_unacceptable(&mut self, segment: &Segment<P>, now_ns: u64) {
@@ -266,7 +275,10 @@ impl<P: Payload> Connection<P> {
         let window = self.congestion.window_bytes();
         let is_slow_start = window < self.congestion.threshold_bytes();
         let is_limited = self.is_congestion_limited || is_slow_start && 2 * flight > window;
-        let is_growing = phase == Phase::Open && is_limited || matches!(phase, Phase::Timeout { .. });
+        // What echoes congestion does not add to the window (RFC 3168, section 6.1.2).
+        let is_echo = self.notification.is_used && header.flags.ece;
+        let is_growing =
+            !is_echo && (phase == Phase::Open && is_limited || matches!(phase, Phase::Timeout { .. }));
         if is_growing {
             let round_trip_ns = self.round_trip.smoothed_ns().unwrap_or_default();
             self.congestion.acknowledge(bytes, round_trip_ns, now_ns);

@@ -292,10 +292,11 @@ impl<P: Payload> Connection<P> {
             Some(shift) if self.config.window_scaling => self.send_shift = shift,
             _ => self.receive_shift = 0,
         }
-        // What asks has both bits, what answers has one (RFC 3168, section 6.1.1). Where both ends ask at once there is none.
-        let wanted = if self.is_passive { (Ecn::Accepted, true) } else { (Ecn::Requested, false) };
+        // A SYN asks by both bits, a SYN-ACK answers by one (RFC 3168, section 6.1.1). Where both ends ask at once nobody answers.
+        let Flags { ack: is_answer, ece, cwr, .. } = syn.flags;
+        let least = if is_answer { Ecn::Requested } else { Ecn::Accepted };
         self.notification = Notification {
-            is_used: self.config.ecn >= wanted.0 && syn.flags.ece && syn.flags.cwr == wanted.1,
+            is_used: self.config.ecn >= least && ece && cwr != is_answer && is_answer != self.is_passive,
             reduced: self.initial,
             ..Notification::default()
         };
@@ -402,11 +403,6 @@ impl<P: Payload> Connection<P> {
     /// How many pieces received bytes lie in, in order or not.
     pub fn kept_pieces(&self) -> usize {
         self.receiver.pieces()
-    }
-
-    /// Whether both ends use explicit congestion notification.
-    pub fn has_ecn(&self) -> bool {
-        self.notification.is_used
     }
 
     /// How many ranges the scoreboard has.

@@ -16,6 +16,8 @@ pub struct Statistics {
     pub round_trip_ns: u64,
     /// Congestion window, bytes.
     pub congestion_window_bytes: u64,
+    /// Whether both ends use explicit congestion notification.
+    pub has_ecn: bool,
     /// Sent bytes that the peer has acknowledged.
     pub acknowledged_bytes: u64,
     /// Sent bytes that it has not, and bytes that wait to be sent.
@@ -32,6 +34,7 @@ impl<P: Payload> Connection<P> {
             segment_bytes: self.segment_bytes(),
             round_trip_ns: self.round_trip.smoothed_ns().unwrap_or(0),
             congestion_window_bytes: self.congestion.window_bytes(),
+            has_ecn: self.notification.is_used,
             acknowledged_bytes: self.una.saturating_sub(self.initial + 1),
             queued_bytes: self.queue.len_bytes(),
             ready_bytes: self.receiver.ready_bytes(),

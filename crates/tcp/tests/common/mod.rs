@@ -7,14 +7,14 @@
     reason = "each test uses a part"
 )]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use uncopy_core::random::{STEP, splitmix64};
 use uncopy_tcp::config::{Config, SECOND_NS};
 use uncopy_tcp::connection::Received;
 use uncopy_tcp::payload::{self, Payload, Pieces, SharedBytes};
 use uncopy_tcp::secret::Secret;
-use uncopy_tcp::segment::Segment;
+use uncopy_tcp::segment::{Codepoint, Segment};
 use uncopy_tcp::stack::{ConnectionId, Limits, Stack};
 use uncopy_tcp::wire::{self, Tuple};
 
@@ -130,6 +130,8 @@ pub struct World {
     pub links: [Link; 2],
     pub flying: BTreeMap<(u64, u64), (usize, Packet)>,
     free_at: [u64; 2],
+    /// Where what a side has sent of a connection ends.
+    sent: HashMap<(usize, Tuple), u32>,
     pub packets: u64,
     pub lost: u64,
     pub marked: u64,
@@ -149,6 +151,7 @@ impl World {
             links,
             flying: BTreeMap::new(),
             free_at: [0; 2],
+            sent: HashMap::new(),
             packets: 0,
             lost: 0,
             marked: 0,
@@ -164,6 +167,7 @@ impl World {
                 let (header, len) = (&segment.header, payload::len_bytes(&segment.payload));
                 println!("{:>12} {side} {len} {header:?}", self.now_ns / 1000);
             }
+            self.verify_codepoint(side, tuple, &segment);
             for packet in split(&tuple, &segment) {
                 let limit = self.links[1 - side].max_packet_bytes;
                 if limit > 0 && packet.headers.len() + payload::len_bytes(&packet.payload) > limit {
@@ -177,6 +181,23 @@ impl World {
             }
         }
         assert_eq!(self.stacks[side].violation(), None, "side {side}");
+    }
+
+    /// Only data that is sent for the first time may be marked, or says that the window was reduced (RFC 3168, sections 6.1.1,
+    /// 6.1.2, 6.1.4 and 6.1.5).
+    fn verify_codepoint(&mut self, side: usize, tuple: Tuple, segment: &Segment<SharedBytes>) {
+        let header = &segment.header;
+        let end = header.sequence.wrapping_add(segment.len() as u32);
+        let sent = self.sent.entry((side, tuple)).or_insert(end);
+        let is_first = header.sequence.wrapping_sub(*sent).cast_signed() >= 0;
+        if header.flags.syn || end.wrapping_sub(*sent).cast_signed() > 0 {
+            *sent = end;
+        }
+        let is_new_data = is_first && !segment.payload.is_empty();
+        let is_capable = header.codepoint == Codepoint::Capable0;
+        assert!(is_capable || header.codepoint == Codepoint::NotCapable, "{header:?}");
+        assert!(is_new_data || !is_capable, "{header:?}");
+        assert!(is_capable || header.flags.syn || !header.flags.cwr, "{header:?}");
     }
 
     fn fly(&mut self, to: usize, packet: Packet) {
