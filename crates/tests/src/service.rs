@@ -84,6 +84,18 @@ impl Service {
         serde_json::from_slice(&listed.stdout).unwrap_or_else(|why| panic!("{why}: {errors}"))
     }
 
+    /// Resident memory of its own, bytes: without what it shares with programs.
+    ///
+    /// # Panics
+    /// When it is not there.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.running.pid())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("of Linux 4.5 on");
+        1024 * line.trim().trim_end_matches(" kB").parse::<u64>().expect("kibibytes")
+    }
+
     /// Waits until there is no connection any more.
     ///
     /// # Panics

@@ -384,6 +384,59 @@ assert connection.recv(1) == b""
     }
 }
 
+/// SYNs of peers that do not exist, and a client between them.
+#[test]
+fn a_flood_of_syns_keeps_nobody_out_and_takes_little_memory() {
+    if plain_only() {
+        return;
+    }
+    let flood = r#"
+def checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+service, port = socket.inet_aton(sys.argv[1]), int(sys.argv[2])
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+for number in range(int(sys.argv[3])):
+    source = bytes([10, 77, 0, 3 + number % 250])
+    tcp = struct.pack("!HHIIBBHHH", 1024 + number // 250, port, number, 0, 5 << 4, 2, 1000, 0, 0)
+    summed = checksum(source + service + struct.pack("!HH", socket.IPPROTO_TCP, len(tcp)) + tcp)
+    tcp = tcp[:16] + struct.pack("!H", summed) + tcp[18:]
+    # The kernel writes the checksum of the IP header.
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, socket.IPPROTO_TCP, 0) + source + service
+    raw.sendto(ip + tcp, (sys.argv[1], 0))
+print("sent", flush=True)
+"#;
+    let scratch = Scratch::new("net-flood");
+    let service = Service::start(&scratch, &[]);
+    let server = python(&scratch, "server", ECHO, &[SERVICE, "7000", "2"]);
+    let server = service.program(server, Mode::Always).start(&scratch, "server");
+    let port = server.wait_for_line("ready ");
+    // TCPI_OPT_TIMESTAMPS, TCPI_OPT_SACK and TCPI_OPT_WSCALE.
+    let client = format!(
+        "{CLIENT}{}",
+        "print('options', connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[5] & 7)"
+    );
+    let echoes = |name: &str, options: &str| {
+        let client = outside(&service, &scratch, "client", &client, &[SERVICE, &port, "5", "12"]);
+        let done = well(client.start(&scratch, name).finish(LIMIT), &server);
+        assert!(done.text().contains(options), "{}", done.text());
+    };
+    echoes("before", "options 7");
+    let before_bytes = service.resident_bytes();
+    let flooded = outside(&service, &scratch, "flood", flood, &[SERVICE, &port, "20000"])
+        .start(&scratch, "flood")
+        .finish(LIMIT);
+    assert!(flooded.status.success(), "{}", flooded.text());
+    // By a cookie.
+    echoes("after", "options 0");
+    let grown_bytes = service.resident_bytes().saturating_sub(before_bytes);
+    assert!(grown_bytes < 4 << 20, "20,000 SYNs took {grown_bytes} bytes");
+    drop(server.finish(LIMIT).expect_success());
+    service.stop();
+}
+
 /// What programs of epoll do, and what most do not.
 #[test]
 fn a_program_of_epoll_finds_what_it_knows() {

@@ -282,6 +282,16 @@ impl<P: Payload> Connection<P> {
         connection
     }
 
+    /// As [`Connection::accept`], where the answer was a cookie: the number of a SYN-ACK that has been sent. It is announced
+    /// again what window that had.
+    pub fn accept_by_cookie(config: Arc<Config>, cookie: u32, syn: &Header, now_ns: u64) -> Self {
+        let mut connection = Self::accept(config, cookie, 0, syn, now_ns);
+        connection.pending.handshake = false;
+        let segment = connection.segment_bytes();
+        connection.receiver.announce(0, segment);
+        connection
+    }
+
     /// What the peer's SYN says.
     pub(super) fn take_syn(&mut self, syn: &Header, now_ns: u64) {
         let next = first_position(syn.sequence) + 1;
