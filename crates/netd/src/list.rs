@@ -44,6 +44,8 @@ pub struct Traffic {
     pub dropped_packets: u64,
     /// Bytes that were copied in this process between TCP and programs.
     pub copied_bytes: u64,
+    /// Segments of TCP that were sent again.
+    pub retransmissions: u64,
     /// Connections that have begun.
     pub connections: u64,
 }
@@ -76,6 +78,8 @@ pub struct Connection {
     pub acknowledged_bytes: u64,
     /// Bytes that wait to be sent or acknowledged.
     pub queued_bytes: u64,
+    /// Segments that were sent again.
+    pub retransmissions: u64,
     /// Bytes that came and were given to the program.
     pub received_bytes: u64,
     /// Received bytes that the program has not taken.

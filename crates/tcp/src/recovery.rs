@@ -262,6 +262,18 @@ impl Recovery {
         (sent.end - sent.start).saturating_sub(self.sacked.bytes() + lost + left)
     }
 
+    /// Bytes that are not acknowledged in any way: those that are believed lost, and those that have been retransmitted in this
+    /// recovery. 0 of both where nothing is being repaired.
+    pub fn repair_bytes(&self, sent: &Range<Position>) -> (u64, u64) {
+        if self.phase == Phase::Open {
+            return (0, 0);
+        }
+        let lost_end = self.lost_end(sent);
+        let sacked = self.sacked.bytes() - self.sacked_above(lost_end);
+        let retransmitted = self.retransmitted.max(sent.start) - sent.start;
+        (lost_end - sent.start - sacked, retransmitted - self.sacked_below)
+    }
+
     /// What is to be retransmitted next (NextSeg of RFC 6675, rule 1).
     pub fn next_lost(&self, sent: &Range<Position>) -> Option<Range<Position>> {
         if self.phase == Phase::Open {
@@ -331,12 +343,15 @@ mod tests {
         assert_eq!(recovery.pipe_bytes(&(100..200)), 60);
         recovery.on_retransmitted(110);
         assert_eq!(recovery.pipe_bytes(&(100..200)), 70);
+        assert_eq!(recovery.repair_bytes(&(100..200)), (10, 10));
         assert_eq!(recovery.next_lost(&(100..200)), None);
         sack(&mut recovery, &[160..171]);
         assert_eq!(recovery.next_lost(&(100..200)), Some(120..130));
+        assert_eq!(recovery.repair_bytes(&(100..200)), (30, 10));
         assert!(!recovery.on_acknowledged(140));
         assert_eq!(recovery.next_lost(&(140..200)), Some(140..150));
         assert!(recovery.on_acknowledged(200));
+        assert_eq!(recovery.repair_bytes(&(200..200)), (0, 0));
         assert!(recovery.is_valid(&(200..200)));
     }
 

@@ -94,6 +94,7 @@ pub struct Stack<P> {
     events: VecDeque<Event>,
     half_open: usize,
     time_wait: usize,
+    retransmissions: u64,
     next_port: u16,
 }
 
@@ -114,6 +115,7 @@ impl<P: Payload> Stack<P> {
             events: VecDeque::new(),
             half_open: 0,
             time_wait: 0,
+            retransmissions: 0,
             next_port: 0,
         }
     }
@@ -364,8 +366,11 @@ impl<P: Payload> Stack<P> {
         }
         while let Some(index) = self.ready.pop_front() {
             let Some(entry) = self.entry(index) else { continue };
+            let before = entry.connection.retransmissions();
             if let Some(segment) = entry.connection.poll_transmit(now_ns) {
                 let tuple = entry.tuple;
+                let again = entry.connection.retransmissions() - before;
+                self.retransmissions += again;
                 // The others come first now.
                 self.ready.push_back(index);
                 return Some((tuple, segment));
@@ -380,6 +385,11 @@ impl<P: Payload> Stack<P> {
     /// What has happened to connections.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// How many segments were sent again, of all connections there have been.
+    pub fn retransmissions(&self) -> u64 {
+        self.retransmissions
     }
 
     /// How many connections there are.

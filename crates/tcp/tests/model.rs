@@ -175,6 +175,7 @@ fn run(seed: u64) -> u64 {
         assert!(end.is_closed, "side {side} did not end: {} of {}", end.received, amounts[1 - side]);
         assert_eq!(end.received, amounts[1 - side]);
         assert_eq!(world.stacks[side].connections(), 0);
+        assert_eq!(world.stacks[side].retransmissions(), world.again[side]);
     }
     if std::env::var_os("UNCOPY_TEST_NET_TRACE").is_some() {
         let seconds = (world.now_ns - now_ns) / SECOND_NS;

@@ -39,6 +39,8 @@ const ECHO: &str = r#"
 def serve(connection):
     while part := connection.recv(1 << 20):
         connection.sendall(part)
+    # tcpi_total_retrans
+    print("again", *struct.unpack_from("I", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 100))
     connection.shutdown(socket.SHUT_WR)
     connection.close()
 address = sys.argv[1]
@@ -287,8 +289,13 @@ except ConnectionResetError:
     assert!(done.text().contains("reset"), "{}", done.text());
 }
 
-/// A client of the kernel's far away, which is echoed.
-fn far_client_is_echoed(service: &Service, scratch: &Scratch, network: Network, script: &str) -> Finished {
+/// A client of the kernel's far away, which is echoed. What it and the server say.
+fn far_client_is_echoed(
+    service: &Service,
+    scratch: &Scratch,
+    network: Network,
+    script: &str,
+) -> [Finished; 2] {
     let far = FarHost::start(service, scratch, network);
     let server = python(scratch, "server", ECHO, &["0.0.0.0", "7000", "1"]);
     let server = service.program(server, Mode::Always).start(scratch, "server");
@@ -300,7 +307,7 @@ fn far_client_is_echoed(service: &Service, scratch: &Scratch, network: Network, 
     let done = server.finish(LIMIT);
     assert!(done.status.success() && done.text().contains(&format!("accepted {FAR}")), "{}", done.text());
     far.stop();
-    client
+    [client, done]
 }
 
 #[test]
@@ -318,7 +325,11 @@ fn a_bad_network_delivers_the_same_bytes() {
         duplicates: 0.01,
         ..Network::default()
     };
-    far_client_is_echoed(&service, &scratch, network, CLIENT);
+    let [_, server] = far_client_is_echoed(&service, &scratch, network, CLIENT);
+    let count = service.list()["traffic"]["retransmissions"].as_u64().expect("a number");
+    let said = server.text().lines().find_map(|line| line.strip_prefix("again ")?.parse::<u64>().ok());
+    // Its last segments were sent after it was asked.
+    assert!(said.is_some_and(|said| said > 0 && said <= count), "{said:?} {count}");
     service.stop();
 }
 
@@ -345,8 +356,9 @@ print("ecn", info[5] >> 3 & 1, "seen", info[5] >> 4 & 1, "retransmitted", retran
         ("off", "ecn 0 seen 0 retransmitted 0 marked False"),
     ] {
         let service = Service::start(&scratch, &["--ecn", option]);
-        let done = far_client_is_echoed(&service, &scratch, network, &client);
+        let [done, server] = far_client_is_echoed(&service, &scratch, network, &client);
         assert!(done.text().contains(expected), "{option}: {}", done.text());
+        assert!(server.text().contains("again 0\n"), "{}", server.text());
         service.stop();
     }
 }

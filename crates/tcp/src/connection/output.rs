@@ -43,6 +43,8 @@ impl<P: Payload> Connection<P> {
             return None;
         }
         let is_answer = self.state == State::SynReceived;
+        let is_again = self.retries > 0 || self.deadlines.retransmit.is_some();
+        self.retransmissions += u64::from(is_again);
         let mut header = self.header(self.initial, now_ns);
         // A repeated SYN does not ask for ECN: what drops those that do is passed (RFC 3168, section 6.1.1.1).
         let asks = !is_answer && self.config.ecn == Ecn::Requested && self.retries == 0;
@@ -189,7 +191,10 @@ impl<P: Payload> Connection<P> {
         header.flags.fin = range.end > end;
         header.flags.psh = range.end >= end && range.start < end;
         let payload = self.queue.slice(range.start.min(end)..range.end.min(end));
+        let max_payload_bytes = self.mss - header.options.len_bytes() as u16;
         if is_retransmission {
+            let packets = payload::len_bytes(&payload).div_ceil(max_payload_bytes.into()).max(1);
+            self.retransmissions += packets as u64;
             self.timed = None;
             self.recovery.on_retransmitted(range.end);
             if range.start == self.una {
@@ -201,8 +206,7 @@ impl<P: Payload> Connection<P> {
                 // Retransmissions and what has no data are not marked (RFC 3168, sections 6.1.4 and 6.1.5).
                 header.codepoint = Codepoint::Capable0;
                 // CWR belongs to one packet: a link need not know of it when it splits a segment.
-                let is_one =
-                    payload::len_bytes(&payload) <= usize::from(self.mss) - header.options.len_bytes();
+                let is_one = payload::len_bytes(&payload) <= max_payload_bytes.into();
                 header.flags.cwr = is_one && std::mem::take(&mut self.pending.window_reduced);
             }
         }
@@ -210,7 +214,6 @@ impl<P: Payload> Connection<P> {
         self.sent_at_ns = now_ns;
         self.deadlines.persist = None;
         self.deadlines.retransmit.get_or_insert(now_ns + self.round_trip.timeout_ns());
-        let max_payload_bytes = self.mss - header.options.len_bytes() as u16;
         Segment { header, payload, max_payload_bytes }
     }
 }

@@ -184,6 +184,8 @@ pub struct Connection<P> {
     pub(super) acknowledged_at_ns: u64,
     pub(super) undo: Option<Undo>,
     pub(super) notification: Notification,
+    /// Segments that were sent again.
+    pub(super) retransmissions: u64,
 
     pub(super) receiver: Receiver<P>,
     pub(super) receive_shift: u8,
@@ -241,6 +243,7 @@ impl<P: Payload> Connection<P> {
             acknowledged_at_ns: now_ns,
             undo: None,
             notification: Notification::default(),
+            retransmissions: 0,
             receiver: Receiver::new(
                 first_position(0),
                 config.receive_buffer_bytes,

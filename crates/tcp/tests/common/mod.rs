@@ -130,8 +130,10 @@ pub struct World {
     pub links: [Link; 2],
     pub flying: BTreeMap<(u64, u64), (usize, Packet)>,
     free_at: [u64; 2],
-    /// Where what a side has sent of a connection ends.
-    sent: HashMap<(usize, Tuple), u32>,
+    /// Where what a side has sent of a connection begins and ends.
+    sent: HashMap<(usize, Tuple), (u32, u32)>,
+    /// How many packets each side has sent again.
+    pub again: [u64; 2],
     pub packets: u64,
     pub lost: u64,
     pub marked: u64,
@@ -152,6 +154,7 @@ impl World {
             flying: BTreeMap::new(),
             free_at: [0; 2],
             sent: HashMap::new(),
+            again: [0; 2],
             packets: 0,
             lost: 0,
             marked: 0,
@@ -167,8 +170,9 @@ impl World {
                 let (header, len) = (&segment.header, payload::len_bytes(&segment.payload));
                 println!("{:>12} {side} {len} {header:?}", self.now_ns / 1000);
             }
-            self.verify_codepoint(side, tuple, &segment);
-            for packet in split(&tuple, &segment) {
+            let packets = split(&tuple, &segment);
+            self.verify_codepoint(side, tuple, &segment, packets.len() as u64);
+            for packet in packets {
                 let limit = self.links[1 - side].max_packet_bytes;
                 if limit > 0 && packet.headers.len() + payload::len_bytes(&packet.payload) > limit {
                     self.packets += 1;
@@ -184,14 +188,21 @@ impl World {
     }
 
     /// Only data that is sent for the first time may be marked, or says that the window was reduced (RFC 3168, sections 6.1.1,
-    /// 6.1.2, 6.1.4 and 6.1.5).
-    fn verify_codepoint(&mut self, side: usize, tuple: Tuple, segment: &Segment<SharedBytes>) {
+    /// 6.1.2, 6.1.4 and 6.1.5). Counts what is sent again.
+    fn verify_codepoint(&mut self, side: usize, tuple: Tuple, segment: &Segment<SharedBytes>, packets: u64) {
         let header = &segment.header;
         let end = header.sequence.wrapping_add(segment.len() as u32);
-        let sent = self.sent.entry((side, tuple)).or_insert(end);
-        let is_first = header.sequence.wrapping_sub(*sent).cast_signed() >= 0;
-        if header.flags.syn || end.wrapping_sub(*sent).cast_signed() > 0 {
-            *sent = end;
+        let new = (header.sequence, header.sequence);
+        let sent = self.sent.entry((side, tuple)).or_insert(new);
+        if header.flags.syn && sent.0 != header.sequence {
+            *sent = new;
+        }
+        let is_first = header.sequence.wrapping_sub(sent.1).cast_signed() >= 0;
+        if end.wrapping_sub(sent.1).cast_signed() > 0 {
+            sent.1 = end;
+        }
+        if !is_first && !segment.is_empty() {
+            self.again[side] += packets;
         }
         let is_new_data = is_first && !segment.payload.is_empty();
         let is_capable = header.codepoint == Codepoint::Capable0;
