@@ -76,8 +76,10 @@ fn send(link: &mut Tun, tuple: &Tuple, header: &Header, payload: &[IoSlice<'_>],
     }
 }
 
-const SYN: Flags = Flags { syn: true, fin: false, rst: false, psh: false, ack: false };
-const ACK: Flags = Flags { ack: true, syn: false, fin: false, rst: false, psh: false };
+const NONE: Flags =
+    Flags { fin: false, syn: false, rst: false, psh: false, ack: false, ece: false, cwr: false };
+const SYN: Flags = Flags { syn: true, ..NONE };
+const ACK: Flags = Flags { ack: true, ..NONE };
 
 /// Connects to a listener of the kernel by hand. Says the next sequence and acknowledgement numbers.
 fn connect(link: &mut Tun, tuple: &Tuple) -> (u32, u32) {

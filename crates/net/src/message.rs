@@ -135,6 +135,12 @@ pub struct Info {
     pub received_bytes: u64,
     /// Segments that were sent again.
     pub retransmissions: u32,
+    /// Segments that are believed lost, sent again or not.
+    pub lost_segments: u32,
+    /// Segments that were sent again and are not acknowledged yet.
+    pub retransmitted_segments: u32,
+    /// Timeouts since something was acknowledged last.
+    pub timeouts: u32,
 }
 
 /// An answer.
@@ -258,6 +264,8 @@ impl Answer {
                 info.window_bytes,
                 info.acknowledged_bytes,
                 info.received_bytes,
+                pair(info.lost_segments, info.retransmitted_segments),
+                info.timeouts.into(),
             ],
         }
     }
@@ -285,7 +293,8 @@ impl Answer {
                 let (slot, serial) = halves(*which);
                 Some(Self::Connection { slot, serial, local: address::of_words(local)? })
             }
-            [5, first, second, window_bytes, acknowledged_bytes, received_bytes] => {
+            [5, first, second, window_bytes, acknowledged_bytes, received_bytes, repair, timeouts] => {
+                let (lost_segments, retransmitted_segments) = halves(*repair);
                 let ((state, mss), (round_trip_us, retransmissions)) = (halves(*first), halves(*second));
                 Some(Self::Info(Info {
                     state: u8::try_from(state).ok()?,
@@ -295,6 +304,9 @@ impl Answer {
                     acknowledged_bytes: *acknowledged_bytes,
                     received_bytes: *received_bytes,
                     retransmissions,
+                    lost_segments,
+                    retransmitted_segments,
+                    timeouts: u32::try_from(*timeouts).ok()?,
                 }))
             }
             _ => None,
@@ -344,7 +356,14 @@ mod tests {
     fn what_is_answered_is_understood_and_nothing_else() {
         let prefix = |own: &str, bits| Some(Prefix { own: own.parse().expect("an address"), bits });
         let prefixes = [prefix("10.0.0.1", 24), prefix("fd00::1", 64), prefix("10.0.1.1", 32)];
-        let info = Info { state: 1, mss: 1460, received_bytes: u64::MAX, ..Info::default() };
+        let info = Info {
+            state: 1,
+            mss: 1460,
+            received_bytes: u64::MAX,
+            lost_segments: 7,
+            timeouts: u32::MAX,
+            ..Info::default()
+        };
         let answers = [
             Answer::Done,
             Answer::Failed(libc::EADDRINUSE),

@@ -171,6 +171,7 @@ impl Service {
         let connection = self.connections.known(slot, serial)?;
         let received_bytes = connection.received_bytes;
         let known = self.stack.get(connection.id?)?.statistics();
+        let count = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
         Some(Info {
             state: number_of(known.state),
             mss: known.segment_bytes.into(),
@@ -178,7 +179,10 @@ impl Service {
             window_bytes: known.congestion_window_bytes,
             acknowledged_bytes: known.acknowledged_bytes,
             received_bytes: received_bytes + known.ready_bytes,
-            retransmissions: 0,
+            retransmissions: count(known.retransmissions),
+            lost_segments: count(known.lost_segments),
+            retransmitted_segments: count(known.retransmitted_segments),
+            timeouts: known.timeouts,
         })
     }
 
@@ -195,8 +199,10 @@ impl Service {
                 state: known.map_or("CLOSED", |known| name_of(known.state)).to_owned(),
                 round_trip_us: known.map_or(0, |known| known.round_trip_ns / 1000),
                 congestion_window_bytes: known.map_or(0, |known| known.congestion_window_bytes),
+                has_ecn: known.is_some_and(|known| known.has_ecn),
                 acknowledged_bytes: known.map_or(0, |known| known.acknowledged_bytes),
                 queued_bytes: known.map_or(0, |known| known.queued_bytes),
+                retransmissions: known.map_or(0, |known| known.retransmissions),
                 received_bytes: connection.received_bytes,
                 waiting_bytes: waiting + known.map_or(0, |known| known.ready_bytes),
             }
@@ -215,6 +221,7 @@ impl Service {
                 sent_bytes: counters.sent.bytes,
                 dropped_packets: counters.malformed + counters.bad_checksums + self.dropped_packets,
                 copied_bytes: self.copied_bytes,
+                retransmissions: self.stack.retransmissions(),
                 connections: self.connections_begun,
             },
             listeners: self

@@ -44,6 +44,8 @@ pub struct Traffic {
     pub dropped_packets: u64,
     /// Bytes that were copied in this process between TCP and programs.
     pub copied_bytes: u64,
+    /// Segments of TCP that were sent again.
+    pub retransmissions: u64,
     /// Connections that have begun.
     pub connections: u64,
 }
@@ -70,10 +72,14 @@ pub struct Connection {
     pub round_trip_us: u64,
     /// Congestion window, bytes.
     pub congestion_window_bytes: u64,
+    /// Whether both ends use explicit congestion notification.
+    pub has_ecn: bool,
     /// Sent bytes that the peer has acknowledged.
     pub acknowledged_bytes: u64,
     /// Bytes that wait to be sent or acknowledged.
     pub queued_bytes: u64,
+    /// Segments that were sent again.
+    pub retransmissions: u64,
     /// Bytes that came and were given to the program.
     pub received_bytes: u64,
     /// Received bytes that the program has not taken.

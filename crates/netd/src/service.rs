@@ -177,6 +177,7 @@ pub(crate) fn config(link: &dyn Link, settings: &Settings, is_v6: bool) -> Confi
         mss: mss as u16,
         max_super_payload_bytes: (max_payload_bytes / segment_bytes).max(1) * segment_bytes,
         congestion_control: settings.congestion_control,
+        ecn: settings.ecn,
         ..Config::default()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use uncopy_net::message::Prefix;
-use uncopy_tcp::config::CongestionControl;
+use uncopy_tcp::config::{CongestionControl, Ecn};
 
 /// What the service is told.
 #[derive(Clone, Debug)]
@@ -19,6 +19,8 @@ pub struct Settings {
     pub max_connections: usize,
     /// Which congestion control.
     pub congestion_control: CongestionControl,
+    /// Whether routers may mark packets of connections whose peers agree.
+    pub ecn: Ecn,
 }
 
 /// Shared memory that nothing else limits, bytes.

@@ -51,6 +51,18 @@ pub enum CongestionControl {
     NewReno,
 }
 
+/// Explicit congestion notification (RFC 3168).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ecn {
+    /// It is not used.
+    Off,
+    /// A peer that asks for it has it (`tcp_ecn` of 2).
+    #[default]
+    Accepted,
+    /// It is asked for as well (`tcp_ecn` of 1).
+    Requested,
+}
+
 /// When a silent peer is asked whether it is there (RFC 9293, section 3.8.4).
 #[derive(Clone, Copy, Debug)]
 pub struct Keepalive {
@@ -89,6 +101,8 @@ pub struct Config {
     pub keepalive: Option<Keepalive>,
     /// Which congestion control.
     pub congestion_control: CongestionControl,
+    /// Whether routers may mark packets where they would drop them.
+    pub ecn: Ecn,
 }
 
 impl Default for Config {
@@ -106,6 +120,7 @@ impl Default for Config {
             nagle: true,
             keepalive: None,
             congestion_control: CongestionControl::Cubic,
+            ecn: Ecn::default(),
         }
     }
 }

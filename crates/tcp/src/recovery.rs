@@ -262,6 +262,18 @@ impl Recovery {
         (sent.end - sent.start).saturating_sub(self.sacked.bytes() + lost + left)
     }
 
+    /// Bytes that are not acknowledged in any way: those that are believed lost, and those that have been retransmitted in this
+    /// recovery. 0 of both where nothing is being repaired.
+    pub fn repair_bytes(&self, sent: &Range<Position>) -> (u64, u64) {
+        if self.phase == Phase::Open {
+            return (0, 0);
+        }
+        let lost_end = self.lost_end(sent);
+        let sacked = self.sacked.bytes() - self.sacked_above(lost_end);
+        let retransmitted = self.retransmitted.max(sent.start) - sent.start;
+        (lost_end - sent.start - sacked, retransmitted - self.sacked_below)
+    }
+
     /// What is to be retransmitted next (NextSeg of RFC 6675, rule 1).
     pub fn next_lost(&self, sent: &Range<Position>) -> Option<Range<Position>> {
         if self.phase == Phase::Open {
@@ -282,7 +294,8 @@ impl Recovery {
             return Some(range);
         }
         let end = end.min(sent.end);
-        if self.is_rescued || self.sacked.find(end - 1).is_some() {
+        if self.is_rescued || below >= end {
+            // What is missing below has been retransmitted once.
             return None;
         }
         self.is_rescued = true;
@@ -330,12 +343,15 @@ mod tests {
         assert_eq!(recovery.pipe_bytes(&(100..200)), 60);
         recovery.on_retransmitted(110);
         assert_eq!(recovery.pipe_bytes(&(100..200)), 70);
+        assert_eq!(recovery.repair_bytes(&(100..200)), (10, 10));
         assert_eq!(recovery.next_lost(&(100..200)), None);
         sack(&mut recovery, &[160..171]);
         assert_eq!(recovery.next_lost(&(100..200)), Some(120..130));
+        assert_eq!(recovery.repair_bytes(&(100..200)), (30, 10));
         assert!(!recovery.on_acknowledged(140));
         assert_eq!(recovery.next_lost(&(140..200)), Some(140..150));
         assert!(recovery.on_acknowledged(200));
+        assert_eq!(recovery.repair_bytes(&(200..200)), (0, 0));
         assert!(recovery.is_valid(&(200..200)));
     }
 
@@ -347,6 +363,49 @@ mod tests {
         recovery.on_retransmitted(110);
         assert_eq!(recovery.next_suspect(&(100..200)), Some(190..200));
         assert_eq!(recovery.next_suspect(&(100..200)), None);
+    }
+
+    #[test]
+    fn what_lies_below_a_range_beyond_the_recovery_point_is_not_rescued() {
+        let mut recovery = Recovery::new(100, true, MSS as u16);
+        recovery.on_sack([110..140].into_iter(), 100..150);
+        assert!(recovery.begin_if_lost(100..150));
+        recovery.on_retransmitted(110);
+        // 140..150 is lost, what was sent after the recovery point is not.
+        recovery.on_sack([150..160].into_iter(), 100..200);
+        recovery.on_retransmitted(150);
+        assert_eq!(recovery.next_suspect(&(100..200)), None);
+        assert!(recovery.is_valid(&(100..200)));
+    }
+
+    #[test]
+    fn gaps_are_given_up_and_a_spurious_timeout_takes_nothing() {
+        let mut recovery = Recovery::new(100, true, MSS as u16);
+        sack(&mut recovery, &[150..160]);
+        assert!(recovery.has_gap(&(100..200)) && !recovery.begin_if_lost(100..200));
+        recovery.give_gaps_up();
+        assert!(recovery.begin_if_lost(100..200));
+        assert_eq!(recovery.next_lost(&(100..200)), Some(100..150));
+        recovery.on_timeout(100..200);
+        assert_eq!(recovery.pipe_bytes(&(100..200)), 0);
+        recovery.undo_timeout(&(110..200));
+        recovery.on_acknowledged(110);
+        assert_eq!((recovery.phase(), recovery.pipe_bytes(&(110..200))), (Phase::Open, 90));
+    }
+
+    #[test]
+    fn a_probe_has_repaired_a_loss_if_nothing_came_twice() {
+        for (duplicate, bare, later, repaired) in
+            [(true, false, 210, false), (false, true, 210, false), (false, false, 210, true)]
+        {
+            let mut recovery = Recovery::new(100, true, MSS as u16);
+            assert!(recovery.can_probe_tail(&(100..200)));
+            recovery.on_tail_probe(200, true);
+            assert!(!recovery.can_probe_tail(&(100..200)));
+            assert!(!recovery.has_probe_repaired(190, false, false));
+            assert!(!recovery.has_probe_repaired(200, duplicate, bare));
+            assert_eq!(recovery.has_probe_repaired(later, false, false), repaired);
+        }
     }
 
     #[test]

@@ -6,10 +6,16 @@ use std::net::IpAddr;
 
 use siphasher::sip::{SipHasher13, SipHasher24};
 
+use crate::config::SECOND_NS;
 use crate::wire::Tuple;
 
 /// The clock of initial sequence numbers ticks every 4 µs (RFC 9293, section 3.4.1).
 const INITIAL_TICK_NS: u64 = 4_000;
+
+/// How long a cookie is good at least.
+pub const COOKIE_TICK_NS: u64 = 64 * SECOND_NS;
+/// The segment sizes that a cookie can say: those of IPv4 and IPv6, of tunnels, of PPPoE, of jumbo frames and of the loopback.
+const COOKIE_SIZES: [u16; 8] = [88, 536, 1220, 1360, 1440, 1460, 8_940, 65_483];
 
 /// Sixteen random bytes of the caller.
 #[derive(Clone)]
@@ -37,6 +43,34 @@ impl Secret {
         self.hash(2, (local, remote)) as u32
     }
 
+    /// The initial sequence number that answers a SYN without a connection being kept for it (RFC 4987, section 3.6).
+    ///
+    /// ```text
+    /// 31      27 26   24 23                                  0
+    /// ┌─────────┬───────┬────────────────────────────────────┐
+    /// │ ticks   │ size  │ hash(connection, peer's ISN, both) │
+    /// └─────────┴───────┴────────────────────────────────────┘
+    /// ```
+    pub fn cookie(&self, tuple: &Tuple, peer_initial: u32, mss: u16, now_ns: u64) -> u32 {
+        let size = COOKIE_SIZES.partition_point(|&size| size <= mss).saturating_sub(1);
+        self.cookie_of(tuple, peer_initial, size as u32, now_ns / COOKIE_TICK_NS)
+    }
+
+    fn cookie_of(&self, tuple: &Tuple, peer_initial: u32, size: u32, ticks: u64) -> u32 {
+        let hash = self.hash(4, (tuple, peer_initial, size, ticks)) as u32;
+        (ticks as u32) << 27 | size << 24 | hash & 0x00ff_ffff
+    }
+
+    /// The peer's segment size, if an acknowledged number is the cookie of this or the last tick.
+    pub fn cookie_mss(&self, tuple: &Tuple, peer_initial: u32, cookie: u32, now_ns: u64) -> Option<u16> {
+        let size = cookie >> 24 & 7;
+        let ticks = now_ns / COOKIE_TICK_NS;
+        [ticks, ticks.saturating_sub(1)]
+            .into_iter()
+            .any(|ticks| self.cookie_of(tuple, peer_initial, size, ticks) == cookie)
+            .then(|| COOKIE_SIZES[size as usize])
+    }
+
     /// Where the search for a local port begins.
     pub fn port_offset(&self, local: IpAddr, remote: std::net::SocketAddr) -> u16 {
         self.hash(3, (local, remote)) as u16
@@ -60,6 +94,22 @@ impl BuildHasher for Secret {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cookie_is_good_for_one_connection_and_two_ticks() {
+        let tuple = |port| Tuple { local: ([10, 0, 0, 1], port).into(), remote: ([10, 0, 0, 2], 9).into() };
+        let secret = Secret::new([7; 16]);
+        for (mss, kept) in [(1, 88), (88, 88), (535, 88), (1400, 1360), (1460, 1460), (u16::MAX, 65_483)] {
+            let cookie = secret.cookie(&tuple(80), 5, mss, 0);
+            let read = |port, peer, cookie, now_ns| secret.cookie_mss(&tuple(port), peer, cookie, now_ns);
+            assert_eq!(read(80, 5, cookie, 0), Some(kept));
+            assert_eq!(read(80, 5, cookie, 2 * COOKIE_TICK_NS - 1), Some(kept));
+            assert_eq!(read(80, 5, cookie, 2 * COOKIE_TICK_NS), None);
+            assert_eq!(read(81, 5, cookie, 0), None);
+            assert_eq!(read(80, 6, cookie, 0), None);
+            assert!((0..32).all(|bit| read(80, 5, cookie ^ 1 << bit, 0).is_none()));
+        }
+    }
 
     #[test]
     fn initial_numbers_grow_with_time_and_differ_by_connection_and_secret() {

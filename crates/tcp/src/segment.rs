@@ -3,7 +3,7 @@
 use crate::options::Options;
 use crate::payload::{self, Payload, Pieces};
 
-/// The control bits that are used (RFC 9293, section 3.1). URG is read as ordinary data; ECN is not used.
+/// The control bits that are used (RFC 9293, section 3.1). URG is read as ordinary data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// No more data from the sender.
@@ -16,6 +16,32 @@ pub struct Flags {
     pub psh: bool,
     /// The acknowledgement number counts.
     pub ack: bool,
+    /// ECN-Echo: congestion was experienced on the way to the sender of this (RFC 3168, section 6.1).
+    pub ece: bool,
+    /// Congestion Window Reduced.
+    pub cwr: bool,
+}
+
+/// The ECN field of the IP header (RFC 3168, section 5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Codepoint {
+    /// Not-ECT: routers drop it where there is congestion.
+    #[default]
+    NotCapable = 0,
+    /// ECT(1).
+    Capable1 = 1,
+    /// ECT(0): routers may mark it.
+    Capable0 = 2,
+    /// CE: one has.
+    Congestion = 3,
+}
+
+impl Codepoint {
+    /// From the two low bits of the type of service or traffic class.
+    pub fn from_bits(bits: u8) -> Self {
+        [Self::NotCapable, Self::Capable1, Self::Capable0, Self::Congestion][usize::from(bits & 3)]
+    }
 }
 
 /// A header without ports, which [`crate::wire::Tuple`] has.
@@ -31,6 +57,8 @@ pub struct Header {
     pub window: u16,
     /// The options.
     pub options: Options,
+    /// The ECN field of its packet; each packet that the link makes of a long segment has it.
+    pub codepoint: Codepoint,
 }
 
 /// A header and its payload, of any length: the link splits what is longer than one packet (`max_payload_bytes`).

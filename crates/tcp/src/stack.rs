@@ -1,6 +1,8 @@
 //! All connections of a host: finding them by their tuple, listeners, what is due, what is to be sent.
 //!
-//! Bounds: connections, half-open ones of each listener and of all, resets that wait to be sent.
+//! Bounds: connections, half-open ones of each listener and of all, answers that wait to be sent.
+
+mod listening;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -14,9 +16,8 @@ use crate::payload::Payload;
 use crate::secret::Secret;
 use crate::segment::{Header, Segment};
 use crate::wire::Tuple;
+use listening::Listener;
 
-/// Answers to segments that belong to no connection; more are not answered.
-const MAX_WAITING_RESETS: usize = 256;
 /// Ports that are chosen from (RFC 6335, section 6).
 const FIRST_DYNAMIC_PORT: u16 = 49_152;
 const DYNAMIC_PORTS: u16 = 16_384;
@@ -57,14 +58,6 @@ pub enum Event {
 }
 
 #[derive(Debug)]
-struct Listener {
-    config: Arc<Config>,
-    backlog: usize,
-    half_open: usize,
-    accepted: VecDeque<ConnectionId>,
-}
-
-#[derive(Debug)]
 struct Entry<P> {
     connection: Connection<P>,
     tuple: Tuple,
@@ -97,10 +90,11 @@ pub struct Stack<P> {
     listeners: HashMap<SocketAddr, Listener, Secret>,
     deadlines: BinaryHeap<Reverse<(u64, u32, u32)>>,
     ready: VecDeque<u32>,
-    resets: VecDeque<(Tuple, Header)>,
+    answers: VecDeque<(Tuple, Header)>,
     events: VecDeque<Event>,
     half_open: usize,
     time_wait: usize,
+    retransmissions: u64,
     next_port: u16,
 }
 
@@ -117,55 +111,13 @@ impl<P: Payload> Stack<P> {
             secret,
             deadlines: BinaryHeap::new(),
             ready: VecDeque::new(),
-            resets: VecDeque::new(),
+            answers: VecDeque::new(),
             events: VecDeque::new(),
             half_open: 0,
             time_wait: 0,
+            retransmissions: 0,
             next_port: 0,
         }
-    }
-
-    /// Listens at an address, or at a port of any address if it is unspecified.
-    ///
-    /// # Errors
-    ///
-    /// EADDRINUSE if it is listened at.
-    pub fn listen(
-        &mut self,
-        address: SocketAddr,
-        backlog: usize,
-        config: Option<Config>,
-    ) -> Result<(), Error> {
-        if self.listeners.contains_key(&address) {
-            return Err(Error::AddressInUse);
-        }
-        let config = config.map_or_else(|| Arc::clone(&self.config), Arc::new);
-        let listener = Listener { config, backlog: backlog.max(1), half_open: 0, accepted: VecDeque::new() };
-        self.listeners.insert(address, listener);
-        Ok(())
-    }
-
-    /// Listens no more; connections that were not accepted are reset.
-    pub fn unlisten(&mut self, address: SocketAddr) {
-        if self.listeners.remove(&address).is_none() {
-            return;
-        }
-        for index in 0..self.slots.len() as u32 {
-            if let Some(entry) = self.entry(index)
-                && entry.listener == Some(address)
-            {
-                entry.connection.abort();
-                entry.is_released = true;
-                self.touch(index);
-            }
-        }
-    }
-
-    /// The next connection of a listener.
-    pub fn accept(&mut self, address: SocketAddr) -> Option<ConnectionId> {
-        let id = self.listeners.get_mut(&address)?.accepted.pop_front()?;
-        self.entry(id.index)?.listener = None;
-        Some(id)
     }
 
     /// A local port for a connection to `remote` (RFC 6056, section 3.3.3), none where all are taken. One that a listener has is
@@ -350,47 +302,6 @@ impl<P: Payload> Stack<P> {
         self.on_syn(tuple, segment, None, now_ns);
     }
 
-    /// The listener for what comes to an address.
-    fn listening_address(&self, local: SocketAddr) -> Option<SocketAddr> {
-        let any = match local.ip() {
-            IpAddr::V4(_) => IpAddr::from([0; 4]),
-            IpAddr::V6(_) => IpAddr::from([0; 16]),
-        };
-        let addresses = [local, SocketAddr::new(any, local.port())];
-        addresses.into_iter().find(|address| self.listeners.contains_key(address))
-    }
-
-    /// A segment that belongs to no connection (RFC 9293, sections 3.10.7.1 and 3.10.7.2).
-    fn on_syn(&mut self, tuple: Tuple, segment: Segment<P>, least: Option<u32>, now_ns: u64) {
-        let flags = segment.header.flags;
-        let address = self.listening_address(tuple.local);
-        let (Some(address), true, false, false) = (address, flags.syn, flags.ack, flags.rst) else {
-            // To a listener, what has neither SYN nor ACK is nothing.
-            let is_nothing = address.is_some() && !flags.ack && !flags.syn;
-            if let Some(header) = segment.reset()
-                && !is_nothing
-                && self.resets.len() < MAX_WAITING_RESETS
-            {
-                self.resets.push_back((tuple, header));
-            }
-            return;
-        };
-        let listener = &self.listeners[&address];
-        let is_full = listener.half_open >= listener.backlog || listener.accepted.len() >= listener.backlog;
-        if is_full || self.half_open >= self.limits.max_half_open {
-            // The peer tries again.
-            return;
-        }
-        let initial = least.unwrap_or_else(|| self.secret.initial_sequence(&tuple, now_ns));
-        let offset = self.secret.timestamp_offset(tuple.local.ip(), tuple.remote.ip());
-        let config = Arc::clone(&listener.config);
-        let connection = Connection::accept(config, initial, offset, &segment.header, now_ns);
-        if self.add(tuple, Some(address), connection).is_some() {
-            self.half_open += 1;
-            self.listeners.get_mut(&address).expect("it was found").half_open += 1;
-        }
-    }
-
     /// ICMP says that a segment of ours, which began with `sequence`, did not reach the peer.
     pub fn on_unreachable(&mut self, tuple: &Tuple, sequence: u32, error: Error) {
         self.on_icmp(tuple, sequence, |connection| connection.on_unreachable(error));
@@ -450,13 +361,16 @@ impl<P: Payload> Stack<P> {
 
     /// The next segment to send. To be called until there is none, after everything that happened.
     pub fn poll_transmit(&mut self, now_ns: u64) -> Option<(Tuple, Segment<P>)> {
-        if let Some((tuple, header)) = self.resets.pop_front() {
+        if let Some((tuple, header)) = self.answers.pop_front() {
             return Some((tuple, Segment::bare(header)));
         }
         while let Some(index) = self.ready.pop_front() {
             let Some(entry) = self.entry(index) else { continue };
+            let before = entry.connection.retransmissions();
             if let Some(segment) = entry.connection.poll_transmit(now_ns) {
                 let tuple = entry.tuple;
+                let again = entry.connection.retransmissions() - before;
+                self.retransmissions += again;
                 // The others come first now.
                 self.ready.push_back(index);
                 return Some((tuple, segment));
@@ -471,6 +385,11 @@ impl<P: Payload> Stack<P> {
     /// What has happened to connections.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// How many segments were sent again, of all connections there have been.
+    pub fn retransmissions(&self) -> u64 {
+        self.retransmissions
     }
 
     /// How many connections there are.

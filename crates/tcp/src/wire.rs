@@ -6,13 +6,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{
-    IpNumber, Ipv4Header, Ipv4HeaderSlice, Ipv6FlowLabel, Ipv6Header, Ipv6HeaderSlice, TcpHeader,
+    IpEcn, IpNumber, Ipv4Header, Ipv4HeaderSlice, Ipv6FlowLabel, Ipv6Header, Ipv6HeaderSlice, TcpHeader,
     TcpHeaderSlice,
 };
 use smallvec::SmallVec;
 
 use crate::options::{MAX_OPTIONS_BYTES, Options};
-use crate::segment::{Flags, Header};
+use crate::segment::{Codepoint, Flags, Header};
 
 /// The longest headers that are written: IPv6, TCP and all options.
 pub const MAX_HEADER_BYTES: usize = 40 + 20 + MAX_OPTIONS_BYTES;
@@ -60,7 +60,7 @@ pub struct Parsed {
 ///
 /// If it is not a whole TCP segment between two hosts.
 pub fn parse(bytes: &[u8], packet_bytes: usize) -> Result<Parsed, Reject> {
-    let (source, destination, tcp_at, end) = match bytes.first().map(|first| first >> 4) {
+    let (source, destination, codepoint, tcp_at, end) = match bytes.first().map(|first| first >> 4) {
         Some(4) => {
             let ip = Ipv4HeaderSlice::from_slice(bytes).map_err(|_| Reject::MalformedIp)?;
             if ip.is_fragmenting_payload() {
@@ -74,7 +74,9 @@ pub fn parse(bytes: &[u8], packet_bytes: usize) -> Result<Parsed, Reject> {
                 return Err(Reject::MalformedIp);
             }
             let at = ip.slice().len();
-            (IpAddr::from(ip.source()), IpAddr::from(ip.destination()), at, usize::from(ip.total_len()))
+            let codepoint = Codepoint::from_bits(ip.slice()[1]);
+            let end = usize::from(ip.total_len());
+            (IpAddr::from(ip.source()), IpAddr::from(ip.destination()), codepoint, at, end)
         }
         Some(6) => {
             let ip = Ipv6HeaderSlice::from_slice(bytes).map_err(|_| Reject::MalformedIp)?;
@@ -82,7 +84,9 @@ pub fn parse(bytes: &[u8], packet_bytes: usize) -> Result<Parsed, Reject> {
                 return Err(Reject::OtherProtocol);
             }
             let end = 40 + usize::from(ip.payload_length());
-            (IpAddr::from(ip.source()), IpAddr::from(ip.destination()), 40, end)
+            // The traffic class lies across two bytes; its low bits are bits 4 and 5 of the second.
+            let codepoint = Codepoint::from_bits(ip.slice()[1] >> 4);
+            (IpAddr::from(ip.source()), IpAddr::from(ip.destination()), codepoint, 40, end)
         }
         _ => return Err(Reject::MalformedIp),
     };
@@ -101,9 +105,18 @@ pub fn parse(bytes: &[u8], packet_bytes: usize) -> Result<Parsed, Reject> {
     let header = Header {
         sequence: tcp.sequence_number(),
         acknowledgement: tcp.acknowledgment_number(),
-        flags: Flags { fin: tcp.fin(), syn: tcp.syn(), rst: tcp.rst(), psh: tcp.psh(), ack: tcp.ack() },
+        flags: Flags {
+            fin: tcp.fin(),
+            syn: tcp.syn(),
+            rst: tcp.rst(),
+            psh: tcp.psh(),
+            ack: tcp.ack(),
+            ece: tcp.ece(),
+            cwr: tcp.cwr(),
+        },
         window: tcp.window_size(),
         options: Options::parse(tcp.options()),
+        codepoint,
     };
     let tuple = Tuple {
         local: SocketAddr::new(destination, destination_port),
@@ -133,6 +146,8 @@ pub fn write(tuple: &Tuple, header: &Header, payload_bytes: usize) -> HeaderByte
     tcp.rst = header.flags.rst;
     tcp.psh = header.flags.psh;
     tcp.ack = header.flags.ack;
+    tcp.ece = header.flags.ece;
+    tcp.cwr = header.flags.cwr;
     let mut room = [0; MAX_OPTIONS_BYTES];
     let len = header.options.write(&mut room);
     tcp.set_options_raw(&room[..len]).expect("options are 40 bytes at most");
@@ -144,12 +159,13 @@ pub fn write(tuple: &Tuple, header: &Header, payload_bytes: usize) -> HeaderByte
                 Ipv4Header::new(tcp_bytes, HOP_LIMIT, IpNumber::TCP, source.octets(), destination.octets())
                     .expect("payload fits an IP packet");
             ip.dont_fragment = true;
+            ip.ecn = IpEcn::try_new(header.codepoint as u8).expect("two bits");
             ip.header_checksum = ip.calc_header_checksum();
             bytes.extend_from_slice(&ip.to_bytes());
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             let ip = Ipv6Header {
-                traffic_class: 0,
+                traffic_class: header.codepoint as u8,
                 flow_label: Ipv6FlowLabel::ZERO,
                 payload_length: tcp_bytes,
                 next_header: IpNumber::TCP,
@@ -183,15 +199,17 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(
-            is_v6: bool, sequence: u32, acknowledgement: u32, window: u16, bits in 0u8..32,
+            is_v6: bool, sequence: u32, acknowledgement: u32, window: u16, bits: u8, field in 0u8..4,
             payload_bytes in 0..=MAX_SUPER_PAYLOAD_BYTES, max_segment_size: Option<u16>,
         ) {
             let flags = Flags {
                 fin: bits & 1 != 0, syn: bits & 2 != 0, rst: bits & 4 != 0, psh: bits & 8 != 0, ack: bits & 16 != 0,
+                ece: bits & 32 != 0, cwr: bits & 64 != 0,
             };
             let acknowledgement = if flags.ack { acknowledgement } else { 0 };
             let options = Options { max_segment_size, ..Options::default() };
-            let header = Header { sequence, acknowledgement, flags, window, options };
+            let codepoint = Codepoint::from_bits(field);
+            let header = Header { sequence, acknowledgement, flags, window, options, codepoint };
             let bytes = write(&tuple(is_v6), &header, payload_bytes);
             let total = bytes.len() + payload_bytes;
             let parsed = parse(&bytes, total).unwrap();

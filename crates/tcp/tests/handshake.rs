@@ -12,6 +12,7 @@ use uncopy_tcp::connection::State;
 use uncopy_tcp::error::Error;
 use uncopy_tcp::options::{Options, Timestamps};
 use uncopy_tcp::payload::SharedBytes;
+use uncopy_tcp::secret::COOKIE_TICK_NS;
 use uncopy_tcp::segment::{Flags, Header, Segment};
 use uncopy_tcp::stack::{Limits, Stack};
 use uncopy_tcp::wire::Tuple;
@@ -148,6 +149,70 @@ fn connections_are_bounded() {
     assert!((1..=3).all(|port| stack.connect(at(port), None, 0).is_ok()));
     assert_eq!(stack.connect(at(4), None, 0), Err(Error::NoBuffers));
     assert_eq!(stack.connections(), 3);
+}
+
+fn syn_from(port: u16) -> (Tuple, Segment<SharedBytes>) {
+    let flags = Flags { syn: true, ..Flags::default() };
+    let header = Header { sequence: u32::from(port), flags, window: 1000, ..Header::default() };
+    (Tuple { local: tuple().remote, remote: ([10, 0, 9, 9], port).into() }, Segment::bare(header))
+}
+
+#[test]
+fn a_flood_of_syns_costs_bounded_memory_and_keeps_nobody_out() {
+    for (max_half_open, backlog, kept) in [(1024, 16, 16), (8, 16, 8)] {
+        let limits = [Limits::default(), Limits { max_half_open, ..Limits::default() }];
+        let stacks = limits.map(|limits| Stack::new(Config::default(), limits, secret(1)));
+        let mut world = World::new(1, stacks, [link(), link()], SECOND_NS);
+        world.stacks[1].listen(tuple().remote, backlog, None).unwrap();
+        for port in 1..20_000 {
+            let (tuple, syn) = syn_from(port);
+            world.stacks[1].on_segment(tuple, syn, world.now_ns);
+            while world.stacks[1].poll_transmit(world.now_ns).is_some() {}
+            assert!(world.stacks[1].connections() <= kept);
+        }
+        assert_eq!(world.stacks[1].violation(), None);
+        for (count, port) in (5000..5000 + backlog as u16).enumerate() {
+            let local = SocketAddr::new(tuple().local.ip(), port);
+            let id = world.stacks[0].connect(Tuple { local, ..tuple() }, None, world.now_ns).unwrap();
+            // What is sent with the last of the handshake, or comes before it, is not lost.
+            world.stacks[0].send(id, &stream_bytes(1, 0, 5000)).unwrap();
+            world.flush(0);
+            // Those that are half open do not time out meanwhile.
+            world.run_until(world.now_ns + 20 * MILLISECOND_NS);
+            assert_eq!(world.stacks[0].get(id).unwrap().state(), State::Established);
+            assert_eq!(world.stacks[1].connections(), kept + count + 1);
+        }
+        for _ in 0..backlog {
+            let id = world.stacks[1].accept(tuple().remote).expect("it is established");
+            assert_eq!(receive_all(&mut world, 1, id, 1, 0), 5000);
+        }
+    }
+}
+
+#[test]
+fn an_acknowledgement_is_no_cookie_unless_there_was_one() {
+    let mut server = stack(Limits::default());
+    server.listen(tuple().remote, 1, None).unwrap();
+    let mut cookies = [0; 2];
+    let acknowledge = |server: &mut Stack<SharedBytes>, sequence: u32, acknowledgement: u32, now_ns| {
+        let flags = Flags { ack: true, ..Flags::default() };
+        let header = Header { sequence, acknowledgement, flags, window: 1000, ..Header::default() };
+        server.on_segment(syn_from(2).0, Segment::bare(header), now_ns);
+        let is_reset = server.poll_transmit(now_ns).is_some_and(|(_, segment)| segment.header.flags.rst);
+        (is_reset, server.connections())
+    };
+    let guessed = secret(9).cookie(&syn_from(2).0, 2, 536, 0).wrapping_add(1);
+    assert_eq!(acknowledge(&mut server, 3, guessed, 0), (true, 0), "no cookie was sent");
+    for (port, cookie) in (1..).zip(&mut cookies) {
+        let (tuple, syn) = syn_from(port);
+        server.on_segment(tuple, syn, 0);
+        *cookie = server.poll_transmit(0).unwrap().1.header.sequence;
+    }
+    let good = cookies[1].wrapping_add(1);
+    assert_eq!(acknowledge(&mut server, 3, cookies[1], 0), (true, 1), "another number");
+    assert_eq!(acknowledge(&mut server, 4, good, 0), (true, 1), "of another peer's number");
+    assert_eq!(acknowledge(&mut server, 3, good, 2 * COOKIE_TICK_NS), (true, 1), "too late");
+    assert_eq!(acknowledge(&mut server, 3, good, 0), (false, 2));
 }
 
 #[test]

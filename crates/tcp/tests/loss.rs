@@ -48,7 +48,7 @@ fn a_lost_tail_costs_no_timeout() {
         send_segments(&mut world, 10, 10 - tail..10);
         let elapsed = time_until(&mut world, 10 * MSS as u64);
         assert!(elapsed < 100 * MILLISECOND_NS, "{tail} segments: {} ms", elapsed / MILLISECOND_NS);
-        let window = world.stacks[0].get(ids[0]).unwrap().congestion_window_bytes();
+        let window = world.stacks[0].get(ids[0]).unwrap().statistics().congestion_window_bytes;
         assert!((2 * MSS as u64..10 * MSS as u64).contains(&window), "{tail} segments: a window of {window}");
     }
 }
@@ -70,13 +70,13 @@ fn the_only_segment_that_is_lost_does_not_cost_the_congestion_window() {
     let elapsed = time_until(&mut world, MSS as u64);
     assert!(elapsed <= MIN_TIMEOUT_NS + 50 * MILLISECOND_NS, "{} ms", elapsed / MILLISECOND_NS);
     world.run_until(world.now_ns + SECOND_NS);
-    assert!(world.stacks[0].get(ids[0]).unwrap().congestion_window_bytes() > 6 * MSS as u64);
+    assert!(world.stacks[0].get(ids[0]).unwrap().statistics().congestion_window_bytes > 6 * MSS as u64);
 }
 
 #[test]
 fn a_probe_for_a_tail_that_had_arrived_costs_nothing() {
     let (mut world, ids) = connected([config(), config()], links(5 * MILLISECOND_NS));
-    let before = world.stacks[0].get(ids[0]).unwrap().congestion_window_bytes();
+    let before = world.stacks[0].get(ids[0]).unwrap().statistics().congestion_window_bytes;
     // Acknowledgements are lost until the probe has come.
     world.links[0].is_cut = true;
     send_segments(&mut world, 4, 0..0);
@@ -87,7 +87,7 @@ fn a_probe_for_a_tail_that_had_arrived_costs_nothing() {
     world.run_until(world.now_ns + SECOND_NS);
     send_segments(&mut world, 4, 0..0);
     world.run_until(world.now_ns + SECOND_NS);
-    assert!(world.stacks[0].get(ids[0]).unwrap().congestion_window_bytes() >= before);
+    assert!(world.stacks[0].get(ids[0]).unwrap().statistics().congestion_window_bytes >= before);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_timeout_for_nothing_is_undone() {
             world.run_until(world.now_ns + 10 * MILLISECOND_NS);
             at = receive_all(&mut world, 1, ids[1], 1, at);
         }
-        let before = world.stacks[0].get(ids[0]).unwrap().congestion_window_bytes();
+        let before = world.stacks[0].get(ids[0]).unwrap().statistics().congestion_window_bytes;
         // The path becomes half a second longer.
         world.links[1].delay_ns += 500 * MILLISECOND_NS;
         for index in 10..18 {
@@ -110,14 +110,14 @@ fn a_timeout_for_nothing_is_undone() {
             world.flush(0);
         }
         world.run_until(world.now_ns + 450 * MILLISECOND_NS);
-        let during = world.stacks[0].get(ids[0]).unwrap().congestion_window_bytes();
+        let during = world.stacks[0].get(ids[0]).unwrap().statistics().congestion_window_bytes;
         assert_eq!(during, MSS as u64, "the timer has expired");
         world.run_until(world.now_ns + 70 * MILLISECOND_NS);
-        let after = world.stacks[0].get(ids[0]).unwrap().congestion_window_bytes();
+        let after = world.stacks[0].get(ids[0]).unwrap().statistics().congestion_window_bytes;
         assert!(after >= before, "{before} {after}");
         world.run_until(world.now_ns + 3 * SECOND_NS);
         receive_all(&mut world, 1, ids[1], 1, at);
-        assert_eq!(world.stacks[0].get(ids[0]).unwrap().kept_bytes(), 0);
+        assert_eq!(world.stacks[0].get(ids[0]).unwrap().statistics().queued_bytes, 0);
     }
 }
 

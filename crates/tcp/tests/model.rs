@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Link, Random, World, secret, stream_bytes, time_before_wrap, tuple, verify};
-use uncopy_tcp::config::{Config, CongestionControl, MILLISECOND_NS, SECOND_NS};
+use uncopy_tcp::config::{Config, CongestionControl, Ecn, MILLISECOND_NS, SECOND_NS};
 use uncopy_tcp::connection::{Received, State};
 use uncopy_tcp::payload::Payload;
 use uncopy_tcp::stack::{ConnectionId, Limits, Stack};
@@ -29,6 +29,7 @@ fn random_config(random: &mut Random, is_tiny: bool) -> Config {
         nagle: random.one_in(2),
         keepalive: None,
         congestion_control: random.pick(&[CongestionControl::Cubic, CongestionControl::NewReno]),
+        ecn: random.pick(&[Ecn::Off, Ecn::Accepted, Ecn::Requested]),
     }
 }
 
@@ -39,6 +40,7 @@ fn random_link(random: &mut Random) -> Link {
         delay_ns: random.pick(&[1, 50_000, 5 * MILLISECOND_NS, 50 * MILLISECOND_NS]),
         jitter_ns: random.pick(&[0, 0, 100_000, 20 * MILLISECOND_NS]),
         byte_ns: random.pick(&[0, 1, 100]),
+        mark_permille: random.pick(&[0, 0, 20, 300]),
         max_packet_bytes: 0,
         is_cut: false,
     }
@@ -173,6 +175,7 @@ fn run(seed: u64) -> u64 {
         assert!(end.is_closed, "side {side} did not end: {} of {}", end.received, amounts[1 - side]);
         assert_eq!(end.received, amounts[1 - side]);
         assert_eq!(world.stacks[side].connections(), 0);
+        assert_eq!(world.stacks[side].retransmissions(), world.again[side]);
     }
     if std::env::var_os("UNCOPY_TEST_NET_TRACE").is_some() {
         let seconds = (world.now_ns - now_ns) / SECOND_NS;

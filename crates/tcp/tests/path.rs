@@ -140,6 +140,7 @@ fn stamped(sequence: u32, acknowledgement: u32, value: u32, len: usize) -> Segme
         flags: Flags { ack: true, ..Flags::default() },
         window: 1000,
         options: Options { timestamps, ..Options::default() },
+        ..Header::default()
     };
     let payload = if len > 0 { Pieces::from_iter([stream_bytes(1, 0, len)]) } else { Pieces::new() };
     Segment { header, payload, max_payload_bytes: 0 }

@@ -30,7 +30,7 @@ fn config() -> Arc<Config> {
 
 fn segment(flags: &str, sequence: u32, acknowledgement: u32, len: usize) -> Segment<SharedBytes> {
     let has = |flag| flags.contains(flag);
-    let flags = Flags { fin: has('F'), syn: has('S'), rst: has('R'), psh: false, ack: has('A') };
+    let flags = Flags { fin: has('F'), syn: has('S'), rst: has('R'), ack: has('A'), ..Flags::default() };
     let header = Header { sequence, acknowledgement, flags, window: 1000, ..Header::default() };
     let payload = if len > 0 { Pieces::from_iter([stream_bytes(1, 0, len)]) } else { Pieces::new() };
     Segment { header, payload, max_payload_bytes: 0 }

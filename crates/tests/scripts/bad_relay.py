@@ -1,7 +1,8 @@
-"""A network on which packets are lost, delayed, repeated and reordered: two TUN devices, one here (r0, 10.78.0.1) and one in the
-network namespace of another process (r1, 10.78.0.2), and what goes between them.
+"""A network on which packets are lost, delayed, repeated, reordered and marked: two TUN devices, one here (r0, 10.78.0.1) and one in
+the network namespace of another process (r1, 10.78.0.2), and what goes between them. Of what may be marked (RFC 3168), MARKED is. What
+happens to the packets of one direction does not depend on those of the other.
 
-usage: bad_relay.py NAMESPACE SEED LOSS DELAY_MS JITTER_MS DUPLICATES
+usage: bad_relay.py NAMESPACE SEED LOSS DELAY_MS JITTER_MS DUPLICATES MARKED
 """
 
 import ctypes
@@ -28,16 +29,29 @@ def device(name, address):
     return tun
 
 
+def marked(packet):
+    """The packet with CE, if it is of IPv4 and may be marked."""
+    if packet[0] != 0x45 or packet[1] & 3 not in (1, 2):
+        return packet
+    changed = bytearray(packet)
+    changed[1] |= 3
+    changed[10:12] = bytes(2)
+    total = sum(struct.unpack_from("!10H", changed))
+    total = (total & 0xFFFF) + (total >> 16)
+    struct.pack_into("!H", changed, 10, ~(total + (total >> 16)) & 0xFFFF)
+    return bytes(changed)
+
+
 def main():
     namespace = sys.argv[1]
-    seed, loss, delay_ms, jitter_ms, duplicates = (float(word) for word in sys.argv[2:7])
-    choose = random.Random(seed)
+    seed, loss, delay_ms, jitter_ms, duplicates, marks = (float(word) for word in sys.argv[2:8])
     here = device("r0", "10.78.0.1")
     with open(namespace) as other:
         if ctypes.CDLL(None, use_errno=True).setns(other.fileno(), CLONE_NEWNET):
             sys.exit(f"setns: {os.strerror(ctypes.get_errno())}")
     there = device("r1", "10.78.0.2")
     print("ready", flush=True)
+    ends = {here: (there, random.Random(seed)), there: (here, random.Random(seed + 1))}
     under_way, number = [], 0
     while True:
         now = time.monotonic()
@@ -49,15 +63,17 @@ def main():
                 pass
         wait = max(0, under_way[0][0] - now) if under_way else None
         for tun in select.select([here, there], [], [], wait)[0]:
+            onto, choose = ends[tun]
             try:
                 while True:
                     packet = os.read(tun, 2000)
                     copies = 2 if choose.random() < duplicates else 1
+                    if choose.random() < marks:
+                        packet = marked(packet)
                     for _ in range(copies):
                         if choose.random() >= loss:
                             late = (delay_ms + choose.random() * jitter_ms) / 1000
                             number += 1
-                            onto = there if tun == here else here
                             heapq.heappush(under_way, (time.monotonic() + late, number, onto, packet))
             except BlockingIOError:
                 pass

@@ -84,6 +84,18 @@ impl Service {
         serde_json::from_slice(&listed.stdout).unwrap_or_else(|why| panic!("{why}: {errors}"))
     }
 
+    /// Resident memory of its own, bytes: without what it shares with programs.
+    ///
+    /// # Panics
+    /// When it is not there.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.running.pid())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("of Linux 4.5 on");
+        1024 * line.trim().trim_end_matches(" kB").parse::<u64>().expect("kibibytes")
+    }
+
     /// Waits until there is no connection any more.
     ///
     /// # Panics
@@ -108,5 +120,80 @@ impl Service {
         assert!(done.status.success(), "{}", done.text());
         assert!(!self.control.exists() && !self.control.with_file_name("l").exists());
         done
+    }
+}
+
+/// What a network does to packets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Network {
+    /// What is random depends on it only.
+    pub seed: u32,
+    /// The share that is lost.
+    pub loss: f64,
+    /// How late each is, ms.
+    pub delay_ms: f64,
+    /// How much later each is at most, ms.
+    pub jitter_ms: f64,
+    /// The share that comes twice.
+    pub duplicates: f64,
+    /// The share of those that may be marked (RFC 3168) which is.
+    pub marked: f64,
+}
+
+/// A host of the kernel's, [`FAR`], that a service and the kernel beside it reach through a bad network.
+#[derive(Debug)]
+pub struct FarHost {
+    host: Running,
+    relay: Running,
+}
+
+/// The address of a [`FarHost`].
+pub const FAR: &str = "10.78.0.2";
+
+impl FarHost {
+    /// Starts one.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn start(service: &Service, scratch: &Scratch, network: Network) -> Self {
+        let limit = Duration::from_secs(20);
+        let host = Program::new("/usr/bin/unshare").args(["--net", "sleep", "600"]).start(scratch, "far");
+        let namespace = format!("/proc/{}/ns/net", host.pid());
+        let own = std::fs::read_link("/proc/self/ns/net").expect("a namespace");
+        wait_until("another namespace", limit, || {
+            std::fs::read_link(&namespace).ok().filter(|other| *other != own)
+        });
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/bad_relay.py");
+        let Network { seed, loss, delay_ms, jitter_ms, duplicates, marked } = network;
+        let shares =
+            [seed.into(), loss, delay_ms, jitter_ms, duplicates, marked].map(|share| share.to_string());
+        let forward = "echo 1 > /proc/sys/net/ipv4/ip_forward; exec \"$@\"";
+        let relay = service
+            .outside(&["sh", "-ec", forward, "sh", "python3", script, &namespace])
+            .args(shares)
+            .start(scratch, "relay");
+        wait_until("the relay", limit, || {
+            assert!(!relay.has_ended(), "{}", relay.errors());
+            relay.output().contains("ready").then_some(())
+        });
+        let far = Self { host, relay };
+        let route = ["ip", "route", "add", "10.77.0.0/24", "via", "10.78.0.1"];
+        let routed = far.program(&route).start(scratch, "route").finish(limit);
+        assert!(routed.status.success(), "{}", routed.text());
+        far
+    }
+
+    /// A command there.
+    #[must_use]
+    pub fn program(&self, command: &[&str]) -> Program {
+        let namespace = format!("--net=/proc/{}/ns/net", self.host.pid());
+        Program::new("/usr/bin/nsenter").args([namespace.as_str()]).args(command)
+    }
+
+    /// Ends it.
+    pub fn stop(self) {
+        drop(self.relay.stop(libc::SIGKILL));
+        drop(self.host.stop(libc::SIGKILL));
     }
 }

@@ -5,8 +5,7 @@ use std::time::Duration;
 use uncopy_tests::artifacts::{packaged, plain_only};
 use uncopy_tests::programs::compiled;
 use uncopy_tests::running::{Finished, Running};
-use uncopy_tests::scratch::wait_until;
-use uncopy_tests::service::{KERNEL, SERVICE, SERVICE_V6, Service};
+use uncopy_tests::service::{FAR, FarHost, KERNEL, Network, SERVICE, SERVICE_V6, Service};
 use uncopy_tests::{Mode, Program, Scratch};
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -40,6 +39,8 @@ const ECHO: &str = r#"
 def serve(connection):
     while part := connection.recv(1 << 20):
         connection.sendall(part)
+    # tcpi_total_retrans
+    print("again", *struct.unpack_from("I", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 100))
     connection.shutdown(socket.SHUT_WR)
     connection.close()
 address = sys.argv[1]
@@ -288,7 +289,27 @@ except ConnectionResetError:
     assert!(done.text().contains("reset"), "{}", done.text());
 }
 
-/// A kernel's TCP behind a network that loses, delays, repeats and reorders packets.
+/// A client of the kernel's far away, which is echoed. What it and the server say.
+fn far_client_is_echoed(
+    service: &Service,
+    scratch: &Scratch,
+    network: Network,
+    script: &str,
+) -> [Finished; 2] {
+    let far = FarHost::start(service, scratch, network);
+    let server = python(scratch, "server", ECHO, &["0.0.0.0", "7000", "1"]);
+    let server = service.program(server, Mode::Always).start(scratch, "server");
+    let port = server.wait_for_line("ready ");
+    let script = scratch.write("client.py", format!("{COMMON}{script}"));
+    let script = script.to_str().expect("UTF-8");
+    let client = far.program(&["python3", script, SERVICE, &port, "9", "12"]).start(scratch, "client");
+    let client = well(client.finish(LIMIT), &server);
+    let done = server.finish(LIMIT);
+    assert!(done.status.success() && done.text().contains(&format!("accepted {FAR}")), "{}", done.text());
+    far.stop();
+    [client, done]
+}
+
 #[test]
 fn a_bad_network_delivers_the_same_bytes() {
     if plain_only() {
@@ -296,36 +317,135 @@ fn a_bad_network_delivers_the_same_bytes() {
     }
     let scratch = Scratch::new("net-relay");
     let service = Service::start(&scratch, &[]);
-    let far = Program::new("/usr/bin/unshare").args(["--net", "sleep", "600"]).start(&scratch, "far");
-    let far_namespace = format!("/proc/{}/ns/net", far.pid());
-    let own = std::fs::read_link("/proc/self/ns/net").expect("a namespace");
-    wait_until("another namespace", LIMIT, || {
-        std::fs::read_link(&far_namespace).ok().filter(|other| *other != own)
-    });
-    let relay = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/bad_relay.py");
-    // 2 % are lost, 1 % come twice, all are 5 to 9 ms late.
-    let network = ["7", "0.02", "5", "4", "0.01"];
-    let forward = "echo 1 > /proc/sys/net/ipv4/ip_forward; exec \"$@\"";
-    let relay = service
-        .outside(&["sh", "-ec", forward, "sh", "python3", relay, &far_namespace])
-        .args(network)
-        .start(&scratch, "relay");
-    wait_until("the relay", LIMIT, || relay.output().contains("ready").then_some(()));
-    let server = python(&scratch, "server", ECHO, &["0.0.0.0", "7000", "1"]);
+    let network = Network {
+        seed: 7,
+        loss: 0.02,
+        delay_ms: 5.0,
+        jitter_ms: 4.0,
+        duplicates: 0.01,
+        ..Network::default()
+    };
+    let [_, server] = far_client_is_echoed(&service, &scratch, network, CLIENT);
+    let count = service.list()["traffic"]["retransmissions"].as_u64().expect("a number");
+    let said = server.text().lines().find_map(|line| line.strip_prefix("again ")?.parse::<u64>().ok());
+    // Its last segments were sent after it was asked.
+    assert!(said.is_some_and(|said| said > 0 && said <= count), "{said:?} {count}");
+    service.stop();
+}
+
+/// The kernel's TCP asks for ECN, and routers mark what they would lose.
+#[test]
+fn a_network_that_marks_packets_is_heard_by_both_ends() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-marks");
+    let network = Network { seed: 7, delay_ms: 5.0, marked: 0.05, ..Network::default() };
+    // TCPI_OPT_ECN, TCPI_OPT_ECN_SEEN; tcpi_total_retrans, tcpi_delivered_ce (linux/tcp.h).
+    let client = format!(
+        "open('/proc/sys/net/ipv4/tcp_ecn', 'w').write('1')\n{CLIENT}{}",
+        r#"
+info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+retransmitted, = struct.unpack_from("I", info, 100)
+marked, = struct.unpack_from("I", info, 196)
+print("ecn", info[5] >> 3 & 1, "seen", info[5] >> 4 & 1, "retransmitted", retransmitted, "marked", marked > 0)
+"#
+    );
+    for (option, expected) in [
+        ("accept", "ecn 1 seen 1 retransmitted 0 marked True"),
+        ("off", "ecn 0 seen 0 retransmitted 0 marked False"),
+    ] {
+        let service = Service::start(&scratch, &["--ecn", option]);
+        let [done, server] = far_client_is_echoed(&service, &scratch, network, &client);
+        assert!(done.text().contains(expected), "{option}: {}", done.text());
+        assert!(server.text().contains("again 0\n"), "{}", server.text());
+        service.stop();
+    }
+}
+
+/// A server of the kernel's agrees where the service asks.
+#[test]
+fn a_service_that_requests_ecn_has_it_with_the_kernel() {
+    if plain_only() {
+        return;
+    }
+    let server = r#"
+listener = socket.create_server(("0.0.0.0", 7000))
+print("ready", flush=True)
+connection, _ = listener.accept()
+whole(connection, 1 << 20)
+options = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)[5]
+print("ecn", options >> 3 & 1, "seen", options >> 4 & 1)
+"#;
+    let client = r#"
+connection = socket.create_connection((sys.argv[1], 7000), timeout=30)
+connection.sendall(bytes(1 << 20))
+connection.shutdown(socket.SHUT_WR)
+assert connection.recv(1) == b""
+"#;
+    let scratch = Scratch::new("net-requests");
+    for (option, expected) in [("request", "ecn 1 seen 1"), ("accept", "ecn 0 seen 0")] {
+        let service = Service::start(&scratch, &["--ecn", option]);
+        let server = outside(&service, &scratch, "server", server, &[]).start(&scratch, "kernel");
+        let _ = server.wait_for_line("ready");
+        let client = python(&scratch, "client", client, &[KERNEL]);
+        well(service.program(client, Mode::Always).start(&scratch, "client").finish(LIMIT), &server);
+        let done = server.finish(LIMIT);
+        assert!(done.text().contains(expected), "{option}: {}", done.text());
+        service.stop();
+    }
+}
+
+/// SYNs of peers that do not exist, and a client between them.
+#[test]
+fn a_flood_of_syns_keeps_nobody_out_and_takes_little_memory() {
+    if plain_only() {
+        return;
+    }
+    let flood = r#"
+def checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+service, port = socket.inet_aton(sys.argv[1]), int(sys.argv[2])
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+for number in range(int(sys.argv[3])):
+    source = bytes([10, 77, 0, 3 + number % 250])
+    tcp = struct.pack("!HHIIBBHHH", 1024 + number // 250, port, number, 0, 5 << 4, 2, 1000, 0, 0)
+    summed = checksum(source + service + struct.pack("!HH", socket.IPPROTO_TCP, len(tcp)) + tcp)
+    tcp = tcp[:16] + struct.pack("!H", summed) + tcp[18:]
+    # The kernel writes the checksum of the IP header.
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, socket.IPPROTO_TCP, 0) + source + service
+    raw.sendto(ip + tcp, (sys.argv[1], 0))
+print("sent", flush=True)
+"#;
+    let scratch = Scratch::new("net-flood");
+    let service = Service::start(&scratch, &[]);
+    let server = python(&scratch, "server", ECHO, &[SERVICE, "7000", "2"]);
     let server = service.program(server, Mode::Always).start(&scratch, "server");
     let port = server.wait_for_line("ready ");
-    let enter = format!("--net={far_namespace}");
-    let script = scratch.write("client.py", format!("{COMMON}{CLIENT}"));
-    let script = script.to_str().expect("UTF-8");
-    let routed = "ip route add 10.77.0.0/24 via 10.78.0.1; exec python3 \"$@\"";
-    let client = Program::new("/usr/bin/nsenter")
-        .args([enter.as_str(), "sh", "-ec", routed, "sh", script, SERVICE, &port, "9", "12"])
-        .start(&scratch, "client");
-    well(client.finish(LIMIT), &server);
-    let done = server.finish(LIMIT);
-    assert!(done.status.success() && done.text().contains("accepted 10.78.0.2"), "{}", done.text());
-    drop(relay.stop(libc::SIGKILL));
-    drop(far.stop(libc::SIGKILL));
+    // TCPI_OPT_TIMESTAMPS, TCPI_OPT_SACK and TCPI_OPT_WSCALE.
+    let client = format!(
+        "{CLIENT}{}",
+        "print('options', connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[5] & 7)"
+    );
+    let echoes = |name: &str, options: &str| {
+        let client = outside(&service, &scratch, "client", &client, &[SERVICE, &port, "5", "12"]);
+        let done = well(client.start(&scratch, name).finish(LIMIT), &server);
+        assert!(done.text().contains(options), "{}", done.text());
+    };
+    echoes("before", "options 7");
+    let before_bytes = service.resident_bytes();
+    let flooded = outside(&service, &scratch, "flood", flood, &[SERVICE, &port, "20000"])
+        .start(&scratch, "flood")
+        .finish(LIMIT);
+    assert!(flooded.status.success(), "{}", flooded.text());
+    // By a cookie.
+    echoes("after", "options 0");
+    let grown_bytes = service.resident_bytes().saturating_sub(before_bytes);
+    assert!(grown_bytes < 4 << 20, "20,000 SYNs took {grown_bytes} bytes");
+    drop(server.finish(LIMIT).expect_success());
     service.stop();
 }
 

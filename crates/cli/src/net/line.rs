@@ -15,6 +15,7 @@ pub const PCAP: &str = "pcap";
 pub const API_COPIES: &str = "api-copies";
 pub const MEMORY: &str = "memory";
 pub const CONGESTION: &str = "congestion";
+pub const ECN: &str = "ecn";
 pub const JSON: &str = "json";
 
 const NOTES: &str = "\
@@ -115,6 +116,11 @@ pub fn command() -> Command {
             value(CONGESTION, "cubic|newreno", "Congestion control")
                 .default_value("cubic")
                 .value_parser(PossibleValuesParser::new(["cubic", "newreno"])),
+        )
+        .arg(
+            value(ECN, "off|accept|request", "Explicit congestion notification: not, for peers that ask, or asked for, too")
+                .default_value("accept")
+                .value_parser(PossibleValuesParser::new(["off", "accept", "request"])),
         )
         .subcommands([
             Command::new("ls").about("List listeners and connections").arg(place()).arg(json()),

@@ -16,7 +16,7 @@ use uncopy_link::{Link, device};
 use uncopy_net::message::{MAX_PREFIXES, Prefix};
 use uncopy_netd::service::Service;
 use uncopy_netd::settings::Settings;
-use uncopy_tcp::config::CongestionControl;
+use uncopy_tcp::config::{CongestionControl, Ecn};
 
 /// Serves until a signal ends it.
 pub fn main(matches: &ArgMatches) -> u8 {
@@ -79,6 +79,11 @@ pub fn main(matches: &ArgMatches) -> u8 {
             CongestionControl::NewReno
         } else {
             CongestionControl::Cubic
+        },
+        ecn: match matches.get_one::<String>(line::ECN).map(String::as_str) {
+            Some("off") => Ecn::Off,
+            Some("request") => Ecn::Requested,
+            _ => Ecn::Accepted,
         },
     };
     let service = match Service::begin(settings, link) {

@@ -60,8 +60,8 @@ fn show(control: &Path, is_json: bool, table: impl Fn(&List) -> String) -> u8 {
 pub fn list(control: &Path, is_json: bool) -> u8 {
     show(control, is_json, |list| {
         let mut text = String::new();
-        let head =
-            ["STATE", "LOCAL", "REMOTE", "RECEIVED", "SENT", "WAITING", "QUEUED", "RTT"].map(str::to_owned);
+        let head = ["STATE", "LOCAL", "REMOTE", "RECEIVED", "SENT", "AGAIN", "WAITING", "QUEUED", "RTT"]
+            .map(str::to_owned);
         let mut rows = vec![head];
         for listener in &list.listeners {
             let sockets =
@@ -76,6 +76,7 @@ pub fn list(control: &Path, is_json: bool) -> u8 {
                 none(),
                 none(),
                 none(),
+                none(),
             ]);
         }
         for connection in &list.connections {
@@ -85,6 +86,7 @@ pub fn list(control: &Path, is_json: bool) -> u8 {
                 connection.remote.to_string(),
                 bytes(connection.received_bytes),
                 bytes(connection.acknowledged_bytes),
+                connection.retransmissions.to_string(),
                 bytes(connection.waiting_bytes),
                 bytes(connection.queued_bytes),
                 format!("{} us", connection.round_trip_us),
@@ -124,6 +126,7 @@ pub fn statistics(control: &Path, is_json: bool) -> u8 {
                 format!("{} in {} packets", bytes(traffic.received_bytes), traffic.received_packets),
             ),
             ("sent", format!("{} in {} packets", bytes(traffic.sent_bytes), traffic.sent_packets)),
+            ("sent again", format!("{} segments of TCP", traffic.retransmissions)),
             ("dropped", format!("{} packets", traffic.dropped_packets)),
             ("copied between TCP and programs", bytes(traffic.copied_bytes)),
             (

@@ -370,13 +370,17 @@ fn information(client: &Client, known: &Known) -> Result<[u8; INFO_BYTES], Errno
 /// As the kernel writes it.
 fn tcp_info(info: &Info) -> [u8; INFO_BYTES] {
     let mut bytes = [0; INFO_BYTES];
+    // tcpi_state, tcpi_retransmits.
     bytes[0] = info.state;
+    bytes[2] = u8::try_from(info.timeouts).unwrap_or(u8::MAX);
     let mss = info.mss.max(1);
     let window = u32::try_from(info.window_bytes / u64::from(mss)).unwrap_or(u32::MAX);
-    // tcpi_snd_mss, rcv_mss, pmtu, rtt, rttvar, snd_ssthresh, snd_cwnd, advmss, total_retrans.
+    // tcpi_snd_mss, rcv_mss, lost, retrans, pmtu, rtt, rttvar, snd_ssthresh, snd_cwnd, advmss, total_retrans.
     for (at, value) in [
         (16, info.mss),
         (20, info.mss),
+        (32, info.lost_segments),
+        (36, info.retransmitted_segments),
         (60, info.mss + 40),
         (68, info.round_trip_us),
         (72, info.round_trip_us / 2),
@@ -438,6 +442,9 @@ mod tests {
             round_trip_us: 99,
             window_bytes: 14_600,
             retransmissions: 3,
+            lost_segments: 4,
+            retransmitted_segments: 2,
+            timeouts: 1,
             ..Info::default()
         };
         let bytes = tcp_info(&info);
@@ -445,5 +452,6 @@ mod tests {
         let read = unsafe { bytes.as_ptr().cast::<libc::tcp_info>().read_unaligned() };
         assert_eq!((read.tcpi_state, read.tcpi_snd_mss, read.tcpi_rtt), (1, 1460, 99));
         assert_eq!((read.tcpi_snd_cwnd, read.tcpi_total_retrans), (10, 3));
+        assert_eq!((read.tcpi_retransmits, read.tcpi_lost, read.tcpi_retrans), (1, 4, 2));
     }
 }

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::payload::{self, Payload};
 use crate::receive::Insertion;
 use crate::recovery::Phase;
-use crate::segment::{Header, Segment};
+use crate::segment::{Codepoint, Header, Segment};
 use crate::sequence::{Position, is_older, near};
 
 impl<P: Payload> Connection<P> {
@@ -130,7 +130,21 @@ impl<P: Payload> Connection<P> {
             self.peer_clock.recent = stamps.value;
             self.peer_clock.recent_at_ns = now_ns;
         }
+        if self.notification.is_used && !segment.payload.is_empty() {
+            self.note_congestion(&segment.header);
+        }
         true
+    }
+
+    /// Data came: whether the peer is to be told of congestion (RFC 3168, section 6.1.3). What has CWR and a mark begins it again.
+    fn note_congestion(&mut self, header: &Header) {
+        let is_marked = header.codepoint == Codepoint::Congestion;
+        let was_due = self.notification.is_echo_due;
+        self.notification.is_echo_due = is_marked || was_due && !header.flags.cwr;
+        if header.flags.cwr || is_marked && !was_due {
+            // As on Linux: the peer's window may be so small that it waits for this acknowledgement.
+            self.quick = self.quick.max(1);
+        }
     }
 
     fn answer_unacceptable(&mut self, segment: &Segment<P>, now_ns: u64) {
@@ -220,11 +234,12 @@ impl<P: Payload> Connection<P> {
             }
         }
         self.update_window(header, ack, window);
-        self.begin_recovery_if_lost(sent.end - sent.start);
-        if self.recovery.has_probe_repaired(ack, has_duplicate, is_bare)
-            && self.recovery.phase() == Phase::Open
-        {
-            self.congestion.on_loss(sent.end - sent.start);
+        let flight = sent.end - sent.start;
+        self.begin_recovery_if_lost(flight);
+        let is_repaired = self.recovery.has_probe_repaired(ack, has_duplicate, is_bare);
+        let is_marked = self.notification.is_used && header.flags.ece && self.una > self.notification.reduced;
+        if (is_repaired || is_marked) && flight > 0 && self.recovery.phase() == Phase::Open {
+            self.reduce_window(flight);
         }
         if self.is_fin_sent() && self.una == self.nxt {
             self.on_fin_acknowledged(now_ns);
@@ -235,9 +250,16 @@ impl<P: Payload> Connection<P> {
     /// Fast recovery, if a loss is known. `flight` is what was sent and not acknowledged before.
     pub(super) fn begin_recovery_if_lost(&mut self, flight: u64) {
         if self.recovery.begin_if_lost(self.sent()) {
-            self.congestion.on_loss(flight);
+            self.reduce_window(flight);
             self.pending.retransmission = true;
         }
+    }
+
+    /// There is congestion. The peer of a connection with ECN is told what was done (RFC 3168, section 6.1.2).
+    fn reduce_window(&mut self, flight: u64) {
+        self.congestion.on_loss(flight);
+        self.notification.reduced = self.nxt;
+        self.pending.window_reduced = self.notification.is_used;
     }
 
     /// Something new was acknowledged.
@@ -253,7 +275,10 @@ impl<P: Payload> Connection<P> {
         let window = self.congestion.window_bytes();
         let is_slow_start = window < self.congestion.threshold_bytes();
         let is_limited = self.is_congestion_limited || is_slow_start && 2 * flight > window;
-        let is_growing = phase == Phase::Open && is_limited || matches!(phase, Phase::Timeout { .. });
+        // What echoes congestion does not add to the window (RFC 3168, section 6.1.2).
+        let is_echo = self.notification.is_used && header.flags.ece;
+        let is_growing =
+            !is_echo && (phase == Phase::Open && is_limited || matches!(phase, Phase::Timeout { .. }));
         if is_growing {
             let round_trip_ns = self.round_trip.smoothed_ns().unwrap_or_default();
             self.congestion.acknowledge(bytes, round_trip_ns, now_ns);

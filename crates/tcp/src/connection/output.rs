@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::state::{Acknowledgement, Connection, State, bare};
+use crate::config::Ecn;
 use crate::options::{Options, Timestamps};
-use crate::payload::Payload;
-use crate::segment::{Flags, Header, Segment};
+use crate::payload::{self, Payload};
+use crate::segment::{Codepoint, Flags, Header, Segment};
 use crate::sequence::{Position, number};
 
 impl<P: Payload> Connection<P> {
@@ -42,8 +43,13 @@ impl<P: Payload> Connection<P> {
             return None;
         }
         let is_answer = self.state == State::SynReceived;
+        let is_again = self.retries > 0 || self.deadlines.retransmit.is_some();
+        self.retransmissions += u64::from(is_again);
         let mut header = self.header(self.initial, now_ns);
-        header.flags = Flags { syn: true, ack: is_answer, ..Flags::default() };
+        // A repeated SYN does not ask for ECN: what drops those that do is passed (RFC 3168, section 6.1.1.1).
+        let asks = !is_answer && self.config.ecn == Ecn::Requested && self.retries == 0;
+        let ece = asks || is_answer && self.notification.is_used;
+        header.flags = Flags { syn: true, ack: is_answer, ece, cwr: asks, ..Flags::default() };
         // The window of a SYN is not shifted (RFC 7323, section 2.2).
         if is_answer {
             header.window = self.receiver.announce(0, self.segment_bytes());
@@ -92,9 +98,10 @@ impl<P: Payload> Connection<P> {
         Header {
             sequence: number(sequence),
             acknowledgement: number(self.receiver.next()),
-            flags: Flags { ack: true, ..Flags::default() },
+            flags: Flags { ack: true, ece: self.notification.is_echo_due, ..Flags::default() },
             window,
             options: Options { sack, timestamps: self.timestamps(now_ns), ..Options::default() },
+            codepoint: Codepoint::NotCapable,
         }
     }
 
@@ -129,6 +136,7 @@ impl<P: Payload> Connection<P> {
         if is_forced && room < segment {
             return None;
         }
+        let budget = if self.pending.window_reduced { segment } else { budget };
         if let Some(range) = self.next_unsent(budget) {
             return Some(range);
         }
@@ -183,7 +191,10 @@ impl<P: Payload> Connection<P> {
         header.flags.fin = range.end > end;
         header.flags.psh = range.end >= end && range.start < end;
         let payload = self.queue.slice(range.start.min(end)..range.end.min(end));
+        let max_payload_bytes = self.mss - header.options.len_bytes() as u16;
         if is_retransmission {
+            let packets = payload::len_bytes(&payload).div_ceil(max_payload_bytes.into()).max(1);
+            self.retransmissions += packets as u64;
             self.timed = None;
             self.recovery.on_retransmitted(range.end);
             if range.start == self.una {
@@ -191,12 +202,18 @@ impl<P: Payload> Connection<P> {
             }
         } else {
             self.timed.get_or_insert((range.end, now_ns));
+            if self.notification.is_used && !payload.is_empty() {
+                // Retransmissions and what has no data are not marked (RFC 3168, sections 6.1.4 and 6.1.5).
+                header.codepoint = Codepoint::Capable0;
+                // CWR belongs to one packet: a link need not know of it when it splits a segment.
+                let is_one = payload::len_bytes(&payload) <= max_payload_bytes.into();
+                header.flags.cwr = is_one && std::mem::take(&mut self.pending.window_reduced);
+            }
         }
         self.nxt = self.nxt.max(range.end);
         self.sent_at_ns = now_ns;
         self.deadlines.persist = None;
         self.deadlines.retransmit.get_or_insert(now_ns + self.round_trip.timeout_ns());
-        let max_payload_bytes = self.mss - header.options.len_bytes() as u16;
         Segment { header, payload, max_payload_bytes }
     }
 }

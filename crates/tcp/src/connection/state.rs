@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::config::{
-    Config, DEFAULT_PEER_MSS, MAX_CHALLENGES_PER_SECOND, MILLISECOND_NS, MIN_MSS, SECOND_NS, TIME_WAIT_NS,
+    Config, DEFAULT_PEER_MSS, Ecn, MAX_CHALLENGES_PER_SECOND, MILLISECOND_NS, MIN_MSS, SECOND_NS,
+    TIME_WAIT_NS,
 };
 use crate::congestion::Congestion;
 use crate::error::Error;
@@ -107,6 +108,17 @@ pub(super) struct PeerClock {
     pub recent_at_ns: u64,
 }
 
+/// Explicit congestion notification (RFC 3168, section 6.1).
+#[derive(Debug, Default)]
+pub(super) struct Notification {
+    /// Both ends use it.
+    pub is_used: bool,
+    /// The peer is told of congestion until it answers by CWR.
+    pub is_echo_due: bool,
+    /// What had been sent when the window was reduced last: it is reduced once for all that.
+    pub reduced: Position,
+}
+
 /// What this side is about to send beside data.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
@@ -118,6 +130,8 @@ pub(super) struct Pending {
     pub retransmission: bool,
     /// A tail loss probe.
     pub tail: bool,
+    /// CWR, with the next data that is not a retransmission.
+    pub window_reduced: bool,
     pub reset: Option<Header>,
 }
 
@@ -169,6 +183,9 @@ pub struct Connection<P> {
     /// When something new was acknowledged, selectively or not.
     pub(super) acknowledged_at_ns: u64,
     pub(super) undo: Option<Undo>,
+    pub(super) notification: Notification,
+    /// Segments that were sent again.
+    pub(super) retransmissions: u64,
 
     pub(super) receiver: Receiver<P>,
     pub(super) receive_shift: u8,
@@ -225,6 +242,8 @@ impl<P: Payload> Connection<P> {
             sent_at_ns: now_ns,
             acknowledged_at_ns: now_ns,
             undo: None,
+            notification: Notification::default(),
+            retransmissions: 0,
             receiver: Receiver::new(
                 first_position(0),
                 config.receive_buffer_bytes,
@@ -266,6 +285,16 @@ impl<P: Payload> Connection<P> {
         connection
     }
 
+    /// As [`Connection::accept`], where the answer was a cookie: the number of a SYN-ACK that has been sent. It is announced
+    /// again what window that had.
+    pub fn accept_by_cookie(config: Arc<Config>, cookie: u32, syn: &Header, now_ns: u64) -> Self {
+        let mut connection = Self::accept(config, cookie, 0, syn, now_ns);
+        connection.pending.handshake = false;
+        let segment = connection.segment_bytes();
+        connection.receiver.announce(0, segment);
+        connection
+    }
+
     /// What the peer's SYN says.
     pub(super) fn take_syn(&mut self, syn: &Header, now_ns: u64) {
         let next = first_position(syn.sequence) + 1;
@@ -276,6 +305,14 @@ impl<P: Payload> Connection<P> {
             Some(shift) if self.config.window_scaling => self.send_shift = shift,
             _ => self.receive_shift = 0,
         }
+        // A SYN asks by both bits, a SYN-ACK answers by one (RFC 3168, section 6.1.1). Where both ends ask at once nobody answers.
+        let Flags { ack: is_answer, ece, cwr, .. } = syn.flags;
+        let least = if is_answer { Ecn::Requested } else { Ecn::Accepted };
+        self.notification = Notification {
+            is_used: self.config.ecn >= least && ece && cwr != is_answer && is_answer != self.is_passive,
+            reduced: self.initial,
+            ..Notification::default()
+        };
         self.has_sack = self.config.sack && sack_permitted;
         self.has_timestamps = self.config.timestamps && timestamps.is_some();
         if let Some(stamps) = timestamps {
@@ -379,16 +416,6 @@ impl<P: Payload> Connection<P> {
     /// How many pieces received bytes lie in, in order or not.
     pub fn kept_pieces(&self) -> usize {
         self.receiver.pieces()
-    }
-
-    /// How many bytes may be on their way.
-    pub fn congestion_window_bytes(&self) -> u64 {
-        self.congestion.window_bytes()
-    }
-
-    /// How many bytes wait to be acknowledged.
-    pub fn kept_bytes(&self) -> u64 {
-        self.queue.len_bytes()
     }
 
     /// How many ranges the scoreboard has.

@@ -70,6 +70,8 @@ impl<P: Payload> Connection<P> {
         }
         self.congestion.on_timeout(self.nxt - self.una - self.recovery.sacked_bytes(), is_first);
         self.recovery.on_timeout(self.sent());
+        self.notification.reduced = self.nxt;
+        self.pending.window_reduced = self.notification.is_used;
         self.round_trip.back_off();
         self.timed = None;
         self.pending.retransmission = true;

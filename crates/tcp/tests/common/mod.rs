@@ -7,14 +7,14 @@
     reason = "each test uses a part"
 )]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use uncopy_core::random::{STEP, splitmix64};
 use uncopy_tcp::config::{Config, SECOND_NS};
 use uncopy_tcp::connection::Received;
 use uncopy_tcp::payload::{self, Payload, Pieces, SharedBytes};
 use uncopy_tcp::secret::Secret;
-use uncopy_tcp::segment::Segment;
+use uncopy_tcp::segment::{Codepoint, Segment};
 use uncopy_tcp::stack::{ConnectionId, Limits, Stack};
 use uncopy_tcp::wire::{self, Tuple};
 
@@ -51,6 +51,8 @@ pub struct Link {
     pub jitter_ns: u64,
     /// Time that a byte takes.
     pub byte_ns: u64,
+    /// Of the packets that may be marked.
+    pub mark_permille: u64,
     /// Packets that are longer are lost; 0 is no limit.
     pub max_packet_bytes: usize,
     pub is_cut: bool,
@@ -76,6 +78,7 @@ pub fn split(tuple: &Tuple, segment: &Segment<SharedBytes>) -> Vec<Packet> {
         let is_last = at + len == total;
         header.flags.fin &= is_last;
         header.flags.psh &= is_last;
+        assert!(!header.flags.cwr || total <= step, "CWR is in one packet");
         let mut payload = segment.payload.clone();
         payload::trim_front(&mut payload, at);
         payload::truncate(&mut payload, len);
@@ -87,6 +90,17 @@ pub fn split(tuple: &Tuple, segment: &Segment<SharedBytes>) -> Vec<Packet> {
         at += len;
     }
     packets
+}
+
+/// Congestion, as a router marks it in a header of IPv4.
+fn mark(headers: &mut [u8]) {
+    headers[1] |= 3;
+    headers[10..12].fill(0);
+    let words = headers[..20].chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let folded = (folded & 0xffff) + (folded >> 16);
+    headers[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
 }
 
 /// A packet as its receiver understands it.
@@ -116,8 +130,13 @@ pub struct World {
     pub links: [Link; 2],
     pub flying: BTreeMap<(u64, u64), (usize, Packet)>,
     free_at: [u64; 2],
+    /// Where what a side has sent of a connection begins and ends.
+    sent: HashMap<(usize, Tuple), (u32, u32)>,
+    /// How many packets each side has sent again.
+    pub again: [u64; 2],
     pub packets: u64,
     pub lost: u64,
+    pub marked: u64,
     /// Who sent what was too long for its link: the side, the connection, the sequence number.
     pub too_long: Vec<(usize, Tuple, u32)>,
     /// Of what [`connected`] made.
@@ -134,8 +153,11 @@ impl World {
             links,
             flying: BTreeMap::new(),
             free_at: [0; 2],
+            sent: HashMap::new(),
+            again: [0; 2],
             packets: 0,
             lost: 0,
+            marked: 0,
             too_long: Vec::new(),
             ids: Vec::new(),
         }
@@ -148,7 +170,9 @@ impl World {
                 let (header, len) = (&segment.header, payload::len_bytes(&segment.payload));
                 println!("{:>12} {side} {len} {header:?}", self.now_ns / 1000);
             }
-            for packet in split(&tuple, &segment) {
+            let packets = split(&tuple, &segment);
+            self.verify_codepoint(side, tuple, &segment, packets.len() as u64);
+            for packet in packets {
                 let limit = self.links[1 - side].max_packet_bytes;
                 if limit > 0 && packet.headers.len() + payload::len_bytes(&packet.payload) > limit {
                     self.packets += 1;
@@ -163,12 +187,42 @@ impl World {
         assert_eq!(self.stacks[side].violation(), None, "side {side}");
     }
 
+    /// Only data that is sent for the first time may be marked, or says that the window was reduced (RFC 3168, sections 6.1.1,
+    /// 6.1.2, 6.1.4 and 6.1.5). Counts what is sent again.
+    fn verify_codepoint(&mut self, side: usize, tuple: Tuple, segment: &Segment<SharedBytes>, packets: u64) {
+        let header = &segment.header;
+        let end = header.sequence.wrapping_add(segment.len() as u32);
+        let new = (header.sequence, header.sequence);
+        let sent = self.sent.entry((side, tuple)).or_insert(new);
+        if header.flags.syn && sent.0 != header.sequence {
+            *sent = new;
+        }
+        let is_first = header.sequence.wrapping_sub(sent.1).cast_signed() >= 0;
+        if end.wrapping_sub(sent.1).cast_signed() > 0 {
+            sent.1 = end;
+        }
+        if !is_first && !segment.is_empty() {
+            self.again[side] += packets;
+        }
+        let is_new_data = is_first && !segment.payload.is_empty();
+        let is_capable = header.codepoint == Codepoint::Capable0;
+        assert!(is_capable || header.codepoint == Codepoint::NotCapable, "{header:?}");
+        assert!(is_new_data || !is_capable, "{header:?}");
+        assert!(is_capable || header.flags.syn || !header.flags.cwr, "{header:?}");
+    }
+
     fn fly(&mut self, to: usize, packet: Packet) {
         self.packets += 1;
         let link = self.links[to].clone();
         if link.is_cut || self.random.below(1000) < link.loss_permille {
             self.lost += 1;
             return;
+        }
+        let mut packet = packet;
+        let is_markable = matches!(packet.headers[1] & 3, 1 | 2);
+        if is_markable && self.random.below(1000) < link.mark_permille {
+            mark(&mut packet.headers);
+            self.marked += 1;
         }
         let bytes = (packet.headers.len() + payload::len_bytes(&packet.payload)) as u64;
         let start = self.free_at[to].max(self.now_ns);
