@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
 
-use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::traffic::{self, Exchange, Load, Period};
 use crate::kit::{Failure, Random, Result, While, compare};
 
 /// How long a server may be silent.
@@ -99,7 +99,9 @@ impl<'a> Clients<'a> {
     /// # Errors
     /// [`Failure`] at the first wrong or missing answer.
     pub fn load(&mut self, duration: Duration) -> Result<Load> {
-        traffic::at_once(&mut self.threads, self.processors, |connections| connections.run(duration))
+        traffic::at_once(&mut self.threads, self.processors, duration, |connections, period| {
+            connections.run(period)
+        })
     }
 }
 
@@ -132,11 +134,11 @@ impl<'a> Connections<'a> {
         Ok(Self { requests, connections: numbers.map(open).collect::<Result<_>>()?, buffer })
     }
 
-    fn run(&mut self, duration: Duration) -> Result<Load> {
+    fn run(&mut self, period: Period) -> Result<Load> {
         let (requests, buffer) = (self.requests, &mut self.buffer);
         traffic::in_turn(
             &mut self.connections,
-            duration,
+            period,
             |connection| connection.ask(requests),
             |connection| connection.receive(requests, buffer),
         )

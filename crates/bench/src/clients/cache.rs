@@ -13,7 +13,7 @@ use rustix::thread::CpuSet;
 
 use crate::kit::network::client_address;
 use crate::kit::pattern::Mismatch;
-use crate::kit::traffic::{self, Exchange, Load};
+use crate::kit::traffic::{self, Exchange, Load, Period};
 use crate::kit::{Failure, Random, Result, While, compare};
 
 /// How long a server may be silent.
@@ -200,7 +200,9 @@ impl<'a> Clients<'a> {
     /// # Errors
     /// [`Failure`] at the first wrong or missing answer.
     pub fn load(&mut self, duration: Duration) -> Result<Load> {
-        traffic::at_once(&mut self.threads, self.processors, |connections| connections.run(duration))
+        traffic::at_once(&mut self.threads, self.processors, duration, |connections, period| {
+            connections.run(period)
+        })
     }
 
     /// Makes every connection anew.
@@ -256,11 +258,11 @@ impl<'a> Connections<'a> {
         Ok(Self { work: *work, connections, buffer: vec![0; room], lost: Cell::new(0) })
     }
 
-    fn run(&mut self, duration: Duration) -> Result<Load> {
+    fn run(&mut self, period: Period) -> Result<Load> {
         let (work, lost, buffer) = (self.work, &self.lost, &mut self.buffer);
         traffic::in_turn(
             &mut self.connections,
-            duration,
+            period,
             |connection| connection.ask(&work),
             |connection| connection.receive(&work, buffer, lost),
         )

@@ -187,8 +187,8 @@ pub trait Client: Send {
 /// # Errors
 /// The first failure of any of them.
 pub fn load(clients: &mut [Box<dyn Client>], duration: Duration, processors: Option<CpuSet>) -> Result<Load> {
-    traffic::at_once(clients, processors, |client| {
-        traffic::repeat(duration, |number| client.exchange(number))
+    traffic::at_once(clients, processors, duration, |client, period| {
+        traffic::repeat(period, |number| client.exchange(number))
     })
 }
 

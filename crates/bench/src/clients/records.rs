@@ -295,8 +295,8 @@ impl Clients {
     /// [`Failure`] at the first wrong or missing answer.
     pub fn load(&mut self, duration: Duration, processors: Option<CpuSet>) -> Result<Load> {
         let (records, workload) = (&self.records, self.workload);
-        traffic::at_once(&mut self.clients, processors, |client| {
-            traffic::repeat(duration, |_| {
+        traffic::at_once(&mut self.clients, processors, duration, |client, period| {
+            traffic::repeat(period, |_| {
                 let key = records.draw(&mut client.random);
                 if client.random.next() >> 32 < workload.reads() {
                     records.read(&mut client.connection, key, &mut client.value)

@@ -2,7 +2,7 @@
 //! answer checked.
 
 use std::collections::VecDeque;
-use std::sync::Barrier;
+use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
@@ -29,7 +29,7 @@ pub struct Load {
     pub exchanges: u64,
     /// Bytes that were compared with what they should be.
     pub verified_bytes: u64,
-    /// From the first request's first byte to the last answer's last, with the time in between in
+    /// From when all clients could begin to the last answer's last byte, with the time in between in
     /// which the client makes requests and checks answers.
     pub elapsed: Duration,
     /// Time of each exchange, from sending the request's first byte to receiving the answer's last.
@@ -61,36 +61,55 @@ impl Load {
     }
 }
 
-/// Exchanges for `duration`, at least once. `exchange` gets the number of right ones before it.
+/// When clients exchange. It begins for all of them at once: one that gets a processor late has missed time in which others
+/// exchanged, and a clock of its own would count that twice.
+#[derive(Clone, Copy, Debug)]
+pub struct Period {
+    begin: Instant,
+    duration: Duration,
+}
+
+impl Period {
+    /// `duration` from now on.
+    #[must_use]
+    pub fn from_now(duration: Duration) -> Self {
+        Self { begin: Instant::now(), duration }
+    }
+
+    fn is_over(&self, load: &Load) -> bool {
+        load.exchanges > 0 && load.elapsed >= self.duration
+    }
+}
+
+/// Exchanges for `period`, at least once. `exchange` gets the number of right ones before it.
 ///
 /// # Errors
 /// The first failure of `exchange`.
-pub fn repeat(duration: Duration, mut exchange: impl FnMut(u64) -> Result<Exchange>) -> Result<Load> {
+pub fn repeat(period: Period, mut exchange: impl FnMut(u64) -> Result<Exchange>) -> Result<Load> {
     let mut load = Load::default();
-    let begin = Instant::now();
-    while load.exchanges == 0 || load.elapsed < duration {
-        load.count(begin, exchange(load.exchanges)?);
+    while !period.is_over(&load) {
+        load.count(period.begin, exchange(load.exchanges)?);
     }
     Ok(load)
 }
 
-/// Exchanges for `duration`, at least one on each of `connections`, all of which have a request under way until then, so
+/// Exchanges for `period`, at least one on each of `connections`, all of which have a request under way until then, so
 /// that the server is never idle.
 ///
 /// # Errors
 /// The first failure of `ask` and `receive`.
 pub fn in_turn<C>(
     connections: &mut [C],
-    duration: Duration,
+    period: Period,
     mut ask: impl FnMut(&mut C) -> Result<()>,
     mut receive: impl FnMut(&mut C) -> Result<Exchange>,
 ) -> Result<Load> {
-    let (mut load, begin) = (Load::default(), Instant::now());
+    let mut load = Load::default();
     connections.iter_mut().try_for_each(&mut ask)?;
     let mut waiting: VecDeque<&mut C> = connections.iter_mut().collect();
     while let Some(connection) = waiting.pop_front() {
-        load.count(begin, receive(connection)?);
-        if load.elapsed < duration {
+        load.count(period.begin, receive(connection)?);
+        if !period.is_over(&load) {
             ask(connection)?;
             waiting.push_back(connection);
         }
@@ -98,23 +117,25 @@ pub fn in_turn<C>(
     Ok(load)
 }
 
-/// Runs `work` for each of `clients`, each in a thread of its own on `processors`, all beginning together.
+/// Runs `work` for each of `clients`, each in a thread of its own on `processors`, in the same `duration`.
 ///
 /// # Errors
 /// The first failure of any of them.
 pub fn at_once<C: Send>(
     clients: &mut [C],
     processors: Option<CpuSet>,
-    work: impl Fn(&mut C) -> Result<Load> + Sync,
+    duration: Duration,
+    work: impl Fn(&mut C, Period) -> Result<Load> + Sync,
 ) -> Result<Load> {
-    let together = Barrier::new(clients.len());
+    let (together, period) = (Barrier::new(clients.len()), OnceLock::new());
     let loads: Vec<Result<Load>> = std::thread::scope(|scope| {
         let run = |client| {
-            let (together, work) = (&together, &work);
+            let (together, period, work) = (&together, &period, &work);
             scope.spawn(move || {
                 let bound = bind_to(processors);
                 together.wait();
-                bound.and_then(|()| work(client))
+                let period = *period.get_or_init(|| Period::from_now(duration));
+                bound.and_then(|()| work(client, period))
             })
         };
         let threads: Vec<_> = clients.iter_mut().map(run).collect();
@@ -136,13 +157,18 @@ mod tests {
             elapsed: Duration::from_millis(ms),
             latencies: (0..exchanges).map(|at| Duration::from_nanos(at * ms)).collect(),
         };
-        let all = at_once(&mut [(2, 5), (3, 4)], None, |(exchanges, ms)| Ok(load(*exchanges, *ms)));
+        let second = Duration::from_secs(1);
+        let all =
+            at_once(&mut [(2, 5), (3, 4)], None, second, |(exchanges, ms), _| Ok(load(*exchanges, *ms)));
         let all = all.expect("no failure");
         assert_eq!((all.exchanges, all.verified_bytes, all.elapsed), (5, 50, Duration::from_millis(5)));
         let us = [0.2, 0.4, 0.6, 0.8, 1.0].map(|part| all.latencies.quantile_us(part));
         assert_eq!((all.latencies.len(), us), (5, [0.0, 0.0, 0.004, 0.005, 0.008].map(Some)));
-        let fails = |at: &mut u64| if *at == 2 { Err(Failure::new("gone")) } else { Ok(load(1, 1)) };
-        assert_eq!(at_once(&mut [1, 2, 3], None, fails).expect_err("one failed"), Failure::new("gone"));
+        let fails = |at: &mut u64, _| if *at == 2 { Err(Failure::new("gone")) } else { Ok(load(1, 1)) };
+        assert_eq!(
+            at_once(&mut [1, 2, 3], None, second, fails).expect_err("one failed"),
+            Failure::new("gone")
+        );
     }
 
     #[test]
@@ -157,18 +183,37 @@ mod tests {
             *under_way -= 1;
             Ok(Exchange { sent: now, received: Instant::now(), verified_bytes: 1 })
         };
-        let load = in_turn(&mut connections, Duration::from_millis(1), ask, receive).expect("right");
+        let load = in_turn(&mut connections, Period::from_now(Duration::from_millis(1)), ask, receive)
+            .expect("right");
         assert!(load.exchanges > 3 && load.verified_bytes == load.exchanges);
         assert_eq!(connections, [0; 3]);
+    }
+
+    #[test]
+    fn clients_that_had_to_wait_for_one_another_do_not_count_that_time_twice() {
+        let (turn, pause) = (std::sync::Mutex::new(()), Duration::from_millis(5));
+        let load = at_once(&mut [(), (), ()], None, Duration::ZERO, |(), period| {
+            let _turn = turn.lock();
+            repeat(period, |_| {
+                let sent = Instant::now();
+                std::thread::sleep(pause);
+                Ok(Exchange { sent, received: Instant::now(), verified_bytes: 1 })
+            })
+        });
+        let load = load.expect("right");
+        assert!(load.exchanges == 3 && load.elapsed >= 3 * pause, "{load:?}");
     }
 
     #[test]
     fn there_is_at_least_one_exchange_and_a_wrong_one_ends_it() {
         let now = Instant::now();
         let right = |_| Ok(Exchange { sent: now, received: Instant::now(), verified_bytes: 7 });
-        let load = repeat(Duration::ZERO, right).expect("right");
+        let load = repeat(Period::from_now(Duration::ZERO), right).expect("right");
         assert_eq!((load.exchanges, load.verified_bytes, load.latencies.len()), (1, 7, 1));
         let wrong = |number| if number == 3 { Err(Failure::new("wrong")) } else { right(number) };
-        assert_eq!(repeat(Duration::from_secs(60), wrong).expect_err("wrong"), Failure::new("wrong"));
+        assert_eq!(
+            repeat(Period::from_now(Duration::from_secs(60)), wrong).expect_err("wrong"),
+            Failure::new("wrong")
+        );
     }
 }

@@ -53,7 +53,9 @@ impl Experiment for AppendLoop {
         let mut files =
             (0..self.threads).map(|number| Appended::begin(*self, number)).collect::<Result<Vec<_>>>()?;
         remote::obey_by(|order| match order {
-            Order::Load(duration) => at_once(&mut files, None, |file| repeat(duration, |_| file.append())),
+            Order::Load(duration) => {
+                at_once(&mut files, None, duration, |file, period| repeat(period, |_| file.append()))
+            }
             Order::Reconnect => Ok(Load::default()),
             Order::Verify => {
                 let verified_bytes = files.iter().map(Appended::verify).sum::<Result<_>>()?;

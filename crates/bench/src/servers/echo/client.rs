@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::kit::traffic::{Exchange, Load, repeat};
+use crate::kit::traffic::{Exchange, Load, Period, repeat};
 use crate::kit::{Failure, Pattern, Result, While, checksum, compare};
 use crate::servers::echo::server::{Reply, last_page};
 
@@ -50,8 +50,8 @@ impl<S: Read + Write> EchoClient<S> {
     ///
     /// # Errors
     /// [`Failure`] when the connection fails, or an echo differs from what was sent.
-    pub fn run(&mut self, duration: Duration) -> Result<Load> {
-        repeat(duration, |number| {
+    pub fn run(&mut self, period: Period) -> Result<Load> {
+        repeat(period, |number| {
             let message = self.pattern.advance();
             let sent = Instant::now();
             self.stream.write_all(message).doing("sending to the echo server")?;
@@ -102,7 +102,7 @@ mod tests {
     fn every_echoed_byte_is_counted() {
         let (address, thread) = flipping(3000, usize::MAX);
         let mut client = EchoClient::connect(address, 3000, Reply::Echo, 1).expect("listening");
-        let load = client.run(Duration::from_millis(20)).expect("right echoes");
+        let load = client.run(Period::from_now(Duration::from_millis(20))).expect("right echoes");
         assert!(load.exchanges > 0);
         assert_eq!(load.verified_bytes, 3000 * load.exchanges);
         assert_eq!(load.latencies.len(), load.exchanges);
@@ -114,7 +114,10 @@ mod tests {
     fn a_wrong_checksum_fails_the_run() {
         let (address, thread) = flipping(8, usize::MAX);
         let mut client = EchoClient::connect(address, 8, Reply::Checksum, 1).expect("listening");
-        let failure = client.run(Duration::from_secs(10)).expect_err("an echo, no checksum").to_string();
+        let failure = client
+            .run(Period::from_now(Duration::from_secs(10)))
+            .expect_err("an echo, no checksum")
+            .to_string();
         assert!(failure.contains("wrong checksum of message 1"), "{failure}");
         drop(client);
         thread.join().expect("no panic");
@@ -124,7 +127,8 @@ mod tests {
     fn a_flipped_bit_fails_the_run() {
         let (address, thread) = flipping(3000, 2);
         let mut client = EchoClient::connect(address, 3000, Reply::Echo, 1).expect("listening");
-        let failure = client.run(Duration::from_secs(10)).expect_err("a wrong echo").to_string();
+        let failure =
+            client.run(Period::from_now(Duration::from_secs(10))).expect_err("a wrong echo").to_string();
         assert!(failure.contains("message 3") && failure.contains("byte 1500"), "{failure}");
         drop(client);
         thread.join().expect("no panic");
@@ -136,6 +140,6 @@ mod tests {
         let mut client = EchoClient::connect(listener.local_addr().expect("bound"), 10, Reply::Echo, 1)
             .expect("listening");
         drop(listener);
-        assert!(client.run(Duration::from_secs(10)).is_err());
+        assert!(client.run(Period::from_now(Duration::from_secs(10))).is_err());
     }
 }

@@ -73,7 +73,7 @@ impl Running for Echoing {
     }
 
     fn load(&mut self, duration: Duration) -> Result<Load> {
-        let load = traffic::at_once(&mut self.clients, self.processors, |client| client.run(duration))?;
+        let load = traffic::at_once(&mut self.clients, self.processors, duration, EchoClient::run)?;
         self.exchanges += load.exchanges;
         Ok(load)
     }

@@ -12,7 +12,7 @@ use super::client::EchoClient;
 use super::server::{Reply, Touched, Work, serve};
 use crate::kit::network::server_address;
 use crate::kit::processors::{self, bind_to};
-use crate::kit::traffic::Load;
+use crate::kit::traffic::{Load, Period};
 use crate::kit::{
     Experiment, Failure, Outcome, Result, Running, Server, TemporaryDirectory, While, copies_parser, remote,
     size_parser,
@@ -156,8 +156,8 @@ impl Running for Ends {
     fn load(&mut self, duration: Duration) -> Result<Load> {
         match &mut self.client {
             None => Err(Failure::new("it is not connected")),
-            Some(Client::Tcp(client)) => client.run(duration),
-            Some(Client::Unix(client)) => client.run(duration),
+            Some(Client::Tcp(client)) => client.run(Period::from_now(duration)),
+            Some(Client::Unix(client)) => client.run(Period::from_now(duration)),
         }
     }
 
