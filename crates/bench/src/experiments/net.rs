@@ -26,7 +26,7 @@ use crate::servers::net::{Served, Service};
 use crate::servers::redis::{AppendOnly, RedisServer, Serving};
 
 /// What is compared with the kernel's TCP.
-const SIDES: [Side; 4] = [Side::Uncopy, Side::NetCopying, Side::NetApiCopying, Side::Net];
+const SIDES: [Side; 5] = [Side::Uncopy, Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net];
 /// Where a server listens whose address is its service's alone.
 const PORT: u16 = 6379;
 /// The message of many connections, bytes.
@@ -266,8 +266,8 @@ fn render(comparisons: &[Comparison]) -> String {
     let extras = [extra("program µs", PROGRAM), extra("service µs", SERVICE), extra("clients µs", CLIENT)];
     format!(
         "{}{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices. net: large parts pass by reference between service and \
-         program; API copied: they are copied there (uncopy net --api-copies make); all copied: nothing is elided in the program \
-         either, which has uncopy's heap all the same\n",
+         program; API copied: they are copied there (uncopy net --api-copies make); all copied: the program copies there and \
+         within, with libc's heap; heap only: with uncopy's\n",
         gains(comparisons),
         figures::table(comparisons, &extras),
         figures::counts(comparisons)
@@ -281,6 +281,7 @@ fn gains(comparisons: &[Comparison]) -> String {
         ("net", Left),
         ("rate over all copied", Right),
         ("CPU over all copied", Right),
+        ("rate over heap only", Right),
         ("rate over API copied", Right),
         ("CPU over API copied", Right),
         ("rate over the kernel", Right),
@@ -292,6 +293,7 @@ fn gains(comparisons: &[Comparison]) -> String {
             comparison.title().to_owned(),
             over(Side::NetCopying, RATE),
             over(Side::NetCopying, CPU),
+            over(Side::NetHeapOnly, RATE),
             over(Side::NetApiCopying, RATE),
             over(Side::NetApiCopying, CPU),
             over(Side::Plain, RATE),

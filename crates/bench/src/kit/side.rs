@@ -43,10 +43,13 @@ pub enum Side {
     /// `uncopy run --log`, with the log in memory: what it would be on persistent memory
     #[value(skip)]
     LogInMemory,
-    /// `uncopy run --net`, and a service that makes the copies of a stack's API; nothing is elided in the program
+    /// `uncopy run --net --heap off --policy never`: the program copies at each end of the stack's API and within
     #[value(skip)]
     NetCopying,
-    /// The same, where copies are elided in the program
+    /// The same with the block heap
+    #[value(skip)]
+    NetHeapOnly,
+    /// `uncopy run --net`, and a service that makes the copies of a stack's API; those in the program are elided
     #[value(skip)]
     NetApiCopying,
     /// `uncopy run --net`: large parts pass by reference between service and program, and copies are elided there
@@ -77,14 +80,13 @@ pub enum Side {
 
 impl Side {
     /// Those that show what uncopy does; the others are there to compare with.
-    pub const UNCOPY: [Self; 9] = [
+    pub const UNCOPY: [Self; 8] = [
         Self::Uncopy,
         Self::UncopyMimalloc,
         Self::Twin,
         Self::Lanes,
         Self::Log,
         Self::LogInMemory,
-        Self::NetCopying,
         Self::NetApiCopying,
         Self::Net,
     ];
@@ -101,6 +103,7 @@ impl Side {
             Self::Log => "uncopy, log",
             Self::LogInMemory => "log, emulated DAX",
             Self::NetCopying => "net, all copied",
+            Self::NetHeapOnly => "net, heap only",
             Self::NetApiCopying => "net, API copied",
             Self::Net => "net",
             Self::HeapOnly => "heap only",
@@ -124,6 +127,7 @@ impl Side {
             Self::Log => "uncopy_log",
             Self::LogInMemory => "log_emulated_dax",
             Self::NetCopying => "net_all_copied",
+            Self::NetHeapOnly => "net_heap_only",
             Self::NetApiCopying => "net_api_copied",
             Self::HeapOnly => "heap_only",
             Self::TunedGlibc => "tuned_glibc",
@@ -176,8 +180,9 @@ impl Side {
     #[must_use]
     pub const fn service(self) -> Option<ApiCopies> {
         match self {
-            Self::NetCopying | Self::NetApiCopying => Some(ApiCopies::Make),
-            Self::Net => Some(ApiCopies::Elide),
+            Self::NetApiCopying => Some(ApiCopies::Make),
+            // Where nothing is elided in the program it makes the copies itself, as that of an ordinary stack does.
+            Self::Net | Self::NetCopying | Self::NetHeapOnly => Some(ApiCopies::Elide),
             _ => None,
         }
     }
@@ -191,7 +196,8 @@ impl Side {
             Self::Lanes => Some(&["run", "--lanes"]),
             Self::Log => Some(&["run", "--log-size", "268435456", "--log"]),
             Self::LogInMemory => Some(&["run", "--log-size", "67108864", "--log-emulate-dax", "--log"]),
-            Self::HeapOnly | Self::NetCopying => Some(&["run", "--heap", "on", "--policy", "never"]),
+            Self::NetCopying => Some(&["run", "--heap", "off", "--policy", "never"]),
+            Self::HeapOnly | Self::NetHeapOnly => Some(&["run", "--heap", "on", "--policy", "never"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096"]),
             _ => None,
         }
