@@ -295,6 +295,9 @@ type Key = [u64; 7];
 fn key(stream: Stream) -> Key {
     match stream {
         Stream::Unix { near, far } => [1, near, far, 0, 0, 0, 0],
+        Stream::Net { service, connection, is_named } => {
+            [2, service, connection, u64::from(is_named), 0, 0, 0]
+        }
         Stream::Tcp { namespace, near, far } => {
             let ports = u64::from(near.port) << 16 | u64::from(far.port);
             [0, namespace, near.ip[0], near.ip[1], far.ip[0], far.ip[1], ports]

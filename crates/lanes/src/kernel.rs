@@ -4,21 +4,46 @@ use crate::board::Slot;
 use crate::ends::End;
 use crate::protocol::{Address, Stream};
 use crate::{receive, send};
+use uncopy_net::name;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::iovec::Part;
-use uncopy_sys::{diag, socket, stream};
+use uncopy_sys::{diag, socket, stream, unix};
+
+/// The inode of no socket.
+const NO_INODE: u64 = 0;
 
 /// The stream that a descriptor is an end of; `None`: it is no connected TCP or UNIX stream.
 pub(crate) fn stream_of(fd: i32) -> Option<Stream> {
     let (domain, kind, protocol) = socket::kind(fd).ok()?;
     match domain {
         _ if kind != libc::SOCK_STREAM => None,
-        libc::AF_UNIX => diag::unix_ends(fd).ok().map(|[near, far]| Stream::Unix { near, far }),
+        libc::AF_UNIX => net_stream(fd).or_else(|| unix_stream(fd)),
         libc::AF_INET | libc::AF_INET6 if protocol == libc::IPPROTO_TCP => {
             let [near, far] = socket::ends(fd)?.map(|address| parse(&address));
             Some(Stream::Tcp { namespace: socket::namespace(fd).ok()?, near: near?, far: far? })
         }
         _ => None,
+    }
+}
+
+/// The connection of a service, at whichever of its ends.
+fn net_stream(fd: i32) -> Option<Stream> {
+    let known = |name: unix::Name| name::Connection::parse(&name);
+    let own = unix::own_name(fd).and_then(known);
+    let known = own.or_else(|| unix::peer_name(fd).and_then(known))?;
+    let connection = u64::from(known.slot) << 32 | u64::from(known.serial);
+    Some(Stream::Net { service: known.service, connection, is_named: own.is_some() })
+}
+
+/// A connected UNIX stream. Where its ends cannot be told, as of one that belongs to another network namespace, it is one that no
+/// other end matches: it is not asked again.
+fn unix_stream(fd: i32) -> Option<Stream> {
+    match diag::unix_ends(fd) {
+        Ok([near, far]) => Some(Stream::Unix { near, far }),
+        Err(Errno(libc::ENOENT | libc::EPROTONOSUPPORT | libc::EPERM | libc::EACCES)) => {
+            Some(Stream::Unix { near: socket::cookie(fd).ok()?, far: NO_INODE })
+        }
+        Err(_) => None,
     }
 }
 

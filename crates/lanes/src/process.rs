@@ -489,7 +489,7 @@ impl Process {
     fn withdraw(&self, fd: i32, end: &End, why: Outcome) -> bool {
         let Some(own) = self.lanes.board.slots.get(end.slot as usize) else { return true };
         end.withdraw(own);
-        if matches!(end.stream, Stream::Unix { .. }) {
+        if !matches!(end.stream, Stream::Tcp { .. }) {
             // The sender goes on with its count.
             end.end_as(why);
         }

@@ -29,6 +29,15 @@ pub enum Stream {
         /// The peer's.
         far: u64,
     },
+    /// A connection of the service `uncopy net`, which its name tells in any network namespace.
+    Net {
+        /// The service.
+        service: u64,
+        /// The connection's place on its board, and which of those there.
+        connection: u64,
+        /// Whether this is the end that has the name.
+        is_named: bool,
+    },
 }
 
 /// An address of IPv6, or of IPv4 mapped into it, and a port.
@@ -47,6 +56,9 @@ impl Stream {
         match self {
             Self::Tcp { namespace, near, far } => Self::Tcp { namespace, near: far, far: near },
             Self::Unix { near, far } => Self::Unix { near: far, far: near },
+            Self::Net { service, connection, is_named } => {
+                Self::Net { service, connection, is_named: !is_named }
+            }
         }
     }
 
@@ -61,7 +73,7 @@ impl Stream {
         };
         match self {
             Self::Tcp { near, far, .. } => has(near) || has(far),
-            Self::Unix { .. } => scope.has_unix(),
+            Self::Unix { .. } | Self::Net { .. } => scope.has_unix(),
         }
     }
 }
@@ -99,6 +111,7 @@ const GREETING: u64 = MAGIC;
 const CHUNK: u64 = 2;
 const TCP_END: u64 = 3;
 const UNIX_END: u64 = 4;
+const NET_END: u64 = 5;
 
 impl Message {
     /// As it is sent.
@@ -110,6 +123,9 @@ impl Message {
             Self::Chunk { number } => Words::from_slice(&[CHUNK, u64::from(number)]),
             Self::End { stream: Stream::Unix { near, far }, slot, lane } => {
                 Words::from_slice(&[UNIX_END, pair(slot, lane), near, far])
+            }
+            Self::End { stream: Stream::Net { service, connection, is_named }, slot, lane } => {
+                Words::from_slice(&[NET_END, pair(slot, lane), service, connection, u64::from(is_named)])
             }
             Self::End { stream: Stream::Tcp { namespace, near, far }, slot, lane } => {
                 let ports = pair(u32::from(near.port), u32::from(far.port));
@@ -133,6 +149,11 @@ impl Message {
             [UNIX_END, end, near, far] => {
                 let (slot, lane) = halves(end);
                 Some(Self::End { stream: Stream::Unix { near, far }, slot, lane })
+            }
+            [NET_END, end, service, connection, is_named @ 0..=1] => {
+                let (slot, lane) = halves(end);
+                let stream = Stream::Net { service, connection, is_named: is_named == 1 };
+                Some(Self::End { stream, slot, lane })
             }
             [TCP_END, end, namespace, ports, near_high, near_low, far_high, far_low] => {
                 let ((slot, lane), (near_port, far_port)) = (halves(end), halves(ports));
@@ -158,6 +179,11 @@ mod tests {
             Message::Chunk { number: u32::MAX },
             Message::End { stream, slot: u32::MAX, lane: 1 },
             Message::End { stream: Stream::Unix { near: 5, far: 6 }, slot: 0, lane: u32::MAX },
+            Message::End {
+                stream: Stream::Net { service: 8, connection: u64::MAX, is_named: true },
+                slot: 1,
+                lane: 2,
+            },
         ]
     }
 

@@ -27,8 +27,10 @@ struct Request {
     cookie: [u32; 2],
 }
 
-/// The head of a netlink message and of what it says of a UNIX socket.
-const HEAD_BYTES: usize = 16 + 16;
+/// The head of a netlink message.
+const NLMSG_HEAD_BYTES: usize = 16;
+/// The same, and of what it says of a UNIX socket.
+const HEAD_BYTES: usize = NLMSG_HEAD_BYTES + 16;
 
 fn inode(fd: i32) -> Result<u32, Errno> {
     // SAFETY: an all-zero stat is a valid buffer.
@@ -41,8 +43,8 @@ fn inode(fd: i32) -> Result<u32, Errno> {
 /// The inodes of a connected UNIX socket and of the one at its other end.
 ///
 /// # Errors
-/// ENOTCONN if there is no other end; what socket, sendto and recvfrom say, EPROTONOSUPPORT where the kernel has no
-/// `unix_diag`.
+/// ENOTCONN if there is no other end, ENOENT if the socket belongs to another network namespace; what socket, sendto and recvfrom
+/// say, EPROTONOSUPPORT where the kernel has no `unix_diag`.
 pub fn unix_ends(fd: i32) -> Result<[u64; 2], Errno> {
     let own = inode(fd)?;
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
@@ -54,7 +56,7 @@ pub fn unix_ends(fd: i32) -> Result<[u64; 2], Errno> {
     // SAFETY: made above.
     unsafe { kernel!(Close, syscall!(libc::SYS_close, netlink)) };
     let (bytes, len_bytes) = answer?;
-    let peer = peer(&bytes[..len_bytes]).ok_or(Errno(libc::ENOTCONN))?;
+    let peer = peer(&bytes[..len_bytes])?;
     Ok([u64::from(own), u64::from(peer)])
 }
 
@@ -89,23 +91,25 @@ fn ask(netlink: i32, inode: u32) -> Result<([u8; 512], usize), Errno> {
     }
 }
 
-/// The peer's inode in an answer.
-fn peer(answer: &[u8]) -> Option<u32> {
+/// The peer's inode in an answer; ENOTCONN where it has none.
+fn peer(answer: &[u8]) -> Result<u32, Errno> {
+    let none = Errno(libc::ENOTCONN);
     let half = |at: usize| answer.get(at..at + 2).map(|two| u16::from_ne_bytes([two[0], two[1]]));
     let word = |at: usize| Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?));
-    let end = (word(0)? as usize).min(answer.len());
-    if half(4)? == NLMSG_ERROR {
-        return None;
+    let end = (word(0).ok_or(none)? as usize).min(answer.len());
+    if half(4) == Some(NLMSG_ERROR) {
+        let said = word(NLMSG_HEAD_BYTES).map_or(0, |error| (error as i32).saturating_neg());
+        return Err(if said > 0 { Errno(said) } else { none });
     }
     let mut at = HEAD_BYTES;
     while at + 4 <= end {
-        let len_bytes = half(at)? as usize;
-        if half(at + 2)? == UNIX_DIAG_PEER && len_bytes >= 8 {
-            return word(at + 4).filter(|inode| *inode != 0);
+        let len_bytes = half(at).ok_or(none)? as usize;
+        if half(at + 2) == Some(UNIX_DIAG_PEER) && len_bytes >= 8 {
+            return word(at + 4).filter(|inode| *inode != 0).ok_or(none);
         }
         at += len_bytes.max(4).next_multiple_of(4);
     }
-    None
+    Err(none)
 }
 
 #[cfg(test)]
@@ -127,8 +131,17 @@ mod tests {
     #[test]
     fn what_is_cut_or_wrong_is_no_answer() {
         for len in 0..64 {
-            assert_eq!(peer(&vec![0; len]), None);
-            assert_eq!(peer(&vec![0xff; len]), None);
+            assert_eq!(peer(&vec![0; len]), Err(Errno(libc::ENOTCONN)));
+            assert_eq!(peer(&vec![0xff; len]), Err(Errno(libc::ENOTCONN)));
         }
+        let error = |number: i32| {
+            let mut answer = [0; 36];
+            answer[..4].copy_from_slice(&36u32.to_ne_bytes());
+            answer[4..6].copy_from_slice(&NLMSG_ERROR.to_ne_bytes());
+            answer[16..20].copy_from_slice(&number.to_ne_bytes());
+            peer(&answer)
+        };
+        assert_eq!(error(-libc::ENOENT), Err(Errno(libc::ENOENT)));
+        assert_eq!((error(0), error(i32::MIN)), (Err(Errno(libc::ENOTCONN)), Err(Errno(i32::MAX))));
     }
 }
