@@ -64,7 +64,7 @@ Examples:
       Redis with the copies inside it elided.
   uncopy run --stats counters.json -- nginx -g 'daemon off;'
       The same for nginx; what was elided is in counters.json when it exits.
-  uncopy run --policy always --min-size 4096 -- ./server
+  uncopy run --policy always --min-size 4K -- ./server
       Elide every copy that can be, for testing a program under uncopy.
   uncopy run --explain sites.txt -- nginx -g 'daemon off;'
       Which calls saved time, which cost time, and why, by function.
@@ -313,8 +313,8 @@ fn profile() -> Command {
         .arg(
             Arg::new(MIN_SIZE)
                 .long(MIN_SIZE)
-                .value_name("BYTES")
-                .help("Record calls of at least so many bytes [default: 16384]")
+                .value_name("SIZE")
+                .help("Record calls of at least so many bytes [default: 16K]")
                 .allow_hyphen_values(true)
                 .value_parser(value_parser!(OsString)),
         )

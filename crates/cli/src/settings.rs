@@ -273,9 +273,9 @@ mod tests {
 
     #[test]
     fn bad_values_name_where_they_came_from() {
-        let refused = settle(&mut environment(&[]), &given("min-size", b"16k"), PID).expect_err("bad");
+        let refused = settle(&mut environment(&[]), &given("min-size", b"16KB"), PID).expect_err("bad");
         let message = refused.to_string();
-        assert!(message.starts_with("--min-size is \"16k\"; it must be "), "{message}");
+        assert!(message.starts_with("--min-size is \"16KB\"; it must be "), "{message}");
         let mut subject = environment(&[("UNCOPY_POLICY", b"\xff")]);
         let message = settle(&mut subject, &[], PID).expect_err("bad").to_string();
         assert!(message.starts_with("UNCOPY_POLICY is \"\\xff\"; it must be auto"), "{message}");

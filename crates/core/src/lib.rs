@@ -24,5 +24,6 @@ pub mod policy;
 pub mod random;
 pub mod recording;
 pub mod scope;
+pub mod size;
 pub mod stats;
 pub mod streams;

@@ -6,6 +6,7 @@
 
 use crate::policy::Costs;
 use crate::scope::{self, Scope};
+use crate::size::{self, decimal};
 use core::fmt;
 
 /// When a copy is elided.
@@ -88,9 +89,9 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         flag: "min-size",
         variable: "UNCOPY_MIN_SIZE",
-        value: Some("BYTES"),
+        value: Some("SIZE"),
         bare: None,
-        help: "Smallest copy, input or output considered, in bytes (4096 to 1073741824) [default: 16384]",
+        help: "Smallest copy, input or output considered (4K to 1G) [default: 16K]",
     },
     OptionSpec {
         flag: "policy",
@@ -116,9 +117,9 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         flag: "memory",
         variable: "UNCOPY_MEMORY",
-        value: Some("BYTES"),
+        value: Some("SIZE"),
         bare: None,
-        help: "Most memory that uncopy keeps for itself, in bytes (1048576 to 70368744177664) [default: what the program uses, and its limits, allow]",
+        help: "Most memory that uncopy keeps for itself (1M to 64T) [default: what the program uses, and its limits, allow]",
     },
     OptionSpec {
         flag: "costs",
@@ -172,9 +173,9 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         flag: "log-size",
         variable: "UNCOPY_LOG_SIZE",
-        value: Some("BYTES"),
+        value: Some("SIZE"),
         bare: None,
-        help: "Length of the log of each process, in bytes (16777216 to 1099511627776) [default: 1073741824]",
+        help: "Length of the log of each process (16M to 1T) [default: 1G]",
     },
     OptionSpec {
         flag: "log-emulate-dax",
@@ -356,8 +357,8 @@ impl fmt::Display for OptionError<'_> {
 }
 
 const LEGAL_SWITCH: &str = "1, 0, or empty";
-const LEGAL_SIZE: &str = "a whole number of bytes from 4096 to 1073741824";
-const LEGAL_MEMORY: &str = "a whole number of bytes from 1048576 to 70368744177664";
+const LEGAL_SIZE: &str = "a size from 4K to 1G, as 65536, 64K or 1MiB";
+const LEGAL_MEMORY: &str = "a size from 1M to 64T, as 64M or 1GiB";
 const LEGAL_SLICE: &str = "a whole number of ms from 4 to 10000";
 const LEGAL_POLICY: &str = "auto, always or never";
 const LEGAL_ON_OFF: &str = "on or off";
@@ -365,7 +366,7 @@ const LEGAL_LANES_DIR: &str = "the absolute path of a directory, at most 80 byte
 const LEGAL_NET: &str = "the path of a control socket of uncopy net, at most 56 bytes long from the root on, or the name of a service";
 const LEGAL_LOG: &str = "the absolute path of a directory";
 const LEGAL_LOG_FILES: &str = "absolute paths, separated by colons";
-const LEGAL_LOG_SIZE: &str = "a whole number of bytes from 16777216 to 1099511627776";
+const LEGAL_LOG_SIZE: &str = "a size from 16M to 1T, as 64M or 1GiB";
 const LEGAL_LOG_SOCKET: &str = "a path that uncopy run sets; unset it";
 const LEGAL_STATS: &str = "a file's path, or -";
 const LEGAL_COSTS: &str = "measure, assume, or the line that uncopy doctor --calibrate prints";
@@ -373,19 +374,8 @@ const LEGAL_LEDGER: &str = "a path that uncopy run sets; unset it";
 const LEGAL_RECORD: &str = "the absolute path of a directory, which uncopy profile sets; unset it";
 const LEGAL_NUMBER: &str = "a number that uncopy run sets; unset it";
 
-/// Parses a decimal number that consists of digits only.
-fn decimal(value: &[u8]) -> Option<u64> {
-    if value.is_empty() {
-        return None;
-    }
-    value.iter().try_fold(0u64, |sum, byte| {
-        let digit = byte.checked_sub(b'0').filter(|digit| *digit < 10)?;
-        sum.checked_mul(10)?.checked_add(u64::from(digit))
-    })
-}
-
 fn bytes(value: &[u8], legal: core::ops::RangeInclusive<usize>) -> Option<usize> {
-    decimal(value).and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| legal.contains(bytes))
+    size::parse(value).and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| legal.contains(bytes))
 }
 
 fn on_off(value: &[u8]) -> Option<bool> {
@@ -560,7 +550,7 @@ mod tests {
             ("UNCOPY_POLICY", "always"),
             ("UNCOPY_HEAP", "off"),
             ("UNCOPY_FOREIGN", "off"),
-            ("UNCOPY_MEMORY", "1048576"),
+            ("UNCOPY_MEMORY", "1MiB"),
             ("UNCOPY_COSTS", "assume"),
             ("UNCOPY_SLICE_MS", "4"),
             ("UNCOPY_LANES", "unix"),
@@ -588,7 +578,7 @@ mod tests {
             ("UNCOPY_OFF", "yes"),
             ("UNCOPY_MIN_SIZE", "4095"),
             ("UNCOPY_MIN_SIZE", "1073741825"),
-            ("UNCOPY_MIN_SIZE", "16k"),
+            ("UNCOPY_MIN_SIZE", "16KB"),
             ("UNCOPY_MIN_SIZE", "-1"),
             ("UNCOPY_MIN_SIZE", ""),
             ("UNCOPY_MIN_SIZE", "99999999999999999999999"),
@@ -599,7 +589,7 @@ mod tests {
             ("UNCOPY_FOREIGN", "yes"),
             ("UNCOPY_MEMORY", "1048575"),
             ("UNCOPY_MEMORY", "70368744177665"),
-            ("UNCOPY_MEMORY", "64m"),
+            ("UNCOPY_MEMORY", "64MB"),
             ("UNCOPY_COSTS", "fault=1"),
             ("UNCOPY_COSTS", ""),
             ("UNCOPY_LANES", "redis-server"),

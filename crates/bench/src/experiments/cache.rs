@@ -18,7 +18,7 @@ use crate::servers::cache as server;
 /// header takes of the 65,507 bytes of the largest datagram.
 const DATAGRAM_VALUE_BYTES: usize = 61_000;
 /// Longest value that the cache takes, bytes.
-const MAX_VALUE_BYTES: u64 = 32 << 20;
+const MAX_VALUE_BYTES: usize = 32 << 20;
 /// Of so many operations one is a SET, where there are any.
 const OPERATIONS_PER_SET: u64 = 10;
 
@@ -26,7 +26,7 @@ const OPERATIONS_PER_SET: u64 = 10;
 #[derive(Debug, Args)]
 pub struct Cache {
     /// Lengths of values, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "1024,4096,16384,65536,524288",
+    #[arg(long, value_name = "SIZE,...", default_value = "1024,4096,16384,65536,524288",
         default_value_if("quick", "true", "1024,65536,524288"), value_delimiter = ',', value_parser = bytes_parser(MAX_VALUE_BYTES))]
     pub sizes: Vec<usize>,
     /// Loads

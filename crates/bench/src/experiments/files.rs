@@ -38,7 +38,7 @@ const MIN_FILES: usize = 8;
 #[derive(Debug, Args)]
 pub struct Files {
     /// Lengths of files, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "1024,16384,65536,350000,1100000,8388608",
+    #[arg(long, value_name = "SIZE,...", default_value = "1024,16384,65536,350000,1100000,8388608",
         default_value_if("quick", "true", "1024,65536,1100000"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// What is compared with read and send: ways of uncopy-files, or uncopy for read and send under uncopy run

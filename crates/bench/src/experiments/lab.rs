@@ -40,11 +40,11 @@ const CPU: Metric = |sample| Some(sample.user_s? + sample.system_s?);
 #[derive(Debug, Args)]
 pub struct Lab {
     /// Length of the file, in bytes
-    #[arg(long, value_name = "BYTES", default_value = "1073741824", default_value_if("quick", "true", "67108864"),
+    #[arg(long, value_name = "SIZE", default_value = "1073741824", default_value_if("quick", "true", "67108864"),
         value_parser = bytes_parser(1 << 36))]
     pub size: usize,
     /// Bytes that one call reads or sends
-    #[arg(long, value_name = "BYTES", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
+    #[arg(long, value_name = "SIZE", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
     /// Rounds; each gets the file from every server once
     #[arg(long, value_name = "N", default_value = "7", default_value_if("quick", "true", "3"), value_parser = count_parser())]

@@ -35,7 +35,7 @@ pub struct Lanes {
     #[arg(long, value_name = "TRANSPORT,...", default_value = "tcp,unix", value_delimiter = ',', value_enum)]
     pub transport: Vec<Transport>,
     /// Lengths of the echo's messages, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "64,16384,65536,524288",
+    #[arg(long, value_name = "SIZE,...", default_value = "64,16384,65536,524288",
         default_value_if("quick", "true", "64,524288"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// Numbers of copies that the echo server makes of each message

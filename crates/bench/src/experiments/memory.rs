@@ -45,10 +45,10 @@ pub struct Memory {
     #[arg(long, value_name = "N", default_value = "5", default_value_if("quick", "true", "2"), value_parser = count_parser())]
     pub processes: usize,
     /// Shortest value, in bytes
-    #[arg(long, value_name = "BYTES", default_value = "16384", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", default_value = "16384", value_parser = size_parser())]
     pub smallest: usize,
     /// Longest value, in bytes
-    #[arg(long, value_name = "BYTES", default_value = "4194304", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", default_value = "4194304", value_parser = size_parser())]
     pub largest: usize,
     /// Keys
     #[arg(long, value_name = "N", default_value = "200", default_value_if("quick", "true", "50"), value_parser = count_parser())]

@@ -54,7 +54,7 @@ pub struct Net {
     #[arg(value_name = "NAME", value_enum)]
     pub names: Vec<What>,
     /// Lengths of messages, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "8192,65536,524288,1048576",
+    #[arg(long, value_name = "SIZE,...", default_value = "8192,65536,524288,1048576",
         default_value_if("quick", "true", "524288"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// Numbers of copies that the server makes of each message
@@ -62,7 +62,7 @@ pub struct Net {
         value_delimiter = ',', value_parser = copies_parser())]
     pub copies: Vec<usize>,
     /// Lengths of Redis's values, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "65536,262144", default_value_if("quick", "true", "262144"),
+    #[arg(long, value_name = "SIZE,...", default_value = "65536,262144", default_value_if("quick", "true", "262144"),
         value_delimiter = ',', value_parser = size_parser())]
     pub values: Vec<usize>,
     /// Numbers of connections

@@ -38,7 +38,7 @@ pub struct Redis {
     )]
     pub workload: Vec<Workload>,
     /// Lengths of values, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "64,65536,262144,1048576",
+    #[arg(long, value_name = "SIZE,...", default_value = "64,65536,262144,1048576",
         default_value_if("quick", "true", "65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// The append-only file

@@ -175,7 +175,7 @@ fn smallest(case: &Case) -> Vec<Point> {
 #[command(hide = true)]
 pub struct MemcpyLoop {
     /// Length of a copy, in bytes
-    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", default_value = "64", value_parser = size_parser())]
     pub size: usize,
     /// Copies
     #[arg(long, value_name = "N", default_value = "50000000")]

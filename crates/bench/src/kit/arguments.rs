@@ -5,20 +5,21 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use uncopy_core::size;
 
 use crate::kit::side::Side;
 use crate::kit::slices::Slices;
 
 /// Longest message and value, bytes: the longest string that Redis stores.
-const SIZE_LIMIT_BYTES: u64 = 512 << 20;
+const SIZE_LIMIT_BYTES: usize = 512 << 20;
 
 /// A number of bytes from 1 to `most`: the one place where sizes on the command line are read.
-pub fn bytes_parser(most: u64) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..=most)
+pub fn bytes_parser(most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text| size::parse_within(text, 1..=most)
 }
 
 /// The length of a message or value, bytes.
-pub fn size_parser() -> RangedU64ValueParser<usize> {
+pub fn size_parser() -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
     bytes_parser(SIZE_LIMIT_BYTES)
 }
 

@@ -4,6 +4,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, Command, ValueHint, value_parser};
 use std::ffi::OsString;
 use std::net::IpAddr;
+use uncopy_core::size;
 
 /// Ids of options and arguments, as they are typed.
 pub const TUN: &str = "tun";
@@ -108,9 +109,9 @@ pub fn command() -> Command {
                 .value_parser(PossibleValuesParser::new(["make", "elide"])),
         )
         .arg(
-            value(MEMORY, "BYTES", "Memory shared with programs")
-                .default_value("268435456")
-                .value_parser(value_parser!(u64).range(16 << 20..=64 << 30)),
+            value(MEMORY, "SIZE", "Memory shared with programs")
+                .default_value("256M")
+                .value_parser(|text: &str| size::parse_within::<u64>(text, 16 << 20..=64 << 30)),
         )
         .arg(
             value(CONGESTION, "cubic|newreno", "Congestion control")

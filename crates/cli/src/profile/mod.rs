@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 use uncopy_core::options::{OPTIONS, Options};
 use uncopy_core::policy::trials::Standings;
 use uncopy_core::recording::request::Request;
+use uncopy_core::size;
 use uncopy_profile::Profile;
 use uncopy_profile::assemble::{Run, assemble};
 use uncopy_profile::model::Machine;
@@ -120,7 +121,7 @@ fn request(
         (None, pid) => out::default_name(&name_of(pid.unwrap_or(0))),
     };
     let out = matches.get_one::<OsString>(line::OUT).cloned().unwrap_or_else(name);
-    let min_size_bytes = min_size.and_then(|text| text.to_str()?.parse().ok());
+    let min_size_bytes = min_size.and_then(|text| size::parse(text.as_bytes()));
     Ok(RecordingRequest { out: out::settle(&out)?, duration, given, min_size_bytes })
 }
 

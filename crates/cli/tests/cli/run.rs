@@ -68,12 +68,12 @@ fn scripts_with_and_without_interpreter_line_run() {
 #[test]
 fn bad_values_name_the_value_and_the_range_and_nothing_runs() {
     let stage = Stage::new("values");
-    let size = "a whole number of bytes from 4096 to 1073741824";
+    let size = "a size from 4K to 1G, as 65536, 64K or 1MiB";
     let file = "a file in a directory that exists, or -";
     for (option, value, legal) in [
         ("--min-size", "1", size),
         ("--min-size", "-1", size),
-        ("--min-size", "16k", size),
+        ("--min-size", "16KB", size),
         ("--min-size", "99999999999999999999", size),
         ("--policy", "sometimes", "auto, always or never"),
         ("--heap", "1", "on or off"),

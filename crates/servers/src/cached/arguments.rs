@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, ValueEnum};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
+use uncopy_core::size;
 
 use crate::command_line;
 
@@ -85,7 +86,7 @@ pub struct Settings {
     #[arg(short, long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u32).range(1..))]
     pub memory_limit: u32,
     /// Largest item; k and m stand for KiB and MiB
-    #[arg(short = 'I', long, value_name = "SIZE", default_value = "1m", value_parser = size)]
+    #[arg(short = 'I', long, value_name = "SIZE", default_value = "1m", value_parser = item_limit)]
     pub item_limit: usize,
     /// Threads that serve clients
     #[arg(short, long, value_name = "COUNT", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=128))]
@@ -138,17 +139,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(seconds.into()))
 }
 
-fn size(text: &str) -> Result<usize, String> {
-    const MIN: usize = 1 << 10;
-    const MAX: usize = 1 << 30;
-    let (digits, unit) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
-        _ => (text, 1),
-    };
-    let bytes = digits.parse().ok().and_then(|number: usize| number.checked_mul(unit));
-    let bytes = bytes.filter(|bytes| (MIN..=MAX).contains(bytes));
-    bytes.ok_or_else(|| "must be from 1k to 1024m".to_owned())
+fn item_limit(text: &str) -> Result<usize, String> {
+    size::parse_within(text, 1 << 10..=1 << 30)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use clap::builder::RangedU64ValueParser;
 use clap_mangen::roff::{Roff, roman};
+use uncopy_core::size;
 
 use crate::command_line;
 use crate::files::ways::Way;
@@ -64,7 +65,7 @@ pub struct Arguments {
     #[arg(long, value_name = "MIB", default_value = "256", value_parser = RangedU64ValueParser::<u64>::new().range(1..=1 << 20))]
     pub cache: u64,
     /// With --way twin, send from this length on by reference, and copy below [default: where that is measured to pay]
-    #[arg(long, value_name = "BYTES", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 40))]
+    #[arg(long, value_name = "SIZE", value_parser = |text: &str| size::parse_within::<usize>(text, 1..=1 << 40))]
     pub reference_from: Option<usize>,
     /// Length of a buffer with --way read-send, in KiB
     #[arg(long, value_name = "KIB", default_value = "64", value_parser = count_parser(1 << 16))]

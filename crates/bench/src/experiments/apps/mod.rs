@@ -32,7 +32,7 @@ pub struct Apps {
     #[arg(long, value_name = "DIR")]
     pub profile: Option<PathBuf>,
     /// With --profile: shortest call that is recorded [default: that of uncopy profile]
-    #[arg(long, value_name = "BYTES", requires = "profile", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", requires = "profile", value_parser = size_parser())]
     pub min_size: Option<usize>,
     #[command(flatten)]
     pub form: Form,

@@ -16,7 +16,7 @@ use crate::servers::echo::server::{Reply, Work};
 #[derive(Debug, Args)]
 pub struct Checksum {
     /// Lengths of messages, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "16384,65536,262144,1048576",
+    #[arg(long, value_name = "SIZE,...", default_value = "16384,65536,262144,1048576",
         default_value_if("quick", "true", "65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// Copies of each message

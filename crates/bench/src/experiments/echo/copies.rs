@@ -15,7 +15,7 @@ use crate::servers::echo::server::Work;
 #[derive(Debug, Args)]
 pub struct Copies {
     /// Length of a message, in bytes
-    #[arg(long, value_name = "BYTES", default_value = "524288", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", default_value = "524288", value_parser = size_parser())]
     pub size: usize,
     /// Numbers of copies
     #[arg(long, value_name = "N,N,...", default_value = "0,1,5,12", value_delimiter = ',', value_parser = copies_parser())]

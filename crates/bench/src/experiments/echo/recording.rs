@@ -13,7 +13,7 @@ use crate::kit::{
 #[derive(Debug, Args)]
 pub struct Recording {
     /// Length of a message, in bytes
-    #[arg(long, value_name = "BYTES", default_value = "65536", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", default_value = "65536", value_parser = size_parser())]
     pub size: usize,
     /// Numbers of copies
     #[arg(long, value_name = "N,N,...", default_value = "0,5", value_delimiter = ',', value_parser = copies_parser())]

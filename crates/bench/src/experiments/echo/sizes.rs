@@ -15,7 +15,7 @@ use crate::kit::{
 #[derive(Debug, Args)]
 pub struct Sizes {
     /// Lengths of messages, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "8192,16384,32768,65536,131072,262144,524288,1048576",
+    #[arg(long, value_name = "SIZE,...", default_value = "8192,16384,32768,65536,131072,262144,524288,1048576",
         default_value_if("quick", "true", "8192,65536,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// Copies of each message

@@ -17,7 +17,7 @@ use crate::servers::echo::server::Work;
 #[derive(Debug, Args)]
 pub struct Switching {
     /// Length of a message, in bytes
-    #[arg(long, value_name = "BYTES", default_value = "262144", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", default_value = "262144", value_parser = size_parser())]
     pub size: usize,
     /// Copies of each message
     #[arg(long, value_name = "N", default_value = "3", value_parser = copies_parser())]

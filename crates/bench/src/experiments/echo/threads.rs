@@ -19,7 +19,7 @@ pub struct Threads {
     #[arg(long, value_name = "N,N,...", default_value = "1,2", value_delimiter = ',', value_parser = count_parser())]
     pub threads: Vec<usize>,
     /// Length of a message, in bytes
-    #[arg(long, value_name = "BYTES", default_value = "524288", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", default_value = "524288", value_parser = size_parser())]
     pub size: usize,
     /// Copies of each message
     #[arg(long, value_name = "N", default_value = "1", value_parser = copies_parser())]

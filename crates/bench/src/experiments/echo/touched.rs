@@ -23,7 +23,7 @@ pub struct Touched {
         default_value_if("quick", "true", "0,20,100"), value_delimiter = ',', value_parser = percent_parser())]
     pub shares: Vec<u8>,
     /// Lengths of messages, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "262144", value_delimiter = ',', value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE,...", default_value = "262144", value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// Numbers of copies
     #[arg(long, value_name = "N,N,...", default_value = "1,3,6", default_value_if("quick", "true", "3"), value_delimiter = ',', value_parser = copies_parser())]

@@ -63,7 +63,7 @@ pub struct Load {
         value_parser = ["send", "write", "sendfile", "mmap-send", "splice", "zerocopy", "twin", "uncopy"])]
     pub ways: Vec<String>,
     /// Bytes that one call sends
-    #[arg(long, value_name = "BYTES", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
+    #[arg(long, value_name = "SIZE", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
     /// Cache lines that each soaker dirties in a second; 0: as many as it can, and nothing else
     #[arg(long, value_name = "LINES", default_value = "10000", value_parser = RangedU64ValueParser::<u64>::new().range(0..=10_000_000))]

@@ -33,7 +33,7 @@ pub fn record_parser() -> RangedU64ValueParser<usize> {
 #[command(hide = true)]
 pub struct AppendLoop {
     /// Length of a record, in bytes
-    #[arg(long, value_name = "BYTES", value_parser = record_parser())]
+    #[arg(long, value_name = "SIZE", value_parser = record_parser())]
     pub size: usize,
     /// Threads, each with a file of its own
     #[arg(long, value_name = "N", default_value = "1", value_parser = threads_parser())]

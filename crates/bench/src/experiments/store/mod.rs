@@ -111,14 +111,14 @@ pub struct Store {
     #[arg(value_name = "NAME", value_enum)]
     pub names: Vec<Workload>,
     /// Lengths of what the loop appends, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "4096,16384,65536,262144,1048576",
+    #[arg(long, value_name = "SIZE,...", default_value = "4096,16384,65536,262144,1048576",
         default_value_if("quick", "true", "4096,65536"), value_delimiter = ',', value_parser = record_parser())]
     pub sizes: Vec<usize>,
     /// Numbers of the loop's threads; more than one of them for lengths up to 4096 only
     #[arg(long, value_name = "N,N,...", default_value = "1,8", default_value_if("quick", "true", "1"), value_delimiter = ',', value_parser = threads_parser())]
     pub threads: Vec<usize>,
     /// Lengths of Redis's values, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "8192,65536,262144,1048576",
+    #[arg(long, value_name = "SIZE,...", default_value = "8192,65536,262144,1048576",
         default_value_if("quick", "true", "65536"), value_delimiter = ',', value_parser = size_parser())]
     pub values: Vec<usize>,
     /// When Redis syncs

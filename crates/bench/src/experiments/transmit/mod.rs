@@ -48,7 +48,7 @@ const WARM_UP: u64 = 200;
 #[derive(Debug, Args)]
 pub struct Transmit {
     /// Lengths of bodies, in bytes
-    #[arg(long, value_name = "BYTES,...", default_value = "1024,4096,8192,16384,32768,61440,131072,262144,524288,1048576",
+    #[arg(long, value_name = "SIZE,...", default_value = "1024,4096,8192,16384,32768,61440,131072,262144,524288,1048576",
         default_value_if("quick", "true", "1024,16384,61440,1048576"), value_delimiter = ',', value_parser = size_parser())]
     pub sizes: Vec<usize>,
     /// What they go through
@@ -61,7 +61,7 @@ pub struct Transmit {
     )]
     pub sockets: Vec<Socket>,
     /// Bytes of all bodies together; 1: the same body each time, which stays in the processor's cache
-    #[arg(long, value_name = "BYTES", default_value = "67108864", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", default_value = "67108864", value_parser = size_parser())]
     pub set: usize,
     /// Rounds; each runs every side once. N..M: at least N, and up to M while the medians are uncertain
     #[arg(long, value_name = "N|N..M", default_value = "7", default_value_if("quick", "true", "3"))]

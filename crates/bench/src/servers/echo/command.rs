@@ -19,7 +19,7 @@ pub struct EchoServer {
     #[arg(long)]
     pub allow_remote: bool,
     /// Length of a message, in bytes
-    #[arg(long, value_name = "BYTES", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", value_parser = size_parser())]
     pub size: usize,
     /// Copies made of each message before it is sent back
     #[arg(long, value_name = "N", value_parser = copies_parser())]
@@ -31,7 +31,7 @@ pub struct EchoServer {
     #[arg(long, value_enum, default_value_t)]
     pub order: Order,
     /// Bytes from the last copy's start that are all read before it is sent
-    #[arg(long, value_name = "BYTES", default_value = "0")]
+    #[arg(long, value_name = "SIZE", default_value = "0")]
     pub read: usize,
     /// Do not read them for so long, and then read them for so long, by turns; 0: always read them
     #[arg(long, value_name = "MS", default_value = "0")]

@@ -49,7 +49,7 @@ pub struct EchoPair {
     #[arg(long, value_enum)]
     pub transport: Transport,
     /// Length of a message, in bytes
-    #[arg(long, value_name = "BYTES", value_parser = size_parser())]
+    #[arg(long, value_name = "SIZE", value_parser = size_parser())]
     pub size: usize,
     /// Copies that the server makes of each message
     #[arg(long, value_name = "N", value_parser = copies_parser())]

@@ -42,7 +42,7 @@ pub struct SendFiles {
     #[arg(long, value_name = "BITS", default_value = "0")]
     pub rate: u64,
     /// Bytes that one call sends
-    #[arg(long, value_name = "BYTES", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
+    #[arg(long, value_name = "SIZE", default_value_t = CHUNK_BYTES, value_parser = bytes_parser(1 << 30))]
     pub chunk: usize,
     /// Send all files once and close the connection
     #[arg(long)]
