@@ -14,6 +14,12 @@ use uncopy_core::options::{OPTIONS, OptionSpec};
 pub const COMMAND: &str = "command";
 /// Id of the process that `stats` asks about.
 pub const PID: &str = "pid";
+/// Id of `stats --all`.
+pub const ALL: &str = "all";
+/// Id of `stats --openmetrics`.
+pub const OPENMETRICS: &str = "openmetrics";
+/// Id of `stats --watch`.
+pub const WATCH: &str = "watch";
 /// Id of `profile -o`.
 pub const OUT: &str = "output";
 /// Id of `profile --duration`.
@@ -87,7 +93,7 @@ Examples:
   uncopy doctor -- redis-server      does it work here, and for this program?
   uncopy run -- redis-server         run it with the copies inside it elided
   uncopy profile -- redis-server     where does it copy, and what would eliding give?
-  uncopy stats $(pidof redis-server) what has been elided so far
+  uncopy ps                          what runs so, and what it saves
   uncopy bench --help                measure it";
 
 const DOCTOR_NOTES: &str = "\
@@ -109,12 +115,30 @@ What --calibrate measures is kept in $XDG_CACHE_HOME/uncopy/costs, or ~/.cache/u
 ignored with another processor or kernel.";
 
 const STATS_NOTES: &str = "\
-Example:
-  uncopy stats $(pidof redis-server)
+Examples:
+  uncopy stats $(pidof nginx)
+      The counters of each of them.
+  uncopy stats --watch redis-server | jq .elided_bytes
+      Every second, by the program's name.
+  uncopy stats --all --openmetrics
+      For Prometheus: a textfile of its node exporter.
 
-Prints one JSON object, the same that `run --stats` writes at exit. Only the user that the process
-runs as, and root, can read it. Exit status: 0, or 1 if there is no such process, it does not run
-under uncopy or its counters cannot be read, or 2 if the command line is wrong.";
+Prints one JSON object for each process, on a line, the same that `run --stats` writes at exit. Only
+the user that the process runs as, and root, can read it. Exit status: 0, or 1 if there is no such
+process, it does not run under uncopy or its counters cannot be read, or 2 if the command line is
+wrong.";
+
+const PS_NOTES: &str = "\
+Examples:
+  uncopy ps
+      Whether what was started under uncopy elides, and what that saves.
+  sudo uncopy ps --json
+      Of all users, for programs to read.
+
+STATE is active; idle: nothing large has passed yet; off: it was measured that eliding does not pay;
+plain: it cannot elide, for a reason that stands below the table. MEMORY is what uncopy keeps for the
+process. CPU is what eliding does to its processor time per byte, measured in the process itself; ?
+until enough has passed. Exit status: 0, also if there is none, or 2 if the command line is wrong.";
 
 const PROFILE_NOTES: &str = "\
 Examples:
@@ -350,9 +374,47 @@ fn report() -> Command {
 
 fn stats() -> Command {
     Command::new("stats")
-        .about("Print the counters of a running process as JSON")
-        .arg(process())
+        .about("Print the counters of running processes as JSON")
+        .arg(
+            Arg::new(PID)
+                .value_name("PID|NAME")
+                .help("Processes that run under uncopy")
+                .num_args(1..)
+                .required_unless_present(ALL)
+                .allow_negative_numbers(true)
+                .value_parser(value_parser!(OsString)),
+        )
+        .arg(
+            Arg::new(ALL)
+                .long(ALL)
+                .help("Every process under uncopy of this user; for root: of all users")
+                .conflicts_with(PID)
+                .action(ArgAction::SetTrue),
+        )
+        .arg(
+            Arg::new(OPENMETRICS)
+                .long(OPENMETRICS)
+                .help("In the text format of OpenMetrics, for Prometheus")
+                .action(ArgAction::SetTrue),
+        )
+        .arg(
+            Arg::new(WATCH)
+                .long(WATCH)
+                .value_name("S")
+                .help("Print them again every S seconds [default: 1], until a process ends")
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("1")
+                .value_parser(value_parser!(u32).range(1..=86_400)),
+        )
         .after_help(STATS_NOTES)
+}
+
+fn ps() -> Command {
+    Command::new("ps")
+        .about("List the processes under uncopy, and what it does for each")
+        .arg(Arg::new(JSON).long(JSON).help("Print one JSON object").action(ArgAction::SetTrue))
+        .after_help(PS_NOTES)
 }
 
 fn release() -> Command {
@@ -461,6 +523,7 @@ pub fn whole() -> Command {
             doctor(),
             profile(),
             report(),
+            ps(),
             stats(),
             release(),
             log(),

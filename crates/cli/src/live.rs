@@ -140,6 +140,11 @@ fn owners(pid: u32) -> Result<Vec<u32>, Failure> {
     Ok(owners)
 }
 
+/// Whether a process is known to run under uncopy.
+pub fn is_under_uncopy(pid: u32) -> bool {
+    library_is_mapped(pid).unwrap_or(false)
+}
+
 /// Whether the process has `libuncopy.so` mapped.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
 //! The `uncopy` command: `run` starts a program with `libuncopy.so` preloaded, `doctor` says
-//! whether that can work, `stats` reads the counters of a running program, `release` turns its views back
+//! whether that can work, `ps` lists the programs that run so, `stats` reads their counters, `release` turns its views back
 //! into plain memory, `log` shows and recovers logs, `net` serves a user-level TCP, `profile` shows where a program copies and `report` shows it again, `bench` measures,
 //! and `completions` and `man` describe the command itself.
 //!
@@ -18,18 +18,22 @@ mod line;
 mod live;
 mod log;
 mod net;
+mod openmetrics;
 mod os;
 mod output;
 mod pages;
 mod probe;
+mod processes;
 mod profile;
 mod program;
+mod ps;
 mod release;
 mod report;
 mod run;
 mod settings;
 mod stats;
 mod sweep;
+mod table;
 
 use std::ffi::OsString;
 
@@ -59,6 +63,7 @@ fn dispatch(arguments: &[OsString], sigpipe: &os::Disposition) -> u8 {
         Some(("doctor", matches)) => doctor::main(matches),
         Some(("profile", matches)) => profile::main(matches, sigpipe),
         Some(("report", matches)) => report::main(matches),
+        Some(("ps", matches)) => ps::main(matches),
         Some(("stats", matches)) => stats::main(matches),
         Some(("release", matches)) => release::main(matches),
         Some(("log", matches)) => log::main(matches),

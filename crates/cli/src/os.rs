@@ -128,6 +128,27 @@ pub fn effective_user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// The name of a user; `None`: it has none.
+pub fn user_name(user: u32) -> Option<String> {
+    const LEN_BYTES: usize = 16 << 10;
+    let mut buffer = vec![0; LEN_BYTES];
+    // SAFETY: all zero is a passwd that has nothing.
+    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the structure, the buffer with its length and the result outlive the call.
+    let failed = unsafe { libc::getpwuid_r(user, &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found) };
+    if failed != 0 || found.is_null() {
+        return None;
+    }
+    // SAFETY: it was found, so the name is a C string in the buffer.
+    Some(unsafe { CStr::from_ptr(entry.pw_name) }.to_string_lossy().into_owned())
+}
+
+/// What times of processes are counted in.
+pub fn ticks_per_second() -> u64 {
+    rustix::param::clock_ticks_per_second().max(1)
+}
+
 /// The soft limits of address space, data and locked memory, in that order; `None`: unlimited.
 pub fn memory_limits() -> [Option<u64>; 3] {
     [Resource::As, Resource::Data, Resource::Memlock].map(|resource| getrlimit(resource).current)

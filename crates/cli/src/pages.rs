@@ -169,6 +169,7 @@ mod tests {
                 "uncopy-doctor",
                 "uncopy-profile",
                 "uncopy-report",
+                "uncopy-ps",
                 "uncopy-stats",
                 "uncopy-release",
                 "uncopy-log",

@@ -1,28 +1,90 @@
-//! `uncopy stats PID`: prints the live counters of a running process.
+//! `uncopy stats`: prints the live counters of running processes.
 
-use crate::line;
-use crate::live::{counters, parse_pid, shared_memory};
-use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE};
+use crate::live::{parse_pid, shared_memory};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Illegal, Quoted};
+use crate::processes::{self, Process};
 use crate::sweep::sweep;
+use crate::{line, openmetrics};
 use clap::ArgMatches;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::thread;
+use std::time::Duration;
 
-/// Prints the counters of the process that the command line names.
+/// What one word of the command line asks for.
+enum Wanted {
+    Pid(u32),
+    Named(OsString),
+}
+
+impl Wanted {
+    fn parse(text: &OsStr) -> Result<Self, Illegal> {
+        // No program has such a name; whoever types it means a process id.
+        let is_number = text.as_bytes().iter().all(|byte| byte.is_ascii_digit() || *byte == b'-');
+        if is_number { parse_pid(text).map(Self::Pid) } else { Ok(Self::Named(text.to_owned())) }
+    }
+}
+
+/// Prints the counters of the processes that the command line names.
 pub fn main(matches: &ArgMatches) -> u8 {
-    let text = matches.get_one::<OsString>(line::PID).map(OsString::as_os_str).unwrap_or_default();
-    let pid = match parse_pid(text) {
-        Ok(pid) => pid,
+    let words = matches.get_many::<OsString>(line::PID).unwrap_or_default();
+    let wanted: Vec<Wanted> = match words.map(|word| Wanted::parse(word)).collect() {
+        Ok(wanted) => wanted,
         Err(message) => {
             output::complain(message);
             return EXIT_USAGE;
         }
     };
     sweep(shared_memory());
-    match counters(pid) {
-        Ok(snapshot) => output::print(format!("{}\n", snapshot.to_json()).as_bytes(), EXIT_OK),
-        Err(failure) => {
-            output::complain(failure);
-            EXIT_FAILURE
+    let is_openmetrics = matches.get_flag(line::OPENMETRICS);
+    let Some(period_s) = matches.get_one::<u32>(line::WATCH) else {
+        return print(&wanted, is_openmetrics).0;
+    };
+    loop {
+        let (status, count) = print(&wanted, is_openmetrics);
+        if status != EXIT_OK || count == 0 {
+            return status;
+        }
+        thread::sleep(Duration::from_secs((*period_s).into()));
+    }
+}
+
+/// Prints them once. The exit status, and of how many processes.
+fn print(wanted: &[Wanted], is_openmetrics: bool) -> (u8, usize) {
+    let mut status = EXIT_OK;
+    let mut processes: Vec<Process> = Vec::new();
+    let mut pids = if wanted.is_empty() { processes::all() } else { Vec::new() };
+    for wanted in wanted {
+        match wanted {
+            Wanted::Pid(pid) => pids.push(*pid),
+            Wanted::Named(name) => {
+                let named = processes::named(name);
+                if named.is_empty() {
+                    output::complain(format_args!(
+                        "no process under uncopy is named {}; uncopy ps lists them",
+                        Quoted(name)
+                    ));
+                    status = EXIT_FAILURE;
+                }
+                pids.extend(named);
+            }
         }
     }
+    for pid in pids {
+        match Process::look(pid) {
+            Ok(process) => processes.push(process),
+            // Nobody has named it, and it may have ended.
+            Err(_) if wanted.is_empty() => {}
+            Err(failure) => {
+                output::complain(failure);
+                status = EXIT_FAILURE;
+            }
+        }
+    }
+    let text: String = if is_openmetrics {
+        openmetrics::text(&processes)
+    } else {
+        processes.iter().map(|process| format!("{}\n", process.snapshot.to_json())).collect()
+    };
+    (output::print(text.as_bytes(), status), processes.len())
 }

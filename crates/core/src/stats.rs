@@ -47,11 +47,11 @@ pub const SHARD_BYTES: usize = 256;
 pub const SHARDS: usize = (FILE_BYTES - COUNTERS_OFFSET) / SHARD_BYTES;
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $variant:ident => $name:literal,)*) => {
+    ($($(#[doc = $doc:literal])* $variant:ident => $name:literal,)*) => {
         /// What is counted. The discriminant is the counter's place in the file.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
-        pub enum Counter { $($(#[$doc])* $variant,)* }
+        pub enum Counter { $($(#[doc = $doc])* $variant,)* }
 
         impl Counter {
             /// Every counter, in file order.
@@ -61,6 +61,12 @@ macro_rules! counters {
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
+            }
+
+            /// What is counted, in a sentence.
+            #[must_use]
+            pub fn help(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),*).trim(),)* }
             }
         }
     };
@@ -134,6 +140,23 @@ counters! {
 }
 
 impl Counter {
+    /// Whether it tells what is there now, and goes down as well.
+    #[must_use]
+    pub const fn is_gauge(self) -> bool {
+        matches!(
+            self,
+            Self::SegmentsBytes
+                | Self::SegmentsPeakBytes
+                | Self::Views
+                | Self::ViewsPeak
+                | Self::ReservoirBytes
+                | Self::BlocksBytes
+                | Self::RegisteredBlocks
+                | Self::ForeignRanges
+                | Self::WasteBytes
+        )
+    }
+
     /// Whether it is the highest value that another one had.
     #[must_use]
     pub const fn is_peak(self) -> bool {

@@ -1,6 +1,7 @@
 //! `uncopy net ls` and `net stats`.
 
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, Quoted, Reason};
+use crate::table::{self, bytes};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -59,7 +60,6 @@ fn show(control: &Path, is_json: bool, table: impl Fn(&List) -> String) -> u8 {
 /// Lists listeners and connections.
 pub fn list(control: &Path, is_json: bool) -> u8 {
     show(control, is_json, |list| {
-        let mut text = String::new();
         let head = ["STATE", "LOCAL", "REMOTE", "RECEIVED", "SENT", "AGAIN", "WAITING", "QUEUED", "RTT"]
             .map(str::to_owned);
         let mut rows = vec![head];
@@ -92,16 +92,7 @@ pub fn list(control: &Path, is_json: bool) -> u8 {
                 format!("{} us", connection.round_trip_us),
             ]);
         }
-        let widths: Vec<usize> = (0..rows[0].len())
-            .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))
-            .collect();
-        for row in &rows {
-            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
-                if column < 3 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-            });
-            let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
-        }
-        text
+        table::aligned(&rows, |column| column < 3)
     })
 }
 
@@ -140,29 +131,4 @@ pub fn statistics(control: &Path, is_json: bool) -> u8 {
         }
         text
     })
-}
-
-/// A number of bytes as people read it.
-fn bytes(count: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_are_shown_with_a_unit() {
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(1023), "1023 B");
-        assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(5 << 30), "5.0 GiB");
-    }
 }

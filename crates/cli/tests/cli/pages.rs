@@ -68,6 +68,7 @@ fn man_pages_are_written_for_the_command_and_each_subcommand() {
         "-man",
         "-net",
         "-profile",
+        "-ps",
         "-release",
         "-report",
         "-run",

@@ -115,11 +115,17 @@ impl Standings {
         self.0.iter().map(|(factor, standing)| std::format!("{}: {standing}", Name(*factor)))
     }
 
+    /// What was measured of eliding.
+    #[must_use]
+    pub fn elision(&self) -> Option<&Standing> {
+        self.0.iter().find(|(factor, _)| *factor == ELISION).map(|(_, standing)| standing)
+    }
+
     /// What was measured of eliding, if by the whole of its interval it is the opposite of an estimate that eliding saves so
     /// many ns.
     #[must_use]
     pub fn contradicting(&self, estimated_ns: i128) -> Option<&Standing> {
-        let (_, standing) = self.0.iter().find(|(factor, _)| *factor == ELISION)?;
+        let standing = self.elision()?;
         let costs = estimated_ns > 0 && standing.ratio - standing.radius > 1.0;
         let saves = estimated_ns < 0 && standing.ratio + standing.radius < 1.0;
         (costs || saves).then_some(standing)
