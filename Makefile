@@ -18,6 +18,9 @@ bash := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zsh := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fish := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 units := $(DESTDIR)$(PREFIX)/lib/systemd/system
+# Who may open /dev/userfaultfd.
+rules := $(DESTDIR)$(PREFIX)/lib/udev/rules.d
+sysusers := $(DESTDIR)$(PREFIX)/lib/sysusers.d
 functions := $(addprefix uncopy_,alloc aligned_alloc calloc realloc free usable_size owns options status)
 soname := libuncopy_send.so.0
 pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-ps uncopy-stats uncopy-release uncopy-log uncopy-net uncopy-bench uncopy-completions uncopy-man
@@ -132,6 +135,8 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	install -d $(units)
 	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-log-recover@.service.in > $(units)/uncopy-log-recover@.service
 	chmod 644 $(units)/uncopy-log-recover@.service
+	install -D -m 644 crates/cli/systemd/60-uncopy.rules $(rules)/60-uncopy.rules
+	install -D -m 644 crates/cli/systemd/uncopy.conf $(sysusers)/uncopy.conf
 	$(release)/uncopy man --dir $(man)
 	$(release)/uncopy completions bash > $(bash)/uncopy
 	$(release)/uncopy completions zsh > $(zsh)/_uncopy
@@ -143,7 +148,7 @@ uninstall: ## Remove what install put there
 	rm -f $(bin)/uncopy $(lib)/libuncopy.so $(pages:%=$(man)/%.1)
 	rm -f $(addprefix $(libraries)/,$(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
 	rm -f $(include)/uncopy.h $(functions:%=$(man3)/%.3)
-	rm -f $(units)/uncopy-log-recover@.service
+	rm -f $(units)/uncopy-log-recover@.service $(rules)/60-uncopy.rules $(sysusers)/uncopy.conf
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
 	-@rmdir $(lib) 2>/dev/null
 

@@ -144,6 +144,19 @@ pub fn user_name(user: u32) -> Option<String> {
     Some(unsafe { CStr::from_ptr(entry.pw_name) }.to_string_lossy().into_owned())
 }
 
+/// The number of a group; `None`: there is none of this name.
+pub fn group_id(name: &CStr) -> Option<u32> {
+    const LEN_BYTES: usize = 64 << 10;
+    let mut buffer = vec![0; LEN_BYTES];
+    // SAFETY: all zero is a group that has nothing.
+    let mut entry: libc::group = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the name, the structure, the buffer with its length and the result outlive the call.
+    let failed =
+        unsafe { libc::getgrnam_r(name.as_ptr(), &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found) };
+    (failed == 0 && !found.is_null()).then_some(entry.gr_gid)
+}
+
 /// What times of processes are counted in.
 pub fn ticks_per_second() -> u64 {
     rustix::param::clock_ticks_per_second().max(1)

@@ -7,10 +7,37 @@ use crate::probe::{self, Device, is_denial};
 use std::fs;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt as _;
 
 /// Bit of `CAP_SYS_PTRACE` in the capability sets of `/proc/self/status`.
 const CAP_SYS_PTRACE: u32 = 19;
 const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+
+/// For kernels without the device.
+const ALLOW_EVERYBODY: &str = "sudo sysctl vm.unprivileged_userfaultfd=1";
+/// What the package does (60-uncopy.rules, uncopy.conf): it stays when the machine starts again.
+const MAKE_GROUP: &str = "sudo groupadd --system uncopy && \
+    echo 'KERNEL==\"userfaultfd\", GROUP=\"uncopy\", MODE=\"0660\"' | sudo tee /etc/udev/rules.d/60-uncopy.rules && \
+    sudo udevadm control --reload && sudo udevadm trigger --name-match=userfaultfd && \
+    sudo usermod -aG uncopy $(id -un)  # and log in again";
+
+/// The group of users that may open the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    Missing,
+    /// There is one, and the device is not its.
+    WithoutDevice,
+    WithDevice,
+}
+
+impl Group {
+    fn find() -> Self {
+        let Some(group) = os::group_id(c"uncopy") else { return Self::Missing };
+        let is_its = fs::metadata(probe::DEVICE)
+            .is_ok_and(|device| device.gid() == group && device.mode() & 0o060 == 0o060);
+        if is_its { Self::WithDevice } else { Self::WithoutDevice }
+    }
+}
 
 /// Both ways to a userfaultfd, tried.
 pub struct Access {
@@ -70,9 +97,10 @@ impl Status {
 pub fn checks(access: &Access) -> Vec<Check> {
     let status = Status::parse(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     let sysctl = fs::read_to_string(SYSCTL).ok().map(|text| text.trim().to_string());
+    let misc = fs::read_to_string("/proc/misc").unwrap_or_default();
     vec![
-        syscall(access, &status),
-        device(access, &fs::read_to_string("/proc/misc").unwrap_or_default()),
+        device(access, &misc, Group::find()),
+        syscall(access, &status, &misc),
         unprivileged(access, sysctl.as_deref()),
         privilege(access, &status),
         seccomp(access, &status),
@@ -90,20 +118,23 @@ fn error_name(error: &io::Error) -> String {
     }
 }
 
-fn syscall(access: &Access, status: &Status) -> Check {
+fn syscall(access: &Access, status: &Status, misc: &str) -> Check {
     const NAME: &str = "userfaultfd system call";
     let Err(error) = &access.syscall else { return Check::ok(NAME, "permitted") };
     let other =
         if access.device.is_ok() { format!("; {} works instead", probe::DEVICE) } else { String::new() };
     let found = format!("refused ({}){other}", error_name(error));
     let check = Check::new(NAME, access.refused(), found);
-    if access.is_granted() || access.user_mode.is_err() || status.can_trace || !is_denial(error) {
+    // A device can be given to a group; the setting is for the whole machine.
+    let has_device = access.device.as_ref().err().is_some_and(is_denial) || device_minor(misc).is_some();
+    if access.is_granted() || access.user_mode.is_err() || status.can_trace || !is_denial(error) || has_device
+    {
         return check;
     }
-    check.mended_by("sudo sysctl vm.unprivileged_userfaultfd=1")
+    check.mended_by(ALLOW_EVERYBODY)
 }
 
-fn device(access: &Access, misc: &str) -> Check {
+fn device(access: &Access, misc: &str, group: Group) -> Check {
     const NAME: &str = "/dev/userfaultfd";
     let Err(error) = &access.device else {
         return Check::ok(NAME, "opens; programs that give up root inherit it");
@@ -117,7 +148,13 @@ fn device(access: &Access, misc: &str) -> Check {
     };
     let check = Check::new(NAME, access.refused(), found);
     if is_denial(error) {
-        return check.mended_by("sudo chgrp $(id -g) /dev/userfaultfd && sudo chmod g+rw /dev/userfaultfd");
+        return check.mended_by(match group {
+            Group::Missing => MAKE_GROUP,
+            Group::WithoutDevice => {
+                "sudo udevadm control --reload && sudo udevadm trigger --name-match=userfaultfd"
+            }
+            Group::WithDevice => "sudo usermod -aG uncopy $(id -un)  # and log in again",
+        });
     }
     match device_minor(misc) {
         Some(minor) => check.mended_by(format!("sudo mknod -m 600 /dev/userfaultfd c 10 {minor}")),
@@ -139,7 +176,6 @@ fn unprivileged(access: &Access, value: Option<&str>) -> Check {
         }
         Some(value) => {
             Check::warning(NAME, format!("{value}: only privileged users may use the system call"))
-                .mended_by("sudo sysctl vm.unprivileged_userfaultfd=1")
         }
         None if access.is_granted() => Check::ok(NAME, "does not exist here"),
         None => Check::warning(NAME, "does not exist: the kernel has no userfaultfd, or /proc/sys is hidden"),
@@ -200,13 +236,35 @@ mod tests {
     #[test]
     fn a_way_that_is_closed_matters_only_if_the_other_is_closed_too() {
         let neither = denied(Ok(()));
-        let closed = syscall(&neither, &Status::default());
+        let closed = syscall(&neither, &Status::default(), "");
         assert_eq!(closed.state, State::Missing);
-        assert_eq!(closed.mend.as_deref(), Some("sudo sysctl vm.unprivileged_userfaultfd=1"));
-        assert_eq!(device(&neither, "").state, State::Missing);
+        assert_eq!(device(&neither, "", Group::Missing).state, State::Missing);
         let by_syscall = Access { syscall: Ok(()), device: failed(libc::ENOENT), user_mode: Ok(()) };
-        assert_eq!(syscall(&by_syscall, &Status::default()).state, State::Ok);
-        assert_eq!(device(&by_syscall, "").state, State::Warning);
+        assert_eq!(syscall(&by_syscall, &Status::default(), "").state, State::Ok);
+        assert_eq!(device(&by_syscall, "", Group::Missing).state, State::Warning);
+    }
+
+    #[test]
+    fn a_group_is_let_in_where_there_is_a_device_and_everybody_only_where_there_is_none() {
+        let mend = |check: Check| check.mend;
+        let denied_device = denied(Ok(()));
+        assert_eq!(mend(syscall(&denied_device, &Status::default(), "")), None);
+        for (group, words) in [
+            (Group::Missing, "groupadd --system uncopy"),
+            (Group::WithoutDevice, "udevadm trigger"),
+            (Group::WithDevice, "usermod -aG uncopy"),
+        ] {
+            let command = mend(device(&denied_device, "", group)).expect("a command");
+            assert!(command.contains(words) && !command.contains("sysctl"), "{command}");
+        }
+        // The rule that doctor writes is the one that is installed.
+        let rule = include_str!("../../systemd/60-uncopy.rules").lines().find(|line| !line.starts_with('#'));
+        assert!(MAKE_GROUP.contains(rule.expect("a rule")), "{MAKE_GROUP}");
+
+        let old_kernel =
+            Access { syscall: failed(libc::EPERM), device: failed(libc::ENOENT), user_mode: Ok(()) };
+        assert_eq!(mend(syscall(&old_kernel, &Status::default(), "")).as_deref(), Some(ALLOW_EVERYBODY));
+        assert_eq!(mend(syscall(&old_kernel, &Status::default(), "257 userfaultfd\n")), None);
     }
 
     #[test]
@@ -216,15 +274,15 @@ mod tests {
         let check = seccomp(&denied(failed(libc::EPERM)), &filtered);
         assert_eq!(check.state, State::Missing);
         assert!(check.found.contains("a filter refuses"), "{}", check.found);
-        assert_eq!(syscall(&denied(failed(libc::EPERM)), &filtered).mend, None, "sysctl would not help");
+        assert_eq!(syscall(&denied(failed(libc::EPERM)), &filtered, "").mend, None, "sysctl would not help");
     }
 
     #[test]
     fn a_missing_device_file_can_be_made() {
         let missing =
             Access { syscall: failed(libc::EPERM), device: failed(libc::ENOENT), user_mode: Ok(()) };
-        let check = device(&missing, "130 watchdog\n257 userfaultfd\n");
+        let check = device(&missing, "130 watchdog\n257 userfaultfd\n", Group::Missing);
         assert_eq!(check.mend.as_deref(), Some("sudo mknod -m 600 /dev/userfaultfd c 10 257"));
-        assert_eq!(device(&missing, "").mend, None);
+        assert_eq!(device(&missing, "", Group::Missing).mend, None);
     }
 }

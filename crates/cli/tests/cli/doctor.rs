@@ -1,7 +1,10 @@
 //! `uncopy doctor`: its report, its verdict, and that `run` agrees with it.
 
-use crate::stage::{Stage, finish, skip};
+use crate::stage::{NOBODY, Stage, finish, is_root, skip};
 use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 /// The report as JSON, and the exit status.
 fn report(stage: &Stage, command: &[&str]) -> (Value, Option<i32>) {
@@ -186,4 +189,46 @@ fn address_space_that_is_too_small_is_missing() {
     let finished = finish(&mut shell);
     let report: Value = serde_json::from_str(&finished.text()).expect("JSON");
     assert_eq!((state(&report, "resource limits"), finished.code), ("missing", Some(1)));
+}
+
+#[test]
+fn a_member_of_the_devices_group_may_use_it() {
+    const TEST: &str = "a_member_of_the_devices_group_may_use_it";
+    // Any group that the user would not be in otherwise.
+    const GROUP: &str = "61234";
+    if !is_root() {
+        return skip(TEST, "needs root, to make a device");
+    }
+    let Some(stage) = Stage::with_library("doctor-group") else { return };
+    let minor = fs::read_to_string("/proc/misc").unwrap_or_default();
+    let minor = minor.lines().find_map(|line| line.trim().strip_suffix(" userfaultfd").map(str::to_owned));
+    let Some(minor) = minor.filter(|_| Path::new("/dev/userfaultfd").exists()) else {
+        return skip(TEST, "there is no /dev/userfaultfd");
+    };
+    // As 60-uncopy.rules does, on a file system that is there for this test alone.
+    let device = format!(
+        "mount -t tmpfs none /mnt; mknod -m 660 /mnt/device c 10 {}; chgrp {GROUP} /mnt/device; \
+         mount --bind /mnt/device /dev/userfaultfd",
+        minor.trim()
+    );
+    let may_make_it = Command::new("unshare").args(["--mount", "sh", "-ec", &device]).status();
+    if !may_make_it.is_ok_and(|status| status.success()) {
+        return skip(TEST, "no device can be made here");
+    }
+    let script = format!(
+        "{device}; exec setpriv --reuid={NOBODY} --regid={NOBODY} --groups=\"$1\" -- \"$0\" doctor --json"
+    );
+    let command = stage.command();
+    let command = command.to_str().expect("UTF-8");
+    let opened = |groups: &str| {
+        let mut unshared = Command::new("unshare");
+        unshared.args(["--mount", "sh", "-ec", &script, command, groups]).current_dir("/");
+        let finished = finish(&mut unshared);
+        let report: Value = serde_json::from_str(&finished.text()).unwrap_or_else(|_| panic!("{finished:?}"));
+        (state(&report, "/dev/userfaultfd").to_owned(), report)
+    };
+    let (as_member, report) = opened(GROUP);
+    assert_eq!(as_member, "ok", "{report}");
+    assert_eq!(report["active"], true, "{report}");
+    assert_ne!(opened(NOBODY).0, "ok");
 }
