@@ -23,7 +23,7 @@ rules := $(DESTDIR)$(PREFIX)/lib/udev/rules.d
 sysusers := $(DESTDIR)$(PREFIX)/lib/sysusers.d
 functions := $(addprefix uncopy_,alloc aligned_alloc calloc realloc free usable_size owns options status)
 soname := libuncopy_send.so.0
-pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-ps uncopy-stats uncopy-release uncopy-log uncopy-net uncopy-bench uncopy-completions uncopy-man
+pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-ps uncopy-stats uncopy-release uncopy-log uncopy-net uncopy-service uncopy-bench uncopy-completions uncopy-man
 
 # RUSTFLAGS from the environment replace those of .cargo/config.toml; the unwind tables must stay.
 ifneq ($(strip $(RUSTFLAGS)),)

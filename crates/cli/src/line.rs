@@ -528,6 +528,7 @@ pub fn whole() -> Command {
             release(),
             log(),
             crate::net::line::command(),
+            crate::service::line::command(),
             bench(),
             completions(),
             man(),

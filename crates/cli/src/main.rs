@@ -1,6 +1,6 @@
 //! The `uncopy` command: `run` starts a program with `libuncopy.so` preloaded, `doctor` says
 //! whether that can work, `ps` lists the programs that run so, `stats` reads their counters, `release` turns its views back
-//! into plain memory, `log` shows and recovers logs, `net` serves a user-level TCP, `profile` shows where a program copies and `report` shows it again, `bench` measures,
+//! into plain memory, `log` shows and recovers logs, `net` serves a user-level TCP, `service` lets services of systemd run so, `profile` shows where a program copies and `report` shows it again, `bench` measures,
 //! and `completions` and `man` describe the command itself.
 //!
 //! The C entry point is used instead of Rust's, which would ignore `SIGPIPE` before anything could
@@ -30,6 +30,7 @@ mod ps;
 mod release;
 mod report;
 mod run;
+mod service;
 mod settings;
 mod stats;
 mod sweep;
@@ -68,6 +69,7 @@ fn dispatch(arguments: &[OsString], sigpipe: &os::Disposition) -> u8 {
         Some(("release", matches)) => release::main(matches),
         Some(("log", matches)) => log::main(matches),
         Some(("net", matches)) => net::main(matches),
+        Some(("service", matches)) => service::main(matches),
         Some(("completions", matches)) => pages::completions(matches),
         Some(("man", matches)) => pages::man(matches),
         _ => output::EXIT_USAGE,

@@ -174,6 +174,7 @@ mod tests {
                 "uncopy-release",
                 "uncopy-log",
                 "uncopy-net",
+                "uncopy-service",
                 "uncopy-bench",
                 "uncopy-completions",
                 "uncopy-man"

@@ -5,5 +5,6 @@ mod doctor;
 mod inactive;
 mod pages;
 mod run;
+mod service;
 mod stage;
 mod stats;

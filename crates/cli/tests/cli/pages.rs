@@ -72,6 +72,7 @@ fn man_pages_are_written_for_the_command_and_each_subcommand() {
         "-release",
         "-report",
         "-run",
+        "-service",
         "-stats",
         "",
     ];

@@ -1,0 +1,244 @@
+//! `uncopy service NAME`: lets a service of systemd run under uncopy, by a drop-in beside its unit, and undoes that.
+
+pub mod line;
+
+mod drop_in;
+mod unit;
+
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
+use crate::{library, os};
+use clap::ArgMatches;
+use drop_in::{Given, Setting};
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use unit::Unit;
+
+/// After those that people and other packages have, whose names begin with lower numbers.
+const FILE_NAME: &str = "90-uncopy.conf";
+/// How the file begins; the checksum of what follows is behind it.
+const MARK: &str = "# Written by 'uncopy service'; 'uncopy service --remove' takes it back. Checksum ";
+
+/// What the command line asks for.
+struct Asked<'a> {
+    name: &'a str,
+    root: PathBuf,
+    /// The user's home, for a service of the user's own manager.
+    home: Option<PathBuf>,
+    options: Vec<OsString>,
+}
+
+/// Does what the command line asks for.
+pub fn main(matches: &ArgMatches) -> u8 {
+    let name = matches.get_one::<String>(line::NAME).map(String::as_str).unwrap_or_default();
+    let root = matches.get_one::<PathBuf>(line::ROOT_DIRECTORY).cloned().unwrap_or_else(|| "/".into());
+    let options: Vec<OsString> =
+        matches.get_many::<OsString>(line::OPTIONS).unwrap_or_default().cloned().collect();
+    if let Err(why) = line::check(&options) {
+        return crate::line::answer(&why);
+    }
+    let home = if matches.get_flag(line::USER) {
+        let Some(home) = std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute()) else {
+            output::complain("HOME is not set, and units of a user lie below it");
+            return EXIT_USAGE;
+        };
+        Some(home)
+    } else {
+        None
+    };
+    let asked = Asked { name, root, home, options };
+    let done = if matches.get_flag(line::REMOVE) {
+        remove(&asked)
+    } else {
+        write(&asked, matches.get_flag(line::PRINT))
+    };
+    match done {
+        Ok(text) => output::print(text.as_bytes(), EXIT_OK),
+        Err(why) => {
+            output::complain(why);
+            EXIT_FAILURE
+        }
+    }
+}
+
+impl Asked<'_> {
+    /// The drop-in's path.
+    fn path(&self, unit_name: &str) -> PathBuf {
+        unit::directories(&self.root, self.home.as_deref())[0].join(format!("{unit_name}.d")).join(FILE_NAME)
+    }
+
+    fn unit(&self) -> Result<Unit, String> {
+        Unit::read(&self.root, self.home.as_deref(), self.name, FILE_NAME).map_err(|why| why.to_string())
+    }
+
+    fn systemctl(&self) -> String {
+        let (sudo, user) = if self.home.is_some() { ("", " --user") } else { (sudo(), "") };
+        format!("{sudo}systemctl{user}")
+    }
+
+    /// Whether its service manager runs here and has to be told.
+    fn is_running(&self) -> bool {
+        self.root == Path::new("/") && Path::new("/run/systemd/system").is_dir()
+    }
+
+    /// Lets the service manager read its units again; what to type where that did not work.
+    fn reload(&self) -> Option<String> {
+        if !self.is_running() {
+            return None;
+        }
+        let mut command = Command::new("systemctl");
+        command.args(self.home.as_ref().map(|_| "--user")).arg("daemon-reload");
+        let is_done = command.status().is_ok_and(|status| status.success());
+        (!is_done).then(|| format!("{} daemon-reload", self.systemctl()))
+    }
+}
+
+fn sudo() -> &'static str {
+    if os::effective_user_id() == 0 { "" } else { "sudo " }
+}
+
+fn cannot(what: &str, path: &Path, error: &io::Error) -> String {
+    let hint = if error.raw_os_error() == Some(libc::EACCES) { "; type it again with sudo" } else { "" };
+    format!("cannot {what} {}: {}{hint}", Quoted(path.as_os_str()), Reason(error))
+}
+
+fn write(asked: &Asked, only_prints: bool) -> Result<String, String> {
+    let unit = asked.unit()?;
+    let command =
+        std::env::current_exe().map_err(|error| format!("/proc is not mounted: {}", Reason(&error)))?;
+    let library = library::locate()?;
+    let given = Given {
+        root: &asked.root,
+        command: &command,
+        library: &library,
+        options: &asked.options,
+        is_users: asked.home.is_some(),
+    };
+    let settings = drop_in::settings(&unit, &given).map_err(|why| format!("{} {why}", unit.name))?;
+    let body = body(&settings);
+    let text = format!("{MARK}{:08x}\n{body}", crc32c::crc32c(body.as_bytes()));
+    if only_prints {
+        return Ok(text);
+    }
+    let path = asked.path(&unit.name);
+    if existing(&path)? == Existing::Edited {
+        return Err(format!(
+            "{} was changed by somebody; remove it, or see what would be written: uncopy service --print {}",
+            Quoted(path.as_os_str()),
+            asked.name
+        ));
+    }
+    replace(&path, &text).map_err(|error| cannot("write", &path, &error))?;
+    let mut said = format!("wrote {}:\n", path.display());
+    let width = settings.iter().map(|setting| setting.line.len()).max().unwrap_or(0).min(64);
+    for setting in &settings {
+        let _ = writeln!(said, "  {:<width$}  {}", setting.line, setting.why);
+    }
+    if settings.iter().any(|setting| setting.line.starts_with("SupplementaryGroups="))
+        && asked.root == Path::new("/")
+        && os::group_id(c"uncopy").is_none()
+    {
+        let _ = writeln!(
+            said,
+            "the group uncopy is missing, without which the service does not start; make it first: {}groupadd --system uncopy, \
+             and see uncopy doctor",
+            sudo()
+        );
+    }
+    if let Some(command) = asked.reload() {
+        let _ = writeln!(said, "systemd does not know of it yet: {command}");
+    }
+    let _ = writeln!(
+        said,
+        "next: {} restart {name}, then {}uncopy ps; undo: {}uncopy service{} --remove {name}",
+        asked.systemctl(),
+        sudo(),
+        if asked.home.is_some() { "" } else { sudo() },
+        if asked.home.is_some() { " --user" } else { "" },
+        name = unit.name.trim_end_matches(".service"),
+    );
+    Ok(said)
+}
+
+fn body(settings: &[Setting]) -> String {
+    let mut text = String::from("[Service]\n");
+    for setting in settings {
+        let _ = write!(text, "# {}\n{}\n", setting.why, setting.line);
+    }
+    text
+}
+
+fn remove(asked: &Asked) -> Result<String, String> {
+    // The unit may be gone, and its drop-in still there.
+    let name = match asked.unit() {
+        Ok(unit) => unit.name,
+        Err(_) => unit::full_name(asked.name).map_err(|why| why.to_string())?,
+    };
+    let path = asked.path(&name);
+    match existing(&path)? {
+        Existing::Missing => return Ok(format!("{name} does not run under uncopy by this command\n")),
+        Existing::Edited => {
+            return Err(format!(
+                "{} was changed by somebody; if nothing in it is needed: {}rm {}",
+                Quoted(path.as_os_str()),
+                sudo(),
+                path.display()
+            ));
+        }
+        Existing::Ours => {}
+    }
+    fs::remove_file(&path).map_err(|error| cannot("remove", &path, &error))?;
+    if let Some(directory) = path.parent() {
+        // Others may have drop-ins there.
+        let _ = fs::remove_dir(directory);
+    }
+    let mut said = format!("removed {}\n", path.display());
+    if let Some(command) = asked.reload() {
+        let _ = writeln!(said, "systemd does not know of it yet: {command}");
+    }
+    let _ = writeln!(said, "next: {} restart {}", asked.systemctl(), name.trim_end_matches(".service"));
+    Ok(said)
+}
+
+/// What lies where the drop-in goes.
+#[derive(PartialEq, Eq)]
+enum Existing {
+    Missing,
+    Ours,
+    /// Another one's, or ours with changes.
+    Edited,
+}
+
+fn existing(path: &Path) -> Result<Existing, String> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Existing::Missing),
+        Err(error) => return Err(cannot("read", path, &error)),
+    };
+    let is_ours =
+        text.strip_prefix(MARK).and_then(|rest| rest.split_once('\n')).is_some_and(|(sum, body)| {
+            u32::from_str_radix(sum, 16).is_ok_and(|sum| sum == crc32c::crc32c(body.as_bytes()))
+        });
+    Ok(if is_ours { Existing::Ours } else { Existing::Edited })
+}
+
+/// Puts a file there in one step: all of it or nothing.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(directory)?;
+    // systemd takes no file whose name does not end in .conf.
+    let begun = directory.join(format!(".{FILE_NAME}.{}", std::process::id()));
+    let write = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&begun)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&begun, path)
+    };
+    write().inspect_err(|_| {
+        let _ = fs::remove_file(&begun);
+    })
+}
