@@ -58,12 +58,3 @@ pub fn command() -> Command {
         )
         .after_help(NOTES)
 }
-
-/// Whether `uncopy run` takes these options.
-///
-/// # Errors
-/// What it would say.
-pub fn check(options: &[OsString]) -> Result<(), clap::Error> {
-    let words = [OsString::from("run")].into_iter().chain(options.iter().cloned());
-    crate::line::run().try_get_matches_from(words.chain(["--".into(), "true".into()])).map(drop)
-}

@@ -38,7 +38,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     let root = matches.get_one::<PathBuf>(line::ROOT_DIRECTORY).cloned().unwrap_or_else(|| "/".into());
     let options: Vec<OsString> =
         matches.get_many::<OsString>(line::OPTIONS).unwrap_or_default().cloned().collect();
-    if let Err(why) = line::check(&options) {
+    if let Err(why) = check(&options) {
         return crate::line::answer(&why);
     }
     let home = if matches.get_flag(line::USER) {
@@ -63,6 +63,12 @@ pub fn main(matches: &ArgMatches) -> u8 {
             EXIT_FAILURE
         }
     }
+}
+
+/// Whether `uncopy run` takes these options; what it would say.
+fn check(options: &[OsString]) -> Result<(), clap::Error> {
+    let words = [OsString::from("run")].into_iter().chain(options.iter().cloned());
+    crate::line::run().try_get_matches_from(words.chain(["--".into(), "true".into()])).map(drop)
 }
 
 impl Asked<'_> {
