@@ -30,7 +30,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-net test-suites test-checked test-faults machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-net test-service test-suites test-checked test-faults machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -58,6 +58,11 @@ test-suites: ## Build, run CPython's own tests plain and under uncopy in three w
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
 	scripts/suites all
+
+test-service: ## Build, boot a container with systemd, let its packaged servers run under uncopy by `uncopy service` (root; a minute)
+	@scripts/install-packages service
+	@$(MAKE) --no-print-directory build
+	scripts/test-service
 
 test-net: ## Twenty million segments of the user-level TCP over bad links, and a million to and from smoltcp (minutes)
 	@scripts/need-cargo

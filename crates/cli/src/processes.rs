@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use uncopy_core::policy::trials::Standing;
+use uncopy_core::policy::trials::{Finding, Standing};
 use uncopy_core::stats::{Counter, Snapshot};
 
 /// Whether a process elides.
@@ -67,7 +67,7 @@ impl Process {
             State::Plain
         } else if counted.iter().all(|counter| self.snapshot.get(*counter) == 0) {
             State::Idle
-        } else if self.elision().is_some_and(|standing| !standing.is_on) {
+        } else if self.elision().is_some_and(|found| !found.is_on && found.finding != Finding::Unknown) {
             State::Off
         } else {
             State::Active

@@ -12,9 +12,8 @@ use crate::program::{self, Obstacle};
 
 /// The group of the device (`60-uncopy.rules`).
 const GROUP: &str = "uncopy";
-/// System calls of the library, and of a log's keeper, that `@system-service` without `@resources` has not. A filter ends
-/// a program by default that makes another one.
-const CALLS: &str = "mincore";
+/// System calls of a log's keeper that `@system-service` without `@resources` has not. A filter ends a program by default that
+/// makes another one; the library itself makes none of those.
 const CALLS_OF_LOGS: &str = "setpriority ioprio_set";
 
 /// Why a unit cannot run under uncopy. `Display` is a whole message without the unit's name in front.
@@ -175,9 +174,8 @@ fn permissions(unit: &Unit, given: &Given) -> Vec<Setting> {
     }
     let names =
         |name: &str| given.options.iter().any(|option| option.as_bytes().starts_with(name.as_bytes()));
-    if !unit.list("SystemCallFilter").is_empty() {
-        let calls = if names("--log") { format!("{CALLS} {CALLS_OF_LOGS}") } else { CALLS.to_owned() };
-        add(format!("SystemCallFilter={calls}"), "what the library asks of the kernel besides");
+    if names("--log") && !unit.list("SystemCallFilter").is_empty() {
+        add(format!("SystemCallFilter={CALLS_OF_LOGS}"), "who keeps its logs lets others go first");
     }
     let families = unit.list("RestrictAddressFamilies");
     if (names("--lanes") || names("--net")) && families.first().is_some_and(|first| !first.starts_with('~')) {

@@ -140,9 +140,8 @@ fn write(asked: &Asked, only_prints: bool) -> Result<String, String> {
     }
     replace(&path, &text).map_err(|error| cannot("write", &path, &error))?;
     let mut said = format!("wrote {}:\n", path.display());
-    let width = settings.iter().map(|setting| setting.line.len()).max().unwrap_or(0).min(64);
     for setting in &settings {
-        let _ = writeln!(said, "  {:<width$}  {}", setting.line, setting.why);
+        let _ = writeln!(said, "  {}\n      {}", setting.line, setting.why);
     }
     if settings.iter().any(|setting| setting.line.starts_with("SupplementaryGroups="))
         && asked.root == Path::new("/")

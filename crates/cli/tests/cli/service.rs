@@ -48,7 +48,6 @@ fn a_hardened_unit_gets_what_it_lacks_and_gives_it_back() {
         "BindPaths=/dev/userfaultfd".to_owned(),
         "DeviceAllow=/dev/userfaultfd rw".to_owned(),
         format!("ExecPaths={command} {library}"),
-        "SystemCallFilter=mincore".to_owned(),
     ];
     assert_eq!(settings(&printed.text()), expected);
     let path = root.join("etc/systemd/system/redis.service.d/90-uncopy.conf");

@@ -4,10 +4,48 @@ use crate::PAGE_BYTES;
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Of an entry of a page table as `/proc/self/pagemap` shows it: in memory, swapped out
 /// (Documentation/admin-guide/mm/pagemap.rst).
 const PRESENT_OR_SWAPPED: u64 = 3 << 62;
+
+/// Whether `mincore` may be called; not where there was a filter of system calls before the program, which may end it for that:
+/// systemd's `@system-service` lacks it. Without /proc nobody knows, and it is called.
+fn may_ask() -> bool {
+    const UNKNOWN: u8 = 0;
+    const YES: u8 = 1;
+    const NO: u8 = 2;
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+    let mut answer = ANSWER.load(Ordering::Relaxed);
+    if answer == UNKNOWN {
+        answer = if is_filtered() { NO } else { YES };
+        ANSWER.store(answer, Ordering::Relaxed);
+    }
+    answer == YES
+}
+
+/// Whether this process has a filter of system calls (proc_pid_status(5)).
+fn is_filtered() -> bool {
+    const KEY: &[u8] = b"\nSeccomp:\t";
+    let path = c"/proc/self/status";
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let mut text = [0u8; 4096];
+    // SAFETY: the path is terminated, the text is valid for its length, and the descriptor is opened here.
+    let got = unsafe {
+        let fd = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
+        if fd < 0 {
+            return false;
+        }
+        let got = kernel!(Read, syscall!(libc::SYS_read, fd, text.as_mut_ptr(), text.len()));
+        kernel!(Close, syscall!(libc::SYS_close, fd));
+        got
+    };
+    let text = &text[..usize::try_from(got).unwrap_or(0)];
+    let mode =
+        text.windows(KEY.len()).position(|window| window == KEY).and_then(|at| text.get(at + KEY.len()));
+    mode.is_some_and(|mode| *mode != b'0')
+}
 
 /// Looks at entries of this process's page table with `look`, which gets the descriptor of `/proc/self/pagemap`; a
 /// negative one where there is none.
@@ -39,6 +77,9 @@ pub fn is_there(page_address: usize) -> bool {
     let mut entry = [0u64];
     if page_table(|fd| entries(fd, page_address, &mut entry)) {
         return entry[0] & PRESENT_OR_SWAPPED != 0;
+    }
+    if !may_ask() {
+        return false;
     }
     let mut found = 0u8;
     // SAFETY: one byte is written for the one page.
@@ -72,18 +113,20 @@ pub fn absent_runs(
     if cfg!(loom) {
         return Err(Errno(libc::ENOENT));
     }
+    let may_ask = may_ask();
     // mincore takes a page that is swapped out for an absent one.
-    if has_swap() {
-        return page_table(|fd| scan(page_address, pages, Some(fd), max_runs, absent));
+    if !may_ask || has_swap() {
+        return page_table(|fd| scan(page_address, pages, may_ask, Some(fd), max_runs, absent));
     }
-    scan(page_address, pages, None, max_runs, absent)?;
+    scan(page_address, pages, may_ask, None, max_runs, absent)?;
     if has_swap() { Err(Errno(libc::ENOENT)) } else { Ok(()) }
 }
 
-/// What [`absent_runs`] does, with the page table for what may be swapped out.
+/// What [`absent_runs`] does, by mincore where that may be called, and with the page table for what may be swapped out.
 fn scan(
     page_address: usize,
     pages: u32,
+    may_ask: bool,
     page_table: Option<isize>,
     max_runs: usize,
     mut absent: impl FnMut(Range<u32>),
@@ -104,11 +147,13 @@ fn scan(
     while first < pages {
         let step = STEP_PAGES.min(pages - first) as usize;
         let address = page_address + first as usize * PAGE_BYTES;
-        // SAFETY: a byte is written for each page, of which there are no more than bytes.
-        let result = unsafe {
-            kernel!(Stat, syscall!(libc::SYS_mincore, address, step * PAGE_BYTES, resident.as_mut_ptr()))
-        };
-        check(result)?;
+        if may_ask {
+            // SAFETY: a byte is written for each page, of which there are no more than bytes.
+            let result = unsafe {
+                kernel!(Stat, syscall!(libc::SYS_mincore, address, step * PAGE_BYTES, resident.as_mut_ptr()))
+            };
+            check(result)?;
+        }
         if let Some(fd) = page_table
             && !entries(fd, address, &mut table[..step])
         {
@@ -136,6 +181,9 @@ fn scan(
 pub fn present(page_address: usize, pages: usize) -> usize {
     let mut found = [0u8; 64];
     let pages = pages.min(found.len());
+    if !may_ask() {
+        return present_in_table(page_address, pages);
+    }
     // SAFETY: a byte is written for each page.
     let result = unsafe {
         kernel!(Stat, syscall!(libc::SYS_mincore, page_address, pages * PAGE_BYTES, found.as_mut_ptr()))
@@ -144,6 +192,16 @@ pub fn present(page_address: usize, pages: usize) -> usize {
         return pages;
     }
     (0..pages).take_while(|page| found[*page] & 1 == 1 || is_there(page_address + page * PAGE_BYTES)).count()
+}
+
+/// The same without mincore.
+fn present_in_table(page_address: usize, pages: usize) -> usize {
+    let mut table = [0u64; 64];
+    let table = &mut table[..pages];
+    if !page_table(|fd| entries(fd, page_address, table)) {
+        return pages;
+    }
+    table.iter().take_while(|entry| **entry & PRESENT_OR_SWAPPED != 0).count()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -161,10 +219,12 @@ mod tests {
         let absent = |most| {
             let mut runs = std::vec::Vec::new();
             let told = absent_runs(base, PAGES, most, |run| runs.push(run)).map(|()| runs);
-            // As where pages can be swapped out.
-            let mut runs = std::vec::Vec::new();
-            let found = page_table(|fd| scan(base, PAGES, Some(fd), most, |run| runs.push(run)));
-            assert_eq!(told, found.map(|()| runs));
+            // As where pages can be swapped out, and as where a filter may be in the way.
+            for may_ask in [true, false] {
+                let mut runs = std::vec::Vec::new();
+                let found = page_table(|fd| scan(base, PAGES, may_ask, Some(fd), most, |run| runs.push(run)));
+                assert_eq!(told, found.map(|()| runs));
+            }
             told
         };
         assert_eq!(absent(10), Ok(std::vec![0..PAGES]));
@@ -175,6 +235,11 @@ mod tests {
         }
         assert_eq!(absent(10), Ok(std::vec![1..5, 6..127, 129..1023, 1024..1499]));
         assert_eq!(absent(4), Err(Errno(libc::E2BIG)));
+        for (page, pages) in [(0, 10), (1, 10), (5, 3), (1023, 64), (1499, 1)] {
+            let address = base + page * PAGE_BYTES;
+            assert_eq!(present(address, pages), present_in_table(address, pages), "{page}");
+        }
+        assert_eq!(present_in_table(base, 10), 1);
         reservation.populate(base, PAGES as usize * PAGE_BYTES).expect("populate");
         assert_eq!(absent(1), Ok(std::vec![]));
     }
