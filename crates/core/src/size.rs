@@ -1,10 +1,10 @@
 //! Numbers of bytes as people type them: `65536`, `64K`, `64KiB`, `1M`, `1GiB`.
 
-use core::fmt::Display;
 use core::ops::RangeInclusive;
 
 extern crate std;
-use std::{format, string::String};
+use std::format;
+use std::string::{String, ToString as _};
 
 /// How a size may be written, for messages.
 pub const FORMS: &str = "as 65536, 64K or 1GiB";
@@ -37,12 +37,24 @@ pub fn parse(text: &[u8]) -> Option<u64> {
 /// What is legal.
 pub fn parse_within<T>(text: &str, legal: RangeInclusive<T>) -> Result<T, String>
 where
-    T: TryFrom<u64> + PartialOrd + Display,
+    T: TryFrom<u64> + TryInto<u64> + PartialOrd + Copy,
 {
     parse(text.as_bytes())
         .and_then(|bytes| T::try_from(bytes).ok())
         .filter(|bytes| legal.contains(bytes))
-        .ok_or_else(|| format!("it must be a size from {} to {}, {FORMS}", legal.start(), legal.end()))
+        .ok_or_else(|| {
+            format!("it must be a size from {} to {}, {FORMS}", short(*legal.start()), short(*legal.end()))
+        })
+}
+
+/// A size in the largest unit that divides it.
+fn short(bytes: impl TryInto<u64>) -> String {
+    let bytes = bytes.try_into().unwrap_or(u64::MAX);
+    let unit = UNITS.into_iter().rev().find(|(_, shift)| bytes != 0 && bytes % (1 << shift) == 0);
+    unit.map_or_else(
+        || format!("{bytes}"),
+        |(name, shift)| format!("{}{}", bytes >> shift, name.escape_ascii().to_string().to_ascii_uppercase()),
+    )
 }
 
 /// Parses a decimal number that consists of digits only.
@@ -78,6 +90,14 @@ mod tests {
         ] {
             assert_eq!(parse(text.as_bytes()), Some(bytes), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_legal_is_told_shortly() {
+        let told = parse_within::<usize>("3", 1 << 10..=1 << 30).expect_err("too small");
+        assert!(told.contains("from 1K to 1G"), "{told}");
+        assert!(parse_within("x", 0..=1025u64).expect_err("no size").contains("from 0 to 1025"));
+        assert_eq!(parse_within("64K", 1..=65536u64), Ok(65536));
     }
 
     #[test]

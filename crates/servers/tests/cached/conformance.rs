@@ -330,7 +330,7 @@ fn a_wrong_command_line_is_told_with_what_is_right() {
     for (words, told) in [
         (&["-p", "99999"][..], "65535"),
         (&["-t", "0"], "1..=128"),
-        (&["-I", "5g"], "1k to 1024m"),
+        (&["-I", "5g"], "1K to 1G"),
         (&["--transmit", "fast"], "zerocopy"),
         (&["--bogus"], "--bogus"),
     ] {
