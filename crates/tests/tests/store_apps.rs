@@ -33,17 +33,23 @@ fn lives_of(app: &str, policy: &str, ends: &[&str]) {
         let seed = seed(1) + turn as u64;
         // Other moments for each test.
         let mut random = Random::new(seed + test.bytes().map(u64::from).sum::<u64>());
-        let mut arguments = vec![app.to_owned(), policy.to_owned(), seed.to_string()];
-        for end in ends {
-            let most = random.pick(&[10, 1200]);
-            let ms = random.below(most);
-            let next = random.pick(&["log", "log", "plain"]);
-            arguments.push(format!("{end}:{ms}:{next}"));
-        }
-        let said = run_script(&["app_lives.sh"], &format!("{test}: {arguments:?}"), &arguments);
-        let syncs = said.lines().find_map(|line| line.strip_prefix("log_syncs ")).expect("log_syncs");
-        eprintln!("{arguments:?}: {syncs} syncs by the log");
-        assert!(!is_forced || syncs != "0", "{arguments:?}: nothing went by the log\n{said}");
+        let picked: Vec<(&str, usize, &str)> = ends
+            .iter()
+            .map(|end| {
+                let most = random.pick(&[10, 1200]);
+                (*end, random.below(most), random.pick(&["log", "log", "plain"]))
+            })
+            .collect();
+        // On a busy machine none may have lived to its first sync by the log.
+        let has_synced = [1, 10].into_iter().any(|times| {
+            let mut arguments = vec![app.to_owned(), policy.to_owned(), seed.to_string()];
+            arguments.extend(picked.iter().map(|(end, ms, next)| format!("{end}:{}:{next}", ms * times)));
+            let said = run_script(&["app_lives.sh"], &format!("{test}: {arguments:?}"), &arguments);
+            let syncs = said.lines().find_map(|line| line.strip_prefix("log_syncs ")).expect("log_syncs");
+            eprintln!("{arguments:?}: {syncs} syncs by the log");
+            !is_forced || syncs != "0"
+        });
+        assert!(has_synced, "{test}, lives from {seed} on: nothing went by the log");
     }
 }
 
