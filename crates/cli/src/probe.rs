@@ -1,5 +1,5 @@
 //! Finds out, in some twenty microseconds, whether this kernel and this user can use userfaultfd
-//! as the library needs it: serving faults from inside system calls too, with `UFFDIO_MOVE`.
+//! as the library needs it: serving faults from inside system calls too.
 
 use crate::os::{self, uffd};
 use std::fmt;
@@ -70,7 +70,7 @@ pub enum Unusable {
     /// The kernel was built without userfaultfd.
     NotInKernel,
     /// The kernel does not have every one of [`uffd::NEEDED_FEATURES`].
-    NoMove,
+    NoFeature,
     /// Pages are not of the size that the library is written for.
     PageSize(usize),
     /// Something else failed.
@@ -82,8 +82,8 @@ impl fmt::Display for Unusable {
         match self {
             Self::NotPermitted => f.write_str("no permission to use userfaultfd"),
             Self::NotInKernel => f.write_str("this kernel has no userfaultfd"),
-            Self::NoMove => {
-                write!(f, "Linux {} has no UFFDIO_MOVE, which came with Linux 6.8", os::kernel().0)
+            Self::NoFeature => {
+                write!(f, "userfaultfd of Linux {} does not tell threads apart (Linux 4.14)", os::kernel().0)
             }
             Self::PageSize(bytes) => write!(f, "pages are {bytes} bytes, not {}", PAGE_BYTES),
             Self::Failed(error) => write!(f, "userfaultfd failed: {error}"),
@@ -117,7 +117,7 @@ pub fn probe(inherited: Option<RawFd>) -> Result<Usable, Unusable> {
     };
     match uffd::enable_features(uffd.as_fd(), uffd::NEEDED_FEATURES) {
         Ok(_) => Ok(Usable { device }),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Unusable::NoMove),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Unusable::NoFeature),
         Err(error) => Err(Unusable::Failed(error)),
     }
 }

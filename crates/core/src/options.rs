@@ -115,6 +115,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Let memory outside the block heap (static buffers, the program's own mappings) hold views too [default: on]",
     },
     OptionSpec {
+        flag: "move",
+        variable: "UNCOPY_MOVE",
+        value: Some("on|off"),
+        bare: None,
+        help: "Move pages where the kernel can (Linux 6.8 and later); off: drop and copy them, as is done on older kernels [default: on]",
+    },
+    OptionSpec {
         flag: "memory",
         variable: "UNCOPY_MEMORY",
         value: Some("SIZE"),
@@ -241,6 +248,8 @@ pub struct Options<'a> {
     pub heap: bool,
     /// `--foreign`.
     pub foreign: bool,
+    /// `--move`.
+    pub moves: bool,
     /// `--memory`, bytes.
     pub memory_bytes: Option<usize>,
     /// `--costs`.
@@ -289,6 +298,7 @@ impl Default for Options<'_> {
             policy: Policy::Auto,
             heap: true,
             foreign: true,
+            moves: true,
             memory_bytes: None,
             costs: CostSource::Measure,
             slice_ms: None,
@@ -434,6 +444,7 @@ impl<'a> Options<'a> {
             }
             b"UNCOPY_HEAP" => self.heap = on_off(value).ok_or(bad("UNCOPY_HEAP", LEGAL_ON_OFF))?,
             b"UNCOPY_FOREIGN" => self.foreign = on_off(value).ok_or(bad("UNCOPY_FOREIGN", LEGAL_ON_OFF))?,
+            b"UNCOPY_MOVE" => self.moves = on_off(value).ok_or(bad("UNCOPY_MOVE", LEGAL_ON_OFF))?,
             b"UNCOPY_COSTS" => {
                 self.costs = match value {
                     b"measure" => CostSource::Measure,

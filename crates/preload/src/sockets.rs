@@ -1,10 +1,11 @@
 //! What else a program asks of a socket that may be a lane, or a service's: how much there is, when to be told, its options. And of
-//! files.
+//! files, and requests that may pin memory.
 
 use crate::{files, lanes, net};
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::socklen_t;
 use uncopy_interpose::{before, slots};
+use uncopy_sys::pins;
 
 slots! {
     IOCTL = c"ioctl": unsafe extern "C" fn(c_int, c_ulong, usize) -> c_int;
@@ -14,6 +15,7 @@ slots! {
 // The third argument is only looked at for requests that have one; taking it in any case is what every libc does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    pins::before_request(request);
     if files::is_known(fd) {
         files::before_ioctl(fd, request);
     }
@@ -53,6 +55,7 @@ fn needs_every_byte(level: c_int, name: c_int) -> bool {
 
 before!(setsockopt SETSOCKOPT
 (fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int, {
+    pins::before_option(level);
     if lanes::is_on() && needs_every_byte(level, name) {
         lanes::end(fd);
     }

@@ -55,12 +55,14 @@ pub mod lineage;
 #[cfg(not(loom))]
 pub mod link;
 pub mod lock;
+mod maps;
 pub mod mem;
 pub mod messages;
 pub mod objects;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 mod own;
 pub mod peek;
+pub mod pins;
 pub mod pipe;
 pub mod presence;
 pub mod procmap;

@@ -1,9 +1,10 @@
-//! What the mapping at an address is, without reading `/proc/self/maps` as text.
+//! What the mapping at an address is, without reading `/proc/self/maps` as text where the kernel answers questions about it.
 //!
 //! `PROCMAP_QUERY` came in Linux 6.11 (include/uapi/linux/fs.h).
 
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
+use crate::maps::{self, Line};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const IOCTL_QUERY: u64 = 0xC068_6611;
@@ -88,42 +89,52 @@ pub struct FilePlace {
 /// fits, is put into `path`. `None` for memory that no file was mapped to.
 ///
 /// # Errors
-/// ENOTTY before Linux 6.11; what open says without /proc.
+/// What open says without /proc.
 pub fn file_at(address: usize, path: &mut [u8]) -> Result<Option<FilePlace>, Errno> {
     let fd = open_maps()?;
     // Longer than any path that the kernel shows (PATH_MAX): with less room it shows nothing.
     let mut name = [0u8; libc::PATH_MAX as usize + 16];
-    let result = ask(fd, address, &mut name);
+    let result = line(fd, address, &mut name);
     // SAFETY: the descriptor is ours.
     unsafe { kernel!(Close, syscall!(libc::SYS_close, fd)) };
-    let argument = match result {
-        Err(Errno(libc::ENOENT)) => return Ok(None),
-        Err(errno) => return Err(errno),
-        Ok(argument) if argument.inode == 0 => return Ok(None),
-        Ok(argument) => argument,
-    };
+    let Some(line) = result?.filter(|line| line.inode != 0) else { return Ok(None) };
     let len = name.iter().position(|byte| *byte == 0).unwrap_or(name.len()).min(path.len());
     path[..len].copy_from_slice(&name[..len]);
-    let offset = argument.offset + (address as u64 - argument.start);
-    Ok(Some(FilePlace { offset, inode: argument.inode, path_len_bytes: len }))
+    let offset = line.offset + (address - line.start) as u64;
+    Ok(Some(FilePlace { offset, inode: line.inode, path_len_bytes: len }))
 }
 
 /// First address and the one after the last of the mapping that `address` lies in, and whether it is the first thread's
 /// stack. `None`: in none.
 ///
 /// # Errors
-/// ENOTTY before Linux 6.11; what open says without /proc.
+/// What open says without /proc.
 pub fn range_at(address: usize) -> Result<Option<(core::ops::Range<usize>, bool)>, Errno> {
     let fd = open_maps()?;
     let mut name = [0u8; 128];
-    let result = ask(fd, address, &mut name);
+    let result = line(fd, address, &mut name);
     // SAFETY: the descriptor is ours.
     unsafe { kernel!(Close, syscall!(libc::SYS_close, fd)) };
     match result {
         // A name that long is a file's.
-        Err(Errno(libc::ENOENT | libc::ENAMETOOLONG)) => Ok(None),
+        Err(Errno(libc::ENAMETOOLONG)) => Ok(None),
         Err(errno) => Err(errno),
-        Ok(argument) => Ok(Some((argument.start as usize..argument.end as usize, name.starts_with(STACK)))),
+        Ok(line) => Ok(line.map(|line| (line.start..line.end, name.starts_with(STACK)))),
+    }
+}
+
+/// What the kernel answers about the mapping that covers an address, or else says in the text. `None`: nothing is mapped there.
+fn line(fd: i32, address: usize, name: &mut [u8]) -> Result<Option<Line>, Errno> {
+    match ask(fd, address, name) {
+        Ok(found) => Ok(Some(Line {
+            start: found.start as usize,
+            end: found.end as usize,
+            offset: found.offset,
+            inode: found.inode,
+        })),
+        Err(Errno(libc::ENOENT)) => Ok(None),
+        Err(Errno(libc::ENOTTY)) => maps::find(fd, address, name),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -194,21 +205,16 @@ mod tests {
     #[test]
     fn code_is_found_in_its_file() {
         let mut path = [0; 256];
-        match file_at(file_at as *const () as usize, &mut path) {
-            Err(Errno(libc::ENOTTY)) => eprintln!("skipped: PROCMAP_QUERY needs Linux 6.11"),
-            found => {
-                let place = found.expect("query works").expect("mapped");
-                let own = std::env::current_exe().expect("a path");
-                assert_eq!(&path[..place.path_len_bytes], own.as_os_str().as_encoded_bytes());
-                let bytes = std::fs::read(own).expect("readable");
-                let offset = usize::try_from(place.offset).expect("short");
-                // SAFETY: the function has at least one byte of code.
-                let first = unsafe { *(file_at as *const u8) };
-                assert_eq!(bytes[offset], first);
-                let variable = 0u8;
-                assert_eq!(file_at(&raw const variable as usize, &mut path), Ok(None));
-            }
-        }
+        let place = file_at(file_at as *const () as usize, &mut path).expect("asked").expect("mapped");
+        let own = std::env::current_exe().expect("a path");
+        assert_eq!(&path[..place.path_len_bytes], own.as_os_str().as_encoded_bytes());
+        let bytes = std::fs::read(own).expect("readable");
+        let offset = usize::try_from(place.offset).expect("short");
+        // SAFETY: the function has at least one byte of code.
+        let first = unsafe { *(file_at as *const u8) };
+        assert_eq!(bytes[offset], first);
+        let variable = 0u8;
+        assert_eq!(file_at(&raw const variable as usize, &mut path), Ok(None));
     }
 
     #[test]

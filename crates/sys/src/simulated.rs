@@ -294,6 +294,15 @@ impl Uffd {
     }
 }
 
+/// Models move pages.
+#[must_use]
+pub fn moves() -> bool {
+    true
+}
+
+/// No model does without.
+pub fn leave_moves() {}
+
 /// Waits for faults: without limit if the timeout is negative, else not at all.
 pub fn wait(first: Uffd, second: Option<Uffd>, _control: Control, timeout_ms: i32) -> Ready {
     let mut state = KERNEL.state.lock().expect("a model's lock");

@@ -9,13 +9,15 @@ use crate::call::{kernel, syscall};
 use crate::control::Control;
 use crate::errno::{Errno, check};
 pub use crate::messages::{Access, Change, Fault, Message, Placed, Ready, Reports};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 const API: u64 = 0xAA;
 const FEATURE_WRITES: u64 = 1;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
-const FEATURE_MOVE: u64 = 1 << 16;
-/// The features that the engine cannot do without: faults that name their thread, and `UFFDIO_MOVE`.
-pub const NEEDED_FEATURES: u64 = FEATURE_THREAD_ID | FEATURE_MOVE;
+/// `UFFDIO_MOVE`.
+pub const FEATURE_MOVE: u64 = 1 << 16;
+/// The feature that the engine cannot do without: faults that name their thread.
+pub const NEEDED_FEATURES: u64 = FEATURE_THREAD_ID;
 /// Faults from inside system calls are not served; needs no privilege (Linux 5.11).
 pub const USER_MODE_ONLY: i32 = 1;
 
@@ -123,6 +125,19 @@ fn cut(argument: &mut PlaceArgument, call: impl Fn(&mut PlaceArgument) -> i32) -
     call(argument)
 }
 
+static MOVES: AtomicBool = AtomicBool::new(true);
+
+/// Whether pages are moved (`UFFDIO_MOVE`). Where not, [`Uffd::move_pages`] moves none, and asks nobody.
+#[must_use]
+pub fn moves() -> bool {
+    MOVES.load(Relaxed)
+}
+
+/// No page is moved from here on: the kernel cannot (before Linux 6.8), or nobody wants it.
+pub fn leave_moves() {
+    MOVES.store(false, Relaxed);
+}
+
 /// A userfaultfd of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Uffd {
@@ -134,7 +149,7 @@ pub struct Uffd {
 pub enum OpenError {
     /// The system call and `/dev/userfaultfd` were both refused.
     Refused(Errno),
-    /// The kernel lacks a feature (`UFFDIO_MOVE` came in Linux 6.8).
+    /// The kernel lacks a feature.
     NoFeature(Errno),
 }
 
@@ -145,7 +160,7 @@ impl core::fmt::Display for OpenError {
             Self::NoFeature(errno) => {
                 write!(
                     f,
-                    "userfaultfd lacks UFFDIO_MOVE (Linux 6.8) or write protection (Linux 5.7): {errno}"
+                    "userfaultfd lacks thread ids (Linux 4.14) or write protection (Linux 5.7): {errno}"
                 )
             }
         }
@@ -225,13 +240,36 @@ impl Uffd {
             Reports::Changes => NEEDED_FEATURES | FEATURE_EVENTS,
             Reports::Writes => FEATURE_THREAD_ID | FEATURE_WRITES,
         };
-        match uffd.agree(features) {
-            Ok(_) => Ok(uffd),
+        // What is refused leaves the descriptor as it was.
+        let agreed = match reports {
+            Reports::Faults | Reports::Changes if moves() => uffd
+                .agree(features | FEATURE_MOVE)
+                .inspect_err(|_| leave_moves())
+                .or_else(|_| uffd.agree(features)),
+            _ => uffd.agree(features),
+        };
+        match agreed {
+            Ok(_) => {
+                if reports == Reports::Faults && moves() && !uffd.may_move() {
+                    leave_moves();
+                }
+                Ok(uffd)
+            }
             Err(errno) => {
                 uffd.close();
                 Err(OpenError::NoFeature(errno))
             }
         }
+    }
+
+    /// Whether the kernel would listen to a request to move pages: it finds fault with an empty one. A filter of system
+    /// calls says something else.
+    fn may_move(self) -> bool {
+        let mut nothing = PlaceArgument { destination: 0, source: 0, len_bytes: 0, mode: 0, done: 0 };
+        // SAFETY: the structure that the request takes; nothing is moved.
+        let result =
+            check(i64::from(unsafe { kernel!(Move, libc::ioctl(self.fd, IOCTL_MOVE, &raw mut nothing)) }));
+        result == Err(Errno(libc::EINVAL))
     }
 
     /// Agrees with the kernel on `features`, which a descriptor does once; every feature that the kernel has.
@@ -451,12 +489,15 @@ impl Uffd {
 
     /// Moves pages into absent ones and wakes whoever waits for them; the source pages are absent
     /// afterwards. Stops at a page that is absent at the source (ENOENT), shared with a forked
-    /// process or pinned (EBUSY), or present at the destination (EEXIST).
+    /// process or pinned (EBUSY), or present at the destination (EEXIST). EOPNOTSUPP where pages are not moved ([`moves`]).
     ///
     /// # Safety
     /// Both ranges must be whole pages of memory that the caller may rearrange.
     #[must_use]
     pub unsafe fn move_pages(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
+        if !moves() {
+            return Placed { done_bytes: 0, error: Some(Errno(libc::EOPNOTSUPP)) };
+        }
         Self::place(len_bytes, (destination, source), |argument| {
             // SAFETY: the request takes one uffdio_move; the caller may rearrange both ranges.
             cut(argument, |argument| unsafe { kernel!(Move, libc::ioctl(self.fd, IOCTL_MOVE, argument)) })

@@ -167,6 +167,9 @@ impl Program {
             }
         } else {
             command.env("UNCOPY_STATS", &stats).envs(self.mode.variables().iter().copied());
+            if let Some(moves) = std::env::var_os("UNCOPY_TEST_MOVE") {
+                command.env("UNCOPY_MOVE", moves);
+            }
             if self.mode == Mode::Recorded {
                 command.env("UNCOPY_RECORD", recordings(scratch));
             }

@@ -14,6 +14,8 @@ pub enum Mode {
     Sliced,
     /// Everything legal is elided, from one page up.
     Always,
+    /// Everything legal is elided, as on kernels that cannot move pages: they are dropped and copied.
+    Dropping,
     /// The block heap without any elision.
     Never,
     /// Loaded and told to do nothing.
@@ -25,8 +27,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The two modes that every scenario runs in.
+    /// The two modes that programs of others run in.
     pub const BOTH: [Self; 2] = [Self::Always, Self::Auto];
+    /// The modes that every scenario runs in.
+    pub const EVERY: [Self; 3] = [Self::Always, Self::Auto, Self::Dropping];
 
     /// The mode of the server behind one that is run in this mode: plain, unless lanes are between the two.
     #[must_use]
@@ -46,6 +50,9 @@ impl Mode {
             Self::Plain | Self::Auto => &[],
             Self::Sliced => &[("UNCOPY_SLICE_MS", "4"), ("UNCOPY_MIN_SIZE", "4096")],
             Self::Always | Self::Recorded => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
+            Self::Dropping => {
+                &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096"), ("UNCOPY_MOVE", "off")]
+            }
             Self::Lanes => {
                 &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096"), ("UNCOPY_LANES", "all")]
             }

@@ -65,7 +65,7 @@ impl Scenario {
     /// When a run fails or prints something else than the plain one.
     pub fn in_every_mode(&self, expected: &[Counter]) {
         let plain = self.compared.then(|| self.run(Mode::Plain));
-        for mode in Mode::BOTH {
+        for mode in Mode::EVERY {
             let mut done = self.run(mode);
             if let Some(plain) = &plain {
                 let (found, wanted) =

@@ -12,7 +12,7 @@ fn same_output(name: &str, library: &str, arguments: &[&str]) {
     let program = compiled(&scratch, name, &[library]);
     let program = Program::new(program).args(arguments).directory(scratch.path());
     let plain = program.clone().run(&scratch, "plain").expect_success();
-    for mode in Mode::BOTH {
+    for mode in Mode::EVERY {
         let done = program.clone().mode(mode).run(&scratch, "preloaded").expect_success();
         assert!(done.output == plain.output, "mode {mode:?} printed\n{}", done.text());
         if done.text().ends_with("done\n") {

@@ -26,7 +26,7 @@ fn handlers_on_top_of_malloc_copy_while_another_thread_forks() {
     let scratch = Scratch::new("mallocfork");
     let program = Program::new(compiled(&scratch, "mallocfork", &[])).directory(scratch.path());
     let plain = program.clone().run(&scratch, "plain").expect_success();
-    for mode in Mode::BOTH {
+    for mode in Mode::EVERY {
         let done = program.clone().mode(mode).run(&scratch, "preloaded").expect_success();
         assert!(done.output == plain.output, "mode {mode:?} printed\n{}", done.text());
         let _ = done.expect_counters(&[Counter::ElidedBytes, Counter::InputBytes, Counter::Faults]);

@@ -12,6 +12,8 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::mem;
 use uncopy_sys::procmap;
 
+/// The first Linux that this is tested on.
+const TESTED_SINCE: (u32, u32) = (5, 10);
 /// The first Linux with `UFFDIO_MOVE`.
 const MOVE_SINCE: (u32, u32) = (6, 8);
 /// The first Linux with `PROCMAP_QUERY`.
@@ -21,9 +23,11 @@ const QUERY_SINCE: (u32, u32) = (6, 11);
 pub enum Features {
     /// There was no userfaultfd to ask.
     Untried,
-    /// The kernel lacks one of the features; these are all that it has.
+    /// The kernel lacks one that is needed; these are all that it has.
     Lacking(u64),
-    /// Asking or moving failed.
+    /// It cannot move pages; these are all that it has.
+    WithoutMoves(u64),
+    /// Asking failed.
     Failed(io::Error),
     /// A page was moved, and its bytes were not those that it had.
     Wrong,
@@ -31,7 +35,7 @@ pub enum Features {
     Working(u64),
 }
 
-/// Asks for the features, and moves a page.
+/// Asks for the features, and moves a page if that can be done.
 pub fn features(access: &Access) -> Features {
     // A descriptor agrees on features once, so each question needs its own.
     let Some(first) = access.open() else { return Features::Untried };
@@ -40,7 +44,10 @@ pub fn features(access: &Access) -> Features {
         Err(error) => return Features::Failed(error),
     };
     let Some(second) = access.open() else { return Features::Untried };
-    match uffd::enable_features(second.as_fd(), uffd::NEEDED_FEATURES) {
+    if all & uffd::NEEDED_FEATURES == uffd::NEEDED_FEATURES && all & uffd::MOVE == 0 {
+        return Features::WithoutMoves(all);
+    }
+    match uffd::enable_features(second.as_fd(), uffd::NEEDED_FEATURES | uffd::MOVE) {
         Ok(_) => {}
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Features::Lacking(all),
         Err(error) => return Features::Failed(error),
@@ -48,27 +55,33 @@ pub fn features(access: &Access) -> Features {
     match uffd::move_one_page(second.as_fd()) {
         Ok(true) => Features::Working(all),
         Ok(false) => Features::Wrong,
-        Err(error) => Features::Failed(error),
+        // A filter of system calls, which the library finds as well.
+        Err(_) => Features::WithoutMoves(all),
     }
 }
 
 impl Features {
-    const fn work(&self) -> bool {
-        matches!(self, Self::Working(_))
-    }
-
     /// The line about them.
     pub fn check(&self) -> Check {
-        const NAME: &str = "UFFDIO_MOVE";
+        const NAME: &str = "userfaultfd";
+        let (major, minor) = MOVE_SINCE;
         match self {
             Self::Untried => Check::missing(NAME, "could not be tried without a userfaultfd"),
             Self::Lacking(all) => {
-                Check::missing(NAME, format!("not among the features {all:#x}")).mended_by(NEWER_KERNEL)
+                Check::missing(NAME, format!("features {all:#x}, which are not enough")).mended_by(NEWER_KERNEL)
             }
+            Self::WithoutMoves(all) => Check::warning(
+                NAME,
+                format!(
+                    "works by dropping and copying pages (features {all:#x}); from Linux {major}.{minor} on they are moved, which is \
+                     cheaper, and memory outside the block heap can hold views"
+                ),
+            )
+            .mended_by(NEWER_KERNEL),
             Self::Failed(error) => Check::missing(NAME, format!("failed: {error}")),
             Self::Wrong => Check::missing(NAME, "moved a page, and other bytes arrived"),
             Self::Working(all) => {
-                Check::ok(NAME, format!("moved a page, and its bytes arrived (features {all:#x})"))
+                Check::ok(NAME, format!("works by moving pages: one was moved, and its bytes arrived (features {all:#x})"))
             }
         }
     }
@@ -78,9 +91,9 @@ const NEWER_KERNEL: &str =
     "sudo apt-get install -t bookworm-backports linux-image-amd64  # or any Linux 6.8 or later";
 
 /// Checks of the kernel itself.
-pub fn checks(features: &Features) -> Vec<Check> {
+pub fn checks() -> Vec<Check> {
     let (release, machine) = os::kernel();
-    vec![version(&release, features.work()), architecture(&machine), query(&release)]
+    vec![version(&release), architecture(&machine), query(&release)]
 }
 
 /// The first two numbers of a kernel release.
@@ -89,15 +102,14 @@ fn numbers(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-fn version(release: &str, moves: bool) -> Check {
+fn version(release: &str) -> Check {
     const NAME: &str = "kernel";
-    let (major, minor) = MOVE_SINCE;
+    let (major, minor) = TESTED_SINCE;
     match numbers(release) {
-        Some(numbers) if numbers >= MOVE_SINCE => {
-            Check::ok(NAME, format!("Linux {release} ({major}.{minor} or later is needed)"))
+        Some(numbers) if numbers >= TESTED_SINCE => {
+            Check::ok(NAME, format!("Linux {release} (tested from {major}.{minor} on)"))
         }
-        _ if moves => Check::ok(NAME, format!("Linux {release}, with UFFDIO_MOVE of Linux {major}.{minor}")),
-        _ => Check::missing(NAME, format!("Linux {release}; {major}.{minor} or later is needed"))
+        _ => Check::warning(NAME, format!("Linux {release}; tested from {major}.{minor} on"))
             .mended_by(NEWER_KERNEL),
     }
 }
@@ -116,11 +128,11 @@ fn architecture(machine: &str) -> Check {
     }
 }
 
-/// Asks the kernel which mapping a variable of ours lies in.
+/// Asks the kernel which mapping a variable of ours lies in, as the library does before it lets memory hold views.
 fn query_own_mapping() -> Result<bool, Errno> {
     let variable = 0u8;
     let address = &raw const variable as usize;
-    Ok(procmap::range_at(address)?.is_some_and(|(range, _)| range.contains(&address)))
+    procmap::all(address, address + 1, |mapping| mapping.start <= address && address < mapping.end)
 }
 
 fn query(release: &str) -> Check {
@@ -148,23 +160,25 @@ mod tests {
             ("6.8.0", State::Ok),
             ("6.18.44-fc-v657", State::Ok),
             ("10.0", State::Ok),
-            ("6.7.12-amd64", State::Missing),
-            ("6.1.0-28-amd64", State::Missing),
-            ("5.15", State::Missing),
-            ("unknown", State::Missing),
-            ("", State::Missing),
+            ("6.1.0-28-amd64", State::Ok),
+            ("5.14.0-570.el9", State::Ok),
+            ("5.10.0", State::Ok),
+            ("5.4.0-200-generic", State::Warning),
+            ("4.19", State::Warning),
+            ("unknown", State::Warning),
+            ("", State::Warning),
         ] {
-            assert_eq!(version(release, false).state, state, "{release}");
+            assert_eq!(version(release).state, state, "{release}");
         }
-        assert_eq!(version("5.14.0-570.el9", true).state, State::Ok, "a kernel with the feature ported back");
     }
 
     #[test]
     fn only_a_page_that_arrived_counts_as_working() {
         assert_eq!(Features::Working(0x1ffff).check().state, State::Ok);
+        assert_eq!(Features::WithoutMoves(0x1fff).check().state, State::Warning);
         for features in [
             Features::Untried,
-            Features::Lacking(0x1fff),
+            Features::Lacking(0xff),
             Features::Wrong,
             Features::Failed(io::Error::from_raw_os_error(libc::EBUSY)),
         ] {

@@ -102,7 +102,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
 fn checks(matches: &ArgMatches, environment: &Environment, command: &[OsString]) -> Vec<Check> {
     let access = permission::Access::find(inherited_device(environment));
     let features = kernel::features(&access);
-    let mut checks = kernel::checks(&features);
+    let mut checks = kernel::checks();
     checks.extend(permission::checks(&access));
     checks.push(features.check());
     checks.extend(limits::checks());

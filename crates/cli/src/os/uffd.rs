@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use uncopy_sys::PAGE_BYTES;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::Reservation;
-pub use uncopy_sys::uffd::NEEDED_FEATURES;
 use uncopy_sys::uffd::{self, Uffd};
+pub use uncopy_sys::uffd::{FEATURE_MOVE as MOVE, NEEDED_FEATURES};
 
 fn owned(made: Result<i32, Errno>) -> io::Result<OwnedFd> {
     // SAFETY: the kernel has just made this descriptor, and nothing else knows it.
@@ -37,7 +37,7 @@ pub fn enable_features(uffd: BorrowedFd<'_>, features: u64) -> io::Result<u64> {
 
 /// Moves one page with `UFFDIO_MOVE` into a registered range and says whether its bytes arrived.
 ///
-/// The descriptor must have been given [`NEEDED_FEATURES`].
+/// The descriptor must have been given [`MOVE`].
 pub fn move_one_page(uffd: BorrowedFd<'_>) -> io::Result<bool> {
     let pages = Reservation::new(2 * PAGE_BYTES)?;
     let moved = move_within(Uffd::from_fd(uffd.as_raw_fd()), pages);

@@ -11,8 +11,10 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 extern crate std;
 use std::string::String;
 
-/// A run of present pages this short may be copied over; a longer one is moved out of the way.
+/// A run of present pages this short may be copied over; a longer one is moved out of the way. More where that costs more than copying four
+/// times as many pages: dropping pages instead of moving them takes some 20 µs.
 pub const COPY_OVER_PAGES: u32 = 8;
+const MAX_COPY_OVER_PAGES: u32 = 256;
 
 /// One constant: its name, what is assumed unless it is measured, and what is believed of a measurement.
 #[derive(Clone, Copy, Debug)]
@@ -156,6 +158,8 @@ impl Costs {
 pub struct SharedCosts {
     all: [AtomicU32; COUNT],
     copy_page_ns: [AtomicU32; STEPS_KIB.len() + 1],
+    /// A run of present pages this short may be copied over.
+    copy_over_pages: AtomicU32,
 }
 
 impl Default for SharedCosts {
@@ -181,7 +185,7 @@ impl SharedCosts {
             pages[index] = AtomicU32::new(copy_page_ns[index]);
             index += 1;
         }
-        Self { all, copy_page_ns: pages }
+        Self { all, copy_page_ns: pages, copy_over_pages: AtomicU32::new(COPY_OVER_PAGES) }
     }
 
     /// Puts measured ones in force.
@@ -192,6 +196,8 @@ impl SharedCosts {
         for (shared, ns) in self.copy_page_ns.iter().zip(costs.copy_page_ns()) {
             shared.store(ns, Relaxed);
         }
+        let break_even = costs.get(Cost::MoveCall) / (4 * costs.get(Cost::CopyHot));
+        self.copy_over_pages.store(break_even.clamp(COPY_OVER_PAGES, MAX_COPY_OVER_PAGES), Relaxed);
     }
 
     /// Those in force.
@@ -256,7 +262,7 @@ impl SharedCosts {
         let move_ns = u32::try_from(self.moves_ns(1, pages as usize)).unwrap_or(u32::MAX);
         let page_ns = self.all[Cost::CopyHot as usize].load(Relaxed);
         let total_ns = copied_over_ns.saturating_add(pages.saturating_mul(page_ns));
-        if pages > COPY_OVER_PAGES {
+        if pages > self.copy_over_pages.load(Relaxed) {
             (true, copied_over_ns)
         } else if total_ns >= move_ns {
             (true, total_ns - move_ns)

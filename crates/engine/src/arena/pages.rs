@@ -22,7 +22,7 @@ use uncopy_sys::mem::{Advice, Reservation, map_zeroes};
 use uncopy_sys::presence::is_outside;
 use uncopy_sys::sync::Apart;
 use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use uncopy_sys::uffd::Uffd;
+use uncopy_sys::uffd::{self, Uffd};
 
 /// Addresses reserved where nothing limits them.
 const RESERVED_BYTES: usize = 1 << 38;
@@ -319,7 +319,10 @@ impl Arena {
                 }
             };
             let mut missing = hole.len();
-            while missing > 0 && count < pieces.len() && inner.resident.longest() >= GATHER_PAGES.min(missing)
+            while missing > 0
+                && uffd::moves()
+                && count < pieces.len()
+                && inner.resident.longest() >= GATHER_PAGES.min(missing)
             {
                 let fits = inner.resident.take(missing);
                 let Some(piece) = fits.or_else(|| inner.resident.take_longest(missing)) else { break };
@@ -498,10 +501,10 @@ impl Arena {
         left
     }
 
-    /// Makes a page absent again that [`Arena::take_nonresident`] gave. False where that is refused.
-    pub(crate) fn make_absent(&self, page: ArenaPages) -> bool {
+    /// Makes pages absent again that [`Arena::take_nonresident`] gave. False where that is refused.
+    pub(crate) fn make_absent(&self, pages: ArenaPages) -> bool {
         let reservation = { self.inner.lock().reservation };
-        self.discard(reservation, page)
+        self.discard(reservation, pages)
     }
 
     /// Gives absent pages back.

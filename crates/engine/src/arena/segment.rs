@@ -105,14 +105,6 @@ impl Draft {
         }
     }
 
-    /// The pages that were moved out, in order.
-    pub fn holes(&mut self) -> impl Iterator<Item = SegmentPages> {
-        let start = self.pages.start;
-        // SAFETY: the run is the caller's alone.
-        let holes = unsafe { &*self.holes.get() };
-        holes.iter().map(move |hole| hole.in_segment(start))
-    }
-
     /// Makes it a segment: its bytes never change again.
     #[must_use]
     pub fn freeze(self, site: SiteId) -> Segment {

@@ -368,9 +368,8 @@ fn put_in_buffer(
     if let Target::Draft(draft) = &mut target {
         draft.shorten(lead_bytes + range.len());
         if moves_pages {
-            move_in(&mut locked, draft, range, dropped);
+            moved = move_in(&mut locked, draft, range, dropped);
         }
-        moved = draft_moved(draft, range);
     }
     let mut missing = Ranges::new();
     subtract(range, &moved, &mut missing);
@@ -388,14 +387,21 @@ fn put_in_buffer(
     counters::add(Counter::CopiedBytes, missing.iter().map(|part| part.len()).sum());
 }
 
-/// Moves the draft's pages into those whole pages of `range` that are absent.
-fn move_in(locked: &mut Locked, draft: &mut Draft, range: ByteRange, dropped: &mut Dropped<Segment>) {
+/// Moves the draft's pages, or copies of them, into those whole pages of `range` that are absent. Returns the ranges whose bytes
+/// are in place then.
+fn move_in(
+    locked: &mut Locked,
+    draft: &mut Draft,
+    range: ByteRange,
+    dropped: &mut Dropped<Segment>,
+) -> Ranges {
+    let mut placed_ranges = Ranges::new();
     let whole = range.whole_pages();
     let first_page = (range.start / PAGE_BYTES) as u32;
     let mut page = whole.start;
     while page < whole.end {
         let Some((run, state)) = locked.map().map(|map| map.at(page, PageRange::new(page, whole.end))) else {
-            return;
+            break;
         };
         page = run.end;
         if state == State::Present {
@@ -403,26 +409,20 @@ fn move_in(locked: &mut Locked, draft: &mut Draft, range: ByteRange, dropped: &m
         }
         drop(state);
         let from = draft.address() + (run.start - first_page) as usize * PAGE_BYTES;
+        let (uffd, destination) = (locked.at.uffd(), locked.at.base + run.start_bytes());
         // SAFETY: the destination is absent and locked, the draft ours alone.
-        let placed = unsafe {
-            let destination = locked.at.base + run.start_bytes();
-            locked.at.uffd().move_pages(destination, from, run.len_bytes())
-        };
-        let moved = PageRange::new(run.start, run.start + (placed.done_bytes / PAGE_BYTES) as u32);
-        counters::add(Counter::MovedPages, moved.len() as usize);
-        draft.moved_out(SegmentPages::new(moved.start - first_page, moved.end - first_page));
-        locked.change(|map| map.set_present(moved, dropped));
+        let moved = unsafe { uffd.move_pages(destination, from, run.len_bytes()) }.done_bytes;
+        let moved_pages = (moved / PAGE_BYTES) as u32;
+        counters::add(Counter::MovedPages, moved_pages as usize);
+        draft.moved_out(SegmentPages::new(run.start - first_page, run.start + moved_pages - first_page));
+        // SAFETY: as above; the draft's other pages are present.
+        let copied = unsafe { uffd.copy(destination + moved, from + moved, run.len_bytes() - moved) };
+        let placed =
+            PageRange::new(run.start, run.start + moved_pages + (copied.done_bytes / PAGE_BYTES) as u32);
+        locked.change(|map| map.set_present(placed, dropped));
+        placed_ranges.push(ByteRange::from(placed));
     }
-}
-
-/// The ranges of the block whose bytes [`move_in`] put in place.
-fn draft_moved(draft: &mut Draft, range: ByteRange) -> Ranges {
-    let first_page = (range.start / PAGE_BYTES) as u32;
-    draft
-        .holes()
-        .map(|hole| PageRange::new(hole.start + first_page, hole.end + first_page))
-        .map(ByteRange::from)
-        .collect()
+    placed_ranges
 }
 
 /// `range` without `holes` (in order).

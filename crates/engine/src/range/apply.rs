@@ -16,8 +16,8 @@ use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, SiteId, State, View};
 use uncopy_core::plan::{Piece, Step};
 use uncopy_core::stats::Counter;
-use uncopy_sys::bytes;
 use uncopy_sys::presence::Section;
+use uncopy_sys::{bytes, pins, uffd};
 
 /// Where the bytes of a copy come from.
 pub struct Source<'a> {
@@ -141,18 +141,20 @@ pub unsafe fn apply(
     done
 }
 
-/// Makes the pages of a step absent as far as that pays: long present runs are moved to the
-/// reservoir, short ones (and those that cannot be moved) get their bytes copied over.
+/// Makes the pages of a step absent as far as that pays: long present runs are moved to the reservoir, or dropped, short
+/// ones (and those of which neither can be done) get their bytes copied over.
 ///
 /// # Safety
 /// As for [`apply`].
 unsafe fn make_absent(block: &mut Locked, source: &Source<'_>, pages: PageRange, done: &mut Done) {
+    let mut may_drop = None;
     for run in present_runs(block, pages) {
         let mut kept = run;
         let spent_ns = block.at.block.copied_over_ns();
         let (moves, spent_ns) = POLICY.costs.moves_out(run.len(), spent_ns);
         block.at.block.set_copied_over_ns(spent_ns);
-        if moves {
+        // What is pinned would be moved by nobody; whether it may be dropped takes longer to find out than a move.
+        if moves && (uffd::moves() || *may_drop.get_or_insert_with(pins::are_none)) {
             block.populate(run);
             let out = move_out(block, run);
             done.moves += 1;

@@ -51,7 +51,8 @@ impl HeapMemory {
     /// What the kernel says; EINVAL for locked memory.
     pub fn discard(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
-        // SAFETY: called for blocks that hold nothing: never touched, or free and in no list.
+        // SAFETY: called for what holds nothing: blocks that were never touched, or are free and in no list, and pages whose
+        // bytes are about to be overwritten whole, under the block's lock.
         unsafe { blocks.discard(address, len_bytes) }
     }
 }

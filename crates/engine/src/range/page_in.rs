@@ -6,6 +6,7 @@
 use crate::arena::pages::{ARENA, Resident};
 use crate::arena::segment::Segment;
 use crate::range::block::{BlockRef, Flag, Locked};
+use crate::range::heap_memory::HEAP_MEMORY;
 use crate::state::counters;
 use crate::state::gate::is_in_heap;
 use smallvec::SmallVec;
@@ -15,7 +16,7 @@ use uncopy_core::policy::COPY_OVER_PAGES;
 use uncopy_core::stats::Counter;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use uncopy_sys::uffd::Uffd;
+use uncopy_sys::uffd::{self, Uffd};
 use uncopy_sys::{bytes, mem};
 
 uncopy_sys::statics! {
@@ -76,8 +77,12 @@ pub fn fill_edges(block: &mut Locked, dropped: &mut Dropped<Segment>) {
     }
 }
 
-/// Moves present pages to the reservoir and marks them empty; returns how many, from the start.
+/// Moves present pages to the reservoir, or drops them where pages are not moved, and marks them empty; returns how
+/// many, from the start.
 pub(super) fn move_out(block: &mut Locked, run: PageRange) -> u32 {
+    if !uffd::moves() {
+        return drop_out(block, run);
+    }
     let Ok(room) = ARENA.take_nonresident(run.len()) else { return 0 };
     let from = block.at.base + run.start_bytes();
     // SAFETY: both ranges are ours to rearrange: the block is locked, the room was just taken.
@@ -93,6 +98,18 @@ pub(super) fn move_out(block: &mut Locked, run: PageRange) -> u32 {
     // Their old bytes are about to be overwritten whole.
     block.change(|map| map.set_empty(PageRange::new(run.start, run.start + moved), &mut Dropped::new()));
     moved
+}
+
+/// Drops present pages and marks them empty; returns how many. Of the heap's: dropping others is reported.
+fn drop_out(block: &mut Locked, run: PageRange) -> u32 {
+    let from = block.at.base + run.start_bytes();
+    // Their bytes are about to be overwritten whole, or nobody's.
+    if !is_in_heap(from) || HEAP_MEMORY.discard(from, run.len_bytes()).is_err() {
+        return 0;
+    }
+    counters::add(Counter::TrimmedBytes, run.len_bytes());
+    block.change(|map| map.set_empty(run, &mut Dropped::new()));
+    run.len()
 }
 
 /// Puts a page of zeroes in place, or wakes the thread if the page is there already.
@@ -272,6 +289,10 @@ pub fn put_pages(at: BlockRef, first_page: u32, resident: ArenaPages) -> u32 {
 pub fn prepare_overwrite(block: &mut Locked, range: ByteRange, dropped: &mut Dropped<Segment>) {
     let whole = range.whole_pages();
     for run in absent_runs(block, whole) {
+        if !uffd::moves() {
+            fill_empty(block, run, dropped);
+            continue;
+        }
         let Ok(Resident { pages: resident, .. }) = ARENA.take_resident(run.len()) else {
             continue;
         };

@@ -22,7 +22,7 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
-use uncopy_sys::uffd::{OpenError, Reports, Uffd};
+use uncopy_sys::uffd::{self, OpenError, Reports, Uffd};
 use uncopy_sys::{filter, mem};
 use uncopy_trials::Pace;
 
@@ -90,7 +90,12 @@ pub fn configure(options: &Options<'_>) {
     match options.costs {
         CostSource::Measure => MEASURES_COSTS.store(true, Relaxed),
         CostSource::Assume => {}
+        // They are those of moves.
+        CostSource::Given(_) if !options.moves => MEASURES_COSTS.store(true, Relaxed),
         CostSource::Given(costs) => POLICY.costs.adopt(&costs),
+    }
+    if !options.moves {
+        uffd::leave_moves();
     }
     INHERITED_DEVICE.store(options.uffd_fd.unwrap_or(-1), Relaxed);
     limits::configure(options.memory_bytes);
@@ -224,8 +229,9 @@ fn settle_costs() {
 pub(crate) fn open_uffds() -> Result<(), Obstacle> {
     let device = Some(INHERITED_DEVICE.load(Relaxed)).filter(|device| *device >= 0);
     let main = Uffd::open(device, Reports::Faults).map_err(Obstacle::Uffd)?;
-    // Without it there are no foreign ranges, and all else is as it was.
-    let foreign = FOREIGN.is_on().then(|| Uffd::open(device, Reports::Changes).ok()).flatten();
+    // Without it there are no foreign ranges, and all else is as it was. Dropping pages of theirs would be reported.
+    let has_foreign = FOREIGN.is_on() && uffd::moves();
+    let foreign = has_foreign.then(|| Uffd::open(device, Reports::Changes).ok()).flatten();
     if let Err(errno) = handler::start(main, foreign) {
         main.close();
         if let Some(foreign) = foreign {

@@ -11,7 +11,7 @@ use std::time::Instant;
 use uncopy_core::addr::{ArenaPages, PAGE_BYTES};
 use uncopy_core::policy::Costs;
 use uncopy_core::policy::costs::Cost;
-use uncopy_sys::bytes;
+use uncopy_sys::{bytes, pins, uffd};
 
 /// Nothing more is measured after so long, ns. A try in progress is finished: that takes far less.
 const MAX_NS: u64 = 3_500_000;
@@ -127,8 +127,12 @@ impl Calibration {
         Ok(())
     }
 
-    /// Moves pages from `resident` to `nonresident` and back, one at a time and many at a time.
+    /// Moves pages from `resident` to `nonresident` and back, one at a time and many at a time; or drops them, where pages are
+    /// not moved.
     fn moves(&mut self, resident: ArenaPages, nonresident: ArenaPages) -> Result<(), Stop> {
+        if !uffd::moves() {
+            return self.drops(nonresident);
+        }
         let uffd = ARENA.uffd();
         let shuttle = |pages: u32| {
             for (from, to) in [(resident, nonresident), (nonresident, resident)] {
@@ -144,10 +148,28 @@ impl Calibration {
         };
         let one_ns = self.time(|| (), || shuttle(1))? / 2;
         let many_ns = self.time(|| (), || shuttle(MOVED_PAGES))? / 2;
+        self.set_moves(one_ns, many_ns);
+        Ok(())
+    }
+
+    /// Drops pages that were filled before, as a block's are, one at a time and many at a time.
+    fn drops(&mut self, pages: ArenaPages) -> Result<(), Stop> {
+        let time = |count: u32| {
+            let pages = ArenaPages::new(pages.start, pages.start + count);
+            // What cannot be filled is dropped sooner; which is cut to what is believed.
+            let fill = || _ = ARENA.fill_zeroes(ARENA.uffd(), ARENA.address(pages.start), pages.len_bytes());
+            let drop = || (pins::are_none() && ARENA.make_absent(pages)).then_some(()).ok_or(Stop);
+            self.time(fill, drop)
+        };
+        let (one_ns, many_ns) = (time(1)?, time(MOVED_PAGES)?);
+        self.set_moves(one_ns, many_ns);
+        Ok(())
+    }
+
+    fn set_moves(&mut self, one_ns: u64, many_ns: u64) {
         let page_ns = many_ns.saturating_sub(one_ns) / u64::from(MOVED_PAGES - 1);
         self.costs.set(Cost::MovePage, page_ns);
         self.costs.set(Cost::MoveCall, one_ns.saturating_sub(page_ns));
-        Ok(())
     }
 
     /// Touches absent pages, which the handler thread fills; then fills some without a fault.
