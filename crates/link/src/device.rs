@@ -17,7 +17,7 @@ pub const QUEUE_PACKETS: i32 = 5000;
 const ROUTE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Makes a request that names a valid structure.
-fn ask<T>(socket: &OwnedFd, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+pub(crate) fn ask<T>(socket: &OwnedFd, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
     // SAFETY: callers pass the structure that the request asks for.
     match unsafe { libc::ioctl(socket.as_raw_fd(), number, std::ptr::from_mut(argument)) } {
         -1 => Err(io::Error::last_os_error()),

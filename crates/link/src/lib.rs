@@ -5,6 +5,7 @@
 //!   send │ headers, payload    ▲ receive, one packet in one buffer
 //!   ┌────▼─────────────────────┴────┐
 //!   │ pcap ── tun ── device, kernel │
+//!   │     ├── xdp ── network        │
 //!   │     └── memory ── the peer    │
 //!   └───────────────────────────────┘
 //! ```
@@ -15,6 +16,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`tun`], [`device`] | a TUN device, and its settings |
+//! | `xdp` | a queue of an Ethernet device by AF_XDP, with the feature of that name |
 //! | [`memory`] | two links that are each other's peer |
 //! | [`pcap`] | a link whose packets are written to a file |
 //! | [`checksum`], [`packet`], [`split`] | sums, whether a packet is whole, segments of a super-packet |
@@ -35,6 +37,8 @@ pub mod packet;
 pub mod pcap;
 pub mod split;
 pub mod tun;
+#[cfg(feature = "xdp")]
+pub mod xdp;
 
 /// The longest IP packet that a link takes or hands over, bytes.
 pub const MAX_PACKET_BYTES: usize = 65_535;
