@@ -263,12 +263,11 @@ impl Xdp {
     fn verify(&self) -> io::Result<()> {
         let mut room = [0; 64];
         let mut has_changed = false;
-        loop {
-            match recv(&self.changes, &mut room[..], RecvFlags::DONTWAIT) {
-                // More has changed than fits the socket.
-                Ok(_) | Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => has_changed = true,
-                Err(_) => break,
-            }
+        // NOBUFS: more has changed than fits the socket.
+        while let Ok(_) | Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) =
+            recv(&self.changes, &mut room[..], RecvFlags::DONTWAIT)
+        {
+            has_changed = true;
         }
         if has_changed { self.socket.verify() } else { Ok(()) }
     }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
-use uncopy_tests::artifacts::{packaged, plain_only};
+use uncopy_tests::artifacts::{bin_dir, packaged, plain_only};
 use uncopy_tests::programs::compiled;
 use uncopy_tests::running::{Finished, Running};
+use uncopy_tests::scratch::wait_until;
 use uncopy_tests::service::{FAR, FarHost, KERNEL, Network, SERVICE, SERVICE_V6, Service};
 use uncopy_tests::{Mode, Program, Scratch};
 
@@ -556,4 +557,82 @@ fn sha256(bytes: &[u8]) -> String {
     let file = scratch.write("bytes", bytes);
     let summed = std::process::Command::new("sha256sum").arg(file).output().expect("started");
     String::from_utf8_lossy(&summed.stdout).split(' ').next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn over_an_ethernet_by_af_xdp_bytes_are_the_same_both_ways() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-xdp");
+    let capture = scratch.join("packets");
+    let Some(service) = Service::start_by_xdp(&scratch, &["--pcap", capture.to_str().expect("UTF-8")]) else {
+        return;
+    };
+    let cable = service.cable().expect("it has one");
+    assert!(cable.has_program(&scratch));
+    // The other end of the cable finds the service by ARP and by neighbour discovery.
+    for (mode, server_address, to) in [(Mode::Always, "0.0.0.0", SERVICE), (Mode::Auto, "::", SERVICE_V6)] {
+        let server = python(&scratch, "server", ECHO, &[server_address, "7000", "2"]);
+        let server = service.program(server, mode).start(&scratch, "server");
+        let port = server.wait_for_line("ready ");
+        let client = |seed| outside(&service, &scratch, "client", CLIENT, &[to, &port, seed, "40"]);
+        let clients = ["1", "2"].map(|seed| client(seed).start(&scratch, &format!("client{seed}")));
+        for client in clients {
+            well(client.finish(LIMIT), &server);
+        }
+        let done = server.finish(LIMIT);
+        assert!(done.status.success(), "{}", done.text());
+        service.wait_until_empty();
+    }
+    // And the service the other end.
+    for (address, port) in [(KERNEL, "7001"), ("fd77::1", "7002")] {
+        let kernel =
+            outside(&service, &scratch, "server", ECHO, &[address, port, "1"]).start(&scratch, "kernel");
+        let _ = kernel.wait_for_line("ready ");
+        let client = python(&scratch, "client", CLIENT, &[address, port, "3", "40"]);
+        let client = service.program(client, Mode::Always).start(&scratch, "client").finish(LIMIT);
+        well(client, &kernel);
+        drop(kernel.finish(LIMIT));
+    }
+    service.wait_until_empty();
+    service.stop();
+    assert!(std::fs::metadata(&capture).expect("written").len() > 1 << 20);
+}
+
+#[test]
+fn the_program_of_a_killed_service_leaves_its_device_and_the_next_can_have_it() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-xdp-killed");
+    let Some(service) = Service::start_by_xdp(&scratch, &[]) else { return };
+    let cable = service.cable().expect("it has one");
+    assert!(cable.has_program(&scratch));
+    let begin = |device: &str| {
+        let uncopy = bin_dir().join("uncopy");
+        let control = scratch.join("n/control");
+        cable
+            .near(&[uncopy.to_str().expect("UTF-8"), "net", "--xdp", device, "--address", "10.77.0.2/24"])
+            .args(["--socket".as_ref(), control.as_os_str()])
+            .start(&scratch, "again")
+    };
+    let refused = |device: &str, why: &str| {
+        let done = begin(device).finish(LIMIT);
+        assert_eq!(done.status.code(), Some(1));
+        assert!(done.text().contains(why), "{}", done.text());
+    };
+    refused("near", "somebody has its queue 0; end that, or give another: --xdp near:QUEUE");
+    refused("near:7", "it has no queue 7; ethtool -l near says how many it has");
+    refused("other", "there is no such device; ip link lists them");
+    refused("lo", "it is no Ethernet device");
+    service.kill();
+    wait_until("the device without a program", LIMIT, || (!cable.has_program(&scratch)).then_some(()));
+    let next = begin("near");
+    wait_until("the next service", LIMIT, || {
+        assert!(!next.has_ended(), "{}", next.errors());
+        next.errors().contains("run programs by").then_some(())
+    });
+    assert!(next.stop(libc::SIGTERM).status.success());
+    assert!(!cable.has_program(&scratch));
 }

@@ -1,6 +1,7 @@
 //! `uncopy net`: the service of a user-level TCP, and what there is of it.
 
 pub mod line;
+mod link;
 mod serve;
 mod show;
 
