@@ -1,7 +1,9 @@
 //! The links of a service, and what is to be typed when one cannot be had.
 
+use crate::os;
 use crate::output::{Quoted, Reason};
 use std::fs::File;
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 use uncopy_link::pcap::Pcap;
@@ -9,14 +11,16 @@ use uncopy_link::tun::Tun;
 use uncopy_link::{Link, device};
 use uncopy_net::message::Prefix;
 
-/// Makes a TUN device, where the kernel has these addresses with the bits of their prefixes.
-pub fn tun(
-    name: &str,
-    mtu_bytes: usize,
-    kernels: &[(IpAddr, u8)],
-    pcap: Option<&Path>,
-) -> Result<Box<dyn Link>, String> {
-    let tun = Tun::open(name, mtu_bytes).map_err(|error| match error.raw_os_error() {
+/// Why this process can make no TUN devices. Makes none.
+pub fn why_no_tun() -> Option<io::Error> {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/net/tun") {
+        return Some(error);
+    }
+    (!os::may_administer_network()).then(|| io::Error::from_raw_os_error(libc::EPERM))
+}
+
+fn why_not_tun(name: &str, error: &io::Error) -> String {
+    match error.raw_os_error() {
         Some(libc::ENOENT) => {
             "there is no /dev/net/tun: load the module (modprobe tun), or give the container the device"
                 .to_owned()
@@ -26,8 +30,30 @@ pub fn tun(
                 .to_owned()
         }
         Some(libc::EBUSY) => format!("somebody has a device {name}; give another --tun"),
-        _ => format!("--tun {name}: {}", Reason(&error)),
-    })?;
+        _ => format!("--tun {name}: {}", Reason(error)),
+    }
+}
+
+/// Why this process can make no sockets of AF_XDP, and programs for them. Makes none that stay.
+#[cfg(feature = "xdp")]
+pub fn why_no_xdp() -> Option<io::Error> {
+    uncopy_link::xdp::probe().err().map(|failed| failed.error)
+}
+
+/// This build has none.
+#[cfg(not(feature = "xdp"))]
+pub fn why_no_xdp() -> Option<io::Error> {
+    Some(io::Error::new(io::ErrorKind::Unsupported, NO_XDP))
+}
+
+/// Makes a TUN device, where the kernel has these addresses with the bits of their prefixes.
+pub fn tun(
+    name: &str,
+    mtu_bytes: usize,
+    kernels: &[(IpAddr, u8)],
+    pcap: Option<&Path>,
+) -> Result<Box<dyn Link>, String> {
+    let tun = Tun::open(name, mtu_bytes).map_err(|error| why_not_tun(name, &error))?;
     device::set_up(name, mtu_bytes, kernels)
         .map_err(|error| format!("{name} cannot be set up: {}", Reason(&error)))?;
     captured(tun, pcap)
@@ -55,6 +81,9 @@ pub fn ethernet(
     captured(link, pcap)
 }
 
+#[cfg(not(feature = "xdp"))]
+const NO_XDP: &str = "this uncopy was built without AF_XDP (the feature xdp of uncopy-cli); use --tun";
+
 /// There is none in this build.
 #[cfg(not(feature = "xdp"))]
 pub fn ethernet(
@@ -64,7 +93,7 @@ pub fn ethernet(
     _: &[IpAddr],
     _: Option<&Path>,
 ) -> Result<Box<dyn Link>, String> {
-    Err("this uncopy was built without AF_XDP (the feature xdp of uncopy-cli); use --tun".to_owned())
+    Err(NO_XDP.to_owned())
 }
 
 /// What keeps a queue from being taken, and what is to be typed.
