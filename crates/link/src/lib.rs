@@ -19,6 +19,7 @@
 //! | `xdp` | a queue of an Ethernet device by AF_XDP, with the feature of that name |
 //! | [`memory`] | two links that are each other's peer |
 //! | [`pcap`] | a link whose packets are written to a file |
+//! | `oracles` | hostile packets, for tests and fuzzing |
 //! | [`checksum`], [`packet`], [`split`] | sums, whether a packet is whole, segments of a super-packet |
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
@@ -33,6 +34,8 @@ use std::os::fd::RawFd;
 pub mod checksum;
 pub mod device;
 pub mod memory;
+#[cfg(any(test, feature = "oracles"))]
+pub mod oracles;
 pub mod packet;
 pub mod pcap;
 pub mod split;

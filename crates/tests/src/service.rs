@@ -129,9 +129,22 @@ impl Service {
     /// When it is not there.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
+        self.status_bytes("RssAnon:")
+    }
+
+    /// Resident memory that it shares with programs, bytes.
+    ///
+    /// # Panics
+    /// When it is not there.
+    #[must_use]
+    pub fn shared_bytes(&self) -> u64 {
+        self.status_bytes("RssShmem:")
+    }
+
+    fn status_bytes(&self, field: &str) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.running.pid())).expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("of Linux 4.5 on");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("of Linux 4.5 on");
         1024 * line.trim().trim_end_matches(" kB").parse::<u64>().expect("kibibytes")
     }
 

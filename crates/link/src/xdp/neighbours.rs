@@ -130,6 +130,12 @@ impl Neighbours {
         Self { mac, own: own.to_vec(), routers: routers.to_vec(), known: HashMap::new() }
     }
 
+    /// How many neighbours are kept.
+    #[must_use]
+    pub fn known(&self) -> usize {
+        self.known.len()
+    }
+
     fn is_own(&self, address: IpAddr) -> bool {
         self.own.iter().any(|(own, _)| *own == address)
     }
