@@ -15,7 +15,7 @@ pub struct Settings {
     pub prefixes: Vec<Prefix>,
     /// Received and sent bytes are copied once more between TCP and programs, as the API of sockets does it: to measure what that costs.
     pub makes_api_copies: bool,
-    /// Shared memory, bytes.
+    /// Shared memory, bytes; as much again of received bytes may be copied out, because they are few.
     pub memory_bytes: usize,
     /// Connections, at most.
     pub max_connections: usize,

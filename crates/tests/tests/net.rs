@@ -537,8 +537,8 @@ fn peers_that_take_memory_take_a_bounded_amount() {
     }
     const CONNECTIONS: u64 = 4;
     for (kind, script, serves, max_own_bytes, max_shared_bytes) in [
-        // A send buffer and what waits of the program, by reference.
-        ("stops", GREEDY, "sends", 256 << 10, 8 << 20),
+        // A send buffer, by reference or not, and what was read of the program last.
+        ("stops", GREEDY, "sends", 6 << 20, 8 << 20),
         // 4096 pieces in order, and as many that wait for the program: copied out, so that a byte keeps no page.
         ("bytes", GREEDY, "waits", 1 << 20, 1 << 20),
         ("gaps", GAPS, "waits", 1 << 20, 1 << 20),

@@ -43,13 +43,19 @@ impl Service {
                     let payload = begin + parsed.payload.start..begin + parsed.payload.end;
                     let piece = match room {
                         _ if payload.len() < MAX_FEW_BYTES => {
-                            let piece = Bytes::copy_of(&bytes[payload.clone()]);
+                            let few = &bytes[payload.clone()];
+                            let max_bytes = self.settings.memory_bytes;
+                            let piece = if few.is_empty() { None } else { Bytes::received(few, max_bytes) };
                             self.packet_room = room;
+                            if piece.is_none() && !payload.is_empty() {
+                                self.dropped_packets += 1;
+                                continue;
+                            }
                             piece
                         }
                         Some(room) => {
                             self.header_bytes = parsed.payload.start.min(HEAD_BYTES);
-                            room.filled(payload.end).part(payload.clone())
+                            Some(room.filled(payload.end).part(payload.clone()))
                         }
                         None => {
                             self.dropped_packets += 1;
@@ -57,9 +63,7 @@ impl Service {
                         }
                     };
                     let mut segment = Segment::bare(parsed.header);
-                    if !payload.is_empty() {
-                        segment.payload.push(piece);
-                    }
+                    segment.payload.extend(piece);
                     self.take_segment(parsed.tuple, segment);
                 }
                 Ok(_) => self.packet_room = room,
