@@ -105,7 +105,7 @@ test-dax: ## Kill programs with a log, and lose the power, on DAX in a virtual m
 	@$(MAKE) --no-print-directory build
 	scripts/test-dax
 
-fuzz: ## Fuzz the pure core and what lanes hear of peers, a minute for each target
+fuzz: ## Fuzz the pure core, what lanes hear of peers, packets and TCP, a minute for each target
 	@scripts/need-cargo
 	scripts/fuzz
 

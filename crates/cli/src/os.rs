@@ -59,6 +59,12 @@ pub fn drop_privileges() -> io::Result<()> {
     Ok(set_capabilities(None, CapabilitySets { effective, permitted, inheritable })?)
 }
 
+/// Whether the calling thread may make and change network devices of its namespace.
+pub fn may_administer_network() -> bool {
+    use rustix::thread::{CapabilitySet, capabilities};
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
+}
+
 /// A file that came with a message; `None`: there was none (-1).
 pub fn file_of(fd: RawFd) -> Option<File> {
     // SAFETY: whoever received it has it from the kernel, and gives it up here.

@@ -17,7 +17,7 @@ pub const QUEUE_PACKETS: i32 = 5000;
 const ROUTE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Makes a request that names a valid structure.
-fn ask<T>(socket: &OwnedFd, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+pub(crate) fn ask<T>(socket: &OwnedFd, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
     // SAFETY: callers pass the structure that the request asks for.
     match unsafe { libc::ioctl(socket.as_raw_fd(), number, std::ptr::from_mut(argument)) } {
         -1 => Err(io::Error::last_os_error()),
@@ -57,6 +57,36 @@ pub fn set_up(name: &str, mtu_bytes: usize, addresses: &[(IpAddr, u8)]) -> io::R
         }
     }
     Ok(())
+}
+
+/// What a device is set to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The longest packet, bytes.
+    pub mtu_bytes: usize,
+    /// Packets that wait to be received, at most.
+    pub queue_packets: usize,
+    /// It has no addresses of its own below IP, as a TUN device.
+    pub is_tun: bool,
+}
+
+/// Looks at a device in the calling thread's network namespace.
+///
+/// # Errors
+/// ENODEV: there is none of this name. Else what the kernel says.
+pub fn look(name: &str) -> io::Result<Seen> {
+    let inet = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    let get = |number| -> io::Result<libc::ifreq> {
+        let mut of = request(name)?;
+        ask(&inet, number, &mut of)?;
+        Ok(of)
+    };
+    let (mtu, queue, kind) = (get(libc::SIOCGIFMTU)?, get(libc::SIOCGIFTXQLEN)?, get(libc::SIOCGIFHWADDR)?);
+    // SAFETY: each request has written its member; the queue's length is where a metric is.
+    let (mtu, queue, kind) =
+        unsafe { (mtu.ifr_ifru.ifru_mtu, queue.ifr_ifru.ifru_metric, kind.ifr_ifru.ifru_hwaddr.sa_family) };
+    let size = |value| usize::try_from(value).unwrap_or_default();
+    Ok(Seen { mtu_bytes: size(mtu), queue_packets: size(queue), is_tun: kind == libc::ARPHRD_NONE })
 }
 
 /// No routers or neighbours are looked for, and no link-local address is made. /proc may be read-only, or there may be no IPv6: then

@@ -5,6 +5,7 @@
 //!   send │ headers, payload    ▲ receive, one packet in one buffer
 //!   ┌────▼─────────────────────┴────┐
 //!   │ pcap ── tun ── device, kernel │
+//!   │     ├── xdp ── network        │
 //!   │     └── memory ── the peer    │
 //!   └───────────────────────────────┘
 //! ```
@@ -15,8 +16,10 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`tun`], [`device`] | a TUN device, and its settings |
+//! | `xdp` | a queue of an Ethernet device by AF_XDP, with the feature of that name |
 //! | [`memory`] | two links that are each other's peer |
 //! | [`pcap`] | a link whose packets are written to a file |
+//! | `oracles` | hostile packets, for tests and fuzzing |
 //! | [`checksum`], [`packet`], [`split`] | sums, whether a packet is whole, segments of a super-packet |
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
@@ -31,10 +34,14 @@ use std::os::fd::RawFd;
 pub mod checksum;
 pub mod device;
 pub mod memory;
+#[cfg(any(test, feature = "oracles"))]
+pub mod oracles;
 pub mod packet;
 pub mod pcap;
 pub mod split;
 pub mod tun;
+#[cfg(feature = "xdp")]
+pub mod xdp;
 
 /// The longest IP packet that a link takes or hands over, bytes.
 pub const MAX_PACKET_BYTES: usize = 65_535;

@@ -16,7 +16,7 @@ const TUN_F_CSUM: libc::c_ulong = 1;
 const TUN_F_TSO4: libc::c_ulong = 2;
 const TUN_F_TSO6: libc::c_ulong = 4;
 
-const VNET_BYTES: usize = 10;
+pub(crate) const VNET_BYTES: usize = 10;
 const NEEDS_CHECKSUM: u8 = 1;
 const CHECKSUM_IS_RIGHT: u8 = 2;
 const GSO_NONE: u8 = 0;
@@ -43,6 +43,13 @@ impl Vnet {
         }
         bytes
     }
+}
+
+/// What came behind a header of virtio, and whether it is a super-packet.
+pub(crate) fn judge(vnet: [u8; VNET_BYTES], packet: &[u8]) -> (Verdict, bool) {
+    let [flags, gso, ..] = vnet;
+    let is_believed = flags & (NEEDS_CHECKSUM | CHECKSUM_IS_RIGHT) != 0;
+    (verdict(packet, is_believed), gso != GSO_NONE)
 }
 
 /// A TUN device of this process's, which is gone with it.
@@ -149,12 +156,11 @@ impl Link for Tun {
                 Err(errno) => return Err(errno.into()),
             };
             let packet_bytes = got.saturating_sub(VNET_BYTES).min(room_bytes);
-            let [flags, gso, ..] = vnet;
-            let is_believed = flags & (NEEDS_CHECKSUM | CHECKSUM_IS_RIGHT) != 0;
-            match verdict(&room[..packet_bytes], is_believed) {
+            let (verdict, is_super) = judge(vnet, &room[..packet_bytes]);
+            match verdict {
                 Verdict::Sound => {
                     self.counters.received.count(packet_bytes);
-                    self.counters.received_super += u64::from(gso != GSO_NONE);
+                    self.counters.received_super += u64::from(is_super);
                     return Ok(Some(packet_bytes));
                 }
                 Verdict::Malformed => self.counters.malformed += 1,

@@ -122,6 +122,10 @@ fn accept(listener: &TcpListener) -> TcpStream {
 fn packets_of_kernel_sockets_arrive() {
     in_namespace("packets_of_kernel_sockets_arrive", || {
         let mut link = create("mine");
+        let queue_packets = usize::try_from(device::QUEUE_PACKETS).unwrap();
+        let seen = device::Seen { mtu_bytes: 4148, queue_packets, is_tun: true };
+        assert_eq!(device::look("mine").expect("it is there"), seen);
+        assert!(!device::look("lo").expect("it is there").is_tun);
         assert_eq!((link.mtu_bytes(), link.max_packet_bytes()), (4148, MAX_PACKET_BYTES));
         assert_eq!(link.receive(&mut [0; 5000]).expect("receives"), None, "no noise");
         for family in [0, 1] {
@@ -323,6 +327,7 @@ fn bad_settings_are_refused() {
             device::set_up(name, mtu_bytes, networks).expect_err("refused")
         };
         assert_eq!(refused("other", MTU_BYTES, &[]).raw_os_error(), Some(libc::ENODEV));
+        assert_eq!(device::look("other").expect_err("none").raw_os_error(), Some(libc::ENODEV));
         assert_eq!(refused("mine", 67, &[]).raw_os_error(), Some(libc::EINVAL));
         let [(v4, _), (v6, _)] = networks();
         for network in [(v4, 33), (v6, 129)] {

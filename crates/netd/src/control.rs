@@ -1,7 +1,9 @@
 //! Questions of programs.
 
+use crate::connection::{Connection, Stage};
 use crate::list::{self, List, Traffic};
-use crate::service::{Connection, Service, Stage, config, with_options};
+use crate::service::Service;
+use crate::settings::{config, with_options};
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};

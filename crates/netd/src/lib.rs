@@ -17,18 +17,20 @@
 //! | [`settings`] | what the service is told |
 //! | [`payload`], [`rooms`] | received and sent bytes by reference, and memory for them |
 //! | [`stream`] | a program's end of a connection |
+//! | [`connection`] | a connection that a program has |
 //! | [`slots`], [`listeners`] | connections and listeners, by what programs know them by |
 //! | [`control`] | questions of programs |
 //! | [`icmp`] | what ICMP says of segments, and echo |
 //! | [`list`] | what there is, as JSON |
 //! | [`directory`] | the folder where programs find the service |
-//! | [`service`] | all of it, in a loop |
+//! | [`service`] | all of it, in a loop: `packets` between the link and TCP, `streams` between TCP and programs |
 #![cfg(target_os = "linux")]
 #![allow(
     clippy::cast_possible_truncation,
     reason = "addresses and lengths have 64 bits, here as in the kernel's structures"
 )]
 
+mod connection;
 pub mod control;
 pub mod directory;
 pub mod icmp;

@@ -12,6 +12,21 @@ const MAX_HEAP_BYTES: usize = 16 << 20;
 
 static HEAP_BYTES: AtomicUsize = AtomicUsize::new(0);
 
+/// What a copy takes beside its bytes: two pieces of the heap, and its place among the received ones.
+const COPY_BYTES: usize = 128;
+
+/// Copies of received bytes, with [`COPY_BYTES`] for each: what all peers together take beside shared memory.
+static COPIED_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Received bytes that were copied.
+struct Copied(Box<[u8]>);
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        COPIED_BYTES.fetch_sub(self.0.len() + COPY_BYTES, Relaxed);
+    }
+}
+
 /// A room in the heap.
 pub struct HeapRoom(Box<[u8]>);
 
@@ -50,6 +65,7 @@ enum Keeper {
     Shared(Arc<Kept>),
     Room(Arc<HeapRoom>),
     Few(Arc<[u8]>),
+    Copied(Arc<Copied>),
 }
 
 /// Bytes that stay as they are as long as this lives.
@@ -88,6 +104,22 @@ impl Bytes {
         Self { address: copy.as_ptr() as usize, len_bytes: copy.len(), keeper: Keeper::Few(copy) }
     }
 
+    /// A copy of a few received bytes. `None`: with it all such copies would take more than `max_bytes`.
+    #[must_use]
+    pub fn received(bytes: &[u8], max_bytes: usize) -> Option<Self> {
+        let taken = bytes.len() + COPY_BYTES;
+        if COPIED_BYTES.fetch_add(taken, Relaxed) + taken > max_bytes {
+            COPIED_BYTES.fetch_sub(taken, Relaxed);
+            return None;
+        }
+        let copy = Arc::new(Copied(bytes.into()));
+        Some(Self {
+            address: copy.0.as_ptr() as usize,
+            len_bytes: copy.0.len(),
+            keeper: Keeper::Copied(copy),
+        })
+    }
+
     /// Where they are.
     #[must_use]
     pub const fn part(&self) -> Part {
@@ -107,7 +139,7 @@ impl Bytes {
     pub fn given(&self) -> Given<'_> {
         match &self.keeper {
             Keeper::Shared(kept) => Given::Kept(self.part(), kept),
-            Keeper::Room(_) | Keeper::Few(_) => Given::Plain(self.part()),
+            Keeper::Room(_) | Keeper::Few(_) | Keeper::Copied(_) => Given::Plain(self.part()),
         }
     }
 }
@@ -135,6 +167,19 @@ mod tests {
         assert_eq!(part.as_slice(), b"345");
         assert_eq!(part.len_bytes(), 3);
         assert!(part.slice(3..3).as_slice().is_empty());
+    }
+
+    #[test]
+    fn received_bytes_are_copied_up_to_a_bound_and_again_once_they_are_gone() {
+        const MAX_BYTES: usize = 1 << 20;
+        let copies: Vec<Bytes> = std::iter::from_fn(|| Bytes::received(&[7; 1000], MAX_BYTES)).collect();
+        assert_eq!(copies.len(), MAX_BYTES / (1000 + COPY_BYTES));
+        assert!(copies.iter().all(|copy| copy.as_slice() == [7; 1000]));
+        let part = copies[0].slice(1..3);
+        drop(copies);
+        assert_eq!(part.as_slice(), [7, 7]);
+        let again: Vec<Bytes> = std::iter::from_fn(|| Bytes::received(&[7; 1000], MAX_BYTES)).collect();
+        assert_eq!(again.len(), MAX_BYTES / (1000 + COPY_BYTES) - 1, "one is still there");
     }
 
     #[test]

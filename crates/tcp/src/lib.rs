@@ -24,6 +24,7 @@
 //! | [`recovery`], [`congestion`], [`rtt`] | what is lost, how much may be on its way, how long to wait |
 //! | [`connection`] | the state machine, its timers, what it sends |
 //! | [`stack`], [`secret`] | all connections and listeners; numbers that others cannot foresee |
+//! | `oracles` | hostile peers, for tests and fuzzing |
 //! | [`config`], [`error`] | what a connection is told, and what it says |
 #![forbid(unsafe_code)]
 #![allow(
@@ -36,6 +37,8 @@ pub mod congestion;
 pub mod connection;
 pub mod error;
 pub mod options;
+#[cfg(any(test, feature = "oracles"))]
+pub mod oracles;
 pub mod payload;
 pub mod ranges;
 pub mod receive;

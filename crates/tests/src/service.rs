@@ -20,6 +20,7 @@ pub const SERVICE_V6: &str = "fd77::2";
 pub struct Service {
     running: Running,
     control: PathBuf,
+    cable: Option<Cable>,
     _directory: Scratch,
 }
 
@@ -47,7 +48,42 @@ impl Service {
             assert!(!running.has_ended(), "{}", running.errors());
             running.errors().contains("run programs by").then_some(())
         });
-        Self { running, control, _directory: directory }
+        Self { running, control, cable: None, _directory: directory }
+    }
+
+    /// Starts one at the near end of a cable between two network namespaces, by AF_XDP. `None`: the kernel has none, as is said.
+    ///
+    /// # Panics
+    /// When it does not start for another reason.
+    #[must_use]
+    pub fn start_by_xdp(scratch: &Scratch, options: &[&str]) -> Option<Self> {
+        let cable = Cable::lay(scratch);
+        let directory = Scratch::in_memory("net");
+        let control = directory.join("n/control");
+        let uncopy = bin_dir().join("uncopy");
+        let running = cable
+            .near(&[uncopy.to_str().expect("UTF-8"), "net", "--xdp", Cable::NEAR])
+            .args(["--address", "10.77.0.2/24", "--address", "fd77::2/64"])
+            .args(["--socket".as_ref(), control.as_os_str()])
+            .args(options)
+            .mode(Mode::Plain)
+            .start(scratch, "service");
+        let is_there = wait_until("the service", Duration::from_secs(20), || {
+            let is_impossible = running.errors().contains("this kernel ");
+            assert!(is_impossible || !running.has_ended(), "{}", running.errors());
+            (is_impossible || running.errors().contains("run programs by")).then_some(!is_impossible)
+        });
+        if !is_there {
+            eprintln!("skipped: {}", running.errors());
+            return None;
+        }
+        Some(Self { running, control, cable: Some(cable), _directory: directory })
+    }
+
+    /// The cable of a service by AF_XDP.
+    #[must_use]
+    pub fn cable(&self) -> Option<&Cable> {
+        self.cable.as_ref()
     }
 
     /// A program whose connections in the service's networks are the service's.
@@ -59,6 +95,9 @@ impl Service {
     /// A shell command in the service's network namespace, at the kernel's side.
     #[must_use]
     pub fn outside(&self, command: &[&str]) -> Program {
+        if let Some(cable) = &self.cable {
+            return inside(&cable.far, command);
+        }
         let namespace = format!("--net={}", self.namespace());
         Program::new("/usr/bin/nsenter").args([namespace.as_str()]).args(command)
     }
@@ -90,9 +129,22 @@ impl Service {
     /// When it is not there.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
+        self.status_bytes("RssAnon:")
+    }
+
+    /// Resident memory that it shares with programs, bytes.
+    ///
+    /// # Panics
+    /// When it is not there.
+    #[must_use]
+    pub fn shared_bytes(&self) -> u64 {
+        self.status_bytes("RssShmem:")
+    }
+
+    fn status_bytes(&self, field: &str) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.running.pid())).expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("of Linux 4.5 on");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("of Linux 4.5 on");
         1024 * line.trim().trim_end_matches(" kB").parse::<u64>().expect("kibibytes")
     }
 
@@ -117,9 +169,89 @@ impl Service {
     /// When it does not end well.
     pub fn stop(self) -> Finished {
         let done = self.running.stop(libc::SIGTERM);
+        if let Some(cable) = self.cable {
+            cable.take();
+        }
         assert!(done.status.success(), "{}", done.text());
         assert!(!self.control.exists() && !self.control.with_file_name("l").exists());
         done
+    }
+}
+
+/// A command in a process's network namespace.
+fn inside(process: &Running, command: &[&str]) -> Program {
+    let namespace = format!("--net=/proc/{}/ns/net", process.pid());
+    Program::new("/usr/bin/nsenter").args([namespace.as_str()]).args(command)
+}
+
+/// Two network namespaces with a pair of veth devices between them: the near one without addresses, the far one with the kernel's.
+#[derive(Debug)]
+pub struct Cable {
+    near: Running,
+    far: Running,
+}
+
+impl Cable {
+    /// The near device.
+    pub const NEAR: &str = "near";
+
+    /// Makes one.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn lay(scratch: &Scratch) -> Self {
+        let limit = Duration::from_secs(20);
+        let own = std::fs::read_link("/proc/self/ns/net").expect("a namespace");
+        let [near, far] = ["near", "far"].map(|name| {
+            let held = Program::new("/usr/bin/unshare").args(["--net", "sleep", "900"]).start(scratch, name);
+            let namespace = format!("/proc/{}/ns/net", held.pid());
+            wait_until("another namespace", limit, || {
+                std::fs::read_link(&namespace).ok().filter(|other| *other != own)
+            });
+            held
+        });
+        // A veth device leaves checksums out unless it is told otherwise (ETHTOOL_STXCSUM): no cable does.
+        let script = r#"
+import array, fcntl, socket, struct, subprocess
+for line in ("link set lo up", "address add 10.77.0.1/24 dev far", "address add fd77::1/64 nodad dev far", "link set far up"):
+    subprocess.run(["ip", *line.split()], check=True)
+value = array.array("I", [0x17, 0])
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    fcntl.ioctl(asked, 0x8946, struct.pack("16sP16x", b"far", value.buffer_info()[0]))
+"#;
+        let lay =
+            r#"ip link set lo up; ip link add near type veth peer name far netns "$0"; ip link set near up"#;
+        let pid = far.pid().to_string();
+        for (end, command) in [(&near, &["sh", "-ec", lay, &pid][..]), (&far, &["python3", "-c", script])] {
+            let done = inside(end, command).start(scratch, "cable").finish(limit);
+            assert!(done.status.success(), "{}", done.text());
+        }
+        Self { near, far }
+    }
+
+    /// A command in the near namespace.
+    #[must_use]
+    pub fn near(&self, command: &[&str]) -> Program {
+        inside(&self.near, command)
+    }
+
+    /// Whether the near device has an XDP program.
+    ///
+    /// # Panics
+    /// When that cannot be asked.
+    #[must_use]
+    pub fn has_program(&self, scratch: &Scratch) -> bool {
+        let shown = self.near(&["ip", "link", "show", Self::NEAR]).start(scratch, "shown");
+        let shown = shown.finish(Duration::from_secs(20));
+        assert!(shown.status.success(), "{}", shown.text());
+        shown.text().contains("xdp")
+    }
+
+    /// Takes it away.
+    pub fn take(self) {
+        drop(self.near.stop(libc::SIGKILL));
+        drop(self.far.stop(libc::SIGKILL));
     }
 }
 

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
-use uncopy_tests::artifacts::{packaged, plain_only};
+use uncopy_tests::artifacts::{bin_dir, packaged, plain_only};
 use uncopy_tests::programs::compiled;
 use uncopy_tests::running::{Finished, Running};
+use uncopy_tests::scratch::wait_until;
 use uncopy_tests::service::{FAR, FarHost, KERNEL, Network, SERVICE, SERVICE_V6, Service};
 use uncopy_tests::{Mode, Program, Scratch};
 
@@ -451,6 +452,134 @@ print("sent", flush=True)
     service.stop();
 }
 
+/// A server that reads nothing of its connections, and sends without end or nothing.
+const IDLE: &str = r#"
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=64)
+print("ready", listener.getsockname()[1], flush=True)
+kept = []
+while True:
+    connection, peer = listener.accept()
+    kept.append(connection)
+    if sys.argv[3] == "sends":
+        def send(connection=connection):
+            try:
+                while True:
+                    connection.sendall(bytes(1 << 20))
+            except OSError:
+                pass
+        threading.Thread(target=send, daemon=True).start()
+"#;
+
+/// Peers of the kernel's that take and give as little as they can.
+const GREEDY: &str = r#"
+kind, address, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+kept = []
+for _ in range(count):
+    connection = socket.create_connection((address, port), timeout=60)
+    kept.append(connection)
+    if kind == "bytes":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(0.3)
+        try:
+            for _ in range(100000):
+                connection.send(b"x")
+        except TimeoutError:
+            pass
+print("done", flush=True)
+time.sleep(600)
+"#;
+
+/// Connections by hand whose bytes all leave out the one before: nothing of them can be given to anybody.
+const GAPS: &str = r#"
+kind, address, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+service, source = socket.inet_aton(address), bytes([10, 77, 0, 9])
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+heard = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
+heard.bind(("utun0", 0))
+heard.settimeout(20)
+def checksum(data):
+    data += bytes(len(data) % 2)
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+def send(own, flags, sequence, acknowledgement, payload=b""):
+    tcp = struct.pack("!HHIIBBHHH", own, port, sequence & 0xFFFFFFFF, acknowledgement, (5 + (flags == 2)) << 4, flags, 60000, 0, 0)
+    # The window is as large as it may be.
+    tcp += b"\x03\x03\x07\x01" * (flags == 2) + payload
+    summed = checksum(source + service + struct.pack("!HH", socket.IPPROTO_TCP, len(tcp)) + tcp)
+    tcp = tcp[:16] + struct.pack("!H", summed) + tcp[18:]
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, socket.IPPROTO_TCP, 0) + source + service
+    raw.sendto(ip + tcp, (address, 0))
+for number in range(count):
+    own = 2000 + os.getpid() % 30000 + number
+    # The numbers wrap on the way.
+    first = 0xFFFFFFFF - 1000
+    send(own, 2, first, 0)
+    while True:
+        packet = heard.recv(65535)
+        if packet[12:16] == service and packet[22:24] == struct.pack("!H", own) and packet[33] & 0x12 == 0x12:
+            break
+    acknowledgement = (struct.unpack("!I", packet[24:28])[0] + 1) & 0xFFFFFFFF
+    send(own, 16, first + 1, acknowledgement)
+    length, step, end = (1000, 1001, 4 << 20) if kind == "parts" else (1, 3, 50000)
+    for place in range(3, end, step):
+        send(own, 16, first + 1 + place, acknowledgement, b"x" * length)
+print("done", flush=True)
+time.sleep(600)
+"#;
+
+/// Of each kind of peer, memory for a connection is bounded, whatever the peer does, and goes with it.
+#[test]
+fn peers_that_take_memory_take_a_bounded_amount() {
+    if plain_only() {
+        return;
+    }
+    const CONNECTIONS: u64 = 4;
+    for (kind, script, serves, max_own_bytes, max_shared_bytes) in [
+        // A send buffer, by reference or not, and what was read of the program last.
+        ("stops", GREEDY, "sends", 6 << 20, 8 << 20),
+        // 4096 pieces in order, and as many that wait for the program: copied out, so that a byte keeps no page.
+        ("bytes", GREEDY, "waits", 1 << 20, 1 << 20),
+        ("gaps", GAPS, "waits", 1 << 20, 1 << 20),
+        // The receive buffer, all of it copied out.
+        ("parts", GAPS, "waits", 5 << 20, 1 << 20),
+    ] {
+        let scratch = Scratch::new(&format!("net-{kind}"));
+        let service = Service::start(&scratch, &[]);
+        let server = python(&scratch, "server", IDLE, &[SERVICE, "7000", serves]);
+        let server = service.program(server, Mode::Always).start(&scratch, "server");
+        let port = server.wait_for_line("ready ");
+        let peers = |name: &str, count: &str| {
+            let peers = outside(&service, &scratch, "peers", script, &[kind, SERVICE, &port, count]);
+            let peers = peers.start(&scratch, name);
+            let _ = peers.wait_for_line("done");
+            peers
+        };
+        let settled = || {
+            let mut before = (0, 0);
+            wait_until("memory that does not grow", LIMIT, || {
+                std::thread::sleep(Duration::from_millis(300));
+                let now = (service.resident_bytes(), service.shared_bytes());
+                (std::mem::replace(&mut before, now) == now).then_some(now)
+            })
+        };
+        // What is made once.
+        drop(peers("first", "1").stop(libc::SIGKILL));
+        let (own_bytes, shared_bytes) = settled();
+        let peers = peers("peers", &CONNECTIONS.to_string());
+        let (own_after, shared_after) = settled();
+        let own = own_after.saturating_sub(own_bytes) / CONNECTIONS;
+        let shared = shared_after.saturating_sub(shared_bytes) / CONNECTIONS;
+        println!("{kind}: a connection takes {} KiB of its own and {} KiB shared", own >> 10, shared >> 10);
+        assert!(own <= max_own_bytes, "{kind}: {own} bytes of its own");
+        assert!(shared <= max_shared_bytes, "{kind}: {shared} bytes shared");
+        drop(peers.stop(libc::SIGKILL));
+        drop(server.stop(libc::SIGKILL));
+        service.stop();
+    }
+}
+
 /// What programs of epoll do, and what most do not.
 #[test]
 fn a_program_of_epoll_finds_what_it_knows() {
@@ -556,4 +685,82 @@ fn sha256(bytes: &[u8]) -> String {
     let file = scratch.write("bytes", bytes);
     let summed = std::process::Command::new("sha256sum").arg(file).output().expect("started");
     String::from_utf8_lossy(&summed.stdout).split(' ').next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn over_an_ethernet_by_af_xdp_bytes_are_the_same_both_ways() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-xdp");
+    let capture = scratch.join("packets");
+    let Some(service) = Service::start_by_xdp(&scratch, &["--pcap", capture.to_str().expect("UTF-8")]) else {
+        return;
+    };
+    let cable = service.cable().expect("it has one");
+    assert!(cable.has_program(&scratch));
+    // The other end of the cable finds the service by ARP and by neighbour discovery.
+    for (mode, server_address, to) in [(Mode::Always, "0.0.0.0", SERVICE), (Mode::Auto, "::", SERVICE_V6)] {
+        let server = python(&scratch, "server", ECHO, &[server_address, "7000", "2"]);
+        let server = service.program(server, mode).start(&scratch, "server");
+        let port = server.wait_for_line("ready ");
+        let client = |seed| outside(&service, &scratch, "client", CLIENT, &[to, &port, seed, "40"]);
+        let clients = ["1", "2"].map(|seed| client(seed).start(&scratch, &format!("client{seed}")));
+        for client in clients {
+            well(client.finish(LIMIT), &server);
+        }
+        let done = server.finish(LIMIT);
+        assert!(done.status.success(), "{}", done.text());
+        service.wait_until_empty();
+    }
+    // And the service the other end.
+    for (address, port) in [(KERNEL, "7001"), ("fd77::1", "7002")] {
+        let kernel =
+            outside(&service, &scratch, "server", ECHO, &[address, port, "1"]).start(&scratch, "kernel");
+        let _ = kernel.wait_for_line("ready ");
+        let client = python(&scratch, "client", CLIENT, &[address, port, "3", "40"]);
+        let client = service.program(client, Mode::Always).start(&scratch, "client").finish(LIMIT);
+        well(client, &kernel);
+        drop(kernel.finish(LIMIT));
+    }
+    service.wait_until_empty();
+    service.stop();
+    assert!(std::fs::metadata(&capture).expect("written").len() > 1 << 20);
+}
+
+#[test]
+fn the_program_of_a_killed_service_leaves_its_device_and_the_next_can_have_it() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-xdp-killed");
+    let Some(service) = Service::start_by_xdp(&scratch, &[]) else { return };
+    let cable = service.cable().expect("it has one");
+    assert!(cable.has_program(&scratch));
+    let begin = |device: &str| {
+        let uncopy = bin_dir().join("uncopy");
+        let control = scratch.join("n/control");
+        cable
+            .near(&[uncopy.to_str().expect("UTF-8"), "net", "--xdp", device, "--address", "10.77.0.2/24"])
+            .args(["--socket".as_ref(), control.as_os_str()])
+            .start(&scratch, "again")
+    };
+    let refused = |device: &str, why: &str| {
+        let done = begin(device).finish(LIMIT);
+        assert_eq!(done.status.code(), Some(1));
+        assert!(done.text().contains(why), "{}", done.text());
+    };
+    refused("near", "somebody has its queue 0; end that, or give another: --xdp near:QUEUE");
+    refused("near:7", "it has no queue 7; ethtool -l near says how many it has");
+    refused("other", "there is no such device; ip link lists them");
+    refused("lo", "it is no Ethernet device");
+    service.kill();
+    wait_until("the device without a program", LIMIT, || (!cable.has_program(&scratch)).then_some(()));
+    let next = begin("near");
+    wait_until("the next service", LIMIT, || {
+        assert!(!next.has_ended(), "{}", next.errors());
+        next.errors().contains("run programs by").then_some(())
+    });
+    assert!(next.stop(libc::SIGTERM).status.success());
+    assert!(!cable.has_program(&scratch));
 }

@@ -8,6 +8,7 @@ mod kernel;
 mod lanes;
 mod limits;
 mod logs;
+mod net;
 mod permission;
 mod preload;
 mod report;
@@ -108,6 +109,7 @@ fn checks(matches: &ArgMatches, environment: &Environment, command: &[OsString])
     checks.extend(limits::checks());
     checks.push(options(environment));
     checks.push(lanes::check(environment));
+    checks.extend(net::checks());
     let log = matches.get_one::<OsString>(line::LOG).map(OsString::as_os_str);
     checks.extend(logs::check(log, environment));
     checks.push(calibration::check(environment));

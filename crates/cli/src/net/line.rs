@@ -8,6 +8,7 @@ use uncopy_core::size;
 
 /// Ids of options and arguments, as they are typed.
 pub const TUN: &str = "tun";
+pub const XDP: &str = "xdp";
 pub const ADDRESS: &str = "address";
 pub const PEER: &str = "peer";
 pub const MTU: &str = "mtu";
@@ -27,11 +28,14 @@ Examples:
       Redis there: redis-cli -h 10.77.0.2
   uncopy net ls utun0
       Who listens, and who is connected.
+  sudo uncopy net --xdp eth1 --address 192.168.7.2/24
+      The same for other hosts on that Ethernet, without the kernel in between.
 
 A TCP in this process in place of the kernel's, for programs of the same user that run with
 'uncopy run --net'. What it receives they get by reference, and what they send goes out from where it
 is. Addresses of the network belong to it; every other stays the kernel's. It makes a TUN device, which
-takes CAP_NET_ADMIN and is gone when it ends, by SIGINT or SIGTERM. docs/net.md says what it can do.
+takes CAP_NET_ADMIN and is gone when it ends, by SIGINT or SIGTERM. With --xdp it takes packets for its
+addresses from a device that is there, and the kernel gets all others. docs/net.md says what it can do.
 
 Exit status: 0, or 1 if it could not begin or the device is gone, or 2 if the command line is wrong.";
 
@@ -48,6 +52,15 @@ fn is_address(text: &str) -> Result<(IpAddr, u8), String> {
         Ok((address, bits))
     } else {
         Err(format!("the prefix has 1 to {most} bits"))
+    }
+}
+
+fn is_queue(text: &str) -> Result<(String, u32), String> {
+    let legal = "a device and, if it is not 0, the number of its queue, such as eth1 or eth1:2";
+    let (device, queue) = text.split_once(':').unwrap_or((text, "0"));
+    match queue.parse() {
+        Ok(queue) if !device.is_empty() => Ok((device.to_owned(), queue)),
+        _ => Err(legal.to_owned()),
     }
 }
 
@@ -72,11 +85,16 @@ pub fn command() -> Command {
     Command::new("net")
         .about("Serve a user-level TCP to programs under run --net")
         .override_usage(
-            "uncopy net --tun NAME --address ADDRESS/BITS [OPTIONS]\n       uncopy net ls|stats [--json] NAME|SOCKET",
+            "uncopy net --tun NAME --address ADDRESS/BITS [OPTIONS]\n       uncopy net --xdp IFACE[:QUEUE] --address ADDRESS/BITS [OPTIONS]\n       uncopy net ls|stats [--json] NAME|SOCKET",
         )
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
-        .arg(value(TUN, "NAME", "Name of the TUN device that is made").required(true).value_parser(value_parser!(OsString)))
+        .arg(value(TUN, "NAME", "Name of the TUN device that is made").required_unless_present(XDP).value_parser(value_parser!(OsString)))
+        .arg(
+            value(XDP, "IFACE[:QUEUE]", "Take the service's packets from this queue of an Ethernet device by AF_XDP [default queue: 0]")
+                .conflicts_with_all([TUN, MTU])
+                .value_parser(is_queue),
+        )
         .arg(
             value(ADDRESS, "ADDRESS/BITS", "The service's address and the bits of the network's prefix; once for IPv4, once for IPv6")
                 .required(true)
@@ -84,7 +102,7 @@ pub fn command() -> Command {
                 .value_parser(is_address),
         )
         .arg(
-            value(PEER, "ADDRESS", "The kernel's address in that network [default: the first that is free]")
+            value(PEER, "ADDRESS", "The kernel's address in that network [default: the first that is free]; with --xdp the router to other networks [default: none]")
                 .action(ArgAction::Append)
                 .value_parser(value_parser!(IpAddr)),
         )
@@ -153,11 +171,29 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_is_that_of_a_device() {
+        assert_eq!(is_queue("eth1"), Ok(("eth1".to_owned(), 0)));
+        assert_eq!(is_queue("eth1:3"), Ok(("eth1".to_owned(), 3)));
+        for bad in ["", ":1", "eth1:", "eth1:x", "eth1:-1", "eth1:1:2"] {
+            assert!(is_queue(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn it_serves_or_shows() {
         let parses = |line: &[&str]| command().try_get_matches_from([&["net"], line].concat()).is_ok();
         assert!(parses(&["--tun", "u0", "--address", "10.7.0.2/24"]));
+        assert!(parses(&["--xdp", "eth1:2", "--address", "10.7.0.2/24"]));
         assert!(parses(&["ls", "u0"]) && parses(&["stats", "--json", "u0"]));
-        for bad in [&["--tun", "u0"][..], &["ls"], &["--tun", "u0", "--address", "10.7.0.2/24", "ls", "u0"]] {
+        for bad in [
+            &["--address", "10.7.0.2/24"][..],
+            &["--xdp", "eth1"],
+            &["--xdp", "eth1", "--tun", "u0", "--address", "10.7.0.2/24"],
+            &["--xdp", "eth1", "--mtu", "1500", "--address", "10.7.0.2/24"],
+            &["--tun", "u0"],
+            &["ls"],
+            &["--tun", "u0", "--address", "10.7.0.2/24", "ls", "u0"],
+        ] {
             assert!(!parses(bad), "{bad:?}");
         }
     }

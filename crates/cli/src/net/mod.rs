@@ -1,6 +1,7 @@
 //! `uncopy net`: the service of a user-level TCP, and what there is of it.
 
 pub mod line;
+pub mod link;
 mod serve;
 mod show;
 
@@ -36,6 +37,15 @@ pub fn control(name: &OsStr) -> PathBuf {
 /// Where services are that were given no socket: a folder for each by its device's name.
 fn directory() -> PathBuf {
     live::directory_of(live::shared_memory(), os::effective_user_id()).join("net")
+}
+
+/// The names of services that were given no socket: those of their devices.
+pub fn services() -> Vec<String> {
+    let Ok(folders) = std::fs::read_dir(directory()) else { return Vec::new() };
+    let mut names: Vec<String> =
+        folders.filter_map(|folder| folder.ok()?.file_name().into_string().ok()).collect();
+    names.sort();
+    names
 }
 
 /// Whether programs could not find a control socket because its path is too long. Says so.

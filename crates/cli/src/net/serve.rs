@@ -1,18 +1,15 @@
-//! `uncopy net --tun …`: the service itself.
+//! `uncopy net --tun …` and `--xdp …`: the service itself.
 
-use super::line;
+use super::{line, link};
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use clap::ArgMatches;
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File};
+use std::fs::DirBuilder;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use uncopy_link::pcap::Pcap;
-use uncopy_link::tun::Tun;
-use uncopy_link::{Link, device};
 use uncopy_net::message::{MAX_PREFIXES, Prefix};
 use uncopy_netd::service::Service;
 use uncopy_netd::settings::Settings;
@@ -20,7 +17,9 @@ use uncopy_tcp::config::{CongestionControl, Ecn};
 
 /// Serves until a signal ends it.
 pub fn main(matches: &ArgMatches) -> u8 {
-    let name = matches.get_one::<OsString>(line::TUN).cloned().unwrap_or_default();
+    let ethernet = matches.get_one::<(String, u32)>(line::XDP).cloned();
+    let tun = matches.get_one::<OsString>(line::TUN).cloned().unwrap_or_default();
+    let name = ethernet.as_ref().map_or(tun, |(device, _)| device.into());
     let prefixes: Vec<Prefix> = matches
         .get_many::<(IpAddr, u8)>(line::ADDRESS)
         .unwrap_or_default()
@@ -35,7 +34,8 @@ pub fn main(matches: &ArgMatches) -> u8 {
     }
     let peers: Vec<IpAddr> = matches.get_many::<IpAddr>(line::PEER).unwrap_or_default().copied().collect();
     let mut kernels = Vec::new();
-    for prefix in &prefixes {
+    let with_kernel: &[Prefix] = if ethernet.is_some() { &[] } else { &prefixes };
+    for prefix in with_kernel {
         match peer_of(prefix, &peers) {
             Ok(peer) => kernels.push((peer, prefix.bits)),
             Err(why) => {
@@ -54,7 +54,11 @@ pub fn main(matches: &ArgMatches) -> u8 {
     }
     let mtu_bytes = usize::from(matches.get_one::<u16>(line::MTU).copied().unwrap_or_default());
     let pcap = matches.get_one::<OsString>(line::PCAP).map(PathBuf::from);
-    let link = match open(&name, mtu_bytes, &kernels, pcap.as_deref()) {
+    let opened = match &ethernet {
+        Some((device, queue)) => link::ethernet(device, *queue, &prefixes, &peers, pcap.as_deref()),
+        None => link::tun(&name.to_string_lossy(), mtu_bytes, &kernels, pcap.as_deref()),
+    };
+    let link = match opened {
         Ok(link) => link,
         Err(why) => {
             output::complain(why);
@@ -102,12 +106,14 @@ pub fn main(matches: &ArgMatches) -> u8 {
             return EXIT_FAILURE;
         }
     };
-    for (prefix, (kernel, _)) in prefixes.iter().zip(&kernels) {
+    for (index, prefix) in prefixes.iter().enumerate() {
+        let kernel = kernels.get(index).map(|(kernel, _)| format!("; the kernel is {kernel} there"));
         output::complain(format_args!(
-            "{} serves {}/{}; the kernel is {kernel} there",
+            "{} serves {}/{}{}",
             name.to_string_lossy(),
             prefix.own,
-            prefix.bits
+            prefix.bits,
+            kernel.unwrap_or_default()
         ));
     }
     let socket = matches
@@ -157,35 +163,6 @@ fn peer_of(prefix: &Prefix, given: &[IpAddr]) -> Result<IpAddr, String> {
 fn make_parents(control: &Path) -> io::Result<()> {
     let Some(above) = control.parent().and_then(Path::parent) else { return Ok(()) };
     DirBuilder::new().recursive(true).mode(0o700).create(above)
-}
-
-/// Makes the device, and has its packets written down if that was asked for.
-fn open(
-    name: &OsString,
-    mtu_bytes: usize,
-    kernels: &[(IpAddr, u8)],
-    pcap: Option<&Path>,
-) -> Result<Box<dyn Link>, String> {
-    let name = name.to_string_lossy();
-    let tun = Tun::open(&name, mtu_bytes).map_err(|error| match error.raw_os_error() {
-        Some(libc::ENOENT) => {
-            "there is no /dev/net/tun: load the module (modprobe tun), or give the container the device"
-                .to_owned()
-        }
-        Some(libc::EPERM | libc::EACCES) => {
-            "making a TUN device takes CAP_NET_ADMIN; type it again with sudo, or make one: ip tuntap add"
-                .to_owned()
-        }
-        Some(libc::EBUSY) => format!("somebody has a device {name}; give another --tun"),
-        _ => format!("--tun {name}: {}", Reason(&error)),
-    })?;
-    device::set_up(&name, mtu_bytes, kernels)
-        .map_err(|error| format!("{name} cannot be set up: {}", Reason(&error)))?;
-    let Some(path) = pcap else { return Ok(Box::new(tun)) };
-    let capture = File::create(path).and_then(|file| Pcap::new(tun, file));
-    let capture =
-        capture.map_err(|error| format!("--pcap {}: {}", Quoted(path.as_os_str()), Reason(&error)))?;
-    Ok(Box::new(capture))
 }
 
 #[cfg(test)]

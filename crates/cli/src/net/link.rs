@@ -1,0 +1,151 @@
+//! The links of a service, and what is to be typed when one cannot be had.
+
+use crate::os;
+use crate::output::{Quoted, Reason};
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+use uncopy_link::pcap::Pcap;
+use uncopy_link::tun::Tun;
+use uncopy_link::{Link, device};
+use uncopy_net::message::Prefix;
+
+/// Why this process can make no TUN devices. Makes none.
+pub fn why_no_tun() -> Option<io::Error> {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/net/tun") {
+        return Some(error);
+    }
+    (!os::may_administer_network()).then(|| io::Error::from_raw_os_error(libc::EPERM))
+}
+
+fn why_not_tun(name: &str, error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => {
+            "there is no /dev/net/tun: load the module (modprobe tun), or give the container the device"
+                .to_owned()
+        }
+        Some(libc::EPERM | libc::EACCES) => {
+            "making a TUN device takes CAP_NET_ADMIN; type it again with sudo, or make one: ip tuntap add"
+                .to_owned()
+        }
+        Some(libc::EBUSY) => format!("somebody has a device {name}; give another --tun"),
+        _ => format!("--tun {name}: {}", Reason(error)),
+    }
+}
+
+/// Why this process can make no sockets of AF_XDP, and programs for them. Makes none that stay.
+#[cfg(feature = "xdp")]
+pub fn why_no_xdp() -> Option<io::Error> {
+    uncopy_link::xdp::probe().err().map(|failed| failed.error)
+}
+
+/// This build has none.
+#[cfg(not(feature = "xdp"))]
+pub fn why_no_xdp() -> Option<io::Error> {
+    Some(io::Error::new(io::ErrorKind::Unsupported, NO_XDP))
+}
+
+/// Makes a TUN device, where the kernel has these addresses with the bits of their prefixes.
+pub fn tun(
+    name: &str,
+    mtu_bytes: usize,
+    kernels: &[(IpAddr, u8)],
+    pcap: Option<&Path>,
+) -> Result<Box<dyn Link>, String> {
+    let tun = Tun::open(name, mtu_bytes).map_err(|error| why_not_tun(name, &error))?;
+    device::set_up(name, mtu_bytes, kernels)
+        .map_err(|error| format!("{name} cannot be set up: {}", Reason(&error)))?;
+    captured(tun, pcap)
+}
+
+/// Takes a queue of an Ethernet device for these addresses.
+#[cfg(feature = "xdp")]
+pub fn ethernet(
+    device: &str,
+    queue: u32,
+    prefixes: &[Prefix],
+    routers: &[IpAddr],
+    pcap: Option<&Path>,
+) -> Result<Box<dyn Link>, String> {
+    use uncopy_link::xdp::{Settings, Xdp};
+    let own: Vec<(IpAddr, u8)> = prefixes.iter().map(|prefix| (prefix.own, prefix.bits)).collect();
+    if let Some(router) = routers.iter().find(|router| prefixes.iter().any(|prefix| prefix.own == **router)) {
+        return Err(format!("--peer {router} is the service's own address"));
+    }
+    if let Some(router) = routers.iter().find(|router| !prefixes.iter().any(|prefix| prefix.has(**router))) {
+        return Err(format!("--peer {router} is in no network of --address"));
+    }
+    let link = Xdp::open(&Settings { device, queue, own: &own, routers })
+        .map_err(|failed| why_not(device, queue, &failed))?;
+    captured(link, pcap)
+}
+
+#[cfg(not(feature = "xdp"))]
+const NO_XDP: &str = "this uncopy was built without AF_XDP (the feature xdp of uncopy-cli); use --tun";
+
+/// There is none in this build.
+#[cfg(not(feature = "xdp"))]
+pub fn ethernet(
+    _: &str,
+    _: u32,
+    _: &[Prefix],
+    _: &[IpAddr],
+    _: Option<&Path>,
+) -> Result<Box<dyn Link>, String> {
+    Err(NO_XDP.to_owned())
+}
+
+/// What keeps a queue from being taken, and what is to be typed.
+#[cfg(feature = "xdp")]
+fn why_not(device: &str, queue: u32, failed: &uncopy_link::xdp::Failed) -> String {
+    use uncopy_link::xdp::{MAX_MTU_BYTES, Step};
+    let reason = Reason(&failed.error);
+    match (failed.step, failed.error.raw_os_error()) {
+        (Step::Device, Some(libc::ENODEV)) => {
+            format!("--xdp {device}: there is no such device; ip link lists them")
+        }
+        (Step::Ethernet, _) => format!("--xdp {device}: it is no Ethernet device"),
+        (Step::Up, _) => format!("--xdp {device}: it is down; type: ip link set {device} up"),
+        (Step::Mtu(bytes), _) => format!(
+            "--xdp {device}: its packets have {bytes} bytes, and AF_XDP takes {MAX_MTU_BYTES}; type: ip link set {device} mtu 1500"
+        ),
+        (Step::Socket, Some(libc::EAFNOSUPPORT)) => {
+            "this kernel has no AF_XDP (CONFIG_XDP_SOCKETS); use --tun".to_owned()
+        }
+        (Step::Program, Some(libc::ENOSYS | libc::EINVAL)) => {
+            "this kernel has no programs for AF_XDP (CONFIG_BPF_SYSCALL, Linux 5.9); use --tun".to_owned()
+        }
+        (Step::Attachment, Some(libc::EINVAL)) => {
+            "this kernel cannot attach XDP programs by links (Linux 5.9); use --tun".to_owned()
+        }
+        (_, Some(libc::EPERM | libc::EACCES)) => {
+            "AF_XDP takes CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF; type it again with sudo".to_owned()
+        }
+        (Step::Memory, Some(libc::ENOBUFS | libc::ENOMEM)) => {
+            "AF_XDP locks 16 MiB of memory, and less is allowed (ulimit -l); type it again with sudo"
+                .to_owned()
+        }
+        (Step::Queue, Some(libc::EBUSY)) => {
+            format!(
+                "--xdp {device}: somebody has its queue {queue}; end that, or give another: --xdp {device}:QUEUE"
+            )
+        }
+        (Step::Queue, Some(libc::EINVAL)) => {
+            format!("--xdp {device}: it has no queue {queue}; ethtool -l {device} says how many it has")
+        }
+        (Step::Attachment, Some(libc::EBUSY | libc::EEXIST)) => {
+            format!("--xdp {device}: it has an XDP program; ip link show {device} names it")
+        }
+        (step, _) => format!("--xdp {device}: {step:?}: {reason}"),
+    }
+}
+
+/// Has a link's packets written down if that was asked for.
+fn captured<L: Link + 'static>(link: L, pcap: Option<&Path>) -> Result<Box<dyn Link>, String> {
+    let Some(path) = pcap else { return Ok(Box::new(link)) };
+    let capture = File::create(path).and_then(|file| Pcap::new(link, file));
+    let capture =
+        capture.map_err(|error| format!("--pcap {}: {}", Quoted(path.as_os_str()), Reason(&error)))?;
+    Ok(Box::new(capture))
+}
