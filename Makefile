@@ -30,7 +30,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-net test-service test-suites test-checked test-faults machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-kernels test-net test-service test-suites test-checked test-faults packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -63,6 +63,13 @@ test-service: ## Build, boot a container with systemd, let its packaged servers 
 	@scripts/install-packages service
 	@$(MAKE) --no-print-directory build
 	scripts/test-service
+
+test-kernels: ## Build, try the library on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines without KVM (half an hour)
+	@scripts/install-packages test
+	@scripts/install-packages vm
+	@$(MAKE) --no-print-directory build
+	$(CARGO) build --release --locked -p uncopy-tests
+	scripts/test-kernels
 
 test-net: ## Twenty million segments of the user-level TCP over bad links, and a million to and from smoltcp (minutes)
 	@scripts/need-cargo
@@ -123,6 +130,14 @@ bench-unwind: ## Measure what taking a stack costs: known frames, and new ones (
 
 audit: ## Licences, duplicates, sources and known advisories of all dependencies (needs cargo-deny and network)
 	$(CARGO) deny --locked check
+
+# Paths of this machine do not get into the programs, so that the same commit gives the same bytes anywhere.
+packages: export CARGO_TARGET_DIR = $(target)/packages
+packages: export RUSTFLAGS = -C force-unwind-tables=yes --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo
+packages: ## Make target/packages/{a .deb, an .rpm, an archive with an installer}, after a build of their own
+	@scripts/install-packages test
+	@$(MAKE) --no-print-directory build
+	scripts/packages $(target)/packages
 
 install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	@test -x $(release)/uncopy -a -f $(release)/libuncopy.so -a -f $(release)/libuncopy_send.a || $(MAKE) --no-print-directory build
