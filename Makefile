@@ -12,6 +12,7 @@ lib := $(DESTDIR)$(PREFIX)/lib/uncopy
 man := $(DESTDIR)$(PREFIX)/share/man/man1
 # What programs are linked with.
 libraries := $(DESTDIR)$(PREFIX)/lib
+cmake := $(libraries)/cmake/uncopy
 include := $(DESTDIR)$(PREFIX)/include
 man3 := $(DESTDIR)$(PREFIX)/share/man/man3
 bash := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
@@ -150,6 +151,10 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	install -d $(libraries)/pkgconfig $(man) $(man3) $(bash) $(zsh) $(fish)
 	sed -e 's|@prefix@|$(PREFIX)|' -e "s|@version@|$$($(release)/uncopy --version | cut -d ' ' -f 2)|" \
 	    crates/send/uncopy.pc.in > $(libraries)/pkgconfig/uncopy.pc
+	install -D -m 644 crates/send/cmake/uncopy-config.cmake $(cmake)/uncopy-config.cmake
+	sed -e "s|@version@|$$($(release)/uncopy --version | cut -d ' ' -f 2)|" \
+	    crates/send/cmake/uncopy-config-version.cmake.in > $(cmake)/uncopy-config-version.cmake
+	chmod 644 $(cmake)/uncopy-config-version.cmake
 	for name in $(functions); do echo ".so man3/uncopy_alloc.3" > $(man3)/$$name.3; done
 	install -m 644 crates/send/man/uncopy_alloc.3 $(man3)/uncopy_alloc.3
 	install -d $(units)
@@ -167,10 +172,11 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 uninstall: ## Remove what install put there
 	rm -f $(bin)/uncopy $(lib)/libuncopy.so $(pages:%=$(man)/%.1)
 	rm -f $(addprefix $(libraries)/,$(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
+	rm -f $(addprefix $(cmake)/,uncopy-config.cmake uncopy-config-version.cmake)
 	rm -f $(include)/uncopy.h $(functions:%=$(man3)/%.3)
 	rm -f $(units)/uncopy-log-recover@.service $(rules)/60-uncopy.rules $(sysusers)/uncopy.conf
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
-	-@rmdir $(lib) 2>/dev/null
+	-@rmdir $(lib) $(cmake) 2>/dev/null
 
 # Servers of our own; each prints its manual page.
 servers := uncopy-cached uncopy-files
