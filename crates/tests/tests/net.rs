@@ -737,9 +737,11 @@ fn the_program_of_a_killed_service_leaves_its_device_and_the_next_can_have_it() 
     let Some(service) = Service::start_by_xdp(&scratch, &[]) else { return };
     let cable = service.cable().expect("it has one");
     assert!(cable.has_program(&scratch));
+    // A control socket's path is short.
+    let room = Scratch::in_memory("net");
     let begin = |device: &str| {
         let uncopy = bin_dir().join("uncopy");
-        let control = scratch.join("n/control");
+        let control = room.join("n/control");
         cable
             .near(&[uncopy.to_str().expect("UTF-8"), "net", "--xdp", device, "--address", "10.77.0.2/24"])
             .args(["--socket".as_ref(), control.as_os_str()])
