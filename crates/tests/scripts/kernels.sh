@@ -3,7 +3,6 @@
 # test programs, which compare every byte themselves. Lines that begin with RESULT are looked at outside.
 set -eu
 uncopy=$1 programs=$2
-library=$(dirname "$uncopy")/libuncopy.so
 room=/run/room
 mkdir -p "$room" && cd "$room"
 echo "RESULT kernel $(uname -r)"
@@ -13,8 +12,7 @@ echo "RESULT kernel $(uname -r)"
 check() {
     local name=$1
     shift
-    env LD_PRELOAD="$library" UNCOPY_STATS="$room/stats" UNCOPY_POLICY=always UNCOPY_MIN_SIZE=4096 \
-        timeout 400 "$@" >"$room/out" 2>"$room/err" || { tail -n 20 "$room/out" "$room/err" && echo "RESULT $name failed" && exit 1; }
+    timeout 400 "$uncopy" run --policy always --min-size 4K --stats "$room/stats" -- "$@" >"$room/out" 2>"$room/err" || { tail -n 20 "$room/out" "$room/err" && echo "RESULT $name failed" && exit 1; }
     python3 -c '
 import json, sys
 counters = json.load(open(sys.argv[2]))
@@ -60,6 +58,6 @@ counters = json.load(open(sys.argv[1]))
 assert counters["elided_bytes"] > 0, counters
 print("RESULT redis elided", counters["elided_bytes"])' "$room/redis"
 
-"$uncopy" bench copies --copies 0,12 --processes 2 --rounds 8 --seconds 90 --json "$room/copies.json" >"$room/copies" 2>"$room/copies.err" ||
+"$uncopy" bench copies --copies 0,12 --processes 2 --rounds 8 --seconds 90 >"$room/copies" 2>"$room/copies.err" ||
     { cat "$room/copies.err" && echo "RESULT bench failed" && exit 1; }
 grep -E "^(experiment|echo)" "$room/copies" | sed 's/^echo/RESULT echo/'
