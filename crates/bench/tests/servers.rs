@@ -18,6 +18,16 @@ fn nginx_delivers_files_and_what_it_is_a_proxy_of() {
 }
 
 #[test]
+fn apache_delivers_files_and_what_it_is_a_proxy_of() {
+    verified(&["apache-static", "apache-proxied"]);
+}
+
+#[test]
+fn lighttpd_delivers_files() {
+    verified(&["lighttpd"]);
+}
+
+#[test]
 fn haproxy_passes_bodies_on() {
     verified(&["haproxy"]);
 }
@@ -25,6 +35,16 @@ fn haproxy_passes_bodies_on() {
 #[test]
 fn varnish_delivers_what_it_keeps() {
     verified(&["varnish"]);
+}
+
+#[test]
+fn squid_delivers_what_it_keeps() {
+    verified(&["squid"]);
+}
+
+#[test]
+fn socat_and_stunnel_pass_messages_on() {
+    verified(&["socat", "stunnel"]);
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //!             a live stream at a fixed rate, and those who verify it
 //!   own       servers of ours
 //!   pair      a case whose clients are in the same process tree, under the same side
-//!   nginx, haproxy, varnish, icecast, relay
+//!   nginx, apache, haproxy, varnish, icecast, relay, passing, ...
 //!             the cases
 //! ```
 //!
@@ -23,11 +23,13 @@
 
 use crate::kit::{Comparison, Result, Running, Side};
 
+mod apache;
 mod echo;
 mod exchanging;
 mod haproxy;
 pub mod http;
 mod icecast;
+mod lighttpd;
 mod listeners;
 mod mariadb;
 pub mod memcached;
@@ -37,6 +39,7 @@ pub mod nginx;
 pub mod origin;
 mod own;
 pub mod pair;
+mod passing;
 mod postgresql;
 pub mod programs;
 pub mod python;
@@ -44,6 +47,7 @@ pub mod redis;
 mod relay;
 pub mod serving;
 mod source;
+mod squid;
 pub mod stage;
 mod varnish;
 
@@ -54,8 +58,12 @@ use stage::Stage;
 pub const CASES: &[Case] = &[
     nginx::STATIC,
     nginx::PROXIED,
+    apache::STATIC,
+    apache::PROXIED,
+    lighttpd::CASE,
     haproxy::CASE,
     varnish::CASE,
+    squid::CASE,
     icecast::FILE,
     relay::CASE,
     memcached::TCP,
@@ -71,6 +79,8 @@ pub const CASES: &[Case] = &[
     mosquitto::MESSAGES,
     python::SERVER,
     python::RELAY,
+    passing::PLAIN,
+    passing::ENCRYPTED,
 ];
 
 /// Cases that are also measured with both ends, and what is behind the server, on one host under the same side.

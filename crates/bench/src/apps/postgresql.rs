@@ -12,8 +12,7 @@ use super::stage::{Stage, Unprivileged};
 use super::{By, Case, Effort, Point, Work};
 use crate::clients::Place;
 use crate::clients::postgresql::{self, Operation, Values};
-use crate::kit::traffic::Load;
-use crate::kit::{Result, Running, Server, While, size};
+use crate::kit::{Result, Running, While, size};
 
 /// Where Debian's packages have the programs of each version, the latest first.
 const DIRECTORIES: &[&str] = &[
@@ -30,8 +29,7 @@ const fn need(program: &'static str, version: &'static [&'static str]) -> Need {
 }
 
 /// The server, what makes a database, and what makes root another user: the server refuses root.
-const NEEDS: &[Need] =
-    &[need("postgres", &["--version"]), need("initdb", &[]), Need::new("setpriv", "util-linux", &[])];
+const NEEDS: &[Need] = &[need("postgres", &["--version"]), need("initdb", &[]), Unprivileged::NEED];
 /// Who may do everything in the database.
 const USER: &str = "tester";
 const CONNECTIONS: u32 = 4;
@@ -134,30 +132,6 @@ impl Work for Documents {
         // It listens before it answers.
         postgresql::prepare(&place, USER)?;
         let open = move |number| Values::open(&place, USER, self.operation, self.size_bytes, number);
-        Ok(Box::new(Database { exchanging: Exchanging::new(stage, server, CONNECTIONS, open)?, user }))
-    }
-}
-
-struct Database<'a> {
-    exchanging: Exchanging<'a>,
-    user: Unprivileged<'a>,
-}
-
-impl Running for Database<'_> {
-    fn server(&mut self) -> &mut Server {
-        self.exchanging.server()
-    }
-
-    fn load(&mut self, duration: std::time::Duration) -> Result<Load> {
-        self.exchanging.load(duration)
-    }
-
-    fn reconnect(&mut self) -> Result<()> {
-        self.exchanging.reconnect()
-    }
-
-    fn stop(&mut self) -> Result<()> {
-        self.exchanging.stop()?;
-        self.user.hand_over(self.exchanging.server().directory())
+        Ok(Box::new(user.running(Exchanging::new(stage, server, CONNECTIONS, open)?)))
     }
 }

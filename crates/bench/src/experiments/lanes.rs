@@ -131,7 +131,7 @@ impl Lanes {
             }
             let arguments = app::arguments(case, &point.title);
             let stage = Stage::new(launcher, Under::Side(Side::Plain), programs);
-            let refuses_root = case.needs.iter().any(|need| need.program == Unprivileged::BY);
+            let refuses_root = case.needs.iter().any(|need| need.program == Unprivileged::NEED.program);
             let user = refuses_root.then(|| Unprivileged::of(&stage)).transpose();
             match user {
                 Ok(user) => together(launcher, &slices, comparison, progress, &arguments, user.as_ref()),

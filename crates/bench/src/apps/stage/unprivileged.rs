@@ -9,8 +9,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::{Stage, Under, bind, listening, on_free_port};
+use crate::apps::programs::Need;
 use crate::kit::processes::process;
-use crate::kit::{Failure, Result, Server, TemporaryDirectory, While};
+use crate::kit::traffic::Load;
+use crate::kit::{Failure, Result, Running, Server, TemporaryDirectory, While};
 
 /// What changes the user.
 const SETPRIV: &str = "setpriv";
@@ -43,7 +45,7 @@ pub struct Unprivileged<'a> {
 
 impl<'a> Unprivileged<'a> {
     /// The program by which it is done: cases whose servers refuse root need it.
-    pub const BY: &'static str = SETPRIV;
+    pub const NEED: Need = Need::new(SETPRIV, "util-linux", &[]);
 
     /// The user for servers on `stage`.
     ///
@@ -130,15 +132,43 @@ impl<'a> Unprivileged<'a> {
         })
     }
 
+    /// `running`, whose server this user runs.
+    #[must_use]
+    pub fn running<R: Running>(self, running: R) -> ByUser<'a, R> {
+        ByUser { running, user: self }
+    }
+
     /// Puts the profile, if one was written, where it belongs; `directory` is that of the server, which has ended.
-    ///
-    /// # Errors
-    /// [`crate::kit::failure::Failure`] when it cannot be written there.
-    pub fn hand_over(&self, directory: &TemporaryDirectory) -> Result<()> {
+    fn hand_over(&self, directory: &TemporaryDirectory) -> Result<()> {
         if let (Under::Profile(file), Some(_)) = (self.stage.under, self.setpriv) {
             std::fs::copy(directory.join(PROFILE), file).doing("keeping the profile")?;
         }
         Ok(())
+    }
+}
+
+/// A server that such a user runs, and its load.
+pub struct ByUser<'a, R> {
+    running: R,
+    user: Unprivileged<'a>,
+}
+
+impl<R: Running> Running for ByUser<'_, R> {
+    fn server(&mut self) -> &mut Server {
+        self.running.server()
+    }
+
+    fn load(&mut self, duration: Duration) -> Result<Load> {
+        self.running.load(duration)
+    }
+
+    fn reconnect(&mut self) -> Result<()> {
+        self.running.reconnect()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.running.stop()?;
+        self.user.hand_over(self.running.server().directory())
     }
 }
 

@@ -101,7 +101,8 @@ impl Process {
     /// Asks it to end, and kills it if it does not.
     ///
     /// # Errors
-    /// [`Failure`] when it had to be killed or ended otherwise than with exit status 0.
+    /// [`Failure`] when it had to be killed, or ended otherwise than with exit status 0 or the one that says that this
+    /// signal ended it (128 and its number, as socat does).
     pub fn stop(&mut self) -> Result<()> {
         self.stop_by(Signal::TERM)
     }
@@ -120,7 +121,7 @@ impl Process {
         }
         let timeout = self.wraps.unwrap_or(TIMEOUT);
         match self.wait(timeout)? {
-            Some(status) if status.success() => Ok(()),
+            Some(status) if status.success() || status.code() == Some(128 + signal.as_raw()) => Ok(()),
             Some(status) => Err(Failure::new(format!("{} ended with {}", self.title, ending(status)))),
             None => {
                 self.kill();

@@ -1,0 +1,62 @@
+//! lighttpd: static files, read and written or sent by the kernel.
+
+use rustix::process::Signal;
+
+use super::http::Document;
+use super::programs::Need;
+use super::serving::Serving;
+use super::stage::Stage;
+use super::{By, Case, Point, Work};
+use crate::kit::{Result, Running, While};
+
+/// lighttpd itself.
+const LIGHTTPD: Need = Need::new("lighttpd", "lighttpd", &["-v"]);
+/// Connections that have a request under way.
+const CONNECTIONS: usize = 8;
+/// Different files, and their length.
+const FILES: usize = 8;
+const FILE_BYTES: usize = 1 << 20;
+
+/// Files of 1 MiB.
+pub const CASE: Case = Case {
+    name: "lighttpd",
+    about: "lighttpd, static files of 1 MiB, server.network-backend sendfile and write, 8 connections",
+    paper: "not in the papers",
+    needs: &[LIGHTTPD],
+    points: |effort| {
+        effort.points(&["write"], &["sendfile", "write"], |backend| {
+            let work = Files { documents: Document::several(FILES, FILE_BYTES), backend };
+            Point::sized(format!("lighttpd 1 MiB, {backend}"), FILE_BYTES, work)
+        })
+    },
+    remark: "with write it reads and writes 16 KiB at a time through a buffer on its stack, which no setting changes",
+    by: By::Slices,
+};
+
+#[derive(Debug)]
+struct Files {
+    documents: Vec<Document>,
+    backend: &'static str,
+}
+
+impl Work for Files {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let (server, address) = stage.server(LIGHTTPD.program, |address, directory| {
+            self.documents.iter().try_for_each(|document| document.write(directory))?;
+            let configuration = format!(
+                "server.bind = \"{}\"\nserver.port = {}\nserver.document-root = \"{}\"\n\
+                 server.network-backend = \"{}\"\nserver.max-keep-alive-requests = 65535\n",
+                address.ip(),
+                address.port(),
+                directory.display(),
+                self.backend
+            );
+            let file = directory.join("lighttpd.conf");
+            std::fs::write(&file, configuration).doing("writing lighttpd.conf")?;
+            Ok(vec!["-D".into(), "-f".into(), file.into()])
+        })?;
+        let serving = Serving::new(stage, LIGHTTPD.program, server, address, &self.documents, CONNECTIONS)?;
+        // At SIGTERM it ends with status 1 where it has not seen yet that its connections are closed.
+        Ok(Box::new(serving.ended_by(Signal::INT)))
+    }
+}

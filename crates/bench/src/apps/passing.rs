@@ -1,0 +1,113 @@
+//! Programs that pass the bytes of a connection on: socat as it is, and stunnel, which encrypts them.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use super::exchanging::Exchanging;
+use super::programs::Need;
+use super::stage::Stage;
+use super::{By, Case, Effort, Point, Work};
+use crate::clients::pipe::{Backend, Echoes};
+use crate::kit::network::client_address;
+use crate::kit::{Random, Result, Running, While, size};
+
+/// The programs.
+const SOCAT: Need = Need::new("socat", "socat", &["-V"]);
+const STUNNEL: Need = Need::new("stunnel", "stunnel4", &["-version"]);
+/// Connections that have a message under way.
+const CONNECTIONS: u32 = 4;
+
+/// socat.
+pub const PLAIN: Case = Case {
+    name: "socat",
+    about: "socat -b 1048576, a process for each connection, messages of 64 KiB and 1 MiB to a server behind it and back, \
+            4 connections",
+    paper: "not in the papers",
+    needs: &[SOCAT],
+    points: |effort| points(effort, "socat", |size_bytes| Socat { size_bytes }),
+    remark: "what it reads it writes from the same buffer: no copy is made inside the program",
+    by: By::Slices,
+};
+
+/// stunnel.
+pub const ENCRYPTED: Case = Case {
+    name: "stunnel",
+    about: "stunnel as the client's end of a TLS connection to another stunnel, messages of 64 KiB and 1 MiB to a server \
+            behind both and back, 4 connections",
+    paper: "not in the papers",
+    needs: &[STUNNEL],
+    points: |effort| points(effort, "stunnel", |size_bytes| Stunnel { size_bytes }),
+    remark: "every byte is read to be encrypted or decrypted, in records of 16 KiB at most: nothing can be elided",
+    by: By::Slices,
+};
+
+fn points<W: Work + 'static>(effort: Effort, name: &str, work: impl Fn(usize) -> W) -> Vec<Point> {
+    effort.points(&[1 << 20], &[64 << 10, 1 << 20], |size_bytes| {
+        Point::sized(format!("{name} {}", size(size_bytes as u64)), size_bytes, work(size_bytes))
+    })
+}
+
+#[derive(Debug)]
+struct Socat {
+    size_bytes: usize,
+}
+
+impl Work for Socat {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let size_bytes = self.size_bytes;
+        let backend = Backend::start(client_address().into(), size_bytes, stage.client_processors())?;
+        let (server, address) = stage.server(SOCAT.program, |address, _| {
+            let (ip, port) = (address.ip(), address.port());
+            let here = format!("TCP4-LISTEN:{port},bind={ip},reuseaddr,fork,nodelay");
+            let there = format!("TCP4:{},nodelay", backend.address());
+            Ok(["-b", "1048576", &here, &there].map(OsString::from).into())
+        })?;
+        let open = move |number| Echoes::open(address, size_bytes, u64::from(number));
+        Ok(Box::new(Exchanging::before(stage, server, CONNECTIONS, open, backend)?))
+    }
+}
+
+#[derive(Debug)]
+struct Stunnel {
+    size_bytes: usize,
+}
+
+impl Work for Stunnel {
+    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+        let size_bytes = self.size_bytes;
+        let backend = Backend::start(client_address().into(), size_bytes, stage.client_processors())?;
+        let key = Random::new(size_bytes as u64).next();
+        let (far, between) = stage.helper(stage.program(STUNNEL.program)?, |address, directory| {
+            configure(address, backend.address(), directory, key, "")
+        })?;
+        let (server, address) = stage.server(STUNNEL.program, |address, directory| {
+            configure(address, between, directory, key, "client = yes\nPSKidentity = bench\n")
+        })?;
+        let open = move |number| Echoes::open(address, size_bytes, u64::from(number));
+        Ok(Box::new(Exchanging::before(stage, server, CONNECTIONS, open, (far, backend))?))
+    }
+}
+
+/// Writes the configuration of one end, which knows the other by `key`; returns the arguments.
+fn configure(
+    here: SocketAddr,
+    there: SocketAddr,
+    directory: &Path,
+    key: u64,
+    end: &str,
+) -> Result<Vec<OsString>> {
+    let (file, keys) = (directory.join("stunnel.conf"), directory.join("keys"));
+    let writing = "writing stunnel's configuration";
+    let mut options = std::fs::OpenOptions::new();
+    let secret = options.write(true).create_new(true).mode(0o600).open(&keys).doing(writing)?;
+    std::io::Write::write_all(&mut &secret, format!("bench:{key:032x}\n").as_bytes()).doing(writing)?;
+    let configuration = format!(
+        "foreground = yes\npid =\nsyslog = no\ndebug = err\n[bench]\naccept = {here}\nconnect = {there}\n\
+         ciphers = PSK\nPSKsecrets = {}\n{end}",
+        keys.display()
+    );
+    std::fs::write(&file, configuration).doing(writing)?;
+    Ok(vec![file.into()])
+}
