@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use rustix::process::Signal;
+
 use super::http::Document;
 use super::origin::Origin;
 use super::programs::Need;
@@ -90,6 +92,8 @@ impl Work for Site {
             configure(address, directory, &modules, &content)
         })?;
         let serving = Serving::new(stage, APACHE.program, server, address, &self.documents, CONNECTIONS)?;
+        // At SIGTERM its threads are still at work while it takes itself down, and now and then it crashes, without uncopy too.
+        let serving = serving.ended_by(Signal::WINCH);
         Ok(Box::new(user.running(match origin {
             Some(origin) => serving.before(origin),
             None => serving,
@@ -97,7 +101,7 @@ impl Work for Site {
     }
 }
 
-/// Writes the configuration of one process with everything in `directory`; returns the arguments.
+/// Writes the configuration of one serving process with everything in `directory`; returns the arguments.
 fn configure(
     address: SocketAddr,
     directory: &Path,
@@ -108,11 +112,11 @@ fn configure(
     let load = |module: &&str| format!("LoadModule {module}_module {MODULES}/mod_{module}.so\n");
     let configuration = format!(
         "{}ServerRoot \"{home}\"\nDefaultRuntimeDir \"{home}\"\nPidFile \"{home}/pid\"\nErrorLog \"{home}/error.log\"\n\
-         ServerName localhost\nListen {address}\nMaxKeepAliveRequests 0\nKeepAliveTimeout 60\n{content}",
+         ServerName localhost\nListen {address}\nMaxKeepAliveRequests 0\nKeepAliveTimeout 60\n\
+         StartServers 1\nServerLimit 1\nMaxRequestWorkers 25\nMaxSpareThreads 25\n{content}",
         modules.iter().map(load).collect::<String>()
     );
     let file = directory.join("apache2.conf");
     std::fs::write(&file, configuration).doing("writing apache2.conf")?;
-    // One process, which stays in the foreground.
-    Ok(vec!["-X".into(), "-f".into(), file.into()])
+    Ok(vec!["-D".into(), "FOREGROUND".into(), "-f".into(), file.into()])
 }
