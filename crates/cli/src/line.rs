@@ -121,7 +121,7 @@ Examples:
   uncopy stats --watch redis-server | jq .elided_bytes
       Every second, by the program's name.
   uncopy stats --all --openmetrics
-      For Prometheus: a textfile of its node exporter.
+      The same in the format of OpenMetrics; 'uncopy metrics' serves it.
 
 Prints one JSON object for each process, on a line, the same that `run --stats` writes at exit. Only
 the user that the process runs as, and root, can read it. Exit status: 0, or 1 if there is no such
@@ -394,7 +394,7 @@ fn stats() -> Command {
         .arg(
             Arg::new(OPENMETRICS)
                 .long(OPENMETRICS)
-                .help("In the text format of OpenMetrics, for Prometheus")
+                .help("In the text format of OpenMetrics")
                 .action(ArgAction::SetTrue),
         )
         .arg(
@@ -524,7 +524,9 @@ pub fn whole() -> Command {
             profile(),
             report(),
             ps(),
+            crate::top::line::command(),
             stats(),
+            crate::metrics::line::command(),
             release(),
             log(),
             crate::net::line::command(),
