@@ -2,7 +2,9 @@
 
 use crate::live::{self, Failure};
 use crate::os;
-use std::ffi::OsStr;
+use crate::output::{Illegal, Quoted};
+use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -85,6 +87,46 @@ impl Process {
     }
 }
 
+/// What one word of a command line asks for.
+pub enum Wanted {
+    /// A process.
+    Pid(u32),
+    /// Every process under uncopy of that name.
+    Named(OsString),
+}
+
+/// No process under uncopy has that name. `Display` is a whole message.
+pub struct Unfound<'a>(&'a OsStr);
+
+impl fmt::Display for Unfound<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no process under uncopy is named {}; uncopy ps lists them", Quoted(self.0))
+    }
+}
+
+impl Wanted {
+    /// A process id or a name.
+    ///
+    /// # Errors
+    /// [`Illegal`] if it is a number and no process id.
+    pub fn parse(text: &OsStr) -> Result<Self, Illegal> {
+        // No program has such a name; whoever types it means a process id.
+        let is_number = text.as_bytes().iter().all(|byte| byte.is_ascii_digit() || *byte == b'-');
+        if is_number { live::parse_pid(text).map(Self::Pid) } else { Ok(Self::Named(text.to_owned())) }
+    }
+
+    /// The processes, at least one.
+    ///
+    /// # Errors
+    /// No process has that name.
+    pub fn pids(&self) -> Result<Vec<u32>, Unfound<'_>> {
+        match self {
+            Self::Pid(pid) => Ok(vec![*pid]),
+            Self::Named(name) => Some(named(name)).filter(|pids| !pids.is_empty()).ok_or(Unfound(name)),
+        }
+    }
+}
+
 /// The ids of the processes under uncopy that this user may look at, in order.
 pub fn all() -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -100,7 +142,7 @@ pub fn all() -> Vec<u32> {
 }
 
 /// Those among them whose name, or whose program's file name, is `wanted`.
-pub fn named(wanted: &OsStr) -> Vec<u32> {
+fn named(wanted: &OsStr) -> Vec<u32> {
     let is_it = |pid: &u32| {
         let comm = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
         let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();

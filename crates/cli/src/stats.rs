@@ -1,29 +1,14 @@
 //! `uncopy stats`: prints the live counters of running processes.
 
-use crate::live::{parse_pid, shared_memory};
-use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Illegal, Quoted};
-use crate::processes::{self, Process};
+use crate::live::shared_memory;
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE};
+use crate::processes::{self, Process, Wanted};
 use crate::sweep::sweep;
 use crate::{line, openmetrics};
 use clap::ArgMatches;
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt as _;
+use std::ffi::OsString;
 use std::thread;
 use std::time::Duration;
-
-/// What one word of the command line asks for.
-enum Wanted {
-    Pid(u32),
-    Named(OsString),
-}
-
-impl Wanted {
-    fn parse(text: &OsStr) -> Result<Self, Illegal> {
-        // No program has such a name; whoever types it means a process id.
-        let is_number = text.as_bytes().iter().all(|byte| byte.is_ascii_digit() || *byte == b'-');
-        if is_number { parse_pid(text).map(Self::Pid) } else { Ok(Self::Named(text.to_owned())) }
-    }
-}
 
 /// Prints the counters of the processes that the command line names.
 pub fn main(matches: &ArgMatches) -> u8 {
@@ -55,18 +40,11 @@ fn print(wanted: &[Wanted], is_openmetrics: bool) -> (u8, usize) {
     let mut processes: Vec<Process> = Vec::new();
     let mut pids = if wanted.is_empty() { processes::all() } else { Vec::new() };
     for wanted in wanted {
-        match wanted {
-            Wanted::Pid(pid) => pids.push(*pid),
-            Wanted::Named(name) => {
-                let named = processes::named(name);
-                if named.is_empty() {
-                    output::complain(format_args!(
-                        "no process under uncopy is named {}; uncopy ps lists them",
-                        Quoted(name)
-                    ));
-                    status = EXIT_FAILURE;
-                }
-                pids.extend(named);
+        match wanted.pids() {
+            Ok(named) => pids.extend(named),
+            Err(unfound) => {
+                output::complain(unfound);
+                status = EXIT_FAILURE;
             }
         }
     }
