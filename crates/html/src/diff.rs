@@ -18,7 +18,10 @@ pub fn diff_page(diff: &Diff) -> String {
     let mut page = Markup::new();
     page.open("header", &[]).element("h1", &[("class", "verdict")], &shortened(&diff.sentence(), SENTENCE));
     for (name, side) in [("A", &diff.a), ("B", &diff.b)] {
-        page.open("p", &[("class", "of")]).text(&format!("{name}: ")).element("code", &[], &shortened(&side.file, NAME)).close();
+        page.open("p", &[("class", "of")])
+            .text(&format!("{name}: "))
+            .element("code", &[], &shortened(&side.file, NAME))
+            .close();
         let fact = |name, value| (name, value);
         facts(
             &mut page,
@@ -29,7 +32,10 @@ pub fn diff_page(diff: &Diff) -> String {
                 fact("bytes copied", quantity::bytes(side.copied.bytes)),
                 fact("copies", quantity::count(side.copied.calls)),
                 fact("copies take of the CPU time", quantity::percent(side.copied.cpu_share)),
-                fact("CPU time with uncopy, estimated", format!("{} of now", quantity::percent(side.cpu_ratio))),
+                fact(
+                    "CPU time with uncopy, estimated",
+                    format!("{} of now", quantity::percent(side.cpu_ratio)),
+                ),
             ],
         );
     }
@@ -104,7 +110,13 @@ mod tests {
         other.sites[1].place = "<b>elsewhere".to_owned();
         let diff = Diff::between((&sample(), "a.json"), (&other, "<i>b.json")).expect("alike");
         let page = diff_page(&diff);
-        for part in ["a.json", "&lt;i&gt;b.json", "memmove in &lt;b&gt;elsewhere", "data-value=\"-1\">–<", "operations A"] {
+        for part in [
+            "a.json",
+            "&lt;i&gt;b.json",
+            "memmove in &lt;b&gt;elsewhere",
+            "data-value=\"-1\">–<",
+            "operations A",
+        ] {
             assert!(page.contains(part), "{part}: {page}");
         }
         assert!(!page.contains("<b>") && !page.contains("NaN"));

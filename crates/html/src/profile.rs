@@ -41,7 +41,10 @@ pub fn profile_page(profile: &Profile) -> String {
     page.element("a", &[("class", "skip"), ("href", "#flow")], "Skip to the flow of bytes");
     page.open("header", &[]);
     first(profile, &mut page);
-    page.open("p", &[("class", "of")]).text("Copies of ").element("code", &[], &command_line(profile)).close();
+    page.open("p", &[("class", "of")])
+        .text("Copies of ")
+        .element("code", &[], &command_line(profile))
+        .close();
     page.element("p", &[], &shortened(&sentence(profile), SENTENCE));
     page.open("nav", &[("aria-label", "Sections")]).open("ul", &[]);
     for (anchor, heading) in SECTIONS {
@@ -90,7 +93,11 @@ fn first(profile: &Profile, page: &mut Markup) {
             ("throughput, if the CPU limits it", format!("{:.2} of now", 1.0 / ratio)),
             (
                 "copies elided",
-                format!("{} of {}", quantity::count(prediction.copies), quantity::count(prediction.of_copies)),
+                format!(
+                    "{} of {}",
+                    quantity::count(prediction.copies),
+                    quantity::count(prediction.of_copies)
+                ),
             ),
         ],
     );

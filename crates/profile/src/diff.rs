@@ -133,7 +133,9 @@ impl Entry {
     /// The largest change first.
     fn order(&self, other: &Self) -> Ordering {
         let by_share = other.change().abs().total_cmp(&self.change().abs());
-        by_share.then(other.changed_bytes().cmp(&self.changed_bytes())).then_with(|| self.name.cmp(&other.name))
+        by_share
+            .then(other.changed_bytes().cmp(&self.changed_bytes()))
+            .then_with(|| self.name.cmp(&other.name))
     }
 }
 
@@ -191,7 +193,11 @@ fn sorted(entries: Entries) -> Vec<Entry> {
 
 fn side(profile: &Profile, file: &str) -> Side {
     let mut copied = Amount::default();
-    profile.sites.iter().filter(|site| site.call == Call::Copy).for_each(|site| copied.add(amount(site, profile)));
+    profile
+        .sites
+        .iter()
+        .filter(|site| site.call == Call::Copy)
+        .for_each(|site| copied.add(amount(site, profile)));
     Side {
         file: file.to_owned(),
         command: profile.command.clone(),
@@ -211,7 +217,10 @@ fn notes(a: &Profile, b: &Profile) -> Vec<String> {
         ));
     }
     if a.machine != b.machine {
-        notes.push("they were recorded on different machines or kernels, on which copies take different times".to_owned());
+        notes.push(
+            "they were recorded on different machines or kernels, on which copies take different times"
+                .to_owned(),
+        );
     }
     for (name, profile) in [("A", a), ("B", b)] {
         if profile.dropped_events > 0 {
@@ -245,7 +254,8 @@ impl Diff {
                 let name = site_name(site);
                 add(&mut sites, name.clone(), name, site.line.as_ref(), of, amount(site, profile));
             }
-            for operation in profile.operations.iter().filter(|operation| operation.copies_in_application > 0) {
+            for operation in profile.operations.iter().filter(|operation| operation.copies_in_application > 0)
+            {
                 let steps = || operation.steps.iter().map(|step| &profile.sites[step.site]);
                 let places: Vec<String> = steps().map(site_name).collect();
                 let calls: Vec<&str> = steps().map(|site| site.name.as_str()).collect();
@@ -335,7 +345,9 @@ mod tests {
         let profile = sample();
         let diff = between(&profile, &profile).expect("alike");
         let copies = || profile.sites.iter().filter(|site| site.call == Call::Copy);
-        let sum = |of: fn(&Amount) -> u64| diff.sites.iter().filter_map(|entry| entry.a.as_ref()).map(of).sum::<u64>();
+        let sum = |of: fn(&Amount) -> u64| {
+            diff.sites.iter().filter_map(|entry| entry.a.as_ref()).map(of).sum::<u64>()
+        };
         assert_eq!(sum(|amount| amount.bytes), copies().map(|site| site.bytes).sum::<u64>());
         assert_eq!(sum(|amount| amount.calls), copies().map(|site| site.events).sum::<u64>());
         assert!((diff.a.copied.cpu_share - profile.prediction.cpu_share).abs() < 0.01);
@@ -377,7 +389,10 @@ mod tests {
         let mut other = sample();
         other.seconds *= 2.0;
         other.machine.kernel.push('x');
-        other.sites.iter_mut().for_each(|site| (site.bytes, site.events, site.ns) = (u64::MAX, u64::MAX, u64::MAX));
+        other
+            .sites
+            .iter_mut()
+            .for_each(|site| (site.bytes, site.events, site.ns) = (u64::MAX, u64::MAX, u64::MAX));
         other.cpu_seconds = 0.0;
         let diff = between(&sample(), &other).expect("of one program");
         assert_eq!(diff.notes.len(), 2, "{:?}", diff.notes);

@@ -51,10 +51,15 @@ pub fn verdict(profile: &Profile) -> Verdict {
     if let Some((ratio, low, high)) = measured(profile) {
         let text = percent((1.0 - ratio).abs());
         if high < 1.0 {
-            return say(Worth::Saves, format!("uncopy saves {text} of the CPU time of {program}, as was measured in it."));
+            return say(
+                Worth::Saves,
+                format!("uncopy saves {text} of the CPU time of {program}, as was measured in it."),
+            );
         }
         let sentence = if low > 1.0 {
-            format!("uncopy costs {program} {text} more CPU time than it takes without, as was measured in it.")
+            format!(
+                "uncopy costs {program} {text} more CPU time than it takes without, as was measured in it."
+            )
         } else {
             format!("uncopy makes no difference to {program} that could be measured in it.")
         };
@@ -62,8 +67,9 @@ pub fn verdict(profile: &Profile) -> Verdict {
     }
     let least = bytes(profile.min_size_bytes);
     if profile.operations.is_empty() {
-        let sentence =
-            format!("Nothing is known of {program}: it moved nothing of {least} or more while it was recorded.");
+        let sentence = format!(
+            "Nothing is known of {program}: it moved nothing of {least} or more while it was recorded."
+        );
         return say(Worth::Unknown, sentence);
     }
     let prediction = &profile.prediction;
@@ -78,7 +84,10 @@ pub fn verdict(profile: &Profile) -> Verdict {
     }
     let why = if profile.sites.iter().any(|site| site.call == Call::Copy) {
         let share = percent(prediction.cpu_share);
-        format!("its copies of {least} or more take {share} of its CPU time, of which {} could be saved", percent(saved.max(0.0)))
+        format!(
+            "its copies of {least} or more take {share} of its CPU time, of which {} could be saved",
+            percent(saved.max(0.0))
+        )
     } else {
         format!("it makes no copies of {least} or more")
     };
@@ -96,7 +105,13 @@ mod tests {
 
     fn told(ratio: f64, radius: f64) -> Vec<Measurement> {
         let (low, high) = (Some(ratio - radius), Some(ratio + radius));
-        vec![Measurement { what: Name(ELISION).to_string(), ratio: Some(ratio), low, high, ..Default::default() }]
+        vec![Measurement {
+            what: Name(ELISION).to_string(),
+            ratio: Some(ratio),
+            low,
+            high,
+            ..Default::default()
+        }]
     }
 
     #[test]
@@ -104,7 +119,10 @@ mod tests {
         let estimated = verdict(&sample());
         let saved = percent(1.0 - sample().prediction.cpu_ratio);
         assert_eq!(estimated.worth, Worth::Saves);
-        assert_eq!(estimated.sentence, format!("uncopy would save about {saved} of the CPU time of redis-server."));
+        assert_eq!(
+            estimated.sentence,
+            format!("uncopy would save about {saved} of the CPU time of redis-server.")
+        );
         for (ratio, radius, worth, part) in [
             (0.8, 0.1, Worth::Saves, "saves 20 % of"),
             (1.2, 0.1, Worth::Little, "costs redis-server 20 % more"),

@@ -327,7 +327,9 @@ impl Session<'_> {
             min_size_bytes: self.request.min_size_bytes.unwrap_or(Options::default().min_size_bytes as u64),
         };
         if !live::command(pid, &request.encode().unwrap_or_default()).map_err(told)? {
-            return Err(format!("process {pid} has done no work yet that uncopy could record; try again later"));
+            return Err(format!(
+                "process {pid} has done no work yet that uncopy could record; try again later"
+            ));
         }
         let pairs = |standings: &Standings| standings.elision().map_or(0, |elision| elision.pairs);
         if self.attached.is_empty() || pairs(&measured) > pairs(&self.measured) {
@@ -346,14 +348,18 @@ impl Session<'_> {
         let asked = Instant::now();
         let mut has_begun = false;
         loop {
-            let begun: Vec<u32> =
-                self.directories.iter().flat_map(|(_, directory)| collector::begun(directory.path())).collect();
+            let begun: Vec<u32> = self
+                .directories
+                .iter()
+                .flat_map(|(_, directory)| collector::begun(directory.path()))
+                .collect();
             if !has_begun && !begun.is_empty() {
                 (self.started, has_begun) = (Instant::now(), true);
             }
             let timeout = if self.is_asked_to_end { LAST_TIMEOUT } else { TIMEOUT };
             if asked.elapsed() >= timeout || self.attached.iter().all(|pid| begun.contains(pid)) {
-                let late: Vec<u32> = self.attached.iter().copied().filter(|pid| !begun.contains(pid)).collect();
+                let late: Vec<u32> =
+                    self.attached.iter().copied().filter(|pid| !begun.contains(pid)).collect();
                 self.attached.retain(|pid| begun.contains(pid));
                 let seconds = TIMEOUT.as_secs();
                 return late

@@ -49,7 +49,9 @@ fn table(text: &mut String, title: &str, [calls, name]: [&str; 2], entries: &[En
     let pair = |entry: &Entry, show: &dyn Fn(Amount) -> String| {
         [entry.a, entry.b].map(|amount| amount.map_or_else(|| ABSENT.to_owned(), show))
     };
-    let mut rows = vec![["points", "CPU A", "CPU B", "bytes A", "bytes B", &format!("{calls} A"), "B"].map(str::to_owned)];
+    let mut rows = vec![
+        ["points", "CPU A", "CPU B", "bytes A", "bytes B", &format!("{calls} A"), "B"].map(str::to_owned),
+    ];
     for entry in entries.iter().take(MAX_LINES) {
         let [cpu_a, cpu_b] = pair(entry, &|amount| percent(amount.cpu_share));
         let [bytes_a, bytes_b] = pair(entry, &|amount| bytes(amount.bytes));
