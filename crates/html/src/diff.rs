@@ -22,20 +22,16 @@ pub fn diff_page(diff: &Diff) -> String {
             .text(&format!("{name}: "))
             .element("code", &[], &shortened(&side.file, NAME))
             .close();
-        let fact = |name, value| (name, value);
         facts(
             &mut page,
             "facts small",
             &[
-                fact("recorded", quantity::seconds(side.seconds)),
-                fact("CPU time", quantity::seconds(side.cpu_seconds)),
-                fact("bytes copied", quantity::bytes(side.copied.bytes)),
-                fact("copies", quantity::count(side.copied.calls)),
-                fact("copies take of the CPU time", quantity::percent(side.copied.cpu_share)),
-                fact(
-                    "CPU time with uncopy, estimated",
-                    format!("{} of now", quantity::percent(side.cpu_ratio)),
-                ),
+                ("recorded", quantity::seconds(side.seconds)),
+                ("CPU time", quantity::seconds(side.cpu_seconds)),
+                ("bytes copied", quantity::bytes(side.copied.bytes)),
+                ("copies", quantity::count(side.copied.calls)),
+                ("copies take of the CPU time", quantity::percent(side.copied.cpu_share)),
+                ("CPU time with uncopy, estimated", format!("{} of now", quantity::percent(side.cpu_ratio))),
             ],
         );
     }

@@ -90,7 +90,7 @@ fn first(profile: &Profile, page: &mut Markup) {
         "facts main",
         &[
             (&format!("CPU time for the same work, {how}"), format!("{} of now", quantity::percent(ratio))),
-            ("throughput, if the CPU limits it", format!("{:.2} of now", 1.0 / ratio)),
+            ("throughput, if the CPU limits it", format!("{:.2} × now", 1.0 / ratio)),
             (
                 "copies elided",
                 format!(

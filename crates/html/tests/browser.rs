@@ -245,7 +245,7 @@ fn the_verdict_and_its_figures_are_above_the_fold_whatever_the_names() {
         let dom = dump(&browser, &room, &with_script(&profile_page(&profile), script));
         let told =
             dom.rsplit("TOLD ").next().and_then(|told| told.split("</body>").next()).unwrap_or_default();
-        assert_eq!(told.trim(), r#"[true,true,true,["84 % of now","1.20 of now","60,000 of 60,012"]]"#);
+        assert_eq!(told.trim(), r#"[true,true,true,["84 % of now","1.20 × now","60,000 of 60,012"]]"#);
     }
 }
 

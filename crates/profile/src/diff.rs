@@ -70,7 +70,7 @@ pub struct Amount {
 /// A site or a chain.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Entry {
-    /// `memcpy in FUNCTION`; of a chain `socket → file: read, memcpy, write`.
+    /// `memcpy in FUNCTION`; of a chain `socket → file: read, memcpy in FUNCTION, write`.
     pub name: String,
     /// `FILE:LINE` of a site, in one of the profiles, if debug information tells.
     pub line: Option<String>,
@@ -258,7 +258,10 @@ impl Diff {
             {
                 let steps = || operation.steps.iter().map(|step| &profile.sites[step.site]);
                 let places: Vec<String> = steps().map(site_name).collect();
-                let calls: Vec<&str> = steps().map(|site| site.name.as_str()).collect();
+                // The places of inputs and outputs are in the key alone: names would be long.
+                let calls = steps()
+                    .map(|site| if site.call == Call::Copy { site_name(site) } else { site.name.clone() });
+                let calls: Vec<String> = calls.collect();
                 let key = format!("{}: {}", operation.name, places.join("\n"));
                 let name = format!("{}: {}", operation.name, calls.join(", "));
                 add(&mut chains, key, name, None, of, copied(operation, profile));
