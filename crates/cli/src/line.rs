@@ -103,15 +103,16 @@ Examples:
   uncopy doctor
       Check this machine.
   uncopy doctor -- nginx
-      Check this machine and whether nginx can be reached.
+      Check this machine, whether nginx can be reached, and whether that is worth trying.
   uncopy doctor --json -- nginx
       The same for a program to read.
   uncopy doctor --calibrate
       Measure once, so that programs under run need not when they start.
 
 Each line says what was checked, its state (ok, warning or missing) and what was found; under it is
-the command that mends it. Exit status: 0 if run will be active (for CMD, if one is given), 1 if
-not, 2 if the command line is wrong.
+the command that mends it; the last line is the verdict. For CMD it says whether it is worth trying, by what its
+file and its libraries tell, and by CMD.profile.json in this directory, if uncopy profile has made one since.
+Exit status: 0 if run will be active (for CMD, if one is given), 1 if not, 2 if the command line is wrong.
 
 What --calibrate measures is kept in $XDG_CACHE_HOME/uncopy/costs, or ~/.cache/uncopy/costs, and
 ignored with another processor or kernel.";
@@ -279,7 +280,7 @@ fn doctor() -> Command {
         .arg(
             Arg::new(JSON)
                 .long("json")
-                .help("Print one JSON object: checks (an array), active, verdict and next")
+                .help("Print one JSON object: checks (an array), active, worth, verdict and next")
                 .action(ArgAction::SetTrue),
         )
         .arg(
@@ -363,7 +364,7 @@ fn profile() -> Command {
 
 fn report() -> Command {
     Command::new("report")
-        .about("Show a profile, or two beside each other: in the terminal, as a page, as JSON or as folded stacks")
+        .about("Show a profile, or two beside each other")
         .override_usage("uncopy report [OPTIONS] OUT\n       uncopy report [OPTIONS] --diff A B")
         .arg(
             Arg::new(FILE)
@@ -374,13 +375,18 @@ fn report() -> Command {
                 .value_hint(ValueHint::FilePath),
         )
         .arg(
-            file_option(DIFF, "Show two profiles of a program beside each other: what it copies in A and in B")
-                .value_names(["A", "B"])
-                .num_args(2)
-                .conflicts_with_all([FILE, FLAMEGRAPH]),
+            file_option(
+                DIFF,
+                "Show two profiles of a program beside each other: what it copies in A and in B",
+            )
+            .value_names(["A", "B"])
+            .num_args(2)
+            .conflicts_with_all([FILE, FLAMEGRAPH]),
         )
         .arg(file_option(HTML, "Write a page that needs nothing but itself"))
-        .arg(Arg::new(JSON).long(JSON).help("Print what is shown as JSON, checked").action(ArgAction::SetTrue))
+        .arg(
+            Arg::new(JSON).long(JSON).help("Print what is shown as JSON, checked").action(ArgAction::SetTrue),
+        )
         .arg(file_option(FLAMEGRAPH, "Write bytes by call stack in the folded format of flame graphs"))
         .after_help(REPORT_NOTES)
 }

@@ -6,8 +6,8 @@
 mod text;
 
 use crate::model::{Call, Operation, Profile, Site};
-use crate::text::{percent, program};
-use crate::words::bytes;
+use crate::verdict::program;
+use crate::words::{bytes, percent};
 use serde::Serialize;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

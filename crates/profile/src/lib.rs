@@ -15,7 +15,7 @@
 //! | [`diff`] | two profiles beside each other |
 //! | [`text`], [`folded`] | the report in the terminal, and stacks for flame graphs |
 //! | [`verdict`] | what it comes to, in one sentence |
-//! | [`words`] | numbers as tables show them |
+//! | [`words`] | numbers and names as tables show them |
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "tests use small numbers"))]
 

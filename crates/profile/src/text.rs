@@ -2,8 +2,8 @@
 //! would lose and why, and what to type next.
 
 use crate::model::{Call, Operation, Profile, Site, Step};
-use crate::verdict::{Worth, verdict};
-use crate::words::{bytes, duration};
+use crate::verdict::{Worth, program, verdict};
+use crate::words::{bytes, duration, one_line, percent};
 use std::fmt::Write as _;
 
 /// Chains that are shown in full.
@@ -93,13 +93,6 @@ pub fn sentence(profile: &Profile) -> String {
         None => text.push_str("; how much is touched afterwards is not known."),
     }
     text
-}
-
-/// The name of the program, without its directory.
-#[must_use]
-pub fn program(profile: &Profile) -> String {
-    let command = profile.command.first().map_or("the program", String::as_str);
-    one_line(command.rsplit('/').next().unwrap_or(command))
 }
 
 /// A chain as in zIO's Table 2.
@@ -340,21 +333,6 @@ fn round(value: f64) -> u64 {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let value = value.max(0.0).round() as u64;
     value
-}
-
-/// `61 %`; below one, with a decimal.
-#[must_use]
-pub fn percent(part: f64) -> String {
-    match part * 100.0 {
-        percent if percent > 0.0 && percent < 0.95 => format!("{percent:.1} %"),
-        percent => format!("{percent:.0} %"),
-    }
-}
-
-/// Keeps names that a program chose on one line, and control characters off the terminal.
-#[must_use]
-pub fn one_line(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
 pub(crate) fn length(text: &str) -> usize {

@@ -1,8 +1,7 @@
 //! What a profile comes to, in one sentence: what uncopy would save in this program.
 
 use crate::model::{Call, Profile};
-use crate::text::{percent, program};
-use crate::words::bytes;
+use crate::words::{bytes, one_line, percent};
 use uncopy_core::policy::trials::catalogue::{ELISION, Name};
 
 /// A predicted gain below this is within what measuring would show as noise.
@@ -26,6 +25,13 @@ pub struct Verdict {
     pub worth: Worth,
     /// A sentence.
     pub sentence: String,
+}
+
+/// The name of the program, without its directory.
+#[must_use]
+pub fn program(profile: &Profile) -> String {
+    let command = profile.command.first().map_or("the program", String::as_str);
+    one_line(command.rsplit('/').next().unwrap_or(command))
 }
 
 /// What was measured of eliding by the program itself, if it is sure: the ratio, and the ends of its interval.

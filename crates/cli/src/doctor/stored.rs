@@ -7,8 +7,8 @@ use crate::profile::out::{Unreadable, default_name, read_profile};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::path::Path;
-use uncopy_profile::text::percent;
 use uncopy_profile::verdict::{self, verdict};
+use uncopy_profile::words::percent;
 
 /// The check, and what it says of the question if it answers it; nothing if there is no profile.
 pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Option<Worth>)> {

@@ -1,8 +1,8 @@
 //! Two profiles beside each other, in the terminal.
 
 use super::{Amount, Diff, Entry, Side, points};
-use crate::text::{length, one_line, paragraph, percent, wrap};
-use crate::words::bytes;
+use crate::text::{length, paragraph, wrap};
+use crate::words::{bytes, one_line, percent};
 use std::fmt::Write as _;
 
 /// Lines of each table.
