@@ -332,11 +332,11 @@ impl<'a> Contents<'a> {
         let ktls = match (has_ktls, kernel_has_tls()) {
             (false, _) => String::new(),
             (true, true) => {
-                "; with kTLS (if the program asks for it: this kernel has it) its bytes pass unread, \
-                             and uncopy profile shows whether they are copied"
-                    .to_owned()
+                "; with kTLS, which this kernel has, the kernel encrypts if the program asks for it: a profile \
+                             shows what is copied then"
+                .to_owned()
             }
-            (true, false) => "; kTLS, where the kernel does that, is not in this one".to_owned(),
+            (true, false) => "; kTLS, where the kernel does that, needs its module tls, which is not loaded".to_owned(),
         };
         let names = names.join(", ");
         Some(Check::warning(
