@@ -22,6 +22,8 @@ units := $(DESTDIR)$(PREFIX)/lib/systemd/system
 # Who may open /dev/userfaultfd.
 rules := $(DESTDIR)$(PREFIX)/lib/udev/rules.d
 sysusers := $(DESTDIR)$(PREFIX)/lib/sysusers.d
+# What containers get from their host.
+share := $(DESTDIR)$(PREFIX)/share/uncopy
 functions := $(addprefix uncopy_,alloc aligned_alloc calloc realloc free usable_size owns options status)
 soname := libuncopy_send.so.0
 pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-ps uncopy-stats uncopy-release uncopy-log uncopy-net uncopy-service uncopy-bench uncopy-completions uncopy-man
@@ -31,7 +33,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-kernels test-net test-service test-suites test-checked test-faults packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-kernels test-net test-containers test-service test-suites test-checked test-faults packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -64,6 +66,11 @@ test-service: ## Build, boot a container with systemd, let its packaged servers 
 	@scripts/install-packages service
 	@$(MAKE) --no-print-directory build
 	scripts/test-service
+
+test-containers: ## Build, let Redis run under uncopy in containers of Podman, confined as Docker and Kubernetes do it (root; seconds)
+	@scripts/install-packages containers
+	@$(MAKE) --no-print-directory build
+	scripts/test-containers
 
 test-kernels: ## Build, try the library on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines without KVM (half an hour)
 	@scripts/install-packages test
@@ -144,6 +151,7 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	@test -x $(release)/uncopy -a -f $(release)/libuncopy.so -a -f $(release)/libuncopy_send.a || $(MAKE) --no-print-directory build
 	install -D -m 755 $(release)/uncopy $(bin)/uncopy
 	install -D -m 644 $(release)/libuncopy.so $(lib)/libuncopy.so
+	ln -sf uncopy/libuncopy.so $(libraries)/libuncopy.so
 	install -D -m 644 $(release)/libuncopy_send.so $(libraries)/$(soname)
 	ln -sf $(soname) $(libraries)/libuncopy_send.so
 	install -D -m 644 $(release)/libuncopy_send.a $(libraries)/libuncopy_send.a
@@ -162,6 +170,9 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	chmod 644 $(units)/uncopy-log-recover@.service
 	install -D -m 644 crates/cli/systemd/60-uncopy.rules $(rules)/60-uncopy.rules
 	install -D -m 644 crates/cli/systemd/uncopy.conf $(sysusers)/uncopy.conf
+	install -d $(share)
+	sed 's|/usr/|$(PREFIX)/|g' packaging/container/uncopy.cdi.json > $(share)/uncopy.cdi.json
+	chmod 644 $(share)/uncopy.cdi.json
 	$(release)/uncopy man --dir $(man)
 	$(release)/uncopy completions bash > $(bash)/uncopy
 	$(release)/uncopy completions zsh > $(zsh)/_uncopy
@@ -171,12 +182,13 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 
 uninstall: ## Remove what install put there
 	rm -f $(bin)/uncopy $(lib)/libuncopy.so $(pages:%=$(man)/%.1)
-	rm -f $(addprefix $(libraries)/,$(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
+	rm -f $(addprefix $(libraries)/,libuncopy.so $(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
+	rm -f $(share)/uncopy.cdi.json
 	rm -f $(addprefix $(cmake)/,uncopy-config.cmake uncopy-config-version.cmake)
 	rm -f $(include)/uncopy.h $(functions:%=$(man3)/%.3)
 	rm -f $(units)/uncopy-log-recover@.service $(rules)/60-uncopy.rules $(sysusers)/uncopy.conf
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
-	-@rmdir $(lib) $(cmake) 2>/dev/null
+	-@rmdir $(lib) $(cmake) $(share) 2>/dev/null
 
 # Servers of our own; each prints its manual page.
 servers := uncopy-cached uncopy-files
