@@ -35,7 +35,8 @@ fn a_program_elides_is_seen_and_ends_with_its_status() {
     let shell = preloaded(shell, "libuncopy.so").env("UNCOPY_POLICY", "always").env("UNCOPY_STATS", &stats);
     let mut told = Told::begin(&scratch, shell, "shell");
 
-    let counters: serde_json::Value = serde_json::from_str(&uncopy(&scratch, &["stats", NAME])).expect("JSON");
+    let counters: serde_json::Value =
+        serde_json::from_str(&uncopy(&scratch, &["stats", NAME])).expect("JSON");
     assert!(counters["elided_bytes"].as_u64() > Some(0), "{counters}");
     let pid = counters["pid"].as_u64().expect("a process");
     let listed: serde_json::Value = serde_json::from_str(&uncopy(&scratch, &["ps", "--json"])).expect("JSON");
@@ -83,7 +84,7 @@ fn a_set_user_id_program_does_without_it() {
     }
     let copies = ["plain", "set-user-id"].map(|name| {
         let copy = scratch.join(name);
-        fs::copy(packaged("/usr/bin/grep", "grep"), &copy).expect("copied");
+        fs::copy("/usr/bin/grep", &copy).expect("copied");
         copy
     });
     fs::set_permissions(&copies[1], fs::Permissions::from_mode(0o4755)).expect("set");
