@@ -20,6 +20,7 @@ zsh := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fish := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 units := $(DESTDIR)$(PREFIX)/lib/systemd/system
 unit_names := uncopy-log-recover@.service uncopy-metrics.service uncopy-textfile.service uncopy-textfile.timer
+# What others read: a dashboard, and what containers get from their host.
 shared := $(DESTDIR)$(PREFIX)/share/uncopy
 # Who may open /dev/userfaultfd.
 rules := $(DESTDIR)$(PREFIX)/lib/udev/rules.d
@@ -33,7 +34,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-kernels test-net test-service test-suites test-checked test-faults packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-kernels test-net test-containers test-service test-suites test-checked test-faults packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -66,6 +67,11 @@ test-service: ## Build, boot a container with systemd, let its packaged servers 
 	@scripts/install-packages service
 	@$(MAKE) --no-print-directory build
 	scripts/test-service
+
+test-containers: ## Build, let Redis run under uncopy in containers of Podman, confined as Docker and Kubernetes do it (root; seconds)
+	@scripts/install-packages containers
+	@$(MAKE) --no-print-directory build
+	scripts/test-containers
 
 test-kernels: ## Build, try the library on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines without KVM (half an hour)
 	@scripts/install-packages test
@@ -146,6 +152,7 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	@test -x $(release)/uncopy -a -f $(release)/libuncopy.so -a -f $(release)/libuncopy_send.a || $(MAKE) --no-print-directory build
 	install -D -m 755 $(release)/uncopy $(bin)/uncopy
 	install -D -m 644 $(release)/libuncopy.so $(lib)/libuncopy.so
+	ln -sf uncopy/libuncopy.so $(libraries)/libuncopy.so
 	install -D -m 644 $(release)/libuncopy_send.so $(libraries)/$(soname)
 	ln -sf $(soname) $(libraries)/libuncopy_send.so
 	install -D -m 644 $(release)/libuncopy_send.a $(libraries)/libuncopy_send.a
@@ -168,6 +175,9 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	install -D -m 644 crates/cli/grafana/dashboard.json $(shared)/grafana-dashboard.json
 	install -D -m 644 crates/cli/systemd/60-uncopy.rules $(rules)/60-uncopy.rules
 	install -D -m 644 crates/cli/systemd/uncopy.conf $(sysusers)/uncopy.conf
+	install -d $(shared)
+	sed 's|/usr/|$(PREFIX)/|g' packaging/container/uncopy.cdi.json > $(shared)/uncopy.cdi.json
+	chmod 644 $(shared)/uncopy.cdi.json
 	$(release)/uncopy man --dir $(man)
 	$(release)/uncopy completions bash > $(bash)/uncopy
 	$(release)/uncopy completions zsh > $(zsh)/_uncopy
@@ -177,10 +187,10 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 
 uninstall: ## Remove what install put there
 	rm -f $(bin)/uncopy $(lib)/libuncopy.so $(pages:%=$(man)/%.1)
-	rm -f $(addprefix $(libraries)/,$(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
+	rm -f $(addprefix $(libraries)/,libuncopy.so $(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
 	rm -f $(addprefix $(cmake)/,uncopy-config.cmake uncopy-config-version.cmake)
 	rm -f $(include)/uncopy.h $(functions:%=$(man3)/%.3)
-	rm -f $(unit_names:%=$(units)/%) $(shared)/grafana-dashboard.json $(rules)/60-uncopy.rules $(sysusers)/uncopy.conf
+	rm -f $(unit_names:%=$(units)/%) $(addprefix $(shared)/,grafana-dashboard.json uncopy.cdi.json) $(rules)/60-uncopy.rules $(sysusers)/uncopy.conf
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
 	-@rmdir $(lib) $(cmake) $(shared) 2>/dev/null
 
