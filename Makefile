@@ -19,19 +19,22 @@ bash := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zsh := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fish := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 units := $(DESTDIR)$(PREFIX)/lib/systemd/system
+unit_names := uncopy-log-recover@.service uncopy-metrics.service uncopy-textfile.service uncopy-textfile.timer
+# What others read: a dashboard, and what containers get from their host.
+shared := $(DESTDIR)$(PREFIX)/share/uncopy
 # Who may open /dev/userfaultfd.
 rules := $(DESTDIR)$(PREFIX)/lib/udev/rules.d
 sysusers := $(DESTDIR)$(PREFIX)/lib/sysusers.d
 functions := $(addprefix uncopy_,alloc aligned_alloc calloc realloc free usable_size owns options status)
 soname := libuncopy_send.so.0
-pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-ps uncopy-stats uncopy-release uncopy-log uncopy-net uncopy-service uncopy-bench uncopy-completions uncopy-man
+pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-ps uncopy-top uncopy-stats uncopy-metrics uncopy-release uncopy-log uncopy-net uncopy-service uncopy-bench uncopy-completions uncopy-man
 
 # RUSTFLAGS from the environment replace those of .cargo/config.toml; the unwind tables must stay.
 ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-kernels test-net test-service test-suites test-checked test-faults packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-kernels test-net test-containers test-service test-suites test-checked test-faults packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -64,6 +67,11 @@ test-service: ## Build, boot a container with systemd, let its packaged servers 
 	@scripts/install-packages service
 	@$(MAKE) --no-print-directory build
 	scripts/test-service
+
+test-containers: ## Build, let Redis run under uncopy in containers of Podman, confined as Docker and Kubernetes do it (root; seconds)
+	@scripts/install-packages containers
+	@$(MAKE) --no-print-directory build
+	scripts/test-containers
 
 test-kernels: ## Build, try the library on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines without KVM (half an hour)
 	@scripts/install-packages test
@@ -144,6 +152,7 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	@test -x $(release)/uncopy -a -f $(release)/libuncopy.so -a -f $(release)/libuncopy_send.a || $(MAKE) --no-print-directory build
 	install -D -m 755 $(release)/uncopy $(bin)/uncopy
 	install -D -m 644 $(release)/libuncopy.so $(lib)/libuncopy.so
+	ln -sf uncopy/libuncopy.so $(libraries)/libuncopy.so
 	install -D -m 644 $(release)/libuncopy_send.so $(libraries)/$(soname)
 	ln -sf $(soname) $(libraries)/libuncopy_send.so
 	install -D -m 644 $(release)/libuncopy_send.a $(libraries)/libuncopy_send.a
@@ -159,9 +168,16 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	install -m 644 crates/send/man/uncopy_alloc.3 $(man3)/uncopy_alloc.3
 	install -d $(units)
 	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-log-recover@.service.in > $(units)/uncopy-log-recover@.service
-	chmod 644 $(units)/uncopy-log-recover@.service
+	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-metrics.service.in > $(units)/uncopy-metrics.service
+	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-textfile.service.in > $(units)/uncopy-textfile.service
+	install -m 644 crates/cli/systemd/uncopy-textfile.timer $(units)/uncopy-textfile.timer
+	chmod 644 $(unit_names:%=$(units)/%)
+	install -D -m 644 crates/cli/grafana/dashboard.json $(shared)/grafana-dashboard.json
 	install -D -m 644 crates/cli/systemd/60-uncopy.rules $(rules)/60-uncopy.rules
 	install -D -m 644 crates/cli/systemd/uncopy.conf $(sysusers)/uncopy.conf
+	install -d $(shared)
+	sed 's|/usr/|$(PREFIX)/|g' packaging/container/uncopy.cdi.json > $(shared)/uncopy.cdi.json
+	chmod 644 $(shared)/uncopy.cdi.json
 	$(release)/uncopy man --dir $(man)
 	$(release)/uncopy completions bash > $(bash)/uncopy
 	$(release)/uncopy completions zsh > $(zsh)/_uncopy
@@ -171,12 +187,12 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 
 uninstall: ## Remove what install put there
 	rm -f $(bin)/uncopy $(lib)/libuncopy.so $(pages:%=$(man)/%.1)
-	rm -f $(addprefix $(libraries)/,$(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
+	rm -f $(addprefix $(libraries)/,libuncopy.so $(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
 	rm -f $(addprefix $(cmake)/,uncopy-config.cmake uncopy-config-version.cmake)
 	rm -f $(include)/uncopy.h $(functions:%=$(man3)/%.3)
-	rm -f $(units)/uncopy-log-recover@.service $(rules)/60-uncopy.rules $(sysusers)/uncopy.conf
+	rm -f $(unit_names:%=$(units)/%) $(addprefix $(shared)/,grafana-dashboard.json uncopy.cdi.json) $(rules)/60-uncopy.rules $(sysusers)/uncopy.conf
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
-	-@rmdir $(lib) $(cmake) 2>/dev/null
+	-@rmdir $(lib) $(cmake) $(shared) 2>/dev/null
 
 # Servers of our own; each prints its manual page.
 servers := uncopy-cached uncopy-files

@@ -26,7 +26,7 @@ static STATS: std::sync::OnceLock<Stats> = std::sync::OnceLock::new();
 pub struct Stats {
     /// The file; `-`: standard output.
     pub path: Vec<u8>,
-    /// The process that the file is named for; others add their number.
+    /// The process that the file is named for; others add their number. Nobody says so without `uncopy run`: then each adds its own.
     pub root: Option<u32>,
 }
 
@@ -81,14 +81,14 @@ pub extern "C" fn finish() {
     uncopy_lanes::process::unpublish();
     session::exit();
     let Some(stats) = STATS.get() else { return };
-    let is_root = stats.root.is_none_or(|root| root == pid);
+    let is_root = stats.root == Some(pid);
     if !is_root && counters::get(Counter::InputBytes) == 0 {
         return;
     }
     let mut line = counters::snapshot().to_json();
     line.push('\n');
     let written = if stats.path == b"-" {
-        if !is_root {
+        if stats.root.is_some_and(|root| root != pid) {
             return;
         }
         // SAFETY: standard output, which is not closed here: `ManuallyDrop`.

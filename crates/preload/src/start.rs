@@ -14,7 +14,7 @@ use uncopy_engine::state::ledger;
 use uncopy_engine::state::phase::settle_gates;
 use uncopy_interpose::environment;
 use uncopy_record::session;
-use uncopy_sys::{bytes, ids, mem};
+use uncopy_sys::{bytes, ids, mem, uffd};
 
 /// Of `--memory`, shared memory of lanes takes one part in so many.
 const LANES_PART: usize = 4;
@@ -98,6 +98,10 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     // Of what may be taken, lanes have a part.
     let of_lanes = lanes.and(options.memory_bytes).map(|bytes| bytes / LANES_PART);
     options.memory_bytes = options.memory_bytes.map(|bytes| bytes - of_lanes.unwrap_or(0));
+    if options.uffd_fd.is_none() && !options.off && ids::effective_user() == 0 {
+        // It may be another user's process by the time that it needs it. Filters let this through: the loader has opened files.
+        options.uffd_fd = uffd::open_device();
+    }
     activation::configure(&options);
     session::prepare();
     session::watch(session::Watcher { changed: settle_gates, failed: counters::set_reason });

@@ -207,17 +207,33 @@ fn open_any(inherited: Option<i32>) -> Result<i32, Errno> {
     {
         return Ok(fd);
     }
+    let Some(device) = open_path() else { return Err(refused) };
+    let fd = by_device(device, libc::O_NONBLOCK);
+    // SAFETY: opened above, and nobody else knows it.
+    unsafe { kernel!(Close, syscall!(libc::SYS_close, device)) };
+    fd
+}
+
+/// `/dev/userfaultfd`, if it may be opened, closed on exec.
+fn open_path() -> Option<i32> {
     let path = c"/dev/userfaultfd";
     // SAFETY: the path is terminated.
     let device = check(unsafe {
         let flags = libc::O_RDWR | libc::O_CLOEXEC;
         kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0))
     });
-    let Ok(device) = device else { return Err(refused) };
-    let fd = by_device(device as i32, libc::O_NONBLOCK);
-    // SAFETY: opened above, and nobody else knows it.
-    unsafe { kernel!(Close, syscall!(libc::SYS_close, device)) };
-    fd
+    device.ok().map(|device| device as i32)
+}
+
+/// The same with a high number, for a process that may lose the right to open it: see [`Uffd::open`].
+#[must_use]
+pub fn open_device() -> Option<i32> {
+    let _errno = crate::errno::Keep::new();
+    let low = open_path()?;
+    let device = crate::fd::duplicate_high(low);
+    // SAFETY: the low number is ours and no longer needed.
+    unsafe { kernel!(Close, syscall!(libc::SYS_close, low)) };
+    device
 }
 
 impl Uffd {

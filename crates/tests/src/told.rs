@@ -25,13 +25,22 @@ impl Told {
     /// When it is not.
     #[must_use]
     pub fn start(scratch: &Scratch, path: &str, scenario: &str, mode: Mode) -> Self {
+        let program = Program::new(path).args([scenario, &seed(1).to_string()]);
+        Self::begin(scratch, program.mode(mode), scenario)
+    }
+
+    /// Starts a program that is one, or becomes one, and waits until it is ready.
+    ///
+    /// # Panics
+    /// When it is not.
+    #[must_use]
+    pub fn begin(scratch: &Scratch, program: Program, name: &str) -> Self {
         let input = scratch.join("input");
         let made = std::process::Command::new("/usr/bin/mkfifo").arg(&input).status();
         assert!(made.is_ok_and(|status| status.success()), "mkfifo");
         // Opened for both, it neither waits for the other end nor is without one.
         let ours = File::options().read(true).write(true).open(&input).expect("a named pipe");
-        let program = Program::new(path).args([scenario, &seed(1).to_string()]);
-        let running = program.mode(mode).input(&input).start(scratch, scenario);
+        let running = program.input(&input).start(scratch, name);
         let _ = running.wait_for_line("ready");
         Self { running, input: ours, rounds: 0 }
     }
@@ -51,9 +60,18 @@ impl Told {
     /// # Panics
     /// When it does not end well.
     #[must_use]
-    pub fn end(mut self) -> Finished {
+    pub fn end(self) -> Finished {
+        self.finish().expect_success()
+    }
+
+    /// Lets it end, with whatever status.
+    ///
+    /// # Panics
+    /// When it does not end.
+    #[must_use]
+    pub fn finish(mut self) -> Finished {
         self.input.write_all(b"end\n").expect("told");
-        self.running.finish(Duration::from_secs(30)).expect_success()
+        self.running.finish(Duration::from_secs(30))
     }
 
     /// A counter of the running program.

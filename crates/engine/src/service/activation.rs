@@ -156,12 +156,23 @@ pub fn activate() -> bool {
     }
     let _critical = Critical::enter();
     let _guard = STATE.activation.guard();
-    if STATE.phase() == Phase::Dormant && start().inspect_err(give_up).is_ok() {
-        settle_costs();
-        STATE.activate();
-        recording::say(Sampled::Yes);
-        counters::publish_once();
-        begin_trials();
+    if STATE.phase() == Phase::Dormant {
+        match start() {
+            Ok(()) => {
+                settle_costs();
+                STATE.activate();
+                recording::say(Sampled::Yes);
+                counters::publish_once();
+                begin_trials();
+            }
+            Err(obstacle) => {
+                give_up(&obstacle);
+                // `uncopy ps` tells the reason. A filter that ends processes is not tried any further.
+                if !matches!(obstacle, Obstacle::Filter(_)) {
+                    counters::publish_once();
+                }
+            }
+        }
     }
     STATE.is_active()
 }
