@@ -29,7 +29,7 @@ pub const CASE: Case = Case {
             Point::sized(format!("lighttpd 1 MiB, {backend}"), FILE_BYTES, work)
         })
     },
-    remark: "with write it reads and writes 16 KiB at a time through a buffer on its stack, which no setting changes",
+    remark: "with write it reads and writes 16 KiB at a time, each part from the buffer that it read it to",
     by: By::Slices,
 };
 
