@@ -10,6 +10,7 @@ use common::{DATAGRAMS, Family, STREAMS, connect};
 use lending::{can_lend, in_child, pattern};
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::Duration;
 use uncopy_transmit::set_break_even;
@@ -116,9 +117,17 @@ fn a_broken_pipe_is_an_error_and_no_signal() {
         // SAFETY: the child has one thread, and no handler.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         let body = Buffer::zeroed(LEN).expect("memory");
-        let (here, there) = UnixStream::pair().expect("sockets");
+        let is_broken = |socket: UnixStream| {
+            Sender::new(socket).write(&body).is_err_and(|error| error.kind() == ErrorKind::BrokenPipe)
+        };
+        let (fresh, there) = UnixStream::pair().expect("sockets");
         drop(there);
-        Sender::new(here).write(&body).is_err_and(|error| error.kind() == ErrorKind::BrokenPipe)
+        // A number that stood for another kind of socket a moment ago.
+        let link = connect(Family::Udp4);
+        let _ = Sender::new(&link.here).send(&body).expect("sent");
+        // SAFETY: descriptors only; the number is this child's.
+        assert!(unsafe { libc::dup2(fresh.as_raw_fd(), link.fd()) } >= 0);
+        is_broken(UnixStream::from(link.here)) && is_broken(fresh)
     });
     assert_eq!(status, 0);
 }
