@@ -127,6 +127,7 @@ impl Report {
             })
             .collect();
         json!({
+            "schema": uncopy_core::schema::DOCTOR,
             "checks": checks,
             "active": self.is_active(),
             "verdict": self.verdict(),
