@@ -19,12 +19,14 @@ bash := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zsh := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fish := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 units := $(DESTDIR)$(PREFIX)/lib/systemd/system
+unit_names := uncopy-log-recover@.service uncopy-metrics.service uncopy-textfile.service uncopy-textfile.timer
+shared := $(DESTDIR)$(PREFIX)/share/uncopy
 # Who may open /dev/userfaultfd.
 rules := $(DESTDIR)$(PREFIX)/lib/udev/rules.d
 sysusers := $(DESTDIR)$(PREFIX)/lib/sysusers.d
 functions := $(addprefix uncopy_,alloc aligned_alloc calloc realloc free usable_size owns options status)
 soname := libuncopy_send.so.0
-pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-ps uncopy-stats uncopy-release uncopy-log uncopy-net uncopy-service uncopy-bench uncopy-completions uncopy-man
+pages := uncopy uncopy-run uncopy-doctor uncopy-profile uncopy-report uncopy-ps uncopy-top uncopy-stats uncopy-metrics uncopy-release uncopy-log uncopy-net uncopy-service uncopy-bench uncopy-completions uncopy-man
 
 # RUSTFLAGS from the environment replace those of .cargo/config.toml; the unwind tables must stay.
 ifneq ($(strip $(RUSTFLAGS)),)
@@ -159,7 +161,11 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	install -m 644 crates/send/man/uncopy_alloc.3 $(man3)/uncopy_alloc.3
 	install -d $(units)
 	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-log-recover@.service.in > $(units)/uncopy-log-recover@.service
-	chmod 644 $(units)/uncopy-log-recover@.service
+	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-metrics.service.in > $(units)/uncopy-metrics.service
+	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-textfile.service.in > $(units)/uncopy-textfile.service
+	install -m 644 crates/cli/systemd/uncopy-textfile.timer $(units)/uncopy-textfile.timer
+	chmod 644 $(unit_names:%=$(units)/%)
+	install -D -m 644 crates/cli/grafana/dashboard.json $(shared)/grafana-dashboard.json
 	install -D -m 644 crates/cli/systemd/60-uncopy.rules $(rules)/60-uncopy.rules
 	install -D -m 644 crates/cli/systemd/uncopy.conf $(sysusers)/uncopy.conf
 	$(release)/uncopy man --dir $(man)
@@ -174,9 +180,9 @@ uninstall: ## Remove what install put there
 	rm -f $(addprefix $(libraries)/,$(soname) libuncopy_send.so libuncopy_send.a pkgconfig/uncopy.pc)
 	rm -f $(addprefix $(cmake)/,uncopy-config.cmake uncopy-config-version.cmake)
 	rm -f $(include)/uncopy.h $(functions:%=$(man3)/%.3)
-	rm -f $(units)/uncopy-log-recover@.service $(rules)/60-uncopy.rules $(sysusers)/uncopy.conf
+	rm -f $(unit_names:%=$(units)/%) $(shared)/grafana-dashboard.json $(rules)/60-uncopy.rules $(sysusers)/uncopy.conf
 	rm -f $(bash)/uncopy $(zsh)/_uncopy $(fish)/uncopy.fish
-	-@rmdir $(lib) $(cmake) 2>/dev/null
+	-@rmdir $(lib) $(cmake) $(shared) 2>/dev/null
 
 # Servers of our own; each prints its manual page.
 servers := uncopy-cached uncopy-files

@@ -1,6 +1,6 @@
 //! Reads what decides whether a program can be reached by preloading: an ELF file's class and
 //! machine, its loader, the libraries it needs, its Go build information and the symbols it
-//! defines. The format is the `object` crate's business.
+//! defines and takes. The format is the `object` crate's business.
 //!
 //! Files are hostile here: every offset, size and count comes from the file. No more than a fixed
 //! number of bytes is read, and a damaged part reads as absent. Only 64-bit files of this machine's
@@ -53,6 +53,15 @@ pub enum Kind {
     },
     /// Anything else.
     Other,
+}
+
+/// What was looked for in a file's table of symbols and is there.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Symbols {
+    /// What the file defines itself, for others to use.
+    pub defined: Vec<&'static str>,
+    /// What it takes from others.
+    pub imported: Vec<&'static str>,
 }
 
 /// An executable file, its first page read.
@@ -192,25 +201,22 @@ impl<R: Read + Seek> Image<R> {
                 .any(|note| note.n_type(NativeEndian) == NT_GO_BUILD_ID && note.name() == b"Go")
     }
 
-    /// Which of `wanted` the file defines itself, for others to use (in `.dynsym`).
-    pub fn defines(&self, wanted: &[&'static str]) -> Vec<&'static str> {
-        self.read_defines(wanted).unwrap_or_default()
-    }
-
-    fn read_defines(&self, wanted: &[&'static str]) -> Option<Vec<&'static str>> {
+    /// Which of `wanted` the file defines for others or takes from them (`.dynsym`); `None` if that cannot be read.
+    pub fn symbols(&self, wanted: &[&'static str]) -> Option<Symbols> {
         let sections = self.header()?.sections(NativeEndian, self).ok()?;
         let symbols = sections.symbols(NativeEndian, self, elf::SHT_DYNSYM).ok()?;
         // At once: a symbol's name at a time would be a system call each.
         let names = sections.section(symbols.string_section()).ok()?;
         let names = names.data(NativeEndian, self).ok()?;
         let names = StringTable::new(names, 0, names.len() as u64);
-        let defined = symbols.iter().filter(|symbol| !symbol.is_undefined(NativeEndian));
-        let defined = defined.filter_map(|symbol| symbol.name(NativeEndian, names).ok());
-        Some(
-            defined
-                .flat_map(|name| wanted.iter().copied().filter(move |wanted| wanted.as_bytes() == name))
-                .collect(),
-        )
+        let mut found = Symbols::default();
+        for symbol in symbols.iter() {
+            let Ok(name) = symbol.name(NativeEndian, names) else { continue };
+            let is_undefined = symbol.is_undefined(NativeEndian);
+            let list = if is_undefined { &mut found.imported } else { &mut found.defined };
+            list.extend(wanted.iter().filter(|wanted| wanted.as_bytes() == name));
+        }
+        Some(found)
     }
 }
 

@@ -166,7 +166,7 @@ fn read_all(bytes: &[u8]) {
     let _ = image.loader();
     let _ = image.needed();
     let _ = image.is_go();
-    let _ = image.defines(&["malloc"]);
+    let _ = image.symbols(&["malloc"]);
 }
 
 #[test]
@@ -197,9 +197,11 @@ fn go_is_known_by_its_section_or_its_note() {
 }
 
 #[test]
-fn only_defined_symbols_count() {
+fn defined_symbols_are_told_from_those_of_others() {
     let bytes = dynamic_file();
-    assert_eq!(image(&bytes).defines(&["malloc", "free", "calloc"]), ["malloc"]);
+    let found = image(&bytes).symbols(&["malloc", "free", "calloc"]).expect("a table");
+    assert_eq!(found, Symbols { defined: vec!["malloc"], imported: vec!["free"] });
+    assert_eq!(image(b"#!/bin/sh\n").symbols(&["malloc"]), None);
 }
 
 #[test]

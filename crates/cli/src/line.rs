@@ -28,6 +28,8 @@ pub const DURATION: &str = "duration";
 pub const MIN_SIZE: &str = "min-size";
 /// Id of the file that `report` reads.
 pub const FILE: &str = "file";
+/// Id of `report --diff`.
+pub const DIFF: &str = "diff";
 /// Id of `report --html`.
 pub const HTML: &str = "html";
 /// Id of `report --flamegraph`.
@@ -101,15 +103,16 @@ Examples:
   uncopy doctor
       Check this machine.
   uncopy doctor -- nginx
-      Check this machine and whether nginx can be reached.
+      Check this machine, whether nginx can be reached, and whether that is worth trying.
   uncopy doctor --json -- nginx
       The same for a program to read.
   uncopy doctor --calibrate
       Measure once, so that programs under run need not when they start.
 
 Each line says what was checked, its state (ok, warning or missing) and what was found; under it is
-the command that mends it. Exit status: 0 if run will be active (for CMD, if one is given), 1 if
-not, 2 if the command line is wrong.
+the command that mends it; the last line is the verdict. For CMD it says whether it is worth trying, by what its
+file and its libraries tell, and by CMD.profile.json in this directory, if uncopy profile has made one since.
+Exit status: 0 if run will be active (for CMD, if one is given), 1 if not, 2 if the command line is wrong.
 
 What --calibrate measures is kept in $XDG_CACHE_HOME/uncopy/costs, or ~/.cache/uncopy/costs, and
 ignored with another processor or kernel.";
@@ -121,7 +124,7 @@ Examples:
   uncopy stats --watch redis-server | jq .elided_bytes
       Every second, by the program's name.
   uncopy stats --all --openmetrics
-      For Prometheus: a textfile of its node exporter.
+      The same in the format of OpenMetrics; 'uncopy metrics' serves it.
 
 Prints one JSON object for each process, on a line, the same that `run --stats` writes at exit. Only
 the user that the process runs as, and root, can read it. Exit status: 0, or 1 if there is no such
@@ -146,8 +149,8 @@ Examples:
       Where does Redis copy what it receives? Give it work, then type Ctrl-C.
   uncopy profile --duration 10 -o set.json -- ./server
       Record for ten seconds, and leave the server running.
-  uncopy profile --pid $(pidof nginx)
-      The same for a server that was started with uncopy run.
+  uncopy profile --pid nginx
+      The same for all processes of that name that were started with uncopy run.
   uncopy report set.json --html set.html
       What was found, as a page.
 
@@ -174,9 +177,12 @@ Examples:
       Bytes by call stack, for flamegraph.pl, inferno or speedscope.
   uncopy report redis-server.profile.json --json | jq .prediction
       For programs; docs/profile.schema.json says what it holds.
+  uncopy report --diff before.json after.json
+      What the program copies before and after a change, by site and by chain.
 
-FILE - is standard output. Exit status: 0, or 1 if OUT cannot be read or a file not be written, or 2
-if the command line is wrong.";
+FILE - is standard output. --diff takes profiles of one program with the same --min-size; a site is the
+same in both if the same function calls the same one. Exit status: 0, or 1 if a profile cannot be read, two
+cannot be compared or a file not be written, or 2 if the command line is wrong.";
 
 const RELEASE_NOTES: &str = "\
 Example:
@@ -274,7 +280,7 @@ fn doctor() -> Command {
         .arg(
             Arg::new(JSON)
                 .long("json")
-                .help("Print one JSON object: checks (an array), active, verdict and next")
+                .help("Print one JSON object: checks (an array), active, worth, verdict and next")
                 .action(ArgAction::SetTrue),
         )
         .arg(
@@ -319,7 +325,7 @@ fn profile() -> Command {
     Command::new("profile")
         .about("Show where a program copies its I/O, and what eliding would give")
         .override_usage(
-            "uncopy profile [OPTIONS] -- CMD [ARGS]...\n       uncopy profile [OPTIONS] --pid PID",
+            "uncopy profile [OPTIONS] -- CMD [ARGS]...\n       uncopy profile [OPTIONS] --pid <PID|NAME>...",
         )
         .arg(
             file_option(OUT, "Write the profile to OUT [default: CMD.profile.json]")
@@ -345,10 +351,11 @@ fn profile() -> Command {
         .arg(
             Arg::new(PID)
                 .long(PID)
-                .value_name("PID")
-                .help("Record a process that was started with uncopy run")
+                .value_name("PID|NAME")
+                .help("Record processes that were started with uncopy run")
+                .num_args(1..)
                 .conflicts_with(COMMAND)
-                .allow_hyphen_values(true)
+                .allow_negative_numbers(true)
                 .value_parser(value_parser!(OsString)),
         )
         .arg(program("The program and its arguments").required_unless_present(PID))
@@ -357,17 +364,29 @@ fn profile() -> Command {
 
 fn report() -> Command {
     Command::new("report")
-        .about("Show a profile: in the terminal, as a page, as JSON or as folded stacks")
+        .about("Show a profile, or two beside each other")
+        .override_usage("uncopy report [OPTIONS] OUT\n       uncopy report [OPTIONS] --diff A B")
         .arg(
             Arg::new(FILE)
                 .value_name("OUT")
                 .help("A file that uncopy profile wrote")
-                .required(true)
+                .required_unless_present(DIFF)
                 .value_parser(value_parser!(OsString))
                 .value_hint(ValueHint::FilePath),
         )
+        .arg(
+            file_option(
+                DIFF,
+                "Show two profiles of a program beside each other: what it copies in A and in B",
+            )
+            .value_names(["A", "B"])
+            .num_args(2)
+            .conflicts_with_all([FILE, FLAMEGRAPH]),
+        )
         .arg(file_option(HTML, "Write a page that needs nothing but itself"))
-        .arg(Arg::new(JSON).long(JSON).help("Print the profile as JSON, checked").action(ArgAction::SetTrue))
+        .arg(
+            Arg::new(JSON).long(JSON).help("Print what is shown as JSON, checked").action(ArgAction::SetTrue),
+        )
         .arg(file_option(FLAMEGRAPH, "Write bytes by call stack in the folded format of flame graphs"))
         .after_help(REPORT_NOTES)
 }
@@ -394,7 +413,7 @@ fn stats() -> Command {
         .arg(
             Arg::new(OPENMETRICS)
                 .long(OPENMETRICS)
-                .help("In the text format of OpenMetrics, for Prometheus")
+                .help("In the text format of OpenMetrics")
                 .action(ArgAction::SetTrue),
         )
         .arg(
@@ -524,7 +543,9 @@ pub fn whole() -> Command {
             profile(),
             report(),
             ps(),
+            crate::top::line::command(),
             stats(),
+            crate::metrics::line::command(),
             release(),
             log(),
             crate::net::line::command(),

@@ -12,7 +12,7 @@ use crate::probe::is_denial;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -20,6 +20,8 @@ use uncopy_core::stats::{CONTROL_SUFFIX, FILE_BYTES, MAGIC, Snapshot};
 
 /// Largest process id that Linux gives out (`PID_MAX_LIMIT`).
 const PID_HIGH: u32 = 1 << 22;
+/// The kernel writes no more of a process's maps at a time: a page.
+const MAPS_BYTES: usize = 4096;
 const MODE_BITS: u32 = 0o7777;
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
@@ -88,10 +90,8 @@ pub fn counters(pid: u32) -> Result<Snapshot, Failure> {
     if mapped.as_ref().is_ok_and(|mapped| !mapped) {
         return Err(Failure::NotUnderUncopy(pid));
     }
-    for owner in &owners {
-        if let Some(snapshot) = read_live(shared_memory(), *owner, pid)? {
-            return Ok(snapshot);
-        }
+    if let Some(snapshot) = read_first(&owners, pid)? {
+        return Ok(snapshot);
     }
     match mapped {
         Ok(_) => Ok(Snapshot::empty(u64::from(pid), None)),
@@ -102,6 +102,20 @@ pub fn counters(pid: u32) -> Result<Snapshot, Failure> {
         Err(_) if Path::new(&format!("/proc/{pid}")).exists() => Err(Failure::NotUnderUncopy(pid)),
         Err(_) => Err(Failure::NoProcess(pid)),
     }
+}
+
+/// The counters of a process that is known to run under uncopy; all zero if it has done no work yet.
+///
+/// # Errors
+/// Why they cannot be had.
+pub fn counters_known(pid: u32) -> Result<Snapshot, Failure> {
+    Ok(read_first(&owners(pid)?, pid)?.unwrap_or_else(|| Snapshot::empty(u64::from(pid), None)))
+}
+
+/// The counters that the first of `owners` has for a process.
+fn read_first(owners: &[u32], pid: u32) -> Result<Option<Snapshot>, Failure> {
+    let found = owners.iter().map(|owner| read_live(shared_memory(), *owner, pid));
+    found.map(Result::transpose).find_map(|found| found).transpose()
 }
 
 /// The effective user of a process.
@@ -150,9 +164,17 @@ pub fn is_under_uncopy(pid: u32) -> bool {
 /// # Errors
 /// What keeps its maps from being read.
 fn library_is_mapped(pid: u32) -> io::Result<bool> {
-    let mut maps = Vec::new();
-    File::open(format!("/proc/{pid}/maps"))?.read_to_end(&mut maps)?;
-    Ok(maps.split(|byte| *byte == b'\n').any(names_library))
+    let mut maps = BufReader::with_capacity(MAPS_BYTES, File::open(format!("/proc/{pid}/maps"))?);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if maps.read_until(b'\n', &mut line)? == 0 {
+            return Ok(false);
+        }
+        if names_library(line.strip_suffix(b"\n").unwrap_or(&line)) {
+            return Ok(true);
+        }
+    }
 }
 
 fn names_library(line: &[u8]) -> bool {

@@ -1,5 +1,5 @@
 //! The `uncopy` command: `run` starts a program with `libuncopy.so` preloaded, `doctor` says
-//! whether that can work, `ps` lists the programs that run so, `stats` reads their counters, `release` turns its views back
+//! whether that can work, `ps` lists the programs that run so, `top` shows them live, `stats` reads their counters, `metrics` gives those to collectors, `release` turns its views back
 //! into plain memory, `log` shows and recovers logs, `net` serves a user-level TCP, `service` lets services of systemd run so, `profile` shows where a program copies and `report` shows it again, `bench` measures,
 //! and `completions` and `man` describe the command itself.
 //!
@@ -17,8 +17,8 @@ mod library;
 mod line;
 mod live;
 mod log;
+mod metrics;
 mod net;
-mod openmetrics;
 mod os;
 mod output;
 mod pages;
@@ -35,6 +35,7 @@ mod settings;
 mod stats;
 mod sweep;
 mod table;
+mod top;
 
 use std::ffi::OsString;
 
@@ -65,6 +66,8 @@ fn dispatch(arguments: &[OsString], sigpipe: &os::Disposition) -> u8 {
         Some(("profile", matches)) => profile::main(matches, sigpipe),
         Some(("report", matches)) => report::main(matches),
         Some(("ps", matches)) => ps::main(matches),
+        Some(("top", matches)) => top::main(matches),
+        Some(("metrics", matches)) => metrics::main(matches),
         Some(("stats", matches)) => stats::main(matches),
         Some(("release", matches)) => release::main(matches),
         Some(("log", matches)) => log::main(matches),

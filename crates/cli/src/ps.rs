@@ -14,9 +14,7 @@ use uncopy_core::stats::Counter;
 /// Lists them.
 pub fn main(matches: &ArgMatches) -> u8 {
     sweep::sweep(live::shared_memory());
-    // Those that end meanwhile are left out.
-    let processes: Vec<Process> =
-        processes::all().into_iter().filter_map(|pid| Process::look(pid).ok()).collect();
+    let processes = processes::look_at_all();
     if matches.get_flag(line::JSON) {
         return match serde_json::to_string_pretty(&json!({
             "schema": schema::PS,
@@ -89,7 +87,7 @@ fn change(process: &Process) -> String {
 }
 
 /// A span of time in its largest unit.
-fn age(seconds: u64) -> String {
+pub fn age(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
         120..7200 => format!("{} min", seconds / 60),

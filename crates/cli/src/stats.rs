@@ -1,29 +1,15 @@
 //! `uncopy stats`: prints the live counters of running processes.
 
-use crate::live::{parse_pid, shared_memory};
-use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Illegal, Quoted};
-use crate::processes::{self, Process};
+use crate::line;
+use crate::live::shared_memory;
+use crate::metrics::text::{self, Format};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE};
+use crate::processes::{self, Process, Wanted};
 use crate::sweep::sweep;
-use crate::{line, openmetrics};
 use clap::ArgMatches;
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt as _;
+use std::ffi::OsString;
 use std::thread;
 use std::time::Duration;
-
-/// What one word of the command line asks for.
-enum Wanted {
-    Pid(u32),
-    Named(OsString),
-}
-
-impl Wanted {
-    fn parse(text: &OsStr) -> Result<Self, Illegal> {
-        // No program has such a name; whoever types it means a process id.
-        let is_number = text.as_bytes().iter().all(|byte| byte.is_ascii_digit() || *byte == b'-');
-        if is_number { parse_pid(text).map(Self::Pid) } else { Ok(Self::Named(text.to_owned())) }
-    }
-}
 
 /// Prints the counters of the processes that the command line names.
 pub fn main(matches: &ArgMatches) -> u8 {
@@ -52,29 +38,20 @@ pub fn main(matches: &ArgMatches) -> u8 {
 /// Prints them once. The exit status, and of how many processes.
 fn print(wanted: &[Wanted], is_openmetrics: bool) -> (u8, usize) {
     let mut status = EXIT_OK;
-    let mut processes: Vec<Process> = Vec::new();
-    let mut pids = if wanted.is_empty() { processes::all() } else { Vec::new() };
+    let mut processes = if wanted.is_empty() { processes::look_at_all() } else { Vec::new() };
+    let mut pids = Vec::new();
     for wanted in wanted {
-        match wanted {
-            Wanted::Pid(pid) => pids.push(*pid),
-            Wanted::Named(name) => {
-                let named = processes::named(name);
-                if named.is_empty() {
-                    output::complain(format_args!(
-                        "no process under uncopy is named {}; uncopy ps lists them",
-                        Quoted(name)
-                    ));
-                    status = EXIT_FAILURE;
-                }
-                pids.extend(named);
+        match wanted.pids() {
+            Ok(found) => pids.extend(found),
+            Err(message) => {
+                output::complain(message);
+                status = EXIT_FAILURE;
             }
         }
     }
     for pid in pids {
         match Process::look(pid) {
             Ok(process) => processes.push(process),
-            // Nobody has named it, and it may have ended.
-            Err(_) if wanted.is_empty() => {}
             Err(failure) => {
                 output::complain(failure);
                 status = EXIT_FAILURE;
@@ -82,7 +59,7 @@ fn print(wanted: &[Wanted], is_openmetrics: bool) -> (u8, usize) {
         }
     }
     let text: String = if is_openmetrics {
-        openmetrics::text(&processes)
+        text::of(&processes, Format::OpenMetrics)
     } else {
         processes.iter().map(|process| format!("{}\n", process.snapshot.to_json())).collect()
     };

@@ -4,6 +4,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`profile`] | the page of a profile: what `uncopy report --html` writes |
+//! | [`diff`] | that of two profiles beside each other: what `uncopy report --diff --html` writes |
 //! | [`sankey`] | the flow of bytes as ribbons |
 //! | [`flame`] | bytes by call stack |
 //! | [`table`] | tables that can be sorted |
@@ -15,6 +16,7 @@
 //! no page loads or sends anything.
 #![forbid(unsafe_code)]
 
+pub mod diff;
 pub mod flame;
 pub mod markup;
 pub mod profile;
@@ -23,4 +25,5 @@ pub mod sankey;
 pub mod shell;
 pub mod table;
 
+pub use diff::diff_page;
 pub use profile::profile_page;

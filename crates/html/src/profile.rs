@@ -1,22 +1,25 @@
 //! The page of a profile.
 
 mod chains;
-mod flow;
+pub(crate) mod flow;
 mod gain;
 mod sites;
 
 use uncopy_profile::Profile;
 use uncopy_profile::model::{Call, Site};
 use uncopy_profile::text::{quoted, sentence};
+use uncopy_profile::verdict::{Worth, cpu_ratio, verdict};
 
 use crate::markup::{Markup, shortened};
 use crate::{quantity, shell};
 
 /// Longest name of a function or file that is shown, characters.
-const NAME: usize = 200;
+pub(crate) const NAME: usize = 200;
 /// Longest command line that is shown, characters.
 const COMMAND: usize = 400;
-/// Longest first sentence, characters: the names in it are a program's.
+/// Longest verdict, characters, which leaves room for the figures below it on a small screen: the name in it is a program's.
+const VERDICT: usize = 300;
+/// Longest sentence about what the program does, characters: the names in it are a program's.
 const SENTENCE: usize = 800;
 /// Warnings that are shown.
 const MAX_WARNINGS: usize = 40;
@@ -37,8 +40,12 @@ pub fn profile_page(profile: &Profile) -> String {
     let mut page = Markup::new();
     page.element("a", &[("class", "skip"), ("href", "#flow")], "Skip to the flow of bytes");
     page.open("header", &[]);
-    page.open("h1", &[]).text("Copies of ").element("code", &[], &command_line(profile)).close();
-    page.element("p", &[("class", "lead")], &shortened(&sentence(profile), SENTENCE));
+    first(profile, &mut page);
+    page.open("p", &[("class", "of")])
+        .text("Copies of ")
+        .element("code", &[], &command_line(profile))
+        .close();
+    page.element("p", &[], &shortened(&sentence(profile), SENTENCE));
     page.open("nav", &[("aria-label", "Sections")]).open("ul", &[]);
     for (anchor, heading) in SECTIONS {
         page.open("li", &[]).element("a", &[("href", &format!("#{anchor}"))], heading).close();
@@ -61,6 +68,39 @@ pub fn profile_page(profile: &Profile) -> String {
     }
     let program = profile.command.first().map_or("a program", String::as_str);
     shell::page(&format!("uncopy profile: {}", shortened(program, NAME)), page)
+}
+
+/// What uncopy would save: a sentence and three figures, before everything else.
+fn first(profile: &Profile, page: &mut Markup) {
+    let verdict = verdict(profile);
+    let class = match verdict.worth {
+        Worth::Saves => "verdict good",
+        Worth::Little => "verdict bad",
+        Worth::Unknown => "verdict noisy",
+    };
+    page.element("h1", &[("class", class)], &shortened(&verdict.sentence, VERDICT));
+    if verdict.worth == Worth::Unknown {
+        return;
+    }
+    let prediction = &profile.prediction;
+    let (ratio, is_measured) = cpu_ratio(profile);
+    let how = if is_measured { "measured" } else { "estimated" };
+    facts(
+        page,
+        "facts main",
+        &[
+            (&format!("CPU time for the same work, {how}"), format!("{} of now", quantity::percent(ratio))),
+            ("throughput, if the CPU limits it", format!("{:.2} × now", 1.0 / ratio)),
+            (
+                "copies elided",
+                format!(
+                    "{} of {}",
+                    quantity::count(prediction.copies),
+                    quantity::count(prediction.of_copies)
+                ),
+            ),
+        ],
+    );
 }
 
 /// The command as one would type it.
@@ -110,7 +150,7 @@ fn recording(profile: &Profile) -> Markup {
 }
 
 /// A list of names and values.
-fn facts(markup: &mut Markup, class: &str, facts: &[(&str, String)]) {
+pub(crate) fn facts(markup: &mut Markup, class: &str, facts: &[(&str, String)]) {
     markup.open("dl", &[("class", class)]);
     for (name, value) in facts {
         markup.open("div", &[]).element("dt", &[], name);

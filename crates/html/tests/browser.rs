@@ -135,6 +135,7 @@ fn run(browser: &Path, room: &Room, page: &Path, attempt: u32) -> Option<String>
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
         .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
         .args(["--disable-dev-shm-usage", "--virtual-time-budget=3000", "--dump-dom"])
+        .arg("--window-size=1280,720")
         .arg(format!("--user-data-dir={}", profile.display()))
         .arg(format!("file://{}", page.display()))
         .stdout(std::fs::File::create(&out).expect("a file"))
@@ -224,6 +225,28 @@ fn keys_zoom_into_the_flame_graph_and_headings_sort() {
         told,
         r#"["processCommand","readQueryFromClient","100%",true,"aeProcessEvents","all copied bytes",true,"100%","descending",true,"ascending",true]"#
     );
+}
+
+#[test]
+fn the_verdict_and_its_figures_are_above_the_fold_whatever_the_names() {
+    let Some(browser) = browser() else { return };
+    let room = Room::make("fold");
+    let mut long = sample();
+    long.command = vec!["/opt/".to_owned() + &"name ".repeat(2000); 50];
+    long.warnings = vec!["many words ".repeat(100); 40];
+    for profile in [sample(), long] {
+        let script = r#"
+            const bottom = (selector) => document.querySelector(selector).getBoundingClientRect().bottom;
+            const figures = Array.from(document.querySelectorAll(".facts.main dd")).map((figure) => figure.textContent);
+            const is_first = document.querySelector("header > :first-child").matches("h1.verdict");
+            const fits = bottom(".verdict") < bottom(".facts.main") && bottom(".facts.main") <= Math.min(720, innerHeight);
+            document.body.append("TOLD " + JSON.stringify([is_first, fits, innerWidth <= 1280, figures]));
+        "#;
+        let dom = dump(&browser, &room, &with_script(&profile_page(&profile), script));
+        let told =
+            dom.rsplit("TOLD ").next().and_then(|told| told.split("</body>").next()).unwrap_or_default();
+        assert_eq!(told.trim(), r#"[true,true,true,["84 % of now","1.20 × now","60,000 of 60,012"]]"#);
+    }
 }
 
 #[test]

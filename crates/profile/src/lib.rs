@@ -12,14 +12,17 @@
 //! | [`assemble`], [`chains`] | all processes put together |
 //! | [`prediction`] | what eliding would give |
 //! | [`symbols`] | names of places in programs and libraries |
+//! | [`diff`] | two profiles beside each other |
 //! | [`text`], [`folded`] | the report in the terminal, and stacks for flame graphs |
-//! | [`words`] | numbers as tables show them |
+//! | [`verdict`] | what it comes to, in one sentence |
+//! | [`words`] | numbers and names as tables show them |
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "tests use small numbers"))]
 
 pub mod assemble;
 pub mod chains;
 pub mod classes;
+pub mod diff;
 pub mod elision;
 pub mod flow;
 pub mod folded;
@@ -31,6 +34,7 @@ pub mod prediction;
 pub mod sites;
 pub mod symbols;
 pub mod text;
+pub mod verdict;
 pub mod words;
 
 pub use hash::FastMap;

@@ -2,7 +2,8 @@
 //! would lose and why, and what to type next.
 
 use crate::model::{Call, Operation, Profile, Site, Step};
-use crate::words::{bytes, duration};
+use crate::verdict::{Worth, program, verdict};
+use crate::words::{bytes, duration, one_line, percent};
 use std::fmt::Write as _;
 
 /// Chains that are shown in full.
@@ -13,8 +14,6 @@ const MAX_CLASSES: usize = 12;
 const MAX_LOSERS: usize = 8;
 /// Classes with less than this part of all bytes moved are left out.
 const MIN_PART: f64 = 0.01;
-/// A predicted gain below this is within what measuring would show as noise.
-const MIN_GAIN: f64 = 0.03;
 /// Width of text that is not a table, columns.
 const MAX_TEXT: usize = 100;
 
@@ -94,12 +93,6 @@ pub fn sentence(profile: &Profile) -> String {
         None => text.push_str("; how much is touched afterwards is not known."),
     }
     text
-}
-
-/// The name of the program, without its directory.
-fn program(profile: &Profile) -> String {
-    let command = profile.command.first().map_or("the program", String::as_str);
-    one_line(command.rsplit('/').next().unwrap_or(command))
 }
 
 /// A chain as in zIO's Table 2.
@@ -306,20 +299,17 @@ fn losers(text: &mut String, profile: &Profile, width: usize) {
 
 /// What to type next.
 fn next(profile: &Profile, file: &str) -> String {
-    let gain = profile.prediction.ratio - 1.0;
     let command: Vec<String> = profile.command.iter().map(|word| quoted(word)).collect();
     let command = command.join(" ");
-    if profile.operations.is_empty() {
-        return format!("Next: give it work while it is recorded:\n  uncopy profile -- {command}");
-    }
-    if gain < MIN_GAIN || !profile.operations.iter().any(|operation| operation.elidable_copies > 0) {
-        return format!(
+    match verdict(profile).worth {
+        Worth::Unknown => format!("Next: give it work while it is recorded:\n  uncopy profile -- {command}"),
+        Worth::Little => format!(
             "uncopy would make little difference here. To see where the bytes go:\n  uncopy report {} --html {}",
             quoted(file),
             quoted(&html_name(file))
-        );
+        ),
+        Worth::Saves => format!("Next, with these copies elided:\n  uncopy run -- {command}"),
     }
-    format!("Next, with these copies elided:\n  uncopy run -- {command}")
 }
 
 /// The page's name beside a profile's.
@@ -345,27 +335,12 @@ fn round(value: f64) -> u64 {
     value
 }
 
-/// `61 %`; below one, with a decimal.
-#[must_use]
-pub fn percent(part: f64) -> String {
-    match part * 100.0 {
-        percent if percent > 0.0 && percent < 0.95 => format!("{percent:.1} %"),
-        percent => format!("{percent:.0} %"),
-    }
-}
-
-/// Keeps names that a program chose on one line, and control characters off the terminal.
-#[must_use]
-pub fn one_line(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
-}
-
-fn length(text: &str) -> usize {
+pub(crate) fn length(text: &str) -> usize {
     text.chars().count()
 }
 
 /// Text at the margin, wrapped; its own line ends stay.
-fn paragraph(text: &mut String, words: &str, width: usize) {
+pub(crate) fn paragraph(text: &mut String, words: &str, width: usize) {
     for line in words.lines() {
         let indent = line.len() - line.trim_start().len();
         // A command to type is one line, however long.
@@ -378,7 +353,7 @@ fn paragraph(text: &mut String, words: &str, width: usize) {
 }
 
 /// Writes `start` and then `words`, the further lines `indent` columns in; a word that is longer than a line is cut.
-fn wrap(text: &mut String, start: &str, words: &str, indent: usize, width: usize) {
+pub(crate) fn wrap(text: &mut String, start: &str, words: &str, indent: usize, width: usize) {
     let room = width.saturating_sub(indent).max(16);
     let mut line = start.to_owned();
     let mut used = length(start).saturating_sub(indent);

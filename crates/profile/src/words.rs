@@ -1,4 +1,4 @@
-//! Numbers as tables show them.
+//! Numbers and names as tables show them.
 
 /// Bytes, with at most four digits: `512`, `16K`, `3.1M`.
 pub fn bytes(bytes: u64) -> String {
@@ -8,6 +8,21 @@ pub fn bytes(bytes: u64) -> String {
 /// A duration: `512ns`, `16µs`, `3.1ms`.
 pub fn duration(ns: u64) -> String {
     scaled(ns, 1000, &["ns", "µs", "ms", "s", "ks", "Ms"])
+}
+
+/// `61 %`; below one, with a decimal.
+#[must_use]
+pub fn percent(part: f64) -> String {
+    match part * 100.0 {
+        percent if percent > 0.0 && percent < 0.95 => format!("{percent:.1} %"),
+        percent => format!("{percent:.0} %"),
+    }
+}
+
+/// Keeps names that a program chose on one line, and control characters off the terminal.
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
 fn scaled(value: u64, step: u64, units: &[&str]) -> String {

@@ -128,10 +128,13 @@ struct Server {
 
 impl Server {
     fn start(scratch: &Scratch, command: &[&str]) -> Self {
+        Self::start_as(&packaged("/usr/bin/redis-server", "redis-server"), scratch, command)
+    }
+
+    fn start_as(redis: &Path, scratch: &Scratch, command: &[&str]) -> Self {
         let port = free_port();
-        let redis = packaged("/usr/bin/redis-server", "redis-server");
         let running = uncopy(command)
-            .args(["--", text(&redis), "--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
+            .args(["--", text(redis), "--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
             .args([text(&scratch.directory("data"))])
             .args(["--save", "", "--appendonly", "yes", "--appendfsync", "no", "--daemonize", "no"])
             .args(["--auto-aof-rewrite-percentage", "0"])
@@ -276,6 +279,15 @@ fn the_end_of_a_recording_is_not_the_end_of_the_program() {
     }
 }
 
+/// Whether so many recordings have begun that the command with this pid asked for.
+fn have_begun(recorder: u32, count: usize) -> bool {
+    let entries = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
+    let prefix = format!("uncopy-profile-{recorder}-");
+    let is_ours = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&prefix);
+    let files = entries.filter(is_ours).filter_map(|entry| std::fs::read_dir(entry.path()).ok()).flatten();
+    files.filter(|file| file.as_ref().is_ok_and(|file| has_begun(&file.path()))).count() >= count
+}
+
 /// Whether a recording's file has the first bytes of one that has begun.
 fn has_begun(file: &Path) -> bool {
     let mut magic = [0; uncopy_core::recording::MAGIC.len()];
@@ -305,12 +317,7 @@ fn a_server_under_uncopy_run_is_recorded_from_without() {
     // What comes before the recording has begun is not part of the profile.
     wait_until("the recording to begin", Duration::from_secs(20), || {
         server.set(1);
-        let entries = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
-        let prefix = format!("uncopy-profile-{}-", recorder.pid());
-        let is_ours = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&prefix);
-        let mut files =
-            entries.filter(is_ours).filter_map(|entry| std::fs::read_dir(entry.path()).ok()).flatten();
-        files.any(|file| file.is_ok_and(|file| has_begun(&file.path()))).then_some(())
+        have_begun(recorder.pid(), 1).then_some(())
     });
     server.set(40);
     recorder.signal(libc::SIGINT);
@@ -324,6 +331,67 @@ fn a_server_under_uncopy_run_is_recorded_from_without() {
     server.shut_down();
     let done = server.running.finish(Duration::from_secs(30));
     assert!(done.status.success(), "{}", done.errors);
+}
+
+#[test]
+fn all_processes_of_a_name_are_recorded_together() {
+    if skipped() {
+        return;
+    }
+    let scratch = Scratch::new("profile-name");
+    // A name of their own: other tests run servers too.
+    let name = format!("redis-of-{}", std::process::id());
+    let redis = scratch.join(&name);
+    std::fs::copy(packaged("/usr/bin/redis-server", "redis-server"), &redis).expect("a copy");
+    let rooms = ["one", "other", "idle"].map(|room| Scratch::new(&format!("profile-name-{room}")));
+    let servers = rooms.each_ref().map(|room| Server::start_as(&redis, room, &["run"]));
+    let [one, other, idle] = &servers;
+    one.set(20);
+    other.set(20);
+    let out = scratch.join("both.json");
+    let recorder = uncopy(&["profile", "-o", text(&out), "--pid", &name]).start(&scratch, "recorder");
+    wait_until("both recordings to begin", Duration::from_secs(30), || {
+        one.set(1);
+        other.set(1);
+        have_begun(recorder.pid(), 2).then_some(())
+    });
+    one.set(30);
+    other.set(30);
+    recorder.signal(libc::SIGINT);
+    let done = recorder.finish(Duration::from_secs(30));
+    assert!(done.status.success(), "{}", done.errors);
+    let without_work = format!("process {} has done no work yet", idle.running.pid());
+    assert!(done.errors.contains(&without_work), "{}", done.errors);
+    let profile = json(&out);
+    expect_set_chain(&profile, 20);
+    let mut pids: Vec<u64> = profile["processes"]
+        .as_array()
+        .expect("processes")
+        .iter()
+        .filter_map(|it| it["pid"].as_u64())
+        .collect();
+    pids.sort_unstable();
+    let mut expected = [one.running.pid(), other.running.pid()].map(u64::from);
+    expected.sort_unstable();
+    assert_eq!(pids, expected);
+    // What Redis has written over its command line is no command to type.
+    assert_eq!(profile["command"], serde_json::json!([text(&redis)]));
+    let warnings = profile["warnings"].as_array().expect("sentences");
+    assert!(
+        warnings.iter().any(|it| it.as_str().is_some_and(|it| it.contains(&without_work))),
+        "{warnings:?}"
+    );
+
+    let done = run(&uncopy(&["profile", "--pid", &idle.running.pid().to_string()]), &scratch, "idle");
+    assert_eq!(done.status.code(), Some(1), "{}", done.errors);
+    let done = run(&uncopy(&["profile", "--pid", "no-such-name"]), &scratch, "nobody");
+    assert_eq!(done.status.code(), Some(1));
+    assert!(done.errors.contains("no process under uncopy is named \"no-such-name\""), "{}", done.errors);
+    for server in servers {
+        server.shut_down();
+        let done = server.running.finish(Duration::from_secs(30));
+        assert!(done.status.success(), "{}", done.errors);
+    }
 }
 
 #[test]
@@ -416,6 +484,66 @@ fn a_profile_is_shown_again_and_what_is_none_is_refused() {
     assert!(done.status.success(), "{}", done.errors);
     assert_eq!(report(&["/nonexistent"]).status.code(), Some(1));
     assert_eq!(report(&["/dev/zero"]).status.code(), Some(1));
+}
+
+#[test]
+fn two_profiles_are_shown_beside_each_other_and_unlike_ones_are_refused() {
+    let scratch = Scratch::new("report-diff");
+    let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("../profile/samples/redis-set.json");
+    let whole = std::fs::read_to_string(&sample).expect("there");
+    let diff = |options: &[&str]| run(&uncopy(&["report", "--diff"]).args(options), &scratch, "diff");
+    let changed = whole.replace("\"place\": \"sdsrange\"", "\"place\": \"sdsnew\"");
+    assert_ne!(changed, whole);
+    let after = scratch.write("after.json", changed.as_bytes());
+    let shown = diff(&[text(&sample), text(&after)]);
+    assert!(shown.status.success(), "{}", shown.errors);
+    let shown = printed(&shown);
+    assert!(
+        shown.starts_with("Copies take 18 % of the CPU time of redis-server in A and 18 % in B"),
+        "{shown}"
+    );
+    for line in ["memmove in sdsrange", "memmove in sdsnew"] {
+        let row = shown.lines().find(|row| row.contains(line)).unwrap_or_else(|| panic!("{line}: {shown}"));
+        assert_eq!(row.matches('–').count(), 3, "{shown}");
+    }
+    let html = scratch.join("diff.html");
+    let told = diff(&[text(&sample), text(&after), "--json", "--html", text(&html)]);
+    let told: Value = serde_json::from_slice(&told.output).expect("JSON");
+    assert_eq!((&told["format"], &told["version"]), (&"uncopy-profile-diff".into(), &1.into()));
+    let only = |side: &str| {
+        let sites = told["sites"].as_array().expect("sites").iter();
+        sites
+            .filter(|site| site[side].is_null())
+            .map(|site| site["name"].as_str().expect("a name"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((only("b"), only("a")), (vec!["memmove in sdsrange"], vec!["memmove in sdsnew"]));
+    assert!(std::fs::read_to_string(&html).expect("a page").contains("memmove in sdsnew"));
+
+    let other_size = whole.replacen("\"min_size_bytes\": 16384", "\"min_size_bytes\": 4096", 1);
+    let other_program = whole.replace("redis-server", "nginx").replace("\"place\": \"", "\"place\": \"ngx_");
+    for (name, bytes, why) in [
+        ("size.json", other_size.as_str(), "record both with the same --min-size"),
+        ("program.json", &other_program, "no call is in both"),
+        ("damaged.json", &whole[..whole.len() / 2], "damaged.json\" is not a profile: "),
+        ("other.json", "{\"format\": \"uncopy-profile-diff\", \"version\": 1}", "its format is another"),
+    ] {
+        assert_ne!(bytes, whole);
+        let file = scratch.write(name, bytes.as_bytes());
+        for order in [[text(&sample), text(&file)], [text(&file), text(&sample)]] {
+            let done = diff(&order);
+            assert_eq!(done.status.code(), Some(1), "{name}: {}", done.errors);
+            assert!(
+                done.errors.starts_with("uncopy: ") && done.errors.contains(why),
+                "{name}: {}",
+                done.errors
+            );
+            assert!(done.output.is_empty());
+        }
+    }
+    for wrong in [&[text(&sample)][..], &[text(&sample), text(&after), "--flamegraph", "-"], &[]] {
+        assert_eq!(diff(wrong).status.code(), Some(2), "{wrong:?}");
+    }
 }
 
 /// A program that sends and receives over a TCP connection with itself.

@@ -4,6 +4,7 @@
 //! `active = no check is missing`. A warning never keeps `run` from being active.
 
 mod calibration;
+mod contents;
 mod kernel;
 mod lanes;
 mod limits;
@@ -12,7 +13,9 @@ mod net;
 mod permission;
 mod preload;
 mod report;
+mod stored;
 mod target;
+mod worth;
 
 use crate::costs;
 use crate::environment::Environment;
@@ -91,7 +94,14 @@ pub fn main(matches: &ArgMatches) -> u8 {
     }
     let command = line::command(matches);
     let environment = Environment::inherited();
-    let report = report::Report { checks: checks(matches, &environment, &command), command };
+    let mut checks = checks(matches, &environment);
+    let mut worth = None;
+    if let Some(name) = command.first() {
+        let (of_command, answer) = target::checks(name, &command, environment.get(b"PATH"));
+        checks.extend(of_command);
+        worth = answer;
+    }
+    let report = report::Report { checks, worth, command };
     let text = if matches.get_flag(line::JSON) {
         format!("{:#}\n", report.to_json())
     } else {
@@ -100,7 +110,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     output::print(text.as_bytes(), if report.is_active() { EXIT_OK } else { EXIT_FAILURE })
 }
 
-fn checks(matches: &ArgMatches, environment: &Environment, command: &[OsString]) -> Vec<Check> {
+fn checks(matches: &ArgMatches, environment: &Environment) -> Vec<Check> {
     let access = permission::Access::find(inherited_device(environment));
     let features = kernel::features(&access);
     let mut checks = kernel::checks();
@@ -114,9 +124,6 @@ fn checks(matches: &ArgMatches, environment: &Environment, command: &[OsString])
     checks.extend(logs::check(log, environment));
     checks.push(calibration::check(environment));
     checks.push(preload::check());
-    if let Some(name) = command.first() {
-        checks.extend(target::checks(name, command, environment.get(b"PATH")));
-    }
     checks
 }
 

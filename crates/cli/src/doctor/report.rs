@@ -1,5 +1,6 @@
 //! The report as a table for people and as JSON for programs.
 
+use super::worth::Worth;
 use super::{Check, State};
 use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
@@ -12,6 +13,8 @@ const HEADINGS: [&str; 3] = ["check", "state", "found"];
 pub struct Report {
     /// The checks, in the order in which they are shown.
     pub checks: Vec<Check>,
+    /// Whether it is worth trying for CMD, if that can be told.
+    pub worth: Option<Worth>,
     /// CMD and its arguments; empty if none were given.
     pub command: Vec<OsString>,
 }
@@ -56,8 +59,16 @@ impl Report {
         self.checks.iter().find(|check| check.state == State::Missing)
     }
 
+    /// The answer whether it is worth trying, unless something is missing that can be mended first.
+    fn answer(&self) -> Option<&Worth> {
+        self.worth.as_ref().filter(|worth| self.is_active() || !worth.is_worth)
+    }
+
     /// One sentence.
     fn verdict(&self) -> String {
+        if let Some(worth) = self.answer() {
+            return format!("{}: {}", worth.name(), worth.why);
+        }
         let program = self.command.first().map_or(String::new(), |name| format!(" for {}", shell_word(name)));
         match self.first_missing() {
             None => format!("uncopy run will be active{program}"),
@@ -72,6 +83,9 @@ impl Report {
 
     /// What to type next.
     fn next(&self) -> String {
+        if let Some(worth) = self.answer() {
+            return worth.next.clone();
+        }
         let words: Vec<String> = self.command.iter().map(|word| shell_word(word)).collect();
         let command = if words.is_empty() { "CMD".to_string() } else { words.join(" ") };
         if self.is_active() {
@@ -112,7 +126,7 @@ impl Report {
         table
     }
 
-    /// One object: `checks`, `active`, `verdict`, `next`.
+    /// One object: `checks`, `active`, `worth`, `verdict`, `next`.
     pub fn to_json(&self) -> Value {
         let checks: Vec<Value> = self
             .checks
@@ -130,6 +144,7 @@ impl Report {
             "schema": uncopy_core::schema::DOCTOR,
             "checks": checks,
             "active": self.is_active(),
+            "worth": self.worth.as_ref().map(Worth::name),
             "verdict": self.verdict(),
             "next": self.next(),
         })
@@ -150,7 +165,7 @@ mod tests {
 
     fn report(states: &[State], command: &[&str]) -> Report {
         let checks = states.iter().map(|state| Check::new("kernel", *state, "what was\nfound")).collect();
-        Report { checks, command: command.iter().map(OsString::from).collect() }
+        Report { checks, worth: None, command: command.iter().map(OsString::from).collect() }
     }
 
     #[test]
@@ -175,6 +190,21 @@ mod tests {
             last(&subject).as_deref(),
             Some("verdict: uncopy run will be inactive: kernel: what was\\nfound; next: sudo true")
         );
+    }
+
+    #[test]
+    fn what_is_missing_is_mended_before_anything_is_tried() {
+        let worth = |is_worth| Some(Worth { is_worth, why: "so".into(), next: "uncopy profile -- x".into() });
+        for (state, is_worth, start, word) in [
+            (State::Ok, true, "worth trying: so", "worth trying"),
+            (State::Ok, false, "probably not: so", "probably not"),
+            (State::Missing, true, "uncopy run will be inactive for x", "worth trying"),
+            (State::Missing, false, "probably not: so", "probably not"),
+        ] {
+            let report = Report { worth: worth(is_worth), ..report(&[state], &["x"]) };
+            assert!(report.verdict().starts_with(start), "{}", report.verdict());
+            assert_eq!(report.to_json()["worth"], word);
+        }
     }
 
     #[test]

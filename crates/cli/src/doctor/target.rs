@@ -1,60 +1,52 @@
-//! What CMD is: whether it can be reached, whether what it is written in leaves anything to reach,
-//! and which allocator its large buffers come from.
+//! What CMD is: whether it can be reached, and whether that is worth it.
 
-use super::Check;
+use super::contents::Contents;
+use super::report::shell_word;
+use super::worth::Worth;
+use super::{Check, stored};
 use crate::elf::{Image, Kind};
 use crate::output::Quoted;
 use crate::program::{self, Obstacle, Step};
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 /// How many times `env` may start another script.
 const ENV_LIMIT: usize = 4;
 
-/// An allocator, the start of its library's name, and symbols that only it defines.
-struct Allocator {
-    name: &'static str,
-    library: &'static str,
-    symbols: &'static [&'static str],
-}
-
-const ALLOCATORS: &[Allocator] = &[
-    Allocator {
-        name: "jemalloc",
-        library: "libjemalloc",
-        symbols: &["mallocx", "je_mallocx", "malloc_stats_print"],
-    },
-    Allocator {
-        name: "tcmalloc",
-        library: "libtcmalloc",
-        symbols: &["tc_malloc", "TCMalloc_Internal_Alloc"],
-    },
-    Allocator { name: "mimalloc", library: "libmimalloc", symbols: &["mi_malloc"] },
-];
-
-/// Checks of CMD.
-pub fn checks(name: &OsStr, command: &[OsString], search: Option<&[u8]>) -> Vec<Check> {
+/// Checks of CMD, and whether it is worth trying, if that can be told.
+pub fn checks(name: &OsStr, command: &[OsString], search: Option<&[u8]>) -> (Vec<Check>, Option<Worth>) {
     const NAME: &str = "command";
     let path = match program::find(name, search) {
         Ok(path) => path,
-        Err(unfound) => return vec![Check::missing(NAME, unfound.to_string())],
+        Err(unfound) => return (vec![Check::missing(NAME, unfound.to_string())], None),
     };
     let steps = every_step(&path, command, search);
-    let Some(last) = steps.last() else { return Vec::new() };
+    let Some(last) = steps.last() else { return (Vec::new(), None) };
     let chain: Vec<String> = steps.iter().map(|step| Quoted(step.path.as_os_str()).to_string()).collect();
     let chain = chain.join(", run by ");
-    let mut checks = vec![reach(NAME, &steps, &chain)];
-    if checks[0].state == super::State::Ok
-        && let Some(file) = &last.file
-    {
-        let image = Image::read(file);
-        let needed = image.needed();
-        checks.extend(language(&image, &needed));
-        checks.push(allocator(&image, &needed));
+    let reach = reach(NAME, &steps, &chain);
+    let words: Vec<String> = command.iter().map(|word| shell_word(word)).collect();
+    let words = words.join(" ");
+    if reach.state == super::State::Missing {
+        let next = reach.mend.clone().unwrap_or(words);
+        let worth = Worth { is_worth: false, why: reach.found.clone(), next };
+        return (vec![reach], Some(worth));
     }
-    checks
+    let is_ok = reach.state == super::State::Ok;
+    let mut checks = vec![reach];
+    let mut worth = None;
+    if is_ok && let Some(file) = &last.file {
+        let image = Image::read(file);
+        let (more, findings) = Contents::of(&image, &last.path).checks();
+        checks.extend(more);
+        worth = Some(Worth::of(findings, &shell_word(name), &words));
+    }
+    if let Some((check, answer)) = stored::check(name, &path, &words) {
+        checks.push(check);
+        worth = answer.or(worth);
+    }
+    (checks, worth)
 }
 
 /// CMD, its interpreter, and where that is `env`, what `env` starts.
@@ -116,58 +108,13 @@ fn reach(name: &'static str, steps: &[Step], chain: &str) -> Check {
 
 /// What to do about an obstacle, where that is one thing for everybody.
 fn mend(obstacle: &Obstacle, path: &Path, go: bool) -> Option<String> {
-    let quoted = super::report::shell_word(path.as_os_str());
+    let quoted = shell_word(path.as_os_str());
     match obstacle {
         Obstacle::Capabilities => Some(format!("sudo uncopy run -- {quoted}")),
         Obstacle::Static if !go => Some("use a build of it that was linked without -static".to_string()),
         Obstacle::Bits32 => Some("use a 64-bit build of it".to_string()),
         Obstacle::OtherLoader(_) => Some("use a build of it that was linked with glibc".to_string()),
         Obstacle::Static | Obstacle::SetUserId | Obstacle::SetGroupId | Obstacle::OtherMachine(_) => None,
-    }
-}
-
-fn names_library(needed: &[Vec<u8>], start: &str) -> Option<String> {
-    needed
-        .iter()
-        .find(|library| library.starts_with(start.as_bytes()))
-        .map(|library| String::from_utf8_lossy(library).into_owned())
-}
-
-fn language(image: &Image<&File>, needed: &[Vec<u8>]) -> Option<Check> {
-    const NAME: &str = "language";
-    if image.is_go() {
-        return Some(Check::warning(
-            NAME,
-            "Go: only its C parts are reached, its own copies and I/O are not",
-        ));
-    }
-    names_library(needed, "libjli.so")
-        .map(|_| Check::warning(NAME, "Java: only its C parts are reached, its own copies are not"))
-}
-
-fn allocator(image: &Image<&File>, needed: &[Vec<u8>]) -> Check {
-    const NAME: &str = "allocator";
-    let symbols: Vec<&'static str> =
-        ALLOCATORS.iter().flat_map(|allocator| allocator.symbols).copied().chain(["malloc"]).collect();
-    let defined = image.defines(&symbols);
-    if defined.contains(&"malloc") {
-        let known = ALLOCATORS
-            .iter()
-            .find(|allocator| allocator.symbols.iter().any(|symbol| defined.contains(symbol)))
-            .map_or(String::new(), |allocator| format!(" ({})", allocator.name));
-        return Check::warning(
-            NAME,
-            format!("linked into the program{known}: large blocks cannot come from the block heap"),
-        );
-    }
-    let linked = ALLOCATORS
-        .iter()
-        .find_map(|allocator| Some((allocator.name, names_library(needed, allocator.library)?)));
-    match linked {
-        Some((name, library)) => {
-            Check::ok(NAME, format!("{name} ({library}); large blocks come from the block heap"))
-        }
-        None => Check::ok(NAME, "glibc; large blocks come from the block heap"),
     }
 }
 
@@ -200,9 +147,10 @@ mod tests {
     #[test]
     fn unknown_programs_are_missing_and_shells_are_reached() {
         use super::super::State;
-        let checks = super::checks("no-such-program-anywhere".as_ref(), &[], None);
-        assert_eq!((checks.len(), checks[0].state), (1, State::Missing));
-        let checks = super::checks("sh".as_ref(), &["sh".into()], None);
+        let (checks, worth) = super::checks("no-such-program-anywhere".as_ref(), &[], None);
+        assert_eq!((checks.len(), checks[0].state, worth), (1, State::Missing, None));
+        let (checks, worth) = super::checks("sh".as_ref(), &["sh".into()], None);
+        assert_eq!(worth.map(|worth| worth.next).as_deref(), Some("uncopy profile -- sh"));
         assert_eq!(checks[0].state, State::Ok, "{}", checks[0].found);
         assert!(checks.iter().any(|check| check.name == "allocator" && check.found.starts_with("glibc")));
     }

@@ -5,7 +5,8 @@
 //! command ends as it ended. The account of a process that a signal ended is there like any other.
 
 mod report;
-mod words;
+pub mod sites;
+pub mod words;
 
 use crate::os;
 use crate::os::child::{self, Ending, Watch};

@@ -1,31 +1,23 @@
 //! The report of `--explain` as a table for people and as JSON for programs.
 
+use super::sites::{Site, sites};
 use super::words;
-use crate::library;
 use crate::os::child::Ending;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::Path;
-use uncopy_core::ledger::{Entry, Field, Ledger, Process};
+use uncopy_core::ledger::{Field, Ledger, Process};
 use uncopy_core::policy::Costs;
 use uncopy_core::policy::trials::Standings;
 use uncopy_core::streams::{Outcome, Streams};
-use uncopy_profile::symbols::{Place, Symbols};
+use uncopy_profile::symbols::Symbols;
 use uncopy_profile::words::{bytes, duration};
 
 const HEADINGS: [&str; 10] =
     ["kind", "size", "calls", "bytes", "elided", "copied", "saved", "spent", "state", "site and reason"];
 /// Fields that only make sense together with others, or that the report shows in another form.
 const NOT_SHOWN: [Field; 3] = [Field::What, Field::Caller, Field::Shared];
-
-/// One site, named.
-struct Site {
-    entry: Entry,
-    module: Option<String>,
-    place: Place,
-}
 
 /// What one process did.
 struct Account {
@@ -62,6 +54,7 @@ impl Report {
     /// Names the sites and puts them in order.
     pub fn new(ledger: &Ledger, command: &[OsString], ending: Ending) -> Self {
         let mut processes: Vec<Account> = Vec::new();
+        let mut symbols = Symbols::new();
         for (index, process) in ledger.processes.iter().enumerate() {
             let is_replaced = ledger.processes[index + 1..].iter().any(|later| later.pid == process.pid);
             processes.push(Account {
@@ -72,7 +65,7 @@ impl Report {
                 costs: process.costs,
                 streams: process.streams,
                 trials: process.trials.clone(),
-                sites: sites(process),
+                sites: sites(process, &mut symbols),
             });
         }
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
@@ -196,53 +189,7 @@ fn ending_of(process: &Process, is_replaced: bool) -> String {
         .to_owned()
 }
 
-/// The sites of a process, named, the ones that mattered most first.
-fn sites(process: &Process) -> Vec<Site> {
-    let mut by_module: BTreeMap<Option<usize>, Vec<&Entry>> = BTreeMap::new();
-    for entry in &process.entries {
-        by_module.entry(entry.module).or_default().push(entry);
-    }
-    let mut sites = Vec::new();
-    let mut symbols = Symbols::new();
-    for (module, entries) in by_module {
-        let path = module.and_then(|module| process.modules.get(module)).map(|module| module.path.as_slice());
-        let offsets: Vec<u64> = entries.iter().map(|entry| entry.get(Field::FileOffset)).collect();
-        let places = match path {
-            Some(path) => offsets.iter().map(|offset| symbols.at_file_offset(path, *offset)).collect(),
-            None => vec![Place::default(); offsets.len()],
-        };
-        let module = path.map(|path| String::from_utf8_lossy(path).into_owned());
-        sites.extend(entries.into_iter().zip(places).map(|(entry, place)| Site {
-            entry: entry.clone(),
-            module: module.clone(),
-            place,
-        }));
-    }
-    let weight = |site: &Site| {
-        let get = |field| site.entry.get(field);
-        (get(Field::SavedNs).max(get(Field::SpentNs)), get(Field::Bytes))
-    };
-    sites.sort_by_key(|site| core::cmp::Reverse(weight(site)));
-    sites
-}
-
 impl Site {
-    /// `function (file:line) in module`, as far as it is known.
-    fn name(&self) -> String {
-        let Some(module) = &self.module else {
-            return format!("code at {:#x}", self.entry.get(Field::Caller));
-        };
-        let file = module.rsplit('/').next().unwrap_or(module);
-        if file == library::FILE_NAME {
-            return "callers of calloc, realloc and their like, which are not told apart".to_owned();
-        }
-        let function = self.place.function.as_deref().unwrap_or("?");
-        match self.place.file_and_line() {
-            Some(line) => format!("{function} ({line}) in {file}"),
-            None => format!("{function} in {file}+{:#x}", self.entry.get(Field::FileOffset)),
-        }
-    }
-
     fn cells(&self) -> [String; HEADINGS.len() - 1] {
         let get = |field| self.entry.get(field);
         [

@@ -60,8 +60,8 @@ pub struct Collector {
 
 impl Collector {
     /// Looks for new recordings and takes in what has come. Whether any process has more right away.
-    pub fn collect(&mut self, directory: &Path) -> bool {
-        self.find_recordings(directory);
+    pub fn collect<'a>(&mut self, directories: impl Iterator<Item = &'a Path>) -> bool {
+        directories.for_each(|directory| self.find_recordings(directory));
         let mut has_more = false;
         for source in &mut self.sources {
             has_more |= source.drain();
@@ -103,9 +103,9 @@ impl Collector {
         running.map(|source| source.recording.pid).collect()
     }
 
-    /// Whether any process was recorded.
-    pub fn is_empty(&self) -> bool {
-        self.sources.is_empty()
+    /// Whether this process was recorded.
+    pub fn has(&self, pid: u32) -> bool {
+        self.sources.iter().any(|source| source.recording.pid == pid)
     }
 
     /// Takes in the rest, and ends.
@@ -249,10 +249,10 @@ fn shared(maps: &[u8]) -> Vec<(u64, u64)> {
     text.lines().filter_map(range).collect()
 }
 
-/// Whether any process has made its file in the directory.
-pub fn has_recordings(directory: &Path) -> bool {
-    let is_recording = |entry: fs::DirEntry| parse_file_name(entry.file_name().as_encoded_bytes()).is_some();
-    fs::read_dir(directory).is_ok_and(|entries| entries.flatten().any(is_recording))
+/// The processes that have made their files in the directory.
+pub fn begun(directory: &Path) -> Vec<u32> {
+    let pid = |entry: fs::DirEntry| Some(parse_file_name(entry.file_name().as_encoded_bytes())?.0);
+    fs::read_dir(directory).map_or_else(|_| Vec::new(), |entries| entries.flatten().filter_map(pid).collect())
 }
 
 /// Processor time of a process, user and system, seconds; `None` if there is none that runs.

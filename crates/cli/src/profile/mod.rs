@@ -21,6 +21,7 @@ use crate::live;
 use crate::os::child::{self, Change, Child, Ending, Watch};
 use crate::os::{self, Disposition};
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Illegal, Quoted, Reason};
+use crate::processes::Wanted;
 use crate::program;
 use crate::run;
 use crate::settings::{self, Given};
@@ -75,31 +76,43 @@ enum Outcome {
 /// Runs the command line `profile …`.
 pub fn main(matches: &ArgMatches, sigpipe: &Disposition) -> u8 {
     let command = line::command(matches);
-    let pid = match matches.get_one::<OsString>(line::PID).map(|text| live::parse_pid(text)) {
-        Some(Err(message)) => {
+    let words = matches.get_many::<OsString>(line::PID).unwrap_or_default();
+    let wanted: Vec<Wanted> = match words.map(|word| Wanted::parse(word)).collect() {
+        Ok(wanted) => wanted,
+        Err(message) => {
             output::complain(message);
             return EXIT_USAGE;
         }
-        Some(Ok(pid)) => Some(pid),
-        None => None,
     };
-    let request = match request(matches, &command, pid) {
+    let request = match request(matches, &command, &wanted) {
         Ok(request) => request,
         Err(message) => {
             output::complain(message);
             return EXIT_USAGE;
         }
     };
-    match pid {
-        Some(pid) => attach(pid, &request),
-        None => launch(&command, &request, sigpipe),
+    if wanted.is_empty() {
+        return launch(&command, &request, sigpipe);
     }
+    let mut pids = Vec::new();
+    for wanted in &wanted {
+        match wanted.pids() {
+            Ok(found) => pids.extend(found),
+            Err(unfound) => {
+                output::complain(unfound);
+                return EXIT_FAILURE;
+            }
+        }
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    attach(&pids, &request)
 }
 
 fn request(
     matches: &ArgMatches,
     command: &[OsString],
-    pid: Option<u32>,
+    wanted: &[Wanted],
 ) -> Result<RecordingRequest, Refused> {
     let duration = match matches.get_one::<OsString>(line::DURATION) {
         None => None,
@@ -116,9 +129,10 @@ fn request(
     let given: Vec<Given> = spec.zip(min_size.cloned()).into_iter().collect();
     // Checked by the table that the library uses.
     settings::settle(&mut Environment::inherited(), &given, std::process::id())?;
-    let name = || match (command.first(), pid) {
-        (Some(program), _) => out::default_name(program),
-        (None, pid) => out::default_name(&name_of(pid.unwrap_or(0))),
+    let name = || match (command.first(), wanted.first()) {
+        (Some(program), _) | (None, Some(Wanted::Named(program))) => out::default_name(program),
+        (None, Some(Wanted::Pid(pid))) => out::default_name(&name_of(*pid)),
+        (None, None) => out::default_name(OsStr::new("")),
     };
     let out = matches.get_one::<OsString>(line::OUT).cloned().unwrap_or_else(name);
     let min_size_bytes = min_size.and_then(|text| size::parse(text.as_bytes()));
@@ -130,11 +144,17 @@ fn name_of(pid: u32) -> OsString {
     command_of(pid).into_iter().next().unwrap_or_else(|| "program".into())
 }
 
-/// The command line of a running process.
+/// The command line of a running process; of one that has written a title over it, its program.
 fn command_of(pid: u32) -> Vec<OsString> {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|byte| *byte == 0);
-    words.filter(|word| !word.is_empty()).map(|word| OsStr::from_bytes(word).to_owned()).collect()
+    let words: Vec<OsString> =
+        words.filter(|word| !word.is_empty()).map(|word| OsStr::from_bytes(word).to_owned()).collect();
+    let is_title = matches!(words.as_slice(), [only] if only.as_bytes().contains(&b' '));
+    match std::fs::read_link(format!("/proc/{pid}/exe")) {
+        Ok(program) if is_title => vec![program.into_os_string()],
+        _ => words,
+    }
 }
 
 /// Starts the program and records it.
@@ -178,13 +198,14 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
         }
     };
     let mut session = Session {
-        directory,
+        directories: vec![(os::effective_user_id(), directory)],
         collector: Collector::default(),
         started,
         request,
         child: Some(child),
-        attached: None,
+        attached: Vec::new(),
         measured: Standings::default(),
+        warnings: Vec::new(),
         is_asked_to_end: false,
         child_ended: None,
         gave_terminal: false,
@@ -223,55 +244,40 @@ fn launch(command: &[OsString], request: &RecordingRequest, sigpipe: &Dispositio
     status
 }
 
-/// Attaches to a process that runs under uncopy.
-fn attach(pid: u32, request: &RecordingRequest) -> u8 {
-    let prepared = live::owner(pid).and_then(|owner| {
-        let counters = live::counters(pid)?;
-        Directory::make(owner)
-            .map(|directory| (directory, counters))
-            .map_err(|error| live::Failure::Io { path: live::shared_memory().into(), error })
-    });
-    let (directory, counters) = match prepared {
-        Ok(prepared) => prepared,
-        Err(failure) => {
-            output::complain(failure);
-            return EXIT_FAILURE;
-        }
-    };
-    let command = command_of(pid);
+/// Attaches to processes that run under uncopy. Of several, those that cannot be recorded are told of and left out.
+fn attach(pids: &[u32], request: &RecordingRequest) -> u8 {
     let watch = Watch::begin();
     let mut session = Session {
-        directory,
+        directories: Vec::new(),
         collector: Collector::default(),
         started: Instant::now(),
         request,
         child: None,
-        attached: Some(pid),
-        measured: counters.trials,
+        attached: Vec::new(),
+        measured: Standings::default(),
+        warnings: Vec::new(),
         is_asked_to_end: false,
         child_ended: None,
         gave_terminal: false,
         seconds: 0.0,
-        name: name_of(pid),
+        name: OsString::new(),
     };
-    let request = Request::Record {
-        directory: session.directory.path().as_os_str().as_bytes(),
-        min_size_bytes: request.min_size_bytes.unwrap_or(Options::default().min_size_bytes as u64),
-    };
-    let sent = live::command(pid, &request.encode().unwrap_or_default());
-    let why_not = match sent {
-        Err(failure) => Some(failure.to_string()),
-        Ok(false) => {
-            Some(format!("process {pid} has done no work yet that uncopy could record; try again later"))
+    let mut refused: Vec<String> = Vec::new();
+    for pid in pids {
+        match session.ask(*pid) {
+            Ok(()) => session.attached.push(*pid),
+            Err(why) => refused.push(why),
         }
-        Ok(true) if session.begins() => None,
-        Ok(true) => Some(format!("process {pid} did not begin to record within {} s", TIMEOUT.as_secs())),
-    };
-    if let Some(why_not) = why_not {
-        watch.end();
-        output::complain(why_not);
-        return EXIT_FAILURE;
     }
+    refused.extend(session.wait_for_beginning());
+    refused.iter().for_each(output::complain);
+    let Some(first) = session.attached.first() else {
+        watch.end();
+        return EXIT_FAILURE;
+    };
+    let command = command_of(*first);
+    session.name = name_of(*first);
+    session.warnings.extend(refused.into_iter().map(|why| format!("not recorded: {why}")));
     let outcome = session.record();
     let status = session.finish(&command, &outcome);
     watch.end();
@@ -280,16 +286,18 @@ fn attach(pid: u32, request: &RecordingRequest) -> u8 {
 
 /// A recording that goes on.
 struct Session<'a> {
-    directory: Directory,
+    /// With the user that each belongs to: a process writes to one of its own user.
+    directories: Vec<(u32, Directory)>,
     collector: Collector,
     started: Instant,
     request: &'a RecordingRequest,
     /// The program, if this command started it and it has not ended.
     child: Option<Child>,
-    /// The process that was asked to record, if it ran already.
-    attached: Option<u32>,
-    /// What that one had measured by itself.
+    /// The processes that ran already and were asked to record.
+    attached: Vec<u32>,
+    /// What the one among them had measured by itself that has measured most.
     measured: Standings,
+    warnings: Vec<String>,
     /// Whether it was told to end before it began.
     is_asked_to_end: bool,
     child_ended: Option<(Ending, f64)>,
@@ -300,27 +308,78 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Whether the process that was asked to record makes its file. It writes to it once it moves anything.
-    fn begins(&mut self) -> bool {
+    /// Asks a process to record.
+    ///
+    /// # Errors
+    /// Why it cannot be; a whole message.
+    fn ask(&mut self, pid: u32) -> Result<(), String> {
+        let told = |failure: live::Failure| failure.to_string();
+        let owner = live::owner(pid).map_err(told)?;
+        let measured = live::counters(pid).map_err(told)?.trials;
+        if !self.directories.iter().any(|(user, _)| *user == owner) {
+            let directory = Directory::make(owner)
+                .map_err(|error| told(live::Failure::Io { path: live::shared_memory().into(), error }))?;
+            self.directories.push((owner, directory));
+        }
+        let directory = self.directories.iter().find(|(user, _)| *user == owner);
+        let request = Request::Record {
+            directory: directory.map_or(&[], |(_, directory)| directory.path().as_os_str().as_bytes()),
+            min_size_bytes: self.request.min_size_bytes.unwrap_or(Options::default().min_size_bytes as u64),
+        };
+        if !live::command(pid, &request.encode().unwrap_or_default()).map_err(told)? {
+            return Err(format!(
+                "process {pid} has done no work yet that uncopy could record; try again later"
+            ));
+        }
+        let pairs = |standings: &Standings| standings.elision().map_or(0, |elision| elision.pairs);
+        if self.attached.is_empty() || pairs(&measured) > pairs(&self.measured) {
+            self.measured = measured;
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self) -> bool {
+        self.collector.collect(self.directories.iter().map(|(_, directory)| directory.path()))
+    }
+
+    /// Waits until every process that was asked has made its file, which it writes to once it moves anything. Those that do
+    /// not are not recorded; why, in whole messages.
+    fn wait_for_beginning(&mut self) -> Vec<String> {
         let asked = Instant::now();
-        while asked.elapsed() < if self.is_asked_to_end { LAST_TIMEOUT } else { TIMEOUT } {
-            if collector::has_recordings(self.directory.path()) {
-                self.started = Instant::now();
-                return true;
+        let mut has_begun = false;
+        loop {
+            let begun: Vec<u32> = self
+                .directories
+                .iter()
+                .flat_map(|(_, directory)| collector::begun(directory.path()))
+                .collect();
+            if !has_begun && !begun.is_empty() {
+                (self.started, has_begun) = (Instant::now(), true);
             }
+            let timeout = if self.is_asked_to_end { LAST_TIMEOUT } else { TIMEOUT };
+            if asked.elapsed() >= timeout || self.attached.iter().all(|pid| begun.contains(pid)) {
+                let late: Vec<u32> =
+                    self.attached.iter().copied().filter(|pid| !begun.contains(pid)).collect();
+                self.attached.retain(|pid| begun.contains(pid));
+                let seconds = TIMEOUT.as_secs();
+                return late
+                    .iter()
+                    .map(|pid| format!("process {pid} did not begin to record within {seconds} s"))
+                    .collect();
+            }
+            self.collect();
             if let Some(signal) = child::next_signal(Some(TICK))
                 && matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP)
             {
                 self.is_asked_to_end = true;
             }
         }
-        false
     }
 
-    /// Pids of the processes that record, also of one that has moved nothing yet.
+    /// Pids of the processes that record, also of those that have moved nothing yet.
     fn recording(&self) -> Vec<u32> {
-        let idle =
-            self.attached.filter(|pid| self.collector.is_empty() && collector::cpu_seconds(*pid).is_some());
+        let idle = self.attached.iter().copied();
+        let idle = idle.filter(|pid| !self.collector.has(*pid) && collector::cpu_seconds(*pid).is_some());
         self.collector.recording().into_iter().chain(idle).collect()
     }
 
@@ -329,7 +388,7 @@ impl Session<'_> {
         let mut ticks = 0;
         let shows_progress = std::io::stderr().is_terminal();
         let outcome = loop {
-            let has_more = self.collector.collect(self.directory.path());
+            let has_more = self.collect();
             if let Some(outcome) = self.outcome() {
                 break outcome;
             }
@@ -385,6 +444,7 @@ impl Session<'_> {
         if self.child.is_none() && self.recording().is_empty() {
             return Some(match self.child_ended {
                 Some((ending, _)) => Outcome::Program(ending),
+                None if self.attached.len() > 1 => Outcome::Asked("the processes ended".to_owned()),
                 None => Outcome::Asked("the process ended".to_owned()),
             });
         }
@@ -415,7 +475,7 @@ impl Session<'_> {
         asked.retain(|pid| matches!(live::command(*pid, &end), Ok(true)));
         let since = Instant::now();
         while since.elapsed() < LAST_TIMEOUT {
-            self.collector.collect(self.directory.path());
+            self.collect();
             let recording = self.collector.recording();
             if !asked.iter().any(|pid| recording.contains(pid)) {
                 break;
@@ -426,18 +486,18 @@ impl Session<'_> {
 
     /// Puts the profile together, writes it and shows it; the exit status if the program does not give one.
     fn finish(self, command: &[OsString], outcome: &Outcome) -> u8 {
-        let mut warnings = Vec::new();
+        let mut warnings = self.warnings;
         if self.collector.without_room > 0 {
             let more = self.collector.without_room;
             warnings.push(format!("{more} further processes were not recorded, for which there was no room"));
         }
         let mut processes = self.collector.finish();
-        drop(self.directory);
+        drop(self.directories);
         if let ([only], Some((_, cpu_seconds))) = (processes.as_mut_slice(), self.child_ended) {
             // Better than the last look at a process that ended since.
             only.cpu_seconds = cpu_seconds;
         }
-        if processes.is_empty() && self.attached.is_none() {
+        if processes.is_empty() && self.attached.is_empty() {
             warnings.push(
                 "no process said that it was recorded: the program may have ended at once, or was started without the library"
                     .to_owned(),

@@ -141,6 +141,141 @@ fn programs_are_told_apart() {
     assert!(found.contains("env") && found.contains("run by"), "{found}");
 }
 
+/// What is said of a packaged program; `None`, reported, if it is not installed.
+fn of_packaged(stage: &Stage, test: &str, program: &str) -> Option<Value> {
+    if !Path::new(program).exists() {
+        skip(test, format!("{program} is not installed"));
+        return None;
+    }
+    Some(report(stage, &["--", program]).0)
+}
+
+#[test]
+fn packaged_programs_are_judged_by_what_they_consist_of() {
+    const TEST: &str = "packaged_programs_are_judged_by_what_they_consist_of";
+    let Some(stage) = Stage::with_library(TEST) else { return };
+    for (program, check, part) in [
+        ("/usr/sbin/nginx", "TLS", "OpenSSL (libssl.so"),
+        ("/usr/bin/redis-server", "allocator", "jemalloc (libjemalloc.so"),
+        // By the library that it loads, not by itself.
+        ("/usr/bin/curl", "TLS", "OpenSSL (libssl.so"),
+        ("/usr/bin/openssl", "TLS", "connections with TLS gain nothing"),
+        ("/usr/bin/python3", "language", "Python: "),
+        ("/usr/bin/bash", "allocator", "glibc; "),
+    ] {
+        let Some(report) = of_packaged(&stage, TEST, program) else { continue };
+        assert!(found(&report, check).contains(part), "{report:#}");
+        assert!(found(&report, "calls of libc").starts_with("receives by read"), "{report:#}");
+        assert_eq!(report["worth"], "worth trying", "{report:#}");
+        let has_tls = state(&report, "TLS") == "warning";
+        if report["active"] == true {
+            let verdict = report["verdict"].as_str().expect("a sentence");
+            assert!(verdict.starts_with("worth trying: uncopy reaches what "), "{verdict}");
+            assert_eq!(verdict.contains("not for connections with TLS"), has_tls, "{verdict}");
+            assert_eq!(report["next"], format!("uncopy profile -- {program}"));
+        }
+    }
+    if let Some(report) = of_packaged(&stage, TEST, "/usr/bin/busybox")
+        && found(&report, "command").contains("statically linked")
+    {
+        assert_eq!(report["worth"], "probably not");
+        assert!(report["verdict"].as_str().is_some_and(|verdict| verdict.starts_with("probably not: ")));
+    }
+    if let Some(report) = of_packaged(&stage, TEST, "/usr/bin/true") {
+        assert!(found(&report, "calls of libc").contains("nothing that uncopy stands in front of receives"));
+        assert_eq!(report["worth"], "probably not", "{report:#}");
+    }
+}
+
+#[test]
+fn libraries_are_those_that_the_loader_finds() {
+    const TEST: &str = "libraries_are_those_that_the_loader_finds";
+    let Some(stage) = Stage::with_library(TEST) else { return };
+    let directory = stage.path("");
+    let here = directory.to_str().expect("UTF-8");
+    // The program needs one library, which needs another one, which is found by its run path only.
+    let uring = "int io_uring_queue_init(void) { return 0; }";
+    let between = "#include <sys/socket.h>\nint io_uring_queue_init(void);\nvoid work(char *a, char *b, unsigned long n) {\n\
+                   if (recv(0, a, n, 0) > 0) __builtin_memcpy(b, a, n);\n if (send(0, b, n, 0)) io_uring_queue_init(); }";
+    let main = "void work(char *, char *, unsigned long);\nint main(void) { work(0, 0, 0); return 0; }";
+    let shared = |options: &[&str], source, name| {
+        stage.compile(&[&["-shared", "-fPIC"], options].concat(), source, name)
+    };
+    let path = format!("-Wl,-rpath,{here}");
+    let built = shared(&["-Wl,-soname,liburing.so.2"], uring, "liburing.so.2")
+        .and_then(|first| {
+            shared(&["-Wl,--no-as-needed", first.to_str().expect("UTF-8"), &path], between, "libbetween.so")
+        })
+        .and_then(|second| {
+            // Libraries stand behind the source that needs them.
+            stage.compile(&["-Wl,--no-as-needed", second.to_str().expect("UTF-8"), &path], main, "linked")
+        });
+    if let Err(why) = built {
+        return skip(TEST, why);
+    }
+    let (report, _) = report(&stage, &["--", "./linked"]);
+    assert!(found(&report, "io_uring").starts_with("liburing.so.2: "), "{report:#}");
+    assert_eq!(
+        found(&report, "calls of libc"),
+        "receives by recv; copies by memcpy; sends by send",
+        "{report:#}"
+    );
+}
+
+#[test]
+fn functions_that_a_program_has_itself_are_told() {
+    const TEST: &str = "functions_that_a_program_has_itself_are_told";
+    let Some(stage) = Stage::with_library(TEST) else { return };
+    let source = "#include <stddef.h>\nvoid *memcpy(void *to, const void *from, size_t n) { (void)from; (void)n; return to; }\n\
+                  int main(void) { return 0; }";
+    if let Err(why) = stage.compile(&["-rdynamic", "-fno-builtin"], source, "own-memcpy") {
+        return skip(TEST, why);
+    }
+    let (report, _) = report(&stage, &["--", "./own-memcpy"]);
+    assert!(found(&report, "own functions").starts_with("it has memcpy itself"), "{report:#}");
+    assert_eq!(report["worth"], "probably not", "{report:#}");
+}
+
+#[test]
+fn a_stored_profile_decides_unless_the_program_is_newer_or_it_is_damaged() {
+    const TEST: &str = "a_stored_profile_decides_unless_the_program_is_newer_or_it_is_damaged";
+    let Some(stage) = Stage::with_library(TEST) else { return };
+    let program = stage.compile(&[], "int main(void) { return 0; }", "redis-server");
+    if let Err(why) = program {
+        return skip(TEST, why);
+    }
+    let sample = include_str!("../../../profile/samples/redis-set.json");
+    let (without, _) = report(&stage, &["--", "./redis-server"]);
+    assert_eq!((state(&without, "profile"), &without["worth"]), ("absent", &Value::from("probably not")));
+
+    stage.file("redis-server.profile.json", sample.as_bytes(), 0o644);
+    let (saves, _) = report(&stage, &["--", "./redis-server", "--port", "1"]);
+    assert!(found(&saves, "profile").contains("would save about 16 %"), "{saves:#}");
+    assert_eq!(saves["worth"], "worth trying");
+    if saves["active"] == true {
+        assert_eq!(saves["verdict"], "worth trying: its profile says that it saves 16 % of its CPU time");
+        assert_eq!(saves["next"], "uncopy run -- ./redis-server --port 1");
+    }
+    let little = sample.replacen("\"ratio\": 1.19", "\"ratio\": 1.01", 1);
+    assert_ne!(little, sample);
+    stage.file("redis-server.profile.json", little.as_bytes(), 0o644);
+    let (little, _) = report(&stage, &["--", "./redis-server"]);
+    assert_eq!(little["next"], "uncopy report redis-server.profile.json");
+    assert_eq!(little["worth"], "probably not");
+
+    stage.file("redis-server.profile.json", b"{}", 0o644);
+    let (damaged, _) = report(&stage, &["--", "./redis-server"]);
+    assert_eq!(state(&damaged, "profile"), "warning");
+    assert!(found(&damaged, "profile").contains("is not a profile: "), "{damaged:#}");
+
+    let old = stage.file("redis-server.profile.json", sample.as_bytes(), 0o644);
+    let touched = Command::new("touch").args(["-d", "2001-01-01"]).arg(&old).status();
+    assert!(touched.is_ok_and(|status| status.success()));
+    let (older, _) = report(&stage, &["--", "./redis-server"]);
+    assert!(found(&older, "profile").ends_with("but the program is newer than it"), "{older:#}");
+    assert_eq!(older["worth"], "probably not", "an old profile decides nothing");
+}
+
 #[test]
 fn go_program_is_named_as_such() {
     const TEST: &str = "go_program_is_named_as_such";

@@ -3,8 +3,10 @@
 
 mod doctor;
 mod inactive;
+mod metrics;
 mod pages;
 mod run;
 mod service;
 mod stage;
 mod stats;
+mod top;

@@ -146,13 +146,13 @@ fn table(profile: &Profile) -> Markup {
 
 /// A cell with an amount of data.
 #[expect(clippy::cast_precision_loss, reason = "to sort by")]
-pub(super) fn bytes(bytes: u64) -> Cell {
+pub(crate) fn bytes(bytes: u64) -> Cell {
     Cell::number(quantity::bytes(bytes), bytes as f64)
 }
 
 /// A cell with a count.
 #[expect(clippy::cast_precision_loss, reason = "to sort by")]
-pub(super) fn count(value: u64) -> Cell {
+pub(crate) fn count(value: u64) -> Cell {
     Cell::number(quantity::count(value), value as f64)
 }
 

@@ -14,20 +14,15 @@ const MAX_LOSERS: usize = 100;
 pub(super) fn section(profile: &Profile) -> Markup {
     let mut section = Markup::new();
     let prediction = &profile.prediction;
-    let copies =
-        format!("{} of {}", quantity::count(prediction.copies), quantity::count(prediction.of_copies));
     let touched = prediction.touched_share.map_or_else(|| "not known".to_owned(), quantity::percent);
     let share = format!("{} of the CPU time", quantity::percent(prediction.cpu_share));
     facts(
         &mut section,
         "facts",
         &[
-            ("copies elided", copies),
             ("bytes not copied", quantity::bytes(prediction.bytes)),
             ("copies of this size take", share),
             ("touched afterwards", touched),
-            ("CPU time for the same work", format!("{:.2} of now", prediction.cpu_ratio)),
-            ("throughput, if the CPU limits it", format!("{:.2} of now", prediction.ratio)),
         ],
     );
     let time = |ns: f64| quantity::seconds(ns / 1e9);

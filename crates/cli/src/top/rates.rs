@@ -1,0 +1,222 @@
+//! What processes did since they were looked at before.
+
+use crate::live;
+use crate::processes::{self, Process, Wanted, cpu_s};
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use uncopy_core::policy::trials::Finding;
+use uncopy_core::stats::Counter;
+
+/// A process may become one under uncopy, by executing a program: so old is what is known of those that are not.
+const KNOWN_FOR: Duration = Duration::from_secs(5);
+/// Rates that are kept of a process.
+pub const HISTORY: usize = 120;
+
+/// One process, and what it does in a second.
+pub struct Row {
+    /// The process as it is.
+    pub process: Process,
+    /// Bytes that are not copied.
+    pub elided: f64,
+    /// Bytes that are.
+    pub copied: f64,
+    /// Page faults.
+    pub faults: f64,
+    /// Processor time, in processors.
+    pub cpu: f64,
+    /// Bytes not copied in a second, the latest last.
+    pub history: Vec<u64>,
+    looked: Instant,
+    cpu_s: f64,
+}
+
+impl Row {
+    fn new(process: Process) -> Self {
+        let cpu_s = cpu_s(process.pid).unwrap_or_default();
+        Self {
+            process,
+            elided: 0.0,
+            copied: 0.0,
+            faults: 0.0,
+            cpu: 0.0,
+            history: Vec::new(),
+            looked: Instant::now(),
+            cpu_s,
+        }
+    }
+
+    /// Looks at it again; false if it has ended.
+    fn refresh(&mut self) -> bool {
+        let before = self.process.snapshot.clone();
+        if self.process.refresh().is_err() {
+            return false;
+        }
+        let passed_s = self.looked.elapsed().as_secs_f64();
+        self.looked = Instant::now();
+        let after = &self.process.snapshot;
+        // A program that was executed begins at zero.
+        let rate = |counter| after.get(counter).saturating_sub(before.get(counter)) as f64 / passed_s;
+        self.elided = rate(Counter::ElidedBytes);
+        self.copied = rate(Counter::CopiedBytes);
+        self.faults = rate(Counter::Faults);
+        if let Some(cpu_s) = cpu_s(self.process.pid) {
+            self.cpu = (cpu_s - self.cpu_s).max(0.0) / passed_s;
+            self.cpu_s = cpu_s;
+        }
+        if self.history.len() == HISTORY {
+            self.history.remove(0);
+        }
+        self.history.push(whole(self.elided));
+        true
+    }
+
+    /// Processors that it would need more without eliding; `None`: not measured yet.
+    pub fn saves(&self) -> Option<f64> {
+        let standing = self.process.elision().filter(|standing| standing.finding != Finding::Unknown)?;
+        let is_plausible = standing.ratio.is_finite() && standing.ratio > 0.0;
+        let without = if standing.is_on && is_plausible { self.cpu / standing.ratio } else { self.cpu };
+        Some(without - self.cpu)
+    }
+}
+
+/// A rate without its fraction.
+pub fn whole(rate: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "no rate is negative, and `as` stops at the largest number"
+    )]
+    let whole = rate as u64;
+    whole
+}
+
+/// What the list is sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Bytes not copied in a second.
+    Elided,
+    /// Bytes copied in a second.
+    Copied,
+    /// Page faults in a second.
+    Faults,
+    /// Memory that uncopy keeps.
+    Memory,
+    /// Processor time.
+    Cpu,
+    /// Processor time that it saves.
+    Saves,
+    /// Process id.
+    Pid,
+}
+
+impl Order {
+    /// All, as their columns stand.
+    pub const ALL: [Self; 7] =
+        [Self::Pid, Self::Elided, Self::Copied, Self::Faults, Self::Memory, Self::Cpu, Self::Saves];
+
+    /// The one `steps` columns further.
+    pub fn moved(self, steps: isize) -> Self {
+        let at = Self::ALL.iter().position(|order| *order == self).unwrap_or(0);
+        Self::ALL[(at as isize + steps).rem_euclid(Self::ALL.len() as isize) as usize]
+    }
+
+    fn compare(self, left: &Row, right: &Row) -> Ordering {
+        let key = |row: &Row| match self {
+            Self::Elided => row.elided,
+            Self::Copied => row.copied,
+            Self::Faults => row.faults,
+            Self::Memory => row.process.memory_bytes() as f64,
+            Self::Cpu => row.cpu,
+            Self::Saves => row.saves().unwrap_or(f64::MIN),
+            Self::Pid => -f64::from(row.process.pid),
+        };
+        key(right).total_cmp(&key(left)).then(left.process.pid.cmp(&right.process.pid))
+    }
+}
+
+/// The processes that are watched.
+pub struct Rates {
+    wanted: Vec<Wanted>,
+    /// What is sorted by `order`.
+    pub rows: Vec<Row>,
+    /// Those that are not under uncopy, and when that was found.
+    others: BTreeMap<u32, Instant>,
+}
+
+impl Rates {
+    /// Watches `wanted`, or all if that is empty.
+    pub fn new(wanted: Vec<Wanted>) -> Self {
+        Self { wanted, rows: Vec::new(), others: BTreeMap::new() }
+    }
+
+    /// Looks at all of them.
+    pub fn refresh(&mut self, order: Order) {
+        self.rows.retain_mut(Row::refresh);
+        let running: Vec<u32> = processes::running().collect();
+        self.others.retain(|pid, found| found.elapsed() < KNOWN_FOR && running.binary_search(pid).is_ok());
+        for pid in running {
+            let is_known =
+                self.others.contains_key(&pid) || self.rows.iter().any(|row| row.process.pid == pid);
+            if is_known {
+                continue;
+            }
+            let is_wanted = self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted.includes(pid));
+            match live::is_under_uncopy(pid).then(|| Process::look_known(pid)) {
+                Some(Ok(process)) if is_wanted => self.rows.push(Row::new(process)),
+                _ => {
+                    self.others.insert(pid, Instant::now());
+                }
+            }
+        }
+        self.sort(order);
+    }
+
+    /// Sorts the rows.
+    pub fn sort(&mut self, order: Order) {
+        self.rows.sort_by(|left, right| order.compare(left, right));
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use uncopy_core::policy::trials::{Standing, Standings};
+    use uncopy_core::stats::Snapshot;
+
+    /// A process that elides `mib` MiB in a second.
+    pub fn row(pid: u32, name: &str, mib: u32, ratio: Option<f64>) -> Row {
+        let mut snapshot = Snapshot::empty(pid.into(), None);
+        snapshot.values[Counter::ElidedBytes as usize] = 1 << 30;
+        snapshot.values[Counter::SegmentsBytes as usize] = 5 << 20;
+        if let Some(ratio) = ratio {
+            let standing = Standing { finding: Finding::Saves, is_on: true, pairs: 100, ratio, radius: 0.01 };
+            snapshot.trials = Standings(vec![(0, standing)]);
+        }
+        let mut row = Row::new(Process { pid, user: 0, name: name.to_owned(), up_s: Some(130), snapshot });
+        row.elided = f64::from(mib) * 1024.0 * 1024.0;
+        row.cpu = 0.5;
+        row.history = (0..40).map(|step| step << 20).collect();
+        row
+    }
+
+    #[test]
+    fn what_is_saved_follows_from_what_was_measured() {
+        assert_eq!(row(1, "a", 1, None).saves(), None);
+        let saves = row(1, "a", 1, Some(0.5)).saves().expect("measured");
+        assert!((saves - 0.5).abs() < 1e-9, "{saves}");
+        assert_eq!(row(1, "a", 1, Some(f64::NAN)).saves(), Some(0.0));
+    }
+
+    #[test]
+    fn rows_are_sorted_and_equal_ones_stay_in_order() {
+        let mut rates = Rates::new(Vec::new());
+        rates.rows = vec![row(3, "a", 1, None), row(2, "b", 7, None), row(1, "c", 1, None)];
+        let pids = |rates: &Rates| rates.rows.iter().map(|row| row.process.pid).collect::<Vec<_>>();
+        rates.sort(Order::Elided);
+        assert_eq!(pids(&rates), [2, 1, 3]);
+        rates.sort(Order::Pid);
+        assert_eq!(pids(&rates), [1, 2, 3]);
+        assert_eq!(Order::Pid.moved(-1), Order::Saves);
+        assert_eq!(Order::Saves.moved(1), Order::Pid);
+    }
+}
