@@ -15,6 +15,8 @@ pub const CALIBRATION: u32 = 1;
 pub const EXPLAIN: u32 = 1;
 /// What `uncopy profile` writes and `uncopy report --json` prints. Its `version` is the same, for readers of uncopy 0.1.
 pub const PROFILE: u32 = 1;
+/// `uncopy report --diff A B --json`.
+pub const DIFF: u32 = 1;
 /// `uncopy log ls --json`.
 pub const LOG: u32 = 1;
 /// `uncopy net ls --json` and `uncopy net stats --json`.

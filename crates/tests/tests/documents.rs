@@ -91,6 +91,7 @@ fn every_document_says_its_version() {
     let _ = told(&scratch, &["profile", "-o", &profile, "--", CHAINS, &expected, "only"]);
     expect_schema("`report`", &read("profile.json"));
     expect_schema("`report`", &told(&scratch, &["report", "--json", &profile]));
+    expect_schema("`report --diff`", &told(&scratch, &["report", "--json", "--diff", &profile, &profile]));
 
     let service = Service::start(&scratch, &[]);
     expect_schema("`net ls`, `net stats`", service.document("ls").to_string().as_bytes());
