@@ -8,10 +8,8 @@ use clap::ArgMatches;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use uncopy_core::policy::trials::Finding;
+use uncopy_core::schema;
 use uncopy_core::stats::Counter;
-
-/// The version of the JSON.
-const SCHEMA: u32 = 1;
 
 /// Lists them.
 pub fn main(matches: &ArgMatches) -> u8 {
@@ -19,7 +17,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     let processes = processes::look_at_all();
     if matches.get_flag(line::JSON) {
         return match serde_json::to_string_pretty(&json!({
-            "schema": SCHEMA,
+            "schema": schema::PS,
             "processes": processes.iter().map(object).collect::<Vec<_>>(),
         })) {
             Ok(text) => output::print(format!("{text}\n").as_bytes(), EXIT_OK),

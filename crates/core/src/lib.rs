@@ -1,6 +1,6 @@
 //! The pure core of uncopy: page arithmetic, block size classes, the map of a block's pages,
 //! extents of the arena, copy plans, the policy's accounts, options, the scope of lanes, counters, the
-//! ledger of what each call site did, and the recording of what a program copies.
+//! ledger of what each call site did, the recording of what a program copies, and versions of JSON documents.
 //!
 //! Nothing here makes a system call, touches the program's memory or needs userfaultfd, so all of
 //! it is tested on any machine.
@@ -23,6 +23,7 @@ pub mod plan;
 pub mod policy;
 pub mod random;
 pub mod recording;
+pub mod schema;
 pub mod scope;
 pub mod size;
 pub mod stats;

@@ -233,7 +233,7 @@ impl Snapshot {
     pub fn to_json(&self) -> String {
         let mut json = String::with_capacity(1024);
         // Writing to a String cannot fail.
-        let _ = write!(json, "{{\"pid\": {}", self.pid);
+        let _ = write!(json, "{{\"schema\": {}, \"pid\": {}", crate::schema::STATS, self.pid);
         for counter in Counter::ALL {
             let _ = write!(json, ", \"{}\": {}", counter.name(), self.get(*counter));
         }

@@ -210,7 +210,7 @@ impl Service {
             }
         });
         List {
-            schema: list::SCHEMA,
+            schema: uncopy_core::schema::NET,
             pid: std::process::id(),
             addresses,
             mtu_bytes: self.link.mtu_bytes(),

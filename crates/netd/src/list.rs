@@ -3,13 +3,10 @@
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
-/// The version of this structure.
-pub const SCHEMA: u32 = 1;
-
 /// What a service has.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct List {
-    /// [`SCHEMA`].
+    /// [`uncopy_core::schema::NET`].
     pub schema: u32,
     /// Process of the service.
     pub pid: u32,

@@ -61,6 +61,7 @@ mod reading;
 mod signals;
 mod sockets;
 mod start;
+mod stdio;
 mod writing;
 
 /// Links the C interface to the twin allocator in, whose `uncopy_` functions nothing here calls.

@@ -194,6 +194,13 @@ unsafe extern "C" fn read_body(fd: c_int, buffer: Pointer, len: usize, caller: u
     one(input(Function::Read, fd), buffer, len, caller, Some(0), |buffer| unsafe { real(fd, buffer, len) })
 }
 
+/// What `fread` reads past its stream's buffer: as a file's, whatever it is, because glibc reads its other parts by itself.
+pub fn by_stdio(fd: c_int, buffer: Pointer, len: usize, caller: usize) -> ssize_t {
+    let real = READ.call();
+    // SAFETY: the program's own arguments, with a buffer at least as long.
+    one(input(Function::Fread, fd), buffer, len, caller, None, |buffer| unsafe { real(fd, buffer, len) })
+}
+
 unsafe extern "C" fn pread_body(
     fd: c_int,
     buffer: Pointer,

@@ -25,6 +25,7 @@ fn fill_slots() {
     crate::allocation::fill();
     crate::reading::fill();
     crate::writing::fill();
+    crate::stdio::fill();
     sending::fill();
     crate::process::fill();
     crate::calls::fill();

@@ -239,6 +239,25 @@ entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, is_candi
     )
 });
 
+/// What `fwrite` writes past its stream's buffer; never by reference to another program, because glibc writes the other parts by itself.
+pub fn by_stdio(fd: c_int, buffer: Pointer, len: usize) -> ssize_t {
+    // SAFETY: the program's own buffer, or gathered parts, which are readable while the output holds them.
+    let unchanged = || unsafe { sending::write(fd, buffer, len) };
+    if len < MIN_BYTES.load(Relaxed) {
+        return unchanged();
+    }
+    send_one(
+        output(Function::Fwrite, fd),
+        buffer,
+        len,
+        None,
+        Some(At::Position),
+        // SAFETY: as above.
+        |vector, count| unsafe { sending::writev(fd, vector, count as c_int) },
+        unchanged,
+    )
+}
+
 entry!(pwrite PWRITE (fd: c_int, buffer: Pointer, len: usize, offset: off_t) -> ssize_t,
 len >= MIN_BYTES.load(Relaxed) || files::is_known(fd), {
     send_one(

@@ -15,8 +15,6 @@ use std::fmt;
 
 /// What [`Diff::format`] says.
 pub const FORMAT: &str = "uncopy-profile-diff";
-/// What [`Diff::version`] says; raised when a reader of the old one would go wrong.
-pub const VERSION: u32 = 1;
 /// Recordings whose lengths differ by more than this part are said to.
 const MAX_LENGTH_PART: f64 = 0.05;
 
@@ -25,8 +23,8 @@ const MAX_LENGTH_PART: f64 = 0.05;
 pub struct Diff {
     /// [`FORMAT`].
     pub format: &'static str,
-    /// [`VERSION`].
-    pub version: u32,
+    /// [`uncopy_core::schema::DIFF`].
+    pub schema: u32,
     /// The first profile.
     pub a: Side,
     /// The second.
@@ -269,7 +267,7 @@ impl Diff {
         }
         Ok(Self {
             format: FORMAT,
-            version: VERSION,
+            schema: uncopy_core::schema::DIFF,
             a: side(a, a_file),
             b: side(b, b_file),
             sites: sorted(sites),

@@ -12,7 +12,7 @@ use uncopy_core::policy::trials::catalogue::Name;
 /// What [`Profile::format`] says.
 pub const FORMAT: &str = "uncopy-profile";
 /// What [`Profile::version`] says; raised when a reader of the old one would go wrong.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = uncopy_core::schema::PROFILE;
 
 /// A whole recording, put together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -462,8 +462,17 @@ impl Profile {
     /// The file's text.
     #[must_use]
     pub fn to_json(&self) -> String {
-        // Strings and numbers only, and no map: nothing in it cannot be written.
-        serde_json::to_string_pretty(self).map(|text| text + "\n").unwrap_or_default()
+        // The version under the name that it has in every document. Strings and numbers only: nothing in it cannot be
+        // written.
+        #[derive(Serialize)]
+        struct Document<'a> {
+            schema: u32,
+            #[serde(flatten)]
+            profile: &'a Profile,
+        }
+        serde_json::to_string_pretty(&Document { schema: self.version, profile: self })
+            .map(|text| text + "\n")
+            .unwrap_or_default()
     }
 
     /// Whether every reference leads somewhere and every number is one.

@@ -114,8 +114,17 @@ impl Service {
     /// When it says nothing.
     #[must_use]
     pub fn list(&self) -> serde_json::Value {
+        self.document("ls")
+    }
+
+    /// What `uncopy net ls` or `uncopy net stats` says as JSON.
+    ///
+    /// # Panics
+    /// When it says nothing.
+    #[must_use]
+    pub fn document(&self, command: &str) -> serde_json::Value {
         let listed = std::process::Command::new(bin_dir().join("uncopy"))
-            .args(["net", "ls", "--json"])
+            .args(["net", command, "--json"])
             .arg(&self.control)
             .output()
             .expect("started");

@@ -5,6 +5,10 @@ use uncopy_tests::scenario::Scenario;
 uncopy_tests::scenarios! { "library":
     wide_and_other_copies => [ElidedBytes, InputBytes, Faults],
     stdio_streams => [ElidedBytes, InputBytes, Faults],
+    stdio_beside_glibc => [ElidedBytes, InputBytes, OutputBytes],
+    stdio_errors => [],
+    stdio_cancelled => [],
+    stdio_shared => [],
     cxx_operators => [ElidedBytes, InputBytes],
     thread_specific_destructors => [ElidedBytes, InputBytes],
     between_descriptors => [ElidedBytes, InputBytes],

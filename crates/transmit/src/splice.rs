@@ -528,7 +528,11 @@ pub fn datagram(
         taken.tools().empty(pass.len_bytes);
         return Err(error);
     }
-    match pass_on(pipe, fd, pass.len_bytes, flags & libc::MSG_MORE != 0) {
+    // The number may stand for a stream by now.
+    let quiet = Quiet::new(flags & libc::MSG_NOSIGNAL != 0 && !promises.ends_on_errors);
+    let passed = pass_on(pipe, fd, pass.len_bytes, flags & libc::MSG_MORE != 0);
+    drop(quiet);
+    match passed {
         Ok(bytes) if bytes == pass.len_bytes => Ok(Outcome { len_bytes, is_referred: true }),
         Ok(bytes) => {
             taken.tools().empty(pass.len_bytes - bytes);

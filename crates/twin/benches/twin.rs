@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use uncopy_sys::PAGE_BYTES;
-use uncopy_twin::{Bytes, Until, allocate, deallocate, lend, settle, statistics};
+use uncopy_twin::{Buffer, Until, allocate, deallocate, lend, settle, statistics};
 
 fn allocating(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("allocate and free");
@@ -53,7 +53,7 @@ fn allocating(criterion: &mut Criterion) {
 fn lending(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("lend");
     for size in [4 * PAGE_BYTES, 16 * PAGE_BYTES, 128 * PAGE_BYTES] {
-        let buffer = Bytes::zeroed(size).expect("memory");
+        let buffer = Buffer::zeroed(size).expect("memory");
         group.bench_function(BenchmarkId::new("again", size >> 10), |bencher| {
             bencher.iter(|| drop(black_box(lend(buffer.as_ptr() as usize, size, Until::Dropped))));
         });
@@ -71,7 +71,7 @@ fn report(name: &str, mut once: impl FnMut() -> Duration) {
 
 /// Time that `write` takes on an object of so many pages that `prepare` has prepared.
 fn writing(pages: usize, prepare: impl Fn(&mut [u8]), write: impl Fn(&mut [u8])) -> Duration {
-    let mut buffer = Bytes::zeroed(pages * PAGE_BYTES).expect("memory");
+    let mut buffer = Buffer::zeroed(pages * PAGE_BYTES).expect("memory");
     prepare(&mut buffer);
     let begin = Instant::now();
     write(black_box(&mut buffer));
@@ -111,7 +111,7 @@ fn report_mutations(_criterion: &mut Criterion) {
         });
         report(&format!("allocate and fill {} KiB, lend, free", pages * 4), || {
             let begin = Instant::now();
-            let mut buffer = Bytes::zeroed(pages * PAGE_BYTES).expect("memory");
+            let mut buffer = Buffer::zeroed(pages * PAGE_BYTES).expect("memory");
             drop(lend_all(&mut buffer, Until::Dropped));
             drop(buffer);
             begin.elapsed()
@@ -140,7 +140,7 @@ fn report_waste(_criterion: &mut Criterion) {
             let size = (scale / shape * ((1.0 - next()).powf(-shape) - 1.0)) as usize;
             let size = size.clamp(least, most);
             asked += size;
-            objects.push(Bytes::zeroed(size).expect("memory"));
+            objects.push(Buffer::zeroed(size).expect("memory"));
         }
         let used = (statistics().used_bytes - before) as usize;
         println!(

@@ -6,6 +6,7 @@ macro_rules! counters {
     ($($(#[doc = $text:literal])* $name:ident,)*) => {
         /// What the allocator has done so far, see [`crate::statistics`]. A forked child goes on counting.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
         pub struct Statistics {
             $($(#[doc = $text])* pub $name: u64,)*
             /// Bytes of pages that objects have.

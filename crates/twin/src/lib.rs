@@ -1,44 +1,84 @@
-//! The twin allocator (ZCopy §3.2): memory that can be handed to the kernel by reference, because a write to it
-//! after it was sent replaces the page instead of changing it.
+//! Memory that leaves through sockets without the kernel's copy, and that may be overwritten or freed at any time: what was
+//! sent arrives as it was at the moment of the call, because a write to a page that may be on its way replaces the page
+//! instead of changing it. The idea is that of ZCopy (§3.2); here it works on a stock Linux kernel, by userfaultfd's write
+//! protection.
 //!
-//! One allocator for the process. Every function may be called from any thread and in any state of the process: where
-//! userfaultfd is refused, and in a forked child that has not lent anything yet, its memory is ordinary memory and
-//! [`lend`] may say `None`, which means: copy. [`status()`] says which it is, and why.
+//! # Allocate, fill, send
 //!
-//! How to send: [`lend`] the parts in twin memory; make the system calls; then, before the program's call returns,
-//! drop the loan if the kernel may hold the pages for good ([`Until::Dropped`]), or call [`Loan::confirm`] and keep it
-//! until the completion arrives, when [`settle`] takes it ([`Until::Completed`]). Pages that were never handed over
-//! are settled as well.
+//! ```
+//! use std::io::{IoSlice, Read, Write};
+//! use std::os::unix::net::UnixStream;
+//! use uncopy_twin::{Buffer, Sender};
+//!
+//! let (server, mut client) = UnixStream::pair()?;
+//! let page = Buffer::copy_of(&[b'x'; 40_000])?;
+//!
+//! let mut answer = Sender::new(server);
+//! let head = format!("{}\n", page.len());
+//! let sent = answer.write_vectored(&[IoSlice::new(head.as_bytes()), IoSlice::new(&page)])?;
+//! drop(page);
+//!
+//! let mut arrived = vec![0; sent];
+//! client.read_exact(&mut arrived)?;
+//! assert!(arrived.starts_with(b"40000\nxxx"));
+//! # std::io::Result::Ok(())
+//! ```
+//!
+//! - [`Buffer`] is an owned run of bytes; [`Twin`] an allocator for collections, and a `GlobalAlloc`.
+//! - [`Sender`] makes a socket send them: `Write`, or message by message, over TCP, UDP and UNIX sockets.
+//! - [`status()`] says whether memory is sent by reference in this process, and why if it is not, [`statistics`] how much of it
+//!   was protected; [`configure`] sets [`Options`], before the first allocation.
+//!
+//! It pays for memory that is sent more often than it is written, in messages of some 16 KiB and more. By which way a message
+//! goes, and from which size on, is measured while the program runs; on loopback the receiver copies in any case.
+//! `examples/serve.rs` is a whole server.
+//!
+//! # Anywhere, in any state
+//!
+//! One allocator serves the process. Every function may be called from any thread and in any state of the process: where
+//! userfaultfd is refused (as a user without `CAP_SYS_PTRACE` and without access to `/dev/userfaultfd`), and in a forked child
+//! that has not lent anything yet, it is ordinary memory, and the kernel copies. Forks are noticed by `pthread_atfork`.
+//! After the first loan the process has one more thread and one more descriptor.
 //!
 //! Not protected are bytes that a device or io_uring writes to pages it pinned *before* they were sent: do not register
 //! twin memory as a fixed buffer for reading.
 //!
-//! | module | one line |
-//! |---|---|
-//! | [`options`] | what can be set before the first allocation |
-//! | [`classes`] | size classes of small objects, and what they waste |
-//! | [`table`] | the allocator's own data, apart from the pages; some of it wiped in children |
-//! | [`mod@unit`] | runs of pages with one purpose, and the states of pages |
-//! | [`pages`] | the reserved range; free runs |
-//! | [`process`] | what is true of this process only: phase, descriptor, locks |
-//! | [`mod@status`] | whether memory is lent, and if not, why |
-//! | [`mod@start`] | what is reserved before the first allocation, and opened before the first loan |
-//! | [`allocator`] | allocating, reallocating, giving back |
-//! | [`small`], [`large`] | objects |
-//! | [`loan`] | lending |
-//! | [`handler`] | the fault service |
-//! | [`mod@replace`] | putting pages in place |
-//! | [`fork`] | what a fork needs |
-//! | [`send`] | the send family, with the parts of a message that lie in twin memory passed by reference |
-//! | [`bytes`], [`traits`] | a buffer, and the standard traits |
+//! # By hand
+//!
+//! [`mod@send`] has the send family with libc's signatures, for libraries that stand in front of it. Who makes the system calls
+//! himself must [`lend`] the parts in twin memory (`None` means: copy); make the calls; then, before the program's call returns,
+//! drop the loan if the kernel may hold the pages for good ([`Until::Dropped`]), or call [`Loan::confirm`] and keep it
+//! until the completion arrives, when [`settle`] takes it ([`Until::Completed`]). Pages that were never handed over
+//! are settled as well.
 #![cfg(target_os = "linux")]
 #![allow(
     clippy::cast_possible_truncation,
     reason = "addresses and lengths have 64 bits, here as in the kernel's structures; the range has fewer than 2^32 pages"
 )]
 
+// Its files:
+//
+// | module | one line |
+// |---|---|
+// | `options` | what can be set before the first allocation |
+// | `classes` | size classes of small objects, and what they waste |
+// | `table` | the allocator's own data, apart from the pages; some of it wiped in children |
+// | `unit` | runs of pages with one purpose, and the states of pages |
+// | `pages` | the reserved range; free runs |
+// | `process` | what is true of this process only: phase, descriptor, locks |
+// | `status` | whether memory is lent, and if not, why |
+// | `start` | what is reserved before the first allocation, and opened before the first loan |
+// | `allocator` | allocating, reallocating, giving back |
+// | `small`, `large` | objects |
+// | `loan` | lending |
+// | `handler` | the fault service |
+// | `replace` | putting pages in place |
+// | `fork` | what a fork needs |
+// | `send` | the send family, with the parts of a message that lie in twin memory passed by reference |
+// | `buffer`, `traits` | a buffer, and the standard traits |
+// | `sender` | a socket that sends by reference, for safe code |
 mod allocator;
-mod bytes;
+mod buffer;
 mod classes;
 mod counters;
 pub mod fork;
@@ -50,6 +90,7 @@ mod pages;
 mod process;
 mod replace;
 pub mod send;
+mod sender;
 mod small;
 mod start;
 mod status;
@@ -58,11 +99,12 @@ mod traits;
 mod unit;
 
 pub use allocator::{allocate, allocate_aligned, allocate_zeroed, deallocate, reallocate, usable_size};
-pub use bytes::Bytes;
+pub use buffer::Buffer;
 pub use counters::Statistics;
 pub use loan::{Loan, Stamp, Until, lend, settle, worth_lending};
 pub use options::{ALIGNMENT, ConfigureError, Options};
 pub use process::{has_handler, statistics, status, switch_off};
+pub use sender::Sender;
 pub use status::{Status, Why};
 pub use traits::Twin;
 
@@ -120,3 +162,8 @@ pub fn is_used() -> bool {
 pub fn is_valid() -> bool {
     !process::is_ready() || pages::PAGES.is_valid()
 }
+
+/// What the README shows compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,12 +1,21 @@
 //! What can be set before the first allocation.
 
 use core::fmt;
+use std::os::fd::BorrowedFd;
 
 /// Alignment of every object, bytes: that of C's `malloc`.
 pub const ALIGNMENT: usize = 16;
 
 /// Options of the twin allocator, see [`crate::configure`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// ```
+/// let mut options = uncopy_twin::Options::new();
+/// options.memory_cap = 1 << 30;
+/// uncopy_twin::configure(options)?;
+/// # Ok::<_, uncopy_twin::ConfigureError>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// Pages of a pageblock, 1 to 64 (ZCopy §3.2.1: 16).
     pub pageblock_pages: usize,
@@ -15,7 +24,7 @@ pub struct Options {
     /// Largest total of pages that objects take, bytes; 0: no limit but the machine's.
     pub memory_cap: usize,
     /// An open `/dev/userfaultfd`, for processes that must not open it themselves.
-    pub uffd_device: Option<i32>,
+    pub uffd_device: Option<BorrowedFd<'static>>,
 }
 
 impl Options {
@@ -34,6 +43,7 @@ impl Default for Options {
 
 /// Why options were not taken. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ConfigureError {
     /// Pages of a pageblock: 1 to 64.
     PageblockPages(usize),

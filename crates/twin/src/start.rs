@@ -8,6 +8,7 @@ use crate::process::{close_inherited, is_ready, pageblock_pages, say};
 use crate::status::Why;
 use crate::{fork, handler, small};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::os::fd::AsRawFd as _;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::uffd::{OpenError, Reports, Uffd};
 use uncopy_sys::{filter, mem};
@@ -40,7 +41,7 @@ pub(crate) fn configure(options: Options) -> Result<(), ConfigureError> {
     OPTIONS.pageblock_pages.store(pages as u32, Relaxed);
     OPTIONS.large_threshold.store(threshold as u32, Relaxed);
     OPTIONS.cap_pages.store(cap_pages, Relaxed);
-    DEVICE.store(options.uffd_device.unwrap_or(-1), Relaxed);
+    DEVICE.store(options.uffd_device.map_or(-1, |device| device.as_raw_fd()), Relaxed);
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use uncopy_sys::errno::Errno;
 
 /// Why nothing is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[repr(u8)]
 pub enum Why {
     /// userfaultfd was refused.

@@ -5,6 +5,19 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::NonNull;
 
 /// The twin allocator, for collections that take an allocator and for `#[global_allocator]`.
+///
+/// ```
+/// use allocator_api2::vec::Vec;
+/// use uncopy_twin::Twin;
+///
+/// #[global_allocator]
+/// static ALLOCATOR: Twin = Twin;
+///
+/// let everywhere = vec![1u8; 100_000];
+/// let mut here: Vec<u8, Twin> = Vec::new_in(Twin);
+/// here.extend_from_slice(&everywhere);
+/// assert!(uncopy_twin::contains(everywhere.as_ptr() as usize) && uncopy_twin::contains(here.as_ptr() as usize));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Twin;
 

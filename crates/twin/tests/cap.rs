@@ -6,26 +6,25 @@ mod common;
 
 use common::alone;
 use uncopy_twin::{
-    Bytes, ConfigureError, Options, Until, allocate, configure, deallocate, lend, reallocate, statistics,
+    Buffer, ConfigureError, Options, Until, allocate, configure, deallocate, lend, reallocate, statistics,
 };
 
 const CAP: usize = 8 << 20;
 
 fn set() {
-    let refused = |options: Options| configure(options).expect_err("refused");
-    let options = Options { memory_cap: CAP, ..Options::default() };
+    let mut options = Options::new();
+    options.memory_cap = CAP;
+    let refused = |pageblock_pages, large_threshold| {
+        let mut illegal = options;
+        (illegal.pageblock_pages, illegal.large_threshold) = (pageblock_pages, large_threshold);
+        configure(illegal).expect_err("refused")
+    };
     match configure(options) {
         Ok(()) => {
-            assert_eq!(refused(Options { pageblock_pages: 0, ..options }), ConfigureError::PageblockPages(0));
-            assert_eq!(
-                refused(Options { pageblock_pages: 65, ..options }),
-                ConfigureError::PageblockPages(65)
-            );
-            assert_eq!(refused(Options { large_threshold: 8, ..options }), ConfigureError::LargeThreshold(8));
-            assert_eq!(
-                refused(Options { pageblock_pages: 1, ..options }),
-                ConfigureError::LargeThreshold(4096)
-            );
+            assert_eq!(refused(0, 4096), ConfigureError::PageblockPages(0));
+            assert_eq!(refused(65, 4096), ConfigureError::PageblockPages(65));
+            assert_eq!(refused(16, 8), ConfigureError::LargeThreshold(8));
+            assert_eq!(refused(1, 4096), ConfigureError::LargeThreshold(4096));
         }
         Err(error) => assert_eq!(error, ConfigureError::InUse),
     }
@@ -64,8 +63,8 @@ fn at_the_cap_there_is_null_and_enomem_and_memory_again_after_a_free() {
             }
         }
         assert_eq!(configure(Options::default()), Err(ConfigureError::InUse));
-        let again: Vec<Bytes> =
-            (0..objects.len() / 3).map(|_| Bytes::zeroed(size).expect("memory again")).collect();
+        let again: Vec<Buffer> =
+            (0..objects.len() / 3).map(|_| Buffer::zeroed(size).expect("memory again")).collect();
         assert!(again.iter().all(|bytes| bytes.iter().all(|byte| *byte == 0)));
         drop(again);
         // SAFETY: as above.

@@ -7,7 +7,7 @@ mod common;
 
 use common::{Pipe, can_lend, connection, in_child, lend_all, pattern, receive};
 use std::os::fd::AsRawFd;
-use uncopy_twin::{Bytes, Until};
+use uncopy_twin::{Buffer, Until};
 
 const LEN: usize = 48 << 10;
 
@@ -113,14 +113,14 @@ fn life(calls: &[Refused], errno: i32, from: From) -> bool {
         }
     };
     refuse_from(From::TheStart);
-    let Some(mut large) = Bytes::copy_of(&pattern(1, LEN)) else {
+    let Ok(mut large) = Buffer::copy_of(&pattern(1, LEN)) else {
         // Nothing can be had: that is said, and stays so.
         return from == From::TheStart
             && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM);
     };
-    let mut other = Bytes::copy_of(&pattern(2, LEN)).expect("memory");
-    let mut small: Vec<Bytes> =
-        (0..100).map(|seed| Bytes::copy_of(&pattern(seed, 1500)).expect("memory")).collect();
+    let mut other = Buffer::copy_of(&pattern(2, LEN)).expect("memory");
+    let mut small: Vec<Buffer> =
+        (0..100).map(|seed| Buffer::copy_of(&pattern(seed, 1500)).expect("memory")).collect();
     let (socket, mut receiver) = connection();
     let pipe = Pipe::new();
     refuse_from(From::TheFirstLoan);
@@ -159,9 +159,10 @@ fn life(calls: &[Refused], errno: i32, from: From) -> bool {
         }
     }
     let size = |seed: usize| if seed.is_multiple_of(20) { LEN } else { 1500 };
-    let again: Vec<(usize, Bytes)> =
-        (0..200usize).filter_map(|seed| Some((seed, Bytes::copy_of(&pattern(seed, size(seed)))?))).collect();
-    let zeroed: Vec<Bytes> = (0..10).filter_map(|_| Bytes::zeroed(LEN)).collect();
+    let again: Vec<(usize, Buffer)> = (0..200usize)
+        .filter_map(|seed| Some((seed, Buffer::copy_of(&pattern(seed, size(seed))).ok()?)))
+        .collect();
+    let zeroed: Vec<Buffer> = (0..10).filter_map(|_| Buffer::zeroed(LEN).ok()).collect();
     assert!(zeroed.iter().all(|object| object.iter().all(|byte| *byte == 0)));
     for (seed, object) in &again {
         assert!(**object == pattern(*seed, size(*seed))[..]);

@@ -7,7 +7,7 @@ mod common;
 
 use common::{can_lend, lend_all, pattern};
 use core::ffi::{c_char, c_int, c_void};
-use uncopy_twin::{Bytes, Until};
+use uncopy_twin::{Buffer, Until};
 
 unsafe extern "C-unwind" {
     fn pthread_exit(value: *mut c_void) -> !;
@@ -46,9 +46,9 @@ fn watch(child: libc::pid_t) -> c_int {
 
 fn lend_and_leave_a_thread() -> bool {
     let Some(_alone) = can_lend("first_thread") else { return false };
-    let buffer = Bytes::copy_of(&pattern(1, 8192)).expect("memory");
+    let buffer = Buffer::copy_of(&pattern(1, 8192)).expect("memory");
     drop(lend_all(&buffer, Until::Dropped).expect("lent"));
-    drop(Bytes::copy_of(&[1; 100]));
+    drop(Buffer::copy_of(&[1; 100]));
     std::thread::spawn(|| std::thread::sleep(std::time::Duration::from_millis(50)));
     true
 }

@@ -7,7 +7,7 @@ mod common;
 use common::{Pipe, can_lend, connection, in_child, lend_all, pattern, receive};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uncopy_twin::{Bytes, Status, Until, is_valid, statistics, status};
+use uncopy_twin::{Buffer, Status, Until, is_valid, statistics, status};
 
 const LEN: usize = 64 << 10;
 
@@ -16,12 +16,13 @@ fn a_child_reads_and_writes_its_own_copy_and_the_parent_keeps_its_own() {
     let Some(_alone) = can_lend("a_child_reads_and_writes_its_own_copy_and_the_parent_keeps_its_own") else {
         return;
     };
-    let mut buffer = Bytes::copy_of(&pattern(1, LEN)).expect("memory");
+    let mut buffer = Buffer::copy_of(&pattern(1, LEN)).expect("memory");
     drop(lend_all(&buffer, Until::Dropped));
     let status = in_child(|| {
         let ok = *buffer == pattern(1, LEN)[..] && status() == Status::Dormant;
         buffer.fill(9);
-        let more: Vec<Bytes> = (0..50).map(|_| Bytes::copy_of(&pattern(4, 5000)).expect("memory")).collect();
+        let more: Vec<Buffer> =
+            (0..50).map(|_| Buffer::copy_of(&pattern(4, 5000)).expect("memory")).collect();
         ok && buffer.iter().all(|byte| *byte == 9)
             && more.iter().all(|object| **object == pattern(4, 5000)[..])
             && is_valid()
@@ -39,7 +40,7 @@ fn what_the_parent_sent_before_a_fork_arrives_whoever_writes_afterwards() {
         return;
     };
     for parent_writes in [false, true] {
-        let mut buffer = Bytes::copy_of(&pattern(2, LEN)).expect("memory");
+        let mut buffer = Buffer::copy_of(&pattern(2, LEN)).expect("memory");
         let (socket, mut receiver) = connection();
         let pipe = Pipe::new();
         let loan = lend_all(&buffer, Until::Dropped).expect("lent");
@@ -49,12 +50,12 @@ fn what_the_parent_sent_before_a_fork_arrives_whoever_writes_afterwards() {
         let status = in_child(|| {
             buffer.fill(7);
             drop(buffer);
-            let others: Vec<Bytes> = (0..20).map(|_| Bytes::copy_of(&[8; LEN]).expect("memory")).collect();
+            let others: Vec<Buffer> = (0..20).map(|_| Buffer::copy_of(&[8; LEN]).expect("memory")).collect();
             others.iter().all(|other| other[LEN - 1] == 8)
         });
         assert_eq!(status, 0);
         if parent_writes {
-            buffer = Bytes::copy_of(&[5; LEN]).expect("memory");
+            buffer = Buffer::copy_of(&[5; LEN]).expect("memory");
             buffer.fill(6);
         }
         assert!(receive(&mut receiver, LEN) == pattern(2, LEN));
@@ -64,7 +65,7 @@ fn what_the_parent_sent_before_a_fork_arrives_whoever_writes_afterwards() {
 #[test]
 fn a_child_that_sends_protects_its_own_pages() {
     let Some(_alone) = can_lend("a_child_that_sends_protects_its_own_pages") else { return };
-    let mut buffer = Bytes::copy_of(&pattern(3, LEN)).expect("memory");
+    let mut buffer = Buffer::copy_of(&pattern(3, LEN)).expect("memory");
     drop(lend_all(&buffer, Until::Dropped));
     let status = in_child(|| {
         let (socket, mut receiver) = connection();
@@ -104,12 +105,12 @@ fn a_program_whose_threads_allocate_write_and_send_forks_children_that_go_on() {
         for thread in 0..3usize {
             let ends = &ends;
             scope.spawn(move || {
-                let mut kept: Vec<(Bytes, usize)> = Vec::new();
+                let mut kept: Vec<(Buffer, usize)> = Vec::new();
                 let mut round = thread * 1000;
                 while !ends.load(Relaxed) {
                     round += 1;
                     let size = [100, 1000, 4000, 20_000, LEN][round % 5];
-                    kept.push((Bytes::copy_of(&pattern(round, size)).expect("memory"), round));
+                    kept.push((Buffer::copy_of(&pattern(round, size)).expect("memory"), round));
                     let (object, seed) = &mut kept[round % 7 % (round % 7 + 1).min(1)];
                     assert!(**object == pattern(*seed, object.len())[..]);
                     drop(lend_all(object, Until::Dropped));
@@ -122,9 +123,9 @@ fn a_program_whose_threads_allocate_write_and_send_forks_children_that_go_on() {
                 }
             });
         }
-        let mine = Bytes::copy_of(&pattern(5, LEN)).expect("memory");
-        let small: Vec<Bytes> =
-            (0..100).map(|seed| Bytes::copy_of(&pattern(seed, 700)).expect("memory")).collect();
+        let mine = Buffer::copy_of(&pattern(5, LEN)).expect("memory");
+        let small: Vec<Buffer> =
+            (0..100).map(|seed| Buffer::copy_of(&pattern(seed, 700)).expect("memory")).collect();
         for round in 0..30usize {
             drop(lend_all(&mine, Until::Dropped));
             let status = in_child(|| {
@@ -132,8 +133,8 @@ fn a_program_whose_threads_allocate_write_and_send_forks_children_that_go_on() {
                 for (seed, object) in small.iter().enumerate() {
                     ok &= **object == pattern(seed, 700)[..];
                 }
-                let more: Vec<Bytes> = (0..100)
-                    .map(|seed| Bytes::copy_of(&pattern(seed, 100 * seed)).expect("memory"))
+                let more: Vec<Buffer> = (0..100)
+                    .map(|seed| Buffer::copy_of(&pattern(seed, 100 * seed)).expect("memory"))
                     .collect();
                 if round % 3 == 0 {
                     drop(lend_all(&mine, Until::Dropped));
@@ -156,7 +157,7 @@ fn a_child_without_fork_handlers_reads_its_memory_and_lends_nothing_of_the_paren
     else {
         return;
     };
-    let mut buffer = Bytes::copy_of(&pattern(6, LEN)).expect("memory");
+    let mut buffer = Buffer::copy_of(&pattern(6, LEN)).expect("memory");
     drop(lend_all(&buffer, Until::Dropped));
     // SAFETY: the child only looks at memory, writes to it and ends; SIGCHLD.
     unsafe {

@@ -8,14 +8,14 @@ mod common;
 use common::{Pipe, can_lend, connection, lend_all, pattern, receive};
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use uncopy_twin::{Bytes, Until, statistics};
+use uncopy_twin::{Buffer, Until, statistics};
 
 const LARGE: usize = 64 << 10;
 
 /// Sends by reference, lets `meddle` have the buffer, and only then reads.
-fn sent_then(len: usize, meddle: impl FnOnce(Bytes)) {
+fn sent_then(len: usize, meddle: impl FnOnce(Buffer)) {
     let bytes = pattern(1, len);
-    let buffer = Bytes::copy_of(&bytes).expect("memory");
+    let buffer = Buffer::copy_of(&bytes).expect("memory");
     let (socket, mut receiver) = connection();
     let pipe = Pipe::new();
     let loan = lend_all(&buffer, Until::Dropped).expect("lent");
@@ -74,7 +74,7 @@ fn freed_and_allocated_again_what_was_sent_arrives() {
     sent_then(LARGE, |buffer| {
         let address = buffer.as_ptr() as usize;
         drop(buffer);
-        let mut others: Vec<Bytes> = (0..64).map(|_| Bytes::zeroed(LARGE).expect("memory")).collect();
+        let mut others: Vec<Buffer> = (0..64).map(|_| Buffer::zeroed(LARGE).expect("memory")).collect();
         assert!(
             others.iter().any(|other| other.as_ptr() as usize == address),
             "the same pages are used again"
@@ -112,8 +112,8 @@ fn small_objects_in_a_full_pageblock_are_sent_by_reference_and_stay_as_they_were
         return;
     };
     const SIZE: usize = 2000;
-    let mut objects: Vec<Bytes> =
-        (0..200).map(|index| Bytes::copy_of(&pattern(index, SIZE)).expect("memory")).collect();
+    let mut objects: Vec<Buffer> =
+        (0..200).map(|index| Buffer::copy_of(&pattern(index, SIZE)).expect("memory")).collect();
     let (socket, mut receiver) = connection();
     let pipe = Pipe::new();
     let mut sent = Vec::new();
@@ -134,7 +134,7 @@ fn small_objects_in_a_full_pageblock_are_sent_by_reference_and_stay_as_they_were
         index += 1;
         index % 2 == 1
     });
-    let fresh: Vec<Bytes> = (0..100).map(|_| Bytes::copy_of(&[0xCC; SIZE]).expect("memory")).collect();
+    let fresh: Vec<Buffer> = (0..100).map(|_| Buffer::copy_of(&[0xCC; SIZE]).expect("memory")).collect();
     for (place, object) in objects.iter().enumerate() {
         assert!(**object == pattern(place * 2 + 1000, SIZE)[..], "object {place}");
     }
@@ -152,7 +152,7 @@ fn a_write_between_lending_and_the_end_of_the_call_does_not_open_the_page_for_la
         return;
     };
     for until in [Until::Dropped, Until::Completed] {
-        let mut buffer = Bytes::copy_of(&pattern(3, LARGE)).expect("memory");
+        let mut buffer = Buffer::copy_of(&pattern(3, LARGE)).expect("memory");
         let (socket, mut receiver) = connection();
         let pipe = Pipe::new();
         let loan = lend_all(&buffer, until).expect("lent");
@@ -171,7 +171,7 @@ fn a_write_between_lending_and_the_end_of_the_call_does_not_open_the_page_for_la
 #[test]
 fn completed_loans_let_their_pages_be_written_in_place() {
     let Some(_alone) = can_lend("completed_loans_let_their_pages_be_written_in_place") else { return };
-    let mut buffer = Bytes::zeroed(16 * LARGE).expect("memory");
+    let mut buffer = Buffer::zeroed(16 * LARGE).expect("memory");
     let before = statistics();
     let loan = lend_all(&buffer, Until::Completed).expect("lent");
     loan.confirm();
@@ -192,7 +192,7 @@ fn an_object_that_is_written_after_every_send_is_lent_ever_more_rarely() {
     let Some(_alone) = can_lend("an_object_that_is_written_after_every_send_is_lent_ever_more_rarely") else {
         return;
     };
-    let mut buffer = Bytes::zeroed(8192).expect("memory");
+    let mut buffer = Buffer::zeroed(8192).expect("memory");
     let mut lent = 0;
     for round in 0..1000 {
         lent += u32::from(lend_all(&buffer, Until::Dropped).is_some());
@@ -209,7 +209,7 @@ fn an_object_that_is_written_after_every_send_is_lent_ever_more_rarely() {
 
 #[test]
 fn memory_that_is_not_within_one_object_is_not_lent() {
-    let large = Bytes::zeroed(LARGE).expect("memory");
+    let large = Buffer::zeroed(LARGE).expect("memory");
     let end = large.as_ptr() as usize + LARGE;
     assert!(uncopy_twin::lend(end - 10, 20, Until::Dropped).is_none());
     assert!(uncopy_twin::lend(end, 0, Until::Dropped).is_none());

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{alone, in_child, lend_all, pattern};
-use uncopy_twin::{Bytes, Status, Until, Why, status};
+use uncopy_twin::{Buffer, Status, Until, Why, status};
 
 /// Lets no descriptor be opened any more.
 fn refuse_descriptors() {
@@ -17,7 +17,7 @@ fn without_userfaultfd_memory_is_ordinary_and_the_reason_is_known() {
     let _alone = alone();
     let child = in_child(|| {
         refuse_descriptors();
-        let mut buffer = Bytes::copy_of(&pattern(1, 100_000)).expect("memory");
+        let mut buffer = Buffer::copy_of(&pattern(1, 100_000)).expect("memory");
         assert_eq!(status(), Status::Dormant);
         assert!(lend_all(&buffer, Until::Dropped).is_none());
         let Status::Inactive { why, errno } = status() else { return false };
@@ -27,8 +27,8 @@ fn without_userfaultfd_memory_is_ordinary_and_the_reason_is_known() {
             "inactive: userfaultfd was refused: Too many open files (os error 24)"
         );
         buffer.fill(2);
-        let more: Vec<Bytes> =
-            (0..200).map(|seed| Bytes::copy_of(&pattern(seed, 3000)).expect("memory")).collect();
+        let more: Vec<Buffer> =
+            (0..200).map(|seed| Buffer::copy_of(&pattern(seed, 3000)).expect("memory")).collect();
         assert!(lend_all(&more[0], Until::Completed).is_none());
         more.iter().enumerate().all(|(seed, object)| **object == pattern(seed, 3000)[..])
     });
@@ -39,7 +39,7 @@ fn without_userfaultfd_memory_is_ordinary_and_the_reason_is_known() {
 fn switched_off_nothing_is_lent() {
     let _alone = alone();
     let child = in_child(|| {
-        let buffer = Bytes::copy_of(&pattern(1, 100_000)).expect("memory");
+        let buffer = Buffer::copy_of(&pattern(1, 100_000)).expect("memory");
         uncopy_twin::switch_off();
         assert_eq!(status().to_string(), "inactive: switched off");
         lend_all(&buffer, Until::Dropped).is_none()
@@ -54,10 +54,10 @@ fn a_descriptor_that_the_program_closes_ends_lending_and_nothing_else() {
         return;
     };
     let child = in_child(|| {
-        let mut buffers: Vec<Bytes> =
-            (0..8).map(|seed| Bytes::copy_of(&pattern(seed, 100_000)).expect("memory")).collect();
-        let mut small: Vec<Bytes> =
-            (0..100).map(|seed| Bytes::copy_of(&pattern(seed, 2000)).expect("memory")).collect();
+        let mut buffers: Vec<Buffer> =
+            (0..8).map(|seed| Buffer::copy_of(&pattern(seed, 100_000)).expect("memory")).collect();
+        let mut small: Vec<Buffer> =
+            (0..100).map(|seed| Buffer::copy_of(&pattern(seed, 2000)).expect("memory")).collect();
         small.iter().for_each(|object| drop(lend_all(object, Until::Dropped)));
         drop(lend_all(&buffers[0], Until::Dropped).expect("lent"));
         // SAFETY: nothing here uses a descriptor.
@@ -67,7 +67,7 @@ fn a_descriptor_that_the_program_closes_ends_lending_and_nothing_else() {
         buffers[0].fill(1);
         assert!(buffers[0].iter().all(|byte| *byte == 1));
         small.truncate(30);
-        small.extend((0..200).map(|seed| Bytes::copy_of(&pattern(seed, 2000)).expect("memory")));
+        small.extend((0..200).map(|seed| Buffer::copy_of(&pattern(seed, 2000)).expect("memory")));
         small[30..].iter().enumerate().all(|(seed, object)| **object == pattern(seed, 2000)[..])
             && small[..30].iter().enumerate().all(|(seed, object)| **object == pattern(seed, 2000)[..])
     });

@@ -9,12 +9,12 @@ use std::collections::HashSet;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
-use uncopy_twin::{Bytes, Until, is_valid, statistics};
+use uncopy_twin::{Buffer, Until, is_valid, statistics};
 
 #[test]
 fn objects_that_other_threads_free_are_nobody_elses_before() {
     let _alone = alone();
-    let (send, receive) = mpsc::sync_channel::<(Bytes, usize)>(64);
+    let (send, receive) = mpsc::sync_channel::<(Buffer, usize)>(64);
     let receive = std::sync::Arc::new(std::sync::Mutex::new(receive));
     let writers: Vec<_> = (0..3usize)
         .map(|writer| {
@@ -23,7 +23,7 @@ fn objects_that_other_threads_free_are_nobody_elses_before() {
                 for round in 0..3000usize {
                     let seed = writer * 100_000 + round;
                     let size = 1 + (seed * 7919) % 9000;
-                    let bytes = Bytes::copy_of(&pattern(seed, size)).expect("memory");
+                    let bytes = Buffer::copy_of(&pattern(seed, size)).expect("memory");
                     if round % 5 == 0 {
                         drop(lend_all(&bytes, Until::Dropped));
                     }
@@ -58,7 +58,7 @@ fn objects_that_other_threads_free_are_nobody_elses_before() {
 fn threads_that_end_leave_their_pageblocks_to_the_next() {
     let _alone = alone();
     let round = || {
-        std::thread::spawn(|| drop(Bytes::copy_of(&[1; 1000]).expect("memory")))
+        std::thread::spawn(|| drop(Buffer::copy_of(&[1; 1000]).expect("memory")))
             .join()
             .expect("a thread ends well");
     };
@@ -78,8 +78,8 @@ fn more_threads_than_lanes_all_get_memory() {
             std::thread::Builder::new()
                 .stack_size(64 << 10)
                 .spawn(move || {
-                    let objects: Vec<Bytes> = (0..20)
-                        .map(|more| Bytes::copy_of(&pattern(index + more, 300)).expect("memory"))
+                    let objects: Vec<Buffer> = (0..20)
+                        .map(|more| Buffer::copy_of(&pattern(index + more, 300)).expect("memory"))
                         .collect();
                     barrier.wait();
                     for (more, object) in objects.iter().enumerate() {
@@ -108,7 +108,7 @@ fn while_threads_write_to_it_a_page_that_was_sent_keeps_what_it_had_when_the_cal
     const PAGES: usize = 4;
     const ROUNDS: usize = 300;
     // Each page is written by a thread of its own, always as a whole number in its first word; another sends them.
-    let buffer = Bytes::zeroed(PAGES * 4096).expect("memory");
+    let buffer = Buffer::zeroed(PAGES * 4096).expect("memory");
     let address = buffer.as_ptr() as usize;
     let ends = AtomicBool::new(false);
     let counters: Vec<std::sync::atomic::AtomicU64> = (0..PAGES).map(|_| 0.into()).collect();

@@ -345,6 +345,7 @@ fn sentence(known: &[(String, Interval, Verdict)], cases: usize) -> String {
 /// Everything, for programs.
 fn to_json(machine: &Machine, comparisons: &[Comparison]) -> Value {
     json!({
+        "schema": uncopy_core::schema::BENCH,
         "machine": machine.to_json(),
         "comparisons": comparisons.iter().map(Comparison::to_json).collect::<Vec<_>>(),
     })

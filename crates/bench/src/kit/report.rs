@@ -78,7 +78,11 @@ impl Report {
 
     fn to_json(&self, machine: &Machine) -> Value {
         let comparisons: Vec<Value> = self.comparisons.iter().map(Comparison::to_json).collect();
-        let fixed = [("machine", machine.to_json()), ("comparisons", json!(comparisons))];
+        let fixed = [
+            ("schema", json!(uncopy_core::schema::BENCH)),
+            ("machine", machine.to_json()),
+            ("comparisons", json!(comparisons)),
+        ];
         let found = self.findings.iter().cloned();
         Value::Object(
             fixed.into_iter().chain(found).map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>(),

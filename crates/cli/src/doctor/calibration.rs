@@ -6,6 +6,7 @@ use crate::environment::Environment;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, Quoted, Reason};
 use serde_json::json;
 use uncopy_core::policy::costs::{COSTS, Cost};
+use uncopy_core::schema;
 
 /// Measures, stores and prints what things cost here.
 pub fn main(wants_json: bool) -> u8 {
@@ -28,7 +29,10 @@ pub fn main(wants_json: bool) -> u8 {
     let each = Cost::ALL.iter().zip(COSTS).map(|(which, spec)| (spec.name, costs.get(*which)));
     let text = if wants_json {
         let costs: serde_json::Map<_, _> = each.map(|(name, ns)| (name.to_owned(), json!(ns))).collect();
-        format!("{:#}\n", json!({ "costs_ns": costs, "stored": path.to_string_lossy() }))
+        format!(
+            "{:#}\n",
+            json!({ "schema": schema::CALIBRATION, "costs_ns": costs, "stored": path.to_string_lossy() })
+        )
     } else {
         format!("{}\nstored in {}; uncopy run uses it from here on\n", costs.to_text(), path.display())
     };

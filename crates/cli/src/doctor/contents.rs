@@ -62,6 +62,10 @@ const INPUTS: &[&str] = &[
     "__pread64_chk",
     "__recv_chk",
     "__recvfrom_chk",
+    "fread",
+    "fread_unlocked",
+    "__fread_chk",
+    "__fread_unlocked_chk",
 ];
 const COPIES: &[&str] = &["memcpy", "memmove", "mempcpy", "__memcpy_chk", "__memmove_chk", "__mempcpy_chk"];
 const OUTPUTS: &[&str] = &[
@@ -76,6 +80,8 @@ const OUTPUTS: &[&str] = &[
     "sendto",
     "sendmsg",
     "sendmmsg",
+    "fwrite",
+    "fwrite_unlocked",
 ];
 
 /// Symbols that only a program of that language defines.

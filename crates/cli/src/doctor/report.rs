@@ -141,6 +141,7 @@ impl Report {
             })
             .collect();
         json!({
+            "schema": uncopy_core::schema::DOCTOR,
             "checks": checks,
             "active": self.is_active(),
             "worth": self.worth.as_ref().map(Worth::name),

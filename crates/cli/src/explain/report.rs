@@ -160,6 +160,7 @@ impl Report {
             })
             .collect();
         json!({
+            "schema": uncopy_core::schema::EXPLAIN,
             "command": self.command,
             "ending": self.ending,
             "notes": self.notes(),

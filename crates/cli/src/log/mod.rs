@@ -127,7 +127,7 @@ fn list(logs: &[PathBuf], as_json: bool) -> u8 {
     let described: Vec<(Value, String)> = logs.iter().map(|log| describe(log)).collect();
     let text = if as_json {
         let objects: Vec<Value> = described.into_iter().map(|(object, _)| object).collect();
-        format!("{}\n", json!({ "logs": objects }))
+        format!("{}\n", json!({ "schema": uncopy_core::schema::LOG, "logs": objects }))
     } else {
         let head = "log               state           pid    MiB   records         bytes  age, s\n";
         described.into_iter().fold(head.to_owned(), |text, (_, rows)| text + &rows)

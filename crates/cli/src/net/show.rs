@@ -7,10 +7,11 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use uncopy_core::schema::NET;
 use uncopy_net::client;
 use uncopy_net::message::Question;
 use uncopy_net::places::Places;
-use uncopy_netd::list::{List, SCHEMA};
+use uncopy_netd::list::List;
 
 /// Bytes of a list that are read, at most.
 const MAX_LIST_BYTES: u64 = 256 << 20;
@@ -26,7 +27,7 @@ fn ask(control: &Path) -> io::Result<List> {
         .take(MAX_LIST_BYTES)
         .read_to_end(&mut text)?;
     let list: List = serde_json::from_slice(&text)?;
-    if list.schema == SCHEMA { Ok(list) } else { Err(io::Error::other("it is of another version")) }
+    if list.schema == NET { Ok(list) } else { Err(io::Error::other("it is of another version")) }
 }
 
 fn show(control: &Path, is_json: bool, table: impl Fn(&List) -> String) -> u8 {

@@ -92,7 +92,9 @@ fn several_processes_are_told_of_by_id_and_by_name() {
     };
     let mut sorted = pids.clone();
     sorted.sort();
-    assert_eq!(of(&told(&["stats", &pids[0], &pids[1]])), sorted);
+    let both = told(&["stats", &pids[0], &pids[1]]);
+    assert_eq!(of(&both), sorted);
+    assert_eq!(both.matches("{\"schema\": 1, ").count(), 2, "{both}");
     assert_eq!(of(&told(&["stats", "uncopy-several"])), sorted);
     let every = of(&told(&["stats", "--all"]));
     assert!(sorted.iter().all(|pid| every.contains(pid)), "{every:?}");

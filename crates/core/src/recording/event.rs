@@ -114,6 +114,8 @@ codes! {
         Recvmsg = 22, "recvmsg";
         /// `recvmmsg`.
         Recvmmsg = 23, "recvmmsg";
+        /// `fread`, past the stream's buffer.
+        Fread = 24, "fread";
         /// `write`.
         Write = 32, "write";
         /// `pwrite`.
@@ -130,6 +132,8 @@ codes! {
         Sendmsg = 38, "sendmsg";
         /// `sendmmsg`.
         Sendmmsg = 39, "sendmmsg";
+        /// `fwrite`, past the stream's buffer.
+        Fwrite = 40, "fwrite";
         /// `sendfile`.
         Sendfile = 48, "sendfile";
         /// `splice`.

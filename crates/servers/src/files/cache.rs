@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::fstat;
-use uncopy_twin::Bytes;
+use uncopy_twin::Buffer;
 
 use crate::files::memory::taken_bytes;
 use crate::files::validators::Identity;
@@ -31,7 +31,7 @@ const SETTLED_AFTER_COARSE: Duration = Duration::from_secs(3);
 /// One file's bytes.
 #[derive(Debug)]
 pub struct Stored {
-    buffer: Bytes,
+    buffer: Buffer,
     identity: Identity,
     /// Dropped after the bytes.
     _room: Room,
@@ -149,7 +149,7 @@ impl Cache {
             return None;
         }
         let room = self.room(taken_bytes(identity.len_bytes))?;
-        let mut buffer = Bytes::zeroed(usize::try_from(identity.len_bytes).ok()?)?;
+        let mut buffer = Buffer::zeroed(usize::try_from(identity.len_bytes).ok()?).ok()?;
         file.read_exact_at(&mut buffer, 0).ok()?;
         // What was read while the file changed may be of neither state.
         let same = fstat(file).is_ok_and(|stat| Identity::of(&stat) == *identity);
@@ -222,7 +222,7 @@ mod tests {
     /// As `get`, without the comparison with the real file that a made-up identity would not survive.
     fn put(cache: &Cache, file: &File, identity: &Identity) -> Option<Arc<Stored>> {
         let room = cache.room(identity.len_bytes)?;
-        let mut buffer = Bytes::zeroed(usize::try_from(identity.len_bytes).ok()?)?;
+        let mut buffer = Buffer::zeroed(usize::try_from(identity.len_bytes).ok()?).ok()?;
         file.read_exact_at(&mut buffer, 0).ok()?;
         let stored = Arc::new(Stored { buffer, identity: *identity, _room: room });
         cache.lock().put(Arc::clone(&stored));

@@ -92,8 +92,9 @@ impl Server {
     pub fn statistics(&self, tally: &Tally) -> String {
         let admission = &self.pool.admission;
         format!(
-            "{{\"connections\": {}, \"turned_away\": {}, \"answers\": {}, \"sent_bytes\": {}, \"timed_out\": {}, \
+            "{{\"schema\": {}, \"connections\": {}, \"turned_away\": {}, \"answers\": {}, \"sent_bytes\": {}, \"timed_out\": {}, \
              \"cached_bytes\": {}}}",
+            uncopy_core::schema::FILES,
             admission.accepted(),
             admission.refused(),
             tally.answers,

@@ -51,8 +51,8 @@ fn cut(given: Given, room: usize) -> [Given; 3] {
 /// Whether it lies in twin memory and is large enough.
 fn is_lendable(given: Given) -> bool {
     given.len_bytes >= MIN_PART_BYTES
-        && crate::contains(given.address)
-        && crate::contains(given.address.wrapping_add(given.len_bytes - 1))
+        && crate::pages::contains(given.address)
+        && crate::pages::contains(given.address.wrapping_add(given.len_bytes - 1))
 }
 
 /// Whether what the program points to can be read. What lies in the page of the stack that this call runs on needs no

@@ -29,7 +29,7 @@ pub fn is_small(len_bytes: usize) -> bool {
 /// Whether there is any twin memory.
 #[inline]
 fn is_in_use() -> bool {
-    crate::is_used()
+    crate::pages::is_used()
 }
 
 /// `send`, or `None`.
@@ -53,7 +53,7 @@ pub unsafe fn try_sendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> Option<ssize_t> {
-    if is_small(len) || !crate::contains(buffer as usize) {
+    if is_small(len) || !crate::pages::contains(buffer as usize) {
         return None;
     }
     let envelope = Envelope { to: to as usize, to_len_bytes: to_len, ..Envelope::default() };
@@ -119,7 +119,7 @@ pub unsafe fn try_sendmmsg(
 /// # Safety
 /// As libc's.
 pub unsafe fn try_write(fd: c_int, buffer: *const c_void, len: usize) -> Option<ssize_t> {
-    if is_small(len) || !crate::contains(buffer as usize) {
+    if is_small(len) || !crate::pages::contains(buffer as usize) {
         return None;
     }
     message::send(fd, &[Given { address: buffer as usize, len_bytes: len }], Call::Write)
@@ -155,7 +155,7 @@ const MAX_MESSAGES: usize = 1024;
 unsafe fn has_twin(header: &msghdr) -> bool {
     // SAFETY: the caller says that nobody changes the vector while the parts are in use.
     unsafe { message::given(header.msg_iov, header.msg_iovlen) }
-        .is_some_and(|given| given.iter().any(|part| crate::contains(part.address)))
+        .is_some_and(|given| given.iter().any(|part| crate::pages::contains(part.address)))
 }
 
 /// Sends one message after the other, as the kernel does: up to the first that fails or is cut.

@@ -139,6 +139,7 @@ impl Taken {
         let (taken, others, [user, system]) = self.seconds();
         let told = |figure: f64| Some(figure).filter(|_| !self.calibration.is_void());
         json!({
+            "schema": uncopy_core::schema::BENCH,
             "machine": machine.to_json(),
             "command": self.command,
             "exit_status": self.exit_status(),

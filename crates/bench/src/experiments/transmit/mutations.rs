@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use uncopy_twin::{Bytes, Until, lend, settle};
+use uncopy_twin::{Buffer, Until, lend, settle};
 
 use crate::kit::{Comparison, Failure, Latencies, Progress, Result, Rounds, Sample, Side, While};
 
@@ -35,7 +35,8 @@ fn write_once(memory: &mut [u8], times: &mut Latencies) -> Result<()> {
 /// A fresh object of zeroes; its pages are lent and what becomes of the loan is `side`'s.
 fn write_to_twin(side: Side, times: &mut Latencies) -> Result<()> {
     let refused = || Failure::new(format!("twin memory is not lent: {:?}", uncopy_twin::status()));
-    let mut object = Bytes::zeroed(PAGES * PAGE_BYTES).ok_or_else(|| Failure::new("no twin memory"))?;
+    let mut object = Buffer::zeroed(PAGES * PAGE_BYTES)
+        .map_err(|error| Failure::new(format!("no twin memory: {error}")))?;
     let (address, len) = (object.as_ptr() as usize, object.len());
     if side == IN_FLIGHT {
         drop(lend(address, len, Until::Dropped).ok_or_else(refused)?);

@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use clap::ValueEnum;
 use libc::{c_int, c_void};
 use uncopy_transmit::{Completed, Errno, Owner, next_completed};
-use uncopy_twin::Bytes;
+use uncopy_twin::Buffer;
 
 /// Sends with MSG_ZEROCOPY before their completions are read.
 const COMPLETIONS_BATCH: u32 = 16;
@@ -56,7 +56,7 @@ pub struct Ways {
     buffer: Vec<u8>,
     pipe: Option<(OwnedFd, OwnedFd)>,
     /// Files in twin memory, by number.
-    kept: HashMap<usize, Bytes>,
+    kept: HashMap<usize, Buffer>,
     completions: Completions,
 }
 
@@ -210,7 +210,7 @@ impl Ways {
             std::collections::hash_map::Entry::Occupied(kept) => kept.into_mut(),
             std::collections::hash_map::Entry::Vacant(place) => {
                 let len_bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-                let mut bytes = Bytes::zeroed(len_bytes).ok_or(io::ErrorKind::OutOfMemory)?;
+                let mut bytes = Buffer::zeroed(len_bytes)?;
                 io::Read::read_exact(&mut &*file, &mut bytes)?;
                 place.insert(bytes)
             }

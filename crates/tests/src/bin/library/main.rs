@@ -6,12 +6,15 @@
 //! library SCENARIO SEED
 //! ```
 
+mod stdio;
+
 use std::ffi::{CStr, c_int, c_void};
 use std::hint::black_box;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use stdio::stream;
 use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
 use uncopy_tests::feeder::Feeder;
 use uncopy_tests::mirror::{Buffer, Origin};
@@ -89,13 +92,6 @@ fn checked_copy_without_room(seed: u64) {
         black_box::<WideCopyChecked>(__memcpy_chk)(target.at(0).cast(), source.at(0).cast(), MIB, MIB - 1)
     };
     println!("after");
-}
-
-fn stream(path: &CStr, mode: &CStr) -> *mut libc::FILE {
-    // SAFETY: both strings are terminated.
-    let stream = unsafe { libc::fopen(path.as_ptr(), mode.as_ptr()) };
-    assert!(!stream.is_null(), "fopen: errno {}", errno());
-    stream
 }
 
 /// `fwrite` and `fread` on views, and streams whose own buffer is one.
@@ -307,6 +303,10 @@ fn main() {
         "wide_and_other_copies" => wide_and_other_copies(seed),
         "checked_copy_without_room" => checked_copy_without_room(seed),
         "stdio_streams" => stdio_streams(seed),
+        "stdio_beside_glibc" => stdio::beside_glibc(seed),
+        "stdio_errors" => stdio::errors(seed),
+        "stdio_cancelled" => stdio::cancelled(seed),
+        "stdio_shared" => stdio::shared(seed),
         "cxx_operators" => cxx_operators(seed),
         "thread_specific_destructors" => thread_specific_destructors(seed),
         "between_descriptors" => between_descriptors(seed),

@@ -2,69 +2,87 @@
 
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
+use std::io;
 
 /// A buffer in twin memory. What is sent of it may go by reference; writing to it afterwards is as safe as with any
 /// other buffer.
+///
+/// ```
+/// use std::io::Read;
+/// use uncopy_twin::Buffer;
+///
+/// let mut file = std::fs::File::open("/proc/self/exe")?;
+/// let mut page = Buffer::zeroed(100_000)?;
+/// file.read_exact(&mut page)?;
+/// assert_eq!(page[1..4], *b"ELF");
+/// # std::io::Result::Ok(())
+/// ```
 #[derive(Debug)]
-pub struct Bytes {
+pub struct Buffer {
     start: NonNull<u8>,
     len_bytes: usize,
 }
 
 // SAFETY: the buffer belongs to this value alone.
-unsafe impl Send for Bytes {}
+unsafe impl Send for Buffer {}
 // SAFETY: shared references only read.
-unsafe impl Sync for Bytes {}
+unsafe impl Sync for Buffer {}
 
-impl Bytes {
-    /// Zeroes; `None` without memory.
-    #[must_use]
-    pub fn zeroed(len_bytes: usize) -> Option<Self> {
-        let start = NonNull::new(crate::allocator::allocate_zeroed(len_bytes))?;
-        Some(Self { start, len_bytes })
+fn owned(start: *mut u8) -> io::Result<NonNull<u8>> {
+    NonNull::new(start).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+impl Buffer {
+    /// So many zeroes.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::OutOfMemory`].
+    pub fn zeroed(len_bytes: usize) -> io::Result<Self> {
+        let start = owned(crate::allocator::allocate_zeroed(len_bytes))?;
+        Ok(Self { start, len_bytes })
     }
 
-    /// A copy of `bytes`; `None` without memory.
-    #[must_use]
-    pub fn copy_of(bytes: &[u8]) -> Option<Self> {
-        let start = NonNull::new(crate::allocator::allocate(bytes.len()))?;
+    /// A copy of `bytes`.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::OutOfMemory`].
+    pub fn copy_of(bytes: &[u8]) -> io::Result<Self> {
+        let start = owned(crate::allocator::allocate(bytes.len()))?;
         // SAFETY: a fresh object of at least so many bytes.
         unsafe { uncopy_sys::bytes::copy(start.as_ptr(), bytes.as_ptr(), bytes.len()) };
-        Some(Self { start, len_bytes: bytes.len() })
+        Ok(Self { start, len_bytes: bytes.len() })
     }
 
-    /// Changes the length; new bytes are zeroes. False without memory, nothing has changed then.
-    #[must_use]
-    pub fn resize(&mut self, len_bytes: usize) -> bool {
+    /// Changes the length; new bytes are zeroes.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::OutOfMemory`]; nothing has changed then.
+    pub fn resize(&mut self, len_bytes: usize) -> io::Result<()> {
         // SAFETY: the object is this value's.
-        let Some(start) =
-            NonNull::new(unsafe { crate::allocator::reallocate(self.start.as_ptr(), len_bytes.max(1)) })
-        else {
-            return false;
-        };
+        let start = owned(unsafe { crate::allocator::reallocate(self.start.as_ptr(), len_bytes.max(1)) })?;
         if let Some(added) = len_bytes.checked_sub(self.len_bytes) {
             // SAFETY: the object has at least `len_bytes` bytes now.
             unsafe { uncopy_sys::bytes::zero(start.as_ptr().add(self.len_bytes), added) };
         }
         (self.start, self.len_bytes) = (start, len_bytes);
-        true
+        Ok(())
     }
 
-    /// Gives the object up: to be freed with [`crate::allocator::deallocate`].
+    /// Gives the object up: to be freed with [`crate::deallocate`].
     #[must_use]
     pub fn into_raw(self) -> *mut u8 {
         core::mem::ManuallyDrop::new(self).start.as_ptr()
     }
 }
 
-impl Drop for Bytes {
+impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: the object is this value's, and nobody borrows it any more.
         unsafe { crate::allocator::deallocate(self.start.as_ptr()) };
     }
 }
 
-impl Deref for Bytes {
+impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -73,20 +91,20 @@ impl Deref for Bytes {
     }
 }
 
-impl DerefMut for Bytes {
+impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: so many initialised bytes, of this value, and borrowed by nobody else.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes) }
     }
 }
 
-impl AsRef<[u8]> for Bytes {
+impl AsRef<[u8]> for Buffer {
     fn as_ref(&self) -> &[u8] {
         self
     }
 }
 
-impl AsMut<[u8]> for Bytes {
+impl AsMut<[u8]> for Buffer {
     fn as_mut(&mut self) -> &mut [u8] {
         self
     }
