@@ -101,8 +101,8 @@ pub fn beside_glibc(seed: u64) {
         for _ in 0..STEPS {
             let action = random.below(12);
             let direction = match action {
-                0..4 | 8 | 9 => Some(false),
-                4..7 | 10 => Some(true),
+                0..=3 | 8 => Some(false),
+                4..=6 | 10 => Some(true),
                 _ => None,
             };
             let may = match direction {
@@ -143,7 +143,7 @@ fn step(
     // SAFETY: the streams are open, and every range is within its buffer.
     unsafe {
         match action {
-            0..4 => {
+            0..=3 => {
                 let unlocked = random.below(3);
                 let targets = [hooked.at(at), plain.at(at)];
                 let what = format!("fread {size} * {count}");
@@ -164,7 +164,7 @@ fn step(
                 plain.received(at, &bytes);
                 hooked.check(at, got, &what);
             }
-            4..7 => {
+            4..=6 => {
                 let unlocked = random.below(3) == 0;
                 twins.both(&format!("fwrite {size} * {count}"), |file, which| {
                     let from = source.at(at).cast();
