@@ -89,15 +89,17 @@ const MIN_BLOCK_BYTES: usize = 128;
 struct Cleanup([usize; 4]);
 
 unsafe extern "C" {
-    static stdin: *mut Stream;
+    /// glibc's own stream, whatever `stdin` has become.
+    #[link_name = "_IO_2_1_stdin_"]
+    static STANDARD: Stream;
 }
 
 impl Stream {
     /// Whether it is a file's with the usual functions, in the bytes' orientation, and nothing was pushed back.
     fn is_ordinary(&self) -> bool {
-        // SAFETY: glibc's own stream; which functions a stream has never changes but in fclose.
-        let usual = unsafe { stdin.as_ref() }.map(|stream| stream.vtable);
-        usual == Some(self.vtable)
+        // SAFETY: it lives as long as the program; which functions it has is never changed.
+        let usual = unsafe { (&raw const STANDARD.vtable).read() };
+        usual == self.vtable
             && self.vtable_offset == 0
             && self.mode <= 0
             && self.fileno >= 0
@@ -331,11 +333,14 @@ mod tests {
             let stream: *mut Stream = libc::fopen(c"/proc/self/exe".as_ptr(), c"r".as_ptr()).cast();
             assert!(!stream.is_null());
             assert_eq!((*stream).fileno, libc::fileno(stream.cast()));
+            // From then on glibc knows where the file's offset is.
+            assert_eq!(libc::fseek(stream.cast(), 10, libc::SEEK_SET), 0);
             let mut some = [0u8; 100];
             assert_eq!(libc::fread(some.as_mut_ptr().cast(), 1, 100, stream.cast()), 100);
             assert!((*stream).is_ordinary());
             assert_eq!((*stream).read_ptr as usize - (*stream).read_base as usize, 100);
-            assert_eq!((*stream).offset, (*stream).read_end as i64 - (*stream).read_base as i64);
+            assert_eq!((*stream).offset, libc::lseek((*stream).fileno, 0, libc::SEEK_CUR));
+            assert!((*stream).offset > 110);
             libc::ungetc(7, stream.cast());
             libc::ungetc(8, stream.cast());
             assert!((*stream).flags & IN_BACKUP != 0 && !(*stream).is_ordinary(), "pushed back");

@@ -36,6 +36,16 @@ curl -s http://127.0.0.1/large | cmp - /var/www/html/large && echo "nginx serves
 state
 shown uncopy ps
 systemctl is-active redis-server memcached nginx >/dev/null && echo "with uncopy all run" >>"$results"
+shown systemctl start uncopy-metrics.service
+for _ in {1..100}; do
+    curl -s http://127.0.0.1:9745/metrics >"$results.metrics" && break
+    sleep 0.1
+done
+grep -q '^uncopy_input_bytes_total{pid="[0-9]*",command="redis-server"} [1-9]' "$results.metrics" && echo "metrics are served" >>"$results"
+mkdir -p /var/lib/prometheus/node-exporter
+systemctl start uncopy-textfile.service && grep -q 'command="memcached"' /var/lib/prometheus/node-exporter/uncopy.prom &&
+    echo "metrics are written" >>"$results"
+systemctl stop uncopy-metrics.service
 
 for name in redis-server memcached nginx; do
     shown uncopy service --remove $name
@@ -43,7 +53,7 @@ for name in redis-server memcached nginx; do
 done
 shown uncopy ps | tee -a "$results"
 systemctl is-active redis-server memcached nginx >/dev/null && echo "without uncopy all run" >>"$results"
-for wanted in "with redis-server works" "with memcached works" "with nginx " "nginx serves" "with uncopy all run" \
+for wanted in "with redis-server works" "with memcached works" "with nginx " "nginx serves" "with uncopy all run" "metrics are served" "metrics are written" \
     "no process runs under uncopy; start one with: uncopy run -- CMD" "without uncopy all run"; do
     grep -q "^$wanted" "$results" && continue
     cat "$results"

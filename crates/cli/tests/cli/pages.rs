@@ -66,6 +66,7 @@ fn man_pages_are_written_for_the_command_and_each_subcommand() {
         "-doctor",
         "-log",
         "-man",
+        "-metrics",
         "-net",
         "-profile",
         "-ps",
@@ -74,6 +75,7 @@ fn man_pages_are_written_for_the_command_and_each_subcommand() {
         "-run",
         "-service",
         "-stats",
+        "-top",
         "",
     ];
     assert_eq!(names, expected.map(|name| format!("uncopy{name}.1")));
