@@ -167,10 +167,7 @@ install: ## Install under PREFIX (default /usr/local), below DESTDIR if given
 	for name in $(functions); do echo ".so man3/uncopy_alloc.3" > $(man3)/$$name.3; done
 	install -m 644 crates/send/man/uncopy_alloc.3 $(man3)/uncopy_alloc.3
 	install -d $(units)
-	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-log-recover@.service.in > $(units)/uncopy-log-recover@.service
-	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-metrics.service.in > $(units)/uncopy-metrics.service
-	sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/uncopy-textfile.service.in > $(units)/uncopy-textfile.service
-	install -m 644 crates/cli/systemd/uncopy-textfile.timer $(units)/uncopy-textfile.timer
+	for name in $(unit_names); do sed -e 's|@prefix@|$(PREFIX)|' crates/cli/systemd/$$name.in > $(units)/$$name || exit 1; done
 	chmod 644 $(unit_names:%=$(units)/%)
 	install -D -m 644 crates/cli/grafana/dashboard.json $(shared)/grafana-dashboard.json
 	install -D -m 644 crates/cli/systemd/60-uncopy.rules $(rules)/60-uncopy.rules

@@ -9,9 +9,10 @@ use crate::library;
 use crate::os;
 use crate::output::Reason;
 use crate::settings::LEDGER;
+use crate::whole;
 use std::fmt;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -126,14 +127,7 @@ pub fn store(path: &Path, costs: &Costs) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     }
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.part", std::process::id()));
-    let _ = fs::remove_file(&beside);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
-    let written = file.write_all(to_text(costs, &machine()).as_bytes());
-    written.and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
-        let _ = fs::remove_file(&beside);
-    })
+    whole::replace(path, to_text(costs, &machine()).as_bytes(), whole::PRIVATE)
 }
 
 /// Measures: the library in [`PROCESSES`] processes, and the median of each constant.
@@ -188,6 +182,7 @@ pub fn receive_something() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     const MACHINE: &str = "cpu: One\nkernel: 6.18\n";
 

@@ -80,21 +80,36 @@ pub fn directory_of(parent: &Path, user: u32) -> PathBuf {
     parent.join(format!("uncopy-{user}"))
 }
 
-/// The counters of a process; all zero if it has done no work yet.
+/// What a process has counted; all zero if it has done no work yet.
+#[derive(Debug)]
+pub struct Counted {
+    /// Its effective user.
+    pub owner: u32,
+    /// The counters.
+    pub snapshot: Snapshot,
+}
+
+impl Counted {
+    fn new(pid: u32, owners: &[u32], found: Option<Snapshot>) -> Result<Self, Failure> {
+        let owner = owners.first().copied().ok_or(Failure::NoProcess(pid))?;
+        Ok(Self { owner, snapshot: found.unwrap_or_else(|| Snapshot::empty(u64::from(pid), None)) })
+    }
+}
+
+/// The counters of a process.
 ///
 /// # Errors
 /// Why they cannot be had.
-pub fn counters(pid: u32) -> Result<Snapshot, Failure> {
+pub fn counters(pid: u32) -> Result<Counted, Failure> {
     let owners = owners(pid)?;
     let mapped = library_is_mapped(pid);
     if mapped.as_ref().is_ok_and(|mapped| !mapped) {
         return Err(Failure::NotUnderUncopy(pid));
     }
-    if let Some(snapshot) = read_first(&owners, pid)? {
-        return Ok(snapshot);
-    }
+    let found = read_first(&owners, pid)?;
     match mapped {
-        Ok(_) => Ok(Snapshot::empty(u64::from(pid), None)),
+        _ if found.is_some() => Counted::new(pid, &owners, found),
+        Ok(_) => Counted::new(pid, &owners, None),
         Err(error) if is_denial(&error) => {
             Err(Failure::NotPermitted { pid, owner: owners.first().copied().unwrap_or(0) })
         }
@@ -104,26 +119,20 @@ pub fn counters(pid: u32) -> Result<Snapshot, Failure> {
     }
 }
 
-/// The counters of a process that is known to run under uncopy; all zero if it has done no work yet.
+/// The counters of a process that is known to run under uncopy.
 ///
 /// # Errors
 /// Why they cannot be had.
-pub fn counters_known(pid: u32) -> Result<Snapshot, Failure> {
-    Ok(read_first(&owners(pid)?, pid)?.unwrap_or_else(|| Snapshot::empty(u64::from(pid), None)))
+pub fn counters_known(pid: u32) -> Result<Counted, Failure> {
+    let owners = owners(pid)?;
+    let found = read_first(&owners, pid)?;
+    Counted::new(pid, &owners, found)
 }
 
 /// The counters that the first of `owners` has for a process.
 fn read_first(owners: &[u32], pid: u32) -> Result<Option<Snapshot>, Failure> {
     let found = owners.iter().map(|owner| read_live(shared_memory(), *owner, pid));
     found.map(Result::transpose).find_map(|found| found).transpose()
-}
-
-/// The effective user of a process.
-///
-/// # Errors
-/// Why nobody knows.
-pub fn owner(pid: u32) -> Result<u32, Failure> {
-    owners(pid)?.first().copied().ok_or(Failure::NoProcess(pid))
 }
 
 /// The users whose directory may hold the counters: effective, real, saved. A server that changes

@@ -36,6 +36,7 @@ mod stats;
 mod sweep;
 mod table;
 mod top;
+mod whole;
 
 use std::ffi::OsString;
 

@@ -1,8 +1,9 @@
 //! Processes that run under uncopy: which there are, and what is known of each.
 
-use crate::live::{self, Failure};
+use crate::live::{self, Counted, Failure};
 use crate::os;
-use crate::output::{Illegal, Quoted};
+use crate::output::{self, EXIT_USAGE, Illegal, Quoted};
+use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
@@ -57,7 +58,7 @@ impl Process {
     /// # Errors
     /// Why its counters cannot be had.
     pub fn look(pid: u32) -> Result<Self, Failure> {
-        Self::with(pid, live::counters(pid)?)
+        Ok(Self::with(pid, live::counters(pid)?))
     }
 
     /// Looks at a process that is known to run under uncopy.
@@ -65,11 +66,11 @@ impl Process {
     /// # Errors
     /// Why its counters cannot be had.
     pub fn look_known(pid: u32) -> Result<Self, Failure> {
-        Self::with(pid, live::counters_known(pid)?)
+        Ok(Self::with(pid, live::counters_known(pid)?))
     }
 
-    fn with(pid: u32, snapshot: Snapshot) -> Result<Self, Failure> {
-        Ok(Self { pid, user: live::owner(pid)?, name: name(pid), up_s: up_s(pid), snapshot })
+    fn with(pid: u32, counted: Counted) -> Self {
+        Self { pid, user: counted.owner, name: name(pid), up_s: up_s(pid), snapshot: counted.snapshot }
     }
 
     /// Reads its counters again.
@@ -77,7 +78,7 @@ impl Process {
     /// # Errors
     /// Why they cannot be had; it may have ended.
     pub fn refresh(&mut self) -> Result<(), Failure> {
-        self.snapshot = live::counters_known(self.pid)?;
+        self.snapshot = live::counters_known(self.pid)?.snapshot;
         Ok(())
     }
 
@@ -157,10 +158,20 @@ impl Wanted {
     ///
     /// # Errors
     /// It is a number that no process can have.
-    pub fn parse(text: &OsStr) -> Result<Self, Illegal> {
+    fn parse(text: &OsStr) -> Result<Self, Illegal> {
         // No program has such a name; whoever types it means a process id.
         let is_number = text.as_bytes().iter().all(|byte| byte.is_ascii_digit() || *byte == b'-');
         if is_number { live::parse_pid(text).map(Self::Pid) } else { Ok(Self::Named(text.to_owned())) }
+    }
+
+    /// What the words of argument `id` mean; the exit status, after a complaint, if one is illegal.
+    pub fn all_of(matches: &ArgMatches, id: &str) -> Result<Vec<Self>, u8> {
+        let words = matches.get_many::<OsString>(id).unwrap_or_default();
+        let wanted: Result<Vec<Self>, Illegal> = words.map(|word| Self::parse(word)).collect();
+        wanted.map_err(|message| {
+            output::complain(message);
+            EXIT_USAGE
+        })
     }
 
     /// The processes; what has a number need not be under uncopy.

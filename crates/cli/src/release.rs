@@ -64,7 +64,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
 }
 
 fn release(pid: u32) -> Result<String, Unreleased> {
-    let before = counters(pid)?;
+    let before = counters(pid)?.snapshot;
     if let Some(reason) = &before.reason
         && before.get(Counter::Views) == 0
     {
@@ -86,7 +86,7 @@ fn wait(pid: u32) -> Result<Snapshot, Unreleased> {
     let start = Instant::now();
     let mut shows = false;
     let result = loop {
-        let snapshot = counters(pid)?;
+        let snapshot = counters(pid)?.snapshot;
         let views = snapshot.get(Counter::Views);
         if snapshot.reason.as_deref() == Some(REASON_RELEASED) && views == 0 {
             break Ok(snapshot);

@@ -3,23 +3,18 @@
 use crate::line;
 use crate::live::shared_memory;
 use crate::metrics::text::{self, Format};
-use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK};
 use crate::processes::{self, Process, Wanted};
 use crate::sweep::sweep;
 use clap::ArgMatches;
-use std::ffi::OsString;
 use std::thread;
 use std::time::Duration;
 
 /// Prints the counters of the processes that the command line names.
 pub fn main(matches: &ArgMatches) -> u8 {
-    let words = matches.get_many::<OsString>(line::PID).unwrap_or_default();
-    let wanted: Vec<Wanted> = match words.map(|word| Wanted::parse(word)).collect() {
+    let wanted = match Wanted::all_of(matches, line::PID) {
         Ok(wanted) => wanted,
-        Err(message) => {
-            output::complain(message);
-            return EXIT_USAGE;
-        }
+        Err(status) => return status,
     };
     sweep(shared_memory());
     let is_openmetrics = matches.get_flag(line::OPENMETRICS);

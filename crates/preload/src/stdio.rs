@@ -119,8 +119,11 @@ impl Stream {
         if block >= MIN_BLOCK_BYTES { len - len % block } else { len }
     }
 
-    fn empty_for_reading(&mut self) {
-        (self.read_base, self.read_ptr, self.read_end) = (self.buf_base, self.buf_base, self.buf_base);
+    /// Its buffer holds nothing, and has no room.
+    fn empty(&mut self) {
+        let base = self.buf_base;
+        (self.read_base, self.read_ptr, self.read_end) = (base, base, base);
+        (self.write_base, self.write_ptr, self.write_end) = (base, base, base);
     }
 
     fn moved(&mut self, len: usize) {
@@ -179,9 +182,7 @@ unsafe fn read(to: Bytes, len: usize, stream: *mut Stream, caller: usize) -> Opt
                 got += FREAD_UNLOCKED.call()(next.cast(), 1, want, stream);
                 break;
             }
-            (*stream).empty_for_reading();
-            ((*stream).write_base, (*stream).write_ptr) = ((*stream).buf_base, (*stream).buf_base);
-            (*stream).write_end = (*stream).buf_base;
+            (*stream).empty();
             let count = (*stream).whole_blocks(want);
             match reading::by_stdio((*stream).fileno, next.cast(), count, caller) {
                 0 => (*stream).flags |= EOF_SEEN,
@@ -233,10 +234,10 @@ unsafe fn write(from: *const u8, len: usize, stream: *mut Stream) -> Option<usiz
             }
             let wrote = write_all(from.add(done), count, stream);
             done += wrote;
-            (*stream).empty_for_reading();
-            ((*stream).write_base, (*stream).write_ptr) = ((*stream).buf_base, (*stream).buf_base);
-            let is_unbuffered = (*stream).flags & (LINE_BUF | UNBUFFERED) != 0;
-            (*stream).write_end = if is_unbuffered { (*stream).buf_base } else { (*stream).buf_end };
+            (*stream).empty();
+            if (*stream).flags & (LINE_BUF | UNBUFFERED) == 0 {
+                (*stream).write_end = (*stream).buf_end;
+            }
             if wrote < count {
                 return Some(done);
             }

@@ -58,12 +58,13 @@ impl Work for Socat {
     fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
         let size_bytes = self.size_bytes;
         let backend = Backend::start(client_address().into(), size_bytes, stage.client_processors())?;
-        let (server, address) = stage.server(SOCAT.program, |address, _| {
+        let (mut server, address) = stage.server(SOCAT.program, |address, _| {
             let (ip, port) = (address.ip(), address.port());
             let here = format!("TCP4-LISTEN:{port},bind={ip},reuseaddr,fork,nodelay");
             let there = format!("TCP4:{},nodelay", backend.address());
             Ok(["-b", "1048576", &here, &there].map(OsString::from).into())
         })?;
+        server.process().tells_its_signal();
         let open = move |number| Echoes::open(address, size_bytes, u64::from(number));
         Ok(Box::new(Exchanging::before(stage, server, CONNECTIONS, open, backend)?))
     }

@@ -11,12 +11,13 @@ pub mod words;
 use crate::os;
 use crate::os::child::{self, Ending, Watch};
 use crate::output::{self, Quoted, Reason};
+use crate::whole;
 use report::Report;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use uncopy_core::ledger::{LEDGER_BYTES, Ledger, MAGIC, SLOTS_OFFSET, WHY_PLAIN_LEN_OFFSET};
 
@@ -84,22 +85,6 @@ impl Explanation {
             let mut output = io::stdout();
             return output.write_all(text.as_bytes()).and_then(|()| output.flush());
         }
-        write_whole(Path::new(file), text.as_bytes())
+        whole::write(Path::new(file), text.as_bytes())
     }
-}
-
-/// Writes a file so that no reader finds half of it. What exists and is not a regular file (a pipe, a
-/// terminal) is written to as it is.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).mode(0o600);
-    if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
-        return options.open(path)?.write_all(bytes);
-    }
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.part", std::process::id()));
-    options.truncate(true).open(&beside)?.write_all(bytes)?;
-    fs::rename(&beside, path).inspect_err(|_| {
-        let _ = fs::remove_file(&beside);
-    })
 }

@@ -12,7 +12,7 @@ use uncopy_core::policy::Costs;
 use uncopy_core::policy::trials::Standings;
 use uncopy_core::streams::{Outcome, Streams};
 use uncopy_profile::symbols::Symbols;
-use uncopy_profile::words::{bytes, duration};
+use uncopy_profile::words::{bytes, duration, one_line};
 
 const HEADINGS: [&str; 10] =
     ["kind", "size", "calls", "bytes", "elided", "copied", "saved", "spent", "state", "site and reason"];
@@ -255,11 +255,6 @@ fn rows(table: &mut String, sites: &[Site]) {
             let _ = writeln!(table, "{:indent$}{}", "", one_line(&reason));
         }
     }
-}
-
-/// Keeps names that a program chose on one line, and control characters off the terminal.
-fn one_line(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
 #[cfg(test)]

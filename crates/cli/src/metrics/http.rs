@@ -6,7 +6,7 @@ use crate::output::{self, Reason};
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,31 +40,39 @@ pub fn serve(address: SocketAddr) -> u8 {
         Err(error) => return fail(format_args!("cannot listen at {address}: {}", Reason(&error))),
     };
     output::complain(format_args!("metrics at http://{address}/metrics"));
-    // One look at all processes at a time.
+    // Whoever has it looks at all processes.
     let look = Mutex::new(());
-    let count = AtomicUsize::new(0);
+    let metrics = |format| {
+        let _one = look.lock();
+        super::now(format)
+    };
+    let (sender, receiver) = mpsc::sync_channel(0);
+    let receiver = Mutex::new(receiver);
     thread::scope(|scope| {
-        loop {
-            while count.load(Ordering::Acquire) >= MAX_CONNECTIONS {
-                thread::park_timeout(Duration::from_millis(10));
-            }
-            let connection = match listener.accept() {
-                Ok((connection, _)) => connection,
-                Err(error) if is_of_the_connection(&error) => continue,
-                Err(error) => return fail(format_args!("cannot accept connections: {}", Reason(&error))),
-            };
-            count.fetch_add(1, Ordering::AcqRel);
-            let (look, count) = (&look, &count);
-            scope.spawn(move || {
-                // Who went away needs no answer.
-                let _ = converse(connection, &|format| {
-                    let _one = look.lock();
-                    super::now(format)
-                });
-                count.fetch_sub(1, Ordering::AcqRel);
+        // They end when it is dropped.
+        let sender = sender;
+        for _ in 0..MAX_CONNECTIONS {
+            scope.spawn(|| {
+                while let Some(connection) = next(&receiver) {
+                    // Who went away needs no answer.
+                    let _ = converse(connection, &metrics);
+                }
             });
         }
+        loop {
+            match listener.accept() {
+                // It waits here until somebody has time for it.
+                Ok((connection, _)) => drop(sender.send(connection)),
+                Err(error) if is_of_the_connection(&error) => {}
+                Err(error) => return fail(format_args!("cannot accept connections: {}", Reason(&error))),
+            }
+        }
     })
+}
+
+/// The next connection; `None`: there will be no more.
+fn next(receiver: &Mutex<Receiver<TcpStream>>) -> Option<TcpStream> {
+    receiver.lock().ok()?.recv().ok()
 }
 
 /// Whether an error of accept(2) says nothing of the listening socket.

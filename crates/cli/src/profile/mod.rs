@@ -14,7 +14,6 @@ pub mod out;
 
 use crate::costs;
 use crate::environment::Environment;
-use crate::explain::write_whole;
 use crate::library;
 use crate::line;
 use crate::live;
@@ -25,6 +24,7 @@ use crate::processes::Wanted;
 use crate::program;
 use crate::run;
 use crate::settings::{self, Given};
+use crate::whole;
 use clap::ArgMatches;
 use collector::Collector;
 use directory::Directory;
@@ -76,13 +76,9 @@ enum Outcome {
 /// Runs the command line `profile …`.
 pub fn main(matches: &ArgMatches, sigpipe: &Disposition) -> u8 {
     let command = line::command(matches);
-    let words = matches.get_many::<OsString>(line::PID).unwrap_or_default();
-    let wanted: Vec<Wanted> = match words.map(|word| Wanted::parse(word)).collect() {
+    let wanted = match Wanted::all_of(matches, line::PID) {
         Ok(wanted) => wanted,
-        Err(message) => {
-            output::complain(message);
-            return EXIT_USAGE;
-        }
+        Err(status) => return status,
     };
     let request = match request(matches, &command, &wanted) {
         Ok(request) => request,
@@ -314,8 +310,8 @@ impl Session<'_> {
     /// Why it cannot be; a whole message.
     fn ask(&mut self, pid: u32) -> Result<(), String> {
         let told = |failure: live::Failure| failure.to_string();
-        let owner = live::owner(pid).map_err(told)?;
-        let measured = live::counters(pid).map_err(told)?.trials;
+        let live::Counted { owner, snapshot } = live::counters(pid).map_err(told)?;
+        let measured = snapshot.trials;
         if !self.directories.iter().any(|(user, _)| *user == owner) {
             let directory = Directory::make(owner)
                 .map_err(|error| told(live::Failure::Io { path: live::shared_memory().into(), error }))?;
@@ -534,7 +530,7 @@ impl Session<'_> {
 /// Writes the profile to its file, and the report to standard output.
 fn write(profile: &Profile, request: &RecordingRequest) -> u8 {
     let out = request.out.as_os_str();
-    if let Err(error) = write_whole(&request.out, profile.to_json().as_bytes()) {
+    if let Err(error) = whole::write(&request.out, profile.to_json().as_bytes()) {
         output::complain(format_args!("cannot write {}: {}", Quoted(out), Reason(&error)));
         return EXIT_FAILURE;
     }

@@ -8,7 +8,7 @@ mod terminal;
 
 use crate::live::shared_memory;
 use crate::os;
-use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Reason};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, Reason};
 use crate::processes::Wanted;
 use crate::sweep::sweep;
 use clap::ArgMatches;
@@ -16,7 +16,6 @@ use picture::{Known, Picture};
 use ratatui_termion::termion::event::Key;
 use rates::{Order, Rates};
 use sites::Sites;
-use std::ffi::OsString;
 use std::io;
 use std::time::{Duration, Instant};
 use terminal::{Input, Screen};
@@ -26,13 +25,9 @@ const MAX_INTERVAL_S: u32 = 3600;
 
 /// Shows them until a key or a signal ends it.
 pub fn main(matches: &ArgMatches) -> u8 {
-    let words = matches.get_many::<OsString>(line::PROCESSES).unwrap_or_default();
-    let wanted: Vec<Wanted> = match words.map(|word| Wanted::parse(word)).collect() {
+    let wanted = match Wanted::all_of(matches, line::PROCESSES) {
         Ok(wanted) => wanted,
-        Err(message) => {
-            output::complain(message);
-            return EXIT_USAGE;
-        }
+        Err(status) => return status,
     };
     sweep(shared_memory());
     let screen = match Screen::take() {

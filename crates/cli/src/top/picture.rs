@@ -16,6 +16,7 @@ use ratatui_widgets::paragraph::{Paragraph, Wrap};
 use ratatui_widgets::sparkline::Sparkline;
 use ratatui_widgets::table::{Cell, Row, Table, TableState};
 use uncopy_core::ledger::Field;
+use uncopy_profile::words::one_line;
 
 /// Columns from which the user's name has room.
 const WIDE: u16 = 96;
@@ -176,7 +177,7 @@ impl Picture<'_> {
                 lines.push(Line::styled(head, Style::new().add_modifier(Modifier::BOLD)));
                 lines.extend(sites.iter().take(area.height.into()).map(|site| {
                     let get = |field| site.entry.get(field) as f64;
-                    let name: String = site.name().chars().filter(|letter| !letter.is_control()).collect();
+                    let name = one_line(&site.name());
                     Line::from(format!(
                         "{:>9} {:>9} {:<15} {name}",
                         short(get(Field::ElidedBytes)),

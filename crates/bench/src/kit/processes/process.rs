@@ -36,6 +36,7 @@ pub struct Process {
     status: Option<ExitStatus>,
     /// Where its first child is the program that is meant: how long it itself may take to end after that.
     wraps: Option<Duration>,
+    tells_signal: bool,
 }
 
 impl Process {
@@ -62,7 +63,15 @@ impl Process {
         match (pid, pidfd) {
             (Some(pid), Ok(pidfd)) => {
                 registry.add(pid);
-                Ok(Self { title: title.to_owned(), child, pid, pidfd, status: None, wraps: None })
+                Ok(Self {
+                    title: title.to_owned(),
+                    child,
+                    pid,
+                    pidfd,
+                    status: None,
+                    wraps: None,
+                    tells_signal: false,
+                })
             }
             (_, pidfd) => {
                 let _ = child.kill();
@@ -98,11 +107,16 @@ impl Process {
         self.wraps = Some(timeout);
     }
 
+    /// Says that this program ends with 128 and the number of the signal that asked it to.
+    pub fn tells_its_signal(&mut self) {
+        self.tells_signal = true;
+    }
+
     /// Asks it to end, and kills it if it does not.
     ///
     /// # Errors
-    /// [`Failure`] when it had to be killed, or ended otherwise than with exit status 0 or the one that says that this
-    /// signal ended it (128 and its number, as socat does).
+    /// [`Failure`] when it had to be killed or ended otherwise than with exit status 0, or the one that
+    /// [`Process::tells_its_signal`] says.
     pub fn stop(&mut self) -> Result<()> {
         self.stop_by(Signal::TERM)
     }
@@ -121,7 +135,8 @@ impl Process {
         }
         let timeout = self.wraps.unwrap_or(TIMEOUT);
         match self.wait(timeout)? {
-            Some(status) if status.success() || status.code() == Some(128 + signal.as_raw()) => Ok(()),
+            Some(status) if status.success() => Ok(()),
+            Some(status) if self.tells_signal && status.code() == Some(128 + signal.as_raw()) => Ok(()),
             Some(status) => Err(Failure::new(format!("{} ended with {}", self.title, ending(status)))),
             None => {
                 self.kill();
