@@ -177,8 +177,13 @@ unsafe fn several_now(
     }
     let Some(input) = Input::begin(parts, caller) else { return plainly() };
     let got = input.call(|parts| call(parts.as_ptr().cast(), count));
+    let is_misaligned = got == -1 && uncopy_sys::errno::get() == libc::EINVAL;
     let got_bytes = usize::try_from(got).unwrap_or(0);
     input.finish(got_bytes);
+    if is_misaligned {
+        // O_DIRECT may take parts that end inside a sector only where the next begins: nothing was read.
+        return plainly();
+    }
     little::note(caller, got_bytes);
     (got, true)
 }
