@@ -786,7 +786,7 @@ fn a_device_that_was_made_ready_takes_no_privileges() {
     let script = r#"
 ip link set lo up
 bare="setpriv --bounding-set -all --inh-caps -all"
-serve() { tun=$1; address=$2; shift 2; "$@" "$uncopy" net --tun $tun --address $address --socket "$control$tun/n/control"; }
+serve() { tun=$1; address=$2; shift 2; exec "$@" "$uncopy" net --tun $tun --address $address --socket "$control$tun/n/control"; }
 types() { sed -n 's/.*: sudo /sudo /p' | sed 's/sudo //g'; }
 made=$(serve utun0 10.77.0.2/24 $bare 2>&1 >/dev/null) && exit 3
 echo "$made" >&2

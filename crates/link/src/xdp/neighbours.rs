@@ -292,7 +292,7 @@ impl Neighbours {
         let link = neighbour.mac;
         let silence = neighbour.unanswered.map_or(Duration::ZERO, |since| now.saturating_sub(since));
         // For a while whoever sends is told, then it is waited for again.
-        if silence >= SILENCE + ASK_INTERVAL {
+        if silence >= 2 * SILENCE {
             neighbour.unanswered = None;
         }
         if is_old && neighbour.asked.is_none_or(|asked| now.saturating_sub(asked) >= ASK_INTERVAL) {
@@ -302,7 +302,7 @@ impl Neighbours {
         }
         match link {
             Some(link) => Route::To(link),
-            None if (SILENCE..SILENCE + ASK_INTERVAL).contains(&silence) => Route::Silent,
+            None if (SILENCE..2 * SILENCE).contains(&silence) => Route::Silent,
             None => Route::Unknown(hop),
         }
     }
@@ -478,16 +478,17 @@ mod tests {
                 (2, unknown),
                 (3, unknown),
                 (4, Route::Silent),
-                (5, unknown),
-                (8, Route::Silent),
+                (6, Route::Silent),
+                (7, unknown),
+                (10, Route::Silent),
             ] {
                 let (route, asked) = asks(&mut ours, other, seconds(at));
                 assert_eq!((route, asked.len()), (expected, 1), "at {at} s");
             }
-            let question = asks(&mut ours, other, seconds(9)).1.remove(0);
-            let answer = hears(&mut theirs, &question, seconds(9)).remove(0);
-            hears(&mut ours, &answer, seconds(9));
-            assert_eq!(asks(&mut ours, other, seconds(10)).0, Route::To(THEIRS));
+            let question = asks(&mut ours, other, seconds(11)).1.remove(0);
+            let answer = hears(&mut theirs, &question, seconds(11)).remove(0);
+            hears(&mut ours, &answer, seconds(11));
+            assert_eq!(asks(&mut ours, other, seconds(12)).0, Route::To(THEIRS));
         }
     }
 
