@@ -56,6 +56,12 @@ impl Service {
         self.host
     }
 
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.server.pid()
+    }
+
     /// Its control socket.
     #[must_use]
     pub fn control(&self) -> PathBuf {
@@ -88,7 +94,7 @@ impl Running for Served {
     }
 
     fn beside(&self) -> Vec<Pid> {
-        vec![self.service.server.pid()]
+        vec![self.service.pid()]
     }
 
     fn clients_cpu_ns(&self) -> Option<u64> {

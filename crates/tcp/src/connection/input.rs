@@ -13,7 +13,7 @@ impl<P: Payload> Connection<P> {
     /// A segment came.
     pub fn on_segment(&mut self, mut segment: Segment<P>, now_ns: u64) {
         match self.state {
-            State::Closed => self.pending.reset = segment.reset(),
+            State::Closed => self.pending.reset = segment.reset().map(Box::new),
             State::SynSent => self.on_segment_in_syn_sent(&segment, now_ns),
             _ => {
                 if self.is_to_process(&mut segment, now_ns) {
@@ -29,7 +29,7 @@ impl<P: Payload> Connection<P> {
         let ack = near(self.nxt, header.acknowledgement);
         let is_ours = header.flags.ack && ack > self.initial && ack <= self.nxt;
         if header.flags.ack && !is_ours {
-            self.pending.reset = segment.reset();
+            self.pending.reset = segment.reset().map(Box::new);
             return;
         }
         if header.flags.rst {
@@ -185,7 +185,7 @@ impl<P: Payload> Connection<P> {
         if self.state == State::SynReceived {
             let ack = near(self.nxt, header.acknowledgement);
             if ack != self.nxt {
-                self.pending.reset = segment.reset();
+                self.pending.reset = segment.reset().map(Box::new);
                 return;
             }
             self.acknowledge_handshake(ack, now_ns);
@@ -272,6 +272,7 @@ impl<P: Payload> Connection<P> {
         self.undo_if_spurious(header);
         let phase = self.recovery.phase();
         self.recovery.on_acknowledged(ack);
+        self.recovery.mark_head(self.sent());
         let window = self.congestion.window_bytes();
         let is_slow_start = window < self.congestion.threshold_bytes();
         let is_limited = self.is_congestion_limited || is_slow_start && 2 * flight > window;

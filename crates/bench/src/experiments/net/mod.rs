@@ -4,9 +4,14 @@
 //! Both the service and the server are on one processor, their clients on another; the processor time is that of both, and is told
 //! apart in columns of its own.
 
+mod idle;
+mod loss;
+
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
 use crate::apps::programs::Programs;
@@ -17,7 +22,7 @@ use crate::kit::network::{self, Network, server_address};
 use crate::kit::{
     Align, Comparison, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Report, Result,
     Running, Server, Side, Slices, Slicing, Table, TemporaryDirectory, copies_parser, count_parser, counted,
-    measured, processors, size, size_parser,
+    measured, processors, seconds, size, size_parser,
 };
 use crate::servers::echo::command;
 use crate::servers::echo::echoing::Echoing;
@@ -45,12 +50,16 @@ pub enum What {
     Redis,
     /// Redis under YCSB's workload A
     Ycsb,
+    /// One connection through a network that loses 1 % of all packets, beside CUBIC of the kernel
+    Loss,
+    /// Connections of which nothing is asked: memory and processor time
+    Idle,
 }
 
 /// A user-level TCP beside the kernel's: what is gained where its API does not copy
 #[derive(Debug, Args)]
 pub struct Net {
-    /// What is measured; all of it if nothing is named (with --quick the echo)
+    /// What is measured; all but loss and idle if nothing is named (with --quick the echo)
     #[arg(value_name = "NAME", value_enum)]
     pub names: Vec<What>,
     /// Lengths of messages, in bytes
@@ -68,6 +77,16 @@ pub struct Net {
     /// Numbers of connections
     #[arg(long, value_name = "N,N,...", default_value = "1,8,64", value_delimiter = ',', value_parser = count_parser())]
     pub connections: Vec<usize>,
+    /// Connections of each side and way through the network that loses packets
+    #[arg(long, value_name = "N", default_value = "12", default_value_if("quick", "true", "2"), value_parser = count_parser())]
+    pub transfers: usize,
+    /// How long each of them lasts
+    #[arg(long, value_name = "SECONDS", default_value = "10", default_value_if("quick", "true", "2"), value_parser = seconds)]
+    pub transfer_seconds: Duration,
+    /// Number of idle connections
+    #[arg(long, value_name = "N", default_value = "10000", default_value_if("quick", "true", "1000"),
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..=20_000))]
+    pub idle: usize,
     #[command(flatten)]
     pub slicing: Slicing,
     #[command(flatten)]
@@ -86,18 +105,39 @@ impl Experiment for Net {
         measured(&self.form, |launcher, progress| {
             let slices = self.slicing.slices(&SIDES);
             let measure = |point: Point| point.measure(launcher, &slices, progress);
-            let comparisons = self.points().into_iter().map(measure).collect();
-            Ok(Report::of(comparisons, render, plot))
+            let mut comparisons: Vec<Comparison> = self.points().into_iter().map(measure).collect();
+            let mut texts = Vec::new();
+            if !comparisons.is_empty() {
+                texts.push(render(&comparisons));
+            }
+            if self.is_asked(What::Loss) {
+                let measured = loss::measure(self, launcher, progress);
+                texts.push(loss::render(&measured));
+                comparisons.extend(measured);
+            }
+            let plot = plot(&comparisons);
+            let mut findings = Vec::new();
+            if self.is_asked(What::Idle) {
+                let (comparison, all) = idle::measure(self, launcher, progress);
+                texts.push(idle::render(&all));
+                findings.push(("idle", idle::findings(&all)));
+                comparisons.push(comparison);
+            }
+            Ok(Report { findings, ..Report::new(comparisons, texts.join("\n"), plot) })
         })
     }
 }
 
 impl Net {
-    fn points(&self) -> Vec<Point> {
-        let is_asked = |what: What| match self.names.as_slice() {
-            [] => !self.form.quick || what == What::Echo,
+    fn is_asked(&self, what: What) -> bool {
+        match self.names.as_slice() {
+            [] => what == What::Echo || !self.form.quick && !matches!(what, What::Loss | What::Idle),
             names => names.contains(&what),
-        };
+        }
+    }
+
+    fn points(&self) -> Vec<Point> {
+        let is_asked = |what| self.is_asked(what);
         let mut points = Vec::new();
         for (what, reply) in [(What::Echo, Reply::Echo), (What::Receive, Reply::LastPage)] {
             for size_bytes in self.sizes.iter().filter(|_| is_asked(what)) {
