@@ -616,7 +616,7 @@ fn an_idle_connection_takes_little_memory() {
         return;
     }
     const CONNECTIONS: usize = 1000;
-    const MAX_BYTES: u64 = 2048;
+    const MAX_BYTES: u64 = 1536;
     let scratch = Scratch::new("net-idle");
     let service = Service::start(&scratch, &[]);
     let server = python(&scratch, "server", HOLDS, &[SERVICE]);
