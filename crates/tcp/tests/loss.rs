@@ -90,6 +90,25 @@ fn a_retransmission_that_is_lost_costs_no_timeout() {
 }
 
 #[test]
+fn a_loss_that_is_seen_among_many_acknowledgements_costs_no_more() {
+    let windows = [false, true].map(|batches| {
+        let (mut world, ids) = connected([config(), config()], links(5 * MILLISECOND_NS));
+        send_segments(&mut world, 10, 6..7);
+        let more = stream_bytes(1, 10 * MSS as u64, 50 * MSS);
+        assert_eq!(world.stacks[0].send(ids[0], &more), Ok(50 * MSS));
+        world.flush(0);
+        world.batches = batches;
+        world.run_until(world.now_ns + 11 * MILLISECOND_NS);
+        let window = world.stacks[0].get(ids[0]).unwrap().statistics().congestion_window_bytes;
+        assert_eq!(world.again[0], 1);
+        time_until(&mut world, 60 * MSS as u64);
+        window / MSS as u64
+    });
+    // Six segments more than at the start, less three tenths.
+    assert_eq!(windows, [11, 11]);
+}
+
+#[test]
 fn the_only_segment_that_is_lost_does_not_cost_the_congestion_window() {
     let (mut world, ids) = connected([config(), config()], links(5 * MILLISECOND_NS));
     send_segments(&mut world, 1, 0..1);

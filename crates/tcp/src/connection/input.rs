@@ -257,9 +257,15 @@ impl<P: Payload> Connection<P> {
 
     /// There is congestion. The peer of a connection with ECN is told what was done (RFC 3168, section 6.1.2).
     fn reduce_window(&mut self, flight: u64) {
-        self.congestion.on_loss(flight);
+        self.congestion.on_loss(self.used_bytes(flight));
         self.notification.reduced = self.nxt;
         self.pending.window_reduced = self.notification.is_used;
+    }
+
+    /// What is on its way, as the window is reduced by it: all of the window if that is what stopped the sender last. `flight` lacks
+    /// what was acknowledged since (RFC 9438, section 4.6, lets the window be used; Linux does).
+    pub(super) fn used_bytes(&self, flight: u64) -> u64 {
+        if self.is_congestion_limited { self.congestion.window_bytes() } else { flight }
     }
 
     /// Something new was acknowledged.

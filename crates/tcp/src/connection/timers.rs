@@ -69,7 +69,8 @@ impl<P: Payload> Connection<P> {
             let congestion = self.congestion.clone();
             self.undo = self.has_timestamps.then(|| Box::new(Undo { timestamp, congestion }));
         }
-        self.congestion.on_timeout(self.nxt - self.una - self.recovery.sacked_bytes(), is_first);
+        let flight = self.nxt - self.una - self.recovery.sacked_bytes();
+        self.congestion.on_timeout(self.used_bytes(flight), is_first);
         self.recovery.on_timeout(self.sent());
         self.notification.reduced = self.nxt;
         self.pending.window_reduced = self.notification.is_used;
