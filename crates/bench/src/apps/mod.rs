@@ -80,6 +80,7 @@ pub const CASES: &[Case] = &[
     python::SERVER,
     python::RELAY,
     passing::PLAIN,
+    passing::SHORT,
     passing::ENCRYPTED,
 ];
 
