@@ -25,32 +25,93 @@ pub(crate) fn ask<T>(socket: &OwnedFd, number: libc::c_ulong, argument: &mut T) 
     }
 }
 
+/// The addresses of the calling thread's network namespace: device, address, bits of the prefix.
+///
+/// # Errors
+/// What the kernel says.
+pub fn addresses() -> io::Result<Vec<(String, IpAddr, u8)>> {
+    let mut list = std::ptr::null_mut();
+    let mut found = Vec::new();
+    // SAFETY: the list is read before it is freed; each address has the length of its family.
+    unsafe {
+        if libc::getifaddrs(&raw mut list) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let mut at: *const libc::ifaddrs = list;
+        while let Some(entry) = at.as_ref() {
+            at = entry.ifa_next;
+            if let (Some(address), Some(mask)) = (octets(entry.ifa_addr), octets(entry.ifa_netmask)) {
+                let bits = match mask {
+                    IpAddr::V4(mask) => mask.to_bits().leading_ones(),
+                    IpAddr::V6(mask) => mask.to_bits().leading_ones(),
+                };
+                let name = std::ffi::CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
+                found.push((name, address, bits as u8));
+            }
+        }
+        libc::freeifaddrs(list);
+    }
+    Ok(found)
+}
+
+/// The IP address of a socket address, if it is one.
+///
+/// # Safety
+/// It is null, or as long as its family's are.
+unsafe fn octets(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: as the caller says.
+    unsafe {
+        match i32::from(address.as_ref()?.sa_family) {
+            libc::AF_INET => {
+                Some(IpAddr::from((*address.cast::<libc::sockaddr_in>()).sin_addr.s_addr.to_ne_bytes()))
+            }
+            libc::AF_INET6 => Some(IpAddr::from((*address.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr)),
+            _ => None,
+        }
+    }
+}
+
 /// Sets a device up: packets of `mtu_bytes`, and for each network the kernel's own address and the bits of the prefix. It is in the
-/// calling thread's network namespace.
+/// calling thread's network namespace. What is as it should be is left alone, so a device that was made ready takes no privileges.
 ///
 /// # Errors
 /// EPERM: it takes `CAP_NET_ADMIN`. EINVAL: no such MTU or prefix. ENODEV: no such device. Else what the kernel says.
 pub fn set_up(name: &str, mtu_bytes: usize, addresses: &[(IpAddr, u8)]) -> io::Result<()> {
     let inet = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    let mut mtu = request(name)?;
-    mtu.ifr_ifru.ifru_mtu = i32::try_from(mtu_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
-    ask(&inet, libc::SIOCSIFMTU, &mut mtu)?;
-    let mut queue = request(name)?;
-    queue.ifr_ifru.ifru_metric = QUEUE_PACKETS;
-    ask(&inet, libc::SIOCSIFTXQLEN, &mut queue)?;
+    let seen = look(name)?;
+    if seen.mtu_bytes != mtu_bytes {
+        let mut mtu = request(name)?;
+        mtu.ifr_ifru.ifru_mtu = i32::try_from(mtu_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+        ask(&inet, libc::SIOCSIFMTU, &mut mtu)?;
+    }
+    if seen.queue_packets < QUEUE_PACKETS as usize {
+        let mut queue = request(name)?;
+        queue.ifr_ifru.ifru_metric = QUEUE_PACKETS;
+        // With a shorter one more is lost and sent again.
+        match ask(&inet, libc::SIOCSIFTXQLEN, &mut queue) {
+            Err(error) if error.raw_os_error() != Some(libc::EPERM) => return Err(error),
+            _ => {}
+        }
+    }
     let mut index = request(name)?;
     ask(&inet, libc::SIOCGIFINDEX, &mut index)?;
     // SAFETY: the kernel has just written this member.
     let index = unsafe { index.ifr_ifru.ifru_ifindex };
     quiet_v6(name, addresses.iter().any(|(address, _)| address.is_ipv6()));
-    for (address, bits) in addresses {
+    let there = self::addresses()?;
+    let is_there = |(address, bits): &(IpAddr, u8)| there.contains(&(name.to_owned(), *address, *bits));
+    for (address, bits) in addresses.iter().filter(|wanted| !is_there(wanted)) {
         add_address(index, *address, *bits)?;
     }
     let mut flags = request(name)?;
     ask(&inet, libc::SIOCGIFFLAGS, &mut flags)?;
     // SAFETY: the kernel has just written this member.
-    unsafe { flags.ifr_ifru.ifru_flags |= libc::IFF_UP as libc::c_short };
-    ask(&inet, libc::SIOCSIFFLAGS, &mut flags)?;
+    let is_up = unsafe { flags.ifr_ifru.ifru_flags } & libc::IFF_UP as libc::c_short != 0;
+    if !is_up {
+        // SAFETY: as above.
+        unsafe { flags.ifr_ifru.ifru_flags |= libc::IFF_UP as libc::c_short };
+        ask(&inet, libc::SIOCSIFFLAGS, &mut flags)?;
+    }
     for (address, _) in addresses {
         if let IpAddr::V6(address) = address {
             wait_for_v6(name, *address);

@@ -72,7 +72,8 @@ pub trait Link {
     /// A packet of another protocol goes as it is.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not a packet or its IP header gives another length; else what the kernel says.
+    /// `InvalidInput` if it is not a packet or its IP header gives another length; `HostUnreachable` if its neighbour does not answer;
+    /// else what the kernel says.
     fn send(
         &mut self,
         header: &mut [u8],

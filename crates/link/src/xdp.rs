@@ -373,6 +373,9 @@ impl Link for Xdp {
                 self.neighbours.hold(neighbour, frame);
                 true
             }
+            Route::Silent => {
+                return Err(io::Error::new(io::ErrorKind::HostUnreachable, "the neighbour does not answer"));
+            }
             Route::Nowhere => {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "no router to that address"));
             }

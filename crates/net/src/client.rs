@@ -8,7 +8,8 @@ use crate::places::Places;
 use std::net::{IpAddr, SocketAddr};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::mem::Shared;
-use uncopy_sys::{file, link, unix, wait};
+use uncopy_sys::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use uncopy_sys::{fd, file, link, unix, wait};
 
 /// How long an answer is waited for, ms.
 const TIMEOUT_MS: i32 = 5000;
@@ -16,6 +17,8 @@ const TIMEOUT_MS: i32 = 5000;
 /// What a program knows of the service.
 pub struct Client {
     places: Places,
+    /// A link for when no other can be made, or what was one; -1: none.
+    kept: AtomicI32,
     service: u64,
     prefixes: [Option<Prefix>; MAX_PREFIXES],
     board: &'static Board,
@@ -41,29 +44,36 @@ pub enum Known {
 /// ECONNREFUSED, ENOENT: there is no service. ETIMEDOUT: it does not answer. EPROTO: it is of another version. EPERM: it is
 /// another user's.
 pub fn ask(places: &Places, question: &Question) -> Result<(Answer, i32), Errno> {
-    let fd = link_with(places)?;
-    let answer = ask_by(fd, question);
-    link::end(fd);
-    answer
+    ask_by(link_with(places)?, question, -1)
 }
 
-/// A link with the service, once it takes one more.
-fn link_with(places: &Places) -> Result<i32, Errno> {
+/// Does what the service has to have room for.
+fn patiently<T>(work: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     let begun_ms = uncopy_sys::thread::now_ms();
     loop {
-        match link::connect(&places.control) {
+        match work() {
             Err(Errno::EAGAIN)
                 if uncopy_sys::thread::now_ms().wrapping_sub(begun_ms) < TIMEOUT_MS.unsigned_abs().into() =>
             {
                 uncopy_sys::clock::pause();
             }
-            linked => return linked,
+            done => return done,
         }
     }
 }
 
-fn ask_by(fd: i32, question: &Question) -> Result<(Answer, i32), Errno> {
-    link::send(fd, &question.words(), -1)?;
+fn link_with(places: &Places) -> Result<i32, Errno> {
+    patiently(|| link::connect(&places.control))
+}
+
+/// Asks by a link, which is ended. With the question goes a descriptor, or -1.
+fn ask_by(fd: i32, question: &Question, with: i32) -> Result<(Answer, i32), Errno> {
+    let answer = link::send(fd, &question.words(), with).and_then(|()| answer(fd));
+    link::end(fd);
+    answer
+}
+
+fn answer(fd: i32) -> Result<(Answer, i32), Errno> {
     let mut words = [0; link::MAX_WORDS];
     let begun_ms = uncopy_sys::thread::now_ms();
     loop {
@@ -90,6 +100,36 @@ fn ask_by(fd: i32, question: &Question) -> Result<(Answer, i32), Errno> {
     }
 }
 
+/// The link that was kept before this program was executed.
+fn kept_before(places: &Places) -> Option<i32> {
+    let mut kept = None;
+    let _ = fd::each_open(|fd| {
+        if link::is_with(fd, &places.control) {
+            kept = Some(fd);
+        }
+    });
+    kept
+}
+
+/// A link that the service gets by the one that was kept.
+fn link_by(kept: i32) -> Result<i32, Errno> {
+    let [own, theirs] = link::pair()?;
+    // Others may have it, too: nobody receives there.
+    let sent = patiently(|| link::send(kept, &Question::Link.words(), theirs));
+    link::end(theirs);
+    sent.map(|()| own).inspect_err(|_| link::end(own))
+}
+
+/// Puts the socket `made`, if it could be made ready, in the place of `fd`, with what that has to say of waiting.
+fn replace<T>(fd: i32, made: i32, ready: Result<T, Errno>) -> Result<T, Errno> {
+    let done = ready.and_then(|ready| {
+        unix::inherit(fd, made)?;
+        unix::replace(made, fd).map(|()| ready)
+    });
+    file::close(made);
+    done
+}
+
 impl Client {
     /// Gets to know the service whose control socket has this path.
     ///
@@ -97,7 +137,14 @@ impl Client {
     /// EINVAL: it is no path of a control socket. Else as [`ask`], and what mapping its board says.
     pub fn new(control: &[u8]) -> Result<Self, Errno> {
         let places = Places::of_control(control).ok_or(Errno::EINVAL)?;
-        let (answer, fd) = ask(&places, &Question::Hello)?;
+        let (link, kept) = match link_with(&places) {
+            Ok(link) => (link, None),
+            Err(why) => {
+                let kept = kept_before(&places).ok_or(why)?;
+                (link_by(kept)?, Some(kept))
+            }
+        };
+        let (answer, fd) = ask_by(link, &Question::Hello, -1)?;
         let Answer::Service { service, prefixes } = answer else {
             if fd >= 0 {
                 file::close(fd);
@@ -105,10 +152,11 @@ impl Client {
             return Err(Errno(libc::EPROTO));
         };
         let board = Shared::map_others(fd, BOARD_BYTES)?;
+        board.inherit()?;
         // SAFETY: a mapping of that length, page-aligned, which is never given up; all of it is atomic words, for which any bytes are
         // valid.
         let words = unsafe { &*(board.base() as *const Board) };
-        Ok(Self { places, service, prefixes, board: words })
+        Ok(Self { places, kept: AtomicI32::new(kept.unwrap_or(-1)), service, prefixes, board: words })
     }
 
     /// Where lanes meet.
@@ -144,7 +192,7 @@ impl Client {
             return of_service(connection).map(|connection| Known::Connection { connection, is_v6 });
         }
         // Not even a connection that was accepted has another name than its listener's.
-        let bound = Bound::parse(&own, &self.places.listeners)?;
+        let bound = Bound::parse(&own)?;
         match unix::peer_name(fd).and_then(|peer| Connection::parse(&peer)) {
             Some(connection) => of_service(connection)
                 .map(|connection| Known::Connection { connection, is_v6: bound.is_v6() }),
@@ -161,13 +209,6 @@ impl Client {
         }
     }
 
-    /// The bound socket that a descriptor is; `None`: it is none. The name of an accepted connection is its listener's: see
-    /// [`Client::connection`] first.
-    #[must_use]
-    pub fn bound(&self, fd: i32) -> Option<Bound> {
-        Bound::parse(&unix::own_name(fd)?, &self.places.listeners)
-    }
-
     /// What an address says that the kernel gave out; `None`: it is no connection's.
     #[must_use]
     pub fn parse(&self, address: &[u8]) -> Option<Connection> {
@@ -177,7 +218,8 @@ impl Client {
     /// Whether there is no service any more: whoever dies may still take links, but does not answer.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        match ask(&self.places, &Question::Info { slot: u32::MAX, serial: 0 }) {
+        let question = Question::Info { slot: u32::MAX, serial: 0 };
+        match self.link().and_then(|link| ask_by(link, &question, -1)) {
             Ok(_) | Err(Errno(libc::ETIMEDOUT)) => false,
             Err(_) => true,
         }
@@ -189,16 +231,46 @@ impl Client {
         self.board.get(connection.slot, connection.serial)
     }
 
-    fn asks(&self, question: &Question) -> Result<Answer, Errno> {
+    fn link(&self) -> Result<i32, Errno> {
+        self.kept().map_or_else(|| link_with(&self.places), link_by)
+    }
+
+    /// The link that was kept, if the program has not closed it.
+    fn kept(&self) -> Option<i32> {
+        let kept = self.kept.load(Relaxed);
+        (kept >= 0 && link::is_with(kept, &self.places.control)).then_some(kept)
+    }
+
+    /// Keeps a link for this process, its children, and what they execute: their user or their root directory may be another one from
+    /// here on.
+    pub fn keep_link(&self) {
+        if self.kept().is_none()
+            && let Ok(link) = link_with(&self.places)
+        {
+            if let Some(high) = fd::duplicate_high(link) {
+                fd::keep_on_exec(high);
+                self.kept.store(high, Relaxed);
+            }
+            link::end(link);
+        }
+    }
+
+    /// Asks; a descriptor goes with the question, or -1, and one comes with the answer, or -1.
+    fn asks_with(&self, question: &Question, with: i32) -> Result<(Answer, i32), Errno> {
         // That there is no service is nothing that a program knows.
-        let (answer, fd) = ask(&self.places, question).map_err(|_| Errno(libc::ENETDOWN))?;
+        let asked = self.link().and_then(|link| ask_by(link, question, with));
+        match asked.map_err(|_| Errno(libc::ENETDOWN))? {
+            (Answer::Failed(errno), _) => Err(Errno(errno)),
+            answer => Ok(answer),
+        }
+    }
+
+    fn asks(&self, question: &Question) -> Result<Answer, Errno> {
+        let (answer, fd) = self.asks_with(question, -1)?;
         if fd >= 0 {
             file::close(fd);
         }
-        match answer {
-            Answer::Failed(errno) => Err(Errno(errno)),
-            answer => Ok(answer),
-        }
+        Ok(answer)
     }
 
     /// A socket that is bound to an address, in the place of `fd`. To the program it is one of the address's family.
@@ -208,18 +280,10 @@ impl Client {
     pub fn bind(&self, fd: i32, address: SocketAddr, is_shared: bool) -> Result<(), Errno> {
         let random = uncopy_sys::ids::random().ok_or(Errno::EAGAIN)? as u32;
         let (id, address) = (Bound::number(random, address.is_ipv6()), address::plain(address));
-        let answer = self.asks(&Question::Bind { address, id, is_shared })?;
-        let Answer::Address(address) = answer else { return Err(Errno(libc::EPROTO)) };
-        let path = Bound { address, id }.path(&self.places.listeners).ok_or(Errno(libc::ENAMETOOLONG))?;
-        self.replace(fd, |made| unix::bind(made, &path))
-    }
-
-    /// Makes a socket ready and puts it in the place of `fd`, with what that has to say of waiting.
-    fn replace(&self, fd: i32, ready: impl FnOnce(i32) -> Result<(), Errno>) -> Result<(), Errno> {
-        let made = unix::stream()?;
-        let done = ready(made).and_then(|()| unix::inherit(fd, made)).and_then(|()| unix::replace(made, fd));
-        file::close(made);
-        done
+        match self.asks_with(&Question::Bind { address, id, is_shared }, -1)? {
+            (Answer::Address(_), made) => replace(fd, made, Ok(())),
+            _ => Err(Errno(libc::EPROTO)),
+        }
     }
 
     /// A bound socket, which listens already, waits for connections.
@@ -244,20 +308,21 @@ impl Client {
         options: Options,
     ) -> Result<Connection, Errno> {
         let (local, plain) = (address::plain(local), address::plain(remote));
-        let answer = self.asks(&Question::Connect { local, remote: plain, options })?;
-        let Answer::Connection { slot, serial, local } = answer else { return Err(Errno(libc::EPROTO)) };
-        let local = if remote.is_ipv6() { address::mapped(local) } else { local };
-        let connection = Connection { service: self.service, slot, serial, local, remote };
-        self.replace(fd, |made| {
+        let [made, theirs] = unix::pair()?;
+        let asked = self.asks_with(&Question::Connect { local, remote: plain, options }, theirs);
+        file::close(theirs);
+        let begun = asked.and_then(|(answer, _)| {
+            let Answer::Connection { slot, serial, local } = answer else { return Err(Errno(libc::EPROTO)) };
+            let local = if remote.is_ipv6() { address::mapped(local) } else { local };
+            let connection = Connection { service: self.service, slot, serial, local, remote };
             unix::bind(made, &connection.name())?;
-            unix::connect(made, &self.places.streams)?;
             // One that has failed by now is found to have when it is asked.
             match unix::fill(made) {
-                Err(Errno(libc::EPIPE | libc::ECONNRESET)) => Ok(()),
-                filled => filled,
+                Err(Errno(libc::EPIPE | libc::ECONNRESET)) => Ok(connection),
+                filled => filled.map(|()| connection),
             }
-        })?;
-        Ok(connection)
+        });
+        replace(fd, made, begun)
     }
 
     /// Sets options of a connection. Whether that was done is not waited for, as programs do this for every connection, unless a `close`
@@ -270,7 +335,7 @@ impl Client {
         if options.resets {
             return self.asks(&Question::Set { slot, serial, options }).map(drop);
         }
-        let fd = link_with(&self.places).map_err(|_| Errno(libc::ENETDOWN))?;
+        let fd = self.link().map_err(|_| Errno(libc::ENETDOWN))?;
         let sent = link::send(fd, &Question::Set { slot, serial, options }.words(), -1);
         link::end(fd);
         sent

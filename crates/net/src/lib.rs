@@ -5,8 +5,7 @@
 //!
 //! ```text
 //! program                                   service: a directory that only its user can enter
-//!   connect ─────► CONNECT ───────────────►   control    questions, each on a link of its own
-//!           ─────► stream, named ─────────►   streams    connections that programs begin
+//!   connect ─────► CONNECT, with a stream ►   control    questions, each on a link of its own
 //!   listen  ─────► LISTEN ────────────────►
 //!   accept  ◄───── stream, named ─────────    l/…        listeners of programs
 //!                                             lanes/     where lanes meet

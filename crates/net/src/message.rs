@@ -5,7 +5,7 @@ use crate::address::{self, WORDS};
 use std::net::{IpAddr, SocketAddr};
 
 /// The version of everything that programs and service share.
-const VERSION: u64 = 0x756e_636f_7079_4e01;
+const VERSION: u64 = 0x756e_636f_7079_4e02;
 /// Prefixes that a service has, at most.
 pub const MAX_PREFIXES: usize = 3;
 
@@ -43,7 +43,7 @@ impl Options {
 pub enum Question {
     /// Who the service is: [`Answer::Service`], with its board.
     Hello,
-    /// An address for a socket, port 0: any. [`Answer::Address`].
+    /// An address for a socket, port 0: any. [`Answer::Address`], with the socket.
     Bind {
         /// The address.
         address: SocketAddr,
@@ -63,7 +63,7 @@ pub enum Question {
         /// What its connections begin with.
         options: Options,
     },
-    /// A connection. [`Answer::Connection`]; it begins once its stream comes.
+    /// A connection, with the service's end of its stream. [`Answer::Connection`]; it begins once the stream is filled.
     Connect {
         /// The program's address; port 0, unspecified: any.
         local: SocketAddr,
@@ -90,6 +90,8 @@ pub enum Question {
     },
     /// What the service has: [`Answer::Done`], and with it a file of JSON.
     List,
+    /// Another link comes with this one, for somebody who cannot make one. Nothing is answered.
+    Link,
 }
 
 /// A prefix whose addresses belong to the service, and the service's own address in it.
@@ -201,6 +203,7 @@ impl Question {
             Self::Set { slot, serial, options } => with(&[5, pair(slot, serial), options.word()], &[]),
             Self::Info { slot, serial } => with(&[6, pair(slot, serial)], &[]),
             Self::List => with(&[7], &[]),
+            Self::Link => with(&[8], &[]),
         }
     }
 
@@ -233,6 +236,7 @@ impl Question {
                 Some(Self::Info { slot, serial })
             }
             [7] => Some(Self::List),
+            [8] => Some(Self::Link),
             _ => None,
         }
     }
@@ -339,6 +343,7 @@ mod tests {
             },
             Question::Info { slot: u32::MAX, serial: 0 },
             Question::List,
+            Question::Link,
         ];
         for question in questions {
             let words = question.words();

@@ -78,6 +78,8 @@ pub struct Bound {
     pub id: u32,
 }
 
+/// How the folder's path ends.
+const FOLDER: &str = "/l";
 /// The bit of a bound socket's number that says of which family it is to the program.
 const V6: u32 = 1;
 
@@ -101,11 +103,12 @@ impl Bound {
         Name::new(&[listeners, last.as_bytes()].concat())
     }
 
-    /// What a path says; `None`: it is not in that folder, or another kind of path.
+    /// What a path says; `None`: it is in no folder of listeners, or another kind of path. The service has bound it, which may know its
+    /// directory by another path than the program does.
     #[must_use]
-    pub fn parse(path: &Name, listeners: &[u8]) -> Option<Self> {
-        let last = path.bytes().strip_prefix(listeners)?.strip_prefix(b"/")?;
-        let (address, id) = std::str::from_utf8(last).ok()?.rsplit_once('-')?;
+    pub fn parse(path: &Name) -> Option<Self> {
+        let (folder, last) = std::str::from_utf8(path.bytes()).ok()?.rsplit_once('/')?;
+        let (address, id) = last.rsplit_once('-').filter(|_| folder.ends_with(FOLDER))?;
         Some(Self { address: address.parse().ok()?, id: u32::from_str_radix(id, 16).ok()? })
     }
 }
@@ -144,11 +147,11 @@ mod tests {
             let bound = Bound { address: text.parse().expect("an address"), id: 0xab };
             assert!(bound.is_v6() && !Bound { id: Bound::number(0xab, false), ..bound }.is_v6());
             let path = bound.path(b"/run/net/l").expect("short");
-            assert_eq!(Bound::parse(&path, b"/run/net/l"), Some(bound));
-            assert_eq!(Bound::parse(&path, b"/run/net"), None);
+            assert_eq!(Bound::parse(&path), Some(bound));
+            assert_eq!(Bound::parse(&bound.path(b"/run/net").expect("short")), None);
         }
         for path in ["/l/1.2.3.4:5", "/l/x-00000001", "/l/1.2.3.4:5-g", "/l/", "/l"] {
-            assert_eq!(Bound::parse(&Name::new(path.as_bytes()).expect("short"), b"/l"), None, "{path}");
+            assert_eq!(Bound::parse(&Name::new(path.as_bytes()).expect("short")), None, "{path}");
         }
         assert!(
             Bound { address: "[fd00::1]:1".parse().expect("an address"), id: 0 }.path(&[b'x'; 100]).is_none()

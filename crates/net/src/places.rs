@@ -1,12 +1,9 @@
 //! Where in the service's directory what is. Programs know the service by the path of its control socket.
 
 use std::ffi::CString;
-use uncopy_sys::unix::Name;
 
 /// The control socket's name in the directory.
 pub const CONTROL: &str = "control";
-/// The socket of connections that programs begin.
-pub const STREAMS: &str = "streams";
 /// The folder of programs' listeners.
 pub const LISTENERS: &str = "l";
 /// The folder where lanes meet.
@@ -19,8 +16,6 @@ pub const MAX_CONTROL_BYTES: usize = 56;
 pub struct Places {
     /// The control socket.
     pub control: CString,
-    /// The socket of connections that programs begin.
-    pub streams: Name,
     /// The folder of programs' listeners.
     pub listeners: Vec<u8>,
     /// The folder where lanes meet.
@@ -36,7 +31,6 @@ impl Places {
         let (directory, _) = text.rsplit_once('/')?;
         Some(Self {
             control: CString::new(control).ok()?,
-            streams: Name::new(format!("{directory}/{STREAMS}").as_bytes())?,
             listeners: format!("{directory}/{LISTENERS}").into_bytes(),
             lanes: format!("{directory}/{LANES}"),
         })
@@ -50,7 +44,7 @@ mod tests {
     #[test]
     fn everything_is_beside_the_control_socket() {
         let places = Places::of_control(b"/dev/shm/uncopy-0/net/utun0/control").expect("a path");
-        assert_eq!(places.streams.bytes(), b"/dev/shm/uncopy-0/net/utun0/streams");
+        assert_eq!(places.listeners, b"/dev/shm/uncopy-0/net/utun0/l");
         assert_eq!(places.lanes, "/dev/shm/uncopy-0/net/utun0/lanes");
         assert!(Places::of_control(b"control").is_none());
         assert!(Places::of_control(b"/a\0b/control").is_none());

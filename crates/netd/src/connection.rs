@@ -1,7 +1,6 @@
 //! A connection that a program has, as the service keeps it.
 
 use crate::stream::Stream;
-use std::time::Instant;
 use uncopy_net::message::Options;
 use uncopy_tcp::error::Error;
 use uncopy_tcp::stack::ConnectionId;
@@ -10,8 +9,6 @@ use uncopy_tcp::wire::Tuple;
 /// How far a program's connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Its program has announced it.
-    Announced,
     /// Its program has a stream, which it fills.
     Filling,
     /// Its program has a stream that cannot be written to.
@@ -27,7 +24,6 @@ pub(crate) struct Connection {
     pub options: Options,
     pub id: Option<ConnectionId>,
     pub stream: Option<Stream>,
-    pub since: Instant,
     /// The peer's stream ends behind what waits.
     pub has_ended: bool,
     /// It fails behind what waits.
@@ -48,7 +44,6 @@ impl Connection {
             options,
             id: None,
             stream: None,
-            since: Instant::now(),
             has_ended: false,
             failure: None,
             has_shut_down: false,

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use uncopy_net::message::{Answer, Info, MAX_PREFIXES, Options, Question};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::link;
+use uncopy_sys::{link, socket};
 use uncopy_tcp::connection::State;
 use uncopy_tcp::wire::Tuple;
 
@@ -36,17 +36,18 @@ impl Service {
     pub(crate) fn take_questioners(&mut self) {
         loop {
             match link::accept(self.directory.control) {
-                Ok(fd) => {
-                    // SAFETY: just made.
-                    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-                    if self.questioners.len() < MAX_QUESTIONERS {
-                        self.watch_questioner(fd);
-                    }
-                }
+                // SAFETY: just made.
+                Ok(fd) => self.add_questioner(unsafe { OwnedFd::from_raw_fd(fd) }),
                 // Another user's; the next one may not be.
                 Err(Errno::EPERM) => {}
                 Err(_) => return,
             }
+        }
+    }
+
+    fn add_questioner(&mut self, fd: OwnedFd) {
+        if self.questioners.len() < MAX_QUESTIONERS {
+            self.watch_questioner(fd);
         }
     }
 
@@ -63,15 +64,21 @@ impl Service {
         let mut words = [0; link::MAX_WORDS];
         let is_done = match link::receive(fd, &mut words) {
             Ok(came) => {
-                if came.fd >= 0 {
-                    link::end(came.fd);
+                // SAFETY: just received.
+                let with = (came.fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(came.fd) });
+                match Question::parse(&words[..came.words]) {
+                    // Who has this link had the right to make one, or has it of somebody who had.
+                    Some(Question::Link) => {
+                        with.into_iter().for_each(|link| self.add_questioner(link));
+                        false
+                    }
+                    Some(question) => {
+                        let (answer, file) = self.answer(&question, with);
+                        let with = file.as_ref().map_or(-1, Attached::fd);
+                        link::send(fd, &answer.words(), with).is_err()
+                    }
+                    None => true,
                 }
-                let question = Question::parse(&words[..came.words]);
-                question.is_none_or(|question| {
-                    let (answer, file) = self.answer(&question);
-                    let with = file.as_ref().map_or(-1, Attached::fd);
-                    link::send(fd, &answer.words(), with).is_err()
-                })
             }
             Err(Errno::EAGAIN | Errno::EINTR) => false,
             Err(_) => true,
@@ -81,7 +88,7 @@ impl Service {
         }
     }
 
-    fn answer(&mut self, question: &Question) -> (Answer, Option<Attached>) {
+    fn answer(&mut self, question: &Question, with: Option<OwnedFd>) -> (Answer, Option<Attached>) {
         let failed = |errno: Errno| Answer::Failed(errno.0);
         let answer = match *question {
             Question::Hello => {
@@ -92,14 +99,16 @@ impl Service {
                 let board = Attached::Board(self.board_file.fd());
                 return (Answer::Service { service: self.id, prefixes }, Some(board));
             }
-            Question::Bind { address, id, is_shared } => {
-                self.bind(address, id, is_shared).map_or_else(failed, Answer::Address)
-            }
+            Question::Bind { address, id, is_shared } => match self.bind(address, id, is_shared) {
+                Ok((address, socket)) => return (Answer::Address(address), Some(Attached::File(socket))),
+                Err(why) => failed(why),
+            },
             Question::Listen { address, id, backlog, options } => {
                 self.listen(address, id, backlog, options).map_or_else(failed, |()| Answer::Done)
             }
             Question::Connect { local, remote, options } => {
-                self.connect(local, remote, options).unwrap_or_else(failed)
+                let stream = with.filter(is_stream).ok_or(Errno::EINVAL);
+                stream.and_then(|fd| self.connect(local, remote, options, fd)).unwrap_or_else(failed)
             }
             Question::Set { slot, serial, options } => {
                 self.set(slot, serial, options).map_or_else(failed, |()| Answer::Done)
@@ -111,11 +120,17 @@ impl Service {
                 Ok(file) => return (Answer::Done, Some(Attached::File(file))),
                 Err(_) => failed(Errno::ENOMEM),
             },
+            Question::Link => Answer::Done,
         };
         (answer, None)
     }
 
-    fn bind(&mut self, address: SocketAddr, id: u32, is_shared: bool) -> Result<SocketAddr, Errno> {
+    fn bind(
+        &mut self,
+        address: SocketAddr,
+        id: u32,
+        is_shared: bool,
+    ) -> Result<(SocketAddr, OwnedFd), Errno> {
         if !address.ip().is_unspecified() && !self.is_own(address.ip()) {
             return Err(Errno(libc::EADDRNOTAVAIL));
         }
@@ -134,7 +149,13 @@ impl Service {
         Ok(())
     }
 
-    fn connect(&mut self, local: SocketAddr, remote: SocketAddr, options: Options) -> Result<Answer, Errno> {
+    fn connect(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        options: Options,
+        stream: OwnedFd,
+    ) -> Result<Answer, Errno> {
         let mut local = local;
         if remote.port() == 0 || remote.ip().is_unspecified() || remote.ip().is_multicast() {
             return Err(Errno(libc::ECONNREFUSED));
@@ -155,8 +176,9 @@ impl Service {
             local.set_port(port);
         }
         let tuple = Tuple { local, remote };
-        let connection = Connection::new(Stage::Announced, tuple, options);
+        let connection = Connection::new(Stage::Filling, tuple, options);
         let (slot, serial) = self.add(connection).ok_or(Errno(libc::ENOBUFS))?;
+        self.begin_stream(slot, stream);
         Ok(Answer::Connection { slot, serial, local })
     }
 
@@ -241,6 +263,12 @@ impl Service {
         file.write_all(&serde_json::to_vec(&self.list())?)?;
         Ok(file.into())
     }
+}
+
+/// Whether a program may have sent this as the other end of a connection. Its calls do not wait from here on.
+fn is_stream(fd: &OwnedFd) -> bool {
+    let is_unix = matches!(socket::kind(fd.as_raw_fd()), Ok((libc::AF_UNIX, libc::SOCK_STREAM, _)));
+    is_unix && rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK).is_ok()
 }
 
 /// RFC 9293's name of a state.

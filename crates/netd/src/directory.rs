@@ -6,21 +6,16 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use uncopy_net::places::{self, Places};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::{link, mem, unix};
+use uncopy_sys::{link, mem};
 
-/// The sockets of a service, which stop listening when this is dropped.
+/// The control socket of a service, which stops listening when this is dropped.
 pub struct Directory {
     path: PathBuf,
     /// Where what is.
     pub places: Places,
     /// The control socket.
     pub control: i32,
-    /// The socket of connections that programs begin.
-    pub streams: i32,
 }
-
-/// Connections to the sockets that wait to be accepted.
-const BACKLOG: i32 = 4096;
 
 fn name(path: &Path) -> Result<CString, Errno> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)
@@ -44,23 +39,13 @@ impl Directory {
         for folder in [places::LISTENERS, places::LANES] {
             mem::make_private_directory(&name(&path.join(folder))?)?;
         }
-        let streams = unix::stream_without_waiting()?;
-        let listening = unix::bind(streams, &places.streams)
-            .and_then(|()| unix::listen(streams, BACKLOG))
-            .and_then(|()| link::listen(&places.control));
-        match listening {
-            Ok(control) => Ok(Self { path, places, control, streams }),
-            Err(errno) => {
-                uncopy_sys::file::close(streams);
-                Err(errno)
-            }
-        }
+        let control = link::listen(&places.control)?;
+        Ok(Self { path, places, control })
     }
 }
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        uncopy_sys::file::close(self.streams);
         link::end(self.control);
         empty(&self.path);
         // If something of somebody else's is in it, it stays.
@@ -79,7 +64,7 @@ fn empty(path: &Path) {
     for folder in [places::LISTENERS, places::LANES] {
         let _ = remove_all(&path.join(folder));
     }
-    for socket in [places::CONTROL, places::STREAMS, "control~"] {
+    for socket in [places::CONTROL, "control~"] {
         let _ = std::fs::remove_file(path.join(socket));
     }
 }
@@ -93,7 +78,6 @@ mod tests {
         let path = std::env::temp_dir().join(format!("uncopy-netd-{}", std::process::id()));
         let control = path.join("control");
         let directory = Directory::make(&control).expect("made");
-        assert!(unix::has_owner(&directory.places.streams));
         assert_eq!(Directory::make(&control).err(), Some(Errno(libc::EADDRINUSE)));
         std::fs::write(path.join("l/0.0.0.0:80-00000001"), "").expect("written");
         drop(directory);

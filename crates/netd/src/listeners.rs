@@ -2,14 +2,12 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use uncopy_net::name::Bound;
 use uncopy_net::places::Places;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::unix::{self, Name};
 
-/// How long a socket that has its address has to be bound.
-const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Sockets, at most.
 const MAX_BOUND: usize = 16_384;
 /// Ports that are chosen from (RFC 6335, section 6).
@@ -20,13 +18,12 @@ struct Socket {
     path: Name,
     is_shared: bool,
     is_listening: bool,
-    since: Instant,
 }
 
 impl Socket {
     /// Whether the program still has it.
     fn lives(&self) -> bool {
-        unix::has_owner(&self.path) || self.since.elapsed() < BIND_TIMEOUT && !self.is_listening
+        unix::has_owner(&self.path)
     }
 }
 
@@ -95,17 +92,17 @@ impl Listeners {
         self.by_address.iter().all(sockets)
     }
 
-    /// Gives an address to a socket; one with port 0 a free port.
+    /// Makes a socket that has this address; one with port 0 a free port.
     ///
     /// # Errors
-    /// EADDRINUSE, ENOBUFS; ENAMETOOLONG where the folder's path is too long.
+    /// EADDRINUSE, ENOBUFS; ENAMETOOLONG where the folder's path is too long; what making the socket says.
     pub fn bind(
         &mut self,
         address: SocketAddr,
         id: u32,
         is_shared: bool,
         places: &Places,
-    ) -> Result<SocketAddr, Errno> {
+    ) -> Result<(SocketAddr, OwnedFd), Errno> {
         let address = if address.port() == 0 {
             let ports = u32::from(*DYNAMIC_PORTS.end() - *DYNAMIC_PORTS.start()) + 1;
             let found = (0..ports).find_map(|_| {
@@ -125,10 +122,13 @@ impl Listeners {
             return Err(Errno(libc::ENOBUFS));
         }
         let path = Bound { address, id }.path(&places.listeners).ok_or(Errno(libc::ENAMETOOLONG))?;
-        let socket = Socket { id, path, is_shared, is_listening: false, since: Instant::now() };
+        // SAFETY: just made.
+        let made = unsafe { OwnedFd::from_raw_fd(unix::stream()?) };
+        unix::bind(made.as_raw_fd(), &path)?;
+        let socket = Socket { id, path, is_shared, is_listening: false };
         self.by_address.entry(address).or_default().push(socket);
         self.count += 1;
-        Ok(address)
+        Ok((address, made))
     }
 
     /// A bound socket listens from here on. The addresses at which it does.

@@ -3,7 +3,7 @@
 mod packets;
 mod streams;
 
-use crate::connection::{Connection, Stage};
+use crate::connection::Connection;
 use crate::directory::Directory;
 use crate::listeners::Listeners;
 use crate::payload::Bytes;
@@ -33,8 +33,6 @@ use uncopy_tcp::wire::Tuple;
 
 /// IPv4, TCP and timestamps: what headers of the next packet are taken to have until one has come.
 const USUAL_HEADER_BYTES: usize = 52;
-/// How long a connection waits for the stream that its program has announced.
-const STREAM_TIMEOUT: Duration = Duration::from_secs(5);
 /// How soon what found no room is tried again.
 const RETRY: Duration = Duration::from_millis(2);
 /// How often what is gone is looked for.
@@ -45,8 +43,7 @@ const MAX_EVENTS: usize = 256;
 /// Who an event is for: a stream by its place, or one of these.
 const LINK: u64 = 1 << 40;
 const CONTROL: u64 = LINK + 1;
-const STREAMS: u64 = LINK + 2;
-const SIGNALS: u64 = LINK + 3;
+const SIGNALS: u64 = LINK + 2;
 const QUESTIONER: u64 = 1 << 41;
 
 /// The service.
@@ -128,7 +125,6 @@ impl Service {
         unsafe {
             watch(BorrowedFd::borrow_raw(link.fd()), LINK)?;
             watch(BorrowedFd::borrow_raw(directory.control), CONTROL)?;
-            watch(BorrowedFd::borrow_raw(directory.streams), STREAMS)?;
         }
         watch(signals.as_fd(), SIGNALS)?;
         let max_connections = settings.max_connections.min(uncopy_net::board::MAX_CONNECTIONS);
@@ -182,7 +178,6 @@ impl Service {
                 match who {
                     LINK => self.receive_packets()?,
                     CONTROL => self.take_questioners(),
-                    STREAMS => self.take_streams(),
                     SIGNALS => {
                         self.end();
                         return Ok(());
@@ -269,18 +264,6 @@ impl Service {
     fn housekeep(&mut self) {
         self.housekept = Instant::now();
         self.forget_listeners(|_| true);
-        let is_late = |connection: &Connection| {
-            connection.stage == Stage::Announced && connection.since.elapsed() >= STREAM_TIMEOUT
-        };
-        let late: Vec<u32> = self
-            .connections
-            .all()
-            .filter(|(_, connection)| is_late(connection))
-            .map(|(slot, _)| slot)
-            .collect();
-        for slot in late {
-            self.connections.remove(slot);
-        }
     }
 
     /// Everything ends: peers and programs are told so.

@@ -31,7 +31,7 @@ use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
-use uncopy_sys::{cgroup, socket, stream};
+use uncopy_sys::{cgroup, ids, socket, stream};
 
 slots! {
     LOOK = c"recv": unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> ssize_t;
@@ -57,6 +57,8 @@ struct Meeting {
     scope: Scope<'static>,
     directory: String,
     max_bytes: Option<usize>,
+    /// Whose process it was.
+    user: u32,
 }
 
 static MEETING: OnceLock<Meeting> = OnceLock::new();
@@ -69,7 +71,7 @@ pub fn switch_on(scope: Scope<'_>, directory: &[u8], max_bytes: Option<usize>) {
     let text: &'static str = Box::leak(scope.text().into());
     let directory = String::from_utf8_lossy(directory).into_owned();
     if let Some(scope) = Scope::parse(text.as_bytes())
-        && MEETING.set(Meeting { scope, directory, max_bytes }).is_ok()
+        && MEETING.set(Meeting { scope, directory, max_bytes, user: ids::effective_user() }).is_ok()
     {
         handover::note_inherited();
         outcome::tell_by(ledger::add_stream);
@@ -85,13 +87,17 @@ fn note_large(fd: c_int, len_bytes: ssize_t) {
     }
     let _errno = errno::Keep::new();
     let _critical = Critical::enter();
-    if let Some(Meeting { scope, directory, max_bytes }) = MEETING.get()
+    if let Some(Meeting { scope, directory, max_bytes, user }) = MEETING.get()
         && process::is_fit(fd, scope)
         && !HAS_BEGUN.swap(true, Relaxed)
         && let Err(errno) = begin(directory, *scope, shared_bytes(*max_bytes, cgroup::memory_limit()))
             .inspect(|()| share_by(take_shared))
             .inspect(|()| activation::begin_without_engine())
     {
+        // Who has become another user meets nobody, as is known.
+        if ids::effective_user() != *user {
+            return;
+        }
         let why = if errno.0 == libc::EPERM { "others can enter " } else { "nothing can be made in " };
         uncopy_sys::mem::say(format_args!("uncopy: no lanes: {why}{directory} ({errno:?})\n"));
     }

@@ -11,6 +11,7 @@
 //! | `connect` | a UNIX socket, if the service reaches the peer |
 //! | `accept`, `getsockname`, `getpeername` | addresses are those of TCP |
 //! | `getsockopt`, `setsockopt` | see [`options`] |
+//! | `setuid` and its like, `chroot` | a link with the service is kept |
 //! | a receive that brings nothing, a send that fails | the connection's error, if it has one |
 
 mod addresses;
@@ -21,21 +22,21 @@ mod registrations;
 use crate::lanes;
 use addresses::{Room, given};
 use connecting::connect_there;
-use core::ffi::c_int;
+use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
-use libc::{epoll_event, sockaddr, socklen_t, ssize_t};
+use libc::{epoll_event, sockaddr, socklen_t, ssize_t, uid_t};
 use options::Kept;
 pub use registrations::{closed, closed_range, in_child};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use uncopy_engine::state::early;
 use uncopy_engine::state::phase::look_at_streams;
-use uncopy_interpose::{entry, slots};
+use uncopy_interpose::{before, entry, slots};
 use uncopy_net::address;
 use uncopy_net::board::Condition;
 use uncopy_net::client::{Client, Known};
 use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::lock::Critical;
-use uncopy_sys::tcp;
+use uncopy_sys::{socket, tcp};
 
 /// Connections that wait to be accepted, at most (net.core.somaxconn, whose default it is from Linux 5.4 on).
 const MAX_BACKLOG: u32 = 4096;
@@ -50,6 +51,11 @@ slots! {
     GETPEERNAME = c"getpeername": unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
     GETSOCKOPT = c"getsockopt": unsafe extern "C" fn(c_int, c_int, c_int, *mut core::ffi::c_void, *mut socklen_t) -> c_int;
     EPOLL_CTL = c"epoll_ctl": unsafe extern "C" fn(c_int, c_int, c_int, *mut epoll_event) -> c_int;
+    SETUID = c"setuid": unsafe extern "C" fn(uid_t) -> c_int;
+    SETEUID = c"seteuid": unsafe extern "C" fn(uid_t) -> c_int;
+    SETREUID = c"setreuid": unsafe extern "C" fn(uid_t, uid_t) -> c_int;
+    SETRESUID = c"setresuid": unsafe extern "C" fn(uid_t, uid_t, uid_t) -> c_int;
+    CHROOT = c"chroot": unsafe extern "C" fn(*const c_char) -> c_int;
 }
 
 static CLIENT: AtomicPtr<Client> = AtomicPtr::new(core::ptr::null_mut());
@@ -95,6 +101,21 @@ pub fn switch_on(control: &[u8]) -> Option<&'static str> {
 pub fn end() {
     CLIENT.store(core::ptr::null_mut(), Release);
 }
+
+/// Before the program becomes another user's, or gets another root directory: then it could not find the service.
+fn keep_link() {
+    if let Some(client) = client() {
+        let _errno = errno::Keep::new();
+        let _critical = Critical::enter();
+        client.keep_link();
+    }
+}
+
+before!(setuid SETUID (user: uid_t) -> c_int, { keep_link(); });
+before!(seteuid SETEUID (effective: uid_t) -> c_int, { keep_link(); });
+before!(setreuid SETREUID (real: uid_t, effective: uid_t) -> c_int, { keep_link(); });
+before!(setresuid SETRESUID (real: uid_t, effective: uid_t, saved: uid_t) -> c_int, { keep_link(); });
+before!(chroot CHROOT (path: *const c_char) -> c_int, { keep_link(); });
 
 /// What libc's function returns for this.
 fn result(done: Result<(), Errno>) -> c_int {
@@ -310,7 +331,7 @@ entry!(epoll_ctl EPOLL_CTL (epoll: c_int, operation: c_int, fd: c_int, event: *m
     done
 });
 
-/// What a receive returns that `got` so many bytes: where that is nothing, the connection's error, if it has one.
+/// What a receive returns that `got` so many bytes: where that is nothing, the connection's error, if it has one that nobody was told.
 #[inline(always)]
 pub fn received(fd: c_int, got: ssize_t) -> ssize_t {
     if got > 0 || !is_on() { got } else { look_at_error(fd, got, libc::ECONNRESET) }
@@ -322,10 +343,35 @@ pub fn sent(fd: c_int, sent: ssize_t) -> ssize_t {
     if sent >= 0 || !is_on() { sent } else { look_at_error(fd, sent, libc::EPIPE) }
 }
 
+/// The flags with which a send is made in place of these: a connection's error comes without a signal, which a UNIX socket cannot know.
+#[inline(always)]
+pub fn quiet(flags: c_int) -> c_int {
+    if is_on() { flags | libc::MSG_NOSIGNAL } else { flags }
+}
+
+/// What a send returns that was made so: where these flags do not say otherwise, its signal comes with EPIPE.
+#[inline(always)]
+pub fn loud(fd: c_int, flags: c_int, sent: ssize_t) -> ssize_t {
+    if sent < 0 && is_on() && flags & libc::MSG_NOSIGNAL == 0 {
+        raise(fd);
+    }
+    sent
+}
+
+#[cold]
+#[inline(never)]
+fn raise(fd: c_int) {
+    let _errno = errno::Keep::new();
+    if errno::get() == libc::EPIPE && socket::kind(fd).is_ok() {
+        // SAFETY: no requirements.
+        unsafe { libc::raise(libc::SIGPIPE) };
+    }
+}
+
 #[cold]
 #[inline(never)]
 fn look_at_error(fd: c_int, result: ssize_t, usual: c_int) -> ssize_t {
-    let before = errno::get();
+    let (before, is_send) = (errno::get(), usual == libc::EPIPE);
     if result < 0 && before != usual && before != libc::ECONNRESET {
         return result;
     }
@@ -333,10 +379,16 @@ fn look_at_error(fd: c_int, result: ssize_t, usual: c_int) -> ssize_t {
     let condition = client.connection(fd).and_then(|connection| client.condition(&connection));
     errno::set(before);
     match condition {
-        Some(Condition::Failed(why)) => {
+        // The peer has ended its stream before it has reset the connection: that end is what is received.
+        Some(Condition::Failed(why)) if (is_send || why != libc::EPIPE) && Kept::tell(fd) => {
             errno::set(why);
             -1
         }
+        Some(Condition::Failed(_)) if is_send => {
+            errno::set(libc::EPIPE);
+            -1
+        }
+        Some(Condition::Failed(_)) => 0,
         // The program has shut its own side down, or nobody is there any more who could tell how it ended.
         Some(Condition::Established) if result == 0 && client.is_gone() => {
             errno::set(libc::ECONNRESET);

@@ -16,6 +16,7 @@ use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::{alias, entry, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
 use uncopy_store::program::At;
+use uncopy_sys::errno;
 use uncopy_sys::iovec::{Part, parts};
 
 type Pointer = *const c_void;
@@ -31,7 +32,9 @@ slots! {
 const BY_REFERENCE: c_int = libc::MSG_ZEROCOPY;
 
 /// What `write` and its like do.
-const NO_FLAGS: Flags = Some(0);
+fn quiet(flags: c_int) -> Flags {
+    Some(net::quiet(flags))
+}
 
 /// Messages of one sendmmsg that are looked at.
 const MAX_MESSAGES: usize = 64;
@@ -67,6 +70,47 @@ fn passed(fd: c_int) {
 #[inline(always)]
 fn literally(fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
     if lanes::is_on() { lanes::send_literally(fd, call, |sent| sent) } else { call() }
+}
+
+/// `write`. To a socket it is a send, if a signal may be one too many.
+///
+/// # Safety
+/// As write.
+unsafe fn write_now(fd: c_int, buffer: Pointer, len: usize) -> ssize_t {
+    // SAFETY: as the caller says.
+    unsafe { sent_or(|flags| sending::send(fd, buffer, len, flags), || sending::write(fd, buffer, len)) }
+}
+
+/// `writev`, likewise.
+///
+/// # Safety
+/// As writev.
+unsafe fn writev_now(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: as the caller says.
+    let write = || unsafe { sending::writev(fd, vector, count) };
+    match usize::try_from(count) {
+        Ok(count) if count <= libc::UIO_MAXIOV as usize => {
+            let header = header(vector, count, core::ptr::null(), 0);
+            // SAFETY: as the caller says.
+            sent_or(|flags| unsafe { sending::sendmsg(fd, &header, flags) }, write)
+        }
+        _ => write(),
+    }
+}
+
+/// What `send` returns that raises no signal, or if there is none to be kept back, or no socket, `write`.
+#[inline(always)]
+fn sent_or(send: impl FnOnce(c_int) -> ssize_t, write: impl FnOnce() -> ssize_t) -> ssize_t {
+    if !net::is_on() {
+        return write();
+    }
+    let before = errno::get();
+    let sent = send(libc::MSG_NOSIGNAL);
+    if sent >= 0 || errno::get() != libc::ENOTSOCK {
+        return sent;
+    }
+    errno::set(before);
+    write()
 }
 
 /// Makes a call that sends one buffer, and enters it in the recording if one is on.
@@ -144,7 +188,7 @@ fn send_parts(
         }
         Some(Lending::Sent(Err(error))) => {
             drop(output);
-            uncopy_sys::errno::set(error.0);
+            errno::set(error.0);
             return -1;
         }
     }
@@ -155,7 +199,7 @@ fn send_parts(
     }
     drop(output);
     // O_DIRECT and its like ask for an alignment that a segment need not have: nothing was sent.
-    if uncopy_sys::errno::get() == libc::EINVAL { unchanged() } else { sent }
+    if errno::get() == libc::EINVAL { unchanged() } else { sent }
 }
 
 /// The same for one buffer, entered in the recording if one is on, and in a log if it goes to a file: there.
@@ -228,34 +272,36 @@ unsafe fn send_vector(
 
 entry!(write WRITE (fd: c_int, buffer: Pointer, len: usize) -> ssize_t, is_candidate_one(buffer, len) || files::is_known(fd), {
     // Gathered parts are readable while the output holds them; here and below.
-    send_one(
+    let sent = send_one(
         output(Function::Write, fd),
         buffer,
         len,
-        NO_FLAGS,
+        quiet(0),
         Some(At::Position),
-        |vector, count| sending::writev(fd, vector, count as c_int),
-        || sending::write(fd, buffer, len),
-    )
+        |vector, count| writev_now(fd, vector, count as c_int),
+        || write_now(fd, buffer, len),
+    );
+    net::loud(fd, 0, sent)
 });
 
 /// What `fwrite` writes past its stream's buffer; never by reference to another program, because glibc writes the other parts by itself.
 pub fn by_stdio(fd: c_int, buffer: Pointer, len: usize) -> ssize_t {
     // SAFETY: the program's own buffer, or gathered parts, which are readable while the output holds them.
-    let unchanged = || unsafe { sending::write(fd, buffer, len) };
+    let unchanged = || unsafe { write_now(fd, buffer, len) };
     if len < MIN_BYTES.load(Relaxed) {
-        return unchanged();
+        return net::loud(fd, 0, net::sent(fd, unchanged()));
     }
-    send_one(
+    let sent = send_one(
         output(Function::Fwrite, fd),
         buffer,
         len,
         None,
         Some(At::Position),
         // SAFETY: as above.
-        |vector, count| unsafe { sending::writev(fd, vector, count as c_int) },
+        |vector, count| unsafe { writev_now(fd, vector, count as c_int) },
         unchanged,
-    )
+    );
+    net::loud(fd, 0, sent)
 }
 
 entry!(pwrite PWRITE (fd: c_int, buffer: Pointer, len: usize, offset: off_t) -> ssize_t,
@@ -284,38 +330,44 @@ fn header(vector: *const iovec, count: usize, to: *const sockaddr, to_len: sockl
     message
 }
 
-entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, flags: c_int) -> ssize_t, is_candidate_one(buffer, len), {
-    if flags & BY_REFERENCE != 0 {
+entry!(send SEND (fd: c_int, buffer: Pointer, len: usize, given: c_int) -> ssize_t, is_candidate_one(buffer, len), {
+    let flags = net::quiet(given);
+    let sent = if flags & BY_REFERENCE != 0 {
         let by_reference = || SEND.call()(fd, buffer, len, flags);
-        return one(dispatch(Function::Send, fd), buffer, len, Some(flags), by_reference);
-    }
-    send_one(
-        dispatch(Function::Send, fd),
-        buffer,
-        len,
-        Some(flags),
-        None,
-        |vector, count| sending::sendmsg(fd, &header(vector, count, core::ptr::null(), 0), flags),
-        || sending::send(fd, buffer, len, flags),
-    )
+        one(dispatch(Function::Send, fd), buffer, len, Some(flags), by_reference)
+    } else {
+        send_one(
+            dispatch(Function::Send, fd),
+            buffer,
+            len,
+            Some(flags),
+            None,
+            |vector, count| sending::sendmsg(fd, &header(vector, count, core::ptr::null(), 0), flags),
+            || sending::send(fd, buffer, len, flags),
+        )
+    };
+    net::loud(fd, given, sent)
 });
 
 entry!(sendto SENDTO
-(fd: c_int, buffer: Pointer, len: usize, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t,
+(fd: c_int, buffer: Pointer, len: usize, given: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t,
 is_candidate_one(buffer, len), {
-    if flags & BY_REFERENCE != 0 {
+    let flags = net::quiet(given);
+    let sent = if flags & BY_REFERENCE != 0 {
         let by_reference = || SENDTO.call()(fd, buffer, len, flags, to, to_len);
-        return one(dispatch(Function::Sendto, fd), buffer, len, Some(flags), by_reference);
-    }
-    send_one(
-        dispatch(Function::Sendto, fd),
-        buffer,
-        len,
-        (to.is_null() && to_len == 0).then_some(flags),
-        None,
-        |vector, count| sending::sendmsg(fd, &header(vector, count, to, to_len), flags),
-        || sending::sendto(fd, buffer, len, flags, to, to_len),
-    )
+        one(dispatch(Function::Sendto, fd), buffer, len, Some(flags), by_reference)
+    } else {
+        send_one(
+            dispatch(Function::Sendto, fd),
+            buffer,
+            len,
+            (to.is_null() && to_len == 0).then_some(flags),
+            None,
+            |vector, count| sending::sendmsg(fd, &header(vector, count, to, to_len), flags),
+            || sending::sendto(fd, buffer, len, flags, to, to_len),
+        )
+    };
+    net::loud(fd, given, sent)
 });
 
 /// Hooks that write a vector: what makes the call, the function that is recorded, whether the bytes may go by reference, where in a
@@ -330,18 +382,21 @@ macro_rules! vectored {
             $(, $argument: $type)*
         ) -> ssize_t {
             let real = $real;
+            let flags: Flags = $flags;
             // SAFETY: the program's own arguments, or parts that are readable while the output holds them.
-            unsafe {
+            let sent = unsafe {
                 send_vector(
                     output(Function::$function, fd),
                     vector,
                     count,
-                    $flags,
+                    flags,
                     ($at)(fd),
                     |vector, count| real(fd, vector, count as c_int $(, $argument)*),
                     || real(fd, vector, count $(, $argument)*),
                 )
-            }
+            };
+            let is_quiet = flags.is_some_and(|flags| flags & libc::MSG_NOSIGNAL != 0);
+            if is_quiet { net::loud(fd, 0, sent) } else { sent }
         }
     };
 }
@@ -356,7 +411,7 @@ fn place_of(fd: c_int, offset: off_t, flags: c_int) -> Option<At> {
     Some(if offset == -1 { At::Position } else { At::Offset(offset.cast_unsigned()) })
 }
 
-vectored!(writev sending::writev, Writev, NO_FLAGS, |_| Some(At::Position), ());
+vectored!(writev writev_now, Writev, quiet(0), |_| Some(At::Position), ());
 vectored!(pwritev PWRITEV.call(), Pwritev, None, |_| Some(At::Offset(offset.cast_unsigned())), (offset: off_t));
 alias!(pwritev64 = pwritev (fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t);
 vectored!(pwritev2 PWRITEV2.call(), Pwritev, of_a_stream(offset, flags), |fd| place_of(fd, offset, flags), (offset: off_t, flags: c_int));
@@ -364,9 +419,10 @@ alias!(pwritev64v2 = pwritev2
 (fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t);
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, given: c_int) -> ssize_t {
+    let flags = net::quiet(given);
     // SAFETY: the program's own header; where the kernel took something, it has read it.
-    unsafe {
+    let sent = unsafe {
         let vector = || ((*message).msg_iov.cast_const(), (*message).msg_iovlen);
         let mut is_bare = false;
         if (lanes::is_on() || files::is_on()) && messages::is_header(message) {
@@ -375,7 +431,8 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         }
         let lane_flags = is_bare.then_some(flags);
         several(dispatch(Function::Sendmsg, fd), vector, lane_flags, || sendmsg_now(fd, message, flags))
-    }
+    };
+    net::loud(fd, given, sent)
 }
 
 #[inline(always)]
@@ -401,7 +458,8 @@ unsafe fn sendmsg_now(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
+pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, given: c_int) -> c_int {
+    let flags = net::quiet(given);
     let timer = Timer::begin_any();
     // SAFETY: the program's own arguments; the messages that the kernel has taken are there.
     unsafe {
@@ -424,7 +482,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
             let taken = messages::transferred(messages, sent as usize);
             timer.transferred_messages(dispatch(Function::Sendmmsg, fd), taken);
         }
-        sent
+        net::loud(fd, given, sent as ssize_t) as c_int
     }
 }
 
@@ -466,7 +524,7 @@ unsafe fn gather_messages(fd: c_int, given: &mut [mmsghdr], flags: c_int) -> Opt
     // SAFETY: the program's messages; their gathered parts are readable while `output` holds them.
     let sent =
         output.call(|_| unsafe { sending::sendmmsg(fd, replaced.as_mut_ptr(), given.len() as u32, flags) });
-    if sent == -1 && uncopy_sys::errno::get() == libc::EINVAL {
+    if sent == -1 && errno::get() == libc::EINVAL {
         return None;
     }
     let mut sent_bytes = 0;

@@ -66,6 +66,19 @@ pub fn listen(path: &CStr) -> Result<i32, Errno> {
     named.map(|_| fd).inspect_err(|_| close(fd))
 }
 
+/// A link of this process with itself: one end is for somebody else.
+///
+/// # Errors
+/// What socketpair says.
+pub fn pair() -> Result<[i32; 2], Errno> {
+    let mut ends = [-1; 2];
+    // SAFETY: room for two descriptors.
+    check(unsafe {
+        kernel!(Open, syscall!(libc::SYS_socketpair, libc::AF_UNIX, KIND, 0, ends.as_mut_ptr()))
+    })?;
+    Ok(ends)
+}
+
 /// Links with whoever waits under this name, if it is a process of the same user.
 ///
 /// # Errors
@@ -78,6 +91,14 @@ pub fn connect(path: &CStr) -> Result<i32, Errno> {
     let linked =
         check(unsafe { kernel!(Open, syscall!(libc::SYS_connect, fd, &raw const address, len_bytes)) });
     linked.and_then(|_| same_user(fd)).map(|()| fd).inspect_err(|_| close(fd))
+}
+
+/// Whether a descriptor is a link with whoever waits under this name, or did.
+#[must_use]
+pub fn is_with(fd: i32, path: &CStr) -> bool {
+    // It had another name when it began to wait: see `listen`.
+    let bound = crate::unix::peer_name(fd);
+    bound.is_some_and(|name| name.bytes().strip_suffix(b"~") == Some(path.to_bytes()))
 }
 
 /// Takes a link that a process of the same user has made. Others are closed.
@@ -235,6 +256,7 @@ mod tests {
         assert_eq!(listen(&name).err(), Some(Errno(libc::EEXIST)));
         assert_eq!(accept(listener).err(), Some(Errno(libc::EAGAIN)));
         let near = connect(&name).expect("a link");
+        assert!(is_with(near, &name) && !is_with(near, c"/elsewhere") && !is_with(listener, &name));
         let far = accept(listener).expect("a link");
         let mut words = [0; MAX_WORDS];
         assert_eq!(receive(far, &mut words).err(), Some(Errno(libc::EAGAIN)));
@@ -256,6 +278,10 @@ mod tests {
         assert!(!is_open(far));
         assert_eq!(receive(far, &mut words).expect("closed").words, 0);
         end(far);
+        let [near, far] = pair().expect("a link");
+        send(near, &[8], -1).expect("sent");
+        assert_eq!(receive(far, &mut words).expect("received").words, 1);
+        [near, far].into_iter().for_each(end);
         end(listener);
         std::fs::remove_file(&path).expect("the name");
         assert!(connect(&name).is_err());

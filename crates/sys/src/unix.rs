@@ -67,7 +67,21 @@ pub fn stream() -> Result<i32, Errno> {
     make(libc::SOCK_STREAM)
 }
 
-/// The same, with calls that do not wait.
+/// Two of them, connected. They may be given names.
+///
+/// # Errors
+/// What socketpair says.
+pub fn pair() -> Result<[i32; 2], Errno> {
+    let mut ends = [-1; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: room for two descriptors.
+    check(unsafe {
+        kernel!(Open, syscall!(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr()))
+    })?;
+    Ok(ends)
+}
+
+/// One whose calls do not wait.
 ///
 /// # Errors
 /// What socket says.
@@ -280,9 +294,10 @@ mod tests {
 
     #[test]
     fn a_filled_socket_has_room_again_once_it_is_read() {
-        let mut ends = [0; 2];
-        // SAFETY: room for two descriptors.
-        assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr()) }, 0);
+        let ends = pair().expect("sockets");
+        let name = Name::new(&[&b"\0uncopy-test-"[..], &ends[0].to_ne_bytes()].concat()).expect("short");
+        bind(ends[0], &name).expect("bound");
+        assert_eq!(peer_name(ends[1]), Some(name));
         fill(ends[0]).expect("filled");
         assert_eq!(socket::readiness(ends[0], 0), Readiness::Full);
         let mut room = vec![7u8; 1 << 20];

@@ -86,6 +86,11 @@ def main():
 
     from test import support
 
+    if "SUITE_HOST" in os.environ:
+        # Where modules let servers listen that do not name an address.
+        from test.support import socket_helper
+
+        socket_helper.HOST = socket_helper.HOSTv4 = os.environ["SUITE_HOST"]
     support.verbose = False
     # Without "network": other tests would leave the loopback interface.
     support.use_resources = ["subprocess"] + (["network"] if module == "test_socketserver" else [])

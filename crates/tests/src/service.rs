@@ -86,6 +86,12 @@ impl Service {
         self.cable.as_ref()
     }
 
+    /// Its control socket.
+    #[must_use]
+    pub fn control(&self) -> &std::path::Path {
+        &self.control
+    }
+
     /// A program whose connections in the service's networks are the service's.
     #[must_use]
     pub fn program(&self, program: Program, mode: Mode) -> Program {

@@ -2,6 +2,7 @@
 
 use crate::os;
 use crate::output::{Quoted, Reason};
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
@@ -25,10 +26,11 @@ fn why_not_tun(name: &str, error: &io::Error) -> String {
             "there is no /dev/net/tun: load the module (modprobe tun), or give the container the device"
                 .to_owned()
         }
-        Some(libc::EPERM | libc::EACCES) => {
-            "making a TUN device takes CAP_NET_ADMIN; type it again with sudo, or make one: ip tuntap add"
-                .to_owned()
-        }
+        Some(libc::EACCES) => "/dev/net/tun is not for this user; type it again with sudo".to_owned(),
+        Some(libc::EPERM) => format!(
+            "making a TUN device takes CAP_NET_ADMIN; type it again with sudo, or make one for this user: sudo ip tuntap add {name} mode tun user {}",
+            os::effective_user_id()
+        ),
         Some(libc::EBUSY) => format!("somebody has a device {name}; give another --tun"),
         _ => format!("--tun {name}: {}", Reason(error)),
     }
@@ -46,17 +48,44 @@ pub fn why_no_xdp() -> Option<io::Error> {
     Some(io::Error::new(io::ErrorKind::Unsupported, NO_XDP))
 }
 
-/// Makes a TUN device, where the kernel has these addresses with the bits of their prefixes.
+/// Makes a TUN device for these networks, where the kernel has these addresses with the bits of their prefixes.
 pub fn tun(
     name: &str,
     mtu_bytes: usize,
+    prefixes: &[Prefix],
     kernels: &[(IpAddr, u8)],
     pcap: Option<&Path>,
 ) -> Result<Box<dyn Link>, String> {
+    for prefix in prefixes {
+        if let Some((other, address, bits)) = nearer(name, prefix) {
+            return Err(format!(
+                "the kernel looks for {} at {other}, which has {address}/{bits}; give an --address in a network of its own",
+                prefix.own
+            ));
+        }
+    }
     let tun = Tun::open(name, mtu_bytes).map_err(|error| why_not_tun(name, &error))?;
-    device::set_up(name, mtu_bytes, kernels)
-        .map_err(|error| format!("{name} cannot be set up: {}", Reason(&error)))?;
+    device::set_up(name, mtu_bytes, kernels).map_err(|error| match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            let mut ready =
+                format!("sudo ip link set {name} mtu {mtu_bytes} txqueuelen {} up", device::QUEUE_PACKETS);
+            for (address, bits) in kernels {
+                let _ = write!(ready, "; sudo ip address replace {address}/{bits} dev {name}");
+            }
+            format!("{name} is not ready, and making it so takes CAP_NET_ADMIN; type: {ready}")
+        }
+        _ => format!("{name} cannot be set up: {}", Reason(&error)),
+    })?;
     captured(tun, pcap)
+}
+
+/// Another device at which the kernel would look for the service's address: in a network that is not wider.
+fn nearer(name: &str, prefix: &Prefix) -> Option<(String, IpAddr, u8)> {
+    let found = device::addresses().unwrap_or_default();
+    let is_nearer = |(other, address, bits): &(String, IpAddr, u8)| {
+        other != name && *bits >= prefix.bits && Prefix { own: *address, bits: *bits }.has(prefix.own)
+    };
+    found.into_iter().find(is_nearer)
 }
 
 /// Takes a queue of an Ethernet device for these addresses.

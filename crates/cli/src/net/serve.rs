@@ -56,7 +56,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     let pcap = matches.get_one::<OsString>(line::PCAP).map(PathBuf::from);
     let opened = match &ethernet {
         Some((device, queue)) => link::ethernet(device, *queue, &prefixes, &peers, pcap.as_deref()),
-        None => link::tun(&name.to_string_lossy(), mtu_bytes, &kernels, pcap.as_deref()),
+        None => link::tun(&name.to_string_lossy(), mtu_bytes, &prefixes, &kernels, pcap.as_deref()),
     };
     let link = match opened {
         Ok(link) => link,

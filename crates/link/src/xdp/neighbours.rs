@@ -26,6 +26,8 @@ pub const FRESH: Duration = Duration::from_secs(30);
 pub const STALE: Duration = Duration::from_secs(90);
 /// How often one is asked at most (RFC 1122, section 2.3.2.1; RetransTimer of RFC 4861).
 pub const ASK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long after the first question that it has not answered a neighbour is given up: as long as Linux asks, three times.
+pub const SILENCE: Duration = Duration::from_secs(3);
 /// Neighbours that are known, at most: the one that was heard of longest ago makes room.
 pub const MAX_NEIGHBOURS: usize = 1024;
 
@@ -55,6 +57,8 @@ pub enum Route {
     To(Mac),
     /// To a neighbour that has not said where it is: it was asked, and [`Neighbours::hold`] keeps a frame for it.
     Unknown(IpAddr),
+    /// To a neighbour that does not answer.
+    Silent,
     /// It is in no network, and there is no router.
     Nowhere,
 }
@@ -64,6 +68,8 @@ struct Neighbour {
     mac: Option<Mac>,
     heard: Duration,
     asked: Option<Duration>,
+    /// When it was first asked what it has not answered.
+    unanswered: Option<Duration>,
     waiting: Option<Vec<u8>>,
 }
 
@@ -242,7 +248,8 @@ impl Neighbours {
             self.make_room();
         }
         let neighbour = self.known.entry(address).or_default();
-        (neighbour.mac, neighbour.heard, neighbour.asked) = (Some(link), now, None);
+        (neighbour.mac, neighbour.heard) = (Some(link), now);
+        (neighbour.asked, neighbour.unanswered) = (None, None);
         if let Some(mut frame) = neighbour.waiting.take() {
             frame[..6].copy_from_slice(&link);
             out.push(frame);
@@ -283,11 +290,21 @@ impl Neighbours {
         }
         let is_old = neighbour.mac.is_none() || now.saturating_sub(neighbour.heard) >= FRESH;
         let link = neighbour.mac;
+        let silence = neighbour.unanswered.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        // For a while whoever sends is told, then it is waited for again.
+        if silence >= SILENCE + ASK_INTERVAL {
+            neighbour.unanswered = None;
+        }
         if is_old && neighbour.asked.is_none_or(|asked| now.saturating_sub(asked) >= ASK_INTERVAL) {
             neighbour.asked = Some(now);
+            neighbour.unanswered.get_or_insert(now);
             out.push(self.question(own, hop, link));
         }
-        link.map_or(Route::Unknown(hop), Route::To)
+        match link {
+            Some(link) => Route::To(link),
+            None if (SILENCE..SILENCE + ASK_INTERVAL).contains(&silence) => Route::Silent,
+            None => Route::Unknown(hop),
+        }
     }
 
     /// Keeps a frame until the neighbour has said where it is, in place of what it waits for now.
@@ -448,6 +465,29 @@ mod tests {
             assert_eq!(hears(&mut theirs, &again.1[0], seconds(2) + FRESH).len(), 1);
             let forgotten = asks(&mut ours, other, seconds(2) + STALE);
             assert_eq!((forgotten.0, &forgotten.1), (Route::Unknown(address(other)), &first));
+        }
+    }
+
+    #[test]
+    fn who_does_not_answer_is_given_up_and_asked_again() {
+        for other in ["10.9.0.1", "fd09::1"] {
+            let (mut ours, mut theirs) = (ours(), theirs());
+            let unknown = Route::Unknown(address(other));
+            for (at, expected) in [
+                (1, unknown),
+                (2, unknown),
+                (3, unknown),
+                (4, Route::Silent),
+                (5, unknown),
+                (8, Route::Silent),
+            ] {
+                let (route, asked) = asks(&mut ours, other, seconds(at));
+                assert_eq!((route, asked.len()), (expected, 1), "at {at} s");
+            }
+            let question = asks(&mut ours, other, seconds(9)).1.remove(0);
+            let answer = hears(&mut theirs, &question, seconds(9)).remove(0);
+            hears(&mut ours, &answer, seconds(9));
+            assert_eq!(asks(&mut ours, other, seconds(10)).0, Route::To(THEIRS));
         }
     }
 

@@ -5,6 +5,7 @@ use crate::icmp::{self, Meaning};
 use crate::payload::Bytes;
 use crate::rooms::{MAX_FEW_BYTES, Room};
 use std::io::{self, IoSlice};
+use uncopy_tcp::error::Error;
 use uncopy_tcp::payload::len_bytes;
 use uncopy_tcp::segment::Segment;
 use uncopy_tcp::wire::{self, Tuple};
@@ -125,6 +126,10 @@ impl Service {
                 Ok(false) => {
                     self.unsent = Some((tuple, segment));
                     return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::HostUnreachable => {
+                    let sequence = segment.header.sequence;
+                    self.stack.on_unreachable(&tuple, sequence, Error::HostUnreachable);
                 }
                 // No packet, or the device is down: lost, as on any network.
                 Err(error)

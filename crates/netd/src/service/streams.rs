@@ -23,22 +23,7 @@ use uncopy_tcp::wire::Tuple;
 const MAX_WAITING_BYTES: usize = 1 << 20;
 
 impl Service {
-    pub(super) fn take_streams(&mut self) {
-        while let Ok((fd, peer)) = unix::accept(self.directory.streams) {
-            // SAFETY: just made.
-            let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-            let known = peer.and_then(|peer| name::Connection::parse(&peer));
-            let Some(known) = known.filter(|known| known.service == self.id) else { continue };
-            let announced = |connection: &&mut Connection| connection.stage == Stage::Announced;
-            let Some(connection) = self.connections.known(known.slot, known.serial).filter(announced) else {
-                continue;
-            };
-            connection.stage = Stage::Filling;
-            self.begin_stream(known.slot, fd);
-        }
-    }
-
-    /// Begins a connection that a program has announced, whose stream is there.
+    /// Begins a connection whose stream its program has filled.
     fn begin_connection(&mut self, slot: u32) {
         let now_ns = self.now_ns();
         let Some(connection) = self.connections.get(slot) else { return };
@@ -54,7 +39,7 @@ impl Service {
         }
     }
 
-    fn begin_stream(&mut self, slot: u32, fd: OwnedFd) {
+    pub(crate) fn begin_stream(&mut self, slot: u32, fd: OwnedFd) {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let watched = epoll::add(&self.epoll, &fd, EventData::new_u64(slot.into()), flags);
         if let Some(connection) = self.connections.get(slot) {
@@ -206,6 +191,10 @@ impl Service {
                     Ok(Received::End) => connection.has_ended = true,
                     Err(error) => connection.failure = Some(error),
                 }
+            }
+            if connection.has_ended && connection.failure.is_none() {
+                // A reset behind the end.
+                connection.failure = self.stack.take_error(id);
             }
             if stream.waiting_bytes() == 0 {
                 break;

@@ -9,9 +9,11 @@
 //! What the program has set is kept in the socket's note:
 //!
 //! ```text
-//! bit 0        1          2        16      32        48      63
-//!     no delay keep alive reset    idle    interval  probes
+//! bit 0        1          2        3        16      32        48      63
+//!     no delay keep alive reset    told     idle    interval  probes
 //! ```
+//!
+//! An error is told once, as the kernel does it: `told` says that it was, to whoever has the socket.
 
 use super::client;
 use core::ffi::c_int;
@@ -33,6 +35,8 @@ const OF_TIMES: [c_int; 3] = [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP
 /// TCP_MD5SIG_EXT and TCP_AO_ADD_KEY to TCP_AO_REPAIR (linux/tcp.h).
 const MD5SIG_EXT: c_int = 32;
 const AO: core::ops::RangeInclusive<c_int> = 38..=42;
+/// All there are (linux/tcp.h, Linux 6.18).
+const KNOWN: core::ops::RangeInclusive<c_int> = 1..=46;
 /// TCP_MSS_DEFAULT.
 const DEFAULT_MSS: c_int = 536;
 
@@ -42,19 +46,21 @@ pub struct Kept {
     no_delay: bool,
     keep_alive: bool,
     resets: bool,
+    is_told: bool,
     times: [u16; 3],
 }
 
 impl Default for Kept {
     fn default() -> Self {
-        Self { no_delay: false, keep_alive: false, resets: false, times: TIMES }
+        Self { no_delay: false, keep_alive: false, resets: false, is_told: false, times: TIMES }
     }
 }
 
 impl Kept {
     fn note(self) -> u64 {
         let [idle, interval, probes] = self.times.map(u64::from);
-        let bits = u64::from(self.no_delay) | u64::from(self.keep_alive) << 1 | u64::from(self.resets) << 2;
+        let flags = [self.no_delay, self.keep_alive, self.resets, self.is_told];
+        let bits = flags.into_iter().enumerate().map(|(at, flag)| u64::from(flag) << at).sum::<u64>();
         bits | idle << 16 | interval << 32 | probes << 48
     }
 
@@ -63,6 +69,7 @@ impl Kept {
             no_delay: note & 1 != 0,
             keep_alive: note & 2 != 0,
             resets: note & 4 != 0,
+            is_told: note & 8 != 0,
             times: [(note >> 16) as u16, (note >> 32) as u16, (note >> 48) as u16],
         }
     }
@@ -78,6 +85,7 @@ impl Kept {
             no_delay: ask(libc::IPPROTO_TCP, libc::TCP_NODELAY).is_some_and(|value| value != 0),
             keep_alive: ask(libc::SOL_SOCKET, libc::SO_KEEPALIVE).is_some_and(|value| value != 0),
             resets: tcp::linger(fd) == Some((true, 0)),
+            is_told: false,
             times,
         }
     }
@@ -100,6 +108,15 @@ impl Kept {
     /// Keeps them there.
     pub fn keep(self, fd: c_int) {
         let _ = unix::set_note(fd, self.note());
+    }
+
+    /// A program is told a connection's error: whether that is the first time.
+    pub fn tell(fd: c_int) -> bool {
+        let kept = Self::of(fd);
+        if !kept.is_told {
+            Self { is_told: true, ..kept }.keep(fd);
+        }
+        !kept.is_told
     }
 
     /// A connection has what its listener had.
@@ -170,7 +187,8 @@ fn setting(before: Kept, level: c_int, name: c_int, [value, second]: [Option<c_i
         }
         (libc::IPPROTO_TCP, name) if AO.contains(&name) => Setting::Refused(libc::ENOPROTOOPT),
         (libc::IPPROTO_TCP, libc::TCP_REPAIR) => Setting::Refused(libc::EPERM),
-        (libc::IPPROTO_TCP, _) => Setting::Done,
+        (libc::IPPROTO_TCP, name) if KNOWN.contains(&name) => Setting::Done,
+        (libc::IPPROTO_TCP, _) => Setting::Refused(libc::ENOPROTOOPT),
         _ => Setting::Kernels,
     }
 }
@@ -236,7 +254,7 @@ pub unsafe fn get(
     let known = client.known(fd)?;
     if level == libc::SOL_SOCKET && name == libc::SO_ERROR {
         // SAFETY: as the caller says.
-        return unsafe { error(client, &known, value, len, kernel) };
+        return unsafe { error(client, fd, &known, value, len, kernel) };
     }
     let found = match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
@@ -308,6 +326,7 @@ fn number(client: &Client, fd: c_int, known: &Known, name: c_int) -> Result<c_in
 /// SO_ERROR: what the kernel says, unless the connection's own error says why.
 unsafe fn error(
     client: &Client,
+    fd: c_int,
     known: &Known,
     value: *mut u8,
     len: *mut socklen_t,
@@ -318,6 +337,7 @@ unsafe fn error(
         return Some(Err(Errno(errno::get())));
     }
     if let Some(Condition::Failed(why)) = client.condition(connection) {
+        let why = if Kept::tell(fd) { why } else { 0 };
         // SAFETY: the kernel has just written there so many bytes.
         unsafe {
             let len_bytes = (len.read_unaligned() as usize).min(size_of::<c_int>());
@@ -404,7 +424,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_kept() {
-        let kept = Kept { no_delay: true, keep_alive: true, resets: true, times: [1, 32_767, 127] };
+        let kept =
+            Kept { no_delay: true, keep_alive: true, resets: true, is_told: true, times: [1, 32_767, 127] };
         for kept in [kept, Kept::default(), Kept { keep_alive: false, ..kept }] {
             assert_eq!(Kept::of_note(kept.note()), kept);
             assert_ne!(kept.note(), u64::MAX, "which would be nothing");

@@ -101,6 +101,17 @@ impl Shared {
         mapped.map(|base| Self { base, len_bytes, fd: -1 })
     }
 
+    /// Forked children have it, too, which they had not.
+    ///
+    /// # Errors
+    /// What madvise says.
+    pub fn inherit(&self) -> Result<(), Errno> {
+        let advice = libc::MADV_DOFORK;
+        // SAFETY: our own mapping.
+        check(unsafe { kernel!(Advise, syscall!(libc::SYS_madvise, self.base, self.len_bytes, advice)) })
+            .map(drop)
+    }
+
     /// Address of the first byte.
     #[must_use]
     pub const fn base(&self) -> usize {

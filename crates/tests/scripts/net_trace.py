@@ -1,0 +1,263 @@
+"""Prints what calls on sockets of TCP say at one address, in the same words wherever that is: to be compared with the kernel's own.
+
+Usage: net_trace.py ADDRESS
+"""
+
+import array
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import termios
+import threading
+import time
+
+address = sys.argv[1]
+signals = []
+signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
+
+
+def say(what, *values):
+    print(f"{what}:", *values, flush=True)
+
+
+def told(call, *arguments):
+    """What a call returns, or its error, and whether a signal came."""
+    signals.clear()
+    try:
+        value = call(*arguments)
+    except OSError as error:
+        value = errno.errorcode.get(error.errno, error)
+    if isinstance(value, socket.socket):
+        value.close()
+        value = "socket"
+    return value if not signals else f"{value}+{signals[0]}"
+
+
+def pair(listener):
+    near = socket.create_connection(listener.getsockname(), timeout=20)
+    far, peer = listener.accept()
+    assert near.getsockname() == peer == far.getpeername() and far.getsockname() == near.getpeername()
+    far.settimeout(20)
+    return near, far
+
+
+def settle(end, wanted):
+    """Waits until poll says something of an end."""
+    poll = select.poll()
+    poll.register(end, wanted)
+    assert poll.poll(20000), wanted
+
+
+def events(end):
+    poll = select.poll()
+    poll.register(end, select.POLLIN | select.POLLOUT | select.POLLRDHUP | select.POLLPRI)
+    found = dict(poll.poll(0)).get(end.fileno(), 0)
+    return "|".join(name for name in ("POLLIN", "POLLOUT", "POLLRDHUP", "POLLHUP", "POLLERR") if found & getattr(select, name)) or "none"
+
+
+def reset(end):
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    end.close()
+
+
+def unread(end):
+    count = array.array("i", [0])
+    fcntl.ioctl(end, termios.FIONREAD, count)
+    return count[0]
+
+
+listener = socket.create_server((address, 0), backlog=16)
+
+# After a reset: the error once, then the end of the stream and EPIPE, with a signal unless that is declined.
+def write(end):
+    return os.write(end.fileno(), b"x")
+
+
+def vector(end):
+    return os.writev(end.fileno(), [b"x", b"y"])
+
+
+sends = [
+    ("send", lambda end: end.send(b"x")),
+    ("write", write),
+    ("writev", vector),
+    ("sendmsg", lambda end: end.sendmsg([b"x"])),
+    ("send quietly", lambda end: end.send(b"x", socket.MSG_NOSIGNAL)),
+    ("recv", lambda end: end.recv(1)),
+    ("read", lambda end: os.read(end.fileno(), 1)),
+    ("SO_ERROR", lambda end: errno.errorcode.get(end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), 0)),
+]
+for name, first in sends:
+    near, far = pair(listener)
+    reset(far)
+    settle(near, select.POLLIN)
+    near.setblocking(True)
+    say("after a reset", name, told(first, near), told(lambda: near.recv(1)), *(told(send, near) for _, send in sends))
+    near.close()
+
+# After an ordinary end the peer's reset is EPIPE at once.
+near, far = pair(listener)
+far.close()
+settle(near, select.POLLRDHUP)
+near.setblocking(True)
+say("after the end", told(lambda: near.recv(1)), told(near.send, b"x"))
+settle(near, select.POLLHUP)
+say("after its reset", told(near.send, b"x"), told(near.send, b"x"), told(lambda: near.recv(1)))
+near.close()
+
+# Halves.
+near, far = pair(listener)
+say("open", events(near), events(far))
+near.shutdown(socket.SHUT_WR)
+settle(far, select.POLLRDHUP)
+say("shut for writing", events(near), events(far), told(near.send, b"x"), told(far.recv, 1), told(far.recv, 1))
+far.sendall(b"still")
+settle(near, select.POLLIN)
+say("the other half", told(near.recv, 10), told(far.shutdown, socket.SHUT_WR))
+settle(near, select.POLLHUP)
+say("both shut", events(near), told(near.recv, 1), told(near.shutdown, socket.SHUT_WR))
+near.close(), far.close()
+near, far = pair(listener)
+near.shutdown(socket.SHUT_RD)
+say("shut for reading", told(near.recv, 1), events(near), told(near.send, b"x"), told(far.recv, 1))
+near.close(), far.close()
+
+# Connecting without waiting.
+closed = socket.create_server((address, 0))
+nobody = closed.getsockname()
+closed.close()
+one = socket.socket()
+one.setblocking(False)
+say("begins", told(one.connect, nobody))
+settle(one, select.POLLOUT)
+say("refused", events(one), told(lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), events(one),
+    told(lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), told(one.getpeername), told(one.send, b"x"), told(one.recv, 1))
+one.close()
+one = socket.socket()
+say("refused and waited for", told(one.connect, nobody), told(one.getpeername), told(one.connect, nobody),
+    told(one.connect, listener.getsockname()), told(one.connect, listener.getsockname()))
+far, _ = listener.accept()
+one.sendall(b"x")
+say("connected after all", told(far.recv, 1))
+one.close(), far.close()
+one = socket.socket()
+one.setblocking(False)
+say("succeeds", told(one.connect, listener.getsockname()))
+settle(one, select.POLLOUT)
+say("connected", events(one), told(lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), told(one.recv, 1),
+    told(one.listen, 1), told(one.bind, (address, 0)))
+far, _ = listener.accept()
+one.close(), far.close()
+
+# Accepting.
+listener.setblocking(False)
+say("nobody to accept", told(listener.accept), events(listener), told(listener.getpeername))
+listener.settimeout(0.05)
+say("nobody in time", told(listener.accept))
+listener.settimeout(None)
+dup = listener.dup()
+near = socket.create_connection(listener.getsockname())
+far, _ = dup.accept()
+say("accepted by a duplicate", far.getblocking(), os.get_inheritable(far.fileno()), fcntl.fcntl(far, fcntl.F_GETFL) & os.O_NONBLOCK)
+dup.close()
+
+# Looking, waiting for all, how much there is.
+far.sendall(b"0123456789")
+settle(near, select.POLLIN)
+say("looking", near.recv(4, socket.MSG_PEEK), unread(near), near.recv(4), unread(near))
+threading.Timer(0.1, far.sendall, [b"abcdef"]).start()
+say("all of it", near.recv(12, socket.MSG_WAITALL))
+near.setblocking(False)
+say("nothing now", told(near.recv, 1), told(near.recv, 1, socket.MSG_PEEK))
+near.settimeout(0.05)
+say("nothing in time", told(near.recv, 1))
+near.setblocking(True)
+near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50000))
+say("nothing in the kernel's time", told(near.recv, 1))
+near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+
+# Edges: one for each that comes, and none for what was there.
+epoll = select.epoll()
+epoll.register(near, select.EPOLLIN | select.EPOLLET)
+say("no edge", epoll.poll(0))
+far.sendall(b"x")
+say("an edge", len(epoll.poll(20)), len(epoll.poll(0)))
+far.sendall(b"y")
+say("another", len(epoll.poll(20)), near.recv(10))
+epoll.modify(near, select.EPOLLIN | select.EPOLLONESHOT)
+far.sendall(b"z")
+say("once", len(epoll.poll(20)), len(epoll.poll(0)), near.recv(1))
+epoll.close()
+
+# Until there is no room, and again once there is.
+near.setblocking(False)
+sent = 0
+try:
+    while sent < 1 << 28:
+        sent += near.send(bytes(1 << 16))
+except BlockingIOError:
+    pass
+say("full", sent > 100_000, events(near))
+got = 0
+while got < sent:
+    got += len(far.recv(1 << 20))
+settle(near, select.POLLOUT)
+say("room again", got == sent, events(near))
+near.setblocking(True)
+
+# Files.
+with tempfile.TemporaryFile() as file:
+    data = os.urandom(700_000)
+    file.write(data)
+    file.flush()
+    threading.Thread(target=lambda: near.sendfile(file, offset=1000)).start()
+    say("a file", far.recv(699_000, socket.MSG_WAITALL) == data[1000:])
+lines = near.makefile("rwb")
+lines.write(b"one\ntwo\n")
+lines.flush()
+other = far.makefile("r")
+say("lines", other.readline(), other.readline())
+lines.close(), other.close()
+near.sendmsg([b"ab", b"", b"cd"])
+room = [bytearray(3), bytearray(5)]
+settle(far, select.POLLIN)
+say("several", far.recvmsg_into(room)[0], room)
+say("options", *(near.getsockopt(*option) for option in (
+    (socket.SOL_SOCKET, socket.SO_TYPE), (socket.SOL_SOCKET, socket.SO_DOMAIN), (socket.SOL_SOCKET, socket.SO_PROTOCOL),
+    (socket.SOL_SOCKET, socket.SO_ACCEPTCONN), (socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_NODELAY),
+)), listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+say("kinds", told(near.getsockopt, 77, 1), told(near.setsockopt, socket.IPPROTO_TCP, 9999, 1), told(near.accept))
+
+# Unread bytes at close are a reset; a close that waits for what was sent is not.
+far.sendall(b"unread")
+settle(near, select.POLLIN)
+near.close()
+say("closed with unread bytes", told(far.recv, 1), told(far.recv, 1))
+far.close()
+near, far = pair(listener)
+near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 10))
+near.sendall(bytes(500_000))
+near.close()
+far.setblocking(True)
+say("lingered", len(far.recv(500_000, socket.MSG_WAITALL)), told(far.recv, 1))
+far.close()
+
+# Addresses.
+say("in use", told(socket.create_server, listener.getsockname()))
+bound = socket.socket()
+say("bound", told(bound.bind, (address, 0)), bound.getsockname()[1] > 0, told(bound.bind, (address, 0)), told(bound.accept))
+say("connects from there", told(bound.connect, listener.getsockname()))
+far, peer = listener.accept()
+say("from there", peer == bound.getsockname())
+bound.close(), far.close()
+say("no such address", told(socket.socket().bind, ("192.0.2.7", 0)), told(socket.socket().bind, (address, 0, 0, 0)[:2]))
+port = listener.getsockname()
+listener.close()
+again = socket.create_server(port)
+say("again", again.getsockname() == port)

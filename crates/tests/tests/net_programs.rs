@@ -1,0 +1,122 @@
+//! Programs that nobody has changed over `uncopy net`, with the kernel's TCP at the other side. `make test-net` lets them run for longer.
+
+use std::time::Duration;
+
+use uncopy_tests::artifacts::{bin_dir, packaged, plain_only, script};
+use uncopy_tests::running::Finished;
+use uncopy_tests::service::{KERNEL, SERVICE, Service};
+use uncopy_tests::{Mode, Program, Scratch};
+
+/// Longest for a scenario, without what loads take that were asked to be longer.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Seconds of each load.
+fn seconds() -> u32 {
+    std::env::var("UNCOPY_TEST_NET_SECONDS").ok().map_or(1, |text| text.parse().expect("a number of seconds"))
+}
+
+fn scenario(name: &str, programs: &[(&str, &str)]) {
+    if plain_only() {
+        return;
+    }
+    for (path, package) in programs {
+        let _ = packaged(path, package);
+    }
+    let scratch = Scratch::new(&format!("net-{name}"));
+    let service = Service::start(&scratch, &[]);
+    let control = service.control().to_str().expect("UTF-8");
+    let uncopy = bin_dir().join("uncopy");
+    let done = Program::new("/usr/bin/python3")
+        .args([script("net_programs.py")])
+        .args([name, &seconds().to_string(), &service.namespace(), SERVICE, KERNEL])
+        .args([uncopy.as_os_str()])
+        .args(["run", "--net", control, "--policy", "always", "--min-size", "4096", "--"])
+        .mode(Mode::Plain)
+        .start(&scratch, name)
+        .finish(LIMIT + Duration::from_secs(60) * seconds());
+    println!("{}", done.text());
+    assert!(done.status.success(), "{}", done.text());
+    service.wait_until_empty();
+    service.stop();
+}
+
+#[test]
+fn curl_uploads_and_downloads() {
+    scenario("curl", &[("/usr/bin/curl", "curl"), ("/usr/sbin/nginx", "nginx")]);
+}
+
+#[test]
+fn workers_of_another_user_serve_loads_and_proxy() {
+    scenario(
+        "web",
+        &[("/usr/sbin/nginx", "nginx"), ("/usr/bin/wrk", "wrk"), ("/usr/bin/ab", "apache2-utils")],
+    );
+}
+
+#[test]
+fn redis_pipelines_publishes_and_replicates() {
+    scenario(
+        "redis",
+        &[("/usr/bin/redis-server", "redis-server"), ("/usr/bin/redis-benchmark", "redis-tools")],
+    );
+}
+
+#[test]
+fn memcached_serves_threads_of_another_user() {
+    scenario("memcached", &[("/usr/bin/memcached", "memcached")]);
+}
+
+/// Errors, signals, events and addresses, call by call.
+#[test]
+fn calls_say_what_the_kernels_say() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-trace");
+    let service = Service::start(&scratch, &[]);
+    let trace = script("net_trace.py");
+    let trace = trace.to_str().expect("UTF-8");
+    let expected = service.outside(&["python3", trace, KERNEL]).start(&scratch, "kernel").finish(LIMIT);
+    assert!(expected.status.success(), "{}", expected.text());
+    for mode in [Mode::Always, Mode::Auto] {
+        let program = service.program(Program::new("/usr/bin/python3").args([trace, SERVICE]), mode);
+        let done = program.start(&scratch, "service").finish(LIMIT);
+        assert!(done.status.success(), "{}", done.text());
+        let lines = |done: &Finished| String::from_utf8_lossy(&done.output).into_owned();
+        assert_eq!(lines(&done), lines(&expected), "{mode:?}");
+        service.wait_until_empty();
+    }
+    service.stop();
+}
+
+/// Children of root that are another user's, in another root directory, and what they execute.
+#[test]
+fn a_program_that_changes_its_user_or_root_keeps_the_service() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-users");
+    let service = Service::start(&scratch, &[]);
+    let echo = r#"
+import socket, threading
+def serve(one):
+    while part := one.recv(1 << 20):
+        one.sendall(part)
+listener = socket.create_server((KERNEL, 7400))
+print("ready", flush=True)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"#;
+    let echo = echo.replace("KERNEL", &format!("{KERNEL:?}"));
+    let kernel = service.outside(&["python3", "-c", &echo]).start(&scratch, "kernel");
+    let _ = kernel.wait_for_line("ready");
+    let users = std::fs::read_to_string(script("net_users.py")).expect("a script");
+    for mode in [Mode::Always, Mode::Auto, Mode::Lanes] {
+        let program = Program::new("/usr/bin/python3").args(["-c", &users, SERVICE, KERNEL, "7400"]);
+        let done = service.program(program, mode).start(&scratch, "users").finish(LIMIT);
+        assert!(done.status.success() && done.text().contains("well"), "{}", done.text());
+        service.wait_until_empty();
+    }
+    drop(kernel.stop(libc::SIGKILL));
+    service.stop();
+}
