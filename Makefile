@@ -80,9 +80,11 @@ test-kernels: ## Build, try the library on Debian's kernels 5.10, 6.1 and 6.12 i
 	$(CARGO) build --release --locked -p uncopy-tests
 	scripts/test-kernels
 
-test-net: ## Twenty million segments of the user-level TCP over bad links, and a million to and from smoltcp (minutes)
-	@scripts/need-cargo
+test-net: ## Build, twenty million segments of the user-level TCP over bad links, a million to and from smoltcp, and a GiB each way (minutes)
+	@scripts/install-packages test
+	@$(MAKE) --no-print-directory build
 	UNCOPY_TEST_NET_SEGMENTS=20000000 UNCOPY_TEST_NET_PEER_SEGMENTS=1000000 $(CARGO) test --locked --profile checked -p uncopy-tcp -- --nocapture
+	UNCOPY_TEST_NET_BYTES=1073741824 $(CARGO) test --locked -p uncopy-tests --test net long_streams -- --nocapture
 
 test-checked: ## Run the end-to-end tests against a library with debug assertions
 	@scripts/install-packages test

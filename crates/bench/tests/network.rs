@@ -122,6 +122,32 @@ fn icecast_is_measured_behind_a_service_of_its_own_user() {
 }
 
 #[test]
+fn a_connection_that_loses_packets_and_idle_ones_are_measured() {
+    let short = "net loss idle --quick --transfers=1 --transfer-seconds=1 --idle=200 --json";
+    let Some(output) = run("net-loss", &format!("$bench {short}")) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let json: Value = serde_json::from_str(&text).expect("JSON");
+    let comparisons = json["comparisons"].as_array().expect("three of them");
+    let titles: Vec<&str> = comparisons.iter().filter_map(|one| one["experiment"].as_str()).collect();
+    assert_eq!(titles, ["loss 1 %, 50 ms, sends", "loss 1 %, 50 ms, receives", "200 idle"]);
+    for comparison in comparisons {
+        assert_eq!(comparison["verified"], true, "{comparison:#}");
+    }
+    for comparison in &comparisons[..2] {
+        for side in ["plain", "net"] {
+            assert!(
+                comparison["sides"][side]["megabits_per_s"]["median"].as_f64() > Some(0.0),
+                "{comparison:#}"
+            );
+        }
+    }
+    let idle = json["idle"].as_array().expect("one of each side");
+    let of = |side: &str| idle.iter().find(|one| one["side"] == side).expect("it was measured");
+    assert!(of("net")["service_bytes_per_connection"].as_f64() > Some(0.0), "{idle:#?}");
+    assert_eq!(of("plain")["service_bytes_per_connection"].as_f64(), Some(0.0), "{idle:#?}");
+}
+
+#[test]
 fn an_interrupted_experiment_leaves_no_namespace_and_no_device() {
     // Once a server has a directory it is in its namespace, or is about to be.
     let script = "

@@ -28,7 +28,7 @@ static MADE: AtomicU8 = AtomicU8::new(0);
 
 /// A service that is ready.
 #[derive(Debug)]
-struct Service {
+pub struct Service {
     server: Server,
     host: Ipv4Addr,
 }
@@ -38,7 +38,12 @@ impl Service {
     ///
     /// # Errors
     /// [`crate::kit::Failure`] with its last words when it does not begin in time.
-    fn start(
+    pub fn start(launcher: &Launcher, copies: ApiCopies) -> Result<Self> {
+        Self::start_by(launcher, copies, |command, _| Ok(command))
+    }
+
+    /// The same by what `by` makes of the command for its directory.
+    fn start_by(
         launcher: &Launcher,
         copies: ApiCopies,
         by: impl FnOnce(Command, &TemporaryDirectory) -> Result<Command>,
@@ -58,9 +63,21 @@ impl Service {
         Ok(Self { server, host })
     }
 
+    /// Its address.
+    #[must_use]
+    pub const fn host(&self) -> Ipv4Addr {
+        self.host
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.server.pid()
+    }
+
     /// Its control socket.
     #[must_use]
-    fn control(&self) -> PathBuf {
+    pub fn control(&self) -> PathBuf {
         control(self.server.directory())
     }
 }
@@ -76,8 +93,7 @@ struct Served<'a> {
     service: Service,
 }
 
-/// Starts by `start` what runs under `side`: with a service where its connections are one's, whose command is as `by` makes it for
-/// its directory.
+/// Starts by `start` what runs under `side`: with a service where its connections are one's, by what `by` makes of its command.
 ///
 /// # Errors
 /// As `start`, and [`Service::start`].
@@ -88,7 +104,7 @@ pub fn served<'a>(
     start: impl FnOnce(&Launcher, Place) -> Result<Box<dyn Running + 'a>>,
 ) -> Result<Box<dyn Running + 'a>> {
     let Some(copies) = side.service() else { return start(launcher, Place::Kernel) };
-    let service = Service::start(launcher, copies, by)?;
+    let service = Service::start_by(launcher, copies, by)?;
     let running = start(&launcher.served_by(&service.control()), Place::Service(service.host))?;
     Ok(Box::new(Served { running, service }))
 }
@@ -141,7 +157,7 @@ impl Running for Served<'_> {
     }
 
     fn beside(&self) -> Vec<Pid> {
-        vec![self.service.server.pid()]
+        vec![self.service.pid()]
     }
 
     fn clients_cpu_ns(&self) -> Option<u64> {

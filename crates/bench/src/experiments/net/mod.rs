@@ -4,9 +4,14 @@
 //! Both the service and the server are on one processor, their clients on another; the processor time is that of both, and is told
 //! apart in columns of its own.
 
+mod idle;
+mod loss;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
 use super::apps;
@@ -23,7 +28,7 @@ use crate::kit::processes::descendants;
 use crate::kit::{
     Align, Comparison, Experiment, Failure, Form, Launcher, Metric, Outcome, Plot, Progress, Report, Result,
     Running, Side, Slices, Slicing, Table, TemporaryDirectory, copies_parser, count_parser, counted, figure,
-    measured, processors, quiet, size, size_parser,
+    measured, processors, quiet, seconds, size, size_parser,
 };
 use crate::servers::echo::command;
 use crate::servers::echo::echoing::Echoing;
@@ -55,6 +60,10 @@ pub enum What {
     Icecast,
     /// Icecast, how many listeners of a live stream it holds
     Relay,
+    /// One connection through a network that loses 1 % of all packets, beside CUBIC of the kernel
+    Loss,
+    /// Connections of which nothing is asked: memory and processor time
+    Idle,
 }
 
 impl What {
@@ -63,7 +72,7 @@ impl What {
         match self {
             Self::Icecast => Some(&icecast::FILE),
             Self::Relay => Some(&relay::CASE),
-            Self::Echo | Self::Receive | Self::Connections | Self::Redis | Self::Ycsb => None,
+            _ => None,
         }
     }
 
@@ -91,7 +100,7 @@ impl What {
                  zIO, Figure 14: a file of 512 KB, several threads: up to 1.17 times what mmap reaches\n"
             }
             Self::Relay => "zIO, Table 3 (blocks of 64 KB): 1.16 times as many listeners (812 to 944)\n",
-            Self::Receive | Self::Connections | Self::Redis | Self::Ycsb => "",
+            _ => "",
         }
     }
 }
@@ -100,7 +109,7 @@ impl What {
 #[derive(Debug, Args)]
 #[command(mut_arg("slice", |slice| slice.default_value_ifs([("quick", "true", "0.02"), ("log", "true", "2")])))]
 pub struct Net {
-    /// What is measured; all of it if nothing is named (with --quick the echo)
+    /// What is measured; all but loss and idle if nothing is named (with --quick the echo)
     #[arg(value_name = "NAME", value_enum)]
     pub names: Vec<What>,
     /// Lengths of messages, in bytes
@@ -124,6 +133,16 @@ pub struct Net {
     /// With --log: where the files are written, in a directory that is removed: not in memory
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
+    /// Connections of each side and way through the network that loses packets
+    #[arg(long, value_name = "N", default_value = "12", default_value_if("quick", "true", "2"), value_parser = count_parser())]
+    pub transfers: usize,
+    /// How long each of them lasts
+    #[arg(long, value_name = "SECONDS", default_value = "10", default_value_if("quick", "true", "2"), value_parser = seconds)]
+    pub transfer_seconds: Duration,
+    /// Number of idle connections
+    #[arg(long, value_name = "N", default_value = "10000", default_value_if("quick", "true", "1000"),
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..=20_000))]
+    pub idle: usize,
     #[command(flatten)]
     pub slicing: Slicing,
     #[command(flatten)]
@@ -144,18 +163,32 @@ impl Experiment for Net {
             let slices = self.slices();
             let measure = |point: Point| point.measure(launcher, &slices, files.as_ref(), progress);
             let mut comparisons: Vec<Comparison> = self.points().into_iter().map(measure).collect();
-            let mut versions = Vec::new();
-            let cases = What::value_variants().iter().filter(|what| self.asks_for(**what));
-            let cases: Vec<&Case> = cases.filter_map(|what| what.case()).collect();
+            let (mut texts, mut versions, mut findings) = (Vec::new(), Vec::new(), Vec::new());
+            let cases: Vec<&Case> = self.asked().filter_map(What::case).collect();
             if !cases.is_empty() {
                 let effort = if self.form.quick { Effort::Quick } else { Effort::Full };
                 let measured = apps::measure::measure(launcher, &cases, effort, &slices, progress);
                 comparisons.extend(measured.comparisons);
                 versions = measured.versions;
             }
-            let report = Report::of(comparisons, if self.log { render_stacks } else { render }, plot);
-            let text = report.text + &self.papers();
-            Ok(Report { text, versions, ..report })
+            if !comparisons.is_empty() {
+                let text = if self.log { render_stacks } else { render }(&comparisons);
+                let papers = self.asked().map(|what| what.paper(self.log));
+                texts.push(std::iter::once(&*text).chain(papers).collect());
+            }
+            if self.is_asked(What::Loss) {
+                let measured = loss::measure(self, launcher, progress);
+                texts.push(loss::render(&measured));
+                comparisons.extend(measured);
+            }
+            let plot = plot(&comparisons);
+            if self.is_asked(What::Idle) {
+                let (comparison, all) = idle::measure(self, launcher, progress);
+                texts.push(idle::render(&all));
+                findings.push(("idle", idle::findings(&all)));
+                comparisons.push(comparison);
+            }
+            Ok(Report { findings, versions, ..Report::new(comparisons, texts.join("\n"), plot) })
         })
     }
 }
@@ -184,25 +217,21 @@ impl Net {
         }
     }
 
-    fn asks_for(&self, what: What) -> bool {
+    fn is_asked(&self, what: What) -> bool {
         match self.names.as_slice() {
             [] if self.log => what.has_files(),
-            [] => !self.form.quick || what == What::Echo,
+            [] => what == What::Echo || !self.form.quick && !matches!(what, What::Loss | What::Idle),
             names => names.contains(&what),
         }
     }
 
-    /// What the paper says of what was measured.
-    fn papers(&self) -> String {
-        What::value_variants()
-            .iter()
-            .filter(|what| self.asks_for(**what))
-            .map(|what| what.paper(self.log))
-            .collect()
+    /// What is measured.
+    fn asked(&self) -> impl Iterator<Item = What> {
+        What::value_variants().iter().copied().filter(|what| self.is_asked(*what))
     }
 
     fn points(&self) -> Vec<Point> {
-        let is_asked = |what| self.asks_for(what);
+        let is_asked = |what| self.is_asked(what);
         let mut points = Vec::new();
         for (what, reply) in [(What::Echo, Reply::Echo), (What::Receive, Reply::LastPage)] {
             for size_bytes in self.sizes.iter().filter(|_| is_asked(what)) {
