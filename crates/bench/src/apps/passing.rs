@@ -74,7 +74,7 @@ struct Socat {
 }
 
 impl Work for Socat {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let size_bytes = self.size_bytes;
         let backend = Backend::start(client_address().into(), size_bytes, stage.client_processors())?;
         let (mut server, address) = stage.server(SOCAT.program, |address, _| {
@@ -99,7 +99,7 @@ struct Stunnel {
 }
 
 impl Work for Stunnel {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let size_bytes = self.size_bytes;
         let backend = Backend::start(client_address().into(), size_bytes, stage.client_processors())?;
         let key = Random::new(size_bytes as u64).next();
