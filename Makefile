@@ -80,12 +80,12 @@ test-kernels: ## Build, try the library on Debian's kernels 5.10, 6.1 and 6.12 i
 	$(CARGO) build --release --locked -p uncopy-tests
 	scripts/test-kernels
 
-test-net: ## Twenty million segments of the user-level TCP over bad links, a million to and from smoltcp, programs and CPython's tests over it (minutes)
-	@scripts/need-cargo
-	UNCOPY_TEST_NET_SEGMENTS=20000000 UNCOPY_TEST_NET_PEER_SEGMENTS=1000000 $(CARGO) test --locked --profile checked -p uncopy-tcp -- --nocapture
+test-net: ## Build; twenty million segments of the user-level TCP over bad links, a million to and from smoltcp, a GiB each way, programs and CPython's tests (minutes)
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
-	UNCOPY_BIN_DIR=$(release) UNCOPY_TEST_NET_SECONDS=10 $(CARGO) test --locked -p uncopy-tests --test net --test net_programs -- --nocapture
+	UNCOPY_TEST_NET_SEGMENTS=20000000 UNCOPY_TEST_NET_PEER_SEGMENTS=1000000 $(CARGO) test --locked --profile checked -p uncopy-tcp -- --nocapture
+	UNCOPY_BIN_DIR=$(release) UNCOPY_TEST_NET_BYTES=1073741824 UNCOPY_TEST_NET_SECONDS=10 \
+	    $(CARGO) test --locked -p uncopy-tests --test net --test net_programs -- --nocapture
 	scripts/suites net --uncopy $(release)/uncopy
 
 test-checked: ## Run the end-to-end tests against a library with debug assertions

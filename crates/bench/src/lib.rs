@@ -47,7 +47,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     #[command(flatten)]
-    Experiment(experiments::Command),
+    Experiment(Box<experiments::Command>),
     // Shown behind `apps`, which has this place in the list.
     #[command(display_order = 15)]
     Report(results::Arguments),

@@ -87,6 +87,67 @@ fn a_user_level_tcp_is_measured_beside_the_kernels_and_its_devices_go() {
 }
 
 #[test]
+fn both_stacks_are_measured_together() {
+    let short = "--quick --values=70000 --processes=1 --rounds=1 --seconds=0.01 --warm-up=0.4 --keep-disturbed --json";
+    let Some(output) = run("net-log", &format!("$bench net redis ycsb --log --dir $TMPDIR {short}")) else {
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let json: Value = serde_json::from_str(&text).expect("JSON");
+    let comparisons = json["comparisons"].as_array().expect("two of them");
+    assert_eq!(comparisons.len(), 2);
+    assert!(comparisons.iter().all(|comparison| comparison["verified"] == true), "{json:#}");
+    for side in ["plain", "net_all_copied", "net_heap_only", "net_api_copied", "net", "net_log"] {
+        let written = &comparisons[0]["sides"][side]["written_bytes_per_operation"]["median"];
+        assert!(written.as_f64() >= Some(70_000.0), "{side}: {json:#}");
+    }
+    let script = "$bench net echo --log --quick 2>&1; echo ended with $?";
+    let Some(output) = run("net-log-echo", script) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("redis and ycsb, not echo") && text.ends_with("ended with 1\n"), "{text}");
+}
+
+#[test]
+fn icecast_is_measured_behind_a_service_of_its_own_user() {
+    let short = "--quick --processes=1 --rounds=1 --seconds=0.01 --warm-up=0.4 --keep-disturbed --json";
+    let Some(output) = run("net-icecast", &format!("$bench net icecast {short}")) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let json: Value = serde_json::from_str(&text).expect("JSON");
+    let comparison = &json["comparisons"][0];
+    assert_eq!(comparison["verified"], true, "{comparison:#}");
+    for side in ["net", "net_api_copied", "net_all_copied"] {
+        let side = &comparison["sides"][side];
+        assert!(side["service_cpu_us_per_operation"]["median"].as_f64() > Some(0.0), "{comparison:#}");
+    }
+}
+
+#[test]
+fn a_connection_that_loses_packets_and_idle_ones_are_measured() {
+    let short = "net loss idle --quick --transfers=1 --transfer-seconds=1 --idle=200 --json";
+    let Some(output) = run("net-loss", &format!("$bench {short}")) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let json: Value = serde_json::from_str(&text).expect("JSON");
+    let comparisons = json["comparisons"].as_array().expect("three of them");
+    let titles: Vec<&str> = comparisons.iter().filter_map(|one| one["experiment"].as_str()).collect();
+    assert_eq!(titles, ["loss 1 %, 50 ms, sends", "loss 1 %, 50 ms, receives", "200 idle"]);
+    for comparison in comparisons {
+        assert_eq!(comparison["verified"], true, "{comparison:#}");
+    }
+    for comparison in &comparisons[..2] {
+        for side in ["plain", "net"] {
+            assert!(
+                comparison["sides"][side]["megabits_per_s"]["median"].as_f64() > Some(0.0),
+                "{comparison:#}"
+            );
+        }
+    }
+    let idle = json["idle"].as_array().expect("one of each side");
+    let of = |side: &str| idle.iter().find(|one| one["side"] == side).expect("it was measured");
+    assert!(of("net")["service_bytes_per_connection"].as_f64() > Some(0.0), "{idle:#?}");
+    assert_eq!(of("plain")["service_bytes_per_connection"].as_f64(), Some(0.0), "{idle:#?}");
+}
+
+#[test]
 fn an_interrupted_experiment_leaves_no_namespace_and_no_device() {
     // Once a server has a directory it is in its namespace, or is about to be.
     let script = "

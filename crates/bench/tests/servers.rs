@@ -44,7 +44,7 @@ fn squid_delivers_what_it_keeps() {
 
 #[test]
 fn socat_and_stunnel_pass_messages_on() {
-    verified(&["socat", "stunnel"]);
+    verified(&["socat", "socat-short", "stunnel"]);
 }
 
 #[test]

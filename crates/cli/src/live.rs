@@ -17,6 +17,8 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use uncopy_core::stats::{CONTROL_SUFFIX, FILE_BYTES, MAGIC, Snapshot};
+use uncopy_sys::errno::Errno;
+use uncopy_sys::procmap;
 
 /// Largest process id that Linux gives out (`PID_MAX_LIMIT`).
 const PID_HIGH: u32 = 1 << 22;
@@ -173,7 +175,16 @@ pub fn is_under_uncopy(pid: u32) -> bool {
 /// # Errors
 /// What keeps its maps from being read.
 fn library_is_mapped(pid: u32) -> io::Result<bool> {
-    let mut maps = BufReader::with_capacity(MAPS_BYTES, File::open(format!("/proc/{pid}/maps"))?);
+    let maps = File::open(format!("/proc/{pid}/maps"))?;
+    match procmap::has_code_of(maps.as_fd(), names_library) {
+        Err(Errno(libc::ENOTTY)) => library_is_in_text(maps),
+        found => Ok(found?),
+    }
+}
+
+/// The same before Linux 6.11, from the text of its maps.
+fn library_is_in_text(maps: File) -> io::Result<bool> {
+    let mut maps = BufReader::with_capacity(MAPS_BYTES, maps);
     let mut line = Vec::new();
     loop {
         line.clear();

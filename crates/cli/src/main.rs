@@ -58,7 +58,7 @@ fn dispatch(arguments: &[OsString], sigpipe: &os::Disposition) -> u8 {
         Some("bench") => return uncopy_bench::main(&arguments[2..]),
         _ => {}
     }
-    let matches = match line::whole().try_get_matches_from(arguments) {
+    let matches = match line::for_arguments(arguments).try_get_matches_from(arguments) {
         Ok(matches) => matches,
         Err(error) => return line::answer(&error),
     };

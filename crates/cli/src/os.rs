@@ -59,6 +59,15 @@ pub fn drop_privileges() -> io::Result<()> {
     Ok(set_capabilities(None, CapabilitySets { effective, permitted, inheritable })?)
 }
 
+/// Lets this process have as many descriptors as it may.
+pub fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(
+        Resource::Nofile,
+        rustix::process::Rlimit { current: limit.maximum, ..limit },
+    );
+}
+
 /// Whether the calling thread may make and change network devices of its namespace.
 pub fn may_administer_network() -> bool {
     use rustix::thread::{CapabilitySet, capabilities};

@@ -44,6 +44,9 @@ pub const MEMORY_LOW_BYTES: usize = 1 << 20;
 /// Largest legal `--memory`.
 pub const MEMORY_HIGH_BYTES: usize = 1 << 46;
 
+/// Largest legal `--begin-after`.
+pub const BEGIN_AFTER_HIGH_BYTES: usize = 1 << 40;
+
 /// Longest legal `--lanes-dir`, bytes: sockets in it have names of at most 107 bytes (unix(7)).
 pub const MAX_LANES_DIR_BYTES: usize = 80;
 
@@ -99,6 +102,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         value: Some("auto|always|never"),
         bare: None,
         help: "When to elide: by a running account, whatever is legal, or never [default: auto]",
+    },
+    OptionSpec {
+        flag: "begin-after",
+        variable: "UNCOPY_BEGIN_AFTER",
+        value: Some("SIZE"),
+        bare: None,
+        help: "What a process that accepts no connections receives by large inputs before eliding begins in it, under --policy auto (0 to 1T) [default: 64M]",
     },
     OptionSpec {
         flag: "heap",
@@ -244,6 +254,8 @@ pub struct Options<'a> {
     pub min_size_bytes: usize,
     /// `--policy`.
     pub policy: Policy,
+    /// `--begin-after`, bytes.
+    pub begin_after_bytes: Option<usize>,
     /// `--heap`.
     pub heap: bool,
     /// `--foreign`.
@@ -296,6 +308,7 @@ impl Default for Options<'_> {
             off: false,
             min_size_bytes: MIN_SIZE_DEFAULT_BYTES,
             policy: Policy::Auto,
+            begin_after_bytes: None,
             heap: true,
             foreign: true,
             moves: true,
@@ -368,6 +381,7 @@ impl fmt::Display for OptionError<'_> {
 
 const LEGAL_SWITCH: &str = "1, 0, or empty";
 const LEGAL_SIZE: &str = "a size from 4K to 1G, as 65536, 64K or 1MiB";
+const LEGAL_BEGIN_AFTER: &str = "a size from 0 to 1T, as 64M or 1GiB";
 const LEGAL_MEMORY: &str = "a size from 1M to 64T, as 64M or 1GiB";
 const LEGAL_SLICE: &str = "a whole number of ms from 4 to 10000";
 const LEGAL_POLICY: &str = "auto, always or never";
@@ -429,6 +443,11 @@ impl<'a> Options<'a> {
             b"UNCOPY_MEMORY" => {
                 let max_bytes = bytes(value, MEMORY_LOW_BYTES..=MEMORY_HIGH_BYTES);
                 self.memory_bytes = Some(max_bytes.ok_or_else(|| bad("UNCOPY_MEMORY", LEGAL_MEMORY))?);
+            }
+            b"UNCOPY_BEGIN_AFTER" => {
+                let first_bytes = bytes(value, 0..=BEGIN_AFTER_HIGH_BYTES);
+                self.begin_after_bytes =
+                    Some(first_bytes.ok_or_else(|| bad("UNCOPY_BEGIN_AFTER", LEGAL_BEGIN_AFTER))?);
             }
             b"UNCOPY_SLICE_MS" => {
                 let slice_ms = decimal(value).filter(|ms| (SLICE_LOW_MS..=SLICE_HIGH_MS).contains(ms));
@@ -559,6 +578,7 @@ mod tests {
             ("UNCOPY_OFF", "1"),
             ("UNCOPY_MIN_SIZE", "4096"),
             ("UNCOPY_POLICY", "always"),
+            ("UNCOPY_BEGIN_AFTER", "0"),
             ("UNCOPY_HEAP", "off"),
             ("UNCOPY_FOREIGN", "off"),
             ("UNCOPY_MEMORY", "1MiB"),
@@ -594,6 +614,7 @@ mod tests {
             ("UNCOPY_MIN_SIZE", ""),
             ("UNCOPY_MIN_SIZE", "99999999999999999999999"),
             ("UNCOPY_POLICY", "sometimes"),
+            ("UNCOPY_BEGIN_AFTER", "2T"),
             ("UNCOPY_HEAP", "1"),
             ("UNCOPY_SLICE_MS", "3"),
             ("UNCOPY_SLICE_MS", "10001"),

@@ -120,10 +120,12 @@ impl Receiver {
         self.literal_receives
     }
 
-    /// The announcement of the next byte that is read, if there is one: it may still be taken back.
+    /// The announcement of the next byte that is read, if there is one and none behind it: it may still be taken back. Several are
+    /// received at once, see [`Self::stretches`].
     #[must_use]
     pub fn due(&self, read_bytes: u64, far: Announcements<'_>) -> Option<Announcement> {
-        let announcement = if self.current.is_none() { far.get(self.next) } else { None };
+        let is_alone = self.current.is_none() && !far.has_beyond(self.next.wrapping_add(1));
+        let announcement = if is_alone { far.get(self.next) } else { None };
         announcement.filter(|announcement| announcement.at == read_bytes)
     }
 

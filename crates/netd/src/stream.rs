@@ -144,6 +144,10 @@ impl Stream {
             sent_bytes -= len_bytes;
             self.to_program.pop_front();
         }
+        if self.to_program.is_empty() {
+            // An idle connection keeps no room.
+            self.to_program.shrink_to_fit();
+        }
     }
 
     /// The program gets no more.

@@ -28,6 +28,7 @@ use libc::{epoll_event, sockaddr, socklen_t, ssize_t, uid_t};
 use options::Kept;
 pub use registrations::{closed, closed_range, in_child};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use uncopy_engine::state::early;
 use uncopy_engine::state::phase::look_at_streams;
 use uncopy_interpose::{before, entry, slots};
 use uncopy_net::address;
@@ -236,12 +237,18 @@ unsafe fn accept_by(
     accepted
 }
 
-entry!(accept ACCEPT (fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int, is_on(), {
+/// Whether something is to be done for an accept. Who accepts connections begins with eliding at once.
+fn accepts() -> bool {
+    early::end();
+    is_on()
+}
+
+entry!(accept ACCEPT (fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int, accepts(), {
     let real = ACCEPT.call();
     accept_by(fd, address, len, |address, len| real(fd, address, len))
 });
 
-entry!(accept4 ACCEPT4 (fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int, is_on(), {
+entry!(accept4 ACCEPT4 (fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int, accepts(), {
     let real = ACCEPT4.call();
     accept_by(fd, address, len, |address, len| real(fd, address, len, flags))
 });

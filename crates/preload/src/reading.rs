@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
 use uncopy_engine::call::input::{Input, MAX_PARTS, is_candidate};
 use uncopy_engine::call::little;
+use uncopy_engine::state::early;
 use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
 use uncopy_interpose::{alias, gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
@@ -485,7 +486,12 @@ unsafe fn recvmmsg_now(
     if !is_candidate(parts) {
         return unchanged();
     }
-    let Some(input) = Input::begin(parts, recvmmsg as *const () as usize) else { return unchanged() };
+    let Some(input) = Input::begin(parts, recvmmsg as *const () as usize) else {
+        let got = unchanged();
+        // SAFETY: the kernel has just filled so many.
+        early::note(usize::try_from(unsafe { messages::moved_bytes(messages, got) }).unwrap_or(0));
+        return got;
+    };
     let mut replaced: [mmsghdr; MAX_MESSAGES] = messages::over(given, input.parts(), &counts);
     // SAFETY: the program's messages with the engine's buffers, at least as long, while `input` holds them.
     let got = input.call(|_| unsafe { real(fd, replaced.as_mut_ptr(), count, flags, timeout) });

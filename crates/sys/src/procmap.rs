@@ -6,12 +6,20 @@ use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 use crate::maps::{self, Line};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 const IOCTL_QUERY: u64 = 0xC068_6611;
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
 const EXECUTABLE: u64 = 1 << 2;
 const SHARED: u64 = 1 << 3;
+/// The mapping at the address, or else the next one.
+const OR_NEXT: u64 = 1 << 4;
+/// Only mappings of files.
+const FILE_BACKED: u64 = 1 << 5;
+
+/// Longer than any path that the kernel shows (PATH_MAX): with less room it shows nothing.
+const MAX_NAME_BYTES: usize = libc::PATH_MAX as usize + 16;
 
 #[repr(C)]
 #[derive(Default)]
@@ -92,13 +100,12 @@ pub struct FilePlace {
 /// What open says without /proc.
 pub fn file_at(address: usize, path: &mut [u8]) -> Result<Option<FilePlace>, Errno> {
     let fd = open_maps()?;
-    // Longer than any path that the kernel shows (PATH_MAX): with less room it shows nothing.
-    let mut name = [0u8; libc::PATH_MAX as usize + 16];
+    let mut name = [0u8; MAX_NAME_BYTES];
     let result = line(fd, address, &mut name);
     // SAFETY: the descriptor is ours.
     unsafe { kernel!(Close, syscall!(libc::SYS_close, fd)) };
     let Some(line) = result?.filter(|line| line.inode != 0) else { return Ok(None) };
-    let len = name.iter().position(|byte| *byte == 0).unwrap_or(name.len()).min(path.len());
+    let len = until_zero(&name).len().min(path.len());
     path[..len].copy_from_slice(&name[..len]);
     let offset = line.offset + (address - line.start) as u64;
     Ok(Some(FilePlace { offset, inode: line.inode, path_len_bytes: len }))
@@ -123,9 +130,31 @@ pub fn range_at(address: usize) -> Result<Option<(core::ops::Range<usize>, bool)
     }
 }
 
+/// Whether a process has code of a file mapped whose path, as the kernel shows it, `is_wanted`. `maps` is the process's
+/// `/proc/PID/maps`.
+///
+/// # Errors
+/// ENOTTY before Linux 6.11; ESRCH if the process has no memory.
+pub fn has_code_of(maps: BorrowedFd<'_>, is_wanted: impl Fn(&[u8]) -> bool) -> Result<bool, Errno> {
+    let mut name = [0u8; MAX_NAME_BYTES];
+    let mut at = 0;
+    loop {
+        match ask(maps.as_raw_fd(), at, OR_NEXT | FILE_BACKED | EXECUTABLE, &mut name) {
+            Err(Errno(libc::ENOENT)) => return Ok(false),
+            Err(errno) => return Err(errno),
+            Ok(_) if is_wanted(until_zero(&name)) => return Ok(true),
+            Ok(found) => at = found.end as usize,
+        }
+    }
+}
+
+fn until_zero(name: &[u8]) -> &[u8] {
+    name.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
 /// What the kernel answers about the mapping that covers an address, or else says in the text. `None`: nothing is mapped there.
 fn line(fd: i32, address: usize, name: &mut [u8]) -> Result<Option<Line>, Errno> {
-    match ask(fd, address, name) {
+    match ask(fd, address, 0, name) {
         Ok(found) => Ok(Some(Line {
             start: found.start as usize,
             end: found.end as usize,
@@ -146,10 +175,11 @@ fn open_maps() -> Result<i32, Errno> {
     Ok(fd as i32)
 }
 
-/// Asks for the mapping that covers an address; its name goes to `name`.
-fn ask(fd: i32, address: usize, name: &mut [u8]) -> Result<QueryArgument, Errno> {
+/// Asks for the mapping that covers an address, or what `query_flags` say; its name goes to `name`.
+fn ask(fd: i32, address: usize, query_flags: u64, name: &mut [u8]) -> Result<QueryArgument, Errno> {
     let mut argument = QueryArgument {
         size_bytes: core::mem::size_of::<QueryArgument>() as u64,
+        query_flags,
         query_address: address as u64,
         name_size: name.len() as u32,
         name_address: name.as_mut_ptr() as u64,
@@ -176,7 +206,7 @@ fn is_kept_out(start: usize, end: usize) -> bool {
 
 fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
     let mut name = [0u8; 128];
-    match ask(fd, address, &mut name) {
+    match ask(fd, address, 0, &mut name) {
         Err(Errno(libc::ENOENT)) => Ok(None),
         // A name that long is a file's.
         Err(Errno(libc::ENAMETOOLONG)) => {
@@ -201,6 +231,7 @@ fn query_with(fd: i32, address: usize) -> Result<Option<Mapping>, Errno> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd as _;
 
     #[test]
     fn code_is_found_in_its_file() {
@@ -215,6 +246,17 @@ mod tests {
         assert_eq!(bytes[offset], first);
         let variable = 0u8;
         assert_eq!(file_at(&raw const variable as usize, &mut path), Ok(None));
+    }
+
+    #[test]
+    fn code_of_this_program_is_mapped_and_other_code_is_not() {
+        let own = std::env::current_exe().expect("a path");
+        let maps = std::fs::File::open("/proc/self/maps").expect("maps");
+        match has_code_of(maps.as_fd(), |path| path == own.as_os_str().as_encoded_bytes()) {
+            Err(Errno(libc::ENOTTY)) => eprintln!("skipped: PROCMAP_QUERY needs Linux 6.11"),
+            found => assert_eq!(found, Ok(true)),
+        }
+        assert_ne!(has_code_of(maps.as_fd(), |path| path.ends_with(b".nothing")), Ok(true));
     }
 
     #[test]

@@ -42,6 +42,9 @@ impl Ranges {
             self.bytes -= position - first.start;
             first.start = position;
         }
+        if self.sorted.is_empty() {
+            self.sorted.shrink_to_fit();
+        }
         before - self.bytes
     }
 

@@ -100,6 +100,10 @@ impl<P: Payload> Receiver<P> {
     /// The next received piece.
     pub fn read(&mut self) -> Option<P> {
         let piece = self.ready.pop_front()?;
+        if self.ready.is_empty() {
+            // An idle connection keeps no room.
+            self.ready.shrink_to_fit();
+        }
         self.ready_bytes -= piece.len_bytes() as u64;
         Some(piece)
     }

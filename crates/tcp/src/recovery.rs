@@ -56,6 +56,8 @@ pub struct Recovery {
     /// What was sent when the last recovery began: without SACK, no other begins below it (RFC 6582, section 3.2).
     recover: Position,
     is_rescued: bool,
+    /// From what is missing first to what had been sent when that was retransmitted last, or became the first.
+    head: Range<Position>,
     tail: Option<Tail>,
 }
 
@@ -73,6 +75,7 @@ impl Recovery {
             duplicates: 0,
             recover: first,
             is_rescued: false,
+            head: first..first,
             tail: None,
         }
     }
@@ -282,6 +285,22 @@ impl Recovery {
         self.sacked.first_gap(self.retransmitted.max(sent.start)..self.lost_end(sent))
     }
 
+    /// What is missing first was retransmitted, or has become the first: what is sent from here on is sent later.
+    pub fn mark_head(&mut self, sent: Range<Position>) {
+        self.head = sent;
+    }
+
+    /// What is missing first, if its retransmission is lost, too: DupThresh segments that were sent later have come
+    /// (RFC 8985, section 4, without its clock).
+    pub fn lost_head(&self, sent: &Range<Position>) -> Option<Range<Position>> {
+        let is_retransmitted = self.head.start == sent.start && self.retransmitted > sent.start;
+        let is_fast = self.has_sack && matches!(self.phase, Phase::Fast { .. });
+        let is_lost = is_fast
+            && is_retransmitted
+            && self.sacked_above(self.head.end) > u64::from(DUPLICATE_THRESHOLD - 1) * self.mss;
+        is_lost.then(|| self.sacked.first_gap(sent.clone())).flatten()
+    }
+
     /// What may be retransmitted though nothing says that it is lost, where there is nothing else to send
     /// (NextSeg, rules 3 and 4).
     pub fn next_suspect(&mut self, sent: &Range<Position>) -> Option<Range<Position>> {
@@ -353,6 +372,23 @@ mod tests {
         assert!(recovery.on_acknowledged(200));
         assert_eq!(recovery.repair_bytes(&(200..200)), (0, 0));
         assert!(recovery.is_valid(&(200..200)));
+    }
+
+    #[test]
+    fn a_lost_retransmission_is_repeated_once_enough_that_was_sent_later_has_come() {
+        let mut recovery = Recovery::new(100, true, MSS as u16);
+        sack(&mut recovery, &[110..140]);
+        assert!(recovery.begin_if_lost(100..200));
+        recovery.on_retransmitted(110);
+        recovery.mark_head(100..200);
+        sack(&mut recovery, &[140..200]);
+        assert_eq!(recovery.lost_head(&(100..230)), None, "all of that was sent before");
+        recovery.on_sack([200..220].into_iter(), 100..230);
+        assert_eq!(recovery.lost_head(&(100..230)), None);
+        recovery.on_sack([220..230].into_iter(), 100..230);
+        assert_eq!(recovery.lost_head(&(100..230)), Some(100..110));
+        recovery.mark_head(100..230);
+        assert_eq!(recovery.lost_head(&(100..230)), None);
     }
 
     #[test]

@@ -58,6 +58,10 @@ impl<P: Payload> SendQueue<P> {
         {
             self.pieces.pop_front();
         }
+        if self.pieces.is_empty() {
+            // An idle connection keeps no room.
+            self.pieces.shrink_to_fit();
+        }
     }
 
     /// References to the bytes of a range that is kept.

@@ -64,6 +64,51 @@ fn a_gap_near_the_end_is_filled_before_a_timeout() {
 }
 
 #[test]
+fn a_retransmission_that_is_lost_costs_no_timeout() {
+    let (mut world, ids) = connected([config(), config()], links(5 * MILLISECOND_NS));
+    world.links[1].is_cut = true;
+    assert_eq!(world.stacks[0].send(ids[0], &stream_bytes(1, 0, MSS)), Ok(MSS));
+    world.flush(0);
+    world.links[1].is_cut = false;
+    assert_eq!(world.stacks[0].send(ids[0], &stream_bytes(1, MSS as u64, 29 * MSS)), Ok(29 * MSS));
+    world.flush(0);
+    let begun_ns = world.now_ns;
+    while world.again[0] == 0 {
+        world.advance(world.next_ns().expect("it goes on"));
+    }
+    // A retransmission is the earliest that is on its way.
+    let sequence = |packet: &common::Packet| packet.headers[24..28].to_vec();
+    let to_peer = || world.flying.values().filter(|(to, _)| *to == 1).map(|(_, packet)| sequence(packet));
+    let first = to_peer().min().expect("it was sent again");
+    let before = world.flying.len();
+    world.flying.retain(|_, (to, packet)| *to == 0 || sequence(packet) != first);
+    assert_eq!(world.flying.len(), before - 1);
+    time_until(&mut world, 30 * MSS as u64);
+    let elapsed = world.now_ns - begun_ns;
+    assert!(elapsed < 150 * MILLISECOND_NS, "{} ms", elapsed / MILLISECOND_NS);
+    assert_eq!(world.again[0], 2);
+}
+
+#[test]
+fn a_loss_that_is_seen_among_many_acknowledgements_costs_no_more() {
+    let windows = [false, true].map(|batches| {
+        let (mut world, ids) = connected([config(), config()], links(5 * MILLISECOND_NS));
+        send_segments(&mut world, 10, 6..7);
+        let more = stream_bytes(1, 10 * MSS as u64, 50 * MSS);
+        assert_eq!(world.stacks[0].send(ids[0], &more), Ok(50 * MSS));
+        world.flush(0);
+        world.batches = batches;
+        world.run_until(world.now_ns + 11 * MILLISECOND_NS);
+        let window = world.stacks[0].get(ids[0]).unwrap().statistics().congestion_window_bytes;
+        assert_eq!(world.again[0], 1);
+        time_until(&mut world, 60 * MSS as u64);
+        window / MSS as u64
+    });
+    // Six segments more than at the start, less three tenths.
+    assert_eq!(windows, [11, 11]);
+}
+
+#[test]
 fn the_only_segment_that_is_lost_does_not_cost_the_congestion_window() {
     let (mut world, ids) = connected([config(), config()], links(5 * MILLISECOND_NS));
     send_segments(&mut world, 1, 0..1);

@@ -12,7 +12,8 @@ echo "RESULT kernel $(uname -r)"
 check() {
     local name=$1
     shift
-    timeout 400 "$uncopy" run --policy always --min-size 4K --stats "$room/stats" -- "$@" >"$room/out" 2>"$room/err" || { tail -n 20 "$room/out" "$room/err" && echo "RESULT $name failed" && exit 1; }
+    timeout 900 "$uncopy" run --policy always --min-size 4K --stats "$room/stats" -- "$@" >"$room/out" 2>"$room/err" ||
+        { status=$? && tail -n 20 "$room/out" "$room/err" && echo "RESULT $name failed: $status" && exit 1; }
     python3 -c '
 import json, sys
 counters = json.load(open(sys.argv[2]))

@@ -7,8 +7,10 @@ use crate::artifacts;
 pub enum Mode {
     /// Without uncopy.
     Plain,
-    /// With the default options.
+    /// With the default options, but that eliding begins with the first byte.
     Auto,
+    /// With the default options.
+    Default,
     /// With the default options from one page up, and slices of trials so short that eliding and lending begin and end all
     /// the time.
     Sliced,
@@ -47,8 +49,11 @@ impl Mode {
     /// Option variables of the mode.
     pub(crate) const fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::Plain | Self::Auto => &[],
-            Self::Sliced => &[("UNCOPY_SLICE_MS", "4"), ("UNCOPY_MIN_SIZE", "4096")],
+            Self::Plain | Self::Default => &[],
+            Self::Auto => &[("UNCOPY_BEGIN_AFTER", "0")],
+            Self::Sliced => {
+                &[("UNCOPY_SLICE_MS", "4"), ("UNCOPY_MIN_SIZE", "4096"), ("UNCOPY_BEGIN_AFTER", "0")]
+            }
             Self::Always | Self::Recorded => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
             Self::Dropping => {
                 &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096"), ("UNCOPY_MOVE", "off")]

@@ -66,6 +66,17 @@ impl Running {
         self.child.id()
     }
 
+    /// A field of its `/proc/PID/status` that is memory, bytes.
+    ///
+    /// # Panics
+    /// When it has ended.
+    #[must_use]
+    pub fn status_bytes(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("of Linux 4.5 on");
+        1024 * line.trim().trim_end_matches(" kB").parse::<u64>().expect("kibibytes")
+    }
+
     /// What it printed to standard output so far.
     ///
     /// # Panics

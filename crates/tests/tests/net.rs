@@ -580,6 +580,142 @@ fn peers_that_take_memory_take_a_bounded_amount() {
     }
 }
 
+/// A program that holds what connects, and its descriptors alone.
+const HOLDS: &str = r#"
+import resource
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+listener = socket.create_server((sys.argv[1], 7000), backlog=64)
+print("ready", flush=True)
+held = []
+while True:
+    connection, _ = listener.accept()
+    connection.sendall(whole(connection, 1000))
+    held.append(connection.detach())
+"#;
+
+/// Clients that say something, are answered, and say nothing more.
+const SILENT: &str = r#"
+import resource
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+kept = []
+for _ in range(int(sys.argv[2])):
+    connection = socket.create_connection((sys.argv[1], 7000), timeout=60)
+    connection.sendall(b"x" * 1000)
+    assert whole(connection, 1000) == b"x" * 1000
+    kept.append(connection)
+print("done", flush=True)
+time.sleep(600)
+"#;
+
+/// What a service keeps of a connection that has been used and is idle is less than what the kernel keeps of a socket.
+#[test]
+fn an_idle_connection_takes_little_memory() {
+    if plain_only() {
+        return;
+    }
+    const CONNECTIONS: usize = 1000;
+    const MAX_BYTES: u64 = 1536;
+    let scratch = Scratch::new("net-idle");
+    let service = Service::start(&scratch, &[]);
+    let server = python(&scratch, "server", HOLDS, &[SERVICE]);
+    let server = service.program(server, Mode::Auto).start(&scratch, "server");
+    let _ = server.wait_for_line("ready");
+    let connect = |name: &str, count: usize| {
+        let clients = outside(&service, &scratch, "silent", SILENT, &[SERVICE, &count.to_string()]);
+        let clients = clients.start(&scratch, name);
+        let _ = clients.wait_for_line("done");
+        clients
+    };
+    let first = connect("first", 16);
+    let taken = || (service.resident_bytes() + service.shared_bytes(), server.status_bytes("VmRSS:"));
+    let before = taken();
+    let others = connect("others", CONNECTIONS);
+    let after = taken();
+    let of_service = after.0.saturating_sub(before.0) / CONNECTIONS as u64;
+    let of_program = after.1.saturating_sub(before.1) / CONNECTIONS as u64;
+    println!("an idle connection takes {of_service} bytes of the service and {of_program} of the program");
+    assert_eq!(service.list()["connections"].as_array().map(Vec::len), Some(16 + CONNECTIONS));
+    assert!(of_service + of_program <= MAX_BYTES, "{of_service} of the service, {of_program} of the program");
+    drop(first.stop(libc::SIGKILL));
+    drop(others.stop(libc::SIGKILL));
+    drop(server.stop(libc::SIGKILL));
+    service.wait_until_empty();
+    service.stop();
+}
+
+/// Both ends send at the same time, and hash what they send and what comes: once that is over, each tells the other.
+const HASHES: &str = r#"
+def exchange(connection, own, length):
+    block = message(own, (1 << 20) + 77)
+    def send():
+        left, number = length, 0
+        sent = hashlib.sha256()
+        while left:
+            begin = number * 4099 % 65536
+            part = memoryview(block)[begin:begin + min(left, len(block) - 65536 - number % 3)]
+            sent.update(part)
+            connection.sendall(part)
+            left, number = left - len(part), number + 1
+        connection.sendall(sent.digest())
+    sender = threading.Thread(target=send)
+    sender.start()
+    came, left, room = hashlib.sha256(), length, memoryview(bytearray(1 << 20))
+    while left:
+        got = connection.recv_into(room, min(left, len(room)))
+        assert got, "the other end closed"
+        came.update(room[:got])
+        left -= got
+    assert whole(connection, 32) == came.digest(), "other bytes came than were sent"
+    sender.join()
+    connection.shutdown(socket.SHUT_WR)
+    assert connection.recv(1) == b""
+    print("well", length, came.hexdigest(), flush=True)
+"#;
+
+/// 128 MiB each way at once; a whole GiB by `make test-net`.
+#[test]
+fn long_streams_both_ways_have_the_hashes_of_what_was_sent() {
+    if plain_only() {
+        return;
+    }
+    let bytes =
+        std::env::var("UNCOPY_TEST_NET_BYTES").map_or(128 << 20, |bytes| bytes.parse().expect("a number"));
+    let limit = LIMIT + Duration::from_secs(bytes >> 20);
+    let length = bytes.to_string();
+    let server = format!(
+        "{HASHES}{}",
+        r#"
+listener = socket.create_server((sys.argv[1], 7000))
+print("ready", flush=True)
+connection, _ = listener.accept()
+exchange(connection, 1, int(sys.argv[2]))
+"#
+    );
+    let client = format!(
+        "{HASHES}{}",
+        "exchange(socket.create_connection((sys.argv[1], 7000), timeout=60), 2, int(sys.argv[2]))"
+    );
+    let scratch = Scratch::new("net-hashes");
+    let service = Service::start(&scratch, &[]);
+    for mode in [Mode::Always, Mode::Auto] {
+        let server = python(&scratch, "server", &server, &[SERVICE, &length]);
+        let server = service.program(server, mode).start(&scratch, "server");
+        let _ = server.wait_for_line("ready");
+        let client =
+            outside(&service, &scratch, "client", &client, &[SERVICE, &length]).start(&scratch, "client");
+        let client = well(client.finish(limit), &server);
+        let server = server.finish(limit);
+        assert!(server.status.success(), "{}", server.text());
+        for done in [client, server] {
+            assert!(done.text().contains(&format!("well {length} ")), "{}", done.text());
+        }
+        service.wait_until_empty();
+    }
+    service.stop();
+}
+
 /// What programs of epoll do, and what most do not.
 #[test]
 fn a_program_of_epoll_finds_what_it_knows() {

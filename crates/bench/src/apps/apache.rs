@@ -73,7 +73,7 @@ struct Site {
 }
 
 impl Work for Site {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let origin = self.origin.then(|| Origin::start(stage, &self.documents)).transpose()?;
         let user = Unprivileged::of(stage)?;
         let (server, address) = user.server(APACHE.program, |address, directory| {

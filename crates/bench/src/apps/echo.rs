@@ -37,7 +37,7 @@ struct Echo {
 }
 
 impl Work for Echo {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let command = stage.bench(&command::arguments(server_address(), &self.work, 1));
         let server = stage.start(command, "the echo server", TemporaryDirectory::make()?)?;
         Ok(Box::new(Echoing::new(server, server_address(), self.work, 1, stage.client_processors())?))

@@ -57,7 +57,7 @@ struct Proxy {
 }
 
 impl Work for Proxy {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let origin = Origin::start(stage, &self.documents)?;
         let (server, address) = stage.server(HAPROXY.program, |address, directory| {
             let configuration = format!(

@@ -8,12 +8,14 @@ use std::time::Duration;
 use super::http::{Document, Requests};
 use super::programs::Need;
 use super::serving::Serving;
-use super::stage::{NOBODY, Stage};
+use super::stage::{Stage, Unprivileged};
 use super::{By, Case, Effort, Point, Work};
 use crate::kit::{Result, Running, While, size};
 
 /// Icecast itself.
 pub const ICECAST: Need = Need::new("icecast2", "icecast2", &["-v"]);
+/// What its cases need: it refuses root.
+pub const NEEDS: &[Need] = &[ICECAST, Unprivileged::NEED];
 /// The audio file of zIO's Table 3, and that of its Figure 14, bytes.
 const FILE_BYTES: usize = 1_100_000;
 const SHORT_FILE_BYTES: usize = 512 << 10;
@@ -38,7 +40,7 @@ pub const FILE: Case = Case {
             fetches it again and again with a connection for each",
     paper: "zIO section 5.3, Table 3: a file of 1.1 MB in chunks of 64 KB, 1.25 times plain with a kernel-bypass stack; \
             Figure 14: 512 KB and several threads, in an Icecast changed to have them",
-    needs: &[ICECAST],
+    needs: NEEDS,
     points: file_points,
     remark: "the packaged Icecast reads files in chunks of 4,096 bytes, which is fixed where it is compiled (BUFSIZE in \
              fserve.c), and no setting changes it: nothing is as large as what uncopy elides. An icecast2 built with \
@@ -63,8 +65,9 @@ struct Files {
 }
 
 impl Work for Files {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let (server, address) = stage.undisturbed_server(ICECAST.program, ALONE, |address, directory| {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
+        let user = Unprivileged::of(stage)?;
+        let (server, address) = user.undisturbed_server(ICECAST.program, ALONE, |address, directory| {
             let arguments = configure(address, directory)?;
             self.documents.iter().try_for_each(|document| document.write(&directory.join(ROOT)))?;
             Ok(arguments)
@@ -75,7 +78,7 @@ impl Work for Files {
             documents: &self.documents,
             keep_alive: false,
         };
-        Ok(Box::new(Serving::asking(stage, server, requests, self.listeners)?))
+        Ok(Box::new(user.running(Serving::asking(stage, server, requests, self.listeners)?)))
     }
 }
 
@@ -94,8 +97,7 @@ pub fn configure(address: SocketAddr, directory: &Path) -> Result<Vec<OsString>>
          <listen-socket><port>{}</port><bind-address>{}</bind-address></listen-socket><fileserve>1</fileserve>\
          <paths><basedir>.</basedir><logdir>.</logdir><webroot>{ROOT}</webroot><adminroot>{ROOT}</adminroot></paths>\
          <logging><accesslog>access.log</accesslog><errorlog>-</errorlog><loglevel>1</loglevel></logging>\
-         <security><chroot>0</chroot><changeowner><user>nobody</user><group>nogroup</group></changeowner></security>\
-         </icecast>",
+         <security><chroot>0</chroot></security></icecast>",
         address.port(),
         address.ip(),
     );
@@ -103,9 +105,5 @@ pub fn configure(address: SocketAddr, directory: &Path) -> Result<Vec<OsString>>
     let file = directory.join("icecast.xml");
     std::fs::write(&file, configuration).doing(writing)?;
     std::fs::create_dir_all(directory.join(ROOT)).doing(writing)?;
-    // It does not stay root, and reaches its directory only as the one it is in.
-    if rustix::process::geteuid().is_root() {
-        std::os::unix::fs::chown(directory, Some(NOBODY), Some(NOBODY)).doing(writing)?;
-    }
     Ok(vec!["-c".into(), file.into()])
 }

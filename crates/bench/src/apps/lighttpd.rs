@@ -40,7 +40,7 @@ struct Files {
 }
 
 impl Work for Files {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let (server, address) = stage.server(LIGHTTPD.program, |address, directory| {
             self.documents.iter().try_for_each(|document| document.write(directory))?;
             let configuration = format!(

@@ -91,7 +91,7 @@ fn arguments(address: SocketAddr, directory: &Path) -> Vec<OsString> {
 }
 
 impl Work for Blobs {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let installer = stage.program(INSTALL.program)?;
         let (server, address) = stage.server(MARIADB.program, |address, directory| {
             install(installer, directory)?;

@@ -104,7 +104,7 @@ impl Values {
 }
 
 impl Work for Values {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let (server, address) = stage.server(MEMCACHED.program, |address, _| Ok(arguments(address)))?;
         self.content.store(address)?;
         let work = Exchanges {

@@ -28,7 +28,7 @@ mod echo;
 mod exchanging;
 mod haproxy;
 pub mod http;
-mod icecast;
+pub mod icecast;
 mod lighttpd;
 mod listeners;
 mod mariadb;
@@ -44,7 +44,7 @@ mod postgresql;
 pub mod programs;
 pub mod python;
 pub mod redis;
-mod relay;
+pub mod relay;
 pub mod serving;
 mod source;
 mod squid;
@@ -80,6 +80,7 @@ pub const CASES: &[Case] = &[
     python::SERVER,
     python::RELAY,
     passing::PLAIN,
+    passing::SHORT,
     passing::ENCRYPTED,
 ];
 
@@ -194,7 +195,7 @@ pub trait Work: std::fmt::Debug {
     ///
     /// # Errors
     /// [`crate::kit::failure::Failure`] when something cannot be started or does not answer in time.
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>>;
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>>;
 }
 
 #[cfg(test)]

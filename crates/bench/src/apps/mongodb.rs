@@ -35,7 +35,7 @@ fn points(_: Effort) -> Vec<Point> {
 struct Documents;
 
 impl Work for Documents {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let (server, address) = stage.server(MONGOD.program, |address, directory| {
             let data = directory.join("data");
             std::fs::create_dir(&data).doing("making a directory for MongoDB")?;

@@ -53,7 +53,7 @@ fn configure(address: SocketAddr, directory: &Path) -> Result<Vec<OsString>> {
 }
 
 impl Work for Messages {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let (server, address) = stage.server(MOSQUITTO.program, configure)?;
         let open = move |number| Topic::open(address, self.size_bytes, SUBSCRIBERS, u64::from(number));
         Ok(Box::new(Exchanging::new(stage, server, TOPICS, open)?))

@@ -52,7 +52,7 @@ struct Static {
 }
 
 impl Work for Static {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let state = if self.sendfile { "on" } else { "off" };
         let (server, address) = stage.server(NGINX.program, |address, directory| {
             self.documents.iter().try_for_each(|document| document.write(directory))?;
@@ -101,7 +101,7 @@ struct Proxied {
 }
 
 impl Work for Proxied {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let origin = Origin::start(stage, &self.documents)?;
         let upstream = format!("upstream origin {{ server {}; keepalive 16; }}\n", origin.address);
         let location = "proxy_pass http://origin;\nproxy_http_version 1.1;\nproxy_set_header Connection \"\";\n\

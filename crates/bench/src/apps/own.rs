@@ -45,7 +45,7 @@ struct Cached {
 }
 
 impl Work for Cached {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let (server, address) = stage.own_server(cache::NAME, |address, _| {
             Ok(vec![format!("--listen={}", address.ip()).into(), format!("--port={}", address.port()).into()])
         })?;
@@ -67,7 +67,7 @@ struct Files {
 }
 
 impl Work for Files {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let (server, address) = stage.own_server(FILES_NAME, |address, directory| {
             self.documents.iter().try_for_each(|document| document.write(directory))?;
             Ok(vec![format!("--listen={address}").into(), "--way=sendfile".into(), directory.into()])

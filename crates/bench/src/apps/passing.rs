@@ -9,7 +9,7 @@ use super::exchanging::Exchanging;
 use super::programs::Need;
 use super::stage::Stage;
 use super::{By, Case, Effort, Point, Work};
-use crate::clients::pipe::{Backend, Echoes};
+use crate::clients::pipe::{Backend, Echoes, ShortEchoes};
 use crate::kit::network::client_address;
 use crate::kit::{Random, Result, Running, While, size};
 
@@ -18,6 +18,8 @@ const SOCAT: Need = Need::new("socat", "socat", &["-V"]);
 const STUNNEL: Need = Need::new("stunnel", "stunnel4", &["-version"]);
 /// Connections that have a message under way.
 const CONNECTIONS: u32 = 4;
+/// A message for which a connection is made, bytes.
+const SHORT_BYTES: usize = 64 << 10;
 
 /// socat.
 pub const PLAIN: Case = Case {
@@ -26,9 +28,24 @@ pub const PLAIN: Case = Case {
             4 connections",
     paper: "not in the papers",
     needs: &[SOCAT],
-    points: |effort| points(effort, "socat", |size_bytes| Socat { size_bytes }),
+    points: |effort| points(effort, "socat", |size_bytes| Socat { size_bytes, is_short: false }),
     remark: "what it reads it writes from the same buffer: no copy is made inside the program",
     by: By::Slices,
+};
+
+/// socat, whose processes live for one message.
+pub const SHORT: Case = Case {
+    name: "socat-short",
+    about: "socat -b 1048576, a process for each message of 64 KiB to a server behind it and back, 4 under way",
+    paper: "not in the papers",
+    needs: &[SOCAT],
+    points: |_| {
+        let work = Socat { size_bytes: SHORT_BYTES, is_short: true };
+        vec![Point::sized(format!("socat {}, a process each", size(SHORT_BYTES as u64)), SHORT_BYTES, work)]
+    },
+    remark: "a process ends before eliding could have paid",
+    // What ended processes used is known to 10 ms only.
+    by: By::Runs,
 };
 
 /// stunnel.
@@ -52,10 +69,12 @@ fn points<W: Work + 'static>(effort: Effort, name: &str, work: impl Fn(usize) ->
 #[derive(Debug)]
 struct Socat {
     size_bytes: usize,
+    /// Each message has a connection of its own.
+    is_short: bool,
 }
 
 impl Work for Socat {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let size_bytes = self.size_bytes;
         let backend = Backend::start(client_address().into(), size_bytes, stage.client_processors())?;
         let (mut server, address) = stage.server(SOCAT.program, |address, _| {
@@ -65,6 +84,10 @@ impl Work for Socat {
             Ok(["-b", "1048576", &here, &there].map(OsString::from).into())
         })?;
         server.process().tells_its_signal();
+        if self.is_short {
+            let open = move |number| Ok(ShortEchoes::new(address, size_bytes, u64::from(number)));
+            return Ok(Box::new(Exchanging::before(stage, server, CONNECTIONS, open, backend)?));
+        }
         let open = move |number| Echoes::open(address, size_bytes, u64::from(number));
         Ok(Box::new(Exchanging::before(stage, server, CONNECTIONS, open, backend)?))
     }
@@ -76,7 +99,7 @@ struct Stunnel {
 }
 
 impl Work for Stunnel {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let size_bytes = self.size_bytes;
         let backend = Backend::start(client_address().into(), size_bytes, stage.client_processors())?;
         let key = Random::new(size_bytes as u64).next();

@@ -105,7 +105,7 @@ fn arguments(address: SocketAddr, directory: &Path, by_unix: bool) -> Vec<OsStri
 }
 
 impl Work for Documents {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let user = Unprivileged::of(stage)?;
         let initialise = |directory: &Path| {
             let mut words =

@@ -70,7 +70,7 @@ struct Files {
 }
 
 impl Work for Files {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let (server, address) = stage.server(PYTHON.program, |address, directory| {
             let root = directory.join("files");
             std::fs::create_dir(&root).doing("making a directory to serve")?;
@@ -98,7 +98,7 @@ fn arguments(address: SocketAddr, behind: SocketAddr, directory: &Path) -> Resul
 }
 
 impl Work for Relay {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let backend = Backend::start(client_address().into(), self.size_bytes, stage.client_processors())?;
         let (server, address) = stage
             .server(PYTHON.program, |address, directory| arguments(address, backend.address(), directory))?;

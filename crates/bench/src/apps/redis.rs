@@ -94,7 +94,7 @@ impl Values {
 }
 
 impl Work for Values {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let append_only = if self.append_only { AppendOnly::Trimmed } else { AppendOnly::Off };
         let redis = RedisServer::start_by(append_only, |arguments, directory| {
             stage.start(stage.command(REDIS.program, arguments)?, REDIS.program, directory)

@@ -4,10 +4,10 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use super::icecast::{ALONE, ICECAST, configure};
+use super::icecast::{ALONE, ICECAST, NEEDS, configure};
 use super::listeners::Listeners;
 use super::source::{RATE_BYTES_PER_S, Source};
-use super::stage::Stage;
+use super::stage::{Stage, Unprivileged};
 use super::{By, Case, Effort, Point, Work};
 use crate::kit::traffic::Load;
 use crate::kit::{Failure, Latencies, Result, Running, Server, size};
@@ -36,7 +36,7 @@ pub const CASE: Case = Case {
             rate, found by doubling and bisection in limited time, each byte that they get compared",
     paper: "zIO section 5.3, Table 3: blocks of 64 KB relayed by one thread, 1.16 times as many listeners as plain with \
             a kernel-bypass stack",
-    needs: &[ICECAST],
+    needs: NEEDS,
     points,
     remark: "an operation is one second of the stream for one listener, so that op/s is the number of listeners, to \
              about 4 %. The packaged Icecast relays blocks of 1,400 bytes, fixed where it is compiled: nothing is as \
@@ -56,13 +56,15 @@ struct Relay {
 }
 
 impl Work for Relay {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
-        let (server, address) = stage.undisturbed_server(ICECAST.program, ALONE, configure)?;
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
+        let user = Unprivileged::of(stage)?;
+        let (server, address) = user.undisturbed_server(ICECAST.program, ALONE, configure)?;
         let most = raise_descriptor_limit().min(MAX);
         let processors = stage.client_processors();
         let source = Source::start(address, processors)?;
         let listeners = Listeners::new(address, processors);
-        Ok(Box::new(Relaying { listeners, source, server, last: &self.last, most, held: None }))
+        let relaying = Relaying { listeners, source, server, last: &self.last, most, held: None };
+        Ok(Box::new(user.running(relaying)))
     }
 }
 

@@ -42,7 +42,7 @@ struct Cache {
 }
 
 impl Work for Cache {
-    fn start<'a>(&'a self, stage: &'a Stage<'a>) -> Result<Box<dyn Running + 'a>> {
+    fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let origin = Origin::start(stage, &self.documents)?;
         let user = Unprivileged::of(stage)?;
         let (server, address) =

@@ -14,12 +14,13 @@ use rustix::thread::CpuSet;
 
 use super::programs::Programs;
 use crate::kit::processors::{self, bind};
-use crate::kit::{Failure, Launcher, Result, Server, Side, TemporaryDirectory, network};
+use crate::kit::{Failure, Launcher, Result, Server, Side, TemporaryDirectory};
 use crate::servers::cache as server;
+use crate::servers::net::Place;
 
 use ready::{listening, undisturbed};
 
-pub use unprivileged::{NOBODY, Unprivileged};
+pub use unprivileged::Unprivileged;
 
 /// How often a port is tried that another program may take in between.
 const PORT_ATTEMPTS: usize = 3;
@@ -45,19 +46,34 @@ pub struct Stage<'a> {
     helpers: Side,
     /// The server's processor and all others.
     processors: Option<(CpuSet, CpuSet)>,
+    /// Where the measured server is.
+    place: Place,
 }
 
 impl<'a> Stage<'a> {
     /// A stage whose server runs under `under`.
     #[must_use]
     pub fn new(launcher: &'a Launcher, under: Under<'a>, programs: &'a Programs) -> Self {
-        Self { launcher, under, programs, helpers: Side::Plain, processors: processors::apart(1) }
+        Self {
+            launcher,
+            under,
+            programs,
+            helpers: Side::Plain,
+            processors: processors::apart(1),
+            place: Place::Kernel,
+        }
     }
 
     /// The same, whose helpers run under `side`, too.
     #[must_use]
     pub fn with_helpers_under(self, side: Side) -> Self {
         Self { helpers: side, ..self }
+    }
+
+    /// The same, whose server is elsewhere.
+    #[must_use]
+    pub fn at(self, place: Place) -> Self {
+        Self { place, ..self }
     }
 
     /// The processors of clients and helpers, where they are not the server's.
@@ -116,7 +132,7 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// [`Failure`] when it cannot be started.
     pub fn start(&self, command: Command, title: &str, directory: TemporaryDirectory) -> Result<Server> {
-        let mut server = Server::start(command, title, directory)?;
+        let mut server = self.place.start(command, title, directory)?;
         if let Under::Profile(_) = self.under {
             server.process().wraps_its_child(PROFILE_TIMEOUT);
         }
@@ -146,7 +162,7 @@ impl<'a> Stage<'a> {
         alone: Duration,
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
-        on_free_port(|address| {
+        on_free_port(self.place, |address| {
             let directory = TemporaryDirectory::make()?;
             let command = self.command(name, &arguments(address, directory.path())?)?;
             undisturbed(self.start(command, name, directory)?, address, alone)
@@ -163,7 +179,7 @@ impl<'a> Stage<'a> {
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
         let program = self.own_program(name)?;
-        on_free_port(|address| {
+        on_free_port(self.place, |address| {
             let directory = TemporaryDirectory::make()?;
             let command = self.command_of(&program, &arguments(address, directory.path())?);
             listening(self.start(command, name, directory)?, address)
@@ -181,7 +197,7 @@ impl<'a> Stage<'a> {
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
         let title = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
-        on_free_port(|address| {
+        on_free_port(Place::Kernel, |address| {
             let directory = TemporaryDirectory::make()?;
             let arguments = arguments(address, directory.path())?;
             let mut command = self.launcher.command(self.helpers, program.as_os_str(), &arguments);
@@ -189,28 +205,19 @@ impl<'a> Stage<'a> {
             listening(Server::start(command, &title, directory)?, address)
         })
     }
-
-    /// What a reader must know about how uncopy worked in the server.
-    #[must_use]
-    pub fn notes(&self, server: &mut Server, elision_expected: bool) -> Vec<String> {
-        match self.under {
-            Under::Side(side) => {
-                let stderr = server.stderr_text();
-                self.launcher.notes(side, server.process().pid(), &stderr, elision_expected)
-            }
-            Under::Profile(_) => Vec::new(),
-        }
-    }
 }
 
-/// Does `start` with a free address, and again where another program took the port in between.
+/// Does `start` with a free address of `place`, and again where another program took the port in between.
 ///
 /// # Errors
 /// As `start`.
-pub fn on_free_port<T>(mut start: impl FnMut(SocketAddr) -> Result<T>) -> Result<(T, SocketAddr)> {
+pub fn on_free_port<T>(
+    place: Place,
+    mut start: impl FnMut(SocketAddr) -> Result<T>,
+) -> Result<(T, SocketAddr)> {
     let mut outcome = Err(Failure::new("it was not started"));
     for _ in 0..PORT_ATTEMPTS {
-        let address = network::free_address()?;
+        let address = place.free_address()?;
         outcome = start(address).map(|started| (started, address));
         match &outcome {
             Err(failure) if failure.to_string().to_lowercase().contains("address already in use") => {}

@@ -44,6 +44,28 @@ impl Client for Echoes {
     }
 }
 
+/// The same with a connection for each message.
+#[derive(Debug)]
+pub struct ShortEchoes {
+    proxy: SocketAddr,
+    size_bytes: usize,
+    number: u64,
+}
+
+impl ShortEchoes {
+    /// The `number`th one, for messages of `size_bytes`.
+    #[must_use]
+    pub const fn new(proxy: SocketAddr, size_bytes: usize, number: u64) -> Self {
+        Self { proxy, size_bytes, number }
+    }
+}
+
+impl Client for ShortEchoes {
+    fn exchange(&mut self, number: u64) -> Result<Exchange> {
+        Echoes::open(self.proxy, self.size_bytes, self.number)?.exchange(number)
+    }
+}
+
 /// How often the server looks whether it is to end.
 const PERIOD: Duration = Duration::from_millis(100);
 

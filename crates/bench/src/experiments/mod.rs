@@ -91,6 +91,7 @@ commands! {
     EchoServer(crate::servers::echo::command::EchoServer),
     EchoPair(crate::servers::echo::pair::EchoPair),
     AppPair(crate::apps::pair::AppPair),
+    Peer(crate::servers::peer::Peer),
     SendFiles(crate::servers::sending::server::SendFiles),
     Soak(load::soak::Soak),
     MemcpyLoop(small::MemcpyLoop),

@@ -15,7 +15,7 @@ use crate::experiments::apps::measure;
 use crate::kit::processes::process::{self, Output};
 use crate::kit::{
     Align, Comparison, Entry, Experiment, Failure, Form, Interval, Launcher, Metric, Outcome, Plot, Progress,
-    Random, Report, Result, Rounds, Sample, Scale, Series, Side, Slicing, Table, claim, compare,
+    Random, Report, Result, Rounds, Sample, Scale, Series, Side, Slicing, Table, While, claim, compare,
     count_parser, entry, figures, measured, number, print, size, size_parser,
 };
 use crate::servers::redis::on_path;
@@ -28,6 +28,8 @@ const QUICK_CALLS: u64 = 5_000_000;
 const WARM_UP_CALLS: u64 = 1_000_000;
 /// Length of a short copy, bytes.
 const SHORT_BYTES: usize = 64;
+/// A file that each system has.
+const SHORT_FILE: &str = "/proc/version";
 /// How long a sample may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -44,6 +46,8 @@ pub enum Row {
     Memcpy,
     /// The start of `true`
     Start,
+    /// `cat` of a short file
+    Cat,
     /// Redis with values of 64 bytes
     Redis,
     /// memcached with values of 100 bytes
@@ -59,12 +63,12 @@ pub struct Small {
     #[arg(
         long,
         value_name = "ROW,...",
-        default_value = "memcpy,start,redis,memcached,nginx",
+        default_value = "memcpy,start,cat,redis,memcached,nginx",
         value_delimiter = ',',
         value_enum
     )]
     pub only: Vec<Row>,
-    /// Starts of `true` under each side
+    /// Starts of `true` and of `cat` under each side
     #[arg(long, value_name = "N", default_value = "200", default_value_if("quick", "true", "20"), value_parser = count_parser())]
     pub starts: usize,
     /// Connections to Redis
@@ -104,7 +108,10 @@ impl Experiment for Small {
                         server(&[REDIS], &[Workload::Set, Workload::Get].map(values));
                     }
                     Row::Memcpy => own.push(self.measure_memcpy(launcher, progress)),
-                    Row::Start => own.push(measure_start(launcher, self.starts, progress)?),
+                    Row::Start => own.push(measure_start(launcher, "true", None, self.starts, progress)?),
+                    Row::Cat => {
+                        own.push(measure_start(launcher, "cat", Some(SHORT_FILE), self.starts, progress)?)
+                    }
                 }
             }
             let mut text = String::new();
@@ -231,24 +238,31 @@ fn parse_memcpy_line(line: &str) -> Option<f64> {
     (ns.is_finite() && ns > 0.0).then_some(ns)
 }
 
-/// Compares the start of `true`.
+/// Compares the start of a program that ends at once, with the file that it prints, if it prints one.
 ///
 /// # Errors
 /// [`Failure`] when there is no such program.
-fn measure_start(launcher: &Launcher, starts: usize, progress: &mut Progress) -> Result<Comparison> {
+fn measure_start(
+    launcher: &Launcher,
+    name: &str,
+    file: Option<&str>,
+    starts: usize,
+    progress: &mut Progress,
+) -> Result<Comparison> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let program = on_path(&path, "true").ok_or_else(|| Failure::new("true is not on PATH"))?;
-    let mut start = Comparison::new("start of true", 0, &SIDES);
+    let program = on_path(&path, name).ok_or_else(|| Failure::new(format!("{name} is not on PATH")))?;
+    let expected =
+        file.map_or(Ok(String::new()), |file| std::fs::read_to_string(file).doing("reading a short file"))?;
+    let mut start = Comparison::new(format!("start of {name}"), 0, &SIDES);
     progress.tell(start.title(), 0, 1, "both sides");
     for _ in 0..starts {
         start.round(|side| {
-            let no_arguments: [&str; 0] = [];
-            let command: Command = launcher.command(side, program.as_os_str(), &no_arguments);
-            let output = process::run(command, "true", TIMEOUT)?;
+            let command: Command = launcher.command(side, program.as_os_str(), file.as_slice());
+            let output = process::run(command, name, TIMEOUT)?;
             let notes = notes(&output);
-            let output = output.success("true")?;
-            if !output.stdout.is_empty() {
-                return Err(Failure::new("true wrote to stdout"));
+            let output = output.success(name)?;
+            if output.stdout != expected {
+                return Err(Failure::new(format!("{name} wrote {}", output.stdout.escape_debug())));
             }
             let latency_p50_us = Some(output.elapsed.as_secs_f64() * 1e6);
             Ok(Sample { latency_p50_us, verified_bytes: Some(0), notes, ..Sample::default() })

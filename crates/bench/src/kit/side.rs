@@ -55,6 +55,9 @@ pub enum Side {
     /// `uncopy run --net`: large parts pass by reference between service and program, and copies are elided there
     #[value(skip)]
     Net,
+    /// The same with `--log`: what is synced goes to a log
+    #[value(skip)]
+    NetLog,
     /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
     HeapOnly,
     /// glibc told by GLIBC_TUNABLES to keep memory
@@ -80,7 +83,7 @@ pub enum Side {
 
 impl Side {
     /// Those that show what uncopy does; the others are there to compare with.
-    pub const UNCOPY: [Self; 8] = [
+    pub const UNCOPY: [Self; 9] = [
         Self::Uncopy,
         Self::UncopyMimalloc,
         Self::Twin,
@@ -89,6 +92,7 @@ impl Side {
         Self::LogInMemory,
         Self::NetApiCopying,
         Self::Net,
+        Self::NetLog,
     ];
 
     /// Its name in tables and JSON.
@@ -106,6 +110,7 @@ impl Side {
             Self::NetHeapOnly => "net, heap only",
             Self::NetApiCopying => "net, API copied",
             Self::Net => "net",
+            Self::NetLog => "net, log",
             Self::HeapOnly => "heap only",
             Self::TunedGlibc => "tuned glibc",
             Self::Mimalloc => "mimalloc",
@@ -129,6 +134,7 @@ impl Side {
             Self::NetCopying => "net_all_copied",
             Self::NetHeapOnly => "net_heap_only",
             Self::NetApiCopying => "net_api_copied",
+            Self::NetLog => "net_log",
             Self::HeapOnly => "heap_only",
             Self::TunedGlibc => "tuned_glibc",
             Self::Limit => "zero_copy_limit",
@@ -173,7 +179,7 @@ impl Side {
     /// Whether there is a log, and who keeps it.
     #[must_use]
     pub const fn has_log(self) -> bool {
-        matches!(self, Self::Log | Self::LogInMemory)
+        matches!(self, Self::Log | Self::LogInMemory | Self::NetLog)
     }
 
     /// Whether its connections are a service's, and whether that copies between TCP and the program.
@@ -182,7 +188,7 @@ impl Side {
         match self {
             Self::NetApiCopying => Some(ApiCopies::Make),
             // Where nothing is elided in the program it makes the copies itself, as that of an ordinary stack does.
-            Self::Net | Self::NetCopying | Self::NetHeapOnly => Some(ApiCopies::Elide),
+            Self::Net | Self::NetCopying | Self::NetHeapOnly | Self::NetLog => Some(ApiCopies::Elide),
             _ => None,
         }
     }
@@ -194,7 +200,7 @@ impl Side {
                 Some(&["run"])
             }
             Self::Lanes => Some(&["run", "--lanes"]),
-            Self::Log => Some(&["run", "--log-size", "268435456", "--log"]),
+            Self::Log | Self::NetLog => Some(&["run", "--log-size", "268435456", "--log"]),
             Self::LogInMemory => Some(&["run", "--log-size", "67108864", "--log-emulate-dax", "--log"]),
             Self::NetCopying => Some(&["run", "--heap", "off", "--policy", "never"]),
             Self::HeapOnly | Self::NetHeapOnly => Some(&["run", "--heap", "on", "--policy", "never"]),
@@ -462,6 +468,9 @@ mod tests {
         let logging = launcher.logging_in(Path::new("/srv")).command(Side::Log, OsStr::new("x"), &["y"]);
         let log = ["run", "--log-size", "268435456", "--log", "/srv/uncopy-log", "--", "x", "y"];
         assert_eq!(words(&logging)[1..], log);
+        let both = launcher.logging_in(Path::new("/srv")).served_by(Path::new("/net/control"));
+        let both = words(&both.command(Side::NetLog, OsStr::new("x"), &["y"]));
+        assert_eq!(both[1..], [&log[..5], &["--net", "/net/control"], &log[5..]].concat());
         assert_eq!(line(Side::Limit), line(Side::Plain));
         assert_eq!(line(Side::PlainAgain), line(Side::Plain));
         let tuned = launcher.command(Side::TunedGlibc, OsStr::new("redis-server"), &["--port", "7"]);

@@ -69,6 +69,8 @@ pub fn main(matches: &ArgMatches) -> u8 {
         output::complain(format_args!("privileges cannot be dropped: {}", Reason(&error)));
         return EXIT_FAILURE;
     }
+    // Each connection is a descriptor.
+    os::raise_descriptor_limit();
     let is = |id, word| matches.get_one::<String>(id).is_some_and(|value| value == word);
     let settings = Settings {
         control: control.clone(),

@@ -14,7 +14,7 @@ use crate::range::page_in::prepare_overwrite;
 use crate::service::{activation, release};
 use crate::state::gate::is_in_heap;
 use crate::state::policy::POLICY;
-use crate::state::{counters, gate, ledger, recording};
+use crate::state::{counters, early, gate, ledger, recording};
 use uncopy_core::addr::{ByteRange, PAGE_BYTES, PageRange, SegmentPages};
 use uncopy_core::ledger::Field;
 use uncopy_core::options::Policy;
@@ -74,7 +74,7 @@ impl<'a> Input<'a> {
     /// Redirects those of `parts` that are worth it, in place. `None`: make the call unchanged.
     #[must_use]
     pub fn begin(parts: &'a mut [Part], caller: usize) -> Option<Self> {
-        if recording::is_on() && !may_be_sampled(parts, caller) || is_withheld(parts) {
+        if early::is_early() || recording::is_on() && !may_be_sampled(parts, caller) || is_withheld(parts) {
             return None;
         }
         HEAP.leave_stack_alone();

@@ -1,8 +1,8 @@
 //! Call sites that ask for much and get little: datagrams, requests, protocols with small messages. What could be done for such an
 //! input is not looked at any more but once in a while, or when one brings much.
 
-use crate::state::gate;
 use crate::state::policy::POLICY;
+use crate::state::{early, gate};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use uncopy_core::options::Policy;
 
@@ -32,6 +32,7 @@ pub fn is_likely(caller: usize) -> bool {
 /// Takes note of what an input of this call site brought that had room for much.
 #[inline]
 pub fn note(caller: usize, got_bytes: usize) {
+    early::note(got_bytes);
     let place = place(caller);
     let little = place.load(Relaxed);
     let next = next(little, got_bytes >= gate::min_size_bytes());

@@ -17,7 +17,7 @@ use crate::range::registration::can_hold_views;
 use crate::service::activation::{self, Obstacle};
 use crate::service::{release, shared, upkeep, window};
 use crate::state::phase::{Phase, STATE};
-use crate::state::{counters, ledger, recording};
+use crate::state::{counters, early, ledger, recording};
 use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_sys::bytes;
@@ -137,7 +137,7 @@ pub fn prepare() {
 
 /// The same; does `work` as soon as no other is under way, before anything is locked: it may allocate.
 pub fn prepare_with(work: impl FnOnce()) {
-    if !HEAP.is_reserved() && STATE.phase() == Phase::Dormant && !counters::are_published() {
+    if !HEAP.is_reserved() && STATE.phase() != Phase::Active && !counters::are_published() {
         work();
         return;
     }
@@ -207,6 +207,9 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     ledger::restart_in_child();
     recording::renew();
     uncopy_trials::in_child();
+    if STATE.phase() == Phase::Dormant {
+        early::in_child();
+    }
     if !was_prepared {
         return;
     }

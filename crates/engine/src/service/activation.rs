@@ -12,7 +12,7 @@ use crate::service::{calibration, handler};
 use crate::state::gate::{HEAP_MIN_BYTES, heap_min_bytes};
 use crate::state::phase::{Phase, STATE, set_min_size};
 use crate::state::policy::POLICY;
-use crate::state::{counters, ledger, limits, recording};
+use crate::state::{counters, early, ledger, limits, recording};
 use core::fmt;
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_core::options::{CostSource, Options, Policy};
@@ -112,6 +112,10 @@ pub fn configure(options: &Options<'_>) {
     } else if options.policy == Policy::Never {
         counters::set_reason("nothing is elided: UNCOPY_POLICY is never");
     }
+    // What goes by a lane pays from the first byte on.
+    if options.policy == Policy::Auto && options.lanes.is_none() && options.net.is_none() {
+        early::configure(options.begin_after_bytes);
+    }
     if options.policy != Policy::Never {
         set_min_size(options.min_size_bytes);
         if options.foreign {
@@ -160,6 +164,7 @@ pub fn activate() -> bool {
         match start() {
             Ok(()) => {
                 settle_costs();
+                early::end();
                 STATE.activate();
                 recording::say(Sampled::Yes);
                 counters::publish_once();

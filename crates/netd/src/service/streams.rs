@@ -240,6 +240,8 @@ impl Service {
                     }
                 }
             }
+            // An idle connection keeps no room.
+            stream.from_program.shrink_to_fit();
             if let Some(error) = connection.failure
                 && stream.waiting_bytes() == 0
             {

@@ -13,7 +13,7 @@ impl<P: Payload> Connection<P> {
     /// A segment came.
     pub fn on_segment(&mut self, mut segment: Segment<P>, now_ns: u64) {
         match self.state {
-            State::Closed => self.pending.reset = segment.reset(),
+            State::Closed => self.pending.reset = segment.reset().map(Box::new),
             State::SynSent => self.on_segment_in_syn_sent(&segment, now_ns),
             _ => {
                 if self.is_to_process(&mut segment, now_ns) {
@@ -29,7 +29,7 @@ impl<P: Payload> Connection<P> {
         let ack = near(self.nxt, header.acknowledgement);
         let is_ours = header.flags.ack && ack > self.initial && ack <= self.nxt;
         if header.flags.ack && !is_ours {
-            self.pending.reset = segment.reset();
+            self.pending.reset = segment.reset().map(Box::new);
             return;
         }
         if header.flags.rst {
@@ -185,7 +185,7 @@ impl<P: Payload> Connection<P> {
         if self.state == State::SynReceived {
             let ack = near(self.nxt, header.acknowledgement);
             if ack != self.nxt {
-                self.pending.reset = segment.reset();
+                self.pending.reset = segment.reset().map(Box::new);
                 return;
             }
             self.acknowledge_handshake(ack, now_ns);
@@ -257,9 +257,15 @@ impl<P: Payload> Connection<P> {
 
     /// There is congestion. The peer of a connection with ECN is told what was done (RFC 3168, section 6.1.2).
     fn reduce_window(&mut self, flight: u64) {
-        self.congestion.on_loss(flight);
+        self.congestion.on_loss(self.used_bytes(flight));
         self.notification.reduced = self.nxt;
         self.pending.window_reduced = self.notification.is_used;
+    }
+
+    /// What is on its way, as the window is reduced by it: all of the window if that is what stopped the sender last. `flight` lacks
+    /// what was acknowledged since (RFC 9438, section 4.6, lets the window be used; Linux does).
+    pub(super) fn used_bytes(&self, flight: u64) -> u64 {
+        if self.is_congestion_limited { self.congestion.window_bytes() } else { flight }
     }
 
     /// Something new was acknowledged.
@@ -272,6 +278,7 @@ impl<P: Payload> Connection<P> {
         self.undo_if_spurious(header);
         let phase = self.recovery.phase();
         self.recovery.on_acknowledged(ack);
+        self.recovery.mark_head(self.sent());
         let window = self.congestion.window_bytes();
         let is_slow_start = window < self.congestion.threshold_bytes();
         let is_limited = self.is_congestion_limited || is_slow_start && 2 * flight > window;

@@ -13,7 +13,7 @@ impl<P: Payload> Connection<P> {
     /// The next segment to send. To be called until there is none, after everything that happened.
     pub fn poll_transmit(&mut self, now_ns: u64) -> Option<Segment<P>> {
         if let Some(header) = self.pending.reset.take() {
-            return bare(header);
+            return bare(*header);
         }
         match self.state {
             State::Closed => return None,
@@ -121,6 +121,10 @@ impl<P: Payload> Connection<P> {
         if std::mem::take(&mut self.pending.tail) && self.recovery.can_probe_tail(&sent) {
             return Some(self.tail_probe());
         }
+        if let Some(lost) = self.recovery.lost_head(&sent) {
+            // As much has left the network.
+            return Some(lost.start..lost.end.min(lost.start + segment));
+        }
         let pipe = self.recovery.pipe_bytes(&sent);
         let room = self.congestion.window_bytes().saturating_sub(pipe);
         let is_forced = std::mem::take(&mut self.pending.retransmission);
@@ -198,6 +202,7 @@ impl<P: Payload> Connection<P> {
             self.timed = None;
             self.recovery.on_retransmitted(range.end);
             if range.start == self.una {
+                self.recovery.mark_head(self.sent());
                 self.deadlines.retransmit = Some(now_ns + self.round_trip.timeout_ns());
             }
         } else {

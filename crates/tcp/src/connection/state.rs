@@ -132,7 +132,7 @@ pub(super) struct Pending {
     pub tail: bool,
     /// CWR, with the next data that is not a retransmission.
     pub window_reduced: bool,
-    pub reset: Option<Header>,
+    pub reset: Option<Box<Header>>,
 }
 
 /// What a timeout took, until it is known whether it was spurious (RFC 3522, 4015).
@@ -182,7 +182,7 @@ pub struct Connection<P> {
     pub(super) sent_at_ns: u64,
     /// When something new was acknowledged, selectively or not.
     pub(super) acknowledged_at_ns: u64,
-    pub(super) undo: Option<Undo>,
+    pub(super) undo: Option<Box<Undo>>,
     pub(super) notification: Notification,
     /// Segments that were sent again.
     pub(super) retransmissions: u64,
@@ -529,12 +529,12 @@ impl<P: Payload> Connection<P> {
 
     /// A RST in sequence will be sent.
     pub(super) fn reset_peer(&mut self) {
-        self.pending.reset = Some(Header {
+        self.pending.reset = Some(Box::new(Header {
             sequence: number(self.nxt),
             acknowledgement: number(self.receiver.next()),
             flags: Flags { rst: true, ack: true, ..Flags::default() },
             ..Header::default()
-        });
+        }));
     }
 
     /// Answers with an acknowledgement, unless there were too many.

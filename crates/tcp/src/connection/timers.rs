@@ -66,9 +66,11 @@ impl<P: Payload> Connection<P> {
         let is_first = self.round_trip.backoffs() == 0;
         if is_first {
             let timestamp = self.timestamp(now_ns);
-            self.undo = self.has_timestamps.then(|| Undo { timestamp, congestion: self.congestion.clone() });
+            let congestion = self.congestion.clone();
+            self.undo = self.has_timestamps.then(|| Box::new(Undo { timestamp, congestion }));
         }
-        self.congestion.on_timeout(self.nxt - self.una - self.recovery.sacked_bytes(), is_first);
+        let flight = self.nxt - self.una - self.recovery.sacked_bytes();
+        self.congestion.on_timeout(self.used_bytes(flight), is_first);
         self.recovery.on_timeout(self.sent());
         self.notification.reduced = self.nxt;
         self.pending.window_reduced = self.notification.is_used;

@@ -139,6 +139,8 @@ pub struct World {
     pub marked: u64,
     /// Who sent what was too long for its link: the side, the connection, the sequence number.
     pub too_long: Vec<(usize, Tuple, u32)>,
+    /// What comes at one time is all taken before anything is sent.
+    pub batches: bool,
     /// Of what [`connected`] made.
     pub ids: Vec<ConnectionId>,
 }
@@ -159,6 +161,7 @@ impl World {
             lost: 0,
             marked: 0,
             too_long: Vec::new(),
+            batches: false,
             ids: Vec::new(),
         }
     }
@@ -251,7 +254,12 @@ impl World {
             let (to, packet) = first.remove();
             let (tuple, segment) = join(packet);
             self.stacks[to].on_segment(tuple, segment, self.now_ns);
-            self.flush(to);
+            if !self.batches {
+                self.flush(to);
+            }
+        }
+        if self.batches {
+            (0..2).for_each(|side| self.flush(side));
         }
         for side in 0..2 {
             if self.stacks[side].deadline_ns().is_some_and(|at| at <= self.now_ns) {

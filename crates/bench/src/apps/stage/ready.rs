@@ -43,9 +43,16 @@ pub fn undisturbed(mut server: Server, address: SocketAddr, alone: Duration) -> 
 
 /// Whether something listens at `address` in the network of process `pid`, found without a connection.
 fn listens(pid: Pid, address: SocketAddr) -> bool {
-    let table =
-        std::fs::read_to_string(format!("/proc/{}/net/tcp", pid.as_raw_nonzero())).unwrap_or_default();
-    has_listener(&table, address)
+    let table = |name| {
+        std::fs::read_to_string(format!("/proc/{}/net/{name}", pid.as_raw_nonzero())).unwrap_or_default()
+    };
+    has_listener(&table("tcp"), address) || has_path(&table("unix"), address)
+}
+
+/// Whether a table of `/proc/PID/net/unix` has the path by which a service of user-level TCP finds who listens at the address.
+fn has_path(table: &str, address: SocketAddr) -> bool {
+    let begin = format!("/{address}-");
+    table.lines().filter_map(|line| line.rsplit_once(' ')).any(|(_, path)| path.contains(&begin))
 }
 
 /// Whether a table of `/proc/PID/net/tcp` has a listening socket at the IPv4 address `address`.
@@ -74,6 +81,14 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let other = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
         assert!(has_peer(&other));
+    }
+
+    #[test]
+    fn a_listener_behind_a_service_is_seen_by_its_path() {
+        let table = "Num RefCount Protocol Flags Type St Inode Path\n\
+                     0: 00000002 00000000 00010000 0001 01 77 /dev/shm/net/listeners/198.18.1.2:80-0000000a\n";
+        let has = |address: &str| has_path(table, address.parse().expect("an address"));
+        assert!(has("198.18.1.2:80") && !has("198.18.1.2:8") && !has("98.18.1.2:80"));
     }
 
     #[test]

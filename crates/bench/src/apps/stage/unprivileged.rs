@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Stage, Under, bind, listening, on_free_port};
+use super::{Stage, Under, bind, on_free_port, undisturbed};
 use crate::apps::programs::Need;
 use crate::kit::processes::process;
 use crate::kit::traffic::Load;
@@ -17,17 +17,10 @@ use crate::kit::{Failure, Result, Running, Server, TemporaryDirectory, While};
 /// What changes the user.
 const SETPRIV: &str = "setpriv";
 /// nobody and nogroup, whose numbers every distribution has.
-pub const NOBODY: u32 = 65_534;
-/// nobody's capabilities, and the end with this program: the kernel forgets who is to be told at a change of user.
-const ARGUMENTS: [&str; 7] = [
-    "--reuid=65534",
-    "--regid=65534",
-    "--clear-groups",
-    "--inh-caps=-all,+sys_ptrace",
-    "--ambient-caps=+sys_ptrace",
-    "--bounding-set=-all,+sys_ptrace",
-    "--pdeathsig=KILL",
-];
+const NOBODY: u32 = 65_534;
+/// What a server's faults need, and what a service's device does.
+const OF_SERVERS: &str = "+sys_ptrace";
+const OF_SERVICES: &str = "+net_admin,+dac_override";
 /// How long a helper may take.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Files in the server's directory: the profile, and a copy of uncopy where nobody cannot reach the real one.
@@ -81,11 +74,28 @@ impl<'a> Unprivileged<'a> {
         chown(directory.path(), Some(NOBODY), Some(NOBODY)).doing("giving a directory away")
     }
 
+    /// `command`, of a service whose files are in `directory`, by that user: its programs are those of the same one.
+    ///
+    /// # Errors
+    /// As [`Unprivileged::with_directory`].
+    pub fn service(&self, command: Command, directory: &TemporaryDirectory) -> Result<Command> {
+        self.give(directory, "its server")?;
+        self.as_user_with(OF_SERVICES, command, directory.path())
+    }
+
     /// `command` by that user.
     fn as_user(&self, command: Command, directory: &Path) -> Result<Command> {
+        self.as_user_with(OF_SERVERS, command, directory)
+    }
+
+    fn as_user_with(&self, capabilities: &str, command: Command, directory: &Path) -> Result<Command> {
         let Some(setpriv) = self.setpriv else { return Ok(command) };
         let mut outer = Command::new(setpriv);
-        outer.args(ARGUMENTS).arg(reachable(Path::new(command.get_program()), directory)?);
+        outer.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]);
+        outer.args(["inh-caps", "bounding-set"].map(|set| format!("--{set}=-all,{capabilities}")));
+        // The kernel forgets who is to be told of the end at a change of user.
+        outer.args(["--clear-groups", &format!("--ambient-caps={capabilities}"), "--pdeathsig=KILL"]);
+        outer.arg(reachable(Path::new(command.get_program()), directory)?);
         outer.args(command.get_args());
         for (name, value) in command.get_envs() {
             match value {
@@ -117,7 +127,20 @@ impl<'a> Unprivileged<'a> {
         name: &str,
         arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
     ) -> Result<(Server, SocketAddr)> {
-        on_free_port(|address| {
+        self.undisturbed_server(name, Duration::ZERO, arguments)
+    }
+
+    /// As [`Stage::undisturbed_server`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn undisturbed_server(
+        &self,
+        name: &str,
+        alone: Duration,
+        arguments: impl Fn(SocketAddr, &Path) -> Result<Vec<OsString>>,
+    ) -> Result<(Server, SocketAddr)> {
+        on_free_port(self.stage.place, |address| {
             let directory = TemporaryDirectory::make()?;
             let profile = directory.join(PROFILE);
             let mut stage = Stage { ..*self.stage };
@@ -128,38 +151,43 @@ impl<'a> Unprivileged<'a> {
             let command = stage.command(name, &arguments(address, directory.path())?)?;
             let mut command = self.as_user(command, directory.path())?;
             bind(&mut command, stage.processors.map(|(ours, _)| ours));
-            listening(stage.start(command, name, directory)?, address)
+            undisturbed(stage.start(command, name, directory)?, address, alone)
         })
     }
 
     /// `running`, whose server this user runs.
     #[must_use]
-    pub fn running<R: Running>(self, running: R) -> ByUser<'a, R> {
-        ByUser { running, user: self }
-    }
-
-    /// Puts the profile, if one was written, where it belongs; `directory` is that of the server, which has ended.
-    fn hand_over(&self, directory: &TemporaryDirectory) -> Result<()> {
-        if let (Under::Profile(file), Some(_)) = (self.stage.under, self.setpriv) {
-            std::fs::copy(directory.join(PROFILE), file).doing("keeping the profile")?;
-        }
-        Ok(())
+    pub fn running<R: Running>(self, running: R) -> ByUser<R> {
+        let profile = match (self.stage.under, self.setpriv) {
+            (Under::Profile(file), Some(_)) => Some(file.to_owned()),
+            _ => None,
+        };
+        ByUser { running, profile }
     }
 }
 
 /// A server that such a user runs, and its load.
-pub struct ByUser<'a, R> {
+pub struct ByUser<R> {
     running: R,
-    user: Unprivileged<'a>,
+    /// Where the profile belongs that the user writes into the server's directory.
+    profile: Option<PathBuf>,
 }
 
-impl<R: Running> Running for ByUser<'_, R> {
+impl<R: Running> Running for ByUser<R> {
     fn server(&mut self) -> &mut Server {
         self.running.server()
     }
 
+    fn prepare(&mut self, duration: Duration) -> Result<u64> {
+        self.running.prepare(duration)
+    }
+
     fn load(&mut self, duration: Duration) -> Result<Load> {
         self.running.load(duration)
+    }
+
+    fn notes(&mut self) -> Vec<String> {
+        self.running.notes()
     }
 
     fn reconnect(&mut self) -> Result<()> {
@@ -168,7 +196,11 @@ impl<R: Running> Running for ByUser<'_, R> {
 
     fn stop(&mut self) -> Result<()> {
         self.running.stop()?;
-        self.user.hand_over(self.running.server().directory())
+        if let Some(file) = &self.profile {
+            std::fs::copy(self.running.server().directory().join(PROFILE), file)
+                .doing("keeping the profile")?;
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::apps::programs::Programs;
-use crate::apps::stage::{Stage, Under};
+use crate::apps::stage::{Stage, Under, Unprivileged};
 use crate::apps::{By, Case, Effort, Point};
 use crate::kit::processes::descendants;
 use crate::kit::slices::stop;
@@ -14,6 +14,7 @@ use crate::kit::{
     Comparison, Failure, Launcher, Plot, Progress, Report, Result, Rounds, Running, Sample, Side, Slices,
     While, figures,
 };
+use crate::servers::net::served;
 
 /// Length of a run as a whole.
 const RUN: Duration = Duration::from_secs(1);
@@ -82,13 +83,8 @@ pub fn points(
         let mut comparison = point.comparison(&sides);
         match by {
             By::Slices => {
-                let stages: Vec<(Side, Stage<'_>)> = sides
-                    .iter()
-                    .map(|side| (*side, Stage::new(launcher, Under::Side(*side), programs)))
-                    .collect();
                 slices.run(launcher, &mut comparison, point.elision_expected, progress, |side| {
-                    let stage = stages.iter().find(|(known, _)| *known == side).map(|(_, stage)| stage);
-                    point.work.start(stage.ok_or_else(|| Failure::new("it is not measured"))?)
+                    start(launcher, side, programs, point)
                 });
             }
             By::Runs => Rounds::exactly(slices.processes)
@@ -99,21 +95,42 @@ pub fn points(
     points.iter().map(measure).collect()
 }
 
+/// Starts a server of `point` under `side`.
+fn start<'a>(
+    launcher: &Launcher,
+    side: Side,
+    programs: &Programs,
+    point: &'a Point,
+) -> Result<Box<dyn Running + 'a>> {
+    let outside = Stage::new(launcher, Under::Side(side), programs);
+    let refuses_root = programs.path(Unprivileged::NEED.program).is_ok();
+    let user = refuses_root.then(|| Unprivileged::of(&outside)).transpose()?;
+    let by = |command, directory: &_| match &user {
+        Some(user) => user.service(command, directory),
+        None => Ok(command),
+    };
+    served(launcher, side, by, |launcher, place| {
+        point.work.start(&Stage::new(launcher, Under::Side(side), programs).at(place))
+    })
+}
+
 /// A server of `point` by itself under `side`, loaded once.
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
 fn whole_run(launcher: &Launcher, side: Side, programs: &Programs, point: &Point) -> Result<Sample> {
-    let stage = Stage::new(launcher, Under::Side(side), programs);
-    let mut running = point.work.start(&stage)?;
+    let mut running = start(launcher, side, programs, point)?;
     let mut measured = || {
         let prepared_bytes = running.prepare(RUN)?;
-        let before_ns = cpu_ns(running.as_mut())?;
+        let (own_ns, beside_ns) = cpu_ns(running.as_mut())?;
         let load = running.load(RUN)?;
-        let used_ns = cpu_ns(running.as_mut())?.saturating_sub(before_ns);
+        let (own, beside) = cpu_ns(running.as_mut())?;
+        let each_us = |ns: u64| ns as f64 / 1e3 / load.exchanges as f64;
+        let beside_us = (!running.beside().is_empty()).then(|| each_us(beside.saturating_sub(beside_ns)));
         let resident_bytes = running.server().process().resident_bytes()?;
         let verified_bytes = prepared_bytes + load.verified_bytes + running.verify()?;
         Ok(Sample {
             operations_per_s: Some(load.exchanges as f64 / load.elapsed.as_secs_f64()),
-            cpu_us: Some(used_ns as f64 / 1e3 / load.exchanges as f64),
+            cpu_us: Some(each_us(own.saturating_sub(own_ns)) + beside_us.unwrap_or(0.0)),
+            service_cpu_us: beside_us,
             resident_bytes: Some(resident_bytes as f64),
             verified_bytes: (verified_bytes > 0).then_some(verified_bytes),
             ..Sample::default()
@@ -123,15 +140,18 @@ fn whole_run(launcher: &Launcher, side: Side, programs: &Programs, point: &Point
         Ok(sample) => sample,
         Err(failure) => return Err(running.server().process().explain(&failure)),
     };
-    sample.notes = stage.notes(running.server(), point.elision_expected);
+    let (pid, stderr) = (running.server().pid(), running.server().stderr_text());
+    sample.notes = launcher.notes(side, pid, &stderr, point.elision_expected);
     sample.notes.extend(running.notes());
     sample.defect = stop(running.as_mut()).err().map(|failure| failure.to_string());
     Ok(sample)
 }
 
-/// Processor time of all processes of the server, ns.
-fn cpu_ns(running: &mut (dyn Running + '_)) -> Result<u64> {
-    descendants::cpu_ns(running.server().process().pid()).doing("reading the server's processor time")
+/// Processor time of all processes of the server, and of those beside it, ns.
+fn cpu_ns(running: &mut (dyn Running + '_)) -> Result<(u64, u64)> {
+    let doing = "reading the server's processor time";
+    let beside = running.beside().into_iter().map(descendants::cpu_ns).sum::<std::io::Result<u64>>();
+    Ok((descendants::cpu_ns(running.server().pid()).doing(doing)?, beside.doing(doing)?))
 }
 
 /// Loads the server of each case's last point once for `duration` under `uncopy profile`, which writes

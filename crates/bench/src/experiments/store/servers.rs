@@ -13,7 +13,7 @@ use crate::kit::{Launcher, Result, Running, Server, Side, TemporaryDirectory, Wh
 use crate::servers::redis::{AppendOnly, RedisServer, Serving};
 
 /// An append-only file that is longer than this, bytes, is written anew between two rounds.
-const LOG_LIMIT_BYTES: u64 = 512 << 20;
+pub const LOG_LIMIT_BYTES: u64 = 512 << 20;
 
 /// SQLite, in Python's library.
 pub const SQLITE: Need = Need { version: &["-c", "import sqlite3; print(sqlite3.sqlite_version)"], ..PYTHON };

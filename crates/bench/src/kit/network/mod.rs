@@ -16,6 +16,7 @@
 
 mod link;
 
+use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -171,13 +172,41 @@ pub fn enter_servers() -> io::Result<()> {
 /// # Errors
 /// What `work` returns, or the kernel's.
 pub fn among_servers<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    if servers().is_none() {
-        return work();
+    match servers() {
+        Some(namespace) => within(namespace, work),
+        None => work(),
     }
+}
+
+/// Does `work` in a thread in `namespace`: sockets that it opens stay there.
+///
+/// # Errors
+/// What `work` returns, or the kernel's.
+pub fn within<T: Send>(
+    namespace: BorrowedFd<'_>,
+    work: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    let enter = || Ok(move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?);
+    in_a_thread(|| enter().and_then(|()| work()))
+}
+
+/// A network namespace that has nothing but a loopback device, for as long as somebody is in it or has the descriptor.
+///
+/// # Errors
+/// [`Failure`] where this program may not make any.
+pub fn new_namespace() -> Result<OwnedFd> {
+    in_a_thread(|| {
+        link::alone().map_err(|(what, error)| io::Error::new(error.kind(), format!("{what}: {error}")))?;
+        choose_congestion_control()?;
+        Ok(File::open("/proc/thread-self/ns/net")?.into())
+    })
+    .doing("making a network namespace")
+}
+
+fn in_a_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
-        let thread =
-            std::thread::Builder::new().spawn_scoped(scope, || enter_servers().and_then(|()| work()))?;
-        thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread among the servers panicked")))
+        let thread = std::thread::Builder::new().spawn_scoped(scope, work)?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread in another network panicked")))
     })
 }
 

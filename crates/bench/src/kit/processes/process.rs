@@ -170,9 +170,7 @@ impl Process {
     /// # Errors
     /// [`Failure`] when it has ended.
     pub fn resident_bytes(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.pid.as_raw_pid());
-        let text = std::fs::read_to_string(&path).doing(format_args!("reading {path}"))?;
-        resident_in_status(&text).ok_or_else(|| Failure::new(format!("{path} has no VmRSS")))
+        resident_bytes(self.pid)
     }
 
     /// A failure that says why the process is of no use any more: how it ended if it has.
@@ -190,6 +188,16 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Resident memory of a process, bytes.
+///
+/// # Errors
+/// [`Failure`] when it has ended.
+pub fn resident_bytes(pid: Pid) -> Result<u64> {
+    let path = format!("/proc/{}/status", pid.as_raw_pid());
+    let text = std::fs::read_to_string(&path).doing(format_args!("reading {path}"))?;
+    resident_in_status(&text).ok_or_else(|| Failure::new(format!("{path} has no VmRSS")))
 }
 
 /// The value of `VmRSS` in the text of `/proc/PID/status`, bytes.

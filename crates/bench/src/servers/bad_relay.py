@@ -1,6 +1,7 @@
 """A network on which packets are lost, delayed, repeated, reordered and marked: two TUN devices, one here (r0, 10.78.0.1) and one in
-the network namespace of another process (r1, 10.78.0.2), and what goes between them. Of what may be marked (RFC 3168), MARKED is. What
-happens to the packets of one direction does not depend on those of the other.
+another network namespace (r1, 10.78.0.2), and what goes between them. What is here forwards, and is the other's way to everywhere. Of
+what may be marked (RFC 3168), MARKED is. What happens to the packets of one direction does not depend on those of the other. Of each
+direction MAX_WAITING packets are on their way at most; more are lost. No device takes super-packets: the kernel cuts them before.
 
 usage: bad_relay.py NAMESPACE SEED LOSS DELAY_MS JITTER_MS DUPLICATES MARKED
 """
@@ -19,6 +20,7 @@ import time
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 1, 0x1000
 CLONE_NEWNET = 0x40000000
+MAX_WAITING = 10000
 
 
 def device(name, address):
@@ -46,17 +48,21 @@ def main():
     namespace = sys.argv[1]
     seed, loss, delay_ms, jitter_ms, duplicates, marks = (float(word) for word in sys.argv[2:8])
     here = device("r0", "10.78.0.1")
+    with open("/proc/sys/net/ipv4/ip_forward", "w") as forward:
+        forward.write("1")
     with open(namespace) as other:
         if ctypes.CDLL(None, use_errno=True).setns(other.fileno(), CLONE_NEWNET):
             sys.exit(f"setns: {os.strerror(ctypes.get_errno())}")
     there = device("r1", "10.78.0.2")
+    subprocess.run("ip route add default via 10.78.0.1".split(), check=True)
     print("ready", flush=True)
     ends = {here: (there, random.Random(seed)), there: (here, random.Random(seed + 1))}
-    under_way, number = [], 0
+    under_way, number, waiting = [], 0, {here: 0, there: 0}
     while True:
         now = time.monotonic()
         while under_way and under_way[0][0] <= now:
             _, _, tun, packet = heapq.heappop(under_way)
+            waiting[tun] -= 1
             try:
                 os.write(tun, packet)
             except (BlockingIOError, OSError):
@@ -71,9 +77,10 @@ def main():
                     if choose.random() < marks:
                         packet = marked(packet)
                     for _ in range(copies):
-                        if choose.random() >= loss:
+                        if choose.random() >= loss and waiting[onto] < MAX_WAITING:
                             late = (delay_ms + choose.random() * jitter_ms) / 1000
                             number += 1
+                            waiting[onto] += 1
                             heapq.heappush(under_way, (time.monotonic() + late, number, onto, packet))
             except BlockingIOError:
                 pass
