@@ -86,7 +86,6 @@ test-net: ## Build; twenty million segments of the user-level TCP over bad links
 	UNCOPY_TEST_NET_SEGMENTS=20000000 UNCOPY_TEST_NET_PEER_SEGMENTS=1000000 $(CARGO) test --locked --profile checked -p uncopy-tcp -- --nocapture
 	UNCOPY_BIN_DIR=$(release) UNCOPY_TEST_NET_BYTES=1073741824 UNCOPY_TEST_NET_SECONDS=10 \
 	    $(CARGO) test --locked -p uncopy-tests --test net --test net_programs -- --nocapture
-	scripts/suites net --uncopy $(release)/uncopy
 
 test-checked: ## Run the end-to-end tests against a library with debug assertions
 	@scripts/install-packages test
