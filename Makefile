@@ -80,7 +80,7 @@ test-kernels: ## Build, try the library on Debian's kernels 5.10, 6.1 and 6.12 i
 	$(CARGO) build --release --locked -p uncopy-tests
 	scripts/test-kernels
 
-test-net: ## Build; twenty million segments of the user-level TCP over bad links, a million to and from smoltcp, a GiB each way, programs and CPython's tests (minutes)
+test-net: ## Build; twenty million segments of the user-level TCP over bad links, a million to and from smoltcp, a GiB each way, and programs (minutes)
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
 	UNCOPY_TEST_NET_SEGMENTS=20000000 UNCOPY_TEST_NET_PEER_SEGMENTS=1000000 $(CARGO) test --locked --profile checked -p uncopy-tcp -- --nocapture
