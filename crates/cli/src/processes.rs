@@ -17,7 +17,7 @@ use uncopy_core::stats::{Counter, Snapshot};
 pub enum State {
     /// It does, or it will where that pays.
     Active,
-    /// Nothing that is large enough has passed through it yet.
+    /// Nothing that is large enough has passed through it yet, or too little.
     Idle,
     /// It was measured that eliding does not pay.
     Off,

@@ -61,19 +61,15 @@ class Side:
                     raise
 
 
-def until(what, work):
-    """The first true value of `work`."""
+def until_answers(client, *command):
+    """Waits until a command says that a server answers."""
     for _ in range(400):
-        if found := work():
-            return found
+        try:
+            return client.run(*command)
+        except AssertionError as error:
+            last = error
         time.sleep(0.05)
-    raise AssertionError(f"no {what}")
-
-
-def answers(client, *command):
-    with contextlib.suppress(AssertionError):
-        client.run(*command)
-        return True
+    raise last
 
 
 def message(name, length):
@@ -113,7 +109,7 @@ def nginx(side, client, room, port, upstream="127.0.0.1:9", sendfile="off", shar
     with side.server("nginx", "-c", room / "conf", end=signal.SIGQUIT):
         url = f"http://{side.address}:{port}"
         try:
-            until("nginx", lambda: answers(client, "curl", "-sf", f"{url}/1"))
+            until_answers(client, "curl", "-sf", f"{url}/1")
             yield url
         finally:
             errors = (room / "error.log").read_text()
@@ -187,7 +183,7 @@ def redis(server, client, room, seconds):
         return running, cli
 
     def ready(client, cli):
-        until("redis", lambda: answers(client, *cli, "ping"))
+        until_answers(client, *cli, "ping")
 
     running, cli = start(server, client, 6400)
     with running:
@@ -263,7 +259,7 @@ def memcached(server, client, room, seconds):
     """A server of several threads that has changed its user."""
     with server.server("memcached", "-u", "nobody", "-l", server.address, "-p", "11300", "-U", "0", "-I", "4m", "-m", "512", "-t", "3"):
         run = ["/usr/bin/python3", "-c", MEMCACHED, server.address, "11300"]
-        until("memcached", lambda: answers(client, *run, "0"))
+        until_answers(client, *run, "0")
         client.run(*run, 400 * seconds)
 
 
@@ -272,6 +268,9 @@ SCENARIOS = {"curl": curl, "web": web, "redis": redis, "memcached": memcached}
 
 def main():
     scenario, seconds, outside, service, kernel, *command = sys.argv[1:]
+    for name in [name for name in os.environ if name.startswith("UNCOPY_")]:
+        # Variables of tests are no options.
+        del os.environ[name]
     inside = Side("inside", command, service)
     outside = Side("outside", ["nsenter", f"--net={outside}"], kernel)
     for server, client in (inside, outside), (outside, inside), (inside, inside):

@@ -79,7 +79,7 @@ Examples:
   sudo uncopy ps --json
       Of all users, for programs to read.
 
-STATE is active; idle: nothing large has passed yet; off: it was measured that eliding does not pay;
+STATE is active; idle: nothing large has passed yet, or less than run --begin-after; off: it was measured that eliding does not pay;
 plain: it cannot elide, for a reason that stands below the table. MEMORY is what uncopy keeps for the
 process. CPU is what eliding does to its processor time per byte, measured in the process itself; ?
 until enough has passed. Exit status: 0, also if there is none, or 2 if the command line is wrong.";
