@@ -61,6 +61,15 @@ class Side:
                     raise
 
 
+def until(what, work):
+    """The first true value of `work`."""
+    for _ in range(400):
+        if found := work():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no {what}")
+
+
 def until_answers(client, *command):
     """Waits until a command says that a server answers."""
     for _ in range(400):
