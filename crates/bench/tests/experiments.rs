@@ -225,6 +225,7 @@ fn small_measures_every_row() {
     let rows = [
         "memcpy of 64 B",
         "start of true",
+        "start of cat",
         "redis SET 64 B",
         "redis GET 64 B",
         "memcached GET 100 B",
