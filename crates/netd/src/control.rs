@@ -61,6 +61,10 @@ impl Service {
 
     /// Something may have come over a link.
     pub(crate) fn hear(&mut self, fd: RawFd) {
+        // Among the events of one wait there may be one of a link that has ended since, whose number a stream has by now.
+        if !self.questioners.contains_key(&fd) {
+            return;
+        }
         let mut words = [0; link::MAX_WORDS];
         let is_done = match link::receive(fd, &mut words) {
             Ok(came) => {
