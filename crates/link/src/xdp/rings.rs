@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// A frame of shared memory, bytes: a page, which the kernel wants where frames are aligned.
 const FRAME_BYTES: usize = 4096;
@@ -161,6 +162,9 @@ fn set<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
     }
 }
 
+/// How long the kernel may take to release the queue of a process that was killed.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
+
 impl Socket {
     /// A socket for one queue of a device.
     ///
@@ -210,9 +214,14 @@ impl Socket {
             sxdp_shared_umem_fd: 0,
         };
         let len = size_of::<libc::sockaddr_xdp>() as u32;
+        let begun = Instant::now();
         // SAFETY: the address is valid during the call.
-        if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } == -1 {
-            return Err((Part::Binding, io::Error::last_os_error()));
+        while unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } == -1 {
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EBUSY) || begun.elapsed() >= RELEASE_TIMEOUT {
+                return Err((Part::Binding, error));
+            }
+            std::thread::sleep(RELEASE_TIMEOUT / 100);
         }
         let free = (FRAMES..2 * FRAMES).map(frame).collect();
         Ok(Self { fd, fill, receive, transmit, completion, frames, free })
