@@ -11,7 +11,7 @@ echo "RESULT kernel $(uname -r)"
 measure() {
     timeout 600 "$uncopy" bench "$@" --processes 2 --rounds 8 --seconds 60 >"$room/table" 2>"$room/err" ||
         { cat "$room/err" && echo "RESULT bench $1 failed" && exit 1; }
-    grep -E ' (uncopy|heap only|plain again|copies) .*\[' "$room/table" | sed 's/^/RESULT /'
+    grep -F '[' "$room/table" | sed 's/^/RESULT /'
 }
 measure copies --copies 0
 measure redis --workload get --sizes 65536 --append-only off
