@@ -71,12 +71,7 @@ pub fn listen(path: &CStr) -> Result<i32, Errno> {
 /// # Errors
 /// What socketpair says.
 pub fn pair() -> Result<[i32; 2], Errno> {
-    let mut ends = [-1; 2];
-    // SAFETY: room for two descriptors.
-    check(unsafe {
-        kernel!(Open, syscall!(libc::SYS_socketpair, libc::AF_UNIX, KIND, 0, ends.as_mut_ptr()))
-    })?;
-    Ok(ends)
+    crate::unix::pair_of(KIND)
 }
 
 /// Links with whoever waits under this name, if it is a process of the same user.

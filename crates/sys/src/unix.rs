@@ -72,8 +72,15 @@ pub fn stream() -> Result<i32, Errno> {
 /// # Errors
 /// What socketpair says.
 pub fn pair() -> Result<[i32; 2], Errno> {
+    pair_of(libc::SOCK_STREAM | libc::SOCK_CLOEXEC)
+}
+
+/// The same of another kind.
+///
+/// # Errors
+/// What socketpair says.
+pub(crate) fn pair_of(kind: i32) -> Result<[i32; 2], Errno> {
     let mut ends = [-1; 2];
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     // SAFETY: room for two descriptors.
     check(unsafe {
         kernel!(Open, syscall!(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr()))
