@@ -9,6 +9,7 @@ use super::listeners::Listeners;
 use super::source::{RATE_BYTES_PER_S, Source};
 use super::stage::{Stage, Unprivileged};
 use super::{By, Case, Effort, Point, Work};
+use crate::kit::processes::process::raise_descriptor_limit;
 use crate::kit::traffic::Load;
 use crate::kit::{Failure, Latencies, Result, Running, Server, size};
 
@@ -59,7 +60,7 @@ impl Work for Relay {
     fn start<'a>(&'a self, stage: &Stage<'_>) -> Result<Box<dyn Running + 'a>> {
         let user = Unprivileged::of(stage)?;
         let (server, address) = user.undisturbed_server(ICECAST.program, ALONE, configure)?;
-        let most = raise_descriptor_limit().min(MAX);
+        let most = max_listeners().min(MAX);
         let processors = stage.client_processors();
         let source = Source::start(address, processors)?;
         let listeners = Listeners::new(address, processors);
@@ -68,13 +69,9 @@ impl Work for Relay {
     }
 }
 
-/// Lets this program and what it starts have as many descriptors as they may; returns how many listeners that is: a
-/// descriptor of each is here and another in the server, beside some of other kinds.
-fn raise_descriptor_limit() -> usize {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+/// How many listeners there may be: a descriptor of each is here and another in the server, beside some of other kinds.
+fn max_listeners() -> usize {
+    let descriptors = raise_descriptor_limit().unwrap_or(u64::MAX);
     usize::try_from(descriptors).unwrap_or(usize::MAX).saturating_sub(100)
 }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::net::sockopt::set_tcp_congestion;
-use rustix::process::{Resource, getrlimit, setrlimit};
 
+use crate::kit::processes::process::raise_descriptor_limit;
 use crate::kit::processes::wait;
 use crate::kit::{Experiment, Failure, Outcome, Random, Result, While, compare, seconds};
 
@@ -45,7 +45,7 @@ impl Experiment for Peer {
     const IS_SERVER: bool = true;
 
     fn run(&self) -> Result<Outcome> {
-        raise_descriptors();
+        raise_descriptor_limit();
         let listener = TcpListener::bind((self.host, 0)).doing("listening")?;
         // A connection has what its listener had.
         use_cubic(&listener)?;
@@ -69,12 +69,6 @@ impl Experiment for Peer {
         }
         Ok(Outcome::Status(0))
     }
-}
-
-/// Lets this process have as many descriptors as it may; what is too little is told by whoever needs more.
-pub fn raise_descriptors() {
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Has a socket of the kernel's use CUBIC; one of a service's is left as it is.

@@ -9,16 +9,14 @@ use rustix::process::Pid;
 use serde_json::{Value, json};
 
 use super::Net;
-use crate::kit::network::server_address;
 use crate::kit::processes::cpu_time::process_cpu_ns;
-use crate::kit::processes::process::resident_bytes;
+use crate::kit::processes::process::{raise_descriptor_limit, resident_bytes};
 use crate::kit::side::ApiCopies;
 use crate::kit::statistics::median;
 use crate::kit::{
-    Align, Comparison, Launcher, Progress, Result, Rounds, Sample, Server, Side, Table, TemporaryDirectory,
-    While,
+    Align, Comparison, Launcher, Progress, Result, Rounds, Sample, Side, Table, TemporaryDirectory, While,
 };
-use crate::servers::net::Service;
+use crate::servers::net::{Place, Service};
 use crate::servers::peer::{self, GREETING_BYTES};
 
 const SIDES: [Side; 2] = [Side::Plain, Side::Net];
@@ -50,7 +48,7 @@ pub struct Idle {
 /// Measures them.
 #[expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
 pub fn measure(options: &Net, launcher: &Launcher, progress: &mut Progress) -> (Comparison, Vec<Idle>) {
-    peer::raise_descriptors();
+    raise_descriptor_limit();
     let mut comparison = Comparison::new(format!("{} idle", options.idle), 0, &SIDES);
     let mut all = Vec::new();
     let (rounds, part) = if options.form.quick { (1, QUICK_PART) } else { (ROUNDS, 1) };
@@ -76,17 +74,15 @@ fn look(
     idle: Duration,
 ) -> Result<Idle> {
     let service = side.service().map(|copies: ApiCopies| Service::start(launcher, copies)).transpose()?;
-    let (host, launcher) = match &service {
-        Some(service) => (service.host(), launcher.served_by(&service.control())),
-        None => (server_address(), launcher.clone()),
+    let (place, launcher) = match &service {
+        Some(service) => (Place::Service(service.host()), launcher.served_by(&service.control())),
+        None => (Place::Kernel, launcher.clone()),
     };
+    let host = place.host();
     let held = FIRST + connections;
     let arguments = ["peer".to_owned(), format!("--host={host}"), format!("--hold={held}")];
     let (command, directory) = (launcher.bench(side, &arguments), TemporaryDirectory::make()?);
-    let mut peer = match service {
-        Some(_) => Server::start_among_clients(command, "the peer", directory)?,
-        None => Server::start(command, "the peer", directory)?,
-    };
+    let mut peer = place.start(command, "the peer", directory)?;
     let address = peer::address(host, &peer.first_line()?)?;
     let (program, beside) = (peer.pid(), service.as_ref().map(Service::pid));
     let outcome = (|| -> Result<Idle> {
