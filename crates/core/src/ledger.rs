@@ -9,7 +9,7 @@
 //! slot        0  pid (u64; 0: nobody's)
 //!             8  phase (u64, see Phase)
 //!            16  reason_len_bytes (u64), then the reason (UTF-8, at most REASON_CAPACITY_BYTES)
-//!           384  what became of streams (see streams::Streams)
+//!           368  what became of streams (see streams::Streams)
 //!           432  the constants of the machine in force, ns (u64 each, in the order of Cost; 0: not known yet)
 //!           496  the program's name (at most NAME_CAPACITY_BYTES, then zeroes)
 //!           512  trials (see policy::trials::standing)
@@ -33,7 +33,7 @@ use std::string::String;
 use std::vec::Vec;
 
 /// First bytes of the ledger.
-pub const MAGIC: [u8; 8] = *b"uncopyL\x03";
+pub const MAGIC: [u8; 8] = *b"uncopyL\x04";
 /// Offset of the number of slots handed out.
 pub const HANDED_OUT_OFFSET: usize = 8;
 /// Processes that find room.

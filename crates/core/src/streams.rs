@@ -1,4 +1,5 @@
-//! What became of the streams by which large parts went, where they may become lanes: for `uncopy run --explain`.
+//! What became of the streams by which large parts went, where they may become lanes, and of connections where there is a service of
+//! user-level TCP: for `uncopy run --explain`.
 
 extern crate std;
 use std::format;
@@ -20,6 +21,10 @@ pub enum Outcome {
     Unsuited,
     /// There were as many as a process can have.
     Crowded,
+    /// A connection of TCP that is the service's.
+    Served,
+    /// A connection of TCP that is the kernel's, though there is a service.
+    Unserved,
 }
 
 /// Length of all of them in a file, bytes.
@@ -27,8 +32,16 @@ pub const STREAMS_BYTES: usize = 8 * Outcome::ALL.len();
 
 impl Outcome {
     /// Every one, in order.
-    pub const ALL: [Self; 6] =
-        [Self::Lane, Self::Unpaired, Self::OutOfScope, Self::Shared, Self::Unsuited, Self::Crowded];
+    pub const ALL: [Self; 8] = [
+        Self::Lane,
+        Self::Unpaired,
+        Self::OutOfScope,
+        Self::Shared,
+        Self::Unsuited,
+        Self::Crowded,
+        Self::Served,
+        Self::Unserved,
+    ];
 
     /// Name in JSON.
     #[must_use]
@@ -40,10 +53,20 @@ impl Outcome {
             Self::Shared => "shared",
             Self::Unsuited => "unsuited",
             Self::Crowded => "crowded",
+            Self::Served => "served",
+            Self::Unserved => "unserved",
         }
     }
 
-    /// What it means, behind a number of streams.
+    /// What it is that has it.
+    const fn what(self) -> &'static str {
+        match self {
+            Self::Served | Self::Unserved => "connections of TCP",
+            _ => "streams with large parts",
+        }
+    }
+
+    /// What it means, behind a number of them.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
@@ -60,6 +83,8 @@ impl Outcome {
                 "not, or not any more: the program uses what a lane cannot do (out-of-band bytes, SO_RCVLOWAT, kTLS, …)"
             }
             Self::Crowded => "not: too many streams at a time",
+            Self::Served => "through the service that --net names",
+            Self::Unserved => "not: the service does not have or reach their address",
         }
     }
 }
@@ -86,7 +111,7 @@ impl Streams {
     /// Lines for people, of those that there were.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let seen = Outcome::ALL.into_iter().filter(|outcome| self.get(*outcome) > 0);
-        seen.map(|outcome| format!("{} {}", self.get(outcome), outcome.words()))
+        seen.map(|outcome| format!("{}: {} {}", outcome.what(), self.get(outcome), outcome.words()))
     }
 }
 
@@ -101,14 +126,16 @@ mod tests {
         words[Outcome::Lane as usize] = 3;
         words[Outcome::Shared as usize] = -1;
         words[Outcome::Unpaired as usize] = 1;
+        words[Outcome::Served as usize] = 2;
         let bytes: Vec<u8> = words.into_iter().flat_map(i64::to_ne_bytes).collect();
         assert_eq!(bytes.len(), STREAMS_BYTES);
         let streams = Streams::parse(&bytes);
-        assert_eq!(Outcome::ALL.map(|outcome| streams.get(outcome)), [3, 1, 0, 0, 0, 0]);
+        assert_eq!(Outcome::ALL.map(|outcome| streams.get(outcome)), [3, 1, 0, 0, 0, 0, 2, 0]);
         let lines: Vec<String> = streams.lines().collect();
-        assert!(
-            lines.len() == 2 && lines[0].starts_with("3 became lanes") && lines[1].starts_with("1 not: ")
-        );
+        assert_eq!(lines.len(), 3);
+        assert!(lines[0].starts_with("streams with large parts: 3 became lanes"), "{lines:?}");
+        assert!(lines[1].starts_with("streams with large parts: 1 not: "), "{lines:?}");
+        assert!(lines[2].starts_with("connections of TCP: 2 through the service"), "{lines:?}");
         assert_eq!(Streams::parse(&bytes[..5]), Streams::default());
     }
 

@@ -307,3 +307,34 @@ impl Attached {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Settings;
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+    use uncopy_link::memory;
+    use uncopy_tcp::config::{CongestionControl, Ecn};
+
+    #[test]
+    fn an_event_of_a_link_that_has_ended_takes_nothing_of_a_stream() {
+        let folder = std::env::temp_dir().join(format!("uncopy-netd-hear-{}", std::process::id()));
+        let settings = Settings {
+            control: folder.join("control"),
+            prefixes: Vec::new(),
+            makes_api_copies: false,
+            memory_bytes: 1 << 20,
+            max_connections: 16,
+            congestion_control: CongestionControl::Cubic,
+            ecn: Ecn::Off,
+        };
+        let [link, _peer] = memory::pair(1500, [memory::arrives(), memory::arrives()]).expect("made");
+        let mut service = Service::begin(settings, Box::new(link)).expect("begun");
+        let (mut stream, mut peer) = UnixStream::pair().expect("made");
+        peer.write_all(&[7; 256]).expect("room");
+        service.hear(stream.as_raw_fd());
+        let mut came = [0; 512];
+        assert_eq!(stream.read(&mut came).expect("there"), 256);
+    }
+}

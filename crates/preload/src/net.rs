@@ -28,8 +28,9 @@ use libc::{epoll_event, sockaddr, socklen_t, ssize_t, uid_t};
 use options::Kept;
 pub use registrations::{closed, closed_range, in_child};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use uncopy_engine::state::early;
+use uncopy_core::streams::Outcome;
 use uncopy_engine::state::phase::look_at_streams;
+use uncopy_engine::state::{early, ledger};
 use uncopy_interpose::{before, entry, slots};
 use uncopy_net::address;
 use uncopy_net::board::Condition;
@@ -200,6 +201,18 @@ entry!(connect CONNECT (fd: c_int, address: *const sockaddr, len: socklen_t) -> 
     }
 });
 
+/// Enters an accepted connection in the account of `--explain`, if there is one.
+fn explain_accepted(client: &Client, accepted: c_int) {
+    if ledger::are_kept() {
+        let _errno = errno::Keep::new();
+        if client.connection(accepted).is_some() {
+            ledger::add_stream(Outcome::Served, 1);
+        } else if tcp::is_tcp(accepted) {
+            ledger::add_stream(Outcome::Unserved, 1);
+        }
+    }
+}
+
 /// Accepts by `call`. Who has connected is said as the program knows it.
 ///
 /// # Safety
@@ -211,6 +224,13 @@ unsafe fn accept_by(
     call: impl Fn(*mut sockaddr, *mut socklen_t) -> c_int,
 ) -> c_int {
     let Some(client) = client() else { return call(address, len) };
+    let call = |address, len| {
+        let accepted = call(address, len);
+        if accepted >= 0 {
+            explain_accepted(client, accepted);
+        }
+        accepted
+    };
     // SAFETY: what the program passed.
     let Some(room) = (unsafe { Room::of(address, len) }) else {
         let accepted = call(address, len);

@@ -88,8 +88,13 @@ unsafe fn write_now(fd: c_int, buffer: Pointer, len: usize) -> ssize_t {
 unsafe fn writev_now(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: as the caller says.
     let write = || unsafe { sending::writev(fd, vector, count) };
+    let is_nothing = |count| {
+        // SAFETY: the program does not change its vector during the call.
+        unsafe { parts(vector, count) }.is_some_and(|parts| parts.iter().all(|part| part.len_bytes == 0))
+    };
     match usize::try_from(count) {
-        Ok(count) if count <= libc::UIO_MAXIOV as usize => {
+        // Of nothing writev writes nothing, where sendmsg sends an empty datagram, or tells that nobody reads any more.
+        Ok(count) if net::is_on() && count <= libc::UIO_MAXIOV as usize && !is_nothing(count) => {
             let header = header(vector, count, core::ptr::null(), 0);
             // SAFETY: as the caller says.
             sent_or(|flags| unsafe { sending::sendmsg(fd, &header, flags) }, write)

@@ -63,12 +63,24 @@ pub fn bind(fd: i32, address: &[u8]) -> Result<(), Errno> {
     check(unsafe { kernel!(Name, syscall!(libc::SYS_bind, fd, address.as_ptr(), address.len())) }).map(drop)
 }
 
-/// The domain of a socket that is one of TCP, neither bound nor connected; `None`: it is not.
-#[must_use]
-pub fn undecided(fd: i32) -> Option<i32> {
+/// The domain of a socket that is one of TCP; `None`: it is not.
+fn domain(fd: i32) -> Option<i32> {
     let ask = |name| option(fd, libc::SOL_SOCKET, name).ok();
     let domain = ask(libc::SO_DOMAIN).filter(|domain| matches!(*domain, libc::AF_INET | libc::AF_INET6))?;
     let is_tcp = ask(libc::SO_TYPE)? == libc::SOCK_STREAM && ask(libc::SO_PROTOCOL)? == libc::IPPROTO_TCP;
+    is_tcp.then_some(domain)
+}
+
+/// Whether a descriptor is a socket of the kernel's TCP.
+#[must_use]
+pub fn is_tcp(fd: i32) -> bool {
+    domain(fd).is_some()
+}
+
+/// The domain of a socket that is one of TCP, neither bound nor connected; `None`: it is not.
+#[must_use]
+pub fn undecided(fd: i32) -> Option<i32> {
+    let domain = domain(fd)?;
     let mut address = [0u8; 28];
     let mut len_bytes = address.len() as u32;
     let address_of = libc::SYS_getsockname;
@@ -76,7 +88,7 @@ pub fn undecided(fd: i32) -> Option<i32> {
     check(unsafe { kernel!(Ask, syscall!(address_of, fd, address.as_mut_ptr(), &raw mut len_bytes)) })
         .ok()?;
     // Whatever connects or listens has a port.
-    (is_tcp && address[2..4] == [0, 0]).then_some(domain)
+    (address[2..4] == [0, 0]).then_some(domain)
 }
 
 /// What poll says of a socket that is waited for.

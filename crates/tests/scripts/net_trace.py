@@ -109,7 +109,16 @@ near.setblocking(True)
 say("after the end", told(lambda: near.recv(1)), told(near.send, b"x"))
 settle(near, select.POLLHUP)
 say("after its reset", told(near.send, b"x"), told(near.send, b"x"), told(lambda: near.recv(1)))
+say("nothing after it", told(os.writev, near.fileno(), [b"", b""]), told(os.write, near.fileno(), b""), told(near.sendmsg, [b""]))
 near.close()
+one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+say("datagrams of nothing", *(told(call) for call in (
+    lambda: os.writev(one.fileno(), [b"", b""]),
+    lambda: other.recv(10, socket.MSG_DONTWAIT),
+    lambda: os.write(one.fileno(), b""),
+    lambda: other.recv(10, socket.MSG_DONTWAIT),
+)))
+one.close(), other.close()
 
 # Halves.
 near, far = pair(listener)

@@ -9,7 +9,7 @@ echo "RESULT kernel $(uname -r)"
 
 # measure EXPERIMENT OPTION…: its rows.
 measure() {
-    timeout 600 "$uncopy" bench "$@" --processes 2 --rounds 8 --seconds 60 >"$room/table" 2>"$room/err" ||
+    timeout 600 "$uncopy" bench "$@" --processes 6 --rounds 8 --seconds 60 --slice 0.3 --warm-up 40 >"$room/table" 2>"$room/err" ||
         { cat "$room/err" && echo "RESULT bench $1 failed" && exit 1; }
     grep -F '[' "$room/table" | sed 's/^/RESULT /'
 }

@@ -122,7 +122,7 @@ impl Report {
                 let _ = writeln!(table, "costs here, ns: {}", costs.to_text().replace(',', ", "));
             }
             for line in process.streams.lines() {
-                let _ = writeln!(table, "streams with large parts: {line}");
+                let _ = writeln!(table, "{line}");
             }
             for line in process.trials.lines() {
                 let _ = writeln!(table, "measured: {line}");

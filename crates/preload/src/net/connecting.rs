@@ -5,6 +5,8 @@ use super::{any, client, is_of, registrations};
 use crate::lanes;
 use core::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
+use uncopy_core::streams::Outcome;
+use uncopy_engine::state::ledger;
 use uncopy_net::address;
 use uncopy_net::board::Condition;
 use uncopy_net::client::{Client, Known};
@@ -37,14 +39,22 @@ pub fn connect_there(fd: c_int, remote: SocketAddr) -> Option<Result<(), Errno>>
             drop(critical);
             Some(begun.and_then(|connection| finish(client, fd, &connection, remote.is_ipv6())))
         }
-        Some(Known::Bound(bound)) => give_back(fd, &bound).err().map(Err),
+        Some(Known::Bound(bound)) => {
+            ledger::add_stream(Outcome::Unserved, 1);
+            give_back(fd, &bound).err().map(Err)
+        }
         None if reaches => {
             let domain = tcp::undecided(fd).filter(|domain| is_of(*domain, &remote))?;
             let begun = begin(client, fd, any(domain), remote, Kept::of_tcp(fd));
             drop(critical);
             Some(begun.and_then(|connection| finish(client, fd, &connection, remote.is_ipv6())))
         }
-        None => None,
+        None => {
+            if ledger::are_kept() && tcp::undecided(fd).is_some() {
+                ledger::add_stream(Outcome::Unserved, 1);
+            }
+            None
+        }
     }
 }
 
@@ -65,6 +75,7 @@ fn begin(
     lanes::closed(fd);
     uncopy_record::closed(fd);
     let connection = client.connect(fd, local, remote, kept.options())?;
+    ledger::add_stream(Outcome::Served, 1);
     kept.keep(fd);
     registrations::renew(fd);
     Ok(connection)
