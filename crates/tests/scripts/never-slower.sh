@@ -7,13 +7,13 @@ room=/run/room
 mkdir -p "$room" && cd "$room"
 echo "RESULT kernel $(uname -r)"
 
-# measure EXPERIMENT OPTION…: its rows.
+# measure EXPERIMENT OPTION…: its rows. Emulated, an operation takes ten times as long.
 measure() {
-    timeout 600 "$uncopy" bench "$@" --processes 6 --rounds 8 --seconds 60 --slice 0.3 --warm-up 40 >"$room/table" 2>"$room/err" ||
+    timeout 600 "$uncopy" bench "$@" --processes 6 --rounds 8 --seconds 60 --slice 0.3 >"$room/table" 2>"$room/err" ||
         { cat "$room/err" && echo "RESULT bench $1 failed" && exit 1; }
     grep -F '[' "$room/table" | sed 's/^/RESULT /'
 }
-measure copies --copies 0
+measure copies --copies 0 --warm-up 40
 measure redis --workload get --sizes 65536 --append-only off
 measure cache --only get --sizes 65536 --threads 1
 measure small --only redis,memcached,nginx
