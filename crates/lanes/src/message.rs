@@ -43,6 +43,14 @@ impl Kept {
             self.lanes.peers.shorten(held, len_bytes);
         }
     }
+
+    /// Keeps only the first `pages`, of which nobody else knows, and what lies behind them by itself. `None`: there is nothing behind them.
+    #[must_use]
+    pub fn split_off(&mut self, pages: u32) -> Option<Self> {
+        let held = self.held.as_mut().and_then(Arc::get_mut)?;
+        let rest = self.lanes.peers.split(held, pages)?;
+        Some(Self { held: Some(Arc::new(rest)), lanes: self.lanes })
+    }
 }
 
 impl Drop for Kept {

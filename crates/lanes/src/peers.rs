@@ -400,6 +400,23 @@ impl Peers {
         }
     }
 
+    /// Makes what lies behind the first `pages` of a run that was taken, and not shared with anybody, one of its own. `None`: there is nothing.
+    #[must_use]
+    pub fn split(&self, held: &mut Held, pages: u32) -> Option<Held> {
+        let is_own = matches!(held.owner, Owner::Filler);
+        let id = is_own.then(|| self.pool.split(held.id, pages)).flatten()?;
+        let first_bytes = pages as usize * uncopy_core::addr::PAGE_BYTES;
+        let rest_bytes = held.len_bytes - first_bytes;
+        held.len_bytes = first_bytes;
+        Some(Held {
+            owner: Owner::Filler,
+            id,
+            chunk_offset_bytes: held.chunk_offset_bytes + first_bytes as u32,
+            address: held.address + first_bytes,
+            len_bytes: rest_bytes,
+        })
+    }
+
     /// Prepares a reference to a part of what is held for a peer, which holds it too from here on. `None`: the peer does not
     /// know that memory, or its owner cannot be told just now.
     #[must_use]

@@ -115,6 +115,16 @@ impl Pool {
         }
     }
 
+    /// Makes what lies behind the first `pages` of a run, of which nobody else knows, a run of its own. `None`: there is nothing there.
+    #[must_use]
+    pub fn split(&self, id: RunId, pages: u32) -> Option<RunId> {
+        let inner = &mut *self.inner.lock();
+        let rest = inner.ledger.shorten(id, pages)?;
+        let behind = RunId { page: rest.start, ..id };
+        inner.ledger.begin(behind, rest.len());
+        Some(behind)
+    }
+
     /// A reference to a run is about to go to a peer.
     pub fn hold(&self, id: RunId, peer: u64) {
         self.inner.lock().ledger.hold(id, peer);
@@ -212,6 +222,22 @@ mod tests {
         assert_eq!(pool.take(1), None);
         pool.release(run.id, 5);
         assert_eq!(pool.take(CHUNK_PAGES).map(|run| run.address), Some(0x10_0000));
+    }
+
+    #[test]
+    fn what_is_split_off_is_used_again_by_itself() {
+        let pool = Pool::new();
+        pool.add_chunk(0x10_0000);
+        let run = pool.take(CHUNK_PAGES).expect("room");
+        let behind = pool.split(run.id, 3).expect("something");
+        assert_eq!(behind, RunId { chunk: 0, page: 3 });
+        assert_eq!((pool.split(run.id, 3), pool.take(1)), (None, None));
+        pool.hold(behind, 5);
+        pool.end(behind);
+        pool.end(run.id);
+        assert_eq!((pool.take(4), pool.take(3)), (None, Some(Run { pages: 3, ..run })));
+        pool.release(behind, 5);
+        assert_eq!(pool.take(CHUNK_PAGES - 3).map(|run| run.id), Some(behind));
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`settings`] | what the service is told |
-//! | [`payload`], [`rooms`] | received and sent bytes by reference, and memory for them |
+//! | [`payload`], [`rooms`], [`filling`] | received and sent bytes by reference, memory for them, and how packets fill it |
 //! | [`stream`] | a program's end of a connection |
 //! | [`connection`] | a connection that a program has |
 //! | [`slots`], [`listeners`] | connections and listeners, by what programs know them by |
@@ -33,6 +33,7 @@
 mod connection;
 pub mod control;
 pub mod directory;
+pub mod filling;
 pub mod icmp;
 pub mod list;
 pub mod listeners;

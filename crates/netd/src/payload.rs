@@ -120,6 +120,19 @@ impl Bytes {
         })
     }
 
+    /// Adds bytes that lie right behind these, and are kept as they are. Whether they do.
+    pub fn join(&mut self, next: &Self) -> bool {
+        let are_kept_together = match (&self.keeper, &next.keeper) {
+            (Keeper::Shared(kept), Keeper::Shared(other)) => Arc::ptr_eq(kept, other),
+            _ => false,
+        };
+        let are_joined = are_kept_together && self.address + self.len_bytes == next.address;
+        if are_joined {
+            self.len_bytes += next.len_bytes;
+        }
+        are_joined
+    }
+
     /// Where they are.
     #[must_use]
     pub const fn part(&self) -> Part {

@@ -43,6 +43,16 @@ impl Room {
         Part { address: bytes.as_ptr() as usize, len_bytes: bytes.len() }
     }
 
+    /// Keeps only the first `pages`, of which nobody else knows, and what lies behind them as a room of its own. `None`: there is nothing
+    /// behind them, or it is one of the heap.
+    #[must_use]
+    pub fn split_off(&mut self, pages: u32) -> Option<Self> {
+        match self {
+            Self::Shared(kept) => kept.split_off(pages).map(Self::Shared),
+            Self::Heap(_) => None,
+        }
+    }
+
     /// What of it was filled; what is behind that is given back.
     #[must_use]
     pub fn filled(self, len_bytes: usize) -> Filled {

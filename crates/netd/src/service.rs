@@ -5,6 +5,7 @@ mod streams;
 
 use crate::connection::Connection;
 use crate::directory::Directory;
+use crate::filling::Filling;
 use crate::listeners::Listeners;
 use crate::payload::Bytes;
 use crate::rooms::Room;
@@ -62,7 +63,7 @@ pub struct Service {
     epoll: OwnedFd,
     signals: OwnedFd,
     pub(crate) questioners: HashMap<RawFd, OwnedFd>,
-    packet_room: Option<Room>,
+    filling: Option<Filling>,
     read_room: Option<Room>,
     header_bytes: usize,
     /// What the link has had no room for.
@@ -142,7 +143,7 @@ impl Service {
             epoll,
             signals,
             questioners: HashMap::new(),
-            packet_room: None,
+            filling: None,
             read_room: None,
             header_bytes: USUAL_HEADER_BYTES,
             unsent: None,

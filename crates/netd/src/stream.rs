@@ -41,7 +41,7 @@ pub struct Stream {
     fd: OwnedFd,
     process: &'static Process,
     /// What the program has not been given yet.
-    to_program: VecDeque<Bytes>,
+    pub to_program: VecDeque<Bytes>,
     to_program_bytes: usize,
     /// What TCP has not taken yet.
     pub from_program: VecDeque<Bytes>,
@@ -85,7 +85,9 @@ impl Stream {
     /// The program is to be given these.
     pub fn put(&mut self, bytes: Bytes) {
         self.to_program_bytes += bytes.len_bytes();
-        self.to_program.push_back(bytes);
+        if !self.to_program.back_mut().is_some_and(|last| last.join(&bytes)) {
+            self.to_program.push_back(bytes);
+        }
     }
 
     /// Gives the program what waits, as far as there is room.

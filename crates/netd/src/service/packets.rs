@@ -1,83 +1,137 @@
 //! Packets: from the link to TCP, and from TCP to the link.
 
 use super::Service;
+use crate::filling::Filling;
 use crate::icmp::{self, Meaning};
 use crate::payload::Bytes;
-use crate::rooms::{MAX_FEW_BYTES, Room};
+use crate::rooms::MAX_FEW_BYTES;
 use std::io::{self, IoSlice};
 use uncopy_tcp::error::Error;
 use uncopy_tcp::payload::len_bytes;
 use uncopy_tcp::segment::Segment;
-use uncopy_tcp::wire::{self, Tuple};
+use uncopy_tcp::wire::{self, Parsed, Tuple};
 
 /// Packets that are received before something else has its turn.
 const MAX_PACKETS_A_TURN: usize = 64;
-/// Bytes of the page in front of payload: headers end where it does.
-const HEAD_BYTES: usize = uncopy_core::addr::PAGE_BYTES;
+/// How often more is waited for, once acknowledgements are on their way, before anything else has its turn.
+const MAX_TURNS: usize = 8;
 /// Parts of one packet that are handed to the link as they are.
 const MAX_PARTS: usize = 512;
 
+/// What a packet is.
+enum Found {
+    /// A segment with payload that was not copied.
+    Large(Parsed),
+    /// A segment with a few bytes or none.
+    Small(Parsed, Option<Bytes>),
+    /// Nothing of a connection's.
+    Nothing,
+}
+
 impl Service {
+    /// Receives what has come, also what comes once its acknowledgements are on their way: a program gets more at a time then.
     pub(super) fn receive_packets(&mut self) -> io::Result<()> {
-        let max_bytes = HEAD_BYTES + self.link.max_packet_bytes();
-        for _ in 0..MAX_PACKETS_A_TURN {
-            let taken = self.packet_room.take().or_else(|| Room::take(self.process, max_bytes));
-            let mut spare = Vec::new();
-            let (mut room, begin) = match taken {
-                Some(room) => (Some(room), HEAD_BYTES - self.header_bytes),
-                None => {
-                    // Only headers can be kept: TCP sends again what is dropped.
-                    spare.resize(max_bytes, 0);
-                    (None, 0)
-                }
-            };
-            let bytes = room.as_mut().map_or(&mut spare[..], Room::bytes);
-            let Some(packet_bytes) = self.link.receive(&mut bytes[begin..])? else {
-                self.packet_room = room;
-                return Ok(());
-            };
-            let packet = &bytes[begin..begin + packet_bytes];
-            match wire::parse(packet, packet_bytes) {
-                Ok(parsed)
-                    if self.settings.prefixes.iter().any(|prefix| prefix.own == parsed.tuple.local.ip()) =>
-                {
-                    let payload = begin + parsed.payload.start..begin + parsed.payload.end;
-                    let piece = match room {
-                        _ if payload.len() < MAX_FEW_BYTES => {
-                            let few = &bytes[payload.clone()];
-                            let max_bytes = self.settings.memory_bytes;
-                            let piece = if few.is_empty() { None } else { Bytes::received(few, max_bytes) };
-                            self.packet_room = room;
-                            if piece.is_none() && !payload.is_empty() {
-                                self.dropped_packets += 1;
-                                continue;
-                            }
-                            piece
-                        }
-                        Some(room) => {
-                            self.header_bytes = parsed.payload.start.min(HEAD_BYTES);
-                            Some(room.filled(payload.end).part(payload.clone()))
-                        }
-                        None => {
-                            self.dropped_packets += 1;
-                            continue;
-                        }
-                    };
-                    let mut segment = Segment::bare(parsed.header);
-                    segment.payload.extend(piece);
-                    self.take_segment(parsed.tuple, segment);
-                }
-                Ok(_) => self.packet_room = room,
-                Err(_) => {
-                    let meaning = icmp::parse(packet, |address| {
-                        self.settings.prefixes.iter().any(|prefix| prefix.own == address)
-                    });
-                    self.packet_room = room;
-                    self.obey(meaning);
-                }
+        for _ in 0..MAX_TURNS {
+            let has_payload = self.receive_some()?;
+            if !has_payload {
+                break;
             }
+            self.send_segments()?;
         }
         Ok(())
+    }
+
+    /// Receives some packets. Whether there was payload of which no copy was made.
+    fn receive_some(&mut self) -> io::Result<bool> {
+        let max_packet_bytes = self.link.max_packet_bytes();
+        let mut has_payload = false;
+        for _ in 0..MAX_PACKETS_A_TURN {
+            let full = self.filling.take_if(|filling| !filling.has_room(max_packet_bytes));
+            full.into_iter().for_each(|full| _ = self.take_all(full));
+            if self.filling.is_none() {
+                self.filling = Filling::begin(self.process, max_packet_bytes);
+            }
+            match self.receive_packet(max_packet_bytes)? {
+                None => break,
+                Some(was_kept) => has_payload |= was_kept,
+            }
+        }
+        self.filling = self.filling.take().and_then(|filling| self.take_all(filling));
+        Ok(has_payload)
+    }
+
+    /// Receives a packet. Whether its payload was kept; `None`: there is none now.
+    fn receive_packet(&mut self, max_packet_bytes: usize) -> io::Result<Option<bool>> {
+        let Some(mut filling) = self.filling.take() else { return self.receive_headers(max_packet_bytes) };
+        let window = filling.window(self.header_bytes);
+        let received = self.link.receive(window);
+        let found = match received {
+            Ok(Some(packet_bytes)) => self.look(&window[..packet_bytes]),
+            _ => Found::Nothing,
+        };
+        let was_kept = matches!(found, Found::Large(_));
+        match found {
+            Found::Large(Parsed { tuple, header, payload }) => {
+                self.header_bytes = payload.start;
+                let before = filling.keep(tuple, header, payload);
+                before.into_iter().for_each(|before| _ = self.take_all(before));
+            }
+            Found::Small(Parsed { tuple, header, .. }, few) => {
+                filling.pass();
+                filling.put(tuple, header, few);
+            }
+            Found::Nothing => filling.pass(),
+        }
+        self.filling = Some(filling);
+        Ok(received?.map(|_| was_kept))
+    }
+
+    /// The same where there is no room: only headers can be kept. TCP sends again what is dropped.
+    fn receive_headers(&mut self, max_packet_bytes: usize) -> io::Result<Option<bool>> {
+        let mut room = vec![0; max_packet_bytes];
+        let Some(packet_bytes) = self.link.receive(&mut room)? else { return Ok(None) };
+        match self.look(&room[..packet_bytes]) {
+            Found::Large(_) => self.dropped_packets += 1,
+            Found::Small(Parsed { tuple, header, .. }, few) => {
+                let mut segment = Segment::bare(header);
+                segment.payload.extend(few);
+                self.take_segment(tuple, segment);
+            }
+            Found::Nothing => {}
+        }
+        Ok(Some(false))
+    }
+
+    /// What a packet is. What others say of packets is obeyed.
+    fn look(&mut self, packet: &[u8]) -> Found {
+        match wire::parse(packet, packet.len()) {
+            Ok(parsed) if !self.is_own(parsed.tuple.local.ip()) => Found::Nothing,
+            Ok(parsed) if parsed.payload.is_empty() => Found::Small(parsed, None),
+            Ok(parsed) if parsed.payload.len() >= MAX_FEW_BYTES => Found::Large(parsed),
+            Ok(parsed) => {
+                match Bytes::received(&packet[parsed.payload.clone()], self.settings.memory_bytes) {
+                    Some(few) => Found::Small(parsed, Some(few)),
+                    None => {
+                        self.dropped_packets += 1;
+                        Found::Nothing
+                    }
+                }
+            }
+            Err(_) => {
+                let meaning = icmp::parse(packet, |address| self.is_own(address));
+                self.obey(meaning);
+                Found::Nothing
+            }
+        }
+    }
+
+    /// Gives TCP what was noted. The room, if it has nothing of it.
+    fn take_all(&mut self, filling: Filling) -> Option<Filling> {
+        let (segments, left) = filling.finish();
+        for (tuple, segment) in segments {
+            self.take_segment(tuple, segment);
+        }
+        left
     }
 
     pub(super) fn take_segment(&mut self, tuple: Tuple, segment: Segment<Bytes>) {

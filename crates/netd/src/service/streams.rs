@@ -172,24 +172,25 @@ impl Service {
         let Some(connection) = self.connections.get(slot) else { return };
         let Some(stream) = connection.stream.as_mut() else { return };
         while stream.is_writable && !connection.is_deaf {
+            let old_pieces = stream.to_program.len();
             while stream.waiting_bytes() < MAX_WAITING_BYTES
                 && !connection.has_ended
                 && connection.failure.is_none()
             {
                 match self.stack.receive(id, usize::MAX) {
                     Ok(Received::Piece(piece)) => {
-                        let piece = if self.settings.makes_api_copies {
-                            self.copied_bytes += piece.len_bytes() as u64;
-                            copied(self.process, &piece)
-                        } else {
-                            piece
-                        };
                         connection.received_bytes += piece.len_bytes() as u64;
                         stream.put(piece);
                     }
                     Ok(Received::Pending) => break,
                     Ok(Received::End) => connection.has_ended = true,
                     Err(error) => connection.failure = Some(error),
+                }
+            }
+            if self.settings.makes_api_copies {
+                for piece in stream.to_program.range_mut(old_pieces..) {
+                    self.copied_bytes += piece.len_bytes() as u64;
+                    *piece = copied(self.process, piece);
                 }
             }
             if connection.has_ended && connection.failure.is_none() {
