@@ -1,5 +1,5 @@
 //! A room that the payload of packets of one connection is read into, each behind the one before, as far as those end at pages: so much of
-//! a stream can be handed on by one reference, and takes one view in a buffer of the program's.
+//! a stream can be handed on by one reference, and takes one view in a buffer of the program's (docs/decisions/060).
 //!
 //! ```text
 //! room   ┌ head ─┬───────────────────────┬───────────────────────┬─────────────┐
