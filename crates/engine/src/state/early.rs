@@ -1,6 +1,6 @@
 //! Processes that may not live long, under the policy auto: one that was forked for a connection, a short command. To begin with eliding
 //! takes some ms of processor time, most of it for measuring costs, which is several times what such a process needs in all
-//! (`uncopy bench apps socat-short`, `uncopy bench small --only cat`). So it waits until it has received some MiB, which stay as they are,
+//! (`uncopy bench apps socat-short`, docs/decisions/061). So it waits until it has received some MiB, which stay as they are,
 //! unless it accepts connections itself: servers live long, and a cache may be filled once and read ever after.
 
 use crate::state::policy::POLICY;
