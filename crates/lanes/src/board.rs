@@ -232,7 +232,8 @@ impl Sending {
         MAX_ANNOUNCEMENTS.saturating_sub(self.produced.load(Relaxed).wrapping_sub(consumed))
     }
 
-    /// The sender's: announces a reference. False where the receiver has not consumed enough of them.
+    /// The sender's: announces a reference. False where the receiver has not consumed enough of them; or where one of less was taken
+    /// back at this offset, for which the receiver may have made room already.
     #[must_use]
     pub fn announce(&self, announcement: &Announcement, consumed: u32) -> bool {
         if self.room(consumed) == 0 {
@@ -241,6 +242,10 @@ impl Sending {
         let produced = self.produced.load(Relaxed);
         let entry = &self.ring[(produced % MAX_ANNOUNCEMENTS) as usize];
         let Announcement { at, reference } = announcement;
+        let (back_at, back_bytes) = (entry.at.load(Relaxed), entry.len_bytes.load(Relaxed));
+        if back_at == *at && (1..reference.len_bytes).contains(&back_bytes) {
+            return false;
+        }
         entry.at.store(*at, Relaxed);
         entry.owner.store(reference.owner, Relaxed);
         entry.chunk.store(reference.chunk, Relaxed);

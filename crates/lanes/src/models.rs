@@ -22,6 +22,12 @@ impl Two {
         self.sender.sending.announce(&Announcement { at: 0, reference: REFERENCE }, 0)
     }
 
+    /// Announces something else of so many bytes at the same offset.
+    fn announce_anew(&self, len_bytes: u32) -> bool {
+        let reference = Reference { run: 9, len_bytes, ..REFERENCE };
+        self.sender.sending.announce(&Announcement { at: 0, reference }, 0)
+    }
+
     /// What a sender does with a reference, if the receiver attends.
     fn send(&self) {
         self.sender.sending.begin();
@@ -72,6 +78,29 @@ fn what_is_announced_as_a_token_is_one() {
         let found = two.socket.load(Acquire);
         if found != 0 {
             assert_eq!(two.sender.sending.of(0).get(0), None, "it was a byte");
+        }
+        sender.join().expect("thread");
+    });
+}
+
+#[test]
+fn what_is_announced_anew_finds_the_room_that_was_made() {
+    check(3, || {
+        let two = Arc::new(Two::default());
+        let sender = Arc::clone(&two);
+        let sender = spawn(move || {
+            sender.send_in_vain();
+            assert!(!sender.announce_anew(REFERENCE.len_bytes + 1));
+            assert!(sender.announce_anew(REFERENCE.len_bytes - 1));
+            sender.socket.store(TOKEN, Release);
+        });
+        let due = two.sender.sending.of(0).get(0);
+        if two.socket.load(Acquire) == TOKEN {
+            let token = two.sender.sending.of(0).get(0).expect("announced");
+            assert_eq!((token.at, token.reference.run), (0, 9));
+            assert!(
+                due.is_none_or(|due| due.at == 0 && due.reference.len_bytes >= token.reference.len_bytes)
+            );
         }
         sender.join().expect("thread");
     });

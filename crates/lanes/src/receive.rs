@@ -10,7 +10,8 @@
 //! was sent, so whatever is not announced by then is literal. Nobody ever reads more than `n` bytes.
 //!
 //! Where the next byte is announced as a token and there is room for all that it stands for, that byte is read and then
-//! looked at again: if its announcement is still there it was the token; one that was taken back was not sent.
+//! looked at again: if there is an announcement of it still, it was the token, which may stand for something else by now, but not for
+//! more; one that was taken back was not sent.
 //!
 //! Where there is room for several, literal bytes and all that tokens among them stand for, they are read at once: see [`Stretch`].
 //!
@@ -140,8 +141,11 @@ impl Receiver {
         own: &Slot,
         peers: &Peers,
     ) -> Option<Result<Held, &'static str>> {
-        let is_token = far.get(self.next) == Some(announcement);
-        is_token.then(|| self.took_token(&announcement, own, peers))
+        let token = far.get(self.next).filter(|token| token.at == announcement.at)?;
+        if token.reference.len_bytes > announcement.reference.len_bytes {
+            return Some(Err("more bytes than were announced before"));
+        }
+        Some(self.took_token(&token, own, peers))
     }
 
     /// What is among the `unread` bytes that the socket has, the first of which has the offset `read_bytes`, as far as there is room for
