@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_lanes::message::{Given, Kept};
+use uncopy_lanes::peers::Held;
 use uncopy_sys::iovec::Part;
 use uncopy_tcp::payload::Payload;
 
@@ -11,6 +12,9 @@ use uncopy_tcp::payload::Payload;
 const MAX_HEAP_BYTES: usize = 16 << 20;
 
 static HEAP_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// How many times its own length a part may keep alive.
+const MAX_KEPT_TIMES: usize = 8;
 
 /// What a copy takes beside its bytes: two pieces of the heap, and its place among the received ones.
 const COPY_BYTES: usize = 128;
@@ -166,6 +170,26 @@ impl Payload for Bytes {
         assert!(range.start <= range.end && range.end <= self.len_bytes);
         Self { keeper: self.keeper.clone(), address: self.address + range.start, len_bytes: range.len() }
     }
+
+    fn new_part(&self, range: Range<usize>) -> Self {
+        let part = self.slice(range);
+        let kept_bytes = match &self.keeper {
+            Keeper::Shared(kept) => kept.held().map_or(0, Held::len_bytes),
+            Keeper::Room(room) => room.bytes().len(),
+            Keeper::Few(_) | Keeper::Copied(_) => 0,
+        };
+        if part.len_bytes == self.len_bytes || part.len_bytes * MAX_KEPT_TIMES >= kept_bytes {
+            return part;
+        }
+        // What is new of a long segment that the peer sends again and again: without a copy it would keep all of that.
+        HeapRoom::new(part.len_bytes).map_or_else(
+            || part.clone(),
+            |mut room| {
+                room.bytes_mut().copy_from_slice(part.as_slice());
+                Self::of_room(Arc::new(room), 0..part.len_bytes)
+            },
+        )
+    }
 }
 
 #[cfg(test)]
@@ -193,6 +217,20 @@ mod tests {
         assert_eq!(part.as_slice(), [7, 7]);
         let again: Vec<Bytes> = std::iter::from_fn(|| Bytes::received(&[7; 1000], MAX_BYTES)).collect();
         assert_eq!(again.len(), MAX_BYTES / (1000 + COPY_BYTES) - 1, "one is still there");
+    }
+
+    #[test]
+    fn what_is_new_of_a_long_segment_keeps_little_of_it() {
+        let room = Arc::new(HeapRoom::new(1 << 16).expect("room"));
+        let long = Bytes::of_room(Arc::clone(&room), 0..1 << 16);
+        let half = long.new_part(1 << 15..1 << 16);
+        assert_eq!(half.part().address, long.part().address + (1 << 15));
+        let little = long.new_part(100..4196);
+        assert_eq!(little.as_slice(), &room.bytes()[100..4196]);
+        let whole = long.slice(0..4096).new_part(0..4096);
+        assert_eq!(whole.part().address, long.part().address);
+        drop((long, half, whole));
+        assert_eq!(Arc::strong_count(&room), 1, "the part keeps it");
     }
 
     #[test]

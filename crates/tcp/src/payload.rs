@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-/// Immutable bytes that somebody else keeps. The stack asks for nothing but these two.
+/// Immutable bytes that somebody else keeps. The stack asks for nothing but these.
 pub trait Payload: Clone {
     /// How many bytes they are.
     fn len_bytes(&self) -> usize;
@@ -13,6 +13,13 @@ pub trait Payload: Clone {
     /// A part of them, by reference; `range` lies within `0..len_bytes()`.
     #[must_use]
     fn slice(&self, range: Range<usize>) -> Self;
+
+    /// The part of what was received that is new, to be kept until it is read. Whoever bounds memory by what is kept may copy a part that is
+    /// little beside what it keeps alive.
+    #[must_use]
+    fn new_part(&self, range: Range<usize>) -> Self {
+        self.slice(range)
+    }
 }
 
 /// Consecutive pieces of one segment's payload. One piece does not need the heap.
@@ -30,7 +37,7 @@ pub fn trim_front<P: Payload>(pieces: &mut Pieces<P>, mut count: usize) {
     if count > 0
         && let Some(first) = pieces.first_mut()
     {
-        *first = first.slice(count..first.len_bytes());
+        *first = first.new_part(count..first.len_bytes());
     }
 }
 
@@ -49,7 +56,7 @@ pub fn truncate<P: Payload>(pieces: &mut Pieces<P>, len_bytes: usize) {
         let part = left.min(piece.len_bytes());
         left -= part;
         if part > 0 && part < piece.len_bytes() {
-            *piece = piece.slice(0..part);
+            *piece = piece.new_part(0..part);
         }
         part > 0
     });

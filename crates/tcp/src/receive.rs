@@ -171,7 +171,7 @@ impl<P: Payload> Receiver<P> {
             let (start, piece) = first.remove_entry();
             let known = (self.next - start) as usize;
             if known < piece.len_bytes() {
-                self.append(if known > 0 { piece.slice(known..piece.len_bytes()) } else { piece });
+                self.append(if known > 0 { piece.new_part(known..piece.len_bytes()) } else { piece });
             }
         }
         self.ranges.remove_below(self.next);
@@ -188,7 +188,7 @@ impl<P: Payload> Receiver<P> {
             let mut at = start;
             while let Some(gap) = self.ranges.first_gap(at..end) {
                 let part = (gap.start - start) as usize..(gap.end - start) as usize;
-                missing.push((gap.start, piece.slice(part)));
+                missing.push((gap.start, piece.new_part(part)));
                 added += 1;
                 at = gap.end;
             }
