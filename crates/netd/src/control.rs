@@ -314,12 +314,14 @@ mod tests {
     use crate::settings::Settings;
     use std::io::Read as _;
     use std::os::unix::net::UnixStream;
+    use std::path::PathBuf;
     use uncopy_link::memory;
     use uncopy_tcp::config::{CongestionControl, Ecn};
 
     #[test]
     fn an_event_of_a_link_that_has_ended_takes_nothing_of_a_stream() {
-        let folder = std::env::temp_dir().join(format!("uncopy-netd-hear-{}", std::process::id()));
+        // A control socket's path is short.
+        let folder = PathBuf::from(format!("/dev/shm/uncopy-test-hear-{}", std::process::id()));
         let settings = Settings {
             control: folder.join("control"),
             prefixes: Vec::new(),
