@@ -30,6 +30,9 @@ pub const MAX_SYN_RETRIES: u32 = 6;
 pub const MAX_SYN_ACK_RETRIES: u32 = 5;
 /// How often data is retransmitted, or a window probed, without an answer (`tcp_retries2`).
 pub const MAX_RETRIES: u32 = 15;
+/// Probes of a window of nothing before a connection is given up that no program has any more (Linux, tcp_orphan_retries): after lost
+/// segments the first of them may come late already.
+pub const MIN_RELEASED_PROBES: u32 = 8;
 /// How many acknowledgements that only answer what is wrong there may be in a second (RFC 5961, section 7).
 pub const MAX_CHALLENGES_PER_SECOND: u32 = 10;
 /// How long a timestamp of the peer counts (RFC 7323, section 5.5).

@@ -2,8 +2,8 @@
 
 use super::state::{Acknowledgement, Connection, Deadlines, State, Undo};
 use crate::config::{
-    MAX_RETRIES, MAX_RTO_NS, MAX_SYN_ACK_RETRIES, MAX_SYN_RETRIES, MIN_REORDERING_NS, OVERRIDE_NS,
-    PROBE_ACK_DELAY_NS, PROBE_SLACK_NS,
+    MAX_RETRIES, MAX_RTO_NS, MAX_SYN_ACK_RETRIES, MAX_SYN_RETRIES, MIN_RELEASED_PROBES, MIN_REORDERING_NS,
+    OVERRIDE_NS, PROBE_ACK_DELAY_NS, PROBE_SLACK_NS,
 };
 use crate::error::Error;
 use crate::payload::Payload;
@@ -121,7 +121,8 @@ impl<P: Payload> Connection<P> {
             self.time_out();
             return;
         }
-        if self.is_released && self.persist_ns() >= MAX_RTO_NS {
+        let is_late = self.persist_ns() >= MAX_RTO_NS && self.persist_backoffs >= MIN_RELEASED_PROBES;
+        if self.is_released && is_late {
             // As Linux does: no program waits for it, and a peer that only answers would hold it for ever (CVE-2008-4609).
             self.reset_peer();
             self.time_out();
