@@ -19,13 +19,16 @@ struct Two {
 
 impl Two {
     fn announce(&self) -> bool {
-        self.sender.sending.announce(&Announcement { at: 0, reference: REFERENCE }, 0)
+        self.announce_this(REFERENCE)
+    }
+
+    fn announce_this(&self, reference: Reference) -> bool {
+        self.sender.sending.announce(&Announcement { at: 0, reference }, 0)
     }
 
     /// Announces something else of so many bytes at the same offset.
     fn announce_anew(&self, len_bytes: u32) -> bool {
-        let reference = Reference { run: 9, len_bytes, ..REFERENCE };
-        self.sender.sending.announce(&Announcement { at: 0, reference }, 0)
+        self.announce_this(Reference { run: 9, len_bytes, ..REFERENCE })
     }
 
     /// What a sender does with a reference, if the receiver attends.

@@ -224,6 +224,12 @@ pub struct Held {
 }
 
 impl Held {
+    /// A run of this process's, from its beginning on.
+    const fn to_fill(id: RunId, address: usize, len_bytes: usize) -> Self {
+        let chunk_offset_bytes = id.page * uncopy_core::addr::PAGE_BYTES as u32;
+        Self { owner: Owner::Filler, id, chunk_offset_bytes, address, len_bytes }
+    }
+
     fn owner_id(&self, this: u64) -> u64 {
         match &self.owner {
             Owner::Peer(peer) => peer.id,
@@ -383,13 +389,7 @@ impl Peers {
         // First what peers have given back: it is in the caches, what was never used is not.
         self.hear();
         let run = self.pool.take(uncopy_core::addr::pages_up(len_bytes))?;
-        Some(Held {
-            owner: Owner::Filler,
-            id: run.id,
-            chunk_offset_bytes: run.id.page * uncopy_core::addr::PAGE_BYTES as u32,
-            address: run.address,
-            len_bytes,
-        })
+        Some(Held::to_fill(run.id, run.address, len_bytes))
     }
 
     /// Gives up what lies behind the first `len_bytes` bytes of a run that was taken, and not shared with anybody.
@@ -408,13 +408,7 @@ impl Peers {
         let first_bytes = pages as usize * uncopy_core::addr::PAGE_BYTES;
         let rest_bytes = held.len_bytes - first_bytes;
         held.len_bytes = first_bytes;
-        Some(Held {
-            owner: Owner::Filler,
-            id,
-            chunk_offset_bytes: held.chunk_offset_bytes + first_bytes as u32,
-            address: held.address + first_bytes,
-            len_bytes: rest_bytes,
-        })
+        Some(Held::to_fill(id, held.address + first_bytes, rest_bytes))
     }
 
     /// Prepares a reference to a part of what is held for a peer, which holds it too from here on. `None`: the peer does not

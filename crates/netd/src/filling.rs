@@ -11,6 +11,7 @@
 
 use crate::payload::Bytes;
 use crate::rooms::Room;
+use smallvec::SmallVec;
 use std::ops::Range;
 use uncopy_core::addr::{PAGE_BYTES, pages_up};
 use uncopy_lanes::process::Process;
@@ -32,17 +33,23 @@ enum Arrived {
     There(Range<usize>),
 }
 
+/// A received segment.
+pub fn segment(header: Header, payload: Option<Bytes>) -> Segment<Bytes> {
+    let mut segment = Segment::bare(header);
+    segment.payload.extend(payload);
+    segment
+}
+
 /// Such a room, and what TCP has not been given yet.
 pub struct Filling {
     room: Room,
-    is_shared: bool,
     /// Where the next payload belongs.
     next: usize,
     /// Of which connection there is payload, and which sequence number comes next.
     stream: Option<(Tuple, u32)>,
     segments: Vec<(Tuple, Header, Arrived)>,
-    covered: [u8; MAX_HEADER_BYTES],
-    covered_bytes: usize,
+    /// What the headers of the packet in the window lie over.
+    covered: SmallVec<[u8; 128]>,
 }
 
 impl Filling {
@@ -54,36 +61,33 @@ impl Filling {
     }
 
     fn of(room: Room, next: usize) -> Self {
-        let is_shared = matches!(room, Room::Shared(_));
-        let (segments, covered) = (Vec::new(), [0; MAX_HEADER_BYTES]);
-        Self { room, is_shared, next, stream: None, segments, covered, covered_bytes: 0 }
+        Self { room, next, stream: None, segments: Vec::new(), covered: SmallVec::new() }
     }
 
     /// Whether it takes another packet.
     pub fn has_room(&mut self, max_packet_bytes: usize) -> bool {
-        (self.is_shared || self.stream.is_none())
+        (self.stream.is_none() || matches!(self.room, Room::Shared(_)))
             && self.room.bytes().len().saturating_sub(self.next) >= max_packet_bytes
     }
 
     /// Where a packet is read to whose headers are expected to have `header_bytes`. To be [uncovered](Self::uncover) afterwards.
     pub fn window(&mut self, header_bytes: usize) -> &mut [u8] {
-        self.covered_bytes = header_bytes.min(MAX_HEADER_BYTES);
-        let begin = self.next - self.covered_bytes;
-        let bytes = &mut self.room.bytes()[begin..];
-        self.covered[..self.covered_bytes].copy_from_slice(&bytes[..self.covered_bytes]);
-        bytes
+        let begin = self.next - header_bytes.min(MAX_HEADER_BYTES);
+        let bytes = self.room.bytes();
+        self.covered = SmallVec::from_slice(&bytes[begin..self.next]);
+        &mut bytes[begin..]
     }
 
     /// Puts back what a packet's headers lie over. Its payload, in bytes from its beginning, stays in the room; where it is.
     fn uncover(&mut self, payload: Range<usize>) -> Range<usize> {
-        let begin = self.next - self.covered_bytes;
+        let begin = self.next - self.covered.len();
         let mut range = begin + payload.start..begin + payload.end;
         let bytes = self.room.bytes();
         if range.start < self.next {
             bytes.copy_within(range.clone(), self.next);
             range = self.next..self.next + range.len();
         }
-        bytes[begin..self.next].copy_from_slice(&self.covered[..self.covered_bytes]);
+        bytes[begin..self.next].copy_from_slice(&self.covered);
         range
     }
 
@@ -133,11 +137,8 @@ impl Filling {
             Arrived::Few(bytes) => bytes,
             Arrived::There(range) => filled.as_ref().map(|filled| filled.part(range)),
         };
-        let segments = noted.into_iter().map(|(tuple, header, payload)| {
-            let mut segment = Segment::bare(header);
-            segment.payload.extend(piece(payload));
-            (tuple, segment)
-        });
+        let segments =
+            noted.into_iter().map(|(tuple, header, payload)| (tuple, segment(header, piece(payload))));
         (segments.collect(), left)
     }
 }

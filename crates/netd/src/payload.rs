@@ -182,13 +182,9 @@ impl Payload for Bytes {
             return part;
         }
         // What is new of a long segment that the peer sends again and again: without a copy it would keep all of that.
-        HeapRoom::new(part.len_bytes).map_or_else(
-            || part.clone(),
-            |mut room| {
-                room.bytes_mut().copy_from_slice(part.as_slice());
-                Self::of_room(Arc::new(room), 0..part.len_bytes)
-            },
-        )
+        let Some(mut room) = HeapRoom::new(part.len_bytes) else { return part };
+        room.bytes_mut().copy_from_slice(part.as_slice());
+        Self::of_room(Arc::new(room), 0..part.len_bytes)
     }
 }
 

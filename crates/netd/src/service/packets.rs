@@ -1,7 +1,7 @@
 //! Packets: from the link to TCP, and from TCP to the link.
 
 use super::Service;
-use crate::filling::Filling;
+use crate::filling::{Filling, segment};
 use crate::icmp::{self, Meaning};
 use crate::payload::Bytes;
 use crate::rooms::MAX_FEW_BYTES;
@@ -46,8 +46,9 @@ impl Service {
         let max_packet_bytes = self.link.max_packet_bytes();
         let mut has_payload = false;
         for _ in 0..MAX_PACKETS_A_TURN {
-            let full = self.filling.take_if(|filling| !filling.has_room(max_packet_bytes));
-            full.into_iter().for_each(|full| _ = self.take_all(full));
+            if let Some(full) = self.filling.take_if(|filling| !filling.has_room(max_packet_bytes)) {
+                self.take_all(full);
+            }
             if self.filling.is_none() {
                 self.filling = Filling::begin(self.process, max_packet_bytes);
             }
@@ -73,8 +74,9 @@ impl Service {
         match found {
             Found::Large(Parsed { tuple, header, payload }) => {
                 self.header_bytes = payload.start;
-                let before = filling.keep(tuple, header, payload);
-                before.into_iter().for_each(|before| _ = self.take_all(before));
+                if let Some(before) = filling.keep(tuple, header, payload) {
+                    self.take_all(before);
+                }
             }
             Found::Small(Parsed { tuple, header, .. }, few) => {
                 filling.pass();
@@ -92,11 +94,7 @@ impl Service {
         let Some(packet_bytes) = self.link.receive(&mut room)? else { return Ok(None) };
         match self.look(&room[..packet_bytes]) {
             Found::Large(_) => self.dropped_packets += 1,
-            Found::Small(Parsed { tuple, header, .. }, few) => {
-                let mut segment = Segment::bare(header);
-                segment.payload.extend(few);
-                self.take_segment(tuple, segment);
-            }
+            Found::Small(Parsed { tuple, header, .. }, few) => self.take_segment(tuple, segment(header, few)),
             Found::Nothing => {}
         }
         Ok(Some(false))

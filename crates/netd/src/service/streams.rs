@@ -2,12 +2,14 @@
 
 use super::Service;
 use crate::connection::{Connection, Stage};
+use crate::payload::Bytes;
 use crate::rooms::copied;
 use crate::settings::{config, with_options};
 use crate::stream::{Pulled, Stream};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::net::SocketAddr;
 use std::os::fd::{FromRawFd as _, OwnedFd};
+use uncopy_lanes::process::Process;
 use uncopy_net::board::Condition;
 use uncopy_net::message::Options;
 use uncopy_net::name;
@@ -21,6 +23,15 @@ use uncopy_tcp::wire::Tuple;
 
 /// Bytes that are taken out of TCP before a program has taken them.
 const MAX_WAITING_BYTES: usize = 1 << 20;
+
+/// Puts copies in place of these, as an API of sockets makes them. How many bytes.
+fn copy_all<'a>(process: &'static Process, pieces: impl Iterator<Item = &'a mut Bytes>) -> u64 {
+    let copy = |piece: &'a mut Bytes| {
+        *piece = copied(process, piece);
+        piece.len_bytes() as u64
+    };
+    pieces.map(copy).sum()
+}
 
 impl Service {
     /// Begins a connection whose stream its program has filled.
@@ -188,10 +199,7 @@ impl Service {
                 }
             }
             if self.settings.makes_api_copies {
-                for piece in stream.to_program.range_mut(old_pieces..) {
-                    self.copied_bytes += piece.len_bytes() as u64;
-                    *piece = copied(self.process, piece);
-                }
+                self.copied_bytes += copy_all(self.process, stream.to_program.range_mut(old_pieces..));
             }
             if connection.has_ended && connection.failure.is_none() {
                 // A reset behind the end.
@@ -269,10 +277,7 @@ impl Service {
             }
             match stream.pull(&mut self.read_room) {
                 Pulled::Bytes if self.settings.makes_api_copies => {
-                    for piece in &mut stream.from_program {
-                        self.copied_bytes += piece.len_bytes() as u64;
-                        *piece = copied(self.process, piece);
-                    }
+                    self.copied_bytes += copy_all(self.process, stream.from_program.iter_mut());
                 }
                 Pulled::Bytes | Pulled::End => {}
                 Pulled::Nothing => return,

@@ -1,6 +1,6 @@
 //! The service's devices: an Ethernet by AF_XDP, and a TUN device that was made ready.
 
-use crate::{CLIENT, ECHO, LIMIT, outside, python, well};
+use crate::{LIMIT, is_echoed_by_the_kernel, python, two_are_echoed};
 use uncopy_tests::artifacts::{bin_dir, plain_only};
 use uncopy_tests::scratch::wait_until;
 use uncopy_tests::service::{KERNEL, SERVICE, SERVICE_V6, Service};
@@ -20,27 +20,12 @@ fn over_an_ethernet_by_af_xdp_bytes_are_the_same_both_ways() {
     assert!(cable.has_program(&scratch));
     // The other end of the cable finds the service by ARP and by neighbour discovery.
     for (mode, server_address, to) in [(Mode::Always, "0.0.0.0", SERVICE), (Mode::Auto, "::", SERVICE_V6)] {
-        let server = python(&scratch, "server", ECHO, &[server_address, "7000", "2"]);
-        let server = service.program(server, mode).start(&scratch, "server");
-        let port = server.wait_for_line("ready ");
-        let client = |seed| outside(&service, &scratch, "client", CLIENT, &[to, &port, seed, "40"]);
-        let clients = ["1", "2"].map(|seed| client(seed).start(&scratch, &format!("client{seed}")));
-        for client in clients {
-            well(client.finish(LIMIT), &server);
-        }
-        let done = server.finish(LIMIT);
-        assert!(done.status.success(), "{}", done.text());
+        let _ = two_are_echoed(&service, &scratch, mode, server_address, to);
         service.wait_until_empty();
     }
     // And the service the other end.
     for (address, port) in [(KERNEL, "7001"), ("fd77::1", "7002")] {
-        let kernel =
-            outside(&service, &scratch, "server", ECHO, &[address, port, "1"]).start(&scratch, "kernel");
-        let _ = kernel.wait_for_line("ready ");
-        let client = python(&scratch, "client", CLIENT, &[address, port, "3", "40"]);
-        let client = service.program(client, Mode::Always).start(&scratch, "client").finish(LIMIT);
-        well(client, &kernel);
-        drop(kernel.finish(LIMIT));
+        let _ = is_echoed_by_the_kernel(&service, &scratch, address, port);
     }
     let nobody = r#"
 for address, family in ("10.77.0.77", socket.AF_INET), ("fd77::77", socket.AF_INET6):

@@ -89,6 +89,31 @@ fn well(done: Finished, other: &Running) -> Finished {
     done
 }
 
+/// Two clients of the kernel's are echoed by a program that listens at `listens_at`. What that has said.
+fn two_are_echoed(service: &Service, scratch: &Scratch, mode: Mode, listens_at: &str, to: &str) -> Finished {
+    let server = python(scratch, "server", ECHO, &[listens_at, "7000", "2"]);
+    let server = service.program(server, mode).start(scratch, "server");
+    let port = server.wait_for_line("ready ");
+    let client = |seed| outside(service, scratch, "client", CLIENT, &[to, &port, seed, "40"]);
+    let clients = ["1", "2"].map(|seed| client(seed).start(scratch, &format!("client{seed}")));
+    for client in clients {
+        well(client.finish(LIMIT), &server);
+    }
+    let done = server.finish(LIMIT);
+    assert!(done.status.success(), "{}", done.text());
+    done
+}
+
+/// A program is echoed by a server of the kernel's. What that has said.
+fn is_echoed_by_the_kernel(service: &Service, scratch: &Scratch, address: &str, port: &str) -> Finished {
+    let kernel = outside(service, scratch, "server", ECHO, &[address, port, "1"]).start(scratch, "kernel");
+    let _ = kernel.wait_for_line("ready ");
+    let client = python(scratch, "client", CLIENT, &[address, port, "3", "40"]);
+    let client = service.program(client, Mode::Always).start(scratch, "client").finish(LIMIT);
+    well(client, &kernel);
+    kernel.finish(LIMIT)
+}
+
 #[test]
 fn clients_of_the_kernel_are_echoed() {
     if plain_only() {
@@ -99,17 +124,9 @@ fn clients_of_the_kernel_are_echoed() {
     for (mode, server_address, to) in
         [(Mode::Always, "0.0.0.0", SERVICE), (Mode::Auto, "::", SERVICE_V6), (Mode::Lanes, "::", SERVICE)]
     {
-        let server = python(&scratch, "server", ECHO, &[server_address, "7000", "2"]);
-        let server = service.program(server, mode).start(&scratch, "server");
-        let port = server.wait_for_line("ready ");
-        let client = |seed| outside(&service, &scratch, "client", CLIENT, &[to, &port, seed, "40"]);
-        let clients = ["1", "2"].map(|seed| client(seed).start(&scratch, &format!("client{seed}")));
-        for client in clients {
-            well(client.finish(LIMIT), &server);
-        }
         // By reference, though the service is in a network namespace of its own.
-        let done = server.finish(LIMIT).expect_counters(&[Counter::LaneReceivedBytes]);
-        assert!(done.status.success(), "{}", done.text());
+        let done = two_are_echoed(&service, &scratch, mode, server_address, to)
+            .expect_counters(&[Counter::LaneReceivedBytes]);
         let peer = if server_address == "::" && to == SERVICE {
             "::ffff:10.77.0.1"
         } else if to == SERVICE {
@@ -130,13 +147,8 @@ fn programs_connect_to_servers_of_the_kernel_and_to_each_other() {
     }
     let scratch = Scratch::new("net-connect");
     let service = Service::start(&scratch, &[]);
-    let kernel =
-        outside(&service, &scratch, "server", ECHO, &[KERNEL, "7001", "1"]).start(&scratch, "kernel");
-    let _ = kernel.wait_for_line("ready ");
-    let client = python(&scratch, "client", CLIENT, &[KERNEL, "7001", "3", "40"]);
-    let client = service.program(client, Mode::Always).start(&scratch, "client").finish(LIMIT);
-    well(client, &kernel);
-    assert!(kernel.finish(LIMIT).text().contains("accepted 10.77.0.2"));
+    let kernel = is_echoed_by_the_kernel(&service, &scratch, KERNEL, "7001");
+    assert!(kernel.text().contains("accepted 10.77.0.2"));
 
     let server = python(&scratch, "server", ECHO, &[SERVICE, "7002", "1"]);
     let server = service.program(server, Mode::Always).start(&scratch, "server");
