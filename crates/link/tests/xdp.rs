@@ -257,8 +257,14 @@ fn the_program_is_there_as_long_as_the_link_and_nobody_else_gets_the_queue() {
         assert!(has_program("near"));
         assert_eq!(open("near", 0).expect_err("taken"), (Step::Queue, Some(libc::EBUSY)));
         drop(link);
-        assert!(!has_program("near"));
-        drop(open("near", 0).expect("again"));
+        common::wait_until("the program has gone", || !has_program("near"));
+        common::wait_until("the queue is free again", || match open("near", 0) {
+            Ok(_) => true,
+            refused => {
+                assert_eq!(refused.expect_err("not free"), (Step::Queue, Some(libc::EBUSY)));
+                false
+            }
+        });
     });
 }
 

@@ -377,8 +377,8 @@ impl Sending<'_> {
                 if all && self.cursor.parts.len() == 1 { self.flags } else { self.flags | libc::MSG_MORE };
             return self.send_copied(part.cut(most), more);
         }
-        let patience = socket::send_timeout_ms(self.fd).unwrap_or(-1);
-        if socket::readiness(self.fd, patience) != Readiness::Room {
+        let timeout_ms = socket::send_timeout_ms(self.fd).unwrap_or(-1);
+        if socket::readiness(self.fd, timeout_ms) != Readiness::Room {
             return Ok(Step::End);
         }
         // Writable, and yet less room than a few pages: a send buffer that small gets copies, a piece at a time.

@@ -4,7 +4,7 @@
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -29,6 +29,15 @@ pub fn in_namespace(test: &'static str, run: impl FnOnce() + Send + 'static) {
     }
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
+    }
+}
+
+/// Waits for what closing a descriptor does. A child that another test starts has a copy of each until it executes its program.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + LIMIT;
+    while !holds() {
+        assert!(Instant::now() < until, "{what}: not within {LIMIT:?}");
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -14,6 +14,7 @@
 //! All go through the C library's dynamic symbols, so that whatever is preloaded sees them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -47,16 +48,37 @@ pub enum Way {
     Twin,
 }
 
+/// Files in twin memory, by number.
+#[derive(Debug, Default)]
+pub struct Kept(HashMap<usize, Buffer>);
+
+impl Kept {
+    /// The file called `number`, read now if it is not kept.
+    ///
+    /// # Errors
+    /// The kernel's; [`io::ErrorKind::UnexpectedEof`] where the file is shorter than it was.
+    pub fn file(&mut self, number: usize, file: &File) -> io::Result<&Buffer> {
+        match self.0.entry(number) {
+            Entry::Occupied(kept) => Ok(kept.into_mut()),
+            Entry::Vacant(place) => {
+                let len_bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+                let mut bytes = Buffer::zeroed(len_bytes)?;
+                io::Read::read_exact(&mut &*file, &mut bytes)?;
+                Ok(place.insert(bytes))
+            }
+        }
+    }
+}
+
 /// A connection, and what is kept to send files over it.
 #[derive(Debug)]
-pub struct Ways {
+pub struct Ways<'a> {
     way: Way,
     socket: OwnedFd,
     chunk_bytes: usize,
     buffer: Vec<u8>,
     pipe: Option<(OwnedFd, OwnedFd)>,
-    /// Files in twin memory, by number.
-    kept: HashMap<usize, Buffer>,
+    kept: &'a mut Kept,
     completions: Completions,
 }
 
@@ -71,12 +93,12 @@ pub struct Completions {
     pub copied: u64,
 }
 
-impl Ways {
+impl<'a> Ways<'a> {
     /// Sends over `socket` by `way`, at most `chunk_bytes` in a call.
     ///
     /// # Errors
     /// The kernel's, where it has no pipe or no MSG_ZEROCOPY.
-    pub fn new(way: Way, socket: OwnedFd, chunk_bytes: usize) -> io::Result<Self> {
+    pub fn new(way: Way, socket: OwnedFd, chunk_bytes: usize, kept: &'a mut Kept) -> io::Result<Self> {
         let mut pipe = None;
         match way {
             Way::Splice => pipe = Some(new_pipe(chunk_bytes)?),
@@ -89,7 +111,7 @@ impl Ways {
             Way::Send | Way::Write | Way::Sendfile | Way::MmapSend => {}
         }
         let buffer = if matches!(way, Way::Send | Way::Write) { vec![0; chunk_bytes] } else { Vec::new() };
-        let (kept, completions) = (HashMap::new(), Completions::default());
+        let completions = Completions::default();
         Ok(Self { way, socket, chunk_bytes, buffer, pipe, kept, completions })
     }
 
@@ -206,15 +228,7 @@ impl Ways {
     }
 
     fn send_twin(&mut self, number: usize, file: &File, at: usize, len: usize) -> io::Result<usize> {
-        let bytes = match self.kept.entry(number) {
-            std::collections::hash_map::Entry::Occupied(kept) => kept.into_mut(),
-            std::collections::hash_map::Entry::Vacant(place) => {
-                let len_bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-                let mut bytes = Buffer::zeroed(len_bytes)?;
-                io::Read::read_exact(&mut &*file, &mut bytes)?;
-                place.insert(bytes)
-            }
-        };
+        let bytes = self.kept.file(number, file)?;
         let socket = self.socket.as_raw_fd();
         let part = bytes.get(at..at + len).ok_or(io::ErrorKind::UnexpectedEof)?;
         // SAFETY: `all` passes ranges of the slice; twin memory sees to it that what the kernel may hold does not change.
