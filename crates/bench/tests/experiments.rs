@@ -33,7 +33,7 @@ impl Scratch {
     }
 
     fn bench(&self, words: &[&str]) -> Output {
-        let mut command = limited(120);
+        let mut command = limited(300);
         command.arg(uncopy()).arg("bench").args(words).env("TMPDIR", &self.0);
         command.output().expect("timeout runs")
     }

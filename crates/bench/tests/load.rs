@@ -13,7 +13,7 @@ use serde_json::Value;
 fn bench(test: &str, words: &[&str]) -> Output {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory");
-    let mut command = limited(120);
+    let mut command = limited(300);
     command.arg(uncopy()).arg("bench").args(words).env("TMPDIR", &directory);
     let output = command.output().expect("timeout runs");
     let left = std::fs::read_dir(&directory).expect("the directory").count();

@@ -29,7 +29,7 @@ fn run(test: &str, script: &str) -> Option<Output> {
     }
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory");
-    let output = limited(120)
+    let output = limited(300)
         .args(["unshare", "--fork", "--pid", "--mount-proc", "--net", "sh", "-c"])
         .arg(format!("bench='{} bench'\n{script}\n{LOOK}", uncopy().display()))
         .env("TMPDIR", &directory)

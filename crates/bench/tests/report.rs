@@ -25,7 +25,7 @@ impl Drop for Room {
 }
 
 fn report(words: &[&str], out: &Path, path: Option<&str>) -> Output {
-    let mut command = limited(120);
+    let mut command = limited(300);
     command.arg(uncopy()).args(["bench", "report"]).args(words).arg("--out").arg(out);
     if let Some(path) = path {
         command.env("PATH", path);

@@ -13,6 +13,7 @@
 //! | `getsockopt`, `setsockopt` | see [`options`] |
 //! | `setuid` and its like, `chroot` | a link with the service is kept |
 //! | a receive that brings nothing, a send that fails | the connection's error, if it has one |
+//! | a send that names an address | as without it |
 
 mod addresses;
 mod connecting;
@@ -376,6 +377,19 @@ pub fn loud(fd: c_int, flags: c_int, sent: ssize_t) -> ssize_t {
         raise(fd);
     }
     sent
+}
+
+/// Whether a send did nothing because it named an address: a UNIX stream that is connected takes none, and TCP looks at none.
+#[inline(always)]
+pub fn refuses_address(fd: c_int, sent: ssize_t) -> bool {
+    sent < 0 && is_on() && has_refused_address(fd)
+}
+
+#[cold]
+#[inline(never)]
+fn has_refused_address(fd: c_int) -> bool {
+    let _errno = errno::Keep::new();
+    errno::get() == libc::EISCONN && client().is_some_and(|client| client.connection(fd).is_some())
 }
 
 #[cold]

@@ -372,6 +372,9 @@ is_candidate_one(buffer, len), {
             || sending::sendto(fd, buffer, len, flags, to, to_len),
         )
     };
+    if net::refuses_address(fd, sent) {
+        return send(fd, buffer, len, given);
+    }
     net::loud(fd, given, sent)
 });
 
@@ -437,6 +440,12 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, given: c_int
         let lane_flags = is_bare.then_some(flags);
         several(dispatch(Function::Sendmsg, fd), vector, lane_flags, || sendmsg_now(fd, message, flags))
     };
+    if net::refuses_address(fd, sent) {
+        // SAFETY: the kernel has read the header.
+        let without = unsafe { msghdr { msg_name: core::ptr::null_mut(), msg_namelen: 0, ..*message } };
+        // SAFETY: the program's own header but for the address.
+        return unsafe { sendmsg(fd, &raw const without, given) };
+    }
     net::loud(fd, given, sent)
 }
 
@@ -480,6 +489,9 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
             sendmmsg_now(fd, messages, count, flags)
         };
         let sent = net::sent(fd, sent as ssize_t) as c_int;
+        if net::refuses_address(fd, sent as ssize_t) {
+            return send_first(fd, messages, given);
+        }
         note_moved(messages::moved_bytes(messages, sent));
         if let Some(timer) = timer
             && sent > 0
@@ -488,6 +500,17 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32,
             timer.transferred_messages(dispatch(Function::Sendmmsg, fd), taken);
         }
         net::loud(fd, given, sent as ssize_t) as c_int
+    }
+}
+
+/// Sends the first of several messages, which the kernel has read, for itself. What sendmmsg would return.
+unsafe fn send_first(fd: c_int, messages: *mut mmsghdr, flags: c_int) -> c_int {
+    // SAFETY: the caller answers for the message.
+    unsafe {
+        let sent = sendmsg(fd, &raw const (*messages).msg_hdr, flags);
+        let Ok(sent_bytes) = u32::try_from(sent) else { return -1 };
+        (*messages).msg_len = sent_bytes;
+        1
     }
 }
 

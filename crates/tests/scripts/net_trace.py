@@ -4,6 +4,7 @@ Usage: net_trace.py ADDRESS
 """
 
 import array
+import ctypes
 import errno
 import fcntl
 import os
@@ -24,6 +25,36 @@ signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
 
 def say(what, *values):
     print(f"{what}:", *values, flush=True)
+
+
+class Iovec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_char_p), ("bytes", ctypes.c_size_t)]
+
+
+class Message(ctypes.Structure):
+    """mmsghdr of sys/socket.h."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("name_bytes", ctypes.c_uint), ("parts", ctypes.POINTER(Iovec)),
+                ("part_count", ctypes.c_size_t), ("control", ctypes.c_void_p), ("control_bytes", ctypes.c_size_t),
+                ("flags", ctypes.c_int), ("unused", ctypes.c_int), ("sent_bytes", ctypes.c_uint)]
+
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def send_messages(stream, texts, to):
+    """Sends messages to an address of IPv4 by sendmmsg, with as many calls as that takes; how many bytes it says were sent."""
+    name = struct.pack("=H", socket.AF_INET) + struct.pack("!H", to[1]) + socket.inet_aton(to[0]) + bytes(8)
+    messages = (Message * len(texts))(
+        *(Message(name, len(name), ctypes.pointer(Iovec(text, len(text))), 1) for text in texts)
+    )
+    done = 0
+    while done < len(texts):
+        sent = libc.sendmmsg(stream.fileno(), ctypes.byref(messages, done * ctypes.sizeof(Message)), len(texts) - done, 0)
+        if sent < 0:
+            raise OSError(ctypes.get_errno(), "sendmmsg")
+        done += sent
+    return sum(message.sent_bytes for message in messages)
 
 
 def told(call, *arguments):
@@ -238,6 +269,9 @@ near.sendmsg([b"ab", b"", b"cd"])
 room = [bytearray(3), bytearray(5)]
 settle(far, select.POLLIN)
 say("several", far.recvmsg_into(room)[0], room)
+# A stream that is connected has a peer; which address a call names does not matter.
+say("an address", told(near.sendto, b"to", listener.getsockname()), told(near.sendmsg, [b"msg"], [], 0, listener.getsockname()),
+    told(send_messages, near, (b"one", b"two"), listener.getsockname()), far.recv(11, socket.MSG_WAITALL))
 say("options", *(near.getsockopt(*option) for option in (
     (socket.SOL_SOCKET, socket.SO_TYPE), (socket.SOL_SOCKET, socket.SO_DOMAIN), (socket.SOL_SOCKET, socket.SO_PROTOCOL),
     (socket.SOL_SOCKET, socket.SO_ACCEPTCONN), (socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_NODELAY),

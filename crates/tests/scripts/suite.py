@@ -91,6 +91,8 @@ def main():
         from test.support import socket_helper
 
         socket_helper.HOST = socket_helper.HOSTv4 = os.environ["SUITE_HOST"]
+        # It was taken when the function was defined.
+        socket_helper.bind_port.__defaults__ = (socket_helper.HOST,)
     support.verbose = False
     # Without "network": other tests would leave the loopback interface.
     support.use_resources = ["subprocess"] + (["network"] if module == "test_socketserver" else [])

@@ -461,7 +461,7 @@ pub fn message(parts: &mut [iovec]) -> libc::msghdr {
     message
 }
 
-/// Waits until `fd` is ready for `events`, at most ten seconds.
+/// Waits until `fd` is ready for `events`, at most a minute.
 ///
 /// # Panics
 /// When it does not become ready.
@@ -469,8 +469,8 @@ pub fn wait_ready(fd: i32, events: i16) {
     let mut poll = libc::pollfd { fd, events, revents: 0 };
     loop {
         // SAFETY: `poll` is one valid pollfd.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, 10_000) };
-        assert_ne!(ready, 0, "descriptor {fd} was not ready for {events:#x} within ten seconds");
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 60_000) };
+        assert_ne!(ready, 0, "descriptor {fd} was not ready for {events:#x} within a minute");
         if ready > 0 {
             return;
         }

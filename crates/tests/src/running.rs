@@ -98,7 +98,7 @@ impl Running {
     /// Waits until it has printed a whole line that begins with `prefix`; gives the rest of it.
     ///
     /// # Panics
-    /// When the line does not come within ten seconds.
+    /// When the line does not come within a minute.
     #[must_use]
     pub fn wait_for_line(&self, prefix: &str) -> String {
         let what = format!("the line {prefix:?} of {}\n{}", self.title, self.errors());

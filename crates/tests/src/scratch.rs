@@ -124,7 +124,7 @@ pub fn free_port() -> u16 {
 /// Waits until something listens on a loopback port, without a connection.
 ///
 /// # Panics
-/// When nothing does within ten seconds.
+/// When nothing does within a minute.
 pub fn wait_for_listener(port: u16) {
     // Address, as the number that its bytes are in memory, and port; TCP_LISTEN.
     let local = format!("{:08X}:{port:04X}", u32::from_ne_bytes([127, 0, 0, 1]));
@@ -135,12 +135,15 @@ pub fn wait_for_listener(port: u16) {
     });
 }
 
-/// Asks `ready` again and again until it gives something, at most for `limit`.
+/// What is waited for may take so long on a machine that others load.
+const MIN_LIMIT: Duration = Duration::from_secs(60);
+
+/// Asks `ready` again and again until it gives something, at most for `limit`, or a minute if that is longer.
 ///
 /// # Panics
 /// When the time is over; the message names `what`.
 pub fn wait_until<T>(what: &str, limit: Duration, mut ready: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
+    let (start, limit) = (Instant::now(), limit.max(MIN_LIMIT));
     loop {
         if let Some(result) = ready() {
             return result;
@@ -153,7 +156,7 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut ready: impl FnMut() -> Opt
 /// Connects to a loopback port as soon as something listens there.
 ///
 /// # Panics
-/// When nothing listens within ten seconds.
+/// When nothing listens within a minute.
 #[must_use]
 pub fn connect(port: u16) -> TcpStream {
     let stream = wait_until(&format!("a listener on port {port}"), Duration::from_secs(10), || {
