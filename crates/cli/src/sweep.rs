@@ -1,12 +1,17 @@
-//! Removes counters that ended programs left behind.
+//! Removes what ended programs and keepers of logs left behind.
 //!
-//! A program that a signal ends cannot remove its own file. Whoever runs or looks at the next one
+//! What a signal ends cannot remove its own file. Whoever runs or looks at the next one
 //! does: only in the user's own directory, only files that are named for a process that is gone.
 
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use crate::{live, os};
 use uncopy_core::stats::CONTROL_SUFFIX;
+
+/// What the name of a keeper's socket begins with; the number of the process that it was started for follows.
+pub const KEEPER_PREFIX: &str = "log-";
 
 /// Removes the files of ended processes from `parent/uncopy-USER`. What cannot be removed stays.
 pub fn sweep(parent: &Path) {
@@ -14,22 +19,29 @@ pub fn sweep(parent: &Path) {
     let Ok(entries) = std::fs::read_dir(&directory) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let is_ended = name.to_str().is_some_and(|name| {
-            let pid = name.strip_suffix(CONTROL_SUFFIX).unwrap_or(name);
-            !pid.is_empty()
-                && pid.bytes().all(|byte| byte.is_ascii_digit())
-                && !Path::new("/proc").join(pid).exists()
-        });
-        if is_ended {
+        let Some(name) = name.to_str() else { continue };
+        let of_keeper = name.strip_prefix(KEEPER_PREFIX);
+        let pid = of_keeper.unwrap_or_else(|| name.strip_suffix(CONTROL_SUFFIX).unwrap_or(name));
+        let is_number = !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit());
+        if is_number
+            && !Path::new("/proc").join(pid).exists()
+            && (of_keeper.is_none() || is_refused(&entry.path()))
+        {
             // Someone else may have been faster.
             let _ = std::fs::remove_file(entry.path());
         }
     }
 }
 
+/// Whether nobody listens at a socket any more: a keeper outlives what it was started for as long as that has children.
+fn is_refused(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixListener;
 
     #[test]
     fn only_files_of_ended_processes_are_removed() {
@@ -43,10 +55,16 @@ mod tests {
         for name in [&alive, ended, "note", &pipes[0], &pipes[1]] {
             std::fs::write(directory.join(name), "x").expect("written");
         }
+        let keepers = [format!("log-{alive}"), "log-4194998".to_owned(), "log-4194999".to_owned()];
+        // Only the second goes on listening.
+        let [_, kept, _] =
+            keepers.each_ref().map(|name| UnixListener::bind(directory.join(name)).expect("bound"));
         sweep(&parent);
         let left = |name: &str| directory.join(name).exists();
         assert!(left(&alive) && left("note") && !left(ended));
         assert!(left(&pipes[0]) && !left(&pipes[1]));
+        assert!(left(&keepers[0]) && left(&keepers[1]) && !left(&keepers[2]));
+        drop(kept);
         std::fs::remove_dir_all(&parent).expect("cleaned up");
     }
 }

@@ -6,6 +6,7 @@ use crate::live;
 use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use crate::settings::Logs;
+use crate::sweep::KEEPER_PREFIX;
 use clap::ArgMatches;
 use std::ffi::{CString, OsString};
 use std::fs::{self, DirBuilder};
@@ -37,7 +38,7 @@ pub fn begin(asked: &Logs) -> Result<PathBuf, String> {
     if asked.emulates_dax {
         output::complain(format_args!("the log emulates DAX: nothing survives power loss"));
     }
-    let socket = meeting.join(format!("log-{}", std::process::id()));
+    let socket = meeting.join(format!("{KEEPER_PREFIX}{}", std::process::id()));
     // Of a process with this number that has ended.
     let _ = fs::remove_file(&socket);
     start(asked, &socket).map_err(|error| format!("its keeper did not start: {}", Reason(&error)))?;
