@@ -33,7 +33,8 @@ pub fn sweep(parent: &Path) {
     }
 }
 
-/// Whether nobody listens at a socket any more: a keeper outlives what it was started for as long as that has children.
+/// Whether nobody listens at a socket any more: a keeper outlives what it was started for as long as that has children. One that is
+/// there says EPROTOTYPE, since its links are no streams: it hears nothing of this, and is not waited for.
 fn is_refused(socket: &Path) -> bool {
     UnixStream::connect(socket).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
