@@ -133,10 +133,9 @@ fn result(done: Result<(), Errno>) -> c_int {
 /// Binds a socket of the program's to an address of the service's, in its descriptor's place.
 fn bind_to(client: &Client, fd: c_int, address: SocketAddr) -> Result<(), Errno> {
     let kept = Kept::of_tcp(fd);
-    let is_shared = tcp::option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT).is_ok_and(|value| value != 0);
     lanes::closed(fd);
     uncopy_record::closed(fd);
-    client.bind(fd, address, is_shared)?;
+    client.bind(fd, address, kept.reuses_port())?;
     kept.keep(fd);
     registrations::renew(fd);
     Ok(())

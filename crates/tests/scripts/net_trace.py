@@ -276,6 +276,11 @@ say("options", *(near.getsockopt(*option) for option in (
     (socket.SOL_SOCKET, socket.SO_TYPE), (socket.SOL_SOCKET, socket.SO_DOMAIN), (socket.SOL_SOCKET, socket.SO_PROTOCOL),
     (socket.SOL_SOCKET, socket.SO_ACCEPTCONN), (socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_NODELAY),
 )), listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+for end in (listener, near, far):
+    reuse = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+    say("reused", *(end.getsockopt(socket.SOL_SOCKET, option) for option in reuse), told(end.setsockopt, socket.SOL_SOCKET, reuse[1], 1),
+        *(end.getsockopt(socket.SOL_SOCKET, option) for option in reuse))
+    end.setsockopt(socket.SOL_SOCKET, reuse[1], 0)
 say("kinds", told(near.getsockopt, 77, 1), told(near.setsockopt, socket.IPPROTO_TCP, 9999, 1), told(near.accept))
 
 # Unread bytes at close are a reset; a close that waits for what was sent is not.

@@ -47,31 +47,34 @@ pub struct Kept {
     keep_alive: bool,
     resets: bool,
     is_told: bool,
+    reuses_address: bool,
+    reuses_port: bool,
     times: [u16; 3],
 }
 
 impl Default for Kept {
     fn default() -> Self {
-        Self { no_delay: false, keep_alive: false, resets: false, is_told: false, times: TIMES }
+        Self::of_flags([false; 6], TIMES)
     }
 }
 
 impl Kept {
+    const fn of_flags(flags: [bool; 6], times: [u16; 3]) -> Self {
+        let [no_delay, keep_alive, resets, is_told, reuses_address, reuses_port] = flags;
+        Self { no_delay, keep_alive, resets, is_told, reuses_address, reuses_port, times }
+    }
+
     fn note(self) -> u64 {
-        let [idle, interval, probes] = self.times.map(u64::from);
-        let flags = [self.no_delay, self.keep_alive, self.resets, self.is_told];
+        let Self { no_delay, keep_alive, resets, is_told, reuses_address, reuses_port, times } = self;
+        let [idle, interval, probes] = times.map(u64::from);
+        let flags = [no_delay, keep_alive, resets, is_told, reuses_address, reuses_port];
         let bits = flags.into_iter().enumerate().map(|(at, flag)| u64::from(flag) << at).sum::<u64>();
         bits | idle << 16 | interval << 32 | probes << 48
     }
 
-    const fn of_note(note: u64) -> Self {
-        Self {
-            no_delay: note & 1 != 0,
-            keep_alive: note & 2 != 0,
-            resets: note & 4 != 0,
-            is_told: note & 8 != 0,
-            times: [(note >> 16) as u16, (note >> 32) as u16, (note >> 48) as u16],
-        }
+    fn of_note(note: u64) -> Self {
+        let flags = core::array::from_fn(|at| note >> at & 1 != 0);
+        Self::of_flags(flags, [(note >> 16) as u16, (note >> 32) as u16, (note >> 48) as u16])
     }
 
     /// What was set at a socket of the kernel's.
@@ -81,11 +84,14 @@ impl Kept {
         for (time, name) in times.iter_mut().zip(OF_TIMES) {
             *time = ask(libc::IPPROTO_TCP, name).and_then(|value| u16::try_from(value).ok()).unwrap_or(*time);
         }
+        let is_set = |level, name| ask(level, name).is_some_and(|value| value != 0);
         Self {
-            no_delay: ask(libc::IPPROTO_TCP, libc::TCP_NODELAY).is_some_and(|value| value != 0),
-            keep_alive: ask(libc::SOL_SOCKET, libc::SO_KEEPALIVE).is_some_and(|value| value != 0),
+            no_delay: is_set(libc::IPPROTO_TCP, libc::TCP_NODELAY),
+            keep_alive: is_set(libc::SOL_SOCKET, libc::SO_KEEPALIVE),
             resets: tcp::linger(fd) == Some((true, 0)),
             is_told: false,
+            reuses_address: is_set(libc::SOL_SOCKET, libc::SO_REUSEADDR),
+            reuses_port: is_set(libc::SOL_SOCKET, libc::SO_REUSEPORT),
             times,
         }
     }
@@ -95,6 +101,8 @@ impl Kept {
         let set = |level, name, value| _ = tcp::set_option(fd, level, name, value);
         set(libc::IPPROTO_TCP, libc::TCP_NODELAY, self.no_delay.into());
         set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, self.keep_alive.into());
+        set(libc::SOL_SOCKET, libc::SO_REUSEADDR, self.reuses_address.into());
+        set(libc::SOL_SOCKET, libc::SO_REUSEPORT, self.reuses_port.into());
         for (time, name) in self.times.into_iter().zip(OF_TIMES) {
             set(libc::IPPROTO_TCP, name, time.into());
         }
@@ -127,6 +135,11 @@ impl Kept {
         {
             let _ = unix::set_note(accepted, note);
         }
+    }
+
+    /// SO_REUSEPORT.
+    pub const fn reuses_port(self) -> bool {
+        self.reuses_port
     }
 
     /// As the service is told.
@@ -169,8 +182,10 @@ fn setting(before: Kept, level: c_int, name: c_int, [value, second]: [Option<c_i
             let resets = second == Some(0) && value.is_some_and(|value| value != 0);
             Setting::Both(Kept { resets, ..before })
         }
-        // UNIX sockets do not have the first (Linux 6.12), and another use for the second.
-        (libc::SOL_SOCKET, libc::SO_REUSEPORT | libc::SO_MAX_PACING_RATE) => Setting::Done,
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => with(&|kept, value| kept.reuses_address = value != 0),
+        (libc::SOL_SOCKET, libc::SO_REUSEPORT) => with(&|kept, value| kept.reuses_port = value != 0),
+        // Something else is kept there.
+        (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) => Setting::Done,
         (libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => Setting::Done,
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => with(&|kept, value| kept.no_delay = value != 0),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
@@ -291,6 +306,8 @@ fn number_of_socket(fd: c_int, known: &Known, name: c_int) -> Option<c_int> {
         libc::SO_DOMAIN => Some(libc::AF_INET),
         libc::SO_PROTOCOL => Some(libc::IPPROTO_TCP),
         libc::SO_KEEPALIVE => Some(Kept::of(fd).keep_alive.into()),
+        libc::SO_REUSEADDR => Some(Kept::of(fd).reuses_address.into()),
+        libc::SO_REUSEPORT => Some(Kept::of(fd).reuses_port.into()),
         _ => None,
     }
 }
@@ -424,9 +441,10 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_kept() {
-        let kept =
-            Kept { no_delay: true, keep_alive: true, resets: true, is_told: true, times: [1, 32_767, 127] };
-        for kept in [kept, Kept::default(), Kept { keep_alive: false, ..kept }] {
+        let kept = Kept::of_flags([true; 6], [1, 32_767, 127]);
+        for kept in
+            [kept, Kept::default(), Kept { keep_alive: false, ..kept }, Kept { reuses_port: false, ..kept }]
+        {
             assert_eq!(Kept::of_note(kept.note()), kept);
             assert_ne!(kept.note(), u64::MAX, "which would be nothing");
         }
