@@ -13,13 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use uncopy_twin::Buffer;
 
 use crate::kit::load::used;
 use crate::kit::processes::signals::Requests;
 use crate::kit::processes::wait;
 use crate::kit::{Experiment, Failure, Outcome, Result, While, bytes_parser};
 use crate::servers::sending::pace::Pace;
-use crate::servers::sending::ways::{Completions, Kept, Way, Ways};
+use crate::servers::sending::ways::{Completions, Way, Ways, read_into_twin};
 
 /// How often it looks whether it is to end while nobody connects.
 const STOP_CHECK: Duration = Duration::from_millis(50);
@@ -75,20 +76,17 @@ pub fn run(arguments: &SendFiles) -> Result<()> {
             STOPPING.store(true, Ordering::Relaxed);
         })
         .doing("starting a thread")?;
-    let mut kept = Kept::default();
-    if arguments.way == Way::Twin && !arguments.once {
-        // What is sent again and again is there before the first connection, so that no measured second has first touches.
-        for (number, path) in files.iter().enumerate() {
-            File::open(path).and_then(|file| kept.file(number, &file).map(drop)).doing("reading a file")?;
-        }
-    }
+    // There before the first connection, so that no measured second has first touches.
+    let of_twin: &[PathBuf] = if arguments.way == Way::Twin { &files } else { &[] };
+    let kept: io::Result<Vec<Buffer>> = of_twin.iter().map(|path| read_into_twin(path)).collect();
+    let kept = kept.doing("reading a file")?;
     say(&format!("listening {address}"))?;
     while !STOPPING.load(Ordering::Relaxed) {
         if wait::until_readable(&listener, Some(STOP_CHECK)).doing("waiting for a client")? {
             let (stream, _) = listener.accept().doing("accepting")?;
             let before = used(libc::RUSAGE_SELF).unwrap_or_default();
             let Sent { bytes, completions } =
-                send(arguments, stream.into(), &files, &mut kept).doing("sending files")?;
+                send(arguments, stream.into(), &files, &kept).doing("sending files")?;
             let after = used(libc::RUSAGE_SELF).unwrap_or_default();
             let [user, system] = [0, 1].map(|kind| after[kind].saturating_sub(before[kind]));
             say(&format!(
@@ -126,10 +124,8 @@ fn send(
     arguments: &SendFiles,
     socket: std::os::fd::OwnedFd,
     files: &[PathBuf],
-    kept: &mut Kept,
+    kept: &[Buffer],
 ) -> io::Result<Sent> {
-    let mut unkept = Kept::default();
-    let kept = if arguments.once { &mut unkept } else { kept };
     let mut ways = Ways::new(arguments.way, socket, arguments.chunk, kept)?;
     let mut pace = Pace::new(arguments.rate);
     let mut bytes = 0;

@@ -13,11 +13,10 @@
 //!
 //! All go through the C library's dynamic symbols, so that whatever is preloaded sees them.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 
 use clap::ValueEnum;
 use libc::{c_int, c_void};
@@ -48,26 +47,16 @@ pub enum Way {
     Twin,
 }
 
-/// Files in twin memory, by number.
-#[derive(Debug, Default)]
-pub struct Kept(HashMap<usize, Buffer>);
-
-impl Kept {
-    /// The file called `number`, read now if it is not kept.
-    ///
-    /// # Errors
-    /// The kernel's; [`io::ErrorKind::UnexpectedEof`] where the file is shorter than it was.
-    pub fn file(&mut self, number: usize, file: &File) -> io::Result<&Buffer> {
-        match self.0.entry(number) {
-            Entry::Occupied(kept) => Ok(kept.into_mut()),
-            Entry::Vacant(place) => {
-                let len_bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-                let mut bytes = Buffer::zeroed(len_bytes)?;
-                io::Read::read_exact(&mut &*file, &mut bytes)?;
-                Ok(place.insert(bytes))
-            }
-        }
-    }
+/// Reads a file into twin memory.
+///
+/// # Errors
+/// The kernel's; [`io::ErrorKind::UnexpectedEof`] where the file is shorter than it was.
+pub fn read_into_twin(path: &Path) -> io::Result<Buffer> {
+    let mut file = File::open(path)?;
+    let len_bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    let mut bytes = Buffer::zeroed(len_bytes)?;
+    io::Read::read_exact(&mut file, &mut bytes)?;
+    Ok(bytes)
 }
 
 /// A connection, and what is kept to send files over it.
@@ -78,7 +67,8 @@ pub struct Ways<'a> {
     chunk_bytes: usize,
     buffer: Vec<u8>,
     pipe: Option<(OwnedFd, OwnedFd)>,
-    kept: &'a mut Kept,
+    /// Files in twin memory, by number.
+    kept: &'a [Buffer],
     completions: Completions,
 }
 
@@ -94,11 +84,11 @@ pub struct Completions {
 }
 
 impl<'a> Ways<'a> {
-    /// Sends over `socket` by `way`, at most `chunk_bytes` in a call.
+    /// Sends over `socket` by `way`, at most `chunk_bytes` in a call. `kept`: for [`Way::Twin`], each file in twin memory.
     ///
     /// # Errors
     /// The kernel's, where it has no pipe or no MSG_ZEROCOPY.
-    pub fn new(way: Way, socket: OwnedFd, chunk_bytes: usize, kept: &'a mut Kept) -> io::Result<Self> {
+    pub fn new(way: Way, socket: OwnedFd, chunk_bytes: usize, kept: &'a [Buffer]) -> io::Result<Self> {
         let mut pipe = None;
         match way {
             Way::Splice => pipe = Some(new_pipe(chunk_bytes)?),
@@ -144,7 +134,7 @@ impl<'a> Ways<'a> {
                 Way::Send | Way::Write => self.read_and_send(file.as_raw_fd(), len)?,
                 Way::Sendfile => self.send_from_file(file.as_raw_fd(), len)?,
                 Way::Splice => self.splice(file.as_raw_fd(), len)?,
-                Way::Twin => self.send_twin(number, file, done, len)?,
+                Way::Twin => self.send_twin(number, done, len)?,
                 Way::MmapSend | Way::Zerocopy => {
                     let bytes = mapping.as_ref().map_or(&[][..], Mapping::bytes);
                     self.send_mapped(&bytes[done..done + len])?
@@ -227,10 +217,13 @@ impl<'a> Ways<'a> {
         }
     }
 
-    fn send_twin(&mut self, number: usize, file: &File, at: usize, len: usize) -> io::Result<usize> {
-        let bytes = self.kept.file(number, file)?;
+    fn send_twin(&self, number: usize, at: usize, len: usize) -> io::Result<usize> {
         let socket = self.socket.as_raw_fd();
-        let part = bytes.get(at..at + len).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let part = self
+            .kept
+            .get(number)
+            .and_then(|bytes| bytes.get(at..at + len))
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
         // SAFETY: `all` passes ranges of the slice; twin memory sees to it that what the kernel may hold does not change.
         all(part, |begin, len| unsafe { uncopy_twin::send::send(socket, begin, len, 0) })
     }
