@@ -101,6 +101,17 @@ fn both_stacks_are_measured_together() {
         let written = &comparisons[0]["sides"][side]["written_bytes_per_operation"]["median"];
         assert!(written.as_f64() >= Some(70_000.0), "{side}: {json:#}");
     }
+    let Some(output) = run("net-dax", &format!("$bench net redis --log --emulate-dax --dir $TMPDIR {short}"))
+    else {
+        return;
+    };
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let comparison = &json["comparisons"][0];
+    assert_eq!(comparison["verified"], true, "{comparison:#}");
+    for side in ["net_dax_all_copied", "net_dax_heap_only", "net_dax_api_copied", "net_dax"] {
+        let side = &comparison["sides"][side];
+        assert!(side["service_cpu_us_per_operation"]["median"].as_f64() > Some(0.0), "{comparison:#}");
+    }
     let script = "$bench net echo --log --quick 2>&1; echo ended with $?";
     let Some(output) = run("net-log-echo", script) else { return };
     let text = String::from_utf8_lossy(&output.stdout);

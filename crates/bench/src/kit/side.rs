@@ -58,6 +58,18 @@ pub enum Side {
     /// The same with `--log`: what is synced goes to a log
     #[value(skip)]
     NetLog,
+    /// [`Side::NetCopying`] with a log in memory: what both stacks would be on persistent memory
+    #[value(skip)]
+    NetDaxCopying,
+    /// The same with the block heap
+    #[value(skip)]
+    NetDaxHeapOnly,
+    /// [`Side::NetApiCopying`] with such a log
+    #[value(skip)]
+    NetDaxApiCopying,
+    /// [`Side::Net`] with such a log
+    #[value(skip)]
+    NetDax,
     /// `uncopy run --heap on --policy never`: what the block heap gives without any elision
     HeapOnly,
     /// glibc told by GLIBC_TUNABLES to keep memory
@@ -83,7 +95,7 @@ pub enum Side {
 
 impl Side {
     /// Those that show what uncopy does; the others are there to compare with.
-    pub const UNCOPY: [Self; 9] = [
+    pub const UNCOPY: [Self; 11] = [
         Self::Uncopy,
         Self::UncopyMimalloc,
         Self::Twin,
@@ -93,6 +105,8 @@ impl Side {
         Self::NetApiCopying,
         Self::Net,
         Self::NetLog,
+        Self::NetDaxApiCopying,
+        Self::NetDax,
     ];
 
     /// Its name in tables and JSON.
@@ -111,6 +125,10 @@ impl Side {
             Self::NetApiCopying => "net, API copied",
             Self::Net => "net",
             Self::NetLog => "net, log",
+            Self::NetDaxCopying => "net, DAX, all copied",
+            Self::NetDaxHeapOnly => "net, DAX, heap only",
+            Self::NetDaxApiCopying => "net, DAX, API copied",
+            Self::NetDax => "net, DAX",
             Self::HeapOnly => "heap only",
             Self::TunedGlibc => "tuned glibc",
             Self::Mimalloc => "mimalloc",
@@ -135,6 +153,10 @@ impl Side {
             Self::NetHeapOnly => "net_heap_only",
             Self::NetApiCopying => "net_api_copied",
             Self::NetLog => "net_log",
+            Self::NetDaxCopying => "net_dax_all_copied",
+            Self::NetDaxHeapOnly => "net_dax_heap_only",
+            Self::NetDaxApiCopying => "net_dax_api_copied",
+            Self::NetDax => "net_dax",
             Self::HeapOnly => "heap_only",
             Self::TunedGlibc => "tuned_glibc",
             Self::Limit => "zero_copy_limit",
@@ -179,16 +201,35 @@ impl Side {
     /// Whether there is a log, and who keeps it.
     #[must_use]
     pub const fn has_log(self) -> bool {
-        matches!(self, Self::Log | Self::LogInMemory | Self::NetLog)
+        self.logs_in_memory() || matches!(self, Self::Log | Self::NetLog)
+    }
+
+    /// Whether there is a log in memory, as if that were persistent.
+    #[must_use]
+    pub const fn logs_in_memory(self) -> bool {
+        matches!(
+            self,
+            Self::LogInMemory
+                | Self::NetDaxCopying
+                | Self::NetDaxHeapOnly
+                | Self::NetDaxApiCopying
+                | Self::NetDax
+        )
     }
 
     /// Whether its connections are a service's, and whether that copies between TCP and the program.
     #[must_use]
     pub const fn service(self) -> Option<ApiCopies> {
         match self {
-            Self::NetApiCopying => Some(ApiCopies::Make),
+            Self::NetApiCopying | Self::NetDaxApiCopying => Some(ApiCopies::Make),
             // Where nothing is elided in the program it makes the copies itself, as that of an ordinary stack does.
-            Self::Net | Self::NetCopying | Self::NetHeapOnly | Self::NetLog => Some(ApiCopies::Elide),
+            Self::Net
+            | Self::NetCopying
+            | Self::NetHeapOnly
+            | Self::NetLog
+            | Self::NetDax
+            | Self::NetDaxCopying
+            | Self::NetDaxHeapOnly => Some(ApiCopies::Elide),
             _ => None,
         }
     }
@@ -202,6 +243,31 @@ impl Side {
             Self::Lanes => Some(&["run", "--lanes"]),
             Self::Log | Self::NetLog => Some(&["run", "--log-size", "268435456", "--log"]),
             Self::LogInMemory => Some(&["run", "--log-size", "67108864", "--log-emulate-dax", "--log"]),
+            Self::NetDaxCopying => Some(&[
+                "run",
+                "--heap",
+                "off",
+                "--policy",
+                "never",
+                "--log-size",
+                "268435456",
+                "--log-emulate-dax",
+                "--log",
+            ]),
+            Self::NetDaxHeapOnly => Some(&[
+                "run",
+                "--heap",
+                "on",
+                "--policy",
+                "never",
+                "--log-size",
+                "268435456",
+                "--log-emulate-dax",
+                "--log",
+            ]),
+            Self::NetDaxApiCopying | Self::NetDax => {
+                Some(&["run", "--log-size", "268435456", "--log-emulate-dax", "--log"])
+            }
             Self::NetCopying => Some(&["run", "--heap", "off", "--policy", "never"]),
             Self::HeapOnly | Self::NetHeapOnly => Some(&["run", "--heap", "on", "--policy", "never"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096"]),
@@ -471,6 +537,10 @@ mod tests {
         let both = launcher.logging_in(Path::new("/srv")).served_by(Path::new("/net/control"));
         let both = words(&both.command(Side::NetLog, OsStr::new("x"), &["y"]));
         assert_eq!(both[1..], [&log[..5], &["--net", "/net/control"], &log[5..]].concat());
+        for side in Side::value_variants().iter().chain(&[Side::NetLog, Side::NetDax, Side::NetDaxCopying]) {
+            let ends_with_log = side.run_words().is_some_and(|words| words.last() == Some(&"--log"));
+            assert_eq!(ends_with_log, side.has_log(), "{side:?}");
+        }
         assert_eq!(line(Side::Limit), line(Side::Plain));
         assert_eq!(line(Side::PlainAgain), line(Side::Plain));
         let tuned = launcher.command(Side::TunedGlibc, OsStr::new("redis-server"), &["--port", "7"]);

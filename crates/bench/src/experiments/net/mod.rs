@@ -40,6 +40,9 @@ use crate::servers::redis::{AppendOnly, RedisServer, Serving};
 const SIDES: [Side; 5] = [Side::Uncopy, Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net];
 /// The same where both stacks are measured.
 const STACKS: [Side; 5] = [Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net, Side::NetLog];
+/// The same with every log in memory.
+const DAX_STACKS: [Side; 4] =
+    [Side::NetDaxCopying, Side::NetDaxHeapOnly, Side::NetDaxApiCopying, Side::NetDax];
 /// The message of many connections, bytes.
 const MANY_BYTES: usize = 64 << 10;
 
@@ -130,6 +133,9 @@ pub struct Net {
     /// Both stacks together: Redis and YCSB with an append-only file that is synced before each answer, on one side by a log
     #[arg(long)]
     pub log: bool,
+    /// With --log: every side has its log in memory, as if that were persistent: what both stacks would be on persistent memory
+    #[arg(long, requires = "log")]
+    pub emulate_dax: bool,
     /// With --log: where the files are written, in a directory that is removed: not in memory
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
@@ -172,7 +178,11 @@ impl Experiment for Net {
                 versions = measured.versions;
             }
             if !comparisons.is_empty() {
-                let text = if self.log { render_stacks } else { render }(&comparisons);
+                let text = match (self.log, self.emulate_dax) {
+                    (false, _) => render(&comparisons),
+                    (true, false) => render_stacks(&comparisons),
+                    (true, true) => render_dax_stacks(&comparisons),
+                };
                 let papers = self.asked().map(|what| what.paper(self.log));
                 texts.push(std::iter::once(&*text).chain(papers).collect());
             }
@@ -211,7 +221,8 @@ impl Net {
 
     fn slices(&self) -> Slices {
         if self.log {
-            Slices { rest: self.slicing.slice / REST_PART, ..self.slicing.slices(&STACKS) }
+            let sides: &[Side] = if self.emulate_dax { &DAX_STACKS } else { &STACKS };
+            Slices { rest: self.slicing.slice / REST_PART, ..self.slicing.slices(sides) }
         } else {
             self.slicing.slices(&SIDES)
         }
@@ -340,7 +351,10 @@ impl Point {
                 let append_only = files
                     .map_or(AppendOnly::Off, |files| AppendOnly::Synced(Fsync::Always.name(), files.path()));
                 let start = |arguments: &[OsString], directory: TemporaryDirectory| {
-                    let launcher = launcher.logging_in(directory.path());
+                    let launcher = match files {
+                        Some(files) => &files.launcher(launcher, side, directory.path())?,
+                        None => launcher,
+                    };
                     start(launcher.command(side, program.as_os_str(), arguments), REDIS.program, directory)
                 };
                 let redis = RedisServer::start_at(|| place.free_address(), append_only, start)?;
@@ -378,46 +392,53 @@ fn render(comparisons: &[Comparison]) -> String {
 
 /// The figures of both stacks together.
 fn render_stacks(comparisons: &[Comparison]) -> String {
-    let p50: Metric = |sample| sample.latency_p50_us;
-    let written: Metric = |sample| sample.counts.written_bytes;
-    format!(
-        "{}{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices, and its file system. net: as without --log; \
-         net, log: what is synced goes to a log (uncopy run --log). CPU: of Redis, the service and the log's keeper\n",
-        bars(comparisons),
-        figures::table(
-            comparisons,
-            &[
-                of("service µs", SERVICE),
-                of("clients µs", CLIENT),
-                of("p50 µs", p50),
-                of("written/op", written)
-            ]
-        ),
-        figures::counts(comparisons)
-    )
+    let columns = [
+        ("rate: kernel", Side::Plain, RATE),
+        ("heap only", Side::NetHeapOnly, RATE),
+        ("Redis elides", Side::NetApiCopying, RATE),
+        ("and API", Side::Net, RATE),
+        ("and log", Side::NetLog, RATE),
+        ("CPU, and log", Side::NetLog, CPU),
+    ];
+    stacks(comparisons, Side::NetCopying, &columns)
+        + "net: as without --log; net, log: what is synced goes to a log (uncopy run --log). CPU: of Redis, the service and the \
+           log's keeper\n"
 }
 
-/// The bars of Figure 13.
-fn bars(comparisons: &[Comparison]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("rate over net, all copied", Left),
-        ("kernel", Right),
-        ("heap only", Right),
-        ("Redis elides", Right),
-        ("and API", Right),
-        ("and log", Right),
-        ("CPU, and log", Right),
-    ]);
+/// The same with every log in memory.
+fn render_dax_stacks(comparisons: &[Comparison]) -> String {
+    let columns = [
+        ("rate: kernel", Side::Plain, RATE),
+        ("heap only", Side::NetDaxHeapOnly, RATE),
+        ("Redis elides", Side::NetDaxApiCopying, RATE),
+        ("and API", Side::NetDax, RATE),
+        ("CPU, and API", Side::NetDax, CPU),
+    ];
+    stacks(comparisons, Side::NetDaxCopying, &columns)
+        + "net, DAX: as without --log, and what is synced goes to a log in memory (uncopy run --log --log-emulate-dax): nothing \
+           survives power loss. CPU: of Redis, the service and the log's keeper\n"
+}
+
+/// The bars of Figure 13, over `base`, and what stands behind them.
+fn stacks(comparisons: &[Comparison], base: Side, columns: &[(&'static str, Side, Metric)]) -> String {
+    let p50: Metric = |sample| sample.latency_p50_us;
+    let written: Metric = |sample| sample.counts.written_bytes;
+    let headings = columns.iter().map(|(heading, ..)| (*heading, Align::Right));
+    let headings: Vec<_> = std::iter::once(("over what copies all", Align::Left)).chain(headings).collect();
+    let mut bars = Table::new(&headings);
     for comparison in comparisons {
-        let over = |side, metric| figures::ratio(comparison.ratio_of(side, Side::NetCopying, metric));
-        let bars = [Side::Plain, Side::NetHeapOnly, Side::NetApiCopying, Side::Net, Side::NetLog];
-        let mut row = vec![comparison.title().to_owned()];
-        row.extend(bars.map(|side| over(side, RATE)));
-        row.push(over(Side::NetLog, CPU));
-        table.row(row);
+        let over =
+            |(_, side, metric): &(_, Side, Metric)| figures::ratio(comparison.ratio_of(*side, base, *metric));
+        bars.row(std::iter::once(comparison.title().to_owned()).chain(columns.iter().map(over)).collect());
     }
-    table.render() + "\n"
+    let extras =
+        [of("service µs", SERVICE), of("clients µs", CLIENT), of("p50 µs", p50), of("written/op", written)];
+    format!(
+        "{}\n{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices, and its file system. ",
+        bars.render(),
+        figures::table(comparisons, &extras),
+        figures::counts(comparisons)
+    )
 }
 
 /// What eliding gives on this stack.

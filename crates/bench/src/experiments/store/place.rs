@@ -47,7 +47,7 @@ impl Place {
     /// # Errors
     /// [`Failure`] when a log that emulates DAX has no place.
     pub fn launcher(&self, launcher: &Launcher, side: Side, directory: &Path) -> Result<Launcher> {
-        let Some(name) = directory.file_name().filter(|_| side == Side::LogInMemory) else {
+        let Some(name) = directory.file_name().filter(|_| side.logs_in_memory()) else {
             return Ok(launcher.logging_in(directory));
         };
         for earlier in self.memory.path().read_dir().doing("listing logs")?.flatten() {
