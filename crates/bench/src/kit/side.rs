@@ -201,20 +201,13 @@ impl Side {
     /// Whether there is a log, and who keeps it.
     #[must_use]
     pub const fn has_log(self) -> bool {
-        self.logs_in_memory() || matches!(self, Self::Log | Self::NetLog)
+        !self.log_words().is_empty()
     }
 
     /// Whether there is a log in memory, as if that were persistent.
     #[must_use]
     pub const fn logs_in_memory(self) -> bool {
-        matches!(
-            self,
-            Self::LogInMemory
-                | Self::NetDaxCopying
-                | Self::NetDaxHeapOnly
-                | Self::NetDaxApiCopying
-                | Self::NetDax
-        )
+        self.has_log() && !matches!(self, Self::Log | Self::NetLog)
     }
 
     /// Whether its connections are a service's, and whether that copies between TCP and the program.
@@ -234,44 +227,38 @@ impl Side {
         }
     }
 
-    /// The words between `uncopy` and the log's directory, if there is one, and the program; `None` where it runs by itself.
+    /// The words after `uncopy`, but for those of a log; `None` where the program runs by itself.
     const fn run_words(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Uncopy | Self::UncopyMimalloc | Self::Recording | Self::NetApiCopying | Self::Net => {
-                Some(&["run"])
-            }
+            Self::Uncopy
+            | Self::UncopyMimalloc
+            | Self::Recording
+            | Self::Log
+            | Self::LogInMemory
+            | Self::NetApiCopying
+            | Self::Net
+            | Self::NetLog
+            | Self::NetDaxApiCopying
+            | Self::NetDax => Some(&["run"]),
             Self::Lanes => Some(&["run", "--lanes"]),
-            Self::Log | Self::NetLog => Some(&["run", "--log-size", "268435456", "--log"]),
-            Self::LogInMemory => Some(&["run", "--log-size", "67108864", "--log-emulate-dax", "--log"]),
-            Self::NetDaxCopying => Some(&[
-                "run",
-                "--heap",
-                "off",
-                "--policy",
-                "never",
-                "--log-size",
-                "268435456",
-                "--log-emulate-dax",
-                "--log",
-            ]),
-            Self::NetDaxHeapOnly => Some(&[
-                "run",
-                "--heap",
-                "on",
-                "--policy",
-                "never",
-                "--log-size",
-                "268435456",
-                "--log-emulate-dax",
-                "--log",
-            ]),
-            Self::NetDaxApiCopying | Self::NetDax => {
-                Some(&["run", "--log-size", "268435456", "--log-emulate-dax", "--log"])
+            Self::NetCopying | Self::NetDaxCopying => Some(&["run", "--heap", "off", "--policy", "never"]),
+            Self::HeapOnly | Self::NetHeapOnly | Self::NetDaxHeapOnly => {
+                Some(&["run", "--heap", "on", "--policy", "never"])
             }
-            Self::NetCopying => Some(&["run", "--heap", "off", "--policy", "never"]),
-            Self::HeapOnly | Self::NetHeapOnly => Some(&["run", "--heap", "on", "--policy", "never"]),
             Self::Always => Some(&["run", "--policy", "always", "--min-size", "4096"]),
             _ => None,
+        }
+    }
+
+    /// The words before a log's directory; none where there is no log.
+    const fn log_words(self) -> &'static [&'static str] {
+        match self {
+            Self::Log | Self::NetLog => &["--log-size", "268435456", "--log"],
+            Self::LogInMemory => &["--log-size", "67108864", "--log-emulate-dax", "--log"],
+            Self::NetDaxCopying | Self::NetDaxHeapOnly | Self::NetDaxApiCopying | Self::NetDax => {
+                &["--log-size", "268435456", "--log-emulate-dax", "--log"]
+            }
+            _ => &[],
         }
     }
 }
@@ -431,7 +418,7 @@ impl Launcher {
             }
             Some(words) => {
                 let mut command = self.uncopy();
-                command.args(words).args(side.has_log().then_some(&self.log));
+                command.args(words).args(side.log_words()).args(side.has_log().then_some(&self.log));
                 if side.service().is_some() {
                     command.arg("--net").arg(&self.service);
                 }
@@ -537,10 +524,11 @@ mod tests {
         let both = launcher.logging_in(Path::new("/srv")).served_by(Path::new("/net/control"));
         let both = words(&both.command(Side::NetLog, OsStr::new("x"), &["y"]));
         assert_eq!(both[1..], [&log[..5], &["--net", "/net/control"], &log[5..]].concat());
-        for side in Side::value_variants().iter().chain(&[Side::NetLog, Side::NetDax, Side::NetDaxCopying]) {
-            let ends_with_log = side.run_words().is_some_and(|words| words.last() == Some(&"--log"));
-            assert_eq!(ends_with_log, side.has_log(), "{side:?}");
-        }
+        let dax = words(&launcher.command(Side::NetDaxCopying, OsStr::new("x"), &["y"]));
+        assert_eq!(dax[1..6], ["run", "--heap", "off", "--policy", "never"]);
+        assert_eq!(dax[6..10], ["--log-size", "268435456", "--log-emulate-dax", "--log"]);
+        let in_memory = [Side::Log, Side::Net, Side::LogInMemory, Side::NetDax].map(Side::logs_in_memory);
+        assert_eq!(in_memory, [false, false, true, true]);
         assert_eq!(line(Side::Limit), line(Side::Plain));
         assert_eq!(line(Side::PlainAgain), line(Side::Plain));
         let tuned = launcher.command(Side::TunedGlibc, OsStr::new("redis-server"), &["--port", "7"]);
