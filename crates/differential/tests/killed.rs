@@ -73,7 +73,7 @@ fn programs_that_are_killed_leave_nothing_in_their_mate() {
     let pid = mates.running(0).pid();
     let descriptors = || std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
     // Threads see the end of their program when it is their turn.
-    uncopy_tests::scratch::wait_until("the end of every stream", Duration::from_secs(20), || {
+    uncopy_tests::scratch::wait_until("the end of every stream", || {
         (descriptors() < 20 && status_kib(pid, "VmRSS") < MAX_KEPT_KIB).then_some(())
     });
     assert_eq!(mates.end(LIMIT), None, "seed {first}");

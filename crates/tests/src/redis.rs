@@ -37,7 +37,7 @@ impl Redis {
             .start(scratch, name);
         let redis = Self { server, port };
         let mut client = redis.client();
-        wait_until("Redis to have loaded its data", Duration::from_secs(20), || {
+        wait_until("Redis to have loaded its data", || {
             (client.command(&[b"PING"]) == Answer::Status("PONG".to_owned())).then_some(())
         });
         redis
@@ -62,7 +62,7 @@ impl Redis {
     /// When it takes too long or failed.
     pub fn wait_for_background(&self, client: &mut Resp, what: &str) {
         let running = format!("{what}_in_progress");
-        wait_until(&running, Duration::from_secs(40), || {
+        wait_until(&running, || {
             (client.info(&running) == "0"
                 && (what != "aof_rewrite" || client.info("aof_rewrite_scheduled") == "0"))
                 .then_some(())

@@ -98,11 +98,11 @@ impl Running {
     /// Waits until it has printed a whole line that begins with `prefix`; gives the rest of it.
     ///
     /// # Panics
-    /// When the line does not come within a minute.
+    /// When the line does not come in time.
     #[must_use]
     pub fn wait_for_line(&self, prefix: &str) -> String {
         let what = format!("the line {prefix:?} of {}\n{}", self.title, self.errors());
-        wait_until(&what, Duration::from_secs(10), || {
+        wait_until(&what, || {
             let output = self.output();
             let whole = &output[..output.rfind('\n')?];
             whole.lines().find_map(|line| line.strip_prefix(prefix)).map(|rest| rest.trim().to_owned())

@@ -44,7 +44,7 @@ impl Service {
             .args(options)
             .mode(Mode::Plain)
             .start(scratch, "service");
-        wait_until("the service", Duration::from_secs(20), || {
+        wait_until("the service", || {
             assert!(!running.has_ended(), "{}", running.errors());
             running.errors().contains("run programs by").then_some(())
         });
@@ -68,7 +68,7 @@ impl Service {
             .args(options)
             .mode(Mode::Plain)
             .start(scratch, "service");
-        let is_there = wait_until("the service", Duration::from_secs(20), || {
+        let is_there = wait_until("the service", || {
             let is_impossible = running.errors().contains("this kernel ");
             assert!(is_impossible || !running.has_ended(), "{}", running.errors());
             (is_impossible || running.errors().contains("run programs by")).then_some(!is_impossible)
@@ -165,7 +165,7 @@ impl Service {
     /// # Panics
     /// When there still is.
     pub fn wait_until_empty(&self) {
-        wait_until("no connections", Duration::from_secs(20), || {
+        wait_until("no connections", || {
             self.list()["connections"].as_array().is_some_and(Vec::is_empty).then_some(())
         });
     }
@@ -213,12 +213,11 @@ impl Cable {
     /// When that fails.
     #[must_use]
     pub fn lay(scratch: &Scratch) -> Self {
-        let limit = Duration::from_secs(20);
         let own = std::fs::read_link("/proc/self/ns/net").expect("a namespace");
         let [near, far] = ["near", "far"].map(|name| {
             let held = Program::new("/usr/bin/unshare").args(["--net", "sleep", "900"]).start(scratch, name);
             let namespace = format!("/proc/{}/ns/net", held.pid());
-            wait_until("another namespace", limit, || {
+            wait_until("another namespace", || {
                 std::fs::read_link(&namespace).ok().filter(|other| *other != own)
             });
             held
@@ -236,7 +235,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
             r#"ip link set lo up; ip link add near type veth peer name far netns "$0"; ip link set near up"#;
         let pid = far.pid().to_string();
         for (end, command) in [(&near, &["sh", "-ec", lay, &pid][..]), (&far, &["python3", "-c", script])] {
-            let done = inside(end, command).start(scratch, "cable").finish(limit);
+            let done = inside(end, command).start(scratch, "cable").finish(Duration::from_secs(20));
             assert!(done.status.success(), "{}", done.text());
         }
         Self { near, far }
@@ -301,19 +300,16 @@ impl FarHost {
     /// When it does not start.
     #[must_use]
     pub fn start(service: &Service, scratch: &Scratch, network: Network) -> Self {
-        let limit = Duration::from_secs(20);
         let host = Program::new("/usr/bin/unshare").args(["--net", "sleep", "600"]).start(scratch, "far");
         let namespace = format!("/proc/{}/ns/net", host.pid());
         let own = std::fs::read_link("/proc/self/ns/net").expect("a namespace");
-        wait_until("another namespace", limit, || {
-            std::fs::read_link(&namespace).ok().filter(|other| *other != own)
-        });
+        wait_until("another namespace", || std::fs::read_link(&namespace).ok().filter(|other| *other != own));
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/src/servers/bad_relay.py");
         let Network { seed, loss, delay_ms, jitter_ms, duplicates, marked } = network;
         let shares =
             [seed.into(), loss, delay_ms, jitter_ms, duplicates, marked].map(|share| share.to_string());
         let relay = service.outside(&["python3", script, &namespace]).args(shares).start(scratch, "relay");
-        wait_until("the relay", limit, || {
+        wait_until("the relay", || {
             assert!(!relay.has_ended(), "{}", relay.errors());
             relay.output().contains("ready").then_some(())
         });

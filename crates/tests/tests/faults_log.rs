@@ -28,8 +28,6 @@ const EVERY: [i32; 7] = [EIO, EINTR, EAGAIN, ENOMEM, EACCES, EMFILE, ENOSPC];
 
 /// Longest run of the workload, which takes some tenths of a second.
 const LIMIT: Duration = Duration::from_secs(40);
-/// How long a keeper may take to begin, and to end after its programs.
-const KEEPER_LIMIT: Duration = Duration::from_secs(30);
 /// Runs in the share that is always tried, for each kind of call.
 const SHARE: usize = 7;
 /// The shortest log that there is, bytes.
@@ -67,7 +65,7 @@ impl Room {
         command.arg(self.private("log")).args([LOG_BYTES]).arg(socket).arg(root.to_string()).env_clear();
         command.envs(plan.iter().map(|(name, value)| (name, value))).current_dir("/").stdin(Stdio::null());
         let mut keeper = command.spawn().expect("the keeper");
-        wait_until("a keeper that begins, or ends", KEEPER_LIMIT, || {
+        wait_until("a keeper that begins, or ends", || {
             let has_ended = keeper.try_wait().expect("a child").is_some();
             (has_ended || socket.exists()).then_some(())
         });
@@ -96,8 +94,7 @@ impl Room {
 /// Waits until keepers have ended, each in its own way.
 fn wait_for(keepers: &Mutex<Vec<(String, Child)>>) {
     for (what, mut keeper) in keepers.lock().expect("no panic").drain(..) {
-        let status =
-            wait_until(&format!("the end of {what}"), KEEPER_LIMIT, || keeper.try_wait().expect("a child"));
+        let status = wait_until(&format!("the end of {what}"), || keeper.try_wait().expect("a child"));
         assert!(status.code().is_some(), "{what}: {status}");
     }
 }

@@ -24,7 +24,6 @@ const STREAM_BYTES: usize = 12 << 20;
 const LEAD_BYTES: usize = 1 << 20;
 /// Bytes behind them: icecast may keep its last blocks to itself.
 const MORE_BYTES: usize = 4 * 1400;
-const LIMIT: Duration = Duration::from_secs(40);
 /// For how long nobody talks to a server that has begun to listen: its other threads begin after that, and one that is
 /// asked for its statistics before they have dies of it, with uncopy or without (of 600 starts beside eleven others on
 /// two processors, six without).
@@ -76,7 +75,7 @@ impl Drop for Log {
 
 /// Waits until the server's statistics hold `words`. Not all that it does comes to be in its log.
 fn wait_for_status(port: u16, words: &str) {
-    wait_until(&format!("icecast to have {words:?} in its statistics"), LIMIT, || {
+    wait_until(&format!("icecast to have {words:?} in its statistics"), || {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
         // admin:quiet
@@ -91,7 +90,7 @@ fn wait_for_status(port: u16, words: &str) {
 /// A named pipe, opened for writing as soon as somebody reads it.
 fn open_pipe(path: &Path) -> File {
     let open = || OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(path).ok();
-    let first = wait_until("a reader of the pipe", Duration::from_secs(10), open);
+    let first = wait_until("a reader of the pipe", open);
     // One that waits for room, and the pipe stays open in between.
     let feed = OpenOptions::new().write(true).open(path).expect("pipe");
     drop(first);
@@ -138,7 +137,7 @@ fn stream(mode: Mode) {
         .into_iter()
         .enumerate()
         .map(|(number, (listener, body))| {
-            let start = wait_until(&format!("the first bytes at listener {number}"), LIMIT, || {
+            let start = wait_until(&format!("the first bytes at listener {number}"), || {
                 let got = std::fs::read(&body).ok().filter(|got| got.len() >= 64)?;
                 Some(
                     content.windows(64).position(|window| window == &got[..64]).expect("bytes of the stream"),
@@ -149,7 +148,7 @@ fn stream(mode: Mode) {
         .collect();
     feed.write_all(rest).expect("stream");
     for (number, (_, body, start)) in listeners.iter().enumerate() {
-        wait_until(&format!("all of the stream at listener {number}"), LIMIT, || {
+        wait_until(&format!("all of the stream at listener {number}"), || {
             std::fs::metadata(body)
                 .is_ok_and(|found| found.len() >= (STREAM_BYTES - start) as u64)
                 .then_some(())

@@ -44,7 +44,7 @@ fn messages(mode: Mode) {
                     .start(&scratch, &format!("subscriber{quality}{number}"))
             })
             .collect();
-        wait_until(&format!("subscriptions to {topic}"), Duration::from_secs(20), || {
+        wait_until(&format!("subscriptions to {topic}"), || {
             (server.errors().matches(&format!(" {quality} {topic}\n")).count() == SUBSCRIBERS).then_some(())
         });
         for (size, content) in SIZES.iter().zip(&contents) {

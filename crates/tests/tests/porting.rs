@@ -4,7 +4,6 @@
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use uncopy_tests::artifacts::{bin_dir, packaged};
 use uncopy_tests::memcached::{Memcached, walk};
@@ -39,7 +38,7 @@ const BY_REFERENCE: (&str, &str) = ("UNCOPY_POLICY", "always");
 /// Waits until the process has the thread that the first part sent by reference starts.
 fn expect_references(server: &Running) {
     let tasks = format!("/proc/{}/task", server.pid());
-    wait_until("the thread that serves writes to protected pages", Duration::from_secs(10), || {
+    wait_until("the thread that serves writes to protected pages", || {
         std::fs::read_dir(&tasks).ok()?.flatten().find(|task| {
             std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("uncopy-"))
         })

@@ -61,7 +61,7 @@ fn start(mode: Mode, scratch: &Scratch) -> (Running, u16) {
         .directory(scratch.path())
         .mode(mode)
         .start(scratch, &format!("postgres-{mode:?}"));
-    wait_until("PostgreSQL to be ready", Duration::from_secs(30), || {
+    wait_until("PostgreSQL to be ready", || {
         server.errors().contains("ready to accept connections").then_some(())
     });
     (server, port)

@@ -140,7 +140,7 @@ impl Server {
             .args(["--auto-aof-rewrite-percentage", "0"])
             .start(scratch, "server");
         let server = Self { running, port };
-        wait_until("Redis to answer", Duration::from_secs(20), || {
+        wait_until("Redis to answer", || {
             let connected = std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
             (connected && server.client().command(&[b"PING"]) == Answer::Status("PONG".to_owned()))
                 .then_some(())
@@ -263,16 +263,14 @@ fn the_end_of_a_recording_is_not_the_end_of_the_program() {
         if let Some(signal) = signal {
             server.running.signal(signal);
         }
-        wait_until("the recording to end", Duration::from_secs(30), || {
-            (server.running.has_ended() && out.exists()).then_some(())
-        });
+        wait_until("the recording to end", || (server.running.has_ended() && out.exists()).then_some(()));
         server.set(5);
         server.shut_down();
         let port = server.port;
         let done = server.running.finish(Duration::from_secs(30));
         assert!(done.status.success(), "{}", done.errors);
         assert!(done.errors.contains("goes on running as process"), "{}", done.errors);
-        wait_until("Redis to end", Duration::from_secs(20), || {
+        wait_until("Redis to end", || {
             std::net::TcpStream::connect(("127.0.0.1", port)).is_err().then_some(())
         });
         assert_eq!(json(&out)["format"], "uncopy-profile");
@@ -306,7 +304,7 @@ fn a_server_under_uncopy_run_is_recorded_from_without() {
         let done = run(&uncopy(&["stats", pid]), &scratch, "stats");
         serde_json::from_slice::<Value>(&done.output).expect("JSON")["trials"].clone()
     };
-    wait_until("the server to measure itself", Duration::from_secs(60), || {
+    wait_until("the server to measure itself", || {
         server.set(20);
         let trials = measured(&server.running.pid().to_string());
         trials.as_array().is_some_and(|trials| !trials.is_empty()).then_some(())
@@ -315,7 +313,7 @@ fn a_server_under_uncopy_run_is_recorded_from_without() {
     let pid = server.running.pid().to_string();
     let recorder = uncopy(&["profile", "-o", text(&out), "--pid", &pid]).start(&scratch, "recorder");
     // What comes before the recording has begun is not part of the profile.
-    wait_until("the recording to begin", Duration::from_secs(20), || {
+    wait_until("the recording to begin", || {
         server.set(1);
         have_begun(recorder.pid(), 1).then_some(())
     });
@@ -350,7 +348,7 @@ fn all_processes_of_a_name_are_recorded_together() {
     other.set(20);
     let out = scratch.join("both.json");
     let recorder = uncopy(&["profile", "-o", text(&out), "--pid", &name]).start(&scratch, "recorder");
-    wait_until("both recordings to begin", Duration::from_secs(30), || {
+    wait_until("both recordings to begin", || {
         one.set(1);
         other.set(1);
         have_begun(recorder.pid(), 2).then_some(())

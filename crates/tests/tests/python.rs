@@ -77,14 +77,10 @@ fn cpythons_own_tests_when_interrupted_leave_no_process_and_no_file() {
         .args([command])
         .env("TMPDIR", room.display().to_string())
         .start(&scratch, "suites");
-    wait_until("the tests of two modules", Duration::from_secs(60), || {
-        (at_work_in(&room).len() >= 2).then_some(())
-    });
+    wait_until("the tests of two modules", || (at_work_in(&room).len() >= 2).then_some(()));
     let done = running.stop(libc::SIGTERM);
     assert_eq!(done.status.code(), Some(128 + libc::SIGTERM), "{}", done.text());
     // A process that was killed ends when it is its turn.
-    wait_until("the end of every process", Duration::from_secs(30), || {
-        at_work_in(&room).is_empty().then_some(())
-    });
+    wait_until("the end of every process", || at_work_in(&room).is_empty().then_some(()));
     assert_eq!(std::fs::read_dir(&room).expect("the room").count(), 0);
 }

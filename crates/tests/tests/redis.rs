@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::random::{Random, bytes, rounds, seed};
@@ -154,9 +153,7 @@ fn snapshot_while_values_change(mode: Mode, first_seed: u64) {
                 .collect();
             let _stops = SetOnDrop(&stop);
             // The snapshot begins among the writers' commands.
-            wait_until("the writers' first values", Duration::from_secs(20), || {
-                (started.load(Ordering::SeqCst) >= 4).then_some(())
-            });
+            wait_until("the writers' first values", || (started.load(Ordering::SeqCst) >= 4).then_some(()));
             let answer = client.command(&[b"BGSAVE"]);
             began.store(true, Ordering::SeqCst);
             assert!(matches!(answer, Answer::Status(_)), "BGSAVE: {answer:?}");

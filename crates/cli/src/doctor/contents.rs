@@ -53,6 +53,7 @@ const INPUTS: &[&str] = &[
     "preadv",
     "preadv64",
     "preadv2",
+    "preadv64v2",
     "recv",
     "recvfrom",
     "recvmsg",
@@ -76,6 +77,7 @@ const OUTPUTS: &[&str] = &[
     "pwritev",
     "pwritev64",
     "pwritev2",
+    "pwritev64v2",
     "send",
     "sendto",
     "sendmsg",
@@ -388,6 +390,17 @@ mod tests {
             !checks.iter().any(|check| ["TLS", "io_uring", "language"].contains(&check.name)),
             "{checks:?}"
         );
+    }
+
+    #[test]
+    fn the_library_stands_in_front_of_every_function_that_is_looked_for() {
+        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release");
+        let directory = std::env::var_os("UNCOPY_BIN_DIR").map_or(built, PathBuf::from);
+        let library = File::open(directory.join("libuncopy.so")).expect("what `make build` makes");
+        let functions = [INPUTS, COPIES, OUTPUTS, &KTLS].concat();
+        let defined = Image::read(library).symbols(&functions).expect("a table of symbols").defined;
+        let missing: Vec<_> = functions.iter().filter(|name| !defined.contains(name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 
     #[test]

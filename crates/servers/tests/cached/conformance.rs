@@ -25,7 +25,7 @@ impl Original {
             .args([port.to_string()])
             .start(&scratch, "memcached");
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        wait_until("memcached", TIMEOUT, || TcpStream::connect(address).ok());
+        wait_until("memcached", || TcpStream::connect(address).ok());
         Self { running, address, _scratch: scratch }
     }
 

@@ -36,7 +36,7 @@ fn ten_thousand_connections_opened_and_dropped_leave_nothing() {
         }
     }
     assert_eq!(client.get("kept", false).as_ref(), Some(&value));
-    wait_until("all of them to be gone", TIMEOUT, || {
+    wait_until("all of them to be gone", || {
         // On a connection that there is: a new one may be refused.
         (client.statistic("curr_connections") <= 3).then_some(())
     });
@@ -55,7 +55,7 @@ fn more_connections_than_allowed_are_told_so_and_the_others_go_on() {
     }
     assert_eq!(server.connect().line(), "ERROR Too many open connections");
     clients.pop();
-    let mut again = wait_until("room for another one", TIMEOUT, || {
+    let mut again = wait_until("room for another one", || {
         let mut client = server.connect();
         client.ask("version").starts_with("VERSION ").then_some(client)
     });
@@ -124,7 +124,7 @@ fn values_that_are_announced_and_never_sent_evict_nothing() {
     assert_eq!(client.get("kept", false).as_ref(), Some(&value));
     assert_eq!(server.statistic("evictions"), 0);
     drop(hostile);
-    wait_until("their memory", TIMEOUT, || (client.set("b", &[1; 500_000]) == "STORED").then_some(()));
+    wait_until("their memory", || (client.set("b", &[1; 500_000]) == "STORED").then_some(()));
     assert_eq!(client.get("kept", false).as_ref(), Some(&value));
     server.stop();
 }
@@ -165,7 +165,7 @@ fn clients_that_never_read_hold_little_and_are_dropped_when_memory_is_short() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(server.statistic("stalled_kicks") > 0, "nobody was dropped");
-    wait_until("room", TIMEOUT, || (client.set("last", &value) == "STORED").then_some(()));
+    wait_until("room", || (client.set("last", &value) == "STORED").then_some(()));
     assert_eq!(client.get("last", false).as_ref(), Some(&value));
     let grown = server.resident_bytes().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes more");

@@ -41,9 +41,7 @@ fn usage(files: &Files) -> (usize, u64) {
 
 /// Waits until the server has as few descriptors as that, for ten seconds.
 fn expect_descriptors(files: &Files, most: usize) {
-    uncopy_tests::scratch::wait_until("descriptors to be closed", Duration::from_secs(10), || {
-        (usage(files).0 <= most).then_some(())
-    });
+    uncopy_tests::scratch::wait_until("descriptors to be closed", || (usage(files).0 <= most).then_some(()));
 }
 
 fn expect_served(files: &Files) {
@@ -103,7 +101,7 @@ fn one_connection_too_many_is_told_so_and_room_is_made_again() {
     assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("Retry-After: "), "{text}");
     drop(crowd.pop());
     let mut asked = 0;
-    uncopy_tests::scratch::wait_until("room", Duration::from_secs(10), || {
+    uncopy_tests::scratch::wait_until("room", || {
         asked += 1;
         let mut client = files.connect();
         client.say("GET /page HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
@@ -239,7 +237,7 @@ fn a_server_out_of_descriptors_goes_on_once_there_are_some() {
     let address: std::net::SocketAddr = line.trim_end_matches('/').parse().expect("an address");
     let crowd: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(address).expect("a place")).collect();
     drop(crowd);
-    uncopy_tests::scratch::wait_until("an answer", Duration::from_secs(10), || {
+    uncopy_tests::scratch::wait_until("an answer", || {
         let mut client = Client::of(TcpStream::connect(address).ok()?);
         client.say("GET /page HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
         client.rest().ends_with("page").then_some(())
@@ -259,7 +257,7 @@ fn the_end_waits_for_answers_and_for_nobody_else() {
         assert_eq!(idle.answer(true).body, b"page");
         files.running().signal(libc::SIGTERM);
         assert_eq!(idle.rest(), "", "{way}: an idle connection is closed");
-        uncopy_tests::scratch::wait_until("the listener to be closed", Duration::from_secs(10), || {
+        uncopy_tests::scratch::wait_until("the listener to be closed", || {
             let Ok(stream) = TcpStream::connect(files.address) else { return Some(()) };
             // Accepted by the kernel, and by nobody.
             drop(stream);

@@ -385,11 +385,9 @@ fn fork_among_threads(seed: u64) {
             feeder.receive(InputCall::Recv, &mut buffers[0], 0, MIB);
             join(pid);
             check(&buffers, "in the forking thread");
-            uncopy_tests::scratch::wait_until(
-                "the other threads",
-                std::time::Duration::from_secs(10),
-                || (rounds.load(Ordering::Relaxed) > before).then_some(()),
-            );
+            uncopy_tests::scratch::wait_until("the other threads", || {
+                (rounds.load(Ordering::Relaxed) > before).then_some(())
+            });
         }
         stop.store(true, Ordering::Relaxed);
     });

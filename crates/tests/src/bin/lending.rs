@@ -535,7 +535,7 @@ fn cancelled_senders(seed: u64) {
                     libc::pthread_create(&raw mut thread, std::ptr::null(), start, std::ptr::null_mut());
                 assert_eq!(made, 0);
                 // It is in the call when there is no room any more.
-                uncopy_tests::scratch::wait_until("a full wire", std::time::Duration::from_secs(10), || {
+                uncopy_tests::scratch::wait_until("a full wire", || {
                     let mut poll = libc::pollfd { fd: wire.near(), events: libc::POLLOUT, revents: 0 };
                     (libc::poll(&raw mut poll, 1, 0) == 0).then_some(())
                 });

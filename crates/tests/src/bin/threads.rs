@@ -451,7 +451,7 @@ fn cancelled_receives_keep_no_memory(seed: u64) {
             let made = libc::pthread_create(&raw mut thread, std::ptr::null(), start, argument);
             assert_eq!(made, 0);
         }
-        uncopy_tests::scratch::wait_until("the blocked thread", std::time::Duration::from_secs(10), || {
+        uncopy_tests::scratch::wait_until("the blocked thread", || {
             let is_blocked = held().is_none_or(|held| held >= MUCH_BYTES);
             (ENTERED.load(Ordering::Acquire) && is_blocked).then_some(())
         });

@@ -69,9 +69,9 @@ fn the_program_of_a_killed_service_leaves_its_device_and_the_next_can_have_it() 
     refused("other", "there is no such device; ip link lists them");
     refused("lo", "it is no Ethernet device");
     service.kill();
-    wait_until("the device without a program", LIMIT, || (!cable.has_program(&scratch)).then_some(()));
+    wait_until("the device without a program", || (!cable.has_program(&scratch)).then_some(()));
     let next = begin("near");
-    wait_until("the next service", LIMIT, || {
+    wait_until("the next service", || {
         assert!(!next.has_ended(), "{}", next.errors());
         next.errors().contains("run programs by").then_some(())
     });

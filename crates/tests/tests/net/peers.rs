@@ -275,7 +275,7 @@ fn peers_that_take_memory_take_a_bounded_amount() {
         };
         let settled = || {
             let mut before = (0, 0);
-            wait_until("memory that does not grow", LIMIT, || {
+            wait_until("memory that does not grow", || {
                 std::thread::sleep(Duration::from_millis(300));
                 let now = (service.resident_bytes(), service.shared_bytes());
                 (std::mem::replace(&mut before, now) == now).then_some(now)
