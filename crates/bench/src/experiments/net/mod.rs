@@ -38,7 +38,7 @@ use crate::servers::redis::{AppendOnly, RedisServer, Serving};
 
 /// What is compared with the kernel's TCP.
 const SIDES: [Side; 5] = [Side::Uncopy, Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net];
-/// The same where both stacks are measured.
+/// The same where both stacks are measured: the first copies all, and each of the others elides more than the one before.
 const STACKS: [Side; 5] = [Side::NetCopying, Side::NetHeapOnly, Side::NetApiCopying, Side::Net, Side::NetLog];
 /// The same with every log in memory.
 const DAX_STACKS: [Side; 4] =
@@ -178,11 +178,8 @@ impl Experiment for Net {
                 versions = measured.versions;
             }
             if !comparisons.is_empty() {
-                let text = match (self.log, self.emulate_dax) {
-                    (false, _) => render(&comparisons),
-                    (true, false) => render_stacks(&comparisons),
-                    (true, true) => render_dax_stacks(&comparisons),
-                };
+                let text =
+                    if self.log { render_stacks(&comparisons, self.stacks()) } else { render(&comparisons) };
                 let papers = self.asked().map(|what| what.paper(self.log));
                 texts.push(std::iter::once(&*text).chain(papers).collect());
             }
@@ -219,10 +216,14 @@ impl Net {
         Ok(files)
     }
 
+    /// The sides with --log.
+    const fn stacks(&self) -> &'static [Side] {
+        if self.emulate_dax { &DAX_STACKS } else { &STACKS }
+    }
+
     fn slices(&self) -> Slices {
         if self.log {
-            let sides: &[Side] = if self.emulate_dax { &DAX_STACKS } else { &STACKS };
-            Slices { rest: self.slicing.slice / REST_PART, ..self.slicing.slices(sides) }
+            Slices { rest: self.slicing.slice / REST_PART, ..self.slicing.slices(self.stacks()) }
         } else {
             self.slicing.slices(&SIDES)
         }
@@ -390,39 +391,22 @@ fn render(comparisons: &[Comparison]) -> String {
     )
 }
 
-/// The figures of both stacks together.
-fn render_stacks(comparisons: &[Comparison]) -> String {
-    let columns = [
-        ("rate: kernel", Side::Plain, RATE),
-        ("heap only", Side::NetHeapOnly, RATE),
-        ("Redis elides", Side::NetApiCopying, RATE),
-        ("and API", Side::Net, RATE),
-        ("and log", Side::NetLog, RATE),
-        ("CPU, and log", Side::NetLog, CPU),
-    ];
-    stacks(comparisons, Side::NetCopying, &columns)
-        + "net: as without --log; net, log: what is synced goes to a log (uncopy run --log). CPU: of Redis, the service and the \
-           log's keeper\n"
-}
-
-/// The same with every log in memory.
-fn render_dax_stacks(comparisons: &[Comparison]) -> String {
-    let columns = [
-        ("rate: kernel", Side::Plain, RATE),
-        ("heap only", Side::NetDaxHeapOnly, RATE),
-        ("Redis elides", Side::NetDaxApiCopying, RATE),
-        ("and API", Side::NetDax, RATE),
-        ("CPU, and API", Side::NetDax, CPU),
-    ];
-    stacks(comparisons, Side::NetDaxCopying, &columns)
-        + "net, DAX: as without --log, and what is synced goes to a log in memory (uncopy run --log --log-emulate-dax): nothing \
-           survives power loss. CPU: of Redis, the service and the log's keeper\n"
-}
-
-/// The bars of Figure 13, over `base`, and what stands behind them.
-fn stacks(comparisons: &[Comparison], base: Side, columns: &[(&'static str, Side, Metric)]) -> String {
-    let p50: Metric = |sample| sample.latency_p50_us;
-    let written: Metric = |sample| sample.counts.written_bytes;
+/// The figures of both stacks together: the bars of Figure 13, over the first of `sides`, and what stands behind them.
+fn render_stacks(comparisons: &[Comparison], sides: &[Side]) -> String {
+    const BARS: [&str; 5] = ["rate: kernel", "heap only", "Redis elides", "and API", "and log"];
+    let (base, last) = (sides[0], sides[sides.len() - 1]);
+    let (cpu, legend) = if last.logs_in_memory() {
+        (
+            "CPU, and API",
+            "net, DAX: as without --log, and what is synced goes to a log in memory (uncopy run --log --log-emulate-dax): \
+             nothing survives power loss",
+        )
+    } else {
+        ("CPU, and log", "net: as without --log; net, log: what is synced goes to a log (uncopy run --log)")
+    };
+    let shown = std::iter::once(&Side::Plain).chain(&sides[1..]);
+    let columns: Vec<(&str, Side, Metric)> =
+        std::iter::zip(BARS, shown).map(|(bar, side)| (bar, *side, RATE)).chain([(cpu, last, CPU)]).collect();
     let headings = columns.iter().map(|(heading, ..)| (*heading, Align::Right));
     let headings: Vec<_> = std::iter::once(("over what copies all", Align::Left)).chain(headings).collect();
     let mut bars = Table::new(&headings);
@@ -431,10 +415,13 @@ fn stacks(comparisons: &[Comparison], base: Side, columns: &[(&'static str, Side
             |(_, side, metric): &(_, Side, Metric)| figures::ratio(comparison.ratio_of(*side, base, *metric));
         bars.row(std::iter::once(comparison.title().to_owned()).chain(columns.iter().map(over)).collect());
     }
+    let p50: Metric = |sample| sample.latency_p50_us;
+    let written: Metric = |sample| sample.counts.written_bytes;
     let extras =
         [of("service µs", SERVICE), of("clients µs", CLIENT), of("p50 µs", p50), of("written/op", written)];
     format!(
-        "{}\n{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices, and its file system. ",
+        "{}\n{}{}\n{LEGEND}plain: the kernel's TCP over virtual Ethernet devices, and its file system. {legend}. CPU: of Redis, \
+         the service and the log's keeper\n",
         bars.render(),
         figures::table(comparisons, &extras),
         figures::counts(comparisons)
