@@ -36,6 +36,18 @@ impl Policy {
     }
 }
 
+/// Which allocations the block heap serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heap {
+    /// Those of allocation sites whose buffers carry large input or output; all large ones under [`Policy::Always`], none under
+    /// [`Policy::Never`].
+    Auto,
+    /// All large ones.
+    On,
+    /// None.
+    Off,
+}
+
 /// Smallest legal `--min-size`: one page; nothing shorter can hold a view.
 pub const MIN_SIZE_LOW_BYTES: usize = 4096;
 /// Largest legal `--min-size`.
@@ -92,7 +104,7 @@ pub struct Options<'a> {
     /// `--begin-after`, bytes.
     pub begin_after_bytes: Option<usize>,
     /// `--heap`.
-    pub heap: bool,
+    pub heap: Heap,
     /// `--foreign`.
     pub foreign: bool,
     /// `--move`.
@@ -144,7 +156,7 @@ impl Default for Options<'_> {
             min_size_bytes: MIN_SIZE_DEFAULT_BYTES,
             policy: Policy::Auto,
             begin_after_bytes: None,
-            heap: true,
+            heap: Heap::Auto,
             foreign: true,
             moves: true,
             memory_bytes: None,
@@ -220,6 +232,7 @@ const LEGAL_BEGIN_AFTER: &str = "a size from 0 to 1T, as 64M or 1GiB";
 const LEGAL_MEMORY: &str = "a size from 1M to 64T, as 64M or 1GiB";
 const LEGAL_SLICE: &str = "a whole number of ms from 4 to 10000";
 const LEGAL_POLICY: &str = "auto, always or never";
+const LEGAL_HEAP: &str = "auto, on or off";
 const LEGAL_ON_OFF: &str = "on or off";
 const LEGAL_LANES_DIR: &str = "the absolute path of a directory, at most 80 bytes long";
 const LEGAL_NET: &str = "the path of a control socket of uncopy net, at most 56 bytes long from the root on, or the name of a service";
@@ -296,7 +309,14 @@ impl<'a> Options<'a> {
                     _ => return Err(bad("UNCOPY_POLICY", LEGAL_POLICY)),
                 }
             }
-            b"UNCOPY_HEAP" => self.heap = on_off(value).ok_or(bad("UNCOPY_HEAP", LEGAL_ON_OFF))?,
+            b"UNCOPY_HEAP" => {
+                self.heap = match value {
+                    b"auto" => Heap::Auto,
+                    b"on" => Heap::On,
+                    b"off" => Heap::Off,
+                    _ => return Err(bad("UNCOPY_HEAP", LEGAL_HEAP)),
+                }
+            }
             b"UNCOPY_FOREIGN" => self.foreign = on_off(value).ok_or(bad("UNCOPY_FOREIGN", LEGAL_ON_OFF))?,
             b"UNCOPY_MOVE" => self.moves = on_off(value).ok_or(bad("UNCOPY_MOVE", LEGAL_ON_OFF))?,
             b"UNCOPY_COSTS" => {
@@ -403,7 +423,7 @@ mod tests {
         let options = Options::default();
         assert_eq!(options.min_size_bytes, 16384);
         assert_eq!(options.policy, Policy::Auto);
-        assert!(options.heap && !options.off && !options.no_follow);
+        assert!(options.heap == Heap::Auto && !options.off && !options.no_follow);
     }
 
     #[test]

@@ -140,6 +140,32 @@ macro_rules! gate {
     };
 }
 
+/// A hook's entry that passes the caller's return address to its body as one more argument, in the register after the last
+/// argument: `with_caller!(name, "register", body, (arguments) -> result)`. Elsewhere than on x86-64 the hook's own address stands
+/// for it.
+#[macro_export]
+macro_rules! with_caller {
+    ($name:ident, $extra:literal, $body:path, ($($argument:ident: $type:ty),*) -> $result:ty) => {
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            core::arch::naked_asm!(
+                concat!("mov ", $extra, ", qword ptr [rsp]"),
+                "jmp {body}",
+                body = sym $body,
+            )
+        }
+
+        #[cfg(not(target_arch = "x86_64"))]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            // SAFETY: the program's own arguments, handed on as they are.
+            unsafe { $body($($argument,)* $name as *const () as usize) }
+        }
+    };
+}
+
 /// A hook's entry where the caller's address is not needed: `entry!(name SLOT (arguments) -> result, CONDITION, BODY)`.
 ///
 /// Where the condition does not hold and the slot is filled, that is a comparison or two, a load and a jump to libc;

@@ -1,10 +1,11 @@
-//! malloc and its family: large blocks from the block heap, the rest from the program's allocator.
+//! malloc and its family: blocks of the block heap for sites whose buffers carry data, the rest from the program's allocator.
 
 use crate::memory;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
 use uncopy_engine::call::copy::transfer;
+use uncopy_engine::range::carrying;
 use uncopy_engine::range::directory;
 use uncopy_engine::range::heap::Allocation;
 use uncopy_engine::range::heap::HEAP;
@@ -13,7 +14,7 @@ use uncopy_engine::state::gate::is_in_heap;
 use uncopy_engine::state::gate::{FREE_LOOKS, HEAP_MIN_BYTES};
 #[cfg(target_arch = "x86_64")]
 use uncopy_engine::state::gate::{HEAP_BASE, HEAP_LEN_BYTES};
-use uncopy_interpose::{gate, is_filling, slots};
+use uncopy_interpose::{gate, is_filling, slots, with_caller};
 use uncopy_record::{self as record, Flags, Function, Timer};
 
 type Pointer = *mut c_void;
@@ -31,14 +32,28 @@ slots! {
     USABLE = c"malloc_usable_size": unsafe extern "C" fn(Pointer) -> usize;
 }
 
-/// Whether the block heap serves allocations of `len` bytes, as far as it has room.
-fn is_served(len: usize) -> bool {
-    len >= HEAP_MIN_BYTES.load(Relaxed) && activation::ensure_heap()
+/// Whether the block heap serves an allocation of `len` bytes by this caller, as far as it has room.
+fn is_served(len: usize, caller: usize) -> bool {
+    len >= HEAP_MIN_BYTES.load(Relaxed) && carrying::is_served(caller, len) && activation::ensure_heap()
 }
 
 /// A block for `len` bytes; `None`: the program's own allocator serves it.
 fn block(len: usize, caller: usize) -> Option<Allocation> {
-    if is_served(len) { HEAP.allocate(len, caller) } else { None }
+    if is_served(len, caller) { HEAP.allocate(len, caller) } else { None }
+}
+
+/// A block for what outgrows a block: its site is known to carry data.
+fn larger_block(len: usize, caller: usize) -> Option<Allocation> {
+    if len >= HEAP_MIN_BYTES.load(Relaxed) { HEAP.allocate(len, caller) } else { None }
+}
+
+/// Remembers a large allocation by the program's own allocator, and returns it.
+#[inline]
+fn noted(pointer: Pointer, len: usize, caller: usize) -> Pointer {
+    if len >= HEAP_MIN_BYTES.load(Relaxed) && !pointer.is_null() {
+        carrying::allocated(pointer as usize, len, caller);
+    }
+    pointer
 }
 
 /// Memory for calls that come while libc's functions are being looked up. Never freed.
@@ -79,7 +94,7 @@ unsafe extern "C" fn malloc_body(len: usize, caller: usize) -> Pointer {
     match block(len, caller) {
         Some(found) => found.at.start() as Pointer,
         // SAFETY: malloc takes any length.
-        None => unsafe { real_malloc(len) },
+        None => noted(unsafe { real_malloc(len) }, len, caller),
     }
 }
 
@@ -167,33 +182,27 @@ unsafe extern "C" fn free_body(pointer: Pointer) {
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
+with_caller!(calloc, "rdx", calloc_body, (count: usize, each: usize) -> Pointer);
+
+unsafe extern "C" fn calloc_body(count: usize, each: usize, caller: usize) -> Pointer {
     if is_filling() {
         return count.checked_mul(each).map_or(core::ptr::null_mut(), early::allocate);
     }
-    if let Some(len) = count.checked_mul(each)
-        && len >= HEAP_MIN_BYTES.load(Relaxed)
-        && let Some(found) = block(len, calloc as *const () as usize)
-    {
+    let len = count.checked_mul(each);
+    if let Some(found) = len.and_then(|len| block(len, caller)) {
         if !found.is_zero {
-            HEAP.zero(found.at, len);
+            HEAP.zero(found.at, len.unwrap_or(0));
         }
         return found.at.start() as Pointer;
     }
     // SAFETY: calloc takes any numbers.
-    or_again(|| unsafe { CALLOC.call()(count, each) })
+    noted(or_again(|| unsafe { CALLOC.call()(count, each) }), len.unwrap_or(0), caller)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn realloc(pointer: Pointer, len: usize) -> Pointer {
-    // SAFETY: the program's own pointer: null, or memory that it may give back.
-    unsafe { realloc_body(pointer, len, realloc as *const () as usize) }
-}
+with_caller!(realloc, "rdx", realloc_body, (pointer: Pointer, len: usize) -> Pointer);
 
 /// Reallocates, and enters in the recording, if one is on, what that moved.
-#[inline(always)]
-unsafe fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
+unsafe extern "C" fn realloc_body(pointer: Pointer, len: usize, caller: usize) -> Pointer {
     let Some(timer) = Timer::begin_any().filter(|_| !pointer.is_null()) else {
         // SAFETY: the program's own arguments, as realloc takes them.
         return unsafe { realloc_now(pointer, len, caller) };
@@ -253,7 +262,7 @@ unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
         if old.resize(len) {
             return pointer;
         }
-        if let Some(new) = block(len, caller) {
+        if let Some(new) = larger_block(len, caller) {
             transfer(old, new, len);
             HEAP.free(pointer as usize);
             return new.at.start() as Pointer;
@@ -284,7 +293,7 @@ unsafe fn realloc_foreign(pointer: Pointer, len: usize, caller: usize) -> Pointe
             return new.at.start() as Pointer;
         }
         if !is_early {
-            return or_again(|| REALLOC.call()(pointer, len));
+            return noted(or_again(|| REALLOC.call()(pointer, len)), len, caller);
         }
         let new = real_malloc(len);
         if !new.is_null() {
@@ -294,11 +303,17 @@ unsafe fn realloc_foreign(pointer: Pointer, len: usize, caller: usize) -> Pointe
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn reallocarray(pointer: Pointer, count: usize, each: usize) -> Pointer {
+with_caller!(reallocarray, "rcx", reallocarray_body, (pointer: Pointer, count: usize, each: usize) -> Pointer);
+
+unsafe extern "C" fn reallocarray_body(
+    pointer: Pointer,
+    count: usize,
+    each: usize,
+    caller: usize,
+) -> Pointer {
     match count.checked_mul(each) {
         // SAFETY: the program's own arguments; the length did not overflow.
-        Some(len) => unsafe { realloc_body(pointer, len, reallocarray as *const () as usize) },
+        Some(len) => unsafe { realloc_body(pointer, len, caller) },
         None => {
             uncopy_sys::errno::set(libc::ENOMEM);
             core::ptr::null_mut()
@@ -308,58 +323,59 @@ pub unsafe extern "C" fn reallocarray(pointer: Pointer, count: usize, each: usiz
 
 /// A block for an aligned allocation; `None` where only libc can serve it or must report an error.
 fn aligned_block(alignment: usize, len: usize, caller: usize) -> Option<Pointer> {
-    if !alignment.is_power_of_two() || alignment > PAGE_BYTES || !is_served(len) {
+    if !alignment.is_power_of_two() || alignment > PAGE_BYTES || !is_served(len, caller) {
         return None;
     }
     HEAP.allocate_aligned(len, caller).map(|found| found.at.start() as Pointer)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn aligned_alloc(alignment: usize, len: usize) -> Pointer {
-    // SAFETY: libc checks its own arguments.
-    aligned_block(alignment, len, aligned_alloc as *const () as usize)
-        .unwrap_or_else(|| unsafe { ALIGNED_ALLOC.call()(alignment, len) })
+/// Hooks of functions that return aligned memory: the alignment that they give, the length, and how much of it may be used.
+macro_rules! aligned {
+    ($name:ident $body:ident $slot:ident $register:literal ($($argument:ident: $type:ty),*), $alignment:expr, $len:ident, $request:expr) => {
+        with_caller!($name, $register, $body, ($($argument: $type),*) -> Pointer);
+
+        unsafe extern "C" fn $body($($argument: $type,)* caller: usize) -> Pointer {
+            aligned_block($alignment, $request, caller).unwrap_or_else(|| {
+                // SAFETY: libc checks its own arguments.
+                noted(unsafe { $slot.call()($($argument),*) }, $len, caller)
+            })
+        }
+    };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn memalign(alignment: usize, len: usize) -> Pointer {
-    // SAFETY: libc checks its own arguments.
-    aligned_block(alignment, len, memalign as *const () as usize)
-        .unwrap_or_else(|| unsafe { MEMALIGN.call()(alignment, len) })
-}
+aligned!(aligned_alloc aligned_alloc_body ALIGNED_ALLOC "rdx" (alignment: usize, len: usize), alignment, len, len);
+aligned!(memalign memalign_body MEMALIGN "rdx" (alignment: usize, len: usize), alignment, len, len);
+aligned!(valloc valloc_body VALLOC "rsi" (len: usize), PAGE_BYTES, len, len);
+aligned!(pvalloc pvalloc_body PVALLOC "rsi" (len: usize), PAGE_BYTES, len, len.saturating_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1));
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_memalign(result: *mut Pointer, alignment: usize, len: usize) -> i32 {
+with_caller!(posix_memalign, "rcx", posix_memalign_body, (result: *mut Pointer, alignment: usize, len: usize) -> i32);
+
+unsafe extern "C" fn posix_memalign_body(
+    result: *mut Pointer,
+    alignment: usize,
+    len: usize,
+    caller: usize,
+) -> i32 {
     // SAFETY: `result` is a place for a pointer, as posix_memalign demands; libc checks the rest.
     unsafe {
         if alignment.is_multiple_of(size_of::<Pointer>())
-            && let Some(pointer) = aligned_block(alignment, len, posix_memalign as *const () as usize)
+            && let Some(pointer) = aligned_block(alignment, len, caller)
         {
             *result = pointer;
             return 0;
         }
-        POSIX_MEMALIGN.call()(result, alignment, len)
+        let error = POSIX_MEMALIGN.call()(result, alignment, len);
+        if error == 0 {
+            noted(*result, len, caller);
+        }
+        error
     }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn valloc(len: usize) -> Pointer {
-    // SAFETY: valloc takes any length.
-    aligned_block(PAGE_BYTES, len, valloc as *const () as usize)
-        .unwrap_or_else(|| unsafe { VALLOC.call()(len) })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pvalloc(len: usize) -> Pointer {
-    // SAFETY: pvalloc takes any length.
-    aligned_block(PAGE_BYTES, len, pvalloc as *const () as usize)
-        .unwrap_or_else(|| unsafe { PVALLOC.call()(len) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
     match HEAP.find(pointer as usize) {
-        Some(at) if at.start() == pointer as usize => at.room_bytes(),
+        Some(at) if at.start() == pointer as usize => at.block.usable_bytes(),
         Some(_) => 0,
         None if early::contains(pointer) => early::readable(pointer),
         // SAFETY: the program got it from its own allocator.

@@ -2,6 +2,8 @@
 
 use core::ffi::c_int;
 use libc::{mmsghdr, msghdr, ssize_t};
+use uncopy_engine::range::carrying;
+use uncopy_engine::state::gate;
 use uncopy_sys::iovec::{Part, parts};
 use uncopy_sys::readable::is_readable;
 
@@ -91,6 +93,24 @@ pub unsafe fn transferred<'a>(
 pub fn note_moved(result: ssize_t) {
     if result > 0 {
         uncopy_trials::moved(result as usize);
+    }
+}
+
+/// Notes that a call has received `got` bytes into these buffers of the program, in order. `errno` stays.
+#[inline(always)]
+pub fn note_arrival(fd: c_int, is_socket: bool, parts: &[Part], got: ssize_t) {
+    let min_bytes = gate::min_size_bytes();
+    if usize::try_from(got).is_ok_and(|got_bytes| got_bytes >= min_bytes) {
+        note_large_arrival(fd, is_socket, parts, min_bytes);
+    }
+}
+
+#[cold]
+fn note_large_arrival(fd: c_int, is_socket: bool, parts: &[Part], min_bytes: usize) {
+    if let Some(part) = parts.iter().find(|part| part.len_bytes >= min_bytes) {
+        let errno = uncopy_sys::errno::get();
+        carrying::received(fd, is_socket, part.address);
+        uncopy_sys::errno::set(errno);
     }
 }
 

@@ -1,7 +1,7 @@
 //! read, recv and their families.
 
 use crate::lanes;
-use crate::messages::{self, note_moved};
+use crate::messages::{self, note_arrival, note_moved};
 use crate::net;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
@@ -86,6 +86,8 @@ fn one(
     };
     let got = if stream.is_some() && len > 0 { net::received(transfer.fd, got) } else { got };
     note_moved(got);
+    let part = Part { address: buffer as usize, len_bytes: len };
+    note_arrival(transfer.fd, transfer.is_socket, &[part], got);
     if let Some(timer) = timer {
         timer.transferred(transfer.by_engine(is_engines), buffer as usize, len, got);
     }
@@ -138,6 +140,9 @@ unsafe fn several(
         };
         let got = if stream.is_some() { net::received(transfer.fd, got) } else { got };
         note_moved(got);
+        if got > 0 {
+            note_arrival(transfer.fd, transfer.is_socket, given().unwrap_or(&[]), got);
+        }
         if let Some(timer) = timer {
             let transfer = transfer.by_engine(is_engines);
             timer.transferred_parts(transfer, vector.cast(), usize::try_from(count).unwrap_or(0), got);
@@ -380,6 +385,7 @@ unsafe fn recvmsg_on_stream(fd: c_int, message: *mut msghdr, flags: c_int) -> ss
         };
         if got >= 0 {
             messages::each_descriptor(&*message, lanes::passed);
+            note_arrival(fd, true, parts, got);
         }
         got
     }

@@ -3,7 +3,7 @@
 use crate::exit::{self, Stats};
 use core::ffi::{CStr, c_char, c_int};
 use uncopy_capi::sending;
-use uncopy_core::options::{OptionError, Options, Policy};
+use uncopy_core::options::{Heap, OptionError, Options, Policy};
 use uncopy_core::scope::Scope;
 use uncopy_engine::life::fork;
 use uncopy_engine::range::constants;
@@ -119,7 +119,12 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     if let Some(socket) = options.log_socket.filter(|_| !options.off && !uncopy_sys::filter::is_filtered()) {
         crate::files::switch_on(socket, options.log_files, policy == Policy::Always);
     }
-    if gate::heap_min_bytes() != usize::MAX {
+    let is_heap_wanted = gate::heap_min_bytes() != usize::MAX;
+    // SAFETY: the environment that ld.so passes, which nobody changes before `start` returns.
+    if options.heap == Heap::Auto && unsafe { asks_for_huge_pages(environment) } {
+        activation::leave_allocations();
+    }
+    if is_heap_wanted {
         // A filter may end the process for it.
         if !uncopy_sys::filter::is_filtered() {
             counters::remove_stale();
@@ -128,6 +133,21 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         #[cfg(target_arch = "x86_64")]
         uncopy_sys::deferral::begin();
     }
+}
+
+/// Whether the user has told the program's allocator to use huge pages: glibc's malloc (`glibc.malloc.hugetlb`, 2.35 and later; 0
+/// is the default) or jemalloc (`thp:always`). Blocks have none.
+///
+/// # Safety
+/// The environment that ld.so passes to a constructor.
+unsafe fn asks_for_huge_pages(environment: *mut *mut c_char) -> bool {
+    let has = |entry: &[u8], word: &[u8]| entry.windows(word.len()).any(|part| part == word);
+    // SAFETY: as the caller says.
+    unsafe { environment::entries(environment) }.any(|entry| {
+        let (tunable, off) = (b"glibc.malloc.hugetlb=", b"glibc.malloc.hugetlb=0");
+        (entry.starts_with(b"GLIBC_TUNABLES=") && has(entry, tunable) && !has(entry, off))
+            || (entry.starts_with(b"MALLOC_CONF=") && has(entry, b"thp:always"))
+    })
 }
 
 /// A scope that has connections of a service as well, which are UNIX streams.

@@ -11,7 +11,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use uncopy_capi::sending::{self, SEND, SENDTO, WRITE};
 use uncopy_engine::call::output::{MAX_PARTS, Output, is_candidate};
-use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
+use uncopy_engine::range::carrying;
+use uncopy_engine::state::gate::{self, MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
 use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::{alias, entry, slots};
 use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
@@ -182,6 +183,7 @@ fn send_parts(
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     if !is_candidate(parts) {
+        carrying::sent(parts, gate::min_size_bytes());
         return unchanged();
     }
     let Some(mut output) = Output::begin(fd, parts) else { return unchanged() };
@@ -232,7 +234,7 @@ unsafe fn send_several(
     gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
     unchanged: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    if !may_have_views() || count == 0 || count > MAX_PARTS {
+    if !(may_have_views() || carrying::looks_at_outputs()) || count == 0 || count > MAX_PARTS {
         return unchanged();
     }
     // SAFETY: the program does not change its vector during the call.

@@ -48,9 +48,9 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         flag: "heap",
         variable: "UNCOPY_HEAP",
-        value: Some("on|off"),
+        value: Some("auto|on|off"),
         bare: None,
-        help: "Serve large allocations from the block heap; without it nothing can be elided [default: on]",
+        help: "Large allocations that the block heap serves: those of sites whose buffers carry large input or output, all, or none, and then nothing is elided [default: auto]",
     },
     OptionSpec {
         flag: "foreign",

@@ -8,8 +8,10 @@
 //! | [`loans`] | how often the same bytes are sent as copies before they go by reference |
 //! | [`sampling`] | which inputs show what a program touches while it is recorded |
 //! | [`trials`] | whether eliding and lending pay at all: slices of time with and without are compared |
+//! | [`carriers`] | which allocation sites get blocks at all |
 //! | [`placement`] | which kind of block an allocation site gets |
 
+pub mod carriers;
 pub mod costs;
 pub mod loans;
 pub mod placement;
@@ -18,6 +20,7 @@ pub mod sites;
 pub mod touches;
 pub mod trials;
 
+pub use carriers::{Carriers, SiteKey};
 pub use costs::{COPY_OVER_PAGES, Costs, SharedCosts};
 pub use placement::Placement;
 pub use sampling::Sampling;

@@ -65,10 +65,23 @@ impl Placement {
         self.score(site) > 0
     }
 
+    /// Whether none of its last blocks, as far as is remembered, held a view.
+    #[must_use]
+    pub fn holds_no_views(&self, site: u16) -> bool {
+        self.score(site) == -MAX
+    }
+
     /// How far its blocks held views (above 0) or did not.
     #[must_use]
     pub fn score(&self, site: u16) -> i8 {
         self.scores[usize::from(site) % ALLOCATION_SITES].load(Relaxed)
+    }
+
+    /// The return address of an allocation site.
+    #[must_use]
+    pub fn caller(&self, site: u16, class_index: usize) -> usize {
+        let key = self.keys[usize::from(site) % ALLOCATION_SITES].load(Relaxed);
+        key.wrapping_sub((class_index as u64 + 1) << 56) as usize
     }
 
     /// Records whether a block held a view between its allocation and its release.

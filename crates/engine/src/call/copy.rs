@@ -5,6 +5,7 @@ use crate::account::{books, sampling};
 use crate::arena::segment::Segment;
 use crate::range::apply::{Source, apply};
 use crate::range::block::{BlockRef, Flag, Locked};
+use crate::range::carrying;
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::{Allocation, HEAP};
@@ -37,6 +38,7 @@ const MIN_PAGES: u32 = 1;
 /// # Safety
 /// As for memmove. `caller` is only used to tell call sites apart.
 pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: usize) -> bool {
+    carrying::copied(destination, source);
     let from = directory::find(source).filter(BlockRef::may_have_absent_pages);
     let to = directory::find(destination);
     if from.is_none() && !to.as_ref().is_some_and(BlockRef::may_have_absent_pages) {
@@ -123,7 +125,7 @@ fn claim(
     len_bytes: usize,
     caller: usize,
 ) -> Option<(BlockRef, ByteRange)> {
-    if !FOREIGN.is_on() {
+    if !FOREIGN.is_on() || carrying::will_be_replaced(destination) {
         return None;
     }
     let pays = match POLICY.mode() {

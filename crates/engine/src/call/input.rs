@@ -7,6 +7,7 @@ use crate::call::in_flight::{Held, InProgress, RedirectedParts};
 use crate::call::redirected::{Redirected, Target};
 use crate::range::apply::{Source, apply};
 use crate::range::block::{BlockRef, Flag, Locked};
+use crate::range::carrying;
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
@@ -224,7 +225,7 @@ fn put_in_buffers(section: &Section, held: &Held, parts: &[Part], messages: &[(u
 
 /// Makes a buffer outside the heap a foreign range.
 pub(super) fn claim(site: SiteId, part: &Part) -> Option<(BlockRef, ByteRange)> {
-    if !FOREIGN.is_on() || is_in_heap(part.address) {
+    if !FOREIGN.is_on() || is_in_heap(part.address) || carrying::will_be_replaced(part.address) {
         return None;
     }
     // It opens a file, which a cancelled thread may not do in a section that holds locks.

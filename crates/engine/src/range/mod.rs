@@ -2,6 +2,7 @@
 
 pub mod apply;
 pub mod block;
+pub mod carrying;
 pub mod changes;
 pub mod constants;
 pub mod directory;

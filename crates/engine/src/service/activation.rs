@@ -5,6 +5,7 @@
 //! into a block.
 
 use crate::arena::pages::ARENA;
+use crate::range::carrying;
 use crate::range::changes::CHANGES;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
@@ -15,7 +16,7 @@ use crate::state::policy::POLICY;
 use crate::state::{counters, early, ledger, limits, recording};
 use core::fmt;
 use uncopy_core::addr::PAGE_BYTES;
-use uncopy_core::options::{CostSource, Options, Policy};
+use uncopy_core::options::{CostSource, Heap, Options, Policy};
 use uncopy_core::policy::trials::{MAX_FACTORS, Trials};
 use uncopy_core::recording::Sampled;
 use uncopy_sys::errno::Errno;
@@ -100,12 +101,20 @@ pub fn configure(options: &Options<'_>) {
     INHERITED_DEVICE.store(options.uffd_fd.unwrap_or(-1), Relaxed);
     limits::configure(options.memory_bytes);
     SLICE_MS.store(options.slice_ms.unwrap_or(0), Relaxed);
-    if !options.heap {
-        STATE.switch_off("nothing can be elided: UNCOPY_HEAP is off");
-        return;
+    match (options.heap, options.policy) {
+        (Heap::Off, _) => {
+            STATE.switch_off("nothing can be elided: UNCOPY_HEAP is off");
+            return;
+        }
+        (Heap::On, _) | (Heap::Auto, Policy::Always) => carrying::serve_all(),
+        // A recording shows what blocks would do, also for the first ones.
+        (Heap::Auto, _) if options.record.is_some() => carrying::serve_all(),
+        (Heap::Auto, Policy::Auto | Policy::Never) => {}
     }
-    // A block smaller than two copies of the least size rarely holds one.
-    HEAP_MIN_BYTES.store(options.min_size_bytes.saturating_mul(2), Relaxed);
+    if options.heap == Heap::On || options.policy != Policy::Never {
+        // A block smaller than two copies of the least size rarely holds one.
+        HEAP_MIN_BYTES.store(options.min_size_bytes.saturating_mul(2), Relaxed);
+    }
     if options.record.is_some() {
         counters::set_reason("nothing is elided but samples: it is recorded what is copied");
         POLICY.pause(true);
@@ -122,6 +131,11 @@ pub fn configure(options: &Options<'_>) {
             FOREIGN.switch_on();
         }
     }
+}
+
+/// Leaves every allocation to the program's own allocator: its user asked for something of it that blocks do not give.
+pub fn leave_allocations() {
+    HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
 }
 
 /// Reserves the block heap if that has not been tried yet; whether there is one.

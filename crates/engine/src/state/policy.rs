@@ -3,7 +3,7 @@
 use uncopy_core::options::Policy;
 use uncopy_core::page_map::SiteId;
 use uncopy_core::policy::trials::catalogue::ELISION;
-use uncopy_core::policy::{Learned, Placement, Sampling, SharedCosts, Sites, Touches};
+use uncopy_core::policy::{Carriers, Learned, Placement, Sampling, SharedCosts, Sites, Touches};
 use uncopy_sys::sync::Apart;
 use uncopy_sys::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -21,6 +21,8 @@ pub struct Accounts {
     pub sampling: Apart<Sampling>,
     /// What programs touch of the sites' buffers.
     pub touches: Apart<Touches>,
+    /// Allocation sites whose buffers carry data.
+    pub carriers: Apart<Carriers>,
     /// Accounts of the allocation sites.
     pub placement: Apart<Placement>,
     mode: Apart<AtomicU8>,
@@ -33,6 +35,7 @@ uncopy_sys::statics! {
         sites: Apart(Sites::new()),
         sampling: Apart(Sampling::new()),
         touches: Apart(Touches::new()),
+        carriers: Apart(Carriers::new()),
         placement: Apart(Placement::new()),
         mode: Apart(AtomicU8::new(Policy::Auto as u8)),
     };

@@ -39,6 +39,9 @@ impl Flag {
     pub const STACK: Self = Self(1 << 7);
 }
 
+/// Usable sizes are multiples of a cache line: blocks begin at one, so that as much is there behind every begin.
+const USABLE_UNIT_BYTES: usize = 64;
+
 /// What is known of a block. All-zero bytes are a block that was never allocated.
 #[repr(C, align(64))]
 pub struct Block {
@@ -54,8 +57,10 @@ pub struct Block {
     pub(super) fault_end: AtomicU32,
     /// See `fault_end`.
     fault_batch: AtomicU32,
-    /// Pages that the program asked for when it got the block.
+    /// Most pages that the program has asked for since it got the block.
     asked_pages: AtomicU32,
+    /// What it asked for last, in units of [`USABLE_UNIT_BYTES`].
+    usable_units: AtomicU32,
     /// Copies of its views that were made for want of anything better.
     copies: AtomicU16,
     /// Bytes before the program's first one: see [`lead_bytes`](Self::lead_bytes).
@@ -111,6 +116,7 @@ impl Block {
             fault_end: AtomicU32::new(0),
             fault_batch: AtomicU32::new(0),
             asked_pages: AtomicU32::new(0),
+            usable_units: AtomicU32::new(0),
             lead_bytes: AtomicU16::new(0),
             copies: AtomicU16::new(0),
             retained_pages: AtomicU32::new(0),
@@ -164,6 +170,18 @@ impl Block {
         self.alloc_site.store(alloc_site, Relaxed);
         self.lead_bytes.store(lead_bytes, Relaxed);
         self.asked_pages.store(pages_up(usize::from(lead_bytes) + len_bytes), Relaxed);
+        self.set_usable(len_bytes);
+    }
+
+    fn set_usable(&self, len_bytes: usize) {
+        self.usable_units.store(len_bytes.div_ceil(USABLE_UNIT_BYTES) as u32, Relaxed);
+    }
+
+    /// What `malloc_usable_size` reports, bytes: the request rounded up, so that it depends on the request alone and not on where
+    /// in its first page the block begins or on the class that served it. Programs add these up.
+    #[must_use]
+    pub fn usable_bytes(&self) -> usize {
+        self.usable_units.load(Relaxed) as usize * USABLE_UNIT_BYTES
     }
 
     /// Takes note of a copy of its views that was not elided; whether it is the last of [`MAX_COPIES`] of which none was.
@@ -339,7 +357,11 @@ impl BlockRef {
         }
         let pages = pages_up(self.block.lead_bytes() + len_bytes);
         // What was asked for, not the block: that may be larger than its owner needed.
-        2 * pages >= self.block.asked_pages.fetch_max(pages, Relaxed)
+        let is_served = 2 * pages >= self.block.asked_pages.fetch_max(pages, Relaxed);
+        if is_served {
+            self.block.set_usable(len_bytes);
+        }
+        is_served
     }
 
     /// Whether some of its pages may be absent.
@@ -418,6 +440,7 @@ mod tests {
             assert_eq!(at.resize(pages * PAGE_BYTES), serves, "{pages}");
         }
         assert_eq!(BLOCK.asked_pages(), 16, "with the lead, of 15");
+        assert_eq!(BLOCK.usable_bytes(), 8 * PAGE_BYTES, "what was served last");
     }
 
     #[test]

@@ -37,7 +37,8 @@ impl Heap {
     /// Whether a free block with so many present pages is to give them back at once.
     pub(super) fn retains_too_much(&self, more_pages: u32) -> bool {
         // A call for a few pages costs more than they are worth: upkeep gives them back in its time.
-        more_pages > RETAINED_FREELY_PAGES
+        let is_left_to_upkeep = (1..=RETAINED_FREELY_PAGES).contains(&more_pages) && STATE.is_active();
+        !is_left_to_upkeep
             && self.retained_pages() + more_pages as usize > limits::max_retained_bytes() / PAGE_BYTES
     }
 
@@ -158,6 +159,51 @@ impl Heap {
                 clock::pause();
             }
         }
+    }
+
+    /// Where no handler does so: gives back pages of free blocks beyond what may be retained, after the program has freed
+    /// `freed_bytes`. The bound shrinks by less than that with every block that is freed, so as much is enough to keep it.
+    pub(super) fn trim_excess(&self, freed_bytes: usize) {
+        let mut left_pages = freed_bytes / PAGE_BYTES;
+        if STATE.phase() == Phase::Active || !self.retains_too_much(0) {
+            return;
+        }
+        // A handler that forks, or jumps out of here, would find a block's lock held.
+        let _critical = Critical::enter();
+        let mut empty_classes = 0;
+        while left_pages > 0 && empty_classes < CLASSES && self.retains_too_much(0) {
+            let class = self.trimmed_class.load(Relaxed) % CLASSES;
+            let Some(taken) = self.take_with_pages(class) else {
+                self.trimmed_class.fetch_add(1, Relaxed);
+                empty_classes += 1;
+                continue;
+            };
+            empty_classes = 0;
+            left_pages = left_pages.saturating_sub(self.give_back(taken));
+        }
+    }
+
+    /// Takes a block that retains pages out of a class's lists, one that has been free for long if there is one.
+    fn take_with_pages(&self, class: usize) -> Option<Taken> {
+        [true, false].into_iter().find_map(|is_registered| {
+            self.take_old(class, is_registered).or_else(|| {
+                let mut free = self.classes[class].free.try_lock()?;
+                let list = free.of_kind(is_registered);
+                let index = self.pop_from(Class::from_index(class)?, &mut list.recent)?;
+                list.recents -= 1;
+                Some(Taken { class, is_registered, index, is_bare: false })
+            })
+        })
+    }
+
+    /// Gives the pages of a block back and puts it where blocks without pages are; how many it had.
+    fn give_back(&self, mut taken: Taken) -> usize {
+        let before = self.retained_pages();
+        self.make_bare(&mut taken);
+        while !self.put_back(taken) {
+            clock::pause();
+        }
+        before.saturating_sub(self.retained_pages()).max(1)
     }
 
     /// Gives a free block's pages back to the kernel.
