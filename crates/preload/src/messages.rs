@@ -98,18 +98,18 @@ pub fn note_moved(result: ssize_t) {
 
 /// Notes that a call has received `got` bytes into these buffers of the program, in order. `errno` stays.
 #[inline(always)]
-pub fn note_arrival(fd: c_int, is_socket: bool, parts: &[Part], got: ssize_t) {
+pub fn note_arrival(fd: c_int, is_socket: bool, caller: usize, parts: &[Part], got: ssize_t) {
     let min_bytes = gate::min_size_bytes();
     if usize::try_from(got).is_ok_and(|got_bytes| got_bytes >= min_bytes) {
-        note_large_arrival(fd, is_socket, parts, min_bytes);
+        note_large_arrival(fd, is_socket, caller, parts, min_bytes);
     }
 }
 
 #[cold]
-fn note_large_arrival(fd: c_int, is_socket: bool, parts: &[Part], min_bytes: usize) {
+fn note_large_arrival(fd: c_int, is_socket: bool, caller: usize, parts: &[Part], min_bytes: usize) {
     if let Some(part) = parts.iter().find(|part| part.len_bytes >= min_bytes) {
         let errno = uncopy_sys::errno::get();
-        carrying::received(fd, is_socket, part.address);
+        carrying::received(fd, is_socket, part.address, part.len_bytes, caller);
         uncopy_sys::errno::set(errno);
     }
 }

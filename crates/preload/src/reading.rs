@@ -87,7 +87,7 @@ fn one(
     let got = if stream.is_some() && len > 0 { net::received(transfer.fd, got) } else { got };
     note_moved(got);
     let part = Part { address: buffer as usize, len_bytes: len };
-    note_arrival(transfer.fd, transfer.is_socket, &[part], got);
+    note_arrival(transfer.fd, transfer.is_socket, caller, &[part], got);
     if let Some(timer) = timer {
         timer.transferred(transfer.by_engine(is_engines), buffer as usize, len, got);
     }
@@ -141,7 +141,7 @@ unsafe fn several(
         let got = if stream.is_some() { net::received(transfer.fd, got) } else { got };
         note_moved(got);
         if got > 0 {
-            note_arrival(transfer.fd, transfer.is_socket, given().unwrap_or(&[]), got);
+            note_arrival(transfer.fd, transfer.is_socket, caller, given().unwrap_or(&[]), got);
         }
         if let Some(timer) = timer {
             let transfer = transfer.by_engine(is_engines);
@@ -385,7 +385,7 @@ unsafe fn recvmsg_on_stream(fd: c_int, message: *mut msghdr, flags: c_int) -> ss
         };
         if got >= 0 {
             messages::each_descriptor(&*message, lanes::passed);
-            note_arrival(fd, true, parts, got);
+            note_arrival(fd, true, caller, parts, got);
         }
         got
     }

@@ -44,6 +44,7 @@ pub mod programs;
 pub mod random;
 pub mod recordings;
 pub mod redis;
+pub mod resources;
 pub mod resp;
 pub mod running;
 pub mod scenario;

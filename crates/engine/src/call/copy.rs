@@ -38,7 +38,7 @@ const MIN_PAGES: u32 = 1;
 /// # Safety
 /// As for memmove. `caller` is only used to tell call sites apart.
 pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: usize) -> bool {
-    carrying::copied(destination, source);
+    carrying::copied(destination, source, len_bytes);
     let from = directory::find(source).filter(BlockRef::may_have_absent_pages);
     let to = directory::find(destination);
     if from.is_none() && !to.as_ref().is_some_and(BlockRef::may_have_absent_pages) {

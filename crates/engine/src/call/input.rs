@@ -95,7 +95,7 @@ impl<'a> Input<'a> {
             let found = directory::find(part.address)
                 .and_then(|at| Some((at, at.range(part.address, part.len_bytes)?)));
             let claimed = match found {
-                None if allowed => claim(site, part),
+                None if allowed && carrying::may_claim(caller) => claim(site, part),
                 found => found,
             };
             let Some((at, range)) = claimed else {

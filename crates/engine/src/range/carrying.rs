@@ -13,7 +13,11 @@
 //! The hooks see addresses, so recent large allocations are remembered with their sites, in a table of fixed size. Entries are
 //! not removed when memory is freed; a later allocation at the same address replaces its entry. So a site may be judged by a
 //! buffer that it gave back, which costs a needless block at worst.
+//!
+//! Memory that no allocation is known of (static buffers, the program's own mappings) becomes a foreign range by the same rule,
+//! kept by the call site of the input: a call site whose input was from a socket, or was sent or copied.
 
+use crate::range::foreign::FOREIGN;
 use crate::state::early;
 use crate::state::gate::is_in_heap;
 use crate::state::policy::POLICY;
@@ -33,6 +37,13 @@ const GRANULES_BACK: usize = 4;
 /// Arrivals in one buffer that show it to be long-lived: its site's later blocks will not replace it, so it may hold views where
 /// it is, as a foreign range.
 const ARRIVALS_OF_LONG_LIFE: u32 = 16;
+
+/// Inputs that are remembered.
+const INPUTS: usize = if cfg!(loom) { 1 } else { 16 };
+/// Calls that are looked at in full; of further ones, one in [`SAMPLED`]: what is to be learned is learned soon.
+const LOOKS: u32 = 4096;
+/// See [`LOOKS`].
+const SAMPLED: u32 = 16;
 
 /// A remembered allocation. Written without a lock: a torn entry is judged wrongly once.
 struct Entry {
@@ -69,6 +80,28 @@ impl Entry {
     }
 }
 
+/// A large input that has arrived where no allocation is known.
+struct Arrival {
+    start: AtomicUsize,
+    len_bytes: AtomicUsize,
+    /// Its call site.
+    key: AtomicU64,
+}
+
+impl Arrival {
+    uncopy_sys::constant! {
+        const fn new() -> Self {
+            Self { start: AtomicUsize::new(0), len_bytes: AtomicUsize::new(0), key: AtomicU64::new(0) }
+        }
+    }
+}
+
+/// The last of them.
+struct Arrivals {
+    all: [Arrival; INPUTS],
+    next: AtomicUsize,
+}
+
 /// Large allocations that the program's own allocator has served lately.
 struct Recent {
     buckets: [[Entry; WAYS]; BUCKETS],
@@ -76,10 +109,44 @@ struct Recent {
 
 uncopy_sys::statics! {
     static RECENT: Apart<Recent> = Apart(Recent::new());
+    static ARRIVALS: Apart<Arrivals> = Apart(Arrivals::new());
+    static LOOKED: AtomicU32 = AtomicU32::new(0);
     /// Every site gets blocks (`--heap on`).
     static SERVES_ALL: AtomicBool = AtomicBool::new(false);
     /// A large input has arrived in a remembered allocation: from then on outputs and copies are looked at.
     static HAS_ARRIVALS: AtomicBool = AtomicBool::new(false);
+}
+
+impl Arrivals {
+    uncopy_sys::constant! {
+        const fn new() -> Self {
+            Self {
+                #[cfg(not(loom))]
+                all: [const { Arrival::new() }; INPUTS],
+                #[cfg(loom)]
+                all: core::array::from_fn(|_| Arrival::new()),
+                next: AtomicUsize::new(0),
+            }
+        }
+    }
+
+    fn insert(&self, start: usize, len_bytes: usize, key: SiteKey) {
+        let next = self.next.load(Relaxed);
+        self.next.store(next.wrapping_add(1), Relaxed);
+        let arrival = &self.all[next % INPUTS];
+        arrival.len_bytes.store(0, Relaxed);
+        arrival.key.store(key.to_bits(), Relaxed);
+        arrival.start.store(start, Relaxed);
+        arrival.len_bytes.store(len_bytes, Relaxed);
+    }
+
+    /// The call site of the input that brought the byte at `address`.
+    fn find(&self, address: usize) -> Option<SiteKey> {
+        let holds = |arrival: &&Arrival| {
+            address.wrapping_sub(arrival.start.load(Relaxed)) < arrival.len_bytes.load(Relaxed)
+        };
+        self.all.iter().find(holds).map(|arrival| SiteKey::from_bits(arrival.key.load(Relaxed)))
+    }
 }
 
 impl Recent {
@@ -149,63 +216,88 @@ pub fn allocated(start: usize, len_bytes: usize, caller: usize) {
     }
 }
 
-/// Notes that a large input has arrived in the program's memory at `address`, from `fd`, which may be known to be a socket. May change
-/// `errno`.
-pub fn received(fd: i32, is_socket: bool, address: usize) {
-    if SERVES_ALL.load(Relaxed) || is_in_heap(address) {
+/// The key of an input's call site.
+const fn call_site(caller: usize) -> SiteKey {
+    SiteKey::new(caller, 0)
+}
+
+/// Whether a call is looked at.
+fn is_due() -> bool {
+    let looked = LOOKED.load(Relaxed);
+    LOOKED.store(looked.wrapping_add(1), Relaxed);
+    looked < LOOKS || looked.is_multiple_of(SAMPLED)
+}
+
+/// Notes a large input of the program's: `len_bytes` have arrived at `address` from `fd`, which may be known to be a socket. May
+/// change `errno`.
+pub fn received(fd: i32, is_socket: bool, address: usize, len_bytes: usize, caller: usize) {
+    if SERVES_ALL.load(Relaxed) || is_in_heap(address) || !is_due() {
         return;
     }
-    let Some(entry) = RECENT.find(address) else { return };
     HAS_ARRIVALS.store(true, Relaxed);
-    entry.count_arrival();
-    if !POLICY.carriers.contains(entry.key()) && (is_socket || kind(fd) == FdKind::Socket) {
-        POLICY.carriers.carried(entry.key());
+    let entry = RECENT.find(address);
+    if let Some(entry) = entry {
+        entry.count_arrival();
+    }
+    ARRIVALS.insert(address, len_bytes, call_site(caller));
+    let site = entry.map_or(call_site(caller), Entry::key);
+    if !POLICY.carriers.contains(site) && (is_socket || kind(fd) == FdKind::Socket) {
+        POLICY.carriers.carried(call_site(caller));
+        POLICY.carriers.carried(site);
     }
 }
 
-/// Whether outputs can say anything about sites.
+/// Whether outputs and copies can say anything about sites.
 #[inline]
 #[must_use]
 pub fn looks_at_outputs() -> bool {
     HAS_ARRIVALS.load(Relaxed) && !SERVES_ALL.load(Relaxed)
 }
 
+/// Whether the memory at `address` holds what an input brought. If so, its sites carry data.
+fn passes_on(address: usize) -> bool {
+    // Such memory is there only because its site carries data.
+    if is_in_heap(address) || FOREIGN.find(address).is_some() {
+        return true;
+    }
+    let entry = RECENT.find(address).filter(|entry| entry.arrivals.load(Relaxed) > 0);
+    let sites = [entry.map(Entry::key), ARRIVALS.find(address)];
+    sites.iter().flatten().for_each(|site| POLICY.carriers.carried(*site));
+    sites.iter().any(Option::is_some)
+}
+
 /// Notes that the program sends these parts, or writes them to a file.
 pub fn sent(parts: &[Part], min_bytes: usize) {
-    if !looks_at_outputs() {
+    if !looks_at_outputs() || !is_due() {
         return;
     }
-    for part in parts.iter().filter(|part| part.len_bytes >= min_bytes && !is_in_heap(part.address)) {
-        if let Some(entry) = RECENT.find(part.address).filter(|entry| entry.arrivals.load(Relaxed) > 0) {
-            POLICY.carriers.carried(entry.key());
-        }
+    for part in parts.iter().filter(|part| part.len_bytes >= min_bytes) {
+        passes_on(part.address);
     }
 }
 
 /// Notes a large copy.
 #[inline]
-pub fn copied(destination: usize, source: usize) {
-    if looks_at_outputs() {
+pub fn copied(destination: usize, source: usize, len_bytes: usize) {
+    if looks_at_outputs() && is_due() && source.abs_diff(destination) >= len_bytes {
         copied_now(destination, source);
     }
 }
 
 fn copied_now(destination: usize, source: usize) {
-    // A block is there only because its site carries data.
-    let carries = is_in_heap(source)
-        || RECENT.find(source).is_some_and(|entry| {
-            let carries = entry.arrivals.load(Relaxed) > 0;
-            if carries {
-                POLICY.carriers.carried(entry.key());
-            }
-            carries
-        });
-    if carries && !is_in_heap(destination) {
-        if let Some(entry) = RECENT.find(destination) {
-            entry.count_arrival();
-            POLICY.carriers.carried(entry.key());
-        }
+    if passes_on(source)
+        && !is_in_heap(destination)
+        && let Some(entry) = RECENT.find(destination)
+    {
+        entry.count_arrival();
+        POLICY.carriers.carried(entry.key());
     }
+}
+
+/// Whether an input by this caller may make memory outside the block heap a foreign range.
+#[must_use]
+pub(crate) fn may_claim(caller: usize) -> bool {
+    SERVES_ALL.load(Relaxed) || POLICY.carriers.contains(call_site(caller))
 }
 
 /// Whether memory outside the block heap is not to become a foreign range yet: it was allocated lately, and the next such buffer will
