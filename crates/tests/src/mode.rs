@@ -7,8 +7,11 @@ use crate::artifacts;
 pub enum Mode {
     /// Without uncopy.
     Plain,
-    /// With the default options, but that eliding begins with the first byte.
+    /// With the default options, but that eliding begins with the first byte and every large allocation is a block.
     Auto,
+    /// With the default options, but that eliding begins with the first byte: allocation sites get blocks once they were seen to carry
+    /// data.
+    Learning,
     /// With the default options.
     Default,
     /// With the default options from one page up, and slices of trials so short that eliding and lending begin and end all
@@ -50,9 +53,15 @@ impl Mode {
     pub(crate) const fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Plain | Self::Default => &[],
-            Self::Auto => &[("UNCOPY_BEGIN_AFTER", "0")],
+            Self::Auto => &[("UNCOPY_BEGIN_AFTER", "0"), ("UNCOPY_HEAP", "on")],
+            Self::Learning => &[("UNCOPY_BEGIN_AFTER", "0")],
             Self::Sliced => {
-                &[("UNCOPY_SLICE_MS", "4"), ("UNCOPY_MIN_SIZE", "4096"), ("UNCOPY_BEGIN_AFTER", "0")]
+                &[
+                    ("UNCOPY_SLICE_MS", "4"),
+                    ("UNCOPY_MIN_SIZE", "4096"),
+                    ("UNCOPY_BEGIN_AFTER", "0"),
+                    ("UNCOPY_HEAP", "on"),
+                ]
             }
             Self::Always | Self::Recorded => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
             Self::Dropping => {
@@ -61,7 +70,7 @@ impl Mode {
             Self::Lanes => {
                 &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096"), ("UNCOPY_LANES", "all")]
             }
-            Self::Never => &[("UNCOPY_POLICY", "never")],
+            Self::Never => &[("UNCOPY_POLICY", "never"), ("UNCOPY_HEAP", "on")],
             Self::Off => &[("UNCOPY_OFF", "1")],
         }
     }
