@@ -201,25 +201,46 @@ pub fn receive(fd: i32, words: &mut [u64; MAX_WORDS]) -> Result<Came, Errno> {
     // SAFETY: the header names room that is valid during the call.
     let got = check(unsafe { kernel!(Ask, syscall!(libc::SYS_recvmsg, fd, &raw mut header, flags)) })?;
     let mut came = Came { words: got as usize / 8, fd: -1 };
-    // SAFETY: the kernel has filled the control data, of which the header says how long it is.
+    let mut descriptors = 0;
+    // SAFETY: the kernel has filled the control data that the header names.
     unsafe {
-        let head = libc::CMSG_FIRSTHDR(&raw const header);
-        if !head.is_null()
-            && (*head).cmsg_level == libc::SOL_SOCKET
-            && (*head).cmsg_type == libc::SCM_RIGHTS
-            && (*head).cmsg_len as usize == libc::CMSG_LEN(4) as usize
-        {
-            came.fd = libc::CMSG_DATA(head).cast::<i32>().read_unaligned();
-        }
+        each_descriptor(&header, |fd| {
+            descriptors += 1;
+            // One that nobody asked for must not stay open: a peer could exhaust them.
+            if came.fd >= 0 {
+                close(came.fd);
+            }
+            came.fd = fd;
+        });
     }
     let is_cut = header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-    if is_cut || !(got as usize).is_multiple_of(8) {
+    if is_cut || descriptors > 1 || !(got as usize).is_multiple_of(8) {
         if came.fd >= 0 {
             close(came.fd);
         }
         return Err(Errno(libc::EPROTO));
     }
     Ok(came)
+}
+
+/// Calls `each` with every descriptor that came with a message. The kernel puts as many of them into the process as the control data
+/// has room for, padding included (unix(7)).
+///
+/// # Safety
+/// A header whose control data recvmsg has just filled.
+unsafe fn each_descriptor(header: &libc::msghdr, mut each: impl FnMut(i32)) {
+    // SAFETY: the heads lie within the control data, as CMSG_FIRSTHDR and CMSG_NXTHDR check, and each says how long it is.
+    unsafe {
+        let mut head = libc::CMSG_FIRSTHDR(header);
+        while !head.is_null() {
+            if (*head).cmsg_level == libc::SOL_SOCKET && (*head).cmsg_type == libc::SCM_RIGHTS {
+                let len_bytes = (*head).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let first = libc::CMSG_DATA(head).cast::<i32>();
+                (0..len_bytes / size_of::<i32>()).for_each(|index| each(first.add(index).read_unaligned()));
+            }
+            head = libc::CMSG_NXTHDR(header, head);
+        }
+    }
 }
 
 /// Whether the other end is not closed.
@@ -242,6 +263,46 @@ pub fn end(fd: i32) {
 mod tests {
     use super::*;
     use std::ffi::CString;
+
+    /// Sends a message of one word with this many descriptors, as no function of this module does.
+    fn send_with_descriptors(fd: i32, descriptors: &[i32]) {
+        let (word, mut control) = (7u64, [0u64; 16]);
+        let part = crate::iovec::Part { address: &raw const word as usize, len_bytes: 8 };
+        // SAFETY: the control data has room for one head and 16 descriptors; all of it is valid during the call.
+        unsafe {
+            let mut header: libc::msghdr = core::mem::zeroed();
+            (header.msg_iov, header.msg_iovlen) = ((&raw const part).cast_mut().cast(), 1);
+            header.msg_control = control.as_mut_ptr().cast();
+            header.msg_controllen = libc::CMSG_SPACE(size_of_val(descriptors) as u32) as _;
+            let head = libc::CMSG_FIRSTHDR(&raw const header);
+            (*head).cmsg_level = libc::SOL_SOCKET;
+            (*head).cmsg_type = libc::SCM_RIGHTS;
+            (*head).cmsg_len = libc::CMSG_LEN(size_of_val(descriptors) as u32) as _;
+            libc::CMSG_DATA(head).copy_from(descriptors.as_ptr().cast(), size_of_val(descriptors));
+            assert_eq!(libc::sendmsg(fd, &raw const header, 0), 8);
+        }
+    }
+
+    #[test]
+    fn a_message_with_more_than_one_descriptor_is_refused_and_leaves_none_open() {
+        let [near, far] = pair().expect("a link");
+        let mut words = [0; MAX_WORDS];
+        for count in 2..=6 {
+            let mut ends = [0; 2];
+            // SAFETY: room for two descriptors.
+            assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) }, 0);
+            send_with_descriptors(near, &[ends[1]; 6][..count]);
+            close(ends[1]);
+            assert_eq!(receive(far, &mut words).err(), Some(Errno(libc::EPROTO)), "{count} descriptors");
+            // Nobody has the pipe's other end any more: its end has come, and not EAGAIN.
+            // SAFETY: room for one byte.
+            assert_eq!(unsafe { libc::read(ends[0], (&raw mut words).cast(), 1) }, 0, "{count} descriptors");
+            close(ends[0]);
+        }
+        send(near, &[8], -1).expect("sent");
+        assert_eq!(receive(far, &mut words).expect("received").words, 1);
+        [near, far].into_iter().for_each(end);
+    }
 
     #[test]
     fn words_and_a_descriptor_go_over_a_link_and_nothing_else() {

@@ -55,14 +55,12 @@ impl Mode {
             Self::Plain | Self::Default => &[],
             Self::Auto => &[("UNCOPY_BEGIN_AFTER", "0"), ("UNCOPY_HEAP", "on")],
             Self::Learning => &[("UNCOPY_BEGIN_AFTER", "0")],
-            Self::Sliced => {
-                &[
-                    ("UNCOPY_SLICE_MS", "4"),
-                    ("UNCOPY_MIN_SIZE", "4096"),
-                    ("UNCOPY_BEGIN_AFTER", "0"),
-                    ("UNCOPY_HEAP", "on"),
-                ]
-            }
+            Self::Sliced => &[
+                ("UNCOPY_SLICE_MS", "4"),
+                ("UNCOPY_MIN_SIZE", "4096"),
+                ("UNCOPY_BEGIN_AFTER", "0"),
+                ("UNCOPY_HEAP", "on"),
+            ],
             Self::Always | Self::Recorded => &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096")],
             Self::Dropping => {
                 &[("UNCOPY_POLICY", "always"), ("UNCOPY_MIN_SIZE", "4096"), ("UNCOPY_MOVE", "off")]

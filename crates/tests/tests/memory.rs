@@ -11,4 +11,6 @@ uncopy_tests::scenarios! { "memory":
     steady_state => [ElidedBytes, InputBytes, OutputBytes],
     forked_while_freeing => [],
     protected_and_used_again => [ElidedBytes, InputBytes],
+    usable_size_depends_on_the_request_alone => [],
+    freed_memory_is_not_kept => [],
 }

@@ -457,6 +457,75 @@ fn forked_while_freeing(_seed: u64) {
     drop(kept);
 }
 
+/// Whether the allocator is uncopy's: glibc's promises less.
+fn is_preloaded() -> bool {
+    std::env::var_os("LD_PRELOAD").is_some()
+}
+
+/// Blocks of one request, before and after they grow in place, whatever was allocated and freed in between: one usable size.
+fn usable_size_depends_on_the_request_alone(seed: u64) {
+    if !is_preloaded() {
+        return;
+    }
+    let mut random = Random::new(seed);
+    let mut sizes = std::collections::HashMap::new();
+    let mut held: Vec<*mut c_void> = Vec::new();
+    for _ in 0..4000 {
+        let len =
+            [40_000, 65_536, 131_072, 131_200, 262_144, 1_000_000][random.below(6)] + random.below(2) * 100;
+        // SAFETY: allocation of fresh memory, of which every pointer is kept in one place.
+        unsafe {
+            let pointer = if random.below(4) == 0 && !held.is_empty() {
+                libc::realloc(held.swap_remove(random.below(held.len())), len)
+            } else {
+                libc::malloc(len)
+            };
+            assert!(!pointer.is_null());
+            let usable = libc::malloc_usable_size(pointer);
+            assert!(usable >= len, "{usable} for {len}");
+            let first = *sizes.entry(len).or_insert(usable);
+            assert_eq!(usable, first, "of blocks of {len} bytes");
+            held.push(pointer);
+            if held.len() > 40 {
+                libc::free(held.swap_remove(random.below(held.len())));
+            }
+        }
+    }
+    // SAFETY: each was allocated and not freed.
+    held.into_iter().for_each(|pointer| unsafe { libc::free(pointer) });
+}
+
+/// Everything is freed, every second block first, by a process without a handler thread: what stays resident is bounded.
+fn freed_memory_is_not_kept(_seed: u64) {
+    if !is_preloaded() {
+        return;
+    }
+    const HELD_BYTES: usize = 600 * MIB;
+    const BOUND_BYTES: usize = 64 * MIB;
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").expect("statm");
+        4096 * pages
+            .split(' ')
+            .nth(1)
+            .and_then(|pages| pages.parse::<usize>().ok())
+            .expect("a number of pages")
+    };
+    for len in [32 * KIB, 100 * KIB, MIB, 5 * MIB] {
+        let before = resident();
+        // SAFETY: fresh memory of `len` bytes each, freed once.
+        unsafe {
+            let blocks: Vec<_> = (0..HELD_BYTES / len).map(|_| libc::malloc(len)).collect();
+            for block in &blocks {
+                block.cast::<u8>().write_bytes(1, len);
+            }
+            blocks.iter().step_by(2).for_each(|block| libc::free(*block));
+            blocks.iter().skip(1).step_by(2).for_each(|block| libc::free(*block));
+        }
+        let kept = resident().saturating_sub(before);
+        assert!(kept <= BOUND_BYTES, "of blocks of {len} bytes {} MiB stay", kept / MIB);
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seed = arguments[1].parse().expect("seed");
@@ -471,6 +540,8 @@ fn main() {
         "steady_state" => steady_state(seed),
         "forked_while_freeing" => forked_while_freeing(seed),
         "protected_and_used_again" => protected_and_used_again(seed),
+        "usable_size_depends_on_the_request_alone" => usable_size_depends_on_the_request_alone(seed),
+        "freed_memory_is_not_kept" => freed_memory_is_not_kept(seed),
         other => panic!("unknown scenario {other}"),
     }
 }
