@@ -32,7 +32,7 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
-use uncopy_sys::{cgroup, ids, socket, stream};
+use uncopy_sys::{cgroup, ids, rights, socket, stream};
 
 slots! {
     LOOK = c"recv": unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> ssize_t;
@@ -96,6 +96,7 @@ fn note_large(fd: c_int, len_bytes: ssize_t) {
         && !*is_over
         && process::is_fit(fd, scope)
         && !HAS_BEGUN.swap(true, Relaxed)
+        && rights::is_open()
         && let Err(errno) = begin(directory, *scope, shared_bytes(*max_bytes, cgroup::memory_limit()))
             .inspect(|()| share_by(take_shared))
             .inspect(|()| activation::begin_without_engine())
