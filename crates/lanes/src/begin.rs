@@ -54,6 +54,11 @@ extern "C" fn serve(argument: *mut c_void) -> *mut c_void {
                 service.turn();
                 wait::for_any(service.descriptors(), SLEEP_MS);
             }
+            if let Err(errno) = service.detach() {
+                // Others' memory would stay where it must not, or change below what the program has received.
+                mem::say(format_args!("uncopy: no memory to end lanes with ({errno:?})\n"));
+                std::process::abort();
+            }
         }
     }
     argument

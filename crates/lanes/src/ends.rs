@@ -19,7 +19,7 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release,
+    Ordering::Release, Ordering::SeqCst, fence,
 };
 
 /// The other end, as far as it is known.
@@ -207,10 +207,22 @@ impl End {
         self.backoff.load(Relaxed) == 0
     }
 
-    /// Takes the right to send references; `None`: somebody else sends just now.
+    /// Takes the right to send references; `None`: somebody else sends just now, or it is literal for good.
     #[must_use]
     pub fn send_alone(&self) -> Option<Alone<'_>> {
-        self.sends.compare_exchange(0, ALONE, Acquire, Relaxed).ok().map(|_| Alone(self))
+        let alone = self.sends.compare_exchange(0, ALONE, Acquire, Relaxed).ok().map(|_| Alone(self))?;
+        // With a fence on both sides, either this sees that the end has ended, or who ends it waits.
+        fence(SeqCst);
+        (!self.has_ended()).then_some(alone)
+    }
+
+    /// Waits for whoever sends references: it is literal for good, and whoever takes the right from here on sees that.
+    pub fn await_references(&self) {
+        fence(SeqCst);
+        while self.sends.load(Acquire) & ALONE != 0 {
+            // A few system calls that do not wait.
+            uncopy_sys::thread::pause();
+        }
     }
 
     /// Counts a literal send in, after whoever sends references.

@@ -92,9 +92,24 @@ fn reset(fd: i32) {
 /// Every stream of this process is literal from here on, because it is about to be allowed less. What cannot be received plainly is
 /// reset.
 pub fn end_all() {
+    end_every(|fd, _| reset(fd));
+}
+
+/// Every stream of this process is literal from here on, and no memory is shared with anybody any more, because it is about to be
+/// somebody else's. What was announced is received as before, from copies; a stream whose sender is stopped where more may follow is
+/// reset.
+pub fn detach() {
+    end_every(|fd, may_follow| {
+        if may_follow {
+            reset(fd);
+        }
+    });
+}
+
+fn end_every(unread: impl Fn(i32, bool)) {
     note_all();
     if let Some(process) = process() {
-        process.end_every(reset);
+        process.end_every(unread);
         process.stop();
     }
 }

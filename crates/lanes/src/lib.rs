@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`board`] | the words that processes share |
 //! | [`runs`], [`pool`] | this process's shared memory, and who holds what of it |
-//! | [`peers`] | linked processes, and what this process holds of their memory |
+//! | [`peers`], `ranges` | linked processes, and what this process holds of their memory |
 //! | [`protocol`] | what linked processes say to each other |
 //! | [`ends`] | the ends of streams, by descriptor |
 //! | [`copies`] | what was sent before and has not changed |
@@ -20,6 +20,7 @@
 //! | [`service`] | the thread that links |
 //! | [`process`] | all of it, for the hooks |
 //! | [`mod@begin`] | how it begins |
+//! | `detach` | how it ends where the process lives on |
 //! | [`forks`] | what a fork means for it |
 //! | [`handed`] | streams that somebody else may have, too |
 //! | [`handover`] | what is done when one comes into others' hands |
@@ -40,6 +41,8 @@ pub mod board;
 pub mod copies;
 #[cfg(not(loom))]
 pub mod descriptors;
+#[cfg(not(loom))]
+mod detach;
 #[cfg(not(loom))]
 pub mod ends;
 #[cfg(not(loom))]
@@ -64,6 +67,8 @@ pub mod pool;
 pub mod process;
 #[cfg(not(loom))]
 pub mod protocol;
+#[cfg(not(loom))]
+mod ranges;
 #[cfg(not(loom))]
 pub mod receive;
 #[cfg(not(loom))]

@@ -3,9 +3,11 @@
 extern crate alloc;
 use crate::board::{Announcement, Board, LinkPart, MAX_RETURNS, Reference, Return, Said, Slot};
 use crate::pool::{CHUNK_BYTES, Pool};
+use crate::ranges::Ranges;
 use crate::runs::RunId;
 use alloc::collections::VecDeque;
 use uncopy_sys::clock;
+use uncopy_sys::errno::Errno;
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::mem::Shared;
 use uncopy_sys::sync::Arc;
@@ -17,6 +19,14 @@ use uncopy_sys::thread::now_ms;
 /// How long the memory of a process that is gone stays mapped at least, ms: others may not have noticed that it is.
 const GONE_MS: u64 = 10_000;
 
+/// What is mapped of a peer's memory.
+struct Mapped {
+    /// Its chunks, by their numbers.
+    chunks: Vec<Shared>,
+    /// What this process holds of them.
+    held: Ranges,
+}
+
 /// A linked process.
 pub struct Peer {
     /// What it is known by.
@@ -27,8 +37,8 @@ pub struct Peer {
     own: &'static LinkPart,
     /// Index of the part of its board that is for this process.
     theirs: usize,
-    /// Its chunks, by their numbers.
-    chunks: Guarded<Vec<Shared>>,
+    /// What this process has mapped of its memory.
+    mapped: Guarded<Mapped>,
     /// What it is to be told once there is room.
     unsaid: Guarded<VecDeque<Return>>,
     is_gone: AtomicBool,
@@ -46,13 +56,14 @@ impl Peer {
     #[must_use]
     pub fn new(id: u64, board: Shared, theirs: usize, own: &'static LinkPart) -> Self {
         debug_assert!(board.len_bytes() >= size_of::<Board>() && theirs < crate::board::MAX_LINKS);
-        let (chunks, unsaid) = (Guarded::new(Vec::new()), Guarded::new(VecDeque::new()));
+        let mapped = Guarded::new(Mapped { chunks: Vec::new(), held: Ranges::new() });
+        let unsaid = Guarded::new(VecDeque::new());
         Self {
             id,
             board,
             own,
             theirs,
-            chunks,
+            mapped,
             unsaid,
             is_gone: AtomicBool::new(false),
             process: None,
@@ -121,23 +132,25 @@ impl Peer {
 
     /// Adds its next chunk.
     pub fn add_chunk(&self, chunk: Shared) {
-        let mut chunks = self.chunks.lock();
-        chunks.push(chunk);
-        self.own.know_chunks(chunks.len() as u32);
+        let mut mapped = self.mapped.lock();
+        mapped.chunks.push(chunk);
+        self.own.know_chunks(mapped.chunks.len() as u32);
     }
 
     /// How many of its chunks are mapped.
     #[must_use]
     pub fn chunks(&self) -> u32 {
-        self.chunks.lock().len() as u32
+        self.mapped.lock().chunks.len() as u32
     }
 
-    /// Where bytes of its memory lie; `None`: outside of what it has shared.
-    fn address(&self, reference: &Reference) -> Option<usize> {
+    /// Holds bytes of its memory: where they lie, and the number by which they are given up. `None`: they are outside of what it has
+    /// shared.
+    fn hold(&self, reference: &Reference) -> Option<(usize, u32)> {
         let (offset_bytes, len_bytes) = (reference.offset_bytes as usize, reference.len_bytes as usize);
         let is_within = len_bytes > 0 && offset_bytes.checked_add(len_bytes)? <= CHUNK_BYTES;
-        let base = self.chunks.lock().get(reference.chunk as usize)?.base();
-        is_within.then_some(base + offset_bytes)
+        let mapped = &mut *self.mapped.lock();
+        let base = mapped.chunks.get(reference.chunk as usize).filter(|_| is_within)?.base();
+        Some((base + offset_bytes, mapped.held.add(reference.chunk, offset_bytes, len_bytes)))
     }
 
     /// Says something now. False: there is no room, or something waits to be said before it.
@@ -198,7 +211,7 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         let unmap = |shared: &mut Shared| core::mem::replace(shared, Shared::NONE).unmap();
-        self.chunks.lock().iter_mut().for_each(unmap);
+        self.mapped.lock().chunks.iter_mut().for_each(unmap);
         unmap(&mut self.board);
     }
 }
@@ -209,8 +222,8 @@ enum Owner {
     Filler,
     /// This process's, to which a reference came back.
     This,
-    /// A peer's.
-    Peer(Arc<Peer>),
+    /// A peer's, and the number by which that is given up.
+    Peer(Arc<Peer>, u32),
 }
 
 /// Bytes of shared memory that this process holds: they do not change until it is dropped.
@@ -232,7 +245,7 @@ impl Held {
 
     fn owner_id(&self, this: u64) -> u64 {
         match &self.owner {
-            Owner::Peer(peer) => peer.id,
+            Owner::Peer(peer, _) => peer.id,
             Owner::Filler | Owner::This => this,
         }
     }
@@ -319,7 +332,7 @@ impl Peers {
         }
     }
 
-    /// Forgets those that are gone for a while and of whose memory nothing is received any more, as `awaits` says.
+    /// Forgets those that are gone for a while and of whose memory nothing is held, or received any more, as `awaits` says.
     pub fn forget_gone(&self, awaits: impl Fn(u64) -> bool) {
         let is_due = |since_ms: u64| now_ms().wrapping_sub(since_ms) >= GONE_MS;
         let due: Vec<u64> = self
@@ -331,7 +344,21 @@ impl Peers {
             .collect();
         let unneeded: Vec<u64> = due.into_iter().filter(|id| !awaits(*id)).collect();
         if !unneeded.is_empty() {
-            self.gone.lock().retain(|(_, peer)| !unneeded.contains(&peer.id));
+            let is_known = |peer: &Arc<Peer>| Arc::strong_count(peer) > 1;
+            self.gone.lock().retain(|(_, peer)| is_known(peer) || !unneeded.contains(&peer.id));
+        }
+    }
+
+    /// Those that are linked, and those that are gone and not forgotten.
+    pub(crate) fn known(&self) -> Vec<Arc<Peer>> {
+        let linked: Vec<Arc<Peer>> = self.all.lock().clone();
+        linked.into_iter().chain(self.gone.lock().iter().map(|(_, peer)| Arc::clone(peer))).collect()
+    }
+
+    /// Holds what is announced of a peer's memory as long as that peer is known.
+    pub(crate) fn hold_on(&self, reference: &Reference) {
+        if let Some(owner) = self.find_or_gone(reference.owner) {
+            let _ = owner.hold(reference);
         }
     }
 
@@ -367,8 +394,8 @@ impl Peers {
             });
         }
         let peer = self.find_or_gone(reference.owner)?;
-        let address = peer.address(reference)?;
-        Some(Held { owner: Owner::Peer(peer), id, chunk_offset_bytes, address, len_bytes })
+        let (address, held) = peer.hold(reference)?;
+        Some(Held { owner: Owner::Peer(peer, held), id, chunk_offset_bytes, address, len_bytes })
     }
 
     /// Gives up what was held.
@@ -376,7 +403,8 @@ impl Peers {
         match held.owner {
             Owner::Filler => self.pool.end(held.id),
             Owner::This => self.pool.release(held.id, self.id),
-            Owner::Peer(peer) => {
+            Owner::Peer(peer, number) => {
+                peer.mapped.lock().held.remove(number);
                 let said = Return { chunk: held.id.chunk, run: held.id.page, what: Said::Released };
                 peer.say_some_time(said);
             }
@@ -416,7 +444,7 @@ impl Peers {
     #[must_use]
     pub fn share(&self, held: &Held, offset_bytes: usize, len_bytes: usize, to: &Peer) -> Option<Reference> {
         let (id, owner) = (held.id, held.owner_id(self.id));
-        if let Owner::Peer(owner) = &held.owner {
+        if let Owner::Peer(owner, _) = &held.owner {
             let is_known = owner.id == to.id || to.knows(owner.id, id.chunk);
             let said = Return { chunk: id.chunk, run: id.page, what: Said::Shared(to.id) };
             if !is_known || owner.is_gone() || !owner.say(&said) {
@@ -439,7 +467,7 @@ impl Peers {
     /// What was shared was not sent.
     pub fn unshare(&self, held: &Held, to: &Peer) {
         match &held.owner {
-            Owner::Peer(owner) => {
+            Owner::Peer(owner, _) => {
                 let what = Said::NotShared(to.id);
                 owner.say_some_time(Return { chunk: held.id.chunk, run: held.id.page, what });
             }
@@ -449,6 +477,26 @@ impl Peers {
 }
 
 impl Peer {
+    /// Makes its board this process's own, as far as these slots of it are concerned, zeroes elsewhere.
+    ///
+    /// # Errors
+    /// What memory for it does not get.
+    pub(crate) fn detach_board(&self, slots: impl Iterator<Item = u32>) -> Result<(), Errno> {
+        let slots = slots.filter_map(|slot| self.slot(slot));
+        let offset_bytes = |slot: &Slot| core::ptr::from_ref(slot) as usize - self.board.base();
+        self.board.detach(slots.map(|slot| (offset_bytes(slot), size_of::<Slot>())))
+    }
+
+    /// The same of its memory: what is held of it stays.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) fn detach_chunks(&self) -> Result<(), Errno> {
+        let mapped = &*self.mapped.lock();
+        let mut chunks = mapped.chunks.iter().enumerate();
+        chunks.try_for_each(|(number, chunk)| chunk.detach(mapped.held.of_chunk(number as u32)))
+    }
+
     /// Whether it is linked with the process `owner` and has mapped that chunk of its memory.
     fn knows(&self, owner: u64, chunk: u32) -> bool {
         self.board().links.iter().any(|part| part.peer() == owner && part.knows_chunk(chunk))

@@ -25,7 +25,7 @@ use crate::protocol::Stream;
 use crate::receive::{Next, Socket as _};
 use crate::service::Lanes;
 use alloc::ffi::CString;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::AcqRel};
 use uncopy_core::scope::Scope;
 use uncopy_core::streams::Outcome;
 use uncopy_sys::errno::Errno;
@@ -42,8 +42,6 @@ const MAX_PAUSES: u32 = 1000;
 /// After so many receives without a reference, a stream is plain again; where the sender says that it withholds them, after so many.
 const MAX_LITERAL_RECEIVES: u32 = 64;
 const MAX_WITHHELD_RECEIVES: u32 = 8;
-/// How long it is waited for the thread to end, pauses of some 70 µs.
-const MAX_STOPPING_PAUSES: u32 = 20_000;
 
 /// The lanes of this process.
 pub struct Process {
@@ -54,6 +52,8 @@ pub struct Process {
     scope: Scope<'static>,
     /// The thread is to end.
     is_stopping: AtomicBool,
+    /// It has ended.
+    has_stopped: AtomicBool,
     /// The thread.
     thread: u32,
     /// What was sent before and has not changed since.
@@ -211,6 +211,7 @@ impl Process {
             path,
             scope,
             is_stopping: AtomicBool::new(false),
+            has_stopped: AtomicBool::new(false),
             thread,
             copies: Guarded::new(Copies::new()),
             has_no_stamps: AtomicBool::new(false),
@@ -230,17 +231,21 @@ impl Process {
         self.is_stopping.load(Acquire)
     }
 
-    /// Ends the thread, for good.
+    /// Ends the thread, for good, and all links: see [`crate::service::Service::detach`]. Every end has ended before.
     pub(crate) fn stop(&self) {
-        self.is_stopping.store(true, Release);
+        if self.is_stopping.swap(true, AcqRel) {
+            while !self.has_stopped.load(Acquire) {
+                thread::pause();
+            }
+            return;
+        }
         self.ring();
         uncopy_sys::mem::unlink(&self.path);
-        for _ in 0..MAX_STOPPING_PAUSES {
-            if !thread::lives(self.thread) {
-                break;
-            }
+        // It waits for nobody who waits for this.
+        while thread::lives(self.thread) {
             thread::pause();
         }
+        self.has_stopped.store(true, Release);
     }
 
     /// The lane that is attended at a descriptor. A load where there is none.
@@ -495,8 +500,9 @@ impl Process {
         }
         let Some(far) = end.far() else { return true };
         let Some(slot) = far.peer.slot(far.slot) else { return true };
-        Self::wait_until_quiet(&far);
-        let is_plain = !end.receiver.lock().has_announced(slot.sending.of(far.lane));
+        // One that is stopped between announcing and sending sends its token later.
+        let is_quiet = Self::wait_until_quiet(&far);
+        let is_plain = is_quiet && !end.receiver.lock().has_announced(slot.sending.of(far.lane));
         if is_plain && let Some(descriptor) = descriptor(fd) {
             descriptor.leave();
         }
@@ -504,14 +510,15 @@ impl Process {
     }
 
     /// Waits for a sender that is between announcing and sending: a few system calls that do not wait, unless that process is
-    /// stopped in between.
-    fn wait_until_quiet(far: &ends::Far) {
+    /// stopped in between. Whether it is not any more.
+    fn wait_until_quiet(far: &ends::Far) -> bool {
         for _ in 0..MAX_PAUSES {
             if Self::is_quiet(far) {
-                break;
+                return true;
             }
             thread::pause();
         }
+        false
     }
 
     /// How many bytes can be received at once; `None`: as many as the kernel says.
@@ -546,12 +553,15 @@ impl Process {
         })
     }
 
-    /// Nothing goes by reference any more; calls `lost` for each descriptor at which something is announced that was not received.
-    pub(crate) fn end_every(&self, lost: impl Fn(i32)) {
+    /// Nothing goes by reference any more; calls `unread` for each descriptor at which something is announced that was not received, or
+    /// may still be: `true` if it may.
+    pub(crate) fn end_every(&self, unread: impl Fn(i32, bool)) {
         for (fd, end) in self.lanes.ends.with_descriptors() {
             end.end();
+            // Who has found before that it had not ended begins to attend until then.
+            drop(end.receiver.lock());
             if !self.withdraw(fd, &end, Outcome::Shared) {
-                lost(fd);
+                unread(fd, end.far().is_some_and(|far| !Self::is_quiet(&far)));
             }
         }
     }

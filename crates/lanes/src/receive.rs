@@ -110,9 +110,14 @@ impl Receiver {
     /// Whether there is such an announcement of memory of this process.
     #[must_use]
     pub fn has_announced_of(&self, far: Announcements<'_>, owner: u64) -> bool {
+        self.outstanding(far).iter().any(|announcement| announcement.reference.owner == owner)
+    }
+
+    /// What is announced and was not received whole.
+    #[must_use]
+    pub fn outstanding(&self, far: Announcements<'_>) -> SmallVec<[Announcement; 4]> {
         let numbers = (0..MAX_ANNOUNCEMENTS).map(|ahead| self.next.wrapping_add(ahead));
-        let announced = numbers.map_while(|number| far.get(number));
-        announced.into_iter().any(|announcement| announcement.reference.owner == owner)
+        numbers.map_while(|number| far.get(number)).collect()
     }
 
     /// Receives since the last reference that brought literal bytes only.

@@ -5,6 +5,7 @@
 
 extern crate alloc;
 use crate::board::{Board, MAX_LINKS};
+use crate::detach::detach;
 use crate::ends::{End, Ends, Far};
 use crate::peers::{Peer, Peers};
 use crate::pool::CHUNK_BYTES;
@@ -14,10 +15,10 @@ use alloc::ffi::CString;
 use core::ffi::CStr;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::guarded::Guarded;
-use uncopy_sys::link;
 use uncopy_sys::mem::Shared;
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use uncopy_sys::{link, rights};
 
 /// Messages that wait for a peer that does not read, at most: then the link ends.
 const MAX_WAITING: usize = 4096;
@@ -128,6 +129,24 @@ impl Service {
         core::iter::once(self.listener).chain(self.links.keys().copied())
     }
 
+    /// Ends every link of this process, which lives on: what it shares is its own from here on, see [`mod@detach`]. Only then the
+    /// links are closed: their processes use again what this one held.
+    ///
+    /// # Errors
+    /// What memory for it does not get.
+    pub fn detach(self) -> Result<(), Errno> {
+        for (_, end) in self.lanes.ends.with_descriptors() {
+            end.end();
+            end.await_references();
+        }
+        self.board.make_private()?;
+        self.chunks.iter().try_for_each(Shared::make_private)?;
+        detach(&self.lanes.peers, &self.lanes.ends)?;
+        self.descriptors().for_each(link::end);
+        core::iter::once(&self.board).chain(&self.chunks).for_each(|shared| link::end(shared.fd()));
+        Ok(())
+    }
+
     /// Does what there is to be done. Nothing waits.
     pub fn turn(&mut self) {
         loop {
@@ -158,6 +177,11 @@ impl Service {
     }
 
     fn greet(&mut self, fd: i32, to: Option<u64>) {
+        // One that this process does not see was let into the directory by whoever made its namespace.
+        if link::process_of(fd).is_some_and(|process| !rights::are_mutual(process)) {
+            link::end(fd);
+            return;
+        }
         let is_free = |part: &usize| self.links.values().all(|link| link.part != *part);
         let Some(part) = (0..MAX_LINKS).find(is_free) else {
             link::end(fd);

@@ -15,10 +15,10 @@ use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// A process: its board and its peers.
-struct Process {
-    board: &'static Board,
+pub(crate) struct Process {
+    pub(crate) board: &'static Board,
     shared: &'static Shared,
-    peers: Peers,
+    pub(crate) peers: Peers,
 }
 
 impl Process {
@@ -48,7 +48,7 @@ impl Process {
         }
     }
 
-    fn fill(&self, bytes: &[u8]) -> Option<Held> {
+    pub(crate) fn fill(&self, bytes: &[u8]) -> Option<Held> {
         let held = self.peers.take(bytes.len())?;
         // SAFETY: a run of so many bytes that nobody else knows.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), held.address() as *mut u8, bytes.len()) };
@@ -205,7 +205,7 @@ impl Random {
 }
 
 /// Two processes, of which the first has memory.
-fn two() -> [Process; 2] {
+pub(crate) fn two() -> [Process; 2] {
     let both = [Process::new(21), Process::new(22)];
     both[0].link(3, &both[1], 5);
     both[1].link(5, &both[0], 3);

@@ -28,10 +28,11 @@ use uncopy_lanes::message::{Kept, bytes_from};
 use uncopy_lanes::outcome;
 use uncopy_lanes::process::{self, MIN_LARGE_BYTES, Process, Received, is_attended, process};
 use uncopy_sys::errno::{self, Errno};
+use uncopy_sys::guarded::Guarded;
 use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
-use uncopy_sys::{cgroup, ids, socket, stream};
+use uncopy_sys::{cgroup, ids, rights, socket, stream};
 
 slots! {
     LOOK = c"recv": unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> ssize_t;
@@ -64,6 +65,8 @@ struct Meeting {
 static MEETING: OnceLock<Meeting> = OnceLock::new();
 /// This process has begun to meet others, or cannot.
 static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+/// Neither this process nor a forked child of it begins to. Behind the lock under which one begins.
+static IS_OVER: Guarded<bool> = Guarded::new(false);
 
 /// Streams in `scope` may become lanes from here on, those to processes that meet in `directory`; not those that are open now.
 /// For the process's life. Shared memory takes `max_bytes` at most.
@@ -86,10 +89,14 @@ fn note_large(fd: c_int, len_bytes: ssize_t) {
         return;
     }
     let _errno = errno::Keep::new();
-    let _critical = Critical::enter();
+    // Not in the middle of a fork: its child would find the lock taken.
+    let Some(_section) = Section::enter() else { return };
+    let is_over = IS_OVER.lock();
     if let Some(Meeting { scope, directory, max_bytes, user }) = MEETING.get()
+        && !*is_over
         && process::is_fit(fd, scope)
         && !HAS_BEGUN.swap(true, Relaxed)
+        && rights::is_open()
         && let Err(errno) = begin(directory, *scope, shared_bytes(*max_bytes, cgroup::memory_limit()))
             .inspect(|()| share_by(take_shared))
             .inspect(|()| activation::begin_without_engine())
@@ -449,9 +456,18 @@ pub fn end_all() {
     IS_ON.store(false, Relaxed);
 }
 
+/// Before the process becomes another user's, or is allowed less: no lane is left, nor anybody else's memory. What was sent to it
+/// is received all the same.
+pub fn before_change() {
+    aside(|| {
+        *IS_OVER.lock() = true;
+        handover::detach();
+    });
+}
+
 /// The same, if this process has begun to meet others.
 pub fn end_begun() {
     if process().is_some() {
-        end_all();
+        before_change();
     }
 }

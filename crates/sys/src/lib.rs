@@ -69,6 +69,8 @@ pub mod procmap;
 pub mod raw;
 pub mod readable;
 #[cfg(not(loom))]
+pub mod rights;
+#[cfg(not(loom))]
 pub mod signal;
 mod signal_mask;
 pub mod socket;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
+use uncopy_lanes::protocol::Message;
 use uncopy_tests::random::{rounds, seed};
 use uncopy_tests::running::Finished;
 use uncopy_tests::talk::{room, talk};
@@ -315,9 +316,8 @@ fn a_thousand_connections_leave_nothing_behind() {
 /// A process that links with all that meet in a directory, and says all sorts of things.
 const HOSTILE: &str = r#"
 import fcntl, glob, os, random, socket, struct, sys, time
-room, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+room, seed, seconds, GREETING = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 random.seed(seed)
-GREETING = 0x756E636F70790002
 NUMBERS = [0, 1, 2, 63, 64, 1023, 1024, 2**32 - 1, 2**63, 2**64 - 1]
 def memory():
     file = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
@@ -370,6 +370,7 @@ fn processes_that_say_what_cannot_be_harm_nobody() {
     let address = server.wait_for_line("ready ");
     let hostile = Program::new("/usr/bin/python3")
         .args([script.to_str().expect("UTF-8"), room.to_str().expect("UTF-8"), &seed.to_string(), "4"])
+        .args([Message::Greeting { process: 1, link: 0 }.words()[0].to_string()])
         .mode(Mode::Plain)
         .start(&scratch, "hostile");
     let client = start("client", &["client", "tcp", directory, &seed.to_string(), &address, &messages]);

@@ -139,7 +139,8 @@ impl Process {
     /// Takes shared memory for `len_bytes` bytes, which the caller fills and may keep for long; `None`: there is no room now.
     #[must_use]
     pub fn take(&'static self, len_bytes: usize) -> Option<Kept> {
-        if !(MIN_REFERENCE_BYTES..=CHUNK_BYTES).contains(&len_bytes) || forks::is_shared() {
+        let is_legal = (MIN_REFERENCE_BYTES..=CHUNK_BYTES).contains(&len_bytes);
+        if !is_legal || forks::is_shared() || self.is_stopping() {
             return None;
         }
         let peers = &self.lanes.peers;

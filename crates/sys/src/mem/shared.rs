@@ -3,7 +3,7 @@
 //!
 //! The descriptors belong to the thread that makes or gets them; the mappings to the process.
 
-use super::mapping::map;
+use super::mapping::{map, replace};
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 
@@ -99,6 +99,56 @@ impl Shared {
         };
         close(fd);
         mapped.map(|base| Self { base, len_bytes, fd: -1 })
+    }
+
+    /// What this process writes from here on stays its own, in memory that it has made; others keep what was written before. No byte
+    /// that is written meanwhile is lost. By the thread that has the descriptor.
+    ///
+    /// # Errors
+    /// What mmap and madvise say.
+    pub fn make_private(&self) -> Result<(), Errno> {
+        let (base, len_bytes) = (self.base, self.len_bytes);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+        // SAFETY: our own mapping, in whose place comes one that holds the same bytes.
+        check(unsafe {
+            kernel!(Map, syscall!(libc::SYS_mmap, base, len_bytes, protection, flags, self.fd, 0))
+        })?;
+        self.keep_from_children()
+    }
+
+    /// Puts memory of this process's own in the place of memory that another process has made: the `kept` bytes (offset and length,
+    /// each within it) as they are, zeroes elsewhere. Whoever reads those bytes meanwhile finds them.
+    ///
+    /// # Errors
+    /// What mmap, mremap and madvise say.
+    pub fn detach(&self, kept: impl Iterator<Item = (usize, usize)>) -> Result<(), Errno> {
+        let len_bytes = self.len_bytes;
+        let fill = |to: usize| {
+            for (offset_bytes, kept_bytes) in kept {
+                debug_assert!(offset_bytes + kept_bytes <= len_bytes);
+                // SAFETY: both mappings have that length, and the new one is nobody else's yet. Bytes that their owner changes
+                // meanwhile are of no worth to anybody.
+                unsafe {
+                    crate::bytes::copy(
+                        (to + offset_bytes) as *mut u8,
+                        (self.base + offset_bytes) as *const u8,
+                        kept_bytes,
+                    );
+                }
+            }
+        };
+        // SAFETY: our own mapping, whole pages; whoever reads it needs nothing but the bytes that are kept, says the caller.
+        unsafe { replace(self.base, len_bytes, fill) }?;
+        self.keep_from_children()
+    }
+
+    /// Forked children do not get it.
+    fn keep_from_children(&self) -> Result<(), Errno> {
+        let advice = libc::MADV_DONTFORK;
+        // SAFETY: our own mapping.
+        check(unsafe { kernel!(Advise, syscall!(libc::SYS_madvise, self.base, self.len_bytes, advice)) })
+            .map(drop)
     }
 
     /// Forked children have it, too, which they had not.
@@ -240,6 +290,43 @@ mod tests {
         unsafe {
             assert_eq!(libc::ftruncate(made.fd(), 0), -1);
             assert_eq!(libc::pwrite(made.fd(), [1u8].as_ptr().cast(), 1, 0), -1);
+        }
+        read.unmap();
+        made.unmap();
+    }
+
+    #[test]
+    fn what_is_detached_keeps_the_bytes_that_are_held_and_nothing_else() {
+        let len_bytes = 3 * PAGE_BYTES;
+        let made = Shared::make(c"test", len_bytes).expect("memory");
+        let read = Shared::map_others(duplicate(made.fd()), len_bytes).expect("a mapping");
+        let byte = |shared: &Shared, at: usize| (shared.base() + at) as *mut u8;
+        // SAFETY: all of it lies in one of the mappings, of which this test alone knows.
+        unsafe {
+            byte(&made, 0).write_bytes(7, len_bytes);
+            read.detach([(PAGE_BYTES - 5, 10), (len_bytes - 1, 1)].into_iter()).expect("detached");
+            byte(&made, 0).write_bytes(8, len_bytes);
+            let bytes = core::slice::from_raw_parts(byte(&read, 0), len_bytes);
+            let is_held = |at: usize| (PAGE_BYTES - 5..PAGE_BYTES + 5).contains(&at) || at == len_bytes - 1;
+            assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == if is_held(at) { 7 } else { 0 }));
+        }
+        read.unmap();
+        made.unmap();
+    }
+
+    #[test]
+    fn what_is_private_is_seen_by_nobody_and_has_what_was_shared() {
+        let made = Shared::make(c"test", 2 * PAGE_BYTES).expect("memory");
+        let read = Shared::map_others(duplicate(made.fd()), 2 * PAGE_BYTES).expect("a mapping");
+        let byte = |shared: &Shared, at: usize| (shared.base() + at) as *mut u8;
+        // SAFETY: as above.
+        unsafe {
+            byte(&made, 1).write_volatile(5);
+            made.make_private().expect("private");
+            byte(&made, 2).write_volatile(6);
+            byte(&made, PAGE_BYTES).write_volatile(9);
+            assert_eq!([1, 2].map(|at| byte(&made, at).read_volatile()), [5, 6]);
+            assert_eq!([1, 2, PAGE_BYTES].map(|at| byte(&read, at).read_volatile()), [5, 0, 0]);
         }
         read.unmap();
         made.unmap();

@@ -1,0 +1,79 @@
+//! Whether two processes of one user could look into each other's memory anyway: ptrace(2), "Ptrace access mode checking", without
+//! what a security module says.
+
+use crate::call::{kernel, syscall};
+
+/// What `/proc/PID/status` says that counts here: the users, and the capabilities that the process has or can take.
+#[derive(Debug, PartialEq, Eq)]
+struct Rights {
+    /// Real, effective, saved, and that of file systems.
+    users: [u32; 4],
+    permitted: u64,
+}
+
+impl Rights {
+    fn parse(status: &str) -> Option<Self> {
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        let mut users = field("Uid:")?.split_ascii_whitespace().map(str::parse);
+        let users = [users.next()?.ok()?, users.next()?.ok()?, users.next()?.ok()?, users.next()?.ok()?];
+        let permitted = u64::from_str_radix(field("CapPrm:")?.trim(), 16).ok()?;
+        Some(Self { users, permitted })
+    }
+
+    /// Of a process by its name in `/proc`, and its user namespace. Outside of the program's heap, like all of this library's.
+    fn of(process: &str) -> Option<(Self, std::path::PathBuf)> {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        // The kernel itself looks here whether this process may look into that one.
+        let namespace = std::fs::read_link(format!("/proc/{process}/ns/user")).ok()?;
+        Some((Self::parse(&status)?, namespace))
+    }
+
+    fn is_one_users(&self) -> bool {
+        self.users.iter().all(|user| *user == self.users[0])
+    }
+}
+
+/// Whether other processes of its user may look into this one: it has not forbidden that (`PR_SET_DUMPABLE`), and was not given
+/// rights when it was executed.
+#[must_use]
+pub fn is_open() -> bool {
+    // SAFETY: returns a number, touches no memory.
+    unsafe { kernel!(Ask, syscall!(libc::SYS_prctl, libc::PR_GET_DUMPABLE, 0, 0, 0, 0)) == 1 }
+}
+
+/// Whether this process and the one with this id could look into each other: both have one user and the same capabilities, in one
+/// user namespace, and forbid nobody to. False where that cannot be told.
+#[must_use]
+pub fn are_mutual(process: u32) -> bool {
+    let (Some(own), Some(theirs)) = (Rights::of("self"), Rights::of(&process.to_string())) else {
+        return false;
+    };
+    is_open() && own.0.is_one_users() && own == theirs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &str = "Name:\tx\nUid:\t7\t7\t7\t7\nGid:\t1\t2\t3\t4\nCapInh:\t0000000000000001\n\
+                          CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n";
+
+    #[test]
+    fn users_and_capabilities_are_read_from_the_kernels_text() {
+        let rights = Rights::parse(STATUS).expect("whole");
+        assert_eq!(rights, Rights { users: [7; 4], permitted: 0x1ff_ffff_ffff });
+        assert!(rights.is_one_users());
+        let other = Rights::parse(&STATUS.replace("\t7\t7\n", "\t7\t8\n")).expect("whole");
+        assert!(!other.is_one_users() && other != rights);
+        for cut in ["Uid:", "CapPrm:"] {
+            assert_eq!(Rights::parse(&STATUS.replace(cut, "Other:")), None);
+        }
+        assert_eq!(Rights::parse(&STATUS.replace("\t7\t7\n", "\n")), None);
+    }
+
+    #[test]
+    fn a_process_and_itself_are_mutual_and_nobody_is_with_none() {
+        assert!(is_open() && are_mutual(std::process::id()));
+        assert!(!are_mutual(u32::MAX));
+    }
+}
