@@ -168,7 +168,7 @@ pub unsafe extern "C" fn malloc(len: usize) -> Pointer {
 
 unsafe extern "C" fn free_body(pointer: Pointer) {
     // Not every address of the heap's range is the heap's for ever: unused ones may have been given back.
-    if let Some(at) = HEAP.find(pointer as usize) {
+    if let Some(at) = HEAP.owner_of(pointer as usize) {
         record::forget(Function::Free, at.start(), at.room_bytes());
         HEAP.free(pointer as usize);
     } else if !pointer.is_null() && !early::contains(pointer) {
@@ -252,7 +252,7 @@ unsafe fn realloc_now(pointer: Pointer, len: usize, caller: usize) -> Pointer {
         if pointer.is_null() {
             return malloc_body(len, caller);
         }
-        let Some(old) = HEAP.find(pointer as usize) else {
+        let Some(old) = HEAP.owner_of(pointer as usize) else {
             return realloc_foreign(pointer, len, caller);
         };
         if len == 0 {
@@ -374,7 +374,7 @@ unsafe extern "C" fn posix_memalign_body(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
-    match HEAP.find(pointer as usize) {
+    match HEAP.owner_of(pointer as usize) {
         Some(at) if at.start() == pointer as usize => at.block.usable_bytes(),
         Some(_) => 0,
         None if early::contains(pointer) => early::readable(pointer),

@@ -9,7 +9,7 @@
 //! | seccomp, limits, mlockall, execve, execveat, io_uring_setup | [`crate::limits`] is told first |
 //! | setuid to capset, landlock_restrict_self | [`crate::credentials`] is told first |
 //! | rt_sigaction | handlers are not put off from then on |
-//! | mprotect, munmap, mremap, madvise | [`crate::mapping`] is told first |
+//! | mmap, munmap, mprotect, madvise and their like | [`crate::mapping`] is told first |
 //! | any, with `--log` | [`crate::files`] is told first |
 //! | anything else | libc's `syscall`, by a few compares and a jump |
 //!
@@ -54,6 +54,39 @@ struct CloneArguments {
     stack_size: u64,
     tls: u64,
 }
+
+/// System calls have smaller numbers.
+const NUMBERS: usize = 512;
+
+/// Whether [`crate::limits`] is told of a system call, by its number.
+static LOOKED_AT: [bool; NUMBERS] = {
+    let mut looked_at = [false; NUMBERS];
+    let limits = [
+        libc::SYS_seccomp,
+        libc::SYS_prlimit64,
+        libc::SYS_setrlimit,
+        libc::SYS_prctl,
+        libc::SYS_mlockall,
+        libc::SYS_execveat,
+        libc::SYS_io_uring_setup,
+    ];
+    let mut index = 0;
+    while index < limits.len() {
+        looked_at[limits[index] as usize] = true;
+        index += 1;
+    }
+    index = 0;
+    while index < crate::mapping::CALLS.len() {
+        looked_at[crate::mapping::CALLS[index] as usize] = true;
+        index += 1;
+    }
+    index = 0;
+    while index < NUMBERS {
+        looked_at[index] |= crate::credentials::is_change(index as c_long);
+        index += 1;
+    }
+    looked_at
+};
 
 /// What libc makes of the kernel's result.
 fn result_of(result: i64) -> c_long {
@@ -175,33 +208,12 @@ pub unsafe extern "C" fn syscall() {
         "je {direct}",
         "jmp rax",
         "4:",
-        "cmp rdi, {seccomp}",
-        "je 5f",
-        "cmp rdi, {prlimit}",
-        "je 5f",
-        "cmp rdi, {setrlimit}",
-        "je 5f",
-        "cmp rdi, {prctl}",
-        "je 5f",
-        "cmp rdi, {mlockall}",
-        "je 5f",
-        "cmp rdi, {execveat}",
-        "je 5f",
-        "cmp rdi, {ring}",
-        "je 5f",
-        "cmp rdi, {mprotect}",
-        "je 5f",
-        "cmp rdi, {munmap}",
-        "je 5f",
-        "cmp rdi, {mremap}",
-        "je 5f",
-        "cmp rdi, {madvise}",
-        "je 5f",
-        "lea rax, [rdi - {setuid}]",
-        "cmp rax, {capset} - {setuid}",
-        "jbe 5f",
-        "cmp rdi, {landlock}",
-        "je 5f",
+        "cmp rdi, {numbers}",
+        "jae 6f",
+        "lea rax, [rip + {looked_at}]",
+        "cmp byte ptr [rax + rdi], 0",
+        "jne 5f",
+        "6:",
         // Files take part in a log.
         "cmp byte ptr [rip + {files}], 0",
         "je 3b",
@@ -222,22 +234,10 @@ pub unsafe extern "C" fn syscall() {
         "pop rsi",
         "pop rdi",
         "jmp 3b",
-        seccomp = const libc::SYS_seccomp,
-        prlimit = const libc::SYS_prlimit64,
-        setrlimit = const libc::SYS_setrlimit,
-        prctl = const libc::SYS_prctl,
+        numbers = const NUMBERS,
+        looked_at = sym LOOKED_AT,
         sigaction = const libc::SYS_rt_sigaction,
-        mlockall = const libc::SYS_mlockall,
         execve = const libc::SYS_execve,
-        execveat = const libc::SYS_execveat,
-        ring = const libc::SYS_io_uring_setup,
-        mprotect = const libc::SYS_mprotect,
-        munmap = const libc::SYS_munmap,
-        mremap = const libc::SYS_mremap,
-        madvise = const libc::SYS_madvise,
-        setuid = const libc::SYS_setuid,
-        capset = const libc::SYS_capset,
-        landlock = const libc::SYS_landlock_restrict_self,
         files = sym uncopy_store::program::IS_ON,
         limits = sym crate::limits::before_call,
         clone = const libc::SYS_clone,

@@ -50,10 +50,10 @@ fn before_lock() {
 
 /// Looks at a system call that the program makes through libc's `syscall`, before it is made.
 pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize) {
+    if crate::mapping::CALLS.contains(&number) {
+        return crate::mapping::before_call(number, [a, b, c, d, e]);
+    }
     match number {
-        libc::SYS_mprotect | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_madvise => {
-            crate::mapping::before_call(number, [a, b, c, d, e]);
-        }
         libc::SYS_seccomp if a <= libc::SECCOMP_SET_MODE_FILTER as usize => before_filter(),
         libc::SYS_prctl if a == libc::PR_SET_SECCOMP as usize => before_filter(),
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize => uncopy_sys::clock::stop(),

@@ -1,24 +1,57 @@
 //! Calls by which a program changes the mapping of memory that malloc gave it, and calls that could
 //! take our descriptor away.
 //!
-//! A block whose mapping the program changes becomes plain memory for good before the call is made.
+//! A block whose mapping the program changes becomes plain memory before the call is made.
 
 use crate::files;
 use crate::lanes as streams;
 use crate::net;
-use core::ffi::{c_int, c_long, c_void};
-use libc::{off_t, size_t};
+use core::ffi::{c_int, c_long, c_ulong, c_void};
+use libc::{iovec, off_t, size_t};
 use smallvec::SmallVec;
+use uncopy_core::addr::PAGE_BYTES;
+use uncopy_engine::range::alteration::Alteration;
 use uncopy_engine::range::directory;
 use uncopy_engine::service::activation;
+use uncopy_engine::state::gate::is_in_heap;
 use uncopy_interpose::{alias, before, entry, slots};
 use uncopy_lanes::forks as lanes;
 use uncopy_record::{self as record, Function, Timer};
 use uncopy_store::program as store;
+use uncopy_sys::readable::is_readable;
 
 type Pointer = *mut c_void;
 
+/// Linux 6.10; not in the libc crate for glibc.
+const SYS_MSEAL: c_long = 462;
+/// Linux 5.17.
+const SYS_SET_MEMPOLICY_HOME_NODE: c_long = 450;
+
+/// The calls that [`before_call`] looks at.
+pub const CALLS: [c_long; 15] = [
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_pkey_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_process_madvise,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_mbind,
+    SYS_SET_MEMPOLICY_HOME_NODE,
+    libc::SYS_remap_file_pages,
+    libc::SYS_shmat,
+    libc::SYS_shmdt,
+    SYS_MSEAL,
+];
+
 slots! {
+    PROCESS_MADVISE = c"process_madvise": unsafe extern "C" fn(c_int, *const iovec, size_t, c_int, u32) -> isize;
+    MSEAL = c"mseal": unsafe extern "C" fn(Pointer, size_t, c_ulong) -> c_int;
+    REMAP_FILE_PAGES = c"remap_file_pages": unsafe extern "C" fn(Pointer, size_t, c_int, size_t, c_int) -> c_int;
+    SHMAT = c"shmat": unsafe extern "C" fn(c_int, *const c_void, c_int) -> Pointer;
+    SHMDT = c"shmdt": unsafe extern "C" fn(*const c_void) -> c_int;
     MPROTECT = c"mprotect": unsafe extern "C" fn(Pointer, size_t, c_int) -> c_int;
     PKEY_MPROTECT = c"pkey_mprotect": unsafe extern "C" fn(Pointer, size_t, c_int, c_int) -> c_int;
     MADVISE = c"madvise": unsafe extern "C" fn(Pointer, size_t, c_int) -> c_int;
@@ -37,23 +70,99 @@ slots! {
     CLOSEFROM = c"closefrom": unsafe extern "C" fn(c_int);
 }
 
-fn disown(address: usize, len: usize) {
-    directory::disown(address, len);
-    streams::changed(address, len);
+/// Tells all whom it concerns that the program is about to alter what is at some addresses.
+fn disown(address: usize, len: usize, alteration: Alteration) {
+    let _errno = uncopy_sys::errno::Keep::new();
+    directory::disown(address, len, alteration);
+    if alteration != Alteration::Advice {
+        streams::changed(address, len);
+    }
 }
 
-/// Advice that changes no byte and no fault leaves views alone.
-const fn is_harmless(advice: c_int) -> bool {
-    matches!(
-        advice,
-        libc::MADV_NORMAL
-            | libc::MADV_RANDOM
-            | libc::MADV_SEQUENTIAL
-            | libc::MADV_WILLNEED
-            | libc::MADV_NOHUGEPAGE
-            | libc::MADV_DONTDUMP
-            | libc::MADV_DODUMP
-    )
+/// What advice does; `None`: nothing that is left, or that matters to views.
+const fn alteration_by(advice: c_int) -> Option<Alteration> {
+    match advice {
+        libc::MADV_NORMAL | libc::MADV_WILLNEED | libc::MADV_DODUMP => None,
+        libc::MADV_RANDOM | libc::MADV_SEQUENTIAL | libc::MADV_NOHUGEPAGE | libc::MADV_DONTDUMP => {
+            Some(Alteration::Advice)
+        }
+        libc::MADV_HUGEPAGE => Some(Alteration::HugePages),
+        libc::MADV_DONTFORK => Some(Alteration::NotInherited),
+        libc::MADV_COLD
+        | libc::MADV_PAGEOUT
+        | libc::MADV_POPULATE_READ
+        | libc::MADV_POPULATE_WRITE
+        | libc::MADV_COLLAPSE => Some(Alteration::Pages),
+        advice if drops_bytes(advice) => Some(Alteration::Pages),
+        _ => Some(Alteration::Properties),
+    }
+}
+
+/// Before the program gives advice about memory of this process.
+fn advised(address: usize, len: usize, advice: c_int) {
+    if let Some(alteration) = alteration_by(advice) {
+        disown(address, len, alteration);
+        if drops_bytes(advice) {
+            record::forget(Function::Madvise, address, len);
+        }
+    }
+}
+
+/// Before the program gives advice about memory of a process, which may be this one: where it is not, blocks that happen to
+/// have these addresses hold no views for a while.
+fn advised_in_a_process(ranges: usize, count: usize, advice: c_int) {
+    const MAX_RANGES: usize = 1024;
+    if alteration_by(advice).is_none() || count > MAX_RANGES {
+        return;
+    }
+    for index in 0..count {
+        let at = ranges.wrapping_add(index * size_of::<iovec>());
+        if !is_readable(at, size_of::<iovec>()) {
+            return;
+        }
+        // SAFETY: just found to be readable; the program passes an array of them.
+        let range = unsafe { (at as *const iovec).read_unaligned() };
+        advised(range.iov_base as usize, range.iov_len, advice);
+    }
+}
+
+/// Before a segment of System V shared memory takes the place of what is at `address`.
+fn attached(id: c_int, address: usize, flags: c_int) {
+    if flags & libc::SHM_REMAP == 0 {
+        return;
+    }
+    let _errno = uncopy_sys::errno::Keep::new();
+    if let Some(len) = uncopy_sys::mem::segment_len_bytes(id) {
+        disown(address / PAGE_BYTES * PAGE_BYTES, len, Alteration::Covered);
+    }
+}
+
+/// Before the program takes a segment of System V shared memory away, perhaps from where it had put it over a block: the
+/// kernel takes all of its mappings.
+fn detached(address: usize) {
+    if !is_in_heap(address) {
+        return;
+    }
+    let _errno = uncopy_sys::errno::Keep::new();
+    let rest_bytes = directory::find(address).map_or(0, |at| at.base + at.bytes() - address);
+    let mapped_bytes =
+        uncopy_sys::procmap::range_at(address).ok().flatten().map_or(0, |(range, _)| range.end - address);
+    disown(address, rest_bytes.max(mapped_bytes), Alteration::Vacated);
+}
+
+/// Before `mremap`: what is left of the old place.
+fn remapped(address: usize, old_len: usize, new_len: usize, flags: c_int, new_address: usize) {
+    let fixed = flags & libc::MREMAP_FIXED != 0;
+    let moves_all = fixed || flags & libc::MREMAP_DONTUNMAP != 0 || new_len > old_len;
+    let kept = if moves_all { 0 } else { new_len.next_multiple_of(PAGE_BYTES) };
+    // Its views are put in place also where the mapping stays.
+    disown(address, old_len, Alteration::Pages);
+    if kept < old_len {
+        disown(address + kept, old_len - kept, Alteration::Vacated);
+    }
+    if fixed {
+        disown(new_address, new_len, Alteration::Covered);
+    }
 }
 
 /// Advice after which the bytes are gone.
@@ -66,44 +175,110 @@ pub fn before_call(number: c_long, [address, len, new_len, detail, new_address]:
     match number {
         libc::SYS_munmap => record::forget(Function::Munmap, address, len),
         libc::SYS_mremap => record::forget(Function::Mremap, address, len),
-        libc::SYS_madvise if drops_bytes(new_len as c_int) => record::forget(Function::Madvise, address, len),
         _ => {}
     }
     match number {
-        libc::SYS_madvise if is_harmless(new_len as c_int) => {}
-        libc::SYS_mremap if detail as c_int & libc::MREMAP_FIXED != 0 => {
-            disown(address, len);
-            disown(new_address, new_len);
-        }
-        _ => disown(address, len),
+        libc::SYS_mmap => mapped(address, len, detail as c_int, new_address as c_int),
+        libc::SYS_munmap => disown(address, len, Alteration::Vacated),
+        libc::SYS_madvise => advised(address, len, new_len as c_int),
+        libc::SYS_process_madvise => advised_in_a_process(len, new_len, detail as c_int),
+        libc::SYS_mremap => remapped(address, len, new_len, detail as c_int, new_address),
+        libc::SYS_shmat => attached(address as c_int, len, new_len as c_int),
+        libc::SYS_shmdt => detached(address),
+        _ => disown(address, len, Alteration::Properties),
     }
 }
 
 before!(mprotect MPROTECT (address: Pointer, len: size_t, protection: c_int) -> c_int, {
-    disown(address as usize, len);
+    disown(address as usize, len, Alteration::Properties);
 });
 
 before!(pkey_mprotect PKEY_MPROTECT (address: Pointer, len: size_t, protection: c_int, key: c_int) -> c_int, {
-    disown(address as usize, len);
+    disown(address as usize, len, Alteration::Properties);
 });
 
 before!(madvise MADVISE (address: Pointer, len: size_t, advice: c_int) -> c_int, {
-    if !is_harmless(advice) {
-        disown(address as usize, len);
-        if drops_bytes(advice) {
-            record::forget(Function::Madvise, address as usize, len);
+    advised(address as usize, len, advice);
+});
+
+/// A libc older than this call does not have it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn process_madvise(
+    process: c_int,
+    ranges: *const iovec,
+    count: size_t,
+    advice: c_int,
+    flags: u32,
+) -> isize {
+    advised_in_a_process(ranges as usize, count, advice);
+    match PROCESS_MADVISE.find() {
+        // SAFETY: the program's own arguments.
+        Some(real) => unsafe { real(process, ranges, count, advice, flags) },
+        None => {
+            let arguments = [process as usize, ranges as usize, count, advice as usize, flags as usize, 0];
+            // SAFETY: the program's own arguments.
+            unsafe { made_by_the_kernel(libc::SYS_process_madvise, arguments) }
         }
     }
+}
+
+/// A libc older than this call does not have it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mseal(address: Pointer, len: size_t, flags: c_ulong) -> c_int {
+    disown(address as usize, len, Alteration::Properties);
+    match MSEAL.find() {
+        // SAFETY: the program's own arguments.
+        Some(real) => unsafe { real(address, len, flags) },
+        // SAFETY: the program's own arguments.
+        None => unsafe {
+            made_by_the_kernel(SYS_MSEAL, [address as usize, len, flags as usize, 0, 0, 0]) as c_int
+        },
+    }
+}
+
+/// Makes a system call of the program's for which libc has no function.
+unsafe fn made_by_the_kernel(number: c_long, arguments: [usize; 6]) -> isize {
+    // SAFETY: the caller's.
+    let result = unsafe { uncopy_sys::raw::call(number as usize, arguments) };
+    if (-4095..0).contains(&result) {
+        uncopy_sys::errno::set(-result as c_int);
+        return -1;
+    }
+    result as isize
+}
+
+before!(remap_file_pages REMAP_FILE_PAGES
+(address: Pointer, len: size_t, protection: c_int, page: size_t, flags: c_int) -> c_int, {
+    disown(address as usize, len, Alteration::Covered);
+});
+
+before!(shmat SHMAT (id: c_int, address: *const c_void, flags: c_int) -> Pointer, {
+    attached(id, address as usize, flags);
+});
+
+before!(shmdt SHMDT (address: *const c_void) -> c_int, {
+    detached(address as usize);
 });
 
 before!(munmap MUNMAP (address: Pointer, len: size_t) -> c_int, {
-    disown(address as usize, len);
+    disown(address as usize, len, Alteration::Vacated);
     record::forget(Function::Munmap, address as usize, len);
 });
 
-/// Whether a mapping may take the place of another, and somebody is to know that.
-fn is_over(flags: c_int) -> bool {
-    flags & libc::MAP_FIXED != 0 && (record::is_on() || streams::is_on())
+/// Whether a mapping may take the place of another.
+const fn is_over(flags: c_int) -> bool {
+    flags & libc::MAP_FIXED != 0
+}
+
+/// Before the program maps something.
+fn mapped(address: usize, len: usize, flags: c_int, fd: c_int) {
+    if files::is_shared_mapping(flags, fd) {
+        files::refuse(fd);
+    }
+    if is_over(flags) {
+        record::forget(Function::Mmap, address, len);
+        disown(address, len, Alteration::Covered);
+    }
 }
 
 entry!(mmap MMAP
@@ -127,13 +302,7 @@ unsafe fn map(
     fd: c_int,
     offset: off_t,
 ) -> Pointer {
-    if files::is_shared_mapping(flags, fd) {
-        files::refuse(fd);
-    }
-    if is_over(flags) {
-        record::forget(Function::Mmap, address as usize, len);
-        streams::changed(address as usize, len);
-    }
+    mapped(address as usize, len, flags, fd);
     // SAFETY: the program's own mapping, with its own arguments.
     unsafe { uncopy_sys::mem::map_as_asked(address, len, protection, flags, fd, offset) }
 }
@@ -148,10 +317,7 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     new_address: Pointer,
 ) -> Pointer {
-    disown(address as usize, old_len);
-    if flags & libc::MREMAP_FIXED != 0 {
-        disown(new_address as usize, new_len);
-    }
+    remapped(address as usize, old_len, new_len, flags, new_address as usize);
     let timer = Timer::begin(old_len);
     // SAFETY: the program's own arguments; its views there are plain memory by now.
     let moved = unsafe { MREMAP.call()(address, old_len, new_len, flags, new_address) };
@@ -166,11 +332,11 @@ pub unsafe extern "C" fn mremap(
 }
 
 before!(mlock MLOCK (address: *const c_void, len: size_t) -> c_int, {
-    disown(address as usize, len);
+    disown(address as usize, len, Alteration::Properties);
 });
 
 before!(mlock2 MLOCK2 (address: *const c_void, len: size_t, flags: u32) -> c_int, {
-    disown(address as usize, len);
+    disown(address as usize, len, Alteration::Properties);
 });
 
 /// Our descriptors.

@@ -31,6 +31,10 @@ struct State {
     present: BTreeSet<usize>,
     /// Faults that no handler has read.
     unread: Vec<(i32, Fault)>,
+    /// Changes of mappings that no handler has read.
+    changes: Vec<(i32, Change)>,
+    /// Descriptor of each thread whose change was not read, or that does not yet go on after that.
+    changing: BTreeMap<u32, i32>,
     /// Page that each waiting thread waits for.
     waiting: BTreeMap<u32, usize>,
 }
@@ -55,6 +59,10 @@ fn pages(address: usize, len_bytes: usize) -> impl Iterator<Item = usize> {
 impl State {
     fn is_absent(&self, page: usize) -> bool {
         self.registered.contains_key(&page) && !self.present.contains(&page)
+    }
+
+    fn is_changing(&self, fd: i32) -> bool {
+        self.changing.values().any(|changing| *changing == fd)
     }
 
     fn wake(&mut self, address: usize, len_bytes: usize) {
@@ -100,6 +108,28 @@ pub fn touch(ranges: &[(usize, usize)]) {
             }
         }
         state.present.insert(page);
+    }
+}
+
+/// Gives pages that are registered with one descriptor, which reports changes, back to the kernel, as `madvise` does: they
+/// vanish once a handler has read that.
+pub fn drop_pages(address: usize, len_bytes: usize) {
+    let me = crate::lock::thread_id();
+    let mut state = KERNEL.state.lock().expect("a model's lock");
+    if let Some(fd) = state.registered.get(&address).copied() {
+        let change = Change { start: address, end: address + len_bytes, moved_to: None };
+        state.changes.push((fd, change));
+        state.changing.insert(me, fd);
+        KERNEL.arrived.notify_all();
+        while state.changes.contains(&(fd, change)) {
+            state = KERNEL.woken.wait(state).expect("a model's lock");
+        }
+        state.changing.remove(&me);
+    }
+    for page in pages(address, len_bytes) {
+        state.present.remove(&page);
+        // SAFETY: models give back committed memory of their own.
+        unsafe { core::ptr::write_bytes(page as *mut u8, 0, PAGE_BYTES) };
     }
 }
 
@@ -203,6 +233,8 @@ impl Uffd {
                 let (to, from) = (destination + done_bytes, source + done_bytes);
                 error = if !state.open.contains(&self.fd) {
                     Some(Errno(libc::EBADF))
+                } else if state.is_changing(self.fd) {
+                    Some(Errno(libc::EAGAIN))
                 } else if state.registered.get(&to) != Some(&self.fd) {
                     Some(Errno(libc::ENOENT))
                 } else if state.present.contains(&to) {
@@ -267,22 +299,27 @@ impl Uffd {
         }
     }
 
-    /// Hands the faults that there are to `each`; waits for nothing. False when the descriptor is closed.
+    /// Hands the faults that there are, and then changes, to `each`; waits for nothing. False when the descriptor is closed.
     pub fn read(self, mut each: impl FnMut(Message)) -> bool {
-        let read: Option<Vec<Fault>> = with(|state| {
+        let read: Option<Vec<Message>> = with(|state| {
             state.open.contains(&self.fd).then(|| {
-                state.unread.extract_if(.., |(fd, _)| *fd == self.fd).map(|(_, fault)| fault).collect()
+                let faults = state.unread.extract_if(.., |(fd, _)| *fd == self.fd);
+                let mut messages: Vec<_> = faults.map(|(_, fault)| Message::Fault(fault)).collect();
+                let changes = state.changes.extract_if(.., |(fd, _)| *fd == self.fd);
+                messages.extend(changes.map(|(_, change)| Message::Change(change)));
+                messages
             })
         });
+        KERNEL.woken.notify_all();
         let is_open = read.is_some();
-        read.into_iter().flatten().for_each(|fault| each(Message::Fault(fault)));
+        read.into_iter().flatten().for_each(&mut each);
         is_open
     }
 
-    /// No model changes mappings.
+    /// Whether a thread's change was not read, or it does not yet go on after that.
     #[must_use]
     pub fn is_changing(self) -> bool {
-        false
+        with(|state| state.is_changing(self.fd))
     }
 
     /// As the real one; no model needs it.
@@ -307,7 +344,10 @@ pub fn leave_moves() {}
 pub fn wait(first: Uffd, second: Option<Uffd>, _control: Control, timeout_ms: i32) -> Ready {
     let mut state = KERNEL.state.lock().expect("a model's lock");
     loop {
-        let has = |uffd: Uffd| state.unread.iter().any(|(fd, _)| *fd == uffd.fd);
+        let has = |uffd: Uffd| {
+            state.unread.iter().any(|(fd, _)| *fd == uffd.fd)
+                || state.changes.iter().any(|(fd, _)| *fd == uffd.fd)
+        };
         let ready = Ready {
             first: has(first),
             second: second.is_some_and(has),

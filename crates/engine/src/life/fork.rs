@@ -207,6 +207,7 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     ledger::restart_in_child();
     recording::renew();
     uncopy_trials::in_child();
+    HEAP.vacate_what_is_not_inherited();
     if STATE.phase() == Phase::Dormant {
         early::in_child();
     }

@@ -4,13 +4,17 @@
 //! ([`Uffd::is_changing`]). Before it reads, the handler raises a flag of ours; when it has marked the ranges that the
 //! changes touch, it lowers it again. Whoever makes a range plain puts back bytes that a change may be taking away, so
 //! no change is read meanwhile ([`Undoing`]): its thread has to wait, and until then the kernel refuses to place anything.
+//!
+//! Faults come by the same descriptor, so they are not read meanwhile either. A thread may fault in a range while it holds
+//! that range's lock. So [`Undoing`] is the innermost of the locks of foreign ranges: whoever holds it has every lock that
+//! it needs already, and waits neither for one nor for the handler.
 
 use crate::arena::descriptor::Descriptor;
 use uncopy_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use uncopy_sys::uffd::Uffd;
 
-/// Times that somebody waits 20 µs for the handler to follow changes of mappings.
-const SETTLE_TRIES: u32 = 50_000;
+/// Times that somebody tries again, a moment apart, until the handler has followed changes of mappings.
+pub(crate) const SETTLE_TRIES: u32 = 50_000;
 
 /// The userfaultfd of the foreign ranges, and the changes that it reports.
 pub struct Changes {
@@ -71,19 +75,13 @@ impl Changes {
         !self.may_be_changing() && self.pending.load(SeqCst) == 0
     }
 
-    /// Keeps changes from being read, once those that were read have been followed. `None`: that takes too
-    /// long. No lock may be held, and not for the handler.
-    pub(crate) fn begin_undo(&self) -> Option<Undoing<'_>> {
-        for _ in 0..SETTLE_TRIES {
-            self.undoing.fetch_add(1, SeqCst);
-            let undoing = Undoing(&self.undoing);
-            if !self.is_changing.load(SeqCst) && self.pending.load(SeqCst) == 0 {
-                return Some(undoing);
-            }
-            drop(undoing);
-            uncopy_sys::thread::pause();
-        }
-        None
+    /// Keeps changes from being read, if all that were made have been read and followed. `None`: give every lock back, so
+    /// that the handler can follow them, and try again. Until it is dropped, the caller waits for nobody.
+    pub(crate) fn try_undo(&self) -> Option<Undoing<'_>> {
+        self.undoing.fetch_add(1, SeqCst);
+        let undoing = Undoing(&self.undoing);
+        // Once it is counted: the handler either sees that, or its flag shows here.
+        self.is_settled().then_some(undoing)
     }
 
     /// In a forked child, whose parent's handler had nothing pending.

@@ -1,6 +1,7 @@
 //! All memory that can hold views: the heap's blocks and the foreign ranges.
 
 use crate::arena::pages::ARENA;
+use crate::range::alteration::Alteration;
 use crate::range::block::BlockRef;
 use crate::range::constants;
 use crate::range::foreign::FOREIGN;
@@ -21,8 +22,8 @@ pub fn find(address: usize) -> Option<BlockRef> {
 
 /// Makes what `address..address + len_bytes` touches ordinary memory, because the program is about to
 /// change its mapping.
-pub fn disown(address: usize, len_bytes: usize) {
-    HEAP.disown(address, len_bytes);
+pub fn disown(address: usize, len_bytes: usize, alteration: Alteration) {
+    HEAP.disown(address, len_bytes, alteration);
     FOREIGN.disown(address, address.saturating_add(len_bytes));
     constants::forget(address, len_bytes);
 }

@@ -19,7 +19,7 @@
 //! Slots are used again: whoever locks one checks that it still stands for the range that was looked up.
 
 use crate::range::block::{BlockRef, Flag, Locked, Slot};
-use crate::range::changes::CHANGES;
+use crate::range::changes::{CHANGES, SETTLE_TRIES};
 use crate::range::registration::can_hold_views;
 use crate::state::gate::is_in_heap;
 use crate::state::{counters, limits};
@@ -46,9 +46,13 @@ const FILTER_SHIFT: u32 = 21;
 /// Remembered addresses at which nothing could be claimed.
 const REFUSALS: usize = if cfg!(loom) { 1 } else { 64 };
 
+/// Changes of mappings have to be followed first, for which the handler needs the locks.
+struct Unsettled;
+
 /// The foreign ranges of a process.
 pub struct Foreign {
-    /// Held where ranges come or go; taken before the locks of foreign blocks.
+    /// Held where ranges come or go; taken before the locks of foreign blocks, and those before
+    /// [`Undoing`](crate::range::changes::Undoing).
     lock: Lock,
     slots: [Slot; SLOTS],
     /// Slots that were ever in use.
@@ -163,9 +167,18 @@ impl Foreign {
         claimed
     }
 
-    fn claim_pages(&'static self, mut start: usize, mut end: usize) -> Option<BlockRef> {
-        // A change that is still to be followed would be taken for one of the range that is made here.
-        let _undoing = CHANGES.begin_undo()?;
+    fn claim_pages(&'static self, start: usize, end: usize) -> Option<BlockRef> {
+        for _ in 0..SETTLE_TRIES {
+            if let Ok(claimed) = self.try_claim(start, end) {
+                return claimed;
+            }
+            uncopy_sys::thread::pause();
+        }
+        None
+    }
+
+    fn try_claim(&'static self, mut start: usize, mut end: usize) -> Result<Option<BlockRef>, Unsettled> {
+        let mut dropped = Dropped::new();
         let _guard = self.lock.guard();
         // Two buffers that share a page become one range.
         let mut before = (0, 0);
@@ -173,36 +186,47 @@ impl Foreign {
             before = (start, end);
             for at in self.overlapping(start, end) {
                 if at.base <= start && end <= at.base + at.bytes() && !at.block.has(Flag::DISOWNED) {
-                    return Some(at);
+                    return Ok(Some(at));
                 }
                 start = start.min(at.base);
                 end = end.max(at.base + at.bytes());
             }
         }
         if end - start > MAX_BYTES || !can_hold_views(start, end) {
-            return None;
+            return Ok(None);
         }
-        let mut dropped = Dropped::new();
-        for at in self.overlapping(start, end) {
-            if !self.undo(at.lock_for_service(), &mut dropped) {
-                return None;
-            }
+        let mut taken = self.lock_overlapping(start, end);
+        if taken.is_empty() {
+            let Some(slot) = self.vacant() else { return Ok(None) };
+            taken.push(slot.at().lock_for_service());
         }
-        let slot = self.vacant(&mut dropped)?;
-        let mut locked = slot.at().lock_for_service();
+        // A change that is still to be followed would be taken for one of the range that is made here.
+        let _undoing = CHANGES.try_undo().ok_or(Unsettled)?;
+        if !taken.iter_mut().all(|locked| self.undo(locked, &mut dropped)) {
+            return Ok(None);
+        }
+        let Some((locked, slot)) =
+            taken.first_mut().and_then(|first| first.at.slot.map(|slot| (first, slot)))
+        else {
+            return Ok(None);
+        };
         locked.reset();
         slot.pages.store(((end - start) / PAGE_BYTES) as u32, Release);
         slot.base.store(start, Release);
-        drop(locked);
         self.ranges.fetch_add(1, Relaxed);
         self.filter.fetch_or(filter_of(start, slot.pages.load(Relaxed)), Relaxed);
         counters::add(Counter::ForeignRanges, 1);
         limits::count_foreign(end - start, 0);
-        Some(slot.at())
+        Ok(Some(slot.at()))
+    }
+
+    /// The ranges that `start..end` touches, locked in order of their slots. The registry must be locked.
+    fn lock_overlapping(&'static self, start: usize, end: usize) -> SmallVec<[Locked; 2]> {
+        self.overlapping(start, end).map(BlockRef::lock_for_service).collect()
     }
 
     /// A free slot; where there is none, that of a range that has to go.
-    fn vacant(&'static self, dropped: &mut Dropped<crate::arena::segment::Segment>) -> Option<&'static Slot> {
+    fn vacant(&'static self) -> Option<&'static Slot> {
         let used = self.used.load(Relaxed) as usize;
         if let Some(slot) = self.slots[..used].iter().find(|slot| slot.base.load(Relaxed) == 0) {
             return Some(slot);
@@ -214,14 +238,16 @@ impl Foreign {
         let start = self.next_victim.fetch_add(1, Relaxed) as usize;
         let order = || (start..start + SLOTS).map(|index| &self.slots[index % SLOTS]);
         let is_idle = |slot: &&Slot| slot.block.absent_pages() == 0;
-        let victim = order().find(is_idle).or_else(|| order().next())?;
-        self.undo(victim.at().lock_for_service(), dropped).then_some(victim)
+        order().find(is_idle).or_else(|| order().next())
     }
 
     /// Makes a range ordinary memory and frees its slot; the registry must be locked. False: views could not
     /// be put in place; the range makes no more of them and goes on being served.
-    fn undo(&self, mut locked: Locked, dropped: &mut Dropped<crate::arena::segment::Segment>) -> bool {
+    fn undo(&self, locked: &mut Locked, dropped: &mut Dropped<crate::arena::segment::Segment>) -> bool {
         let Some(slot) = locked.at.slot else { return false };
+        if slot.base.load(Relaxed) == 0 {
+            return true;
+        }
         if !locked.make_plain(dropped) {
             slot.block.set(Flag::DISOWNED);
             return false;
@@ -251,21 +277,31 @@ impl Foreign {
             self.overlapping(start, end).for_each(|at| _ = at.block.set(Flag::DISOWNED));
             return;
         };
-        let undoing = CHANGES.begin_undo();
         let mut dropped = Dropped::new();
-        let guard = self.lock.guard();
-        for at in self.overlapping(start, end) {
-            // Where this fails, its absent pages go on being served.
-            let locked = at.lock_for_service();
-            if undoing.is_some() {
-                let _ = self.undo(locked, &mut dropped);
-            } else {
-                locked.at.block.set(Flag::DISOWNED);
+        for _ in 0..SETTLE_TRIES {
+            if self.try_disown(start, end, &mut dropped) {
+                return;
             }
+            uncopy_sys::thread::pause();
         }
-        drop(guard);
-        drop(undoing);
-        drop(dropped);
+        self.overlapping(start, end).for_each(|at| _ = at.block.set(Flag::DISOWNED));
+    }
+
+    /// One try at making the ranges plain. False: the handler has to follow changes first.
+    fn try_disown(
+        &'static self,
+        start: usize,
+        end: usize,
+        dropped: &mut Dropped<crate::arena::segment::Segment>,
+    ) -> bool {
+        let _guard = self.lock.guard();
+        let mut taken = self.lock_overlapping(start, end);
+        let Some(_undoing) = CHANGES.try_undo() else { return false };
+        for locked in &mut taken {
+            // Where this fails, its absent pages go on being served.
+            let _ = self.undo(locked, dropped);
+        }
+        true
     }
 
     /// Calls `each` for every range.
@@ -351,7 +387,7 @@ impl Foreign {
         let mut is_done = true;
         for at in self.overlapping(0, usize::MAX) {
             if at.block.has(Flag::DISOWNED) {
-                is_done &= at.try_lock().is_some_and(|locked| self.undo(locked, &mut dropped));
+                is_done &= at.try_lock().is_some_and(|mut locked| self.undo(&mut locked, &mut dropped));
             }
         }
         self.lock.unlock();

@@ -2,7 +2,7 @@
 
 use crate::state::gate::HEAP_LEN_BYTES;
 use uncopy_sys::errno::Errno;
-use uncopy_sys::mem::Reservation;
+use uncopy_sys::mem::{Advice, Reservation};
 use uncopy_sys::sync::atomic::Ordering::Acquire;
 use uncopy_sys::sync::{Peek, UnsafeCell};
 
@@ -43,6 +43,34 @@ impl HeapMemory {
     pub fn populate(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
         blocks.populate(address, len_bytes)
+    }
+
+    /// Puts a fresh mapping, without huge pages, in the place of a block's.
+    ///
+    /// # Errors
+    /// What the kernel says; nothing has changed then.
+    ///
+    /// # Safety
+    /// The block must be free and in no list, and nothing but the heap's mappings may be there.
+    pub(super) unsafe fn renew(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
+        // SAFETY: the caller says that nobody needs what is there.
+        unsafe { blocks.renew(address, len_bytes) }?;
+        blocks.advise(address, len_bytes, Advice::NoHugePages);
+        Ok(())
+    }
+
+    /// Reserves addresses of a block again: nothing is there any more, and nobody else's mapping will be.
+    ///
+    /// # Errors
+    /// What the kernel says; nothing has changed then.
+    ///
+    /// # Safety
+    /// Nobody may need what is there.
+    pub(super) unsafe fn withdraw(&self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        let (blocks, _) = self.reservations().ok_or(Errno::ENOMEM)?;
+        // SAFETY: the caller says that nobody needs what is there.
+        unsafe { blocks.withdraw(address, len_bytes) }
     }
 
     /// Gives pages of a block back to the kernel.

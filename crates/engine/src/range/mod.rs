@@ -1,5 +1,6 @@
 //! Memory of the program: blocks of the heap and foreign ranges, and the states of their pages.
 
+pub mod alteration;
 pub mod apply;
 pub mod block;
 pub mod carrying;

@@ -150,7 +150,7 @@ fn replace(locked: &Locked, pages: PageRange, fill: impl Fn(usize)) -> bool {
         // The kernel would report it, and wait until the handler has read that.
         return false;
     }
-    locked.at.block.set(Flag::DISOWNED);
+    locked.at.block.set(Flag::DISOWNED.or(Flag::OTHER_PROPERTIES));
     // SAFETY: absent pages of a block that is locked; `fill` writes the bytes that belong there.
     let replaced = unsafe { mem::replace(address, pages.len_bytes(), fill) }.is_ok();
     replaced && locked.at.uffd().wake(address, pages.len_bytes())

@@ -31,10 +31,10 @@ impl Locked {
         if uncopy_sys::alloc::is_low() {
             return Err(Errno::ENOMEM);
         }
-        let refusing = [Flag::RELOCATED, Flag::DISOWNED, Flag::STACK];
-        let is_refused = refusing.iter().any(|flag| block.has(*flag)) || self.is_doubtful();
+        let refusing = Flag::RELOCATED.or(Flag::DISOWNED).or(Flag::STACK).or(Flag::HUGE_PAGES);
+        let is_refused = block.has(refusing) || self.is_doubtful();
         if is_refused || !STATE.is_active() {
-            // UFFDIO_MOVE does not cross mappings; a disowned block's are the program's.
+            // UFFDIO_MOVE does not cross mappings, and splits huge pages; a disowned block's are the program's.
             return Err(Errno::EINVAL);
         }
         if block.has(Flag::REGISTERED) {

@@ -5,8 +5,9 @@
 //! find their blocks plain when they come back, and copy.
 
 use crate::arena::pages::ARENA;
-use crate::range::block::{BlockRef, Locked};
-use crate::range::changes::CHANGES;
+use crate::arena::segment::Segment;
+use crate::range::block::BlockRef;
+use crate::range::changes::{CHANGES, SETTLE_TRIES};
 use crate::range::directory;
 use crate::state::phase::STATE;
 use uncopy_core::page_map::Dropped;
@@ -43,8 +44,23 @@ pub fn release_all(why: &str) -> bool {
         return true;
     }
     let _critical = Critical::enter();
-    let _undoing = CHANGES.begin_undo();
-    (0..MAX_ROUNDS).any(|_| round(|at| Some(at.lock_for_service())))
+    let mut tries = SETTLE_TRIES;
+    (0..MAX_ROUNDS).any(|_| round(|at, dropped| make_plain(at, &mut tries, dropped)))
+}
+
+/// Makes a block plain. A foreign range's changes are not read meanwhile, unless the handler has not followed earlier ones
+/// in so many tries.
+fn make_plain(at: BlockRef, tries: &mut u32, dropped: &mut Dropped<Segment>) -> bool {
+    loop {
+        let mut locked = at.lock_for_service();
+        let undoing = at.slot.and_then(|_| CHANGES.try_undo());
+        if at.slot.is_none() || undoing.is_some() || *tries == 0 {
+            return locked.make_plain(dropped);
+        }
+        drop(locked);
+        *tries -= 1;
+        uncopy_sys::thread::pause();
+    }
 }
 
 /// Turns everything back into plain memory where uncopy's own data had to come from the reserve. Called
@@ -61,15 +77,15 @@ pub fn release_if_low() {
 /// One round for the handler thread, after [`try_retire`]: blocks that another thread holds are left for the next one.
 /// Returns whether nothing is left.
 pub(crate) fn round_without_waiting() -> bool {
-    round(BlockRef::try_lock)
+    round(|at, dropped| at.try_lock().is_some_and(|mut locked| locked.make_plain(dropped)))
 }
 
-fn round(lock: impl Fn(BlockRef) -> Option<Locked>) -> bool {
+/// Calls `make_plain` for every block, which locks it before it looks at it: a hook may be about to register it.
+fn round(mut make_plain: impl FnMut(BlockRef, &mut Dropped<Segment>) -> bool) -> bool {
     let mut is_done = true;
     directory::for_each_block(|at| {
-        // Locked before it is looked at: a hook may be about to register it.
         let mut dropped = Dropped::new();
-        is_done &= lock(at).is_some_and(|mut locked| locked.make_plain(&mut dropped));
+        is_done &= make_plain(at, &mut dropped);
     });
     is_done
 }

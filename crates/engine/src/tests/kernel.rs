@@ -5,6 +5,7 @@ use crate::arena::pages::ARENA;
 use crate::arena::segment::Draft;
 use crate::call::input::{Input, Part};
 use crate::life::fork;
+use crate::range::alteration::Alteration;
 use crate::range::apply::{Source, apply};
 use crate::range::block::Flag;
 use crate::range::directory;
@@ -108,7 +109,9 @@ fn mapping_that_changes_while_a_fork_is_under_way_holds_no_view_from_then_on() {
     };
     fork::prepare();
     // What a hook of mprotect does in another thread, which nothing of the engine's can wait for.
-    thread::spawn(move || directory::disown(address, LEN_BYTES)).join().expect("disowned");
+    thread::spawn(move || directory::disown(address, LEN_BYTES, Alteration::Properties))
+        .join()
+        .expect("disowned");
     fork::parent();
     assert!(at.block.has(Flag::DISOWNED), "an input could be put where only reading is allowed");
 }

@@ -141,6 +141,43 @@ impl Reservation {
         check(moved).map(drop)
     }
 
+    /// Puts a fresh mapping, as [`commit`](Self::commit) makes one, in the place of what is in part of the range.
+    ///
+    /// # Errors
+    /// What mmap says; EINVAL outside the range. Nothing has changed then.
+    ///
+    /// # Safety
+    /// Nobody may need what is there.
+    pub unsafe fn renew(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { self.map_again(address, len_bytes, libc::PROT_READ | libc::PROT_WRITE) }
+    }
+
+    /// Makes part of the range inaccessible again, whatever is there; that takes no memory from then on.
+    ///
+    /// # Errors
+    /// What mmap says; EINVAL outside the range. Nothing has changed then.
+    ///
+    /// # Safety
+    /// Nobody may need what is there.
+    pub unsafe fn withdraw(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { self.map_again(address, len_bytes, libc::PROT_NONE) }
+    }
+
+    /// # Safety
+    /// Nobody may need what is there.
+    unsafe fn map_again(self, address: usize, len_bytes: usize, protection: i32) -> Result<(), Errno> {
+        self.within(address, len_bytes)?;
+        // The flags of the whole range: the kernel joins only mappings that agree in them.
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: within our own range, where the caller says that nobody needs what is there.
+        unsafe { map_at(address, len_bytes, protection, flags, -1) }?;
+        #[cfg(loom)]
+        crate::uffd::set_present(address, len_bytes, false);
+        Ok(())
+    }
+
     /// Makes every page of part of the range present.
     ///
     /// # Errors
@@ -218,6 +255,16 @@ pub fn map_zeroes(len_bytes: usize) -> Result<usize, Errno> {
         .and_then(|zeroes| zeroes.commit(zeroes.base(), len_bytes).map(|()| zeroes.base()));
     #[cfg(not(loom))]
     map(len_bytes, libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
+}
+
+/// Length of a segment of System V shared memory, bytes. `None`: there is none with this number, or it may not be looked at.
+#[must_use]
+pub fn segment_len_bytes(id: i32) -> Option<usize> {
+    // SAFETY: all-zero bytes are a valid structure.
+    let mut state: libc::shmid_ds = unsafe { core::mem::zeroed() };
+    // SAFETY: the structure that the command fills.
+    let result = unsafe { kernel!(Stat, syscall!(libc::SYS_shmctl, id, libc::IPC_STAT, &raw mut state)) };
+    (result == 0).then_some(state.shm_segsz)
 }
 
 /// The soft limit on a process's address space, bytes; `None` if there is none.

@@ -29,14 +29,32 @@ impl Flag {
     pub const FRESH: Self = Self(1 << 3);
     /// Its addresses consist of more than one mapping since `mremap` moved pages in.
     pub const RELOCATED: Self = Self(1 << 4);
-    /// The program has changed the block's mapping itself (mprotect, munmap …): it never holds a view
-    /// again and is never handed out again.
+    /// The program has changed the block's mapping itself (mprotect, munmap …): it holds no view until it is freed, and
+    /// then only if `range::heap::renewal` makes it fit for another owner.
     pub const DISOWNED: Self = Self(1 << 5);
     /// Of a foreign range: every page was made present when it was registered.
     pub const POPULATED: Self = Self(1 << 6);
     /// A stack lies in it that a hook ran on (a coroutine's): it is plain memory until it is freed. Nobody may fault
     /// on his own stack while he holds locks.
     pub const STACK: Self = Self(1 << 7);
+    /// The program asked for huge pages in it: it holds no view.
+    pub const HUGE_PAGES: Self = Self(1 << 8);
+    /// The program gave advice about it that does not concern views.
+    pub const ADVISED: Self = Self(1 << 13);
+    /// Its mapping has properties that those of other blocks do not have.
+    pub const OTHER_PROPERTIES: Self = Self(1 << 9);
+    /// Forked children do not have its mapping.
+    pub const NOT_INHERITED: Self = Self(1 << 10);
+    /// The program put mappings of its own over it.
+    pub const COVERED: Self = Self(1 << 11);
+    /// The program took its mapping, or a part of it, away: see [`vacated`](Block::vacated).
+    pub const VACATED: Self = Self(1 << 12);
+
+    /// Both flags: a block that has one of them [`has`](Block::has) this.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
 }
 
 /// Usable sizes are multiples of a cache line: blocks begin at one, so that as much is there behind every begin.
@@ -71,7 +89,8 @@ pub struct Block {
     pub(super) copied_over_ns: AtomicU32,
     /// How often the lock was taken: tells the fault service that a thread has held it all the while.
     pub(super) turns: AtomicU32,
-    /// Pages that the last copy or input into it touched, from here …
+    /// Pages that the last copy or input into it touched, from here … Of a block that is [`Flag::VACATED`], which holds no
+    /// view any more: the pages that the program took away.
     buffer_start: AtomicU32,
     /// … to here, exclusive.
     buffer_end: AtomicU32,
@@ -255,6 +274,23 @@ impl Block {
     pub(crate) fn set_last_batch(&self, batch: FaultBatch) {
         self.fault_end.store(batch.end, Relaxed);
         self.fault_batch.store(batch.pages, Relaxed);
+    }
+
+    /// The pages between the first and the last that the program took away, if it is [`Flag::VACATED`].
+    pub(in crate::range) fn vacated(&self) -> PageRange {
+        PageRange::new(self.buffer_start.load(Relaxed), self.buffer_end.load(Relaxed))
+    }
+
+    /// Adds pages to those that the program took away.
+    pub(in crate::range) fn vacate(&self, pages: PageRange) {
+        let mut all = pages;
+        if self.has(Flag::VACATED) {
+            let known = self.vacated();
+            all = PageRange::new(known.start.min(pages.start), known.end.max(pages.end));
+        }
+        self.buffer_start.store(all.start, Relaxed);
+        self.buffer_end.store(all.end, Relaxed);
+        self.set(Flag::VACATED);
     }
 
     /// The first page and the last that the program asked for.

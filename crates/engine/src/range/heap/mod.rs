@@ -11,6 +11,7 @@
 
 use crate::account::work::Work;
 use crate::arena::pages::ARENA;
+use crate::range::alteration::Alteration;
 use crate::range::block::{Block, BlockRef, Flag};
 use crate::range::carrying;
 use crate::range::foreign::FOREIGN;
@@ -40,6 +41,7 @@ use uncopy_sys::sync::atomic::{
 
 mod free_blocks;
 mod lead;
+mod renewal;
 pub(crate) mod retention;
 
 use free_blocks::{Free, FreeBlocks};
@@ -233,7 +235,12 @@ impl Heap {
         let _presence = Presence::enter()?;
         let site = POLICY.placement.site(caller, class.index());
         let wants_registered = POLICY.placement.prefers_registered(site) || POLICY.always_places_registered();
-        let at = self.take(class, wants_registered)?;
+        let at = loop {
+            let at = self.take(class, wants_registered)?;
+            if self.is_fit(at, site) {
+                break at;
+            }
+        };
         if !wants_registered && at.block.has(Flag::REGISTERED) && at.may_have_absent_pages() {
             Self::unregister(at);
         }
@@ -438,9 +445,7 @@ impl Heap {
         if STATE.phase() == Phase::Inactive && !registered {
             // Nobody asks for blocks any more. One call, as libc would make: the program may have installed
             // a filter that knows of no other.
-            at.block.set(Flag::DISOWNED);
-            // SAFETY: the program gave the block back; it is in no list and never will be.
-            let _ = unsafe { mem::unmap(at.base, at.bytes()) };
+            Self::unmap(at);
             return;
         }
         // Of a plain block only what was asked for is likely to have been touched, by this owner or by earlier ones.
@@ -465,11 +470,13 @@ impl Heap {
                 work.charge(at.last_site(), Share::Free);
             }
         }
+        let mut registered = registered;
+        if at.block.has(Flag::DISOWNED.or(Flag::OTHER_PROPERTIES)) {
+            let Some(kept) = self.recover(at, registered, present_pages) else { return };
+            (registered, present_pages) = kept;
+        }
         if self.retains_too_much(present_pages) && self.discard(at, registered) {
             present_pages = 0;
-        }
-        if at.block.has(Flag::DISOWNED) {
-            return;
         }
         at.block.set_retained_pages(present_pages);
         self.retained_pages.fetch_add(present_pages as usize, Relaxed);
@@ -504,7 +511,9 @@ impl Heap {
     /// not worth while; nothing has changed then.
     #[must_use]
     pub fn relocate(&self, from: BlockRef, to: BlockRef) -> bool {
-        let plain = |at: &BlockRef| !at.block.has(Flag::REGISTERED);
+        // Other mappings would be moved along, or mapped over.
+        let refusing = Flag::REGISTERED.or(Flag::OTHER_PROPERTIES).or(Flag::COVERED).or(Flag::VACATED);
+        let plain = |at: &BlockRef| !at.block.has(refusing);
         let len_bytes = from.bytes().min(to.bytes());
         let lead_bytes = from.block.lead_bytes();
         let asked_bytes = to.block.usable_bytes();
@@ -526,27 +535,30 @@ impl Heap {
             to.block.set_request(to.block.alloc_site(), lead_bytes as u16, asked_bytes);
             to.block.set(Flag::RELOCATED);
             from.block.set(Flag::RELOCATED);
+            to.inherit_wishes(from);
         }
         moved
     }
 
-    /// Makes every block that `address..address + len_bytes` touches plain memory for good, because the
-    /// program is about to change its mapping: mprotect, madvise, mremap, munmap, mlock.
-    pub fn disown(&self, address: usize, len_bytes: usize) {
+    /// Makes every block that `address..address + len_bytes` touches plain memory until it is freed, because the
+    /// program is about to change its mapping: mprotect, madvise, mremap, munmap, mlock, mmap.
+    pub fn disown(&self, address: usize, len_bytes: usize, alteration: Alteration) {
         let mut at = address;
-        while at < address.saturating_add(len_bytes) {
+        let last = address.saturating_add(len_bytes);
+        while at < last {
             let Some(block) = self.find(at) else { return };
             let end = block.base + block.bytes();
-            if !block.block.set(Flag::DISOWNED) || block.may_have_absent_pages() {
+            let keeps_views = alteration == Alteration::Advice;
+            if !keeps_views && (!block.block.set(Flag::DISOWNED) || block.may_have_absent_pages()) {
                 match Section::enter() {
                     Some(_section) => make_plain(&block),
                     // A fork may wait for this very thread. Absent pages go on being served; not those that the program is about
                     // to give up (madvise), which would have their bytes again: they are put in place first.
-                    None => (at / PAGE_BYTES
-                        ..end.min(address.saturating_add(len_bytes)).div_ceil(PAGE_BYTES))
+                    None => (at / PAGE_BYTES..end.min(last).div_ceil(PAGE_BYTES))
                         .for_each(|page| _ = readable::is_readable(page * PAGE_BYTES, size_of::<usize>())),
                 }
             }
+            block.note((at, last), alteration);
             at = end;
         }
     }

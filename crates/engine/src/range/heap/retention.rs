@@ -214,7 +214,9 @@ impl Heap {
 
     fn discard_locked(&self, locked: &mut Locked, registered: bool) -> bool {
         let at = locked.at;
-        if HEAP_MEMORY.discard(at.base, at.bytes()).is_err() {
+        // What the program took away, or put something else over, is not the heap's to empty.
+        let is_its = !at.block.has(Flag::COVERED.or(Flag::VACATED));
+        if !is_its || HEAP_MEMORY.discard(at.base, at.bytes()).is_err() {
             return false;
         }
         if registered {

@@ -9,6 +9,7 @@
 mod activation;
 mod counters;
 mod faults;
+mod foreign;
 mod forks;
 mod segments;
 mod upkeep;

@@ -1,0 +1,361 @@
+//! Programs that alter the mappings of malloc's memory and go on: what they asked for holds while they have the memory, what
+//! they mapped there is left alone, and nothing piles up once they have freed it.
+//!
+//! ```text
+//! altered SCENARIO SEED
+//! ```
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "arguments of system calls have 64 bits here"
+)]
+
+use std::ffi::{c_int, c_void};
+use std::fs;
+use std::ptr::null_mut;
+
+use uncopy_core::addr::PAGE_BYTES as PAGE;
+use uncopy_tests::calls::{CopyCall, InputCall, OutputCall};
+use uncopy_tests::feeder::Feeder;
+use uncopy_tests::mirror::{Buffer, Origin};
+use uncopy_tests::plain::errno;
+
+const MIB: usize = 1 << 20;
+const ACCESS: c_int = libc::PROT_READ | libc::PROT_WRITE;
+/// MADV_GUARD_INSTALL, Linux 6.13.
+const GUARD_INSTALL: c_int = 102;
+/// mseal, Linux 6.10.
+const SYS_MSEAL: libc::c_long = 462;
+
+fn resident_bytes() -> usize {
+    let text = fs::read_to_string("/proc/self/statm").expect("statm");
+    text.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number") * PAGE
+}
+
+fn mappings() -> usize {
+    fs::read_to_string("/proc/self/maps").expect("maps").lines().count()
+}
+
+/// Whether the mapping that holds `address` has a flag, by its two letters in `smaps`.
+fn has_flag(address: usize, flag: &str) -> bool {
+    let text = fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let mut is_its = false;
+    for line in text.lines() {
+        let word = line.split(' ').next().unwrap_or_default();
+        if let Some((start, end)) = word.split_once('-')
+            && let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
+        {
+            is_its = start <= address && address < end;
+        } else if is_its && word == "VmFlags:" {
+            return line.split(' ').any(|word| word == flag);
+        }
+    }
+    panic!("no mapping at {address:#x}");
+}
+
+/// The first whole page of a buffer.
+fn first_page(buffer: &Buffer) -> usize {
+    buffer.at(0).addr().next_multiple_of(PAGE) - buffer.at(0).addr()
+}
+
+/// Whole pages in the middle of a buffer: address and length.
+fn middle(buffer: &Buffer) -> (*mut c_void, usize) {
+    (buffer.at(first_page(buffer) + 16 * PAGE).cast(), 64 * PAGE)
+}
+
+/// The ways to alter a range of memory that goes on being used.
+const WAYS: [fn(*mut c_void, usize) -> c_int; 17] = [
+    |_, _| 0,
+    |at, len| advise(at, len, libc::MADV_HUGEPAGE),
+    |at, len| advise(at, len, libc::MADV_NOHUGEPAGE),
+    |at, len| advise(at, len, libc::MADV_SEQUENTIAL),
+    |at, len| advise(at, len, libc::MADV_DONTDUMP),
+    |at, len| advise(at, len, libc::MADV_DONTNEED),
+    |at, len| advise(at, len, libc::MADV_FREE),
+    |at, len| advise(at, len, libc::MADV_COLD),
+    |at, len| advise(at, len, libc::MADV_POPULATE_WRITE),
+    |at, len| advise(at, len, libc::MADV_DONTFORK),
+    |at, len| advise(at, len, libc::MADV_WIPEONFORK),
+    |at, len| advise(at, len, libc::MADV_MERGEABLE),
+    |at, len| advise(at, len, GUARD_INSTALL),
+    // SAFETY: callers pass memory of their own, of which they do not write what is read-only.
+    |at, len| unsafe { libc::mprotect(at, len, libc::PROT_READ) },
+    // SAFETY: changes no byte.
+    |at, len| unsafe { libc::mlock(at, len) },
+    // SAFETY: changes no byte.
+    |at, len| unsafe { libc::syscall(libc::SYS_mlock2, at, len, libc::MLOCK_ONFAULT) as c_int },
+    // SAFETY: changes no byte; the policy is the default one of a task, given to a range.
+    |at, len| unsafe { libc::syscall(libc::SYS_mbind, at, len, 1, null_mut::<u64>(), 0, 0) as c_int },
+];
+
+fn advise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
+    // SAFETY: callers pass memory of their own, whose bytes they do not read again where advice drops them.
+    unsafe { libc::madvise(at, len, advice) }
+}
+
+/// Blocks that are altered and freed, again and again, whole or in part: neither memory nor mappings pile up.
+fn freed_after_every_alteration(seed: u64) {
+    const ROUNDS: usize = 300;
+    let mut feeder = Feeder::new(seed);
+    feeder.copied(3 * MIB).check_all("before");
+    for (number, way) in WAYS.iter().enumerate() {
+        for (len, is_part) in [(MIB, false), (MIB, true), (5 * MIB, false)] {
+            let (resident, mapped) = (resident_bytes(), mappings());
+            for round in 0..ROUNDS {
+                let mut buffer = Buffer::new(Origin::Malloc, len);
+                if round % 50 == 0 {
+                    feeder.receive(InputCall::Recv, &mut buffer, 0, 300_000);
+                }
+                buffer.set(0, len, 3);
+                let whole = first_page(&buffer);
+                let (at, part) = if is_part {
+                    middle(&buffer)
+                } else {
+                    (buffer.at(whole).cast(), (len - whole) / PAGE * PAGE)
+                };
+                way(at, part);
+            }
+            let grown = resident_bytes().saturating_sub(resident);
+            assert!(grown < 40 * MIB, "way {number}, {len} bytes: {grown} bytes more are resident");
+            let more = mappings().saturating_sub(mapped);
+            assert!(more < 40, "way {number}, {len} bytes: {more} more mappings");
+        }
+    }
+    let mut last: Vec<Buffer> = (0..20).map(|_| feeder.copied(MIB + 5000)).collect();
+    for buffer in &mut last {
+        buffer.check_all("in blocks that were altered");
+        buffer.store(0, MIB, 7);
+        feeder.receive(InputCall::Recv, buffer, 100, MIB);
+        feeder.send(OutputCall::Send, buffer, 0, MIB);
+        buffer.check_all("received in blocks that were altered");
+    }
+}
+
+/// Huge pages that the program asks for: it has them until it frees the memory, and nobody else gets them after that.
+fn huge_pages_are_whose_who_asked(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let buffer = feeder.copied(8 * MIB);
+    let asked = |buffer: &Buffer| has_flag(buffer.at(4 * MIB).addr(), "hg");
+    println!("before {}", asked(&buffer));
+    let whole = first_page(&buffer);
+    println!("{}", advise(buffer.at(whole).cast(), 7 * MIB, libc::MADV_HUGEPAGE));
+    let copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, 8 * MIB);
+    println!("asked for {}, a copy {}", asked(&buffer), asked(&copy));
+    let mut buffer = buffer;
+    feeder.receive(InputCall::Recv, &mut buffer, 0, 2 * MIB);
+    copy.check_all("a copy of what has huge pages now");
+    buffer.check_all("received into huge pages");
+    drop((buffer, copy));
+    let others: Vec<Buffer> = (0..4).map(|_| Buffer::new(Origin::Aligned, 8 * MIB)).collect();
+    assert!(!others.iter().any(asked), "huge pages that nobody asked for");
+}
+
+/// How the program puts another mapping over a part of its malloc'ed memory.
+const COVERS: [fn(*mut c_void, usize, c_int) -> *mut c_void; 4] = [
+    // SAFETY: callers pass memory of their own, whose bytes nobody needs.
+    |at, len, fd| unsafe { libc::mmap(at, len, ACCESS, libc::MAP_SHARED | libc::MAP_FIXED, fd, 0) },
+    |at, len, fd| {
+        let flags = (libc::MAP_SHARED | libc::MAP_FIXED) as usize;
+        // SAFETY: as above.
+        let result =
+            unsafe { libc::syscall(libc::SYS_mmap, at, len, ACCESS as usize, flags, fd as usize, 0) };
+        std::ptr::with_exposed_provenance_mut(result as usize)
+    },
+    |at, len, fd| {
+        // SAFETY: a mapping at an address of the kernel's choice, which is then moved; as above.
+        unsafe {
+            let made = libc::mmap(null_mut(), len, ACCESS, libc::MAP_SHARED, fd, 0);
+            libc::mremap(made, len, len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, at)
+        }
+    },
+    |at, len, fd| {
+        let _ = fd;
+        // SAFETY: a new segment takes the place of memory of the caller's; it goes when it is detached.
+        unsafe {
+            let id = libc::shmget(libc::IPC_PRIVATE, len, 0o600 | libc::IPC_CREAT);
+            let attached = libc::shmat(id, at, libc::SHM_REMAP);
+            libc::shmctl(id, libc::IPC_RMID, null_mut());
+            attached
+        }
+    },
+];
+
+/// Mappings of the program's own over parts of malloc's memory: they show what they are, and no later allocation writes there.
+fn mapped_over(seed: u64) {
+    const LEN: usize = 64 * PAGE;
+    let mut feeder = Feeder::new(seed);
+    for (number, cover) in COVERS.iter().enumerate() {
+        for _ in 0..20 {
+            // SAFETY: the name is terminated; the descriptor is closed below.
+            let fd = unsafe { libc::memfd_create(c"altered".as_ptr(), 0) };
+            // SAFETY: our own file.
+            assert_eq!(unsafe { libc::ftruncate(fd, LEN as i64) }, 0);
+            let mut buffer = feeder.copied(MIB);
+            let before = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
+            let (at, _) = middle(&buffer);
+            let offset = at.addr() - buffer.at(0).addr();
+            assert_eq!(cover(at, LEN, fd), at, "cover {number}: errno {}", errno());
+            buffer.received(offset, &vec![0; LEN]);
+            let copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
+            feeder.send(OutputCall::Send, &buffer, 0, MIB);
+            feeder.receive(InputCall::Recv, &mut buffer, offset + PAGE, 30 * PAGE);
+            for buffer in [&before, &buffer, &copy] {
+                buffer.check_all("with another mapping over it");
+            }
+            let mut held = vec![0u8; LEN];
+            let read = |held: &mut [u8]| {
+                // SAFETY: our own file and buffer.
+                assert_eq!(unsafe { libc::pread(fd, held.as_mut_ptr().cast(), LEN, 0) }, LEN as isize);
+            };
+            read(&mut held);
+            if number < 3 {
+                assert_eq!(held, buffer.mirror(offset, LEN), "what the file has");
+            }
+            drop(buffer);
+            let mut others: Vec<Buffer> = (0..8).map(|_| Buffer::new(Origin::Malloc, MIB)).collect();
+            others.iter_mut().for_each(|other| other.set(0, MIB, 0x5a));
+            let mut later = vec![0u8; LEN];
+            read(&mut later);
+            assert_eq!(held, later, "another allocation wrote to the file");
+            // SAFETY: our own.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// Parts of malloc's memory that the program unmaps, where other mappings come to lie: they outlive the allocation.
+fn unmapped_and_used_by_others(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    for round in 0..20 {
+        let buffer = feeder.copied(MIB);
+        let copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
+        let (at, len) = middle(&buffer);
+        // SAFETY: whole pages of the buffer, which nobody touches before something else is there.
+        let other = unsafe {
+            match round % 3 {
+                0 => assert_eq!(libc::munmap(at, len), 0),
+                1 => assert_eq!(libc::syscall(libc::SYS_munmap, at, len), 0),
+                _ => {
+                    let moved = libc::mremap(at, len, 2 * len, libc::MREMAP_MAYMOVE);
+                    assert_ne!(moved, libc::MAP_FAILED);
+                    assert_eq!(libc::munmap(moved, 2 * len), 0);
+                }
+            }
+            let mapped = libc::mmap(at, len, ACCESS, flags, -1, 0);
+            assert_eq!(mapped, at, "mmap: errno {}", errno());
+            mapped.cast::<u8>()
+        };
+        // SAFETY: the new mapping is this function's.
+        let mut theirs = unsafe { Buffer::over(other, len) };
+        feeder.receive(InputCall::Recv, &mut theirs, 100, 200_000);
+        theirs.set(0, 100, 9);
+        drop(buffer);
+        let others: Vec<Buffer> = (0..6).map(|_| feeder.copied(MIB)).collect();
+        for buffer in others.iter().chain([&theirs, &copy]) {
+            buffer.check_all("where a freed block was in part unmapped");
+        }
+        println!("mapped still: {}", advise(other.cast(), len, libc::MADV_NORMAL));
+        // SAFETY: made above.
+        unsafe { libc::munmap(other.cast(), len) };
+    }
+}
+
+/// Advice by `process_madvise` to the program itself, and sealed memory.
+fn advised_from_outside_and_sealed(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    // SAFETY: takes integers.
+    let own = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) } as c_int;
+    for round in 0..6 {
+        let mut buffer = feeder.copied(MIB);
+        let copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
+        let (at, len) = middle(&buffer);
+        let range = libc::iovec { iov_base: at, iov_len: len };
+        let advice = [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_DONTNEED][round % 3];
+        // SAFETY: our own process and memory.
+        let done = unsafe {
+            if round < 3 {
+                libc::syscall(libc::SYS_process_madvise, own, &raw const range, 1, advice, 0)
+            } else {
+                process_madvise(own, &raw const range, 1, advice, 0) as libc::c_long
+            }
+        };
+        println!("process_madvise {advice}: {done}");
+        if advice == libc::MADV_DONTNEED && done >= 0 {
+            buffer.received(at.addr() - buffer.at(0).addr(), &vec![0; len]);
+        }
+        buffer.check_all("after process_madvise");
+        copy.check_all("a copy");
+        feeder.receive(InputCall::Recv, &mut buffer, 0, MIB);
+        buffer.check_all("received after process_madvise");
+    }
+    for _ in 0..3 {
+        let mut buffer = feeder.copied(MIB);
+        let (at, len) = middle(&buffer);
+        // SAFETY: changes no byte.
+        println!("mseal {}", unsafe { libc::syscall(SYS_MSEAL, at, len, 0) });
+        feeder.receive(InputCall::Recv, &mut buffer, 0, MIB);
+        buffer.check_all("sealed");
+        drop(buffer);
+        feeder.copied(MIB).check_all("after sealed memory was freed");
+    }
+}
+
+unsafe extern "C" {
+    fn process_madvise(
+        process: c_int,
+        ranges: *const libc::iovec,
+        count: usize,
+        advice: c_int,
+        flags: u32,
+    ) -> isize;
+}
+
+/// Memory that children do not inherit: freed there, and its addresses used by others.
+fn not_inherited(seed: u64) {
+    let mut feeder = Feeder::new(seed);
+    let buffer = feeder.copied(MIB);
+    let whole = first_page(&buffer);
+    let (at, len) = (buffer.at(whole), (MIB - whole) / PAGE * PAGE);
+    assert_eq!(advise(at.cast(), len, libc::MADV_DONTFORK), 0);
+    // SAFETY: the child runs what follows and ends by _exit.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: a fresh mapping where nothing is.
+        let mapped = unsafe { libc::mmap(at.cast(), len, ACCESS, flags, -1, 0) };
+        let mut is_right = mapped == at.cast();
+        // SAFETY: the mapping is the child's.
+        let mut theirs = unsafe { Buffer::over(mapped.cast(), len) };
+        theirs.set(0, len, 5);
+        drop(buffer);
+        let others: Vec<Buffer> = (0..6).map(|_| Buffer::new(Origin::Calloc, MIB)).collect();
+        others.iter().for_each(|other| other.check_all("of a child"));
+        theirs.check_all("what a child mapped where it inherited nothing");
+        is_right &= advise(mapped, len, libc::MADV_NORMAL) == 0;
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(c_int::from(!is_right)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is one int.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child");
+    buffer.check_all("what no child inherits");
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let scenario = arguments.next().expect("a scenario");
+    let seed = arguments.next().and_then(|seed| seed.parse().ok()).expect("a seed");
+    match scenario.as_str() {
+        "freed_after_every_alteration" => freed_after_every_alteration(seed),
+        "huge_pages_are_whose_who_asked" => huge_pages_are_whose_who_asked(seed),
+        "mapped_over" => mapped_over(seed),
+        "unmapped_and_used_by_others" => unmapped_and_used_by_others(seed),
+        "advised_from_outside_and_sealed" => advised_from_outside_and_sealed(seed),
+        "not_inherited" => not_inherited(seed),
+        other => panic!("no scenario {other}"),
+    }
+}
