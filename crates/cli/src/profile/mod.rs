@@ -24,7 +24,7 @@ use crate::processes::Wanted;
 use crate::program;
 use crate::run;
 use crate::settings::{self, Given};
-use crate::whole;
+use crate::atomic_write;
 use clap::ArgMatches;
 use collector::Collector;
 use directory::Directory;
@@ -530,7 +530,7 @@ impl Session<'_> {
 /// Writes the profile to its file, and the report to standard output.
 fn write(profile: &Profile, request: &RecordingRequest) -> u8 {
     let out = request.out.as_os_str();
-    if let Err(error) = whole::write(&request.out, profile.to_json().as_bytes()) {
+    if let Err(error) = atomic_write::write(&request.out, profile.to_json().as_bytes()) {
         output::complain(format_args!("cannot write {}: {}", Quoted(out), Reason(&error)));
         return EXIT_FAILURE;
     }
