@@ -4,12 +4,12 @@
 //! The file names the machine it is true for; for another processor or kernel it counts as missing. Nothing in
 //! it is trusted beyond what `Costs` believes.
 
+use crate::atomic_write;
 use crate::environment::Environment;
 use crate::library;
 use crate::os;
 use crate::output::Reason;
 use crate::settings::LEDGER;
-use crate::atomic_write;
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};

@@ -83,6 +83,14 @@ pub fn open_own(parent: &Path) -> io::Result<PrivateDirectory> {
     Ok(PrivateDirectory::open(&os::c_path(&directory_of(parent, user))?, user)?)
 }
 
+/// Makes the live directory of the effective user, or finds it.
+///
+/// # Errors
+/// Why it is not used.
+pub fn make_own(parent: &Path) -> io::Result<PrivateDirectory> {
+    Ok(PrivateDirectory::make(&os::c_path(&directory_of(parent, os::effective_user_id()))?)?)
+}
+
 /// The live directory of a user's programs, below its parent.
 pub fn directory_of(parent: &Path, user: u32) -> PathBuf {
     parent.join(format!("uncopy-{user}"))
@@ -265,9 +273,8 @@ fn read_live(parent: &Path, owner: u32, pid: u32) -> Result<Option<Snapshot>, Fa
     let Some((path, file)) = open_live(parent, owner, pid, &pid.to_string(), Kind::File)? else {
         return Ok(None);
     };
-    let refuse = |path: &Path, why: &str| {
-        Err(Failure::Refused { path: path.to_path_buf(), why: why.to_owned() })
-    };
+    let refuse =
+        |path: &Path, why: &str| Err(Failure::Refused { path: path.to_path_buf(), why: why.to_owned() });
     let io = |error| Failure::Io { path: path.clone(), error };
     let metadata = file.metadata().map_err(io)?;
     // The library is still making it.

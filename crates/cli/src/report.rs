@@ -1,9 +1,9 @@
 //! `uncopy report`: shows a profile that `uncopy profile` wrote, or two beside each other.
 
+use crate::atomic_write;
 use crate::line;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use crate::profile::out::{Unreadable, read_profile};
-use crate::atomic_write;
 use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

@@ -150,7 +150,9 @@ impl Name {
             // SAFETY: terminated names.
             check(unsafe { kernel!(Name, syscall!(libc::SYS_renameat, parent, from, parent, to)) })
         };
-        write_all(made.0, bytes).and_then(|()| rename()).inspect_err(|_| file::unlink_at(parent, &beside, 0))?;
+        write_all(made.0, bytes)
+            .and_then(|()| rename())
+            .inspect_err(|_| file::unlink_at(parent, &beside, 0))?;
         Ok(())
     }
 

@@ -140,7 +140,8 @@ impl PrivateDirectory {
 
     fn make_at(parent: i32, path: &CStr) -> Result<Self, Refused> {
         // SAFETY: a terminated path.
-        let made = unsafe { kernel!(Name, syscall!(libc::SYS_mkdirat, parent, path.as_ptr(), DIRECTORY_MODE)) };
+        let made =
+            unsafe { kernel!(Name, syscall!(libc::SYS_mkdirat, parent, path.as_ptr(), DIRECTORY_MODE)) };
         match check(made) {
             Ok(_) | Err(Errno::EEXIST) => Self::open_at(parent, path, crate::ids::effective_user()),
             Err(errno) => Err(errno.into()),
@@ -221,7 +222,8 @@ impl PrivateDirectory {
             Err(Errno(libc::EISDIR)) => return Err(Refused::OtherKind(kind)),
             Err(errno) => return Err(errno.into()),
         };
-        let checked = file::status(fd).map_err(Refused::from).and_then(|status| judge(&status, kind, is_accepted));
+        let checked =
+            file::status(fd).map_err(Refused::from).and_then(|status| judge(&status, kind, is_accepted));
         checked.map(|()| fd).inspect_err(|_| file::close(fd))
     }
 

@@ -156,9 +156,10 @@ pub(crate) fn each_entry(directory: i32, each: &mut dyn FnMut(&CStr)) -> Result<
 pub fn each_open(mut each: impl FnMut(i32)) -> Result<(), Errno> {
     let directory = crate::file::open(c"/proc/thread-self/fd", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
     let result = each_entry(directory, &mut |name| {
-        let number = name.to_bytes().iter().fold(0i32, |sum, digit| {
-            sum.wrapping_mul(10).wrapping_add(i32::from(digit.wrapping_sub(b'0')))
-        });
+        let number = name
+            .to_bytes()
+            .iter()
+            .fold(0i32, |sum, digit| sum.wrapping_mul(10).wrapping_add(i32::from(digit.wrapping_sub(b'0'))));
         if name.to_bytes().iter().all(u8::is_ascii_digit) && number != directory {
             each(number);
         }

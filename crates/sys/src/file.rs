@@ -108,7 +108,8 @@ pub unsafe fn is_link_at(directory: i32, path: *const core::ffi::c_char) -> bool
     unsafe {
         let mut found: libc::stat = core::mem::zeroed();
         let flags = libc::AT_SYMLINK_NOFOLLOW;
-        let known = kernel!(Stat, syscall!(libc::SYS_newfstatat, directory, path, &raw mut found, flags)) == 0;
+        let known =
+            kernel!(Stat, syscall!(libc::SYS_newfstatat, directory, path, &raw mut found, flags)) == 0;
         known && found.st_mode & libc::S_IFMT == libc::S_IFLNK
     }
 }

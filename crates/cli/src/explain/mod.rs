@@ -8,10 +8,10 @@ mod report;
 pub mod sites;
 pub mod words;
 
+use crate::atomic_write;
 use crate::os;
 use crate::os::child::{self, Ending, Watch};
 use crate::output::{self, Quoted, Reason};
-use crate::atomic_write;
 use report::Report;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

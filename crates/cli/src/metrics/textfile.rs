@@ -1,8 +1,8 @@
 //! A file for a textfile collector, which must never see a part of it.
 
 use super::fail;
-use crate::output::{EXIT_OK, Quoted, Reason};
 use crate::atomic_write;
+use crate::output::{EXIT_OK, Quoted, Reason};
 use std::ffi::OsStr;
 use std::path::Path;
 
