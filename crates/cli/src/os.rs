@@ -5,13 +5,13 @@
 pub mod child;
 pub mod uffd;
 
-use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, SealFlags};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::FdFlags;
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use uncopy_sys::directory::{Kind, PrivateDirectory, Refused};
@@ -205,6 +205,12 @@ pub fn leave_to_programs(fd: BorrowedFd<'_>, lowest: RawFd) -> io::Result<RawFd>
     Ok(copy.into_raw_fd())
 }
 
+/// Keeps an inherited descriptor from the programs that this process becomes.
+pub fn leave_to_nobody(fd: BorrowedFd<'_>) {
+    // It is open, so that nothing can fail.
+    let _ = rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC);
+}
+
 /// A descriptor that this process inherited, for as long as nothing closes it.
 ///
 /// Returns `None` if `fd` is not open, or is one of the three standard streams.
@@ -223,6 +229,20 @@ pub fn inherited_descriptor(fd: RawFd) -> Option<BorrowedFd<'static>> {
 /// EINVAL: it has a zero byte.
 pub fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Opens a regular file for reading. Waits for whoever has a lease on it (fcntl(2)), and for nobody where it is something else.
+///
+/// # Errors
+/// EINVAL: it is no regular file; else what the kernel says.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let link = format!("/proc/self/fd/{}", found.as_raw_fd());
+    if !File::from(found.try_clone()?).metadata()?.is_file() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // What was looked at, whatever has its name by now.
+    File::open(link)
 }
 
 /// Opens a file of a private directory; `access` is `O_RDONLY` or one of its like.

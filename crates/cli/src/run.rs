@@ -146,6 +146,12 @@ pub fn start(
             }
         }
     }
+    // An outer run's is nobody's from here on if this one does not pass it on.
+    if environment.get(settings::UFFD_FD.as_bytes()).is_none()
+        && let Some(device) = probe::Device::inherited(settings.uffd_fd)
+    {
+        os::leave_to_nobody(device);
+    }
     os::restore_sigpipe(sigpipe);
     become_program(&path, command, &environment)
 }
@@ -179,6 +185,9 @@ fn activate(path: &Path, settings: &Settings, needs_uffd: bool) -> Result<Active
     let (mut uffd_fd, mut obstacle) = (settings.uffd_fd, None);
     if !settings.off {
         match probe::probe(settings.uffd_fd) {
+            Ok(usable) if settings.no_follow => {
+                uffd_fd = usable.device.and_then(probe::Device::leave_to_one_program);
+            }
             Ok(usable) => uffd_fd = usable.device.and_then(probe::Device::leave_to_programs),
             Err(error) => obstacle = needs_uffd.then(|| error.to_string()),
         }
