@@ -4,12 +4,12 @@
 //! The file names the machine it is true for; for another processor or kernel it counts as missing. Nothing in
 //! it is trusted beyond what `Costs` believes.
 
+use crate::atomic_write;
 use crate::environment::Environment;
 use crate::library;
 use crate::os;
 use crate::output::Reason;
 use crate::settings::LEDGER;
-use crate::whole;
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
@@ -128,7 +128,7 @@ pub fn store(path: &Path, costs: &Costs) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     }
-    whole::replace(path, to_text(costs, &machine()).as_bytes(), whole::PRIVATE)
+    atomic_write::replace(path, to_text(costs, &machine()).as_bytes(), atomic_write::PRIVATE)
 }
 
 /// Measures: the library in [`PROCESSES`] processes, and the median of each constant.

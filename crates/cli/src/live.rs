@@ -11,12 +11,12 @@ use crate::output::{Illegal, Quoted, Reason};
 use crate::probe::is_denial;
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use uncopy_core::stats::{CONTROL_SUFFIX, FILE_BYTES, MAGIC, Snapshot};
+use uncopy_sys::directory::{Kind, PrivateDirectory, Refused};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::procmap;
 
@@ -24,9 +24,6 @@ use uncopy_sys::procmap;
 const PID_HIGH: u32 = 1 << 22;
 /// The kernel writes no more of a process's maps at a time: a page.
 const MAPS_BYTES: usize = 4096;
-const MODE_BITS: u32 = 0o7777;
-const DIRECTORY_MODE: u32 = 0o700;
-const FILE_MODE: u32 = 0o600;
 
 /// Why there are no counters to print. `Display` is a whole message.
 #[derive(Debug)]
@@ -34,7 +31,7 @@ pub enum Failure {
     NoProcess(u32),
     NotUnderUncopy(u32),
     NotPermitted { pid: u32, owner: u32 },
-    Refused { path: PathBuf, why: &'static str },
+    Refused { path: PathBuf, why: String },
     Io { path: PathBuf, error: io::Error },
 }
 
@@ -75,6 +72,23 @@ fn decimal_pid(text: &OsStr) -> Option<u32> {
 pub fn shared_memory() -> &'static Path {
     let usual = Path::new("/dev/shm");
     if usual.is_dir() { usual } else { Path::new("/tmp") }
+}
+
+/// Opens the live directory of the effective user.
+///
+/// # Errors
+/// Why it is not used.
+pub fn open_own(parent: &Path) -> io::Result<PrivateDirectory> {
+    let user = os::effective_user_id();
+    Ok(PrivateDirectory::open(&os::c_path(&directory_of(parent, user))?, user)?)
+}
+
+/// Makes the live directory of the effective user, or finds it.
+///
+/// # Errors
+/// Why it is not used.
+pub fn make_own(parent: &Path) -> io::Result<PrivateDirectory> {
+    Ok(PrivateDirectory::make(&os::c_path(&directory_of(parent, os::effective_user_id()))?)?)
 }
 
 /// The live directory of a user's programs, below its parent.
@@ -211,7 +225,7 @@ fn names_library(line: &[u8]) -> bool {
 pub fn command(pid: u32, message: &[u8]) -> Result<bool, Failure> {
     for owner in owners(pid)? {
         let name = format!("{pid}{CONTROL_SUFFIX}");
-        let Some((path, mut pipe)) = open_live(shared_memory(), owner, pid, &name, os::Access::Write)? else {
+        let Some((path, mut pipe)) = open_live(shared_memory(), owner, pid, &name, Kind::Fifo)? else {
             continue;
         };
         return match pipe.write_all(message) {
@@ -228,73 +242,39 @@ fn open_live(
     owner: u32,
     pid: u32,
     name: &str,
-    access: os::Access,
+    kind: Kind,
 ) -> Result<Option<(PathBuf, File)>, Failure> {
     let directory_path = directory_of(parent, owner);
     let path = directory_path.join(name);
-    let refuse = |path: &Path, why| Err(Failure::Refused { path: path.to_path_buf(), why });
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
-        .open(&directory_path);
-    let directory = match opened {
-        Ok(directory) => directory,
-        Err(error) => match error.raw_os_error() {
-            Some(libc::ENOENT) => return Ok(None),
-            Some(libc::ELOOP) => return refuse(&directory_path, "is a symbolic link"),
-            Some(libc::ENOTDIR) if directory_path.is_symlink() => {
-                return refuse(&directory_path, "is a symbolic link");
-            }
-            Some(libc::ENOTDIR) => return refuse(&directory_path, "is not a directory"),
-            Some(libc::EACCES) => return Err(Failure::NotPermitted { pid, owner }),
-            _ => return Err(Failure::Io { path: directory_path, error }),
-        },
+    let failure = |path: &Path, why: Refused| match why {
+        Refused::Kernel(Errno::ENOENT) => None,
+        // Nobody reads from the pipe: its process is gone.
+        Refused::Kernel(Errno(libc::ENXIO)) => Some(Failure::NoProcess(pid)),
+        Refused::Kernel(Errno(libc::EACCES)) => Some(Failure::NotPermitted { pid, owner }),
+        Refused::Kernel(errno) => Some(Failure::Io { path: path.to_path_buf(), error: errno.into() }),
+        why => Some(Failure::Refused { path: path.to_path_buf(), why: why.to_string() }),
     };
     let io = |error| Failure::Io { path: path.clone(), error };
-    let metadata = directory.metadata().map_err(io)?;
-    if metadata.uid() != owner {
-        return refuse(&directory_path, "belongs to another user");
-    }
-    if metadata.mode() & MODE_BITS != DIRECTORY_MODE {
-        return refuse(&directory_path, "does not have mode 0700");
-    }
-    let file = match os::open_below(directory.as_fd(), name.as_ref(), access) {
-        Ok(file) => file,
-        Err(error) => match error.raw_os_error() {
-            Some(libc::ENOENT) => return Ok(None),
-            // Nobody reads from the pipe: its process is gone.
-            Some(libc::ENXIO) => return Err(Failure::NoProcess(pid)),
-            Some(libc::ELOOP) => return refuse(&path, "is a symbolic link"),
-            Some(libc::EACCES) => return Err(Failure::NotPermitted { pid, owner }),
-            _ => return Err(io(error)),
-        },
+    let c_directory = os::c_path(&directory_path).map_err(io)?;
+    let c_name = os::c_path(Path::new(name)).map_err(io)?;
+    let directory = match PrivateDirectory::open(&c_directory, owner) {
+        Ok(directory) => directory,
+        Err(why) => return failure(&directory_path, why).map_or(Ok(None), Err),
     };
-    let metadata = file.metadata().map_err(io)?;
-    let (is_right, what) = match access {
-        os::Access::Read => (metadata.is_file(), "is not a file"),
-        os::Access::Write => (metadata.file_type().is_fifo(), "is not a pipe"),
-    };
-    if !is_right {
-        return refuse(&path, what);
+    let access = if kind == Kind::Fifo { libc::O_WRONLY } else { libc::O_RDONLY };
+    match os::open_in(&directory, &c_name, kind, access) {
+        Ok(file) => Ok(Some((path, file))),
+        Err(why) => failure(&path, why).map_or(Ok(None), Err),
     }
-    if metadata.uid() != owner {
-        return refuse(&path, "belongs to another user");
-    }
-    if metadata.mode() & MODE_BITS != FILE_MODE {
-        return refuse(&path, "does not have mode 0600");
-    }
-    if metadata.nlink() != 1 {
-        return refuse(&path, "has another name too");
-    }
-    Ok(Some((path, file)))
 }
 
 /// Reads the counters from `parent/uncopy-OWNER/PID`; `None` if there are none.
 fn read_live(parent: &Path, owner: u32, pid: u32) -> Result<Option<Snapshot>, Failure> {
-    let Some((path, file)) = open_live(parent, owner, pid, &pid.to_string(), os::Access::Read)? else {
+    let Some((path, file)) = open_live(parent, owner, pid, &pid.to_string(), Kind::File)? else {
         return Ok(None);
     };
-    let refuse = |path: &Path, why| Err(Failure::Refused { path: path.to_path_buf(), why });
+    let refuse =
+        |path: &Path, why: &str| Err(Failure::Refused { path: path.to_path_buf(), why: why.to_owned() });
     let io = |error| Failure::Io { path: path.clone(), error };
     let metadata = file.metadata().map_err(io)?;
     // The library is still making it.

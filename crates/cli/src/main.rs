@@ -8,6 +8,7 @@
 #![cfg_attr(not(test), no_main)]
 #![deny(unsafe_code)]
 
+mod atomic_write;
 mod costs;
 mod doctor;
 mod elf;
@@ -36,7 +37,6 @@ mod stats;
 mod sweep;
 mod table;
 mod top;
-mod whole;
 
 use std::ffi::OsString;
 

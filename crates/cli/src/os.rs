@@ -8,11 +8,13 @@ pub mod uffd;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::FdFlags;
 use rustix::process::{Resource, getrlimit};
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, RawFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use uncopy_sys::directory::{Kind, PrivateDirectory, Refused};
 use uncopy_sys::mem::Reservation;
 
 /// What the kernel does with a signal, as found at the program's start.
@@ -203,6 +205,12 @@ pub fn leave_to_programs(fd: BorrowedFd<'_>, lowest: RawFd) -> io::Result<RawFd>
     Ok(copy.into_raw_fd())
 }
 
+/// Keeps an inherited descriptor from the programs that this process becomes.
+pub fn leave_to_nobody(fd: BorrowedFd<'_>) {
+    // It is open, so that nothing can fail.
+    let _ = rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC);
+}
+
 /// A descriptor that this process inherited, for as long as nothing closes it.
 ///
 /// Returns `None` if `fd` is not open, or is one of the three standard streams.
@@ -215,23 +223,57 @@ pub fn inherited_descriptor(fd: RawFd) -> Option<BorrowedFd<'static>> {
     Some(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// What a file is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Reading only.
-    Read,
-    /// Writing only.
-    Write,
+/// A path as the kernel takes it.
+///
+/// # Errors
+/// EINVAL: it has a zero byte.
+pub fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Opens `name` below `directory`, following no symbolic link and waiting for nothing.
-pub fn open_below(directory: BorrowedFd<'_>, name: &OsStr, access: Access) -> io::Result<File> {
-    let access = match access {
-        Access::Read => OFlags::RDONLY,
-        Access::Write => OFlags::WRONLY,
-    };
-    let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(directory, name, flags, Mode::empty())?.into())
+/// Opens a regular file for reading. Waits for whoever has a lease on it (fcntl(2)), and for nobody where it is something else.
+///
+/// # Errors
+/// EINVAL: it is no regular file; else what the kernel says.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let link = format!("/proc/self/fd/{}", found.as_raw_fd());
+    if !File::from(found.try_clone()?).metadata()?.is_file() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // What was looked at, whatever has its name by now.
+    File::open(link)
+}
+
+/// Opens a file of a private directory; `access` is `O_RDONLY` or one of its like.
+///
+/// # Errors
+/// Why it is not used.
+pub fn open_in(directory: &PrivateDirectory, name: &CStr, kind: Kind, access: i32) -> Result<File, Refused> {
+    let fd = directory.open_file(name, kind, access)?;
+    // SAFETY: the kernel has just made this descriptor, and nothing else knows it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// The same for a recording, which may be root's too.
+///
+/// # Errors
+/// Why it is not used.
+pub fn open_recording_in(directory: &PrivateDirectory, name: &CStr) -> Result<File, Refused> {
+    let owner = directory.owner();
+    let fd = directory.open_file_of(name, Kind::File, libc::O_RDWR, |user| user == owner || user == 0)?;
+    // SAFETY: the kernel has just made this descriptor, and nothing else knows it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Names in a private directory.
+///
+/// # Errors
+/// What reading it says.
+pub fn names_in(directory: &PrivateDirectory) -> io::Result<Vec<CString>> {
+    let mut names = Vec::new();
+    directory.each_name(|name| names.push(name.to_owned()))?;
+    Ok(names)
 }
 
 /// A file in memory of so many bytes, all of which there is room for, that only this user can open and nobody
@@ -247,7 +289,7 @@ pub fn memory_file(name: &CStr, len_bytes: usize) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::ffi::OsStrExt as _;
+    use std::ffi::OsStr;
 
     #[test]
     fn closed_descriptors_and_standard_streams_are_not_inherited() {

@@ -30,10 +30,7 @@ pub enum Device {
 impl Device {
     /// The inherited device if it is one, else a newly opened one.
     pub fn open(inherited: Option<RawFd>) -> io::Result<Self> {
-        if let Some((number, fd)) = inherited.and_then(|fd| Some((fd, os::inherited_descriptor(fd)?)))
-            && std::fs::read_link(format!("/proc/self/fd/{number}"))
-                .is_ok_and(|path| path == Path::new(DEVICE))
-        {
+        if let Some((number, fd)) = inherited.zip(Self::inherited(inherited)) {
             return Ok(Self::Inherited(number, fd));
         }
         // Write permission is what the device's mode is about; the descriptor itself is only
@@ -47,6 +44,23 @@ impl Device {
             Self::Inherited(_, fd) => uffd::by_device(*fd),
             Self::Opened(file) => uffd::by_device(file.as_fd()),
         }
+    }
+
+    /// Keeps the device from everything that CMD starts (`--no-follow`), and returns its number if CMD has no other way to it:
+    /// the library closes it then when CMD executes something. A device that was opened here CMD can open itself.
+    pub fn leave_to_one_program(self) -> Option<RawFd> {
+        match self {
+            Self::Inherited(number, _) => Some(number),
+            Self::Opened(_) => None,
+        }
+    }
+
+    /// The device that was inherited under this number.
+    pub fn inherited(number: Option<RawFd>) -> Option<BorrowedFd<'static>> {
+        let number = number?;
+        let fd = os::inherited_descriptor(number)?;
+        let path = std::fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+        (path == Path::new(DEVICE)).then_some(fd)
     }
 
     /// Leaves the device open for CMD and everything it starts, and returns its number.

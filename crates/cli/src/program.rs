@@ -137,8 +137,8 @@ pub struct Step {
 }
 
 impl Step {
-    fn read(path: PathBuf) -> Self {
-        let file = File::open(&path).ok();
+    fn read(path: PathBuf, open: impl Fn(&Path) -> io::Result<File>) -> Self {
+        let file = open(&path).ok();
         let kind = file.as_ref().map_or(Kind::Other, |file| Image::read(file).kind());
         Self { path, file, kind }
     }
@@ -182,7 +182,12 @@ fn is_glibc_loader(path: &[u8]) -> bool {
 
 /// CMD's file, the interpreter that it names if it is a script, that one's, and so on. Never empty.
 pub fn follow(path: &Path) -> Vec<Step> {
-    let mut steps = vec![Step::read(path.to_path_buf())];
+    follow_by(path, |path| File::open(path))
+}
+
+/// The same where files are opened otherwise.
+pub fn follow_by(path: &Path, open: impl Fn(&Path) -> io::Result<File>) -> Vec<Step> {
+    let mut steps = vec![Step::read(path.to_path_buf(), &open)];
     while steps.len() <= SCRIPTS_LIMIT {
         let last = &steps[steps.len() - 1];
         let next = match &last.kind {
@@ -191,7 +196,7 @@ pub fn follow(path: &Path) -> Vec<Step> {
             Kind::Other if last.file.is_some() && steps.len() == 1 => PathBuf::from(SHELL),
             _ => break,
         };
-        steps.push(Step::read(next));
+        steps.push(Step::read(next, &open));
     }
     steps
 }
@@ -269,7 +274,7 @@ mod tests {
         let scratch = Scratch::new("modes");
         for (mode, obstacle) in [(0o4755, Obstacle::SetUserId), (0o2755, Obstacle::SetGroupId)] {
             let path = scratch.file("tool", b"\x7fELF", mode);
-            assert_eq!(Step::read(path).obstacle(), Some(obstacle));
+            assert_eq!(Step::read(path, |path| File::open(path)).obstacle(), Some(obstacle));
         }
     }
 

@@ -1,9 +1,9 @@
 //! `uncopy report`: shows a profile that `uncopy profile` wrote, or two beside each other.
 
+use crate::atomic_write;
 use crate::line;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use crate::profile::out::{Unreadable, read_profile};
-use crate::whole;
 use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -87,7 +87,7 @@ fn write(file: &OsStr, text: &str) -> Option<u8> {
     if file == "-" {
         return Some(output::print(text.as_bytes(), EXIT_OK)).filter(|status| *status != EXIT_OK);
     }
-    let error = whole::write(Path::new(file), text.as_bytes()).err()?;
+    let error = atomic_write::write(Path::new(file), text.as_bytes()).err()?;
     output::complain(format_args!("cannot write {}: {}", Quoted(file), Reason(&error)));
     Some(EXIT_FAILURE)
 }

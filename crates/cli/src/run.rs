@@ -4,6 +4,7 @@
 //! two ioctls of userfaultfd, one look at CMD's first page, and `execve`. Only `--explain` makes CMD a child,
 //! because what it did is put into words when it has ended; and `--log` recovers and starts what keeps logs first.
 
+use crate::atomic_write;
 use crate::costs;
 use crate::environment::Environment;
 use crate::explain::Explanation;
@@ -18,7 +19,6 @@ use crate::program;
 use crate::settings::{self, Settings};
 use crate::sweep::sweep;
 use std::ffi::{CString, OsStr, OsString};
-use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt as _;
@@ -146,6 +146,12 @@ pub fn start(
             }
         }
     }
+    // An outer run's is nobody's from here on if this one does not pass it on.
+    if environment.get(settings::UFFD_FD.as_bytes()).is_none()
+        && let Some(device) = probe::Device::inherited(settings.uffd_fd)
+    {
+        os::leave_to_nobody(device);
+    }
     os::restore_sigpipe(sigpipe);
     become_program(&path, command, &environment)
 }
@@ -179,6 +185,9 @@ fn activate(path: &Path, settings: &Settings, needs_uffd: bool) -> Result<Active
     let (mut uffd_fd, mut obstacle) = (settings.uffd_fd, None);
     if !settings.off {
         match probe::probe(settings.uffd_fd) {
+            Ok(usable) if settings.no_follow => {
+                uffd_fd = usable.device.and_then(probe::Device::leave_to_one_program);
+            }
             Ok(usable) => uffd_fd = usable.device.and_then(probe::Device::leave_to_programs),
             Err(error) => obstacle = needs_uffd.then(|| error.to_string()),
         }
@@ -203,12 +212,7 @@ fn write_stats(file: &OsStr, snapshot: &Snapshot) {
         let mut output = io::stdout();
         output.write_all(json.as_bytes()).and_then(|()| output.flush())
     } else {
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(file)
-            .and_then(|mut output| output.write_all(json.as_bytes()))
+        atomic_write::write(Path::new(file), json.as_bytes())
     };
     match written {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

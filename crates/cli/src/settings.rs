@@ -53,6 +53,8 @@ pub struct Settings {
     pub log: Option<Logs>,
     /// Whether the program's connections go through a service: `--net`.
     pub has_net: bool,
+    /// `--no-follow`.
+    pub no_follow: bool,
     /// Inherited descriptor of `/dev/userfaultfd`, if an outer `uncopy run` left one.
     pub uffd_fd: Option<RawFd>,
     /// One line about variables that nobody knows.
@@ -143,6 +145,7 @@ pub fn settle(environment: &mut Environment, given: &[Given], pid: u32) -> Resul
             },
         ),
         has_net: options.net.is_some() && !options.off,
+        no_follow: options.no_follow,
         uffd_fd: options.uffd_fd,
         warning,
     };

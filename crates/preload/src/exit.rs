@@ -6,12 +6,13 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::io::Write;
 use std::os::fd::FromRawFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use uncopy_core::stats::Counter;
 use uncopy_engine::state::counters;
 use uncopy_engine::state::ledger;
 use uncopy_record::session;
+use uncopy_sys::atomic_write::{self, Failed};
+use uncopy_sys::directory;
+use uncopy_sys::errno::Errno;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::mem;
 
@@ -87,38 +88,28 @@ pub extern "C" fn finish() {
     }
     let mut line = counters::snapshot().to_json();
     line.push('\n');
-    let written = if stats.path == b"-" {
+    let failed = if stats.path == b"-" {
         if stats.root.is_some_and(|root| root != pid) {
             return;
         }
         // SAFETY: standard output, which is not closed here: `ManuallyDrop`.
         let mut output = std::mem::ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(1) });
-        output.write_all(line.as_bytes())
+        let written = output.write_all(line.as_bytes());
+        written.err().filter(|error| error.kind() != std::io::ErrorKind::BrokenPipe)
     } else {
         let mut path = stats.path.clone();
         if !is_root {
             path.extend_from_slice(format!(".{pid}").as_bytes());
         }
-        write_whole(std::ffi::OsStr::from_bytes(&path), line.as_bytes())
+        // Environment variables have no zero byte.
+        let path = std::ffi::CString::new(path).unwrap_or_default();
+        let written = atomic_write::write(&path, line.as_bytes(), directory::FILE_MODE);
+        // A pipe whose reader has gone is no error.
+        let failed = written.err().filter(|failed| *failed != Failed::Kernel(Errno(libc::EPIPE)));
+        failed.map(std::io::Error::from)
     };
-    if let Err(error) = written
-        && error.kind() != std::io::ErrorKind::BrokenPipe
-    {
+    if let Some(error) = failed {
         let shown = stats.path.escape_ascii();
         mem::say(format_args!("uncopy: the counters could not be written to {shown}: {error}\n"));
     }
-}
-
-/// Writes a file so that no reader, and no kill in between, finds half of it. What exists and is not a
-/// regular file (a pipe, a terminal) is written to as it is.
-fn write_whole(path: &std::ffi::OsStr, bytes: &[u8]) -> std::io::Result<()> {
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create(true).mode(0o600);
-    if std::fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
-        return options.open(path)?.write_all(bytes);
-    }
-    let mut beside = path.to_os_string();
-    beside.push(format!(".{}.part", std::process::id()));
-    options.truncate(true).open(&beside)?.write_all(bytes)?;
-    std::fs::rename(&beside, path)
 }

@@ -83,6 +83,8 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     if options.no_follow {
         // SAFETY: ld.so passes the environment; it runs constructors before the program's first thread has begun.
         unsafe { stop_following(environment) };
+        // Also another user's program may be among those.
+        options.uffd_fd.into_iter().for_each(uffd::keep_device_here);
     }
     if let Some(path) = options.stats {
         exit::write_stats(Stats { path: path.to_vec(), root: options.stats_root });
@@ -100,7 +102,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     // Of what may be taken, lanes have a part.
     let of_lanes = lanes.and(options.memory_bytes).map(|bytes| bytes / LANES_PART);
     options.memory_bytes = options.memory_bytes.map(|bytes| bytes - of_lanes.unwrap_or(0));
-    if options.uffd_fd.is_none() && !options.off && ids::effective_user() == 0 {
+    if options.uffd_fd.is_none() && !options.off && (options.no_follow || ids::effective_user() == 0) {
         // It may be another user's process by the time that it needs it. Filters let this through: the loader has opened files.
         options.uffd_fd = uffd::open_device();
     }

@@ -91,9 +91,10 @@ impl Locked {
     }
 
     fn open_by(path: &Path, flags: i32) -> Result<Self, Errno> {
-        let fd = file::open(&c_path(path)?, libc::O_RDWR | libc::O_NOFOLLOW | flags, 0)?;
+        let fd = file::open(&c_path(path)?, libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NOCTTY | flags, 0)?;
         let log = Self(Opened(fd));
-        let is_ours = file::status(fd)?.user == ids::effective_user();
+        let status = file::status(fd)?;
+        let is_ours = status.user == ids::effective_user() && status.is_regular();
         if is_ours { file::lock_alone(fd).map(|()| log) } else { Err(Errno::EPERM) }
     }
 
@@ -397,8 +398,12 @@ pub struct Contents {
 /// Why it cannot be read.
 pub fn look(path: &Path) -> Result<Contents, Unreadable> {
     let is_in_use = matches!(Locked::open(path), Err(Errno::EAGAIN));
-    let flags = libc::O_RDONLY | libc::O_DIRECT | libc::O_NOFOLLOW;
+    // What bears a log's name may be a FIFO, which is not waited for.
+    let flags = libc::O_RDONLY | libc::O_DIRECT | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let opened = Opened(file::open(&c_path(path)?, flags, 0)?);
+    if !file::status(opened.0)?.is_regular() {
+        return Err(Unreadable::No(NoLog::Foreign));
+    }
     let recovery = Recovery::open(LogFile::new(opened.0))?;
     let (superblock, checkpoint) = (*recovery.superblock(), *recovery.checkpoint());
     let survey = recovery.survey()?;

@@ -2,8 +2,8 @@
 //! counters' file, in the directory that only its owner can enter.
 
 use crate::call::{kernel, syscall};
-use crate::errno::{Errno, check};
-use crate::mem::make_private_directory;
+use crate::directory::PrivateDirectory;
+use crate::errno::Errno;
 use std::ffi::CStr;
 
 /// The reading end; its descriptor is the handler thread's own.
@@ -20,25 +20,9 @@ impl Control {
     ///
     /// # Errors
     /// EPERM if the directory is not ours alone, or if somebody was faster; else what failed.
-    pub fn open(directory: &CStr, path: &CStr) -> Result<Self, Errno> {
-        make_private_directory(directory)?;
-        // Both ends, so that it never looks closed when a writer goes.
-        let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        // SAFETY: the paths are terminated; the stat buffer is valid; the descriptor is ours.
-        unsafe {
-            kernel!(Name, libc::unlink(path.as_ptr()));
-            check(i64::from(kernel!(Name, libc::mkfifo(path.as_ptr(), 0o600))))?;
-            let opened = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
-            let fd = check(opened)? as i32;
-            let mut found: libc::stat = core::mem::zeroed();
-            let known = kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)) == 0;
-            if known && found.st_mode & libc::S_IFMT == libc::S_IFIFO && found.st_uid == libc::geteuid() {
-                Ok(Self { fd })
-            } else {
-                kernel!(Close, syscall!(libc::SYS_close, fd));
-                Err(Errno(libc::EPERM))
-            }
-        }
+    pub fn open(directory: &CStr, name: &CStr) -> Result<Self, Errno> {
+        let fd = PrivateDirectory::make(directory)?.create_fifo(name)?;
+        Ok(Self { fd })
     }
 
     /// The descriptor's number; -1 if there is none.

@@ -2,6 +2,7 @@
 
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
+use core::ffi::CStr;
 
 /// The kinds that matter to an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,47 +110,61 @@ pub fn keep_on_exec(fd: i32) {
     unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETFD, 0)) };
 }
 
+/// Whether a descriptor is open; exec closes it from here on.
+pub fn close_on_exec(fd: i32) -> bool {
+    // SAFETY: touches no memory.
+    unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETFD, libc::FD_CLOEXEC)) == 0 }
+}
+
 /// The head of a `struct linux_dirent64` (getdents(2)): the name follows.
 const ENTRY_HEAD_BYTES: usize = 19;
+
+/// Calls `each` with every name in an open directory but `.` and `..`, without allocating.
+///
+/// # Errors
+/// What reading the directory says.
+pub(crate) fn each_entry(directory: i32, each: &mut dyn FnMut(&CStr)) -> Result<(), Errno> {
+    #[repr(align(8))]
+    struct Entries([u8; 2048]);
+    let mut entries = Entries([0; 2048]);
+    loop {
+        let (to, room) = (entries.0.as_mut_ptr(), entries.0.len());
+        // SAFETY: room for as many bytes as is said.
+        let got = check(unsafe { kernel!(Read, syscall!(libc::SYS_getdents64, directory, to, room)) })?;
+        if got == 0 {
+            return Ok(());
+        }
+        let mut rest = &entries.0[..got as usize];
+        while let Some(len_bytes) = rest.get(16..18).map(|len| u16::from_ne_bytes([len[0], len[1]]) as usize)
+        {
+            let Some((entry, behind)) = rest.split_at_checked(len_bytes.max(ENTRY_HEAD_BYTES)) else { break };
+            if let Ok(name) = CStr::from_bytes_until_nul(&entry[ENTRY_HEAD_BYTES..])
+                && name != c"."
+                && name != c".."
+            {
+                each(name);
+            }
+            rest = behind;
+        }
+    }
+}
 
 /// Calls `each` with every descriptor of the calling thread's table, without allocating. It may close none and make none.
 ///
 /// # Errors
 /// What opening and reading `/proc/thread-self/fd` says.
 pub fn each_open(mut each: impl FnMut(i32)) -> Result<(), Errno> {
-    #[repr(align(8))]
-    struct Entries([u8; 2048]);
-    let mut entries = Entries([0; 2048]);
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    let path = c"/proc/thread-self/fd";
-    // SAFETY: a terminated path.
-    let opened =
-        unsafe { kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)) };
-    let directory = check(opened)? as i32;
-    let result = loop {
-        let (to, room) = (entries.0.as_mut_ptr(), entries.0.len());
-        // SAFETY: room for as many bytes as is said.
-        let got = check(unsafe { kernel!(Read, syscall!(libc::SYS_getdents64, directory, to, room)) });
-        let got_bytes = match got {
-            Ok(0) => break Ok(()),
-            Ok(got) => got as usize,
-            Err(errno) => break Err(errno),
-        };
-        let mut rest = &entries.0[..got_bytes];
-        while let Some(len_bytes) = rest.get(16..18).map(|len| u16::from_ne_bytes([len[0], len[1]]) as usize)
-        {
-            let Some((entry, behind)) = rest.split_at_checked(len_bytes.max(ENTRY_HEAD_BYTES)) else { break };
-            let digits = entry[ENTRY_HEAD_BYTES..].iter().take_while(|byte| byte.is_ascii_digit());
-            let number =
-                digits.clone().fold(0i32, |sum, digit| sum.wrapping_mul(10) + i32::from(digit - b'0'));
-            if digits.count() > 0 && number != directory {
-                each(number);
-            }
-            rest = behind;
+    let directory = crate::file::open(c"/proc/thread-self/fd", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    let result = each_entry(directory, &mut |name| {
+        let number = name
+            .to_bytes()
+            .iter()
+            .fold(0i32, |sum, digit| sum.wrapping_mul(10).wrapping_add(i32::from(digit.wrapping_sub(b'0'))));
+        if name.to_bytes().iter().all(u8::is_ascii_digit) && number != directory {
+            each(number);
         }
-    };
-    // SAFETY: just opened.
-    unsafe { kernel!(Close, syscall!(libc::SYS_close, directory)) };
+    });
+    crate::file::close(directory);
     result
 }
 

@@ -98,6 +98,22 @@ pub unsafe fn inode_at(directory: i32, path: *const core::ffi::c_char) -> Result
     }
 }
 
+/// Whether a path names a symbolic link.
+///
+/// # Safety
+/// The path is terminated, or the kernel cannot read it.
+#[must_use]
+pub unsafe fn is_link_at(directory: i32, path: *const core::ffi::c_char) -> bool {
+    // SAFETY: an all-zero stat is a valid buffer; the kernel reads the path.
+    unsafe {
+        let mut found: libc::stat = core::mem::zeroed();
+        let flags = libc::AT_SYMLINK_NOFOLLOW;
+        let known =
+            kernel!(Stat, syscall!(libc::SYS_newfstatat, directory, path, &raw mut found, flags)) == 0;
+        known && found.st_mode & libc::S_IFMT == libc::S_IFLNK
+    }
+}
+
 /// Magic number of its file system (linux/magic.h).
 ///
 /// # Errors
@@ -123,10 +139,24 @@ pub fn generation(fd: i32) -> u64 {
 /// # Errors
 /// What openat says.
 pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<i32, Errno> {
+    open_at(libc::AT_FDCWD, path, flags, mode)
+}
+
+/// The same for a path below an open directory.
+///
+/// # Errors
+/// What openat says.
+pub fn open_at(directory: i32, path: &CStr, flags: i32, mode: u32) -> Result<i32, Errno> {
     let flags = flags | libc::O_CLOEXEC;
     // SAFETY: a terminated path.
-    check(unsafe { kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, mode)) })
+    check(unsafe { kernel!(Open, syscall!(libc::SYS_openat, directory, path.as_ptr(), flags, mode)) })
         .map(|fd| fd as i32)
+}
+
+/// Removes a name below an open directory (`AT_REMOVEDIR`: of an empty directory). There may be none.
+pub fn unlink_at(directory: i32, path: &CStr, flags: i32) {
+    // SAFETY: a terminated path.
+    unsafe { kernel!(Name, syscall!(libc::SYS_unlinkat, directory, path.as_ptr(), flags)) };
 }
 
 /// Closes a descriptor of ours.

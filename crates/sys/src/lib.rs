@@ -28,6 +28,7 @@ pub mod alloc {
 }
 #[cfg(not(loom))]
 pub mod area;
+pub mod atomic_write;
 #[cfg(not(loom))]
 pub mod background;
 pub mod bytes;
@@ -39,6 +40,7 @@ pub mod control;
 pub mod deferral;
 #[cfg(not(loom))]
 pub mod diag;
+pub mod directory;
 pub mod errno;
 pub mod fd;
 pub mod file;

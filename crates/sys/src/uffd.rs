@@ -177,6 +177,14 @@ fn is_device(fd: i32) -> bool {
     known && found.st_mode & libc::S_IFMT == libc::S_IFCHR && libc::major(found.st_rdev) == 10
 }
 
+/// Keeps an inherited device from the programs that this one executes.
+pub fn keep_device_here(fd: i32) {
+    let _errno = crate::errno::Keep::new();
+    if is_device(fd) {
+        crate::fd::close_on_exec(fd);
+    }
+}
+
 /// A descriptor by the system call, closed on exec.
 ///
 /// # Errors

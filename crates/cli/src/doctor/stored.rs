@@ -5,7 +5,8 @@ use super::worth::Worth;
 use crate::output::Quoted;
 use crate::profile::out::{Unreadable, default_name, read_profile};
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use uncopy_profile::verdict::{self, verdict};
 use uncopy_profile::words::percent;
@@ -15,7 +16,9 @@ pub fn check(name: &OsStr, program: &Path, command: &str) -> Option<(Check, Opti
     const NAME: &str = "profile";
     let out = default_name(name);
     let quoted = super::report::shell_word(&out);
-    let file = match File::open(&out) {
+    // A pipe is not waited for.
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&out);
+    let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
         Err(error) => {

@@ -8,10 +8,10 @@ mod report;
 pub mod sites;
 pub mod words;
 
+use crate::atomic_write;
 use crate::os;
 use crate::os::child::{self, Ending, Watch};
 use crate::output::{self, Quoted, Reason};
-use crate::whole;
 use report::Report;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -85,6 +85,6 @@ impl Explanation {
             let mut output = io::stdout();
             return output.write_all(text.as_bytes()).and_then(|()| output.flush());
         }
-        whole::write(Path::new(file), text.as_bytes())
+        atomic_write::write(Path::new(file), text.as_bytes())
     }
 }

@@ -34,13 +34,15 @@ pub fn begin(asked: &Logs) -> Result<PathBuf, String> {
     // What is left says so.
     recover(&logs, &Ways::default(), false);
     let meeting = live::directory_of(live::shared_memory(), os::effective_user_id());
-    make_private(&meeting).map_err(|error| format!("{}: {}", Quoted(meeting.as_os_str()), Reason(&error)))?;
+    let opened = live::make_own(live::shared_memory());
+    let opened = opened.map_err(|error| format!("{}: {}", Quoted(meeting.as_os_str()), Reason(&error)))?;
     if asked.emulates_dax {
         output::complain(format_args!("the log emulates DAX: nothing survives power loss"));
     }
-    let socket = meeting.join(format!("{KEEPER_PREFIX}{}", std::process::id()));
+    let name = format!("{KEEPER_PREFIX}{}", std::process::id());
+    let socket = meeting.join(&name);
     // Of a process with this number that has ended.
-    let _ = fs::remove_file(&socket);
+    opened.remove(&os::c_path(Path::new(&name)).unwrap_or_default());
     start(asked, &socket).map_err(|error| format!("its keeper did not start: {}", Reason(&error)))?;
     Ok(socket)
 }

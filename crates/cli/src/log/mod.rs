@@ -3,12 +3,12 @@
 pub mod keeping;
 
 use crate::line;
+use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use clap::ArgMatches;
 use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -243,7 +243,7 @@ fn sync(place: &Path) -> u8 {
     };
     let mut status = EXIT_OK;
     for file in files {
-        let synced = File::open(&file).and_then(|file| file.sync_all());
+        let synced = os::open_regular(&file).and_then(|file| file.sync_all());
         match synced {
             Err(error)
                 if error.kind() != io::ErrorKind::NotFound || place.as_os_str() == file.as_os_str() =>

@@ -1,8 +1,8 @@
 //! A file for a textfile collector, which must never see a part of it.
 
 use super::fail;
+use crate::atomic_write;
 use crate::output::{EXIT_OK, Quoted, Reason};
-use crate::whole;
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -11,7 +11,7 @@ const MODE: u32 = 0o644;
 
 /// Puts `text` in the place of `file`.
 pub fn write(file: &OsStr, text: &str) -> u8 {
-    match whole::replace(Path::new(file), text.as_bytes(), MODE) {
+    match atomic_write::replace(Path::new(file), text.as_bytes(), MODE) {
         Ok(()) => EXIT_OK,
         Err(error) => fail(format_args!("cannot write {}: {}", Quoted(file), Reason(&error))),
     }

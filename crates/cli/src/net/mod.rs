@@ -9,10 +9,16 @@ use crate::live;
 use crate::os;
 use crate::output;
 use clap::ArgMatches;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CStr, OsStr, OsString};
+use std::fs::DirBuilder;
+use std::io;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use uncopy_net::places::{CONTROL, MAX_CONTROL_BYTES};
+
+/// The folder of services that were given no socket, in the user's live directory.
+const FOLDER: &CStr = c"net";
 
 /// Runs the command line `net …`.
 pub fn main(matches: &ArgMatches) -> u8 {
@@ -36,16 +42,39 @@ pub fn control(name: &OsStr) -> PathBuf {
 
 /// Where services are that were given no socket: a folder for each by its device's name.
 fn directory() -> PathBuf {
-    live::directory_of(live::shared_memory(), os::effective_user_id()).join("net")
+    let own = live::directory_of(live::shared_memory(), os::effective_user_id());
+    own.join(OsStr::from_bytes(FOLDER.to_bytes()))
 }
 
 /// The names of services that were given no socket: those of their devices.
 pub fn services() -> Vec<String> {
-    let Ok(folders) = std::fs::read_dir(directory()) else { return Vec::new() };
-    let mut names: Vec<String> =
-        folders.filter_map(|folder| folder.ok()?.file_name().into_string().ok()).collect();
+    let Ok(folder) = live::open_own(live::shared_memory()).and_then(|own| Ok(own.open_in(FOLDER)?)) else {
+        return Vec::new();
+    };
+    let names = os::names_in(&folder).unwrap_or_default();
+    let mut names: Vec<String> = names.into_iter().filter_map(|name| name.into_string().ok()).collect();
     names.sort();
     names
+}
+
+/// Makes the folders above that of a service that was given no socket. Those above a socket that was given are made as they are
+/// needed; whether the last is the user's alone is looked at when the service begins.
+fn make_parents(control: &Path) -> io::Result<()> {
+    let Some(above) = control.parent().and_then(Path::parent) else { return Ok(()) };
+    if above == directory() {
+        live::make_own(live::shared_memory())?.make_in(FOLDER)?;
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(above)
+}
+
+/// Removes the folder of services that were given no socket, if this was the last.
+fn remove_parents(control: &Path) {
+    if control.parent().and_then(Path::parent) == Some(&directory())
+        && let Ok(own) = live::open_own(live::shared_memory())
+    {
+        own.remove_directory(FOLDER);
+    }
 }
 
 /// Whether programs could not find a control socket because its path is too long. Says so.

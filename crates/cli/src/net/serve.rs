@@ -5,11 +5,8 @@ use crate::os;
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
 use clap::ArgMatches;
 use std::ffi::OsString;
-use std::fs::DirBuilder;
-use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use uncopy_net::message::{MAX_PREFIXES, Prefix};
 use uncopy_netd::service::Service;
 use uncopy_netd::settings::Settings;
@@ -48,7 +45,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     if super::is_too_long(&control) {
         return EXIT_USAGE;
     }
-    if let Err(error) = make_parents(&control) {
+    if let Err(error) = super::make_parents(&control) {
         output::complain(format_args!("{}: {}", Quoted(control.as_os_str()), Reason(&error)));
         return EXIT_FAILURE;
     }
@@ -123,8 +120,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
         .map_or_else(|| name.to_string_lossy().into_owned(), |_| control.to_string_lossy().into_owned());
     output::complain(format_args!("run programs by: uncopy run --net {socket} -- CMD"));
     let ended = service.run();
-    // The folder of services that were given no socket, if this was the last.
-    let _ = control.parent().and_then(Path::parent).map(std::fs::remove_dir);
+    super::remove_parents(&control);
     match ended {
         Ok(()) => EXIT_OK,
         Err(error) => {
@@ -159,12 +155,6 @@ fn peer_of(prefix: &Prefix, given: &[IpAddr]) -> Result<IpAddr, String> {
             std::net::Ipv6Addr::from_bits(first(low, own)).into()
         }
     })
-}
-
-/// Makes the folders above that of a service which has the usual place.
-fn make_parents(control: &Path) -> io::Result<()> {
-    let Some(above) = control.parent().and_then(Path::parent) else { return Ok(()) };
-    DirBuilder::new().recursive(true).mode(0o700).create(above)
 }
 
 #[cfg(test)]

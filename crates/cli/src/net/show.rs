@@ -3,9 +3,9 @@
 use crate::output::{self, EXIT_FAILURE, EXIT_OK, Quoted, Reason};
 use crate::table::{self, bytes};
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use uncopy_core::schema::NET;
 use uncopy_net::client;
@@ -14,18 +14,24 @@ use uncopy_net::places::Places;
 use uncopy_netd::list::List;
 
 /// Bytes of a list that are read, at most.
-const MAX_LIST_BYTES: u64 = 256 << 20;
+const MAX_LIST_BYTES: usize = 256 << 20;
+/// Bytes of a list that are read at a time.
+const PART_BYTES: usize = 64 << 10;
 
 fn ask(control: &Path) -> io::Result<List> {
     let places = Places::of_control(control.as_os_str().as_bytes())
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
     let (_, fd) = client::ask(&places, &Question::List)?;
     let file = crate::os::file_of(fd).ok_or_else(|| io::Error::other("it does not say what it has"))?;
-    // The service has written it, and its offset is at the end.
+    // From the beginning, wherever the service's offset is; what is no file cannot be read so, and is not waited for.
     let mut text = Vec::new();
-    File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))?
-        .take(MAX_LIST_BYTES)
-        .read_to_end(&mut text)?;
+    let mut part = vec![0; PART_BYTES];
+    while text.len() < MAX_LIST_BYTES {
+        match file.read_at(&mut part, text.len() as u64)? {
+            0 => break,
+            got => text.extend_from_slice(&part[..got]),
+        }
+    }
     let list: List = serde_json::from_slice(&text)?;
     if list.schema == NET { Ok(list) } else { Err(io::Error::other("it is of another version")) }
 }

@@ -1,12 +1,13 @@
 //! Reads the recordings of all processes while they run, and replays what they say.
 //!
-//! Nothing that a process wrote is believed: its file must be a regular one of the right size that belongs to
-//! the directory's owner or to root, and the reader (`uncopy_core::recording`) ends whatever the bytes are.
+//! Nothing that a process wrote is believed: its file must be a regular one of the right size and without another name, that
+//! belongs to the directory's owner or to root, and the reader (`uncopy_core::recording`) ends whatever the bytes are.
 
-use std::fs::{self, File, OpenOptions};
+use crate::os;
+use std::ffi::CString;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::os::unix::fs::FileExt as _;
 use uncopy_core::policy::Costs;
 use uncopy_core::recording::{
     FILE_BYTES, MAGIC, Memory, Phase, RING_OFFSET, Recording, Ring, parse_file_name,
@@ -14,6 +15,7 @@ use uncopy_core::recording::{
 use uncopy_profile::assemble::Recorded;
 use uncopy_profile::elision::Elision;
 use uncopy_profile::flow::Flow;
+use uncopy_sys::directory::PrivateDirectory;
 
 /// How often mappings are looked at: once in so many times.
 const MAPPINGS_TICKS: u32 = 20;
@@ -35,7 +37,7 @@ impl Memory for OnDisk {
 
 /// One process that records.
 struct Source {
-    name: std::ffi::OsString,
+    name: CString,
     file: OnDisk,
     /// The same file, for what lies before the ring.
     head: File,
@@ -55,12 +57,12 @@ pub struct Collector {
     sources: Vec<Source>,
     /// Processes for which there was no room.
     pub without_room: u64,
-    refused: Vec<std::ffi::OsString>,
+    refused: Vec<CString>,
 }
 
 impl Collector {
     /// Looks for new recordings and takes in what has come. Whether any process has more right away.
-    pub fn collect<'a>(&mut self, directories: impl Iterator<Item = &'a Path>) -> bool {
+    pub fn collect<'a>(&mut self, directories: impl Iterator<Item = &'a PrivateDirectory>) -> bool {
         directories.for_each(|directory| self.find_recordings(directory));
         let mut has_more = false;
         for source in &mut self.sources {
@@ -69,13 +71,11 @@ impl Collector {
         has_more
     }
 
-    fn find_recordings(&mut self, directory: &Path) {
-        let Ok(entries) = fs::read_dir(directory) else { return };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
+    fn find_recordings(&mut self, directory: &PrivateDirectory) {
+        for name in os::names_in(directory).unwrap_or_default() {
             let is_known =
                 self.sources.iter().any(|source| source.name == name) || self.refused.contains(&name);
-            if is_known || parse_file_name(name.as_encoded_bytes()).is_none() {
+            if is_known || parse_file_name(name.to_bytes()).is_none() {
                 continue;
             }
             if self.sources.len() == MAX_PROCESSES {
@@ -84,7 +84,7 @@ impl Collector {
                 continue;
             }
             // One that has not begun is looked at again.
-            match Source::open(&entry.path(), name) {
+            match Source::open(directory, name) {
                 Ok(Some(source)) => self.sources.push(source),
                 Ok(None) => {}
                 Err(name) => self.refused.push(name),
@@ -132,17 +132,9 @@ impl Source {
     ///
     /// # Errors
     /// Its name, if it is not one.
-    fn open(path: &Path, name: std::ffi::OsString) -> Result<Option<Self>, std::ffi::OsString> {
-        let options = || {
-            let mut options = OpenOptions::new();
-            options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-            options
-        };
-        let Ok(head) = options().open(path) else { return Err(name) };
+    fn open(directory: &PrivateDirectory, name: CString) -> Result<Option<Self>, CString> {
+        let Ok(head) = os::open_recording_in(directory, &name) else { return Err(name) };
         let Ok(metadata) = head.metadata() else { return Err(name) };
-        if !metadata.is_file() {
-            return Err(name);
-        }
         if metadata.len() != FILE_BYTES as u64 {
             return Ok(None);
         }
@@ -150,7 +142,7 @@ impl Source {
         if head.read_exact_at(&mut magic, 0).is_err() || magic == [0; MAGIC.len()] {
             return Ok(None);
         }
-        let Ok(file) = options().write(true).open(path) else { return Err(name) };
+        let Ok(file) = head.try_clone() else { return Err(name) };
         let Some(recording) = read(&head) else { return Err(name) };
         let elision = Elision::new(&recording.costs.unwrap_or(Costs::DEFAULT));
         let flow = Flow::new(recording.min_size_bytes, elision);
@@ -250,9 +242,9 @@ fn shared(maps: &[u8]) -> Vec<(u64, u64)> {
 }
 
 /// The processes that have made their files in the directory.
-pub fn begun(directory: &Path) -> Vec<u32> {
-    let pid = |entry: fs::DirEntry| Some(parse_file_name(entry.file_name().as_encoded_bytes())?.0);
-    fs::read_dir(directory).map_or_else(|_| Vec::new(), |entries| entries.flatten().filter_map(pid).collect())
+pub fn begun(directory: &PrivateDirectory) -> Vec<u32> {
+    let names = os::names_in(directory).unwrap_or_default();
+    names.iter().filter_map(|name| Some(parse_file_name(name.to_bytes())?.0)).collect()
 }
 
 /// Processor time of a process, user and system, seconds; `None` if there is none that runs.

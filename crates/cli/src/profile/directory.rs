@@ -5,16 +5,19 @@
 
 use crate::live;
 use crate::os;
-use std::fs::{self, DirBuilder};
+use std::ffi::{CStr, CString};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, lchown};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use uncopy_sys::directory::PrivateDirectory;
+use uncopy_sys::file;
 
 const PREFIX: &str = "uncopy-profile-";
 
 /// The directory; removed with everything in it when dropped.
 pub struct Directory {
     path: PathBuf,
+    opened: PrivateDirectory,
 }
 
 impl Directory {
@@ -30,38 +33,54 @@ impl Directory {
         clear_up(parent);
         let name = format!("{PREFIX}{}-{}", std::process::id(), uncopy_sys::clock::now_ns());
         let path = parent.join(name);
-        DirBuilder::new().mode(0o700).create(&path)?;
-        let made = Self { path };
+        let opened = PrivateDirectory::make(&os::c_path(&path)?)?;
+        let mut made = Self { path, opened };
         if user != os::effective_user_id() {
-            lchown(&made.path, Some(user), None)?;
+            made.opened.give_to(user)?;
         }
         Ok(made)
     }
 
-    /// Its path, absolute.
+    /// Its path, absolute, for the programs that write to it. This command never goes by it: its owner may have put something
+    /// else there.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The open directory.
+    pub const fn opened(&self) -> &PrivateDirectory {
+        &self.opened
     }
 }
 
 impl Drop for Directory {
     fn drop(&mut self) {
         // Whatever is left of it takes room in memory, and the next command clears it up.
-        let _ = fs::remove_dir_all(&self.path);
+        if let Ok(path) = os::c_path(&self.path) {
+            remove(&self.opened, &path);
+        }
     }
+}
+
+/// Removes the files of a directory, and the directory. Whatever has its name by now goes only if it is an empty directory.
+fn remove(directory: &PrivateDirectory, path: &CStr) {
+    for name in os::names_in(directory).unwrap_or_default() {
+        directory.remove(&name);
+    }
+    file::unlink_at(libc::AT_FDCWD, path, libc::AT_REMOVEDIR);
 }
 
 /// Removes what commands of this user left behind that are no more.
 fn clear_up(parent: &Path) {
-    let Ok(entries) = fs::read_dir(parent) else { return };
+    let Ok(entries) = std::fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok());
-        let is_ours = |entry: &fs::DirEntry| {
-            entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == os::effective_user_id())
-        };
-        if pid.is_some_and(|pid| !os::child::exists(pid)) && is_ours(&entry) {
-            let _ = fs::remove_dir_all(entry.path());
+        if pid.is_some_and(|pid| !os::child::exists(pid))
+            && let Ok(path) = CString::new(entry.path().as_os_str().as_bytes())
+            && let Ok(directory) = PrivateDirectory::open(&path, os::effective_user_id())
+        {
+            remove(&directory, &path);
         }
     }
 }
@@ -69,6 +88,8 @@ fn clear_up(parent: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::{self, DirBuilder};
+    use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, symlink};
 
     #[test]
     fn a_directory_is_private_goes_away_and_takes_what_dead_commands_left() {
@@ -77,7 +98,13 @@ mod tests {
         // Above the largest pid of any kernel.
         let left = parent.join(format!("{PREFIX}4194999-1"));
         let foreign = parent.join("uncopy-profile-x");
-        fs::create_dir(&left).expect("made");
+        DirBuilder::new().mode(0o700).create(&left).expect("made");
+        fs::write(left.join("1.rec"), b"x").expect("written");
+        // What is behind a link is nobody's to clear up.
+        let precious = parent.join("precious");
+        DirBuilder::new().mode(0o700).create(&precious).expect("made");
+        fs::write(precious.join("1.rec"), b"x").expect("written");
+        symlink(&precious, parent.join(format!("{PREFIX}4194999-2"))).expect("planted");
         fs::create_dir(&foreign).expect("made");
         let directory = Directory::make_in(&parent, os::effective_user_id()).expect("made");
         let path = directory.path().to_path_buf();
@@ -85,7 +112,22 @@ mod tests {
         assert!(!left.exists() && foreign.exists());
         fs::write(path.join("x.rec"), b"x").expect("written");
         drop(directory);
-        assert!(!path.exists());
+        assert!(!path.exists() && precious.join("1.rec").exists());
+        fs::remove_dir_all(&parent).expect("removed");
+    }
+
+    #[test]
+    fn a_directory_whose_name_was_given_to_another_is_emptied_and_the_other_stays() {
+        let parent = std::env::temp_dir().join(format!("uncopy-directory-swap-{}", std::process::id()));
+        fs::create_dir_all(&parent).expect("writable");
+        let directory = Directory::make_in(&parent, os::effective_user_id()).expect("made");
+        let (path, aside) = (directory.path().to_path_buf(), parent.join("aside"));
+        fs::write(path.join("x.rec"), b"x").expect("written");
+        fs::rename(&path, &aside).expect("moved");
+        fs::create_dir(&path).expect("made");
+        fs::write(path.join("precious"), b"x").expect("written");
+        drop(directory);
+        assert!(path.join("precious").exists() && !aside.join("x.rec").exists());
         fs::remove_dir_all(&parent).expect("removed");
     }
 }

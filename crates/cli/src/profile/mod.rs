@@ -12,6 +12,7 @@ mod collector;
 mod directory;
 pub mod out;
 
+use crate::atomic_write;
 use crate::costs;
 use crate::environment::Environment;
 use crate::library;
@@ -24,7 +25,6 @@ use crate::processes::Wanted;
 use crate::program;
 use crate::run;
 use crate::settings::{self, Given};
-use crate::whole;
 use clap::ArgMatches;
 use collector::Collector;
 use directory::Directory;
@@ -335,7 +335,7 @@ impl Session<'_> {
     }
 
     fn collect(&mut self) -> bool {
-        self.collector.collect(self.directories.iter().map(|(_, directory)| directory.path()))
+        self.collector.collect(self.directories.iter().map(|(_, directory)| directory.opened()))
     }
 
     /// Waits until every process that was asked has made its file, which it writes to once it moves anything. Those that do
@@ -347,7 +347,7 @@ impl Session<'_> {
             let begun: Vec<u32> = self
                 .directories
                 .iter()
-                .flat_map(|(_, directory)| collector::begun(directory.path()))
+                .flat_map(|(_, directory)| collector::begun(directory.opened()))
                 .collect();
             if !has_begun && !begun.is_empty() {
                 (self.started, has_begun) = (Instant::now(), true);
@@ -530,7 +530,7 @@ impl Session<'_> {
 /// Writes the profile to its file, and the report to standard output.
 fn write(profile: &Profile, request: &RecordingRequest) -> u8 {
     let out = request.out.as_os_str();
-    if let Err(error) = whole::write(&request.out, profile.to_json().as_bytes()) {
+    if let Err(error) = atomic_write::write(&request.out, profile.to_json().as_bytes()) {
         output::complain(format_args!("cannot write {}: {}", Quoted(out), Reason(&error)));
         return EXIT_FAILURE;
     }

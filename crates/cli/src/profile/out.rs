@@ -3,8 +3,9 @@
 use crate::output::{Illegal, Quoted, Reason};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use uncopy_profile::Profile;
 use uncopy_profile::model::ParseError;
@@ -78,7 +79,9 @@ pub fn settle(out: &OsStr) -> Result<PathBuf, Refused> {
     if !path.parent().is_some_and(Path::is_dir) || path.is_dir() {
         return Err(Illegal::new("-o", out, "a file in a directory that exists").into());
     }
-    match File::open(&path) {
+    // A pipe that nobody writes to is not waited for.
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path);
+    match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(path),
         Err(error) => Err(Refused::Unwritable(out.to_owned(), error)),
         Ok(file) => {

@@ -6,7 +6,9 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use super::image::Image;
 use super::unit::Unit;
+use crate::output::Quoted;
 use crate::probe::DEVICE;
 use crate::program::{self, Obstacle};
 
@@ -23,6 +25,8 @@ pub enum Refused {
     /// A command with a name of its own for the program (`@`).
     OtherName(String),
     Wrapped(String),
+    /// A line that systemd would read as several.
+    Control(String),
     Missing(String),
     Obstacle {
         program: String,
@@ -40,6 +44,9 @@ impl fmt::Display for Refused {
             ),
             Self::Wrapped(line) => {
                 write!(f, "is started by uncopy already (ExecStart={line}), not by this command")
+            }
+            Self::Control(text) => {
+                write!(f, "has a name or a command with control characters, {}", Quoted(OsStr::new(text)))
             }
             Self::Missing(program) => write!(f, "starts {program}, which is not there"),
             Self::Obstacle { program, obstacle } => {
@@ -59,8 +66,8 @@ pub struct Setting {
 /// Where things lie, and what `uncopy run` is told.
 #[derive(Debug)]
 pub struct Given<'a> {
-    /// What paths in the unit are below.
-    pub root: &'a Path,
+    /// Where paths in the unit lead.
+    pub root: &'a Image,
     /// The command that is installed, and its library.
     pub command: &'a Path,
     pub library: &'a Path,
@@ -93,6 +100,11 @@ pub fn settings(unit: &Unit, given: &Given) -> Result<Vec<Setting>, Refused> {
 }
 
 fn wrapped(command: &str, given: &Given) -> Result<String, Refused> {
+    let is_illegal = |text: &&OsStr| !can_be_written(text);
+    let texts = [OsStr::new(command), given.command.as_os_str(), given.library.as_os_str()];
+    if let Some(text) = texts.iter().find(|text| is_illegal(text)) {
+        return Err(Refused::Control(text.to_string_lossy().into_owned()));
+    }
     let rest = command.trim_start_matches(['-', '@', ':', '+', '!', '|']);
     let prefixes = &command[..command.len() - rest.len()];
     if prefixes.contains('@') {
@@ -106,11 +118,10 @@ fn wrapped(command: &str, given: &Given) -> Result<String, Refused> {
     }
     // With a specifier or a variable nobody knows before it starts; a bare name is looked for by systemd.
     if path.is_absolute() && !program.contains(['%', '$']) {
-        let file = given.root.join(program.trim_start_matches('/'));
-        if !file.is_file() {
+        if !given.root.at(path).is_file() {
             return Err(Refused::Missing(program));
         }
-        for step in program::follow(&file) {
+        for step in program::follow_by(path, |path| given.root.at("/").join(path).open()) {
             if let Some(obstacle) = step.obstacle() {
                 return Err(Refused::Obstacle { program, obstacle });
             }
@@ -131,13 +142,28 @@ fn first_word(line: &str) -> String {
     }
 }
 
-/// A word as systemd.service(5) reads it back.
+/// Whether a text can be part of a line of a unit: UTF-8, and nothing that ends the line (systemd.syntax(7)) or is invisible in it.
+pub fn can_be_written(text: &OsStr) -> bool {
+    text.to_str().is_some_and(|text| !text.chars().any(|letter| letter.is_control() && letter != '\t'))
+}
+
+/// A word of a command as systemd.service(5) reads it back: specifiers and variables stand for themselves.
 fn word(word: &OsStr) -> String {
-    let text = String::from_utf8_lossy(word.as_bytes());
+    quoted(word, |letter| matches!(letter, '%' | '$'))
+}
+
+/// A path of a list as systemd.exec(5) reads it back: there are no variables.
+fn listed(path: &Path) -> String {
+    quoted(path.as_os_str(), |letter| letter == '%')
+}
+
+/// A word in quotes if it needs them. What `is_doubled` stands for itself only twice.
+fn quoted(word: &OsStr, is_doubled: impl Fn(char) -> bool) -> String {
+    let text = word.to_string_lossy();
     let mut quoted = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {
-            '%' | '$' => quoted.extend([letter, letter]),
+            letter if is_doubled(letter) => quoted.extend([letter, letter]),
             '"' | '\\' => quoted.extend(['\\', letter]),
             other => quoted.push(other),
         }
@@ -168,7 +194,7 @@ fn permissions(unit: &Unit, given: &Given) -> Vec<Setting> {
     }
     if !unit.list("NoExecPaths").is_empty() {
         add(
-            format!("ExecPaths={} {}", word(given.command.as_os_str()), word(given.library.as_os_str())),
+            format!("ExecPaths={} {}", listed(given.command), listed(given.library)),
             "uncopy may be executed and its library mapped (NoExecPaths=)",
         );
     }
@@ -190,8 +216,9 @@ mod tests {
 
     fn words(command: &str, options: &[&str]) -> Result<String, Refused> {
         let options: Vec<OsString> = options.iter().map(OsString::from).collect();
+        let root = Image::open(Path::new("/")).expect("this system");
         let given = Given {
-            root: Path::new("/"),
+            root: &root,
             command: Path::new("/usr/bin/uncopy"),
             library: Path::new("/usr/lib/uncopy/libuncopy.so"),
             options: &options,
@@ -218,5 +245,35 @@ mod tests {
             let refused = words(command, &[]).expect_err(command).to_string();
             assert!(refused.contains(reason), "{refused}");
         }
+    }
+
+    #[test]
+    fn words_are_quoted_as_systemd_reads_them() {
+        for (text, written) in [
+            ("plain", "plain"),
+            ("", "\"\""),
+            ("a b", "\"a b\""),
+            ("a\tb", "\"a\tb\""),
+            ("50%", "50%%"),
+            ("$HOME", "$$HOME"),
+            ("a\\", "\"a\\\\\""),
+            ("say \"x\"", "\"say \\\"x\\\"\""),
+            ("it's", "\"it's\""),
+            (";", "\";\""),
+        ] {
+            assert_eq!(word(OsStr::new(text)), written, "{text}");
+        }
+        assert_eq!(listed(Path::new("/a$b %")), "\"/a$b %%\"");
+    }
+
+    #[test]
+    fn nothing_that_ends_a_line_is_written() {
+        for text in ["a\nUser=root", "a\rb", "a\0b", "\x1b[2J", "\u{85}"] {
+            assert!(!can_be_written(OsStr::new(text)), "{text:?}");
+        }
+        assert!(!can_be_written(OsStr::from_bytes(b"\xff")));
+        assert!(can_be_written(OsStr::new("größe\t=1")));
+        let refused = words("/bin/sh -c x\rUser=root", &[]).expect_err("two lines to systemd").to_string();
+        assert!(refused.contains("control characters") && !refused.contains('\r'), "{refused}");
     }
 }

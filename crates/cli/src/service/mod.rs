@@ -3,17 +3,17 @@
 pub mod line;
 
 mod drop_in;
+mod image;
 mod unit;
 
-use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Quoted, Reason};
+use crate::output::{self, EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Illegal, Quoted, Reason};
 use crate::{library, os};
 use clap::ArgMatches;
 use drop_in::{Given, Setting};
+use image::{At, Image};
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use unit::Unit;
@@ -23,12 +23,15 @@ const FILE_NAME: &str = "90-uncopy.conf";
 /// How the file begins; the checksum of what follows is behind it.
 const MARK: &str = "# Written by 'uncopy service'; 'uncopy service --remove' takes it back. Checksum ";
 
+/// Longest drop-in that is read, bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
 /// What the command line asks for.
 struct Asked<'a> {
     name: &'a str,
-    root: PathBuf,
-    /// The user's home, for a service of the user's own manager.
-    home: Option<PathBuf>,
+    root: &'a Image,
+    /// The user's home, for a service of the user's own manager. It lies in this system, whatever the root is.
+    home: Option<At<'a>>,
     options: Vec<OsString>,
 }
 
@@ -36,8 +39,22 @@ struct Asked<'a> {
 pub fn main(matches: &ArgMatches) -> u8 {
     let name = matches.get_one::<String>(line::NAME).map(String::as_str).unwrap_or_default();
     let root = matches.get_one::<PathBuf>(line::ROOT_DIRECTORY).cloned().unwrap_or_else(|| "/".into());
+    let opened =
+        [root.as_path(), Path::new("/")].map(|path| Image::open(path).map_err(|error| (path, error)));
+    let (root, host) = match opened {
+        [Ok(root), Ok(host)] => (root, host),
+        [Err((path, error)), _] | [_, Err((path, error))] => {
+            output::complain(cannot("open", path, &error));
+            return EXIT_FAILURE;
+        }
+    };
     let options: Vec<OsString> =
         matches.get_many::<OsString>(line::OPTIONS).unwrap_or_default().cloned().collect();
+    if let Some(option) = options.iter().find(|option| !drop_in::can_be_written(option)) {
+        let legal = "text without control characters: it becomes a line of a unit";
+        output::complain(Illegal::new("an option of run", option, legal));
+        return EXIT_USAGE;
+    }
     if let Err(why) = check(&options) {
         return crate::line::answer(&why);
     }
@@ -46,11 +63,11 @@ pub fn main(matches: &ArgMatches) -> u8 {
             output::complain("HOME is not set, and units of a user lie below it");
             return EXIT_USAGE;
         };
-        Some(home)
+        Some(host.at(home))
     } else {
         None
     };
-    let asked = Asked { name, root, home, options };
+    let asked = Asked { name, root: &root, home, options };
     let done = if matches.get_flag(line::REMOVE) {
         remove(&asked)
     } else {
@@ -68,17 +85,28 @@ pub fn main(matches: &ArgMatches) -> u8 {
 /// Whether `uncopy run` takes these options; what it would say.
 fn check(options: &[OsString]) -> Result<(), clap::Error> {
     let words = [OsString::from("run")].into_iter().chain(options.iter().cloned());
-    crate::line::run().try_get_matches_from(words.chain(["--".into(), "true".into()])).map(drop)
+    let mut run = crate::line::run();
+    let matches = run.try_get_matches_from_mut(words.chain(["--".into(), "true".into()]))?;
+    // Anything else would be a command of its own in front of the unit's.
+    if crate::line::command(&matches) == ["true"] {
+        Ok(())
+    } else {
+        Err(run.error(
+            clap::error::ErrorKind::TooManyValues,
+            "only options of run may stand behind --, no command",
+        ))
+    }
 }
 
-impl Asked<'_> {
-    /// The drop-in's path.
-    fn path(&self, unit_name: &str) -> PathBuf {
-        unit::directories(&self.root, self.home.as_deref())[0].join(format!("{unit_name}.d")).join(FILE_NAME)
+impl<'a> Asked<'a> {
+    /// Where the drop-in lies.
+    fn place(&self, unit_name: &str) -> At<'a> {
+        let directories = unit::directories(self.root, self.home.as_ref());
+        directories[0].join(format!("{unit_name}.d")).join(FILE_NAME)
     }
 
     fn unit(&self) -> Result<Unit, String> {
-        Unit::read(&self.root, self.home.as_deref(), self.name, FILE_NAME).map_err(|why| why.to_string())
+        Unit::read(self.root, self.home.as_ref(), self.name, FILE_NAME).map_err(|why| why.to_string())
     }
 
     fn systemctl(&self) -> String {
@@ -88,7 +116,7 @@ impl Asked<'_> {
 
     /// Whether its service manager runs here and has to be told.
     fn is_running(&self) -> bool {
-        self.root == Path::new("/") && Path::new("/run/systemd/system").is_dir()
+        self.root.is_host() && Path::new("/run/systemd/system").is_dir()
     }
 
     /// Lets the service manager read its units again; what to type where that did not work.
@@ -118,7 +146,7 @@ fn write(asked: &Asked, only_prints: bool) -> Result<String, String> {
         std::env::current_exe().map_err(|error| format!("/proc is not mounted: {}", Reason(&error)))?;
     let library = library::locate()?;
     let given = Given {
-        root: &asked.root,
+        root: asked.root,
         command: &command,
         library: &library,
         options: &asked.options,
@@ -130,21 +158,24 @@ fn write(asked: &Asked, only_prints: bool) -> Result<String, String> {
     if only_prints {
         return Ok(text);
     }
-    let path = asked.path(&unit.name);
-    if existing(&path)? == Existing::Edited {
+    let place = asked.place(&unit.name);
+    let path = place.shown();
+    if existing(&place)? == Existing::Edited {
         return Err(format!(
             "{} was changed by somebody; remove it, or see what would be written: uncopy service --print {}",
             Quoted(path.as_os_str()),
             asked.name
         ));
     }
-    replace(&path, &text).map_err(|error| cannot("write", &path, &error))?;
+    // systemd takes no file whose name does not end in .conf.
+    let beside = format!(".{FILE_NAME}.{}", std::process::id());
+    place.replace(text.as_bytes(), &beside).map_err(|error| cannot("write", &path, &error))?;
     let mut said = format!("wrote {}:\n", path.display());
     for setting in &settings {
         let _ = writeln!(said, "  {}\n      {}", setting.line, setting.why);
     }
     if settings.iter().any(|setting| setting.line.starts_with("SupplementaryGroups="))
-        && asked.root == Path::new("/")
+        && asked.root.is_host()
         && os::group_id(c"uncopy").is_none()
     {
         let _ = writeln!(
@@ -183,8 +214,9 @@ fn remove(asked: &Asked) -> Result<String, String> {
         Ok(unit) => unit.name,
         Err(_) => unit::full_name(asked.name).map_err(|why| why.to_string())?,
     };
-    let path = asked.path(&name);
-    match existing(&path)? {
+    let place = asked.place(&name);
+    let path = place.shown();
+    match existing(&place)? {
         Existing::Missing => return Ok(format!("{name} does not run under uncopy by this command\n")),
         Existing::Edited => {
             return Err(format!(
@@ -196,11 +228,7 @@ fn remove(asked: &Asked) -> Result<String, String> {
         }
         Existing::Ours => {}
     }
-    fs::remove_file(&path).map_err(|error| cannot("remove", &path, &error))?;
-    if let Some(directory) = path.parent() {
-        // Others may have drop-ins there.
-        let _ = fs::remove_dir(directory);
-    }
+    place.remove().map_err(|error| cannot("remove", &path, &error))?;
     let mut said = format!("removed {}\n", path.display());
     if let Some(command) = asked.reload() {
         let _ = writeln!(said, "systemd does not know of it yet: {command}");
@@ -218,32 +246,15 @@ enum Existing {
     Edited,
 }
 
-fn existing(path: &Path) -> Result<Existing, String> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
+fn existing(place: &At) -> Result<Existing, String> {
+    let text = match place.read(MAX_FILE_BYTES) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Existing::Missing),
-        Err(error) => return Err(cannot("read", path, &error)),
+        Err(error) => return Err(cannot("read", &place.shown(), &error)),
     };
     let is_ours =
         text.strip_prefix(MARK).and_then(|rest| rest.split_once('\n')).is_some_and(|(sum, body)| {
             u32::from_str_radix(sum, 16).is_ok_and(|sum| sum == crc32c::crc32c(body.as_bytes()))
         });
     Ok(if is_ours { Existing::Ours } else { Existing::Edited })
-}
-
-/// Puts a file there in one step: all of it or nothing.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(directory)?;
-    // systemd takes no file whose name does not end in .conf.
-    let begun = directory.join(format!(".{FILE_NAME}.{}", std::process::id()));
-    let write = || {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&begun)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&begun, path)
-    };
-    write().inspect_err(|_| {
-        let _ = fs::remove_file(&begun);
-    })
 }

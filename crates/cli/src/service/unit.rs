@@ -3,10 +3,10 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::image::{At, Image};
 use crate::output::{Quoted, Reason};
 
 /// Where units of the system lie, the first wins.
@@ -107,36 +107,31 @@ impl Unit {
     ///
     /// # Errors
     /// Why there is none.
-    pub fn read(root: &Path, home: Option<&Path>, name: &str, without: &str) -> Result<Self, Unfound> {
+    pub fn read(root: &Image, home: Option<&At>, name: &str, without: &str) -> Result<Self, Unfound> {
         let directories = directories(root, home);
         let asked = full_name(name)?;
-        let named =
-            |name: &str| directories.iter().map(|at| at.join(name)).find(|at| at.symlink_metadata().is_ok());
-        let path = named(&asked).or_else(|| named(&template(&asked)?));
-        let Some(path) = path else { return Err(Unfound::Missing { name: asked, root: root.to_owned() }) };
-        let name = canonical_name(&path, &asked);
-        if path.canonicalize().is_ok_and(|file| file == Path::new("/dev/null")) {
+        let named = |name: &str| directories.iter().map(|at| at.join(name)).find(At::exists);
+        let found = named(&asked).or_else(|| named(&template(&asked)?));
+        let Some(found) = found else {
+            return Err(Unfound::Missing { name: asked, root: root.at("/").shown() });
+        };
+        let name = canonical_name(&found, &asked);
+        if found.is_null() {
             return Err(Unfound::Masked(name));
         }
         let mut unit = Self { name, settings: Vec::new() };
-        unit.add(&in_root(root, &path))?;
-        for path in drop_ins(&directories, &unit.name)
-            .into_iter()
-            .filter(|path| path.file_name() != Some(without.as_ref()))
-        {
-            unit.add(&in_root(root, &path))?;
+        unit.add(&found)?;
+        for drop_in in drop_ins(&directories, &unit.name) {
+            // One that is masked has nothing.
+            if drop_in.file_name() != Some(without.as_ref()) && !drop_in.is_null() {
+                unit.add(&drop_in)?;
+            }
         }
         Ok(unit)
     }
 
-    fn add(&mut self, path: &Path) -> Result<(), Unfound> {
-        let read = || {
-            if fs::metadata(path)?.len() > MAX_FILE_BYTES {
-                return Err(io::Error::from_raw_os_error(libc::EFBIG));
-            }
-            fs::read(path)
-        };
-        let bytes = read().map_err(|error| Unfound::Io { path: path.to_owned(), error })?;
+    fn add(&mut self, at: &At) -> Result<(), Unfound> {
+        let bytes = at.read(MAX_FILE_BYTES).map_err(|error| Unfound::Io { path: at.shown(), error })?;
         self.settings.extend(parse(&String::from_utf8_lossy(&bytes)));
         Ok(())
     }
@@ -166,45 +161,36 @@ impl Unit {
 }
 
 /// Where units are looked for.
-pub fn directories(root: &Path, home: Option<&Path>) -> Vec<PathBuf> {
-    let below = |path: &&str| root.join(path.trim_start_matches('/'));
+pub fn directories<'a>(root: &'a Image, home: Option<&At<'a>>) -> Vec<At<'a>> {
     match home {
-        None => SYSTEM.iter().map(below).collect(),
-        Some(home) => {
-            std::iter::once(home.join(".config/systemd/user")).chain(USER.iter().map(below)).collect()
-        }
-    }
-}
-
-/// A link is followed within the root that it lies in.
-fn in_root(root: &Path, path: &Path) -> PathBuf {
-    match fs::read_link(path) {
-        Ok(target) if target.is_absolute() && !target.starts_with(root) => {
-            root.join(target.strip_prefix("/").unwrap_or(&target))
-        }
-        _ => path.to_owned(),
+        None => SYSTEM.iter().map(|path| root.at(*path)).collect(),
+        Some(home) => std::iter::once(home.join(".config/systemd/user"))
+            .chain(USER.iter().map(|path| root.at(*path)))
+            .collect(),
     }
 }
 
 /// The name of what an alias is linked to; an instance keeps its own.
-fn canonical_name(path: &Path, asked: &str) -> String {
-    let target = fs::read_link(path).ok();
+fn canonical_name(found: &At, asked: &str) -> String {
+    let target = found.link();
     let name = target.as_deref().and_then(Path::file_name).and_then(OsStr::to_str);
     match name {
-        Some(name) if name.ends_with(SUFFIX) && template(asked).is_none() => name.to_owned(),
+        Some(name) if template(asked).is_none() => {
+            full_name(name).ok().filter(|_| name.ends_with(SUFFIX)).unwrap_or_else(|| asked.to_owned())
+        }
         _ => asked.to_owned(),
     }
 }
 
 /// The drop-ins of a unit, in the order of their file names; of equal ones the first directory's.
-fn drop_ins(directories: &[PathBuf], name: &str) -> Vec<PathBuf> {
+fn drop_ins<'a>(directories: &[At<'a>], name: &str) -> Vec<At<'a>> {
     let names = template(name).into_iter().chain([name.to_owned()]);
-    let mut found: Vec<PathBuf> = Vec::new();
+    let mut found: Vec<At> = Vec::new();
     for directory in names.flat_map(|name| directories.iter().map(move |at| at.join(format!("{name}.d")))) {
-        let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-        for path in entries.filter(|path| path.extension() == Some("conf".as_ref())) {
-            if !found.iter().any(|other| other.file_name() == path.file_name()) {
-                found.push(path);
+        for name in directory.names() {
+            let is_drop_in = Path::new(&name).extension() == Some("conf".as_ref());
+            if is_drop_in && !found.iter().any(|other| other.file_name() == Some(&name)) {
+                found.push(directory.join(&name));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -18,8 +18,11 @@ struct Server {
 
 impl Server {
     fn start(stage: &Stage) -> Self {
-        let mut child =
-            stage.uncopy(&["metrics", "--listen", "0"]).stderr(Stdio::piped()).spawn().expect("started");
+        Self::start_by(&mut stage.uncopy(&["metrics", "--listen", "0"]))
+    }
+
+    fn start_by(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("started");
         let mut line = String::new();
         BufReader::new(child.stderr.take().expect("piped")).read_line(&mut line).expect("a line");
         let address = line
@@ -120,4 +123,58 @@ fn what_cannot_be_listened_at_is_told() {
     let finished = finish(&mut stage.uncopy(&["metrics", "--listen", &server.address]));
     assert_eq!(finished.code, Some(1));
     assert!(finished.errors.ends_with("address already in use\n"), "{}", finished.errors);
+}
+
+const ASK: &str = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
+
+/// A client that has sent a part of a request.
+fn slow(server: &Server) -> TcpStream {
+    let mut client = server.connect();
+    client.write_all(b"G").expect("sent");
+    client
+}
+
+#[test]
+fn nobody_waits_for_slow_clients_and_the_oldest_give_way() {
+    let stage = Stage::new("metrics-slow");
+    let server = Server::start(&stage);
+    let mut slow: Vec<TcpStream> = (0..80).map(|_| slow(&server)).collect();
+    let answer = server.ask(ASK);
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    // It gave way: nobody waited until its time was up, and it was told nothing.
+    let mut oldest = Vec::new();
+    match slow[0].read_to_end(&mut oldest) {
+        Ok(_) => assert_eq!(String::from_utf8_lossy(&oldest), ""),
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+    // The newest can still ask.
+    let newest = slow.last_mut().expect("80 of them");
+    newest.write_all(&ASK.as_bytes()[1..]).expect("sent");
+    let mut answer = String::new();
+    newest.read_to_string(&mut answer).expect("answered");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+}
+
+#[test]
+fn a_server_without_descriptors_goes_on() {
+    let stage = Stage::new("metrics-descriptors");
+    let mut command = Command::new("sh");
+    let script = "ulimit -n 12; exec \"$0\" metrics --listen 0";
+    command.args(["-c", script]).arg(stage.command()).stdin(Stdio::null());
+    let server = Server::start_by(&mut command);
+    let clients: Vec<TcpStream> = (0..40).map(|_| slow(&server)).collect();
+    for _ in 0..3 {
+        let answer = server.ask(ASK);
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    }
+    drop(clients);
+    assert!(server.ask(ASK).starts_with("HTTP/1.1 200 OK\r\n"));
+}
+
+#[test]
+fn an_answer_arrives_whole_in_front_of_what_nobody_read() {
+    let stage = Stage::new("metrics-long");
+    let server = Server::start(&stage);
+    let answer = server.ask(&format!("GET /metrics HTTP/1.1\r\nA: {}", "a".repeat(60_000)));
+    assert!(answer.starts_with("HTTP/1.1 431 ") && answer.ends_with("see /metrics\n"), "{answer}");
 }

@@ -252,28 +252,24 @@ uncopy_sys::statics! {
     static IS_NOBODY: AtomicBool = AtomicBool::new(false);
 }
 
-fn in_directory(suffix: core::fmt::Arguments<'_>) -> Text {
+/// The directory that programs of this user share.
+fn directory_path() -> Text {
     if IS_NOBODY.load(Relaxed) {
         // Nothing can be made under this path.
         return Text::new(format_args!(""));
     }
     let user = uncopy_sys::ids::effective_user();
     let root = if uncopy_sys::mem::exists(c"/dev/shm") { "/dev/shm" } else { "/tmp" };
-    Text::new(format_args!("{root}/uncopy-{user}{suffix}"))
-}
-
-/// The directory and the file.
-fn paths() -> (Text, Text) {
-    (in_directory(format_args!("")), in_directory(format_args!("/{}", std::process::id())))
+    Text::new(format_args!("{root}/uncopy-{user}"))
 }
 
 /// Calls `with` with the path of the directory that programs of this user share.
 pub fn directory(with: impl FnOnce(&[u8])) {
-    with(paths().0.as_c_str().to_bytes());
+    with(directory_path().as_c_str().to_bytes());
 }
 
-fn control_path() -> Text {
-    in_directory(format_args!("/{}{CONTROL_SUFFIX}", std::process::id()))
+fn control_name() -> Text {
+    Text::new(format_args!("{}{CONTROL_SUFFIX}", std::process::id()))
 }
 
 /// Whether they are in the file that `uncopy stats` reads, or were to be.
@@ -336,7 +332,7 @@ fn counters() -> impl Iterator<Item = usize> {
 /// Maps a page for the counters, in place of an earlier one if there is; says whether it is the file.
 #[cfg(not(loom))]
 fn map_page(in_place: Option<usize>) -> (Result<usize, uncopy_sys::errno::Errno>, bool) {
-    let (directory, file) = paths();
+    let (directory, file) = (directory_path(), Text::new(format_args!("{}", std::process::id())));
     // SAFETY: the address is the mapping made by an earlier call.
     let mapped =
         unsafe { mem::map_private_file(directory.as_c_str(), file.as_c_str(), FILE_BYTES, in_place) };
@@ -385,8 +381,8 @@ pub fn open_control() -> Control {
     if cfg!(loom) {
         return Control::NONE;
     }
-    let (directory, path) = (paths().0, control_path());
-    let control = Control::open(directory.as_c_str(), path.as_c_str());
+    let (directory, name) = (directory_path(), control_name());
+    let control = Control::open(directory.as_c_str(), name.as_c_str());
     HAS_CONTROL.store(control.is_ok(), Relaxed);
     control.unwrap_or(Control::NONE)
 }
@@ -408,7 +404,7 @@ pub fn follow_user(before: u32) {
 
 /// Removes a file of the user's own directory.
 fn remove(name: core::fmt::Arguments<'_>) {
-    mem::unlink_in(paths().0.as_c_str(), Text::new(name).as_c_str());
+    mem::unlink_in(directory_path().as_c_str(), Text::new(name).as_c_str());
 }
 
 /// Removes what an earlier process with this pid, or this one before its exec, left behind.

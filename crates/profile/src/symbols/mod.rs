@@ -15,9 +15,10 @@ use lines::Lines;
 use object::{Object as _, ObjectSection as _, ObjectSegment as _, ObjectSymbol as _, SymbolKind};
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::OpenOptions;
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// Larger files are not looked into, bytes.
@@ -115,13 +116,15 @@ pub fn file_name(path: &[u8]) -> String {
 
 /// A file's bytes, unless it is none, is not to be had, or is too large.
 fn read(path: &Path) -> Option<Vec<u8>> {
-    // Never a pipe or a device that has come to bear the name.
-    let metadata = fs::metadata(path).ok()?;
+    // Never a pipe or a device that has come to bear the name, also if that happens now.
+    let file =
+        OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path).ok()?;
+    let metadata = file.metadata().ok()?;
     if !metadata.is_file() || metadata.len() > MAX_FILE_BYTES {
         return None;
     }
     let mut data = Vec::new();
-    File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_end(&mut data).ok()?;
+    file.take(MAX_FILE_BYTES).read_to_end(&mut data).ok()?;
     Some(data)
 }
 
@@ -225,7 +228,7 @@ mod tests {
 
     /// The address of one of this program's own functions, in the program's tables.
     fn own(path: &Path) -> (u64, u64, u64) {
-        let data = fs::read(path).expect("readable");
+        let data = std::fs::read(path).expect("readable");
         let file = object::File::parse(&*data).expect("a program");
         let own = file
             .symbols()

@@ -2,7 +2,9 @@
 
 use super::mapping::{map, map_at};
 use crate::call::{kernel, syscall};
+use crate::directory::{FILE_MODE, PrivateDirectory};
 use crate::errno::{Errno, check};
+use crate::file;
 use std::ffi::CStr;
 
 /// Creates a file that only its owner can read, in a directory that only its owner can enter, and
@@ -17,34 +19,27 @@ use std::ffi::CStr;
 /// `address`, if given, must be a mapping of ours of at least `len_bytes` that may be replaced.
 pub unsafe fn map_private_file(
     directory: &CStr,
-    path: &CStr,
+    name: &CStr,
     len_bytes: usize,
     address: Option<usize>,
 ) -> Result<usize, Errno> {
-    make_private_directory(directory)?;
-    // SAFETY: the strings are terminated; the fd is ours to close.
-    unsafe {
-        kernel!(Name, libc::unlink(path.as_ptr()));
-        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        let fd =
-            kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600)) as i32;
-        check(i64::from(fd))?;
-        // Really allocated: touching a page for which there is no room would end the program.
-        let sized = check(i64::from(kernel!(Allocate, libc::fallocate(fd, 0, 0, len_bytes as libc::off_t))));
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let mapped = match (sized, address) {
+    let directory = PrivateDirectory::make(directory)?;
+    let fd = directory.create(name)?;
+    // Really allocated: touching a page for which there is no room would end the program.
+    let sized = file::allocate(fd, len_bytes as u64);
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the caller's promise for the address; a mapping elsewhere replaces nothing.
+    let mapped = unsafe {
+        match (sized, address) {
             (Err(errno), _) => Err(errno),
-            (Ok(_), None) => map(len_bytes, protection, libc::MAP_SHARED, fd),
-            (Ok(_), Some(address)) => {
+            (Ok(()), None) => map(len_bytes, protection, libc::MAP_SHARED, fd),
+            (Ok(()), Some(address)) => {
                 map_at(address, len_bytes, protection, libc::MAP_SHARED, fd).map(|()| address)
             }
-        };
-        kernel!(Close, syscall!(libc::SYS_close, fd));
-        if mapped.is_err() {
-            kernel!(Name, libc::unlink(path.as_ptr()));
         }
-        mapped
-    }
+    };
+    file::close(fd);
+    mapped.inspect_err(|_| directory.remove(name))
 }
 
 /// Maps a file that exists, shared, if it is an ordinary one of ours and as long.
@@ -86,34 +81,16 @@ pub unsafe fn map_new_file(
     len_bytes: usize,
     address: usize,
 ) -> Result<(), Errno> {
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: the strings are terminated; the stat buffer is valid; the descriptors are ours to close; the caller's
-    // promise for the address.
-    unsafe {
-        let opened = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, directory.as_ptr(), flags, 0));
-        let parent = check(opened)? as i32;
-        let mut found: libc::stat = core::mem::zeroed();
-        let known = check(kernel!(Stat, syscall!(libc::SYS_fstat, parent, &raw mut found)));
-        let is_ours = found.st_uid == libc::geteuid() && found.st_mode & 0o7777 == 0o700;
-        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        let made = known.and_then(|_| {
-            if !is_ours {
-                return Err(Errno(libc::EPERM));
-            }
-            let fd = kernel!(Open, syscall!(libc::SYS_openat, parent, name.as_ptr(), flags, 0o600));
-            let fd = check(fd)? as i32;
-            let sized = check(kernel!(Allocate, syscall!(libc::SYS_ftruncate, fd, len_bytes)));
-            let protection = libc::PROT_READ | libc::PROT_WRITE;
-            let mapped = sized.and_then(|_| map_at(address, len_bytes, protection, libc::MAP_SHARED, fd));
-            kernel!(Close, syscall!(libc::SYS_close, fd));
-            if mapped.is_err() {
-                kernel!(Name, syscall!(libc::SYS_unlinkat, parent, name.as_ptr(), 0));
-            }
-            mapped
-        });
-        kernel!(Close, syscall!(libc::SYS_close, parent));
-        made
-    }
+    let directory = PrivateDirectory::open(directory, crate::ids::effective_user())?;
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+    let fd = file::open_at(directory.fd(), name, flags, FILE_MODE)?;
+    // SAFETY: touches no memory.
+    let sized = check(unsafe { kernel!(Allocate, syscall!(libc::SYS_ftruncate, fd, len_bytes)) });
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the caller's promise for the address.
+    let mapped = sized.and_then(|_| unsafe { map_at(address, len_bytes, protection, libc::MAP_SHARED, fd) });
+    file::close(fd);
+    mapped.inspect_err(|_| directory.remove(name))
 }
 
 /// Makes a directory that only its owner can enter, or finds that it is one.
@@ -179,19 +156,8 @@ pub fn exists(path: &CStr) -> bool {
 
 /// Removes a file of a directory that only its owner can enter, if it is one of ours; it may be gone already.
 pub fn unlink_in(directory: &CStr, name: &CStr) {
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: the strings are terminated; the stat buffer is valid; the descriptor is ours to close.
-    unsafe {
-        let fd = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, directory.as_ptr(), flags, 0));
-        if fd < 0 {
-            return;
-        }
-        let mut found: libc::stat = core::mem::zeroed();
-        let known = kernel!(Stat, syscall!(libc::SYS_fstat, fd, &raw mut found)) == 0;
-        if known && found.st_uid == libc::geteuid() && found.st_mode & 0o7777 == 0o700 {
-            kernel!(Name, syscall!(libc::SYS_unlinkat, fd, name.as_ptr(), 0));
-        }
-        kernel!(Close, syscall!(libc::SYS_close, fd));
+    if let Ok(directory) = PrivateDirectory::open(directory, crate::ids::effective_user()) {
+        directory.remove(name);
     }
 }
 
@@ -221,14 +187,13 @@ mod tests {
         std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .expect("chmod");
         let c_directory = std::ffi::CString::new(directory.to_str().expect("UTF-8")).expect("no NUL");
-        let c_path = std::ffi::CString::new(directory.join("1").to_str().expect("UTF-8")).expect("no NUL");
         // SAFETY: no address is given.
-        let refused = unsafe { map_private_file(&c_directory, &c_path, PAGE_BYTES, None) };
+        let refused = unsafe { map_private_file(&c_directory, c"1", PAGE_BYTES, None) };
         assert_eq!(refused, Err(Errno(libc::EPERM)));
         std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700))
             .expect("chmod");
         // SAFETY: no address is given.
-        let address = unsafe { map_private_file(&c_directory, &c_path, PAGE_BYTES, None) }.expect("mapped");
+        let address = unsafe { map_private_file(&c_directory, c"1", PAGE_BYTES, None) }.expect("mapped");
         // SAFETY: just mapped, one page.
         unsafe { *(address as *mut u8) = 9 };
         assert_eq!(std::fs::read(directory.join("1")).expect("readable")[0], 9);
