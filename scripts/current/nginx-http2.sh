@@ -1,6 +1,6 @@
 # nginx with TLS and HTTP/2: many streams in one connection, large bodies both ways, WebDAV's PUT.
 # shellcheck shell=bash
-packages="nginx libnginx-mod-http-dav-ext curl openssl"
+packages="nginx curl openssl"
 start() {
     mkdir -p www tmp
     bytes 1 4000000 >www/large && bytes 2 300000 >www/middle && bytes 3 70000 >www/small
