@@ -16,7 +16,7 @@ drive() {
 import random
 source = random.Random(1)
 print("create database t; create table t.wide (id int primary key, d longblob) engine=innodb;")
-for row in range(120):
+for row in range(40):
     print(f"insert into t.wide values ({row}, 0x{source.randbytes(source.choice([100, 70000, 1000000])).hex()});")' >rows
     ask <rows || return
     ask -e "set group_concat_max_len=1000000; $sum; update t.wide set d = concat(d, d) where id % 3 = 0; delete from t.wide where id % 7 = 0; $sum" || return
