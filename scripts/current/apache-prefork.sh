@@ -9,6 +9,7 @@ start() {
     done
     cat <<'CONF'
 ServerName localhost
+TypesConfig /dev/null
 Listen 8080
 Listen 8081
 PidFile /run/apache.pid

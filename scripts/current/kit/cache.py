@@ -35,7 +35,7 @@ def work(thread):
                     raise ValueError(f"{word}: {said!r}")
                 old = mirror.get(key, b"")
                 mirror[key] = {"set": value, "append": old + value, "prepend": value + old}[word]
-            keys = list(mirror) if word == "many" else [key]
+            keys = list(mirror) if word == "many" and mirror else [key]
             for key, value in get(keys).items():
                 hits[thread] += 1
                 if value != mirror.get(key):

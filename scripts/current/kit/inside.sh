@@ -11,7 +11,7 @@ set -uo pipefail
 
 name=$1 mode=$2
 shift 2
-words=("$@")
+uncopy_words=("$@")
 kit=/opt/current/kit
 data=/room/data
 logs=/room/logs
@@ -21,8 +21,8 @@ declare -A served_name
 # under USER: sets `under` to what a command of that user is started with.
 under() {
     under=()
-    ((${#words[@]} > 0)) || return 0
-    under=(/opt/uncopy/uncopy "${words[@]}")
+    ((${#uncopy_words[@]} > 0)) || return 0
+    under=(/opt/uncopy/uncopy "${uncopy_words[@]}")
     if [[ $mode == log ]]; then
         install -d -m 700 -o "$1" "/room/store/$1"
         under+=("/room/store/$1")
