@@ -1,6 +1,6 @@
 # nginx: files by sendfile, by threads and copied, bodies that are proxied and buffered, compression; reloaded under load.
 # shellcheck shell=bash
-packages="nginx"
+packages="nginx python3-aiohttp"
 start() {
     mkdir -p www tmp
     bytes 1 4000000 >www/large && bytes 2 300000 >www/middle && bytes 3 70000 >www/small.txt && bytes 4 9000 >www/tiny
@@ -28,7 +28,7 @@ http {
         location /proxy/ { proxy_pass http://back/; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffers 8 256k; proxy_buffer_size 256k; proxy_busy_buffers_size 512k; }
         location /cached/ { proxy_pass http://back/; proxy_cache c; proxy_cache_valid 1h; aio threads; aio_write on; }
         location /unbuffered/ { proxy_pass http://back/; proxy_buffering off; proxy_request_buffering off; }
-        location /echo/ { client_body_buffer_size 1m; proxy_pass http://back/echo/; proxy_http_version 1.1; }
+        location /echo { client_body_buffer_size 1m; proxy_pass http://back/echo; }
     }
 }
 CONF
@@ -41,9 +41,11 @@ http {
     access_log off;
     client_body_temp_path /room/data/tmp/back;
     client_max_body_size 64m;
-    server { listen 8081; root /room/data/www; sendfile off; output_buffers 2 256k; location /echo/ { client_body_buffer_size 8m; client_body_in_single_buffer on; return 200 "$request_length\n"; } }
+    server { listen 8081; root /room/data/www; sendfile off; output_buffers 2 256k; location /echo { client_body_buffer_size 8m; client_body_in_single_buffer on; proxy_pass http://127.0.0.1:8082/echo; proxy_buffers 8 256k; proxy_buffer_size 256k; proxy_busy_buffers_size 512k; } }
 }
 CONF
+    serve echo python3 "$kit/servers.py" 8082
+    await listens 8082
     serve back nginx -c /room/data/back.conf -g "daemon off;"
     await listens 8081
     serve nginx nginx -c /room/data/nginx.conf -g "daemon off;"
@@ -61,5 +63,5 @@ drive() {
         kill -HUP "$server"
     done
     wait "$load" || return
-    client python3 "$kit/fetch.py" --threads 2 --rounds 8 --post www/large http://127.0.0.1:8080/{proxy,unbuffered,echo}/tiny
+    client python3 "$kit/fetch.py" --lenient --threads 2 --rounds 8 --post www/large http://127.0.0.1:8080/{proxy/echo,unbuffered/echo,echo}
 }
