@@ -34,7 +34,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-kernels test-net test-containers test-service test-suites test-checked test-faults packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-kernels test-net test-containers test-service test-suites test-checked test-faults test-current test-all packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -62,6 +62,14 @@ test-suites: ## Build, run CPython's own tests plain and under uncopy in three w
 	@scripts/install-packages test
 	@$(MAKE) --no-print-directory build
 	scripts/suites all
+
+test-current: ## Build, drive some fifty of Debian 13's programs plain and under uncopy in four ways (root; about two hours)
+	@scripts/install-packages current
+	@$(MAKE) --no-print-directory build
+	scripts/test-current
+
+test-all: ## Run `make test`, `make test-current` and every long search one after another, with a summary (a day)
+	@scripts/test-all
 
 test-service: ## Build, boot a container with systemd, let its packaged servers run under uncopy by `uncopy service` (root; a minute)
 	@scripts/install-packages service

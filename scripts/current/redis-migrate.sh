@@ -1,0 +1,20 @@
+# Large values that move between two nodes of Redis by MIGRATE, and a snapshot that is read again.
+# shellcheck shell=bash
+packages="redis-server redis-tools"
+start() {
+    mkdir a b
+    serve one redis-server --port 7000 --dir /room/data/a --save ""
+    await redis-cli -p 7000 ping
+    serve two redis-server --port 7001 --dir /room/data/b --save ""
+    await redis-cli -p 7001 ping
+}
+drive() {
+    client python3 "$kit/resp.py" --threads 3 --migrate 7001 7000 || return
+    python3 "$kit/digest-keys.py" 7001
+    redis-cli -p 7001 bgsave >/dev/null
+    redis-cli -p 7001 save || redis-cli -p 7001 shutdown save
+    finish TERM "${served[1]}"
+    serve again redis-server --port 7001 --dir /room/data/b --save ""
+    await eval '[[ $(redis-cli -p 7001 ping) == PONG ]]'
+    python3 "$kit/digest-keys.py" 7001
+}
