@@ -88,8 +88,10 @@ unsafe fn real_malloc(len: usize) -> Pointer {
         return early::allocate(len);
     }
     if MALLOC.get().is_none() {
-        // The first allocation, before our constructor: the copies to come are libc's from here on, too.
+        // The first allocation, before our constructor: the copies to come are libc's from here on, too. And dlsym, which
+        // another library's constructor may be in, finds what it calls itself.
         memory::fill();
+        fill();
     }
     // SAFETY: malloc takes any length.
     or_again(|| unsafe { MALLOC.call()(len) })
@@ -157,12 +159,14 @@ unsafe extern "C" fn free_body(pointer: Pointer) {
         record::forget(Function::Free, at.start(), at.room_bytes());
         HEAP.free(pointer as usize);
     } else if !pointer.is_null() && !early::contains(pointer) {
+        // Not known only inside the lookup of `free` itself, in which dlsym frees its last message: that stays where it is.
+        let Some(free) = FREE.find() else { return };
         // SAFETY: the program got it from its own allocator.
         unsafe {
             if record::is_on() {
                 record::forget(Function::Free, pointer as usize, USABLE.call()(pointer));
             }
-            FREE.call()(pointer);
+            free(pointer);
         }
     }
 }

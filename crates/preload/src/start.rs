@@ -14,7 +14,7 @@ use uncopy_engine::state::ledger;
 use uncopy_engine::state::phase::settle_gates;
 use uncopy_interpose::environment;
 use uncopy_record::session;
-use uncopy_sys::{bytes, ids, mem, uffd};
+use uncopy_sys::{bytes, errno, ids, mem, uffd};
 
 /// Of `--memory`, shared memory of lanes takes one part in so many.
 const LANES_PART: usize = 4;
@@ -48,6 +48,8 @@ fn fill_slots() {
 static START: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
 
 extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *mut *mut c_char) {
+    // `main` finds errno as it would without this library.
+    let _errno = errno::Keep::new();
     fill_slots();
     // Whatever becomes of the engine: a program that allocates from the twin allocator forks as well.
     crate::process::watch_forks();
