@@ -1,6 +1,6 @@
 //! malloc and its family: large blocks from the block heap, the rest from the program's allocator.
 
-use crate::memory;
+use crate::{families, memory};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
@@ -302,7 +302,12 @@ unsafe fn realloc_foreign(pointer: Pointer, len: usize, caller: usize) -> Pointe
 pub unsafe extern "C" fn reallocarray(pointer: Pointer, count: usize, each: usize) -> Pointer {
     match count.checked_mul(each) {
         // SAFETY: the program's own arguments; the length did not overflow.
-        Some(len) => unsafe { realloc_body(pointer, len, reallocarray as *const () as usize) },
+        Some(len) => unsafe {
+            match families::first_realloc() {
+                Some(realloc) => realloc(pointer, len),
+                None => realloc_body(pointer, len, reallocarray as *const () as usize),
+            }
+        },
         None => {
             uncopy_sys::errno::set(libc::ENOMEM);
             core::ptr::null_mut()
@@ -368,5 +373,54 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
         None if early::contains(pointer) => early::readable(pointer),
         // SAFETY: the program got it from its own allocator.
         None => unsafe { USABLE.call()(pointer) },
+    }
+}
+
+/// Address of the next `malloc` behind ours.
+pub fn next_malloc() -> usize {
+    MALLOC.find().map_or(0, |function| function as usize)
+}
+
+/// Bytes that a pointer of ours has room for; `None`: it is the program's allocator's.
+pub fn own_room(pointer: Pointer) -> Option<usize> {
+    match HEAP.find(pointer as usize) {
+        Some(at) if at.start() == pointer as usize => Some(at.room_bytes()),
+        Some(_) => Some(0),
+        None => early::contains(pointer).then(|| early::readable(pointer)),
+    }
+}
+
+/// Frees any pointer of the program's.
+///
+/// # Safety
+/// The program's own pointer, which it gives back.
+pub unsafe fn free_any(pointer: Pointer) {
+    // SAFETY: as the caller says.
+    unsafe { free_body(pointer) };
+}
+
+/// Reallocates any pointer of the program's.
+///
+/// # Safety
+/// The program's own pointer, which it gives up.
+pub unsafe fn resize_any(pointer: Pointer, len: usize, caller: usize) -> Pointer {
+    // SAFETY: as the caller says.
+    unsafe { realloc_body(pointer, len, caller) }
+}
+
+/// Moves the bytes of a pointer of ours, which has room for so many, to memory of the program's allocator, and frees it.
+///
+/// # Safety
+/// Both are the program's; it gives `old` back.
+pub unsafe fn move_out(new: Pointer, old: Pointer, room_bytes: usize) {
+    // SAFETY: as the caller says; what is copied lies within both.
+    unsafe {
+        let len = room_bytes.min(USABLE.call()(new));
+        if early::contains(old) {
+            uncopy_sys::bytes::copy(new.cast(), old.cast(), len);
+        } else {
+            memory::memmove_from_block(new.cast(), old.cast(), len);
+        }
+        free_body(old);
     }
 }

@@ -23,6 +23,7 @@ const LANES_PART: usize = 4;
 fn fill_slots() {
     crate::memory::fill();
     crate::allocation::fill();
+    crate::families::fill();
     crate::reading::fill();
     crate::writing::fill();
     crate::stdio::fill();
@@ -104,6 +105,9 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     if options.uffd_fd.is_none() && !options.off && ids::effective_user() == 0 {
         // It may be another user's process by the time that it needs it. Filters let this through: the loader has opened files.
         options.uffd_fd = uffd::open_device();
+    }
+    if options.heap && !options.off {
+        crate::families::begin();
     }
     activation::configure(&options);
     session::prepare();

@@ -9,7 +9,7 @@ use crate::range::changes::CHANGES;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
 use crate::service::{calibration, handler};
-use crate::state::gate::{HEAP_MIN_BYTES, heap_min_bytes};
+use crate::state::gate::{HEAP_MIN_BYTES, LEAVES_ALLOCATIONS, heap_min_bytes};
 use crate::state::phase::{Phase, STATE, set_min_size};
 use crate::state::policy::POLICY;
 use crate::state::{counters, early, ledger, limits, recording};
@@ -104,8 +104,10 @@ pub fn configure(options: &Options<'_>) {
         STATE.switch_off("nothing can be elided: UNCOPY_HEAP is off");
         return;
     }
-    // A block smaller than two copies of the least size rarely holds one.
-    HEAP_MIN_BYTES.store(options.min_size_bytes.saturating_mul(2), Relaxed);
+    if !LEAVES_ALLOCATIONS.load(Relaxed) {
+        // A block smaller than two copies of the least size rarely holds one.
+        HEAP_MIN_BYTES.store(options.min_size_bytes.saturating_mul(2), Relaxed);
+    }
     if options.record.is_some() {
         counters::set_reason("nothing is elided but samples: it is recorded what is copied");
         POLICY.pause(true);
