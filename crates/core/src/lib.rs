@@ -11,6 +11,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "see above: page numbers fit 32 bits")]
 
 pub mod addr;
+pub mod allocators;
 pub mod bounds;
 pub mod classes;
 pub mod extents;

@@ -16,10 +16,11 @@ pub mod environment;
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
-use uncopy_sys::ids;
+use uncopy_sys::{errno, ids};
 
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *mut c_void;
+    fn dlerror() -> *mut c_char;
 }
 
 /// RTLD_NEXT: the next object after this one.
@@ -30,8 +31,13 @@ static LOOKUPS: AtomicU32 = AtomicU32::new(0);
 
 uncopy_sys::locals! {
     /// Lookups under way in this thread, one inside the other.
-    static DEPTH: Cell<u32> = Cell::new(0);
+    static DEPTH: Cell<usize> = Cell::new(0);
+    /// Addresses of the names that these lookups look for, the outermost first.
+    static NAMES: Cell<[usize; MAX_DEPTH]> = Cell::new([0; MAX_DEPTH]);
 }
+
+/// Lookups inside one another, at most: dlsym calls malloc, calloc and free, which may each be looked up then.
+const MAX_DEPTH: usize = 8;
 
 /// Whether the calling thread is looking up one of libc's functions right now: dlsym may allocate.
 #[must_use]
@@ -39,16 +45,33 @@ pub fn is_filling() -> bool {
     LOOKUPS.load(Relaxed) != 0 && DEPTH.with(Cell::get) != 0
 }
 
-/// The address of the next definition of `symbol`; 0 if there is none, or no dynamic linker that knows it.
+/// The address of the next definition of `symbol`; 0 if there is none, or no dynamic linker that knows it, or if the
+/// calling thread is looking for it already: dlsym itself has called our function then.
+///
+/// Keeps `errno`, and leaves no message for the program's next dlerror.
 fn next(symbol: &CStr) -> usize {
     if !ids::has_dynamic_linker() {
         return 0;
     }
+    let (depth, mut names) = (DEPTH.with(Cell::get), NAMES.with(Cell::get));
+    let name = symbol.as_ptr().addr();
+    if depth == MAX_DEPTH || names[..depth].contains(&name) {
+        return 0;
+    }
+    let _errno = errno::Keep::new();
+    names[depth] = name;
+    NAMES.with(|kept| kept.set(names));
     LOOKUPS.fetch_add(1, Relaxed);
-    DEPTH.with(|depth| depth.set(depth.get() + 1));
-    // SAFETY: dlsym takes RTLD_NEXT and a terminated string.
-    let address = unsafe { dlsym(NEXT, symbol.as_ptr()) as usize };
-    DEPTH.with(|depth| depth.set(depth.get() - 1));
+    DEPTH.with(|kept| kept.set(depth + 1));
+    // SAFETY: dlsym takes RTLD_NEXT and a terminated string; dlerror has no requirements.
+    let address = unsafe {
+        let found = dlsym(NEXT, symbol.as_ptr());
+        if found.is_null() {
+            dlerror();
+        }
+        found as usize
+    };
+    DEPTH.with(|kept| kept.set(depth));
     LOOKUPS.fetch_sub(1, Relaxed);
     address
 }
@@ -92,7 +115,7 @@ impl<F: Copy> Slot<F> {
     }
 
     /// The function; looks it up if that has not happened yet. `None`: libc does not have it, or there is no
-    /// libc to look it up in, because the program is linked statically.
+    /// libc to look it up in, because the program is linked statically, or the calling thread is inside that lookup.
     #[inline]
     pub fn find(&self) -> Option<F> {
         self.get().or_else(|| self.look_up())

@@ -1,6 +1,6 @@
 //! malloc and its family: blocks of the block heap for sites whose buffers carry data, the rest from the program's allocator.
 
-use crate::memory;
+use crate::{families, memory};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
@@ -103,8 +103,10 @@ unsafe fn real_malloc(len: usize) -> Pointer {
         return early::allocate(len);
     }
     if MALLOC.get().is_none() {
-        // The first allocation, before our constructor: the copies to come are libc's from here on, too.
+        // The first allocation, before our constructor: the copies to come are libc's from here on, too. And dlsym, which
+        // another library's constructor may be in, finds what it calls itself.
         memory::fill();
+        fill();
     }
     // SAFETY: malloc takes any length.
     or_again(|| unsafe { MALLOC.call()(len) })
@@ -172,12 +174,14 @@ unsafe extern "C" fn free_body(pointer: Pointer) {
         record::forget(Function::Free, at.start(), at.room_bytes());
         HEAP.free(pointer as usize);
     } else if !pointer.is_null() && !early::contains(pointer) {
+        // Not known only inside the lookup of `free` itself, in which dlsym frees its last message: that stays where it is.
+        let Some(free) = FREE.find() else { return };
         // SAFETY: the program got it from its own allocator.
         unsafe {
             if record::is_on() {
                 record::forget(Function::Free, pointer as usize, USABLE.call()(pointer));
             }
-            FREE.call()(pointer);
+            free(pointer);
         }
     }
 }
@@ -313,7 +317,12 @@ unsafe extern "C" fn reallocarray_body(
 ) -> Pointer {
     match count.checked_mul(each) {
         // SAFETY: the program's own arguments; the length did not overflow.
-        Some(len) => unsafe { realloc_body(pointer, len, caller) },
+        Some(len) => unsafe {
+            match families::first_realloc() {
+                Some(realloc) => realloc(pointer, len),
+                None => realloc_body(pointer, len, caller),
+            }
+        },
         None => {
             uncopy_sys::errno::set(libc::ENOMEM);
             core::ptr::null_mut()
@@ -374,11 +383,55 @@ unsafe extern "C" fn posix_memalign_body(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
+    // SAFETY: the program got it from its own allocator.
+    own_room(pointer).unwrap_or_else(|| unsafe { USABLE.call()(pointer) })
+}
+
+/// Address of the next `malloc` behind ours.
+pub fn next_malloc() -> usize {
+    MALLOC.find().map_or(0, |function| function as usize)
+}
+
+/// Bytes that a pointer of ours has room for; `None`: it is the program's allocator's.
+pub fn own_room(pointer: Pointer) -> Option<usize> {
     match HEAP.owner_of(pointer as usize) {
-        Some(at) if at.start() == pointer as usize => at.block.usable_bytes(),
-        Some(_) => 0,
-        None if early::contains(pointer) => early::readable(pointer),
-        // SAFETY: the program got it from its own allocator.
-        None => unsafe { USABLE.call()(pointer) },
+        Some(at) if at.start() == pointer as usize => Some(at.block.usable_bytes()),
+        Some(_) => Some(0),
+        None => early::contains(pointer).then(|| early::readable(pointer)),
+    }
+}
+
+/// Frees any pointer of the program's.
+///
+/// # Safety
+/// The program's own pointer, which it gives back.
+pub unsafe fn free_any(pointer: Pointer) {
+    // SAFETY: as the caller says.
+    unsafe { free_body(pointer) };
+}
+
+/// Reallocates any pointer of the program's.
+///
+/// # Safety
+/// The program's own pointer, which it gives up.
+pub unsafe fn resize_any(pointer: Pointer, len: usize, caller: usize) -> Pointer {
+    // SAFETY: as the caller says.
+    unsafe { realloc_body(pointer, len, caller) }
+}
+
+/// Moves the bytes of a pointer of ours, which has room for so many, to memory of the program's allocator, and frees it.
+///
+/// # Safety
+/// Both are the program's; it gives `old` back.
+pub unsafe fn move_out(new: Pointer, old: Pointer, room_bytes: usize) {
+    // SAFETY: as the caller says; what is copied lies within both.
+    unsafe {
+        let len = room_bytes.min(USABLE.call()(new));
+        if early::contains(old) {
+            uncopy_sys::bytes::copy(new.cast(), old.cast(), len);
+        } else {
+            memory::memmove_from_block(new.cast(), old.cast(), len);
+        }
+        free_body(old);
     }
 }

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`memory`] | memcpy, memmove, mempcpy, bcopy and their FORTIFY variants |
 //! | [`allocation`] | malloc and its family |
+//! | [`families`] | what other allocators than glibc's have beside it; free_sized, `__libc_free` and their like |
 //! | [`reading`] | read, recv and their families |
 //! | [`writing`] | write, send and their families |
 //! | [`passing`] | sendfile, splice, copy_file_range, for recordings |
@@ -46,6 +47,7 @@ mod calls;
 mod credentials;
 mod executing;
 mod exit;
+mod families;
 mod files;
 mod lanes;
 mod lending;

@@ -14,7 +14,7 @@ use uncopy_engine::state::ledger;
 use uncopy_engine::state::phase::settle_gates;
 use uncopy_interpose::environment;
 use uncopy_record::session;
-use uncopy_sys::{bytes, ids, mem, uffd};
+use uncopy_sys::{bytes, errno, ids, mem, uffd};
 
 /// Of `--memory`, shared memory of lanes takes one part in so many.
 const LANES_PART: usize = 4;
@@ -23,6 +23,7 @@ const LANES_PART: usize = 4;
 fn fill_slots() {
     crate::memory::fill();
     crate::allocation::fill();
+    crate::families::fill();
     crate::reading::fill();
     crate::writing::fill();
     crate::stdio::fill();
@@ -49,6 +50,8 @@ fn fill_slots() {
 static START: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
 
 extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *mut *mut c_char) {
+    // `main` finds errno as it would without this library.
+    let _errno = errno::Keep::new();
     fill_slots();
     // Whatever becomes of the engine: a program that allocates from the twin allocator forks as well.
     crate::process::watch_forks();
@@ -106,6 +109,13 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         // It may be another user's process by the time that it needs it. Filters let this through: the loader has opened files.
         options.uffd_fd = uffd::open_device();
     }
+    if options.heap != Heap::Off && !options.off {
+        crate::families::begin();
+    }
+    // SAFETY: the environment that ld.so passes, which nobody changes before `start` returns.
+    if options.heap == Heap::Auto && unsafe { asks_for_huge_pages(environment) } {
+        gate::leave_allocations();
+    }
     activation::configure(&options);
     session::prepare();
     session::watch(session::Watcher { changed: settle_gates, failed: counters::set_reason });
@@ -122,12 +132,8 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     if let Some(socket) = options.log_socket.filter(|_| !options.off && !uncopy_sys::filter::is_filtered()) {
         crate::files::switch_on(socket, options.log_files, policy == Policy::Always);
     }
-    let is_heap_wanted = gate::heap_min_bytes() != usize::MAX;
-    // SAFETY: the environment that ld.so passes, which nobody changes before `start` returns.
-    if options.heap == Heap::Auto && unsafe { asks_for_huge_pages(environment) } {
-        activation::leave_allocations();
-    }
-    if is_heap_wanted {
+    // Views can be in foreign ranges, too.
+    if gate::heap_min_bytes() != usize::MAX || gate::min_size_bytes() != usize::MAX {
         // A filter may end the process for it.
         if !uncopy_sys::filter::is_filtered() {
             counters::remove_stale();

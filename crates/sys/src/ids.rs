@@ -141,10 +141,42 @@ pub fn is_privileged_start() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Whether a dynamic linker started the program: not so if it is linked statically, also as a position-independent
-/// executable. The kernel says where it put the linker (AT_BASE).
+/// Whether a dynamic linker is in this process: not so if the program is linked statically, also as a position-independent
+/// executable.
+///
+/// The kernel says where it put the linker that the program names (AT_BASE). It put none there if the linker was started as
+/// a program and loaded the other one itself (`ld-linux-x86-64.so.2 PROGRAM`); the linker then passes that one's headers on.
 #[must_use]
 pub fn has_dynamic_linker() -> bool {
     // SAFETY: getauxval has no requirements.
-    unsafe { libc::getauxval(libc::AT_BASE) != 0 }
+    let base = unsafe { libc::getauxval(libc::AT_BASE) };
+    base != 0 || is_loaded_by_hand()
+}
+
+/// Whether the program names a linker, or this code is not the program's: both say that a linker loaded it.
+#[cold]
+fn is_loaded_by_hand() -> bool {
+    // SAFETY: getauxval has no requirements.
+    let (headers, count) =
+        unsafe { (libc::getauxval(libc::AT_PHDR) as usize, libc::getauxval(libc::AT_PHNUM) as usize) };
+    if headers == 0 {
+        return false;
+    }
+    // SAFETY: the program's headers, where the kernel or the linker says that they are; they stay as long as the program.
+    let headers = unsafe { core::slice::from_raw_parts(headers as *const libc::Elf64_Phdr, count) };
+    let at = headers.as_ptr() as usize;
+    let of_kind = |kind| headers.iter().filter(move |header| header.p_type == kind);
+    if of_kind(libc::PT_INTERP).next().is_some() {
+        return true;
+    }
+    // What addresses are off by: known from the headers' own entry, else the first segment begins with the page that they are on.
+    let bias = match (of_kind(libc::PT_PHDR).next(), of_kind(libc::PT_LOAD).next()) {
+        (Some(own), _) => at.wrapping_sub(own.p_vaddr as usize),
+        (None, Some(first)) => (at - at % crate::PAGE_BYTES).wrapping_sub(first.p_vaddr as usize),
+        (None, None) => return false,
+    };
+    let here = is_loaded_by_hand as *const () as usize;
+    let is_own = of_kind(libc::PT_LOAD)
+        .any(|part| here.wrapping_sub(bias.wrapping_add(part.p_vaddr as usize)) < part.p_memsz as usize);
+    !is_own
 }

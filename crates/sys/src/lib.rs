@@ -79,6 +79,8 @@ pub mod socket;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 pub mod stack;
 pub mod stream;
+#[cfg(not(loom))]
+pub mod symbols;
 pub mod sync;
 pub mod tcp;
 pub mod thread;

@@ -10,7 +10,7 @@ use crate::range::changes::CHANGES;
 use crate::range::foreign::FOREIGN;
 use crate::range::heap::HEAP;
 use crate::service::{calibration, handler};
-use crate::state::gate::{HEAP_MIN_BYTES, heap_min_bytes};
+use crate::state::gate::{HEAP_MIN_BYTES, LEAVES_ALLOCATIONS, heap_min_bytes};
 use crate::state::phase::{Phase, STATE, set_min_size};
 use crate::state::policy::POLICY;
 use crate::state::{counters, early, ledger, limits, recording};
@@ -111,7 +111,8 @@ pub fn configure(options: &Options<'_>) {
         (Heap::Auto, _) if options.record.is_some() => carrying::serve_all(),
         (Heap::Auto, Policy::Auto | Policy::Never) => {}
     }
-    if options.heap == Heap::On || options.policy != Policy::Never {
+    let is_wanted = options.heap == Heap::On || options.policy != Policy::Never;
+    if is_wanted && !LEAVES_ALLOCATIONS.load(Relaxed) {
         // A block smaller than two copies of the least size rarely holds one.
         HEAP_MIN_BYTES.store(options.min_size_bytes.saturating_mul(2), Relaxed);
     }
@@ -131,11 +132,6 @@ pub fn configure(options: &Options<'_>) {
             FOREIGN.switch_on();
         }
     }
-}
-
-/// Leaves every allocation to the program's own allocator: its user asked for something of it that blocks do not give.
-pub fn leave_allocations() {
-    HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
 }
 
 /// Reserves the block heap if that has not been tried yet; whether there is one.

@@ -18,6 +18,8 @@ uncopy_sys::statics! {
     pub static HEAP_BASE: AtomicUsize = AtomicUsize::new(0);
     /// Length of the block heap, bytes; 0: nothing is in it.
     pub static HEAP_LEN_BYTES: AtomicUsize = AtomicUsize::new(0);
+    /// Whether the program's allocator serves every allocation: see [`leave_allocations`].
+    pub static LEAVES_ALLOCATIONS: AtomicBool = AtomicBool::new(false);
     /// Whether `free` looks at every pointer: there may be memory that no allocator knows, or it is recorded.
     pub static FREE_LOOKS: AtomicBool = AtomicBool::new(false);
 }
@@ -43,4 +45,10 @@ pub fn is_in_heap(address: usize) -> bool {
     // The length first: it is published last.
     let len_bytes = HEAP_LEN_BYTES.load(Acquire);
     address.wrapping_sub(HEAP_BASE.load(Relaxed)) < len_bytes
+}
+
+/// No block is given out from here on, whatever the options say: the program's pointers reach functions that would not know one.
+pub fn leave_allocations() {
+    LEAVES_ALLOCATIONS.store(true, Relaxed);
+    HEAP_MIN_BYTES.store(usize::MAX, Relaxed);
 }

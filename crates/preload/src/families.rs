@@ -1,0 +1,443 @@
+//! Functions of other allocators than glibc's that take a pointer from `malloc`: jemalloc's `sdallocx`, tcmalloc's `tc_free`,
+//! mimalloc's `mi_realloc`, C++'s operators delete where the allocator has its own, and their like.
+//!
+//! They are not hooks by their names: a program that looks whether such a function is there must find what it would find
+//! without this library. Where an object defines them, their addresses are replaced ([`uncopy_sys::symbols`]). What is known of
+//! which name is in [`uncopy_core::allocators`]; an allocator with other functions keeps all of the program's memory to itself.
+//!
+//! ```text
+//! a block is given out  =>  whatever takes a pointer and is not glibc's knows blocks
+//! ```
+//!
+//! An allocator that is loaded later (dlopen) does not serve the program's `malloc`, so no pointer from there reaches it.
+
+use crate::allocation;
+use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use uncopy_core::allocators::{Standing, family, standing};
+use uncopy_engine::state::counters;
+use uncopy_engine::state::gate::{self, is_in_heap};
+use uncopy_sys::symbols::{self, Function, Object};
+
+/// Registers for arguments (System V ABI); every function here has no others.
+type Arguments = [usize; 6];
+type Any = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
+
+/// A function that is taken over.
+struct Hook {
+    name: &'static str,
+    /// Address of ours.
+    address: Any,
+    real: &'static Real,
+}
+
+/// Address of the allocator's own function; 0: there is none.
+struct Real(AtomicUsize);
+
+impl Real {
+    const fn new() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+
+    /// Calls it.
+    ///
+    /// # Safety
+    /// As the function of that name demands.
+    #[inline(always)]
+    unsafe fn call(&self, [a, b, c, d, e, f]: Arguments) -> usize {
+        // SAFETY: the address of the allocator's function, which was stored before ours could be called; it looks at as many
+        // registers as it has arguments.
+        unsafe {
+            let function = core::mem::transmute::<usize, Any>(self.0.load(Relaxed));
+            function(a, b, c, d, e, f)
+        }
+    }
+}
+
+/// jemalloc's allocation with flags, which `rallocx` is made of for a block.
+static MALLOCX: Real = Real::new();
+
+macro_rules! hooks {
+    ($($kind:ident: [$($name:ident),* $(,)?];)*) => {
+        static HOOKS: &[Hook] = &[$($({
+            static REAL: Real = Real::new();
+            unsafe extern "C" fn hook(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> usize {
+                // SAFETY: the program's own arguments for the function of this name.
+                unsafe { kinds::$kind(&REAL, [a, b, c, d, e, f]) }
+            }
+            Hook { name: stringify!($name), address: hook, real: &REAL }
+        }),*),*];
+    };
+}
+
+uncopy_core::allocator_functions!(hooks);
+
+/// What the functions of each kind do with a block: see [`uncopy_core::allocator_functions`]. Each is called with the arguments of a
+/// function of its kind.
+mod kinds {
+    use super::*;
+
+    /// Bytes of a block of ours, or of memory from before libc was known; `None` for the allocator's own pointers.
+    #[inline(always)]
+    fn room(pointer: usize) -> Option<usize> {
+        // Both are rare: the first look is a compare.
+        if is_in_heap(pointer) || gate::FREE_LOOKS.load(Relaxed) {
+            allocation::own_room(pointer as _)
+        } else {
+            None
+        }
+    }
+
+    /// What was allocated in place of a block: its bytes go there, and the block is freed. Returns its address; 0: there is none.
+    unsafe fn moved(new: usize, block: usize, room_bytes: usize) -> usize {
+        if new != 0 {
+            // SAFETY: the block is the program's to give up, and the new memory has at least as much room as it says.
+            unsafe { allocation::move_out(new as _, block as _, room_bytes) };
+        }
+        new
+    }
+
+    #[inline(always)]
+    pub unsafe fn free(real: &Real, arguments: Arguments) -> usize {
+        // SAFETY: the program's own pointer.
+        unsafe {
+            if room(arguments[0]).is_none() {
+                return real.call(arguments);
+            }
+            allocation::free_any(arguments[0] as _);
+        }
+        0
+    }
+
+    #[inline(always)]
+    pub unsafe fn size(real: &Real, arguments: Arguments) -> usize {
+        // SAFETY: the program's own pointer.
+        room(arguments[0]).unwrap_or_else(|| unsafe { real.call(arguments) })
+    }
+
+    pub unsafe fn resize(real: &Real, arguments: Arguments) -> usize {
+        let [block, rest @ ..] = arguments;
+        // SAFETY: the program's own arguments; a null pointer asks for memory.
+        unsafe {
+            let Some(room_bytes) = room(block) else { return real.call(arguments) };
+            let [b, c, d, e, f] = rest;
+            moved(real.call([0, b, c, d, e, f]), block, room_bytes)
+        }
+    }
+
+    pub unsafe fn resize_or_free(real: &Real, arguments: Arguments) -> usize {
+        // SAFETY: the program's own arguments; a block that could not be moved is still one.
+        unsafe {
+            let new = resize(real, arguments);
+            if new == 0 && room(arguments[0]).is_some() {
+                allocation::free_any(arguments[0] as _);
+            }
+            new
+        }
+    }
+
+    pub unsafe fn resize_zero_frees(real: &Real, arguments: Arguments) -> usize {
+        // SAFETY: the program's own arguments.
+        unsafe { if arguments[1] == 0 { free(real, arguments) } else { resize(real, arguments) } }
+    }
+
+    pub unsafe fn heap_resize(real: &Real, arguments: Arguments) -> usize {
+        let [heap, block, c, d, e, f] = arguments;
+        // SAFETY: the program's own arguments; a null pointer asks for memory.
+        unsafe {
+            let Some(room_bytes) = room(block) else { return real.call(arguments) };
+            moved(real.call([heap, 0, c, d, e, f]), block, room_bytes)
+        }
+    }
+
+    pub unsafe fn heap_resize_or_free(real: &Real, arguments: Arguments) -> usize {
+        // SAFETY: the program's own arguments; a block that could not be moved is still one.
+        unsafe {
+            let new = heap_resize(real, arguments);
+            if new == 0 && room(arguments[1]).is_some() {
+                allocation::free_any(arguments[1] as _);
+            }
+            new
+        }
+    }
+
+    pub unsafe fn resize_place(real: &Real, arguments: Arguments) -> usize {
+        let [place, b, c, d, e, f] = arguments;
+        // SAFETY: the program's own arguments, of which the first points to its pointer, or is null.
+        unsafe {
+            let block = if place == 0 { 0 } else { (place as *const usize).read_unaligned() };
+            let Some(room_bytes) = room(block) else { return real.call(arguments) };
+            let mut new = 0usize;
+            let result = real.call([&raw mut new as usize, b, c, d, e, f]);
+            // An `int`, 0 for success.
+            if result as u32 == 0 {
+                (place as *mut usize).write_unaligned(moved(new, block, room_bytes));
+            }
+            result
+        }
+    }
+
+    pub unsafe fn resize_with_flags(real: &Real, arguments: Arguments) -> usize {
+        let [block, len, flags, ..] = arguments;
+        // SAFETY: the program's own arguments; mallocx takes the same length and flags, and whoever has one has the other.
+        unsafe {
+            let Some(room_bytes) = room(block) else { return real.call(arguments) };
+            moved(MALLOCX.call([len, flags, 0, 0, 0, 0]), block, room_bytes)
+        }
+    }
+
+    pub unsafe fn expand(real: &Real, arguments: Arguments) -> usize {
+        let [block, len, ..] = arguments;
+        match room(block) {
+            // SAFETY: the program's own arguments.
+            None => unsafe { real.call(arguments) },
+            Some(room_bytes) if len <= room_bytes => block,
+            Some(_) => {
+                uncopy_sys::errno::set(libc::ENOMEM);
+                0
+            }
+        }
+    }
+
+    /// True, or tcmalloc's `kOwned`.
+    pub unsafe fn own(real: &Real, arguments: Arguments) -> usize {
+        // SAFETY: the program's own arguments.
+        room(arguments[0]).map_or_else(|| unsafe { real.call(arguments) }, |_| 1)
+    }
+
+    pub unsafe fn heap_own(real: &Real, arguments: Arguments) -> usize {
+        // SAFETY: the program's own arguments.
+        room(arguments[1]).map_or_else(|| unsafe { real.call(arguments) }, |_| 1)
+    }
+
+    pub unsafe fn any(real: &Real, arguments: Arguments) -> usize {
+        leave(format_args!("the program asks its allocator by an object"));
+        // SAFETY: the program's own arguments.
+        unsafe { real.call(arguments) }
+    }
+}
+
+/// Leaves all memory to the program's allocator from here on.
+fn leave(why: core::fmt::Arguments<'_>) {
+    gate::leave_allocations();
+    // uncopy's own memory is allocated for it: no signal handler may want some in between.
+    let _critical = uncopy_sys::lock::Critical::enter();
+    counters::set_reason(&format!("memory stays with the program's allocator: {why}"));
+}
+
+/// Functions of which the program must find ours first: a block from one of them goes to another.
+const FAMILY: [&CStr; 6] =
+    [c"malloc", c"calloc", c"realloc", c"free", c"malloc_usable_size", c"posix_memalign"];
+
+/// The program's `realloc`, if it is not ours; 0: it is.
+static FIRST_REALLOC: AtomicUsize = AtomicUsize::new(0);
+
+/// The program's `realloc`, if another library's or the program's own stands in front of ours: glibc's `reallocarray` is made of it.
+pub fn first_realloc() -> Option<unsafe extern "C" fn(Pointer, usize) -> Pointer> {
+    let address = FIRST_REALLOC.load(Relaxed);
+    // SAFETY: the function of that name.
+    (address != 0).then(|| unsafe { core::mem::transmute(address) })
+}
+
+/// Last part of the path of an object's file.
+fn file_name(object: &Object<'_>) -> String {
+    let path = object.name().to_string_lossy();
+    let name = path.rsplit('/').next().unwrap_or_default();
+    if name.is_empty() { "the program".to_owned() } else { name.to_owned() }
+}
+
+/// Takes over what other allocators define, before the first block is given out. Called when the library is loaded.
+pub fn begin() {
+    let here = begin as *const () as usize;
+    // SAFETY: the names are terminated.
+    let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
+    let (first, next, of_libc) = (FAMILY.map(find), allocation::next_malloc(), find(c"gnu_get_libc_version"));
+    let (mut is_first, mut is_libcs) = (false, false);
+    symbols::for_each(&mut |object| {
+        is_first |= object.contains(here) && first.iter().all(|address| object.contains(*address));
+        is_libcs |= object.contains(next) && object.contains(of_libc);
+        true
+    });
+    if !is_first {
+        return stay_behind(here, &first);
+    }
+    if !is_libcs && let Err(why) = take_over(here) {
+        leave(format_args!("{why}"));
+    }
+}
+
+/// Another library, or the program, has functions of the family in front of ours.
+#[cold]
+fn stay_behind(here: usize, first: &[usize; FAMILY.len()]) {
+    let mut why = String::new();
+    symbols::for_each(&mut |object| {
+        for (name, address) in FAMILY.into_iter().zip(first) {
+            if object.contains(*address) && !object.contains(here) {
+                if name == c"realloc" {
+                    FIRST_REALLOC.store(*address, Relaxed);
+                }
+                if why.is_empty() {
+                    why = format!("{} has its own {}", file_name(object), name.to_string_lossy());
+                }
+            }
+        }
+        true
+    });
+    leave(format_args!("{why}"));
+}
+
+/// Whether the object is glibc or its loader, whose functions beside those of C and POSIX are known.
+fn is_libc(object: &Object<'_>) -> bool {
+    object.defined().any(|function| [c"gnu_get_libc_version", c"__tls_get_addr"].contains(&function.name))
+}
+
+/// Takes over what every object defines that has a `malloc`.
+fn take_over(here: usize) -> Result<(), String> {
+    let mut unknown: Vec<(String, Vec<Vec<u8>>)> = Vec::new();
+    let mut result = Ok(());
+    let mut refuse = |why: String| result = core::mem::replace(&mut result, Ok(())).and(Err(why));
+    symbols::for_each(&mut |object| {
+        if object.contains(here) || is_libc(object) {
+            return true;
+        }
+        let functions: Vec<Function<'_>> = object.defined().collect();
+        if !functions.iter().any(|function| function.name == c"malloc") {
+            return true;
+        }
+        let is_known = functions.iter().any(|function| family(function.name.to_bytes()).is_some());
+        let mut others = Vec::new();
+        for function in functions {
+            match standing(function.name.to_bytes()) {
+                Standing::TakenOver => {
+                    if let Err(why) = take(object, function) {
+                        refuse(why);
+                    }
+                }
+                Standing::Harmless if matches!(function.name.to_bytes(), b"mallocx" | b"je_mallocx") => {
+                    _ = MALLOCX.0.compare_exchange(0, function.address.unwrap_or(0), Relaxed, Relaxed);
+                }
+                Standing::Harmless => {}
+                Standing::Unknown if is_known => others.push(function.name.to_bytes().to_vec()),
+                Standing::Unknown => {
+                    refuse(format!("{} has {}", file_name(object), function.name.to_string_lossy()));
+                }
+            }
+        }
+        others.sort_unstable();
+        unknown.push((file_name(object), others));
+        true
+    });
+    symbols::for_each(&mut |object| {
+        let name = file_name(object);
+        let others = unknown.iter().filter(|(library, _)| *library != name);
+        for (library, names) in others {
+            let called = object
+                .imported()
+                .find(|name| names.binary_search_by(|other| other[..].cmp(name.to_bytes())).is_ok());
+            if let Some(called) = called {
+                refuse(format!("{name} calls {} of {library}", called.to_string_lossy()));
+            }
+        }
+        if object.contains(here) {
+            return true;
+        }
+        // SAFETY: our functions have the contract of those whose addresses they replace.
+        let bound = unsafe {
+            object.rebind(&mut |called, kept| {
+                let hook = HOOKS.iter().find(|hook| hook.name.as_bytes() == called.to_bytes())?;
+                let real = hook.real.0.load(Relaxed);
+                // Or it is the object's own code, which looks the function up when it is first called.
+                (real != 0 && (kept == real || object.contains(kept))).then_some(hook.address as usize)
+            })
+        };
+        if bound.is_err() {
+            refuse(format!("the functions that {name} calls cannot be replaced"));
+        }
+        true
+    });
+    result
+}
+
+/// Takes one function over.
+fn take(object: &Object<'_>, function: Function<'_>) -> Result<(), String> {
+    let refused =
+        || format!("{} of {} cannot be replaced", function.name.to_string_lossy(), file_name(object));
+    let Some(hook) = HOOKS.iter().find(|hook| hook.name.as_bytes() == function.name.to_bytes()) else {
+        return Ok(());
+    };
+    let address = function.address.ok_or_else(refused)?;
+    // The first object is the one that is found.
+    if hook.real.0.compare_exchange(0, address, Relaxed, Relaxed).is_err() {
+        return Ok(());
+    }
+    // SAFETY: the function of that object; ours has its contract.
+    unsafe { object.redefine(function, hook.address as usize) }.map_err(|_| refused())
+}
+
+// What follows is in the C standard or glibc's, and can be there for any program.
+
+type Pointer = *mut c_void;
+
+uncopy_interpose::slots! {
+    FREE_SIZED = c"free_sized": unsafe extern "C" fn(Pointer, usize);
+    FREE_ALIGNED_SIZED = c"free_aligned_sized": unsafe extern "C" fn(Pointer, usize, usize);
+    LIBC_FREE = c"__libc_free": unsafe extern "C" fn(Pointer);
+    LIBC_REALLOC = c"__libc_realloc": unsafe extern "C" fn(Pointer, usize) -> Pointer;
+}
+
+/// C23's, of glibc 2.43 and others; where libc has none, what `free` does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_sized(pointer: Pointer, len: usize) {
+    // SAFETY: the program's own pointer.
+    unsafe {
+        match FREE_SIZED.get() {
+            Some(real) if allocation::own_room(pointer).is_none() => real(pointer, len),
+            _ => allocation::free_any(pointer),
+        }
+    }
+}
+
+/// See [`free_sized`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_aligned_sized(pointer: Pointer, alignment: usize, len: usize) {
+    // SAFETY: the program's own pointer.
+    unsafe {
+        match FREE_ALIGNED_SIZED.get() {
+            Some(real) if allocation::own_room(pointer).is_none() => real(pointer, alignment, len),
+            _ => allocation::free_any(pointer),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __libc_free(pointer: Pointer) {
+    // SAFETY: the program's own pointer.
+    unsafe {
+        match LIBC_FREE.find() {
+            Some(real) if allocation::own_room(pointer).is_none() => real(pointer),
+            _ => allocation::free_any(pointer),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __libc_realloc(pointer: Pointer, len: usize) -> Pointer {
+    // SAFETY: the program's own pointer.
+    unsafe {
+        if allocation::own_room(pointer).is_some() {
+            return allocation::resize_any(pointer, len, __libc_realloc as *const () as usize);
+        }
+        LIBC_REALLOC.call()(pointer, len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_function_that_is_taken_over_has_its_hook() {
+        let names: Vec<&str> = HOOKS.iter().map(|hook| hook.name).collect();
+        assert_eq!(names, uncopy_core::allocators::TAKEN_OVER);
+    }
+}

@@ -1,0 +1,370 @@
+//! The symbol tables of loaded objects: which functions each defines and takes from others, and how another function takes the
+//! place of one.
+//!
+//! A function of our own cannot take the place of a library's by its name alone if the program may look whether that library is
+//! there (`if (mallocx)` of a weak symbol, `dlsym`): the name must exist exactly where it did. So the addresses that objects have
+//! found already are replaced where they keep them, and the library's own symbol table says the new address to all that are loaded
+//! or look for it later.
+//!
+//! The loader's lock is held meanwhile ([`for_each`]). For when the library is loaded.
+
+use crate::PAGE_BYTES;
+use crate::call::{kernel, syscall};
+use crate::errno::{Errno, check};
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ops::Range;
+use core::slice;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use libc::{Elf64_Phdr, Elf64_Rela, Elf64_Sym};
+
+/// Tags of `PT_DYNAMIC` (gABI, "Dynamic Section").
+const DT_NULL: usize = 0;
+const DT_PLTRELSZ: usize = 2;
+const DT_HASH: usize = 4;
+const DT_STRTAB: usize = 5;
+const DT_SYMTAB: usize = 6;
+const DT_RELA: usize = 7;
+const DT_RELASZ: usize = 8;
+const DT_JMPREL: usize = 23;
+const DT_GNU_HASH: usize = 0x6FFF_FEF5;
+
+/// Kinds of relocations that hold the address of a function (processor supplements of the psABI).
+#[cfg(target_arch = "x86_64")]
+const OF_ADDRESSES: [u64; 3] = [1, 6, 7]; // R_X86_64_64, R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT
+#[cfg(not(target_arch = "x86_64"))]
+const OF_ADDRESSES: [u64; 3] = [257, 1025, 1026]; // R_AARCH64_ABS64, R_AARCH64_GLOB_DAT, R_AARCH64_JUMP_SLOT
+
+const STT_FUNC: u8 = 2;
+const STT_GNU_IFUNC: u8 = 10;
+const STB_LOCAL: u8 = 0;
+
+/// An entry of a dynamic section.
+#[repr(C)]
+struct Entry {
+    tag: usize,
+    value: usize,
+}
+
+/// A loaded object, as long as the loader's lock is held.
+pub struct Object<'a> {
+    bias: usize,
+    headers: &'a [Elf64_Phdr],
+    name: &'a CStr,
+    /// The first symbol, and a hash table that tells how many there are.
+    symbols: *const Elf64_Sym,
+    count: Count,
+    names: *const c_char,
+    relocations: [&'a [Elf64_Rela]; 2],
+}
+
+/// Where the number of symbols is told: read only where it is needed, for it is on pages that nothing else may have touched.
+#[derive(Clone, Copy)]
+enum Count {
+    Hash(*const u32),
+    GnuHash(*const u32),
+}
+
+/// A function that an object defines for others.
+#[derive(Clone, Copy)]
+pub struct Function<'a> {
+    /// Its name.
+    pub name: &'a CStr,
+    /// Its address; `None` if code of the object chooses it (STT_GNU_IFUNC).
+    pub address: Option<usize>,
+    entry: &'a Elf64_Sym,
+}
+
+/// Calls `each` for every loaded object that has symbols, in the order in which they are looked up, until it returns false.
+pub fn for_each(each: &mut dyn FnMut(&Object<'_>) -> bool) {
+    let mut each = each;
+    // SAFETY: the callback is of the right type and gets the closure, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut each).cast()) };
+}
+
+unsafe extern "C" fn visit(found: *mut libc::dl_phdr_info, _size: usize, each: *mut c_void) -> c_int {
+    // SAFETY: the loader passes an object that stays loaded as long as its lock is held, which is until this returns; `each` is
+    // what the caller gave.
+    unsafe {
+        let each = &mut *each.cast::<&mut dyn FnMut(&Object<'_>) -> bool>();
+        match Object::new(&*found) {
+            Some(object) if !each(&object) => 1,
+            _ => 0,
+        }
+    }
+}
+
+impl<'a> Object<'a> {
+    /// # Safety
+    /// An object that is loaded and relocated, and stays so for `'a`.
+    unsafe fn new(found: &'a libc::dl_phdr_info) -> Option<Self> {
+        if found.dlpi_phdr.is_null() || found.dlpi_name.is_null() {
+            return None;
+        }
+        let bias = found.dlpi_addr as usize;
+        // SAFETY: the loader's own description of the object. Its dynamic section ends with DT_NULL, and its tables have the
+        // lengths that are told there or in the hash tables, since the loader itself has used them.
+        unsafe {
+            let headers = slice::from_raw_parts(found.dlpi_phdr, usize::from(found.dlpi_phnum));
+            let section = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+            let mut entry = (bias + section.p_vaddr as usize) as *const Entry;
+            let mut values = [0usize; DT_JMPREL + 1];
+            let mut gnu_hash = 0;
+            while (*entry).tag != DT_NULL {
+                match (*entry).tag {
+                    DT_GNU_HASH => gnu_hash = (*entry).value,
+                    tag if tag < values.len() => values[tag] = (*entry).value,
+                    _ => {}
+                }
+                entry = entry.add(1);
+            }
+            // glibc has added the bias where the section can be written.
+            let address = |value: usize| if value < bias { value + bias } else { value };
+            let table = |tag: usize, len_bytes: usize| match values[tag] {
+                0 => &[][..],
+                at => slice::from_raw_parts(
+                    address(at) as *const Elf64_Rela,
+                    len_bytes / size_of::<Elf64_Rela>(),
+                ),
+            };
+            let count = match (values[DT_HASH], gnu_hash) {
+                (0, 0) => return None,
+                (0, hash) => Count::GnuHash(address(hash) as *const u32),
+                (hash, _) => Count::Hash(address(hash) as *const u32),
+            };
+            if values[DT_SYMTAB] == 0 || values[DT_STRTAB] == 0 {
+                return None;
+            }
+            Some(Self {
+                bias,
+                headers,
+                name: CStr::from_ptr(found.dlpi_name),
+                symbols: address(values[DT_SYMTAB]) as *const Elf64_Sym,
+                count,
+                names: address(values[DT_STRTAB]) as *const c_char,
+                relocations: [table(DT_RELA, values[DT_RELASZ]), table(DT_JMPREL, values[DT_PLTRELSZ])],
+            })
+        }
+    }
+
+    fn symbols(&self) -> &'a [Elf64_Sym] {
+        // SAFETY: the loader's own tables of the object.
+        unsafe {
+            let count = match self.count {
+                // Its second word is the number of chains, which is that of symbols.
+                Count::Hash(table) => *table.add(1) as usize,
+                Count::GnuHash(table) => count_of(table),
+            };
+            slice::from_raw_parts(self.symbols, count)
+        }
+    }
+
+    /// Path of its file; empty: the program itself.
+    #[must_use]
+    pub const fn name(&self) -> &'a CStr {
+        self.name
+    }
+
+    /// Whether the address is in its memory.
+    #[must_use]
+    pub fn contains(&self, address: usize) -> bool {
+        self.segments().any(|(segment, _)| segment.contains(&address))
+    }
+
+    /// What is loaded of it, with the protection that is asked for.
+    fn segments(&self) -> impl Iterator<Item = (Range<usize>, u32)> {
+        let loaded = self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+        loaded.map(|header| (self.range(header), header.p_flags))
+    }
+
+    fn range(&self, header: &Elf64_Phdr) -> Range<usize> {
+        let start = self.bias + header.p_vaddr as usize;
+        start..start + header.p_memsz as usize
+    }
+
+    fn name_of(&self, symbol: &Elf64_Sym) -> &'a CStr {
+        // SAFETY: the loader's own table of the object's names, each terminated.
+        unsafe { CStr::from_ptr(self.names.add(symbol.st_name as usize)) }
+    }
+
+    /// The functions that it defines for others.
+    pub fn defined(&self) -> impl Iterator<Item = Function<'a>> {
+        let is_defined = |symbol: &&Elf64_Sym| {
+            let (kind, binding) = (symbol.st_info & 15, symbol.st_info >> 4);
+            symbol.st_shndx != 0 && binding != STB_LOCAL && matches!(kind, STT_FUNC | STT_GNU_IFUNC)
+        };
+        self.symbols().iter().filter(is_defined).map(|entry| Function {
+            name: self.name_of(entry),
+            address: (entry.st_info & 15 == STT_FUNC)
+                .then(|| self.bias.wrapping_add(entry.st_value as usize)),
+            entry,
+        })
+    }
+
+    /// Names of what it takes from others.
+    pub fn imported(&self) -> impl Iterator<Item = &'a CStr> {
+        self.symbols()
+            .iter()
+            .filter(|symbol| symbol.st_shndx == 0 && symbol.st_name != 0)
+            .map(|symbol| self.name_of(symbol))
+    }
+
+    /// Has every object that looks the function up from here on find `address` instead.
+    ///
+    /// # Errors
+    /// What mprotect says.
+    ///
+    /// # Safety
+    /// `function` is of this object, and what is at `address` has the same contract for good.
+    pub unsafe fn redefine(&self, function: Function<'_>, address: usize) -> Result<(), Errno> {
+        let place = &raw const function.entry.st_value as usize;
+        // The loader adds the bias.
+        // SAFETY: a word of the object's symbol table, which the loader reads and nobody else writes.
+        unsafe { self.write(place, address.wrapping_sub(self.bias)) }
+    }
+
+    /// Replaces addresses of functions that this object has looked up, or will when it first calls them: `choose` is told the
+    /// function's name and the address that is kept (of code in the object itself before the first call).
+    ///
+    /// # Errors
+    /// What mprotect says.
+    ///
+    /// # Safety
+    /// What `choose` returns has the contract of the function of that name for good.
+    pub unsafe fn rebind(&self, choose: &mut dyn FnMut(&CStr, usize) -> Option<usize>) -> Result<(), Errno> {
+        for relocation in self.relocations.into_iter().flatten() {
+            let (kind, index) = (relocation.r_info & 0xFFFF_FFFF, (relocation.r_info >> 32) as usize);
+            if !OF_ADDRESSES.contains(&kind) || relocation.r_addend != 0 {
+                continue;
+            }
+            // SAFETY: relocations refer to symbols that there are.
+            let symbol = unsafe { &*self.symbols.add(index) };
+            let place = self.bias.wrapping_add(relocation.r_offset as usize);
+            // SAFETY: a word of the object that the loader has put an address into.
+            let kept = unsafe { (*(place as *const AtomicUsize)).load(Relaxed) };
+            if let Some(address) = choose(self.name_of(symbol), kept) {
+                // SAFETY: that word, which holds the address of a function of that contract.
+                unsafe { self.write(place, address)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a word of the object, also where it is only read.
+    ///
+    /// # Safety
+    /// The object's code means the word to be the value.
+    unsafe fn write(&self, place: usize, value: usize) -> Result<(), Errno> {
+        let Some((_, flags)) = self.segments().find(|(segment, _)| segment.contains(&place)) else {
+            return Err(Errno::EFAULT);
+        };
+        let is_relro = |header: &&Elf64_Phdr| {
+            let range = self.range(header);
+            header.p_type == libc::PT_GNU_RELRO
+                && (range.start / PAGE_BYTES * PAGE_BYTES..range.end).contains(&place)
+        };
+        let relro = self.headers.iter().find(is_relro).map(|header| self.range(header));
+        let mut kept = 0;
+        for (flag, protection) in
+            [(libc::PF_R, libc::PROT_READ), (libc::PF_W, libc::PROT_WRITE), (libc::PF_X, libc::PROT_EXEC)]
+        {
+            kept |= if flags & flag != 0 { protection } else { 0 };
+        }
+        let page = place / PAGE_BYTES * PAGE_BYTES;
+        if relro.as_ref().is_some_and(|relro| page + PAGE_BYTES <= relro.end) {
+            kept = libc::PROT_READ;
+        }
+        let is_changed = kept & libc::PROT_WRITE == 0;
+        // SAFETY: a page of the object, which stays readable and becomes writable for a moment; the word is naturally aligned, as
+        // every such word is, and readers find the old value or the new one.
+        unsafe {
+            if is_changed {
+                protect(page, kept | libc::PROT_WRITE)?;
+            }
+            (*(place as *const AtomicUsize)).store(value, Relaxed);
+            if is_changed {
+                protect(page, kept)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// # Safety
+/// The page may have that protection.
+unsafe fn protect(page: usize, protection: c_int) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    check(unsafe { kernel!(Protect, syscall!(libc::SYS_mprotect, page, PAGE_BYTES, protection)) }).map(drop)
+}
+
+/// The number of symbols of an object that has only the GNU hash table: one more than the last that is in it.
+///
+/// # Safety
+/// The table of a loaded object: its number of buckets, the first symbol in it, words of the filter; the filter; the buckets; an
+/// entry for each symbol, odd for the last of a bucket.
+unsafe fn count_of(table: *const u32) -> usize {
+    // SAFETY: as the caller says.
+    unsafe {
+        let (buckets, first, filter) = (*table as usize, *table.add(1) as usize, *table.add(2) as usize);
+        let buckets_at = table.add(4 + filter * size_of::<usize>() / size_of::<u32>());
+        let entries = buckets_at.add(buckets);
+        let last = slice::from_raw_parts(buckets_at, buckets).iter().copied().max().unwrap_or(0) as usize;
+        if last < first {
+            return first;
+        }
+        let mut index = last;
+        while *entries.add(index - first) & 1 == 0 {
+            index += 1;
+        }
+        index + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_found_where_the_loader_finds_them() {
+        let (mut found, mut takes_it) = (None, false);
+        for_each(&mut |object| {
+            let is = |name: &CStr| name == c"getppid";
+            if let Some(function) = object.defined().find(|function| is(function.name)) {
+                found = function.address.filter(|address| object.contains(*address));
+                assert!(!object.name().is_empty(), "libc is not the program");
+            }
+            takes_it |= object.name().is_empty() && object.imported().any(is);
+            true
+        });
+        assert_eq!(found, Some(libc::getppid as *const () as usize));
+        assert!(takes_it, "this program does: sys::ids");
+    }
+
+    extern "C" fn answer() -> libc::c_int {
+        42
+    }
+
+    #[test]
+    fn another_function_takes_the_place_of_one_for_calls_and_lookups() {
+        // Nothing else of this program asks for it.
+        let plain = libc::getpgrp as *const () as usize;
+        assert_ne!(answer as *const () as usize, plain);
+        for_each(&mut |object| {
+            // SAFETY: a function without arguments that returns a number.
+            unsafe {
+                let mut choose =
+                    |name: &CStr, _kept| (name == c"getpgrp").then_some(answer as *const () as usize);
+                object.rebind(&mut choose).expect("of our own process");
+                if let Some(function) = object.defined().find(|function| function.name == c"getpgrp") {
+                    object.redefine(function, answer as *const () as usize).expect("of our own process");
+                }
+            }
+            true
+        });
+        // SAFETY: it has no requirements; the name is terminated.
+        unsafe {
+            assert_eq!(libc::getpgrp(), 42);
+            let found = libc::dlsym(libc::RTLD_DEFAULT, c"getpgrp".as_ptr());
+            assert_eq!(found as usize, answer as *const () as usize);
+        }
+    }
+}

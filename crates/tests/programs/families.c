@@ -1,0 +1,158 @@
+/* Hands pointers from malloc to the functions that only the program's allocator has, and says what it finds. Built with one of
+   -DJEMALLOC, -DTCMALLOC, -DMIMALLOC and that library, or with none: then the names that are looked for are weak. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <malloc.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define LEN ((size_t)1 << 20)
+
+/* Memory of malloc that has carried input, so that it is what the library is most interested in. */
+static char *filled(size_t len) {
+    char *buffer = malloc(len);
+    int file = memfd_create("families", 0);
+    if (!buffer || ftruncate(file, (off_t)len) || lseek(file, 0, SEEK_SET))
+        exit(3);
+    for (size_t at = 0; at < len;) {
+        ssize_t got = read(file, buffer + at, len - at);
+        if (got <= 0)
+            exit(3);
+        at += (size_t)got;
+    }
+    close(file);
+    memset(buffer, 3, len / 2);
+    return buffer;
+}
+
+static bool holds(const char *buffer, size_t len) {
+    for (size_t at = 0; at < len; at++)
+        if (buffer[at] != (at < LEN / 2 ? 3 : 0))
+            return false;
+    return true;
+}
+
+#define SAY(what) (printf("%s: %d\n", #what, (int)(what)), fflush(stdout))
+#define DID(what) ((what), printf("%s\n", #what), fflush(stdout))
+
+#ifdef JEMALLOC
+size_t sallocx(void *, int), xallocx(void *, size_t, size_t, int), nallocx(size_t, int);
+void *mallocx(size_t, int), *rallocx(void *, size_t, int);
+void dallocx(void *, int), sdallocx(void *, size_t, int);
+static void (*const in_a_table[])(void *, size_t, int) = {sdallocx};
+
+static void run(void) {
+    char *block = filled(LEN);
+    SAY(sallocx(block, 0) >= LEN);
+    SAY(xallocx(block, LEN, LEN / 2, 0) >= LEN);
+    SAY(nallocx(LEN, 0) >= LEN);
+    block = rallocx(block, 2 * LEN, 0);
+    SAY(block && holds(block, LEN));
+    DID(sdallocx(block, 2 * LEN, 0));
+    block = rallocx(filled(LEN), 2 * LEN, 0x40 | 16); /* MALLOCX_ZERO, aligned to 64 KiB */
+    SAY(holds(block, 2 * LEN) && (size_t)block % 65536 == 0);
+    DID(dallocx(block, 0));
+    DID(dallocx(filled(LEN), 0));
+    DID(in_a_table[0](filled(LEN), LEN, 0));
+    void (*found)(void *, int) = (void (*)(void *, int))dlsym(RTLD_DEFAULT, "dallocx");
+    DID(found(filled(LEN), 0));
+    block = rallocx(filled(LEN), LEN / 4, 0);
+    SAY(holds(block, LEN / 4));
+    DID(free(block));
+    DID(free(mallocx(LEN, 0)));
+}
+#elif defined TCMALLOC
+void tc_free(void *), tc_cfree(void *), tc_free_sized(void *, size_t), tc_delete(void *), tc_deletearray_sized(void *, size_t);
+void *tc_realloc(void *, size_t), *tc_malloc(size_t);
+size_t tc_malloc_size(void *), MallocExtension_GetAllocatedSize(const void *);
+int MallocExtension_GetOwnership(const void *);
+
+static void run(void) {
+    char *block = filled(LEN);
+    SAY(tc_malloc_size(block) >= LEN);
+    SAY(MallocExtension_GetAllocatedSize(block) >= LEN);
+    SAY(MallocExtension_GetOwnership(block));
+    block = tc_realloc(block, 2 * LEN);
+    SAY(block && holds(block, LEN));
+    DID(tc_free(block));
+    SAY(tc_realloc(filled(LEN), 0) == NULL);
+    DID(tc_free(filled(LEN)));
+    DID(tc_cfree(filled(LEN)));
+    DID(tc_free_sized(filled(LEN), LEN));
+    DID(tc_delete(filled(LEN)));
+    DID(tc_deletearray_sized(filled(LEN), LEN));
+    DID(free(tc_malloc(LEN)));
+}
+#elif defined MIMALLOC
+#include <mimalloc.h>
+
+static void run(void) {
+    char *block = filled(LEN);
+    SAY(mi_usable_size(block) >= LEN);
+    SAY(mi_is_in_heap_region(block));
+    SAY(mi_expand(block, 64 * LEN) == NULL);
+    block = mi_realloc(block, 2 * LEN);
+    SAY(holds(block, LEN));
+    DID(mi_free(block));
+    block = mi_rezalloc(filled(LEN), 2 * LEN);
+    SAY(block && holds(block, LEN));
+    DID(mi_free_size(block, 2 * LEN));
+    block = mi_heap_recalloc_aligned(mi_heap_get_default(), filled(LEN), 2, LEN, 4096);
+    SAY(holds(block, LEN) && (size_t)block % 4096 == 0);
+    DID(mi_free_aligned(block, 4096));
+    block = filled(LEN);
+    SAY(mi_reallocarr(&block, 2, LEN));
+    SAY(holds(block, LEN));
+    DID(free(block));
+    SAY(mi_reallocf(filled(LEN), LEN / 2) != NULL);
+    DID(mi_free(filled(LEN)));
+    DID(free(mi_malloc(LEN)));
+}
+#else
+static void run(void) {}
+#endif
+
+/* What a program does to find out whose allocator it has. */
+extern void *mallocx(size_t, int) __attribute__((weak));
+extern void sdallocx(void *, size_t, int) __attribute__((weak));
+extern void tc_free(void *) __attribute__((weak));
+extern void mi_free(void *) __attribute__((weak));
+extern void cfree(void *) __attribute__((weak));
+extern void __libc_free(void *);
+extern void *__libc_realloc(void *, size_t);
+extern void _ZdlPvm(void *, size_t) __attribute__((weak));
+
+int main(void) {
+    SAY(mallocx != NULL);
+    SAY(sdallocx != NULL);
+    SAY(tc_free != NULL);
+    SAY(mi_free != NULL);
+    SAY(cfree != NULL);
+    SAY(dlsym(RTLD_DEFAULT, "sdallocx") != NULL);
+    SAY(dlsym(RTLD_DEFAULT, "tc_realloc") != NULL);
+    SAY(dlsym(RTLD_DEFAULT, "mi_realloc") != NULL);
+    run();
+    if (_ZdlPvm)
+        DID(_ZdlPvm(filled(LEN), LEN));
+    char *block = reallocarray(filled(LEN), 2, LEN);
+    SAY(block && holds(block, LEN));
+    DID(free(block));
+    block = aligned_alloc(4096, LEN);
+    SAY((size_t)block % 4096 == 0 && malloc_usable_size(block) >= LEN);
+    DID(free(block));
+#ifndef OTHER /* glibc's own names for glibc's own functions */
+    DID(__libc_free(filled(LEN)));
+    block = __libc_realloc(filled(LEN), 2 * LEN);
+    SAY(block && holds(block, LEN));
+    DID(free(block));
+    void (*sized)(void *, size_t) = (void (*)(void *, size_t))dlsym(RTLD_DEFAULT, "free_sized");
+    if (sized)
+        sized(filled(LEN), LEN);
+#endif
+    puts("done");
+    return 0;
+}
