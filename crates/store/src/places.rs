@@ -1,7 +1,7 @@
 //! Logs in a directory, and the files that records belong to, as file systems have them.
 
 use crate::device::LogFile;
-use crate::layout::{Checkpoint, Identity, Superblock};
+use crate::layout::{Checkpoint, Identity, NoLog, Superblock};
 use crate::log::{create, write_checkpoint};
 use crate::mark::{self, Owner};
 use crate::recovery::{Files, Found, Recovery, Survey, Unreadable};
