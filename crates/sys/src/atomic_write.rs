@@ -70,25 +70,18 @@ impl From<Failed> for std::io::Error {
 pub fn write(path: &CStr, bytes: &[u8], mode: u32) -> Result<(), Failed> {
     let mut name = Name::of(None, path)?;
     for _ in 0..MAX_LINKS {
-        let flags = libc::O_PATH | libc::O_NOFOLLOW;
-        let found = match file::open_at(name.parent.0, &name.last, flags, 0) {
-            Ok(fd) => Opened(fd),
-            Err(Errno::ENOENT) => return name.replace(bytes, mode),
-            Err(errno) => return Err(errno.into()),
-        };
-        let status = file::status(found.0)?;
-        let is_trusted = status.user == 0 || status.user == ids::effective_user();
-        match status.mode & libc::S_IFMT {
+        let Some(found) = name.look_up()? else { return name.replace(bytes, mode) };
+        let is_trusted = found.status.user == 0 || found.status.user == ids::effective_user();
+        match found.status.mode & libc::S_IFMT {
             libc::S_IFREG => return name.replace(bytes, mode),
             libc::S_IFLNK if !is_trusted => return Err(Failed::OthersLink),
-            libc::S_IFLNK if file::file_system(found.0)? == PROC => return name.write_to(bytes, None),
-            libc::S_IFLNK => {
-                let target = target_of(&found)?;
-                name = Name::of(Some(name.parent), &target)?;
-            }
+            libc::S_IFLNK => match found.target {
+                Some(target) => name = Name::of(Some(name.parent), &target)?,
+                None => return name.write_to(bytes, None),
+            },
             libc::S_IFIFO if !is_trusted => return Err(Failed::OthersFifo),
             libc::S_IFDIR => return Err(Errno(libc::EISDIR).into()),
-            _ => return name.write_to(bytes, Some(status)),
+            _ => return name.write_to(bytes, Some(found.status)),
         }
     }
     Err(Errno(libc::ELOOP).into())
@@ -109,6 +102,13 @@ impl Drop for Opened {
     fn drop(&mut self) {
         file::close(self.0);
     }
+}
+
+/// What has a name.
+struct Found {
+    status: Status,
+    /// The text of a symbolic link; `None` if it is no link, or one that leads to an open file.
+    target: Option<CString>,
 }
 
 /// A name in an open directory.
@@ -134,6 +134,20 @@ impl Name {
         let base = base.as_ref().map_or(libc::AT_FDCWD, |base| base.0);
         let parent = file::open_at(base, &text(parent)?, libc::O_PATH | libc::O_DIRECTORY, 0)?;
         Ok(Self { parent: Opened(parent), last: text(last)? })
+    }
+
+    /// What has the name; `None`: nothing. The descriptor for it is closed again: few may be left.
+    fn look_up(&self) -> Result<Option<Found>, Errno> {
+        let opened = match file::open_at(self.parent.0, &self.last, libc::O_PATH | libc::O_NOFOLLOW, 0) {
+            Ok(fd) => Opened(fd),
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
+        let status = file::status(opened.0)?;
+        let is_link = status.mode & libc::S_IFMT == libc::S_IFLNK;
+        let has_target = is_link && file::file_system(opened.0)? != PROC;
+        let target = if has_target { Some(target_of(&opened)?) } else { None };
+        Ok(Some(Found { status, target }))
     }
 
     /// Writes a file beside, and gives it the name.
