@@ -7,7 +7,7 @@
 //! | `SYS_exit` of the main thread | waits for the program's other threads: our handler would be the last |
 //! | `SYS_unshare`, `SYS_setns` | what the functions of that name do |
 //! | seccomp, limits, mlockall, execve, execveat, io_uring_setup | [`crate::limits`] is told first |
-//! | setuid to capset, landlock_restrict_self | [`crate::credentials`] is told first |
+//! | setuid to capset, landlock_restrict_self | what [`crate::credentials`] does |
 //! | rt_sigaction | handlers are not put off from then on |
 //! | mprotect, munmap, mremap, madvise | [`crate::mapping`] is told first |
 //! | any, with `--log` | [`crate::files`] is told first |
@@ -16,9 +16,8 @@
 //! A clone instruction of the program's own, and one that gives a forked child another stack through
 //! `syscall`, cannot be followed: viewed pages read as zeroes in that child.
 
-use crate::exit;
-use crate::namespaces;
 use crate::process::{Memory, forked};
+use crate::{credentials, exit, namespaces};
 use core::ffi::{c_int, c_long, c_void};
 use uncopy_engine::state::phase::Phase;
 use uncopy_engine::state::phase::STATE;
@@ -199,9 +198,9 @@ pub unsafe extern "C" fn syscall() {
         "je 5f",
         "lea rax, [rdi - {setuid}]",
         "cmp rax, {capset} - {setuid}",
-        "jbe 5f",
+        "jbe {body}",
         "cmp rdi, {landlock}",
-        "je 5f",
+        "je {body}",
         // Files take part in a log.
         "cmp byte ptr [rip + {files}], 0",
         "je 3b",
@@ -284,7 +283,7 @@ unsafe extern "C" fn direct(
     result_of(unsafe { call(number as usize, [a, b, c, d, e, f]) })
 }
 
-/// A child of its own memory, another namespace, or the end of a thread.
+/// A child of its own memory, another namespace, another user, or the end of a thread.
 unsafe extern "C" fn body(
     number: c_long,
     a: usize,
@@ -311,10 +310,13 @@ unsafe extern "C" fn body(
             }
             return result;
         }
+        _ if credentials::is_change(number) => return credentials::change(number, [a, b, c], as_it_is),
         libc::SYS_exit => end_thread(a as c_int),
         libc::SYS_clone => a,
         libc::SYS_clone3 => forking_arguments(a, b).map_or(SETTLS, |arguments| arguments.flags as usize),
-        _ => 0,
+        libc::SYS_fork => 0,
+        // Beside those that are looked for.
+        _ => return as_it_is(),
     };
     if flags & SETTLS != 0 {
         return as_it_is();
