@@ -18,7 +18,7 @@ use uncopy_sys::guarded::Guarded;
 use uncopy_sys::mem::Shared;
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uncopy_sys::{link, rights};
+use uncopy_sys::{ids, link, rights};
 
 /// Messages that wait for a peer that does not read, at most: then the link ends.
 const MAX_WAITING: usize = 4096;
@@ -209,6 +209,13 @@ impl Service {
             };
             if came.words == 0 {
                 return Err(Ending::Closed);
+            }
+            // Whoever has made the link may have left it to a process that is another user's by now.
+            if came.user.is_some_and(|user| user != ids::effective_user()) {
+                if came.fd >= 0 {
+                    link::end(came.fd);
+                }
+                return Err(Ending::Broken);
             }
             match (Message::parse(&words[..came.words]), came.fd >= 0) {
                 (Some(Message::Greeting { process, link }), true) => {

@@ -7,7 +7,7 @@
 //! | `SYS_exit` of the main thread | waits for the program's other threads: our handler would be the last |
 //! | `SYS_unshare`, `SYS_setns` | what the functions of that name do |
 //! | seccomp, limits, mlockall, execve, execveat, io_uring_setup | [`crate::limits`] is told first |
-//! | setuid to capset, landlock_restrict_self | [`crate::credentials`] is told first |
+//! | setuid to capset, landlock_restrict_self | what [`crate::credentials`] does |
 //! | rt_sigaction | handlers are not put off from then on |
 //! | mmap, munmap, mprotect, madvise and their like | [`crate::mapping`] is told first |
 //! | any, with `--log` | [`crate::files`] is told first |
@@ -16,9 +16,8 @@
 //! A clone instruction of the program's own, and one that gives a forked child another stack through
 //! `syscall`, cannot be followed: viewed pages read as zeroes in that child.
 
-use crate::exit;
-use crate::namespaces;
 use crate::process::{Memory, forked};
+use crate::{credentials, exit, namespaces};
 use core::ffi::{c_int, c_long, c_void};
 use uncopy_engine::state::phase::Phase;
 use uncopy_engine::state::phase::STATE;
@@ -58,9 +57,14 @@ struct CloneArguments {
 /// System calls have smaller numbers.
 const NUMBERS: usize = 512;
 
-/// Whether [`crate::limits`] is told of a system call, by its number.
-static LOOKED_AT: [bool; NUMBERS] = {
-    let mut looked_at = [false; NUMBERS];
+/// [`crate::limits`] is told of a system call before it is made.
+const TOLD_FIRST: u8 = 1;
+/// A system call goes to the body.
+const TAKEN: u8 = 2;
+
+/// What becomes of a system call, by its number: 0, [`TOLD_FIRST`] or [`TAKEN`].
+static LOOKED_AT: [u8; NUMBERS] = {
+    let mut looked_at = [0; NUMBERS];
     let limits = [
         libc::SYS_seccomp,
         libc::SYS_prlimit64,
@@ -72,17 +76,19 @@ static LOOKED_AT: [bool; NUMBERS] = {
     ];
     let mut index = 0;
     while index < limits.len() {
-        looked_at[limits[index] as usize] = true;
+        looked_at[limits[index] as usize] = TOLD_FIRST;
         index += 1;
     }
     index = 0;
     while index < crate::mapping::CALLS.len() {
-        looked_at[crate::mapping::CALLS[index] as usize] = true;
+        looked_at[crate::mapping::CALLS[index] as usize] = TOLD_FIRST;
         index += 1;
     }
     index = 0;
     while index < NUMBERS {
-        looked_at[index] |= crate::credentials::is_change(index as c_long);
+        if crate::credentials::is_change(index as c_long) {
+            looked_at[index] = TAKEN;
+        }
         index += 1;
     }
     looked_at
@@ -211,8 +217,9 @@ pub unsafe extern "C" fn syscall() {
         "cmp rdi, {numbers}",
         "jae 6f",
         "lea rax, [rip + {looked_at}]",
-        "cmp byte ptr [rax + rdi], 0",
-        "jne 5f",
+        "cmp byte ptr [rax + rdi], {told_first}",
+        "je 5f",
+        "ja {body}",
         "6:",
         // Files take part in a log.
         "cmp byte ptr [rip + {files}], 0",
@@ -236,6 +243,7 @@ pub unsafe extern "C" fn syscall() {
         "jmp 3b",
         numbers = const NUMBERS,
         looked_at = sym LOOKED_AT,
+        told_first = const TOLD_FIRST,
         sigaction = const libc::SYS_rt_sigaction,
         execve = const libc::SYS_execve,
         files = sym uncopy_store::program::IS_ON,
@@ -284,7 +292,7 @@ unsafe extern "C" fn direct(
     result_of(unsafe { call(number as usize, [a, b, c, d, e, f]) })
 }
 
-/// A child of its own memory, another namespace, or the end of a thread.
+/// A child of its own memory, another namespace, another user, or the end of a thread.
 unsafe extern "C" fn body(
     number: c_long,
     a: usize,
@@ -311,10 +319,13 @@ unsafe extern "C" fn body(
             }
             return result;
         }
+        _ if credentials::is_change(number) => return credentials::change(number, [a, b, c], as_it_is),
         libc::SYS_exit => end_thread(a as c_int),
         libc::SYS_clone => a,
         libc::SYS_clone3 => forking_arguments(a, b).map_or(SETTLS, |arguments| arguments.flags as usize),
-        _ => 0,
+        libc::SYS_fork => 0,
+        // Beside those that are looked for.
+        _ => return as_it_is(),
     };
     if flags & SETTLS != 0 {
         return as_it_is();

@@ -7,6 +7,7 @@
 use crate::{exit, files, lanes, net};
 use core::ffi::{c_char, c_int, c_long, c_void};
 use libc::{gid_t, uid_t};
+use uncopy_engine::life::alone::alone;
 use uncopy_interpose::{before, slots};
 use uncopy_sys::errno;
 use uncopy_sys::ids::{groups_are, is_only_group, is_only_user};
@@ -81,7 +82,20 @@ before!(setresgid SETRESGID (real: gid_t, effective: gid_t, saved: gid_t) -> c_i
 before!(setfsgid SETFSGID (group: gid_t) -> c_int, { before_groups(&[group]); });
 before!(setgroups SETGROUPS (count: usize, groups: *const gid_t) -> c_int, { before_group_list(count, groups); });
 before!(initgroups INITGROUPS (user: *const c_char, group: gid_t) -> c_int, { before_change(); });
-before!(capset CAPSET (header: *mut c_void, data: *const c_void) -> c_int, { before_change(); });
+
+/// Makes a call that changes the calling thread alone: where that is the program's only one, none of ours stays behind with what it
+/// gave up. libc ends a process in whose threads setuid and its like have different results.
+fn for_all<T>(call: impl FnOnce() -> T) -> T {
+    if exit::is_sealed() || !exit::is_owner() { call() } else { alone(call) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn capset(header: *mut c_void, data: *const c_void) -> c_int {
+    let real = CAPSET.call();
+    before_change();
+    // SAFETY: the program's own arguments; the call reads and writes nothing but them.
+    for_all(|| unsafe { real(header, data) })
+}
 
 /// Whether a system call changes who the process is.
 pub const fn is_change(number: c_long) -> bool {
@@ -101,8 +115,9 @@ pub const fn is_change(number: c_long) -> bool {
     )
 }
 
-/// Looks at such a system call that the program makes through libc's `syscall`, before it is made.
-pub fn before_call(number: c_long, a: usize, b: usize, c: usize) {
+/// Makes such a system call, which the program makes through libc's `syscall`.
+pub fn change<T>(number: c_long, arguments: [usize; 3], call: impl FnOnce() -> T) -> T {
+    let [a, b, c] = arguments;
     let [first, second, third] = [a as u32, b as u32, c as u32];
     match number {
         libc::SYS_setuid | libc::SYS_setfsuid => before_users(&[first]),
@@ -114,6 +129,7 @@ pub fn before_call(number: c_long, a: usize, b: usize, c: usize) {
         libc::SYS_setgroups => before_group_list(a, b as *const gid_t),
         _ => before_change(),
     }
+    for_all(call)
 }
 
 /// Before an option of prctl, as that function takes it, is set.

@@ -2,6 +2,9 @@
 //! what a security module says.
 
 use crate::call::{kernel, syscall};
+use crate::file;
+use crate::mem::read_file;
+use std::ffi::CString;
 
 /// What `/proc/PID/status` says that counts here: the users, and the capabilities that the process has or can take.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,12 +23,17 @@ impl Rights {
         Some(Self { users, permitted })
     }
 
-    /// Of a process by its name in `/proc`, and its user namespace. Outside of the program's heap, like all of this library's.
-    fn of(process: &str) -> Option<(Self, std::path::PathBuf)> {
-        let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    /// Of a process by its name in `/proc`, and the inode of its user namespace.
+    fn of(process: &str) -> Option<(Self, u64)> {
+        let path = |what: &str| CString::new(format!("/proc/{process}/{what}")).ok();
+        let mut text = [0u8; 4096];
+        let len_bytes = read_file(&path("status")?, &mut text)?;
+        let rights = Self::parse(core::str::from_utf8(&text[..len_bytes]).ok()?)?;
         // The kernel itself looks here whether this process may look into that one.
-        let namespace = std::fs::read_link(format!("/proc/{process}/ns/user")).ok()?;
-        Some((Self::parse(&status)?, namespace))
+        let namespace = file::open(&path("ns/user")?, libc::O_RDONLY | libc::O_CLOEXEC, 0).ok()?;
+        let found = file::status(namespace);
+        file::close(namespace);
+        Some((rights, found.ok()?.inode))
     }
 
     fn is_one_users(&self) -> bool {
