@@ -99,6 +99,8 @@ impl Worker<'_> {
             (_, 0) => {}
             // Kernels are built without some kinds of advice.
             (libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE, _) if errno() == libc::EINVAL => {}
+            // Locked pages are neither dropped nor paged out.
+            _ if errno() == libc::EINVAL && super::altering::has_locked() => {}
             _ => return Err(format!("madvise {advice} of {len} bytes: errno {}", errno())),
         }
         Ok(())
