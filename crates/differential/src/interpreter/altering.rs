@@ -197,6 +197,9 @@ impl Worker<'_> {
             let done = advise(if takes_back { 0 } else { by }, buffer.at(at).cast(), len, *advice);
             if gone && done >= 0 {
                 buffer.mirror.set(at, len, 0);
+            } else if gone {
+                // It ends at the first locked page.
+                buffer.mirror.forget(at, len);
             }
         }
         self.check_range(slot, at, len.min(50_000))
