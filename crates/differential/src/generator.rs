@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use uncopy_core::addr::PAGE_BYTES as PAGE;
 use uncopy_tests::random::Random;
 
-use crate::interpreter::{GENERAL_SLOTS, SLOTS};
+use crate::interpreter::{GENERAL_SLOTS, SLOTS, STATIC_BYTES};
 use crate::program::{Kind, MAX_WORKERS, NUMBERS, Operation, Program};
 
 /// How often each kind comes, before a program's character is applied.
@@ -35,6 +35,10 @@ const WEIGHTS: &[(Kind, usize)] = &[
     (Kind::Protect, 6),
     (Kind::Advise, 10),
     (Kind::Remap, 10),
+    (Kind::Cover, 8),
+    (Kind::AdviseOtherwise, 10),
+    (Kind::Lock, 5),
+    (Kind::Churn, 1),
     (Kind::Fork, 2),
     (Kind::Give, 10),
     (Kind::Take, 14),
@@ -115,14 +119,9 @@ impl Generator {
                 (sum, *kind)
             })
             .collect();
-        Self {
-            random,
-            kinds,
-            max_len,
-            lens: [200_000; SLOTS],
-            recent: VecDeque::new(),
-            sent: VecDeque::new(),
-        }
+        let mut lens = [200_000; SLOTS];
+        lens[GENERAL_SLOTS] = STATIC_BYTES;
+        Self { random, kinds, max_len, lens, recent: VecDeque::new(), sent: VecDeque::new() }
     }
 
     /// The length of a new buffer.
@@ -323,6 +322,19 @@ impl Generator {
                 let (slot, at, len) = self.source();
                 vec![self.random.below(12), slot, at, len]
             }
+            Kind::Cover => {
+                let (slot, at, len) = self.source();
+                vec![self.random.below(24), slot, at, len, self.seed()]
+            }
+            Kind::AdviseOtherwise => {
+                let (slot, at, len) = self.source();
+                vec![self.random.below(3), self.random.below(14), slot, at, len]
+            }
+            Kind::Lock => {
+                let (slot, at, len) = self.source();
+                vec![self.random.below(4), slot, at, len]
+            }
+            Kind::Churn => vec![self.random.below(36), self.random.length(3 << 20)],
             Kind::Fork => vec![self.random.between(1, 40), self.random.below(2)],
             Kind::Raise => vec![self.random.between(1, 8)],
             // Arm: no other kind has a weight here.

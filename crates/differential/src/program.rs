@@ -91,6 +91,14 @@ kinds! {
     Advise "advise": advice slot at len;
     /// `mremap`, `munmap`, `mmap` over: on the program's own mappings.
     Remap "remap": how slot at len;
+    /// `mmap` with MAP_FIXED, `mremap` with MREMAP_FIXED, `shmat` with SHM_REMAP over any buffer.
+    Cover "cover": how slot at len seed;
+    /// `madvise` and `process_madvise` with advice that is not about bytes alone.
+    AdviseOtherwise "advise_otherwise": by advice slot at len;
+    /// `mlock`, `mlock2`, `munlock`.
+    Lock "lock": how slot at len;
+    /// Allocates, alters and frees memory many times: nothing piles up.
+    Churn "churn": how len;
     /// Forks; the child runs the next operations, checks everything and ends.
     Fork "fork": count wait;
     /// Hands a buffer over to another worker.

@@ -59,6 +59,15 @@ impl Scenario {
         }
     }
 
+    /// Runs it only where all large allocations are uncopy's and everything legal is elided: where the program's own
+    /// allocator promises less.
+    ///
+    /// # Panics
+    /// When the run fails, or a counter of `expected` is zero.
+    pub fn when_forced(&self, expected: &[Counter]) {
+        drop(self.run(Mode::Always).expect_counters(expected));
+    }
+
     /// Runs it in every mode; `expected` must be above zero where everything legal is elided.
     ///
     /// # Panics

@@ -1,10 +1,30 @@
 //! Programs that alter the mappings of malloc's memory.
 
+use uncopy_core::stats::Counter;
+use uncopy_tests::scenario::Scenario;
+
 uncopy_tests::scenarios! { "altered":
     freed_after_every_alteration => [],
     huge_pages_are_whose_who_asked => [ElidedBytes, InputBytes],
-    mapped_over => [ElidedBytes, InputBytes],
-    unmapped_and_used_by_others => [ElidedBytes, InputBytes],
     advised_from_outside_and_sealed => [ElidedBytes, InputBytes],
-    not_inherited => [],
+}
+
+/// glibc's free takes away what is mapped in the place of a chunk, or hands it out again.
+fn when_forced(scenario: &str, expected: &[Counter]) {
+    Scenario::new(env!("CARGO_BIN_EXE_altered"), scenario).when_forced(expected);
+}
+
+#[test]
+fn mapped_over() {
+    when_forced("mapped_over", &[Counter::ElidedBytes, Counter::InputBytes]);
+}
+
+#[test]
+fn unmapped_and_used_by_others() {
+    when_forced("unmapped_and_used_by_others", &[Counter::ElidedBytes, Counter::InputBytes]);
+}
+
+#[test]
+fn not_inherited() {
+    when_forced("not_inherited", &[]);
 }

@@ -10,5 +10,6 @@ uncopy_tests::scenarios! { "foreign":
     forked => [ElidedBytes, InputBytes, ForeignRanges],
     many_ranges => [ElidedBytes, InputBytes, ForeignRanges],
     changed_while_others_copy => [ElidedBytes, InputBytes],
+    side_by_side => [ElidedBytes, InputBytes],
     stack_buffers => [ElidedBytes, InputBytes],
 }

@@ -99,6 +99,12 @@ impl Worker<'_> {
             (_, 0) => {}
             // Kernels are built without some kinds of advice.
             (libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE, _) if errno() == libc::EINVAL => {}
+            // Locked pages are neither dropped nor paged out; those before them are.
+            _ if errno() == libc::EINVAL && super::altering::has_locked() => {
+                if matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE) {
+                    buffer.mirror.forget(at, len);
+                }
+            }
             _ => return Err(format!("madvise {advice} of {len} bytes: errno {}", errno())),
         }
         Ok(())

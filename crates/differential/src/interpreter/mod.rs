@@ -1,5 +1,6 @@
 //! Runs a program: every operation by real calls of libc, next to the model.
 
+mod altering;
 mod mapping;
 mod memory;
 mod processes;
@@ -25,8 +26,11 @@ use transfer::Disk;
 pub const GENERAL_SLOTS: usize = 14;
 /// Slots of a worker: the last two are a static buffer and one on the stack.
 pub const SLOTS: usize = GENERAL_SLOTS + 2;
-/// Length of the static buffers and those on the stack, bytes.
-const ROOM_BYTES: usize = 300_000;
+/// Length of the static buffers, bytes: they share pages, and what is received into several of them is one foreign range, too
+/// long to be made present as a whole.
+pub const STATIC_BYTES: usize = 2_500_032;
+/// Length of the buffers on the stack, bytes.
+const STACK_BYTES: usize = 300_000;
 /// Most bytes of one operation's parts together.
 const PARTS_BYTES: usize = 1 << 20;
 /// Exit status of a program that found a difference.
@@ -65,11 +69,11 @@ struct Worker<'a> {
 
 /// A static buffer of each worker.
 #[repr(C, align(64))]
-struct Statics([std::cell::UnsafeCell<[u8; ROOM_BYTES]>; crate::program::MAX_WORKERS]);
+struct Statics([std::cell::UnsafeCell<[u8; STATIC_BYTES]>; crate::program::MAX_WORKERS]);
 // SAFETY: each worker uses its own.
 unsafe impl Sync for Statics {}
 static STATICS: Statics =
-    Statics([const { std::cell::UnsafeCell::new([0; ROOM_BYTES]) }; crate::program::MAX_WORKERS]);
+    Statics([const { std::cell::UnsafeCell::new([0; STATIC_BYTES]) }; crate::program::MAX_WORKERS]);
 
 /// Runs a program to its end; every difference ends the process with [`DIFFERENCE_STATUS`].
 pub fn run(program: &Program, progress: &Path) {
@@ -103,14 +107,14 @@ fn work(
     peers: Vec<Sender<Buffer>>,
     inbox: Receiver<Buffer>,
 ) {
-    let mut stack = std::mem::MaybeUninit::<[u8; ROOM_BYTES]>::uninit();
+    let mut stack = std::mem::MaybeUninit::<[u8; STACK_BYTES]>::uninit();
     let mut worker = Worker::new(id, program, progress, peers, inbox);
     // SAFETY: the worker uses both until it ends, and nobody else does.
     unsafe {
         let start = STATICS.0[id].get().cast::<u8>();
-        worker.slots[GENERAL_SLOTS] = Some(Buffer::of_memory(start, ROOM_BYTES, Origin::Static));
+        worker.slots[GENERAL_SLOTS] = Some(Buffer::of_memory(start, STATIC_BYTES, Origin::Static));
         let start = std::hint::black_box(stack.as_mut_ptr()).cast::<u8>();
-        worker.slots[GENERAL_SLOTS + 1] = Some(Buffer::of_memory(start, ROOM_BYTES, Origin::Stack));
+        worker.slots[GENERAL_SLOTS + 1] = Some(Buffer::of_memory(start, STACK_BYTES, Origin::Stack));
     }
     worker.run(0, usize::MAX);
     worker.finish();
@@ -240,6 +244,10 @@ impl<'a> Worker<'a> {
             Kind::Protect => self.protect(a, b, c, d),
             Kind::Advise => self.advise(a, b, c, d),
             Kind::Remap => self.remap(a, b, c, d),
+            Kind::Cover => self.cover(a, b, c, d, e),
+            Kind::AdviseOtherwise => self.advise_otherwise(a, b, c, d, e),
+            Kind::Lock => self.lock_pages(a, b, c, d),
+            Kind::Churn => self.churn(a, b),
             Kind::Fork => self.fork(place, a, b),
             Kind::Give => {
                 self.give(a, b);

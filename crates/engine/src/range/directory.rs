@@ -24,6 +24,9 @@ pub fn find(address: usize) -> Option<BlockRef> {
 /// change its mapping.
 pub fn disown(address: usize, len_bytes: usize, alteration: Alteration) {
     HEAP.disown(address, len_bytes, alteration);
+    if alteration == Alteration::Advice {
+        return;
+    }
     FOREIGN.disown(address, address.saturating_add(len_bytes));
     constants::forget(address, len_bytes);
 }

@@ -23,8 +23,9 @@ use uncopy_tests::plain::errno;
 
 const MIB: usize = 1 << 20;
 const ACCESS: c_int = libc::PROT_READ | libc::PROT_WRITE;
-/// MADV_GUARD_INSTALL, Linux 6.13.
+/// MADV_GUARD_INSTALL and MADV_GUARD_REMOVE, Linux 6.13.
 const GUARD_INSTALL: c_int = 102;
+const GUARD_REMOVE: c_int = 103;
 /// mseal, Linux 6.10.
 const SYS_MSEAL: libc::c_long = 462;
 
@@ -78,15 +79,17 @@ const WAYS: [fn(*mut c_void, usize) -> c_int; 17] = [
     |at, len| advise(at, len, libc::MADV_DONTFORK),
     |at, len| advise(at, len, libc::MADV_WIPEONFORK),
     |at, len| advise(at, len, libc::MADV_MERGEABLE),
-    |at, len| advise(at, len, GUARD_INSTALL),
-    // SAFETY: callers pass memory of their own, of which they do not write what is read-only.
-    |at, len| unsafe { libc::mprotect(at, len, libc::PROT_READ) },
+    |at, len| advise(at, len, GUARD_INSTALL) + advise(at, len, GUARD_REMOVE),
+    // SAFETY: callers pass memory of their own.
+    |at, len| unsafe { libc::mprotect(at, len, libc::PROT_READ) + libc::mprotect(at, len, ACCESS) },
     // SAFETY: changes no byte.
     |at, len| unsafe { libc::mlock(at, len) },
     // SAFETY: changes no byte.
     |at, len| unsafe { libc::syscall(libc::SYS_mlock2, at, len, libc::MLOCK_ONFAULT) as c_int },
     // SAFETY: changes no byte; the policy is the default one of a task, given to a range.
-    |at, len| unsafe { libc::syscall(libc::SYS_mbind, at, len, 1, null_mut::<u64>(), 0, 0) as c_int },
+    |at, len| unsafe {
+        libc::syscall(libc::SYS_mbind, at, len, 1usize, null_mut::<u64>(), 0usize, 0usize) as c_int
+    },
 ];
 
 fn advise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
@@ -96,28 +99,30 @@ fn advise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
 
 /// Blocks that are altered and freed, again and again, whole or in part: neither memory nor mappings pile up.
 fn freed_after_every_alteration(seed: u64) {
-    const ROUNDS: usize = 300;
+    const BLOCKS_BYTES: usize = 120 * MIB;
+    const BOUND_BYTES: usize = 40 * MIB;
     let mut feeder = Feeder::new(seed);
     feeder.copied(3 * MIB).check_all("before");
     for (number, way) in WAYS.iter().enumerate() {
         for (len, is_part) in [(MIB, false), (MIB, true), (5 * MIB, false)] {
             let (resident, mapped) = (resident_bytes(), mappings());
-            for round in 0..ROUNDS {
-                let mut buffer = Buffer::new(Origin::Malloc, len);
-                if round % 50 == 0 {
-                    feeder.receive(InputCall::Recv, &mut buffer, 0, 300_000);
+            for _ in 0..BLOCKS_BYTES / len {
+                // SAFETY: the memory is this loop's alone; its pages are written to before they are altered.
+                unsafe {
+                    let start = libc::malloc(len).cast::<u8>();
+                    for at in (0..len).step_by(PAGE) {
+                        start.add(at).write_volatile(3);
+                    }
+                    let whole = start.addr().next_multiple_of(PAGE) - start.addr();
+                    let (at, part) =
+                        if is_part { (16 * PAGE, 64 * PAGE) } else { (0, (len - whole) / PAGE * PAGE) };
+                    way(start.add(whole + at).cast(), part);
+                    libc::free(start.cast());
                 }
-                buffer.set(0, len, 3);
-                let whole = first_page(&buffer);
-                let (at, part) = if is_part {
-                    middle(&buffer)
-                } else {
-                    (buffer.at(whole).cast(), (len - whole) / PAGE * PAGE)
-                };
-                way(at, part);
             }
+            feeder.copied(len).check_all("where an altered block was");
             let grown = resident_bytes().saturating_sub(resident);
-            assert!(grown < 40 * MIB, "way {number}, {len} bytes: {grown} bytes more are resident");
+            assert!(grown < BOUND_BYTES, "way {number}, {len} bytes: {grown} bytes more are resident");
             let more = mappings().saturating_sub(mapped);
             assert!(more < 40, "way {number}, {len} bytes: {more} more mappings");
         }
@@ -159,7 +164,7 @@ const COVERS: [fn(*mut c_void, usize, c_int) -> *mut c_void; 4] = [
         let flags = (libc::MAP_SHARED | libc::MAP_FIXED) as usize;
         // SAFETY: as above.
         let result =
-            unsafe { libc::syscall(libc::SYS_mmap, at, len, ACCESS as usize, flags, fd as usize, 0) };
+            unsafe { libc::syscall(libc::SYS_mmap, at, len, ACCESS as usize, flags, fd as usize, 0usize) };
         std::ptr::with_exposed_provenance_mut(result as usize)
     },
     |at, len, fd| {
@@ -210,14 +215,14 @@ fn mapped_over(seed: u64) {
             };
             read(&mut held);
             if number < 3 {
-                assert_eq!(held, buffer.mirror(offset, LEN), "what the file has");
+                assert!(held == buffer.mirror(offset, LEN), "what the file has");
             }
             drop(buffer);
             let mut others: Vec<Buffer> = (0..8).map(|_| Buffer::new(Origin::Malloc, MIB)).collect();
             others.iter_mut().for_each(|other| other.set(0, MIB, 0x5a));
             let mut later = vec![0u8; LEN];
             read(&mut later);
-            assert_eq!(held, later, "another allocation wrote to the file");
+            assert!(held == later, "another allocation wrote to the file");
             // SAFETY: our own.
             unsafe { libc::close(fd) };
         }

@@ -518,6 +518,36 @@ fn changed_while_others_copy(seed: u64) {
     });
 }
 
+/// Threads receive into slices of one fresh mapping that lie side by side, not at pages, each slice one thread's; and copy
+/// from them.
+fn side_by_side(seed: u64) {
+    const SLICE: usize = 500_100;
+    const SLICES: usize = 24;
+    const THREADS: usize = 3;
+    for round in 0..6 {
+        let start = mapping(SLICE * SLICES + PAGE).expose_provenance();
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                scope.spawn(move || {
+                    let mut feeder = Feeder::new(seed + (round * THREADS + thread) as u64);
+                    for slice in (thread..SLICES).step_by(THREADS) {
+                        let at = std::ptr::with_exposed_provenance_mut(start + 77 + slice * SLICE);
+                        // SAFETY: the slice is this thread's alone.
+                        let mut buffer = unsafe { Buffer::over(at, SLICE) };
+                        feeder.receive(InputCall::Recv, &mut buffer, 0, SLICE);
+                        let mut copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, SLICE);
+                        for _ in 0..6 {
+                            copy = Buffer::copy_of(CopyCall::Memcpy, &copy, 0, SLICE);
+                        }
+                        check(&[&buffer, &copy], "side by side");
+                    }
+                });
+            }
+        });
+        Means::Libc.unmap(std::ptr::with_exposed_provenance_mut(start), SLICE * SLICES + PAGE);
+    }
+}
+
 const STACK_BUFFER: usize = 128 * 1024;
 
 /// Uses `depth` times 16 KiB of stack, with copies and inputs on the way; the sum of what it wrote.
@@ -654,6 +684,7 @@ fn main() {
         "unmapped_and_mapped_again" => unmapped_and_mapped_again(seed),
         "protected" => protected(seed),
         "forked" => forked(seed),
+        "side_by_side" => side_by_side(seed),
         "many_ranges" => many_ranges(seed),
         "changed_while_others_copy" => changed_while_others_copy(seed),
         "stack_buffers" => stack_buffers(seed),
