@@ -71,7 +71,6 @@ await() {
 listens() { ss -Hltn "sport = :$1" | grep -q .; }
 
 die() {
-    [[ ! -e trace ]] || cp trace "$logs"
     echo "$name: $*" >&2
     tail -n 25 "$logs"/* >&2
     exit 1
