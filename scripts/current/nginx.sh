@@ -27,8 +27,8 @@ http {
         location /gzip/ { alias /room/data/www/; gzip on; gzip_types *; gzip_min_length 1; sendfile off; }
         location /proxy/ { proxy_pass http://back/; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffers 8 256k; proxy_buffer_size 256k; proxy_busy_buffers_size 512k; }
         location /cached/ { proxy_pass http://back/; proxy_cache c; proxy_cache_valid 1h; aio threads; aio_write on; }
-        location /unbuffered/ { proxy_pass http://back/; proxy_buffering off; proxy_request_buffering off; }
-        location /echo { client_body_buffer_size 1m; proxy_pass http://back/echo; }
+        location /unbuffered/ { proxy_pass http://back/; proxy_http_version 1.1; proxy_buffering off; proxy_request_buffering off; }
+        location /echo { client_body_buffer_size 1m; proxy_pass http://back/echo; proxy_http_version 1.1; proxy_set_header Connection ""; }
     }
 }
 CONF
@@ -41,7 +41,7 @@ http {
     access_log off;
     client_body_temp_path /room/data/tmp/back;
     client_max_body_size 64m;
-    server { listen 8081; root /room/data/www; sendfile off; output_buffers 2 256k; location /echo { client_body_buffer_size 8m; client_body_in_single_buffer on; proxy_pass http://127.0.0.1:8082/echo; proxy_buffers 8 256k; proxy_buffer_size 256k; proxy_busy_buffers_size 512k; } }
+    server { listen 8081; root /room/data/www; sendfile off; output_buffers 2 256k; location /echo { client_body_buffer_size 8m; client_body_in_single_buffer on; proxy_pass http://127.0.0.1:8082/echo; proxy_http_version 1.1; proxy_buffers 8 256k; proxy_buffer_size 256k; proxy_busy_buffers_size 512k; } }
 }
 CONF
     serve echo python3 "$kit/servers.py" 8082

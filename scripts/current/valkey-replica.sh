@@ -20,6 +20,6 @@ drive() {
     python3 "$kit/digest-keys.py" 7001
     python3 "$kit/digest-keys.py" 7002
     finish KILL "${served[0]}"
-    valkey-cli -p 7001 replicaof no one
+    valkey-cli -p 7001 replicaof no one && valkey-cli -p 7001 flushall || return
     client python3 "$kit/resp.py" --threads 2 7001
 }

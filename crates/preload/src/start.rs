@@ -74,6 +74,12 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
             return;
         }
     };
+    // SAFETY: as for the options.
+    let simulator = unsafe { simulator(environment) }.filter(|_| !options.off);
+    if let Some(why) = simulator {
+        mem::say(format_args!("uncopy: inactive: {why}\n"));
+        options.off = true;
+    }
     // What is recorded is what the program does without uncopy.
     let policy = if options.record.is_some() { Policy::Never } else { options.policy };
     match policy {
@@ -117,6 +123,9 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         gate::leave_allocations();
     }
     activation::configure(&options);
+    if let Some(why) = simulator {
+        counters::set_reason(why);
+    }
     session::prepare();
     session::watch(session::Watcher { changed: settle_gates, failed: counters::set_reason });
     if let Some(directory) = options.record.filter(|_| !options.off) {
@@ -184,6 +193,24 @@ unsafe fn options<'a>(environment: *mut *mut c_char) -> Result<Options<'a>, Opti
         }
     }
     Ok(options)
+}
+
+/// Why nothing can be elided in a process whose threads are run in turns by a simulator.
+///
+/// Valgrind lets a thread go on only where the running one makes a system call: one that waits for a page keeps the handler thread from
+/// serving it, for ever. It preloads a library of its own into whatever it runs.
+///
+/// # Safety
+/// The environment that ld.so passes to a constructor.
+unsafe fn simulator(environment: *mut *mut c_char) -> Option<&'static str> {
+    const VALGRINDS: &[u8] = b"/vgpreload_core";
+    // SAFETY: the environment that ld.so passes, which nobody changes before `start` returns.
+    let mut entries = unsafe { environment::entries(environment) };
+    entries
+        .any(|entry| {
+            entry.starts_with(b"LD_PRELOAD=") && entry.windows(VALGRINDS.len()).any(|part| part == VALGRINDS)
+        })
+        .then_some("valgrind runs one thread at a time, and page faults are served by another")
 }
 
 /// Takes this library out of `LD_PRELOAD`, so that programs started from here on do without it.

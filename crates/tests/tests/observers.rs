@@ -112,3 +112,16 @@ fn proc_mem_of_a_running_program() {
     assert!(seen == expected, "after it was released");
     end(running, &scratch);
 }
+
+/// Valgrind runs one thread at a time: one that waits for a page would keep the handler thread from serving it.
+#[test]
+fn a_program_in_valgrind_runs_plainly() {
+    let scratch = Scratch::new("valgrind");
+    scratch.write("in", &[7; 3 << 20]);
+    let sum = |program: Program| program.directory(scratch.path()).run(&scratch, "sum").expect_success();
+    let plain = sum(Program::new("/usr/bin/sha256sum").args(["in"]));
+    let words = ["-q", "--tool=none", "/usr/bin/sha256sum", "in"];
+    let done = sum(Program::new(packaged("/usr/bin/valgrind", "valgrind")).args(words).mode(Mode::Always));
+    assert_eq!(done.output, plain.output, "{}", done.text());
+    assert!(plain_only() || done.text().contains("uncopy: inactive: valgrind"), "{}", done.text());
+}
