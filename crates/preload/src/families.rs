@@ -225,8 +225,9 @@ fn leave(why: core::fmt::Arguments<'_>) {
 const FAMILY: [&CStr; 6] =
     [c"malloc", c"calloc", c"realloc", c"free", c"malloc_usable_size", c"posix_memalign"];
 
-/// The program's `realloc`, if it is not ours; 0: it is.
+/// The program's `realloc` and `free`, if they are not ours; 0: they are.
 static FIRST_REALLOC: AtomicUsize = AtomicUsize::new(0);
+static FIRST_FREE: AtomicUsize = AtomicUsize::new(0);
 
 /// The program's `realloc`, if another library's or the program's own stands in front of ours: glibc's `reallocarray` is made of it.
 pub fn first_realloc() -> Option<unsafe extern "C" fn(Pointer, usize) -> Pointer> {
@@ -269,8 +270,10 @@ fn stay_behind(here: usize, first: &[usize; FAMILY.len()]) {
     symbols::for_each(&mut |object| {
         for (name, address) in FAMILY.into_iter().zip(first) {
             if object.contains(*address) && !object.contains(here) {
-                if name == c"realloc" {
-                    FIRST_REALLOC.store(*address, Relaxed);
+                match name.to_bytes() {
+                    b"realloc" => FIRST_REALLOC.store(*address, Relaxed),
+                    b"free" => FIRST_FREE.store(*address, Relaxed),
+                    _ => {}
                 }
                 if why.is_empty() {
                     why = format!("{} has its own {}", file_name(object), name.to_string_lossy());
@@ -340,8 +343,10 @@ fn take_over(here: usize) -> Result<(), String> {
             object.rebind(&mut |called, kept| {
                 let hook = HOOKS.iter().find(|hook| hook.name.as_bytes() == called.to_bytes())?;
                 let real = hook.real.0.load(Relaxed);
-                // Or it is the object's own code, which looks the function up when it is first called.
-                (real != 0 && (kept == real || object.contains(kept))).then_some(hook.address as usize)
+                // Or it is the object's own code, which looks the function up when it is first called. The allocator's calls of its
+                // own functions are its own business.
+                let is_it = kept == real || object.contains(kept);
+                (real != 0 && is_it && !object.contains(real)).then_some(hook.address as usize)
             })
         };
         if bound.is_err() {
@@ -378,6 +383,18 @@ uncopy_interpose::slots! {
     LIBC_REALLOC = c"__libc_realloc": unsafe extern "C" fn(Pointer, usize) -> Pointer;
 }
 
+/// Frees any pointer as the program's `free` does.
+unsafe fn free_plainly(pointer: Pointer) {
+    let first = FIRST_FREE.load(Relaxed);
+    // SAFETY: the program's own pointer, for its own function of that name or for ours.
+    unsafe {
+        if first == 0 {
+            return allocation::free_any(pointer);
+        }
+        core::mem::transmute::<usize, unsafe extern "C" fn(Pointer)>(first)(pointer);
+    }
+}
+
 /// C23's, of glibc 2.43 and others; where libc has none, what `free` does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_sized(pointer: Pointer, len: usize) {
@@ -385,7 +402,7 @@ pub unsafe extern "C" fn free_sized(pointer: Pointer, len: usize) {
     unsafe {
         match FREE_SIZED.get() {
             Some(real) if allocation::own_room(pointer).is_none() => real(pointer, len),
-            _ => allocation::free_any(pointer),
+            _ => free_plainly(pointer),
         }
     }
 }
@@ -397,18 +414,20 @@ pub unsafe extern "C" fn free_aligned_sized(pointer: Pointer, alignment: usize, 
     unsafe {
         match FREE_ALIGNED_SIZED.get() {
             Some(real) if allocation::own_room(pointer).is_none() => real(pointer, alignment, len),
-            _ => allocation::free_any(pointer),
+            _ => free_plainly(pointer),
         }
     }
 }
 
+/// A wrapper of `malloc` ends here: where glibc's is not known, because this thread is looking for it, what dlsym frees stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_free(pointer: Pointer) {
     // SAFETY: the program's own pointer.
     unsafe {
-        match LIBC_FREE.find() {
-            Some(real) if allocation::own_room(pointer).is_none() => real(pointer),
-            _ => allocation::free_any(pointer),
+        if allocation::own_room(pointer).is_some() {
+            allocation::free_any(pointer);
+        } else if let Some(real) = LIBC_FREE.find() {
+            real(pointer);
         }
     }
 }

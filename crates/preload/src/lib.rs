@@ -17,6 +17,7 @@
 //! | [`limits`] | calls after which the kernel allows less: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
 //! | [`executing`] | exec and its family, posix_spawn, system, popen |
+//! | [`successor`] | none: which environment another program gets |
 //! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
 //! | [`namespaces`] | unshare and setns |
 //! | [`signals`] | sigaction and its older relatives: handlers are wrapped |
@@ -64,6 +65,7 @@ mod signals;
 mod sockets;
 mod start;
 mod stdio;
+mod successor;
 mod writing;
 
 /// Links the C interface to the twin allocator in, whose `uncopy_` functions nothing here calls.
