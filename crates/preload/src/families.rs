@@ -9,11 +9,12 @@
 //! a block is given out  =>  whatever takes a pointer and is not glibc's knows blocks
 //! ```
 //!
-//! An allocator that is loaded later (dlopen) does not serve the program's `malloc`, so no pointer from there reaches it.
+//! An allocator that is loaded later (dlopen) does not serve the program's `malloc`, so no pointer from there reaches it. An object
+//! that is loaded later with RTLD_DEEPBIND calls libc's `free`, past ours: libc's table then says that it is ours.
 
 use crate::allocation;
 use core::ffi::{CStr, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use uncopy_core::allocators::{Standing, family, standing};
 use uncopy_engine::state::gate::{self, is_in_heap};
 use uncopy_engine::state::counters;
@@ -258,9 +259,47 @@ pub fn begin() {
     if !is_first {
         return stay_behind(here, &first);
     }
-    if !is_libcs && let Err(why) = take_over(here) {
+    if is_libcs {
+        IS_LIBCS.store(true, Relaxed);
+    } else if let Err(why) = take_over(here) {
         leave(format_args!("{why}"));
     }
+}
+
+/// Whether libc's allocator is the program's, behind ours.
+static IS_LIBCS: AtomicBool = AtomicBool::new(false);
+
+/// Before an object is loaded whose calls go to libc in front of us: what takes a pointer is found to be ours there, too.
+pub fn before_deep_binding() {
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    if !IS_LIBCS.load(Relaxed) || IS_DONE.swap(true, Relaxed) {
+        return;
+    }
+    let _errno = uncopy_sys::errno::Keep::new();
+    let next = allocation::next_malloc();
+    symbols::for_each(&mut |object| {
+        if !object.contains(next) {
+            return true;
+        }
+        for function in object.defined() {
+            let ours = match function.name.to_bytes() {
+                b"free" | b"cfree" => allocation::free as *const (),
+                b"realloc" => allocation::realloc as *const (),
+                b"reallocarray" => allocation::reallocarray as *const (),
+                b"malloc_usable_size" => allocation::malloc_usable_size as *const (),
+                b"free_sized" => free_sized as *const (),
+                b"free_aligned_sized" => free_aligned_sized as *const (),
+                b"__libc_free" => __libc_free as *const (),
+                b"__libc_realloc" => __libc_realloc as *const (),
+                _ => continue,
+            };
+            // SAFETY: libc's function, for which ours stands; what we call of libc's is known by now.
+            if unsafe { object.redefine(function, ours as usize) }.is_err() {
+                leave(format_args!("{} of libc cannot be replaced", function.name.to_string_lossy()));
+            }
+        }
+        false
+    });
 }
 
 /// Another library, or the program, has functions of the family in front of ours.
@@ -290,8 +329,27 @@ fn is_libc(object: &Object<'_>) -> bool {
     object.defined().any(|function| [c"gnu_get_libc_version", c"__tls_get_addr"].contains(&function.name))
 }
 
+/// The hooks in order of their names.
+struct Index(Vec<&'static Hook>);
+
+impl Index {
+    fn new() -> Self {
+        let mut hooks: Vec<&Hook> = HOOKS.iter().collect();
+        hooks.sort_unstable_by_key(|hook| hook.name);
+        Self(hooks)
+    }
+
+    fn find(&self, name: &CStr) -> Option<usize> {
+        self.0.binary_search_by(|hook| hook.name.as_bytes().cmp(name.to_bytes())).ok()
+    }
+}
+
 /// Takes over what every object defines that has a `malloc`.
 fn take_over(here: usize) -> Result<(), String> {
+    let index = Index::new();
+    // Which of them an object in front of the first allocator defines: callers find that, which is made of malloc and free.
+    let mut has_other = vec![false; HOOKS.len()];
+    let mut is_behind = false;
     let mut unknown: Vec<(String, Vec<Vec<u8>>)> = Vec::new();
     let mut result = Ok(());
     let mut refuse = |why: String| result = core::mem::replace(&mut result, Ok(())).and(Err(why));
@@ -301,14 +359,19 @@ fn take_over(here: usize) -> Result<(), String> {
         }
         let functions: Vec<Function<'_>> = object.defined().collect();
         if !functions.iter().any(|function| function.name == c"malloc") {
+            let others = functions.iter().filter(|_| !is_behind).filter_map(|function| index.find(function.name));
+            others.for_each(|at| has_other[at] = true);
             return true;
         }
+        is_behind = true;
         let is_known = functions.iter().any(|function| family(function.name.to_bytes()).is_some());
         let mut others = Vec::new();
         for function in functions {
             match standing(function.name.to_bytes()) {
                 Standing::TakenOver => {
-                    if let Err(why) = take(object, function) {
+                    if let Some(at) = index.find(function.name).filter(|at| !has_other[*at])
+                        && let Err(why) = take(object, function, index.0[at])
+                    {
                         refuse(why);
                     }
                 }
@@ -341,12 +404,12 @@ fn take_over(here: usize) -> Result<(), String> {
         // SAFETY: our functions have the contract of those whose addresses they replace.
         let bound = unsafe {
             object.rebind(&mut |called, kept| {
-                let hook = HOOKS.iter().find(|hook| hook.name.as_bytes() == called.to_bytes())?;
+                let hook = index.0[index.find(called)?];
                 let real = hook.real.0.load(Relaxed);
-                // Or it is the object's own code, which looks the function up when it is first called. The allocator's calls of its
-                // own functions are its own business.
-                let is_it = kept == real || object.contains(kept);
-                (real != 0 && is_it && !object.contains(real)).then_some(hook.address as usize)
+                // Code of the object itself looks the function up when it is first called.
+                let is_it = real != 0 && (kept == real || object.contains(kept));
+                // The allocator's calls of its own functions are its own business.
+                is_it.then_some(if object.contains(real) { real } else { hook.address as usize })
             })
         };
         if bound.is_err() {
@@ -358,11 +421,8 @@ fn take_over(here: usize) -> Result<(), String> {
 }
 
 /// Takes one function over.
-fn take(object: &Object<'_>, function: Function<'_>) -> Result<(), String> {
+fn take(object: &Object<'_>, function: Function<'_>, hook: &Hook) -> Result<(), String> {
     let refused = || format!("{} of {} cannot be replaced", function.name.to_string_lossy(), file_name(object));
-    let Some(hook) = HOOKS.iter().find(|hook| hook.name.as_bytes() == function.name.to_bytes()) else {
-        return Ok(());
-    };
     let address = function.address.ok_or_else(refused)?;
     // The first object is the one that is found.
     if hook.real.0.compare_exchange(0, address, Relaxed, Relaxed).is_err() {

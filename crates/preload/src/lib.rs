@@ -13,7 +13,7 @@
 //! | [`passing`] | sendfile, splice, copy_file_range, for recordings |
 //! | [`messages`] | none: what recvmmsg and sendmmsg have in common |
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
-//! | [`loading`] | dlclose |
+//! | [`loading`] | dlopen, dlclose |
 //! | [`limits`] | calls after which the kernel allows less: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
 //! | [`executing`] | exec and its family, posix_spawn, system, popen |

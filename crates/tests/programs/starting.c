@@ -1,13 +1,15 @@
 /* What a program and other libraries find while libraries are being loaded.
    -DCONSTRUCTOR: a library whose constructor looks for what is not there and frees what that left, as libfaketime does.
    -DWRAPPER: a library that stands in front of malloc and calls glibc's by its other names.
-   -DODD: the same with a function of its own, which nobody else knows.
+   -DPLUGIN: a library for dlopen with RTLD_DEEPBIND that is given memory of the program's.
+   -DODD: the same as -DWRAPPER with a function of its own, which nobody else knows.
    Else a program that says how it finds errno, dlerror and its memory, and executes what its arguments say:
    METHOD FILE ARGUMENT... */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +29,16 @@ __attribute__((constructor)) static void start(void) {
         if (posix_memalign(&aligned, 64, 100) || !reallocarray(aligned, 10, 100))
             abort();
     }
+    dlerror(); /* Nobody else's lookup may find this one's message. */
+}
+#elif defined PLUGIN
+size_t work(char *given, char *freed) {
+    size_t len = malloc_usable_size(given);
+    given = reallocarray(realloc(given, 3000000), 2, 2000000);
+    size_t sum = (size_t)(given[0] + given[999999]);
+    free(given);
+    free(freed);
+    return sum + (len >= 1000000);
 }
 #elif defined WRAPPER || defined ODD
 void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
@@ -40,6 +52,27 @@ void odd_free(void *pointer) { __libc_free(pointer); }
 #endif
 #else
 extern char **environ;
+
+static char *filled(void) {
+    char *buffer = malloc(1000000);
+    int zeroes = open("/dev/zero", O_RDONLY);
+    if (read(zeroes, buffer, 1000000) != 1000000)
+        abort();
+    close(zeroes);
+    memset(buffer, 3, 1000);
+    buffer[999999] = 4;
+    return buffer;
+}
+
+static int with_plugin(const char *path) {
+    void *plugin = dlopen(path, RTLD_NOW | RTLD_DEEPBIND);
+    size_t (*work)(char *, char *) = plugin ? (size_t(*)(char *, char *))dlsym(plugin, "work") : NULL;
+    if (!work)
+        return 5;
+    for (int round = 0; round < 3; round++)
+        printf("%zu\n", work(filled(), filled()));
+    return 0;
+}
 
 static int spawned(int (*spawn)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
                                 char *const[], char *const[]),
@@ -97,12 +130,11 @@ static int execute(const char *method, char **arguments) {
 int main(int count, char **arguments) {
     int at_start = errno;
     const char *left = dlerror();
-    if (count > 2 && strcmp(arguments[1], "-"))
+    if (count > 2 && !strcmp(arguments[1], "plugin"))
+        return with_plugin(arguments[2]);
+    if (count > 2)
         return execute(arguments[1], arguments + 2);
     printf("errno %d, dlerror %s\n", at_start, left ? left : "none");
-    if (count > 1)
-        printf("%d arguments, LD_PRELOAD %s, UNCOPY_POLICY %s, OTHER %s\n", count, getenv("LD_PRELOAD") ? "set" : "unset",
-               getenv("UNCOPY_POLICY") ? "set" : "unset", getenv("OTHER"));
     for (size_t len = 100; len < 10000000; len *= 10) {
         char *buffer = malloc(len);
         memset(buffer, 1, len);

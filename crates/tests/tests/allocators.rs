@@ -132,6 +132,12 @@ fn own_functions_of_jemalloc_bound_late() {
     families("-DJEMALLOC", &["-no-pie", "-Wl,-z,lazy,-z,norelro", jemalloc().to_str().expect("UTF-8")]);
 }
 
+/// An operator delete of the program's own, in front of the allocator's.
+#[test]
+fn own_functions_of_the_program() {
+    families("-DJEMALLOC", &["-DOWN_DELETE", jemalloc().to_str().expect("UTF-8")]);
+}
+
 #[test]
 fn own_functions_of_tcmalloc() {
     families("-DTCMALLOC", &[tcmalloc().to_str().expect("UTF-8")]);

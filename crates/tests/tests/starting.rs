@@ -151,3 +151,13 @@ fn programs_of_a_sanitizer_are_started_without_the_library() {
         }
     }
 }
+
+/// An object whose calls go to libc past us is given memory of the program's to resize and to free.
+#[test]
+fn a_deeply_bound_object_frees_the_programs_memory() {
+    let scratch = Scratch::new("deep");
+    let plugin = library(&scratch, "-DPLUGIN");
+    let program = compiled(&scratch, "starting", &[]);
+    let program = Program::new(program).args(["plugin", plugin.to_str().expect("UTF-8")]);
+    same(&program, &scratch);
+}
