@@ -64,6 +64,15 @@ pub struct Symbols {
     pub imported: Vec<&'static str>,
 }
 
+/// Names of the functions in a file's table of symbols.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Functions {
+    /// What the file defines itself, for others to use.
+    pub defined: Vec<Vec<u8>>,
+    /// What it takes from others.
+    pub imported: Vec<Vec<u8>>,
+}
+
 /// An executable file, its first page read.
 pub struct Image<R: Read + Seek> {
     head: Vec<u8>,
@@ -199,6 +208,29 @@ impl<R: Read + Seek> Image<R> {
                 .filter_map(|header| header.notes(NativeEndian, self).ok()?)
                 .flat_map(|notes| notes.map_while(Result::ok))
                 .any(|note| note.n_type(NativeEndian) == NT_GO_BUILD_ID && note.name() == b"Go")
+    }
+
+    /// Names of all functions that the file defines for others, and of all that it takes from them; empty if they cannot be read.
+    pub fn functions(&self) -> Functions {
+        self.read_functions().unwrap_or_default()
+    }
+
+    fn read_functions(&self) -> Option<Functions> {
+        let sections = self.header()?.sections(NativeEndian, self).ok()?;
+        let symbols = sections.symbols(NativeEndian, self, elf::SHT_DYNSYM).ok()?;
+        let names = sections.section(symbols.string_section()).ok()?;
+        let names = names.data(NativeEndian, self).ok()?;
+        let names = StringTable::new(names, 0, names.len() as u64);
+        let mut found = Functions::default();
+        for symbol in symbols.iter() {
+            let Ok(name) = symbol.name(NativeEndian, names) else { continue };
+            if symbol.is_undefined(NativeEndian) {
+                found.imported.push(name.to_vec());
+            } else if matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC) && !symbol.is_local() {
+                found.defined.push(name.to_vec());
+            }
+        }
+        Some(found)
     }
 
     /// Which of `wanted` the file defines for others or takes from them (`.dynsym`); `None` if that cannot be read.

@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use uncopy_core::allocators;
 
 /// The library's file name.
 pub const FILE_NAME: &str = "libuncopy.so";
@@ -63,6 +64,20 @@ pub fn without_library(old: &[u8]) -> Vec<u8> {
     entries.into_iter().filter(|entry| !is_ours(entry)).collect::<Vec<_>>().join(&b':')
 }
 
+/// The files that a value of `LD_PRELOAD` names.
+pub fn preloads(value: &[u8]) -> impl Iterator<Item = &Path> {
+    let entries = value.split(|byte| matches!(byte, b' ' | b':')).filter(|entry| !entry.is_empty());
+    entries.map(|entry| Path::new(OsStr::from_bytes(entry)))
+}
+
+/// The first of them that is a sanitizer's library: its file name and the sanitizer.
+pub fn sanitizer(value: &[u8]) -> Option<(String, &'static str)> {
+    preloads(value).find_map(|path| {
+        let name = path.file_name()?;
+        Some((name.to_string_lossy().into_owned(), allocators::sanitizer(name.as_bytes())?))
+    })
+}
+
 /// The value of `LD_PRELOAD` that loads `library` first and then whatever `old` names.
 pub fn preload(library: &Path, old: &[u8]) -> Vec<u8> {
     let mut value = library.as_os_str().as_bytes().to_vec();
@@ -98,6 +113,13 @@ mod tests {
         assert_eq!(preload(library, b"/x.so /a/libuncopy.so:/y.so"), b"/b/libuncopy.so:/x.so:/y.so");
         assert_eq!(without_library(b"libuncopy.so"), b"");
         assert_eq!(without_library(b"/x.so  /y.so"), b"/x.so  /y.so");
+    }
+
+    #[test]
+    fn sanitizers_are_known_by_their_files() {
+        let found = sanitizer(b"/x.so /usr/lib/libasan.so.8:/y.so");
+        assert_eq!(found, Some(("libasan.so.8".to_owned(), "AddressSanitizer")));
+        assert_eq!(sanitizer(b"/libasan.so/x.so libubsan.so.1"), None);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use uncopy_core::allocators::sanitizer;
 
 /// What `execvp` searches if there is no `PATH` (glibc's `confstr(_CS_PATH)`).
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
@@ -108,6 +109,8 @@ pub enum Obstacle {
     OtherMachine(u16),
     /// Its loader is not glibc's.
     OtherLoader(OsString),
+    /// It is built with this sanitizer, whose library must be the first.
+    Sanitizer(&'static str),
 }
 
 impl fmt::Display for Obstacle {
@@ -122,6 +125,7 @@ impl fmt::Display for Obstacle {
             Self::OtherLoader(loader) => {
                 write!(f, "is loaded by {}, which is not glibc's loader", Quoted(loader))
             }
+            Self::Sanitizer(name) => write!(f, "is built with {name}, whose library must be loaded first"),
         }
     }
 }
@@ -162,13 +166,24 @@ impl Step {
         match self.kind {
             Kind::Bits32 => Some(Obstacle::Bits32),
             Kind::OtherMachine(machine) => Some(Obstacle::OtherMachine(machine)),
-            Kind::Native => match Image::read(file).loader() {
-                None => Some(Obstacle::Static),
-                Some(loader) if is_glibc_loader(&loader) => None,
-                Some(loader) => Some(Obstacle::OtherLoader(OsString::from_vec(loader))),
-            },
+            Kind::Native => self.loading_obstacle(&Image::read(file)),
             // The kernel or the shell says what it thinks of anything else.
             Kind::Script { .. } | Kind::Other => None,
+        }
+    }
+}
+
+impl Step {
+    /// What the program's loader and its libraries have against another library.
+    fn loading_obstacle(&self, image: &Image<&File>) -> Option<Obstacle> {
+        match image.loader() {
+            // Called by hand, it loads its first argument and looks at LD_PRELOAD.
+            None if is_glibc_loader(self.path.as_os_str().as_bytes()) => None,
+            None => Some(Obstacle::Static),
+            Some(loader) if is_glibc_loader(&loader) => {
+                image.needed().iter().find_map(|name| sanitizer(name)).map(Obstacle::Sanitizer)
+            }
+            Some(loader) => Some(Obstacle::OtherLoader(OsString::from_vec(loader))),
         }
     }
 }

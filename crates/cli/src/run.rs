@@ -112,7 +112,7 @@ pub fn start(
     };
     sweep(live::shared_memory());
     let preloaded = environment.get(b"LD_PRELOAD").unwrap_or_default().to_vec();
-    let active = activate(&path, &settings, options.needs_uffd).and_then(|active| {
+    let active = activate(&path, &settings, options.needs_uffd, &preloaded).and_then(|active| {
         let has_log = begin_log(&settings, &mut environment);
         match active.obstacle {
             Some(why) if !has_log && !settings.has_net => Err(why),
@@ -177,8 +177,11 @@ fn begin_log(settings: &Settings, environment: &mut Environment) -> bool {
 ///
 /// # Errors
 /// Why it cannot have it, as part of a sentence.
-fn activate(path: &Path, settings: &Settings, needs_uffd: bool) -> Result<Active, String> {
+fn activate(path: &Path, settings: &Settings, needs_uffd: bool, preloaded: &[u8]) -> Result<Active, String> {
     let library = library::locate()?;
+    if let Some((name, sanitizer)) = library::sanitizer(preloaded) {
+        return Err(format!("LD_PRELOAD has {name} of {sanitizer}, which must be loaded first"));
+    }
     if let Some(why) = program::why_out_of_reach(path) {
         return Err(why);
     }

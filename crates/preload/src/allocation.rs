@@ -107,6 +107,7 @@ unsafe fn real_malloc(len: usize) -> Pointer {
         // another library's constructor may be in, finds what it calls itself.
         memory::fill();
         fill();
+        families::fill();
     }
     // SAFETY: malloc takes any length.
     or_again(|| unsafe { MALLOC.call()(len) })

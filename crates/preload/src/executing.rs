@@ -1,25 +1,19 @@
 //! exec and its family, and the functions that start a program by ways of their own: which streams the other program has is noted
 //! first, see [`uncopy_lanes::handed`], and files that stay open there are synced. Without `--lanes` and `--log` that is a load each.
+//! Programs that cannot be loaded with this library get an environment without it: see [`successor`].
 
+use crate::successor::{self, List, Program};
 use crate::{files, lanes};
-use core::ffi::{c_char, c_int, c_void};
-use uncopy_interpose::{before, slots, variadic};
+use core::ffi::{c_char, c_int, c_long, c_void};
+use uncopy_interpose::{before, slots};
 
 type Path = *const c_char;
-type List = *const *const c_char;
-/// A function with arguments that only libc counts.
-type Variadic = unsafe extern "C" fn();
 
 slots! {
     EXECVE = c"execve": unsafe extern "C" fn(Path, List, List) -> c_int;
-    EXECV = c"execv": unsafe extern "C" fn(Path, List) -> c_int;
-    EXECVP = c"execvp": unsafe extern "C" fn(Path, List) -> c_int;
     EXECVPE = c"execvpe": unsafe extern "C" fn(Path, List, List) -> c_int;
     FEXECVE = c"fexecve": unsafe extern "C" fn(c_int, List, List) -> c_int;
     EXECVEAT = c"execveat": unsafe extern "C" fn(c_int, Path, List, List, c_int) -> c_int;
-    EXECL = c"execl": Variadic;
-    EXECLP = c"execlp": Variadic;
-    EXECLE = c"execle": Variadic;
     SYSTEM = c"system": unsafe extern "C" fn(Path) -> c_int;
     POPEN = c"popen": unsafe extern "C" fn(Path, Path) -> *mut c_void;
     POSIX_SPAWN = c"posix_spawn": unsafe extern "C" fn(*mut c_int, Path, *const c_void, *const c_void, List, List) -> c_int;
@@ -28,7 +22,7 @@ slots! {
 }
 
 /// Before the calling process executes another program.
-pub fn before_exec() {
+fn before_exec() {
     lanes::before_exec();
     files::before_exec();
 }
@@ -39,29 +33,86 @@ fn before_spawn() {
     files::before_spawn();
 }
 
-before!(execve EXECVE (path: Path, arguments: List, environment: List) -> c_int, {
-    before_exec();
+/// The environment of the calling process.
+fn own_environment() -> List {
+    unsafe extern "C" {
+        static environ: List;
+    }
+    // SAFETY: libc's pointer; a program that changes it in another thread meanwhile has the race that it has without us.
+    unsafe { (&raw const environ).read_volatile() }
+}
+
+/// execve and its like: `executed!(name (arguments) program, environment => call with the environment at its end)`.
+macro_rules! executed {
+    ($name:ident ($($argument:ident: $type:ty),* $(,)?) $before:ident, $program:expr, $environment:expr, $call:expr) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+            $before();
+            // SAFETY: the program's own arguments; the environment is its own, or that without some entries.
+            unsafe { successor::with_environment($program, $environment, $call) }
+        }
+    };
+}
+
+executed!(execve (path: Path, arguments: List, environment: List)
+before_exec, Program::Path(path), environment, |environment| EXECVE.call()(path, arguments, environment));
+
+executed!(execv (path: Path, arguments: List)
+before_exec, Program::Path(path), own_environment(), |environment| EXECVE.call()(path, arguments, environment));
+
+executed!(execvp (file: Path, arguments: List)
+before_exec, Program::Searched(file), own_environment(), |environment| EXECVPE.call()(file, arguments, environment));
+
+executed!(execvpe (file: Path, arguments: List, environment: List)
+before_exec, Program::Searched(file), environment, |environment| EXECVPE.call()(file, arguments, environment));
+
+executed!(fexecve (fd: c_int, arguments: List, environment: List)
+before_exec, Program::Descriptor(fd), environment, |environment| FEXECVE.call()(fd, arguments, environment));
+
+executed!(execveat (directory: c_int, path: Path, arguments: List, environment: List, flags: c_int)
+before_exec, Program::At(directory, path), environment, |environment| {
+    EXECVEAT.call()(directory, path, arguments, environment, flags)
 });
 
-before!(execv EXECV (path: Path, arguments: List) -> c_int, {
-    before_exec();
+executed!(posix_spawn
+(pid: *mut c_int, path: Path, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List)
+before_spawn, Program::Path(path), environment, |environment| {
+    POSIX_SPAWN.call()(pid, path, actions, attributes, arguments, environment)
 });
 
-before!(execvp EXECVP (file: Path, arguments: List) -> c_int, {
-    before_exec();
+executed!(posix_spawnp
+(pid: *mut c_int, file: Path, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List)
+before_spawn, Program::Searched(file), environment, |environment| {
+    POSIX_SPAWNP.call()(pid, file, actions, attributes, arguments, environment)
 });
 
-before!(execvpe EXECVPE (file: Path, arguments: List, environment: List) -> c_int, {
+/// execve and execveat by libc's `syscall`, before the call is made as it is: makes it itself if the environment is another. Returns
+/// only if there is nothing to do, or the call failed, as it will again.
+pub unsafe fn before_call(number: c_long, [a, b, c, d, e]: [usize; 5]) {
     before_exec();
-});
+    // SAFETY: the program's own arguments.
+    unsafe {
+        if number == libc::SYS_execve {
+            successor::with_environment(Program::Path(a as Path), c as List, |environment| {
+                if environment as usize != c {
+                    execute(number, [a, b, environment as usize, 0, 0]);
+                }
+            });
+        } else {
+            successor::with_environment(Program::At(a as c_int, b as Path), d as List, |environment| {
+                if environment as usize != d {
+                    execute(number, [a, b, c, environment as usize, e]);
+                }
+            });
+        }
+    }
+}
 
-before!(fexecve FEXECVE (fd: c_int, arguments: List, environment: List) -> c_int, {
-    before_exec();
-});
-
-before!(execveat EXECVEAT (directory: c_int, path: Path, arguments: List, environment: List, flags: c_int) -> c_int, {
-    before_exec();
-});
+#[cfg(target_arch = "x86_64")]
+unsafe fn execute(number: c_long, [a, b, c, d, e]: [usize; 5]) {
+    // SAFETY: the program's own system call, with another environment.
+    unsafe { uncopy_sys::raw::call(number as usize, [a, b, c, d, e, 0]) };
+}
 
 before!(system SYSTEM (command: Path) -> c_int, {
     before_spawn();
@@ -71,24 +122,62 @@ before!(popen POPEN (command: Path, kind: Path) -> *mut c_void, {
     before_spawn();
 });
 
-before!(posix_spawn POSIX_SPAWN
-(pid: *mut c_int, path: Path, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int, {
-    before_spawn();
-});
-
-before!(posix_spawnp POSIX_SPAWNP
-(pid: *mut c_int, file: Path, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int, {
-    before_spawn();
-});
-
 // Exec closes the one that is duplicated, perhaps, and never the duplicate.
 before!(posix_spawn_file_actions_adddup2 ADD_DUP2 (actions: *mut c_void, from: c_int, to: c_int) -> c_int, {
     lanes::passed(from);
     files::refuse(from);
 });
 
-variadic! {
-    execl EXECL prepare_execl () { before_exec() }
-    execlp EXECLP prepare_execlp () { before_exec() }
-    execle EXECLE prepare_execle () { before_exec() }
+/// Hooks of functions that take a program's arguments one by one: these are put behind one another on the stack, where those that
+/// are no longer in registers lie already, and the body gets a list of them. On x86-64 (System V ABI).
+macro_rules! listed {
+    ($($name:ident = $body:ident;)*) => {
+        $(
+            #[cfg(target_arch = "x86_64")]
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name() {
+                core::arch::naked_asm!(
+                    // The return address makes way for the last arguments in registers.
+                    "pop rax",
+                    "push r9",
+                    "push r8",
+                    "push rcx",
+                    "push rdx",
+                    "push rsi",
+                    "mov rsi, rsp",
+                    "push rax",
+                    "push rbx",
+                    "sub rsp, 8",
+                    "call {body}",
+                    "add rsp, 8",
+                    "pop rbx",
+                    "pop rcx",
+                    "add rsp, 40",
+                    "push rcx",
+                    "ret",
+                    body = sym $body,
+                )
+            }
+        )*
+    };
+}
+
+listed! {
+    execl = execv;
+    execlp = execvp;
+    execle = execle_body;
+}
+
+/// The environment comes behind the null at the arguments' end.
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn execle_body(path: Path, arguments: List) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe {
+        let mut end = arguments;
+        while !(*end).is_null() {
+            end = end.add(1);
+        }
+        execve(path, arguments, (*end.add(1)).cast())
+    }
 }

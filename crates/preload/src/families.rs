@@ -9,11 +9,12 @@
 //! a block is given out  =>  whatever takes a pointer and is not glibc's knows blocks
 //! ```
 //!
-//! An allocator that is loaded later (dlopen) does not serve the program's `malloc`, so no pointer from there reaches it.
+//! An allocator that is loaded later (dlopen) does not serve the program's `malloc`, so no pointer from there reaches it. An object
+//! that is loaded later with RTLD_DEEPBIND calls libc's `free`, past ours: libc's table then says that it is ours.
 
 use crate::allocation;
 use core::ffi::{CStr, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use uncopy_core::allocators::{Standing, family, standing};
 use uncopy_engine::state::counters;
 use uncopy_engine::state::gate::{self, is_in_heap};
@@ -229,8 +230,9 @@ fn leave(why: core::fmt::Arguments<'_>) {
 const FAMILY: [&CStr; 6] =
     [c"malloc", c"calloc", c"realloc", c"free", c"malloc_usable_size", c"posix_memalign"];
 
-/// The program's `realloc`, if it is not ours; 0: it is.
+/// The program's `realloc` and `free`, if they are not ours; 0: they are.
 static FIRST_REALLOC: AtomicUsize = AtomicUsize::new(0);
+static FIRST_FREE: AtomicUsize = AtomicUsize::new(0);
 
 /// The program's `realloc`, if another library's or the program's own stands in front of ours: glibc's `reallocarray` is made of it.
 pub fn first_realloc() -> Option<unsafe extern "C" fn(Pointer, usize) -> Pointer> {
@@ -261,9 +263,47 @@ pub fn begin() {
     if !is_first {
         return stay_behind(here, &first);
     }
-    if !is_libcs && let Err(why) = take_over(here) {
+    if is_libcs {
+        IS_LIBCS.store(true, Relaxed);
+    } else if let Err(why) = take_over(here) {
         leave(format_args!("{why}"));
     }
+}
+
+/// Whether libc's allocator is the program's, behind ours.
+static IS_LIBCS: AtomicBool = AtomicBool::new(false);
+
+/// Before an object is loaded whose calls go to libc in front of us: what takes a pointer is found to be ours there, too.
+pub fn before_deep_binding() {
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    if !IS_LIBCS.load(Relaxed) || IS_DONE.swap(true, Relaxed) {
+        return;
+    }
+    let _errno = uncopy_sys::errno::Keep::new();
+    let next = allocation::next_malloc();
+    symbols::for_each(&mut |object| {
+        if !object.contains(next) {
+            return true;
+        }
+        for function in object.defined() {
+            let ours = match function.name.to_bytes() {
+                b"free" | b"cfree" => allocation::free as *const (),
+                b"realloc" => allocation::realloc as *const (),
+                b"reallocarray" => allocation::reallocarray as *const (),
+                b"malloc_usable_size" => allocation::malloc_usable_size as *const (),
+                b"free_sized" => free_sized as *const (),
+                b"free_aligned_sized" => free_aligned_sized as *const (),
+                b"__libc_free" => __libc_free as *const (),
+                b"__libc_realloc" => __libc_realloc as *const (),
+                _ => continue,
+            };
+            // SAFETY: libc's function, for which ours stands; what we call of libc's is known by now.
+            if unsafe { object.redefine(function, ours as usize) }.is_err() {
+                leave(format_args!("{} of libc cannot be replaced", function.name.to_string_lossy()));
+            }
+        }
+        false
+    });
 }
 
 /// Another library, or the program, has functions of the family in front of ours.
@@ -273,8 +313,10 @@ fn stay_behind(here: usize, first: &[usize; FAMILY.len()]) {
     symbols::for_each(&mut |object| {
         for (name, address) in FAMILY.into_iter().zip(first) {
             if object.contains(*address) && !object.contains(here) {
-                if name == c"realloc" {
-                    FIRST_REALLOC.store(*address, Relaxed);
+                match name.to_bytes() {
+                    b"realloc" => FIRST_REALLOC.store(*address, Relaxed),
+                    b"free" => FIRST_FREE.store(*address, Relaxed),
+                    _ => {}
                 }
                 if why.is_empty() {
                     why = format!("{} has its own {}", file_name(object), name.to_string_lossy());
@@ -291,8 +333,27 @@ fn is_libc(object: &Object<'_>) -> bool {
     object.defined().any(|function| [c"gnu_get_libc_version", c"__tls_get_addr"].contains(&function.name))
 }
 
+/// The hooks in order of their names.
+struct Index(Vec<&'static Hook>);
+
+impl Index {
+    fn new() -> Self {
+        let mut hooks: Vec<&Hook> = HOOKS.iter().collect();
+        hooks.sort_unstable_by_key(|hook| hook.name);
+        Self(hooks)
+    }
+
+    fn find(&self, name: &CStr) -> Option<usize> {
+        self.0.binary_search_by(|hook| hook.name.as_bytes().cmp(name.to_bytes())).ok()
+    }
+}
+
 /// Takes over what every object defines that has a `malloc`.
 fn take_over(here: usize) -> Result<(), String> {
+    let index = Index::new();
+    // Which of them an object in front of the first allocator defines: callers find that, which is made of malloc and free.
+    let mut has_other = vec![false; HOOKS.len()];
+    let mut is_behind = false;
     let mut unknown: Vec<(String, Vec<Vec<u8>>)> = Vec::new();
     let mut result = Ok(());
     let mut refuse = |why: String| result = core::mem::replace(&mut result, Ok(())).and(Err(why));
@@ -302,14 +363,19 @@ fn take_over(here: usize) -> Result<(), String> {
         }
         let functions: Vec<Function<'_>> = object.defined().collect();
         if !functions.iter().any(|function| function.name == c"malloc") {
+            let others = functions.iter().filter(|_| !is_behind).filter_map(|function| index.find(function.name));
+            others.for_each(|at| has_other[at] = true);
             return true;
         }
+        is_behind = true;
         let is_known = functions.iter().any(|function| family(function.name.to_bytes()).is_some());
         let mut others = Vec::new();
         for function in functions {
             match standing(function.name.to_bytes()) {
                 Standing::TakenOver => {
-                    if let Err(why) = take(object, function) {
+                    if let Some(at) = index.find(function.name).filter(|at| !has_other[*at])
+                        && let Err(why) = take(object, function, index.0[at])
+                    {
                         refuse(why);
                     }
                 }
@@ -344,10 +410,12 @@ fn take_over(here: usize) -> Result<(), String> {
         // SAFETY: our functions have the contract of those whose addresses they replace.
         let bound = unsafe {
             object.rebind(&mut |called, kept| {
-                let hook = HOOKS.iter().find(|hook| hook.name.as_bytes() == called.to_bytes())?;
+                let hook = index.0[index.find(called)?];
                 let real = hook.real.0.load(Relaxed);
-                // Or it is the object's own code, which looks the function up when it is first called.
-                (real != 0 && (kept == real || object.contains(kept))).then_some(hook.address as usize)
+                // Code of the object itself looks the function up when it is first called.
+                let is_it = real != 0 && (kept == real || object.contains(kept));
+                // The allocator's calls of its own functions are its own business.
+                is_it.then_some(if object.contains(real) { real } else { hook.address as usize })
             })
         };
         if bound.is_err() {
@@ -359,12 +427,8 @@ fn take_over(here: usize) -> Result<(), String> {
 }
 
 /// Takes one function over.
-fn take(object: &Object<'_>, function: Function<'_>) -> Result<(), String> {
-    let refused =
-        || format!("{} of {} cannot be replaced", function.name.to_string_lossy(), file_name(object));
-    let Some(hook) = HOOKS.iter().find(|hook| hook.name.as_bytes() == function.name.to_bytes()) else {
-        return Ok(());
-    };
+fn take(object: &Object<'_>, function: Function<'_>, hook: &Hook) -> Result<(), String> {
+    let refused = || format!("{} of {} cannot be replaced", function.name.to_string_lossy(), file_name(object));
     let address = function.address.ok_or_else(refused)?;
     // The first object is the one that is found.
     if hook.real.0.compare_exchange(0, address, Relaxed, Relaxed).is_err() {
@@ -385,6 +449,18 @@ uncopy_interpose::slots! {
     LIBC_REALLOC = c"__libc_realloc": unsafe extern "C" fn(Pointer, usize) -> Pointer;
 }
 
+/// Frees any pointer as the program's `free` does.
+unsafe fn free_plainly(pointer: Pointer) {
+    let first = FIRST_FREE.load(Relaxed);
+    // SAFETY: the program's own pointer, for its own function of that name or for ours.
+    unsafe {
+        if first == 0 {
+            return allocation::free_any(pointer);
+        }
+        core::mem::transmute::<usize, unsafe extern "C" fn(Pointer)>(first)(pointer);
+    }
+}
+
 /// C23's, of glibc 2.43 and others; where libc has none, what `free` does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_sized(pointer: Pointer, len: usize) {
@@ -392,7 +468,7 @@ pub unsafe extern "C" fn free_sized(pointer: Pointer, len: usize) {
     unsafe {
         match FREE_SIZED.get() {
             Some(real) if allocation::own_room(pointer).is_none() => real(pointer, len),
-            _ => allocation::free_any(pointer),
+            _ => free_plainly(pointer),
         }
     }
 }
@@ -404,18 +480,20 @@ pub unsafe extern "C" fn free_aligned_sized(pointer: Pointer, alignment: usize, 
     unsafe {
         match FREE_ALIGNED_SIZED.get() {
             Some(real) if allocation::own_room(pointer).is_none() => real(pointer, alignment, len),
-            _ => allocation::free_any(pointer),
+            _ => free_plainly(pointer),
         }
     }
 }
 
+/// A wrapper of `malloc` ends here: where glibc's is not known, because this thread is looking for it, what dlsym frees stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_free(pointer: Pointer) {
     // SAFETY: the program's own pointer.
     unsafe {
-        match LIBC_FREE.find() {
-            Some(real) if allocation::own_room(pointer).is_none() => real(pointer),
-            _ => allocation::free_any(pointer),
+        if allocation::own_room(pointer).is_some() {
+            allocation::free_any(pointer);
+        } else if let Some(real) = LIBC_FREE.find() {
+            real(pointer);
         }
     }
 }

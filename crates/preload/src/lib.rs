@@ -13,11 +13,12 @@
 //! | [`passing`] | sendfile, splice, copy_file_range, for recordings |
 //! | [`messages`] | none: what recvmmsg and sendmmsg have in common |
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
-//! | [`loading`] | dlclose |
 //! | [`credentials`] | setuid and its family, setgroups, capset: what is shared with other processes ends |
+//! | [`loading`] | dlopen, dlclose |
 //! | [`limits`] | calls after which the kernel allows less: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
 //! | [`executing`] | exec and its family, posix_spawn, system, popen |
+//! | [`successor`] | none: which environment another program gets |
 //! | [`calls`] | `clone`, and `syscall` where it makes or ends a process |
 //! | [`namespaces`] | unshare and setns |
 //! | [`signals`] | sigaction and its older relatives: handlers are wrapped |
@@ -66,6 +67,7 @@ mod signals;
 mod sockets;
 mod start;
 mod stdio;
+mod successor;
 mod writing;
 
 /// Links the C interface to the twin allocator in, whose `uncopy_` functions nothing here calls.

@@ -61,7 +61,10 @@ pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: u
             crate::credentials::before_option(libc::PR_SET_DUMPABLE, b);
         }
         libc::SYS_mlockall => before_lock(),
-        libc::SYS_execve | libc::SYS_execveat => crate::executing::before_exec(),
+        // SAFETY: the program's own arguments of that call.
+        libc::SYS_execve | libc::SYS_execveat => unsafe {
+            crate::executing::before_call(number, [a, b, c, d, e]);
+        },
         // What a ring receives and sends nobody sees.
         libc::SYS_io_uring_setup => {
             crate::lanes::end_all();

@@ -116,6 +116,14 @@ static void run(void) {
 static void run(void) {}
 #endif
 
+#ifdef OWN_DELETE
+/* The program's own operator delete is what everybody calls, also where the allocator has one. */
+void _ZdlPvm(void *pointer, size_t len) {
+    printf("own operator delete of %zu\n", len);
+    free(pointer);
+}
+#endif
+
 /* What a program does to find out whose allocator it has. */
 extern void *mallocx(size_t, int) __attribute__((weak));
 extern void sdallocx(void *, size_t, int) __attribute__((weak));
@@ -124,7 +132,9 @@ extern void mi_free(void *) __attribute__((weak));
 extern void cfree(void *) __attribute__((weak));
 extern void __libc_free(void *);
 extern void *__libc_realloc(void *, size_t);
+#ifndef OWN_DELETE
 extern void _ZdlPvm(void *, size_t) __attribute__((weak));
+#endif
 
 int main(void) {
     SAY(mallocx != NULL);
@@ -136,7 +146,9 @@ int main(void) {
     SAY(dlsym(RTLD_DEFAULT, "tc_realloc") != NULL);
     SAY(dlsym(RTLD_DEFAULT, "mi_realloc") != NULL);
     run();
+#ifndef OWN_DELETE
     if (_ZdlPvm)
+#endif
         DID(_ZdlPvm(filled(LEN), LEN));
     char *block = reallocarray(filled(LEN), 2, LEN);
     SAY(block && holds(block, LEN));

@@ -112,3 +112,69 @@ fn allocator_in_the_program_itself() {
     let program = compiled(&scratch, "allocator", &["-DOWN_ALLOCATOR"]);
     same_output(&Program::new(program).directory(scratch.path()), &scratch, SHARED_PAGES);
 }
+
+/// A program that hands pointers from malloc to its allocator's own functions, and looks which of them are there.
+fn families(definition: &str, libraries: &[&str]) {
+    let scratch = Scratch::new("families");
+    let arguments: Vec<&str> = ["-DOTHER", definition].iter().chain(libraries).copied().collect();
+    let program = compiled(&scratch, "families", &arguments);
+    same_output(&Program::new(program), &scratch, &[Counter::ElidedBytes, Counter::InputBytes]);
+}
+
+#[test]
+fn own_functions_of_jemalloc() {
+    families("-DJEMALLOC", &[jemalloc().to_str().expect("UTF-8")]);
+}
+
+/// Its addresses are looked up at the first call of each function, and code and data lie where the linker has put them.
+#[test]
+fn own_functions_of_jemalloc_bound_late() {
+    families("-DJEMALLOC", &["-no-pie", "-Wl,-z,lazy,-z,norelro", jemalloc().to_str().expect("UTF-8")]);
+}
+
+/// An operator delete of the program's own, in front of the allocator's.
+#[test]
+fn own_functions_of_the_program() {
+    families("-DJEMALLOC", &["-DOWN_DELETE", jemalloc().to_str().expect("UTF-8")]);
+}
+
+#[test]
+fn own_functions_of_tcmalloc() {
+    families("-DTCMALLOC", &[tcmalloc().to_str().expect("UTF-8")]);
+}
+
+#[test]
+fn own_functions_of_mimalloc() {
+    let _ = packaged("/usr/include/mimalloc.h", "libmimalloc-dev");
+    families("-DMIMALLOC", &[mimalloc().to_str().expect("UTF-8")]);
+}
+
+/// No other allocator: none of its functions is there, and glibc's other names know our blocks.
+#[test]
+fn own_functions_of_no_other_allocator() {
+    let scratch = Scratch::new("families");
+    let program = compiled(&scratch, "families", &[]);
+    same_output(&Program::new(program), &scratch, &[Counter::ElidedBytes, Counter::InputBytes]);
+}
+
+/// With an allocator in front of ours, what only ours has (`reallocarray`, `free_sized`) uses the one in front.
+#[test]
+fn own_functions_with_an_allocator_in_front() {
+    let scratch = Scratch::new("in-front");
+    let program = compiled(&scratch, "families", &["-DOTHER"]);
+    for library in [jemalloc(), tcmalloc(), mimalloc()] {
+        same_output(&Program::new(&program).preload_before(&library), &scratch, &[]);
+    }
+}
+
+/// An allocator with a function that nobody knows keeps the program's memory to itself, and the counters say why.
+#[test]
+fn an_unknown_allocator_keeps_its_memory() {
+    let scratch = Scratch::new("unknown");
+    let odd = scratch.join("libodd.so");
+    std::fs::rename(compiled(&scratch, "starting", &["-shared", "-fPIC", "-DODD"]), &odd).expect("moved");
+    let program = Program::new(compiled(&scratch, "families", &["-DOTHER"])).preload_after(odd).mode(Mode::Always);
+    let _ = program.run(&scratch, "preloaded").expect_success();
+    let stats = std::fs::read_to_string(scratch.join("preloaded.stats")).expect("counters");
+    assert!(stats.contains("memory stays with the program's allocator: libodd.so has odd_free"), "{stats}");
+}

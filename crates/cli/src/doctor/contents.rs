@@ -4,6 +4,7 @@
 //! The libraries are those that the loader would load; what a program opens later (modules, plug-ins) nobody knows before it runs.
 
 use super::Check;
+use super::allocators::{Linked, why_blocks_stay_out};
 use crate::elf::{Image, Symbols};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -103,9 +104,10 @@ fn wanted() -> Vec<&'static str> {
     all.chain(of_allocators).chain(of_tls).copied().collect()
 }
 
-/// A library of the program: its file's name and its symbols.
+/// A library of the program: its file's name and path, and its symbols.
 struct Library {
     name: OsString,
+    path: PathBuf,
     symbols: Symbols,
 }
 
@@ -171,6 +173,7 @@ impl<'a> Contents<'a> {
                 .ok()
                 .and_then(|file| Image::read(file).symbols(&wanted))
                 .unwrap_or_default(),
+            path,
         };
         // What it names itself is known in any case, if not where it is.
         let paths = listed(&absolute).unwrap_or_else(|| {
@@ -307,6 +310,13 @@ impl<'a> Contents<'a> {
                      PROCMAP_QUERY works"
                 ),
             );
+        }
+        if self.libraries.iter().filter(|library| library.symbols.defined.contains(&"malloc")).count() > 1 {
+            let paths = self.libraries.iter().map(|library| library.path.as_path());
+            let files: Vec<Linked> = [self.path].into_iter().chain(paths).map(Linked::read).collect();
+            if let Some(why) = why_blocks_stay_out(&files) {
+                return Check::warning(NAME, format!("large blocks stay with the program's allocator, because {why}"));
+            }
         }
         let linked = ALLOCATORS
             .iter()

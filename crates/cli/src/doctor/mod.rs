@@ -3,6 +3,7 @@
 //!
 //! `active = no check is missing`. A warning never keeps `run` from being active.
 
+mod allocators;
 mod calibration;
 mod contents;
 mod kernel;
@@ -124,6 +125,7 @@ fn checks(matches: &ArgMatches, environment: &Environment) -> Vec<Check> {
     checks.extend(logs::check(log, environment));
     checks.push(calibration::check(environment));
     checks.push(preload::check());
+    checks.extend(allocators::preloads(environment));
     checks
 }
 

@@ -114,6 +114,7 @@ fn mend(obstacle: &Obstacle, path: &Path, go: bool) -> Option<String> {
         Obstacle::Static if !go => Some("use a build of it that was linked without -static".to_string()),
         Obstacle::Bits32 => Some("use a 64-bit build of it".to_string()),
         Obstacle::OtherLoader(_) => Some("use a build of it that was linked with glibc".to_string()),
+        Obstacle::Sanitizer(_) => Some("use a build of it without -fsanitize".to_string()),
         Obstacle::Static | Obstacle::SetUserId | Obstacle::SetGroupId | Obstacle::OtherMachine(_) => None,
     }
 }

@@ -59,6 +59,40 @@ fn static_program_runs_plainly() {
 }
 
 #[test]
+fn a_sanitizers_program_runs_plainly() {
+    let Some(stage) = Stage::with_library("sanitizer") else { return };
+    let source = "#include <stdio.h>\n#include <stdlib.h>\n\
+                  int main(void) { const char *p = getenv(\"LD_PRELOAD\"); puts(p ? p : \"plain\"); return 7; }";
+    for (option, name) in
+        [("address", "AddressSanitizer"), ("thread", "ThreadSanitizer"), ("leak", "LeakSanitizer")]
+    {
+        if let Err(why) = stage.compile(&[&format!("-fsanitize={option}")], source, "program") {
+            skip("a_sanitizers_program_runs_plainly", why);
+            continue;
+        }
+        let finished = finish(&mut stage.uncopy(&["run", "--", "./program"]));
+        let why = format!("\"./program\" is built with {name}, whose library must be loaded first");
+        assert_eq!(finished.errors, line(&why));
+        assert_eq!((finished.code, finished.text().as_str()), (Some(7), "plain\n"));
+    }
+    let preload = stage.uncopy(&["run", "--", "true"]).env("LD_PRELOAD", "libasan.so.8").output().expect("run");
+    let errors = String::from_utf8_lossy(&preload.stderr);
+    assert!(errors.contains("inactive: LD_PRELOAD has libasan.so.8 of AddressSanitizer"), "{errors}");
+}
+
+/// The loader takes the library along to the program that is its argument.
+#[test]
+fn the_loader_called_by_hand_is_reached() {
+    let Some(stage) = Stage::with_library("loader") else { return };
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    if !std::path::Path::new(loader).exists() {
+        return skip("the_loader_called_by_hand_is_reached", "another machine");
+    }
+    let finished = finish(&mut stage.uncopy(&["run", "--", loader, "/bin/sh", "-c", SHOW]));
+    assert!(finished.text().contains("libuncopy.so"), "{}{}", finished.text(), finished.errors);
+}
+
+#[test]
 fn programs_that_hold_rights_run_plainly() {
     let Some(stage) = Stage::with_library("rights") else { return };
     let shell = fs::read("/bin/sh").expect("a shell");

@@ -1,0 +1,118 @@
+//! Whether large blocks can come from the block heap beside another allocator: the same decision that the library makes when it is
+//! loaded (its module `families`), from the files.
+
+use super::Check;
+use crate::elf::{Functions, Image};
+use crate::environment::Environment;
+use crate::library;
+use std::fs::File;
+use std::path::Path;
+use uncopy_core::allocators::{Standing, family, standing};
+
+/// What asks tcmalloc for an object that knows every pointer.
+const EXTENSION: &[u8] = b"_ZN15MallocExtension8instanceEv";
+
+/// An ELF file: its name, and what it defines and takes.
+pub struct Linked {
+    pub name: String,
+    pub functions: Functions,
+}
+
+impl Linked {
+    /// Reads a file; one that cannot be read defines nothing.
+    pub fn read(path: &Path) -> Self {
+        let functions = File::open(path).ok().map(|file| Image::read(file).functions());
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Self { name, functions: functions.unwrap_or_default() }
+    }
+
+    fn defines(&self, name: &[u8]) -> bool {
+        self.functions.defined.iter().any(|defined| defined == name)
+    }
+
+    fn is_libc(&self) -> bool {
+        self.defines(b"gnu_get_libc_version") || self.defines(b"__tls_get_addr")
+    }
+
+    /// Whether it is an allocator, other than libc's.
+    pub fn is_allocator(&self) -> bool {
+        self.defines(b"malloc") && !self.is_libc()
+    }
+
+    /// The family that its functions are of.
+    pub fn family(&self) -> Option<&'static str> {
+        self.functions.defined.iter().find_map(|name| family(name))
+    }
+}
+
+fn shown(name: &[u8]) -> String {
+    if name == EXTENSION { "MallocExtension::instance".to_owned() } else { String::from_utf8_lossy(name).into_owned() }
+}
+
+/// Why all memory stays with another allocator among the files of a program, as part of a sentence.
+pub fn why_blocks_stay_out(files: &[Linked]) -> Option<String> {
+    let allocators = || files.iter().filter(|file| file.is_allocator());
+    for allocator in allocators() {
+        let unknown = |name: &&Vec<u8>| standing(name) == Standing::Unknown;
+        if allocator.family().is_none() {
+            if let Some(name) = allocator.functions.defined.iter().find(unknown) {
+                return Some(format!("{} has {}, which uncopy does not know", allocator.name, shown(name)));
+            }
+            continue;
+        }
+        for file in files.iter().filter(|file| file.name != allocator.name) {
+            let is_asked = |name: &&Vec<u8>| (unknown(name) || **name == EXTENSION) && allocator.defines(name);
+            if let Some(name) = file.functions.imported.iter().find(is_asked) {
+                return Some(format!("{} calls {} of {}", file.name, shown(name), allocator.name));
+            }
+        }
+    }
+    None
+}
+
+/// What else the environment has preloaded, behind which the library is not, or which it cannot be in front of.
+pub fn preloads(environment: &Environment) -> Option<Check> {
+    const NAME: &str = "other preloads";
+    let value = library::without_library(environment.get(b"LD_PRELOAD").unwrap_or_default());
+    if let Some((name, sanitizer)) = library::sanitizer(&value) {
+        return Some(
+            Check::missing(NAME, format!("{name} of {sanitizer} must be loaded first: run will leave uncopy out"))
+                .mended_by("unset LD_PRELOAD"),
+        );
+    }
+    let files: Vec<Linked> = library::preloads(&value).map(Linked::read).collect();
+    if files.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
+    let names = names.join(", ");
+    Some(match why_blocks_stay_out(&files) {
+        Some(why) => Check::warning(NAME, format!("{names}: large blocks stay with that allocator, because {why}")),
+        None => Check::ok(NAME, format!("{names}: loaded behind uncopy")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str, defined: &[&str], imported: &[&str]) -> Linked {
+        let all = |names: &[&str]| names.iter().map(|name| name.as_bytes().to_vec()).collect();
+        Linked { name: name.to_owned(), functions: Functions { defined: all(defined), imported: all(imported) } }
+    }
+
+    #[test]
+    fn blocks_stay_out_where_a_function_could_take_one_that_does_not_know_them() {
+        let jemalloc = || file("libjemalloc.so.2", &["malloc", "mallocx", "sdallocx", "newer"], &[]);
+        let libc = || file("libc.so.6", &["malloc", "gnu_get_libc_version", "qsort"], &[]);
+        let program = |imported: &[&str]| file("program", &[], imported);
+        assert_eq!(why_blocks_stay_out(&[program(&["sdallocx", "qsort"]), jemalloc(), libc()]), None);
+        let why = why_blocks_stay_out(&[program(&["newer"]), jemalloc(), libc()]);
+        assert_eq!(why.as_deref(), Some("program calls newer of libjemalloc.so.2"));
+        let odd = file("libodd.so", &["malloc", "free", "odd_free"], &[]);
+        let why = why_blocks_stay_out(&[program(&[]), odd, libc()]);
+        assert_eq!(why.as_deref(), Some("libodd.so has odd_free, which uncopy does not know"));
+        let simple = file("libsimple.so", &["malloc", "free", "calloc", "realloc"], &[]);
+        assert_eq!(why_blocks_stay_out(&[program(&[]), simple, libc()]), None);
+    }
+}

@@ -1,0 +1,360 @@
+//! The program that is about to be executed, and the environment that it gets: a loader that is not glibc's on this machine, or a
+//! sanitizer that must come first, would refuse the program for this library's sake. Such programs find nothing of uncopy in their
+//! environment and run plainly.
+//!
+//! Runs between fork and exec, also in a child of vfork, whose memory is its parent's: nothing is allocated or locked, whatever is
+//! needed lies on the stack. What cannot be found out leaves the environment as it is.
+
+use core::ffi::{CStr, c_char};
+use uncopy_core::allocators::sanitizer;
+use uncopy_sys::{errno, file, readable};
+
+/// Pointers to strings, the last of them null.
+pub type List = *const *const c_char;
+
+/// File name of this library.
+const LIBRARY: &[u8] = b"libuncopy.so";
+/// Scripts that name one another as interpreters, at most (`fs/exec.c`, `exec_binprm`).
+const MAX_SCRIPTS: usize = 5;
+/// Bytes of a path, and of an `LD_PRELOAD` that can be shortened.
+const MAX_PATH_BYTES: usize = libc::PATH_MAX as usize;
+/// Longest line of a script, and longest name of an interpreter, that the kernel looks at.
+const MAX_LINE_BYTES: usize = 256;
+/// Where execvp looks if there is no `PATH` (glibc's `confstr(_CS_PATH)`).
+const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
+/// Libraries looked at of those that a program names: sanitizers are the first.
+const MAX_NEEDED: usize = 2;
+
+const MACHINE: u16 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
+const HEADER_BYTES: usize = size_of::<libc::Elf64_Ehdr>();
+const SEGMENT_BYTES: usize = size_of::<libc::Elf64_Phdr>();
+const MAX_SEGMENTS: usize = 32;
+
+/// Which program is executed.
+#[derive(Clone, Copy)]
+pub enum Program {
+    /// The file at a path.
+    Path(*const c_char),
+    /// The same, looked for as execvp does if there is no slash in it.
+    Searched(*const c_char),
+    /// The file at a path from a directory's descriptor on; that descriptor's own file if the path is empty.
+    At(i32, *const c_char),
+    /// A descriptor's file.
+    Descriptor(i32),
+}
+
+/// A terminated path on the stack.
+struct Path {
+    bytes: [u8; MAX_PATH_BYTES],
+    len: usize,
+}
+
+impl Path {
+    const fn new() -> Self {
+        Self { bytes: [0; MAX_PATH_BYTES], len: 0 }
+    }
+
+    /// Adds to it; false: it does not fit.
+    fn push(&mut self, part: &[u8]) -> bool {
+        let end = self.len + part.len();
+        if end >= self.bytes.len() {
+            return false;
+        }
+        self.bytes[self.len..end].copy_from_slice(part);
+        self.bytes[end] = 0;
+        self.len = end;
+        true
+    }
+
+    fn push_number(&mut self, number: u32) -> bool {
+        let (mut digits, mut at, mut left) = ([0u8; 10], 10, number);
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (left % 10) as u8;
+            left /= 10;
+            if left == 0 {
+                return self.push(&digits[at..]);
+            }
+        }
+    }
+
+    fn open(&self) -> Option<File> {
+        File::open(CStr::from_bytes_until_nul(&self.bytes).ok()?)
+    }
+}
+
+/// An open file, closed when dropped.
+struct File(i32);
+
+impl File {
+    fn open(path: &CStr) -> Option<Self> {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+        file::open(path, flags, 0).ok().map(Self)
+    }
+
+    /// Bytes from an offset on; those behind the end are zero.
+    fn read<const N: usize>(&self, offset: u64) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        let got = file::read_at(self.0, offset, &mut bytes).ok()?;
+        (got != 0).then_some(bytes)
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        file::close(self.0);
+    }
+}
+
+fn last_part(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
+
+fn until_zero(bytes: &[u8]) -> &[u8] {
+    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(<[u8]>::first_chunk).map_or(0, |eight| u64::from_ne_bytes(*eight))
+}
+
+fn half(bytes: &[u8], at: usize) -> u16 {
+    bytes.get(at..at + 2).and_then(<[u8]>::first_chunk).map_or(0, |two| u16::from_ne_bytes(*two))
+}
+
+/// glibc's loader is `ld-linux…` or `ld64…` on every machine.
+fn is_glibcs(loader: &[u8]) -> bool {
+    let name = last_part(loader);
+    [&b"ld-linux"[..], b"ld64.", b"ld.so"].iter().any(|start| name.starts_with(start))
+}
+
+/// Whether this program would not start, or complain, with this library in its `LD_PRELOAD`. `path` is how it was named.
+fn refuses(program: &File, path: &[u8], scripts: usize) -> bool {
+    let Some(head) = program.read::<HEADER_BYTES>(0) else { return false };
+    if head.starts_with(b"#!") {
+        return scripts < MAX_SCRIPTS && interpreter_refuses(program, scripts);
+    }
+    if !head.starts_with(b"\x7FELF") {
+        return false;
+    }
+    // Little-endian, 64 bits, this machine's: only the second byte says so for both supported machines.
+    if head[4] != libc::ELFCLASS64 || half(&head, 18) != MACHINE {
+        return true;
+    }
+    let count = usize::from(half(&head, 56)).min(MAX_SEGMENTS);
+    let Some(segments) = program.read::<{ MAX_SEGMENTS * SEGMENT_BYTES }>(number(&head, 32)) else {
+        return false;
+    };
+    let segments = &segments[..count * SEGMENT_BYTES];
+    let of_kind = |kind: u32| {
+        segments.chunks_exact(SEGMENT_BYTES).filter(move |segment| number(segment, 0) as u32 == kind)
+    };
+    let Some(loader) = of_kind(libc::PT_INTERP).next() else {
+        // Linked statically, so that only what it executes itself looks at `LD_PRELOAD`; or a loader that was called by hand.
+        return last_part(path).starts_with(b"ld-musl");
+    };
+    let Some(loader) = program.read::<MAX_LINE_BYTES>(number(loader, 8)) else { return false };
+    !is_glibcs(until_zero(&loader)) || has_sanitizer(program, of_kind)
+}
+
+/// Whether the first libraries that a program names are a sanitizer's.
+fn has_sanitizer<'a, I: Iterator<Item = &'a [u8]>>(program: &File, of_kind: impl Fn(u32) -> I) -> bool {
+    const ENTRIES: usize = 64;
+    const ENTRY_BYTES: usize = 16;
+    const DT_NEEDED: u64 = 1;
+    const DT_STRTAB: u64 = 5;
+    let Some(section) = of_kind(libc::PT_DYNAMIC).next() else { return false };
+    let Some(entries) = program.read::<{ ENTRIES * ENTRY_BYTES }>(number(section, 8)) else { return false };
+    let len = (number(section, 32) as usize).min(entries.len());
+    let with = |tag: u64| {
+        let entries = entries[..len].chunks_exact(ENTRY_BYTES);
+        entries.take_while(|entry| number(entry, 0) != 0).filter(move |entry| number(entry, 0) == tag)
+    };
+    let Some(names) = with(DT_STRTAB).next().map(|entry| number(entry, 8)) else { return false };
+    let loaded = of_kind(libc::PT_LOAD).find(|segment| {
+        names.wrapping_sub(number(segment, 16)) < number(segment, 32)
+    });
+    let Some(names) = loaded.map(|segment| names - number(segment, 16) + number(segment, 8)) else { return false };
+    with(DT_NEEDED).take(MAX_NEEDED).any(|entry| {
+        let name = program.read::<32>(names.saturating_add(number(entry, 8)));
+        name.is_some_and(|name| sanitizer(until_zero(&name)).is_some())
+    })
+}
+
+/// What holds for the interpreter of a script.
+#[inline(never)]
+fn interpreter_refuses(script: &File, scripts: usize) -> bool {
+    let Some(line) = script.read::<MAX_LINE_BYTES>(0) else { return false };
+    let line = until_zero(line[2..].split(|byte| *byte == b'\n').next().unwrap_or_default()).trim_ascii();
+    let end = line.iter().position(|byte| matches!(byte, b' ' | b'\t')).unwrap_or(line.len());
+    let mut path = [0; MAX_LINE_BYTES];
+    path[..end].copy_from_slice(&line[..end]);
+    let interpreter = CStr::from_bytes_until_nul(&path).ok().and_then(File::open);
+    interpreter.is_some_and(|interpreter| refuses(&interpreter, &line[..end], scripts + 1))
+}
+
+/// The bytes of a string of the program's, if it can be read.
+///
+/// # Safety
+/// Null, or what the program passes as a terminated string.
+unsafe fn string<'a>(at: *const c_char) -> Option<&'a [u8]> {
+    // SAFETY: a terminated string of the program's, of which the first byte can be read: so can the others.
+    (!at.is_null() && readable::is_readable(at as usize, 1)).then(|| unsafe { CStr::from_ptr(at).to_bytes() })
+}
+
+impl Program {
+    /// Whether it would not start with this library.
+    ///
+    /// # Safety
+    /// Its path is what the program passes as a terminated string.
+    #[inline(never)]
+    unsafe fn refuses(self) -> bool {
+        let mut path = Path::new();
+        // SAFETY: as the caller says.
+        let name = unsafe {
+            match self {
+                Self::Path(name) | Self::Searched(name) | Self::At(_, name) => string(name).unwrap_or_default(),
+                Self::Descriptor(_) => b"",
+            }
+        };
+        let file = match self {
+            Self::Searched(_) if !name.contains(&b'/') => return is_found_and_refuses(name, &mut path),
+            Self::Descriptor(fd) | Self::At(fd, _) if name.is_empty() => {
+                (path.push(b"/proc/self/fd/") && path.push_number(fd as u32)).then(|| path.open())
+            }
+            Self::At(directory, _) if directory != libc::AT_FDCWD && !name.starts_with(b"/") => {
+                let is_named = path.push(b"/proc/self/fd/")
+                    && path.push_number(directory as u32)
+                    && path.push(b"/")
+                    && path.push(name);
+                is_named.then(|| path.open())
+            }
+            _ => path.push(name).then(|| path.open()),
+        };
+        file.flatten().is_some_and(|file| refuses(&file, name, 0))
+    }
+}
+
+/// The first file of that name in `PATH`.
+fn is_found_and_refuses(name: &[u8], path: &mut Path) -> bool {
+    // SAFETY: the name is terminated; what is found is the program's own environment.
+    let search = unsafe {
+        let found = libc::getenv(c"PATH".as_ptr());
+        if found.is_null() { DEFAULT_PATH } else { CStr::from_ptr(found).to_bytes() }
+    };
+    for directory in search.split(|byte| *byte == b':') {
+        path.len = 0;
+        let directory = if directory.is_empty() { b"." } else { directory };
+        if path.push(directory)
+            && path.push(b"/")
+            && path.push(name)
+            && let Some(file) = path.open()
+        {
+            return refuses(&file, name, 0);
+        }
+    }
+    false
+}
+
+/// Whether an entry of `LD_PRELOAD` is this library.
+fn is_ours(entry: &[u8]) -> bool {
+    last_part(entry) == LIBRARY
+}
+
+fn entries(preload: &[u8]) -> impl Iterator<Item = &[u8]> {
+    preload.split(|byte| matches!(byte, b':' | b' ')).filter(|entry| !entry.is_empty())
+}
+
+/// Entries of an environment, without the null at its end; and `LD_PRELOAD` among them, if it names this library.
+///
+/// # Safety
+/// What the program passes as an environment.
+unsafe fn survey(environment: List) -> Option<usize> {
+    const WORDS_PER_PAGE: usize = uncopy_core::addr::PAGE_BYTES / size_of::<usize>();
+    if environment.is_null() {
+        return None;
+    }
+    let (mut count, mut has_us) = (0, false);
+    loop {
+        let at = environment.wrapping_add(count);
+        if (count == 0 || (at as usize / size_of::<usize>()).is_multiple_of(WORDS_PER_PAGE))
+            && !readable::is_readable(at as usize, size_of::<usize>())
+        {
+            return None;
+        }
+        // SAFETY: a word of the array, which was found to be readable page by page; strings as the caller says.
+        let entry = unsafe {
+            if (*at).is_null() {
+                break;
+            }
+            string(*at)?
+        };
+        has_us |= entry.strip_prefix(b"LD_PRELOAD=").is_some_and(|list| entries(list).any(is_ours));
+        count += 1;
+    }
+    has_us.then_some(count)
+}
+
+/// Calls `execute` with the environment that the program gets: the one given, or, if the program would not start with this library,
+/// that without everything of uncopy.
+///
+/// # Safety
+/// The arguments of an exec function.
+pub unsafe fn with_environment<T>(program: Program, environment: List, execute: impl FnOnce(List) -> T) -> T {
+    const FEW: usize = 128;
+    const MANY: usize = 2048;
+    const MOST: usize = 16384;
+    // SAFETY: as the caller says.
+    unsafe {
+        let stripped = {
+            let _errno = errno::Keep::new();
+            survey(environment).filter(|_| program.refuses())
+        };
+        match stripped {
+            Some(count) if count < FEW => without_us::<FEW, T>(environment, execute),
+            Some(count) if count < MANY => without_us::<MANY, T>(environment, execute),
+            Some(count) if count < MOST => without_us::<MOST, T>(environment, execute),
+            _ => execute(environment),
+        }
+    }
+}
+
+/// # Safety
+/// An environment of fewer than `N` entries.
+#[inline(never)]
+unsafe fn without_us<const N: usize, T>(environment: List, execute: impl FnOnce(List) -> T) -> T {
+    let mut list = [core::ptr::null::<c_char>(); N];
+    let mut preload = Path::new();
+    let mut kept = 0;
+    for index in 0..N {
+        // SAFETY: as the caller says: each entry up to the null.
+        let (at, entry) = unsafe {
+            let at = *environment.add(index);
+            if at.is_null() {
+                break;
+            }
+            (at, CStr::from_ptr(at).to_bytes())
+        };
+        if entry.starts_with(b"UNCOPY_") {
+            continue;
+        }
+        list[kept] = at;
+        if let Some(others) = entry.strip_prefix(b"LD_PRELOAD=").filter(|list| entries(list).any(is_ours)) {
+            preload.len = 0;
+            let mut fits = preload.push(b"LD_PRELOAD=");
+            let start = preload.len;
+            for other in entries(others).filter(|other| !is_ours(other)) {
+                fits &= (preload.len == start || preload.push(b":")) && preload.push(other);
+            }
+            if !fits {
+                return execute(environment);
+            }
+            if preload.len == start {
+                continue;
+            }
+            list[kept] = preload.bytes.as_ptr().cast();
+        }
+        kept += 1;
+    }
+    execute(list.as_ptr())
+}
