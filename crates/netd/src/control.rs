@@ -3,7 +3,7 @@
 use crate::connection::{Connection, Stage};
 use crate::list::{self, List, Traffic};
 use crate::service::Service;
-use crate::settings::{config, with_options};
+use crate::settings::{config, congestion, with_options};
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
@@ -16,6 +16,13 @@ use uncopy_tcp::wire::Tuple;
 /// Links of those that ask, at a time, at most.
 const MAX_QUESTIONERS: usize = 1024;
 
+/// A link of one that asks.
+pub(crate) struct Questioner {
+    pub link: OwnedFd,
+    /// Whoever has it may be another user's: see [`Question::Limit`].
+    pub is_limited: bool,
+}
+
 /// A state as Linux numbers it (include/net/tcp_states.h).
 const fn number_of(state: State) -> u8 {
     match state {
@@ -24,8 +31,8 @@ const fn number_of(state: State) -> u8 {
         State::SynReceived => 3,
         State::FinWait1 => 4,
         State::FinWait2 => 5,
-        State::TimeWait => 6,
-        State::Closed => 7,
+        // A socket of Linux's is closed by then.
+        State::TimeWait | State::Closed => 7,
         State::CloseWait => 8,
         State::LastAck => 9,
         State::Closing => 11,
@@ -37,7 +44,7 @@ impl Service {
         loop {
             match link::accept(self.directory.control) {
                 // SAFETY: just made.
-                Ok(fd) => self.add_questioner(unsafe { OwnedFd::from_raw_fd(fd) }),
+                Ok(fd) => self.add_questioner(unsafe { OwnedFd::from_raw_fd(fd) }, false),
                 // Another user's; the next one may not be.
                 Err(Errno::EPERM) => {}
                 Err(_) => return,
@@ -45,9 +52,9 @@ impl Service {
         }
     }
 
-    fn add_questioner(&mut self, fd: OwnedFd) {
+    fn add_questioner(&mut self, link: OwnedFd, is_limited: bool) {
         if self.questioners.len() < MAX_QUESTIONERS {
-            self.watch_questioner(fd);
+            self.watch_questioner(Questioner { link, is_limited });
         }
     }
 
@@ -62,9 +69,9 @@ impl Service {
     /// Something may have come over a link.
     pub(crate) fn hear(&mut self, fd: RawFd) {
         // Among the events of one wait there may be one of a link that has ended since, whose number a stream has by now.
-        if !self.questioners.contains_key(&fd) {
+        let Some(is_limited) = self.questioners.get(&fd).map(|questioner| questioner.is_limited) else {
             return;
-        }
+        };
         let mut words = [0; link::MAX_WORDS];
         let is_done = match link::receive(fd, &mut words) {
             Ok(came) => {
@@ -73,11 +80,19 @@ impl Service {
                 match Question::parse(&words[..came.words]) {
                     // Who has this link had the right to make one, or has it of somebody who had.
                     Some(Question::Link) => {
-                        with.into_iter().for_each(|link| self.add_questioner(link));
+                        with.into_iter().for_each(|link| self.add_questioner(link, is_limited));
+                        false
+                    }
+                    Some(Question::Limit) => {
+                        self.questioners.entry(fd).and_modify(|questioner| questioner.is_limited = true);
                         false
                     }
                     Some(question) => {
-                        let (answer, file) = self.answer(&question, with);
+                        let (answer, file) = if is_limited && takes_of_others(&question) {
+                            (Answer::Failed(libc::EPERM), None)
+                        } else {
+                            self.answer(&question, with)
+                        };
                         let with = file.as_ref().map_or(-1, Attached::fd);
                         link::send(fd, &answer.words(), with).is_err()
                     }
@@ -101,7 +116,8 @@ impl Service {
                     *to = Some(*from);
                 }
                 let board = Attached::Board(self.board_file.fd());
-                return (Answer::Service { service: self.id, prefixes }, Some(board));
+                let congestion = congestion(&self.settings);
+                return (Answer::Service { service: self.id, congestion, prefixes }, Some(board));
             }
             Question::Bind { address, id, is_shared } => match self.bind(address, id, is_shared) {
                 Ok((address, socket)) => return (Answer::Address(address), Some(Attached::File(socket))),
@@ -124,7 +140,18 @@ impl Service {
                 Ok(file) => return (Answer::Done, Some(Attached::File(file))),
                 Err(_) => failed(Errno::ENOMEM),
             },
-            Question::Link => Answer::Done,
+            Question::Unlisten { address, id } => match self.unlisten(address, id) {
+                Ok(socket) => return (Answer::Address(address), Some(Attached::File(socket))),
+                Err(why) => failed(why),
+            },
+            Question::Keep { slot, serial } => self.keep(slot, serial).map_or_else(failed, |()| Answer::Done),
+            Question::Take { slot, serial, max_bytes, is_peeked } => {
+                match self.take_kept(slot, serial, max_bytes as usize, is_peeked) {
+                    Ok((count, file)) => return (Answer::Bytes(count), file.map(Attached::File)),
+                    Err(why) => failed(why),
+                }
+            }
+            Question::Link | Question::Limit => Answer::Done,
         };
         (answer, None)
     }
@@ -151,6 +178,14 @@ impl Service {
             let _ = self.stack.listen(at, backlog.clamp(1, 65_535) as usize, Some(config));
         }
         Ok(())
+    }
+
+    fn unlisten(&mut self, address: SocketAddr, id: u32) -> Result<OwnedFd, Errno> {
+        let (socket, unheard) = self.listeners.unlisten(address, id)?;
+        for at in unheard {
+            self.stack.unlisten(at);
+        }
+        Ok(socket)
     }
 
     fn connect(
@@ -267,6 +302,11 @@ impl Service {
         file.write_all(&serde_json::to_vec(&self.list())?)?;
         Ok(file.into())
     }
+}
+
+/// Whether a question, by somebody who names a connection or listener of another program, takes something of that program's.
+const fn takes_of_others(question: &Question) -> bool {
+    matches!(question, Question::Unlisten { .. } | Question::Keep { .. } | Question::Take { .. })
 }
 
 /// Whether a program may have sent this as the other end of a connection. Its calls do not wait from here on.

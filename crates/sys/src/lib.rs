@@ -39,6 +39,7 @@ pub mod control;
 pub mod deferral;
 #[cfg(not(loom))]
 pub mod diag;
+pub mod epoll;
 pub mod errno;
 pub mod fd;
 pub mod file;
