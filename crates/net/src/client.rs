@@ -249,10 +249,7 @@ impl Client {
         if self.kept().is_none()
             && let Ok(link) = link_with(&self.places)
         {
-            // Whoever has it next may be another user's.
-            if link::send(link, &Question::Limit.words(), -1).is_ok()
-                && let Some(high) = fd::duplicate_high(link)
-            {
+            if let Some(high) = fd::duplicate_high(link) {
                 fd::keep_on_exec(high);
                 self.kept.store(high, Relaxed);
             }

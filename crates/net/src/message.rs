@@ -145,9 +145,6 @@ pub enum Question {
         /// MSG_PEEK: the bytes stay.
         is_peeked: bool,
     },
-    /// Whoever has this link may be another user's from here on: questions by it, and by links that come over it, are answered only as far
-    /// as any holder of a link may ask. Nothing is answered.
-    Limit,
     /// Another link comes with this one, for somebody who cannot make one. Nothing is answered.
     Link,
 }
@@ -266,7 +263,6 @@ impl Question {
             Self::Info { slot, serial } => with(&[6, pair(slot, serial)], &[]),
             Self::List => with(&[7], &[]),
             Self::Link => with(&[8], &[]),
-            Self::Limit => with(&[12], &[]),
             Self::Unlisten { address, id } => with(&[9, id.into()], &[address]),
             Self::Keep { slot, serial } => with(&[10, pair(slot, serial)], &[]),
             Self::Take { slot, serial, max_bytes, is_peeked } => {
@@ -305,7 +301,6 @@ impl Question {
             }
             [7] => Some(Self::List),
             [8] => Some(Self::Link),
-            [12] => Some(Self::Limit),
             [9, id, address @ ..] => {
                 Some(Self::Unlisten { address: address::of_words(address)?, id: u32::try_from(*id).ok()? })
             }
@@ -432,7 +427,6 @@ mod tests {
             Question::Info { slot: u32::MAX, serial: 0 },
             Question::List,
             Question::Link,
-            Question::Limit,
             Question::Unlisten { address: local, id: u32::MAX },
             Question::Keep { slot: 1, serial: u32::MAX },
             Question::Take { slot: u32::MAX, serial: 1, max_bytes: u32::MAX, is_peeked: true },

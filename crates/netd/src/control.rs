@@ -9,19 +9,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use uncopy_net::message::{Answer, Info, MAX_PREFIXES, Options, Question};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::{link, socket};
+use uncopy_sys::{ids, link, socket};
 use uncopy_tcp::connection::State;
 use uncopy_tcp::wire::Tuple;
 
 /// Links of those that ask, at a time, at most.
 const MAX_QUESTIONERS: usize = 1024;
-
-/// A link of one that asks.
-pub(crate) struct Questioner {
-    pub link: OwnedFd,
-    /// Whoever has it may be another user's: see [`Question::Limit`].
-    pub is_limited: bool,
-}
 
 /// A state as Linux numbers it (include/net/tcp_states.h).
 const fn number_of(state: State) -> u8 {
@@ -44,7 +37,7 @@ impl Service {
         loop {
             match link::accept(self.directory.control) {
                 // SAFETY: just made.
-                Ok(fd) => self.add_questioner(unsafe { OwnedFd::from_raw_fd(fd) }, false),
+                Ok(fd) => self.add_questioner(unsafe { OwnedFd::from_raw_fd(fd) }),
                 // Another user's; the next one may not be.
                 Err(Errno::EPERM) => {}
                 Err(_) => return,
@@ -52,9 +45,9 @@ impl Service {
         }
     }
 
-    fn add_questioner(&mut self, link: OwnedFd, is_limited: bool) {
+    fn add_questioner(&mut self, fd: OwnedFd) {
         if self.questioners.len() < MAX_QUESTIONERS {
-            self.watch_questioner(Questioner { link, is_limited });
+            self.watch_questioner(fd);
         }
     }
 
@@ -69,9 +62,9 @@ impl Service {
     /// Something may have come over a link.
     pub(crate) fn hear(&mut self, fd: RawFd) {
         // Among the events of one wait there may be one of a link that has ended since, whose number a stream has by now.
-        let Some(is_limited) = self.questioners.get(&fd).map(|questioner| questioner.is_limited) else {
+        if !self.questioners.contains_key(&fd) {
             return;
-        };
+        }
         let mut words = [0; link::MAX_WORDS];
         let is_done = match link::receive(fd, &mut words) {
             Ok(came) => {
@@ -80,15 +73,13 @@ impl Service {
                 match Question::parse(&words[..came.words]) {
                     // Who has this link had the right to make one, or has it of somebody who had.
                     Some(Question::Link) => {
-                        with.into_iter().for_each(|link| self.add_questioner(link, is_limited));
-                        false
-                    }
-                    Some(Question::Limit) => {
-                        self.questioners.entry(fd).and_modify(|questioner| questioner.is_limited = true);
+                        with.into_iter().for_each(|link| self.add_questioner(link));
                         false
                     }
                     Some(question) => {
-                        let (answer, file) = if is_limited && takes_of_others(&question) {
+                        // A link may have come to another user's program, which may not have what is others'.
+                        let is_own_user = came.user == Some(ids::effective_user());
+                        let (answer, file) = if takes_of_others(&question) && !is_own_user {
                             (Answer::Failed(libc::EPERM), None)
                         } else {
                             self.answer(&question, with)
@@ -151,7 +142,7 @@ impl Service {
                     Err(why) => failed(why),
                 }
             }
-            Question::Link | Question::Limit => Answer::Done,
+            Question::Link => Answer::Done,
         };
         (answer, None)
     }

@@ -5,7 +5,6 @@ mod packets;
 mod streams;
 
 use crate::connection::Connection;
-use crate::control::Questioner;
 use crate::directory::Directory;
 use crate::filling::Filling;
 use crate::listeners::Listeners;
@@ -64,7 +63,7 @@ pub struct Service {
     pub(crate) listeners: Listeners,
     epoll: OwnedFd,
     signals: OwnedFd,
-    pub(crate) questioners: HashMap<RawFd, Questioner>,
+    pub(crate) questioners: HashMap<RawFd, OwnedFd>,
     filling: Option<Filling>,
     read_room: Option<Room>,
     header_bytes: usize,
@@ -280,11 +279,11 @@ impl Service {
     }
 
     /// Watches the link of one that asks.
-    pub(crate) fn watch_questioner(&mut self, questioner: Questioner) {
-        let number = questioner.link.as_raw_fd();
+    pub(crate) fn watch_questioner(&mut self, fd: OwnedFd) {
+        let number = fd.as_raw_fd();
         let data = EventData::new_u64(QUESTIONER + number as u64);
-        if epoll::add(&self.epoll, &questioner.link, data, EventFlags::IN).is_ok() {
-            self.questioners.insert(number, questioner);
+        if epoll::add(&self.epoll, &fd, data, EventFlags::IN).is_ok() {
+            self.questioners.insert(number, fd);
         }
     }
 }

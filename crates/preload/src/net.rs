@@ -13,6 +13,7 @@
 //! | `accept`, `getsockname`, `getpeername` | addresses are those of TCP |
 //! | `getsockopt`, `setsockopt` | see [`options`] |
 //! | `setuid` and its like, `chroot` | a link with the service is kept |
+//! | poll, epoll that tells a hang-up | POLLERR, if the connection has such an error: see [`failures`] |
 //! | a receive that brings nothing, a send that fails | the connection's error, if it has one |
 //! | a send that names an address | as without it |
 
@@ -20,6 +21,7 @@ mod addresses;
 mod congestion;
 mod connecting;
 mod ending;
+mod failures;
 mod kept;
 mod options;
 mod registrations;
@@ -30,6 +32,7 @@ use addresses::{Room, given};
 use connecting::connect_there;
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
+pub use failures::fill as fill_polls;
 use kept::Kept;
 use libc::{epoll_event, sockaddr, socklen_t, ssize_t, uid_t};
 pub use registrations::{closed, closed_range, in_child};
@@ -370,6 +373,7 @@ pub unsafe fn set_option(
 entry!(epoll_ctl EPOLL_CTL (epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int, is_on(), {
     let done = EPOLL_CTL.call()(epoll, operation, fd, event);
     if done == 0 {
+        failures::note(epoll, operation, fd, event);
         registrations::note(epoll, operation, fd, event);
     }
     done
