@@ -2,7 +2,7 @@
 
 use crate::address;
 use crate::board::{BOARD_BYTES, Board, Condition};
-use crate::message::{Answer, MAX_PREFIXES, Options, Prefix, Question};
+use crate::message::{Answer, Congestion, MAX_PREFIXES, Options, Prefix, Question};
 use crate::name::{Bound, Connection};
 use crate::places::Places;
 use std::net::{IpAddr, SocketAddr};
@@ -20,6 +20,7 @@ pub struct Client {
     /// A link for when no other can be made, or what was one; -1: none.
     kept: AtomicI32,
     service: u64,
+    congestion: Congestion,
     prefixes: [Option<Prefix>; MAX_PREFIXES],
     board: &'static Board,
 }
@@ -145,7 +146,7 @@ impl Client {
             }
         };
         let (answer, fd) = ask_by(link, &Question::Hello, -1)?;
-        let Answer::Service { service, prefixes } = answer else {
+        let Answer::Service { service, congestion, prefixes } = answer else {
             if fd >= 0 {
                 file::close(fd);
             }
@@ -156,7 +157,8 @@ impl Client {
         // SAFETY: a mapping of that length, page-aligned, which is never given up; all of it is atomic words, for which any bytes are
         // valid.
         let words = unsafe { &*(board.base() as *const Board) };
-        Ok(Self { places, kept: AtomicI32::new(kept.unwrap_or(-1)), service, prefixes, board: words })
+        let kept = AtomicI32::new(kept.unwrap_or(-1));
+        Ok(Self { places, kept, service, congestion, prefixes, board: words })
     }
 
     /// Where lanes meet.
@@ -293,6 +295,53 @@ impl Client {
     pub fn listen(&self, bound: &Bound, backlog: u32, options: Options) -> Result<(), Errno> {
         let Bound { address, id } = *bound;
         self.asks(&Question::Listen { address, id, backlog, options }).map(drop)
+    }
+
+    /// A bound socket waits for connections no more. Another socket with its address, which does not listen, for its place.
+    ///
+    /// # Errors
+    /// EINVAL: the service has no such socket. ENETDOWN: there is no service.
+    pub fn unlisten(&self, bound: &Bound) -> Result<i32, Errno> {
+        let Bound { address, id } = *bound;
+        match self.asks_with(&Question::Unlisten { address, id }, -1)? {
+            (Answer::Address(_), made) if made >= 0 => Ok(made),
+            (_, other) => {
+                if other >= 0 {
+                    file::close(other);
+                }
+                Err(Errno(libc::EPROTO))
+            }
+        }
+    }
+
+    /// The program is about to shut a connection for reading: the service keeps what comes for [`Client::take`].
+    ///
+    /// # Errors
+    /// ENOTCONN: it is no more. ENETDOWN: there is no service.
+    pub fn keep(&self, connection: &Connection) -> Result<(), Errno> {
+        let Connection { slot, serial, .. } = *connection;
+        self.asks(&Question::Keep { slot, serial }).map(drop)
+    }
+
+    /// Takes received bytes that the service keeps, `max_bytes` at most: a file of them, at its begin. `None`: there are none now.
+    ///
+    /// # Errors
+    /// ENOTCONN: it is no more. ENETDOWN: there is no service.
+    pub fn take(
+        &self,
+        connection: &Connection,
+        max_bytes: u32,
+        is_peeked: bool,
+    ) -> Result<Option<i32>, Errno> {
+        let Connection { slot, serial, .. } = *connection;
+        let (answer, file) = self.asks_with(&Question::Take { slot, serial, max_bytes, is_peeked }, -1)?;
+        Ok(matches!(answer, Answer::Bytes(_)).then_some(file).filter(|file| *file >= 0))
+    }
+
+    /// The congestion control of connections that choose none.
+    #[must_use]
+    pub const fn congestion(&self) -> Congestion {
+        self.congestion
     }
 
     /// Begins a connection in the place of `fd`. It cannot be written to before it is there, or has failed. To the program it is one

@@ -5,9 +5,35 @@ use crate::address::{self, WORDS};
 use std::net::{IpAddr, SocketAddr};
 
 /// The version of everything that programs and service share.
-const VERSION: u64 = 0x756e_636f_7079_4e02;
+const VERSION: u64 = 0x756e_636f_7079_4e03;
 /// Prefixes that a service has, at most.
 pub const MAX_PREFIXES: usize = 3;
+
+/// A congestion control that a service has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Congestion {
+    /// NewReno, which Linux calls reno.
+    Reno,
+    /// CUBIC.
+    Cubic,
+}
+
+impl Congestion {
+    const fn code(self) -> u64 {
+        match self {
+            Self::Reno => 1,
+            Self::Cubic => 2,
+        }
+    }
+
+    const fn of_code(code: u64) -> Option<Self> {
+        match code {
+            1 => Some(Self::Reno),
+            2 => Some(Self::Cubic),
+            _ => None,
+        }
+    }
+}
 
 /// What a program sets at a connection that it begins, or sets later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +44,8 @@ pub struct Options {
     pub keepalive: Option<[u16; 3]>,
     /// SO_LINGER of no time: `close` resets.
     pub resets: bool,
+    /// TCP_CONGESTION, for connections that begin from here on; `None`: the service's own.
+    pub congestion: Option<Congestion>,
 }
 
 impl Options {
@@ -25,7 +53,8 @@ impl Options {
         let [idle, interval, probes] = self.keepalive.unwrap_or_default().map(u64::from);
         let bits =
             u64::from(self.no_delay) | u64::from(self.keepalive.is_some()) << 1 | u64::from(self.resets) << 2;
-        bits | idle << 16 | interval << 32 | probes << 48
+        let congestion = self.congestion.map_or(0, Congestion::code);
+        bits | congestion << 3 | idle << 16 | interval << 32 | probes << 48
     }
 
     const fn of_word(word: u64) -> Self {
@@ -34,6 +63,7 @@ impl Options {
             no_delay: word & 1 != 0,
             keepalive: if word & 2 != 0 { Some(keepalive) } else { None },
             resets: word & 4 != 0,
+            congestion: Congestion::of_code(word >> 3 & 3),
         }
     }
 }
@@ -90,6 +120,31 @@ pub enum Question {
     },
     /// What the service has: [`Answer::Done`], and with it a file of JSON.
     List,
+    /// The bound socket listens no more. [`Answer::Address`], with another socket in its place.
+    Unlisten {
+        /// Its address.
+        address: SocketAddr,
+        /// Its number in its name.
+        id: u32,
+    },
+    /// The program shuts its stream for reading: received bytes are kept for [`Question::Take`] from here on. [`Answer::Done`].
+    Keep {
+        /// Its place on the board.
+        slot: u32,
+        /// Its serial number.
+        serial: u32,
+    },
+    /// Takes received bytes of a connection that keeps them. [`Answer::Bytes`], with a file of them if there are any.
+    Take {
+        /// Its place on the board.
+        slot: u32,
+        /// Its serial number.
+        serial: u32,
+        /// How many bytes, at most.
+        max_bytes: u32,
+        /// MSG_PEEK: the bytes stay.
+        is_peeked: bool,
+    },
     /// Another link comes with this one, for somebody who cannot make one. Nothing is answered.
     Link,
 }
@@ -156,6 +211,8 @@ pub enum Answer {
     Service {
         /// Its number.
         service: u64,
+        /// The congestion control of connections that choose none.
+        congestion: Congestion,
         /// Its prefixes; those behind the first `None` are none.
         prefixes: [Option<Prefix>; MAX_PREFIXES],
     },
@@ -172,6 +229,8 @@ pub enum Answer {
     },
     /// What is known of a connection.
     Info(Info),
+    /// How many received bytes come with this.
+    Bytes(u32),
 }
 
 /// A message's words.
@@ -204,6 +263,11 @@ impl Question {
             Self::Info { slot, serial } => with(&[6, pair(slot, serial)], &[]),
             Self::List => with(&[7], &[]),
             Self::Link => with(&[8], &[]),
+            Self::Unlisten { address, id } => with(&[9, id.into()], &[address]),
+            Self::Keep { slot, serial } => with(&[10, pair(slot, serial)], &[]),
+            Self::Take { slot, serial, max_bytes, is_peeked } => {
+                with(&[11, pair(slot, serial), pair(is_peeked.into(), max_bytes)], &[])
+            }
         }
     }
 
@@ -237,6 +301,17 @@ impl Question {
             }
             [7] => Some(Self::List),
             [8] => Some(Self::Link),
+            [9, id, address @ ..] => {
+                Some(Self::Unlisten { address: address::of_words(address)?, id: u32::try_from(*id).ok()? })
+            }
+            [10, which] => {
+                let (slot, serial) = halves(*which);
+                Some(Self::Keep { slot, serial })
+            }
+            [11, which, how] => {
+                let ((slot, serial), (is_peeked, max_bytes)) = (halves(*which), halves(*how));
+                Some(Self::Take { slot, serial, max_bytes, is_peeked: is_peeked != 0 })
+            }
             _ => None,
         }
     }
@@ -249,8 +324,8 @@ impl Answer {
         match self {
             Self::Done => vec![VERSION, 0],
             Self::Failed(errno) => vec![VERSION, 1, u64::from(errno.unsigned_abs())],
-            Self::Service { service, prefixes } => {
-                let mut words = vec![VERSION, 2, *service];
+            Self::Service { service, congestion, prefixes } => {
+                let mut words = vec![VERSION, 2, *service, congestion.code()];
                 for prefix in prefixes.iter().flatten() {
                     words.extend(address::words(SocketAddr::new(prefix.own, prefix.bits.into())));
                 }
@@ -271,6 +346,7 @@ impl Answer {
                 pair(info.lost_segments, info.retransmitted_segments),
                 info.timeouts.into(),
             ],
+            Self::Bytes(count) => vec![VERSION, 6, (*count).into()],
         }
     }
 
@@ -280,7 +356,8 @@ impl Answer {
         match words.strip_prefix(&[VERSION])? {
             [0] => Some(Self::Done),
             [1, errno] => i32::try_from(*errno).ok().map(Self::Failed),
-            [2, service, list @ ..] => {
+            [2, service, congestion, list @ ..] => {
+                let congestion = Congestion::of_code(*congestion)?;
                 let (list, rest) = list.as_chunks::<WORDS>();
                 let mut prefixes = [None; MAX_PREFIXES];
                 if !rest.is_empty() || list.len() > prefixes.len() {
@@ -290,7 +367,7 @@ impl Answer {
                     let address = address::of_words(words)?;
                     *prefix = Some(Prefix { own: address.ip(), bits: u8::try_from(address.port()).ok()? });
                 }
-                Some(Self::Service { service: *service, prefixes })
+                Some(Self::Service { service: *service, congestion, prefixes })
             }
             [3, address @ ..] => address::of_words(address).map(Self::Address),
             [4, which, local @ ..] => {
@@ -313,6 +390,7 @@ impl Answer {
                     timeouts: u32::try_from(*timeouts).ok()?,
                 }))
             }
+            [6, count] => u32::try_from(*count).ok().map(Self::Bytes),
             _ => None,
         }
     }
@@ -339,11 +417,19 @@ mod tests {
             Question::Set {
                 slot: 1,
                 serial: 2,
-                options: Options { no_delay: true, resets: true, ..keepalive },
+                options: Options {
+                    no_delay: true,
+                    resets: true,
+                    congestion: Some(Congestion::Cubic),
+                    ..keepalive
+                },
             },
             Question::Info { slot: u32::MAX, serial: 0 },
             Question::List,
             Question::Link,
+            Question::Unlisten { address: local, id: u32::MAX },
+            Question::Keep { slot: 1, serial: u32::MAX },
+            Question::Take { slot: u32::MAX, serial: 1, max_bytes: u32::MAX, is_peeked: true },
         ];
         for question in questions {
             let words = question.words();
@@ -372,11 +458,16 @@ mod tests {
         let answers = [
             Answer::Done,
             Answer::Failed(libc::EADDRINUSE),
-            Answer::Service { service: 5, prefixes },
-            Answer::Service { service: 5, prefixes: [prefixes[0], None, None] },
+            Answer::Service { service: 5, congestion: Congestion::Reno, prefixes },
+            Answer::Service {
+                service: 5,
+                congestion: Congestion::Cubic,
+                prefixes: [prefixes[0], None, None],
+            },
             Answer::Address(address("1.2.3.4:5")),
             Answer::Connection { slot: 1, serial: 2, local: address("1.2.3.4:5") },
             Answer::Info(info),
+            Answer::Bytes(u32::MAX),
         ];
         for answer in answers {
             let words = answer.words();

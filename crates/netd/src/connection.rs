@@ -32,6 +32,8 @@ pub(crate) struct Connection {
     pub has_shut_down: bool,
     /// The program does not take anything any more.
     pub is_deaf: bool,
+    /// The program has shut its stream for reading: what comes is kept until it asks.
+    pub is_kept: bool,
     /// Bytes that the program was given.
     pub received_bytes: u64,
 }
@@ -48,6 +50,7 @@ impl Connection {
             failure: None,
             has_shut_down: false,
             is_deaf: false,
+            is_kept: false,
             received_bytes: 0,
         }
     }

@@ -3,13 +3,13 @@
 use crate::connection::{Connection, Stage};
 use crate::list::{self, List, Traffic};
 use crate::service::Service;
-use crate::settings::{config, with_options};
+use crate::settings::{config, congestion, with_options};
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use uncopy_net::message::{Answer, Info, MAX_PREFIXES, Options, Question};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::{link, socket};
+use uncopy_sys::{ids, link, socket};
 use uncopy_tcp::connection::State;
 use uncopy_tcp::wire::Tuple;
 
@@ -24,8 +24,8 @@ const fn number_of(state: State) -> u8 {
         State::SynReceived => 3,
         State::FinWait1 => 4,
         State::FinWait2 => 5,
-        State::TimeWait => 6,
-        State::Closed => 7,
+        // A socket of Linux's is closed by then.
+        State::TimeWait | State::Closed => 7,
         State::CloseWait => 8,
         State::LastAck => 9,
         State::Closing => 11,
@@ -77,7 +77,13 @@ impl Service {
                         false
                     }
                     Some(question) => {
-                        let (answer, file) = self.answer(&question, with);
+                        // A link may have come to another user's program, which may not have what is others'.
+                        let is_own_user = came.user == Some(ids::effective_user());
+                        let (answer, file) = if takes_of_others(&question) && !is_own_user {
+                            (Answer::Failed(libc::EPERM), None)
+                        } else {
+                            self.answer(&question, with)
+                        };
                         let with = file.as_ref().map_or(-1, Attached::fd);
                         link::send(fd, &answer.words(), with).is_err()
                     }
@@ -101,7 +107,8 @@ impl Service {
                     *to = Some(*from);
                 }
                 let board = Attached::Board(self.board_file.fd());
-                return (Answer::Service { service: self.id, prefixes }, Some(board));
+                let congestion = congestion(&self.settings);
+                return (Answer::Service { service: self.id, congestion, prefixes }, Some(board));
             }
             Question::Bind { address, id, is_shared } => match self.bind(address, id, is_shared) {
                 Ok((address, socket)) => return (Answer::Address(address), Some(Attached::File(socket))),
@@ -124,6 +131,17 @@ impl Service {
                 Ok(file) => return (Answer::Done, Some(Attached::File(file))),
                 Err(_) => failed(Errno::ENOMEM),
             },
+            Question::Unlisten { address, id } => match self.unlisten(address, id) {
+                Ok(socket) => return (Answer::Address(address), Some(Attached::File(socket))),
+                Err(why) => failed(why),
+            },
+            Question::Keep { slot, serial } => self.keep(slot, serial).map_or_else(failed, |()| Answer::Done),
+            Question::Take { slot, serial, max_bytes, is_peeked } => {
+                match self.take_kept(slot, serial, max_bytes as usize, is_peeked) {
+                    Ok((count, file)) => return (Answer::Bytes(count), file.map(Attached::File)),
+                    Err(why) => failed(why),
+                }
+            }
             Question::Link => Answer::Done,
         };
         (answer, None)
@@ -151,6 +169,14 @@ impl Service {
             let _ = self.stack.listen(at, backlog.clamp(1, 65_535) as usize, Some(config));
         }
         Ok(())
+    }
+
+    fn unlisten(&mut self, address: SocketAddr, id: u32) -> Result<OwnedFd, Errno> {
+        let (socket, unheard) = self.listeners.unlisten(address, id)?;
+        for at in unheard {
+            self.stack.unlisten(at);
+        }
+        Ok(socket)
     }
 
     fn connect(
@@ -267,6 +293,11 @@ impl Service {
         file.write_all(&serde_json::to_vec(&self.list())?)?;
         Ok(file.into())
     }
+}
+
+/// Whether a question, by somebody who names a connection or listener of another program, takes something of that program's.
+const fn takes_of_others(question: &Question) -> bool {
+    matches!(question, Question::Unlisten { .. } | Question::Keep { .. } | Question::Take { .. })
 }
 
 /// Whether a program may have sent this as the other end of a connection. Its calls do not wait from here on.

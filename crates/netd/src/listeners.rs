@@ -142,6 +142,39 @@ impl Listeners {
         Ok(heard_at(address).collect())
     }
 
+    /// A bound socket listens no more: another one that does not takes its name. That one, and the addresses at which nobody listens
+    /// any more.
+    ///
+    /// # Errors
+    /// EINVAL: there is no such socket. What making the socket says.
+    pub fn unlisten(&mut self, address: SocketAddr, id: u32) -> Result<(OwnedFd, Vec<SocketAddr>), Errno> {
+        let sockets = self.by_address.get_mut(&address).ok_or(Errno::EINVAL)?;
+        let socket = sockets.iter_mut().find(|socket| socket.id == id).ok_or(Errno::EINVAL)?;
+        // SAFETY: just made.
+        let made = unsafe { OwnedFd::from_raw_fd(unix::stream()?) };
+        socket.is_listening = false;
+        if let Ok(path) = std::str::from_utf8(socket.path.bytes()) {
+            let _ = std::fs::remove_file(path);
+        }
+        unix::bind(made.as_raw_fd(), &socket.path)?;
+        let mut ended: Vec<SocketAddr> = heard_at(address).collect();
+        ended.retain(|address| !self.is_heard(*address));
+        Ok((made, ended))
+    }
+
+    /// A socket refuses connections: its program has shut it, or has ended. It gets none from here on. The addresses at which nobody
+    /// listens any more.
+    pub fn silence(&mut self, path: &Name) -> Vec<SocketAddr> {
+        let found = self.by_address.iter_mut().find_map(|(address, sockets)| {
+            let socket = sockets.iter_mut().find(|socket| socket.path == *path)?;
+            socket.is_listening = false;
+            Some(*address)
+        });
+        let mut ended: Vec<SocketAddr> = found.into_iter().flat_map(heard_at).collect();
+        ended.retain(|address| !self.is_heard(*address));
+        ended
+    }
+
     /// Who gets the next connection at an address that is listened at: each in turn.
     pub fn next(&mut self, address: SocketAddr) -> Option<Name> {
         let dual = SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), address.port());

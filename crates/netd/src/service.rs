@@ -1,5 +1,6 @@
 //! The service: packets, timers, streams and questions, in one loop.
 
+mod kept;
 mod packets;
 mod streams;
 

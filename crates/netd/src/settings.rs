@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use uncopy_link::Link;
-use uncopy_net::message::{Options, Prefix};
+use uncopy_net::message::{Congestion, Options, Prefix};
 use uncopy_tcp::config::{Config, CongestionControl, Ecn, Keepalive, SECOND_NS};
 use uncopy_tcp::wire;
 
@@ -48,10 +48,23 @@ pub(crate) fn config(link: &dyn Link, settings: &Settings, is_v6: bool) -> Confi
 /// A configuration with a program's options.
 pub(crate) fn with_options(mut config: Config, options: Options) -> Config {
     config.nagle = !options.no_delay;
+    match options.congestion {
+        Some(Congestion::Reno) => config.congestion_control = CongestionControl::NewReno,
+        Some(Congestion::Cubic) => config.congestion_control = CongestionControl::Cubic,
+        None => {}
+    }
     config.keepalive = options.keepalive.map(|[idle, interval, probes]| Keepalive {
         idle_ns: u64::from(idle) * SECOND_NS,
         interval_ns: u64::from(interval) * SECOND_NS,
         max_probes: probes.into(),
     });
     config
+}
+
+/// The congestion control of connections that choose none, as programs know it.
+pub(crate) const fn congestion(settings: &Settings) -> Congestion {
+    match settings.congestion_control {
+        CongestionControl::NewReno => Congestion::Reno,
+        CongestionControl::Cubic => Congestion::Cubic,
+    }
 }

@@ -134,7 +134,8 @@ impl Stream {
         sent
     }
 
-    fn drop_front(&mut self, mut sent_bytes: usize) {
+    /// Forgets the first bytes that wait: the program has been given them.
+    pub fn drop_front(&mut self, mut sent_bytes: usize) {
         self.to_program_bytes -= sent_bytes;
         while sent_bytes > 0 {
             let Some(front) = self.to_program.front_mut() else { return };

@@ -9,24 +9,32 @@
 //! |---|---|
 //! | `bind`, `listen` | a UNIX socket, if the address is one of the service's, or any |
 //! | `connect` | a UNIX socket, if the service reaches the peer |
+//! | `shutdown`, `connect` to no family | see [`ending`] |
 //! | `accept`, `getsockname`, `getpeername` | addresses are those of TCP |
 //! | `getsockopt`, `setsockopt` | see [`options`] |
 //! | `setuid` and its like, `chroot` | a link with the service is kept |
+//! | poll, epoll that tells a hang-up | POLLERR, if the connection has such an error: see [`failures`] |
 //! | a receive that brings nothing, a send that fails | the connection's error, if it has one |
 //! | a send that names an address | as without it |
 
 mod addresses;
+mod congestion;
 mod connecting;
+mod ending;
+mod failures;
+mod kept;
 mod options;
 mod registrations;
+mod stand_in;
 
 use crate::lanes;
 use addresses::{Room, given};
 use connecting::connect_there;
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
+pub use failures::fill as fill_polls;
+use kept::Kept;
 use libc::{epoll_event, sockaddr, socklen_t, ssize_t};
-use options::Kept;
 pub use registrations::{closed, closed_range, in_child};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use uncopy_core::streams::Outcome;
@@ -47,6 +55,7 @@ slots! {
     BIND = c"bind": unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
     LISTEN = c"listen": unsafe extern "C" fn(c_int, c_int) -> c_int;
     CONNECT = c"connect": unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
+    SHUTDOWN = c"shutdown": unsafe extern "C" fn(c_int, c_int) -> c_int;
     ACCEPT = c"accept": unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
     ACCEPT4 = c"accept4": unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int;
     GETSOCKNAME = c"getsockname": unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
@@ -188,9 +197,21 @@ entry!(listen LISTEN (fd: c_int, backlog: c_int) -> c_int, is_on(), {
 });
 
 entry!(connect CONNECT (fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int, is_on(), {
-    match given(address, len).and_then(|address| connect_there(fd, address)) {
+    let done = if addresses::is_of_no_family(address, len) {
+        ending::disconnect(fd)
+    } else {
+        given(address, len).and_then(|address| connect_there(fd, address))
+    };
+    match done {
         Some(done) => result(done),
         None => CONNECT.call()(fd, address, len),
+    }
+});
+
+entry!(shutdown SHUTDOWN (fd: c_int, how: c_int) -> c_int, is_on(), {
+    match ending::shut_down(fd, how) {
+        Some(done) => result(done),
+        None => SHUTDOWN.call()(fd, how),
     }
 });
 
@@ -221,6 +242,8 @@ unsafe fn accept_by(
         let accepted = call(address, len);
         if accepted >= 0 {
             explain_accepted(client, accepted);
+        } else {
+            ending::refused_accept(fd);
         }
         accepted
     };
@@ -304,9 +327,13 @@ entry!(getsockname GETSOCKNAME (fd: c_int, address: *mut sockaddr, len: *mut soc
 });
 
 entry!(getpeername GETPEERNAME (fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int, is_on(), {
-    let of_connection = |client: &Client, connection| match client.condition(&connection) {
-        Some(Condition::Connecting | Condition::Failed(_)) => Err(Errno(libc::ENOTCONN)),
-        Some(Condition::Established | Condition::Ended) | None => Ok(connection.remote),
+    let of_connection = |client: &Client, connection| {
+        let is_begun = client.condition(&connection) != Some(Condition::Connecting);
+        if is_begun && !ending::is_over(client, fd, &connection) {
+            Ok(connection.remote)
+        } else {
+            Err(Errno(libc::ENOTCONN))
+        }
     };
     let peer = named(fd, of_connection, |_| None);
     tell(peer, address, len, || GETPEERNAME.call()(fd, address, len))
@@ -339,6 +366,7 @@ pub unsafe fn set_option(
 entry!(epoll_ctl EPOLL_CTL (epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int, is_on(), {
     let done = EPOLL_CTL.call()(epoll, operation, fd, event);
     if done == 0 {
+        failures::note(epoll, operation, fd, event);
         registrations::note(epoll, operation, fd, event);
     }
     done
@@ -348,6 +376,19 @@ entry!(epoll_ctl EPOLL_CTL (epoll: c_int, operation: c_int, fd: c_int, event: *m
 #[inline(always)]
 pub fn received(fd: c_int, got: ssize_t) -> ssize_t {
     if got > 0 || !is_on() { got } else { look_at_error(fd, got, libc::ECONNRESET) }
+}
+
+/// What a receive returns that has found the end: what came after the program has shut the connection for reading, by `read` of a file
+/// of it. `len_bytes` says how much the program has room for.
+#[inline(always)]
+pub fn rest(
+    fd: c_int,
+    got: ssize_t,
+    len_bytes: impl FnOnce() -> usize,
+    flags: c_int,
+    read: impl FnOnce(c_int) -> ssize_t,
+) -> ssize_t {
+    if got != 0 || !is_on() { got } else { ending::rest(fd, len_bytes(), flags, read) }
 }
 
 /// What a send returns, likewise.
@@ -398,6 +439,10 @@ fn raise(fd: c_int) {
 #[inline(never)]
 fn look_at_error(fd: c_int, result: ssize_t, usual: c_int) -> ssize_t {
     let (before, is_send) = (errno::get(), usual == libc::EPIPE);
+    if result < 0 && before == if is_send { libc::ENOTCONN } else { libc::EINVAL } {
+        errno::set(ending::of_unconnected(fd, is_send).unwrap_or(before));
+        return result;
+    }
     if result < 0 && before != usual && before != libc::ECONNRESET {
         return result;
     }

@@ -84,7 +84,15 @@ fn one(
             unsafe { lanes::receive(transfer.fd, || Some(&parts[..]), flags, caller, plainly) }
         }
     };
-    let got = if stream.is_some() && len > 0 { net::received(transfer.fd, got) } else { got };
+    let got = match stream {
+        Some(flags) if len > 0 => {
+            // SAFETY: the program's own buffer.
+            let read =
+                |file| one_now(buffer, len, caller, |buffer| unsafe { READ.call()(file, buffer, len) }).0;
+            net::received(transfer.fd, net::rest(transfer.fd, got, || len, flags, read))
+        }
+        _ => got,
+    };
     note_moved(got);
     let part = Part { address: buffer as usize, len_bytes: len };
     note_arrival(transfer.fd, transfer.is_socket, caller, &[part], got);
@@ -138,7 +146,16 @@ unsafe fn several(
             None => plainly(),
             Some(flags) => lanes::receive(transfer.fd, given, flags, caller, plainly),
         };
-        let got = if stream.is_some() { net::received(transfer.fd, got) } else { got };
+        let got = match stream {
+            Some(flags) => {
+                let read = |file| rest_of_several(file, vector, count, caller);
+                net::received(
+                    transfer.fd,
+                    net::rest(transfer.fd, got, || room_of(vector, count), flags, read),
+                )
+            }
+            None => got,
+        };
         note_moved(got);
         if got > 0 {
             note_arrival(transfer.fd, transfer.is_socket, caller, given().unwrap_or(&[]), got);
@@ -149,6 +166,27 @@ unsafe fn several(
         }
         got
     }
+}
+
+/// Room of a vector, bytes.
+///
+/// # Safety
+/// As readv.
+unsafe fn room_of(vector: *const iovec, count: c_int) -> usize {
+    let count = usize::try_from(count).unwrap_or(0);
+    // SAFETY: as the caller says; a vector that cannot be read has no parts.
+    let parts = unsafe { parts(vector, count) }.unwrap_or_default();
+    parts.iter().fold(0, |all, part| all.saturating_add(part.len_bytes))
+}
+
+/// Reads what came after the program has shut a connection for reading, of a file.
+///
+/// # Safety
+/// As readv.
+unsafe fn rest_of_several(file: c_int, vector: *const iovec, count: c_int, caller: usize) -> ssize_t {
+    let real = READV.call();
+    // SAFETY: as the caller says.
+    unsafe { several_now(vector, count, caller, |vector, count| real(file, vector, count)).0 }
 }
 
 unsafe fn several_now(
@@ -387,7 +425,8 @@ unsafe fn recvmsg_on_stream(fd: c_int, message: *mut msghdr, flags: c_int) -> ss
             messages::each_descriptor(&*message, lanes::passed);
             note_arrival(fd, true, caller, parts, got);
         }
-        got
+        let read = |file| rest_of_several(file, (*message).msg_iov, (*message).msg_iovlen as c_int, caller);
+        net::rest(fd, got, || room_of((*message).msg_iov, (*message).msg_iovlen as c_int), flags, read)
     }
 }
 

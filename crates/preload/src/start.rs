@@ -39,6 +39,7 @@ fn fill_slots() {
     crate::sockets::fill();
     crate::lanes::fill();
     crate::net::fill();
+    crate::net::fill_polls();
     crate::files::fill();
     crate::executing::fill();
     #[cfg(target_arch = "x86_64")]

@@ -41,6 +41,7 @@ pub mod deferral;
 #[cfg(not(loom))]
 pub mod diag;
 pub mod directory;
+pub mod epoll;
 pub mod errno;
 pub mod fd;
 pub mod file;

@@ -270,6 +270,15 @@ pub fn has_peer_ended(fd: i32) -> bool {
     unsafe { kernel!(Poll, syscall!(libc::SYS_poll, &raw mut asked, 1, 0)) != 0 }
 }
 
+/// Whether a socket is shut for reading and for writing, or its other end is gone.
+#[must_use]
+pub fn has_hung_up(fd: i32) -> bool {
+    let mut asked = libc::pollfd { fd, events: 0, revents: 0 };
+    // SAFETY: one valid structure.
+    let ready = unsafe { kernel!(Poll, syscall!(libc::SYS_poll, &raw mut asked, 1, 0)) };
+    ready == 1 && asked.revents & libc::POLLHUP != 0
+}
+
 /// Lets MSG_ZEROCOPY have a meaning on a socket (SO_ZEROCOPY: Linux 4.14 for TCP, 5.0 for UDP).
 ///
 /// # Errors

@@ -30,6 +30,37 @@ pub fn set_option(fd: i32, level: i32, name: i32, value: i32) -> Result<(), Errn
     .map(drop)
 }
 
+/// What getsockopt says of an option of any kind, as a program has asked for it.
+///
+/// # Errors
+/// What getsockopt says.
+///
+/// # Safety
+/// As getsockopt: the kernel looks whether it may write there.
+pub unsafe fn any_option(fd: i32, level: i32, name: i32, value: *mut u8, len: *mut u32) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    check(unsafe { kernel!(Ask, syscall!(libc::SYS_getsockopt, fd, level, name, value, len)) }).map(drop)
+}
+
+/// The same of setsockopt.
+///
+/// # Errors
+/// What setsockopt says.
+///
+/// # Safety
+/// As setsockopt: the kernel looks whether it may read there.
+pub unsafe fn set_any_option(
+    fd: i32,
+    level: i32,
+    name: i32,
+    value: *const u8,
+    len_bytes: u32,
+) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    check(unsafe { kernel!(Ask, syscall!(libc::SYS_setsockopt, fd, level, name, value, len_bytes)) })
+        .map(drop)
+}
+
 /// SO_LINGER: whether closing waits, and how long, seconds; `None`: it is no socket.
 #[must_use]
 pub fn linger(fd: i32) -> Option<(bool, i32)> {

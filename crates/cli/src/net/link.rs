@@ -3,9 +3,10 @@
 use crate::os;
 use crate::output::{Quoted, Reason};
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use uncopy_link::pcap::Pcap;
 use uncopy_link::tun::Tun;
@@ -170,11 +171,68 @@ fn why_not(device: &str, queue: u32, failed: &uncopy_link::xdp::Failed) -> Strin
     }
 }
 
+/// Opens a file for packets: they are for nobody but this user, and root may write where others have planted a link or a FIFO.
+fn capture_file(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path);
+    let file = file.map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) => io::Error::other("it is a symbolic link"),
+        Some(libc::ENXIO) => io::Error::other("it is a FIFO or a socket; give a regular file"),
+        _ => error,
+    })?;
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    if found.uid() != os::effective_user_id() || found.nlink() != 1 {
+        return Err(io::Error::other("it is another user's file, or has a second name; give a new one"));
+    }
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
 /// Has a link's packets written down if that was asked for.
 fn captured<L: Link + 'static>(link: L, pcap: Option<&Path>) -> Result<Box<dyn Link>, String> {
     let Some(path) = pcap else { return Ok(Box::new(link)) };
-    let capture = File::create(path).and_then(|file| Pcap::new(link, file));
+    let capture = capture_file(path).and_then(|file| Pcap::new(link, file));
     let capture =
         capture.map_err(|error| format!("--pcap {}: {}", Quoted(path.as_os_str()), Reason(&error)))?;
     Ok(Box::new(capture))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn packets_are_written_to_a_file_of_ones_own_and_to_nothing_else() {
+        let directory = std::env::temp_dir().join(format!("uncopy-pcap-{}", std::process::id()));
+        std::fs::create_dir(&directory).expect("made");
+        let path = |name: &str| directory.join(name);
+        let mode = |name: &str| path(name).metadata().expect("there").permissions().mode() & 0o777;
+        drop(capture_file(&path("new")).expect("made"));
+        assert_eq!(mode("new"), 0o600);
+        // One that is there is emptied, and nobody else reads it from here on.
+        std::fs::write(path("old"), "old").expect("written");
+        std::fs::set_permissions(path("old"), Permissions::from_mode(0o644)).expect("set");
+        drop(capture_file(&path("old")).expect("opened"));
+        assert_eq!((mode("old"), path("old").metadata().expect("there").len()), (0o600, 0));
+        std::fs::write(path("victim"), "victim").expect("written");
+        symlink("victim", path("link")).expect("made");
+        symlink("nothing", path("dangling")).expect("made");
+        std::fs::hard_link(path("victim"), path("second")).expect("made");
+        rustix::fs::mkfifoat(rustix::fs::CWD, path("fifo"), rustix::fs::Mode::RWXU).expect("made");
+        for name in ["link", "dangling", "second", "fifo", "."] {
+            assert!(capture_file(&path(name)).is_err(), "{name}");
+        }
+        // A FIFO that somebody reads.
+        let reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path("fifo"));
+        assert!(reader.is_ok() && capture_file(&path("fifo")).is_err());
+        assert_eq!(std::fs::read(path("victim")).expect("there"), b"victim");
+        assert!(!path("nothing").exists());
+        std::fs::remove_dir_all(directory).expect("removed");
+    }
 }

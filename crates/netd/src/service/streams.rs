@@ -94,6 +94,13 @@ impl Service {
             }
             Err(errno) => {
                 self.connections.remove(slot);
+                if errno == Errno(libc::ECONNREFUSED) {
+                    for at in self.listeners.silence(&path) {
+                        self.stack.unlisten(at);
+                    }
+                    // One fewer listens.
+                    return self.hand(id, address);
+                }
                 if errno != Errno::EAGAIN {
                     self.forget_listeners(|at| at.port() == address.port());
                 }
@@ -182,7 +189,7 @@ impl Service {
         let serial = self.connections.serial(slot);
         let Some(connection) = self.connections.get(slot) else { return };
         let Some(stream) = connection.stream.as_mut() else { return };
-        while stream.is_writable && !connection.is_deaf {
+        while connection.is_kept || stream.is_writable && !connection.is_deaf {
             let old_pieces = stream.to_program.len();
             while stream.waiting_bytes() < MAX_WAITING_BYTES
                 && !connection.has_ended
@@ -205,7 +212,7 @@ impl Service {
                 // A reset behind the end.
                 connection.failure = self.stack.take_error(id);
             }
-            if stream.waiting_bytes() == 0 {
+            if stream.waiting_bytes() == 0 || connection.is_kept {
                 break;
             }
             connection.is_deaf = stream.flush().is_err();

@@ -18,6 +18,20 @@ pub unsafe fn given(at: *const sockaddr, len_bytes: socklen_t) -> Option<SocketA
     address::parse(unsafe { core::slice::from_raw_parts(at.cast(), len_bytes) })
 }
 
+/// Whether an address that a program passes is of no family.
+///
+/// # Safety
+/// Nobody changes it meanwhile.
+pub unsafe fn is_of_no_family(at: *const sockaddr, len_bytes: socklen_t) -> bool {
+    let family_bytes = size_of::<libc::sa_family_t>();
+    if at.is_null() || (len_bytes as usize) < family_bytes || !is_readable(at as usize, family_bytes) {
+        return false;
+    }
+    // SAFETY: it can be read, and the caller answers for the rest.
+    let family = unsafe { at.cast::<libc::sa_family_t>().read_unaligned() };
+    i32::from(family) == libc::AF_UNSPEC
+}
+
 /// Room for any address (`sockaddr_storage`).
 #[repr(align(8))]
 pub struct Storage([u8; 128]);

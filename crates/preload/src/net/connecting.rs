@@ -1,6 +1,7 @@
 //! Connections that the program begins.
 
-use super::options::Kept;
+use super::ending::is_listening;
+use super::kept::Kept;
 use super::{any, client, is_of, registrations};
 use crate::lanes;
 use core::ffi::c_int;
@@ -58,10 +59,6 @@ pub fn connect_there(fd: c_int, remote: SocketAddr) -> Option<Result<(), Errno>>
     }
 }
 
-fn is_listening(fd: c_int) -> bool {
-    tcp::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|value| value != 0)
-}
-
 fn begin(
     client: &Client,
     fd: c_int,
@@ -94,8 +91,12 @@ fn again(client: &Client, fd: c_int, connection: &Connection, is_v6: bool) -> Op
     match client.condition(connection) {
         Some(Condition::Connecting) if socket::is_non_blocking(fd) => Some(Err(Errno(libc::EALREADY))),
         Some(Condition::Connecting) => None,
+        // The first time it is told that it is connected, as that is news.
+        Some(Condition::Established | Condition::Ended) if Kept::join(fd) => Some(Ok(())),
         Some(Condition::Established | Condition::Ended) | None => Some(Err(Errno(libc::EISCONN))),
+        Some(Condition::Failed(_)) if Kept::of(fd).is_joined => Some(Err(Errno(libc::EISCONN))),
         Some(Condition::Failed(why)) => {
+            let why = if Kept::of(fd).is_told { libc::ECONNABORTED } else { why };
             start_over(fd, is_v6);
             Some(Err(Errno(why)))
         }
@@ -111,7 +112,10 @@ fn wait(client: &Client, fd: c_int, connection: &Connection, is_v6: bool) -> Res
             start_over(fd, is_v6);
             Err(Errno(why))
         }
-        Some(Condition::Established | Condition::Ended) => Ok(()),
+        Some(Condition::Established | Condition::Ended) => {
+            Kept::join(fd);
+            Ok(())
+        }
         _ => match waited {
             Waited::Room => Ok(()),
             Waited::Nothing => Err(Errno(libc::EINPROGRESS)),
@@ -121,8 +125,8 @@ fn wait(client: &Client, fd: c_int, connection: &Connection, is_v6: bool) -> Res
     }
 }
 
-/// A socket whose connection could not be made may connect again: it is one of the kernel's.
-fn start_over(fd: c_int, is_v6: bool) {
+/// A socket whose connection could not be made, or was given up, may connect again: it is one of the kernel's.
+pub fn start_over(fd: c_int, is_v6: bool) {
     let _ = replace(fd, is_v6, |_| Ok(()));
 }
 

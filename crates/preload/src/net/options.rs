@@ -3,154 +3,33 @@
 //! | level | |
 //! |---|---|
 //! | socket | the UNIX socket's own, but for the family, the error, SO_KEEPALIVE, and that of a linger of no time the service is told |
-//! | TCP | the service's; what it has nothing to do for is taken, and changes nothing |
-//! | IP | taken, and changes nothing |
+//! | TCP | the service's; what it has nothing to do for is taken if it is legal, and changes nothing |
+//! | IP | taken if it is legal, and changes nothing |
 //!
-//! What the program has set is kept in the socket's note:
-//!
-//! ```text
-//! bit 0        1          2        3        16      32        48      63
-//!     no delay keep alive reset    told     idle    interval  probes
-//! ```
-//!
-//! An error is told once, as the kernel does it: `told` says that it was, to whoever has the socket.
+//! What the program has set is kept with the socket ([`Kept`]). Whether an option and its value are legal, and what one is that the
+//! program has not set, a socket of the kernel's says that is made to be asked ([`StandIn`]).
 
-use super::client;
+use super::kept::{Kept, MAX_TIMES, OF_TIMES};
+use super::stand_in::StandIn;
+use super::{client, congestion, ending::is_listening};
 use core::ffi::c_int;
 use libc::socklen_t;
 use uncopy_net::board::Condition;
 use uncopy_net::client::{Client, Known};
-use uncopy_net::message::{Info, Options};
+use uncopy_net::message::Info;
 use uncopy_sys::errno::{self, Errno};
 use uncopy_sys::lock::Critical;
 use uncopy_sys::readable::{is_readable, writable_bytes};
-use uncopy_sys::{tcp, unix};
 
-/// Linux's defaults: seconds without a byte, seconds between probes, probes (tcp(7)).
-const TIMES: [u16; 3] = [7200, 75, 9];
-/// What the kernel takes at most of each (MAX_TCP_KEEPIDLE and its like, include/net/tcp.h).
-const MAX_TIMES: [u16; 3] = [32_767, 32_767, 127];
-/// The options of those.
-const OF_TIMES: [c_int; 3] = [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT];
 /// TCP_MD5SIG_EXT and TCP_AO_ADD_KEY to TCP_AO_REPAIR (linux/tcp.h).
 const MD5SIG_EXT: c_int = 32;
 const AO: core::ops::RangeInclusive<c_int> = 38..=42;
+/// SO_PEERPIDFD (asm-generic/socket.h).
+const SO_PEERPIDFD: c_int = 77;
 /// All there are (linux/tcp.h, Linux 6.18).
 const KNOWN: core::ops::RangeInclusive<c_int> = 1..=46;
 /// TCP_MSS_DEFAULT.
 const DEFAULT_MSS: c_int = 536;
-
-/// What a program has set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
-    no_delay: bool,
-    keep_alive: bool,
-    resets: bool,
-    is_told: bool,
-    reuses_address: bool,
-    reuses_port: bool,
-    times: [u16; 3],
-}
-
-impl Default for Kept {
-    fn default() -> Self {
-        Self::of_flags([false; 6], TIMES)
-    }
-}
-
-impl Kept {
-    const fn of_flags(flags: [bool; 6], times: [u16; 3]) -> Self {
-        let [no_delay, keep_alive, resets, is_told, reuses_address, reuses_port] = flags;
-        Self { no_delay, keep_alive, resets, is_told, reuses_address, reuses_port, times }
-    }
-
-    fn note(self) -> u64 {
-        let Self { no_delay, keep_alive, resets, is_told, reuses_address, reuses_port, times } = self;
-        let [idle, interval, probes] = times.map(u64::from);
-        let flags = [no_delay, keep_alive, resets, is_told, reuses_address, reuses_port];
-        let bits = flags.into_iter().enumerate().map(|(at, flag)| u64::from(flag) << at).sum::<u64>();
-        bits | idle << 16 | interval << 32 | probes << 48
-    }
-
-    fn of_note(note: u64) -> Self {
-        let flags = core::array::from_fn(|at| note >> at & 1 != 0);
-        Self::of_flags(flags, [(note >> 16) as u16, (note >> 32) as u16, (note >> 48) as u16])
-    }
-
-    /// What was set at a socket of the kernel's.
-    pub fn of_tcp(fd: c_int) -> Self {
-        let ask = |level, name| tcp::option(fd, level, name).ok();
-        let mut times = TIMES;
-        for (time, name) in times.iter_mut().zip(OF_TIMES) {
-            *time = ask(libc::IPPROTO_TCP, name).and_then(|value| u16::try_from(value).ok()).unwrap_or(*time);
-        }
-        let is_set = |level, name| ask(level, name).is_some_and(|value| value != 0);
-        Self {
-            no_delay: is_set(libc::IPPROTO_TCP, libc::TCP_NODELAY),
-            keep_alive: is_set(libc::SOL_SOCKET, libc::SO_KEEPALIVE),
-            resets: tcp::linger(fd) == Some((true, 0)),
-            is_told: false,
-            reuses_address: is_set(libc::SOL_SOCKET, libc::SO_REUSEADDR),
-            reuses_port: is_set(libc::SOL_SOCKET, libc::SO_REUSEPORT),
-            times,
-        }
-    }
-
-    /// Sets them at one.
-    pub fn set(self, fd: c_int) {
-        let set = |level, name, value| _ = tcp::set_option(fd, level, name, value);
-        set(libc::IPPROTO_TCP, libc::TCP_NODELAY, self.no_delay.into());
-        set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, self.keep_alive.into());
-        set(libc::SOL_SOCKET, libc::SO_REUSEADDR, self.reuses_address.into());
-        set(libc::SOL_SOCKET, libc::SO_REUSEPORT, self.reuses_port.into());
-        for (time, name) in self.times.into_iter().zip(OF_TIMES) {
-            set(libc::IPPROTO_TCP, name, time.into());
-        }
-    }
-
-    /// What was set at a socket of the service's.
-    pub fn of(fd: c_int) -> Self {
-        unix::note(fd).map_or_else(Self::default, Self::of_note)
-    }
-
-    /// Keeps them there.
-    pub fn keep(self, fd: c_int) {
-        let _ = unix::set_note(fd, self.note());
-    }
-
-    /// A program is told a connection's error: whether that is the first time.
-    pub fn tell(fd: c_int) -> bool {
-        let kept = Self::of(fd);
-        if !kept.is_told {
-            Self { is_told: true, ..kept }.keep(fd);
-        }
-        !kept.is_told
-    }
-
-    /// A connection has what its listener had.
-    pub fn hand_on(listener: c_int, accepted: c_int) {
-        let _errno = errno::Keep::new();
-        if let Some(note) = unix::note(listener)
-            && unix::own_name(accepted).is_some()
-        {
-            let _ = unix::set_note(accepted, note);
-        }
-    }
-
-    /// SO_REUSEPORT.
-    pub const fn reuses_port(self) -> bool {
-        self.reuses_port
-    }
-
-    /// As the service is told.
-    pub fn options(self) -> Options {
-        Options {
-            no_delay: self.no_delay,
-            keepalive: self.keep_alive.then_some(self.times),
-            resets: self.resets,
-        }
-    }
-}
 
 /// What becomes of an option that a program sets.
 enum Setting {
@@ -162,6 +41,10 @@ enum Setting {
     Kept(Kept),
     /// Nothing.
     Done,
+    /// Nothing, if the kernel's TCP takes it.
+    Legal,
+    /// The name of a congestion control is kept.
+    Congestion,
     /// It is refused.
     Refused(c_int),
 }
@@ -186,7 +69,11 @@ fn setting(before: Kept, level: c_int, name: c_int, [value, second]: [Option<c_i
         (libc::SOL_SOCKET, libc::SO_REUSEPORT) => with(&|kept, value| kept.reuses_port = value != 0),
         // Something else is kept there.
         (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) => Setting::Done,
-        (libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => Setting::Done,
+        (libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => Setting::Legal,
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => with(&|kept, value| kept.corks = value != 0),
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => Setting::Congestion,
+        // Programs set it after every receive.
+        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) if value.is_some() => Setting::Done,
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => with(&|kept, value| kept.no_delay = value != 0),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
             let at = OF_TIMES.iter().position(|of| *of == name).unwrap_or(0);
@@ -197,12 +84,14 @@ fn setting(before: Kept, level: c_int, name: c_int, [value, second]: [Option<c_i
             }
         }
         // What a program does otherwise where it is refused.
-        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_INQ | libc::TCP_MD5SIG | MD5SIG_EXT) => {
+        (libc::IPPROTO_TCP, libc::TCP_INQ | libc::TCP_MD5SIG | MD5SIG_EXT) => {
             Setting::Refused(libc::ENOPROTOOPT)
         }
+        // As a kernel that has no module for it.
+        (libc::IPPROTO_TCP, libc::TCP_ULP) => Setting::Refused(libc::ENOENT),
         (libc::IPPROTO_TCP, name) if AO.contains(&name) => Setting::Refused(libc::ENOPROTOOPT),
         (libc::IPPROTO_TCP, libc::TCP_REPAIR) => Setting::Refused(libc::EPERM),
-        (libc::IPPROTO_TCP, name) if KNOWN.contains(&name) => Setting::Done,
+        (libc::IPPROTO_TCP, name) if KNOWN.contains(&name) => Setting::Legal,
         (libc::IPPROTO_TCP, _) => Setting::Refused(libc::ENOPROTOOPT),
         _ => Setting::Kernels,
     }
@@ -235,6 +124,20 @@ pub unsafe fn set(
     let (kept, result) = match setting(before, level, name, [word(0), word(1)]) {
         Setting::Kernels => return None,
         Setting::Done => return Some(Ok(())),
+        Setting::Legal => {
+            // Where no descriptor is left it counts as legal.
+            let asked = StandIn::new(is_v6(&known));
+            // SAFETY: as the caller says.
+            return Some(asked.map_or(Ok(()), |asked| unsafe { asked.set(level, name, value, len_bytes) }));
+        }
+        Setting::Congestion => {
+            let Some(asked) = StandIn::new(is_v6(&known)) else { return Some(Err(Errno(libc::ENOBUFS))) };
+            // SAFETY: as the caller says.
+            if let Err(why) = unsafe { asked.set(level, name, value, len_bytes) } {
+                return Some(Err(why));
+            }
+            (Kept { congestion: asked.congestion(), ..before }, Some(Ok(())))
+        }
         Setting::Refused(why) => return Some(Err(Errno(why))),
         Setting::Both(kept) => (kept, None),
         Setting::Kept(kept) => (kept, Some(Ok(()))),
@@ -273,7 +176,7 @@ pub unsafe fn get(
     }
     let found = match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-            let bytes = information(client, &known);
+            let bytes = information(client, fd, &known);
             // SAFETY: as the caller says.
             return Some(bytes.and_then(|bytes| unsafe { put(&bytes, value, len) }));
         }
@@ -281,28 +184,48 @@ pub unsafe fn get(
             // SAFETY: as the caller says.
             return Some(unsafe { put(&u64::MAX.to_ne_bytes(), value, len) });
         }
+        (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
+            // No process, user -1, group -1, as of any socket that is no UNIX socket.
+            let nobody = [0i32, -1, -1].map(i32::to_ne_bytes).concat();
+            // SAFETY: as the caller says.
+            return Some(unsafe { put(&nobody, value, len) });
+        }
+        (libc::SOL_SOCKET, libc::SO_PEERGROUPS | SO_PEERPIDFD) => return Some(Err(Errno(libc::ENODATA))),
         (libc::SOL_SOCKET, _) => number_of_socket(fd, &known, name)?,
-        (libc::IPPROTO_TCP, _) => match number(client, fd, &known, name) {
-            Ok(number) => number,
-            Err(why) => return Some(Err(why)),
-        },
-        (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => 64,
-        (_, libc::IP_TOS) if level == libc::IPPROTO_IP => 0,
-        (_, libc::IPV6_V6ONLY | libc::IPV6_TCLASS) if level == libc::IPPROTO_IPV6 => 0,
-        _ => return Some(Err(Errno(libc::ENOPROTOOPT))),
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+            let name = congestion::name(Kept::of(fd).congestion, client.congestion());
+            // SAFETY: as the caller says.
+            return Some(unsafe { put(&name, value, len) });
+        }
+        // What is read from a kernel's connection, which there is not.
+        (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE | libc::TCP_REPAIR) => {
+            return Some(Err(Errno(libc::ENOPROTOOPT)));
+        }
+        (libc::IPPROTO_TCP, _) if let Some(number) = number(client, fd, &known, name) => number,
+        _ => {
+            let Some(asked) = StandIn::new(is_v6(&known)) else {
+                return Some(Err(Errno(libc::ENOPROTOOPT)));
+            };
+            // SAFETY: as the caller says.
+            return Some(unsafe { asked.get(level, name, value, len) });
+        }
     };
     // SAFETY: as the caller says.
     Some(unsafe { put(&found.to_ne_bytes(), value, len) })
 }
 
-/// What is the kernel's no more; `None`: it is.
-fn number_of_socket(fd: c_int, known: &Known, name: c_int) -> Option<c_int> {
-    let is_v6 = match known {
+/// Whether a socket is one of IPv6 to the program.
+const fn is_v6(known: &Known) -> bool {
+    match known {
         Known::Connection { is_v6, .. } => *is_v6,
         Known::Bound(bound) => bound.is_v6(),
-    };
+    }
+}
+
+/// What is the kernel's no more; `None`: it is.
+fn number_of_socket(fd: c_int, known: &Known, name: c_int) -> Option<c_int> {
     match name {
-        libc::SO_DOMAIN if is_v6 => Some(libc::AF_INET6),
+        libc::SO_DOMAIN if is_v6(known) => Some(libc::AF_INET6),
         libc::SO_DOMAIN => Some(libc::AF_INET),
         libc::SO_PROTOCOL => Some(libc::IPPROTO_TCP),
         libc::SO_KEEPALIVE => Some(Kept::of(fd).keep_alive.into()),
@@ -312,9 +235,9 @@ fn number_of_socket(fd: c_int, known: &Known, name: c_int) -> Option<c_int> {
     }
 }
 
-/// Options of TCP that are a number.
-fn number(client: &Client, fd: c_int, known: &Known, name: c_int) -> Result<c_int, Errno> {
-    Ok(match name {
+/// Options of TCP that are the service's, or are kept, and are a number; `None`: it is another one.
+fn number(client: &Client, fd: c_int, known: &Known, name: c_int) -> Option<c_int> {
+    Some(match name {
         libc::TCP_NODELAY => Kept::of(fd).no_delay.into(),
         libc::TCP_MAXSEG => match known {
             Known::Connection { connection, .. } => {
@@ -327,16 +250,8 @@ fn number(client: &Client, fd: c_int, known: &Known, name: c_int) -> Result<c_in
         libc::TCP_KEEPINTVL => Kept::of(fd).times[1].into(),
         libc::TCP_KEEPCNT => Kept::of(fd).times[2].into(),
         libc::TCP_QUICKACK => 1,
-        libc::TCP_CORK
-        | libc::TCP_DEFER_ACCEPT
-        | libc::TCP_USER_TIMEOUT
-        | libc::TCP_FASTOPEN
-        | libc::TCP_FASTOPEN_CONNECT
-        | libc::TCP_LINGER2
-        | libc::TCP_WINDOW_CLAMP
-        | libc::TCP_NOTSENT_LOWAT
-        | libc::TCP_SYNCNT => 0,
-        _ => return Err(Errno(libc::ENOPROTOOPT)),
+        libc::TCP_CORK => Kept::of(fd).corks.into(),
+        _ => return None,
     })
 }
 
@@ -393,10 +308,11 @@ const INFO_BYTES: usize = 232;
 const CLOSED: u8 = 7;
 const LISTENING: u8 = 10;
 
-fn information(client: &Client, known: &Known) -> Result<[u8; INFO_BYTES], Errno> {
+fn information(client: &Client, fd: c_int, known: &Known) -> Result<[u8; INFO_BYTES], Errno> {
     let _critical = Critical::enter();
     Ok(tcp_info(&match known {
-        Known::Bound(_) => Info { state: LISTENING, ..Info::default() },
+        Known::Bound(_) if is_listening(fd) => Info { state: LISTENING, ..Info::default() },
+        Known::Bound(_) => Info { state: CLOSED, ..Info::default() },
         Known::Connection { connection, .. } => match client.info(connection) {
             Err(Errno(libc::ENOTCONN)) => Info { state: CLOSED, ..Info::default() },
             found => found?,
@@ -440,19 +356,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_kept() {
-        let kept = Kept::of_flags([true; 6], [1, 32_767, 127]);
-        for kept in
-            [kept, Kept::default(), Kept { keep_alive: false, ..kept }, Kept { reuses_port: false, ..kept }]
-        {
-            assert_eq!(Kept::of_note(kept.note()), kept);
-            assert_ne!(kept.note(), u64::MAX, "which would be nothing");
-        }
-        assert_eq!(Kept::default().options(), Options::default());
-        assert_eq!(kept.options().keepalive, Some([1, 32_767, 127]));
-    }
-
-    #[test]
     fn options_are_kept_refused_or_taken() {
         let set = |level, name, value: c_int| setting(Kept::default(), level, name, [Some(value), Some(0)]);
         let tcp = libc::IPPROTO_TCP;
@@ -465,12 +368,14 @@ mod tests {
         }
         let short = setting(Kept::default(), tcp, libc::TCP_NODELAY, [None, None]);
         assert!(matches!(short, Setting::Refused(libc::EINVAL)));
-        assert!(matches!(set(tcp, libc::TCP_CORK, 1), Setting::Done));
-        assert!(matches!(set(tcp, libc::TCP_ULP, 1), Setting::Refused(libc::ENOPROTOOPT)));
+        assert!(matches!(set(tcp, libc::TCP_CORK, 1), Setting::Kept(kept) if kept.corks));
+        assert!(matches!(set(tcp, libc::TCP_SYNCNT, 1), Setting::Legal));
+        assert!(matches!(set(tcp, libc::TCP_CONGESTION, 1), Setting::Congestion));
+        assert!(matches!(set(tcp, libc::TCP_ULP, 1), Setting::Refused(libc::ENOENT)));
         assert!(matches!(set(libc::SOL_SOCKET, libc::SO_LINGER, 1), Setting::Both(kept) if kept.resets));
         assert!(matches!(set(libc::SOL_SOCKET, libc::SO_LINGER, 0), Setting::Both(kept) if !kept.resets));
         assert!(matches!(set(libc::SOL_SOCKET, libc::SO_SNDBUF, 1), Setting::Kernels));
-        assert!(matches!(set(libc::IPPROTO_IP, libc::IP_TOS, 1), Setting::Done));
+        assert!(matches!(set(libc::IPPROTO_IP, libc::IP_TOS, 1), Setting::Legal));
     }
 
     #[test]

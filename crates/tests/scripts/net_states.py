@@ -1,0 +1,449 @@
+"""Prints what each operation says in each state of a TCP socket, in the same words wherever the address is: to be compared with the
+kernel's own.
+
+Usage: net_states.py ADDRESS
+"""
+
+import array
+import errno
+import fcntl
+import select
+import signal
+import socket
+import struct
+import sys
+import termios
+
+address = sys.argv[1]
+LIMIT_MS = 20_000
+TCP, SOCKET = socket.IPPROTO_TCP, socket.SOL_SOCKET
+RESET = struct.pack("ii", 1, 0)
+SIOCOUTQ = termios.TIOCOUTQ
+signals = []
+signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
+
+
+def told(call, *arguments):
+    """What a call returns, or its error, and whether a signal came."""
+    signals.clear()
+    try:
+        value = call(*arguments)
+    except OSError as error:
+        value = errno.errorcode.get(error.errno, error)
+    if isinstance(value, tuple) and isinstance(value[0], socket.socket):
+        value[0].close()
+        value = "accepted"
+    return value if not signals else f"{value}+{signals[0]}"
+
+
+EVENTS = ("POLLIN", "POLLPRI", "POLLOUT", "POLLRDHUP", "POLLHUP", "POLLERR", "POLLNVAL")
+ALL = select.POLLIN | select.POLLOUT | select.POLLRDHUP | select.POLLPRI
+
+
+def events(end, asked=ALL):
+    poll = select.poll()
+    poll.register(end, asked)
+    found = dict(poll.poll(0)).get(end.fileno(), 0)
+    return "|".join(name for name in EVENTS if found & getattr(select, name)) or "none"
+
+
+def settle(end, wanted):
+    """Waits until poll says something of an end."""
+    poll = select.poll()
+    poll.register(end, wanted)
+    assert poll.poll(LIMIT_MS), wanted
+
+
+def by_epoll(end):
+    epoll = select.epoll()
+    epoll.register(end, ALL)
+    found = dict(epoll.poll(0)).get(end.fileno(), 0)
+    epoll.close()
+    return "|".join(name for name in EVENTS if found & getattr(select, name)) or "none"
+
+
+def by_select(end):
+    ready = select.select([end], [end], [end], 0)
+    return "".join(letter for letter, found in zip("rwx", ready) if found) or "none"
+
+
+def new():
+    end = socket.socket()
+    end.setblocking(False)
+    return end
+
+
+def serve(backlog=8):
+    end = new()
+    end.bind((address, 0))
+    end.listen(backlog)
+    return end
+
+
+def pair():
+    """Both ends of a connection, and its listener."""
+    listener = serve()
+    near = new()
+    near.connect_ex(listener.getsockname())
+    settle(near, select.POLLOUT)
+    settle(listener, select.POLLIN)
+    far, _ = listener.accept()
+    far.setblocking(False)
+    return near, far, listener
+
+
+def nobody():
+    """An address that refuses."""
+    end = serve()
+    name = end.getsockname()
+    end.close()
+    return name
+
+
+# Each makes a state: the socket in question, and whatever has to live as long.
+
+
+def fresh():
+    return (new(),)
+
+
+def bound():
+    end = new()
+    end.bind((address, 0))
+    return (end,)
+
+
+def bound_and_shut():
+    (end,) = bound()
+    told(end.shutdown, socket.SHUT_RDWR)
+    return (end,)
+
+
+def listening():
+    return (serve(),)
+
+
+def with_one_to_accept():
+    listener = serve()
+    near = new()
+    near.connect_ex(listener.getsockname())
+    settle(near, select.POLLOUT)
+    settle(listener, select.POLLIN)
+    return listener, near
+
+
+def listener_shut(how):
+    def make():
+        listener = serve()
+        listener.shutdown(how)
+        return (listener,)
+
+    return make
+
+
+def listener_shut_with_one_waiting():
+    listener, near = with_one_to_accept()
+    listener.shutdown(socket.SHUT_RDWR)
+    return listener, near
+
+
+def listener_that_listens_again():
+    listener = serve()
+    listener.shutdown(socket.SHUT_RDWR)
+    told(listener.listen, 3)
+    return (listener,)
+
+
+def listener_disconnected():
+    listener = serve()
+    told(disconnect, listener)
+    return (listener,)
+
+
+def refused():
+    end = new()
+    end.connect_ex(nobody())
+    settle(end, select.POLLOUT)
+    return (end,)
+
+
+def refused_and_told():
+    (end,) = refused()
+    told(end.getsockopt, SOCKET, socket.SO_ERROR)
+    return (end,)
+
+
+def connected():
+    return pair()
+
+
+def accepted():
+    near, far, listener = pair()
+    return far, near, listener
+
+
+def with_data():
+    near, far, listener = pair()
+    far.sendall(b"0123456789")
+    settle(near, select.POLLIN)
+    return near, far, listener
+
+
+def peer_shut():
+    near, far, listener = pair()
+    far.shutdown(socket.SHUT_WR)
+    settle(near, select.POLLRDHUP)
+    return near, far, listener
+
+
+def peer_shut_with_data():
+    near, far, listener = pair()
+    far.sendall(b"0123456789")
+    far.shutdown(socket.SHUT_WR)
+    settle(near, select.POLLRDHUP)
+    return near, far, listener
+
+
+def peer_closed():
+    near, far, listener = pair()
+    far.close()
+    settle(near, select.POLLRDHUP)
+    return near, listener
+
+
+def peer_reset():
+    near, far, listener = pair()
+    far.setsockopt(SOCKET, socket.SO_LINGER, RESET)
+    far.close()
+    settle(near, select.POLLRDHUP)
+    return near, listener
+
+
+def peer_reset_and_told():
+    near, listener = peer_reset()
+    told(near.getsockopt, SOCKET, socket.SO_ERROR)
+    return near, listener
+
+
+def peer_reset_and_received():
+    near, listener = peer_reset()
+    told(near.recv, 1)
+    return near, listener
+
+
+def reset_of_an_accepted():
+    far, near, listener = accepted()
+    near.setsockopt(SOCKET, socket.SO_LINGER, RESET)
+    near.close()
+    settle(far, select.POLLRDHUP)
+    return far, listener
+
+
+def shut(*hows):
+    def make():
+        near, far, listener = pair()
+        for how in hows:
+            near.shutdown(how)
+        return near, far, listener
+
+    return make
+
+
+def shut_for_reading_with_data():
+    near, far, listener = with_data()
+    near.shutdown(socket.SHUT_RD)
+    return near, far, listener
+
+
+def shut_with_data():
+    near, far, listener = with_data()
+    near.shutdown(socket.SHUT_RDWR)
+    return near, far, listener
+
+
+def shut_for_reading_then_data():
+    near, far, listener = pair()
+    near.shutdown(socket.SHUT_RD)
+    far.sendall(b"0123456789")
+    arrive(near, 10)
+    return near, far, listener
+
+
+def shut_for_reading_and_peer_shut():
+    near, far, listener = pair()
+    near.shutdown(socket.SHUT_RD)
+    far.shutdown(socket.SHUT_WR)
+    return near, far, listener
+
+
+def both_shut_writing():
+    near, far, listener = pair()
+    near.shutdown(socket.SHUT_WR)
+    settle(far, select.POLLRDHUP)
+    far.shutdown(socket.SHUT_WR)
+    settle(near, select.POLLHUP)
+    return near, far, listener
+
+
+def shut_writing_with_data():
+    near, far, listener = with_data()
+    near.shutdown(socket.SHUT_WR)
+    settle(far, select.POLLRDHUP)
+    return near, far, listener
+
+
+def disconnected():
+    near, far, listener = pair()
+    told(disconnect, near)
+    return near, far, listener
+
+
+def arrive(end, count):
+    """Waits until so many bytes can be received, of an end of which poll always says that something can."""
+    for _ in range(500):
+        if told(end.recv, 100, socket.MSG_PEEK) not in ("EAGAIN", b"") and len(end.recv(100, socket.MSG_PEEK)) == count:
+            return
+        select.select([], [], [], 0.001)
+    print("nothing came")
+
+
+STATES = [
+    fresh, bound, bound_and_shut, listening, with_one_to_accept,
+    ("listener shut for reading", listener_shut(socket.SHUT_RD)), ("listener shut for writing", listener_shut(socket.SHUT_WR)),
+    ("listener shut", listener_shut(socket.SHUT_RDWR)), listener_shut_with_one_waiting, listener_that_listens_again, listener_disconnected,
+    refused, refused_and_told, connected, accepted, with_data, peer_shut, peer_shut_with_data, peer_closed, peer_reset,
+    peer_reset_and_told, peer_reset_and_received, reset_of_an_accepted,
+    ("shut for reading", shut(socket.SHUT_RD)), ("shut for writing", shut(socket.SHUT_WR)), ("shut", shut(socket.SHUT_RDWR)),
+    ("shut one by one", shut(socket.SHUT_WR, socket.SHUT_RD)), shut_for_reading_with_data, shut_with_data, shut_for_reading_then_data,
+    shut_for_reading_and_peer_shut, both_shut_writing, shut_writing_with_data, disconnected,
+]
+
+
+def where(name):
+    """An address without what differs: which host, which port."""
+    host, port = name[:2]
+    return ("own" if host == address else host, "a port" if port else 0)
+
+
+def named(call):
+    name = told(call)
+    return name if isinstance(name, str) else where(name)
+
+
+def count(end, request):
+    value = array.array("i", [-1])
+    got = told(fcntl.ioctl, end, request, value)
+    return value[0] if got == 0 else got
+
+
+def disconnect(end):
+    """connect() with AF_UNSPEC, which Python has not."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.connect(end.fileno(), b"\0" * 16, 16) < 0:
+        raise OSError(ctypes.get_errno(), "connect")
+
+
+def told_option(end, level, name, *length):
+    value = told(end.getsockopt, level, name, *length)
+    if level == TCP and name == socket.TCP_INFO and isinstance(value, bytes):
+        # The state; a connection that is closing goes on by itself.
+        return {1: "ESTABLISHED", 7: "CLOSE", 10: "LISTEN", 8: "CLOSE_WAIT"}.get(value[0], "closing")
+    if name == socket.SO_ERROR and level == SOCKET and isinstance(value, int):
+        return errno.errorcode.get(value, value)
+    return value
+
+
+def then(*steps):
+    """Operations one after the other."""
+    return lambda end: tuple(step(end) for step in steps)
+
+
+def received(end):
+    return told(end.recv, 100)
+
+
+def sent(end):
+    return told(end.send, b"x")
+
+
+def error(end):
+    return told_option(end, SOCKET, socket.SO_ERROR)
+
+
+def accept(end):
+    return told(end.accept)
+
+
+def names(end):
+    return named(end.getsockname), named(end.getpeername)
+
+
+def shuts(how):
+    return lambda end: told(end.shutdown, how)
+
+
+def option(level, name, *length):
+    return lambda end: told_option(end, level, name, *length)
+
+
+def set_option(level, name, value):
+    return lambda end: (told(end.setsockopt, level, name, value), told_option(end, level, name))
+
+
+TCP_ULP, TCP_USER_TIMEOUT, TCP_CONGESTION = 31, socket.TCP_USER_TIMEOUT, socket.TCP_CONGESTION
+OPERATIONS = [
+    ("poll", events), ("poll for input", lambda end: events(end, select.POLLIN)), ("epoll", by_epoll), ("select", by_select),
+    ("recv", then(received, received, events)), ("peek", lambda end: told(end.recv, 100, socket.MSG_PEEK)),
+    ("recv of nothing", lambda end: told(end.recv, 0)),
+    ("send", then(sent, sent)), ("send of nothing", lambda end: told(end.send, b"")),
+    ("send quietly", lambda end: told(end.send, b"x", socket.MSG_NOSIGNAL)),
+    ("accept", then(accept, accept, events)), ("names", names), ("unread", lambda end: count(end, termios.FIONREAD)),
+    ("error", then(error, error, events)), ("recv and error", then(received, error, events)), ("send and error", then(sent, error, events)),
+    ("error and recv", then(error, received, sent)),
+    ("connect", lambda end: told(end.connect, target.getsockname())),
+    ("connect to nobody", lambda end: told(end.connect, refusing)),
+    ("bind", lambda end: told(end.bind, (address, 0))), ("listen", then(lambda end: told(end.listen, 5), events, accept)),
+    ("disconnect", then(lambda end: told(disconnect, end), events, names, error, received)),
+    ("shut for reading", then(shuts(socket.SHUT_RD), events, received, error, accept)),
+    ("shut for writing", then(shuts(socket.SHUT_WR), sent, error, accept)),
+    ("shut", then(shuts(socket.SHUT_RDWR), received, sent, error, accept)),
+    ("shut twice", then(shuts(socket.SHUT_RDWR), shuts(socket.SHUT_RD))),
+    ("shut wrongly", lambda end: told(end.shutdown, 7)),
+    ("state", option(TCP, socket.TCP_INFO, 104)),
+    *((name, option(SOCKET, getattr(socket, name))) for name in (
+        "SO_TYPE", "SO_DOMAIN", "SO_PROTOCOL", "SO_ACCEPTCONN", "SO_KEEPALIVE", "SO_REUSEADDR", "SO_REUSEPORT", "SO_BROADCAST",
+        "SO_OOBINLINE", "SO_RCVLOWAT", "SO_SNDLOWAT", "SO_PRIORITY", "SO_MARK", "SO_DONTROUTE")),
+    ("SO_LINGER", option(SOCKET, socket.SO_LINGER, 8)), ("SO_PEERCRED", option(SOCKET, socket.SO_PEERCRED, 4)),
+    *((name, option(TCP, getattr(socket, name))) for name in (
+        "TCP_NODELAY", "TCP_CORK", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_SYNCNT", "TCP_LINGER2", "TCP_DEFER_ACCEPT",
+        "TCP_USER_TIMEOUT", "TCP_FASTOPEN", "TCP_NOTSENT_LOWAT", "TCP_WINDOW_CLAMP")),
+    ("TCP_CONGESTION", option(TCP, TCP_CONGESTION, 16)), ("TCP_CONGESTION of 3 bytes", option(TCP, TCP_CONGESTION, 3)),
+    ("IP_TTL", option(socket.IPPROTO_IP, socket.IP_TTL)), ("IP_TOS", option(socket.IPPROTO_IP, socket.IP_TOS)),
+    ("IP_MTU_DISCOVER", option(socket.IPPROTO_IP, 10)),
+    *((f"set {name}", set_option(level, getattr(socket, name), value)) for level, name, value in (
+        (SOCKET, "SO_KEEPALIVE", 1), (SOCKET, "SO_REUSEADDR", 1), (SOCKET, "SO_PRIORITY", 3), (SOCKET, "SO_OOBINLINE", 1),
+        (TCP, "TCP_NODELAY", 1), (TCP, "TCP_CORK", 1), (TCP, "TCP_KEEPIDLE", 30), (TCP, "TCP_KEEPIDLE", 0), (TCP, "TCP_SYNCNT", 3),
+        (TCP, "TCP_SYNCNT", 0), (TCP, "TCP_USER_TIMEOUT", 1000), (TCP, "TCP_USER_TIMEOUT", -1), (TCP, "TCP_QUICKACK", 0),
+        (TCP, "TCP_DEFER_ACCEPT", 7), (TCP, "TCP_NOTSENT_LOWAT", 4096), (TCP, "TCP_LINGER2", 5), (TCP, "TCP_MAXSEG", 7),
+        (socket.IPPROTO_IP, "IP_TOS", 16), (socket.IPPROTO_IP, "IP_TTL", 9), (socket.IPPROTO_IP, "IP_TTL", 0))),
+    *((f"set TCP_CONGESTION {name}", lambda end, name=name: (
+        told(end.setsockopt, TCP, TCP_CONGESTION, name), told_option(end, TCP, TCP_CONGESTION, 16)))
+      for name in (b"reno", b"cubic", b"cubic\0", b"nosuch", b"")),
+    ("set TCP_ULP", lambda end: told(end.setsockopt, TCP, TCP_ULP, b"nosuch")),
+]
+
+target, refusing = serve(64), nobody()
+only = sys.argv[2:]
+for state in STATES:
+    name, make = state if isinstance(state, tuple) else (state.__name__.replace("_", " "), state)
+    if only and name not in only:
+        continue
+    for what, operation in OPERATIONS:
+        ends = make()
+        print(f"{name} / {what}:", operation(ends[0]), flush=True)
+        for end in ends:
+            end.close()
+        while told(target.accept) == "accepted":
+            pass
