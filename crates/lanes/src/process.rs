@@ -31,6 +31,7 @@ use uncopy_core::streams::Outcome;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::iovec::Part;
+use uncopy_sys::last_thread::{self, Role};
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{Ordering::Acquire, Ordering::Release};
 use uncopy_sys::{iovec, link, socket, stream, thread};
@@ -237,6 +238,7 @@ impl Process {
         uncopy_sys::mem::unlink(&self.path);
         for _ in 0..MAX_STOPPING_PAUSES {
             if !thread::lives(self.thread) {
+                last_thread::forget(Role::Lanes);
                 break;
             }
             thread::pause();

@@ -117,11 +117,23 @@ const ENTRY_HEAD_BYTES: usize = 19;
 /// # Errors
 /// What opening and reading `/proc/thread-self/fd` says.
 pub fn each_open(mut each: impl FnMut(i32)) -> Result<(), Errno> {
+    each_number(c"/proc/thread-self/fd", |number, directory| {
+        if number != directory {
+            each(number);
+        }
+    })
+}
+
+/// Calls `each` with every name in a directory that is a number, and the descriptor by which the directory is read, without
+/// allocating.
+///
+/// # Errors
+/// What opening and reading the directory says.
+pub(crate) fn each_number(path: &core::ffi::CStr, mut each: impl FnMut(i32, i32)) -> Result<(), Errno> {
     #[repr(align(8))]
     struct Entries([u8; 2048]);
     let mut entries = Entries([0; 2048]);
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    let path = c"/proc/thread-self/fd";
     // SAFETY: a terminated path.
     let opened =
         unsafe { kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)) };
@@ -142,8 +154,8 @@ pub fn each_open(mut each: impl FnMut(i32)) -> Result<(), Errno> {
             let digits = entry[ENTRY_HEAD_BYTES..].iter().take_while(|byte| byte.is_ascii_digit());
             let number =
                 digits.clone().fold(0i32, |sum, digit| sum.wrapping_mul(10) + i32::from(digit - b'0'));
-            if digits.count() > 0 && number != directory {
-                each(number);
+            if digits.count() > 0 {
+                each(number, directory);
             }
             rest = behind;
         }
@@ -151,6 +163,19 @@ pub fn each_open(mut each: impl FnMut(i32)) -> Result<(), Errno> {
     // SAFETY: just opened.
     unsafe { kernel!(Close, syscall!(libc::SYS_close, directory)) };
     result
+}
+
+/// Reads the start of a file; how many bytes, 0 if there is no such file.
+pub(crate) fn read_start(path: &core::ffi::CStr, bytes: &mut [u8]) -> usize {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: a terminated path; the buffer is valid for its length; the descriptor is ours.
+    unsafe {
+        let opened = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
+        let Ok(fd) = check(opened) else { return 0 };
+        let got = kernel!(Read, syscall!(libc::SYS_read, fd, bytes.as_mut_ptr(), bytes.len()));
+        kernel!(Close, syscall!(libc::SYS_close, fd));
+        usize::try_from(got).unwrap_or(0)
+    }
 }
 
 /// Whether an empty regular file is one of a file system whose files are commands, where several parts
