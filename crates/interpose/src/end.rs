@@ -31,6 +31,7 @@ extern "C" fn first_thread_ends(round: *mut c_void) {
     // The handler outlives what it served.
     let Some((key, has_handler)) = END.get() else { return };
     if !has_handler() {
+        uncopy_sys::thread::first_ends();
         return;
     }
     if round.addr() < LAST {

@@ -10,14 +10,15 @@ use uncopy_core::scope::Scope;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::handler::Start;
+use uncopy_sys::last_thread::{self, Role};
 use uncopy_sys::mem::{self, Shared};
 use uncopy_sys::sync::atomic::Ordering::Release;
-use uncopy_sys::{ids, thread, wait};
+use uncopy_sys::{ids, wait};
 
 /// How long the thread sleeps at most: it looks then whether peers have given memory back.
 const SLEEP_MS: i32 = 1000;
 
-static START: Start = Start::new();
+static START: Start = Start::new(Role::Lanes);
 
 /// What the thread begins with.
 struct Beginning {
@@ -45,14 +46,19 @@ extern "C" fn serve(argument: *mut c_void) -> *mut c_void {
     let _critical = uncopy_sys::lock::Critical::enter();
     let beginning = BEGINNING.lock().take();
     // Before a descriptor is made: where it is refused (seccomp), they are the program's to close.
-    let _ = thread::isolate_lanes();
+    let (_, mut last_thread) = START.isolate([-1, -1]);
     match beginning.ok_or(Errno(libc::EINVAL)).and_then(make) {
         Err(errno) => START.tell(Err(errno)),
         Ok((process, mut service)) => {
             START.tell(Ok(()));
             while !process.is_stopping() {
                 service.turn();
-                wait::for_any(service.descriptors(), SLEEP_MS);
+                let program = Some(last_thread.fd()).filter(|fd| *fd >= 0);
+                wait::for_any(service.descriptors().chain(program), SLEEP_MS);
+                if last_thread.has_ended(program.is_some_and(wait::is_ready)) {
+                    mem::unlink(process.path());
+                    last_thread::end_process();
+                }
             }
             if let Err(errno) = service.detach() {
                 // Others' memory would stay where it must not, or change below what the program has received.

@@ -6,6 +6,7 @@
 
 use crate::handed;
 use uncopy_sys::guarded::Guarded;
+use uncopy_sys::last_thread::{self, Role};
 use uncopy_sys::lifeline::{self, Heard, Lifeline};
 use uncopy_sys::lock::Lock;
 use uncopy_sys::sync::atomic::{
@@ -64,6 +65,7 @@ pub(crate) fn parent() {
 /// parent.
 pub(crate) fn child(has_own_descriptors: bool) {
     FORKING.unlock();
+    last_thread::in_child(Role::Lanes, has_own_descriptors);
     HAS_CHILDREN.store(false, Relaxed);
     IS_UNWATCHED.store(false, Relaxed);
     for place in &CHILDREN {

@@ -31,6 +31,7 @@ use uncopy_core::streams::Outcome;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::iovec::Part;
+use uncopy_sys::last_thread::{self, Role};
 use uncopy_sys::sync::Arc;
 use uncopy_sys::sync::atomic::{Ordering::Acquire, Ordering::Release};
 use uncopy_sys::{iovec, link, socket, stream, thread};
@@ -241,8 +242,11 @@ impl Process {
         }
         self.ring();
         uncopy_sys::mem::unlink(&self.path);
-        // It waits for nobody who waits for this.
-        while thread::lives(self.thread) {
+        for _ in 0..MAX_STOPPING_PAUSES {
+            if !thread::lives(self.thread) {
+                last_thread::forget(Role::Lanes);
+                break;
+            }
             thread::pause();
         }
         self.has_stopped.store(true, Release);

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | shares the memory (CLONE_VM, vfork) | nothing: the child's faults are served by this process's handler |
 //! | a process of its own memory | what `_Fork` does |
-//! | `SYS_exit` of the main thread | waits for the program's other threads: our handler would be the last |
+//! | `SYS_exit` of the main thread | waits for the program's other threads, and ends as the last of them |
 //! | `SYS_unshare`, `SYS_setns` | what the functions of that name do |
 //! | seccomp, limits, mlockall, execve, execveat, io_uring_setup | [`crate::limits`] is told first |
 //! | setuid to capset, landlock_restrict_self | what [`crate::credentials`] does |
@@ -19,12 +19,10 @@
 use crate::process::{Memory, forked};
 use crate::{credentials, exit, namespaces};
 use core::ffi::{c_int, c_long, c_void};
-use uncopy_engine::state::phase::Phase;
-use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::{alias, slots};
 use uncopy_sys::raw::{call, run_on};
 use uncopy_sys::readable::is_readable;
-use uncopy_sys::{errno, lock, thread};
+use uncopy_sys::{errno, last_thread, lock, thread};
 
 type Function = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Clone =
@@ -144,12 +142,17 @@ child_tid: usize) -> c_int);
 
 /// Ends the calling thread; the program with it, if it is the one that began it.
 extern "C" fn end_thread(status: c_int) -> ! {
-    let is_main = lock::thread_id() == std::process::id();
     let mut number = libc::SYS_exit;
-    if is_main && STATE.phase() == Phase::Active {
-        thread::outlast_others();
+    // Sealed, strict mode may be in force, which lets nothing else through.
+    if !exit::is_sealed() && thread::ours_live() && lock::thread_id() == std::process::id() {
+        if thread::others_live() {
+            last_thread::first_is_outlived();
+            thread::outlast_others();
+        }
         exit::finish();
-        number = libc::SYS_exit_group;
+        if !last_thread::is_watched() {
+            number = libc::SYS_exit_group;
+        }
     }
     loop {
         // SAFETY: ends the thread or the process; nothing of it is needed any more.

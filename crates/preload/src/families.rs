@@ -363,7 +363,8 @@ fn take_over(here: usize) -> Result<(), String> {
         }
         let functions: Vec<Function<'_>> = object.defined().collect();
         if !functions.iter().any(|function| function.name == c"malloc") {
-            let others = functions.iter().filter(|_| !is_behind).filter_map(|function| index.find(function.name));
+            let others =
+                functions.iter().filter(|_| !is_behind).filter_map(|function| index.find(function.name));
             others.for_each(|at| has_other[at] = true);
             return true;
         }
@@ -428,7 +429,8 @@ fn take_over(here: usize) -> Result<(), String> {
 
 /// Takes one function over.
 fn take(object: &Object<'_>, function: Function<'_>, hook: &Hook) -> Result<(), String> {
-    let refused = || format!("{} of {} cannot be replaced", function.name.to_string_lossy(), file_name(object));
+    let refused =
+        || format!("{} of {} cannot be replaced", function.name.to_string_lossy(), file_name(object));
     let address = function.address.ok_or_else(refused)?;
     // The first object is the one that is found.
     if hook.real.0.compare_exchange(0, address, Relaxed, Relaxed).is_err() {

@@ -23,6 +23,7 @@
 //! | [`namespaces`] | unshare and setns |
 //! | [`signals`] | sigaction and its older relatives: handlers are wrapped |
 //! | [`lanes`] | none: what receives and sends do on lanes |
+//! | [`requests`] | what a userfaultfd of the program's own is asked for |
 //! | [`sockets`] | ioctl and setsockopt, where they matter to lanes, files or a service of TCP |
 //! | [`net`] | bind, listen, connect, accept and their like, for `--net` |
 //! | [`files`] | open, fsync and their families, and what changes files otherwise, for `--log` |
@@ -62,6 +63,7 @@ mod net;
 mod passing;
 mod process;
 mod reading;
+mod requests;
 #[cfg(target_arch = "x86_64")]
 mod signals;
 mod sockets;

@@ -7,6 +7,7 @@
 use core::ffi::{c_int, c_long, c_ulong};
 use libc::{pid_t, rlimit};
 use uncopy_engine::range::directory;
+use uncopy_engine::service::ending;
 use uncopy_engine::service::release::release_all;
 use uncopy_interpose::{alias, before, slots};
 
@@ -23,7 +24,9 @@ fn before_filter() {
     crate::lanes::end_all();
     crate::files::end_all();
     crate::net::end();
-    release_all("the program installed a seccomp filter");
+    if release_all("the program installed a seccomp filter") {
+        ending::end_handler();
+    }
     // It may end the process for reading a clock.
     uncopy_trials::end();
     crate::exit::seal();

@@ -18,6 +18,7 @@ use uncopy_interpose::{alias, before, entry, slots};
 use uncopy_lanes::forks as lanes;
 use uncopy_record::{self as record, Function, Timer};
 use uncopy_store::program as store;
+use uncopy_sys::last_thread;
 use uncopy_sys::readable::is_readable;
 
 type Pointer = *mut c_void;
@@ -71,7 +72,7 @@ slots! {
 }
 
 /// Tells all whom it concerns that the program is about to alter what is at some addresses.
-fn disown(address: usize, len: usize, alteration: Alteration) {
+pub fn disown(address: usize, len: usize, alteration: Alteration) {
     let _errno = uncopy_sys::errno::Keep::new();
     directory::disown(address, len, alteration);
     if alteration != Alteration::Advice {
@@ -345,6 +346,7 @@ fn own_descriptors() -> impl Iterator<Item = c_int> {
         .into_iter()
         .flatten()
         .chain(lanes::descriptors())
+        .chain(last_thread::descriptors())
         .chain(store::own_descriptors())
 }
 
@@ -415,9 +417,17 @@ before!(close CLOSE (fd: c_int) -> c_int, {
 
 /// Makes way for a descriptor of the program's own at number `fd`.
 fn make_way(fd: c_int) {
-    if fd >= 0 && activation::descriptors().contains(&Some(fd)) {
+    if fd < 0 {
+        return;
+    }
+    let is_engines = activation::descriptors().contains(&Some(fd));
+    if is_engines || last_thread::descriptors().any(|own| own == fd) {
         let _errno = uncopy_sys::errno::Keep::new();
-        activation::renumber_descriptor(fd);
+        if is_engines {
+            activation::renumber_descriptor(fd);
+        } else {
+            last_thread::renumber(fd);
+        }
     }
 }
 

@@ -7,7 +7,6 @@
 use crate::exit;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uncopy_engine::arena::pages::ARENA;
 use uncopy_engine::state::phase::Phase;
 use uncopy_engine::state::phase::STATE;
 use uncopy_interpose::{alias, end, slots};
@@ -52,7 +51,7 @@ extern "C" fn child() {
     lanes::in_child(true);
     crate::lanes::begin_anew();
     crate::net::in_child();
-    twin::child_before_others();
+    twin::child_before_others(true);
     uncopy_engine::life::fork::child();
     uncopy_record::session::in_child();
     // It allocates.
@@ -61,7 +60,7 @@ extern "C" fn child() {
 
 /// See [`end`]. Called in the first thread.
 fn watch_end() {
-    end::watch(|| ARENA.descriptor().open().is_some() || uncopy_twin::has_handler());
+    end::watch(uncopy_sys::thread::ours_live);
 }
 
 /// Registers the fork handlers, once, before anyone else's.
@@ -117,7 +116,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     if result == 0 {
         exit::own_process();
         lanes::in_child(memory == Memory::AndDescriptors);
-        twin::child_before_others();
+        twin::child_before_others(memory == Memory::AndDescriptors);
         uncopy_engine::life::fork::child_without_handlers(has_threads, memory == Memory::AndDescriptors);
         uncopy_record::session::in_child();
         crate::net::in_child();

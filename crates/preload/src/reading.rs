@@ -13,6 +13,7 @@ use uncopy_engine::state::gate::{MIN_BYTES, MIN_SIZE_BYTES, MIN_STREAM_BYTES};
 use uncopy_interpose::{alias, gate, slots};
 use uncopy_record::{Call, Flags, Function, Timer, Transfer};
 use uncopy_sys::iovec::{Part, parts};
+use uncopy_sys::stack_room;
 
 type Pointer = *mut c_void;
 
@@ -199,9 +200,21 @@ unsafe fn several_now(
         return (call(vector, count), false);
     }
     let number = usize::try_from(count).unwrap_or(0);
-    if number == 0 || number > MAX_PARTS {
+    if number == 0 || number > MAX_PARTS || !stack_room::is_left(stack_room::FOR_ONE) {
         return (call(vector, count), false);
     }
+    // SAFETY: the program's own vector, which it does not change during the call.
+    unsafe { several_with_room(vector, count, number, caller, call) }
+}
+
+#[inline(never)]
+unsafe fn several_with_room(
+    vector: *const iovec,
+    count: c_int,
+    number: usize,
+    caller: usize,
+    call: impl Fn(*const iovec, c_int) -> ssize_t,
+) -> (ssize_t, bool) {
     let plainly = || {
         let got = call(vector, count);
         little::note(caller, usize::try_from(got).unwrap_or(0));
@@ -516,9 +529,20 @@ unsafe fn recvmmsg_now(
     // SAFETY: the program's own arguments.
     let unchanged = || unsafe { real(fd, messages, count, flags, timeout) };
     let gated = MIN_SIZE_BYTES.load(Relaxed) == usize::MAX || flags & UNUSUAL != 0;
-    if gated || number == 0 || number > MAX_MESSAGES {
+    if gated || number == 0 || number > MAX_MESSAGES || !stack_room::is_left(stack_room::FOR_MESSAGES) {
         return unchanged();
     }
+    // SAFETY: the program's own arguments; it does nothing to its messages during the call.
+    unsafe { recvmmsg_with_room(messages, number, |messages| real(fd, messages, count, flags, timeout)) }
+}
+
+#[inline(never)]
+unsafe fn recvmmsg_with_room(
+    messages: *mut mmsghdr,
+    number: usize,
+    call: impl Fn(*mut mmsghdr) -> c_int,
+) -> c_int {
+    let unchanged = || call(messages);
     // SAFETY: the program does nothing to its messages during the call.
     let Some(given) = (unsafe { messages::given(messages, number) }) else { return unchanged() };
     let mut parts = [Part::NONE; MAX_PARTS];
@@ -538,8 +562,8 @@ unsafe fn recvmmsg_now(
         return got;
     };
     let mut replaced: [mmsghdr; MAX_MESSAGES] = messages::over(given, input.parts(), &counts);
-    // SAFETY: the program's messages with the engine's buffers, at least as long, while `input` holds them.
-    let got = input.call(|_| unsafe { real(fd, replaced.as_mut_ptr(), count, flags, timeout) });
+    // The program's messages with the engine's buffers, at least as long, while `input` holds them.
+    let got = input.call(|_| call(replaced.as_mut_ptr()));
     let received = usize::try_from(got).unwrap_or(0).min(number);
     let mut arrived = counts.map(|parts| (parts, 0));
     for at in 0..received {

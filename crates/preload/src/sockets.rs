@@ -1,7 +1,7 @@
 //! What else a program asks of a socket that may be a lane, or a service's: how much there is, when to be told, its options. And of
 //! files, and requests that may pin memory.
 
-use crate::{files, lanes, net};
+use crate::{files, lanes, net, requests};
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::socklen_t;
 use uncopy_interpose::{before, slots};
@@ -16,6 +16,7 @@ slots! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     pins::before_request(request);
+    requests::before_ioctl(request, argument);
     if files::is_known(fd) {
         files::before_ioctl(fd, request);
     }

@@ -19,6 +19,7 @@ use uncopy_record::{Call, Flags as What, Function, Timer, Transfer};
 use uncopy_store::program::At;
 use uncopy_sys::errno;
 use uncopy_sys::iovec::{Part, parts};
+use uncopy_sys::stack_room;
 
 type Pointer = *const c_void;
 
@@ -186,6 +187,21 @@ fn send_parts(
         carrying::sent(parts, gate::min_size_bytes());
         return unchanged();
     }
+    if stack_room::is_left(stack_room::FOR_OUTPUT) {
+        send_parts_with_room(fd, parts, flags, gathered, unchanged)
+    } else {
+        unchanged()
+    }
+}
+
+#[inline(never)]
+fn send_parts_with_room(
+    fd: c_int,
+    parts: &[Part],
+    flags: Flags,
+    gathered: impl FnOnce(*const iovec, usize) -> ssize_t,
+    unchanged: impl FnOnce() -> ssize_t,
+) -> ssize_t {
     let Some(mut output) = Output::begin(fd, parts) else { return unchanged() };
     match flags.map(|flags| send_lent(fd, &mut output, flags)) {
         None | Some(Lending::Gather) => {}
@@ -532,6 +548,9 @@ unsafe fn sendmmsg_now(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_i
         unsafe { messages::parts_of(&message.msg_hdr, MAX_PARTS) }.is_some_and(is_candidate)
     };
     if !given.iter().any(has_candidate) {
+        return unchanged();
+    }
+    if !stack_room::is_left(stack_room::FOR_MESSAGES) {
         return unchanged();
     }
     // SAFETY: the program does not change its vectors during the call.

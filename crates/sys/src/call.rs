@@ -24,5 +24,14 @@ macro_rules! kernel {
     }};
 }
 
+/// ioctl(2), not by libc's function, which the library interposes on.
+macro_rules! ioctl {
+    ($fd:expr, $request:expr, $argument:expr) => {
+        $crate::raw::system_call(libc::SYS_ioctl, [$fd as usize, $request as usize, $argument as usize])
+            as i32
+    };
+}
+
 pub(crate) use crate::raw::syscall;
+pub(crate) use ioctl;
 pub(crate) use kernel;

@@ -154,18 +154,44 @@ pub(crate) fn each_entry(directory: i32, each: &mut dyn FnMut(&CStr)) -> Result<
 /// # Errors
 /// What opening and reading `/proc/thread-self/fd` says.
 pub fn each_open(mut each: impl FnMut(i32)) -> Result<(), Errno> {
-    let directory = crate::file::open(c"/proc/thread-self/fd", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
-    let result = each_entry(directory, &mut |name| {
-        let number = name
-            .to_bytes()
-            .iter()
-            .fold(0i32, |sum, digit| sum.wrapping_mul(10).wrapping_add(i32::from(digit.wrapping_sub(b'0'))));
-        if name.to_bytes().iter().all(u8::is_ascii_digit) && number != directory {
+    each_number(c"/proc/thread-self/fd", |number, directory| {
+        if number != directory {
             each(number);
+        }
+    })
+}
+
+/// Calls `each` with every name in a directory that is a number, and the descriptor by which the directory is read, without
+/// allocating.
+///
+/// # Errors
+/// What opening and reading the directory says.
+pub(crate) fn each_number(path: &core::ffi::CStr, mut each: impl FnMut(i32, i32)) -> Result<(), Errno> {
+    let directory = crate::file::open(path, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    let result = each_entry(directory, &mut |name| {
+        let digits = name.to_bytes();
+        if digits.iter().all(u8::is_ascii_digit) {
+            let number = digits.iter().fold(0i32, |sum, digit| {
+                sum.wrapping_mul(10).wrapping_add(i32::from(digit.wrapping_sub(b'0')))
+            });
+            each(number, directory);
         }
     });
     crate::file::close(directory);
     result
+}
+
+/// Reads the start of a file; how many bytes, 0 if there is no such file.
+pub(crate) fn read_start(path: &core::ffi::CStr, bytes: &mut [u8]) -> usize {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: a terminated path; the buffer is valid for its length; the descriptor is ours.
+    unsafe {
+        let opened = kernel!(Open, syscall!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0));
+        let Ok(fd) = check(opened) else { return 0 };
+        let got = kernel!(Read, syscall!(libc::SYS_read, fd, bytes.as_mut_ptr(), bytes.len()));
+        kernel!(Close, syscall!(libc::SYS_close, fd));
+        usize::try_from(got).unwrap_or(0)
+    }
 }
 
 /// Whether an empty regular file is one of a file system whose files are commands, where several parts

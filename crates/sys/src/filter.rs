@@ -65,7 +65,7 @@ fn make_the_calls(inherited_device: Option<i32>) -> ! {
                 let _ = uffd.copy(at, ZEROES.0.as_ptr() as usize, PAGE_BYTES);
                 let _ = uffd.zero_page(at + 3 * PAGE_BYTES);
                 uffd.wake(at, PAGE_BYTES);
-                wait(uffd, None, Control::NONE, 0);
+                wait(uffd, None, Control::NONE, -1, 0);
                 uffd.read(|_| ());
                 let _ = uffd.unregister(at, LEN_BYTES);
                 uffd.close();

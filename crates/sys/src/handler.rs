@@ -2,12 +2,13 @@
 //! holds the lock of what it touched is believed. How a handler waits, reads and serves is its own.
 
 use crate::errno::Errno;
+use crate::last_thread::{self, LastThread, Role};
 use crate::messages::Fault;
 use crate::sync::Futex;
 use crate::sync::atomic::Ordering::{Acquire, Release};
 use crate::thread;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 
 /// The start of a handler thread, which its creator waits for. One at a time.
 #[derive(Debug)]
@@ -16,14 +17,17 @@ pub struct Start {
     told: Futex,
     /// Why the last one has not begun; 0: it has.
     errno: AtomicI32,
+    /// The last one has a table of descriptors of its own.
+    is_isolated: AtomicBool,
+    role: Role,
 }
 
 impl Start {
     crate::constant! {
         /// No thread has been started.
         #[must_use]
-        pub const fn new() -> Self {
-            Self { told: Futex::new(0), errno: AtomicI32::new(0) }
+        pub const fn new(role: Role) -> Self {
+            Self { told: Futex::new(0), errno: AtomicI32::new(0), is_isolated: AtomicBool::new(false), role }
         }
     }
 
@@ -32,15 +36,34 @@ impl Start {
     /// # Errors
     /// What pthread_create says, or the thread.
     pub fn run(&self, body: extern "C" fn(*mut c_void) -> *mut c_void, argument: usize) -> Result<(), Errno> {
-        let before = self.told.load(Acquire);
-        thread::spawn(body, argument)?;
-        while self.told.load(Acquire) == before {
-            self.told.wait(before);
+        if !thread::ours_may_start() {
+            return Err(Errno(libc::EAGAIN));
         }
+        let before = self.told.load(Acquire);
+        self.is_isolated.store(false, Relaxed);
+        last_thread::prepare(self.role);
+        let started = thread::spawn(body, argument);
+        if started.is_ok() {
+            while self.told.load(Acquire) == before {
+                self.told.wait(before);
+            }
+        }
+        last_thread::settle(self.role, started.is_ok() && self.is_isolated.load(Relaxed));
+        started?;
         match self.errno.load(Relaxed) {
             0 => Ok(()),
             number => Err(Errno(number)),
         }
+    }
+
+    /// In the thread: gives it a table of descriptors that holds `kept` (in any order; -1: none) and the end by which it
+    /// learns that no thread of the program is left, and the name of its role. False: that was refused, and it shares the
+    /// program's table.
+    #[must_use]
+    pub fn isolate(&self, kept: [i32; 2]) -> (bool, LastThread) {
+        let is_isolated = thread::isolate(self.role, kept).is_ok();
+        self.is_isolated.store(is_isolated, Relaxed);
+        (is_isolated, LastThread::new(self.role, is_isolated))
     }
 
     /// In the thread: whether it has what it needs to serve, its own table of descriptors for one. Once.
@@ -48,12 +71,6 @@ impl Start {
         self.errno.store(result.err().map_or(0, |errno| errno.0), Relaxed);
         self.told.fetch_add(1, Release);
         self.told.wake(i32::MAX as u32);
-    }
-}
-
-impl Default for Start {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -85,7 +102,7 @@ impl OwnersFault {
 mod tests {
     use super::*;
 
-    static START: Start = Start::new();
+    static START: Start = Start::new(Role::Faults);
 
     extern "C" fn tell(argument: *mut c_void) -> *mut c_void {
         START.tell(if argument.is_null() { Ok(()) } else { Err(Errno::ENOMEM) });

@@ -52,7 +52,7 @@ pub mod ids;
 #[cfg(feature = "inject")]
 pub mod inject;
 pub mod iovec;
-#[cfg(not(loom))]
+pub mod last_thread;
 pub mod lifeline;
 pub mod lineage;
 #[cfg(not(loom))]
@@ -79,6 +79,8 @@ mod signal_mask;
 pub mod socket;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 pub mod stack;
+#[cfg_attr(not(all(target_arch = "x86_64", not(loom))), path = "stack_room_unknown.rs")]
+pub mod stack_room;
 pub mod stream;
 #[cfg(not(loom))]
 pub mod symbols;

@@ -33,6 +33,11 @@ impl Lifeline {
         check(unsafe { kernel!(Open, syscall!(libc::SYS_pipe2, ends.as_mut_ptr(), flags)) })?;
         let high = ends.map(duplicate_high);
         ends.into_iter().for_each(close);
+        if let Some(held) = high[1] {
+            // The kernel counts a user's pipes by their length (pipe(7)), and a few words is all that goes by this one.
+            // SAFETY: a descriptor of ours; touches no memory.
+            unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, held, libc::F_SETPIPE_SZ, crate::PAGE_BYTES)) };
+        }
         match high {
             [Some(watched), Some(held)] => Ok(Self { watched, held }),
             some => {

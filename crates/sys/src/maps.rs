@@ -4,8 +4,8 @@
 use crate::call::{kernel, syscall};
 use crate::errno::{Errno, check};
 
-/// Bytes read at a time; a line is at most some hundred bytes and a path.
-const BUFFER_BYTES: usize = 4096;
+/// Bytes read at a time: the stack may be a small one.
+const BUFFER_BYTES: usize = 1024;
 
 /// A line of the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -61,6 +61,8 @@ pub struct Ready {
     pub second: bool,
     /// The control pipe has.
     pub control: bool,
+    /// The descriptor that tells of the program's end has.
+    pub program: bool,
     /// The first descriptor is of no use any more.
     pub is_closed: bool,
 }

@@ -30,9 +30,15 @@ pub(crate) struct Own {
     pub stack_high: AtomicU64,
     /// How often it was asked for.
     pub stack_asked: AtomicU32,
+    /// How often it was asked for by `stack_room`.
+    pub room_asked: AtomicU32,
+    /// The lowest address that the thread's stack may have; see `stack_room`.
+    pub room_low: AtomicU64,
+    /// One past the highest; 0: not known.
+    pub room_high: AtomicU64,
 }
 
-const OWN_BYTES: usize = 64;
+const OWN_BYTES: usize = 128;
 const _: () = assert!(size_of::<Own>() <= OWN_BYTES && align_of::<Own>() <= 64);
 
 // Zero bytes: a thread that is in no section, and of which nothing is known.

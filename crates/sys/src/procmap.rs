@@ -2,7 +2,7 @@
 //!
 //! `PROCMAP_QUERY` came in Linux 6.11 (include/uapi/linux/fs.h).
 
-use crate::call::{kernel, syscall};
+use crate::call::{ioctl, kernel, syscall};
 use crate::errno::{Errno, check};
 use crate::maps::{self, Line};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -186,7 +186,7 @@ fn ask(fd: i32, address: usize, query_flags: u64, name: &mut [u8]) -> Result<Que
         ..QueryArgument::default()
     };
     // SAFETY: the argument is the structure that the request takes; the buffer it names is valid.
-    check(i64::from(unsafe { kernel!(Query, libc::ioctl(fd, IOCTL_QUERY, &raw mut argument)) }))?;
+    check(i64::from(unsafe { kernel!(Query, ioctl!(fd, IOCTL_QUERY, &raw mut argument)) }))?;
     Ok(argument)
 }
 

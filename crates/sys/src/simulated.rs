@@ -341,7 +341,7 @@ pub fn moves() -> bool {
 pub fn leave_moves() {}
 
 /// Waits for faults: without limit if the timeout is negative, else not at all.
-pub fn wait(first: Uffd, second: Option<Uffd>, _control: Control, timeout_ms: i32) -> Ready {
+pub fn wait(first: Uffd, second: Option<Uffd>, _control: Control, _program: i32, timeout_ms: i32) -> Ready {
     let mut state = KERNEL.state.lock().expect("a model's lock");
     loop {
         let has = |uffd: Uffd| {
@@ -352,6 +352,7 @@ pub fn wait(first: Uffd, second: Option<Uffd>, _control: Control, timeout_ms: i3
             first: has(first),
             second: second.is_some_and(has),
             control: false,
+            program: false,
             is_closed: !state.open.contains(&first.fd),
         };
         if ready != Ready::default() || timeout_ms >= 0 {

@@ -44,14 +44,14 @@ macro_rules! locals {
 /// Defines functions that are `const`, except under loom: its primitives are made while a model runs.
 #[macro_export]
 macro_rules! constant {
-    ($($(#[$attribute:meta])* $visibility:vis const fn $name:ident() -> $type:ty $body:block)*) => {
+    ($($(#[$attribute:meta])* $visibility:vis const fn $name:ident($($argument:ident: $of:ty),*) -> $type:ty $body:block)*) => {
         $(
             #[cfg(not(loom))]
             $(#[$attribute])*
-            $visibility const fn $name() -> $type $body
+            $visibility const fn $name($($argument: $of),*) -> $type $body
             #[cfg(loom)]
             $(#[$attribute])*
-            $visibility fn $name() -> $type $body
+            $visibility fn $name($($argument: $of),*) -> $type $body
         )*
     };
 }

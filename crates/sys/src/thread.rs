@@ -7,6 +7,7 @@
 use crate::call::{kernel, syscall};
 pub use crate::clock::{doze, now_ms, pause};
 use crate::errno::{Errno, check};
+use crate::last_thread::{self, Role};
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::ffi::c_void;
 
@@ -137,18 +138,57 @@ crate::statics! {
     static THIRD: AtomicU32 = AtomicU32::new(0);
 }
 
+fn place(role: Role) -> &'static AtomicU32 {
+    match role {
+        Role::Faults => &HANDLER,
+        Role::Twin => &SECOND,
+        Role::Lanes => &THIRD,
+    }
+}
+
 /// Whether there are threads besides the calling one and the handlers. False if that cannot be told.
 #[must_use]
 pub fn others_live() -> bool {
-    // What it allocates is uncopy's own: no signal handler may come in between and want some too.
-    let _critical = crate::lock::Critical::enter();
+    find_other() == Ok(true)
+}
+
+/// The same; true if that cannot be told.
+#[must_use]
+pub(crate) fn others_may_live() -> bool {
+    find_other() != Ok(false)
+}
+
+fn find_other() -> Result<bool, Errno> {
+    if cfg!(loom) {
+        return Ok(false);
+    }
     let ours = [crate::lock::thread_id(), HANDLER.load(Relaxed), SECOND.load(Relaxed), THIRD.load(Relaxed)];
-    kernel!(List, std::fs::read_dir("/proc/self/task")).is_ok_and(|tasks| {
-        tasks.flatten().any(|task| {
-            let id = task.file_name().to_str().and_then(|name| name.parse().ok());
-            id.is_some_and(|id: u32| !ours.contains(&id))
-        })
-    })
+    let leader = std::process::id();
+    let mut is_found = false;
+    let _errno = crate::errno::Keep::new();
+    crate::fd::each_number(c"/proc/self/task", |id, _| {
+        let id = id.cast_unsigned();
+        // A first thread that has ended stays in the list until the process is gone.
+        is_found |= !ours.contains(&id) && !(id == leader && first_has_ended());
+    })?;
+    Ok(is_found)
+}
+
+/// Whether the process's first thread has ended. False if that cannot be told.
+fn first_has_ended() -> bool {
+    // pid (name) state: the name, of 15 bytes at most, may have parentheses itself.
+    let mut text = [0u8; 64];
+    let mut path = [0u8; 48];
+    let id = std::process::id();
+    let written = {
+        use std::io::Write;
+        let mut rest = &mut path[..];
+        write!(rest, "/proc/self/task/{id}/stat\0").is_ok()
+    };
+    let Ok(path) = core::ffi::CStr::from_bytes_until_nul(&path) else { return false };
+    let got_bytes = if written { crate::fd::read_start(path, &mut text) } else { 0 };
+    let behind = text[..got_bytes].iter().rposition(|byte| *byte == b')');
+    behind.and_then(|at| text.get(at + 2)).is_some_and(|state| matches!(state, b'Z' | b'X'))
 }
 
 /// Waits until no thread is left but the calling one and the handlers: as long as the program's own threads live.
@@ -166,9 +206,40 @@ pub fn handler_lives() -> bool {
     handler != 0 && lives(handler)
 }
 
-/// The handler thread has ended, or is the parent's of a forked child: its id may come to be another thread's.
-pub fn forget_handler() {
-    HANDLER.store(0, Relaxed);
+/// A thread of ours has ended, or is the parent's of a forked child: its id may come to be another thread's.
+pub(crate) fn forget(role: Role) {
+    place(role).store(0, Relaxed);
+}
+
+/// The process's first thread ends while there are no threads of ours: libc makes the program's last thread that of the
+/// process, which a thread of ours would take from it.
+static FIRST_ENDS: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
+
+/// Notes that the process's first thread ends while there are no threads of ours: there will be none.
+pub fn first_ends() {
+    FIRST_ENDS.store(true, Relaxed);
+}
+
+/// Whether threads of ours can be started: the process's first thread has not ended without them.
+#[must_use]
+pub fn ours_may_start() -> bool {
+    !FIRST_ENDS.load(Relaxed)
+}
+
+/// In a forked child, whose first thread is the one that forked.
+pub(crate) fn first_is_new() {
+    FIRST_ENDS.store(false, Relaxed);
+}
+
+/// Whether there is the thread of ours with this role.
+pub(crate) fn has(role: Role) -> bool {
+    place(role).load(Relaxed) != 0
+}
+
+/// Whether there are threads of ours.
+#[must_use]
+pub fn ours_live() -> bool {
+    [&HANDLER, &SECOND, &THIRD].into_iter().any(|place| place.load(Relaxed) != 0)
 }
 
 /// Whether a thread of this process with that id exists.
@@ -185,41 +256,31 @@ pub fn is_handler() -> bool {
     HANDLER.load(Relaxed) == crate::lock::thread_id()
 }
 
-/// Gives the calling thread a table of descriptors that holds only `kept` (in any order), and a name.
+/// Gives the calling thread of ours a table of descriptors that holds only `kept` (in any order; -1: none) and its end of
+/// the pipe of [`last_thread`], and its name.
 ///
 /// # Errors
-/// What unshare says; the thread then shares the program's table.
-pub fn isolate(kept: [i32; 2]) -> Result<(), Errno> {
-    HANDLER.store(crate::lock::thread_id(), Relaxed);
-    keep_only(kept, c"uncopy-faults")
+/// What the kernel says; the thread then shares the program's table.
+pub(crate) fn isolate(role: Role, kept: [i32; 2]) -> Result<(), Errno> {
+    let name = match role {
+        Role::Faults => c"uncopy-faults",
+        Role::Twin => c"uncopy-twin",
+        Role::Lanes => c"uncopy-lanes",
+    };
+    place(role).store(crate::lock::thread_id(), Relaxed);
+    keep_only([kept[0], kept[1], last_thread::watched(role)], name)
 }
 
-/// The same for the thread that serves the twin allocator.
-///
-/// # Errors
-/// As for [`isolate`].
-pub fn isolate_second(kept: i32) -> Result<(), Errno> {
-    SECOND.store(crate::lock::thread_id(), Relaxed);
-    keep_only([kept, -1], c"uncopy-twin")
-}
-
-/// The same for the thread that serves lanes, which keeps none.
-///
-/// # Errors
-/// As for [`isolate`].
-pub fn isolate_lanes() -> Result<(), Errno> {
-    THIRD.store(crate::lock::thread_id(), Relaxed);
-    keep_only([-1, -1], c"uncopy-lanes")
-}
-
-fn keep_only(mut kept: [i32; 2], name: &core::ffi::CStr) -> Result<(), Errno> {
+fn keep_only(mut kept: [i32; 3], name: &core::ffi::CStr) -> Result<(), Errno> {
     if cfg!(loom) {
         return Ok(());
     }
     // SAFETY: a terminated name; prctl copies it.
     unsafe { kernel!(Limit, syscall!(libc::SYS_prctl, libc::PR_SET_NAME, name.as_ptr())) };
     // SAFETY: affects only this thread's table.
-    check(unsafe { kernel!(Unshare, syscall!(libc::SYS_unshare, libc::CLONE_FILES)) })?;
+    let unshared = check(unsafe { kernel!(Unshare, syscall!(libc::SYS_unshare, libc::CLONE_FILES)) });
+    // The filters of containers refuse unshare(2) whatever it is asked for, and let this through (Linux 5.9).
+    unshared.or_else(|_| unshare_by_closing())?;
     kept.sort_unstable();
     let mut next = 0;
     // SAFETY: this table belongs to this thread alone, which uses nothing but `kept`.
@@ -233,6 +294,14 @@ fn keep_only(mut kept: [i32; 2], name: &core::ffi::CStr) -> Result<(), Errno> {
         kernel!(Close, syscall!(libc::SYS_close_range, next, u32::MAX, 0));
     }
     Ok(())
+}
+
+/// Gives the calling thread a table of descriptors of its own by closing in it a descriptor that cannot exist: numbers end
+/// at `sysctl fs.nr_open`, which is at most half of this one.
+fn unshare_by_closing() -> Result<i64, Errno> {
+    let (last, flag) = (u32::MAX, libc::CLOSE_RANGE_UNSHARE);
+    // SAFETY: affects only this thread's table.
+    check(unsafe { kernel!(Unshare, syscall!(libc::SYS_close_range, last, last, flag)) })
 }
 
 crate::statics! {

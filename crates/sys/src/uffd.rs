@@ -5,7 +5,7 @@
 //! include/uapi/linux/userfaultfd.h; distributions' headers may be older than the kernel.
 
 use crate::PAGE_BYTES;
-use crate::call::{kernel, syscall};
+use crate::call::{ioctl, kernel, syscall};
 use crate::control::Control;
 use crate::errno::{Errno, check};
 pub use crate::messages::{Access, Change, Fault, Message, Placed, Ready, Reports};
@@ -201,7 +201,7 @@ pub fn by_call(flags: i32) -> Result<i32, Errno> {
 /// ENOTTY if `device` is something else.
 pub fn by_device(device: i32, flags: i32) -> Result<i32, Errno> {
     // SAFETY: the request takes flags by value and creates a descriptor, touches no memory.
-    let fd = unsafe { kernel!(Uffd, libc::ioctl(device, IOCTL_NEW, flags | libc::O_CLOEXEC)) };
+    let fd = unsafe { kernel!(Uffd, ioctl!(device, IOCTL_NEW, flags | libc::O_CLOEXEC)) };
     check(i64::from(fd)).map(|_| fd)
 }
 
@@ -292,7 +292,7 @@ impl Uffd {
         let mut nothing = PlaceArgument { destination: 0, source: 0, len_bytes: 0, mode: 0, done: 0 };
         // SAFETY: the structure that the request takes; nothing is moved.
         let result =
-            check(i64::from(unsafe { kernel!(Move, libc::ioctl(self.fd, IOCTL_MOVE, &raw mut nothing)) }));
+            check(i64::from(unsafe { kernel!(Move, ioctl!(self.fd, IOCTL_MOVE, &raw mut nothing)) }));
         result == Err(Errno(libc::EINVAL))
     }
 
@@ -303,7 +303,7 @@ impl Uffd {
     pub fn agree(self, features: u64) -> Result<u64, Errno> {
         let mut api = ApiArgument { api: API, features, ioctls: 0 };
         // SAFETY: the request reads and writes one uffdio_api, which `api` is laid out as.
-        let result = unsafe { kernel!(Api, libc::ioctl(self.fd, IOCTL_API, &raw mut api)) };
+        let result = unsafe { kernel!(Api, ioctl!(self.fd, IOCTL_API, &raw mut api)) };
         check(i64::from(result)).map(|_| api.features)
     }
 
@@ -338,7 +338,7 @@ impl Uffd {
     /// to the other requests, and touches nothing.
     fn ask_to_wake(self, range: &mut RangeArgument) -> Result<(), Errno> {
         // SAFETY: the structure that the request takes.
-        let result = unsafe { kernel!(Wake, libc::ioctl(self.fd, IOCTL_WAKE, &raw mut *range)) };
+        let result = unsafe { kernel!(Wake, ioctl!(self.fd, IOCTL_WAKE, &raw mut *range)) };
         check(i64::from(result)).map(drop)
     }
 
@@ -362,7 +362,7 @@ impl Uffd {
         let range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
         let mut argument = RegisterArgument { range, mode, ioctls: 0 };
         // SAFETY: the structure that the request takes.
-        let result = unsafe { kernel!(Register, libc::ioctl(self.fd, IOCTL_REGISTER, &raw mut argument)) };
+        let result = unsafe { kernel!(Register, ioctl!(self.fd, IOCTL_REGISTER, &raw mut argument)) };
         check(i64::from(result)).map(drop)
     }
 
@@ -388,8 +388,7 @@ impl Uffd {
             let range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
             let mut argument = ProtectArgument { range, mode };
             // SAFETY: the structure that the request takes.
-            let result =
-                unsafe { kernel!(Guard, libc::ioctl(self.fd, IOCTL_WRITE_PROTECT, &raw mut argument)) };
+            let result = unsafe { kernel!(Guard, ioctl!(self.fd, IOCTL_WRITE_PROTECT, &raw mut argument)) };
             match check(i64::from(result)) {
                 Err(Errno(libc::EAGAIN | libc::EINTR)) if tries < RETRIES => tries += 1,
                 result => return result.map(drop),
@@ -404,7 +403,7 @@ impl Uffd {
     pub fn unregister(self, address: usize, len_bytes: usize) -> Result<(), Errno> {
         let mut range = RangeArgument { start: address as u64, len_bytes: len_bytes as u64 };
         // SAFETY: the structure that the request takes.
-        let result = unsafe { kernel!(Forget, libc::ioctl(self.fd, IOCTL_UNREGISTER, &raw mut range)) };
+        let result = unsafe { kernel!(Forget, ioctl!(self.fd, IOCTL_UNREGISTER, &raw mut range)) };
         check(i64::from(result)).map(drop)
     }
 
@@ -468,7 +467,7 @@ impl Uffd {
     pub fn is_changing(self) -> bool {
         let mut nothing = PlaceArgument { destination: 0, source: 0, len_bytes: 0, mode: 0, done: 0 };
         // SAFETY: the structure that the request takes; nothing is placed.
-        let result = check(i64::from(unsafe { libc::ioctl(self.fd, IOCTL_COPY, &raw mut nothing) }));
+        let result = check(i64::from(unsafe { ioctl!(self.fd, IOCTL_COPY, &raw mut nothing) }));
         result == Err(Errno(libc::EAGAIN))
     }
 
@@ -482,7 +481,9 @@ impl Uffd {
     pub unsafe fn copy(self, destination: usize, source: usize, len_bytes: usize) -> Placed {
         Self::place(len_bytes, (destination, source), |argument| {
             // SAFETY: the request takes one uffdio_copy; the caller says that the source is readable.
-            cut(argument, |argument| unsafe { kernel!(Copy, libc::ioctl(self.fd, IOCTL_COPY, argument)) })
+            cut(argument, |argument| unsafe {
+                kernel!(Copy, ioctl!(self.fd, IOCTL_COPY, &raw mut *argument))
+            })
         })
     }
 
@@ -495,7 +496,9 @@ impl Uffd {
         Self::place(len_bytes, (destination, source), |argument| {
             argument.mode = COPY_MODE_PROTECTED;
             // SAFETY: the request takes one uffdio_copy; the caller says that the source is readable.
-            cut(argument, |argument| unsafe { kernel!(Copy, libc::ioctl(self.fd, IOCTL_COPY, argument)) })
+            cut(argument, |argument| unsafe {
+                kernel!(Copy, ioctl!(self.fd, IOCTL_COPY, &raw mut *argument))
+            })
         })
     }
 
@@ -507,7 +510,7 @@ impl Uffd {
         let mut argument =
             ZeroArgument { start: address as u64, len_bytes: PAGE_BYTES as u64, mode: 0, done: 0 };
         // SAFETY: the structure that the request takes.
-        let result = unsafe { kernel!(Zero, libc::ioctl(self.fd, IOCTL_ZEROPAGE, &raw mut argument)) };
+        let result = unsafe { kernel!(Zero, ioctl!(self.fd, IOCTL_ZEROPAGE, &raw mut argument)) };
         check(i64::from(result)).map(drop)
     }
 
@@ -524,7 +527,9 @@ impl Uffd {
         }
         Self::place(len_bytes, (destination, source), |argument| {
             // SAFETY: the request takes one uffdio_move; the caller may rearrange both ranges.
-            cut(argument, |argument| unsafe { kernel!(Move, libc::ioctl(self.fd, IOCTL_MOVE, argument)) })
+            cut(argument, |argument| unsafe {
+                kernel!(Move, ioctl!(self.fd, IOCTL_MOVE, &raw mut *argument))
+            })
         })
     }
 
@@ -566,15 +571,6 @@ impl Uffd {
         })
     }
 
-    /// Whether reading waits for something to read from here on; true if that was done. While it does, `wait` is of no
-    /// use (fs/userfaultfd.c: poll reports an error then).
-    #[must_use]
-    pub fn set_waiting(self, waits: bool) -> bool {
-        let flags = libc::O_RDWR | if waits { 0 } else { libc::O_NONBLOCK };
-        // SAFETY: changes a flag of a descriptor of ours.
-        check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, self.fd, libc::F_SETFL, flags)) }).is_ok()
-    }
-
     /// The same for faults of both kinds.
     pub fn read_faults(self, mut each: impl FnMut(Fault, Access)) -> bool {
         self.read_words(|[event, flags, address, thread_id]| {
@@ -604,22 +600,25 @@ impl Uffd {
     }
 }
 
-/// Waits up to `timeout_ms` (-1: without limit) until there is something to read.
-pub fn wait(first: Uffd, second: Option<Uffd>, control: Control, timeout_ms: i32) -> Ready {
+/// Waits up to `timeout_ms` (-1: without limit) until there is something to read, there or at the descriptor `program`
+/// (-1: none).
+pub fn wait(first: Uffd, second: Option<Uffd>, control: Control, program: i32, timeout_ms: i32) -> Ready {
     let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut polls = [watch(first.fd), watch(second.map_or(-1, |second| second.fd)), watch(control.fd())];
-    // SAFETY: three valid pollfds; a negative descriptor is passed over.
-    let ready = unsafe { kernel!(Poll, libc::poll(polls.as_mut_ptr(), 3, timeout_ms)) };
+    let second_fd = second.map_or(-1, |second| second.fd);
+    let mut polls = [first.fd, second_fd, control.fd(), program].map(watch);
+    // SAFETY: as many valid pollfds as is said; a negative descriptor is passed over.
+    let ready = unsafe { kernel!(Poll, libc::poll(polls.as_mut_ptr(), polls.len() as u64, timeout_ms)) };
     if ready == -1 {
         // Interrupted, or no memory: reading does not wait, so it tells as well.
         crate::clock::pause();
         return Ready { first: true, second: second.is_some(), ..Ready::default() };
     }
-    let [first, second, control] = polls.map(|poll| poll.revents);
+    let [first, second, control, program] = polls.map(|poll| poll.revents);
     Ready {
         first: first != 0,
         second: second != 0,
         control: control != 0,
+        program: program != 0,
         is_closed: first & libc::POLLNVAL != 0,
     }
 }

@@ -8,4 +8,5 @@ uncopy_tests::scenarios! { "kernel":
     zero_copy_sends => [ElidedBytes, InputBytes],
     appending_threads => [ElidedBytes, InputBytes],
     terminal => [ElidedBytes, InputBytes],
+    own_userfaultfd => [ElidedBytes, InputBytes],
 }

@@ -9,6 +9,7 @@ uncopy_tests::scenarios! { "signals":
     interrupted_calls => [ElidedBytes, InputBytes],
     blocked_signals_wait => [ElidedBytes, InputBytes],
     counter_forbidden => [ElidedBytes, InputBytes],
+    calls_on_small_stacks => [ElidedBytes, InputBytes],
 }
 
 /// Scenarios that take a while and check themselves.

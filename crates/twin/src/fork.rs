@@ -10,6 +10,7 @@
 use crate::process;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use uncopy_sys::last_thread::{self, Role};
 use uncopy_sys::lock::{Critical, Lock, forget_thread_id};
 use uncopy_sys::thread::number;
 
@@ -72,13 +73,14 @@ pub fn parent() {
 /// After a fork, in the child, before anything of the program runs.
 pub fn child() {
     forget_thread_id();
-    child_before_others();
+    child_before_others(true);
 }
 
 /// The same where others have handlers too, which still need the number that the thread had in the parent: they have it
-/// forgotten.
-pub fn child_before_others() {
+/// forgotten. `has_own_descriptors`: they are not shared with the parent.
+pub fn child_before_others(has_own_descriptors: bool) {
     parent();
+    last_thread::in_child(Role::Twin, has_own_descriptors);
     if process::is_ready() {
         process::close_inherited();
     }

@@ -13,6 +13,7 @@ use core::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::handler::{OwnersFault, Start};
+use uncopy_sys::last_thread::{self, LastThread, Role};
 use uncopy_sys::lock::Critical;
 use uncopy_sys::uffd::{Access, Fault, Uffd, wait};
 use uncopy_sys::{bytes, filter, mem, thread};
@@ -33,7 +34,7 @@ const PAGE_COST_PAGES: u32 = 2;
 /// Largest power of two of refused loans.
 const MAX_BACK_OFF: u8 = 14;
 
-static START: Start = Start::new();
+static START: Start = Start::new(Role::Twin);
 
 /// Starts the handler thread of a userfaultfd and waits until it holds the descriptor by itself.
 ///
@@ -53,8 +54,7 @@ struct Handler {
     next: (Option<Id>, u32, u32),
     owners_fault: OwnersFault,
     tries: u32,
-    /// Reading waits for something to read.
-    waits: bool,
+    last_thread: LastThread,
     /// The processor that the thread stays on, if any. The outer one is `None` under a seccomp filter, which might end
     /// the process for asking.
     stays: Option<Option<u32>>,
@@ -64,7 +64,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     let _critical = Critical::enter();
     let fd = argument as usize as i32;
     // A refusal (seccomp) leaves the descriptors shared with the program, which then must not close them.
-    let _ = thread::isolate_second(fd);
+    let (_, last_thread) = START.isolate([fd, -1]);
     // SAFETY: a mapping at an address of the kernel's choice.
     let room = unsafe { mem::map_private(BATCH_PAGES as usize * PAGE_BYTES, None) };
     START.tell(room.map(drop));
@@ -77,7 +77,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
             next: (None, 0, 0),
             owners_fault: OwnersFault::default(),
             tries: 0,
-            waits: false,
+            last_thread,
             stays: (!filter::is_filtered()).then_some(None),
         };
         handler.serve_all();
@@ -117,21 +117,18 @@ impl Handler {
         }
     }
 
-    /// Whether to read now. With nothing else to do, reading itself waits: one call less than polling before it.
+    /// Waits if there is nothing else to do; whether to read now.
     fn is_ready(&mut self) -> bool {
-        let is_idle = self.count == 0;
-        if is_idle != self.waits && self.uffd.set_waiting(is_idle) {
-            self.waits = is_idle;
-        }
-        if self.waits {
-            return is_idle;
-        }
         let timeout_ms = match self.tries {
-            _ if is_idle => -1,
+            _ if self.count == 0 => self.last_thread.timeout_ms(-1),
             0..EAGER_TRIES => 0,
             _ => 1,
         };
-        wait(self.uffd, None, Control::NONE, timeout_ms).first
+        let ready = wait(self.uffd, None, Control::NONE, self.last_thread.fd(), timeout_ms);
+        if self.last_thread.has_ended(ready.program) {
+            last_thread::end_process();
+        }
+        ready.first
     }
 
     /// Goes where pages are lent. A writer that waits leaves its processor, on which the handler begins at once; another

@@ -225,6 +225,15 @@ impl Arena {
         }
     }
 
+    /// Absent pages are the kernel's to fill from here on, with zeroes.
+    pub(crate) fn unregister(&self) {
+        let committed = self.inner.lock().committed;
+        if committed > 0 {
+            // A refusal leaves the registration to the end of the descriptor.
+            let _ = self.uffd().unregister(self.address(0), committed as usize * PAGE_BYTES);
+        }
+    }
+
     /// Puts zeroes into absent pages anywhere in registered memory, as far as it gets.
     pub fn fill_zeroes(&self, uffd: Uffd, address: usize, len_bytes: usize) -> Result<(), (usize, Errno)> {
         let mut done_bytes = 0;

@@ -28,6 +28,7 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::bytes;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
+use uncopy_sys::stack_room;
 
 /// Shortest view that a copy makes, pages. A patch of one page is viewed on by the next copy.
 const MIN_PAGES: u32 = 1;
@@ -45,6 +46,23 @@ pub unsafe fn copy(destination: usize, source: usize, len_bytes: usize, caller: 
         books::enter_bypass(caller, len_bytes, Field::Plain);
         return false;
     }
+    // Before the frames of what follows are made.
+    if !stack_room::is_left(stack_room::FOR_ONE) {
+        return false;
+    }
+    // SAFETY: as for memmove, says the caller.
+    unsafe { copy_found(from, to, [destination, source], len_bytes, caller) }
+}
+
+/// The same; `from` and `to` are what was found there.
+#[inline(never)]
+unsafe fn copy_found(
+    from: Option<BlockRef>,
+    to: Option<BlockRef>,
+    [destination, source]: [usize; 2],
+    len_bytes: usize,
+    caller: usize,
+) -> bool {
     HEAP.leave_stack_alone();
     let Some(section) = Section::enter() else { return false };
     release::release_if_low();

@@ -29,6 +29,7 @@ use uncopy_sys::bytes;
 pub use uncopy_sys::iovec::Part;
 use uncopy_sys::lock::Critical;
 use uncopy_sys::presence::Section;
+use uncopy_sys::stack_room;
 
 /// Parts of a scattered input at most; calls with more go to libc as they are.
 pub const MAX_PARTS: usize = 64;
@@ -78,6 +79,12 @@ impl<'a> Input<'a> {
         if early::is_early() || recording::is_on() && !may_be_sampled(parts, caller) || is_withheld(parts) {
             return None;
         }
+        // Before the frames of what follows are made.
+        if stack_room::is_left(stack_room::FOR_ONE) { Self::redirect(parts, caller) } else { None }
+    }
+
+    #[inline(never)]
+    fn redirect(parts: &'a mut [Part], caller: usize) -> Option<Self> {
         HEAP.leave_stack_alone();
         let work = Work::begin();
         let section = Section::enter()?;

@@ -20,6 +20,7 @@ use uncopy_core::stats::Counter;
 use uncopy_sys::fd::{FdKind, kind};
 pub use uncopy_sys::iovec::MAX_PARTS;
 use uncopy_sys::presence::Section;
+use uncopy_sys::stack_room;
 
 /// Where a gathered part comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -100,6 +101,12 @@ impl Output {
     /// operations.
     #[must_use]
     pub fn begin_messages(fd: i32, parts: &[Part], messages: &[usize]) -> Option<Self> {
+        // Before the frames of what follows are made.
+        if stack_room::is_left(stack_room::FOR_OUTPUT) { Self::gather(fd, parts, messages) } else { None }
+    }
+
+    #[inline(never)]
+    fn gather(fd: i32, parts: &[Part], messages: &[usize]) -> Option<Self> {
         HEAP.leave_stack_alone();
         let work = Work::begin();
         let section = Section::enter()?;

@@ -22,11 +22,11 @@ use uncopy_core::addr::{PAGE_BYTES, PageRange};
 use uncopy_core::page_map::{Dropped, State};
 use uncopy_sys::bytes;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::last_thread::{self, Role};
 use uncopy_sys::lock::{Critical, Lock, forget_thread_id, thread_id};
 use uncopy_sys::presence;
 use uncopy_sys::sync::UnsafeCell;
 use uncopy_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use uncopy_sys::thread::forget_handler;
 
 /// Times that a fork waits 20 µs for the handler to deal with changes of mappings.
 const SETTLE_TRIES: u32 = 50_000;
@@ -203,7 +203,7 @@ fn child_that(stays_plain: bool, has_own_descriptors: bool) {
     let was_prepared = prepared();
     let parent = thread_id();
     forget_thread_id();
-    forget_handler();
+    last_thread::in_child(Role::Faults, has_own_descriptors);
     ledger::restart_in_child();
     recording::renew();
     uncopy_trials::in_child();

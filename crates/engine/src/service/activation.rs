@@ -170,6 +170,9 @@ pub fn activate() -> bool {
     }
     let _critical = Critical::enter();
     let _guard = STATE.activation.guard();
+    if STATE.phase() == Phase::Dormant && !uncopy_sys::thread::ours_may_start() {
+        STATE.retire("the program's first thread has ended");
+    }
     if STATE.phase() == Phase::Dormant {
         match start() {
             Ok(()) => {

@@ -27,6 +27,7 @@ use uncopy_core::stats::REASON_RELEASED;
 use uncopy_sys::control::Control;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::handler::{OwnersFault, Start};
+use uncopy_sys::last_thread::{self, LastThread, Role};
 use uncopy_sys::lock::Critical;
 use uncopy_sys::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use uncopy_sys::thread;
@@ -48,7 +49,7 @@ const MAX_LIST: usize = 2048;
 const CLEAR_TRIES: u32 = 2_000;
 
 uncopy_sys::statics! {
-    static START: Start = Start::new();
+    static START: Start = Start::new(Role::Faults);
     /// The page whose fault tells the handler thread to end; 0: none; [`ENDS`]: it does.
     static BELL: AtomicUsize = AtomicUsize::new(0);
 }
@@ -77,7 +78,7 @@ pub(crate) fn stop() -> bool {
         thread::pause();
     }
     if ends {
-        thread::forget_handler();
+        last_thread::forget(Role::Faults);
     }
     ends
 }
@@ -98,6 +99,7 @@ struct Handler {
     foreign: Option<Uffd>,
     control: Control,
     inbox: Inbox,
+    last_thread: LastThread,
     /// Faults that cannot be served yet.
     waiting: Vec<(Uffd, Fault)>,
     /// Changes that are not dealt with yet.
@@ -119,7 +121,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     let (main, foreign) = (argument as usize as i32, (argument as usize >> 32) as i32);
     let _critical = Critical::enter();
     // A refusal (seccomp) leaves the descriptors shared with the program, which then must not close them.
-    let is_isolated = thread::isolate([main, foreign]).is_ok();
+    let (is_isolated, last_thread) = START.isolate([main, foreign]);
     let (main, foreign) = (Uffd::from_fd(main), (foreign >= 0).then(|| Uffd::from_fd(foreign)));
     ARENA.descriptor().isolate(Some(main).filter(|_| is_isolated));
     CHANGES.descriptor().isolate(foreign.filter(|_| is_isolated));
@@ -128,6 +130,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         foreign,
         control: if is_isolated { counters::open_control() } else { Control::NONE },
         inbox: Inbox::new(),
+        last_thread,
         waiting: Vec::with_capacity(MAX_LIST),
         changes: Vec::with_capacity(MAX_LIST),
         owners_fault: OwnersFault::default(),
@@ -195,7 +198,11 @@ impl Handler {
 
     /// Waits and takes in what there is; false when there is nothing left to serve.
     fn read(&mut self, timeout_ms: i32) -> bool {
-        let ready = wait(self.main, self.foreign, self.control, timeout_ms);
+        let timeout_ms = self.last_thread.timeout_ms(timeout_ms);
+        let ready = wait(self.main, self.foreign, self.control, self.last_thread.fd(), timeout_ms);
+        if self.last_thread.has_ended(ready.program) {
+            last_thread::end_process();
+        }
         if ready.is_closed {
             return false;
         }

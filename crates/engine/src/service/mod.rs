@@ -4,6 +4,7 @@ pub mod activation;
 #[cfg_attr(loom, allow(dead_code, reason = "a model measures nothing"))]
 mod calibration;
 pub(crate) mod compaction;
+pub mod ending;
 pub mod handler;
 pub mod release;
 mod requests;

@@ -285,6 +285,12 @@ pub fn data_limit() -> Option<u64> {
     limit(libc::RLIMIT_DATA)
 }
 
+/// The soft limit on the length of the first thread's stack, bytes; `None` if there is none.
+#[cfg(not(loom))]
+pub(crate) fn stack_limit() -> Option<u64> {
+    limit(libc::RLIMIT_STACK)
+}
+
 #[cfg(not(loom))]
 fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

@@ -19,6 +19,7 @@ use uncopy_tests::mirror::{Buffer, Origin};
 use uncopy_tests::plain::{self, PlainBytes, errno};
 
 const MIB: usize = 1 << 20;
+const PAGE: usize = 4096;
 
 /// A scratch file in the working directory.
 fn scratch_file(name: &str) -> File {
@@ -351,6 +352,75 @@ fn terminal(seed: u64) {
     println!("{done} bytes");
 }
 
+/// `struct uffdio_api`, `struct uffdio_register` and `struct uffdio_copy` (linux/userfaultfd.h) as words, and the numbers of
+/// their requests.
+const UFFDIO_API: u64 = 0xC018_AA3F;
+const UFFDIO_REGISTER: u64 = 0xC020_AA00;
+const UFFDIO_COPY: u64 = 0xC028_AA03;
+const UFFD_API: u64 = 0xAA;
+const MISSING: u64 = 1;
+
+fn request<const WORDS: usize>(fd: c_int, number: u64, mut words: [u64; WORDS]) -> c_int {
+    // SAFETY: the words are the structure that the request takes.
+    unsafe { libc::ioctl(fd, number, words.as_mut_ptr()) }
+}
+
+/// Serves faults with pages full of `value` until it has served so many.
+fn serve(fd: c_int, value: u8, faults: usize) {
+    let page = vec![value; 2 * PAGE];
+    let source = page.as_ptr().addr().next_multiple_of(PAGE);
+    for _ in 0..faults {
+        let mut message = [0u64; 4];
+        // SAFETY: room for one message.
+        let got = unsafe { libc::read(fd, message.as_mut_ptr().cast(), 32) };
+        assert_eq!(got, 32, "a message");
+        // uffd_msg: the event, flags, the address.
+        let address = message[2] / PAGE as u64 * PAGE as u64;
+        assert_eq!(request(fd, UFFDIO_COPY, [address, source as u64, PAGE as u64, 0, 0]), 0, "UFFDIO_COPY");
+    }
+}
+
+/// Memory that holds received data is registered with a userfaultfd of the program's own, which then gives it other bytes
+/// (QEMU's postcopy, CRIU's lazy pages).
+fn own_userfaultfd(seed: u64) {
+    const USER_MODE_ONLY: c_int = 1;
+    const VALUE: u8 = 0x5A;
+    let mut feeder = Feeder::new(seed);
+    for origin in [Origin::Mapped, Origin::Aligned] {
+        let mut buffer = Buffer::new(origin, MIB);
+        for _ in 0..8 {
+            feeder.receive(InputCall::Read, &mut buffer, 0, MIB);
+        }
+        let copy = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
+        // SAFETY: makes a descriptor, which is this function's.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | USER_MODE_ONLY) };
+        let fd = c_int::try_from(fd).expect("a descriptor");
+        assert_eq!(request(fd, UFFDIO_API, [UFFD_API, 0, 0]), 0, "UFFDIO_API");
+        let start = buffer.at(0).addr() as u64;
+        let registered = request(fd, UFFDIO_REGISTER, [start, MIB as u64, MISSING, 0]);
+        assert_eq!(registered, 0, "UFFDIO_REGISTER: errno {}", errno());
+        buffer.check_all("registered by the program");
+        // What comes now is the program's to see as it is, too.
+        feeder.receive(InputCall::Read, &mut buffer, 0, MIB);
+        buffer.check_all("received where the program has registered");
+        let kept = Buffer::copy_of(CopyCall::Memcpy, &buffer, 0, MIB);
+        let pages = MIB / PAGE;
+        let handler = std::thread::spawn(move || serve(fd, VALUE, pages));
+        // SAFETY: the buffer's own pages, which are whole.
+        assert_eq!(unsafe { libc::madvise(buffer.at(0).cast(), MIB, libc::MADV_DONTNEED) }, 0, "madvise");
+        for page in 0..pages {
+            // SAFETY: inside the buffer.
+            assert_eq!(unsafe { buffer.at(page * PAGE).read_volatile() }, VALUE, "page {page}");
+        }
+        handler.join().expect("every page was asked for once");
+        copy.check_all("copied before the program registered");
+        kept.check_all("copied where the program has registered");
+        // SAFETY: the descriptor is this function's.
+        unsafe { libc::close(fd) };
+        buffer.set(0, MIB, VALUE);
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seed = arguments[1].parse().expect("seed");
@@ -361,6 +431,7 @@ fn main() {
         "zero_copy_sends" => zero_copy_sends(seed),
         "appending_threads" => appending_threads(seed),
         "terminal" => terminal(seed),
+        "own_userfaultfd" => own_userfaultfd(seed),
         other => panic!("unknown scenario {other}"),
     }
 }

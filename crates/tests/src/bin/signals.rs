@@ -142,6 +142,123 @@ fn copies_on_an_alternate_stack(seed: u64) {
     copies_in_a_timer_handler(seed, libc::SA_ONSTACK);
 }
 
+/// What a handler on a painted stack does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+enum OnSmallStack {
+    Nothing,
+    Memcpy,
+    Write,
+    Writev,
+    Send,
+    Pread,
+    Read,
+    Readv,
+    Recv,
+}
+
+impl OnSmallStack {
+    const ALL: [Self; 9] = [
+        Self::Nothing,
+        Self::Memcpy,
+        Self::Write,
+        Self::Writev,
+        Self::Send,
+        Self::Pread,
+        Self::Read,
+        Self::Readv,
+        Self::Recv,
+    ];
+
+    /// Does it with a megabyte of `from` or `to`; `fds` are a file, and the two ends of a stream.
+    ///
+    /// # Safety
+    /// Both have a megabyte.
+    unsafe fn act(self, from: *mut c_void, to: *mut c_void, [file, near, far]: [c_int; 3]) {
+        let halves = |at: *mut c_void| {
+            // SAFETY: the second half of the megabyte.
+            let second = unsafe { at.byte_add(MIB / 2) };
+            [at, second].map(|iov_base| libc::iovec { iov_base, iov_len: MIB / 2 })
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::Nothing => {}
+                Self::Memcpy => _ = libc::memcpy(to, from, MIB),
+                Self::Write => _ = libc::write(file, from, MIB),
+                Self::Writev => _ = libc::writev(file, halves(from).as_ptr(), 2),
+                Self::Send => _ = libc::send(near, from, MIB, libc::MSG_DONTWAIT),
+                Self::Pread => _ = libc::pread(file, to, MIB, 0),
+                Self::Read => _ = libc::read(far, to, MIB),
+                Self::Readv => _ = libc::readv(far, halves(to).as_ptr(), 2),
+                Self::Recv => _ = libc::recv(far, to, MIB, libc::MSG_DONTWAIT),
+            }
+        }
+    }
+}
+
+static ON_SMALL_STACK: AtomicUsize = AtomicUsize::new(0);
+static SMALL_STACK_FDS: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
+
+extern "C" fn on_small_stack(_signal: c_int) {
+    let fds = [0, 1, 2].map(|at| SMALL_STACK_FDS[at].load(Ordering::Relaxed));
+    let what = OnSmallStack::ALL[ON_SMALL_STACK.load(Ordering::Relaxed)];
+    let (from, to) = (HANDLER_SOURCE.load(Ordering::Relaxed), HANDLER_TARGET.load(Ordering::Relaxed));
+    // SAFETY: both have a megabyte, and nobody else uses them while the signal is handled.
+    unsafe { what.act(from.cast(), to.cast(), fds) };
+}
+
+/// Calls on an alternate stack that has room for libc's functions and little more take no more of it than that.
+fn calls_on_small_stacks(seed: u64) {
+    /// More than what libc's functions take, the kernel's frame not counted.
+    const MOST_BYTES: usize = 3 << 10;
+    const STACK_BYTES: usize = 16 << 10;
+    const PAINT: u8 = 0xA5;
+    let mut feeder = Feeder::new(seed);
+    let stack = plain::PlainBytes::new(STACK_BYTES);
+    let alternate = libc::stack_t { ss_sp: stack.pointer().cast(), ss_flags: 0, ss_size: STACK_BYTES };
+    // SAFETY: the stack is mapped until the end of this function, after which no signal comes.
+    assert_eq!(unsafe { libc::sigaltstack(&raw const alternate, null_mut()) }, 0);
+    handle(libc::SIGUSR1, on_small_stack, libc::SA_ONSTACK);
+    // SAFETY: makes a file in memory.
+    let file = unsafe { libc::memfd_create(c"uncopy-test".as_ptr(), 0) };
+    let (near, far) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    far.set_nonblocking(true).expect("fcntl");
+    let fds = [file, std::os::fd::AsRawFd::as_raw_fd(&near), std::os::fd::AsRawFd::as_raw_fd(&far)];
+    for (place, fd) in SMALL_STACK_FDS.iter().zip(fds) {
+        place.store(fd, Ordering::Relaxed);
+    }
+    let mut least = 0;
+    for (number, what) in OnSmallStack::ALL.into_iter().enumerate() {
+        ON_SMALL_STACK.store(number, Ordering::Relaxed);
+        for turn in 0..4 {
+            let source = feeder.copied(MIB);
+            let target = feeder.copied(MIB);
+            HANDLER_SOURCE.store(source.at(0), Ordering::Relaxed);
+            HANDLER_TARGET.store(target.at(0), Ordering::Relaxed);
+            // SAFETY: the stack's bytes, while no handler runs.
+            unsafe { plain::set(stack.pointer(), STACK_BYTES, PAINT) };
+            // SAFETY: a signal to this thread.
+            assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0, "raise");
+            let untouched = stack.slice(0, STACK_BYTES).iter().take_while(|byte| **byte == PAINT).count();
+            let used = STACK_BYTES - untouched;
+            if what == OnSmallStack::Nothing {
+                least = least.max(used);
+            }
+            assert!(
+                used <= least + MOST_BYTES,
+                "{what:?}, turn {turn}: {used} bytes, and {least} for nothing"
+            );
+            source.check_all("read by a handler");
+            if what == OnSmallStack::Memcpy {
+                // SAFETY: both have a megabyte.
+                let wrong = unsafe { plain::first_difference(target.at(0), source.mirror_at(0), MIB) };
+                assert_eq!(wrong, None, "copied by a handler");
+            }
+        }
+    }
+}
+
 static POINT: JumpPoint = JumpPoint::new();
 static ARMED: AtomicBool = AtomicBool::new(false);
 static JUMPS: AtomicU64 = AtomicU64::new(0);
@@ -390,6 +507,7 @@ fn main() {
         "jump_out_of_anything" => jump_out_of_anything(seed),
         "interrupted_calls" => interrupted_calls(seed),
         "counter_forbidden" => counter_forbidden(seed),
+        "calls_on_small_stacks" => calls_on_small_stacks(seed),
         "blocked_signals_wait" => blocked_signals_wait(seed),
         other => panic!("unknown scenario {other}"),
     }
