@@ -44,6 +44,9 @@ const MAX_PAUSES: u32 = 1000;
 const MAX_LITERAL_RECEIVES: u32 = 64;
 const MAX_WITHHELD_RECEIVES: u32 = 8;
 
+/// How long it is waited for the thread to end, pauses of some 70 µs.
+const MAX_STOPPING_PAUSES: u32 = 20_000;
+
 /// The lanes of this process.
 pub struct Process {
     lanes: Lanes,
