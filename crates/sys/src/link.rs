@@ -51,9 +51,10 @@ pub fn listen(path: &CStr) -> Result<i32, Errno> {
     let len_bytes = size_of_val(&address);
     // SAFETY: the address is valid for its length.
     let bound = check(unsafe { kernel!(Name, syscall!(libc::SYS_bind, fd, &raw const address, len_bytes)) });
-    // SAFETY: touches no memory.
-    let listening =
-        bound.and_then(|_| check(unsafe { kernel!(Open, syscall!(libc::SYS_listen, fd, BACKLOG)) }));
+    let listening = bound
+        .and_then(|_| tell_users(fd))
+        // SAFETY: touches no memory.
+        .and_then(|()| check(unsafe { kernel!(Open, syscall!(libc::SYS_listen, fd, BACKLOG)) }));
     let from = (libc::AT_FDCWD, before.as_ptr());
     let to = (libc::AT_FDCWD, path.as_ptr());
     let flags = libc::RENAME_NOREPLACE;
@@ -64,6 +65,17 @@ pub fn listen(path: &CStr) -> Result<i32, Errno> {
         check(renamed).inspect_err(|_| crate::mem::unlink(before))
     });
     named.map(|_| fd).inspect_err(|_| close(fd))
+}
+
+/// Each message that is received tells who has sent it (unix(7), `SO_PASSCRED`). Links that a listener accepts do as the listener
+/// does (Linux 3.13), so that no message comes before they do; `a_message_tells_who_has_sent_it_not_who_has_made_the_link` checks it.
+fn tell_users(fd: i32) -> Result<(), Errno> {
+    let (level, name, yes) = (libc::SOL_SOCKET, libc::SO_PASSCRED, 1i32);
+    // SAFETY: a valid integer.
+    check(unsafe {
+        kernel!(Ask, syscall!(libc::SYS_setsockopt, fd, level, name, &raw const yes, size_of_val(&yes)))
+    })
+    .map(drop)
 }
 
 /// A link of this process with itself: one end is for somebody else.
@@ -146,6 +158,64 @@ fn credentials(fd: i32) -> Result<libc::ucred, Errno> {
 #[repr(C, align(8))]
 struct Control([u8; 24]);
 
+/// Room for the sender's credentials and for one descriptor, aligned as their heads are.
+#[repr(C, align(8))]
+struct Received([u8; RECEIVED_BYTES]);
+
+/// `CMSG_SPACE` of a `ucred` and of a descriptor.
+const RECEIVED_BYTES: usize = 32 + 24;
+
+/// Control data that came with a message.
+#[derive(Debug)]
+struct Attached {
+    /// The first descriptor; -1: none came.
+    fd: i32,
+    /// There were more descriptors, which are closed.
+    has_more: bool,
+    user: Option<u32>,
+}
+
+impl Attached {
+    /// Takes the control data of a message apart. Each descriptor in it is open in this process from now on: one is kept, the kernel has
+    /// put as many more there as the alignment left room for.
+    ///
+    /// # Safety
+    /// The kernel has filled the control data that the header names.
+    unsafe fn of(header: &libc::msghdr) -> Self {
+        let mut attached = Self { fd: -1, has_more: false, user: None };
+        // SAFETY: filled by the kernel, says the caller; these macros stay within what the header says.
+        unsafe {
+            let mut head = libc::CMSG_FIRSTHDR(header);
+            while !head.is_null() {
+                let data = libc::CMSG_DATA(head);
+                let len_bytes = ((*head).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+                match ((*head).cmsg_level, (*head).cmsg_type) {
+                    (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                        for at in 0..len_bytes / size_of::<i32>() {
+                            attached.add(data.cast::<i32>().add(at).read_unaligned());
+                        }
+                    }
+                    (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if len_bytes >= size_of::<libc::ucred>() => {
+                        attached.user = Some(data.cast::<libc::ucred>().read_unaligned().uid);
+                    }
+                    _ => {}
+                }
+                head = libc::CMSG_NXTHDR(header, head);
+            }
+        }
+        attached
+    }
+
+    fn add(&mut self, fd: i32) {
+        if self.fd < 0 {
+            self.fd = fd;
+        } else {
+            self.has_more = true;
+            close(fd);
+        }
+    }
+}
+
 /// Sends words, and a descriptor with them if one is given (-1: none).
 ///
 /// # Errors
@@ -181,16 +251,19 @@ pub struct Came {
     pub words: usize,
     /// The descriptor that came with it, the caller's to close; -1: none.
     pub fd: i32,
+    /// Real user of the process that sent this message, whoever made the link; `None`: the link does not tell, which those of
+    /// [`accept`] do.
+    pub user: Option<u32>,
 }
 
 /// Receives one message, without waiting. One that is longer than `words`, or not of whole words, or has more than one
-/// descriptor, is EPROTO.
+/// descriptor, or nothing but a descriptor, is EPROTO: no descriptor of it stays open.
 ///
 /// # Errors
 /// What recvmsg says: EAGAIN where there is none.
 pub fn receive(fd: i32, words: &mut [u64; MAX_WORDS]) -> Result<Came, Errno> {
     let part = crate::iovec::Part { address: words.as_mut_ptr() as usize, len_bytes: size_of_val(words) };
-    let mut control = Control([0; 24]);
+    let mut control = Received([0; RECEIVED_BYTES]);
     // SAFETY: all-zero bytes are a valid header.
     let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
     header.msg_iov = (&raw const part).cast_mut().cast();
@@ -200,26 +273,17 @@ pub fn receive(fd: i32, words: &mut [u64; MAX_WORDS]) -> Result<Came, Errno> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the header names room that is valid during the call.
     let got = check(unsafe { kernel!(Ask, syscall!(libc::SYS_recvmsg, fd, &raw mut header, flags)) })?;
-    let mut came = Came { words: got as usize / 8, fd: -1 };
-    // SAFETY: the kernel has filled the control data, of which the header says how long it is.
-    unsafe {
-        let head = libc::CMSG_FIRSTHDR(&raw const header);
-        if !head.is_null()
-            && (*head).cmsg_level == libc::SOL_SOCKET
-            && (*head).cmsg_type == libc::SCM_RIGHTS
-            && (*head).cmsg_len as usize == libc::CMSG_LEN(4) as usize
-        {
-            came.fd = libc::CMSG_DATA(head).cast::<i32>().read_unaligned();
-        }
-    }
+    // SAFETY: recvmsg has succeeded with this header.
+    let attached = unsafe { Attached::of(&header) };
     let is_cut = header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-    if is_cut || !(got as usize).is_multiple_of(8) {
-        if came.fd >= 0 {
-            close(came.fd);
+    let is_bare = got == 0 && attached.fd >= 0;
+    if is_cut || attached.has_more || is_bare || !(got as usize).is_multiple_of(8) {
+        if attached.fd >= 0 {
+            close(attached.fd);
         }
         return Err(Errno(libc::EPROTO));
     }
-    Ok(came)
+    Ok(Came { words: got as usize / 8, fd: attached.fd, user: attached.user })
 }
 
 /// Whether the other end is not closed.
@@ -280,5 +344,118 @@ mod tests {
         end(listener);
         std::fs::remove_file(&path).expect("the name");
         assert!(connect(&name).is_err());
+    }
+
+    /// Sends words with these descriptors, as many messages of control data as there are slices: what no link of ours does.
+    fn send_many(fd: i32, words: &[u64], slices: &[&[i32]]) {
+        let mut control: Vec<u64> = Vec::new();
+        for fds in slices {
+            let mut message = vec![0u8; size_of::<libc::cmsghdr>()];
+            fds.iter().for_each(|fd| message.extend_from_slice(&fd.to_ne_bytes()));
+            let head = libc::cmsghdr {
+                cmsg_len: message.len(),
+                cmsg_level: libc::SOL_SOCKET,
+                cmsg_type: libc::SCM_RIGHTS,
+            };
+            // SAFETY: the head is plain numbers without padding.
+            let head =
+                unsafe { core::slice::from_raw_parts((&raw const head).cast::<u8>(), size_of_val(&head)) };
+            message[..head.len()].copy_from_slice(head);
+            message.resize(message.len().next_multiple_of(8), 0);
+            control.extend(message.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())));
+        }
+        let part = libc::iovec { iov_base: words.as_ptr().cast_mut().cast(), iov_len: size_of_val(words) };
+        // SAFETY: all-zero bytes are a valid header; what it names is valid during the call.
+        unsafe {
+            let mut header: libc::msghdr = core::mem::zeroed();
+            (header.msg_iov, header.msg_iovlen) = ((&raw const part).cast_mut(), 1);
+            (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), control.len() * 8);
+            assert!(libc::sendmsg(fd, &raw const header, 0) >= 0, "{}", std::io::Error::last_os_error());
+        }
+    }
+
+    /// Whether the open file of `of` is open under another descriptor: other tests open and close files of their own meanwhile.
+    fn is_open_elsewhere(of: i32) -> bool {
+        let link = |fd: &str| std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
+        let wanted = link(&of.to_string());
+        let all = std::fs::read_dir("/proc/self/fd").expect("descriptors");
+        all.flatten().any(|entry| {
+            let name = entry.file_name().into_string().expect("digits");
+            name != of.to_string() && link(&name) == wanted
+        })
+    }
+
+    #[test]
+    fn of_a_message_with_several_descriptors_none_stays_open() {
+        let [near, far] = pair().expect("a link");
+        // A pipe is known by its number, and nobody else has this one.
+        let mut pipe = [-1; 2];
+        // SAFETY: room for two descriptors.
+        assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+        close(pipe[1]);
+        let (given, mut words) = (pipe[0], [0; MAX_WORDS]);
+        let many = [given; 200];
+        let hostile: [&[&[i32]]; 6] = [
+            &[&[given, given]],
+            &[&[given, given, given]],
+            &[&[given], &[given]],
+            &[&[given], &[given], &[given, given]],
+            &[&many],
+            &[&many[..3], &many[..100]],
+        ];
+        for slices in hostile {
+            send_many(near, &[1, 2], slices);
+            assert_eq!(receive(far, &mut words).err(), Some(Errno(libc::EPROTO)), "{slices:?}");
+            assert!(!is_open_elsewhere(given), "{slices:?}");
+        }
+        // Nor of a message without words, which looks like the end of the link.
+        send_many(near, &[], &[&[given]]);
+        assert_eq!(receive(far, &mut words).err(), Some(Errno(libc::EPROTO)));
+        assert!(!is_open_elsewhere(given));
+        send_many(near, &[3], &[&[given]]);
+        let came = receive(far, &mut words).expect("received");
+        assert_eq!((came.words, words[0], came.user), (1, 3, None));
+        assert!(came.fd >= 0 && is_open_elsewhere(given));
+        [came.fd, given, near, far].into_iter().for_each(close);
+    }
+
+    #[test]
+    fn a_message_tells_who_has_sent_it_not_who_has_made_the_link() {
+        let path = std::env::temp_dir().join(format!("uncopy-link-user-{}", std::process::id()));
+        let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        let listener = listen(&name).expect("a socket");
+        let near = connect(&name).expect("a link");
+        // Before it is accepted, and after.
+        send(near, &[1], near).expect("sent");
+        let far = accept(listener).expect("a link");
+        send(near, &[2], -1).expect("sent");
+        let own = crate::ids::effective_user();
+        // SAFETY: the child makes system calls, of this thread alone, and ends.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let is_other = own != 0 || syscall!(libc::SYS_setuid, 65_534) == 0;
+                let is_sent = is_other && send(near, &[3], -1).is_ok();
+                libc::_exit(i32::from(!is_sent));
+            }
+            child
+        };
+        let mut status = -1;
+        // SAFETY: a child of this process's.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child has sent");
+        let mut words = [0; MAX_WORDS];
+        let mut next = || {
+            let came = receive(far, &mut words).expect("received");
+            if came.fd >= 0 {
+                close(came.fd);
+            }
+            (words[0], came.user, came.fd >= 0)
+        };
+        assert_eq!(next(), (1, Some(own), true));
+        assert_eq!(next(), (2, Some(own), false));
+        assert_eq!(next(), (3, Some(if own == 0 { 65_534 } else { own }), false));
+        [near, far, listener].into_iter().for_each(close);
+        std::fs::remove_file(&path).expect("the name");
     }
 }
