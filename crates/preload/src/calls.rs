@@ -7,6 +7,7 @@
 //! | `SYS_exit` of the main thread | waits for the program's other threads: our handler would be the last |
 //! | `SYS_unshare`, `SYS_setns` | what the functions of that name do |
 //! | seccomp, limits, mlockall, execve, execveat, io_uring_setup | [`crate::limits`] is told first |
+//! | setuid to capset, landlock_restrict_self | [`crate::credentials`] is told first |
 //! | rt_sigaction | handlers are not put off from then on |
 //! | mprotect, munmap, mremap, madvise | [`crate::mapping`] is told first |
 //! | any, with `--log` | [`crate::files`] is told first |
@@ -196,6 +197,11 @@ pub unsafe extern "C" fn syscall() {
         "je 5f",
         "cmp rdi, {madvise}",
         "je 5f",
+        "lea rax, [rdi - {setuid}]",
+        "cmp rax, {capset} - {setuid}",
+        "jbe 5f",
+        "cmp rdi, {landlock}",
+        "je 5f",
         // Files take part in a log.
         "cmp byte ptr [rip + {files}], 0",
         "je 3b",
@@ -229,6 +235,9 @@ pub unsafe extern "C" fn syscall() {
         munmap = const libc::SYS_munmap,
         mremap = const libc::SYS_mremap,
         madvise = const libc::SYS_madvise,
+        setuid = const libc::SYS_setuid,
+        capset = const libc::SYS_capset,
+        landlock = const libc::SYS_landlock_restrict_self,
         files = sym uncopy_store::program::IS_ON,
         limits = sym crate::limits::before_call,
         clone = const libc::SYS_clone,
@@ -289,7 +298,7 @@ unsafe extern "C" fn body(
     let as_it_is = || unsafe { direct(number, a, b, c, d, e, f) };
     let flags = match number {
         libc::SYS_unshare => return namespaces::unshared(a as c_int, as_it_is),
-        libc::SYS_setns => return namespaces::alone_without_lanes(as_it_is),
+        libc::SYS_setns => return namespaces::moved(b as c_int, as_it_is),
         libc::SYS_rt_sigaction => {
             if b != 0 {
                 // A handler that is not wrapped, perhaps.

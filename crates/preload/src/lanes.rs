@@ -449,6 +449,11 @@ pub fn end_all() {
     IS_ON.store(false, Relaxed);
 }
 
+/// Before the process becomes another user's, or is allowed less: no lane is left, nor anybody else's memory.
+pub fn before_change() {
+    end_all();
+}
+
 /// The same, if this process has begun to meet others.
 pub fn end_begun() {
     if process().is_some() {

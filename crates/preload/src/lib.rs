@@ -13,6 +13,7 @@
 //! | [`messages`] | none: what recvmmsg and sendmmsg have in common |
 //! | [`mapping`] | mprotect, madvise, munmap and the like on malloc's memory; close and its like |
 //! | [`loading`] | dlclose |
+//! | [`credentials`] | setuid and its family, setgroups, capset: what is shared with other processes ends |
 //! | [`limits`] | calls after which the kernel allows less: seccomp, setrlimit, mlockall |
 //! | [`process`] | `_Fork`, `_exit`; fork through `pthread_atfork` |
 //! | [`executing`] | exec and its family, posix_spawn, system, popen |
@@ -42,6 +43,7 @@
 mod allocation;
 #[cfg(target_arch = "x86_64")]
 mod calls;
+mod credentials;
 mod executing;
 mod exit;
 mod files;

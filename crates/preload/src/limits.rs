@@ -57,6 +57,9 @@ pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: u
         libc::SYS_seccomp if a <= libc::SECCOMP_SET_MODE_FILTER as usize => before_filter(),
         libc::SYS_prctl if a == libc::PR_SET_SECCOMP as usize => before_filter(),
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize => uncopy_sys::clock::stop(),
+        libc::SYS_prctl if a == libc::PR_SET_DUMPABLE as usize => {
+            crate::credentials::before_option(libc::PR_SET_DUMPABLE, b);
+        }
         libc::SYS_mlockall => before_lock(),
         libc::SYS_execve | libc::SYS_execveat => crate::executing::before_exec(),
         // What a ring receives and sends nobody sees.
@@ -66,6 +69,7 @@ pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: u
         }
         libc::SYS_setrlimit => before_limit(a as c_int, b as *const rlimit),
         libc::SYS_prlimit64 if is_own(a as pid_t) => before_limit(b as c_int, c as *const rlimit),
+        _ if crate::credentials::is_change(number) => crate::credentials::before_call(number, a, b, c),
         _ if crate::files::is_on() => crate::files::before_call(number, a, c),
         _ => {}
     }
@@ -81,7 +85,7 @@ before!(prctl PRCTL (option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulo
     match option {
         libc::PR_SET_SECCOMP => before_filter(),
         libc::PR_SET_TSC => uncopy_sys::clock::stop(),
-        _ => {}
+        _ => crate::credentials::before_option(option, a as usize),
     }
 });
 

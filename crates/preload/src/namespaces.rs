@@ -2,7 +2,7 @@
 //! all of them reach the calling thread only. Our handler thread must not be in the way, nor stay behind; that of lanes ends for
 //! good.
 
-use crate::lanes;
+use crate::{credentials, lanes};
 use core::ffi::c_int;
 use uncopy_engine::life::alone::alone;
 use uncopy_interpose::slots;
@@ -24,18 +24,28 @@ pub unsafe extern "C" fn unshare(flags: c_int) -> c_int {
 
 /// Makes an unshare of these flags.
 pub fn unshared<T>(flags: c_int, call: impl FnOnce() -> T) -> T {
-    if flags & !OF_THE_CALLER_ONLY == 0 { call() } else { alone_without_lanes(call) }
+    if flags & !OF_THE_CALLER_ONLY == 0 {
+        return call();
+    }
+    credentials::before_namespaces(flags);
+    alone_without_lanes(call)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setns(fd: c_int, kind: c_int) -> c_int {
     let real = SETNS.call();
     // SAFETY: setns touches no memory.
-    alone_without_lanes(|| unsafe { real(fd, kind) })
+    moved(kind, || unsafe { real(fd, kind) })
+}
+
+/// Makes a setns to namespaces of these kinds; 0: whatever the descriptor names.
+pub fn moved<T>(kinds: c_int, call: impl FnOnce() -> T) -> T {
+    credentials::before_namespaces(kinds);
+    alone_without_lanes(call)
 }
 
 /// Makes a call in a process that has none of our threads.
-pub fn alone_without_lanes<T>(call: impl FnOnce() -> T) -> T {
+fn alone_without_lanes<T>(call: impl FnOnce() -> T) -> T {
     lanes::end_begun();
     alone(call)
 }

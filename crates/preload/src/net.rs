@@ -25,7 +25,7 @@ use addresses::{Room, given};
 use connecting::connect_there;
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
-use libc::{epoll_event, sockaddr, socklen_t, ssize_t, uid_t};
+use libc::{epoll_event, sockaddr, socklen_t, ssize_t};
 use options::Kept;
 pub use registrations::{closed, closed_range, in_child};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -53,10 +53,6 @@ slots! {
     GETPEERNAME = c"getpeername": unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
     GETSOCKOPT = c"getsockopt": unsafe extern "C" fn(c_int, c_int, c_int, *mut core::ffi::c_void, *mut socklen_t) -> c_int;
     EPOLL_CTL = c"epoll_ctl": unsafe extern "C" fn(c_int, c_int, c_int, *mut epoll_event) -> c_int;
-    SETUID = c"setuid": unsafe extern "C" fn(uid_t) -> c_int;
-    SETEUID = c"seteuid": unsafe extern "C" fn(uid_t) -> c_int;
-    SETREUID = c"setreuid": unsafe extern "C" fn(uid_t, uid_t) -> c_int;
-    SETRESUID = c"setresuid": unsafe extern "C" fn(uid_t, uid_t, uid_t) -> c_int;
     CHROOT = c"chroot": unsafe extern "C" fn(*const c_char) -> c_int;
 }
 
@@ -104,8 +100,9 @@ pub fn end() {
     CLIENT.store(core::ptr::null_mut(), Release);
 }
 
-/// Before the program becomes another user's, or gets another root directory: then it could not find the service.
-fn keep_link() {
+/// Before the program becomes another user's (see [`crate::credentials`]), or gets another root directory: then it could not find
+/// the service.
+pub fn before_change() {
     if let Some(client) = client() {
         let _errno = errno::Keep::new();
         let _critical = Critical::enter();
@@ -113,11 +110,7 @@ fn keep_link() {
     }
 }
 
-before!(setuid SETUID (user: uid_t) -> c_int, { keep_link(); });
-before!(seteuid SETEUID (effective: uid_t) -> c_int, { keep_link(); });
-before!(setreuid SETREUID (real: uid_t, effective: uid_t) -> c_int, { keep_link(); });
-before!(setresuid SETRESUID (real: uid_t, effective: uid_t, saved: uid_t) -> c_int, { keep_link(); });
-before!(chroot CHROOT (path: *const c_char) -> c_int, { keep_link(); });
+before!(chroot CHROOT (path: *const c_char) -> c_int, { before_change(); });
 
 /// What libc's function returns for this.
 fn result(done: Result<(), Errno>) -> c_int {

@@ -32,6 +32,7 @@ fn fill_slots() {
     crate::namespaces::fill();
     crate::mapping::fill();
     crate::limits::fill();
+    crate::credentials::fill();
     crate::loading::fill();
     crate::passing::fill();
     crate::sockets::fill();

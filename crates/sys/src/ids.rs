@@ -1,12 +1,66 @@
 //! Who the process is.
 
 use crate::call::{kernel, syscall};
+use crate::readable::is_readable;
 
 /// The effective user id.
 #[must_use]
 pub fn effective_user() -> u32 {
     // SAFETY: geteuid has no requirements.
     unsafe { libc::geteuid() }
+}
+
+/// Whether the real, effective and saved user, and that of file systems, are one, and every one that is `asked` for is that one;
+/// `u32::MAX` asks for none.
+#[must_use]
+pub fn is_only_user(asked: &[u32]) -> bool {
+    let (mut real, mut effective, mut saved) = (0, 0, 0);
+    // SAFETY: room for three users; setfsuid changes nothing for a user that there is not.
+    let (got, files) = unsafe {
+        (
+            libc::getresuid(&raw mut real, &raw mut effective, &raw mut saved),
+            syscall!(libc::SYS_setfsuid, u32::MAX),
+        )
+    };
+    got == 0 && is_only([real, effective, saved, files as u32], asked)
+}
+
+/// The same of groups.
+#[must_use]
+pub fn is_only_group(asked: &[u32]) -> bool {
+    let (mut real, mut effective, mut saved) = (0, 0, 0);
+    // SAFETY: as above.
+    let (got, files) = unsafe {
+        (
+            libc::getresgid(&raw mut real, &raw mut effective, &raw mut saved),
+            syscall!(libc::SYS_setfsgid, u32::MAX),
+        )
+    };
+    got == 0 && is_only([real, effective, saved, files as u32], asked)
+}
+
+fn is_only(have: [u32; 4], asked: &[u32]) -> bool {
+    have.iter().chain(asked).all(|id| *id == have[0] || *id == u32::MAX)
+}
+
+/// Supplementary groups that are compared, at most.
+const MAX_GROUPS: usize = 64;
+
+/// Whether the supplementary groups are the `count` ones at `groups`, in that order; false also where they are too many to be
+/// compared.
+///
+/// # Safety
+/// Whatever can be read there is a list of groups, which nobody writes to meanwhile.
+#[must_use]
+pub unsafe fn groups_are(count: usize, groups: *const u32) -> bool {
+    let mut have = [0; MAX_GROUPS];
+    // SAFETY: room for so many.
+    let got = unsafe { libc::getgroups(MAX_GROUPS as i32, have.as_mut_ptr()) };
+    if usize::try_from(got) != Ok(count) || !is_readable(groups as usize, size_of_val(&have[..count])) {
+        return false;
+    }
+    // SAFETY: readable, as was just found; there is at least one group where they are looked at.
+    count == 0 || have[..count] == unsafe { core::slice::from_raw_parts(groups, count) }[..]
 }
 
 /// The parent's process id.

@@ -1,0 +1,132 @@
+//! Calls that change who the process is: its users, groups and capabilities, its user namespace, and what it allows others to look
+//! at. What a feature shares with other processes of the old user must not be left to the new one: [`before_change`] tells each.
+//!
+//! A child of vfork changes only itself and shares this process's memory: it is not told of. Nor is a call that leaves
+//! everything as it is.
+
+use crate::{exit, files, lanes, net};
+use core::ffi::{c_char, c_int, c_long, c_void};
+use libc::{gid_t, uid_t};
+use uncopy_interpose::{before, slots};
+use uncopy_sys::errno;
+use uncopy_sys::ids::{groups_are, is_only_group, is_only_user};
+
+slots! {
+    SETUID = c"setuid": unsafe extern "C" fn(uid_t) -> c_int;
+    SETEUID = c"seteuid": unsafe extern "C" fn(uid_t) -> c_int;
+    SETREUID = c"setreuid": unsafe extern "C" fn(uid_t, uid_t) -> c_int;
+    SETRESUID = c"setresuid": unsafe extern "C" fn(uid_t, uid_t, uid_t) -> c_int;
+    SETFSUID = c"setfsuid": unsafe extern "C" fn(uid_t) -> c_int;
+    SETGID = c"setgid": unsafe extern "C" fn(gid_t) -> c_int;
+    SETEGID = c"setegid": unsafe extern "C" fn(gid_t) -> c_int;
+    SETREGID = c"setregid": unsafe extern "C" fn(gid_t, gid_t) -> c_int;
+    SETRESGID = c"setresgid": unsafe extern "C" fn(gid_t, gid_t, gid_t) -> c_int;
+    SETFSGID = c"setfsgid": unsafe extern "C" fn(gid_t) -> c_int;
+    SETGROUPS = c"setgroups": unsafe extern "C" fn(usize, *const gid_t) -> c_int;
+    INITGROUPS = c"initgroups": unsafe extern "C" fn(*const c_char, gid_t) -> c_int;
+    CAPSET = c"capset": unsafe extern "C" fn(*mut c_void, *const c_void) -> c_int;
+}
+
+/// Whether a feature shares something with other processes, and system calls may be made. Without one, hooks here are a load each.
+fn is_needed() -> bool {
+    (lanes::is_on() || net::is_on() || files::is_on()) && !exit::is_sealed() && exit::is_owner()
+}
+
+/// The process is about to be another user's, or to be allowed less: each feature ends what it shares with others. `errno` is kept.
+pub fn before_change() {
+    if !is_needed() {
+        return;
+    }
+    let _errno = errno::Keep::new();
+    lanes::before_change();
+    net::before_change();
+}
+
+/// The same, if the users that a call asks for are not those that the process has.
+fn before_users(asked: &[uid_t]) {
+    if is_needed() && !is_only_user(asked) {
+        before_change();
+    }
+}
+
+/// The same for groups.
+fn before_groups(asked: &[gid_t]) {
+    if is_needed() && !is_only_group(asked) {
+        before_change();
+    }
+}
+
+/// The same for supplementary groups, `count` of them at `groups`.
+fn before_group_list(count: usize, groups: *const gid_t) {
+    let _errno = errno::Keep::new();
+    // SAFETY: the program passes as many groups, to be read.
+    if is_needed() && !unsafe { groups_are(count, groups) } {
+        before_change();
+    }
+}
+
+before!(setuid SETUID (user: uid_t) -> c_int, { before_users(&[user]); });
+before!(seteuid SETEUID (effective: uid_t) -> c_int, { before_users(&[effective]); });
+before!(setreuid SETREUID (real: uid_t, effective: uid_t) -> c_int, { before_users(&[real, effective]); });
+before!(setresuid SETRESUID (real: uid_t, effective: uid_t, saved: uid_t) -> c_int, {
+    before_users(&[real, effective, saved]);
+});
+before!(setfsuid SETFSUID (user: uid_t) -> c_int, { before_users(&[user]); });
+before!(setgid SETGID (group: gid_t) -> c_int, { before_groups(&[group]); });
+before!(setegid SETEGID (effective: gid_t) -> c_int, { before_groups(&[effective]); });
+before!(setregid SETREGID (real: gid_t, effective: gid_t) -> c_int, { before_groups(&[real, effective]); });
+before!(setresgid SETRESGID (real: gid_t, effective: gid_t, saved: gid_t) -> c_int, {
+    before_groups(&[real, effective, saved]);
+});
+before!(setfsgid SETFSGID (group: gid_t) -> c_int, { before_groups(&[group]); });
+before!(setgroups SETGROUPS (count: usize, groups: *const gid_t) -> c_int, { before_group_list(count, groups); });
+before!(initgroups INITGROUPS (user: *const c_char, group: gid_t) -> c_int, { before_change(); });
+before!(capset CAPSET (header: *mut c_void, data: *const c_void) -> c_int, { before_change(); });
+
+/// Whether a system call changes who the process is.
+pub const fn is_change(number: c_long) -> bool {
+    matches!(
+        number,
+        libc::SYS_setuid
+            | libc::SYS_setreuid
+            | libc::SYS_setresuid
+            | libc::SYS_setfsuid
+            | libc::SYS_setgid
+            | libc::SYS_setregid
+            | libc::SYS_setresgid
+            | libc::SYS_setfsgid
+            | libc::SYS_setgroups
+            | libc::SYS_capset
+            | libc::SYS_landlock_restrict_self
+    )
+}
+
+/// Looks at such a system call that the program makes through libc's `syscall`, before it is made.
+pub fn before_call(number: c_long, a: usize, b: usize, c: usize) {
+    let [first, second, third] = [a as u32, b as u32, c as u32];
+    match number {
+        libc::SYS_setuid | libc::SYS_setfsuid => before_users(&[first]),
+        libc::SYS_setreuid => before_users(&[first, second]),
+        libc::SYS_setresuid => before_users(&[first, second, third]),
+        libc::SYS_setgid | libc::SYS_setfsgid => before_groups(&[first]),
+        libc::SYS_setregid => before_groups(&[first, second]),
+        libc::SYS_setresgid => before_groups(&[first, second, third]),
+        libc::SYS_setgroups => before_group_list(a, b as *const gid_t),
+        _ => before_change(),
+    }
+}
+
+/// Before an option of prctl, as that function takes it, is set.
+pub fn before_option(option: c_int, value: usize) {
+    // Who forbids others of the same user to look into it does not want them in its memory.
+    if option == libc::PR_SET_DUMPABLE && value == 0 {
+        before_change();
+    }
+}
+
+/// Before the process goes to other namespaces of these kinds; 0: any.
+pub fn before_namespaces(kinds: c_int) {
+    if kinds == 0 || kinds & libc::CLONE_NEWUSER != 0 {
+        before_change();
+    }
+}
