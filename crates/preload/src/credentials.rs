@@ -40,6 +40,7 @@ pub fn before_change() {
     }
     let _errno = errno::Keep::new();
     lanes::before_change();
+    files::before_change();
     net::before_change();
 }
 

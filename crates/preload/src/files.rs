@@ -188,6 +188,13 @@ entry!(syncfs SYNCFS (fd: c_int) -> c_int, is_on(), {
     SYNCFS.call()(fd)
 });
 
+/// Before the process becomes another user's, or is allowed less: nothing is shared with the log's keeper any more.
+pub fn before_change() {
+    if is_on() {
+        aside(store::part);
+    }
+}
+
 /// Something is about to happen to a file that no record tells of; it may take part again.
 pub fn change(fd: c_int) {
     if store::is_known(fd) {

@@ -18,8 +18,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use uncopy_sys::background::{be_polite, bell, ring, signals, take_signals, watch_process};
 use uncopy_sys::errno::Errno;
-use uncopy_sys::link::{self, MAX_WORDS};
-use uncopy_sys::{clock, file, mem, wait};
+use uncopy_sys::link::{self, Came, MAX_WORDS};
+use uncopy_sys::{clock, file, ids, mem, wait};
 
 /// How long a process that was not linked yet is waited for after all others have ended: a daemon leaves its first process behind.
 const GRACE: Duration = Duration::from_secs(2);
@@ -156,6 +156,22 @@ fn accept_all(listener: i32, links: &mut Vec<i32>) -> Errno {
     }
 }
 
+/// Receives a message of a program's. One that a process of another user has sent is refused, whoever made the link: a process has the
+/// link of the one that it was forked from until it ends it, and may have become another user's.
+///
+/// # Errors
+/// EPERM: another user's; EPROTO: it is none of ours; else what the link says.
+fn receive(link: i32, words: &mut [u64; MAX_WORDS]) -> Result<Came, Errno> {
+    let came = link::receive(link, words)?;
+    if came.words > 0 && came.user != Some(ids::effective_user()) {
+        if came.fd >= 0 {
+            file::close(came.fd);
+        }
+        return Err(Errno::EPERM);
+    }
+    Ok(came)
+}
+
 /// What is heard of a program that has no log.
 enum Heard {
     Nothing,
@@ -167,10 +183,18 @@ enum Heard {
 impl Shared {
     fn hear(self: &Arc<Self>, link: i32) -> Heard {
         let mut words = [0; MAX_WORDS];
-        match link::receive(link, &mut words) {
+        match receive(link, &mut words) {
             Err(Errno::EAGAIN | Errno::EINTR) => return Heard::Nothing,
             Ok(came) if came.words == 2 && came.fd < 0 && words[..2] == [HELLO, PROTOCOL] => {}
-            _ => return Heard::End,
+            Ok(Came { words: 0, .. }) => return Heard::End,
+            refused => {
+                if let Ok(Came { fd: 0.., .. }) = refused {
+                    refused.iter().for_each(|came| file::close(came.fd));
+                }
+                let why = refused.err().unwrap_or(Errno(libc::EPROTO));
+                answer(link, &[NOT_NOW, why.0 as u64]);
+                return Heard::End;
+            }
         }
         match self.take_log() {
             Ok(empty) => Heard::Serve(Box::new(empty)),

@@ -2,7 +2,7 @@
 //! answers each question once, in order.
 
 /// Version of these messages and of [`State`](crate::state::State).
-pub const PROTOCOL: u64 = 1;
+pub const PROTOCOL: u64 = 2;
 
 /// `[HELLO, PROTOCOL]`: a program that has a file to log. Answer: [`WELCOME`] and then [`LOG`], or [`NOT_NOW`].
 pub const HELLO: u64 = 1;

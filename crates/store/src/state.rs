@@ -7,6 +7,8 @@ use core::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
 };
 
+/// Bytes before the places: what only a program and its keeper write. Children of the program part with them.
+pub const OWN_BYTES: usize = 4 << 10;
 /// Files of a program that take part at a time, at most.
 pub const MAX_FILES: usize = 64;
 /// Length of the memory, bytes.
@@ -48,11 +50,14 @@ pub struct State {
     sequence: AtomicU64,
     /// Up to here records were given back; the keeper's.
     tail: AtomicU64,
+    /// Up to the next page.
+    unused: [AtomicU64; OWN_BYTES / 8 - 4],
     /// The files.
     pub places: [Place; MAX_FILES],
 }
 
 const _: () = assert!(size_of::<State>() <= STATE_BYTES);
+const _: () = assert!(core::mem::offset_of!(State, places) == OWN_BYTES);
 
 impl Default for State {
     fn default() -> Self {
@@ -61,6 +66,7 @@ impl Default for State {
             head: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
             tail: AtomicU64::new(0),
+            unused: [const { AtomicU64::new(0) }; OWN_BYTES / 8 - 4],
             places: core::array::from_fn(|_| Place::default()),
         }
     }

@@ -174,6 +174,15 @@ pub fn flags(fd: i32) -> Result<i32, Errno> {
     check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETFL)) }).map(|flags| flags as i32)
 }
 
+/// Whether whoever has an open file can write to it (`O_PATH` opens for nothing).
+///
+/// # Errors
+/// What fcntl says.
+pub fn is_writable(fd: i32) -> Result<bool, Errno> {
+    let flags = flags(fd)?;
+    Ok(flags & libc::O_PATH == 0 && matches!(flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR))
+}
+
 /// Names an open file that has no name (open(2), `O_TMPFILE`).
 ///
 /// # Errors

@@ -108,6 +108,8 @@ impl Client {
                 self.digest();
             }
         }
+        // One that lives learns of it before its files lose their marks.
+        link::shut(link);
         self.end();
     }
 
@@ -115,10 +117,14 @@ impl Client {
     fn hear(&mut self, link: i32) -> bool {
         let mut words = [0; MAX_WORDS];
         loop {
-            let came = match link::receive(link, &mut words) {
+            let came = match super::receive(link, &mut words) {
                 Err(Errno::EAGAIN) => return true,
                 Err(Errno::EINTR) => continue,
-                Err(_) => return false,
+                Err(errno) => {
+                    // Whoever hears of that, and of the link's end, goes on by the file system.
+                    answer(link, &[REFUSED, errno.0 as u64]);
+                    return false;
+                }
                 Ok(came) if came.words == 0 => return false,
                 Ok(came) => came,
             };
@@ -172,6 +178,10 @@ impl Client {
         let status = file::status(fd)?;
         if !status.is_regular() || status.links != 1 || !mark::is_fit(fd) {
             return Err(Errno::EINVAL);
+        }
+        // The mark makes a recovery write to it: that is for those who could.
+        if !file::is_writable(fd)? {
+            return Err(Errno(libc::EBADF));
         }
         let inode = (status.device, status.inode);
         if self.held().any(|(_, held)| held.inode == inode) {

@@ -15,6 +15,8 @@ const MAX_CHILDREN: usize = 32;
 const MAX_ANCESTORS: usize = 8;
 /// What is said of descriptors that are given on.
 const GIVEN: u64 = 1;
+/// Words of a child that are heard at once: it may have become another user's.
+const MAX_WORDS: u32 = 16;
 
 /// A child, or one that is being made.
 #[derive(Debug)]
@@ -63,10 +65,11 @@ impl Child {
         if number == 0 || watched < 0 {
             return number != 0;
         }
-        loop {
+        for turn in 0.. {
             match lifeline::hear(watched) {
-                Heard::Nothing => return true,
-                Heard::Said(_) => _ = GIVEN_ON.fetch_max(number, AcqRel),
+                Heard::Said(_) if turn < MAX_WORDS => _ = GIVEN_ON.fetch_max(number, AcqRel),
+                // One that says more than it has to say, to no end, is alive.
+                Heard::Nothing | Heard::Said(_) => return true,
                 Heard::Ended => break,
             }
         }

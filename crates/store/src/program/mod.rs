@@ -19,7 +19,7 @@ pub use logged::{At, Write, Writing, begin_write, number};
 
 use crate::mark;
 use crate::messages::{ADOPT, ADOPTED};
-use crate::state::{HELD, MAX_FILES, State, TOUCHED};
+use crate::state::{HELD, MAX_FILES, TOUCHED};
 use core::ffi::c_int;
 use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire,
@@ -50,10 +50,12 @@ static SOCKET: OnceLock<CString> = OnceLock::new();
 /// A link with who keeps logs, which does nothing but say that this process lives, until there is a session; -1: none.
 static LINK: AtomicI32 = AtomicI32::new(-1);
 static SESSION: AtomicPtr<Session> = AtomicPtr::new(core::ptr::null_mut());
-/// What this process's parent and its keeper know.
-static INHERITED: AtomicPtr<State> = AtomicPtr::new(core::ptr::null_mut());
+/// That of this process's parent, by which the parent and its keeper hear of this process's writes.
+static INHERITED: AtomicPtr<Session> = AtomicPtr::new(core::ptr::null_mut());
 /// One file at a time comes to take part.
 static ADOPTION: Mutex<()> = Mutex::new(());
+/// The process in which one does, or did last.
+static ADOPTER: AtomicU32 = AtomicU32::new(0);
 /// Files take part whether that pays or not.
 static IS_FORCED: AtomicBool = AtomicBool::new(false);
 /// The files that take part, where they are named.
@@ -293,6 +295,7 @@ fn answer(result: Result<(), Errno>) -> c_int {
 /// Lets a candidate take part: what the sync has said with which that begins; `None`: it does not, and is not synced.
 fn adopt(fd: c_int) -> Option<Result<(), Errno>> {
     let _adoption = ADOPTION.try_lock().ok()?;
+    ADOPTER.store(std::process::id(), Relaxed);
     if HAS_STOPPED.load(Relaxed) {
         descriptors::set(fd, Kind::Refused);
         return None;
@@ -352,9 +355,9 @@ fn count_leave(syncs: u64) {
 
 /// The parent, and its keeper, are to know that this process may write to the file.
 fn touch(place: usize) {
-    // SAFETY: states are never unmapped.
-    if let Some(state) = unsafe { INHERITED.load(Acquire).as_ref() } {
-        state.places[place].flags.fetch_or(TOUCHED, AcqRel);
+    // SAFETY: sessions are never freed.
+    if let Some(session) = unsafe { INHERITED.load(Acquire).as_ref() } {
+        session.place(place).flags.fetch_or(TOUCHED, AcqRel);
     }
 }
 
@@ -382,6 +385,41 @@ pub fn change_all(again: bool) {
         HAS_STOPPED.store(true, Release);
     }
     descriptors::known(0, u32::MAX).for_each(|fd| change(fd, again));
+}
+
+/// The process is about to be another user's, or to be allowed less: what the log has is put into the files first, and nothing is shared
+/// with its keeper from then on. Files are the file system's, for good: what the new user may write must not go where the old one's
+/// keeper, or a recovery, would put it.
+pub fn part() {
+    if LINK.load(Acquire) < 0 && INHERITED.load(Acquire).is_null() {
+        return;
+    }
+    HAS_STOPPED.store(true, Release);
+    let adoption = loop {
+        match ADOPTION.try_lock() {
+            Ok(adoption) => break Some(adoption),
+            // A thread of the process that this one was forked from had it then.
+            Err(_) if ADOPTER.load(Relaxed) != std::process::id() => break None,
+            Err(_) => clock::doze(),
+        }
+    };
+    change_all(false);
+    // It is the session's, if there is one.
+    let link = LINK.swap(-1, AcqRel);
+    // SAFETY: sessions are never freed.
+    let (own, inherited) = unsafe {
+        (
+            SESSION.swap(core::ptr::null_mut(), AcqRel).as_ref(),
+            INHERITED.swap(core::ptr::null_mut(), AcqRel).as_ref(),
+        )
+    };
+    match own {
+        Some(session) => session.part(),
+        None if link >= 0 => file::close(link),
+        None => {}
+    }
+    inherited.into_iter().for_each(Session::part_from_child);
+    drop(adoption);
 }
 
 /// What a path names is about to have another one, or none: a file that takes part is left, and its records, which have the old one,
@@ -466,8 +504,13 @@ pub fn in_child() {
     }
     links().for_each(file::close);
     forks::child();
+    // What is known of a process before its parent is of no use any more: its files were left above.
+    // SAFETY: sessions are never freed.
+    let before = unsafe { INHERITED.swap(core::ptr::null_mut(), AcqRel).as_ref() };
+    before.into_iter().for_each(Session::part_from_child);
     if let Some(session) = session() {
-        INHERITED.store(core::ptr::from_ref(session.state).cast_mut(), Release);
+        session.part_in_child();
+        INHERITED.store(core::ptr::from_ref(session).cast_mut(), Release);
     }
     SESSION.store(core::ptr::null_mut(), Release);
     LINK.store(-1, Release);

@@ -5,7 +5,7 @@ use crate::layout::{RING_OFFSET, Superblock};
 use crate::lock;
 use crate::log::Log;
 use crate::messages::{HALF, HELLO, LOG, NOT_NOW, PROTOCOL, ROOM, WELCOME};
-use crate::state::{Place, STATE_BYTES, State};
+use crate::state::{OWN_BYTES, Place, STATE_BYTES, State};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::Mutex;
@@ -26,8 +26,9 @@ type Words = [u64; MAX_WORDS];
 pub struct Session {
     link: i32,
     log_fd: i32,
-    /// What both know.
+    /// What both know, and the memory where it lies.
     pub state: &'static State,
+    memory: Joint,
     /// The log.
     pub log: Log<'static, LogFile>,
     asking: Mutex<()>,
@@ -105,7 +106,7 @@ impl Session {
         let joint = Joint::map(state_fd, STATE_BYTES);
         file::close(state_fd);
         let joint = joint.map_err(NoSession::Never)?;
-        // SAFETY: all of the state is atomics, for which any bytes are valid; it is never unmapped.
+        // SAFETY: all of the state is atomics, for which any bytes are valid; there is memory as long as the process lives.
         let state: &'static State = unsafe { joint.as_ref() };
         let [_, log, epoch, len_bytes, granule_bytes, machine, ..] = words;
         let granule_bytes = granule_bytes as u32;
@@ -122,6 +123,7 @@ impl Session {
             link,
             log_fd,
             state,
+            memory: joint,
             log,
             asking: Mutex::new(()),
             departed: Mutex::new(Vec::new()),
@@ -148,6 +150,25 @@ impl Session {
     /// Nobody keeps the log any more.
     fn end(&self) {
         self.has_ended.store(true, Release);
+    }
+
+    /// Parts with the keeper, for good: no descriptor and no memory is shared with it any more. No file takes part, or comes to.
+    pub fn part(&self) {
+        let _asking = lock(&self.asking);
+        self.end();
+        file::close(self.link);
+        file::close(self.log_fd);
+        self.memory.part();
+    }
+
+    /// A child of the program whose session this is keeps what it needs to say that it has written to a file.
+    pub fn part_in_child(&self) {
+        self.memory.part_with(OWN_BYTES);
+    }
+
+    /// A child of the program whose session this is has nothing more to say.
+    pub fn part_from_child(&self) {
+        self.memory.part();
     }
 
     /// Asks the keeper something, with a descriptor if one is given (-1: none), and waits for the answer.
@@ -178,8 +199,12 @@ impl Session {
     pub fn tell_if_half_full(&self) {
         let tail = self.state.tail();
         if self.log.used_bytes() > self.log.ring_bytes() / 2 && self.told_tail.swap(tail, Relaxed) != tail {
-            // Should it have no room for that now, it digests all the same within a second.
-            let _ = link::send(self.link, &[HALF], -1);
+            // Should it have no room for that now, or be asked something, it digests all the same within a second.
+            if let Ok(_asking) = self.asking.try_lock()
+                && !self.has_ended.load(Acquire)
+            {
+                let _ = link::send(self.link, &[HALF], -1);
+            }
         }
     }
 

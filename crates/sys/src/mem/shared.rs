@@ -255,6 +255,27 @@ impl Joint {
         unsafe { &*(self.base as *const T) }
     }
 
+    /// Leaves the first `len_bytes` bytes (whole pages) of this process's mapping to itself: what [`Joint::as_ref`] gave stays valid
+    /// there, zeroes at first, and neither side hears of what the other one writes. Where the kernel
+    /// has no memory for that, this process can only read them from here on.
+    pub fn part_with(&self, len_bytes: usize) {
+        let len_bytes = len_bytes.min(self.len_bytes);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: pages of our own mapping; all that lies there is atomics, for which zeroes are valid.
+        unsafe {
+            let base = self.base;
+            if check(kernel!(Map, syscall!(libc::SYS_mmap, base, len_bytes, protection, flags, -1i32, 0))).is_err() {
+                kernel!(Protect, syscall!(libc::SYS_mprotect, base, len_bytes, libc::PROT_READ));
+            }
+        }
+    }
+
+    /// The same of all of it.
+    pub fn part(&self) {
+        self.part_with(self.len_bytes);
+    }
+
     /// Takes the mapping away.
     ///
     /// # Safety
