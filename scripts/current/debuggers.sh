@@ -26,5 +26,5 @@ C
     client strace -f -o trace -e trace=openat,lseek ./a <in; echo "ended with $?"
     grep -c 'lseek(0' trace
     client valgrind -q --error-exitcode=9 ./a <in 2>"$logs/valgrind"; echo "ended with $?"
-    client gdb -q -batch -ex 'break sum_of_bytes' -ex 'run <in' -ex 'print n' -ex 'x/4xb p' -ex 'delete' -ex continue ./a 2>/dev/null | grep -E '^\$1 =|^0x[0-9a-f]*:|exited' | sed 's/^0x[0-9a-f]*//; s/process [0-9]*/process/'
+    client gdb -q -batch -ex 'break sum_of_bytes' -ex 'run <in' -ex 'print n' -ex 'x/4xb p' -ex 'delete' -ex continue ./a 2>/dev/null | grep -E '^\$1 =|^0x[0-9a-f]*:|Inferior.*exited' | sed 's/^0x[0-9a-f]*//; s/process [0-9]*/process/'
 }
