@@ -41,7 +41,7 @@ http {
     access_log off;
     client_body_temp_path /room/data/tmp/back;
     client_max_body_size 64m;
-    server { listen 8081; root /room/data/www; sendfile off; output_buffers 2 256k; location /echo { client_body_buffer_size 8m; client_body_in_single_buffer on; proxy_pass http://127.0.0.1:8082/echo; proxy_http_version 1.1; proxy_buffers 8 256k; proxy_buffer_size 256k; proxy_busy_buffers_size 512k; } }
+    server { listen 8081; root /room/data/www; sendfile off; output_buffers 2 256k; location /echo { client_body_buffer_size 8m; client_body_in_single_buffer on; proxy_pass http://127.0.0.1:8082/whole; proxy_http_version 1.1; proxy_buffers 8 256k; proxy_buffer_size 256k; proxy_busy_buffers_size 512k; } }
 }
 CONF
     serve echo python3 "$kit/servers.py" 8082

@@ -1,4 +1,5 @@
-"""A server for aiohttp, for ASGI and for WSGI: GET /LENGTH gives so many bytes, POST gives the body back."""
+"""A server for aiohttp, for ASGI and for WSGI: GET /LENGTH gives so many bytes, POST gives the body back
+(aiohttp: while it still comes, or once all of it is there under /whole)."""
 
 import random
 import sys
@@ -41,6 +42,9 @@ if __name__ == "__main__":
     async def get(request):
         return web.Response(body=data(int(request.match_info["length"])))
 
+    async def whole(request):
+        return web.Response(body=await request.read())
+
     async def post(request):
         answer = web.StreamResponse()
         await answer.prepare(request)
@@ -50,5 +54,5 @@ if __name__ == "__main__":
         return answer
 
     application = web.Application(client_max_size=1 << 28)
-    application.add_routes([web.get("/{length}", get), web.post("/echo", post)])
+    application.add_routes([web.get("/{length}", get), web.post("/echo", post), web.post("/whole", whole)])
     web.run_app(application, host="127.0.0.1", port=int(sys.argv[1]), print=None)
