@@ -75,7 +75,6 @@ pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: u
         }
         libc::SYS_setrlimit => before_limit(a as c_int, b as *const rlimit),
         libc::SYS_prlimit64 if is_own(a as pid_t) => before_limit(b as c_int, c as *const rlimit),
-        _ if crate::credentials::is_change(number) => crate::credentials::before_call(number, a, b, c),
         _ if crate::files::is_on() => crate::files::before_call(number, a, c),
         _ => {}
     }
