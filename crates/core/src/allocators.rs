@@ -237,7 +237,9 @@ pub fn standing(name: &[u8]) -> Standing {
     let is = |listed: &&str| listed.as_bytes() == name;
     if TAKEN_OVER.iter().any(is) {
         Standing::TakenOver
-    } else if HARMLESS.iter().any(is) || HARMLESS_STARTS.iter().any(|start| name.starts_with(start.as_bytes())) {
+    } else if HARMLESS.iter().any(is)
+        || HARMLESS_STARTS.iter().any(|start| name.starts_with(start.as_bytes()))
+    {
         Standing::Harmless
     } else {
         Standing::Unknown

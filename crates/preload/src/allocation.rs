@@ -1,6 +1,6 @@
 //! malloc and its family: large blocks from the block heap, the rest from the program's allocator.
 
-use crate::{families, memory};
+use crate::{first, memory};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
@@ -92,7 +92,7 @@ unsafe fn real_malloc(len: usize) -> Pointer {
         // another library's constructor may be in, finds what it calls itself.
         memory::fill();
         fill();
-        families::fill();
+        first::fill();
     }
     // SAFETY: malloc takes any length.
     or_again(|| unsafe { MALLOC.call()(len) })
@@ -304,7 +304,7 @@ pub unsafe extern "C" fn reallocarray(pointer: Pointer, count: usize, each: usiz
     match count.checked_mul(each) {
         // SAFETY: the program's own arguments; the length did not overflow.
         Some(len) => unsafe {
-            match families::first_realloc() {
+            match first::realloc() {
                 Some(realloc) => realloc(pointer, len),
                 None => realloc_body(pointer, len, reallocarray as *const () as usize),
             }

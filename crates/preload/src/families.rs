@@ -13,11 +13,12 @@
 //! that is loaded later with RTLD_DEEPBIND calls libc's `free`, past ours: libc's table then says that it is ours.
 
 use crate::allocation;
+use crate::first::{self, FREE_ALIGNED_SIZED, FREE_SIZED, LIBC_FREE, LIBC_REALLOC};
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use uncopy_core::allocators::{Standing, family, standing};
-use uncopy_engine::state::gate::{self, is_in_heap};
 use uncopy_engine::state::counters;
+use uncopy_engine::state::gate::{self, is_in_heap};
 use uncopy_sys::symbols::{self, Function, Object};
 
 /// Registers for arguments (System V ABI); every function here has no others.
@@ -82,7 +83,11 @@ mod kinds {
     #[inline(always)]
     fn room(pointer: usize) -> Option<usize> {
         // Both are rare: the first look is a compare.
-        if is_in_heap(pointer) || gate::FREE_LOOKS.load(Relaxed) { allocation::own_room(pointer as _) } else { None }
+        if is_in_heap(pointer) || gate::FREE_LOOKS.load(Relaxed) {
+            allocation::own_room(pointer as _)
+        } else {
+            None
+        }
     }
 
     /// What was allocated in place of a block: its bytes go there, and the block is freed. Returns its address; 0: there is none.
@@ -208,7 +213,9 @@ mod kinds {
     }
 
     pub unsafe fn any(real: &Real, arguments: Arguments) -> usize {
-        leave(format_args!("the program asks its allocator by an object"));
+        if !gate::LEAVES_ALLOCATIONS.load(Relaxed) {
+            leave(format_args!("the program asks its allocator by an object"));
+        }
         // SAFETY: the program's own arguments.
         unsafe { real.call(arguments) }
     }
@@ -226,17 +233,6 @@ fn leave(why: core::fmt::Arguments<'_>) {
 const FAMILY: [&CStr; 6] =
     [c"malloc", c"calloc", c"realloc", c"free", c"malloc_usable_size", c"posix_memalign"];
 
-/// The program's `realloc` and `free`, if they are not ours; 0: they are.
-static FIRST_REALLOC: AtomicUsize = AtomicUsize::new(0);
-static FIRST_FREE: AtomicUsize = AtomicUsize::new(0);
-
-/// The program's `realloc`, if another library's or the program's own stands in front of ours: glibc's `reallocarray` is made of it.
-pub fn first_realloc() -> Option<unsafe extern "C" fn(Pointer, usize) -> Pointer> {
-    let address = FIRST_REALLOC.load(Relaxed);
-    // SAFETY: the function of that name.
-    (address != 0).then(|| unsafe { core::mem::transmute(address) })
-}
-
 /// Last part of the path of an object's file.
 fn file_name(object: &Object<'_>) -> String {
     let path = object.name().to_string_lossy();
@@ -249,15 +245,15 @@ pub fn begin() {
     let here = begin as *const () as usize;
     // SAFETY: the names are terminated.
     let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
-    let (first, next, of_libc) = (FAMILY.map(find), allocation::next_malloc(), find(c"gnu_get_libc_version"));
+    let (found, next, of_libc) = (FAMILY.map(find), allocation::next_malloc(), find(c"gnu_get_libc_version"));
     let (mut is_first, mut is_libcs) = (false, false);
     symbols::for_each(&mut |object| {
-        is_first |= object.contains(here) && first.iter().all(|address| object.contains(*address));
+        is_first |= object.contains(here) && found.iter().all(|address| object.contains(*address));
         is_libcs |= object.contains(next) && object.contains(of_libc);
         true
     });
     if !is_first {
-        return stay_behind(here, &first);
+        return stay_behind(here, &found);
     }
     if is_libcs {
         IS_LIBCS.store(true, Relaxed);
@@ -304,16 +300,12 @@ pub fn before_deep_binding() {
 
 /// Another library, or the program, has functions of the family in front of ours.
 #[cold]
-fn stay_behind(here: usize, first: &[usize; FAMILY.len()]) {
+fn stay_behind(here: usize, found: &[usize; FAMILY.len()]) {
     let mut why = String::new();
     symbols::for_each(&mut |object| {
-        for (name, address) in FAMILY.into_iter().zip(first) {
+        for (name, address) in FAMILY.into_iter().zip(found) {
             if object.contains(*address) && !object.contains(here) {
-                match name.to_bytes() {
-                    b"realloc" => FIRST_REALLOC.store(*address, Relaxed),
-                    b"free" => FIRST_FREE.store(*address, Relaxed),
-                    _ => {}
-                }
+                first::found(name, *address);
                 if why.is_empty() {
                     why = format!("{} has its own {}", file_name(object), name.to_string_lossy());
                 }
@@ -359,7 +351,8 @@ fn take_over(here: usize) -> Result<(), String> {
         }
         let functions: Vec<Function<'_>> = object.defined().collect();
         if !functions.iter().any(|function| function.name == c"malloc") {
-            let others = functions.iter().filter(|_| !is_behind).filter_map(|function| index.find(function.name));
+            let others =
+                functions.iter().filter(|_| !is_behind).filter_map(|function| index.find(function.name));
             others.for_each(|at| has_other[at] = true);
             return true;
         }
@@ -393,7 +386,9 @@ fn take_over(here: usize) -> Result<(), String> {
         let name = file_name(object);
         let others = unknown.iter().filter(|(library, _)| *library != name);
         for (library, names) in others {
-            let called = object.imported().find(|name| names.binary_search_by(|other| other[..].cmp(name.to_bytes())).is_ok());
+            let called = object
+                .imported()
+                .find(|name| names.binary_search_by(|other| other[..].cmp(name.to_bytes())).is_ok());
             if let Some(called) = called {
                 refuse(format!("{name} calls {} of {library}", called.to_string_lossy()));
             }
@@ -422,7 +417,8 @@ fn take_over(here: usize) -> Result<(), String> {
 
 /// Takes one function over.
 fn take(object: &Object<'_>, function: Function<'_>, hook: &Hook) -> Result<(), String> {
-    let refused = || format!("{} of {} cannot be replaced", function.name.to_string_lossy(), file_name(object));
+    let refused =
+        || format!("{} of {} cannot be replaced", function.name.to_string_lossy(), file_name(object));
     let address = function.address.ok_or_else(refused)?;
     // The first object is the one that is found.
     if hook.real.0.compare_exchange(0, address, Relaxed, Relaxed).is_err() {
@@ -436,22 +432,14 @@ fn take(object: &Object<'_>, function: Function<'_>, hook: &Hook) -> Result<(), 
 
 type Pointer = *mut c_void;
 
-uncopy_interpose::slots! {
-    FREE_SIZED = c"free_sized": unsafe extern "C" fn(Pointer, usize);
-    FREE_ALIGNED_SIZED = c"free_aligned_sized": unsafe extern "C" fn(Pointer, usize, usize);
-    LIBC_FREE = c"__libc_free": unsafe extern "C" fn(Pointer);
-    LIBC_REALLOC = c"__libc_realloc": unsafe extern "C" fn(Pointer, usize) -> Pointer;
-}
-
 /// Frees any pointer as the program's `free` does.
 unsafe fn free_plainly(pointer: Pointer) {
-    let first = FIRST_FREE.load(Relaxed);
     // SAFETY: the program's own pointer, for its own function of that name or for ours.
     unsafe {
-        if first == 0 {
-            return allocation::free_any(pointer);
+        match first::free() {
+            Some(free) => free(pointer),
+            None => allocation::free_any(pointer),
         }
-        core::mem::transmute::<usize, unsafe extern "C" fn(Pointer)>(first)(pointer);
     }
 }
 

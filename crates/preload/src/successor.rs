@@ -171,10 +171,11 @@ fn has_sanitizer<'a, I: Iterator<Item = &'a [u8]>>(program: &File, of_kind: impl
         entries.take_while(|entry| number(entry, 0) != 0).filter(move |entry| number(entry, 0) == tag)
     };
     let Some(names) = with(DT_STRTAB).next().map(|entry| number(entry, 8)) else { return false };
-    let loaded = of_kind(libc::PT_LOAD).find(|segment| {
-        names.wrapping_sub(number(segment, 16)) < number(segment, 32)
-    });
-    let Some(names) = loaded.map(|segment| names - number(segment, 16) + number(segment, 8)) else { return false };
+    let loaded =
+        of_kind(libc::PT_LOAD).find(|segment| names.wrapping_sub(number(segment, 16)) < number(segment, 32));
+    let Some(names) = loaded.map(|segment| names - number(segment, 16) + number(segment, 8)) else {
+        return false;
+    };
     with(DT_NEEDED).take(MAX_NEEDED).any(|entry| {
         let name = program.read::<32>(names.saturating_add(number(entry, 8)));
         name.is_some_and(|name| sanitizer(until_zero(&name)).is_some())
@@ -213,7 +214,9 @@ impl Program {
         // SAFETY: as the caller says.
         let name = unsafe {
             match self {
-                Self::Path(name) | Self::Searched(name) | Self::At(_, name) => string(name).unwrap_or_default(),
+                Self::Path(name) | Self::Searched(name) | Self::At(_, name) => {
+                    string(name).unwrap_or_default()
+                }
                 Self::Descriptor(_) => b"",
             }
         };
@@ -303,7 +306,7 @@ unsafe fn survey(environment: List) -> Option<usize> {
 pub unsafe fn with_environment<T>(program: Program, environment: List, execute: impl FnOnce(List) -> T) -> T {
     const FEW: usize = 128;
     const MANY: usize = 2048;
-    const MOST: usize = 16384;
+    const MAX_ENTRIES: usize = 16384;
     // SAFETY: as the caller says.
     unsafe {
         let stripped = {
@@ -313,7 +316,7 @@ pub unsafe fn with_environment<T>(program: Program, environment: List, execute: 
         match stripped {
             Some(count) if count < FEW => without_us::<FEW, T>(environment, execute),
             Some(count) if count < MANY => without_us::<MANY, T>(environment, execute),
-            Some(count) if count < MOST => without_us::<MOST, T>(environment, execute),
+            Some(count) if count < MAX_ENTRIES => without_us::<MAX_ENTRIES, T>(environment, execute),
             _ => execute(environment),
         }
     }

@@ -109,8 +109,7 @@ fn is_loaded_by_hand() -> bool {
         return false;
     }
     // SAFETY: the program's headers, where the kernel or the linker says that they are; they stay as long as the program.
-    let headers =
-        unsafe { core::slice::from_raw_parts(headers as *const libc::Elf64_Phdr, count) };
+    let headers = unsafe { core::slice::from_raw_parts(headers as *const libc::Elf64_Phdr, count) };
     let at = headers.as_ptr() as usize;
     let of_kind = |kind| headers.iter().filter(move |header| header.p_type == kind);
     if of_kind(libc::PT_INTERP).next().is_some() {

@@ -121,7 +121,10 @@ impl<'a> Object<'a> {
             let address = |value: usize| if value < bias { value + bias } else { value };
             let table = |tag: usize, len_bytes: usize| match values[tag] {
                 0 => &[][..],
-                at => slice::from_raw_parts(address(at) as *const Elf64_Rela, len_bytes / size_of::<Elf64_Rela>()),
+                at => slice::from_raw_parts(
+                    address(at) as *const Elf64_Rela,
+                    len_bytes / size_of::<Elf64_Rela>(),
+                ),
             };
             let count = match (values[DT_HASH], gnu_hash) {
                 (0, 0) => return None,
@@ -191,14 +194,18 @@ impl<'a> Object<'a> {
         };
         self.symbols().iter().filter(is_defined).map(|entry| Function {
             name: self.name_of(entry),
-            address: (entry.st_info & 15 == STT_FUNC).then(|| self.bias.wrapping_add(entry.st_value as usize)),
+            address: (entry.st_info & 15 == STT_FUNC)
+                .then(|| self.bias.wrapping_add(entry.st_value as usize)),
             entry,
         })
     }
 
     /// Names of what it takes from others.
     pub fn imported(&self) -> impl Iterator<Item = &'a CStr> {
-        self.symbols().iter().filter(|symbol| symbol.st_shndx == 0 && symbol.st_name != 0).map(|symbol| self.name_of(symbol))
+        self.symbols()
+            .iter()
+            .filter(|symbol| symbol.st_shndx == 0 && symbol.st_name != 0)
+            .map(|symbol| self.name_of(symbol))
     }
 
     /// Has every object that looks the function up from here on find `address` instead.
@@ -252,7 +259,8 @@ impl<'a> Object<'a> {
         };
         let is_relro = |header: &&Elf64_Phdr| {
             let range = self.range(header);
-            header.p_type == libc::PT_GNU_RELRO && (range.start / PAGE_BYTES * PAGE_BYTES..range.end).contains(&place)
+            header.p_type == libc::PT_GNU_RELRO
+                && (range.start / PAGE_BYTES * PAGE_BYTES..range.end).contains(&place)
         };
         let relro = self.headers.iter().find(is_relro).map(|header| self.range(header));
         let mut kept = 0;

@@ -173,7 +173,8 @@ fn an_unknown_allocator_keeps_its_memory() {
     let scratch = Scratch::new("unknown");
     let odd = scratch.join("libodd.so");
     std::fs::rename(compiled(&scratch, "starting", &["-shared", "-fPIC", "-DODD"]), &odd).expect("moved");
-    let program = Program::new(compiled(&scratch, "families", &["-DOTHER"])).preload_after(odd).mode(Mode::Always);
+    let program =
+        Program::new(compiled(&scratch, "families", &["-DOTHER"])).preload_after(odd).mode(Mode::Always);
     let _ = program.run(&scratch, "preloaded").expect_success();
     let stats = std::fs::read_to_string(scratch.join("preloaded.stats")).expect("counters");
     assert!(stats.contains("memory stays with the program's allocator: libodd.so has odd_free"), "{stats}");

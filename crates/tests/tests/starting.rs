@@ -62,7 +62,8 @@ fn the_loader_is_called_by_hand() {
     let program = program.to_str().expect("UTF-8");
     let fixed = scratch_copy(&scratch, &compiled(&scratch, "loading", &["-no-pie"]), "fixed");
     same(&Program::new("/lib64/ld-linux-x86-64.so.2").args([program]), &scratch);
-    let fixed = Program::new("/lib64/ld-linux-x86-64.so.2").args([fixed.to_str().expect("UTF-8"), "/nothing"]);
+    let fixed =
+        Program::new("/lib64/ld-linux-x86-64.so.2").args([fixed.to_str().expect("UTF-8"), "/nothing"]);
     let plain = fixed.clone().run(&scratch, "plain");
     let done = fixed.mode(Mode::Auto).run(&scratch, "preloaded");
     assert_eq!(done.status, plain.status, "{}", done.text());
@@ -86,7 +87,8 @@ fn programs_of_another_loader_are_started_without_the_library() {
     let path = |file: &Path| file.to_str().expect("UTF-8").to_owned();
     let methods = "execve execv execvp execvpe execl execlp execle fexecve execveat empty_execveat syscall vfork posix_spawn \
                    posix_spawnp";
-    let named = methods.split_whitespace().flat_map(|method| [(method, path(&musl)), (method, path(&script))]);
+    let named =
+        methods.split_whitespace().flat_map(|method| [(method, path(&musl)), (method, path(&script))]);
     let searched = ["execvp", "execvpe", "execlp", "posix_spawnp"].map(|method| (method, "musl".to_owned()));
     let shell = [("execv", "/bin/sh".to_owned())];
     for (method, file) in named.chain(searched).chain(shell) {
@@ -118,14 +120,16 @@ fn what_else_is_preloaded_stays() {
     let ordinary = compiled(&scratch, "executed", &[]);
     let other = library(&scratch, "-DCONSTRUCTOR");
     for (method, file) in [("execv", &ordinary), ("execl", &ordinary), ("posix_spawn", &ordinary)] {
-        let program = Program::new(&starter).args([method, file.to_str().expect("UTF-8"), "1"]).preload_after(&other);
+        let program =
+            Program::new(&starter).args([method, file.to_str().expect("UTF-8"), "1"]).preload_after(&other);
         let done = program.mode(Mode::Auto).run(&scratch, "preloaded");
         let text = String::from_utf8_lossy(&done.output).into_owned();
         let preload = format!("LD_PRELOAD={}:{}", artifacts::library().display(), other.display());
         assert!(text.contains(&preload) && !text.contains(" 0 of UNCOPY_"), "{method}: {}", done.text());
     }
     // A program that glibc's loader starts, and this library would keep from it.
-    let sanitized = scratch_copy(&scratch, &compiled(&scratch, "executed", &["-fsanitize=address"]), "sanitized");
+    let sanitized =
+        scratch_copy(&scratch, &compiled(&scratch, "executed", &["-fsanitize=address"]), "sanitized");
     let program = Program::new(&starter)
         .args(["execv", sanitized.to_str().expect("UTF-8"), "1"])
         .preload_after(&other)
@@ -145,7 +149,12 @@ fn programs_of_a_sanitizer_are_started_without_the_library() {
         let program = Program::shell(&format!("{} 1; exit $?", program.display()));
         let plain = program.clone().run(&scratch, "plain");
         let done = program.mode(Mode::Auto).run(&scratch, "preloaded");
-        assert_eq!((plain.status.code(), done.status.code()), (Some(7), Some(7)), "{sanitizer}: {}", done.text());
+        assert_eq!(
+            (plain.status.code(), done.status.code()),
+            (Some(7), Some(7)),
+            "{sanitizer}: {}",
+            done.text()
+        );
         if sanitizer != "undefined" {
             assert_eq!(done.text(), plain.text(), "{sanitizer}");
         }

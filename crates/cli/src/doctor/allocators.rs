@@ -46,7 +46,11 @@ impl Linked {
 }
 
 fn shown(name: &[u8]) -> String {
-    if name == EXTENSION { "MallocExtension::instance".to_owned() } else { String::from_utf8_lossy(name).into_owned() }
+    if name == EXTENSION {
+        "MallocExtension::instance".to_owned()
+    } else {
+        String::from_utf8_lossy(name).into_owned()
+    }
 }
 
 /// Why all memory stays with another allocator among the files of a program, as part of a sentence.
@@ -61,7 +65,8 @@ pub fn why_blocks_stay_out(files: &[Linked]) -> Option<String> {
             continue;
         }
         for file in files.iter().filter(|file| file.name != allocator.name) {
-            let is_asked = |name: &&Vec<u8>| (unknown(name) || **name == EXTENSION) && allocator.defines(name);
+            let is_asked =
+                |name: &&Vec<u8>| (unknown(name) || **name == EXTENSION) && allocator.defines(name);
             if let Some(name) = file.functions.imported.iter().find(is_asked) {
                 return Some(format!("{} calls {} of {}", file.name, shown(name), allocator.name));
             }
@@ -76,8 +81,11 @@ pub fn preloads(environment: &Environment) -> Option<Check> {
     let value = library::without_library(environment.get(b"LD_PRELOAD").unwrap_or_default());
     if let Some((name, sanitizer)) = library::sanitizer(&value) {
         return Some(
-            Check::missing(NAME, format!("{name} of {sanitizer} must be loaded first: run will leave uncopy out"))
-                .mended_by("unset LD_PRELOAD"),
+            Check::missing(
+                NAME,
+                format!("{name} of {sanitizer} must be loaded first: run will leave uncopy out"),
+            )
+            .mended_by("unset LD_PRELOAD"),
         );
     }
     let files: Vec<Linked> = library::preloads(&value).map(Linked::read).collect();
@@ -87,7 +95,9 @@ pub fn preloads(environment: &Environment) -> Option<Check> {
     let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
     let names = names.join(", ");
     Some(match why_blocks_stay_out(&files) {
-        Some(why) => Check::warning(NAME, format!("{names}: large blocks stay with that allocator, because {why}")),
+        Some(why) => {
+            Check::warning(NAME, format!("{names}: large blocks stay with that allocator, because {why}"))
+        }
         None => Check::ok(NAME, format!("{names}: loaded behind uncopy")),
     })
 }
@@ -98,7 +108,10 @@ mod tests {
 
     fn file(name: &str, defined: &[&str], imported: &[&str]) -> Linked {
         let all = |names: &[&str]| names.iter().map(|name| name.as_bytes().to_vec()).collect();
-        Linked { name: name.to_owned(), functions: Functions { defined: all(defined), imported: all(imported) } }
+        Linked {
+            name: name.to_owned(),
+            functions: Functions { defined: all(defined), imported: all(imported) },
+        }
     }
 
     #[test]

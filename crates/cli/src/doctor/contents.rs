@@ -315,7 +315,10 @@ impl<'a> Contents<'a> {
             let paths = self.libraries.iter().map(|library| library.path.as_path());
             let files: Vec<Linked> = [self.path].into_iter().chain(paths).map(Linked::read).collect();
             if let Some(why) = why_blocks_stay_out(&files) {
-                return Check::warning(NAME, format!("large blocks stay with the program's allocator, because {why}"));
+                return Check::warning(
+                    NAME,
+                    format!("large blocks stay with the program's allocator, because {why}"),
+                );
             }
         }
         let linked = ALLOCATORS

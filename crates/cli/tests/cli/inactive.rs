@@ -75,7 +75,8 @@ fn a_sanitizers_program_runs_plainly() {
         assert_eq!(finished.errors, line(&why));
         assert_eq!((finished.code, finished.text().as_str()), (Some(7), "plain\n"));
     }
-    let preload = stage.uncopy(&["run", "--", "true"]).env("LD_PRELOAD", "libasan.so.8").output().expect("run");
+    let preload =
+        stage.uncopy(&["run", "--", "true"]).env("LD_PRELOAD", "libasan.so.8").output().expect("run");
     let errors = String::from_utf8_lossy(&preload.stderr);
     assert!(errors.contains("inactive: LD_PRELOAD has libasan.so.8 of AddressSanitizer"), "{errors}");
 }
