@@ -1,6 +1,6 @@
 //! malloc and its family: blocks of the block heap for sites whose buffers carry data, the rest from the program's allocator.
 
-use crate::{families, memory};
+use crate::{first, memory};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uncopy_core::addr::PAGE_BYTES;
@@ -107,7 +107,7 @@ unsafe fn real_malloc(len: usize) -> Pointer {
         // another library's constructor may be in, finds what it calls itself.
         memory::fill();
         fill();
-        families::fill();
+        first::fill();
     }
     // SAFETY: malloc takes any length.
     or_again(|| unsafe { MALLOC.call()(len) })
@@ -319,7 +319,7 @@ unsafe extern "C" fn reallocarray_body(
     match count.checked_mul(each) {
         // SAFETY: the program's own arguments; the length did not overflow.
         Some(len) => unsafe {
-            match families::first_realloc() {
+            match first::realloc() {
                 Some(realloc) => realloc(pointer, len),
                 None => realloc_body(pointer, len, caller),
             }

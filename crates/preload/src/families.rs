@@ -13,6 +13,7 @@
 //! that is loaded later with RTLD_DEEPBIND calls libc's `free`, past ours: libc's table then says that it is ours.
 
 use crate::allocation;
+use crate::first::{self, FREE_ALIGNED_SIZED, FREE_SIZED, LIBC_FREE, LIBC_REALLOC};
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use uncopy_core::allocators::{Standing, family, standing};
@@ -212,7 +213,9 @@ mod kinds {
     }
 
     pub unsafe fn any(real: &Real, arguments: Arguments) -> usize {
-        leave(format_args!("the program asks its allocator by an object"));
+        if !gate::LEAVES_ALLOCATIONS.load(Relaxed) {
+            leave(format_args!("the program asks its allocator by an object"));
+        }
         // SAFETY: the program's own arguments.
         unsafe { real.call(arguments) }
     }
@@ -230,17 +233,6 @@ fn leave(why: core::fmt::Arguments<'_>) {
 const FAMILY: [&CStr; 6] =
     [c"malloc", c"calloc", c"realloc", c"free", c"malloc_usable_size", c"posix_memalign"];
 
-/// The program's `realloc` and `free`, if they are not ours; 0: they are.
-static FIRST_REALLOC: AtomicUsize = AtomicUsize::new(0);
-static FIRST_FREE: AtomicUsize = AtomicUsize::new(0);
-
-/// The program's `realloc`, if another library's or the program's own stands in front of ours: glibc's `reallocarray` is made of it.
-pub fn first_realloc() -> Option<unsafe extern "C" fn(Pointer, usize) -> Pointer> {
-    let address = FIRST_REALLOC.load(Relaxed);
-    // SAFETY: the function of that name.
-    (address != 0).then(|| unsafe { core::mem::transmute(address) })
-}
-
 /// Last part of the path of an object's file.
 fn file_name(object: &Object<'_>) -> String {
     let path = object.name().to_string_lossy();
@@ -253,15 +245,15 @@ pub fn begin() {
     let here = begin as *const () as usize;
     // SAFETY: the names are terminated.
     let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
-    let (first, next, of_libc) = (FAMILY.map(find), allocation::next_malloc(), find(c"gnu_get_libc_version"));
+    let (found, next, of_libc) = (FAMILY.map(find), allocation::next_malloc(), find(c"gnu_get_libc_version"));
     let (mut is_first, mut is_libcs) = (false, false);
     symbols::for_each(&mut |object| {
-        is_first |= object.contains(here) && first.iter().all(|address| object.contains(*address));
+        is_first |= object.contains(here) && found.iter().all(|address| object.contains(*address));
         is_libcs |= object.contains(next) && object.contains(of_libc);
         true
     });
     if !is_first {
-        return stay_behind(here, &first);
+        return stay_behind(here, &found);
     }
     if is_libcs {
         IS_LIBCS.store(true, Relaxed);
@@ -308,16 +300,12 @@ pub fn before_deep_binding() {
 
 /// Another library, or the program, has functions of the family in front of ours.
 #[cold]
-fn stay_behind(here: usize, first: &[usize; FAMILY.len()]) {
+fn stay_behind(here: usize, found: &[usize; FAMILY.len()]) {
     let mut why = String::new();
     symbols::for_each(&mut |object| {
-        for (name, address) in FAMILY.into_iter().zip(first) {
+        for (name, address) in FAMILY.into_iter().zip(found) {
             if object.contains(*address) && !object.contains(here) {
-                match name.to_bytes() {
-                    b"realloc" => FIRST_REALLOC.store(*address, Relaxed),
-                    b"free" => FIRST_FREE.store(*address, Relaxed),
-                    _ => {}
-                }
+                first::found(name, *address);
                 if why.is_empty() {
                     why = format!("{} has its own {}", file_name(object), name.to_string_lossy());
                 }
@@ -444,22 +432,14 @@ fn take(object: &Object<'_>, function: Function<'_>, hook: &Hook) -> Result<(), 
 
 type Pointer = *mut c_void;
 
-uncopy_interpose::slots! {
-    FREE_SIZED = c"free_sized": unsafe extern "C" fn(Pointer, usize);
-    FREE_ALIGNED_SIZED = c"free_aligned_sized": unsafe extern "C" fn(Pointer, usize, usize);
-    LIBC_FREE = c"__libc_free": unsafe extern "C" fn(Pointer);
-    LIBC_REALLOC = c"__libc_realloc": unsafe extern "C" fn(Pointer, usize) -> Pointer;
-}
-
 /// Frees any pointer as the program's `free` does.
 unsafe fn free_plainly(pointer: Pointer) {
-    let first = FIRST_FREE.load(Relaxed);
     // SAFETY: the program's own pointer, for its own function of that name or for ours.
     unsafe {
-        if first == 0 {
-            return allocation::free_any(pointer);
+        match first::free() {
+            Some(free) => free(pointer),
+            None => allocation::free_any(pointer),
         }
-        core::mem::transmute::<usize, unsafe extern "C" fn(Pointer)>(first)(pointer);
     }
 }
 

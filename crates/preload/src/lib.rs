@@ -8,6 +8,7 @@
 //! | [`memory`] | memcpy, memmove, mempcpy, bcopy and their FORTIFY variants |
 //! | [`allocation`] | malloc and its family |
 //! | [`families`] | what other allocators than glibc's have beside it; free_sized, `__libc_free` and their like |
+//! | [`first`] | none: functions of malloc's family in front of ours, and second names |
 //! | [`reading`] | read, recv and their families |
 //! | [`writing`] | write, send and their families |
 //! | [`passing`] | sendfile, splice, copy_file_range, for recordings |
@@ -51,6 +52,7 @@ mod executing;
 mod exit;
 mod families;
 mod files;
+mod first;
 mod lanes;
 mod lending;
 mod limits;

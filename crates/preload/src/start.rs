@@ -23,7 +23,7 @@ const LANES_PART: usize = 4;
 fn fill_slots() {
     crate::memory::fill();
     crate::allocation::fill();
-    crate::families::fill();
+    crate::first::fill();
     crate::reading::fill();
     crate::writing::fill();
     crate::stdio::fill();

@@ -306,7 +306,7 @@ unsafe fn survey(environment: List) -> Option<usize> {
 pub unsafe fn with_environment<T>(program: Program, environment: List, execute: impl FnOnce(List) -> T) -> T {
     const FEW: usize = 128;
     const MANY: usize = 2048;
-    const MOST: usize = 16384;
+    const MAX_ENTRIES: usize = 16384;
     // SAFETY: as the caller says.
     unsafe {
         let stripped = {
@@ -316,7 +316,7 @@ pub unsafe fn with_environment<T>(program: Program, environment: List, execute: 
         match stripped {
             Some(count) if count < FEW => without_us::<FEW, T>(environment, execute),
             Some(count) if count < MANY => without_us::<MANY, T>(environment, execute),
-            Some(count) if count < MOST => without_us::<MOST, T>(environment, execute),
+            Some(count) if count < MAX_ENTRIES => without_us::<MAX_ENTRIES, T>(environment, execute),
             _ => execute(environment),
         }
     }
