@@ -50,16 +50,23 @@ fn uncopy() -> PathBuf {
 fn prelude() -> String {
     let setpriv = packaged("/usr/bin/setpriv", "util-linux");
     format!(
-        "uncopy={}; as_nobody='{} --reuid={NOBODY} --regid={NOBODY} --clear-groups'\n",
+        "unset $(env | sed -n 's/^\\(UNCOPY_[A-Z_]*\\)=.*/\\1/p')\n\
+         uncopy={}; as_nobody='{} --reuid={NOBODY} --regid={NOBODY} --clear-groups'\n",
         uncopy().display(),
         setpriv.display()
     )
 }
 
+/// It succeeded, whatever its commands complained of.
+fn succeeded(done: Finished) -> Finished {
+    assert!(done.status.success(), "{}: {}\n{}", done.status, done.text(), done.errors);
+    done
+}
+
 /// Runs a shell's script in `scratch`, where the other user can enter.
 fn run(scratch: &Scratch, script: &str) -> Finished {
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).expect("ours");
-    Program::shell(&(prelude() + script)).directory(scratch.path()).run(scratch, "script").expect_success()
+    succeeded(Program::shell(&(prelude() + script)).directory(scratch.path()).run(scratch, "script"))
 }
 
 /// The same in a mount namespace with an empty `/dev/shm`.
@@ -69,7 +76,7 @@ fn run_apart(scratch: &Scratch, script: &str) -> Finished {
         .write("inside.sh", format!("{}mount -t tmpfs -o mode=1777 tmpfs /dev/shm\n{script}", prelude()));
     let unshare = packaged("/usr/bin/unshare", "util-linux");
     let program = Program::new(unshare).args(["--mount", "sh", "-e"]).args([inside]);
-    program.directory(scratch.path()).run(scratch, "apart").expect_success()
+    succeeded(program.directory(scratch.path()).run(scratch, "apart"))
 }
 
 /// A directory of root's with files that are named as those of ended processes are.
@@ -184,7 +191,7 @@ fn links_planted_beside_the_counters_are_not_written_through() {
     for (planted, is_written) in [("s.json.$$.part", true), ("s.json", false)] {
         // `exec` keeps the number of the process, which the attacker could have guessed.
         let script = format!(
-            "$as_nobody ln -s {} {}/{planted}\nexec $uncopy run --stats {1}/s.json -- cat /dev/null",
+            "$as_nobody ln -s {} {}/{planted}\nexec $uncopy run --stats {1}/s.json -- sh -c :",
             victim.display(),
             shared.display()
         );
@@ -234,10 +241,10 @@ fn nobody_waits_for_a_planted_pipe() {
         assert!(done.errors.contains("another user's pipe"), "{title}: {}", done.errors);
     };
     if !skipped() {
-        refused("--stats", &(plant("s") + &format!("$uncopy run --stats {at}/s -- cat /dev/null")));
+        refused("--stats", &(plant("s") + &format!("$uncopy run --stats {at}/s -- sh -c :")));
     }
     refused("--html", &(plant("h") + &format!("! $uncopy report --html {at}/h p.json")));
-    refused("--explain", &(plant("e") + &format!("$uncopy run --explain {at}/e -- cat /dev/null")));
+    refused("--explain", &(plant("e") + &format!("$uncopy run --explain {at}/e -- sh -c :")));
     // A log that is none, and a profile that is none.
     let ended = run(
         &scratch,
@@ -262,7 +269,8 @@ fn a_pipe_of_ones_own_that_nobody_reads_is_not_waited_for_either() {
     assert_eq!(done.errors, "");
     assert!(fs::read_to_string(scratch.join("page")).expect("there").contains("</html>"));
     // Standard output by another of its names.
-    assert!(run(&scratch, "$uncopy report --html /dev/stdout p.json").text().contains("</html>"));
+    let done = run(&scratch, "$uncopy report --html /dev/stdout p.json");
+    assert!(String::from_utf8_lossy(&done.output).contains("</html>"), "{}", done.errors);
 }
 
 #[test]
@@ -278,7 +286,7 @@ fn a_page_is_not_written_through_a_planted_link() {
     for (name, command) in [
         ("h", "report --html PLACE/h p.json"),
         ("f", "report --flamegraph PLACE/f p.json"),
-        ("e", "run --explain PLACE/e -- cat /dev/null"),
+        ("e", "run --explain PLACE/e -- sh -c :"),
     ] {
         let command = command.replace("PLACE", &at.to_string());
         let script = format!("$as_nobody ln -s {} {at}/{name}\n$uncopy {command} || :", victim.display());

@@ -66,7 +66,11 @@ impl<'a> At<'a> {
 
     /// How it is called outside the image.
     pub fn shown(&self) -> PathBuf {
-        self.image.path.join(self.path.strip_prefix("/").unwrap_or(&self.path))
+        match self.path.strip_prefix("/") {
+            Ok(below) if below.as_os_str().is_empty() => self.image.path.clone(),
+            Ok(below) => self.image.path.join(below),
+            Err(_) => self.image.path.join(&self.path),
+        }
     }
 
     fn parent(&self) -> At<'a> {
@@ -74,7 +78,9 @@ impl<'a> At<'a> {
     }
 
     fn open_by(&self, flags: OFlags) -> io::Result<OwnedFd> {
-        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+        // openat2 refuses what has no meaning.
+        let of_content = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NOCTTY };
+        let flags = flags | OFlags::CLOEXEC | of_content;
         for _ in 0..ATTEMPTS {
             let resolve = ResolveFlags::IN_ROOT;
             match rustix::fs::openat2(&self.image.root, &self.path, flags, Mode::empty(), resolve) {
