@@ -55,7 +55,7 @@ CHANGES = {
     "capset": (capabilities, lambda: "CapPrm:\t0000000000000000" in open("/proc/thread-self/status").read()),
     "dumpable": (lambda: libc.prctl(4, 0), lambda: libc.prctl(3) == 0),
     "syscall": (lambda: libc.syscall(117, *nobody), lambda: True),
-    "syscall of groups": (lambda: libc.syscall(116, 0, None), lambda: True),
+    "syscall of groups": (lambda: libc.syscall(116, 1, (ctypes.c_uint * 1)(NOBODY)), lambda: True),
     "nothing": (lambda: libc.setresuid(0, -1, 0), lambda: True),
     "the same groups": (lambda: libc.setgroups(len(SAME), SAME), lambda: True),
 }
