@@ -114,7 +114,7 @@ impl Victim {
         let port = self.port.to_string();
         let client = program(&self.scratch, ECHOING, &["client", &port]).run(&self.scratch, "client");
         let client = client.expect_success().counters.expect("counters");
-        assert!(client.get(Counter::LaneReceivedBytes) > 1 << 20, "{client}");
+        assert!(client.get(Counter::LaneSentBytes) > 1 << 20, "{client}");
         self.connect().write_all(b"end").expect("it receives");
         let done = self.running.finish(LIMIT);
         assert!(done.status.success(), "{}", done.text());
