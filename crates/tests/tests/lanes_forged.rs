@@ -1,6 +1,11 @@
 //! A forged peer of a program with lanes, whole: it links as the protocol says, gets a lane, and then says what cannot be. The program
 //! goes on, hangs nowhere, and every byte of its other connections is right.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "words of a board, and addresses and lengths, which have 64 bits here"
+)]
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
@@ -114,7 +119,7 @@ impl Victim {
         let port = self.port.to_string();
         let client = program(&self.scratch, ECHOING, &["client", &port]).run(&self.scratch, "client");
         let client = client.expect_success().counters.expect("counters");
-        assert!(client.get(Counter::LaneReceivedBytes) > 1 << 20, "{client}");
+        assert!(client.get(Counter::LaneSentBytes) > 1 << 20, "{client}");
         self.connect().write_all(b"end").expect("it receives");
         let done = self.running.finish(LIMIT);
         assert!(done.status.success(), "{}", done.text());
@@ -479,9 +484,9 @@ fn tricks_with_offsets_counts_and_slots_harm_nobody() {
 }
 
 /// Says that something is over when it is dropped, also by a panic.
-struct Over<'a>(&'a AtomicBool);
+struct Ending<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for Ending<'_> {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
     }
@@ -499,7 +504,7 @@ fn a_board_that_changes_while_it_is_read_harms_nobody() {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (words, mut storm) = (forged.words(&lane), Random::new(random.word()));
-            let (over, sent) = (Over(&is_over), lane.sent as u32);
+            let (over, sent) = (Ending(&is_over), lane.sent as u32);
             let is_over = &is_over;
             scope.spawn(move || {
                 while !is_over.load(Relaxed) {
