@@ -60,6 +60,8 @@ impl From<Refused> for Errno {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Kernel(errno) => errno,
+            // As the kernel says where a directory is asked for.
+            Refused::Link | Refused::NotADirectory => Self(libc::ENOTDIR),
             _ => Self::EPERM,
         }
     }

@@ -13,7 +13,7 @@ use std::ffi::CStr;
 /// A file that exists under that name is replaced, never opened.
 ///
 /// # Errors
-/// EPERM if the directory is not a real directory of ours with mode 0700; else what failed.
+/// ENOTDIR or EPERM if the directory is not a real directory of ours with mode 0700; else what failed.
 ///
 /// # Safety
 /// `address`, if given, must be a mapping of ours of at least `len_bytes` that may be replaced.
@@ -71,7 +71,7 @@ pub fn map_file(path: &CStr, len_bytes: usize) -> Result<usize, Errno> {
 /// what is there. It takes no memory yet: [`populate`](super::populate) before the first byte is written.
 ///
 /// # Errors
-/// EPERM if the directory is not a real one of ours with mode 0700, EEXIST if the name is taken; else what failed.
+/// ENOTDIR or EPERM if the directory is not a real one of ours with mode 0700, EEXIST if the name is taken; else what failed.
 ///
 /// # Safety
 /// `address` must be a mapping of ours of at least `len_bytes` that may be replaced.
