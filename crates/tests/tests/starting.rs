@@ -118,7 +118,7 @@ fn what_else_is_preloaded_stays() {
     let scratch = Scratch::new("kept");
     let starter = scratch_copy(&scratch, &compiled(&scratch, "starting", &[]), "starter");
     let ordinary = compiled(&scratch, "executed", &[]);
-    let other = library(&scratch, "-DCONSTRUCTOR");
+    let other = packaged(&format!("{LIBRARIES}/libm.so.6"), "libc6");
     for (method, file) in [("execv", &ordinary), ("execl", &ordinary), ("posix_spawn", &ordinary)] {
         let program =
             Program::new(&starter).args([method, file.to_str().expect("UTF-8"), "1"]).preload_after(&other);
