@@ -7,6 +7,7 @@
 
 use core::ffi::{CStr, c_char};
 use uncopy_core::allocators::sanitizer;
+use uncopy_core::options::{INTERNAL_VARIABLES, OPTIONS};
 use uncopy_sys::{errno, file, readable};
 
 /// Pointers to strings, the last of them null.
@@ -264,6 +265,14 @@ fn is_ours(entry: &[u8]) -> bool {
     last_part(entry) == LIBRARY
 }
 
+/// Whether an entry of the environment is a variable that `uncopy run` sets or looks at.
+fn is_option(entry: &[u8]) -> bool {
+    let is = |name: &str| entry.strip_prefix(name.as_bytes()).is_some_and(|value| value.starts_with(b"="));
+    entry.starts_with(b"UNCOPY_")
+        && (OPTIONS.iter().any(|option| is(option.variable))
+            || INTERNAL_VARIABLES.iter().any(|name| is(name)))
+}
+
 fn entries(preload: &[u8]) -> impl Iterator<Item = &[u8]> {
     preload.split(|byte| matches!(byte, b':' | b' ')).filter(|entry| !entry.is_empty())
 }
@@ -338,7 +347,7 @@ unsafe fn without_us<const N: usize, T>(environment: List, execute: impl FnOnce(
             }
             (at, CStr::from_ptr(at).to_bytes())
         };
-        if entry.starts_with(b"UNCOPY_") {
+        if is_option(entry) {
             continue;
         }
         list[kept] = at;
@@ -360,4 +369,59 @@ unsafe fn without_us<const N: usize, T>(environment: List, execute: impl FnOnce(
         kept += 1;
     }
     execute(list.as_ptr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::IntoRawFd as _;
+
+    fn is_refused(name: &str, bytes: &[u8]) -> bool {
+        let path = std::env::temp_dir().join(format!("uncopy-successor-{}-{name}", std::process::id()));
+        std::fs::write(&path, bytes).expect("written");
+        let file = File(std::fs::File::open(&path).expect("open").into_raw_fd());
+        std::fs::remove_file(&path).expect("removed");
+        refuses(&file, path.as_os_str().as_encoded_bytes(), 0)
+    }
+
+    fn header(class: u8, machine: u16) -> Vec<u8> {
+        let mut head = b"\x7FELF".to_vec();
+        head.push(class);
+        head.resize(18, 1);
+        head.extend(machine.to_ne_bytes());
+        head.resize(HEADER_BYTES, 0);
+        head
+    }
+
+    #[test]
+    fn programs_of_another_machine_are_known_by_their_first_bytes() {
+        assert!(is_refused("32", &header(1, MACHINE)), "32 bits");
+        assert!(is_refused("other", &header(2, MACHINE + 1)), "another machine");
+        assert!(!is_refused("own", &header(2, MACHINE)), "static");
+    }
+
+    #[test]
+    fn what_is_damaged_or_no_program_is_left_to_the_kernel() {
+        for (name, bytes) in
+            [("empty", &b""[..]), ("text", b"echo\n"), ("line", b"#!"), ("none", b"#! /nothing\n")]
+        {
+            assert!(!is_refused(name, bytes), "{name}");
+        }
+        let mut far = header(2, MACHINE);
+        far[32..40].copy_from_slice(&u64::MAX.to_ne_bytes());
+        far[56..58].copy_from_slice(&u16::MAX.to_ne_bytes());
+        assert!(!is_refused("far", &far));
+        let own = std::fs::read("/proc/self/exe").expect("this program");
+        assert!(!is_refused("this", &own));
+    }
+
+    #[test]
+    fn variables_of_others_that_begin_as_ours_do_stay() {
+        assert!(is_option(b"UNCOPY_POLICY=auto") && is_option(b"UNCOPY_STATS="));
+        assert!(
+            !is_option(b"UNCOPY_POLICY_OF_MINE=1")
+                && !is_option(b"UNCOPY_BIN_DIR=/")
+                && !is_option(b"UNCOPY_POLICY")
+        );
+    }
 }

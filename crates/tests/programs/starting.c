@@ -104,7 +104,7 @@ static int execute(const char *method, char **arguments) {
     else if (IS(fexecve))
         fexecve(open(file, O_RDONLY | O_CLOEXEC), arguments, environ);
     else if (IS(execveat))
-        execveat(open("/", O_PATH | O_CLOEXEC), file + 1, arguments, environ, 0);
+        execveat(open("/", O_PATH), file + 1, arguments, environ, 0);
     else if (IS(empty_execveat))
         execveat(open(file, O_PATH | O_CLOEXEC), "", arguments, environ, AT_EMPTY_PATH);
     else if (IS(syscall))
