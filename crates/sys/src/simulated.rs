@@ -310,7 +310,9 @@ impl Uffd {
                 messages
             })
         });
-        KERNEL.woken.notify_all();
+        if read.as_ref().is_some_and(|all| all.iter().any(|message| matches!(message, Message::Change(_)))) {
+            KERNEL.woken.notify_all();
+        }
         let is_open = read.is_some();
         read.into_iter().flatten().for_each(&mut each);
         is_open

@@ -105,11 +105,11 @@ fn lock(how: usize, at: *mut c_void, len: usize) {
     // SAFETY: locking changes no byte; it may be refused.
     unsafe {
         match how % 4 {
-            0 => libc::mlock(at, len),
-            1 => libc::syscall(libc::SYS_mlock2, at, len, libc::MLOCK_ONFAULT) as c_int,
-            2 => libc::munlock(at, len),
-            _ => libc::mlock(at, len) + libc::munlock(at, len),
-        };
+            0 => _ = libc::mlock(at, len),
+            1 => _ = libc::syscall(libc::SYS_mlock2, at, len, libc::MLOCK_ONFAULT),
+            2 => _ = libc::munlock(at, len),
+            _ => _ = libc::mlock(at, len) + libc::munlock(at, len),
+        }
     }
 }
 
@@ -130,7 +130,7 @@ impl Worker<'_> {
         }
         let Some((at, len)) = buffer.whole_pages(at, len.min(COVERED_BYTES)) else { return Ok(()) };
         let target: *mut c_void = buffer.at(at).cast();
-        if how % 3 != 0 {
+        if !how.is_multiple_of(3) {
             share(how / 3, target, len)?;
             let place = pool_place(seed, len);
             // SAFETY: the range is inside the buffer; the pool has it.
