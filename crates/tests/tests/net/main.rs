@@ -1,5 +1,6 @@
 //! Programs whose TCP is that of `uncopy net`: with clients and servers of the kernel's, and with each other.
 
+mod control;
 mod devices;
 mod peers;
 
