@@ -182,7 +182,7 @@ def connecting():
 def connecting_and_shut():
     (end,) = connecting()
     told(end.shutdown, socket.SHUT_RDWR)
-    settle(end, select.POLLHUP)
+    until(lambda: "POLLERR" in events(end))
     return (end,)
 
 
@@ -281,7 +281,7 @@ def shut_for_reading_then_data():
     near, far, listener = pair()
     near.shutdown(socket.SHUT_RD)
     far.sendall(b"0123456789")
-    arrive(near, 10)
+    until(lambda: len(near.recv(100, socket.MSG_PEEK)) == 10)
     return near, far, listener
 
 
@@ -289,6 +289,7 @@ def shut_for_reading_and_peer_shut():
     near, far, listener = pair()
     near.shutdown(socket.SHUT_RD)
     far.shutdown(socket.SHUT_WR)
+    until(lambda: told_option(near, TCP, socket.TCP_INFO, 104) == "CLOSE_WAIT")
     return near, far, listener
 
 
@@ -314,13 +315,13 @@ def disconnected():
     return near, far, listener
 
 
-def arrive(end, count):
-    """Waits until so many bytes can be received, of an end of which poll always says that something can."""
+def until(holds):
+    """Waits for what poll does not wait for."""
     for _ in range(LIMIT_MS):
-        if len(end.recv(100, socket.MSG_PEEK)) == count:
+        if holds():
             return
         select.select([], [], [], 0.001)
-    raise AssertionError("nothing came")
+    raise AssertionError("in vain")
 
 
 STATES = [
@@ -413,10 +414,10 @@ OPERATIONS = [
     ("poll", events), ("poll for input", lambda end: events(end, select.POLLIN)), ("epoll", by_epoll), ("select", by_select),
     ("recv", then(received, received, events)), ("peek", lambda end: told(end.recv, 100, socket.MSG_PEEK)),
     ("recv of nothing", lambda end: told(end.recv, 0)),
-    ("send", then(sent, sent)), ("send of nothing", lambda end: told(end.send, b"")),
+    ("send", sent), ("send of nothing", lambda end: told(end.send, b"")),
     ("send quietly", lambda end: told(end.send, b"x", socket.MSG_NOSIGNAL)),
     ("accept", then(accept, accept, events)), ("names", names), ("unread", lambda end: count(end, termios.FIONREAD)),
-    ("error", then(error, error, events)), ("recv and error", then(received, error, events)), ("send and error", then(sent, error, events)),
+    ("error", then(error, error, events)), ("recv and error", then(received, error, events)), ("send and error", then(sent, error)),
     ("error and recv", then(error, received, sent)),
     ("connect", lambda end: told(end.connect, target.getsockname())),
     ("connect to nobody", lambda end: told(end.connect, refusing)),
@@ -458,6 +459,9 @@ for state in STATES:
     if only and name not in only:
         continue
     for what, operation in OPERATIONS:
+        # The default of whichever network namespace a socket of the kernel's is in; and when a reset comes is the network's to say.
+        if "CONGESTION" in what and name in ("fresh", "disconnected") or (name, what) == ("peer closed", "send and error"):
+            continue
         ends = make()
         print(f"{name} / {what}:", operation(ends[0]), flush=True)
         for end in ends:

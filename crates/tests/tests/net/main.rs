@@ -2,6 +2,7 @@
 
 mod control;
 mod devices;
+mod ends;
 mod peers;
 
 use std::time::Duration;
