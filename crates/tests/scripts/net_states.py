@@ -459,8 +459,11 @@ for state in STATES:
     if only and name not in only:
         continue
     for what, operation in OPERATIONS:
-        # The default of whichever network namespace a socket of the kernel's is in; and when a reset comes is the network's to say.
-        if "CONGESTION" in what and name in ("fresh", "disconnected") or (name, what) == ("peer closed", "send and error"):
+        # The default of whichever network namespace a socket of the kernel's is in.
+        if "CONGESTION" in what and name in ("fresh", "disconnected"):
+            continue
+        # When a reset comes is the network's to say, and when a connection is given up the service's.
+        if (name, what) == ("peer closed", "send and error") or name == "connecting" and what in ("shut", "shut for reading", "shut for writing"):
             continue
         ends = make()
         print(f"{name} / {what}:", operation(ends[0]), flush=True)

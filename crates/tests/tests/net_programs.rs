@@ -115,9 +115,6 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("connecting", "send quietly"),
     ("connecting", "send and error"),
     ("connecting", "error and recv"),
-    ("connecting", "shut for reading"),
-    ("connecting", "shut for writing"),
-    ("connecting", "shut"),
     ("connecting and shut", ""),
     // It has a port for good, and may not have another one.
     ("", "bind"),

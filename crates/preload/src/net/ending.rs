@@ -43,6 +43,9 @@ pub fn shut_down(fd: c_int, how: c_int) -> Option<Result<(), Errno>> {
         Known::Connection { connection, .. }
             if client.condition(&connection) == Some(Condition::Connecting) =>
         {
+            if socket::has_hung_up(fd) {
+                return Some(Err(Errno(libc::ENOTCONN)));
+            }
             socket::reset(fd);
             Some(Ok(()))
         }

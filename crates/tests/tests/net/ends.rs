@@ -1,6 +1,6 @@
 //! Sockets that are shut: who is told, and what still comes. The same scripts run with the kernel's TCP, which has to say the same.
 
-use crate::{COMMON, LIMIT, outside, python};
+use crate::{LIMIT, outside, python};
 use uncopy_tests::artifacts::plain_only;
 use uncopy_tests::service::{KERNEL, SERVICE, Service};
 use uncopy_tests::{Mode, Program, Scratch};
