@@ -15,6 +15,11 @@ use uncopy_tcp::wire::Tuple;
 
 /// Links of those that ask, at a time, at most.
 const MAX_QUESTIONERS: usize = 1024;
+/// Those of them that came over another link, at most: the oldest ends for the next one. A program of another user's can make them, and
+/// none of them is used for longer than a question takes.
+const MAX_LENT: usize = 256;
+/// Links that are accepted before something else has its turn.
+const MAX_ACCEPTED_A_TURN: usize = 64;
 
 /// A state as Linux numbers it (include/net/tcp_states.h).
 const fn number_of(state: State) -> u8 {
@@ -34,15 +39,40 @@ const fn number_of(state: State) -> u8 {
 
 impl Service {
     pub(crate) fn take_questioners(&mut self) {
-        loop {
+        for _ in 0..MAX_ACCEPTED_A_TURN {
             match link::accept(self.directory.control) {
                 // SAFETY: just made.
                 Ok(fd) => self.add_questioner(unsafe { OwnedFd::from_raw_fd(fd) }),
                 // Another user's; the next one may not be.
                 Err(Errno::EPERM) => {}
+                Err(Errno(libc::EMFILE | libc::ENFILE)) => {
+                    if !self.refuse_questioner() {
+                        return;
+                    }
+                }
                 Err(_) => return,
             }
         }
+    }
+
+    /// Ends a link that waits and for which there is no descriptor: it would wake this process again and again. Whether there was one.
+    fn refuse_questioner(&mut self) -> bool {
+        // Its descriptor is free for the link.
+        let had_one = self.spare.take().is_some();
+        let refused = had_one && link::accept(self.directory.control).map(link::end).is_ok();
+        self.spare = spare();
+        refused
+    }
+
+    /// A link came over another one.
+    fn add_lent(&mut self, fd: OwnedFd) {
+        if self.lent.len() >= MAX_LENT
+            && let Some(oldest) = self.lent.pop_front()
+        {
+            self.questioners.remove(&oldest);
+        }
+        self.lent.push_back(fd.as_raw_fd());
+        self.add_questioner(fd);
     }
 
     fn add_questioner(&mut self, fd: OwnedFd) {
@@ -73,7 +103,7 @@ impl Service {
                 match Question::parse(&words[..came.words]) {
                     // Who has this link had the right to make one, or has it of somebody who had.
                     Some(Question::Link) => {
-                        with.into_iter().for_each(|link| self.add_questioner(link));
+                        with.into_iter().for_each(|link| self.add_lent(link));
                         false
                     }
                     Some(question) => {
@@ -95,6 +125,7 @@ impl Service {
         };
         if is_done {
             self.questioners.remove(&fd);
+            self.lent.retain(|lent| *lent != fd);
         }
     }
 
@@ -293,6 +324,12 @@ impl Service {
         file.write_all(&serde_json::to_vec(&self.list())?)?;
         Ok(file.into())
     }
+}
+
+/// A descriptor that nobody needs: see [`Service::refuse_questioner`].
+pub(crate) fn spare() -> Option<OwnedFd> {
+    let kind = rustix::event::EventfdFlags::CLOEXEC;
+    rustix::event::eventfd(0, kind).ok()
 }
 
 /// Whether a question, by somebody who names a connection or listener of another program, takes something of that program's.

@@ -1,6 +1,6 @@
 //! Sockets of programs that are bound to an address: which there are, and who gets the next connection.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use uncopy_net::name::Bound;
@@ -103,13 +103,17 @@ impl Listeners {
         is_shared: bool,
         places: &Places,
     ) -> Result<(SocketAddr, OwnedFd), Errno> {
+        if self.count >= MAX_BOUND {
+            return Err(Errno(libc::ENOBUFS));
+        }
         let address = if address.port() == 0 {
             let ports = u32::from(*DYNAMIC_PORTS.end() - *DYNAMIC_PORTS.start()) + 1;
+            let overlapping = self.by_address.keys().filter(|at| overlap(at.ip(), address.ip()));
+            let taken: HashSet<u16> = overlapping.map(SocketAddr::port).collect();
             let found = (0..ports).find_map(|_| {
                 let port = DYNAMIC_PORTS.start() + self.next_port;
                 self.next_port = ((u32::from(self.next_port) + 1) % ports) as u16;
-                let address = SocketAddr::new(address.ip(), port);
-                self.is_free(address, false).then_some(address)
+                (!taken.contains(&port)).then(|| SocketAddr::new(address.ip(), port))
             });
             found.ok_or(Errno(libc::EADDRINUSE))?
         } else {
@@ -118,9 +122,6 @@ impl Listeners {
             }
             address
         };
-        if self.count >= MAX_BOUND {
-            return Err(Errno(libc::ENOBUFS));
-        }
         let path = Bound { address, id }.path(&places.listeners).ok_or(Errno(libc::ENAMETOOLONG))?;
         // SAFETY: just made.
         let made = unsafe { OwnedFd::from_raw_fd(unix::stream()?) };

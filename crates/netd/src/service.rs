@@ -64,6 +64,10 @@ pub struct Service {
     epoll: OwnedFd,
     signals: OwnedFd,
     pub(crate) questioners: HashMap<RawFd, OwnedFd>,
+    /// Links that came over other links, the oldest first.
+    pub(crate) lent: VecDeque<RawFd>,
+    /// Is closed so that a link can be refused when there are no descriptors.
+    pub(crate) spare: Option<OwnedFd>,
     filling: Option<Filling>,
     read_room: Option<Room>,
     header_bytes: usize,
@@ -74,7 +78,7 @@ pub struct Service {
     /// Connections that no program has been given yet.
     accepted: VecDeque<(ConnectionId, SocketAddr)>,
     /// Places of streams for which there was no room.
-    starved: Vec<u32>,
+    pub(crate) starved: Vec<u32>,
     pub(crate) began: Instant,
     housekept: Instant,
     pub(crate) copied_bytes: u64,
@@ -144,6 +148,8 @@ impl Service {
             epoll,
             signals,
             questioners: HashMap::new(),
+            lent: VecDeque::new(),
+            spare: crate::control::spare(),
             filling: None,
             read_room: None,
             header_bytes: USUAL_HEADER_BYTES,

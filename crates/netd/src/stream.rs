@@ -117,7 +117,8 @@ impl Stream {
         }
         let outlet = self.process.outlet(self.number(), longest)?;
         let given: SmallVec<[Given<'_>; 16]> = pieces.iter().map(|piece| piece.given()).collect();
-        self.process.send(self.number(), &outlet, &given, libc::MSG_NOSIGNAL)
+        // Whoever shares the open file may have it wait.
+        self.process.send(self.number(), &outlet, &given, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
     }
 
     fn send_literally(&self, pieces: &[&Bytes], longest: usize) -> Result<usize, Errno> {

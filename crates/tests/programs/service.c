@@ -74,6 +74,7 @@ int main(int count, char **words) {
     int near = begin(epoll, &there);
     EXPECT(next(epoll, near) & EPOLLOUT);
     EXPECT(option(near, SOL_SOCKET, SO_ERROR) == 0 && option(near, IPPROTO_TCP, TCP_NODELAY) == 1);
+    EXPECT(connect(near, (struct sockaddr *)&there, sizeof there) == 0);
     EXPECT(connect(near, (struct sockaddr *)&there, sizeof there) == -1 && errno == EISCONN);
     // The length is told, whatever there is room for.
     struct sockaddr_in peer, own;

@@ -1,7 +1,7 @@
 """Prints what each operation says in each state of a TCP socket, in the same words wherever the address is: to be compared with the
 kernel's own.
 
-Usage: net_states.py ADDRESS
+Usage: net_states.py ADDRESS SILENT [STATE...]     SILENT: an address there that nobody has
 """
 
 import array
@@ -14,7 +14,7 @@ import struct
 import sys
 import termios
 
-address = sys.argv[1]
+address, silent = sys.argv[1:3]
 LIMIT_MS = 20_000
 TCP, SOCKET = socket.IPPROTO_TCP, socket.SOL_SOCKET
 RESET = struct.pack("ii", 1, 0)
@@ -173,6 +173,19 @@ def refused_and_told():
     return (end,)
 
 
+def connecting():
+    end = new()
+    end.connect_ex((silent, 9))
+    return (end,)
+
+
+def connecting_and_shut():
+    (end,) = connecting()
+    told(end.shutdown, socket.SHUT_RDWR)
+    until(lambda: "POLLERR" in events(end))
+    return (end,)
+
+
 def connected():
     return pair()
 
@@ -244,6 +257,8 @@ def shut(*hows):
         near, far, listener = pair()
         for how in hows:
             near.shutdown(how)
+        if hows != (socket.SHUT_RD,):
+            settle(far, select.POLLRDHUP)
         return near, far, listener
 
     return make
@@ -258,6 +273,7 @@ def shut_for_reading_with_data():
 def shut_with_data():
     near, far, listener = with_data()
     near.shutdown(socket.SHUT_RDWR)
+    settle(far, select.POLLRDHUP)
     return near, far, listener
 
 
@@ -265,7 +281,7 @@ def shut_for_reading_then_data():
     near, far, listener = pair()
     near.shutdown(socket.SHUT_RD)
     far.sendall(b"0123456789")
-    arrive(near, 10)
+    until(lambda: len(near.recv(100, socket.MSG_PEEK)) == 10)
     return near, far, listener
 
 
@@ -273,6 +289,7 @@ def shut_for_reading_and_peer_shut():
     near, far, listener = pair()
     near.shutdown(socket.SHUT_RD)
     far.shutdown(socket.SHUT_WR)
+    until(lambda: told_option(near, TCP, socket.TCP_INFO, 104) == "CLOSE_WAIT")
     return near, far, listener
 
 
@@ -298,20 +315,20 @@ def disconnected():
     return near, far, listener
 
 
-def arrive(end, count):
-    """Waits until so many bytes can be received, of an end of which poll always says that something can."""
-    for _ in range(500):
-        if told(end.recv, 100, socket.MSG_PEEK) not in ("EAGAIN", b"") and len(end.recv(100, socket.MSG_PEEK)) == count:
+def until(holds):
+    """Waits for what poll does not wait for."""
+    for _ in range(LIMIT_MS):
+        if holds():
             return
         select.select([], [], [], 0.001)
-    print("nothing came")
+    raise AssertionError("in vain")
 
 
 STATES = [
     fresh, bound, bound_and_shut, listening, with_one_to_accept,
     ("listener shut for reading", listener_shut(socket.SHUT_RD)), ("listener shut for writing", listener_shut(socket.SHUT_WR)),
     ("listener shut", listener_shut(socket.SHUT_RDWR)), listener_shut_with_one_waiting, listener_that_listens_again, listener_disconnected,
-    refused, refused_and_told, connected, accepted, with_data, peer_shut, peer_shut_with_data, peer_closed, peer_reset,
+    connecting, connecting_and_shut, refused, refused_and_told, connected, accepted, with_data, peer_shut, peer_shut_with_data, peer_closed, peer_reset,
     peer_reset_and_told, peer_reset_and_received, reset_of_an_accepted,
     ("shut for reading", shut(socket.SHUT_RD)), ("shut for writing", shut(socket.SHUT_WR)), ("shut", shut(socket.SHUT_RDWR)),
     ("shut one by one", shut(socket.SHUT_WR, socket.SHUT_RD)), shut_for_reading_with_data, shut_with_data, shut_for_reading_then_data,
@@ -397,10 +414,10 @@ OPERATIONS = [
     ("poll", events), ("poll for input", lambda end: events(end, select.POLLIN)), ("epoll", by_epoll), ("select", by_select),
     ("recv", then(received, received, events)), ("peek", lambda end: told(end.recv, 100, socket.MSG_PEEK)),
     ("recv of nothing", lambda end: told(end.recv, 0)),
-    ("send", then(sent, sent)), ("send of nothing", lambda end: told(end.send, b"")),
+    ("send", sent), ("send of nothing", lambda end: told(end.send, b"")),
     ("send quietly", lambda end: told(end.send, b"x", socket.MSG_NOSIGNAL)),
     ("accept", then(accept, accept, events)), ("names", names), ("unread", lambda end: count(end, termios.FIONREAD)),
-    ("error", then(error, error, events)), ("recv and error", then(received, error, events)), ("send and error", then(sent, error, events)),
+    ("error", then(error, error, events)), ("recv and error", then(received, error, events)), ("send and error", then(sent, error)),
     ("error and recv", then(error, received, sent)),
     ("connect", lambda end: told(end.connect, target.getsockname())),
     ("connect to nobody", lambda end: told(end.connect, refusing)),
@@ -422,25 +439,32 @@ OPERATIONS = [
     ("TCP_CONGESTION", option(TCP, TCP_CONGESTION, 16)), ("TCP_CONGESTION of 3 bytes", option(TCP, TCP_CONGESTION, 3)),
     ("IP_TTL", option(socket.IPPROTO_IP, socket.IP_TTL)), ("IP_TOS", option(socket.IPPROTO_IP, socket.IP_TOS)),
     ("IP_MTU_DISCOVER", option(socket.IPPROTO_IP, 10)),
-    *((f"set {name}", set_option(level, getattr(socket, name), value)) for level, name, value in (
+    *((f"set {name} {value}", set_option(level, getattr(socket, name), value)) for level, name, value in (
         (SOCKET, "SO_KEEPALIVE", 1), (SOCKET, "SO_REUSEADDR", 1), (SOCKET, "SO_PRIORITY", 3), (SOCKET, "SO_OOBINLINE", 1),
         (TCP, "TCP_NODELAY", 1), (TCP, "TCP_CORK", 1), (TCP, "TCP_KEEPIDLE", 30), (TCP, "TCP_KEEPIDLE", 0), (TCP, "TCP_SYNCNT", 3),
         (TCP, "TCP_SYNCNT", 0), (TCP, "TCP_USER_TIMEOUT", 1000), (TCP, "TCP_USER_TIMEOUT", -1), (TCP, "TCP_QUICKACK", 0),
-        (TCP, "TCP_DEFER_ACCEPT", 7), (TCP, "TCP_NOTSENT_LOWAT", 4096), (TCP, "TCP_LINGER2", 5), (TCP, "TCP_MAXSEG", 7),
+        (TCP, "TCP_DEFER_ACCEPT", 7), (TCP, "TCP_NOTSENT_LOWAT", 4096), (TCP, "TCP_LINGER2", 5),
         (socket.IPPROTO_IP, "IP_TOS", 16), (socket.IPPROTO_IP, "IP_TTL", 9), (socket.IPPROTO_IP, "IP_TTL", 0))),
     *((f"set TCP_CONGESTION {name}", lambda end, name=name: (
         told(end.setsockopt, TCP, TCP_CONGESTION, name), told_option(end, TCP, TCP_CONGESTION, 16)))
       for name in (b"reno", b"cubic", b"cubic\0", b"nosuch", b"")),
+    *((f"set TCP_MAXSEG {value}", lambda end, value=value: told(end.setsockopt, TCP, socket.TCP_MAXSEG, value)) for value in (7, 1000)),
     ("set TCP_ULP", lambda end: told(end.setsockopt, TCP, TCP_ULP, b"nosuch")),
 ]
 
 target, refusing = serve(64), nobody()
-only = sys.argv[2:]
+only = sys.argv[3:]
 for state in STATES:
     name, make = state if isinstance(state, tuple) else (state.__name__.replace("_", " "), state)
     if only and name not in only:
         continue
     for what, operation in OPERATIONS:
+        # The default of whichever network namespace a socket of the kernel's is in.
+        if "CONGESTION" in what and name in ("fresh", "disconnected"):
+            continue
+        # When a reset comes is the network's to say, and when a connection is given up the service's.
+        if (name, what) == ("peer closed", "send and error") or name == "connecting" and what in ("shut", "shut for reading", "shut for writing"):
+            continue
         ends = make()
         print(f"{name} / {what}:", operation(ends[0]), flush=True)
         for end in ends:

@@ -10,6 +10,9 @@ use uncopy_tests::{Mode, Program, Scratch};
 /// Longest for a scenario, without what loads take that were asked to be longer.
 const LIMIT: Duration = Duration::from_secs(240);
 
+/// An address in the service's network that nobody has.
+const SILENT: &str = "10.77.0.77";
+
 /// Seconds of each load.
 fn seconds() -> u32 {
     std::env::var("UNCOPY_TEST_NET_SECONDS").ok().map_or(1, |text| text.parse().expect("a number of seconds"))
@@ -84,6 +87,104 @@ fn calls_say_what_the_kernels_say() {
         assert!(done.status.success(), "{}", done.text());
         let lines = |done: &Finished| String::from_utf8_lossy(&done.output).into_owned();
         assert_eq!(lines(&done), lines(&expected), "{mode:?}");
+        service.wait_until_empty();
+    }
+    service.stop();
+}
+
+/// What is not as the kernel's in [`each_operation_says_in_each_state_what_the_kernels_says`]: a state and an operation, "" for any. All
+/// of it stands in docs/reference.md.
+const DIFFERENT: &[(&str, &str)] = &[
+    // A bound socket is as before.
+    ("bound and shut", ""),
+    ("bound", "shut for reading"),
+    ("bound", "shut"),
+    ("listener shut for reading", "shut for reading"),
+    ("listener shut for reading", "shut"),
+    ("listener shut", "shut for reading"),
+    ("listener shut", "shut"),
+    ("listener shut with one waiting", "shut for reading"),
+    ("listener shut with one waiting", "shut"),
+    ("listener disconnected", "shut for reading"),
+    ("listener disconnected", "shut"),
+    // There is no error, and no port.
+    ("disconnected", ""),
+    ("", "disconnect"),
+    // One that is being made takes what is sent, and stays a connection when it is given up.
+    ("connecting", "send"),
+    ("connecting", "send quietly"),
+    ("connecting", "send and error"),
+    ("connecting", "error and recv"),
+    ("connecting and shut", ""),
+    // It has a port for good, and may not have another one.
+    ("", "bind"),
+    // Nothing is asked of anybody.
+    ("", "send of nothing"),
+    // Shut both ways it is the peer's alone.
+    ("shut", "state"),
+    ("shut with data", "state"),
+    ("shut for reading then data", "unread"),
+    // What changes nothing reads as by default.
+    ("", "set TCP_SYNCNT 3"),
+    ("", "set TCP_USER_TIMEOUT 1000"),
+    ("", "set TCP_QUICKACK 0"),
+    ("", "set TCP_DEFER_ACCEPT 7"),
+    ("", "set TCP_NOTSENT_LOWAT 4096"),
+    ("", "set TCP_LINGER2 5"),
+    ("", "set IP_TOS 16"),
+    ("", "set IP_TTL 9"),
+    ("", "TCP_WINDOW_CLAMP"),
+];
+
+/// Lines `STATE / OPERATION: RESULT`.
+fn results(done: &Finished) -> Vec<(String, String)> {
+    let text = String::from_utf8_lossy(&done.output).into_owned();
+    let split = |line: &str| line.split_once(": ").map(|(what, result)| (what.to_owned(), result.to_owned()));
+    text.lines().filter_map(split).collect()
+}
+
+#[test]
+fn each_operation_says_in_each_state_what_the_kernels_says() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("net-states");
+    // What every kernel lets a network namespace have by default.
+    let service = Service::start(&scratch, &["--congestion", "newreno"]);
+    let states = script("net_states.py");
+    let states = states.to_str().expect("UTF-8");
+    let plain = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control; exec python3 \"$@\"";
+    let plain = service.outside(&["sh", "-ec", plain, "sh", states, KERNEL, SILENT]);
+    let expected = plain.start(&scratch, "kernel").finish(LIMIT);
+    assert!(expected.status.success(), "{}", expected.text());
+    let expected = results(&expected);
+    assert!(expected.len() > 2000, "{}", expected.len());
+    for mode in [Mode::Always, Mode::Auto] {
+        let program = Program::new("/usr/bin/python3").args([states, SERVICE, SILENT]);
+        let done = service.program(program, mode).start(&scratch, "service").finish(LIMIT);
+        assert!(done.status.success(), "{}", done.text());
+        let found = results(&done);
+        let mut wrong = Vec::new();
+        let mut is_used = vec![false; DIFFERENT.len()];
+        for ((what, expected), (same, found)) in expected.iter().zip(&found) {
+            assert_eq!(what, same);
+            if expected == found {
+                continue;
+            }
+            let (state, operation) = what.split_once(" / ").expect("a state and an operation");
+            let fits = |(of_state, of_operation): &(&str, &str)| {
+                (of_state.is_empty() || *of_state == state)
+                    && (of_operation.is_empty() || *of_operation == operation)
+            };
+            match DIFFERENT.iter().position(fits) {
+                Some(at) => is_used[at] = true,
+                None => wrong.push(format!("{what}: {expected}, but {found}")),
+            }
+        }
+        assert_eq!(expected.len(), found.len(), "{mode:?}");
+        assert!(wrong.is_empty(), "{mode:?}: {} differ:\n{}", wrong.len(), wrong.join("\n"));
+        let unused: Vec<_> = DIFFERENT.iter().zip(is_used).filter(|(_, is_used)| !is_used).collect();
+        assert!(unused.is_empty(), "{mode:?}: as the kernel's by now: {unused:?}");
         service.wait_until_empty();
     }
     service.stop();

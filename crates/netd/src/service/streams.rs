@@ -146,8 +146,9 @@ impl Service {
             && let Some(stream) = &connection.stream
         {
             match (stream.is_filled(), stream.has_hung_up) {
-                (true, _) => self.begin_connection(slot),
-                (false, true) => self.forget(slot, true),
+                // Given up before it has begun: no event tells so again.
+                (_, true) => self.lose(slot, Error::ConnectionReset),
+                (true, false) => self.begin_connection(slot),
                 (false, false) => {}
             }
             return;
@@ -158,7 +159,8 @@ impl Service {
             match state {
                 Some(uncopy_tcp::connection::State::SynSent | uncopy_tcp::connection::State::SynReceived) => {
                     if connection.stream.as_ref().is_some_and(|stream| stream.has_hung_up) {
-                        self.forget(slot, true);
+                        // It was closed, or shut by a program that may ask for its error.
+                        self.lose(slot, Error::ConnectionReset);
                     }
                     return;
                 }

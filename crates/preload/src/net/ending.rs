@@ -39,7 +39,19 @@ pub fn shut_down(fd: c_int, how: c_int) -> Option<Result<(), Errno>> {
         Known::Connection { connection, .. } if is_over(client, fd, &connection) => {
             Some(Err(Errno(libc::ENOTCONN)))
         }
+        // As Linux does, which gives such a connection up.
+        Known::Connection { connection, .. }
+            if client.condition(&connection) == Some(Condition::Connecting) =>
+        {
+            if socket::has_hung_up(fd) {
+                return Some(Err(Errno(libc::ENOTCONN)));
+            }
+            socket::reset(fd);
+            Some(Ok(()))
+        }
         Known::Connection { connection, .. } => {
+            // A program that shuts a connection knows of it.
+            Kept::join(fd);
             // Another user's program may not ask for what comes: then that is lost.
             if how == libc::SHUT_RD && client.keep(&connection).is_ok() {
                 Kept { is_shut_for_reading: true, ..Kept::of(fd) }.keep(fd);

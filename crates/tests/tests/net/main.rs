@@ -1,6 +1,8 @@
 //! Programs whose TCP is that of `uncopy net`: with clients and servers of the kernel's, and with each other.
 
+mod control;
 mod devices;
+mod ends;
 mod peers;
 
 use std::time::Duration;
@@ -200,6 +202,7 @@ for name, value in ((socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, 77)):
 assert near.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == socket.AF_INET
 assert near.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL) == socket.IPPROTO_TCP
 assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[0] == 1
+near.connect((service, port))
 expect(errno.EISCONN, near.connect, (service, port))
 # One side ends, the other goes on.
 near.sendall(b"question")
