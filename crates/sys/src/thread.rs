@@ -169,7 +169,7 @@ fn find_other() -> Result<bool, Errno> {
     crate::fd::each_number(c"/proc/self/task", |id, _| {
         let id = id.cast_unsigned();
         // A first thread that has ended stays in the list until the process is gone.
-        is_found |= !ours.contains(&id) && !(id == leader && first_has_ended());
+        is_found |= !(ours.contains(&id) || id == leader && first_has_ended());
     })?;
     Ok(is_found)
 }
