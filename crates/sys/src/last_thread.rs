@@ -19,21 +19,11 @@ use crate::fd::duplicate_high;
 use crate::filter;
 use crate::lifeline::{self, Lifeline};
 use crate::thread;
+pub use crate::thread::Role;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 
 /// How often `/proc` is asked where no pipe tells, ms.
 const ASK_MS: i32 = 1000;
-
-/// The threads of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// The engine's, which serves faults.
-    Faults,
-    /// The twin allocator's.
-    Twin,
-    /// The lanes'.
-    Lanes,
-}
 
 /// Numbers of a pipe's ends in the program's table; -1: not there.
 struct Ends {
@@ -49,9 +39,17 @@ fn close(fd: i32) {
     }
 }
 
+/// Another process uses the program's table (CLONE_FILES): the end of this one does not close it.
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that a process is made that shares the program's table. Threads of ours that are started from here on ask.
+pub fn share_table() {
+    IS_SHARED.store(true, Relaxed);
+}
+
 /// Makes the pipe, before the thread of ours is started. One start at a time for each role.
 pub(crate) fn prepare(role: Role) {
-    if cfg!(loom) {
+    if cfg!(loom) || IS_SHARED.load(Relaxed) {
         return;
     }
     let line = Lifeline::make().ok();
@@ -89,6 +87,7 @@ pub fn in_child(role: Role, has_own_descriptors: bool) {
     let held = ENDS[role as usize].held.swap(-1, Relaxed);
     if has_own_descriptors {
         close(held);
+        IS_SHARED.store(false, Relaxed);
     }
 }
 
@@ -178,7 +177,8 @@ pub fn first_is_outlived() {
 #[must_use]
 pub fn is_watched() -> bool {
     let roles = [Role::Faults, Role::Twin, Role::Lanes];
-    roles.into_iter().all(|role| !thread::has(role) || ENDS[role as usize].held.load(Relaxed) >= 0)
+    !IS_SHARED.load(Relaxed)
+        && roles.into_iter().all(|role| !thread::has(role) || ENDS[role as usize].held.load(Relaxed) >= 0)
 }
 
 /// Ends the calling thread of ours, and with it the process: no thread of the program is left.
