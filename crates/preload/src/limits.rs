@@ -21,6 +21,7 @@ slots! {
 /// Before the program installs a seccomp filter.
 fn before_filter() {
     let _errno = uncopy_sys::errno::Keep::new();
+    uncopy_sys::filter::note_own();
     crate::lanes::end_all();
     crate::files::end_all();
     crate::net::end();

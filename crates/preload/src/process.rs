@@ -110,6 +110,7 @@ pub fn forked(memory: Memory, fork: impl FnOnce() -> i64) -> i64 {
     prepare();
     if memory == Memory::OfItsOwnOnly {
         crate::files::share_descriptors();
+        uncopy_sys::last_thread::share_table();
     }
     let result = fork();
     let errno = uncopy_sys::errno::get();

@@ -10,17 +10,113 @@ use crate::control::Control;
 use crate::errno::{Errno, check};
 pub use crate::ids::is_filtered;
 use crate::uffd::{Reports, Uffd, wait};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 /// Makes each of the calls that the engine needs, in a throw-away process.
 ///
 /// # Errors
 /// EPERM if the filter ends processes for one of them; else what making the process says.
 pub fn try_out(inherited_device: Option<i32>) -> Result<(), Errno> {
+    in_child(|| make_the_calls(inherited_device))
+}
+
+/// What uncopy does under a filter that was there before the program, as far as that filter lets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// Time is measured: trials, and what tracking takes.
+    Clock,
+    /// `/proc` is asked about this process: where stacks end, which threads there are.
+    Proc,
+}
+
+type Call = (i64, [usize; 6]);
+
+const NOWHERE: usize = -1isize as usize;
+const FROM_HERE: usize = libc::AT_FDCWD as isize as usize;
+const TO_READ: usize = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+const TO_LIST: usize = TO_READ | libc::O_DIRECTORY as usize;
+
+/// The system calls of each feature, with arguments of which a filter sees what it sees of the real ones, and which name
+/// nothing that is there.
+const FEATURES: [(Feature, &[Call]); 2] = [
+    (
+        Feature::Clock,
+        &[
+            (libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, 0, 0, 0, 0, 0]),
+            (libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC_COARSE as usize, 0, 0, 0, 0, 0]),
+            (libc::SYS_clock_gettime, [libc::CLOCK_PROCESS_CPUTIME_ID as usize, 0, 0, 0, 0, 0]),
+            (libc::SYS_futex, [0, libc::FUTEX_WAKE as usize, 0, 0, 0, 0]),
+            (libc::SYS_futex, [0, libc::FUTEX_WAIT as usize, 0, 0, 0, 0]),
+        ],
+    ),
+    (
+        Feature::Proc,
+        &[
+            (libc::SYS_openat, [FROM_HERE, 0, TO_READ, 0, 0, 0]),
+            (libc::SYS_openat, [FROM_HERE, 0, TO_LIST, 0, 0, 0]),
+            (libc::SYS_ioctl, [NOWHERE, crate::procmap::IOCTL_QUERY as usize, 0, 0, 0, 0]),
+            (libc::SYS_pread64, [NOWHERE, 0, 0, 0, 0, 0]),
+            (libc::SYS_read, [NOWHERE, 0, 0, 0, 0, 0]),
+            (libc::SYS_getdents64, [NOWHERE, 0, 0, 0, 0, 0]),
+            (libc::SYS_close, [NOWHERE, 0, 0, 0, 0, 0]),
+            (libc::SYS_prlimit64, [0, libc::RLIMIT_STACK as usize, 0, 0, 0, 0]),
+            (libc::SYS_getpid, [0; 6]),
+            (libc::SYS_gettid, [0; 6]),
+        ],
+    ),
+];
+
+const UNKNOWN: u8 = 0;
+const YES: u8 = 1;
+const NO: u8 = 2;
+
+static ANSWERS: [AtomicU8; FEATURES.len()] = [const { AtomicU8::new(UNKNOWN) }; FEATURES.len()];
+static HAS_OWN: AtomicBool = AtomicBool::new(false);
+
+/// Notes that the program installs a filter of its own: nothing is tried out from here on.
+pub fn note_own() {
+    HAS_OWN.store(true, Relaxed);
+}
+
+/// Whether no filter is in force, or one that was there before the program and ends no process for the calls of this
+/// feature. The first time, that takes a throw-away process.
+#[must_use]
+pub fn allows(feature: Feature) -> bool {
+    !is_filtered() || !HAS_OWN.load(Relaxed) && passes(feature)
+}
+
+fn passes(feature: Feature) -> bool {
+    let answer = &ANSWERS[feature as usize];
+    if answer.load(Relaxed) == UNKNOWN {
+        let _errno = crate::errno::Keep::new();
+        let calls = FEATURES[feature as usize].1;
+        let passes = in_child(|| {
+            for (number, arguments) in calls {
+                // SAFETY: the arguments name no memory and no descriptor.
+                unsafe { crate::raw::system_call(*number, *arguments) };
+            }
+        });
+        answer.store(if passes.is_ok() { YES } else { NO }, Relaxed);
+    }
+    answer.load(Relaxed) == YES
+}
+
+/// Makes calls in a throw-away process.
+///
+/// # Errors
+/// EPERM if the filter ends processes for one of them; else what making the process says.
+fn in_child(calls: impl FnOnce()) -> Result<(), Errno> {
     // SAFETY: a process with a copy of our memory, of which only this thread goes on, and whose end is
     // reported to nobody who does not ask for processes of this kind (__WCLONE).
     let child = check(unsafe { syscall!(libc::SYS_clone, 0, 0, 0, 0, 0) })?;
     if child == 0 {
-        make_the_calls(inherited_device);
+        begin_child();
+        calls();
+        // SAFETY: ends this process, which has nothing but copies.
+        unsafe {
+            syscall!(libc::SYS_exit_group, 0);
+            core::hint::unreachable_unchecked()
+        }
     }
     let mut status = 0;
     loop {
@@ -40,16 +136,21 @@ struct Page([u8; PAGE_BYTES]);
 const _: () = assert!(align_of::<Page>() == PAGE_BYTES);
 static ZEROES: Page = Page([0; PAGE_BYTES]);
 
-/// The calls, whatever they say: only whether the process lives on is of interest.
-fn make_the_calls(inherited_device: Option<i32>) -> ! {
-    const LEN_BYTES: usize = 4 * PAGE_BYTES;
-    // SAFETY: this process has nothing but copies, and ends here. SIGSYS, by which a filter may report a call
-    // instead, must end it, too.
+/// In the throw-away process: SIGSYS, by which a filter may report a call, ends it, and leaves no core file.
+fn begin_child() {
+    // SAFETY: this process has nothing but copies.
     unsafe {
         let default = [0usize; 4];
         syscall!(libc::SYS_rt_sigaction, libc::SIGSYS, default.as_ptr(), 0, 8);
-        // Its end is no reason for a core dump.
         syscall!(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+    }
+}
+
+/// The calls, whatever they say: only whether the process lives on is of interest.
+fn make_the_calls(inherited_device: Option<i32>) {
+    const LEN_BYTES: usize = 4 * PAGE_BYTES;
+    // SAFETY: this process has nothing but copies, and ends after this.
+    unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let memory = libc::mmap(core::ptr::null_mut(), LEN_BYTES, protection, flags, -1, 0);
@@ -84,7 +185,71 @@ fn make_the_calls(inherited_device: Option<i32>) -> ! {
             let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             syscall!(libc::SYS_clock_gettime, clock, &raw mut time);
         }
-        syscall!(libc::SYS_exit_group, 0);
-        core::hint::unreachable_unchecked()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Installs a filter in this process that ends it for one system call.
+    fn kill_for(number: i64) {
+        let code = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+        let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        let give = libc::BPF_RET | libc::BPF_K;
+        let mut program = [
+            code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            code(equal, 0, 1, number as u32),
+            code(give, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
+            code(give, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+        // SAFETY: a valid program, which the kernel copies.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let mode = libc::SECCOMP_MODE_FILTER;
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program, 0, 0), 0);
+        }
+    }
+
+    /// Whether `check` holds in a process under such a filter.
+    fn holds_under(number: i64, check: fn() -> bool) -> bool {
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            kill_for(number);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!check())) };
+        }
+        let mut status = 0;
+        // SAFETY: the test's own child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        status == 0
+    }
+
+    #[test]
+    fn the_table_has_each_feature_in_its_place() {
+        for (index, (feature, calls)) in FEATURES.iter().enumerate() {
+            assert_eq!(*feature as usize, index);
+            assert!(!calls.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_filter_switches_off_what_it_does_not_let_through() {
+        let neither = || allows(Feature::Clock) && allows(Feature::Proc);
+        assert!(neither(), "without a filter");
+        assert!(holds_under(libc::SYS_getpgid, neither), "a filter of something else");
+        assert!(holds_under(libc::SYS_clock_gettime, || !allows(Feature::Clock) && allows(Feature::Proc)));
+        assert!(holds_under(libc::SYS_getdents64, || allows(Feature::Clock) && !allows(Feature::Proc)));
+    }
+
+    #[test]
+    fn a_filter_of_the_programs_own_switches_everything_off() {
+        let own = || {
+            note_own();
+            !allows(Feature::Clock) && !allows(Feature::Proc)
+        };
+        assert!(holds_under(libc::SYS_getpgid, own));
     }
 }

@@ -61,6 +61,8 @@ impl Start {
     /// program's table.
     #[must_use]
     pub fn isolate(&self, kept: [i32; 2]) -> (bool, LastThread) {
+        let [first, second] = kept;
+        let kept = [first, second, last_thread::watched(self.role)];
         let is_isolated = thread::isolate(self.role, kept).is_ok();
         self.is_isolated.store(is_isolated, Relaxed);
         (is_isolated, LastThread::new(self.role, is_isolated))

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! program's table: held ───────────► watched :table of the thread of ours
-//!                    closed by the program ──► is a thread left? (/proc) ──► yes: /proc is asked once a second
+//!                    closed by the program ──► is a thread left? (/proc) ──► yes: /proc is asked again, once a second at last
 //!                    closed by its end     ──►                          ──► no: the thread of ours ends
 //! ```
 //!
@@ -16,23 +16,14 @@
 
 use crate::call::syscall;
 use crate::fd::duplicate_high;
+use crate::filter;
 use crate::lifeline::{self, Lifeline};
 use crate::thread;
+pub use crate::thread::Role;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 
 /// How often `/proc` is asked where no pipe tells, ms.
 const ASK_MS: i32 = 1000;
-
-/// The threads of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// The engine's, which serves faults.
-    Faults,
-    /// The twin allocator's.
-    Twin,
-    /// The lanes'.
-    Lanes,
-}
 
 /// Numbers of a pipe's ends in the program's table; -1: not there.
 struct Ends {
@@ -48,9 +39,17 @@ fn close(fd: i32) {
     }
 }
 
+/// Another process uses the program's table (CLONE_FILES): the end of this one does not close it.
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that a process is made that shares the program's table. Threads of ours that are started from here on ask.
+pub fn share_table() {
+    IS_SHARED.store(true, Relaxed);
+}
+
 /// Makes the pipe, before the thread of ours is started. One start at a time for each role.
 pub(crate) fn prepare(role: Role) {
-    if cfg!(loom) {
+    if cfg!(loom) || IS_SHARED.load(Relaxed) {
         return;
     }
     let line = Lifeline::make().ok();
@@ -88,6 +87,7 @@ pub fn in_child(role: Role, has_own_descriptors: bool) {
     let held = ENDS[role as usize].held.swap(-1, Relaxed);
     if has_own_descriptors {
         close(held);
+        IS_SHARED.store(false, Relaxed);
     }
 }
 
@@ -112,6 +112,8 @@ pub struct LastThread {
     watched: i32,
     /// When it is asked next; `None`: never.
     due_ms: Option<u64>,
+    /// How long after that it is asked again, ms.
+    interval_ms: i32,
 }
 
 impl LastThread {
@@ -119,7 +121,8 @@ impl LastThread {
     /// program's.
     pub(crate) fn new(role: Role, is_isolated: bool) -> Self {
         let watched = if is_isolated { watched(role) } else { -1 };
-        Self { watched, due_ms: if watched < 0 { first_due_ms() } else { None } }
+        let may_ask = watched < 0 && may_ask();
+        Self { watched, due_ms: may_ask.then(|| thread::now_ms() + ASK_MS as u64), interval_ms: ASK_MS }
     }
 
     /// The descriptor to wait for; -1: none.
@@ -131,31 +134,35 @@ impl LastThread {
     /// How long to wait where something else asks for `wanted_ms` (-1: without limit).
     #[must_use]
     pub const fn timeout_ms(&self, wanted_ms: i32) -> i32 {
-        if self.due_ms.is_none() || (wanted_ms >= 0 && wanted_ms < ASK_MS) { wanted_ms } else { ASK_MS }
+        let is_sooner = wanted_ms >= 0 && wanted_ms < self.interval_ms;
+        if self.due_ms.is_none() || is_sooner { wanted_ms } else { self.interval_ms }
     }
 
     /// True if no thread of the program is left. `is_ready`: something was found at the descriptor.
     pub fn has_ended(&mut self, is_ready: bool) -> bool {
         if is_ready && self.watched >= 0 {
-            if !thread::others_may_live() {
-                return true;
-            }
-            close(self.watched);
-            (self.watched, self.due_ms) = (-1, first_due_ms());
+            // A thread that ends closes its descriptors before it is seen to have ended: it is asked again, soon at first.
+            close(core::mem::replace(&mut self.watched, -1));
+            (self.due_ms, self.interval_ms) = (Some(0), 1);
         }
         let Some(due_ms) = self.due_ms else { return false };
         let now_ms = thread::now_ms();
         if now_ms < due_ms {
             return false;
         }
-        self.due_ms = Some(now_ms + ASK_MS as u64);
-        !thread::others_may_live()
+        if !thread::others_may_live() {
+            return true;
+        }
+        let goes_on = self.interval_ms < ASK_MS || may_ask();
+        self.due_ms = goes_on.then_some(now_ms + self.interval_ms as u64);
+        self.interval_ms = (2 * self.interval_ms).min(ASK_MS);
+        false
     }
 }
 
-/// Never under a seccomp filter, which might end the process for asking.
-fn first_due_ms() -> Option<u64> {
-    (!cfg!(loom) && !crate::ids::is_filtered()).then(|| thread::now_ms() + ASK_MS as u64)
+/// Not where a seccomp filter would end the process for asking: as long as there may be a thread of the program.
+fn may_ask() -> bool {
+    !cfg!(loom) && filter::allows(filter::Feature::Proc)
 }
 
 /// The process's first thread has ended by itself while others of the program lived.
@@ -170,7 +177,8 @@ pub fn first_is_outlived() {
 #[must_use]
 pub fn is_watched() -> bool {
     let roles = [Role::Faults, Role::Twin, Role::Lanes];
-    roles.into_iter().all(|role| !thread::has(role) || ENDS[role as usize].held.load(Relaxed) >= 0)
+    !IS_SHARED.load(Relaxed)
+        && roles.into_iter().all(|role| !thread::has(role) || ENDS[role as usize].held.load(Relaxed) >= 0)
 }
 
 /// Ends the calling thread of ours, and with it the process: no thread of the program is left.
@@ -226,20 +234,21 @@ mod tests {
     fn a_descriptor_of_these_gets_another_number() {
         prepare(Role::Twin);
         settle(Role::Twin, true);
-        let held = descriptors().next().expect("a pipe was made");
+        let number = || ENDS[Role::Twin as usize].held.load(Relaxed);
+        let held = number();
+        assert!(held >= 0 && descriptors().any(|fd| fd == held), "a pipe was made");
         assert!(renumber(held));
-        let other = descriptors().next().expect("it has another number");
-        assert_ne!(other, held);
+        let other = number();
+        assert!(other >= 0 && other != held);
         assert!(!renumber(held));
         in_child(Role::Twin, true);
-        assert_eq!(descriptors().next(), None);
-        assert_eq!(crate::fd::closes_on_exec(other), None);
+        assert_eq!((number(), crate::fd::closes_on_exec(other)), (-1, None));
     }
 
     #[test]
     fn a_pipe_that_hangs_up_while_threads_live_is_not_believed() {
         let line = Lifeline::make().expect("a pipe");
-        let mut last_thread = LastThread { watched: line.watched, due_ms: None };
+        let mut last_thread = LastThread { watched: line.watched, due_ms: None, interval_ms: ASK_MS };
         close(line.held);
         let stop = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
@@ -247,6 +256,8 @@ mod tests {
             assert!(!last_thread.has_ended(true));
             stop.wait();
         });
-        assert_eq!((last_thread.fd(), last_thread.timeout_ms(-1)), (-1, ASK_MS));
+        assert_eq!(last_thread.fd(), -1);
+        assert!((1..ASK_MS).contains(&last_thread.timeout_ms(-1)), "it is asked again soon");
+        assert_eq!(last_thread.timeout_ms(0), 0);
     }
 }

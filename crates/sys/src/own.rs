@@ -32,6 +32,8 @@ pub(crate) struct Own {
     pub stack_asked: AtomicU32,
     /// How often it was asked for by `stack_room`.
     pub room_asked: AtomicU32,
+    /// Whether nobody may ask.
+    pub room_is_unknown: AtomicU8,
     /// The lowest address that the thread's stack may have; see `stack_room`.
     pub room_low: AtomicU64,
     /// One past the highest; 0: not known.

@@ -8,7 +8,7 @@ use crate::maps::{self, Line};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-const IOCTL_QUERY: u64 = 0xC068_6611;
+pub(crate) const IOCTL_QUERY: u64 = 0xC068_6611;
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
 const EXECUTABLE: u64 = 1 << 2;

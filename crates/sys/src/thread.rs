@@ -7,11 +7,21 @@
 use crate::call::{kernel, syscall};
 pub use crate::clock::{doze, now_ms, pause};
 use crate::errno::{Errno, check};
-use crate::last_thread::{self, Role};
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::ffi::c_void;
 
 const STACK_BYTES: usize = 256 << 10;
+
+/// The threads of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The engine's, which serves faults.
+    Faults,
+    /// The twin allocator's.
+    Twin,
+    /// The lanes'.
+    Lanes,
+}
 
 /// Starts a detached thread that runs `body(argument)`.
 ///
@@ -169,7 +179,7 @@ fn find_other() -> Result<bool, Errno> {
     crate::fd::each_number(c"/proc/self/task", |id, _| {
         let id = id.cast_unsigned();
         // A first thread that has ended stays in the list until the process is gone.
-        is_found |= !ours.contains(&id) && !(id == leader && first_has_ended());
+        is_found |= !(ours.contains(&id) || id == leader && first_has_ended());
     })?;
     Ok(is_found)
 }
@@ -256,19 +266,18 @@ pub fn is_handler() -> bool {
     HANDLER.load(Relaxed) == crate::lock::thread_id()
 }
 
-/// Gives the calling thread of ours a table of descriptors that holds only `kept` (in any order; -1: none) and its end of
-/// the pipe of [`last_thread`], and its name.
+/// Gives the calling thread of ours a table of descriptors that holds only `kept` (in any order; -1: none), and its name.
 ///
 /// # Errors
 /// What the kernel says; the thread then shares the program's table.
-pub(crate) fn isolate(role: Role, kept: [i32; 2]) -> Result<(), Errno> {
+pub(crate) fn isolate(role: Role, kept: [i32; 3]) -> Result<(), Errno> {
     let name = match role {
         Role::Faults => c"uncopy-faults",
         Role::Twin => c"uncopy-twin",
         Role::Lanes => c"uncopy-lanes",
     };
     place(role).store(crate::lock::thread_id(), Relaxed);
-    keep_only([kept[0], kept[1], last_thread::watched(role)], name)
+    keep_only(kept, name)
 }
 
 fn keep_only(mut kept: [i32; 3], name: &core::ffi::CStr) -> Result<(), Errno> {

@@ -6,7 +6,7 @@ use crate::pace::Pace;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uncopy_core::policy::trials::Trials;
 use uncopy_sys::clock;
-use uncopy_sys::filter;
+use uncopy_sys::filter::{self, Feature};
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::lock::Critical;
 
@@ -96,7 +96,7 @@ pub(crate) fn begin_once() {
 
 #[cold]
 fn begin_here() {
-    if filter::is_filtered() {
+    if !filter::allows(Feature::Clock) {
         arms::settle();
     } else {
         begin(Pace::USUAL, None);
@@ -107,7 +107,7 @@ pub(crate) fn in_child() {
     // Another thread of the parent may have held it: that is not in this process.
     TRIAL.raw().unlock();
     let is_begun = HAS_BEGUN.load(Relaxed) && !arms::have_ended();
-    if !is_begun || DUE_MS.load(Relaxed) == u64::MAX && filter::is_filtered() {
+    if !is_begun || DUE_MS.load(Relaxed) == u64::MAX && !filter::allows(Feature::Clock) {
         return;
     }
     let mut trial = TRIAL.lock();

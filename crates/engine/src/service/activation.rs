@@ -20,11 +20,12 @@ use uncopy_core::options::{CostSource, Heap, Options, Policy};
 use uncopy_core::policy::trials::{MAX_FACTORS, Trials};
 use uncopy_core::recording::Sampled;
 use uncopy_sys::errno::Errno;
+use uncopy_sys::filter::{self, Feature};
 use uncopy_sys::lock::Critical;
+use uncopy_sys::mem;
 use uncopy_sys::presence::Section;
 use uncopy_sys::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use uncopy_sys::uffd::{self, OpenError, Reports, Uffd};
-use uncopy_sys::{filter, mem};
 use uncopy_trials::Pace;
 
 /// What the block heap and the arena may take of a limit on the address space: the rest is what the
@@ -214,9 +215,14 @@ pub fn begin_without_engine() {
     // A fork waits until it is left.
     let Some(_section) = Section::enter() else { return };
     let _guard = STATE.activation.guard();
+    if STATE.is_active() {
+        return;
+    }
     // A filter may end the process for a call.
-    if !STATE.is_active() && !filter::is_filtered() {
+    if !filter::is_filtered() {
         counters::publish_once();
+    }
+    if filter::allows(Feature::Clock) {
         begin_trials();
     }
 }
@@ -242,10 +248,10 @@ fn show_trials(trials: &Trials) {
 /// Puts the constants of the machine in force that nobody has given. Under the lock of activation.
 fn settle_costs() {
     // A filter may end the process for reading the clock.
-    let may_read_clock = !cfg!(loom) && !filter::is_filtered();
+    let may_read_clock = !cfg!(loom) && filter::allows(Feature::Clock);
     if POLICY.is_set_to(Policy::Auto) && may_read_clock {
         uncopy_sys::clock::begin();
-        if MEASURES_COSTS.load(Relaxed) {
+        if MEASURES_COSTS.load(Relaxed) && !filter::is_filtered() {
             POLICY.costs.adopt(&calibration::measure());
         }
     }

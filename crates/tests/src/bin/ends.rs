@@ -6,6 +6,11 @@
 //! ends end MEANS SEED
 //! ```
 
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "arguments and results of system calls have 64 bits here"
+)]
+
 use std::arch::asm;
 use std::ffi::c_long;
 use std::os::unix::process::ExitStatusExt;

@@ -211,7 +211,7 @@ extern "C" fn on_small_stack(_signal: c_int) {
 /// Calls on an alternate stack that has room for libc's functions and little more take no more of it than that.
 fn calls_on_small_stacks(seed: u64) {
     /// More than what libc's functions take, the kernel's frame not counted.
-    const MOST_BYTES: usize = 3 << 10;
+    const MAX_MORE_BYTES: usize = 3 << 10;
     const STACK_BYTES: usize = 16 << 10;
     const PAINT: u8 = 0xA5;
     let mut feeder = Feeder::new(seed);
@@ -246,7 +246,7 @@ fn calls_on_small_stacks(seed: u64) {
                 least = least.max(used);
             }
             assert!(
-                used <= least + MOST_BYTES,
+                used <= least + MAX_MORE_BYTES,
                 "{what:?}, turn {turn}: {used} bytes, and {least} for nothing"
             );
             source.check_all("read by a handler");
