@@ -144,6 +144,15 @@ pub fn flags(fd: i32) -> Result<i32, Errno> {
     check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETFL)) }).map(|flags| flags as i32)
 }
 
+/// Sets those flags of its open file that can be set: `O_APPEND` and the like.
+///
+/// # Errors
+/// What fcntl says.
+pub fn set_flags(fd: i32, flags: i32) -> Result<(), Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETFL, flags)) }).map(drop)
+}
+
 /// Whether whoever has an open file can write to it (`O_PATH` opens for nothing).
 ///
 /// # Errors
@@ -327,12 +336,31 @@ pub fn lock_alone(fd: i32) -> Result<(), Errno> {
     check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_EX | libc::LOCK_NB)) }).map(drop)
 }
 
+/// The same, together with others who do that.
+///
+/// # Errors
+/// What flock says.
+pub fn lock_shared(fd: i32) -> Result<(), Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_SH)) }).map(drop)
+}
+
 /// The path of the link to an open file, terminated.
 fn link_of(fd: i32) -> Result<[u8; 32], Errno> {
     let mut link = [0; 32];
     std::io::Write::write_fmt(&mut &mut link[..], format_args!("/proc/self/fd/{fd}\0"))
         .map_err(|_| Errno::EINVAL)?;
     Ok(link)
+}
+
+/// Opens an open file anew, also one that is open by `O_PATH` only. The descriptor is closed on exec.
+///
+/// # Errors
+/// What openat says.
+pub fn reopen(fd: i32, flags: i32) -> Result<i32, Errno> {
+    let link = link_of(fd)?;
+    let path = CStr::from_bytes_until_nul(&link).map_err(|_| Errno::EINVAL)?;
+    open(path, flags, 0)
 }
 
 /// The path by which an open file is known now, as far as `into` has room; that of one without a name ends in ` (deleted)`.

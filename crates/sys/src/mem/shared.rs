@@ -215,7 +215,9 @@ impl Joint {
         // SAFETY: pages of our own mapping; all that lies there is atomics, for which zeroes are valid.
         unsafe {
             let base = self.base;
-            if check(kernel!(Map, syscall!(libc::SYS_mmap, base, len_bytes, protection, flags, -1i32, 0))).is_err() {
+            if check(kernel!(Map, syscall!(libc::SYS_mmap, base, len_bytes, protection, flags, -1i32, 0)))
+                .is_err()
+            {
                 kernel!(Protect, syscall!(libc::SYS_mprotect, base, len_bytes, libc::PROT_READ));
             }
         }
