@@ -482,3 +482,70 @@ pub fn remove(path: &Path, gives_up: bool) -> Result<(), Errno> {
     }
     std::fs::remove_file(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    /// A directory of a test's own.
+    fn directory(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("uncopy-places-{}-{name}", std::process::id()));
+        fs::create_dir(&path).expect("a directory");
+        path
+    }
+
+    #[test]
+    fn a_log_that_others_could_write_to_is_not_opened() {
+        let directory = directory("others");
+        let path = directory.join("log");
+        fs::write(&path, b"").expect("a file");
+        let opened = |path: &Path| Locked::open_by(path, 0).map(drop);
+        for (mode, wanted) in
+            [(0o600, Ok(())), (0o644, Ok(())), (0o620, Err(Errno::EPERM)), (0o602, Err(Errno::EPERM))]
+        {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).expect("its owner");
+            assert_eq!(opened(&path), wanted, "{mode:o}");
+        }
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("its owner");
+        // A mark names any path: nobody is waited for, and no device hears of it.
+        let link = directory.join("link");
+        symlink(&path, &link).expect("a link");
+        assert_eq!(opened(&link), Err(Errno::EPERM));
+        assert_eq!(opened(Path::new("/dev/null")), Err(Errno::EPERM));
+        let fifo = directory.join("fifo");
+        // SAFETY: a terminated path.
+        assert_eq!(unsafe { libc::mkfifo(c_path(&fifo).expect("no NUL").as_ptr(), 0o600) }, 0);
+        assert_eq!(opened(&fifo), Err(Errno::EPERM));
+        fs::remove_dir_all(&directory).expect("removed");
+    }
+
+    #[test]
+    fn what_the_kernel_has_is_not_overwritten_by_what_a_failed_file_was_promised() {
+        let base = Checkpoint {
+            serial: 1,
+            epoch: 1,
+            tail: 0,
+            sequence: 1,
+            time_ns: 100,
+            boot: 1,
+            process: 1,
+            failure: None,
+        };
+        let failed = |until_ns, has_newer| Checkpoint {
+            failure: Some(Failure { errno: libc::EIO, until_ns, has_newer }),
+            ..base
+        };
+        let late = 200 + MAX_SILENCE_NS;
+        // The keeper did not say until when the program alone wrote to it.
+        assert_eq!(written_until_ns(&failed(0, false), 200, true), 0);
+        assert_eq!(written_until_ns(&failed(0, false), 200, false), late);
+        assert_eq!(written_until_ns(&failed(150, false), 200, true), 150);
+        assert_eq!(written_until_ns(&failed(150, false), 200, false), 150);
+        // What is newer the kernel has, unless the power was lost.
+        assert_eq!(written_until_ns(&failed(150, true), 200, true), 0);
+        assert_eq!(written_until_ns(&failed(150, true), 200, false), 150);
+        assert_eq!(written_until_ns(&base, 200, false), late);
+    }
+}

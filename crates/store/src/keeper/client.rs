@@ -270,9 +270,9 @@ impl Client {
         let Some(held) = &self.files[place] else { return Ok(()) };
         let is_closed = held.is_closed;
         let known = &self.state.places[place];
-        known.flags.fetch_or(LEFT, AcqRel);
+        let was_left = known.flags.fetch_or(LEFT, AcqRel) & LEFT != 0;
         // Of one that it has closed the program knows no more.
-        let settled = self.settle(place, is_closed);
+        let settled = if was_left { Ok(()) } else { self.settle(place, is_closed) };
         if let Err(errno) = settled {
             self.give_up(place, errno);
         }

@@ -1,8 +1,8 @@
 //! A file whose sync has failed: what its records have is put there again.
 //!
 //! A kernel that could not write pages drops them, or takes them for written, and the next sync says that all is well (fsync(2),
-//! "Notes" of EIO; ext4, XFS and btrfs since Linux 4.13, `fsync_says_nothing_of_pages_that_were_dropped` checks it). So a sync that has
-//! failed is not made up for by one that succeeds: only by writing the bytes anew and then syncing.
+//! "EIO"; Linux 4.13). So a sync that has failed is not made up for by one that succeeds: only by writing the bytes anew and then syncing
+//! (`store_failing::a_device_that_takes_it_again_gets_all_while_the_program_goes_on`).
 
 use crate::device::Device;
 use crate::layout::Record;

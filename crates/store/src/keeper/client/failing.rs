@@ -157,7 +157,7 @@ impl Client {
             let _ = self.leave(place);
             return;
         };
-        if !self.is_told_whole(place) {
+        if self.is_left(place) || !self.is_told_whole(place) {
             let _ = self.leave(place);
             return;
         }
