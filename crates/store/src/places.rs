@@ -282,7 +282,14 @@ impl Files for OnDisk<'_> {
         let modified_ns = file::modified_ns(opened.0).unwrap_or(u64::MAX);
         match self.until_ns {
             Some(until_ns) if modified_ns > until_ns => Found::Unsure,
-            _ => Found::File(opened),
+            _ => {
+                if self.is_same_boot {
+                    // Of pages that could not be written the kernel may believe that they were: they are read anew.
+                    let _ = file::sync(opened.0);
+                    file::forget_cached(opened.0);
+                }
+                Found::File(opened)
+            }
         }
     }
 

@@ -25,7 +25,7 @@ trap drop_all EXIT
 
 log_bytes=134217728 count=900 pause=
 [ "$what" != full ] || log_bytes=16777216
-case $what in grows | others | keeper) pause=pause ;; esac
+case $what in grows | others | keeper | killed) pause=pause ;; esac
 mkfifo "$room/input"
 exec 9<>"$room/input"
 # shellcheck disable=SC2086 # no word, where it is empty
@@ -33,7 +33,7 @@ exec 9<>"$room/input"
     python3 "$script" work "$file" "$journal" "$count" $pause <"$room/input" >"$room/output" 2>"$room/errors" 9>&- &
 program=$!
 journal_has() { grep -q "^$1" "$journal"; }
-is_told() { grep -q "is kept in the log" "$room/errors" || { ! kill -0 "$program" 2>/dev/null && give_up "never failed: $(tail -3 "$journal" "$room/errors")"; }; }
+is_told() { grep -q "is kept in the log" "$room/errors" || { ! kill -0 "$program" 2>/dev/null && give_up "never failed: $(tail -n 3 "$journal" "$room/errors")"; }; }
 grow() {
     mount -o remount,size=400m "$room/small"
 }
@@ -97,13 +97,14 @@ others)
     wait_for is_told
     wait_for journal_has "\(failed\|waits\)"
     grow
-    # Newer than what the log has: the second block, which the first sync of all has written.
-    head -c 65536 /dev/zero | tr '\0' n | dd of="$file" bs=65536 seek=1 conv=notrunc,fsync status=none
+    # Newer than what the log has: the block that was acknowledged last.
+    last=$(grep -c ^acknowledged "$journal")
+    head -c 65536 /dev/zero | tr '\0' n | dd of="$file" bs=65536 seek=$((last - 1)) conv=notrunc,fsync status=none
     end
     # Of what comes next, none is put over it.
     "$uncopy" log recover "$place/log" 2>"$room/recovered" && ! grep -q "is empty" "$room/recovered" && give_up "put over newer bytes: $(cat "$room/recovered")"
     umount "$room/data" && mount -o loop "$room/small/image" "$room/data"
-    [ "$(dd if="$file" bs=65536 skip=1 count=1 status=none | tr -d n | wc -c)" = 0 ] || give_up "newer bytes are gone"
+    [ "$(dd if="$file" bs=65536 skip=$((last - 1)) count=1 status=none | tr -d n | wc -c)" = 0 ] || give_up "newer bytes are gone"
     "$uncopy" log recover --overwrite "$place/log" 2>"$room/recovered"
     ;;
 esac

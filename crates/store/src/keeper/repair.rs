@@ -46,6 +46,39 @@ impl Target {
         })?;
         let pieces = last_of(&writes);
         let _position = Unappended::begin(self.fd)?;
+        self.write(&recovery, generation, &pieces)?;
+        file::sync(self.fd)?;
+        let mut missing = Vec::new();
+        for piece in pieces {
+            if !file::is_on_device(self.fd, piece.offset, piece.len_bytes as u64)? {
+                missing.push(piece);
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        // An extent that was allocated and could not be marked as written stays so as long as the kernel has its pages, whatever is
+        // written to them, and then reads as zeroes (ext4 in Linux 6.18). Until it is written again somebody may read those.
+        for Piece { offset, len_bytes, .. } in &missing {
+            file::forget_cached_run(self.fd, *offset, *len_bytes as u64);
+        }
+        self.write(&recovery, generation, &missing)?;
+        file::sync(self.fd)?;
+        for Piece { offset, len_bytes, .. } in missing {
+            if !file::is_on_device(self.fd, offset, len_bytes as u64)? {
+                return Err(Errno(libc::EIO));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes these pieces, which lie in the order of the writes that its records have.
+    fn write(
+        &self,
+        recovery: &Recovery<impl Device>,
+        generation: u64,
+        pieces: &[Piece],
+    ) -> Result<(), Errno> {
         let mut number = 0;
         recovery.walk(|record, bytes| {
             if !self.owns(record, generation) {
@@ -61,7 +94,7 @@ impl Target {
             }
             Ok(())
         })?;
-        file::sync(self.fd)
+        Ok(())
     }
 }
 
