@@ -230,6 +230,8 @@ fn fill(log: &Locked, len_bytes: u64, is_needed: &dyn Fn() -> bool) -> Result<u3
 struct OnDisk<'a> {
     /// The kernel runs that ran then: numbers of devices are what they were.
     is_same_boot: bool,
+    /// The log is put into files to which it was said to be written before, by the kernel that runs.
+    is_rewritten: bool,
     /// Where else to look for files than where they were.
     search: &'a [PathBuf],
     /// A file that was written to later than that was written to by somebody else, ns since 1970; `None`: however late.
@@ -283,7 +285,7 @@ impl Files for OnDisk<'_> {
         match self.until_ns {
             Some(until_ns) if modified_ns > until_ns => Found::Unsure,
             _ => {
-                if self.is_same_boot {
+                if self.is_rewritten {
                     // Of pages that could not be written the kernel may believe that they were: they are read anew.
                     let _ = file::sync(opened.0);
                     file::forget_cached(opened.0);
@@ -397,7 +399,8 @@ fn recover_locked(file: &Locked, ways: &Ways) -> Result<Outcome, Errno> {
     let is_replayed = !is_same_boot || checkpoint.failure.is_some();
     let is_guarded = is_replayed && !ways.overwrites && !ways.gives_up;
     let until_ns = is_guarded.then(|| written_until_ns(&checkpoint, survey.newest_ns, is_same_boot));
-    let mut files = OnDisk { is_same_boot, search: &ways.search, until_ns };
+    let is_rewritten = is_same_boot && is_replayed;
+    let mut files = OnDisk { is_same_boot, is_rewritten, search: &ways.search, until_ns };
     let mut found = recovery.look_up(&survey, &mut files);
     let mut recovered = Recovered::default();
     let mut serial = checkpoint.serial;
