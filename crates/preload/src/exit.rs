@@ -1,8 +1,7 @@
 //! What is done once before the process ends: the counters are written where they were asked for, and the file of the
 //! running program is removed.
 //!
-//! Done by the process that owns its memory only: a child of vfork shares it and must leave it alone. Knows no hook but that the log's
-//! keeper is waited for.
+//! Done by the process that owns its memory only: a child of vfork shares it and must leave it alone. Knows no hook.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::io::Write;
@@ -81,7 +80,7 @@ pub extern "C" fn finish() {
     ledger::end();
     uncopy_lanes::process::unpublish();
     session::exit();
-    crate::files::finish();
+    uncopy_store::program::finish();
     let Some(stats) = STATS.get() else { return };
     let is_root = stats.root == Some(pid);
     if !is_root && counters::get(Counter::InputBytes) == 0 {

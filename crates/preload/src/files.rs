@@ -188,13 +188,6 @@ entry!(syncfs SYNCFS (fd: c_int) -> c_int, is_on(), {
     SYNCFS.call()(fd)
 });
 
-/// The process ends: see [`store::finish`].
-pub fn finish() {
-    if is_on() && store::has_begun() {
-        aside(store::finish);
-    }
-}
-
 /// Before the process becomes another user's, or is allowed less: nothing is shared with the log's keeper any more.
 pub fn before_change() {
     if is_on() {

@@ -400,6 +400,9 @@ pub fn change_all(again: bool) {
 /// The process ends: its files are the file system's, and neither they nor its log are in use by its keeper, when this returns; or
 /// after a while, if that takes longer.
 pub fn finish() {
+    if !is_on() {
+        return;
+    }
     HAS_STOPPED.store(true, Release);
     session().into_iter().filter(|session| !session.has_ended()).for_each(Session::say_bye);
 }
