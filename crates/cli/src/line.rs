@@ -50,6 +50,10 @@ pub const DIRECTORY: &str = "dir";
 pub const SEARCH: &str = "search";
 /// Id of `log recover --give-up` and `log rm --give-up`.
 pub const GIVE_UP: &str = "give-up";
+/// Id of `log recover --overwrite`.
+pub const OVERWRITE: &str = "overwrite";
+/// Id of `log wait --timeout`.
+pub const TIMEOUT: &str = "timeout";
 /// Id of `doctor --log`.
 pub const LOG: &str = "log";
 /// Id of how long logs are, for who keeps them.
@@ -332,7 +336,23 @@ fn log() -> Command {
                 .about("Put into files what logs have for them")
                 .arg(directory())
                 .arg(search)
+                .arg(
+                    Arg::new(OVERWRITE)
+                        .long(OVERWRITE)
+                        .help("Also write to files that were written to since: what the log has counts")
+                        .action(ArgAction::SetTrue),
+                )
                 .arg(give_up("Give up what cannot be put anywhere")),
+            Command::new("wait")
+                .about("Wait until no program and no keeper uses the logs: then their file systems can be unmounted")
+                .arg(directory())
+                .arg(
+                    Arg::new(TIMEOUT)
+                        .long(TIMEOUT)
+                        .value_name("SECONDS")
+                        .help("Fail if that takes longer [default: wait as long as it takes]")
+                        .value_parser(value_parser!(u64)),
+                ),
             Command::new("sync").about("Wait until a file, or those of all logs, are the file system's").arg(
                 directory()
                     .value_name("DIR|FILE")

@@ -81,6 +81,7 @@ pub extern "C" fn finish() {
     ledger::end();
     uncopy_lanes::process::unpublish();
     session::exit();
+    uncopy_store::program::finish();
     let Some(stats) = STATS.get() else { return };
     let is_root = stats.root == Some(pid);
     if !is_root && counters::get(Counter::InputBytes) == 0 {

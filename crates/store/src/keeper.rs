@@ -6,17 +6,19 @@
 //! that ask it to end are not followed: it ends with the programs.
 
 mod client;
+mod repair;
 
 use crate::lock;
 use crate::messages::{HELLO, NOT_NOW, PROTOCOL};
 use crate::places::{self, Empty};
 use client::{answer, serve};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use uncopy_sys::background::{be_polite, bell, ring, signals, take_signals, watch_process};
+use uncopy_sys::background::{be_polite, bell, ring, signals, take_signals, was_rung, watch_process};
 use uncopy_sys::errno::Errno;
 use uncopy_sys::link::{self, Came, MAX_WORDS};
 use uncopy_sys::{clock, file, ids, mem, wait};
@@ -41,8 +43,16 @@ pub struct Settings {
     pub root: u32,
 }
 
-/// The log that the next program gets: nothing yet, or one, or why there is none.
-type Next = Option<Result<Empty, Errno>>;
+/// The log that the next program gets.
+#[derive(Debug)]
+enum Next {
+    /// None is made.
+    Nothing,
+    /// It is being made.
+    Soon,
+    /// One, or why there is none.
+    Made(Result<Empty, Errno>),
+}
 
 /// What all threads know.
 #[derive(Debug)]
@@ -51,25 +61,61 @@ struct Shared {
     next: Mutex<Next>,
     /// Rung when somebody waits to open a file that takes part; one for each program.
     bells: Mutex<Vec<i32>>,
+    /// There are programs: without, no log is made or held on to.
+    is_needed: AtomicBool,
+    /// Rung when a program is served no more.
+    ended: i32,
+    /// Programs that are served, and those that are linked and have no log.
+    served: AtomicUsize,
+    idle: AtomicUsize,
+    /// The program that was started has said that it ends.
+    root_has_ended: AtomicBool,
 }
 
 impl Shared {
     /// Makes the next log, in a thread of its own: that takes as long as writing all of it.
-    fn prepare(self: &Arc<Self>) {
+    fn prepare(self: &Arc<Self>, next: &mut Next) {
         let shared = Arc::clone(self);
+        *next = Next::Soon;
         thread::spawn(move || {
             let Settings { directory, log_bytes, emulates_dax, .. } = &shared.settings;
-            let made = places::take_empty(directory, *log_bytes, *emulates_dax);
-            *lock(&shared.next) = Some(made);
+            let is_needed = || shared.is_needed.load(Acquire);
+            let made = places::take_empty(directory, *log_bytes, *emulates_dax, &is_needed);
+            let mut next = lock(&shared.next);
+            *next = match made {
+                Err(Errno(libc::ECANCELED)) => Next::Nothing,
+                made if is_needed() => Next::Made(made),
+                _ => Next::Nothing,
+            };
         });
+    }
+
+    /// Whether there are programs, as far as is known.
+    fn has_programs(&self) -> bool {
+        !self.root_has_ended.load(Acquire) || self.served.load(Acquire) > 0 || self.idle.load(Acquire) > 0
+    }
+
+    /// There are programs, or none: then whoever waits for the directory waits no longer.
+    fn set_needed(&self, is_needed: bool) {
+        if self.is_needed.swap(is_needed, AcqRel) && !is_needed {
+            let mut next = lock(&self.next);
+            if matches!(*next, Next::Made(_)) {
+                *next = Next::Nothing;
+            }
+        }
     }
 
     /// The log for a program; `Err(0)`: not yet.
     fn take_log(self: &Arc<Self>) -> Result<Empty, Errno> {
-        match lock(&self.next).take() {
-            None => Err(Errno(0)),
-            Some(made) => {
-                self.prepare();
+        let mut next = lock(&self.next);
+        match core::mem::replace(&mut *next, Next::Soon) {
+            Next::Soon => Err(Errno(0)),
+            Next::Nothing => {
+                self.prepare(&mut next);
+                Err(Errno(0))
+            }
+            Next::Made(made) => {
+                self.prepare(&mut next);
                 made
             }
         }
@@ -92,8 +138,13 @@ impl Keeper {
     pub fn begin(settings: Settings) -> Result<Self, Errno> {
         let signals = signals(&[libc::SIGIO, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE])?;
         let listener = link::listen(&settings.socket)?;
-        let shared = Arc::new(Shared { settings, next: Mutex::new(None), bells: Mutex::new(Vec::new()) });
-        shared.prepare();
+        let (next, bells) = (Mutex::new(Next::Nothing), Mutex::new(Vec::new()));
+        let (is_needed, ended) = (AtomicBool::new(true), bell()?);
+        let (served, idle, root_has_ended) =
+            (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        let shared =
+            Arc::new(Shared { settings, next, bells, is_needed, ended, served, idle, root_has_ended });
+        shared.prepare(&mut lock(&shared.next));
         Ok(Self { shared, listener, signals })
     }
 
@@ -106,9 +157,11 @@ impl Keeper {
         let mut accepted_at = Instant::now();
         // Programs that have no log yet.
         let mut idle: Vec<i32> = Vec::new();
-        let mut served: Vec<thread::JoinHandle<()>> = Vec::new();
         while needed_at.elapsed() < GRACE {
-            wait::for_any([listener, self.signals].into_iter().chain(idle.iter().copied()), LOOK_MS);
+            let root_lives = root.filter(|root| !wait::is_ready(*root));
+            let ours = [listener, self.signals, self.shared.ended].into_iter().chain(root_lives);
+            wait::for_any(ours.chain(idle.iter().copied()), LOOK_MS);
+            let _ = was_rung(self.shared.ended);
             if !take_signals(self.signals).is_empty() {
                 lock(&self.shared.bells).iter().for_each(|bell| ring(*bell));
             }
@@ -128,14 +181,20 @@ impl Keeper {
                 }
                 Heard::Serve(empty) => {
                     let (shared, link) = (Arc::clone(&self.shared), *link);
-                    served.push(thread::spawn(move || shared.serve(link, &empty)));
+                    self.shared.served.fetch_add(1, AcqRel);
+                    thread::spawn(move || shared.serve(link, empty));
                     false
                 }
             });
-            served.retain(|thread| !thread.is_finished());
-            let has_root = root.is_some_and(|root| !wait::is_ready(root));
-            if has_root || !idle.is_empty() || !served.is_empty() {
+            self.shared.idle.store(idle.len(), Release);
+            if root.is_none_or(wait::is_ready) {
+                self.shared.root_has_ended.store(true, Release);
+            }
+            if self.shared.has_programs() {
+                self.shared.set_needed(true);
                 needed_at = Instant::now();
+            } else {
+                self.shared.set_needed(false);
             }
         }
         if listener >= 0 {
@@ -203,14 +262,28 @@ impl Shared {
         }
     }
 
-    /// Serves a program until it ends.
-    fn serve(&self, link: i32, empty: &Empty) {
+    /// Serves a program until it ends. Who sees the end of the link finds neither the files nor the log in use.
+    #[allow(clippy::boxed_local, reason = "the log is nobody's any more before the link ends")]
+    fn serve(&self, link: i32, empty: Box<Empty>) {
+        let mut has_said_bye = false;
         if let Ok(bell) = bell() {
             lock(&self.bells).push(bell);
-            serve(link, bell, empty);
+            has_said_bye = serve(link, bell, &empty);
             lock(&self.bells).retain(|other| *other != bell);
             file::close(bell);
         }
+        drop(empty);
+        if has_said_bye && link::process_of(link) == Some(self.settings.root) {
+            self.root_has_ended.store(true, Release);
+        }
+        self.served.fetch_sub(1, AcqRel);
+        if !self.has_programs() {
+            self.set_needed(false);
+            while matches!(*lock(&self.next), Next::Soon) {
+                clock::doze();
+            }
+        }
         link::end(link);
+        ring(self.ended);
     }
 }

@@ -50,6 +50,17 @@ pub struct Superblock {
     pub machine: u64,
 }
 
+/// Why records wait for a file that does not take them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What the file's sync has said: an error number.
+    pub errno: i32,
+    /// Until when the log's program alone wrote to the file, ns since 1970; 0: it still does.
+    pub until_ns: u64,
+    /// Before that, the program may have written something over what its syncs were promised.
+    pub has_newer: bool,
+}
+
 /// How far a log is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
@@ -68,6 +79,8 @@ pub struct Checkpoint {
     pub boot: u64,
     /// The process whose log this was then, or 0: nothing is needed of it.
     pub process: u64,
+    /// A file could not be written.
+    pub failure: Option<Failure>,
 }
 
 /// Which file a record's bytes belong to.
@@ -251,6 +264,12 @@ impl Checkpoint {
         let place = [self.serial, self.epoch, self.tail, self.sequence];
         let words =
             [CHECKPOINT_MAGIC, log].into_iter().chain(place).chain([self.time_ns, self.boot, self.process]);
+        let failure = self.failure.unwrap_or(Failure { errno: 0, until_ns: 0, has_newer: false });
+        let words = words.chain([
+            u64::from(failure.errno.unsigned_abs()),
+            failure.until_ns,
+            u64::from(failure.has_newer),
+        ]);
         words.for_each(|word| writer.put_u64(word));
         seal(&mut block);
         block
@@ -270,6 +289,11 @@ impl Checkpoint {
             time_ns: word()?,
             boot: word()?,
             process: word()?,
+            failure: {
+                // Zeroes in those of earlier versions.
+                let (errno, until_ns, has_newer) = (word()? as i32, word()?, word()? != 0);
+                (errno != 0).then_some(Failure { errno, until_ns, has_newer })
+            },
         };
         let is_possible = (RING_OFFSET..of.len_bytes).contains(&found.tail)
             && found.tail.is_multiple_of(u64::from(of.granule_bytes));

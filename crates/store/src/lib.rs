@@ -12,6 +12,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`layout`], [`device`], [`capture`], [`log`], [`recovery`] | a log: its bytes, where they lie, what was written, appending it, reading it again |
+//! | [`overlay`] | which bytes of several writes count |
 //! | [`mark`], [`places`] | a log's files; logs in a directory |
 //! | [`state`], `messages` | what a program and the keeper of its log tell each other |
 //! | [`program`] | what hooks do: which files take part, what is written to them, what their syncs wait for |
@@ -28,6 +29,7 @@ pub mod layout;
 pub mod log;
 pub mod mark;
 mod messages;
+pub mod overlay;
 pub mod places;
 pub mod program;
 pub mod recovery;

@@ -10,7 +10,9 @@
 
 use crate::capture::Capture;
 use crate::device::Device;
-use crate::layout::{BLOCK_BYTES, CHECKPOINTS, Checkpoint, Identity, RING_OFFSET, Superblock, measure};
+use crate::layout::{
+    BLOCK_BYTES, CHECKPOINTS, Checkpoint, Failure, Identity, RING_OFFSET, Superblock, measure,
+};
 use crate::lock;
 use crate::state::{Moment, State};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -34,8 +36,16 @@ pub struct Checkpoints<'a, D> {
 /// # Errors
 /// What the device says.
 pub fn create(device: &impl Device, superblock: &Superblock, time_ns: u64) -> Result<Checkpoint, Errno> {
-    let checkpoint =
-        Checkpoint { serial: 1, epoch: 1, tail: RING_OFFSET, sequence: 1, time_ns, boot: 0, process: 0 };
+    let checkpoint = Checkpoint {
+        serial: 1,
+        epoch: 1,
+        tail: RING_OFFSET,
+        sequence: 1,
+        time_ns,
+        boot: 0,
+        process: 0,
+        failure: None,
+    };
     for at in CHECKPOINTS {
         device.write_at(at, &[0; BLOCK_BYTES])?;
     }
@@ -82,6 +92,12 @@ impl<'a, D: Device> Checkpoints<'a, D> {
         &self.checkpoint
     }
 
+    /// Where the log lies.
+    #[must_use]
+    pub const fn device(&self) -> &D {
+        &self.device
+    }
+
     /// What was appended before that moment is not needed any more: the files that it belongs to were synced after it.
     ///
     /// # Errors
@@ -93,6 +109,7 @@ impl<'a, D: Device> Checkpoints<'a, D> {
             tail: RING_OFFSET + before.head % ring_bytes,
             sequence: before.sequence,
             time_ns,
+            failure: None,
             ..self.checkpoint
         };
         write_checkpoint(&self.device, &self.superblock, &checkpoint)?;
@@ -112,14 +129,34 @@ impl<'a, D: Device> Checkpoints<'a, D> {
         Ok(())
     }
 
+    /// Records are kept for a file that does not take them.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn note_failure(&mut self, failure: Failure, time_ns: u64) -> Result<(), Errno> {
+        let failure = Some(failure);
+        let checkpoint =
+            Checkpoint { serial: self.checkpoint.serial + 1, time_ns, failure, ..self.checkpoint };
+        write_checkpoint(&self.device, &self.superblock, &checkpoint)?;
+        self.checkpoint = checkpoint;
+        Ok(())
+    }
+
     /// Nothing of the log is needed any more: it is empty, and nobody's.
     ///
     /// # Errors
     /// What the device says.
     pub fn end(mut self, time_ns: u64) -> Result<(), Errno> {
         let (serial, epoch) = (self.checkpoint.serial + 1, self.checkpoint.epoch + 1);
-        let checkpoint =
-            Checkpoint { serial, epoch, tail: RING_OFFSET, time_ns, process: 0, ..self.checkpoint };
+        let checkpoint = Checkpoint {
+            serial,
+            epoch,
+            tail: RING_OFFSET,
+            time_ns,
+            process: 0,
+            failure: None,
+            ..self.checkpoint
+        };
         self.checkpoint = checkpoint;
         write_checkpoint(&self.device, &self.superblock, &checkpoint)
     }

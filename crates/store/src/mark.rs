@@ -63,11 +63,19 @@ pub fn put(fd: i32, owner: &Owner) -> Result<(), Errno> {
 /// to be put over it.
 ///
 /// # Errors
-/// What the sync said; the mark is taken away all the same.
+/// What the sync said: the mark stays, for the log has what the file has not.
 pub fn take(fd: i32) -> Result<(), Errno> {
-    let synced = file::sync(fd);
+    file::sync(fd)?;
+    remove(fd)
+}
+
+/// A file that has all that its log has for it belongs to no log from here on. Also that survives.
+///
+/// # Errors
+/// What the kernel says.
+pub fn remove(fd: i32) -> Result<(), Errno> {
     file::remove_attribute(fd, NAME)?;
-    synced.and(file::sync(fd))
+    file::sync(fd)
 }
 
 /// Where an open file lies now, as far as that is no longer than a record's path by more than a byte.

@@ -18,12 +18,19 @@ pub const ADOPT: u64 = 5;
 pub const ADOPTED: u64 = 6;
 /// See [`ADOPT`].
 pub const REFUSED: u64 = 7;
-/// `[DROP, place]`: the program has synced the file, which does not take part any more. Answer: [`DONE`].
+/// `[DROP, place, whether nobody writes to it]`: the file is to take part no more. Answer: `[DONE, 0]`, once it has all that its records
+/// have and is the file system's; `[REFUSED, error number]`: it could not be synced, and somebody may write to it: the program asks again
+/// when nobody does; `[DONE, error number]`: it could not be synced, its records are kept for a recovery.
 pub const DROP: u64 = 8;
 /// `[CLOSED, place]`: the program has closed the file. Answer: [`DONE`], once no lock of its is left.
 pub const CLOSED: u64 = 9;
 /// `[ROOM]`: the log is full. Answer: [`DONE`], once some is given back.
 pub const ROOM: u64 = 10;
+/// `[REPAIR, place]`: nobody writes to a file whose sync has failed, and all that was written to it is in records. Answer: `[DONE, what
+/// trying again has said]`.
+pub const REPAIR: u64 = 13;
+/// `[BYE]`: the program ends, and waits for the end of the link: then neither its files nor its log are in use.
+pub const BYE: u64 = 14;
 /// See the questions.
 pub const DONE: u64 = 11;
 /// `[HALF]`: the log is half full. No answer.

@@ -1,7 +1,7 @@
 //! Logs in a directory, and the files that records belong to, as file systems have them.
 
 use crate::device::LogFile;
-use crate::layout::{Checkpoint, Identity, NoLog, Superblock};
+use crate::layout::{Checkpoint, Failure, Identity, NoLog, Superblock};
 use crate::log::{create, write_checkpoint};
 use crate::mark::{self, Owner};
 use crate::recovery::{Files, Found, Recovery, Survey, Unreadable};
@@ -91,11 +91,16 @@ impl Locked {
     }
 
     fn open_by(path: &Path, flags: i32) -> Result<Self, Errno> {
-        let fd = file::open(&c_path(path)?, libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NOCTTY | flags, 0)?;
-        let log = Self(Opened(fd));
-        let status = file::status(fd)?;
-        let is_ours = status.user == ids::effective_user() && status.is_regular();
-        if is_ours { file::lock_alone(fd).map(|()| log) } else { Err(Errno::EPERM) }
+        // A mark names any path: what lies there is looked at before it is opened.
+        let looked_at = Opened(file::open(&c_path(path)?, libc::O_PATH | libc::O_NOFOLLOW, 0)?);
+        let status = file::status(looked_at.0)?;
+        // Whoever could write to it could have files written that they cannot write to.
+        let is_ours = status.user == ids::effective_user() && status.mode & 0o022 == 0;
+        if !status.is_regular() || !is_ours {
+            return Err(Errno::EPERM);
+        }
+        let log = Self(Opened(file::reopen(looked_at.0, libc::O_RDWR | flags)?));
+        file::lock_alone(log.0.0).map(|()| log)
     }
 
     /// Where it lies.
@@ -139,17 +144,35 @@ pub fn can_be_in(directory: &Path) -> Result<bool, Errno> {
 }
 
 /// A log of this length of which nothing is needed: one that is there, else a new one, which takes as long as writing all of it.
-/// `anywhere`: also on a file system of which nothing survives power loss.
+/// `anywhere`: also on a file system of which nothing survives power loss. `is_needed` is asked while that lasts. Who
+/// [waits](is_being_made) for the directory waits for that too.
 ///
 /// # Errors
-/// What the directory or the file says.
-pub fn take_empty(directory: &Path, len_bytes: u64, anywhere: bool) -> Result<Empty, Errno> {
+/// What the directory or the file says; ECANCELED: it is not needed any more.
+pub fn take_empty(
+    directory: &Path,
+    len_bytes: u64,
+    anywhere: bool,
+    is_needed: &dyn Fn() -> bool,
+) -> Result<Empty, Errno> {
+    let lock = Opened(file::open(&c_path(directory)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?);
+    // Nobody but who looks has it alone, for a moment.
+    let _ = file::lock_shared(lock.0);
     for path in logs(directory).unwrap_or_default() {
         if let Some(empty) = reuse(&path, len_bytes, anywhere) {
             return Ok(empty);
         }
     }
-    make(directory, len_bytes, anywhere)
+    make(directory, len_bytes, anywhere, is_needed)
+}
+
+/// Whether somebody is making a log in a directory.
+///
+/// # Errors
+/// What opening it says.
+pub fn is_being_made(directory: &Path) -> Result<bool, Errno> {
+    let lock = Opened(file::open(&c_path(directory)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?);
+    Ok(file::lock_alone(lock.0).is_err())
 }
 
 fn reuse(path: &Path, len_bytes: u64, anywhere: bool) -> Option<Empty> {
@@ -161,7 +184,12 @@ fn reuse(path: &Path, len_bytes: u64, anywhere: bool) -> Option<Empty> {
     (is_empty && is_fit).then(|| Empty { path: path.to_owned(), file, superblock, checkpoint })
 }
 
-fn make(directory: &Path, len_bytes: u64, anywhere: bool) -> Result<Empty, Errno> {
+fn make(
+    directory: &Path,
+    len_bytes: u64,
+    anywhere: bool,
+    is_needed: &dyn Fn() -> bool,
+) -> Result<Empty, Errno> {
     let id = ids::random().ok_or(Errno::EAGAIN)?;
     let path = directory.join(format!("{id:016x}.{SUFFIX}"));
     // It has a name once it is a log.
@@ -171,7 +199,7 @@ fn make(directory: &Path, len_bytes: u64, anywhere: bool) -> Result<Empty, Errno
     if !anywhere && !mark::is_fit(fd) {
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    let granule_bytes = fill(&file, len_bytes)?;
+    let granule_bytes = fill(&file, len_bytes, is_needed)?;
     let superblock = Superblock { log: id, len_bytes, granule_bytes, machine: machine() };
     let checkpoint = create(&file.device(), &superblock, clock::wall_ns())?;
     file::name(fd, &c_path(&path)?)?;
@@ -180,13 +208,16 @@ fn make(directory: &Path, len_bytes: u64, anywhere: bool) -> Result<Empty, Errno
 }
 
 /// Writes all of a new log once: what is written over later needs no change to its file system. The granule, bytes.
-fn fill(log: &Locked, len_bytes: u64) -> Result<u32, Errno> {
+fn fill(log: &Locked, len_bytes: u64, is_needed: &dyn Fn() -> bool) -> Result<u32, Errno> {
     let fd = log.device().fd;
     file::lock_alone(fd)?;
     file::allocate(fd, len_bytes)?;
     let mut zeroes = crate::device::Aligned::default();
     zeroes.resize(STEP_BYTES);
     for at in (0..len_bytes).step_by(STEP_BYTES) {
+        if !is_needed() {
+            return Err(Errno(libc::ECANCELED));
+        }
         let len = (len_bytes - at).min(STEP_BYTES as u64) as usize;
         file::write_at(fd, at, &zeroes[..len])?;
     }
@@ -199,10 +230,12 @@ fn fill(log: &Locked, len_bytes: u64) -> Result<u32, Errno> {
 struct OnDisk<'a> {
     /// The kernel runs that ran then: numbers of devices are what they were.
     is_same_boot: bool,
+    /// The log is put into files to which it was said to be written before, by the kernel that runs.
+    is_rewritten: bool,
     /// Where else to look for files than where they were.
     search: &'a [PathBuf],
-    /// When the log's keeper last gave a sign of life, ns since 1970; `None`: however late somebody wrote to a file.
-    alive_until_ns: Option<u64>,
+    /// A file that was written to later than that was written to by somebody else, ns since 1970; `None`: however late.
+    until_ns: Option<u64>,
 }
 
 impl OnDisk<'_> {
@@ -249,9 +282,16 @@ impl Files for OnDisk<'_> {
             Err(_) => return Found::Unsure,
         }
         let modified_ns = file::modified_ns(opened.0).unwrap_or(u64::MAX);
-        match self.alive_until_ns {
-            Some(until_ns) if modified_ns > until_ns.saturating_add(MAX_SILENCE_NS) => Found::Unsure,
-            _ => Found::File(opened),
+        match self.until_ns {
+            Some(until_ns) if modified_ns > until_ns => Found::Unsure,
+            _ => {
+                if self.is_rewritten {
+                    // Of pages that could not be written the kernel may believe that they were: they are read anew.
+                    let _ = file::sync(opened.0);
+                    file::forget_cached(opened.0);
+                }
+                Found::File(opened)
+            }
         }
     }
 
@@ -301,6 +341,8 @@ pub struct Recovered {
 pub struct Ways {
     /// Where else to look for files than where they were.
     pub search: Vec<PathBuf>,
+    /// Files that others have written to since get what the log has for them, too.
+    pub overwrites: bool,
     /// What is not sure is given up: files that were not found or that others wrote to, damaged records and all that follow, logs of
     /// other machines.
     pub gives_up: bool,
@@ -323,6 +365,16 @@ pub fn recover(path: &Path, ways: &Ways) -> Result<Outcome, Errno> {
     outcome
 }
 
+/// Until when a log's files were written to by its program alone, ns since 1970.
+fn written_until_ns(checkpoint: &Checkpoint, newest_ns: u64, is_same_boot: bool) -> u64 {
+    match checkpoint.failure {
+        // The kernel has what the program wrote last, which no record has: nothing is put over it. A loss of power would have taken that.
+        Some(Failure { until_ns: 0, .. } | Failure { has_newer: true, .. }) if is_same_boot => 0,
+        Some(Failure { until_ns: until_ns @ 1.., .. }) => until_ns,
+        _ => checkpoint.time_ns.max(newest_ns).saturating_add(MAX_SILENCE_NS),
+    }
+}
+
 fn recover_locked(file: &Locked, ways: &Ways) -> Result<Outcome, Errno> {
     let device = LogFile { granule_bytes: 1, ..file.device() };
     let recovery = match Recovery::open(device) {
@@ -343,16 +395,30 @@ fn recover_locked(file: &Locked, ways: &Ways) -> Result<Outcome, Errno> {
     if survey.end.is_damaged && !is_same_boot && !ways.gives_up {
         return Ok(Outcome::Damaged);
     }
-    let is_guarded = !is_same_boot && !ways.gives_up;
-    let alive_until_ns = is_guarded.then(|| checkpoint.time_ns.max(survey.newest_ns));
-    let mut files = OnDisk { is_same_boot, search: &ways.search, alive_until_ns };
+    // Unless a file could not be written: the kernel may have dropped what it had for it.
+    let is_replayed = !is_same_boot || checkpoint.failure.is_some();
+    let is_guarded = is_replayed && !ways.overwrites && !ways.gives_up;
+    let until_ns = is_guarded.then(|| written_until_ns(&checkpoint, survey.newest_ns, is_same_boot));
+    let is_rewritten = is_same_boot && is_replayed;
+    let mut files = OnDisk { is_same_boot, is_rewritten, search: &ways.search, until_ns };
     let mut found = recovery.look_up(&survey, &mut files);
     let mut recovered = Recovered::default();
-    if !is_same_boot {
+    let mut serial = checkpoint.serial;
+    if is_replayed {
+        let mut note = |until_ns| {
+            serial += 1;
+            let failure = checkpoint.failure.map(|failure| Failure { until_ns, ..failure });
+            let next = Checkpoint { serial, time_ns: clock::wall_ns(), failure, ..checkpoint };
+            write_checkpoint(&device, &superblock, &next)
+        };
         // What is written to the files from here on is no other's.
-        let next = Checkpoint { serial: checkpoint.serial + 1, time_ns: clock::wall_ns(), ..checkpoint };
-        write_checkpoint(&device, &superblock, &next)?;
-        let done = recovery.replay(&mut files, &mut found)?;
+        note(clock::wall_ns() + MAX_SILENCE_NS)?;
+        let done = recovery.replay(&mut files, &mut found);
+        if done.is_err() {
+            // It can be done again, as long as nobody else writes to them.
+            note(clock::wall_ns())?;
+        }
+        let done = done?;
         (recovered.records, recovered.bytes, recovered.gone_records) =
             (done.records, done.bytes, done.gone_records);
     }
@@ -368,11 +434,17 @@ fn recover_locked(file: &Locked, ways: &Ways) -> Result<Outcome, Errno> {
     }
     if recovered.unsure.is_empty() || ways.gives_up {
         let (_, superblock, checkpoint) = recovery.emptied(survey.end, clock::wall_ns());
-        // Two further on: the one before the last may be the one that was just written.
-        let checkpoint = Checkpoint { serial: checkpoint.serial + 1, ..checkpoint };
+        // Over the one before the last.
+        let checkpoint = Checkpoint { serial: serial + 1, ..checkpoint };
         write_checkpoint(&device, &superblock, &checkpoint)?;
     }
     Ok(Outcome::Recovered(recovered))
+}
+
+/// Whether somebody has a log.
+#[must_use]
+pub fn is_in_use(path: &Path) -> bool {
+    matches!(Locked::open(path), Err(Errno::EAGAIN))
 }
 
 /// What a log has.
@@ -397,7 +469,7 @@ pub struct Contents {
 /// # Errors
 /// Why it cannot be read.
 pub fn look(path: &Path) -> Result<Contents, Unreadable> {
-    let is_in_use = matches!(Locked::open(path), Err(Errno::EAGAIN));
+    let is_in_use = is_in_use(path);
     // What bears a log's name may be a FIFO, which is not waited for.
     let flags = libc::O_RDONLY | libc::O_DIRECT | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let opened = Opened(file::open(&c_path(path)?, flags, 0)?);
@@ -423,4 +495,71 @@ pub fn remove(path: &Path, gives_up: bool) -> Result<(), Errno> {
         return Err(Errno(libc::ENOTEMPTY));
     }
     std::fs::remove_file(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    /// A directory of a test's own.
+    fn directory(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("uncopy-places-{}-{name}", std::process::id()));
+        fs::create_dir(&path).expect("a directory");
+        path
+    }
+
+    #[test]
+    fn a_log_that_others_could_write_to_is_not_opened() {
+        let directory = directory("others");
+        let path = directory.join("log");
+        fs::write(&path, b"").expect("a file");
+        let opened = |path: &Path| Locked::open_by(path, 0).map(drop);
+        for (mode, wanted) in
+            [(0o600, Ok(())), (0o644, Ok(())), (0o620, Err(Errno::EPERM)), (0o602, Err(Errno::EPERM))]
+        {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).expect("its owner");
+            assert_eq!(opened(&path), wanted, "{mode:o}");
+        }
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("its owner");
+        // A mark names any path: nobody is waited for, and no device hears of it.
+        let link = directory.join("link");
+        symlink(&path, &link).expect("a link");
+        assert_eq!(opened(&link), Err(Errno::EPERM));
+        assert_eq!(opened(Path::new("/dev/null")), Err(Errno::EPERM));
+        let fifo = directory.join("fifo");
+        // SAFETY: a terminated path.
+        assert_eq!(unsafe { libc::mkfifo(c_path(&fifo).expect("no NUL").as_ptr(), 0o600) }, 0);
+        assert_eq!(opened(&fifo), Err(Errno::EPERM));
+        fs::remove_dir_all(&directory).expect("removed");
+    }
+
+    #[test]
+    fn what_the_kernel_has_is_not_overwritten_by_what_a_failed_file_was_promised() {
+        let base = Checkpoint {
+            serial: 1,
+            epoch: 1,
+            tail: 0,
+            sequence: 1,
+            time_ns: 100,
+            boot: 1,
+            process: 1,
+            failure: None,
+        };
+        let failed = |until_ns, has_newer| Checkpoint {
+            failure: Some(Failure { errno: libc::EIO, until_ns, has_newer }),
+            ..base
+        };
+        let late = 200 + MAX_SILENCE_NS;
+        // The keeper did not say until when the program alone wrote to it.
+        assert_eq!(written_until_ns(&failed(0, false), 200, true), 0);
+        assert_eq!(written_until_ns(&failed(0, false), 200, false), late);
+        assert_eq!(written_until_ns(&failed(150, false), 200, true), 150);
+        assert_eq!(written_until_ns(&failed(150, false), 200, false), 150);
+        // What is newer the kernel has, unless the power was lost.
+        assert_eq!(written_until_ns(&failed(150, true), 200, true), 0);
+        assert_eq!(written_until_ns(&failed(150, true), 200, false), 150);
+        assert_eq!(written_until_ns(&base, 200, false), late);
+    }
 }

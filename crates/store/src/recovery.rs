@@ -164,10 +164,20 @@ impl<D: Device> Recovery<D> {
     ///
     /// # Errors
     /// What the device, or `each`, says.
-    pub fn each_record(
+    pub fn each_record(&self, each: impl FnMut(&Record, &[u8]) -> Result<(), Errno>) -> Result<End, Errno> {
+        let (at, sequence) = self.walk(each)?;
+        let head = if at == self.superblock.len_bytes { RING_OFFSET } else { at };
+        Ok(End { head, sequence, is_damaged: self.has_survivors(at, sequence)? })
+    }
+
+    /// The same, without a look at what lies behind: where that is, and the number of the record that is not there.
+    ///
+    /// # Errors
+    /// What the device, or `each`, says.
+    pub fn walk(
         &self,
         mut each: impl FnMut(&Record, &[u8]) -> Result<(), Errno>,
-    ) -> Result<End, Errno> {
+    ) -> Result<(u64, u64), Errno> {
         let (mut at, mut sequence) = (self.checkpoint.tail, self.checkpoint.sequence);
         let mut bytes = Aligned::default();
         loop {
@@ -182,8 +192,7 @@ impl<D: Device> Recovery<D> {
             at += record.len_bytes as u64;
             sequence += 1;
         }
-        let head = if at == self.superblock.len_bytes { RING_OFFSET } else { at };
-        Ok(End { head, sequence, is_damaged: self.has_survivors(at, sequence)? })
+        Ok((at, sequence))
     }
 
     /// Whether records behind the first that is not whole say that it had survived.
@@ -274,8 +283,16 @@ impl<D: Device> Recovery<D> {
         let Checkpoint { serial, epoch, .. } = self.checkpoint;
         let End { head: tail, sequence, .. } = end;
         let (boot, process) = (self.checkpoint.boot, 0);
-        let checkpoint =
-            Checkpoint { serial: serial + 1, epoch: epoch + 1, tail, sequence, time_ns, boot, process };
+        let checkpoint = Checkpoint {
+            serial: serial + 1,
+            epoch: epoch + 1,
+            tail,
+            sequence,
+            time_ns,
+            boot,
+            process,
+            failure: None,
+        };
         (self.device, self.superblock, checkpoint)
     }
 }

@@ -21,6 +21,15 @@ pub const TOUCHED: u32 = 1 << 1;
 /// The keeper has the file.
 pub const HELD: u32 = 1 << 2;
 
+/// A sync of the file by the file system has failed: it may not have what its records have.
+pub const FAILED: u32 = 1 << 3;
+/// The program has written to the file, or is writing to it, what no record has.
+pub const UNSYNCED: u32 = 1 << 4;
+/// It is time to try a failed file again: the program sees to it that nobody writes meanwhile.
+pub const DUE: u32 = 1 << 5;
+/// The program syncs the file by the file system: what that says the keeper does not hear (errors are told once for each open file).
+pub const SYNCING: u32 = 1 << 6;
+
 /// A moment of a log: all records before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {

@@ -125,6 +125,65 @@ pub fn file_system(fd: i32) -> Result<u32, Errno> {
     check(i64::from(unsafe { kernel!(Stat, libc::fstatfs(fd, &mut found)) })).map(|_| found.f_type as u32)
 }
 
+/// Whether all of a run of a file's bytes lies on its device, as far as the file system tells (`FS_IOC_FIEMAP`): in extents that are
+/// written, not only allocated.
+///
+/// # Errors
+/// What ioctl says.
+pub fn is_on_device(fd: i32, offset: u64, len_bytes: u64) -> Result<bool, Errno> {
+    /// linux/fs.h, linux/fiemap.h.
+    const GET_EXTENTS: u32 = 0xC020_660B;
+    const NOT_THERE: u32 = 0x2 | 0x4 | 0x800;
+    const LAST: u32 = 1;
+    #[repr(C)]
+    #[derive(Clone, Copy, Default)]
+    struct Extent {
+        logical: u64,
+        physical: u64,
+        len_bytes: u64,
+        reserved: [u64; 2],
+        flags: u32,
+        reserved_too: [u32; 3],
+    }
+    #[repr(C)]
+    #[derive(Default)]
+    struct Request {
+        offset: u64,
+        len_bytes: u64,
+        flags: u32,
+        found: u32,
+        room: u32,
+        reserved: u32,
+        extents: [Extent; 32],
+    }
+    let end = offset + len_bytes;
+    let mut at = offset;
+    while at < end {
+        let mut request = Request { offset: at, len_bytes: end - at, room: 32, ..Request::default() };
+        // SAFETY: room for as many extents as is said.
+        match check(unsafe { kernel!(Ask, syscall!(libc::SYS_ioctl, fd, GET_EXTENTS, &raw mut request)) }) {
+            // Nobody can say.
+            Err(Errno(libc::EOPNOTSUPP | libc::ENOTTY)) => return Ok(true),
+            said => said?,
+        };
+        let extents = &request.extents[..(request.found as usize).min(request.extents.len())];
+        let before = at;
+        for extent in extents {
+            if extent.logical > at || extent.flags & NOT_THERE != 0 {
+                return Ok(at >= end);
+            }
+            at = at.max(extent.logical + extent.len_bytes);
+            if extent.flags & LAST != 0 {
+                return Ok(at >= end);
+            }
+        }
+        if at == before {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Generation of its inode, or 0 where its file system has none: numbers of inodes are used again.
 #[must_use]
 pub fn generation(fd: i32) -> u64 {
@@ -174,6 +233,15 @@ pub fn flags(fd: i32) -> Result<i32, Errno> {
     check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_GETFL)) }).map(|flags| flags as i32)
 }
 
+/// Sets those flags of its open file that can be set: `O_APPEND` and the like.
+///
+/// # Errors
+/// What fcntl says.
+pub fn set_flags(fd: i32, flags: i32) -> Result<(), Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_fcntl, fd, libc::F_SETFL, flags)) }).map(drop)
+}
+
 /// Whether whoever has an open file can write to it (`O_PATH` opens for nothing).
 ///
 /// # Errors
@@ -200,6 +268,14 @@ pub fn name(fd: i32, path: &CStr) -> Result<(), Errno> {
 pub fn forget_cached(fd: i32) {
     // SAFETY: touches no memory. What it says changes nothing.
     unsafe { kernel!(Fcntl, syscall!(libc::SYS_fadvise64, fd, 0, 0, libc::POSIX_FADV_DONTNEED)) };
+}
+
+/// The same of a run of its bytes.
+pub fn forget_cached_run(fd: i32, offset: u64, len_bytes: u64) {
+    // SAFETY: touches no memory. What it says changes nothing.
+    unsafe {
+        kernel!(Fcntl, syscall!(libc::SYS_fadvise64, fd, offset, len_bytes, libc::POSIX_FADV_DONTNEED))
+    };
 }
 
 /// Where the next read or write begins, bytes.
@@ -357,12 +433,31 @@ pub fn lock_alone(fd: i32) -> Result<(), Errno> {
     check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_EX | libc::LOCK_NB)) }).map(drop)
 }
 
+/// The same, together with others who do that.
+///
+/// # Errors
+/// What flock says.
+pub fn lock_shared(fd: i32) -> Result<(), Errno> {
+    // SAFETY: touches no memory.
+    check(unsafe { kernel!(Fcntl, syscall!(libc::SYS_flock, fd, libc::LOCK_SH)) }).map(drop)
+}
+
 /// The path of the link to an open file, terminated.
 fn link_of(fd: i32) -> Result<[u8; 32], Errno> {
     let mut link = [0; 32];
     std::io::Write::write_fmt(&mut &mut link[..], format_args!("/proc/self/fd/{fd}\0"))
         .map_err(|_| Errno::EINVAL)?;
     Ok(link)
+}
+
+/// Opens an open file anew, also one that is open by `O_PATH` only. The descriptor is closed on exec.
+///
+/// # Errors
+/// What openat says.
+pub fn reopen(fd: i32, flags: i32) -> Result<i32, Errno> {
+    let link = link_of(fd)?;
+    let path = CStr::from_bytes_until_nul(&link).map_err(|_| Errno::EINVAL)?;
+    open(path, flags, 0)
 }
 
 /// The path by which an open file is known now, as far as `into` has room; that of one without a name ends in ` (deleted)`.
@@ -418,6 +513,29 @@ mod tests {
     fn wildcards_stay_within_a_directory() {
         assert!(matches(c"/srv/*.wal", c"/srv/a.wal") && matches(c"/srv/[ab]", c"/srv/a"));
         assert!(!matches(c"/srv/*.wal", c"/srv/b/a.wal") && !matches(c"/srv/*.wal", c"/srv/a"));
+    }
+
+    #[test]
+    fn what_is_only_allocated_is_not_on_the_device() {
+        let path = std::env::temp_dir().join(format!("uncopy-extents-{}", std::process::id()));
+        let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        let fd = open(&name, libc::O_RDWR | libc::O_CREAT, 0o600).expect("a file");
+        write_at(fd, 0, &[1; 8192]).expect("written");
+        sync(fd).expect("synced");
+        assert_eq!(is_on_device(fd, 0, 8192), Ok(true));
+        assert_eq!(is_on_device(fd, 100, 50), Ok(true));
+        // Memory has no extents: nothing can be said there.
+        if file_system(fd) != Ok(0x0102_1994) {
+            write_at(fd, 65_536, &[1; 8192]).expect("written");
+            sync(fd).expect("synced");
+            assert_eq!(is_on_device(fd, 0, 73_728), Ok(false), "a hole");
+            assert_eq!(is_on_device(fd, 65_536, 8192), Ok(true));
+            assert_eq!(is_on_device(fd, 65_536, 1 << 20), Ok(false), "the end");
+            allocate(fd, 1 << 20).expect("allocated");
+            assert_eq!(is_on_device(fd, 65_536, 1 << 19), Ok(false), "allocated");
+        }
+        std::fs::remove_file(&path).expect("removed");
+        close(fd);
     }
 
     #[test]

@@ -142,6 +142,8 @@ Examples:
       After a crash: put what the logs have into the files. 'uncopy run --log' does it too.
   uncopy log sync /var/lib/app/data.wal && cp /var/lib/app/data.wal backup/
       Wait until a file is the file system's.
+  pkill server; uncopy log wait /var/lib/app/log && umount /var/lib/app
+      Wait until the programs have ended, and nothing of the logs is in use.
 
 docs/store.md says what survives what. Exit status: 0, or 1 if something could not be done or, for check
 and recover, a log is damaged or has bytes that it could not put anywhere, or 2 if the command line is

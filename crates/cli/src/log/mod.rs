@@ -1,6 +1,7 @@
 //! `uncopy log`: what the logs of `run --log` hold, and putting that into files after a crash.
 
 pub mod keeping;
+mod waiting;
 
 use crate::line;
 use crate::os;
@@ -16,6 +17,7 @@ use std::time::{Duration, SystemTime};
 use uncopy_store::layout::{Identity, NoLog};
 use uncopy_store::places::{self, Contents, Outcome, Recovered, Ways};
 use uncopy_store::recovery::Unreadable;
+use uncopy_sys::errno::Errno;
 
 /// Runs the command line `log …`.
 pub fn main(matches: &ArgMatches) -> u8 {
@@ -24,6 +26,7 @@ pub fn main(matches: &ArgMatches) -> u8 {
     match name {
         "keep" => keeping::keep(&place, matches),
         "sync" => sync(&place),
+        "wait" => waiting::wait(&place, matches),
         _ => match places::logs(&place) {
             Err(error) => {
                 output::complain(format_args!(
@@ -40,7 +43,12 @@ pub fn main(matches: &ArgMatches) -> u8 {
                     let search = matches.get_many::<OsString>(line::SEARCH).unwrap_or_default();
                     let search = search.map(PathBuf::from).collect();
                     let gives_up = matches.get_flag(line::GIVE_UP);
-                    if recover(&logs, &Ways { search, gives_up }, true) { EXIT_OK } else { EXIT_FAILURE }
+                    let overwrites = matches.get_flag(line::OVERWRITE);
+                    if recover(&logs, &Ways { search, overwrites, gives_up }, true) {
+                        EXIT_OK
+                    } else {
+                        EXIT_FAILURE
+                    }
                 }
                 _ => remove(&logs, matches.get_flag(line::GIVE_UP)),
             },
@@ -103,13 +111,18 @@ fn describe(path: &Path) -> (Value, String) {
                 superblock.len_bytes >> 20,
                 if contents.is_emulated { "  emulates DAX" } else { "" },
             );
+            let failure = checkpoint.failure.map(|failure| Reason(&Errno(failure.errno).into()).to_string());
+            let row = match &failure {
+                Some(why) => row + "    kept, because a file could not be written: " + why + "\n",
+                None => row,
+            };
             let rows = files
                 .iter()
                 .fold(row, |rows, file| rows + "    " + &Quoted(OsStr::new(file)).to_string() + "\n");
             let object = json!({
                 "log": name, "state": state(&contents), "pid": checkpoint.process, "bytes": superblock.len_bytes,
                 "records": records, "record_bytes": bytes, "files": files, "checkpoint_age_s": seconds,
-                "emulates_dax": contents.is_emulated,
+                "emulates_dax": contents.is_emulated, "failure": failure,
             });
             (object, rows)
         }
@@ -206,8 +219,8 @@ fn tell(name: &str, recovered: &Recovered, ways: &Ways) {
             output::complain(format_args!("log {name}: what it had for {path} is given up"));
         } else {
             output::complain(format_args!(
-                "log {name}: {path} is not there, or was written to by another program since; the log keeps what it has: 'uncopy \
-                 log recover --search DIR' if it was moved, '--give-up' if it is not needed"
+                "log {name}: {path} is not there, or was written to since; the log keeps what it has: 'uncopy log recover \
+                 --search DIR' if it was moved, '--overwrite' if what the log has counts, '--give-up' if it is not needed"
             ));
         }
     }

@@ -1,13 +1,18 @@
 //! A program, as its keeper knows it.
 
+mod failing;
+
 use crate::device::LogFile;
-use crate::layout::Checkpoint;
+use crate::layout::{Checkpoint, Failure};
 use crate::log::Checkpoints;
 use crate::mark::{self, Owner};
-use crate::messages::{ADOPT, ADOPTED, CLOSED, DONE, DROP, HALF, LOG, NOT_NOW, REFUSED, ROOM, WELCOME};
+use crate::messages::{
+    ADOPT, ADOPTED, BYE, CLOSED, DONE, DROP, HALF, LOG, NOT_NOW, REFUSED, REPAIR, ROOM, WELCOME,
+};
 use crate::places::{Empty, boot, may_have};
-use crate::state::{LEFT, MAX_FILES, Place, STATE_BYTES, State};
+use crate::state::{FAILED, LEFT, MAX_FILES, Place, STATE_BYTES, SYNCING, State};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use failing::Trouble;
 use std::time::{Duration, Instant};
 use uncopy_sys::background::{was_rung, watch_process};
 use uncopy_sys::errno::Errno;
@@ -28,6 +33,8 @@ struct Held {
     inode: (u64, u64),
     /// The program has closed it.
     is_closed: bool,
+    /// Its sync has failed.
+    trouble: Option<Trouble>,
 }
 
 /// A program with a log.
@@ -39,21 +46,29 @@ struct Client {
     files: [Option<Held>; MAX_FILES],
     /// Files that were left since the last checkpoint, whose records may still be in the log.
     left: Vec<(u64, u64)>,
+    /// Records are kept for files that do not have what those say, and do not take part any more: nothing else does.
+    given_up: Option<Failure>,
+    /// The program ends, and waits until this is over.
+    waits: bool,
     done_at: Instant,
 }
 
-/// Serves a program that has asked for a log: gives it this one, and keeps its files until it has ended.
-pub fn serve(link: i32, bell: i32, empty: &Empty) {
+/// Serves a program that has asked for a log: gives it this one, and keeps its files until it has ended. Whether it waits for that.
+pub fn serve(link: i32, bell: i32, empty: &Empty) -> bool {
     match begin(link, empty) {
         Ok((client, joint)) => {
             let watched = link::process_of(link).and_then(|process| watch_process(process).ok());
-            client.keep(link, bell, watched);
+            let waits = client.keep(link, bell, watched);
             // SAFETY: the client is gone, and nobody else in this process knows its state.
             unsafe { joint.unmap() };
             watched.into_iter().for_each(file::close);
+            waits
         }
-        // Who does not hear that finds the link closed.
-        Err(errno) => _ = answer(link, &[NOT_NOW, errno.0 as u64]),
+        Err(errno) => {
+            // Who does not hear that finds the link closed.
+            answer(link, &[NOT_NOW, errno.0 as u64]);
+            false
+        }
     }
 }
 
@@ -85,7 +100,8 @@ fn begin(link: i32, empty: &Empty) -> Result<(Client, Joint), Errno> {
     })?;
     let files = [const { None }; MAX_FILES];
     let (left, owner) = (Vec::new(), Owner { log: superblock.log, path: path.clone() });
-    Ok((Client { state, checkpoints, owner, files, left, done_at: Instant::now() }, joint))
+    let done_at = Instant::now();
+    Ok((Client { state, checkpoints, owner, files, left, given_up: None, waits: false, done_at }, joint))
 }
 
 impl Client {
@@ -93,8 +109,8 @@ impl Client {
         self.files.iter().enumerate().filter_map(|(place, held)| held.as_ref().map(|held| (place, held)))
     }
 
-    /// Keeps its files until it has ended.
-    fn keep(mut self, link: i32, bell: i32, watched: Option<i32>) {
+    /// Keeps its files until it has ended. Whether it waits for that.
+    fn keep(mut self, link: i32, bell: i32, watched: Option<i32>) -> bool {
         loop {
             let timeout_ms = if self.held().next().is_some() { INTERVAL.as_millis() as i32 } else { IDLE_MS };
             wait::for_any([link, bell].into_iter().chain(watched), timeout_ms);
@@ -108,9 +124,13 @@ impl Client {
                 self.digest();
             }
         }
-        // One that lives learns of it before its files lose their marks.
-        link::shut(link);
+        if !self.waits {
+            // One that lives learns of it before its files lose their marks.
+            link::shut(link);
+        }
+        let waits = self.waits;
         self.end();
+        waits
     }
 
     /// Answers what was asked. Whether the other end is still there.
@@ -128,7 +148,7 @@ impl Client {
                 Ok(came) if came.words == 0 => return false,
                 Ok(came) => came,
             };
-            let place = usize::try_from(words[1]).ok().filter(|place| came.words == 2 && *place < MAX_FILES);
+            let place = usize::try_from(words[1]).ok().filter(|place| came.words >= 2 && *place < MAX_FILES);
             let is_heard = match (words[0], place) {
                 (ADOPT, Some(place)) if came.fd >= 0 && self.files[place].is_none() => {
                     let is_heard = match self.adopt(place, came.fd) {
@@ -143,9 +163,16 @@ impl Client {
                     }
                     continue;
                 }
-                (DROP, Some(place)) => {
-                    self.drop_file(place);
-                    answer(link, &[DONE])
+                (DROP, Some(place)) => match self.let_go(place, came.words > 2 && words[2] != 0) {
+                    Ok(said) => {
+                        self.drop_file(place);
+                        answer(link, &[DONE, said.err().map_or(0, |errno| errno.0 as u64)])
+                    }
+                    Err(errno) => answer(link, &[REFUSED, errno.0 as u64]),
+                },
+                (REPAIR, Some(place)) => {
+                    let said = self.repair(place);
+                    answer(link, &[DONE, said.err().map_or(0, |errno| errno.0 as u64)])
                 }
                 (CLOSED, Some(place)) => {
                     if let Some(held) = &mut self.files[place] {
@@ -157,6 +184,10 @@ impl Client {
                 (ROOM, _) => {
                     self.digest();
                     answer(link, &[DONE])
+                }
+                (BYE, _) => {
+                    self.waits = true;
+                    false
                 }
                 (HALF, _) => {
                     self.digest();
@@ -183,6 +214,9 @@ impl Client {
         if !file::is_writable(fd)? {
             return Err(Errno(libc::EBADF));
         }
+        if let Some(failure) = self.given_up {
+            return Err(Errno(failure.errno));
+        }
         let inode = (status.device, status.inode);
         if self.held().any(|(_, held)| held.inode == inode) {
             return Err(Errno::EEXIST);
@@ -206,11 +240,12 @@ impl Client {
         if said.is_ok()
             && let Err(errno) = mark::put(fd, &self.owner)
         {
-            let _ = mark::take(fd);
+            // No record has anything for it yet.
+            let _ = mark::remove(fd);
             file::end_lease(fd);
             return Err(errno);
         }
-        let held = Held { fd, path: mark::path_of(fd), inode, is_closed: false };
+        let held = Held { fd, path: mark::path_of(fd), inode, is_closed: false, trouble: None };
         self.files[place] = Some(held);
         if said.is_err() {
             self.state.places[place].flags.fetch_or(LEFT, AcqRel);
@@ -233,19 +268,21 @@ impl Client {
     /// A file is the file system's again. The program learns that with its next sync. What the sync said.
     fn leave(&mut self, place: usize) -> Result<(), Errno> {
         let Some(held) = &self.files[place] else { return Ok(()) };
+        let is_closed = held.is_closed;
         let known = &self.state.places[place];
-        known.flags.fetch_or(LEFT, AcqRel);
-        // What has no name any more nobody opens after a crash.
-        let is_gone = file::status(held.fd).is_ok_and(|status| status.links == 0);
-        let taken = if is_gone { Ok(()) } else { mark::take(held.fd) };
-        if let Err(errno) = taken {
-            known.error.store(errno.0.cast_unsigned(), Release);
+        let was_left = known.flags.fetch_or(LEFT, AcqRel) & LEFT != 0;
+        // Of one that it has closed the program knows no more.
+        let settled = if was_left { Ok(()) } else { self.settle(place, is_closed) };
+        if let Err(errno) = settled {
+            self.give_up(place, errno);
         }
-        file::end_lease(held.fd);
-        if held.is_closed {
+        if let Some(held) = &self.files[place] {
+            file::end_lease(held.fd);
+        }
+        if is_closed {
             self.drop_file(place);
         }
-        taken
+        settled
     }
 
     /// Files that somebody else waits to open.
@@ -274,7 +311,7 @@ impl Client {
             .map(|(place, _)| place)
             .collect();
         for place in done {
-            let _ = self.leave(place);
+            self.leave_or_try_later(place);
         }
         let Some(moment) = self.state.moment() else { return };
         let now_ns = clock::wall_ns();
@@ -289,17 +326,37 @@ impl Client {
         }
         let takes_part = |(place, _): (usize, &Held)| (!self.is_left(place)).then_some(place);
         let places: Vec<usize> = self.held().filter_map(takes_part).collect();
-        for place in places {
-            let said = self.files[place].as_ref().map_or(Ok(()), |held| file::sync_data(held.fd));
-            if let Err(errno) = said {
-                // The program's next sync says so; nobody syncs it by the log before.
-                self.state.places[place].error.store(errno.0.cast_unsigned(), Release);
-                let _ = self.leave(place);
+        let is_whole = places.into_iter().fold(true, |is_whole, place| self.sync_held(place) && is_whole);
+        if self.given_up.is_some() {
+            return;
+        }
+        if is_whole && self.held().all(|(_, held)| held.trouble.is_none()) {
+            if self.checkpoints.retire(moment, now_ns).is_ok() {
+                self.left.clear();
             }
+        } else {
+            // The files may be written to until about now.
+            let _ = self.checkpoints.beat(now_ns);
         }
-        if self.checkpoints.retire(moment, now_ns).is_ok() {
-            self.left.clear();
+    }
+
+    /// Syncs a file that takes part. Whether it has all that was written to it before.
+    fn sync_held(&mut self, place: usize) -> bool {
+        let Some(Held { fd, .. }) = self.files[place] else { return true };
+        let flags = || self.state.places[place].flags.load(Acquire);
+        let before = flags();
+        let mut said = Ok(());
+        if before & FAILED == 0 {
+            said = file::sync_data(fd);
         }
+        let after = flags();
+        if before & FAILED == 0 && said.is_ok() && after & FAILED == 0 {
+            // What a sync of the program's may have heard this one has not.
+            return (before | after) & SYNCING == 0;
+        }
+        self.note_trouble(place, said.err());
+        self.ask_to_try_again(place);
+        false
     }
 
     /// The program has ended: its files are the file system's again, and the log is empty.
@@ -308,12 +365,14 @@ impl Client {
         for (_, held) in self.held() {
             file::release_locks(held.fd);
         }
-        let mut said = Ok(());
         for place in 0..MAX_FILES {
-            said = said.and(if self.is_left(place) { Ok(()) } else { self.leave(place) });
+            if let Some(held) = &mut self.files[place] {
+                held.is_closed = true;
+                self.leave_at_the_end(place);
+            }
             self.drop_file(place);
         }
-        if said.is_ok() {
+        if self.given_up.is_none() {
             // What cannot be said there `uncopy log recover` finds out.
             let _ = self.checkpoints.end(clock::wall_ns());
         }

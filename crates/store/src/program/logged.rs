@@ -7,18 +7,18 @@ use crate::capture::Capture;
 use crate::layout::Identity;
 use crate::lock;
 use crate::mark;
-use crate::messages::{CLOSED, DROP, ROOM};
-use crate::state::{LEFT, MAX_FILES, Place, TOUCHED};
+use crate::messages::{CLOSED, DONE, DROP, REPAIR, ROOM};
+use crate::state::{DUE, FAILED, LEFT, MAX_FILES, Place, SYNCING, TOUCHED, UNSYNCED};
 use core::ffi::c_int;
 use core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 use std::sync::{Mutex, MutexGuard};
-use uncopy_sys::clock;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::file::{self, Status};
 use uncopy_sys::iovec::Part;
+use uncopy_sys::{clock, mem};
 
 /// What is known of a file that takes part, while it is synced.
 #[derive(Debug)]
@@ -120,13 +120,19 @@ pub fn begin_write(fd: c_int) -> Writing {
                 }
             }
             Kind::Inherited(place) => {
-                touch(place);
+                touch(place, 0);
                 return Writing::Plain;
             }
             Kind::Logged(place) => {
                 let file = file_at(place);
                 let capture = lock(&file.capture);
                 if descriptors::kind(fd) == Kind::Logged(place) {
+                    if capture.is_empty()
+                        && let Some(session) = session()
+                    {
+                        // Before it is there: the keeper may have to know that after this process's death.
+                        session.place(place).flags.fetch_or(UNSYNCED, AcqRel);
+                    }
                     return Writing::Logged(Write { fd, file, capture, begun_ns: clock::now_ns() });
                 }
             }
@@ -227,26 +233,81 @@ impl Tracked {
         };
         let is_lost =
             |state: &Place| state.flags.load(Acquire) & (LEFT | TOUCHED) != 0 || session.has_ended();
-        if logged.is_due || !logged.is_same(&status) || session.log.is_broken() || is_lost(state) {
+        if !logged.is_same(&status) || session.log.is_broken() || is_lost(state) {
+            return plainly(self.leave_by_sync(fd, inner, real));
+        }
+        if state.flags.load(Acquire) & FAILED != 0 {
+            return match self.sync_failed(session, logged) {
+                Some(logged_bytes) => Some(Synced { result: 0, logged_bytes: Some(logged_bytes) }),
+                None => plainly(self.leave_by_sync(fd, inner, real)),
+            };
+        }
+        if logged.is_due {
             return plainly(self.leave_by_sync(fd, inner, real));
         }
         core::mem::swap(&mut *lock(&self.capture), &mut logged.taken);
         if logged.taken.is_empty() {
             // Nothing lies in the log that is older than what the file system writes now.
-            return plainly(real());
+            let said = sync_plainly(state, real);
+            if said == 0 {
+                self.note_synced(state);
+            }
+            return plainly(said);
         }
-        let is_done = !logged.taken.is_incomplete() && log(session, logged) == Ok(true);
+        let is_done =
+            !logged.taken.is_incomplete() && log(session, &logged.identity, &mut logged.taken) == Ok(true);
         if !is_done || is_lost(state) {
             return plainly(self.leave_by_sync(fd, inner, real));
         }
         let bytes = logged.taken.len_bytes();
         logged.syncs += 1;
         logged.taken.clear();
+        self.note_synced(state);
         session.tell_if_half_full();
         let now_ns = clock::now_ns();
         let took_ns = now_ns - begun_ns + self.write_ns.swap(0, Relaxed);
         logged.is_due = !is_forced() && trial::note_logged(bytes, took_ns, now_ns);
         Some(Synced { result: 0, logged_bytes: Some(bytes) })
+    }
+
+    /// All that was written is in records, or in the file: if nothing was written since, the keeper may know.
+    fn note_synced(&self, state: &Place) {
+        // Whoever writes now has said so.
+        if self.capture.try_lock().is_ok_and(|capture| capture.is_empty()) {
+            // A write that begins here says so again: it waits for the lock, or comes after this.
+            state.flags.fetch_and(!UNSYNCED, AcqRel);
+        }
+    }
+
+    /// A sync of it while its file system cannot sync it: the log has what was promised, and goes on. Bytes that survive by it; `None`: it
+    /// has no room, or there was written what no record can have, and the program has to hear of the failure.
+    fn sync_failed(&self, session: &Session, logged: &mut Logged) -> Option<usize> {
+        static IS_SAID: AtomicBool = AtomicBool::new(false);
+        if !IS_SAID.swap(true, Relaxed) {
+            let path = logged.identity.path.escape_ascii();
+            mem::say(format_args!(
+                "uncopy: {path} cannot be synced; what its syncs were promised is kept in the log: see 'uncopy log ls'\n"
+            ));
+        }
+        // Nobody writes to it until this is over.
+        let mut capture = lock(&self.capture);
+        let state = session.place(self.place());
+        let bytes = capture.len_bytes();
+        if capture.is_incomplete()
+            || !capture.is_empty() && log(session, &logged.identity, &mut capture) != Ok(true)
+        {
+            return None;
+        }
+        capture.clear();
+        state.flags.fetch_and(!UNSYNCED, AcqRel);
+        logged.syncs += 1;
+        if state.flags.load(Acquire) & DUE != 0 {
+            // What comes of it the flags say.
+            let _ = session.ask(&[REPAIR, self.place() as u64], -1);
+        }
+        // Somebody may have got it meanwhile.
+        let flags = state.flags.load(Acquire);
+        (flags & (LEFT | TOUCHED) == 0 && !session.has_ended()).then_some(bytes)
     }
 
     /// What the log does not answer, the file system does: it goes on without the log. What the sync says.
@@ -256,7 +317,10 @@ impl Tracked {
         mut inner: MutexGuard<'_, Option<Logged>>,
         real: &impl Fn() -> c_int,
     ) -> c_int {
-        let said = real();
+        let said = match session() {
+            Some(session) => sync_plainly(session.place(self.place()), real),
+            None => real(),
+        };
         let errno = uncopy_sys::errno::get();
         let taken = self.leave_under(fd, &mut inner, true);
         if said != 0 {
@@ -278,22 +342,50 @@ impl Tracked {
 
     fn leave_under(&self, fd: c_int, inner: &mut Option<Logged>, again: bool) -> Result<(), Errno> {
         let place = self.place();
-        let taken = mark::take(fd);
+        let known = session().map(|session| session.place(place));
+        let is_wanted = known.is_some_and(|known| known.flags.load(Acquire) & LEFT != 0);
+        let said = known.map_or(0, |known| known.error.swap(0, AcqRel));
+        let taken = self.let_go(fd);
         depart(inner.take());
         // Of a candidate nobody follows what is written by another descriptor.
-        let goes_on = again && self.descriptors.load(Acquire) == 1;
+        let goes_on = again && taken.is_ok() && self.descriptors.load(Acquire) == 1;
         self.end(place, if goes_on { Kind::Candidate } else { Kind::Refused });
-        let Some(session) = session() else { return taken };
-        if session.place(place).flags.load(Acquire) & LEFT != 0 {
+        if is_wanted {
             // Whoever wanted it may not have got it yet (open(2), "O_NONBLOCK").
             descriptors::pause(fd, clock::now_ms());
         }
-        let said = session.place(place).error.swap(0, AcqRel);
-        if session.ask(&[DROP, place as u64], -1).is_err() {
-            // Nobody else does.
-            file::end_lease(fd);
-        }
         if said == 0 { taken } else { Err(Errno(said as i32)) }
+    }
+
+    /// Has its keeper sync it and take its mark away. What that said: if it could not be, its records are kept.
+    fn let_go(&self, fd: c_int) -> Result<(), Errno> {
+        let place = self.place();
+        let ask = |is_still| {
+            let session = session().ok_or(Errno(libc::EPIPE))?;
+            session.ask(&[DROP, place as u64, u64::from(is_still)], -1)
+        };
+        let result = |errno: u64| if errno == 0 { Ok(()) } else { Err(Errno(errno as i32)) };
+        if let Ok([DONE, errno, ..]) = ask(false) {
+            return result(errno);
+        }
+        // It could not be synced, and may be as long as nobody writes to it.
+        let _capture = lock(&self.capture);
+        if let Ok([DONE, errno, ..]) = ask(true) {
+            return result(errno);
+        }
+        // Nobody keeps it any more.
+        let taken = self.take_mark(fd);
+        file::end_lease(fd);
+        taken
+    }
+
+    /// Syncs it and takes its mark away, in the keeper's place. One that does not have what its records have keeps its mark: a recovery
+    /// knows by that.
+    pub fn take_mark(&self, fd: c_int) -> Result<(), Errno> {
+        let place = self.place();
+        let known = session().map(|session| session.place(place));
+        let has_failed = known.is_some_and(|known| known.flags.load(Acquire) & FAILED != 0);
+        if has_failed { Err(Errno(libc::EIO)) } else { mark::take(fd) }
     }
 
     /// It has another descriptor.
@@ -323,7 +415,7 @@ impl Tracked {
         self.end(place, Kind::Unknown);
         if session().is_none_or(|session| session.ask(&[CLOSED, place as u64], -1).is_err()) {
             // Nobody else does, and what the sync says nobody asks for.
-            let _ = mark::take(fd);
+            let _ = self.take_mark(fd);
             file::end_lease(fd);
         }
     }
@@ -337,9 +429,20 @@ fn depart(logged: Option<Logged>) {
     }
 }
 
+/// A sync by the file system, of a file that takes part: its keeper does not hear of an error that this one hears.
+fn sync_plainly(state: &Place, real: &impl Fn() -> c_int) -> c_int {
+    state.flags.fetch_or(SYNCING, AcqRel);
+    let said = real();
+    if said != 0 {
+        state.flags.fetch_or(FAILED, AcqRel);
+    }
+    state.flags.fetch_and(!SYNCING, AcqRel);
+    said
+}
+
 /// Puts what was written to a file into the log, and waits until that survives. Whether it did: the log may be full.
-fn log(session: &Session, logged: &mut Logged) -> Result<bool, Errno> {
-    let mut append = || session.log.append(clock::wall_ns(), &logged.identity, &mut logged.taken);
+fn log(session: &Session, file: &Identity, written: &mut Capture) -> Result<bool, Errno> {
+    let mut append = || session.log.append(clock::wall_ns(), file, written);
     let mut sequence = append()?;
     if sequence.is_none() {
         session.ask(&[ROOM], -1)?;

@@ -19,7 +19,7 @@ pub use logged::{At, Write, Writing, begin_write, number};
 
 use crate::mark;
 use crate::messages::{ADOPT, ADOPTED};
-use crate::state::{HELD, MAX_FILES, TOUCHED};
+use crate::state::{FAILED, HELD, MAX_FILES, SYNCING, TOUCHED};
 use core::ffi::c_int;
 use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire,
@@ -234,10 +234,13 @@ pub fn sync(fd: c_int, real: impl Fn() -> c_int) -> Synced {
             }
             Kind::Candidate => plainly(sync_candidate(fd, &real)),
             Kind::Inherited(place) => {
-                touch(place);
+                touch(place, SYNCING);
                 let result = real();
+                // An error that was told here the keeper does not hear.
+                let has_failed = touch(place, if result == 0 { 0 } else { FAILED }) & FAILED != 0;
+                release(place, SYNCING);
                 descriptors::set(fd, Kind::Refused);
-                plainly(if result == 0 { answer(mark::take(fd)) } else { result })
+                plainly(if result == 0 && !has_failed { answer(mark::take(fd)) } else { result })
             }
             Kind::Logged(place) => {
                 let answer = file_at(place).sync(fd, &real);
@@ -353,11 +356,18 @@ fn count_leave(syncs: u64) {
     }
 }
 
-/// The parent, and its keeper, are to know that this process may write to the file.
-fn touch(place: usize) {
+/// The parent, and its keeper, are to know that this process may write to the file, and these flags: those that there were before.
+fn touch(place: usize, flags: u32) -> u32 {
+    // SAFETY: sessions are never freed.
+    let inherited = unsafe { INHERITED.load(Acquire).as_ref() };
+    inherited.map_or(0, |session| session.place(place).flags.fetch_or(TOUCHED | flags, AcqRel)) | flags
+}
+
+/// They are not to know these flags any more.
+fn release(place: usize, flags: u32) {
     // SAFETY: sessions are never freed.
     if let Some(session) = unsafe { INHERITED.load(Acquire).as_ref() } {
-        session.place(place).flags.fetch_or(TOUCHED, AcqRel);
+        session.place(place).flags.fetch_and(!flags, AcqRel);
     }
 }
 
@@ -366,8 +376,8 @@ pub fn change(fd: c_int, again: bool) {
     match descriptors::kind(fd) {
         Kind::Logged(place) => file_at(place).leave(fd, again),
         Kind::Inherited(place) => {
-            touch(place);
-            if !again && mark::take(fd).is_ok() {
+            let has_failed = touch(place, 0) & FAILED != 0;
+            if !again && !has_failed && mark::take(fd).is_ok() {
                 descriptors::set(fd, Kind::Refused);
             }
         }
@@ -385,6 +395,16 @@ pub fn change_all(again: bool) {
         HAS_STOPPED.store(true, Release);
     }
     descriptors::known(0, u32::MAX).for_each(|fd| change(fd, again));
+}
+
+/// The process ends: its files are the file system's, and neither they nor its log are in use by its keeper, when this returns; or
+/// after a while, if that takes longer.
+pub fn finish() {
+    if !is_on() {
+        return;
+    }
+    HAS_STOPPED.store(true, Release);
+    session().into_iter().filter(|session| !session.has_ended()).for_each(Session::say_bye);
 }
 
 /// The process is about to be another user's, or to be allowed less: what the log has is put into the files first, and nothing is shared
@@ -531,7 +551,7 @@ pub fn before_exec(is_owner: bool) {
                 }
                 file_at(place).note_forked();
                 // What it says, the program's next sync says.
-                let _ = mark::take(fd);
+                let _ = file_at(place).take_mark(fd);
             }
             Kind::Logged(_) if is_owner => change(fd, false),
             Kind::Inherited(_) | Kind::Candidate | Kind::Refused if stays_open => change(fd, false),

@@ -4,7 +4,7 @@ use crate::device::LogFile;
 use crate::layout::{RING_OFFSET, Superblock};
 use crate::lock;
 use crate::log::Log;
-use crate::messages::{HALF, HELLO, LOG, NOT_NOW, PROTOCOL, ROOM, WELCOME};
+use crate::messages::{BYE, HALF, HELLO, LOG, NOT_NOW, PROTOCOL, ROOM, WELCOME};
 use crate::state::{OWN_BYTES, Place, STATE_BYTES, State};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -13,10 +13,13 @@ use uncopy_sys::errno::Errno;
 use uncopy_sys::file;
 use uncopy_sys::link::{self, MAX_WORDS};
 use uncopy_sys::mem::Joint;
-use uncopy_sys::{clock, wait};
+use uncopy_sys::{clock, mem, wait};
 
 /// How long an answer is waited for, ms. A keeper that is slower syncs large files to a slow disk; the program waits for those.
 const MAX_WAIT_MS: u64 = 60_000;
+
+/// After how long a process that ends says what it waits for, ms.
+const SILENCE_MS: u64 = 1000;
 
 /// What an answer is made of.
 type Words = [u64; MAX_WORDS];
@@ -150,6 +153,34 @@ impl Session {
     /// Nobody keeps the log any more.
     fn end(&self) {
         self.has_ended.store(true, Release);
+    }
+
+    /// The process ends: waits until the keeper has put all files in order and has none of them, nor the log, in use. No file takes part
+    /// from here on.
+    pub fn say_bye(&self) {
+        self.end();
+        if link::send(self.link, &[BYE], -1).is_err() {
+            return;
+        }
+        let since_ms = clock::now_ms();
+        let (mut words, mut is_said) = ([0; MAX_WORDS], false);
+        loop {
+            match link::receive(self.link, &mut words) {
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                // An answer to another thread's question.
+                Ok(came) if came.words > 0 => continue,
+                _ => return,
+            }
+            let waited_ms = clock::now_ms() - since_ms;
+            if waited_ms >= MAX_WAIT_MS {
+                return;
+            }
+            if waited_ms >= SILENCE_MS && !is_said {
+                is_said = true;
+                mem::say(format_args!("uncopy: waiting until the files of the log are synced\n"));
+            }
+            wait::for_any([self.link].into_iter(), 100);
+        }
     }
 
     /// Parts with the keeper, for good: no descriptor and no memory is shared with it any more. No file takes part, or comes to.

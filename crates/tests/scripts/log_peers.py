@@ -1,0 +1,267 @@
+"""Processes that give up their user under root's `uncopy run --log`, and whole forged peers of its keeper.
+
+log_peers.py begin DIRECTORY     (under uncopy run --log; starts the rest)
+log_peers.py forge SOCKET DIRECTORY KEEPER     (without the library)
+"""
+
+import array, ctypes, errno, os, socket, struct, subprocess, sys, threading, time
+
+libc = ctypes.CDLL(None, use_errno=True)
+NOBODY = 65534
+HELLO, WELCOME, LOG, NOT_NOW, ADOPT, ADOPTED, REFUSED, DROP = range(1, 9)
+PROTOCOL = 2
+MARK = "user.uncopy.log"
+
+
+def capabilities():
+    return libc.capset(struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *[0] * 6))
+
+
+CHANGES = {
+    "setuid": lambda: libc.setuid(NOBODY),
+    "seteuid": lambda: libc.seteuid(NOBODY),
+    "setreuid": lambda: libc.setreuid(NOBODY, NOBODY),
+    "setresuid": lambda: libc.setresuid(NOBODY, NOBODY, NOBODY),
+    "setfsuid": lambda: libc.setfsuid(NOBODY),
+    "setgid": lambda: libc.setgid(NOBODY),
+    "setegid": lambda: libc.setegid(NOBODY),
+    "setregid": lambda: libc.setregid(NOBODY, NOBODY),
+    "setresgid": lambda: libc.setresgid(NOBODY, NOBODY, NOBODY),
+    "setfsgid": lambda: libc.setfsgid(NOBODY),
+    "setgroups": lambda: libc.setgroups(1, (ctypes.c_uint * 1)(NOBODY)),
+    "initgroups": lambda: libc.initgroups(b"nobody", NOBODY),
+    "capset": capabilities,
+    "syscall": lambda: libc.syscall(117, NOBODY, NOBODY, NOBODY),
+    "syscall of groups": lambda: libc.syscall(116, 0, None),
+}
+
+
+def shared_with_the_keeper(log):
+    """Links with a keeper, logs, and memory that a keeper writes, of this process."""
+    found = []
+    # Not by the process's own directory, of which the library shows the program's descriptors only.
+    for name in os.listdir("/proc/thread-self/fd"):
+        try:
+            target = os.readlink(f"/proc/thread-self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith(f"{log}/"):
+            found.append(target)
+        if target.startswith("socket:"):
+            link = socket.socket(fileno=int(name))
+            try:
+                peer = link.getpeername()
+            except OSError:
+                continue
+            finally:
+                link.detach()
+            if isinstance(peer, str) and "/log-" in peer:
+                found.append(peer)
+    with open("/proc/self/maps") as maps:
+        found += [line.strip() for line in maps if "uncopy-log" in line and line.split()[1].endswith("s")]
+    return found
+
+
+def write_and_sync(file, number):
+    os.pwrite(file, b"%07d\n" % number, number * 8)
+    os.fsync(file)
+
+
+def is_marked(path):
+    try:
+        return bool(os.getxattr(path, MARK))
+    except OSError as error:
+        assert error.errno == errno.ENODATA, error
+        return False
+
+
+def comes_to_take_part(file, path, number=0):
+    """Syncs until the log answers: then the file has a mark."""
+    end = time.monotonic() + 60
+    while not is_marked(path):
+        assert time.monotonic() < end, f"{path} does not come to take part"
+        write_and_sync(file, number)
+        number += 1
+        time.sleep(0.01)
+    write_and_sync(file, number)
+    return number + 1
+
+
+def changes_with_a_log(name, directory, log):
+    """A process with a log of its own, which changes: its files are plain from then on, and have everything."""
+    path = f"{directory}/{name.replace(' ', '-')}"
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    count = comes_to_take_part(file, path)
+    assert len(shared_with_the_keeper(log)) >= 3, f"{name}: before: {shared_with_the_keeper(log)}"
+    # Another thread writes and syncs meanwhile.
+    is_over, done = threading.Event(), []
+
+    def go_on():
+        number = count
+        while not is_over.is_set():
+            write_and_sync(file, number)
+            number += 1
+        done.append(number)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    assert CHANGES[name]() in (0, -1)
+    assert not shared_with_the_keeper(log), f"{name}: after: {shared_with_the_keeper(log)}"
+    is_over.set()
+    thread.join()
+    assert not is_marked(path), f"{name}: still marked"
+    write_and_sync(file, done[0])
+    with open(path, "rb") as contents:
+        assert contents.read() == b"".join(b"%07d\n" % number for number in range(done[0] + 1)), name
+
+
+def changes_as_a_child(name, log):
+    """A forked child has a link, and memory, of its own; it keeps neither."""
+    before = shared_with_the_keeper(log)
+    assert len(before) >= 2 and not any(one.startswith(log) for one in before), f"{name}: {before}"
+    assert CHANGES[name]() in (0, -1)
+    assert not shared_with_the_keeper(log), f"{name}: {shared_with_the_keeper(log)}"
+
+
+def forked(what, *arguments):
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            what(*arguments)
+            status = 0
+        except BaseException as error:
+            print(f"{what.__name__} {arguments}: {error!r}", flush=True)
+        os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0, f"{what.__name__} {arguments}"
+
+
+class Peer:
+    """A forged one: it says what it likes."""
+
+    def __init__(self, path):
+        self.link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.link.connect(path)
+        self.link.settimeout(60)
+
+    def say(self, *words, fds=()):
+        control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self.link.sendmsg([struct.pack(f"<{len(words)}Q", *words)], control)
+
+    def hear(self):
+        data, fds, _, _ = socket.recv_fds(self.link, 256, 4)
+        return struct.unpack(f"<{len(data) // 8}Q", data), fds
+
+    def ask(self, *words, fds=()):
+        self.say(*words, fds=fds)
+        return self.hear()[0]
+
+    def get_log(self):
+        while True:
+            self.say(HELLO, PROTOCOL)
+            words, self.state = self.hear()
+            if words[0] == WELCOME:
+                words, self.log = self.hear()
+                assert words == (LOG,), words
+                return self
+            assert words == (NOT_NOW, 0), words
+            time.sleep(0.05)
+
+    def is_ended(self):
+        try:
+            return self.link.recv(256) == b""
+        except ConnectionResetError:
+            return True
+
+
+def forge(path, directory, keeper):
+    target = f"{directory}/passwd"
+    with open(target, "w") as file:
+        file.write("root:x:0:0:root:/root:/bin/bash\n")
+    descriptors = lambda: len(os.listdir(f"/proc/{keeper}/fd"))
+
+    def reading():
+        peer = Peer(path).get_log()
+        for flags, wanted in ((os.O_RDONLY, errno.EBADF), (os.O_PATH, errno.EBADF)):
+            fd = os.open(target, flags)
+            answer = peer.ask(ADOPT, 0, fds=[fd])
+            assert answer == (REFUSED, wanted), answer
+            os.close(fd)
+        os.mkfifo(f"{directory}/fifo")
+        for other in (f"{directory}/fifo", "/dev/null"):
+            fd = os.open(other, os.O_RDWR)
+            answer = peer.ask(ADOPT, 0, fds=[fd])
+            assert answer[0] == REFUSED, answer
+            os.close(fd)
+        assert not is_marked(target)
+        # And it goes on: one that can write may have it.
+        fd = os.open(target, os.O_WRONLY)
+        answer = peer.ask(ADOPT, 0, fds=[fd])
+        assert answer == (ADOPTED, 0), answer
+        assert is_marked(target)
+        answer = peer.ask(DROP, 0, 1)
+        assert answer[0] == 11 and answer[1] == 0, answer
+        assert not is_marked(target)
+
+    def changed_later():
+        # The link was made by root, and has a log; the messages that follow are another user's.
+        peer = Peer(path).get_log()
+        writable = os.open(target, os.O_RDWR)
+        libc.setgid(NOBODY)
+        libc.setuid(NOBODY)
+        answer = peer.ask(ADOPT, 0, fds=[writable])
+        assert answer == (REFUSED, errno.EPERM), answer
+        assert peer.is_ended()
+        assert not is_marked(writable)
+
+    def changed_before():
+        peer = Peer(path)
+        libc.setuid(NOBODY)
+        answer = peer.ask(HELLO, PROTOCOL)
+        assert answer == (NOT_NOW, errno.EPERM), answer
+        assert peer.is_ended()
+
+    def several_descriptors():
+        before = descriptors()
+        for count in (2, 3, 50):
+            peer = Peer(path)
+            answer = peer.ask(HELLO, PROTOCOL, fds=[0] * count)
+            assert answer == (NOT_NOW, errno.EPROTO), answer
+            assert peer.is_ended()
+            peer.link.close()
+        peer = Peer(path).get_log()
+        answer = peer.ask(ADOPT, 0, fds=[os.open(target, os.O_RDWR)] * 2)
+        assert answer == (REFUSED, errno.EPROTO), answer
+        assert peer.is_ended()
+        assert not is_marked(target)
+        peer.link.close()
+        end = time.monotonic() + 60
+        # Those of the next log come and go.
+        while descriptors() > before:
+            assert time.monotonic() < end, f"descriptors of the keeper: {before} before, {descriptors()} after"
+            time.sleep(0.05)
+
+    for what in (reading, changed_later, changed_before, several_descriptors):
+        forked(what)
+    with open(target) as file:
+        assert file.read() == "root:x:0:0:root:/root:/bin/bash\n"
+    print("checked forged peers")
+
+
+def begin(directory, log):
+    for name in CHANGES:
+        forked(changes_with_a_log, name, directory, log)
+    # With a log and a file of its own, which its children have too.
+    path = f"{directory}/parent"
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    count = comes_to_take_part(file, path)
+    for name in CHANGES:
+        forked(changes_as_a_child, name, log)
+    write_and_sync(file, count)
+    print("checked changes", flush=True)
+
+
+if sys.argv[1] == "begin":
+    begin(*sys.argv[2:])
+else:
+    forge(*sys.argv[2:])
