@@ -60,7 +60,7 @@ impl Service {
         // Its descriptor is free for the link.
         let had_one = self.spare.take().is_some();
         let refused = had_one && link::accept(self.directory.control).map(link::end).is_ok();
-        self.spare = spare();
+        self.spare = crate::service::spare();
         refused
     }
 
@@ -324,12 +324,6 @@ impl Service {
         file.write_all(&serde_json::to_vec(&self.list())?)?;
         Ok(file.into())
     }
-}
-
-/// A descriptor that nobody needs: see [`Service::refuse_questioner`].
-pub(crate) fn spare() -> Option<OwnedFd> {
-    let kind = rustix::event::EventfdFlags::CLOEXEC;
-    rustix::event::eventfd(0, kind).ok()
 }
 
 /// Whether a question, by somebody who names a connection or listener of another program, takes something of that program's.

@@ -149,7 +149,7 @@ impl Service {
             signals,
             questioners: HashMap::new(),
             lent: VecDeque::new(),
-            spare: crate::control::spare(),
+            spare: spare(),
             filling: None,
             read_room: None,
             header_bytes: USUAL_HEADER_BYTES,
@@ -292,4 +292,10 @@ impl Service {
             self.questioners.insert(number, fd);
         }
     }
+}
+
+/// A descriptor that nobody needs: see [`Service::refuse_questioner`].
+pub(crate) fn spare() -> Option<OwnedFd> {
+    let kind = rustix::event::EventfdFlags::CLOEXEC;
+    rustix::event::eventfd(0, kind).ok()
 }

@@ -17,11 +17,6 @@ use uncopy_sys::{epoll, file, socket, tcp, unix};
 /// Bytes that are asked of the service at a time, at most.
 const MAX_REST_BYTES: usize = 1 << 20;
 
-/// Whether a socket waits for connections.
-pub fn is_listening(fd: c_int) -> bool {
-    tcp::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|value| value != 0)
-}
-
 /// `shutdown`; `None`: it is libc's to do.
 pub fn shut_down(fd: c_int, how: c_int) -> Option<Result<(), Errno>> {
     let client = client()?;
@@ -30,8 +25,8 @@ pub fn shut_down(fd: c_int, how: c_int) -> Option<Result<(), Errno>> {
     let known = client.known(fd).filter(|_| (libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how))?;
     match known {
         // Only the receiving side of a listener means something.
-        Known::Bound(_) if how == libc::SHUT_WR && is_listening(fd) => Some(Ok(())),
-        Known::Bound(bound) if is_listening(fd) => {
+        Known::Bound(_) if how == libc::SHUT_WR && tcp::is_listening(fd) => Some(Ok(())),
+        Known::Bound(bound) if tcp::is_listening(fd) => {
             stop_listening(client, fd, &bound);
             Some(Ok(()))
         }
@@ -76,7 +71,7 @@ pub fn disconnect(fd: c_int) -> Option<Result<(), Errno>> {
     let _errno = errno::Keep::new();
     let _critical = Critical::enter();
     match client.known(fd)? {
-        Known::Bound(bound) if is_listening(fd) => stop_listening(client, fd, &bound),
+        Known::Bound(bound) if tcp::is_listening(fd) => stop_listening(client, fd, &bound),
         Known::Bound(_) => {}
         Known::Connection { connection, is_v6 } => {
             if !is_over(client, fd, &connection) {
