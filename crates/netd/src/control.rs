@@ -2,7 +2,7 @@
 
 use crate::connection::{Connection, Stage};
 use crate::list::{self, List, Traffic};
-use crate::service::Service;
+use crate::service::{Service, spare};
 use crate::settings::{config, congestion, with_options};
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -324,12 +324,6 @@ impl Service {
         file.write_all(&serde_json::to_vec(&self.list())?)?;
         Ok(file.into())
     }
-}
-
-/// A descriptor that nobody needs: see [`Service::refuse_questioner`].
-pub(crate) fn spare() -> Option<OwnedFd> {
-    let kind = rustix::event::EventfdFlags::CLOEXEC;
-    rustix::event::eventfd(0, kind).ok()
 }
 
 /// Whether a question, by somebody who names a connection or listener of another program, takes something of that program's.

@@ -1,6 +1,5 @@
 //! Connections that the program begins.
 
-use super::ending::is_listening;
 use super::kept::Kept;
 use super::{any, client, is_of, registrations};
 use crate::lanes;
@@ -57,6 +56,11 @@ pub fn connect_there(fd: c_int, remote: SocketAddr) -> Option<Result<(), Errno>>
             None
         }
     }
+}
+
+/// Whether a socket waits for connections.
+pub fn is_listening(fd: c_int) -> bool {
+    tcp::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|value| value != 0)
 }
 
 fn begin(

@@ -1,7 +1,7 @@
 //! What ends a socket of the service's: `shutdown`, and `connect` to no family. As Linux does it with one of TCP: a listener is merely a
 //! bound socket afterwards, and a connection that is shut for reading still gives the program what comes.
 
-use super::connecting::start_over;
+use super::connecting::{is_listening, start_over};
 use super::kept::Kept;
 use super::{Condition, MAX_BACKLOG, client};
 use crate::lanes;
@@ -16,11 +16,6 @@ use uncopy_sys::{epoll, file, socket, tcp, unix};
 
 /// Bytes that are asked of the service at a time, at most.
 const MAX_REST_BYTES: usize = 1 << 20;
-
-/// Whether a socket waits for connections.
-pub fn is_listening(fd: c_int) -> bool {
-    tcp::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|value| value != 0)
-}
 
 /// `shutdown`; `None`: it is libc's to do.
 pub fn shut_down(fd: c_int, how: c_int) -> Option<Result<(), Errno>> {

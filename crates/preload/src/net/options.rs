@@ -11,7 +11,7 @@
 
 use super::kept::{Kept, MAX_TIMES, OF_TIMES};
 use super::stand_in::StandIn;
-use super::{client, congestion, ending::is_listening};
+use super::{client, congestion, connecting::is_listening};
 use core::ffi::c_int;
 use libc::socklen_t;
 use uncopy_net::board::Condition;
@@ -136,7 +136,7 @@ pub unsafe fn set(
             if let Err(why) = unsafe { asked.set(level, name, value, len_bytes) } {
                 return Some(Err(why));
             }
-            (Kept { congestion: asked.congestion(), ..before }, Some(Ok(())))
+            (Kept { congestion: congestion::number_of(asked.fd()), ..before }, Some(Ok(())))
         }
         Setting::Refused(why) => return Some(Err(Errno(why))),
         Setting::Both(kept) => (kept, None),

@@ -44,9 +44,9 @@ impl StandIn {
         unsafe { tcp::set_any_option(self.0, level, name, value, len_bytes) }
     }
 
-    /// The number of its congestion control.
-    pub fn congestion(&self) -> u8 {
-        super::congestion::number_of(self.0)
+    /// Its descriptor, which stays its own.
+    pub const fn fd(&self) -> c_int {
+        self.0
     }
 }
 
