@@ -2,7 +2,7 @@
 
 use crate::connection::{Connection, Stage};
 use crate::list::{self, List, Traffic};
-use crate::service::Service;
+use crate::service::{Service, spare};
 use crate::settings::{config, congestion, with_options};
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};

@@ -86,6 +86,11 @@ pub struct Service {
     pub(crate) connections_begun: u64,
 }
 
+/// A descriptor that nobody needs.
+pub(crate) fn spare() -> Option<OwnedFd> {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()
+}
+
 /// Has the kernel keep these signals for a descriptor, which is readable once one has come.
 fn signals() -> io::Result<OwnedFd> {
     // SAFETY: an all-zero set is valid; the descriptor is new.

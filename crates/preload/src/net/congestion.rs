@@ -58,7 +58,7 @@ pub fn chosen(fd: c_int) -> u8 {
     let found = number_of(fd);
     let default = match DEFAULT.load(Relaxed) {
         u8::MAX => {
-            let default = StandIn::new(false).map_or(found, |fresh| number_of(fresh.descriptor()));
+            let default = StandIn::new(false).map_or(found, |fresh| number_of(fresh.fd()));
             DEFAULT.store(default, Relaxed);
             default
         }

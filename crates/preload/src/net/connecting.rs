@@ -58,6 +58,11 @@ pub fn connect_there(fd: c_int, remote: SocketAddr) -> Option<Result<(), Errno>>
     }
 }
 
+/// Whether a socket waits for connections.
+pub fn is_listening(fd: c_int) -> bool {
+    tcp::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|value| value != 0)
+}
+
 fn begin(
     client: &Client,
     fd: c_int,

@@ -1,7 +1,7 @@
 //! What ends a socket of the service's: `shutdown`, and `connect` to no family. As Linux does it with one of TCP: a listener is merely a
 //! bound socket afterwards, and a connection that is shut for reading still gives the program what comes.
 
-use super::connecting::start_over;
+use super::connecting::{is_listening, start_over};
 use super::kept::Kept;
 use super::{Condition, MAX_BACKLOG, client};
 use crate::lanes;

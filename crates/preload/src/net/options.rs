@@ -11,7 +11,7 @@
 
 use super::kept::{Kept, MAX_TIMES, OF_TIMES};
 use super::stand_in::StandIn;
-use super::{client, congestion};
+use super::{client, congestion, connecting::is_listening};
 use core::ffi::c_int;
 use libc::socklen_t;
 use uncopy_net::board::Condition;
@@ -136,7 +136,7 @@ pub unsafe fn set(
             if let Err(why) = unsafe { asked.set(level, name, value, len_bytes) } {
                 return Some(Err(why));
             }
-            (Kept { congestion: congestion::number_of(asked.descriptor()), ..before }, Some(Ok(())))
+            (Kept { congestion: congestion::number_of(asked.fd()), ..before }, Some(Ok(())))
         }
         Setting::Refused(why) => return Some(Err(Errno(why))),
         Setting::Both(kept) => (kept, None),
@@ -311,7 +311,7 @@ const LISTENING: u8 = 10;
 fn information(client: &Client, fd: c_int, known: &Known) -> Result<[u8; INFO_BYTES], Errno> {
     let _critical = Critical::enter();
     Ok(tcp_info(&match known {
-        Known::Bound(_) if uncopy_sys::tcp::is_listening(fd) => Info { state: LISTENING, ..Info::default() },
+        Known::Bound(_) if is_listening(fd) => Info { state: LISTENING, ..Info::default() },
         Known::Bound(_) => Info { state: CLOSED, ..Info::default() },
         Known::Connection { connection, .. } => match client.info(connection) {
             Err(Errno(libc::ENOTCONN)) => Info { state: CLOSED, ..Info::default() },

@@ -44,8 +44,8 @@ impl StandIn {
         unsafe { tcp::set_any_option(self.0, level, name, value, len_bytes) }
     }
 
-    /// Its descriptor, as long as it lives.
-    pub const fn descriptor(&self) -> c_int {
+    /// Its descriptor, which stays its own.
+    pub const fn fd(&self) -> c_int {
         self.0
     }
 }
