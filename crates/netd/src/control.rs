@@ -60,7 +60,7 @@ impl Service {
         // Its descriptor is free for the link.
         let had_one = self.spare.take().is_some();
         let refused = had_one && link::accept(self.directory.control).map(link::end).is_ok();
-        self.spare = crate::service::spare();
+        self.spare = spare();
         refused
     }
 

@@ -298,9 +298,3 @@ impl Service {
         }
     }
 }
-
-/// A descriptor that nobody needs: see [`Service::refuse_questioner`].
-pub(crate) fn spare() -> Option<OwnedFd> {
-    let kind = rustix::event::EventfdFlags::CLOEXEC;
-    rustix::event::eventfd(0, kind).ok()
-}

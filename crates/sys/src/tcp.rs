@@ -186,9 +186,3 @@ mod tests {
         close(other);
     }
 }
-
-/// Whether a socket waits for connections.
-#[must_use]
-pub fn is_listening(fd: i32) -> bool {
-    option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|value| value != 0)
-}

@@ -29,7 +29,7 @@ pub fn connect_there(fd: c_int, remote: SocketAddr) -> Option<Result<(), Errno>>
             drop(critical);
             Some(done.unwrap_or_else(|| wait(client, fd, &connection, is_v6)))
         }
-        Some(Known::Bound(_)) if tcp::is_listening(fd) => Some(Err(Errno(libc::EISCONN))),
+        Some(Known::Bound(_)) if is_listening(fd) => Some(Err(Errno(libc::EISCONN))),
         Some(Known::Bound(bound)) if !is_of(DOMAINS[usize::from(bound.is_v6())], &remote) => {
             Some(Err(Errno(libc::EAFNOSUPPORT)))
         }

@@ -25,8 +25,8 @@ pub fn shut_down(fd: c_int, how: c_int) -> Option<Result<(), Errno>> {
     let known = client.known(fd).filter(|_| (libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how))?;
     match known {
         // Only the receiving side of a listener means something.
-        Known::Bound(_) if how == libc::SHUT_WR && tcp::is_listening(fd) => Some(Ok(())),
-        Known::Bound(bound) if tcp::is_listening(fd) => {
+        Known::Bound(_) if how == libc::SHUT_WR && is_listening(fd) => Some(Ok(())),
+        Known::Bound(bound) if is_listening(fd) => {
             stop_listening(client, fd, &bound);
             Some(Ok(()))
         }
@@ -71,7 +71,7 @@ pub fn disconnect(fd: c_int) -> Option<Result<(), Errno>> {
     let _errno = errno::Keep::new();
     let _critical = Critical::enter();
     match client.known(fd)? {
-        Known::Bound(bound) if tcp::is_listening(fd) => stop_listening(client, fd, &bound),
+        Known::Bound(bound) if is_listening(fd) => stop_listening(client, fd, &bound),
         Known::Bound(_) => {}
         Known::Connection { connection, is_v6 } => {
             if !is_over(client, fd, &connection) {
