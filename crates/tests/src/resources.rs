@@ -43,6 +43,7 @@ fn command(script: &str, loaded: Loaded, directory: &Path, through: &[&str]) -> 
 /// # Panics
 /// When it cannot be started or fails.
 #[must_use]
+#[allow(clippy::zombie_processes, reason = "wait4 waits for it, and tells what it took")]
 pub fn usage(script: &str, loaded: Loaded, scratch: &Scratch) -> Usage {
     let output = File::create(scratch.join("usage.out")).expect("output file");
     let mut command = command(script, loaded, scratch.path(), &[]);

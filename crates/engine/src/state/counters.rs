@@ -430,8 +430,9 @@ mod tests {
         add(Counter::Faults, 3);
         publish();
         add(Counter::Faults, 4);
-        let (_, file) = paths();
-        let path = file.as_c_str().to_str().expect("ASCII");
+        let directory = directory_path().as_c_str().to_str().expect("ASCII").to_owned();
+        let path = std::path::Path::new(&directory).join(std::process::id().to_string());
+        let path = path.as_path();
         let snapshot = Snapshot::parse(&std::fs::read(path).expect("published")).expect("well-formed");
         assert_eq!(snapshot.pid, u64::from(std::process::id()));
         assert!(snapshot.get(Counter::Faults) >= 7);
@@ -440,6 +441,6 @@ mod tests {
         );
         assert_eq!(mode & 0o777, 0o600);
         unpublish();
-        assert!(!std::path::Path::new(path).exists());
+        assert!(!path.exists());
     }
 }

@@ -326,7 +326,10 @@ impl Client {
         }
         let takes_part = |(place, _): (usize, &Held)| (!self.is_left(place)).then_some(place);
         let places: Vec<usize> = self.held().filter_map(takes_part).collect();
-        let is_whole = places.into_iter().fold(true, |is_whole, place| self.sync_held(place) && is_whole);
+        let mut is_whole = true;
+        for place in places {
+            is_whole &= self.sync_held(place);
+        }
         if self.given_up.is_some() {
             return;
         }
