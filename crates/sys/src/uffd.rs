@@ -607,7 +607,8 @@ pub fn wait(first: Uffd, second: Option<Uffd>, control: Control, program: i32, t
     let second_fd = second.map_or(-1, |second| second.fd);
     let mut polls = [first.fd, second_fd, control.fd(), program].map(watch);
     // SAFETY: as many valid pollfds as is said; a negative descriptor is passed over.
-    let ready = unsafe { kernel!(Poll, libc::poll(polls.as_mut_ptr(), polls.len() as u64, timeout_ms)) };
+    let ready =
+        unsafe { kernel!(Poll, syscall!(libc::SYS_poll, polls.as_mut_ptr(), polls.len(), timeout_ms)) };
     if ready == -1 {
         // Interrupted, or no memory: reading does not wait, so it tells as well.
         crate::clock::pause();

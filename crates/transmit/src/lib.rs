@@ -217,6 +217,10 @@ pub fn write(fd: i32, parts: &[Part], plan: Plan) -> Result<Sent, Errno> {
 /// Waits until a socket has room, as long as its owner wants to (SO_SNDTIMEO), by libc's `poll`: a thread can be cancelled
 /// there, and a signal ends it. False: the time is over, a signal came, or the connection has ended.
 #[must_use]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "a system call of our own is no place to be cancelled; a hook passes this on"
+)]
 pub fn wait_for_room(fd: i32) -> bool {
     let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
     // SAFETY: one entry.
