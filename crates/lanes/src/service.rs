@@ -129,7 +129,7 @@ impl Service {
         core::iter::once(self.listener).chain(self.links.keys().copied())
     }
 
-    /// Ends every link of this process, which lives on: what it shares is its own from here on, see [`mod@detach`]. Only then the
+    /// Ends every link of this process, which lives on: what it shares is its own from here on, see [`crate::detach`](mod@crate::detach). Only then the
     /// links are closed: their processes use again what this one held.
     ///
     /// # Errors
