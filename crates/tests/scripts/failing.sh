@@ -49,7 +49,7 @@ end() {
 recover() {
     "$uncopy" log ls "$place/log" >"$room/logs"
     grep -q "kept, because" "$room/logs" || give_up "no reason: $(cat "$room/logs")"
-    "$uncopy" log recover "$@" "$place/log" 2>"$room/recovered"
+    "$uncopy" log recover "$@" "$place/log" 2>"$room/recovered" || { cat "$room/recovered" >&2; return 1; }
 }
 
 case $what in
@@ -103,9 +103,8 @@ others)
     end
     # Of what comes next, none is put over it.
     "$uncopy" log recover "$place/log" 2>"$room/recovered" && ! grep -q "is empty" "$room/recovered" && give_up "put over newer bytes: $(cat "$room/recovered")"
-    umount "$room/data" && mount -o loop "$room/small/image" "$room/data"
     [ "$(dd if="$file" bs=65536 skip=$((last - 1)) count=1 status=none | tr -d n | wc -c)" = 0 ] || give_up "newer bytes are gone"
-    "$uncopy" log recover --overwrite "$place/log" 2>"$room/recovered"
+    "$uncopy" log recover --overwrite "$place/log" 2>"$room/recovered" || give_up "$(cat "$room/recovered")"
     ;;
 esac
 umount "$room/data" && mount -o loop "$room/small/image" "$room/data"
