@@ -326,14 +326,12 @@ impl Client {
         }
         let takes_part = |(place, _): (usize, &Held)| (!self.is_left(place)).then_some(place);
         let places: Vec<usize> = self.held().filter_map(takes_part).collect();
-        let mut is_whole = true;
-        for place in places {
-            is_whole &= self.sync_held(place);
-        }
+        // All of them, also behind one that is not whole.
+        let unsure = places.into_iter().filter(|place| !self.sync_held(*place)).count();
         if self.given_up.is_some() {
             return;
         }
-        if is_whole && self.held().all(|(_, held)| held.trouble.is_none()) {
+        if unsure == 0 && self.held().all(|(_, held)| held.trouble.is_none()) {
             if self.checkpoints.retire(moment, now_ns).is_ok() {
                 self.left.clear();
             }

@@ -57,8 +57,8 @@ impl Target {
         if missing.is_empty() {
             return Ok(());
         }
-        // An extent that was allocated and could not be marked as written stays so as long as the kernel has its pages, whatever is
-        // written to them, and then reads as zeroes (ext4 in Linux 6.18). Until it is written again somebody may read those.
+        // An extent that was allocated and could not be marked as written (ext4: "failed to convert unwritten extents") reads as
+        // zeroes once the kernel has dropped its pages. They are read anew and written again; somebody may read the zeroes until then.
         for Piece { offset, len_bytes, .. } in &missing {
             file::forget_cached_run(self.fd, *offset, *len_bytes as u64);
         }
