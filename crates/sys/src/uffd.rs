@@ -601,7 +601,7 @@ pub fn wait(first: Uffd, second: Option<Uffd>, control: Control, timeout_ms: i32
     let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut polls = [watch(first.fd), watch(second.map_or(-1, |second| second.fd)), watch(control.fd())];
     // SAFETY: three valid pollfds; a negative descriptor is passed over.
-    let ready = unsafe { kernel!(Poll, libc::poll(polls.as_mut_ptr(), 3, timeout_ms)) };
+    let ready = unsafe { kernel!(Poll, syscall!(libc::SYS_poll, polls.as_mut_ptr(), 3, timeout_ms)) };
     if ready == -1 {
         // Interrupted, or no memory: reading does not wait, so it tells as well.
         crate::clock::pause();
