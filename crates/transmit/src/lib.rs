@@ -223,6 +223,10 @@ pub fn write(fd: i32, parts: &[Part], plan: Plan) -> Result<Sent, Errno> {
 )]
 pub fn wait_for_room(fd: i32) -> bool {
     let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the library's hook does what libc's function does, and is cancelled as that is"
+    )]
     // SAFETY: one entry.
     let ready =
         unsafe { libc::poll(&raw mut asked, 1, uncopy_sys::socket::send_timeout_ms(fd).unwrap_or(-1)) };
