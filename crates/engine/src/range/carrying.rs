@@ -80,7 +80,7 @@ impl Entry {
     }
 }
 
-/// A large input that has arrived where no allocation is known.
+/// A large input that has arrived outside the block heap, whether or not an allocation is known there.
 struct Arrival {
     start: AtomicUsize,
     len_bytes: AtomicUsize,
@@ -113,7 +113,7 @@ uncopy_sys::statics! {
     static LOOKED: AtomicU32 = AtomicU32::new(0);
     /// Every site gets blocks (`--heap on`).
     static SERVES_ALL: AtomicBool = AtomicBool::new(false);
-    /// A large input has arrived in a remembered allocation: from then on outputs and copies are looked at.
+    /// A large input has arrived outside the block heap: from then on outputs and copies are looked at.
     static HAS_ARRIVALS: AtomicBool = AtomicBool::new(false);
 }
 
