@@ -15,7 +15,7 @@ pub mod environment;
 
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_void};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use uncopy_sys::{errno, ids};
 
 unsafe extern "C" {
@@ -45,35 +45,47 @@ pub fn is_filling() -> bool {
     LOOKUPS.load(Relaxed) != 0 && DEPTH.with(Cell::get) != 0
 }
 
-/// The address of the next definition of `symbol`; 0 if there is none, or no dynamic linker that knows it, or if the
-/// calling thread is looking for it already: dlsym itself has called our function then.
+/// Whether a failed lookup has left a message for the program's next dlerror.
+static HAS_MESSAGE: AtomicBool = AtomicBool::new(false);
+
+/// Takes back what failed lookups of the calling thread left for the program's next dlerror. For a library's own constructor, after
+/// it has filled its slots.
 ///
-/// Keeps `errno`, and leaves no message for the program's next dlerror.
-fn next(symbol: &CStr) -> usize {
+/// A lookup cannot do it: it may come from an allocation that libc makes under a lock of its own (`newlocale`'s is one), and dlerror
+/// translates its message, for which it takes that lock.
+pub fn forget_messages() {
+    if HAS_MESSAGE.swap(false, Relaxed) {
+        // SAFETY: no requirements.
+        unsafe { dlerror() };
+    }
+}
+
+/// The address of the next definition of `symbol`; 0 if there is none, or no dynamic linker that knows it. `None`: the calling
+/// thread is looking for it already, dlsym itself has called our function then.
+///
+/// Keeps `errno`. A failed lookup leaves its message: [`forget_messages`].
+fn next(symbol: &CStr) -> Option<usize> {
     if !ids::has_dynamic_linker() {
-        return 0;
+        return Some(0);
     }
     let (depth, mut names) = (DEPTH.with(Cell::get), NAMES.with(Cell::get));
     let name = symbol.as_ptr().addr();
     if depth == MAX_DEPTH || names[..depth].contains(&name) {
-        return 0;
+        return None;
     }
     let _errno = errno::Keep::new();
     names[depth] = name;
     NAMES.with(|kept| kept.set(names));
     LOOKUPS.fetch_add(1, Relaxed);
     DEPTH.with(|kept| kept.set(depth + 1));
-    // SAFETY: dlsym takes RTLD_NEXT and a terminated string; dlerror has no requirements.
-    let address = unsafe {
-        let found = dlsym(NEXT, symbol.as_ptr());
-        if found.is_null() {
-            dlerror();
-        }
-        found as usize
-    };
+    // SAFETY: dlsym takes RTLD_NEXT and a terminated string.
+    let address = unsafe { dlsym(NEXT, symbol.as_ptr()) } as usize;
+    if address == 0 {
+        HAS_MESSAGE.store(true, Relaxed);
+    }
     DEPTH.with(|kept| kept.set(depth));
     LOOKUPS.fetch_sub(1, Relaxed);
-    address
+    Some(address)
 }
 
 /// Slots for libc's functions: `NAME = c"symbol": type of the function;`.
@@ -95,6 +107,8 @@ macro_rules! slots {
 #[repr(C)]
 pub struct Slot<F> {
     address: AtomicUsize,
+    /// Looked up, and not there: not asked for again.
+    is_missing: AtomicBool,
     symbol: &'static CStr,
     function: core::marker::PhantomData<F>,
 }
@@ -102,7 +116,7 @@ pub struct Slot<F> {
 impl<F: Copy> Slot<F> {
     /// An empty slot for the next definition of `symbol`, which must have the type `F`.
     pub const fn new(symbol: &'static CStr) -> Self {
-        Self { address: AtomicUsize::new(0), symbol, function: core::marker::PhantomData }
+        Self { address: AtomicUsize::new(0), is_missing: AtomicBool::new(false), symbol, function: core::marker::PhantomData }
     }
 
     /// The function; `None` before the slot is filled, or if libc does not have it.
@@ -123,7 +137,12 @@ impl<F: Copy> Slot<F> {
 
     #[cold]
     fn look_up(&self) -> Option<F> {
-        self.address.store(next(self.symbol), Relaxed);
+        if !self.is_missing.load(Relaxed) {
+            match next(self.symbol)? {
+                0 => self.is_missing.store(true, Relaxed),
+                address => self.address.store(address, Relaxed),
+            }
+        }
         self.get()
     }
 

@@ -54,6 +54,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     // `main` finds errno as it would without this library.
     let _errno = errno::Keep::new();
     fill_slots();
+    uncopy_interpose::forget_messages();
     // Whatever becomes of the engine: a program that allocates from the twin allocator forks as well.
     crate::process::watch_forks();
     if ids::is_privileged_start() {

@@ -12,6 +12,7 @@ static START: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
 
 extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *mut *mut c_char) {
     sending::fill();
+    uncopy_interpose::forget_messages();
     watch_end();
     // Before any handler of the program's or of another library's: ours then run last before a fork and first after it.
     // SAFETY: the handlers are functions of this library, which is not unloaded.

@@ -1,5 +1,6 @@
 /* What a program and other libraries find while libraries are being loaded.
    -DCONSTRUCTOR: a library whose constructor looks for what is not there and frees what that left, as libfaketime does.
+   -DLOCALE: a library whose constructor lets libc allocate under a lock of libc's own, as p11-kit does.
    -DWRAPPER: a library that stands in front of malloc and calls glibc's by its other names.
    -DPLUGIN: a library for dlopen with RTLD_DEEPBIND that is given memory of the program's.
    -DODD: the same as -DWRAPPER with a function of its own, which nobody else knows.
@@ -9,6 +10,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <locale.h>
 #include <malloc.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -30,6 +32,13 @@ __attribute__((constructor)) static void start(void) {
             abort();
     }
     dlerror(); /* Nobody else's lookup may find this one's message. */
+}
+#elif defined LOCALE
+__attribute__((constructor)) static void start(void) {
+    locale_t locale = newlocale(LC_MESSAGES_MASK, "POSIX", (locale_t)0);
+    if (!locale)
+        abort();
+    freelocale(locale);
 }
 #elif defined PLUGIN
 size_t work(char *given, char *freed) {
@@ -130,6 +139,7 @@ static int execute(const char *method, char **arguments) {
 int main(int count, char **arguments) {
     int at_start = errno;
     const char *left = dlerror();
+    setlocale(LC_ALL, "");
     if (count > 2 && !strcmp(arguments[1], "plugin"))
         return with_plugin(arguments[2]);
     if (count > 2)

@@ -33,6 +33,7 @@ fn constructors_run_in_any_order() {
     let program = scratch_copy(&scratch, &program, "program");
     let libraries = [
         library(&scratch, "-DCONSTRUCTOR"),
+        library(&scratch, "-DLOCALE"),
         library(&scratch, "-DWRAPPER"),
         library(&scratch, "-DODD"),
         packaged(&format!("{LIBRARIES}/faketime/libfaketime.so.1"), "libfaketime"),
