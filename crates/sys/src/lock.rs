@@ -427,7 +427,7 @@ mod models {
             };
             let mut served = 0;
             while served < 2 {
-                uffd::wait(kernel, None, crate::control::Control::NONE, -1);
+                uffd::wait(kernel, None, crate::control::Control::NONE, -1, -1);
                 kernel.read(|message| {
                     let uffd::Message::Fault(fault) = message else { return };
                     if lock.try_lock() {

@@ -249,7 +249,7 @@ pub(crate) fn has(role: Role) -> bool {
 /// Whether there are threads of ours.
 #[must_use]
 pub fn ours_live() -> bool {
-    [&HANDLER, &SECOND, &THIRD].into_iter().any(|place| place.load(Relaxed) != 0)
+    HANDLER.load(Relaxed) != 0 || SECOND.load(Relaxed) != 0 || THIRD.load(Relaxed) != 0
 }
 
 /// Whether a thread of this process with that id exists.
