@@ -25,6 +25,7 @@ use uncopy_core::policy::costs::Cost;
 /// Variable of `--costs`.
 pub const COSTS: &str = "UNCOPY_COSTS";
 const BEGIN_AFTER: &str = "UNCOPY_BEGIN_AFTER";
+const HEAP: &str = "UNCOPY_HEAP";
 /// First line of the file.
 const HEADING: &str = "uncopy costs 1";
 /// A longer file is not one of ours, bytes.
@@ -148,7 +149,7 @@ pub fn measure() -> Result<Costs, String> {
             command.env_remove(name);
         }
         command.env("LD_PRELOAD", &library).env(COSTS, "measure").env(LEDGER, &ledger_path);
-        command.env(BEGIN_AFTER, "0");
+        command.env(BEGIN_AFTER, "0").env(HEAP, "on");
         command.status().map_err(failed)?;
     }
     let mut bytes = vec![0; LEDGER_BYTES];

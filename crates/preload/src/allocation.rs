@@ -172,7 +172,7 @@ pub unsafe extern "C" fn malloc(len: usize) -> Pointer {
 unsafe extern "C" fn free_body(pointer: Pointer) {
     // Not every address of the heap's range is the heap's for ever: unused ones may have been given back.
     if let Some(at) = HEAP.owner_of(pointer as usize) {
-        record::forget(Function::Free, at.start(), at.room_bytes());
+        record::forget(Function::Free, at.start(), at.block.usable_bytes());
         HEAP.free(pointer as usize);
     } else if !pointer.is_null() && !early::contains(pointer) {
         // Not known only inside the lookup of `free` itself, in which dlsym frees its last message: that stays where it is.

@@ -76,7 +76,7 @@ fn bad_values_name_the_value_and_the_range_and_nothing_runs() {
         ("--min-size", "16KB", size),
         ("--min-size", "99999999999999999999", size),
         ("--policy", "sometimes", "auto, always or never"),
-        ("--heap", "1", "on or off"),
+        ("--heap", "1", "auto, on or off"),
         ("--stats", "", "a file's path, or -"),
         ("--stats", "/nonexistent/x", file),
         ("--stats", "/", file),
