@@ -116,7 +116,12 @@ pub struct Slot<F> {
 impl<F: Copy> Slot<F> {
     /// An empty slot for the next definition of `symbol`, which must have the type `F`.
     pub const fn new(symbol: &'static CStr) -> Self {
-        Self { address: AtomicUsize::new(0), is_missing: AtomicBool::new(false), symbol, function: core::marker::PhantomData }
+        Self {
+            address: AtomicUsize::new(0),
+            is_missing: AtomicBool::new(false),
+            symbol,
+            function: core::marker::PhantomData,
+        }
     }
 
     /// The function; `None` before the slot is filled, or if libc does not have it.

@@ -13,6 +13,7 @@ use crate::protocol::{Message, Words};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::ffi::CString;
 use core::ffi::CStr;
+use core::sync::atomic::AtomicU32;
 use uncopy_sys::errno::Errno;
 use uncopy_sys::guarded::Guarded;
 use uncopy_sys::mem::Shared;
@@ -67,6 +68,25 @@ impl Lanes {
     pub fn tell(&self, end: Arc<End>) {
         self.fresh.lock().push(end);
     }
+}
+
+/// The process that is linked with whatever rights it has; 0: none. [`ALL`]: every one of this process's user.
+static TRUSTED: AtomicU32 = AtomicU32::new(0);
+const ALL: u32 = u32::MAX;
+
+/// Links with this process are made whatever rights it has: it is the service whose connections are this process's, has their bytes
+/// anyway and has given up its own rights.
+pub fn trust(process: u32) {
+    TRUSTED.store(process, Relaxed);
+}
+
+/// Links with every process of the same user are made: this is a service, which has no bytes but theirs.
+pub fn trust_all() {
+    TRUSTED.store(ALL, Relaxed);
+}
+
+fn is_trusted(process: u32) -> bool {
+    [process, ALL].contains(&TRUSTED.load(Relaxed))
 }
 
 struct Link {
@@ -178,7 +198,8 @@ impl Service {
 
     fn greet(&mut self, fd: i32, to: Option<u64>) {
         // One that this process does not see was let into the directory by whoever made its namespace.
-        if link::process_of(fd).is_some_and(|process| !rights::are_mutual(process)) {
+        if link::process_of(fd).is_some_and(|process| !is_trusted(process) && !rights::may_look_here(process))
+        {
             link::end(fd);
             return;
         }

@@ -20,6 +20,7 @@ pub struct Client {
     /// A link for when no other can be made, or what was one; -1: none.
     kept: AtomicI32,
     service: u64,
+    process: Option<u32>,
     congestion: Congestion,
     prefixes: [Option<Prefix>; MAX_PREFIXES],
     board: &'static Board,
@@ -145,6 +146,7 @@ impl Client {
                 (link_by(kept)?, Some(kept))
             }
         };
+        let process = link::process_of(kept.unwrap_or(link));
         let (answer, fd) = ask_by(link, &Question::Hello, -1)?;
         let Answer::Service { service, congestion, prefixes } = answer else {
             if fd >= 0 {
@@ -158,13 +160,19 @@ impl Client {
         // valid.
         let words = unsafe { &*(board.base() as *const Board) };
         let kept = AtomicI32::new(kept.unwrap_or(-1));
-        Ok(Self { places, kept, service, congestion, prefixes, board: words })
+        Ok(Self { places, kept, service, process, congestion, prefixes, board: words })
     }
 
     /// Where lanes meet.
     #[must_use]
     pub fn lanes(&self) -> &str {
         &self.places.lanes
+    }
+
+    /// The service's process; `None`: this one does not see it.
+    #[must_use]
+    pub fn process(&self) -> Option<u32> {
+        self.process
     }
 
     fn prefixes(&self) -> impl Iterator<Item = &Prefix> {

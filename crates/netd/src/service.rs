@@ -119,6 +119,7 @@ impl Service {
         let signals = signals()?;
         let directory = Directory::make(&settings.control)?;
         let scope = Scope::parse(b"unix").expect("it is one");
+        uncopy_lanes::service::trust_all();
         uncopy_lanes::begin::begin(&directory.places.lanes, scope, settings.memory_bytes)?;
         let process = process().ok_or_else(|| io::Error::other("lanes have not begun"))?;
         let board_file = Shared::make(c"uncopy-net", BOARD_BYTES)?;

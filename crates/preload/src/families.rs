@@ -240,12 +240,41 @@ fn file_name(object: &Object<'_>) -> String {
     if name.is_empty() { "the program".to_owned() } else { name.to_owned() }
 }
 
+/// The definitions that calls of these functions reach, 0 where there is none. What dlsym says may be an entry of the program's own
+/// procedure linkage table: the address of a function for all objects, where a program that is not position-independent has taken
+/// it (psABI, "Function Addresses").
+fn definitions<const N: usize>(names: [&CStr; N]) -> [usize; N] {
+    // SAFETY: the names are terminated.
+    let mut found = names.map(|name| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize);
+    let mut is_definition = [true; N];
+    symbols::for_each(&mut |program| {
+        for (at, name) in names.into_iter().enumerate() {
+            is_definition[at] = !program.contains(found[at]) || program.definition(name).is_some();
+        }
+        false
+    });
+    if is_definition == [true; N] {
+        return found;
+    }
+    symbols::for_each(&mut |object| {
+        for ((name, found), is_definition) in names.into_iter().zip(&mut found).zip(&mut is_definition) {
+            if *is_definition {
+                continue;
+            }
+            if let Some(function) = object.definition(name) {
+                (*found, *is_definition) = (function.address.unwrap_or(0), true);
+            }
+        }
+        is_definition != [true; N]
+    });
+    found
+}
+
 /// Takes over what other allocators define, before the first block is given out. Called when the library is loaded.
 pub fn begin() {
     let here = begin as *const () as usize;
-    // SAFETY: the names are terminated.
-    let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
-    let (found, next, of_libc) = (FAMILY.map(find), allocation::next_malloc(), find(c"gnu_get_libc_version"));
+    let (found, next) = (definitions(FAMILY), allocation::next_malloc());
+    let [of_libc] = definitions([c"gnu_get_libc_version"]);
     let (mut is_first, mut is_libcs) = (false, false);
     symbols::for_each(&mut |object| {
         is_first |= object.contains(here) && found.iter().all(|address| object.contains(*address));

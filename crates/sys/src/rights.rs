@@ -1,4 +1,4 @@
-//! Whether two processes of one user could look into each other's memory anyway: ptrace(2), "Ptrace access mode checking", without
+//! Whether another process of the user could look into this one's memory anyway: ptrace(2), "Ptrace access mode checking", without
 //! what a security module says.
 
 use crate::call::{kernel, syscall};
@@ -36,8 +36,11 @@ impl Rights {
         Some((rights, found.ok()?.inode))
     }
 
-    fn is_one_users(&self) -> bool {
-        self.users.iter().all(|user| *user == self.users[0])
+    /// Whether a process with these could look into one with `others`: all users are one, and it has every capability of that one.
+    fn reach(&self, others: &Self) -> bool {
+        let user = self.users[0];
+        self.users.iter().chain(&others.users).all(|other| *other == user)
+            && others.permitted & !self.permitted == 0
     }
 }
 
@@ -49,14 +52,14 @@ pub fn is_open() -> bool {
     unsafe { kernel!(Ask, syscall!(libc::SYS_prctl, libc::PR_GET_DUMPABLE, 0, 0, 0, 0)) == 1 }
 }
 
-/// Whether this process and the one with this id could look into each other: both have one user and the same capabilities, in one
-/// user namespace, and forbid nobody to. False where that cannot be told.
+/// Whether the process with this id could look into this one: both have one user, in one user namespace, it has every capability
+/// that this one has, and this one forbids nobody to. False where that cannot be told.
 #[must_use]
-pub fn are_mutual(process: u32) -> bool {
+pub fn may_look_here(process: u32) -> bool {
     let (Some(own), Some(theirs)) = (Rights::of("self"), Rights::of(&process.to_string())) else {
         return false;
     };
-    is_open() && own.0.is_one_users() && own == theirs
+    is_open() && theirs.0.reach(&own.0) && own.1 == theirs.1
 }
 
 #[cfg(test)]
@@ -70,9 +73,12 @@ mod tests {
     fn users_and_capabilities_are_read_from_the_kernels_text() {
         let rights = Rights::parse(STATUS).expect("whole");
         assert_eq!(rights, Rights { users: [7; 4], permitted: 0x1ff_ffff_ffff });
-        assert!(rights.is_one_users());
-        let other = Rights::parse(&STATUS.replace("\t7\t7\n", "\t7\t8\n")).expect("whole");
-        assert!(!other.is_one_users() && other != rights);
+        let with = |from: &str, to: &str| Rights::parse(&STATUS.replace(from, to)).expect("whole");
+        let (fewer, another) = (with("000001ff", "000001fe"), with("\t7", "\t8"));
+        assert!(rights.reach(&rights) && rights.reach(&fewer) && !fewer.reach(&rights));
+        assert!(!rights.reach(&another) && !another.reach(&rights));
+        let two = with("\t7\t7\n", "\t7\t8\n");
+        assert!(!two.reach(&two) && !two.reach(&rights) && !rights.reach(&two));
         for cut in ["Uid:", "CapPrm:"] {
             assert_eq!(Rights::parse(&STATUS.replace(cut, "Other:")), None);
         }
@@ -80,8 +86,8 @@ mod tests {
     }
 
     #[test]
-    fn a_process_and_itself_are_mutual_and_nobody_is_with_none() {
-        assert!(is_open() && are_mutual(std::process::id()));
-        assert!(!are_mutual(u32::MAX));
+    fn a_process_may_look_into_itself_and_nobody_else_may() {
+        assert!(is_open() && may_look_here(std::process::id()));
+        assert!(!may_look_here(u32::MAX));
     }
 }

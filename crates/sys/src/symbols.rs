@@ -200,6 +200,12 @@ impl<'a> Object<'a> {
         })
     }
 
+    /// The function of that name, if it defines it for others.
+    #[must_use]
+    pub fn definition(&self, name: &CStr) -> Option<Function<'a>> {
+        self.defined().find(|function| function.name == name)
+    }
+
     /// Names of what it takes from others.
     pub fn imported(&self) -> impl Iterator<Item = &'a CStr> {
         self.symbols()

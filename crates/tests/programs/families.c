@@ -137,6 +137,11 @@ extern void _ZdlPvm(void *, size_t) __attribute__((weak));
 #endif
 
 int main(void) {
+#ifdef TAKES_ADDRESSES
+    void *(*volatile allocate)(size_t) = malloc;
+    void (*volatile give_back)(void *) = free;
+    give_back(allocate(LEN));
+#endif
     SAY(mallocx != NULL);
     SAY(sdallocx != NULL);
     SAY(tc_free != NULL);

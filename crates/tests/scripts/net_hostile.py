@@ -4,6 +4,7 @@ Usage: net_hostile.py SCENARIO CONTROL PID VERSION
 """
 
 import errno
+import itertools
 import os
 import resource
 import select
@@ -149,7 +150,9 @@ def exhausted():
     """A service without descriptors refuses, and does not leave links waiting."""
     assert is_answered()
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    most = max(int(name) for name in os.listdir(f"/proc/{pid}/fd")) + 9
+    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    # A few of the lowest numbers are left: some that the service uses lie far above.
+    most = next(number for number in itertools.count() if number not in used) + 9
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
     held, refused = [], 0
     for _ in range(300):

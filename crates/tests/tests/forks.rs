@@ -43,7 +43,8 @@ fn segments_of(passed_on: &Path, who: &str, len_bytes: usize, first_bytes: Optio
     let file = scratch.join("input");
     let content = bytes(7, len_bytes);
     std::fs::write(&file, &content).expect("file");
-    let mut program = Program::new(passed_on).args([who]).input(&file).mode(Mode::Default).env("UNCOPY_HEAP", "on");
+    let mut program =
+        Program::new(passed_on).args([who]).input(&file).mode(Mode::Default).env("UNCOPY_HEAP", "on");
     if let Some(first_bytes) = first_bytes {
         program = program.env("UNCOPY_BEGIN_AFTER", first_bytes);
     }
