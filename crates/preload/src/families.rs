@@ -347,7 +347,7 @@ fn stay_behind(here: usize, found: &[usize; FAMILY.len()]) {
 
 /// Whether the object is glibc or its loader, whose functions beside those of C and POSIX are known.
 fn is_libc(object: &Object<'_>) -> bool {
-    object.defined().any(|function| [c"gnu_get_libc_version", c"__tls_get_addr"].contains(&function.name))
+    [c"gnu_get_libc_version", c"__tls_get_addr"].iter().any(|name| object.definition(name).is_some())
 }
 
 /// The hooks in order of their names.

@@ -53,6 +53,7 @@ pub struct Object<'a> {
     /// The first symbol, and a hash table that tells how many there are.
     symbols: *const Elf64_Sym,
     count: Count,
+    gnu_hash: Option<*const u32>,
     names: *const c_char,
     relocations: [&'a [Elf64_Rela]; 2],
 }
@@ -140,6 +141,7 @@ impl<'a> Object<'a> {
                 name: CStr::from_ptr(found.dlpi_name),
                 symbols: address(values[DT_SYMTAB]) as *const Elf64_Sym,
                 count,
+                gnu_hash: (gnu_hash != 0).then(|| address(gnu_hash) as *const u32),
                 names: address(values[DT_STRTAB]) as *const c_char,
                 relocations: [table(DT_RELA, values[DT_RELASZ]), table(DT_JMPREL, values[DT_PLTRELSZ])],
             })
@@ -188,22 +190,31 @@ impl<'a> Object<'a> {
 
     /// The functions that it defines for others.
     pub fn defined(&self) -> impl Iterator<Item = Function<'a>> {
-        let is_defined = |symbol: &&Elf64_Sym| {
-            let (kind, binding) = (symbol.st_info & 15, symbol.st_info >> 4);
-            symbol.st_shndx != 0 && binding != STB_LOCAL && matches!(kind, STT_FUNC | STT_GNU_IFUNC)
-        };
-        self.symbols().iter().filter(is_defined).map(|entry| Function {
-            name: self.name_of(entry),
-            address: (entry.st_info & 15 == STT_FUNC)
-                .then(|| self.bias.wrapping_add(entry.st_value as usize)),
-            entry,
+        self.symbols().iter().filter_map(|entry| self.function(entry))
+    }
+
+    /// The function of that name, if it defines it for others. Reads few pages where there is a GNU hash table.
+    #[must_use]
+    pub fn definition(&self, name: &CStr) -> Option<Function<'a>> {
+        let Some(table) = self.gnu_hash else { return self.defined().find(|function| function.name == name) };
+        // SAFETY: a table of a loaded object, whose entries are of symbols that there are.
+        unsafe { named(table, hash(name)) }.find_map(|index| {
+            // SAFETY: as above.
+            let function = self.function(unsafe { &*self.symbols.add(index) })?;
+            (function.name == name).then_some(function)
         })
     }
 
-    /// The function of that name, if it defines it for others.
-    #[must_use]
-    pub fn definition(&self, name: &CStr) -> Option<Function<'a>> {
-        self.defined().find(|function| function.name == name)
+    /// A symbol, if it is a function that the object defines for others.
+    fn function(&self, entry: &'a Elf64_Sym) -> Option<Function<'a>> {
+        let (kind, binding) = (entry.st_info & 15, entry.st_info >> 4);
+        let is_defined =
+            entry.st_shndx != 0 && binding != STB_LOCAL && matches!(kind, STT_FUNC | STT_GNU_IFUNC);
+        is_defined.then(|| Function {
+            name: self.name_of(entry),
+            address: (kind == STT_FUNC).then(|| self.bias.wrapping_add(entry.st_value as usize)),
+            entry,
+        })
     }
 
     /// Names of what it takes from others.
@@ -302,18 +313,30 @@ unsafe fn protect(page: usize, protection: c_int) -> Result<(), Errno> {
     check(unsafe { kernel!(Protect, syscall!(libc::SYS_mprotect, page, PAGE_BYTES, protection)) }).map(drop)
 }
 
-/// The number of symbols of an object that has only the GNU hash table: one more than the last that is in it.
+/// A GNU hash table: the buckets, each the first symbol with such a hash or 0; the first symbol that has an entry; the entries, one for
+/// each symbol from there on, which are hashes without their last bit, and odd for the last of a bucket.
 ///
 /// # Safety
-/// The table of a loaded object: its number of buckets, the first symbol in it, words of the filter; the filter; the buckets; an
-/// entry for each symbol, odd for the last of a bucket.
-unsafe fn count_of(table: *const u32) -> usize {
+/// The table of a loaded object: its number of buckets, the first symbol in it, words of the filter, a shift; the filter; the buckets;
+/// the entries.
+unsafe fn parts_of<'a>(table: *const u32) -> (&'a [u32], usize, *const u32) {
     // SAFETY: as the caller says.
     unsafe {
         let (buckets, first, filter) = (*table as usize, *table.add(1) as usize, *table.add(2) as usize);
         let buckets_at = table.add(4 + filter * size_of::<usize>() / size_of::<u32>());
-        let entries = buckets_at.add(buckets);
-        let last = slice::from_raw_parts(buckets_at, buckets).iter().copied().max().unwrap_or(0) as usize;
+        (slice::from_raw_parts(buckets_at, buckets), first, buckets_at.add(buckets))
+    }
+}
+
+/// The number of symbols of an object that has only the GNU hash table: one more than the last that is in it.
+///
+/// # Safety
+/// As for [`parts_of`].
+unsafe fn count_of(table: *const u32) -> usize {
+    // SAFETY: as the caller says.
+    unsafe {
+        let (buckets, first, entries) = parts_of(table);
+        let last = buckets.iter().copied().max().unwrap_or(0) as usize;
         if last < first {
             return first;
         }
@@ -323,6 +346,33 @@ unsafe fn count_of(table: *const u32) -> usize {
         }
         index + 1
     }
+}
+
+/// Symbols with this hash.
+///
+/// # Safety
+/// As for [`parts_of`].
+unsafe fn named(table: *const u32, hash: u32) -> impl Iterator<Item = usize> {
+    // SAFETY: as the caller says.
+    let (buckets, first, entries) = unsafe { parts_of(table) };
+    let begin = buckets
+        .get((hash as usize).checked_rem(buckets.len()).unwrap_or(0))
+        .map_or(0, |begin| *begin as usize);
+    let mut next = (begin >= first && begin != 0).then_some(begin);
+    core::iter::from_fn(move || {
+        let index = next?;
+        // SAFETY: as the caller says.
+        let entry = unsafe { *entries.add(index - first) };
+        next = (entry & 1 == 0).then_some(index + 1);
+        Some((index, entry))
+    })
+    .filter(move |(_, entry)| entry | 1 == hash | 1)
+    .map(|(index, _)| index)
+}
+
+/// The hash of GNU hash tables.
+fn hash(name: &CStr) -> u32 {
+    name.to_bytes().iter().fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)))
 }
 
 #[cfg(test)]
@@ -337,6 +387,8 @@ mod tests {
             if let Some(function) = object.defined().find(|function| is(function.name)) {
                 found = function.address.filter(|address| object.contains(*address));
                 assert!(!object.name().is_empty(), "libc is not the program");
+                assert_eq!(object.definition(c"getppid").and_then(|function| function.address), found);
+                assert!(object.definition(c"nobody_has_this").is_none());
             }
             takes_it |= object.name().is_empty() && object.imported().any(is);
             true

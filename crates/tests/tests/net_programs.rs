@@ -138,7 +138,8 @@ const DIFFERENT: &[(&str, &str)] = &[
 
 /// Lines `STATE / OPERATION: RESULT`.
 /// What differs once the service has seen that the program has shut the connection both ways, which may be later than the answer.
-const DIFFERENT_SOON: &[(&str, &str)] = &[("shut one by one", "state"), ("shut for reading then data", "shut")];
+const DIFFERENT_SOON: &[(&str, &str)] =
+    &[("shut one by one", "state"), ("shut for reading then data", "shut")];
 
 fn results(done: &Finished) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(&done.output).into_owned();
