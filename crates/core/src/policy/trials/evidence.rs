@@ -84,10 +84,10 @@ impl Evidence {
             return f64::INFINITY;
         }
         let variance = self.variance();
-        let log_alpha = -2.0 * alpha.ln();
-        let rho_squared = (log_alpha + log_alpha.ln() + 1.0) / TUNED_PAIRS;
+        let log_alpha = -2.0 * libm::log(alpha);
+        let rho_squared = (log_alpha + libm::log(log_alpha) + 1.0) / TUNED_PAIRS;
         let spread = self.pairs * rho_squared + 1.0;
-        let boundary = 2.0 * spread / (self.pairs * self.pairs * rho_squared) * (spread.sqrt() / alpha).ln();
+        let boundary = 2.0 * spread / (self.pairs * self.pairs * rho_squared) * libm::log(spread.sqrt() / alpha);
         (variance * boundary).sqrt() * (1.0 + FEW_PAIRS / self.pairs)
     }
 }

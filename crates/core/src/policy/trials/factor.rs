@@ -128,7 +128,7 @@ impl Factor {
     /// What is told of it.
     #[must_use]
     pub fn standing(&self) -> Standing {
-        let ratio = self.evidence.mean().exp();
+        let ratio = libm::exp(self.evidence.mean());
         Standing {
             finding: self.finding,
             is_on: self.is_on(),

@@ -118,7 +118,7 @@ impl Trials {
     /// Ends a pair whose slices cost so much for each byte, in any unit. `concerned`: the factors that had something to
     /// do.
     pub fn end_pair(&mut self, costs: [f64; 2], concerned: u32) {
-        let second_over_first = (costs[1] / costs[0]).ln();
+        let second_over_first = libm::log(costs[1] / costs[0]);
         for (index, factor) in self.factors.iter_mut().enumerate() {
             let bit = 1 << index;
             if self.tried & concerned & bit == 0 {
