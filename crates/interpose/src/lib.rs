@@ -16,7 +16,7 @@ pub mod environment;
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
-use uncopy_sys::{errno, ids};
+use uncopy_sys::{errno, ids, symbols};
 
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *mut c_void;
@@ -60,18 +60,37 @@ pub fn forget_messages() {
     }
 }
 
-/// The address of the next definition of `symbol`; 0 if there is none, or no dynamic linker that knows it. `None`: the calling
-/// thread is looking for it already, dlsym itself has called our function then.
+/// Whether an object that was loaded behind this one defines `symbol`. Unlike dlsym this allocates nothing where none does: what
+/// dlsym's message takes would lie in the program's heap, whose layout it changes.
+fn is_defined_behind(symbol: &CStr) -> bool {
+    if !ids::has_dynamic_linker() {
+        return false;
+    }
+    let here = is_defined_behind as *const () as usize;
+    let (mut is_behind, mut is_defined) = (false, false);
+    symbols::for_each(&mut |object| {
+        if is_behind {
+            is_defined = object.definition(symbol).is_some();
+        } else {
+            is_behind = object.contains(here);
+        }
+        !is_defined
+    });
+    is_defined
+}
+
+/// The address of the next definition of `symbol`; 0 if there is none, or no dynamic linker that knows it, or if the
+/// calling thread is looking for it already: dlsym itself has called our function then.
 ///
 /// Keeps `errno`. A failed lookup leaves its message: [`forget_messages`].
-fn next(symbol: &CStr) -> Option<usize> {
+fn next(symbol: &CStr) -> usize {
     if !ids::has_dynamic_linker() {
-        return Some(0);
+        return 0;
     }
     let (depth, mut names) = (DEPTH.with(Cell::get), NAMES.with(Cell::get));
     let name = symbol.as_ptr().addr();
     if depth == MAX_DEPTH || names[..depth].contains(&name) {
-        return None;
+        return 0;
     }
     let _errno = errno::Keep::new();
     names[depth] = name;
@@ -85,16 +104,19 @@ fn next(symbol: &CStr) -> Option<usize> {
     }
     DEPTH.with(|kept| kept.set(depth));
     LOOKUPS.fetch_sub(1, Relaxed);
-    Some(address)
+    address
 }
 
-/// Slots for libc's functions: `NAME = c"symbol": type of the function;`.
+/// Slots for libc's functions: `NAME = c"symbol": type of the function;`, and for those that may not be there
+/// `NAME = c"symbol" if defined: type of the function;`.
 #[macro_export]
 macro_rules! slots {
-    ($($slot:ident = $symbol:literal: $type:ty;)*) => {
+    (@new $symbol:literal) => { $crate::Slot::new($symbol) };
+    (@new $symbol:literal defined) => { $crate::Slot::optional($symbol) };
+    ($($slot:ident = $symbol:literal $(if $defined:ident)?: $type:ty;)*) => {
         $(
             #[doc = concat!("libc's `", stringify!($symbol), "`.")]
-            pub static $slot: $crate::Slot<$type> = $crate::Slot::new($symbol);
+            pub static $slot: $crate::Slot<$type> = $crate::slots!(@new $symbol $($defined)?);
         )*
         /// Fills every slot.
         pub fn fill() {
@@ -107,8 +129,7 @@ macro_rules! slots {
 #[repr(C)]
 pub struct Slot<F> {
     address: AtomicUsize,
-    /// Looked up, and not there: not asked for again.
-    is_missing: AtomicBool,
+    is_optional: bool,
     symbol: &'static CStr,
     function: core::marker::PhantomData<F>,
 }
@@ -116,12 +137,12 @@ pub struct Slot<F> {
 impl<F: Copy> Slot<F> {
     /// An empty slot for the next definition of `symbol`, which must have the type `F`.
     pub const fn new(symbol: &'static CStr) -> Self {
-        Self {
-            address: AtomicUsize::new(0),
-            is_missing: AtomicBool::new(false),
-            symbol,
-            function: core::marker::PhantomData,
-        }
+        Self { address: AtomicUsize::new(0), is_optional: false, symbol, function: core::marker::PhantomData }
+    }
+
+    /// The same for a function that may not be there.
+    pub const fn optional(symbol: &'static CStr) -> Self {
+        Self { is_optional: true, ..Self::new(symbol) }
     }
 
     /// The function; `None` before the slot is filled, or if libc does not have it.
@@ -142,11 +163,8 @@ impl<F: Copy> Slot<F> {
 
     #[cold]
     fn look_up(&self) -> Option<F> {
-        if !self.is_missing.load(Relaxed) {
-            match next(self.symbol)? {
-                0 => self.is_missing.store(true, Relaxed),
-                address => self.address.store(address, Relaxed),
-            }
+        if !self.is_optional || is_defined_behind(self.symbol) {
+            self.address.store(next(self.symbol), Relaxed);
         }
         self.get()
     }

@@ -50,7 +50,6 @@ slots! {
     AIO_WRITE = c"aio_write": unsafe extern "C" fn(*mut c_void) -> c_int;
     AIO_FSYNC = c"aio_fsync": unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
     LIO_LISTIO = c"lio_listio": unsafe extern "C" fn(c_int, *const c_void, c_int, *mut c_void) -> c_int;
-    IO_SETUP = c"io_setup": unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
 }
 
 /// Whether files may take part in a log.
@@ -315,11 +314,15 @@ entry!(lio_listio LIO_LISTIO (mode: c_int, list: *const c_void, count: c_int, ev
     LIO_LISTIO.call()(mode, list, count, event)
 });
 
-// Of libaio, if the program has it.
-entry!(io_setup IO_SETUP (count: c_int, context: *mut c_void) -> c_int, is_on(), {
-    end_all();
-    IO_SETUP.call()(count, context)
-});
+/// Of libaio, which may be a plugin's own, where nothing that is looked up finds it. Its function is the system call with its result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn io_setup(count: c_int, context: *mut c_void) -> c_int {
+    if is_on() {
+        end_all();
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { uncopy_sys::raw::call(libc::SYS_io_setup as usize, [count as usize, context as usize, 0, 0, 0, 0]) as c_int }
+}
 
 alias!(aio_write64 = aio_write (request: *mut c_void) -> c_int);
 alias!(aio_fsync64 = aio_fsync (how: c_int, request: *mut c_void) -> c_int);

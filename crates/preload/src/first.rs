@@ -10,8 +10,8 @@ type Realloc = unsafe extern "C" fn(Pointer, usize) -> Pointer;
 type Free = unsafe extern "C" fn(Pointer);
 
 slots! {
-    FREE_SIZED = c"free_sized": unsafe extern "C" fn(Pointer, usize);
-    FREE_ALIGNED_SIZED = c"free_aligned_sized": unsafe extern "C" fn(Pointer, usize, usize);
+    FREE_SIZED = c"free_sized" if defined: unsafe extern "C" fn(Pointer, usize);
+    FREE_ALIGNED_SIZED = c"free_aligned_sized" if defined: unsafe extern "C" fn(Pointer, usize, usize);
     LIBC_FREE = c"__libc_free": Free;
     LIBC_REALLOC = c"__libc_realloc": Realloc;
 }

@@ -49,7 +49,7 @@ pub const CALLS: [c_long; 15] = [
 
 slots! {
     PROCESS_MADVISE = c"process_madvise": unsafe extern "C" fn(c_int, *const iovec, size_t, c_int, u32) -> isize;
-    MSEAL = c"mseal": unsafe extern "C" fn(Pointer, size_t, c_ulong) -> c_int;
+    MSEAL = c"mseal" if defined: unsafe extern "C" fn(Pointer, size_t, c_ulong) -> c_int;
     REMAP_FILE_PAGES = c"remap_file_pages": unsafe extern "C" fn(Pointer, size_t, c_int, size_t, c_int) -> c_int;
     SHMAT = c"shmat": unsafe extern "C" fn(c_int, *const c_void, c_int) -> Pointer;
     SHMDT = c"shmdt": unsafe extern "C" fn(*const c_void) -> c_int;

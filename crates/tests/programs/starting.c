@@ -4,7 +4,7 @@
    -DWRAPPER: a library that stands in front of malloc and calls glibc's by its other names.
    -DPLUGIN: a library for dlopen with RTLD_DEEPBIND that is given memory of the program's.
    -DODD: the same as -DWRAPPER with a function of its own, which nobody else knows.
-   Else a program that says how it finds errno, dlerror and its memory, and executes what its arguments say:
+   Else a program that says how it finds errno, dlerror and its memory (with an argument: its heap, too), and executes what its arguments say:
    METHOD FILE ARGUMENT... */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -138,6 +138,7 @@ static int execute(const char *method, char **arguments) {
 
 int main(int count, char **arguments) {
     int at_start = errno;
+    struct mallinfo2 heap = mallinfo2();
     const char *left = dlerror();
     setlocale(LC_ALL, "");
     if (count > 2 && !strcmp(arguments[1], "plugin"))
@@ -145,6 +146,8 @@ int main(int count, char **arguments) {
     if (count > 2)
         return execute(arguments[1], arguments + 2);
     printf("errno %d, dlerror %s\n", at_start, left ? left : "none");
+    if (count > 1)
+        printf("heap of %zu with %zu free in %zu parts\n", heap.arena, heap.fordblks + heap.fsmblks, heap.ordblks + heap.smblks);
     for (size_t len = 100; len < 10000000; len *= 10) {
         char *buffer = malloc(len);
         memset(buffer, 1, len);
