@@ -163,7 +163,8 @@ impl Handler {
             self.rounds.wake();
             let after = (self.waiting.len(), self.changes.len());
             let turn = Turn::begin();
-            if turn.is_free() {
+            let is_free = turn.is_free();
+            if is_free {
                 self.work();
                 if self.waiting.is_empty() && self.changes.is_empty() && !self.is_busy() {
                     self.rounds.step();
@@ -172,6 +173,11 @@ impl Handler {
                 self.work_during_a_fork(&turn);
             }
             drop(turn);
+            // A round of upkeep goes on as soon as the fork is over. The fork waits for the end of a turn: none lasts while this thread
+            // sleeps.
+            if !is_free && self.waiting.is_empty() {
+                thread::pause();
+            }
             let left = (self.waiting.len(), self.changes.len());
             if self.is_called && left == (0, 0) && !self.releases {
                 let bell = BELL.load(Acquire);
@@ -257,10 +263,6 @@ impl Handler {
 
     /// The same while a fork is under way: nothing but faults, as far as they can be served.
     fn work_during_a_fork(&mut self, turn: &Turn) {
-        if self.waiting.is_empty() {
-            // A round of upkeep goes on as soon as the fork is over.
-            thread::pause();
-        }
         let changes = &self.changes;
         self.waiting.retain(|(uffd, fault)| {
             let page_address = fault.address / PAGE_BYTES * PAGE_BYTES;
