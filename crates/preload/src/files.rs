@@ -321,7 +321,10 @@ pub unsafe extern "C" fn io_setup(count: c_int, context: *mut c_void) -> c_int {
         end_all();
     }
     // SAFETY: the program's own arguments.
-    unsafe { uncopy_sys::raw::call(libc::SYS_io_setup as usize, [count as usize, context as usize, 0, 0, 0, 0]) as c_int }
+    unsafe {
+        uncopy_sys::raw::call(libc::SYS_io_setup as usize, [count as usize, context as usize, 0, 0, 0, 0])
+            as c_int
+    }
 }
 
 alias!(aio_write64 = aio_write (request: *mut c_void) -> c_int);

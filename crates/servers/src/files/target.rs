@@ -16,6 +16,8 @@ pub struct Target {
     pub path: Vec<u8>,
     /// Whether it ended with a slash: a directory is meant.
     pub is_directory: bool,
+    /// What follows the path, from its question mark on, as it came; empty: nothing.
+    pub query: String,
 }
 
 impl Target {
@@ -25,8 +27,9 @@ impl Target {
     /// [`Status::BadRequest`] for anything that is no path or leads out of the root,
     /// [`Status::NotFound`] for a path that no file can have.
     pub fn parse(text: &str) -> Result<Self, Status> {
-        let path = origin(text).ok_or(Status::BadRequest)?;
-        let path = path.split(['?', '#']).next().unwrap_or_default();
+        let origin = origin(text).ok_or(Status::BadRequest)?;
+        let origin = origin.split('#').next().unwrap_or_default();
+        let (path, query) = origin.split_at(origin.find('?').unwrap_or(origin.len()));
         let mut kept: Vec<Vec<u8>> = Vec::new();
         let mut is_directory = true;
         for segment in path.split('/').skip(1) {
@@ -42,7 +45,7 @@ impl Target {
                 _ => kept.push(segment),
             }
         }
-        Ok(Self { path: kept.join(&b'/'), is_directory })
+        Ok(Self { path: kept.join(&b'/'), is_directory, query: query.to_owned() })
     }
 
     /// Whether a segment begins with a dot, `.well-known` (RFC 8615) apart.
@@ -55,14 +58,9 @@ impl Target {
     /// The target again, encoded, as a directory: where a request for a directory without its slash is sent.
     pub fn as_directory(&self) -> String {
         let mut text = String::from("/");
-        for byte in &self.path {
-            if byte.is_ascii_alphanumeric() || b"/-._~".contains(byte) {
-                text.push(char::from(*byte));
-            } else {
-                text.push_str(&format!("%{byte:02X}"));
-            }
-        }
+        encode(&self.path, |byte| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte), &mut text);
         text.push('/');
+        encode(self.query.as_bytes(), |byte| byte.is_ascii_graphic(), &mut text);
         text
     }
 }
@@ -79,6 +77,17 @@ fn origin(text: &str) -> Option<&str> {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     // "http://host" and "http://host?query" mean the root.
     Some(if rest[end..].starts_with('/') { &rest[end..] } else { "/" }).filter(|_| end > 0)
+}
+
+/// Adds bytes to a text, each as `%XX` where it may not be there as it is.
+fn encode(bytes: &[u8], is_kept: impl Fn(u8) -> bool, text: &mut String) {
+    for byte in bytes {
+        if is_kept(*byte) {
+            text.push(char::from(*byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
 }
 
 /// Replaces `%XX`; `None` where two hexadecimal digits do not follow.
@@ -158,7 +167,9 @@ mod tests {
                 }
                 let encoded = target.as_directory();
                 prop_assert!(target.path.is_empty() || !encoded.starts_with("//"));
-                prop_assert_eq!(Target::parse(&encoded).expect("encoded").path, target.path);
+                let again = Target::parse(&encoded).expect("encoded");
+                prop_assert_eq!(again.as_directory(), encoded);
+                prop_assert_eq!(again.path, target.path);
             }
         }
     }

@@ -128,12 +128,12 @@ fn heads_have_no_body_and_say_what_get_would() {
     let mut client = files.connect();
     client.say(
         "HEAD /a.bin HTTP/1.1\r\nHost: h\r\nRange: bytes=0-1\r\n\r\nHEAD /none HTTP/1.1\r\nHost: h\r\n\r\n\
-         HEAD /with HTTP/1.1\r\nHost: h\r\n\r\nGET /page.html HTTP/1.1\r\nHost: h\r\n\r\n",
+         HEAD /with?x=1&y HTTP/1.1\r\nHost: h\r\n\r\nGET /page.html HTTP/1.1\r\nHost: h\r\n\r\n",
     );
     let head = client.answer(false);
     assert_eq!((head.status, head.field("Content-Length")), (200, Some("100000")));
     assert_eq!(client.answer(false).status, 404);
-    assert_eq!(client.answer(false).field("Location"), Some("/with/"));
+    assert_eq!(client.answer(false).field("Location"), Some("/with/?x=1&y"));
     assert_eq!(client.answer(true).body, b"<p>page</p>");
     drop(files.stop());
 }

@@ -87,7 +87,8 @@ impl Evidence {
         let log_alpha = -2.0 * libm::log(alpha);
         let rho_squared = (log_alpha + libm::log(log_alpha) + 1.0) / TUNED_PAIRS;
         let spread = self.pairs * rho_squared + 1.0;
-        let boundary = 2.0 * spread / (self.pairs * self.pairs * rho_squared) * libm::log(spread.sqrt() / alpha);
+        let boundary =
+            2.0 * spread / (self.pairs * self.pairs * rho_squared) * libm::log(spread.sqrt() / alpha);
         (variance * boundary).sqrt() * (1.0 + FEW_PAIRS / self.pairs)
     }
 }
