@@ -33,7 +33,8 @@ impl Part {
     pub const NONE: Self = Self { address: 0, len_bytes: 0 };
 }
 
-/// The `count` parts of a vector of the program's; `None` where it cannot be read, which is the kernel's to say.
+/// The `count` parts of a vector of the program's; `None` where it cannot be read, is longer than any call may be or passes the end of
+/// the address space, which is the kernel's to say. So sums of lengths, and of an address and a length, do not overflow.
 ///
 /// # Safety
 /// Nobody changes the vector while the result is in use: the program does not during the call that it passed it to.
@@ -45,8 +46,13 @@ pub unsafe fn parts<'a>(vector: *const libc::iovec, count: usize) -> Option<&'a 
     }
     let len_bytes = count.checked_mul(size_of::<Part>())?;
     // SAFETY: aligned, readable just now for `count` parts, and nobody changes them, as the caller promises.
-    (vector.is_aligned() && is_readable(vector as usize, len_bytes))
-        .then(|| unsafe { core::slice::from_raw_parts(vector, count) })
+    let parts = (vector.is_aligned() && is_readable(vector as usize, len_bytes))
+        .then(|| unsafe { core::slice::from_raw_parts(vector, count) })?;
+    let sum = parts.iter().try_fold(0usize, |sum, part| {
+        part.address.checked_add(part.len_bytes)?;
+        sum.checked_add(part.len_bytes)
+    });
+    (sum? <= isize::MAX as usize).then_some(parts)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -71,6 +77,12 @@ mod tests {
         for (address, count) in [(8, 1), (usize::MAX - 15, 1), (0x1000, usize::MAX / 8)] {
             // SAFETY: nothing lies there, so nobody changes it.
             assert!(unsafe { parts(address as *const libc::iovec, count) }.is_none(), "{address:#x}");
+        }
+        let long = [Part { address: 4096, len_bytes: isize::MAX as usize }, Part { address: 4096, len_bytes: 1 }];
+        let past_the_end = [Part { address: usize::MAX - 9, len_bytes: 11 }; 2];
+        for vector in [long, past_the_end] {
+            // SAFETY: the test's own.
+            assert!(unsafe { parts(vector.as_ptr().cast(), 2) }.is_none(), "{vector:?}");
         }
         // SAFETY: no parts are asked for.
         assert_eq!(unsafe { parts(core::ptr::null(), 0) }, Some(&[][..]));

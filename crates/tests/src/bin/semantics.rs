@@ -367,6 +367,17 @@ fn vector_limits() {
         let mut parts = [part(buffer.at(0), usize::MAX / 2), part(buffer.at(0), usize::MAX / 2)];
         println!("{call:?} into too much: {:?}", input(*call, feeder.near(), &mut parts, 0));
     }
+    // One of three parts is longer than any call may be, or passes the end of the address space: nothing is moved.
+    for (odd, len) in (0..3).flat_map(|odd| [usize::MAX, usize::MAX - MIB / 2 + 1].map(|len| (odd, len))) {
+        let mut parts = [buffer.part(0, MIB / 2), buffer.part(MIB / 2, MIB / 2), buffer.part(0, MIB)];
+        parts[odd].iov_len = len;
+        for call in OutputCall::SOCKET.iter().filter(|call| call.is_vector()) {
+            println!("{call:?} of part {odd} of {len:#x}: {:?}", output(*call, feeder.near(), &mut parts, 0));
+        }
+        for call in InputCall::SOCKET.iter().filter(|call| call.is_vector()) {
+            println!("{call:?} into part {odd} of {len:#x}: {:?}", input(*call, feeder.near(), &mut parts, 0));
+        }
+    }
     // SAFETY: a negative count is refused before any part is looked at.
     let negative = unsafe { libc::readv(feeder.near(), null_mut(), -1) };
     println!("negative count: {negative} errno {}", errno());
