@@ -17,6 +17,8 @@ mkdir -m 700 "$place/log" "$place/data"
 setsid setpriv --pdeathsig KILL "$uncopy" run --log "$place/log" --log-size 16777216 --policy always -- python3 "$script" work "$place/data" "$journal" "$seed" "$steps" \
     >"$room/output" 2>"$room/errors" &
 program=$!
+# Whether every process of the program's group has ended: one that is being killed still has its log.
+no_member() { ! awk '{ sub(/.*\) /, ""); found += $3 == group } END { exit !found }' group="$program" /proc/[0-9]*/stat 2>/dev/null; }
 has_keeper() { keeper=$(keepers); [ -n "$keeper" ] || ! kill -0 "$program" 2>/dev/null; }
 wait_for has_keeper
 sleep "$(printf '%d.%03d' $((ms / 1000)) $((ms % 1000)))"
@@ -54,6 +56,7 @@ power | keeper-power)
         grep -q done "$room/output"
     else
         wait "$program" 2>/dev/null || true
+        wait_for no_member
     fi
     wait_for no_keeper
     case $what in
