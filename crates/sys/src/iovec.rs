@@ -78,7 +78,8 @@ mod tests {
             // SAFETY: nothing lies there, so nobody changes it.
             assert!(unsafe { parts(address as *const libc::iovec, count) }.is_none(), "{address:#x}");
         }
-        let long = [Part { address: 4096, len_bytes: isize::MAX as usize }, Part { address: 4096, len_bytes: 1 }];
+        let long =
+            [Part { address: 4096, len_bytes: isize::MAX as usize }, Part { address: 4096, len_bytes: 1 }];
         let past_the_end = [Part { address: usize::MAX - 9, len_bytes: 11 }; 2];
         for vector in [long, past_the_end] {
             // SAFETY: the test's own.

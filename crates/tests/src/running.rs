@@ -11,7 +11,7 @@ use uncopy_core::stats::Counter;
 
 use crate::counters::Counters;
 use crate::mode::Mode;
-use crate::scratch::wait_until;
+use crate::scratch::try_wait_until;
 
 /// A program that was started and not yet waited for. It leads a process group of its own.
 #[derive(Debug)]
@@ -101,11 +101,18 @@ impl Running {
     /// When the line does not come in time.
     #[must_use]
     pub fn wait_for_line(&self, prefix: &str) -> String {
-        let what = format!("the line {prefix:?} of {}\n{}", self.title, self.errors());
-        wait_until(&what, || {
+        try_wait_until(|| {
             let output = self.output();
             let whole = &output[..output.rfind('\n')?];
             whole.lines().find_map(|line| line.strip_prefix(prefix)).map(|rest| rest.trim().to_owned())
+        })
+        .unwrap_or_else(|| {
+            let (said, counters) = (self.output(), self.live_counters());
+            panic!(
+                "waited in vain for the line {prefix:?} of {}\n--- output\n{said}\n--- errors\n{}\n{counters:?}",
+                self.title,
+                self.errors()
+            )
         })
     }
 

@@ -142,15 +142,20 @@ const MAX_WAIT: Duration = Duration::from_secs(90);
 ///
 /// # Panics
 /// When [`MAX_WAIT`] is over; the message names `what`.
-pub fn wait_until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+pub fn wait_until<T>(what: &str, ready: impl FnMut() -> Option<T>) -> T {
+    try_wait_until(ready).unwrap_or_else(|| panic!("waited {MAX_WAIT:?} in vain for {what}"))
+}
+
+/// The same; `None`: [`MAX_WAIT`] is over.
+pub fn try_wait_until<T>(mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
-    loop {
+    while start.elapsed() < MAX_WAIT {
         if let Some(result) = ready() {
-            return result;
+            return Some(result);
         }
-        assert!(start.elapsed() < MAX_WAIT, "waited {MAX_WAIT:?} in vain for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
+    None
 }
 
 /// Connects to a loopback port as soon as something listens there.

@@ -375,7 +375,10 @@ fn vector_limits() {
             println!("{call:?} of part {odd} of {len:#x}: {:?}", output(*call, feeder.near(), &mut parts, 0));
         }
         for call in InputCall::SOCKET.iter().filter(|call| call.is_vector()) {
-            println!("{call:?} into part {odd} of {len:#x}: {:?}", input(*call, feeder.near(), &mut parts, 0));
+            println!(
+                "{call:?} into part {odd} of {len:#x}: {:?}",
+                input(*call, feeder.near(), &mut parts, 0)
+            );
         }
     }
     // SAFETY: a negative count is refused before any part is looked at.
