@@ -147,7 +147,8 @@ fn change(name: &str, ways: &[&str]) {
     if unsafe { libc::geteuid() } != 0 {
         return eprintln!("skipped: {name}: needs root");
     }
-    let scratch = Scratch::new(name);
+    // A socket's path is short.
+    let scratch = Scratch::new("changes");
     let _ = room(&scratch);
     let server = program(&scratch, CHANGING, &["server"]).start(&scratch, "server");
     let port = server.wait_for_line("ready ");
