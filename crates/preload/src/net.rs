@@ -45,6 +45,7 @@ use uncopy_net::address;
 use uncopy_net::board::Condition;
 use uncopy_net::client::{Client, Known};
 use uncopy_sys::errno::{self, Errno};
+use uncopy_sys::filter::{self, Feature};
 use uncopy_sys::lock::Critical;
 use uncopy_sys::{socket, tcp};
 
@@ -83,8 +84,10 @@ pub fn is_on() -> bool {
 /// Gets to know the service with this control socket, whose connections are the program's from here on. Where its lanes meet; `None`:
 /// it does not answer, and one line has said so.
 pub fn switch_on(control: &[u8]) -> Option<&'static str> {
-    if uncopy_sys::filter::is_filtered() {
-        uncopy_sys::mem::say(format_args!("uncopy: no net: system calls of this process are filtered\n"));
+    if !filter::allows(Feature::Links) {
+        uncopy_sys::mem::say(format_args!(
+            "uncopy: no net: a filter of system calls does not let it through\n"
+        ));
         return None;
     }
     match Client::new(control) {

@@ -14,6 +14,7 @@ use uncopy_engine::state::ledger;
 use uncopy_engine::state::phase::settle_gates;
 use uncopy_interpose::environment;
 use uncopy_record::session;
+use uncopy_sys::filter::{self, Feature};
 use uncopy_sys::{bytes, errno, ids, mem, uffd};
 
 /// Of `--memory`, shared memory of lanes takes one part in so many.
@@ -101,7 +102,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         exit::write_stats(Stats { path: path.to_vec(), root: options.stats_root });
     }
     if let Some(ledger) = options.ledger.and_then(|path| std::ffi::CString::new(path).ok())
-        && !uncopy_sys::filter::is_filtered()
+        && filter::allows(Feature::Files)
     {
         ledger::open(&ledger);
     }
@@ -133,20 +134,20 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     if let Some(directory) = options.record.filter(|_| !options.off) {
         session::begin(directory, options.min_size_bytes);
     }
-    if let Some(scope) = lanes.filter(|_| !options.off && !uncopy_sys::filter::is_filtered()) {
+    if let Some(scope) = lanes.filter(|_| !options.off && filter::allows(Feature::Links)) {
         // Connections of a service are lanes where it meets others.
         match net.map(str::as_bytes).or(options.lanes_dir) {
             Some(directory) => crate::lanes::switch_on(scope, directory, of_lanes),
             None => counters::directory(|directory| crate::lanes::switch_on(scope, directory, of_lanes)),
         }
     }
-    if let Some(socket) = options.log_socket.filter(|_| !options.off && !uncopy_sys::filter::is_filtered()) {
+    if let Some(socket) = options.log_socket.filter(|_| !options.off && filter::allows(Feature::Links)) {
         crate::files::switch_on(socket, options.log_files, policy == Policy::Always);
     }
     // Views can be in foreign ranges, too.
     if gate::heap_min_bytes() != usize::MAX || gate::min_size_bytes() != usize::MAX {
         // A filter may end the process for it.
-        if !uncopy_sys::filter::is_filtered() {
+        if filter::allows(Feature::Files) {
             counters::remove_stale();
         }
         constants::find();

@@ -17,7 +17,10 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 /// # Errors
 /// EPERM if the filter ends processes for one of them; else what making the process says.
 pub fn try_out(inherited_device: Option<i32>) -> Result<(), Errno> {
-    in_child(|| make_the_calls(inherited_device))
+    in_child(|| {
+        make_the_calls(inherited_device);
+        true
+    })
 }
 
 /// What uncopy does under a filter that was there before the program, as far as that filter lets it.
@@ -27,6 +30,10 @@ pub enum Feature {
     Clock,
     /// `/proc` is asked about this process: where stacks end, which threads there are.
     Proc,
+    /// Files are shared with the command: counters, accounts of `--explain`, recordings.
+    Files,
+    /// Sockets and memory are shared with other processes: lanes, logs, the service of `--net`.
+    Links,
 }
 
 type Call = (i64, [usize; 6]);
@@ -36,9 +43,34 @@ const FROM_HERE: usize = libc::AT_FDCWD as isize as usize;
 const TO_READ: usize = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
 const TO_LIST: usize = TO_READ | libc::O_DIRECTORY as usize;
 
+const TO_MAKE: usize = (libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC) as usize;
+const UNIX_SOCKET: [usize; 6] = [
+    libc::AF_UNIX as usize,
+    (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as usize,
+    0,
+    0,
+    0,
+    0,
+];
+const NETLINK_SOCKET: [usize; 6] =
+    [libc::AF_NETLINK as usize, (libc::SOCK_RAW | libc::SOCK_CLOEXEC) as usize, NETLINK_SOCK_DIAG, 0, 0, 0];
+const NETLINK_SOCK_DIAG: usize = 4;
+const SHARED: [usize; 6] =
+    [0, PAGE_BYTES, (libc::PROT_READ | libc::PROT_WRITE) as usize, libc::MAP_SHARED as usize, NOWHERE, 0];
+
+/// A call on no descriptor whose other arguments do not matter to filters.
+const fn on_nothing(number: i64) -> Call {
+    (number, [NOWHERE, 0, 0, 0, 0, 0])
+}
+
+/// The same with names that are nowhere.
+const fn at_no_name(number: i64) -> Call {
+    (number, [FROM_HERE, 0, 0, 0, 0, 0])
+}
+
 /// The system calls of each feature, with arguments of which a filter sees what it sees of the real ones, and which name
 /// nothing that is there.
-const FEATURES: [(Feature, &[Call]); 2] = [
+const FEATURES: [(Feature, &[Call]); 4] = [
     (
         Feature::Clock,
         &[
@@ -55,16 +87,107 @@ const FEATURES: [(Feature, &[Call]); 2] = [
             (libc::SYS_openat, [FROM_HERE, 0, TO_READ, 0, 0, 0]),
             (libc::SYS_openat, [FROM_HERE, 0, TO_LIST, 0, 0, 0]),
             (libc::SYS_ioctl, [NOWHERE, crate::procmap::IOCTL_QUERY as usize, 0, 0, 0, 0]),
-            (libc::SYS_pread64, [NOWHERE, 0, 0, 0, 0, 0]),
-            (libc::SYS_read, [NOWHERE, 0, 0, 0, 0, 0]),
-            (libc::SYS_getdents64, [NOWHERE, 0, 0, 0, 0, 0]),
-            (libc::SYS_close, [NOWHERE, 0, 0, 0, 0, 0]),
+            on_nothing(libc::SYS_pread64),
+            on_nothing(libc::SYS_read),
+            on_nothing(libc::SYS_getdents64),
+            on_nothing(libc::SYS_close),
             (libc::SYS_prlimit64, [0, libc::RLIMIT_STACK as usize, 0, 0, 0, 0]),
             (libc::SYS_getpid, [0; 6]),
             (libc::SYS_gettid, [0; 6]),
         ],
     ),
+    (
+        Feature::Files,
+        &[
+            (libc::SYS_openat, [FROM_HERE, 0, TO_MAKE, 0, 0, 0]),
+            (libc::SYS_openat, [FROM_HERE, 0, TO_LIST, 0, 0, 0]),
+            (libc::SYS_mmap, SHARED),
+            (libc::SYS_munmap, [PAGE_BYTES, 0, 0, 0, 0, 0]),
+            on_nothing(libc::SYS_fstat),
+            on_nothing(libc::SYS_ftruncate),
+            on_nothing(libc::SYS_fallocate),
+            on_nothing(libc::SYS_pread64),
+            on_nothing(libc::SYS_pwrite64),
+            on_nothing(libc::SYS_write),
+            on_nothing(libc::SYS_getdents64),
+            on_nothing(libc::SYS_fcntl),
+            on_nothing(libc::SYS_flock),
+            on_nothing(libc::SYS_close),
+            at_no_name(libc::SYS_mkdirat),
+            at_no_name(libc::SYS_readlinkat),
+            at_no_name(libc::SYS_statx),
+            at_no_name(libc::SYS_unlinkat),
+            (libc::SYS_renameat2, [FROM_HERE, 0, FROM_HERE, 0, 0, 0]),
+            (libc::SYS_process_vm_readv, [0; 6]),
+            (libc::SYS_getpid, [0; 6]),
+            (libc::SYS_getppid, [0; 6]),
+        ],
+    ),
+    (
+        Feature::Links,
+        &[
+            (libc::SYS_socket, UNIX_SOCKET),
+            (libc::SYS_socket, NETLINK_SOCKET),
+            (libc::SYS_socketpair, [UNIX_SOCKET[0], UNIX_SOCKET[1], 0, 0, 0, 0]),
+            (libc::SYS_memfd_create, [0; 6]),
+            (libc::SYS_mmap, SHARED),
+            (libc::SYS_munmap, [PAGE_BYTES, 0, 0, 0, 0, 0]),
+            (libc::SYS_fcntl, [NOWHERE, libc::F_ADD_SEALS as usize, 0, 0, 0, 0]),
+            (libc::SYS_openat, [FROM_HERE, 0, TO_READ, 0, 0, 0]),
+            on_nothing(libc::SYS_bind),
+            on_nothing(libc::SYS_listen),
+            on_nothing(libc::SYS_accept4),
+            on_nothing(libc::SYS_connect),
+            on_nothing(libc::SYS_shutdown),
+            on_nothing(libc::SYS_sendmsg),
+            on_nothing(libc::SYS_recvmsg),
+            on_nothing(libc::SYS_sendmmsg),
+            on_nothing(libc::SYS_recvmmsg),
+            on_nothing(libc::SYS_sendto),
+            on_nothing(libc::SYS_recvfrom),
+            on_nothing(libc::SYS_getsockname),
+            on_nothing(libc::SYS_getpeername),
+            on_nothing(libc::SYS_getsockopt),
+            on_nothing(libc::SYS_setsockopt),
+            on_nothing(libc::SYS_read),
+            on_nothing(libc::SYS_write),
+            on_nothing(libc::SYS_readv),
+            on_nothing(libc::SYS_writev),
+            on_nothing(libc::SYS_pwritev),
+            on_nothing(libc::SYS_ioctl),
+            on_nothing(libc::SYS_fstat),
+            on_nothing(libc::SYS_fstatfs),
+            on_nothing(libc::SYS_lseek),
+            on_nothing(libc::SYS_fallocate),
+            on_nothing(libc::SYS_ftruncate),
+            on_nothing(libc::SYS_fsync),
+            on_nothing(libc::SYS_fdatasync),
+            on_nothing(libc::SYS_sync_file_range),
+            on_nothing(libc::SYS_getdents64),
+            on_nothing(libc::SYS_dup3),
+            on_nothing(libc::SYS_close),
+            (libc::SYS_poll, [0; 6]),
+            (libc::SYS_getrandom, [0; 6]),
+            at_no_name(libc::SYS_mkdirat),
+            at_no_name(libc::SYS_readlinkat),
+            at_no_name(libc::SYS_statx),
+            at_no_name(libc::SYS_unlinkat),
+            (libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, 0, 0, 0, 0, 0]),
+            (libc::SYS_getuid, [0; 6]),
+            (libc::SYS_geteuid, [0; 6]),
+            (libc::SYS_prctl, [libc::PR_GET_DUMPABLE as usize, 0, 0, 0, 0, 0]),
+            // Their thread, with a table of descriptors of its own where it can have one.
+            (libc::SYS_clone3, [0; 6]),
+            (libc::SYS_set_robust_list, [0; 6]),
+            (libc::SYS_rseq, [0; 6]),
+            (libc::SYS_unshare, [libc::CLONE_FILES as usize, 0, 0, 0, 0, 0]),
+            (libc::SYS_close_range, [900, 900, 0, 0, 0, 0]),
+        ],
+    ),
 ];
+
+/// Calls that may be refused, which is known where they are made.
+const MAY_BE_REFUSED: [i64; 4] = [libc::SYS_clone3, libc::SYS_rseq, libc::SYS_unshare, libc::SYS_close_range];
 
 const UNKNOWN: u8 = 0;
 const YES: u8 = 1;
@@ -78,8 +201,8 @@ pub fn note_own() {
     HAS_OWN.store(true, Relaxed);
 }
 
-/// Whether no filter is in force, or one that was there before the program and ends no process for the calls of this
-/// feature. The first time, that takes a throw-away process.
+/// Whether no filter is in force, or one that was there before the program and neither ends a process for a call of this
+/// feature nor refuses one. The first time, that takes a throw-away process.
 #[must_use]
 pub fn allows(feature: Feature) -> bool {
     !is_filtered() || !HAS_OWN.load(Relaxed) && passes(feature)
@@ -91,30 +214,33 @@ fn passes(feature: Feature) -> bool {
         let _errno = crate::errno::Keep::new();
         let calls = FEATURES[feature as usize].1;
         let passes = in_child(|| {
-            for (number, arguments) in calls {
+            calls.iter().all(|(number, arguments)| {
                 // SAFETY: the arguments name no memory and no descriptor.
-                unsafe { crate::raw::system_call(*number, *arguments) };
-            }
+                let result = unsafe { crate::raw::call(*number as usize, *arguments) };
+                // No call says so of what is not there.
+                MAY_BE_REFUSED.contains(number)
+                    || ![-i64::from(libc::EPERM), -i64::from(libc::ENOSYS)].contains(&result)
+            })
         });
         answer.store(if passes.is_ok() { YES } else { NO }, Relaxed);
     }
     answer.load(Relaxed) == YES
 }
 
-/// Makes calls in a throw-away process.
+/// Makes calls in a throw-away process, which says whether they were all let through.
 ///
 /// # Errors
-/// EPERM if the filter ends processes for one of them; else what making the process says.
-fn in_child(calls: impl FnOnce()) -> Result<(), Errno> {
+/// EPERM if they were not, or if the filter ends processes for one of them; else what making the process says.
+fn in_child(calls: impl FnOnce() -> bool) -> Result<(), Errno> {
     // SAFETY: a process with a copy of our memory, of which only this thread goes on, and whose end is
     // reported to nobody who does not ask for processes of this kind (__WCLONE).
     let child = check(unsafe { syscall!(libc::SYS_clone, 0, 0, 0, 0, 0) })?;
     if child == 0 {
         begin_child();
-        calls();
+        let status = usize::from(!calls());
         // SAFETY: ends this process, which has nothing but copies.
         unsafe {
-            syscall!(libc::SYS_exit_group, 0);
+            syscall!(libc::SYS_exit_group, status);
             core::hint::unreachable_unchecked()
         }
     }
@@ -125,7 +251,7 @@ fn in_child(calls: impl FnOnce()) -> Result<(), Errno> {
         match check(waited) {
             Err(Errno(libc::EINTR)) => {}
             Err(errno) => return Err(errno),
-            Ok(_) if libc::WIFEXITED(status) => return Ok(()),
+            Ok(_) if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 => return Ok(()),
             Ok(_) => return Err(Errno(libc::EPERM)),
         }
     }
@@ -179,6 +305,7 @@ fn make_the_calls(inherited_device: Option<i32>) {
         crate::lock::try_mask();
         syscall!(libc::SYS_unshare, libc::CLONE_FILES);
         syscall!(libc::SYS_close_range, 900, 900, 0);
+        syscall!(libc::SYS_clone3, 0, 0);
         syscall!(libc::SYS_gettid);
         crate::clock::pause();
         for clock in [libc::CLOCK_MONOTONIC, libc::CLOCK_PROCESS_CPUTIME_ID] {
@@ -192,15 +319,15 @@ fn make_the_calls(inherited_device: Option<i32>) {
 mod tests {
     use super::*;
 
-    /// Installs a filter in this process that ends it for one system call.
-    fn kill_for(number: i64) {
+    /// Installs a filter in this process that does this for one system call.
+    fn filter_for(number: i64, action: u32) {
         let code = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
         let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
         let give = libc::BPF_RET | libc::BPF_K;
         let mut program = [
             code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
             code(equal, 0, 1, number as u32),
-            code(give, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
+            code(give, 0, 0, action),
             code(give, 0, 0, libc::SECCOMP_RET_ALLOW),
         ];
         let program = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
@@ -212,12 +339,16 @@ mod tests {
         }
     }
 
-    /// Whether `check` holds in a process under such a filter.
+    /// Whether `check` holds in a process under a filter that ends it for one system call.
     fn holds_under(number: i64, check: fn() -> bool) -> bool {
+        holds_under_action(number, libc::SECCOMP_RET_KILL_PROCESS, check)
+    }
+
+    fn holds_under_action(number: i64, action: u32, check: fn() -> bool) -> bool {
         // SAFETY: the child makes system calls only, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            kill_for(number);
+            filter_for(number, action);
             // SAFETY: ends the child.
             unsafe { libc::_exit(i32::from(!check())) };
         }
@@ -237,18 +368,29 @@ mod tests {
 
     #[test]
     fn a_filter_switches_off_what_it_does_not_let_through() {
-        let neither = || allows(Feature::Clock) && allows(Feature::Proc);
-        assert!(neither(), "without a filter");
-        assert!(holds_under(libc::SYS_getpgid, neither), "a filter of something else");
+        let all = || FEATURES.iter().all(|(feature, _)| allows(*feature));
+        assert!(all(), "without a filter");
+        assert!(holds_under(libc::SYS_getpgid, all), "a filter of something else");
         assert!(holds_under(libc::SYS_clock_gettime, || !allows(Feature::Clock) && allows(Feature::Proc)));
         assert!(holds_under(libc::SYS_getdents64, || allows(Feature::Clock) && !allows(Feature::Proc)));
+        let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+        let no_links = || allows(Feature::Files) && !allows(Feature::Links);
+        assert!(holds_under_action(libc::SYS_sendmsg, refused, no_links));
+        let no_files = || allows(Feature::Links) && !allows(Feature::Files);
+        assert!(holds_under_action(libc::SYS_unshare, refused, all), "which may be refused");
+        assert!(holds_under(libc::SYS_unshare, no_links));
+        assert!(holds_under_action(
+            libc::SYS_renameat2,
+            libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
+            no_files
+        ));
     }
 
     #[test]
     fn a_filter_of_the_programs_own_switches_everything_off() {
         let own = || {
             note_own();
-            !allows(Feature::Clock) && !allows(Feature::Proc)
+            FEATURES.iter().all(|(feature, _)| !allows(*feature))
         };
         assert!(holds_under(libc::SYS_getpgid, own));
     }

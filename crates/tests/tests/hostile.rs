@@ -5,9 +5,9 @@ use std::io::Write;
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
-use uncopy_tests::artifacts::{injecting_library, packaged};
+use uncopy_tests::artifacts::{injecting_library, packaged, plain_only};
 use uncopy_tests::running::Finished;
-use uncopy_tests::{Mode, Program, Scratch};
+use uncopy_tests::{Mode, Program, Scratch, talk};
 
 const FAULTS: &str = env!("CARGO_BIN_EXE_faults");
 const BOUNDS: &str = env!("CARGO_BIN_EXE_bounds");
@@ -253,4 +253,42 @@ fn an_exhausted_reservoir() {
         let program = Program::new(FAULTS).args(["hoard"]);
         program.library(injecting_library()).env("MAX_INJECT_RESERVE", (256 << 20).to_string())
     });
+}
+
+/// Whole messages both ways.
+const ECHO: &str = r#"
+if IS_SERVER:
+    connection = listen().accept()[0]
+    for part in iter(lambda: connection.recv(400000), b""):
+        connection.sendall(part)
+else:
+    connection = connect(sys.argv[2])
+    for number in range(60):
+        message = hashlib.shake_128(str(number).encode()).digest(300000)
+        connection.sendall(message)
+        assert whole(connection, 300000) == message, number
+"#;
+
+/// A filter that was there before the program switches off what it does not let through, and nothing else.
+#[test]
+fn lanes_under_a_filter_that_lets_them_through() {
+    if plain_only() {
+        return;
+    }
+    let scratch = Scratch::new("filtered");
+    let room = talk::room(&scratch);
+    let _ = talk::program(&scratch, ECHO, &["server"]);
+    let under = |words: &[&str]| {
+        let script = scratch.join("script.py");
+        let program =
+            Program::new(FAULTS).args(["under", "eperm", "/usr/bin/python3"]).args([script]).args(words);
+        program.env("UNCOPY_LANES", "tcp").env("UNCOPY_LANES_DIR", &room).mode(Mode::Always)
+    };
+    let server = under(&["server"]).start(&scratch, "server");
+    let port = server.wait_for_line("ready ");
+    for done in [under(&["client", &port]).run(&scratch, "client"), server.finish(LIMIT)] {
+        let received = done.counters.as_ref().map_or(0, |counters| counters.get(Counter::LaneReceivedBytes));
+        // One line says that userfaultfd was refused.
+        assert!(done.status.success() && received > 1 << 20, "{:?}: {}", done.counters, done.text());
+    }
 }

@@ -219,7 +219,7 @@ pub fn begin_without_engine() {
         return;
     }
     // A filter may end the process for a call.
-    if !filter::is_filtered() {
+    if filter::allows(Feature::Files) {
         counters::publish_once();
     }
     if filter::allows(Feature::Clock) {

@@ -20,6 +20,7 @@ use uncopy_core::policy::sites::{SITES, size_class};
 use uncopy_core::policy::trials::{Standing, standing};
 use uncopy_core::policy::{Costs, Kind};
 use uncopy_core::streams::Outcome;
+use uncopy_sys::filter::{self, Feature};
 use uncopy_sys::sync::atomic::{
     AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -201,7 +202,7 @@ impl Entry {
 
 /// The module that holds an address, and where in its file.
 fn find_module(address: usize) -> Option<(u64, u64)> {
-    if IS_SEALED.load(Relaxed) || uncopy_sys::filter::is_filtered() {
+    if IS_SEALED.load(Relaxed) || !filter::allows(Feature::Proc) {
         return None;
     }
     let _errno = uncopy_sys::errno::Keep::new();
