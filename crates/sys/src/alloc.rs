@@ -10,21 +10,47 @@ use crate::call::{kernel, syscall};
 use crate::lock::Lock;
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// dlmalloc's mark of memory that is not its own.
 const EXTERNAL: u32 = 1;
 const RESERVE_BYTES: usize = 1 << 20;
 
-/// The reserve: pages that are never touched, and so take no memory, unless they are needed.
+/// Pages of the library's own image that are never touched, and so take no memory, unless they are needed.
 #[repr(C, align(4096))]
-struct Reserve(UnsafeCell<[u8; RESERVE_BYTES]>);
+struct Reserve {
+    bytes: UnsafeCell<[u8; RESERVE_BYTES]>,
+    used_bytes: AtomicUsize,
+}
 
 // SAFETY: each byte is handed out once, to the heap, which is only touched under its lock.
 unsafe impl Sync for Reserve {}
 
-static RESERVE: Reserve = Reserve(UnsafeCell::new([0; RESERVE_BYTES]));
-static RESERVE_USED: AtomicUsize = AtomicUsize::new(0);
+impl Reserve {
+    const fn new() -> Self {
+        Self { bytes: UnsafeCell::new([0; RESERVE_BYTES]), used_bytes: AtomicUsize::new(0) }
+    }
+
+    fn contains(&self, pointer: *mut u8) -> bool {
+        (pointer as usize).wrapping_sub(self.bytes.get() as usize) < RESERVE_BYTES
+    }
+
+    /// Zeroed bytes; null if there are not so many.
+    fn take(&self, len_bytes: usize) -> *mut u8 {
+        let taken = self.used_bytes.fetch_update(Relaxed, Relaxed, |used| {
+            used.checked_add(len_bytes).filter(|used| *used <= RESERVE_BYTES)
+        });
+        taken.map_or(core::ptr::null_mut(), |used| self.bytes.get().cast::<u8>().wrapping_add(used))
+    }
+}
+
+/// For when the kernel refuses memory.
+static RESERVE: Reserve = Reserve::new();
+/// What a forked child begins with. The kernel's choice for a new mapping would be the highest gap, which may be where the program has
+/// kept memory from its children (MADV_DONTFORK) and maps something there itself.
+static OF_CHILDREN: Reserve = Reserve::new();
+/// The process that has made the first mapping, not one that was forked from it.
+static FIRST_PROCESS: AtomicU32 = AtomicU32::new(0);
 static LOW: AtomicBool = AtomicBool::new(false);
 
 /// Whether the kernel has refused memory for uncopy's own data.
@@ -38,19 +64,15 @@ pub fn is_low() -> bool {
 struct Pages;
 
 impl Pages {
-    fn in_reserve(pointer: *mut u8) -> bool {
-        (pointer as usize).wrapping_sub(RESERVE.0.get() as usize) < RESERVE_BYTES
+    fn in_image(pointer: *mut u8) -> bool {
+        RESERVE.contains(pointer) || OF_CHILDREN.contains(pointer)
     }
 
-    fn from_reserve(size: usize) -> *mut u8 {
-        LOW.store(true, Relaxed);
-        let taken = RESERVE_USED.fetch_update(Relaxed, Relaxed, |used| {
-            used.checked_add(size).filter(|used| *used <= RESERVE_BYTES)
-        });
-        match taken {
-            Ok(used) => RESERVE.0.get().cast::<u8>().wrapping_add(used),
-            Err(_) => core::ptr::null_mut(),
-        }
+    /// Whether this process was forked from the one that began to allocate.
+    fn is_in_child() -> bool {
+        let process = std::process::id();
+        let first = FIRST_PROCESS.compare_exchange(0, process, Relaxed, Relaxed);
+        first.is_err_and(|first| first != process)
     }
 }
 
@@ -58,6 +80,13 @@ impl Pages {
 unsafe impl dlmalloc::Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let _errno = crate::errno::Keep::new();
+        let whole = size.next_multiple_of(self.page_size());
+        if Self::is_in_child() {
+            let taken = OF_CHILDREN.take(whole);
+            if !taken.is_null() {
+                return (taken, size, EXTERNAL);
+            }
+        }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
@@ -65,14 +94,15 @@ unsafe impl dlmalloc::Allocator for Pages {
             unsafe { kernel!(Map, libc::mmap(core::ptr::null_mut(), size, protection, flags, -1, 0)) };
         if mapped == libc::MAP_FAILED {
             // Not to be given back, and not to be joined with a mapping that happens to lie next to it.
-            (Self::from_reserve(size.next_multiple_of(self.page_size())), size, EXTERNAL)
+            LOW.store(true, Relaxed);
+            (RESERVE.take(whole), size, EXTERNAL)
         } else {
             (mapped.cast(), size, 0)
         }
     }
 
     fn remap(&self, pointer: *mut u8, old_size: usize, new_size: usize, can_move: bool) -> *mut u8 {
-        if Self::in_reserve(pointer) {
+        if Self::in_image(pointer) {
             return core::ptr::null_mut();
         }
         let _errno = crate::errno::Keep::new();
@@ -90,8 +120,7 @@ unsafe impl dlmalloc::Allocator for Pages {
     fn free(&self, pointer: *mut u8, size: usize) -> bool {
         let _errno = crate::errno::Keep::new();
         // SAFETY: a mapping that `alloc` made, or the end of one, of which nothing is in use.
-        !Self::in_reserve(pointer)
-            && unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, pointer, size)) } == 0
+        !Self::in_image(pointer) && unsafe { kernel!(Unmap, syscall!(libc::SYS_munmap, pointer, size)) } == 0
     }
 
     fn can_release_part(&self, _flags: u32) -> bool {
