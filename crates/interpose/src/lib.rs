@@ -63,9 +63,6 @@ pub fn forget_messages() {
 /// Whether an object that was loaded behind this one defines `symbol`. Unlike dlsym this allocates nothing where none does: what
 /// dlsym's message takes would lie in the program's heap, whose layout it changes.
 fn is_defined_behind(symbol: &CStr) -> bool {
-    if !ids::has_dynamic_linker() {
-        return false;
-    }
     let here = is_defined_behind as *const () as usize;
     let (mut is_behind, mut is_defined) = (false, false);
     symbols::for_each(&mut |object| {

@@ -241,40 +241,24 @@ fn file_name(object: &Object<'_>) -> String {
 }
 
 /// The definitions that calls of these functions reach, 0 where there is none. What dlsym says may be an entry of the program's own
-/// procedure linkage table: the address of a function for all objects, where a program that is not position-independent has taken
-/// it (psABI, "Function Addresses").
+/// procedure linkage table instead: the address of a function for all objects, where a program that is not position-independent has
+/// taken it (psABI, "Function Addresses").
 fn definitions<const N: usize>(names: [&CStr; N]) -> [usize; N] {
-    // SAFETY: the names are terminated.
-    let mut found = names.map(|name| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize);
-    let mut is_definition = [true; N];
-    symbols::for_each(&mut |program| {
-        for (at, name) in names.into_iter().enumerate() {
-            is_definition[at] = !program.contains(found[at]) || program.definition(name).is_some();
-        }
-        false
-    });
-    if is_definition == [true; N] {
-        return found;
-    }
+    let mut found = [None; N];
     symbols::for_each(&mut |object| {
-        for ((name, found), is_definition) in names.into_iter().zip(&mut found).zip(&mut is_definition) {
-            if *is_definition {
-                continue;
-            }
-            if let Some(function) = object.definition(name) {
-                (*found, *is_definition) = (function.address.unwrap_or(0), true);
-            }
+        for (name, found) in names.into_iter().zip(&mut found) {
+            *found = found.or_else(|| object.definition(name).map(|function| function.address.unwrap_or(0)));
         }
-        is_definition != [true; N]
+        found.iter().any(Option::is_none)
     });
-    found
+    found.map(|address| address.unwrap_or(0))
 }
 
 /// Takes over what other allocators define, before the first block is given out. Called when the library is loaded.
 pub fn begin() {
     let here = begin as *const () as usize;
-    let (found, next) = (definitions(FAMILY), allocation::next_malloc());
-    let [of_libc] = definitions([c"gnu_get_libc_version"]);
+    let (found, [of_libc]) = (definitions(FAMILY), definitions([c"gnu_get_libc_version"]));
+    let next = allocation::next_malloc();
     let (mut is_first, mut is_libcs) = (false, false);
     symbols::for_each(&mut |object| {
         is_first |= object.contains(here) && found.iter().all(|address| object.contains(*address));

@@ -42,7 +42,6 @@ const NOWHERE: usize = -1isize as usize;
 const FROM_HERE: usize = libc::AT_FDCWD as isize as usize;
 const TO_READ: usize = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
 const TO_LIST: usize = TO_READ | libc::O_DIRECTORY as usize;
-
 const TO_MAKE: usize = (libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC) as usize;
 const UNIX_SOCKET: [usize; 6] = [
     libc::AF_UNIX as usize,

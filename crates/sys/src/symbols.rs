@@ -50,19 +50,13 @@ pub struct Object<'a> {
     bias: usize,
     headers: &'a [Elf64_Phdr],
     name: &'a CStr,
-    /// The first symbol, and a hash table that tells how many there are.
+    /// The first symbol, and the hash tables, of which one at least tells how many there are. They are read only where that is needed, for
+    /// they are on pages that nothing else may have touched.
     symbols: *const Elf64_Sym,
-    count: Count,
+    hash: Option<*const u32>,
     gnu_hash: Option<*const u32>,
     names: *const c_char,
     relocations: [&'a [Elf64_Rela]; 2],
-}
-
-/// Where the number of symbols is told: read only where it is needed, for it is on pages that nothing else may have touched.
-#[derive(Clone, Copy)]
-enum Count {
-    Hash(*const u32),
-    GnuHash(*const u32),
 }
 
 /// A function that an object defines for others.
@@ -127,12 +121,9 @@ impl<'a> Object<'a> {
                     len_bytes / size_of::<Elf64_Rela>(),
                 ),
             };
-            let count = match (values[DT_HASH], gnu_hash) {
-                (0, 0) => return None,
-                (0, hash) => Count::GnuHash(address(hash) as *const u32),
-                (hash, _) => Count::Hash(address(hash) as *const u32),
-            };
-            if values[DT_SYMTAB] == 0 || values[DT_STRTAB] == 0 {
+            let hash_table = |at: usize| (at != 0).then(|| address(at) as *const u32);
+            let (hash, gnu_hash) = (hash_table(values[DT_HASH]), hash_table(gnu_hash));
+            if hash.or(gnu_hash).is_none() || values[DT_SYMTAB] == 0 || values[DT_STRTAB] == 0 {
                 return None;
             }
             Some(Self {
@@ -140,8 +131,8 @@ impl<'a> Object<'a> {
                 headers,
                 name: CStr::from_ptr(found.dlpi_name),
                 symbols: address(values[DT_SYMTAB]) as *const Elf64_Sym,
-                count,
-                gnu_hash: (gnu_hash != 0).then(|| address(gnu_hash) as *const u32),
+                hash,
+                gnu_hash,
                 names: address(values[DT_STRTAB]) as *const c_char,
                 relocations: [table(DT_RELA, values[DT_RELASZ]), table(DT_JMPREL, values[DT_PLTRELSZ])],
             })
@@ -151,10 +142,11 @@ impl<'a> Object<'a> {
     fn symbols(&self) -> &'a [Elf64_Sym] {
         // SAFETY: the loader's own tables of the object.
         unsafe {
-            let count = match self.count {
+            let count = match (self.hash, self.gnu_hash) {
                 // Its second word is the number of chains, which is that of symbols.
-                Count::Hash(table) => *table.add(1) as usize,
-                Count::GnuHash(table) => count_of(table),
+                (Some(table), _) => *table.add(1) as usize,
+                (None, Some(table)) => count_of(table),
+                (None, None) => 0,
             };
             slice::from_raw_parts(self.symbols, count)
         }

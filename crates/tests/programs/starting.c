@@ -4,8 +4,8 @@
    -DWRAPPER: a library that stands in front of malloc and calls glibc's by its other names.
    -DPLUGIN: a library for dlopen with RTLD_DEEPBIND that is given memory of the program's.
    -DODD: the same as -DWRAPPER with a function of its own, which nobody else knows.
-   Else a program that says how it finds errno, dlerror and its memory (with an argument: its heap, too), and executes what its arguments say:
-   METHOD FILE ARGUMENT... */
+   Else a program that says how it finds errno, dlerror and its memory (with an argument: its heap, too), and executes what its
+   arguments say: METHOD FILE ARGUMENT... */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -49,8 +49,17 @@ pub fn room(scratch: &Scratch) -> PathBuf {
 /// When a path is not UTF-8.
 #[must_use]
 pub fn program(scratch: &Scratch, script: &str, words: &[&str]) -> Program {
+    started_by(Program::new("/usr/bin/python3"), scratch, script, words)
+}
+
+/// The same, started by another command than the interpreter alone.
+///
+/// # Panics
+/// When a path is not UTF-8.
+#[must_use]
+pub fn started_by(command: Program, scratch: &Scratch, script: &str, words: &[&str]) -> Program {
     let script = scratch.write("script.py", format!("{COMMON}{script}"));
-    let program = Program::new("/usr/bin/python3").args([script.to_str().expect("UTF-8")]).args(words);
+    let program = command.args([script.to_str().expect("UTF-8")]).args(words);
     let program = program.env("UNCOPY_LANES", "tcp").env("UNCOPY_LANES_DIR", scratch.join("room"));
     program.mode(Mode::Always)
 }

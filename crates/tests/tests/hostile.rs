@@ -276,13 +276,10 @@ fn lanes_under_a_filter_that_lets_them_through() {
         return;
     }
     let scratch = Scratch::new("filtered");
-    let room = talk::room(&scratch);
-    let _ = talk::program(&scratch, ECHO, &["server"]);
+    let _ = talk::room(&scratch);
     let under = |words: &[&str]| {
-        let script = scratch.join("script.py");
-        let program =
-            Program::new(FAULTS).args(["under", "eperm", "/usr/bin/python3"]).args([script]).args(words);
-        program.env("UNCOPY_LANES", "tcp").env("UNCOPY_LANES_DIR", &room).mode(Mode::Always)
+        let command = Program::new(FAULTS).args(["under", "eperm", "/usr/bin/python3"]);
+        talk::started_by(command, &scratch, ECHO, words)
     };
     let server = under(&["server"]).start(&scratch, "server");
     let port = server.wait_for_line("ready ");

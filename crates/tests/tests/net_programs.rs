@@ -136,11 +136,11 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("", "TCP_WINDOW_CLAMP"),
 ];
 
-/// Lines `STATE / OPERATION: RESULT`.
 /// What differs once the service has seen that the program has shut the connection both ways, which may be later than the answer.
 const DIFFERENT_SOON: &[(&str, &str)] =
     &[("shut one by one", "state"), ("shut for reading then data", "shut")];
 
+/// Lines `STATE / OPERATION: RESULT`.
 fn results(done: &Finished) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(&done.output).into_owned();
     let split = |line: &str| line.split_once(": ").map(|(what, result)| (what.to_owned(), result.to_owned()));
