@@ -175,7 +175,7 @@ skip() {
 }
 
 # count_tests LOG: sets tests_passed, tests_failed and tests_skipped from what cargo test printed, and
-# failed_tests to the names of those that failed.
+# failed_tests to the names of those that failed, then to the programs that ended without a result.
 # A test that says "skipped: NAME: WHY" could not run: the harness counts it as passed.
 count_tests() {
     local said
@@ -189,9 +189,24 @@ count_tests() {
         }
         END { print passed + 0, failed + 0, ignored + 0 }' "$1")
     said=$(grep -oE '(^|\.\.\. )skipped: .*' "$1" | sed -E 's/^(\.\.\. )?skipped: ([^:]*).*/\2/' | sort -u | wc -l)
-    mapfile -t failed_tests < <(sed -nE 's/^test (.*) \.\.\. FAILED$/\1/p' "$1")
+    mapfile -t failed_tests < <(sed -nE 's/^test (.*) \.\.\. FAILED$/\1/p' "$1"; dead_programs "$1" | grep -v '^    ')
     tests_skipped=$((tests_skipped + said))
     tests_passed=$((tests_passed > said ? tests_passed - said : 0))
+}
+
+# dead_programs LOG: prints each test program that ended without a result, and indented what was said last.
+dead_programs() {
+    awk 'function tell(   at) {
+             if (died) print "program " name
+             for (at = lines > 20 ? lines - 20 : 0; died && at < lines; at++) print "    " line[at]
+             died = lines = 0
+         }
+         /^ +(Running|Doc-tests) / { tell(); name = $2 == "unittests" ? $3 " " $NF : $2 }
+         /^test result: / { name = "" }
+         name != "" { line[lines++] = substr($0, 1, 300) }
+         # What it died of stands below.
+         /^error: (test|doctest) failed/ { died = name != "" }
+         END { tell() }' "$1"
 }
 
 # slowest_tests LOG: prints the ten test programs that took longest, of what cargo test printed.
@@ -204,11 +219,14 @@ slowest_tests() {
         sort -rn | head -n 10
 }
 
-# why_tests_failed LOG: prints what each failed test said as it panicked, without the stacks that may follow.
+# why_tests_failed LOG: prints what each failed test said as it panicked, without the stacks that may follow, and what
+# a test program that died said last.
 why_tests_failed() {
+    echo
+    dead_programs "$1"
     awk '/^---- .* stdout ----$/ { test = $2; left = 0 }
          /^(failures:|error: |     Running )/ { test = ""; left = 0 }
-         test != "" && / panicked at / { printf "%s%s: %s\n", shown++ ? "" : "\n", test, $0; left = 12; next }
+         test != "" && / panicked at / { printf "%s: %s\n", test, $0; left = 12; next }
          left > 0 { if (/^(===|note: |$)/) left = 0; else { print "    " substr($0, 1, 300); left-- } }' "$1"
 }
 
@@ -226,11 +244,12 @@ steps_table() {
         }'
 }
 
-# steps_end PASSED FAILED SKIPPED: adds the tests' counts, prints where the time went, what went wrong and the sums;
-# returns 1 unless all is well.
+# steps_end PASSED FAILED SKIPPED [LOG]: adds the tests' counts, prints where the time went, what went wrong (as LOG of
+# cargo test says) and the sums; returns 1 unless all is well. What went wrong comes last: often only the end is kept.
 steps_end() {
     local passed=$((steps_passed + $1)) bad=$((${#steps_failed[@]} + $2)) skipped=$((${#steps_skipped[@]} + $3)) entry
     steps_table
+    [[ -z ${4:-} ]] || why_tests_failed "$4"
     echo
     for entry in "${steps_failed[@]}" "${failed_tests[@]/#/test }"; do
         echo "failed: $entry"
