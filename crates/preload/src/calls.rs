@@ -69,6 +69,7 @@ static LOOKED_AT: [u8; NUMBERS] = {
         libc::SYS_setrlimit,
         libc::SYS_prctl,
         libc::SYS_mlockall,
+        libc::SYS_ioctl,
         libc::SYS_execveat,
         libc::SYS_io_uring_setup,
     ];

@@ -74,6 +74,13 @@ pub extern "C" fn before_call(number: c_long, a: usize, b: usize, c: usize, d: u
             crate::lanes::end_all();
             crate::files::before_call(number, a, c);
         }
+        libc::SYS_ioctl => {
+            uncopy_sys::pins::before_request(b as u64);
+            crate::requests::before_ioctl(b as c_ulong, c);
+            if crate::files::is_on() {
+                crate::files::before_ioctl(a as c_int, b as c_ulong);
+            }
+        }
         libc::SYS_setrlimit => before_limit(a as c_int, b as *const rlimit),
         libc::SYS_prlimit64 if is_own(a as pid_t) => before_limit(b as c_int, c as *const rlimit),
         _ if crate::files::is_on() => crate::files::before_call(number, a, c),

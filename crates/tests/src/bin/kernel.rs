@@ -383,6 +383,12 @@ fn serve(fd: c_int, value: u8, faults: usize) {
 /// Memory that holds received data is registered with a userfaultfd of the program's own, which then gives it other bytes
 /// (QEMU's postcopy, CRIU's lazy pages).
 fn own_userfaultfd(seed: u64) {
+    // SAFETY: in both ways, the structure is one that the request takes.
+    own_userfaultfd_by(seed, |fd, number, words| unsafe { libc::ioctl(fd, number, words) });
+    own_userfaultfd_by(seed, |fd, number, words| unsafe { libc::syscall(libc::SYS_ioctl, fd, number, words) as c_int });
+}
+
+fn own_userfaultfd_by(seed: u64, ask: fn(c_int, u64, *mut u64) -> c_int) {
     const USER_MODE_ONLY: c_int = 1;
     const VALUE: u8 = 0x5A;
     let mut feeder = Feeder::new(seed);
@@ -397,7 +403,7 @@ fn own_userfaultfd(seed: u64) {
         let fd = c_int::try_from(fd).expect("a descriptor");
         assert_eq!(request(fd, UFFDIO_API, [UFFD_API, 0, 0]), 0, "UFFDIO_API");
         let start = buffer.at(0).addr() as u64;
-        let registered = request(fd, UFFDIO_REGISTER, [start, MIB as u64, MISSING, 0]);
+        let registered = ask(fd, UFFDIO_REGISTER, [start, MIB as u64, MISSING, 0].as_mut_ptr());
         assert_eq!(registered, 0, "UFFDIO_REGISTER: errno {}", errno());
         buffer.check_all("registered by the program");
         // What comes now is the program's to see as it is, too.
