@@ -1,7 +1,8 @@
 """Fetches URLs by several threads over connections that stay open, and prints one line for each: status, length, digest.
 
 Usage: fetch.py [--threads N] [--rounds N] [--post FILE] [--put FILE] [--lenient] URL…
-Every round must give the same bytes. With --lenient a connection that the server closes between two requests is made again.
+Every round must give the same bytes. With --lenient a connection that the server closes between two requests is made again,
+and a request that is answered by 503, as Apache does while it starts its CGI daemon anew, is repeated.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import hashlib
 import http.client
 import sys
 import threading
+import time
 import urllib.parse
 
 parser = argparse.ArgumentParser()
@@ -42,6 +44,9 @@ def ask(connections, url):
             while count := answer.readinto(part):
                 sum_.update(memoryview(part)[:count])
                 length += count
+            if answer.status == 503 and options.lenient and attempt < 4:
+                time.sleep(0.5)
+                continue
             return answer.status, length, sum_.hexdigest()
         except (http.client.RemoteDisconnected, ConnectionError):
             connection.close()
