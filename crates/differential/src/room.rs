@@ -33,6 +33,8 @@ thread_local! {
     static ROOM: Cell<*const Room> = const { Cell::new(null()) };
 }
 
+const SIGNALS: [c_int; 2] = [libc::SIGALRM, libc::SIGUSR1];
+
 extern "C" fn handle(_signal: c_int) {
     let error = errno();
     // SAFETY: the thread's room is null or lives as long as it is set.
@@ -45,6 +47,22 @@ extern "C" fn handle(_signal: c_int) {
     set_errno(error);
 }
 
+/// Does `work` while the calling thread takes none of the signals that [`install_handler`] is for.
+pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: both sets are whole and live through the calls.
+    unsafe {
+        let (mut set, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigemptyset(&raw mut set);
+        for signal in SIGNALS {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before);
+        let result = work();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        result
+    }
+}
+
 /// Makes the handler take SIGALRM and SIGUSR1.
 pub fn install_handler() {
     // SAFETY: zeroes are an action with an empty mask; the handler makes only calls that a handler may.
@@ -52,7 +70,7 @@ pub fn install_handler() {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handle as extern "C" fn(c_int) as usize;
         action.sa_flags = libc::SA_RESTART;
-        for signal in [libc::SIGALRM, libc::SIGUSR1] {
+        for signal in SIGNALS {
             assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0, "sigaction");
         }
     }

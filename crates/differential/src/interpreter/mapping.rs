@@ -10,6 +10,7 @@ use super::{SLOTS, Verdict, Worker};
 use crate::buffer::{MAX_BUFFER, Origin};
 use crate::link::pipe;
 use crate::model::pool;
+use crate::room::without_signals;
 
 fn mprotect(start: *mut u8, len: usize, protection: c_int) -> Verdict {
     // SAFETY: whole pages of a buffer; the protection is given back before anybody touches them.
@@ -153,13 +154,17 @@ impl Worker<'_> {
                     if new == 0 || new > MAX_BUFFER {
                         return Ok(());
                     }
-                    let moved = if how % 8 == 5 {
-                        let place = map(std::ptr::null_mut(), new, libc::PROT_NONE, plain, -1, 0i64);
-                        assert_ne!(place, libc::MAP_FAILED, "mmap of a place to move to");
-                        remap(start, old, new, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, place)
-                    } else {
-                        remap(start, old, new, libc::MREMAP_MAYMOVE)
-                    };
+                    // Linux 6.17 moves several mappings at once; a signal that comes where one of them is mergeable ends the call
+                    // with some of them moved, and begins it anew.
+                    let moved = without_signals(|| {
+                        if how % 8 == 5 {
+                            let place = map(std::ptr::null_mut(), new, libc::PROT_NONE, plain, -1, 0i64);
+                            assert_ne!(place, libc::MAP_FAILED, "mmap of a place to move to");
+                            remap(start, old, new, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, place)
+                        } else {
+                            remap(start, old, new, libc::MREMAP_MAYMOVE)
+                        }
+                    });
                     if moved == libc::MAP_FAILED {
                         // Several mappings by now: the kernel moves one at a time.
                         return if errno() == libc::EFAULT {

@@ -385,7 +385,9 @@ fn serve(fd: c_int, value: u8, faults: usize) {
 fn own_userfaultfd(seed: u64) {
     // SAFETY: in both ways, the structure is one that the request takes.
     own_userfaultfd_by(seed, |fd, number, words| unsafe { libc::ioctl(fd, number, words) });
-    own_userfaultfd_by(seed, |fd, number, words| unsafe { libc::syscall(libc::SYS_ioctl, fd, number, words) as c_int });
+    own_userfaultfd_by(seed, |fd, number, words| unsafe {
+        libc::syscall(libc::SYS_ioctl, fd, number, words) as c_int
+    });
 }
 
 fn own_userfaultfd_by(seed: u64, ask: fn(c_int, u64, *mut u64) -> c_int) {
