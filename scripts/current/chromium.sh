@@ -1,6 +1,7 @@
 # chromium without a window: a page with scripts, large answers and a canvas.
 # shellcheck shell=bash
 packages="chromium nginx"
+known_always="its zygote ends unless it has one thread, and receives more than 4 KiB, for which uncopy starts one (docs/semantics.md)"
 start() {
     mkdir -p www/up && chmod 777 www/up && bytes 1 4000000 >www/large && chmod -R a+rX .
     cat >www/index.html <<'HTML'

@@ -8,7 +8,7 @@
 use crate::account::books;
 use crate::arena::pages::ARENA;
 use crate::arena::segment::Segment;
-use crate::range::block::{BlockRef, FaultBatch, Locked};
+use crate::range::block::{BlockRef, Locked};
 use crate::range::changes::CHANGES;
 use crate::range::directory;
 use crate::range::foreign::FOREIGN;
@@ -339,6 +339,6 @@ fn batch(at: BlockRef, page: u32, run: PageRange, state: &State<Segment>) -> Pag
     let last = at.block.last_batch();
     let len = if last.end == page { (last.pages * 2).clamp(first, MAX_BATCH) } else { first };
     let end = run.end.min(page + len);
-    at.block.set_last_batch(FaultBatch { end, pages: len });
+    at.block.set_last_batch(end, len);
     PageRange::new(page, end)
 }

@@ -4,5 +4,4 @@ mod locked;
 mod record;
 
 pub use locked::Locked;
-pub(crate) use record::FaultBatch;
 pub use record::{Block, BlockRef, Flag, Slot};

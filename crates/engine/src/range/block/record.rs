@@ -270,10 +270,10 @@ impl Block {
         FaultBatch { end: self.fault_end.load(Relaxed), pages: self.fault_batch.load(Relaxed) }
     }
 
-    /// Sets that. For the fault service.
-    pub(crate) fn set_last_batch(&self, batch: FaultBatch) {
-        self.fault_end.store(batch.end, Relaxed);
-        self.fault_batch.store(batch.pages, Relaxed);
+    /// Sets that: so many pages, the last of them before `end`. For the fault service.
+    pub(crate) fn set_last_batch(&self, end: u32, pages: u32) {
+        self.fault_end.store(end, Relaxed);
+        self.fault_batch.store(pages, Relaxed);
     }
 
     /// The pages between the first and the last that the program took away, if it is [`Flag::VACATED`].
