@@ -186,7 +186,8 @@ const FEATURES: [(Feature, &[Call]); 4] = [
 ];
 
 /// Calls that may be refused, which is known where they are made.
-const MAY_BE_REFUSED: [i64; 4] = [libc::SYS_clone3, libc::SYS_rseq, libc::SYS_unshare, libc::SYS_close_range];
+const MAY_BE_REFUSED: [i64; 5] =
+    [libc::SYS_clone3, libc::SYS_rseq, libc::SYS_unshare, libc::SYS_close_range, libc::SYS_process_vm_readv];
 
 const UNKNOWN: u8 = 0;
 const YES: u8 = 1;
