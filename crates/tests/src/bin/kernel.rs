@@ -383,14 +383,15 @@ fn serve(fd: c_int, value: u8, faults: usize) {
 /// Memory that holds received data is registered with a userfaultfd of the program's own, which then gives it other bytes
 /// (QEMU's postcopy, CRIU's lazy pages).
 fn own_userfaultfd(seed: u64) {
-    // SAFETY: in both ways, the structure is one that the request takes.
-    own_userfaultfd_by(seed, |fd, number, words| unsafe { libc::ioctl(fd, number, words) });
+    // SAFETY: the structure is one that the request takes.
+    own_userfaultfd_by(seed, |fd, number, words| i64::from(unsafe { libc::ioctl(fd, number, words) }));
+    // SAFETY: as above.
     own_userfaultfd_by(seed, |fd, number, words| unsafe {
-        libc::syscall(libc::SYS_ioctl, fd, number, words) as c_int
+        libc::syscall(libc::SYS_ioctl, fd, number, words)
     });
 }
 
-fn own_userfaultfd_by(seed: u64, ask: fn(c_int, u64, *mut u64) -> c_int) {
+fn own_userfaultfd_by(seed: u64, ask: fn(c_int, u64, *mut u64) -> i64) {
     const USER_MODE_ONLY: c_int = 1;
     const VALUE: u8 = 0x5A;
     let mut feeder = Feeder::new(seed);
