@@ -194,6 +194,12 @@ pub fn before_change() {
     }
 }
 
+/// The same, and no call of a file is looked at from here on.
+pub fn leave() {
+    before_change();
+    store::leave();
+}
+
 /// Something is about to happen to a file that no record tells of; it may take part again.
 pub fn change(fd: c_int) {
     if store::is_known(fd) {

@@ -21,9 +21,8 @@ slots! {
 /// Before the program installs a seccomp filter.
 fn before_filter() {
     let _errno = uncopy_sys::errno::Keep::new();
-    uncopy_sys::filter::note_own();
     crate::lanes::end_all();
-    crate::files::end_all();
+    crate::files::leave();
     crate::net::end();
     if release_all("the program installed a seccomp filter") {
         ending::end_handler();
@@ -31,6 +30,7 @@ fn before_filter() {
     // It may end the process for reading a clock.
     uncopy_trials::end();
     crate::exit::seal();
+    uncopy_sys::filter::note_own();
 }
 
 /// Before the program limits what counts our reservations, too.

@@ -4,6 +4,7 @@
 use crate::PAGE_BYTES;
 use crate::call::syscall;
 use crate::errno::{Errno, Keep};
+use crate::filter::{self, Feature};
 
 /// What the kernel's own copy from user memory takes at once here, bytes.
 const WORD_BYTES: usize = core::mem::size_of::<u64>();
@@ -13,7 +14,7 @@ const FUTEX_BYTES: usize = core::mem::size_of::<u32>();
 /// Whether the kernel can read the word at `address`.
 ///
 /// `rt_sigprocmask` copies the mask in before it looks at what to do with it, which is nothing here. It is
-/// the cheapest call that does so, 0.05 µs, and one that no filter forbids which lets tracked copies work.
+/// the cheapest call that does so, 0.05 µs.
 fn is_word_readable(address: usize) -> bool {
     const NO_SUCH_ACTION: i32 = -1;
     // SAFETY: the kernel reads the word if it can, refuses the action and changes nothing.
@@ -25,11 +26,15 @@ fn is_word_readable(address: usize) -> bool {
 
 /// Whether `len_bytes` bytes at `address` can be read at this moment: each page that they lie in.
 ///
-/// `errno` is kept.
+/// `errno` is kept. False where a filter of system calls does not let the kernel be asked: then nothing may be done that depends
+/// on it.
 #[must_use]
 pub fn is_readable(address: usize, len_bytes: usize) -> bool {
     if len_bytes == 0 {
         return true;
+    }
+    if !filter::allows(Feature::Look) {
+        return false;
     }
     let Some(last_byte) = address.checked_add(len_bytes - 1) else { return false };
     let page_of = |address: usize| address / PAGE_BYTES * PAGE_BYTES;
@@ -73,9 +78,13 @@ fn is_word_writable(address: usize) -> bool {
     }
 }
 
-/// How many of `len_bytes` bytes at `address` can be written at this moment: up to the first page that cannot. `errno` is kept.
+/// How many of `len_bytes` bytes at `address` can be written at this moment: up to the first page that cannot. `errno` is kept. None
+/// where a filter does not let the kernel be asked.
 #[must_use]
 pub fn writable_bytes(address: usize, len_bytes: usize) -> usize {
+    if !filter::allows(Feature::Look) {
+        return 0;
+    }
     let _errno = Keep::new();
     let end = address.saturating_add(len_bytes);
     let mut at = address;

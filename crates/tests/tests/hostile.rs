@@ -2,10 +2,11 @@
 //! It prints what it prints without uncopy, and uncopy says one line at most.
 
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 use uncopy_core::stats::Counter;
-use uncopy_tests::artifacts::{injecting_library, packaged, plain_only};
+use uncopy_tests::artifacts::{bin_dir, injecting_library, packaged, plain_only};
 use uncopy_tests::running::Finished;
 use uncopy_tests::{Mode, Program, Scratch, talk};
 
@@ -127,6 +128,60 @@ fn filters_from_the_start() {
         same(&format!("under-{filter}"), Uncopy::Any, |_| {
             Program::new(FAULTS).args(["under", filter, FAULTS, "workload"])
         });
+    }
+}
+
+/// A program that is ended for every call which it does not make itself: nothing of ours makes one from the filter on, whatever was
+/// going on before.
+#[test]
+fn filters_that_know_every_call_of_the_program() {
+    const OURS: [libc::c_long; 14] = [
+        libc::SYS_rt_sigprocmask,
+        libc::SYS_futex,
+        libc::SYS_getsockopt,
+        libc::SYS_getsockname,
+        libc::SYS_getpeername,
+        libc::SYS_ppoll,
+        libc::SYS_ioctl,
+        libc::SYS_process_vm_readv,
+        libc::SYS_madvise,
+        libc::SYS_getpid,
+        libc::SYS_gettid,
+        libc::SYS_clock_gettime,
+        libc::SYS_statx,
+        libc::SYS_prctl,
+    ];
+    let scratch = Scratch::new("confined");
+    let mut calls = OURS.to_vec();
+    #[cfg(target_arch = "x86_64")]
+    calls.push(libc::SYS_poll);
+    let calls: Vec<String> = calls.iter().map(ToString::to_string).collect();
+    let path = |name: &str| scratch.join(name).to_str().expect("UTF-8").to_owned();
+    let (file, log, sites) = (path("file"), path("log"), path("sites.txt"));
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/confined.py");
+    let script = script.to_str().expect("UTF-8");
+    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
+        .create(&log)
+        .expect("a directory");
+    let run = |program: Program, title: &str| program.limit(LIMIT).run(&scratch, title);
+    let plainly = Program::new("/usr/bin/python3").args([script, &file]).args(&calls);
+    let _ = run(plainly, "plain").expect_success();
+    if plain_only() {
+        return;
+    }
+    let each: [&[&str]; 6] = [
+        &["--off"],
+        &[],
+        &["--policy", "always", "--min-size", "4K"],
+        &["--lanes", "all", "--policy", "always"],
+        &["--log", &log, "--log-files", &file],
+        &["--explain", &sites],
+    ];
+    for options in each {
+        let program = Program::new(bin_dir().join("uncopy")).args(["run"]).args(options);
+        let program = program.args(["--", "/usr/bin/python3", script, &file]).args(&calls);
+        let done = run(program, "confined");
+        assert!(done.status.success(), "{options:?}: {}\n{}", done.status, done.text());
     }
 }
 

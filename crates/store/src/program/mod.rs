@@ -442,6 +442,11 @@ pub fn part() {
     drop(adoption);
 }
 
+/// After [`part`]: hooks look at no descriptor any more.
+pub fn leave() {
+    IS_ON.store(false, Release);
+}
+
 /// What a path names is about to have another one, or none: a file that takes part is left, and its records, which have the old one,
 /// are given back.
 ///
