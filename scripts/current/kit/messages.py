@@ -10,11 +10,13 @@ import tornado.web
 import zmq
 
 context = zmq.Context()
-for way in ("tcp://127.0.0.1:7000", "ipc:///tmp/zmq", "inproc://a"):
+for way, name in (("tcp://127.0.0.1", "tcp"), ("ipc:///tmp/zmq", "ipc"), ("inproc://a", "inproc")):
     for copy in (True, False):
+        # ZeroMQ closes in the background: each time another port.
+        place = f"{way}:{7010 + copy}" if name == "tcp" else way
         push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        pull.bind(way)
-        push.connect(way)
+        pull.bind(place)
+        push.connect(place)
 
         def send():
             for seed in range(20):
@@ -27,7 +29,7 @@ for way in ("tcp://127.0.0.1:7000", "ipc:///tmp/zmq", "inproc://a"):
             for part in pull.recv_multipart(copy=copy):
                 sum_.update(part if copy else part.buffer)
         thread.join()
-        print(way, copy, sum_.hexdigest())
+        print(name, copy, sum_.hexdigest())
         push.close(0)
         pull.close(0)
         pull = None
