@@ -8,6 +8,8 @@ check DIRECTORY JOURNAL WHAT         compares the files with the journal: all th
 import fcntl, json, mmap, os, random, subprocess, sys
 
 MAX_BYTES = 300_000
+# Longer than the kernel's lease-break-time, 45 s.
+HANG_S = 100
 
 
 class Tracked:
@@ -197,17 +199,18 @@ class Worker:
 
     def look(self, file):
         """Somebody else looks at the file."""
-        # By which the program learns that its keeper is gone: else the other one waits for the kernel's lease-break-time.
+        # By which the program learns that its keeper is gone: else, or where it is killed just now, the other one waits for the
+        # kernel's lease-break-time.
         self.sync(file)
         fcntl.flock(file.fd, fcntl.LOCK_EX)
         fcntl.flock(file.fd, fcntl.LOCK_UN)
-        found = subprocess.run(["cat", self.path(file)], stdout=subprocess.PIPE, timeout=30, check=True).stdout
+        found = subprocess.run(["cat", self.path(file)], stdout=subprocess.PIPE, timeout=HANG_S, check=True).stdout
         file.model.check_whole(found)
 
     def lock(self, file):
         fcntl.flock(file.fd, fcntl.LOCK_EX)
         os.close(file.fd)
-        locked = subprocess.run(["flock", "-n", self.path(file), "true"], timeout=30)
+        locked = subprocess.run(["flock", "-n", self.path(file), "true"], timeout=HANG_S)
         assert locked.returncode == 0, "closing a file releases its lock"
         flags = (os.O_APPEND if file.is_append else 0) | (os.O_RDWR if file.can_read else os.O_WRONLY)
         file.fd = os.open(self.path(file), flags)
@@ -233,7 +236,7 @@ class Worker:
             return
         self.note(file, op="write", at=at, length=length, byte=byte)
         code = f"import os; os.lseek({file.fd}, {at}, 0); os.write({file.fd}, bytes([{byte}]) * {length})"
-        subprocess.run([sys.executable, "-c", code], close_fds=False, timeout=30, check=True)
+        subprocess.run([sys.executable, "-c", code], close_fds=False, timeout=HANG_S, check=True)
         os.set_inheritable(file.fd, False)
 
     def compare(self):
