@@ -34,7 +34,7 @@ ifneq ($(strip $(RUSTFLAGS)),)
 export RUSTFLAGS += -C force-unwind-tables=yes
 endif
 
-.PHONY: build library command demo test test-kernels test-net test-containers test-service test-suites test-checked test-faults test-current test-all packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
+.PHONY: build library command demo test test-kernels test-net test-containers test-service test-suites test-checked test-faults test-current test-timed test-all packages machine machine-lanes machine-files lanes-kills store-crash test-dax fuzz bench-tracking bench-twin bench-unwind audit install uninstall clean help
 
 build: library command ## Build target/release/uncopy, the servers, libuncopy.so, libuncopy_send.so and libuncopy_send.a
 
@@ -94,6 +94,10 @@ test-net: ## Build; twenty million segments of the user-level TCP over bad links
 	UNCOPY_TEST_NET_SEGMENTS=20000000 UNCOPY_TEST_NET_PEER_SEGMENTS=1000000 $(CARGO) test --locked --profile checked -p uncopy-tcp -- --nocapture
 	UNCOPY_BIN_DIR=$(release) UNCOPY_TEST_NET_BYTES=1073741824 UNCOPY_TEST_NET_SECONDS=10 \
 	    $(CARGO) test --locked -p uncopy-tests --test net --test net_programs -- --nocapture
+
+test-timed: ## Build, run the tests that compare times: for a machine with nothing else to do
+	@$(MAKE) --no-print-directory build
+	UNCOPY_BIN_DIR=$(release) $(CARGO) test --locked -p uncopy-bench --test trials -- --ignored
 
 test-checked: ## Run the end-to-end tests against a library with debug assertions
 	@scripts/install-packages test

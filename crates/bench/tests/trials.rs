@@ -13,6 +13,7 @@ const MAX_TRIED: f64 = 0.15;
 /// alone. On average of five: each process has its own luck (where its pages lie: here they save a half or a quarter), which
 /// may change while it runs, and an interval is wrong one time in twenty.
 #[test]
+#[ignore = "compares times: for a machine with nothing else to do, by make test-all"]
 fn what_uncopy_says_it_saves_is_what_two_processes_show() {
     let words = [
         "copies",
