@@ -194,18 +194,18 @@ count_tests() {
     tests_passed=$((tests_passed > said ? tests_passed - said : 0))
 }
 
-# dead_programs LOG: prints each test program that ended without a result, and indented what was said last.
+# dead_programs LOG: prints each test program that ended badly though no test of it failed, and indented what was said last.
 dead_programs() {
     awk 'function tell(   at) {
              if (died) print "program " name
              for (at = lines > 20 ? lines - 20 : 0; died && at < lines; at++) print "    " line[at]
-             died = lines = 0
+             died = failed = lines = 0
          }
          /^ +(Running|Doc-tests) / { tell(); name = $2 == "unittests" ? $3 " " $NF : $2 }
-         /^test result: / { name = "" }
-         name != "" { line[lines++] = substr($0, 1, 300) }
+         /^test result: FAILED/ { failed = 1 }
+         { line[lines++] = substr($0, 1, 300) }
          # What it died of stands below.
-         /^error: (test|doctest) failed/ { died = name != "" }
+         /^error: (test|doctest) failed/ { died = !failed }
          END { tell() }' "$1"
 }
 
