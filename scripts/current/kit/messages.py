@@ -12,8 +12,8 @@ import zmq
 context = zmq.Context()
 for way, name in (("tcp://127.0.0.1", "tcp"), ("ipc:///tmp/zmq", "ipc"), ("inproc://a", "inproc")):
     for copy in (True, False):
-        # ZeroMQ closes in the background: each time another port.
-        place = f"{way}:{7010 + copy}" if name == "tcp" else way
+        # ZeroMQ closes in the background: each time another place.
+        place = f"{way}:{7010 + copy}" if name == "tcp" else way + str(copy)
         push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         pull.bind(place)
         push.connect(place)
