@@ -38,6 +38,13 @@ pub fn is_on(factor: usize) -> bool {
     ARMS.load(Relaxed) & bit != 0
 }
 
+/// Whether something is left out at the moment, for a trial or because it does not pay. Does not count as a case for it.
+#[inline]
+#[must_use]
+pub fn is_left_out(factor: usize) -> bool {
+    ARMS.load(Relaxed) & 1 << factor == 0
+}
+
 /// Whether something does not pay: it is left out but for trials.
 #[inline]
 #[must_use]

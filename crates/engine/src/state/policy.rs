@@ -83,6 +83,12 @@ impl Accounts {
         uncopy_trials::is_on(ELISION)
     }
 
+    /// Whether nothing is elided at the moment. Asked where nothing could be.
+    #[must_use]
+    pub fn leaves_eliding_out(&self) -> bool {
+        uncopy_trials::is_left_out(ELISION)
+    }
+
     /// Which pages of the site's next buffer are copied because the program touches them. Asked once for each
     /// call that could elide.
     #[must_use]

@@ -247,7 +247,10 @@ impl Heap {
         let retained = at.block.retained_pages();
         self.retained_pages.fetch_sub(retained as usize, Relaxed);
         at.block.set_request(site, lead.bytes(at.base, at.bytes(), len_bytes), len_bytes);
-        at.block.clear(Flag::HELD_A_VIEW);
+        at.block.clear(Flag::HELD_A_VIEW.or(Flag::UNTRIED));
+        if POLICY.leaves_eliding_out() {
+            at.block.set(Flag::UNTRIED);
+        }
         let is_fresh = at.block.has(Flag::FRESH);
         if is_fresh && wants_registered && !at.block.has(Flag::REGISTERED) {
             // Registered now, while it is known that no page is present.
@@ -500,8 +503,11 @@ impl Heap {
 
     /// Learns from a block that is freed whether its site's next blocks should be registered, or be blocks at all.
     fn judge_site(&self, at: BlockRef, site: u16, held_a_view: bool) {
+        if !held_a_view && (at.block.has(Flag::UNTRIED) || POLICY.leaves_eliding_out()) {
+            return;
+        }
         POLICY.placement.record(site, held_a_view);
-        if !held_a_view && POLICY.placement.holds_no_views(site) && STATE.is_active() && POLICY.elides() {
+        if !held_a_view && POLICY.placement.holds_no_views(site) && STATE.is_active() {
             let class_index = Class::for_len(at.bytes()).map_or(0, Class::index);
             carrying::leave(POLICY.placement.caller(site, class_index), at.block.usable_bytes());
         }
