@@ -174,10 +174,18 @@ unsafe fn gather(
     destination: usize,
     source: usize,
 ) -> bool {
-    let pieces = at.lock().pieces(range);
+    let mut dropped = Dropped::new();
+    let mut locked = at.lock();
+    let pieces = locked.pieces(range);
     if pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. })) {
         return false;
     }
+    // Memory that holds no views holds none the next time either: views that are copied to it again and again are put in place.
+    if POLICY.mode() == Policy::Auto && !recording::is_on() && at.block.count_copy() {
+        make_present(&mut locked, range.touched_pages(), &mut dropped);
+    }
+    drop(locked);
+    drop(dropped);
     // No lock is held: the destination may fault. The pieces keep the segments alive.
     section.leave_for(|| {
         let all = Source { start: range.start, pieces: &pieces, plain: source };
@@ -245,6 +253,9 @@ unsafe fn between(
         ledger::refused(site, why_not);
         recording::spend(POLICY.costs.track_ns());
         let is_plain = pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. }));
+        if !is_plain {
+            to.block.set(Flag::UNTRIED);
+        }
         if overlaps {
             let union = ByteRange {
                 start: from_range.start.min(to_range.start),

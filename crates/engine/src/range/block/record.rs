@@ -49,7 +49,8 @@ impl Flag {
     pub const COVERED: Self = Self(1 << 11);
     /// The program took its mapping, or a part of it, away: see [`vacated`](Block::vacated).
     pub const VACATED: Self = Self(1 << 12);
-    /// It was allocated while nothing was elided, for a trial: that no view was made in it says nothing.
+    /// It was allocated while nothing was elided, for a trial, or a copy of views into it was left out: that no view was made in it says
+    /// nothing of its site.
     pub const UNTRIED: Self = Self(1 << 14);
 
     /// Both flags: a block that has one of them [`has`](Block::has) this.
