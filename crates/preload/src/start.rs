@@ -59,7 +59,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
     // Whatever becomes of the engine: a program that allocates from the twin allocator forks as well.
     crate::process::watch_forks();
     if ids::is_privileged_start() {
-        return;
+        return filter::settle(false);
     }
     #[cfg(feature = "inject")]
     uncopy_sys::inject::begin();
@@ -74,7 +74,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         Err(error) => {
             mem::say(format_args!("uncopy: inactive: {error}\n"));
             counters::set_reason("a UNCOPY_ variable has a value that is not legal");
-            return;
+            return filter::settle(false);
         }
     };
     // SAFETY: as for the options.
@@ -83,6 +83,7 @@ extern "C" fn start(_count: c_int, _arguments: *mut *mut c_char, environment: *m
         mem::say(format_args!("uncopy: inactive: {why}\n"));
         options.off = true;
     }
+    filter::settle(!options.off);
     // What is recorded is what the program does without uncopy.
     let policy = if options.record.is_some() { Policy::Never } else { options.policy };
     match policy {

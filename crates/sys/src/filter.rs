@@ -9,6 +9,7 @@ use crate::call::syscall;
 use crate::control::Control;
 use crate::errno::{Errno, check};
 pub use crate::ids::is_filtered;
+use crate::readable;
 use crate::uffd::{Reports, Uffd, wait};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
@@ -26,8 +27,6 @@ pub fn try_out(inherited_device: Option<i32>) -> Result<(), Errno> {
 /// What uncopy does under a filter that was there before the program, as far as that filter lets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
-    /// The kernel is asked whether memory can be read or written.
-    Look,
     /// Time is measured: trials, and what tracking takes.
     Clock,
     /// `/proc` is asked about this process: where stacks end, which threads there are.
@@ -76,8 +75,7 @@ const fn at_no_name(number: i64) -> Call {
 
 /// The system calls of each feature, with arguments of which a filter sees what it sees of the real ones, and which name
 /// nothing that is there.
-const FEATURES: [(Feature, &[Call]); 5] = [
-    (Feature::Look, &[LOOK_TO_READ, LOOK_TO_WRITE]),
+const FEATURES: [(Feature, &[Call]); 4] = [
     (
         Feature::Clock,
         &[
@@ -207,9 +205,18 @@ const NO: u8 = 2;
 static ANSWERS: [AtomicU8; FEATURES.len()] = [const { AtomicU8::new(UNKNOWN) }; FEATURES.len()];
 static HAS_OWN: AtomicBool = AtomicBool::new(false);
 
-/// Notes that the program installs a filter of its own: nothing is tried out from here on.
+/// Notes that the program installs a filter of its own: nothing is tried out from here on, and nothing asked of the kernel.
 pub fn note_own() {
     HAS_OWN.store(true, Relaxed);
+    readable::leave();
+}
+
+/// Where a filter that was there before the program does not let the kernel be asked what can be read, it is not. That takes a
+/// throw-away process; without `may_try` it is not asked under any filter. Once, at the start.
+pub fn settle(may_try: bool) {
+    if is_filtered() && !(may_try && in_child(|| all_pass(&[LOOK_TO_READ, LOOK_TO_WRITE])).is_ok()) {
+        readable::leave();
+    }
 }
 
 /// Whether no filter is in force, or one that was there before the program and neither ends a process for a call of this
@@ -224,26 +231,25 @@ fn passes(feature: Feature) -> bool {
     let answer = &ANSWERS[feature as usize];
     if answer.load(Relaxed) == UNKNOWN {
         let _errno = crate::errno::Keep::new();
+        // Asked again: the program may install one by an instruction of its own.
         if !is_filtered() {
-            // Others ask again: the program may install one by an instruction of its own. This one is asked for too often.
-            if feature == Feature::Look {
-                answer.store(YES, Relaxed);
-            }
             return true;
         }
-        let calls = FEATURES[feature as usize].1;
-        let passes = in_child(|| {
-            calls.iter().all(|(number, arguments)| {
-                // SAFETY: the arguments name no memory and no descriptor.
-                let result = unsafe { crate::raw::call(*number as usize, *arguments) };
-                // No call says so of what is not there.
-                MAY_BE_REFUSED.contains(number)
-                    || ![-i64::from(libc::EPERM), -i64::from(libc::ENOSYS)].contains(&result)
-            })
-        });
+        let passes = in_child(|| all_pass(FEATURES[feature as usize].1));
         answer.store(if passes.is_ok() { YES } else { NO }, Relaxed);
     }
     answer.load(Relaxed) == YES
+}
+
+/// Makes these calls; whether a filter refuses none of them.
+fn all_pass(calls: &[Call]) -> bool {
+    calls.iter().all(|(number, arguments)| {
+        // SAFETY: the arguments name no memory and no descriptor.
+        let result = unsafe { crate::raw::call(*number as usize, *arguments) };
+        // No call says so of what is not there.
+        MAY_BE_REFUSED.contains(number)
+            || ![-i64::from(libc::EPERM), -i64::from(libc::ENOSYS)].contains(&result)
+    })
 }
 
 /// Makes calls in a throw-away process, which says whether they were all let through.

@@ -4,12 +4,21 @@
 use crate::PAGE_BYTES;
 use crate::call::syscall;
 use crate::errno::{Errno, Keep};
-use crate::filter::{self, Feature};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// What the kernel's own copy from user memory takes at once here, bytes.
 const WORD_BYTES: usize = core::mem::size_of::<u64>();
 /// What it changes at once, bytes.
 const FUTEX_BYTES: usize = core::mem::size_of::<u32>();
+
+/// The kernel is not asked any more.
+static HAS_LEFT: AtomicBool = AtomicBool::new(false);
+
+/// From here on nothing is said to be readable or writable, without a system call: a filter may end the process for those that are
+/// made here.
+pub fn leave() {
+    HAS_LEFT.store(true, Relaxed);
+}
 
 /// Whether the kernel can read the word at `address`.
 ///
@@ -33,7 +42,7 @@ pub fn is_readable(address: usize, len_bytes: usize) -> bool {
     if len_bytes == 0 {
         return true;
     }
-    if !filter::allows(Feature::Look) {
+    if HAS_LEFT.load(Relaxed) {
         return false;
     }
     let Some(last_byte) = address.checked_add(len_bytes - 1) else { return false };
@@ -82,7 +91,7 @@ fn is_word_writable(address: usize) -> bool {
 /// where a filter does not let the kernel be asked.
 #[must_use]
 pub fn writable_bytes(address: usize, len_bytes: usize) -> usize {
-    if !filter::allows(Feature::Look) {
+    if HAS_LEFT.load(Relaxed) {
         return 0;
     }
     let _errno = Keep::new();
