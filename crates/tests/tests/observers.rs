@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use uncopy_core::stats::Counter;
 use uncopy_tests::artifacts::{bin_dir, packaged, plain_only};
+use uncopy_tests::random::bytes;
 use uncopy_tests::running::Running;
 use uncopy_tests::{Mode, Program, Scratch};
 
@@ -117,7 +118,7 @@ fn proc_mem_of_a_running_program() {
 #[test]
 fn a_program_in_valgrind_runs_plainly() {
     let scratch = Scratch::new("valgrind");
-    scratch.write("in", [7; 3 << 20]);
+    scratch.write("in", bytes(7, 3 << 20));
     let sum = |program: Program| program.directory(scratch.path()).run(&scratch, "sum");
     let plain = sum(Program::new("/usr/bin/sha256sum").args(["in"]));
     let words = ["-q", "--tool=none", "/usr/bin/sha256sum", "in"];
