@@ -175,7 +175,7 @@ skip() {
 }
 
 # count_tests LOG: sets tests_passed, tests_failed and tests_skipped from what cargo test printed, and
-# failed_tests to the names of those that failed, then to the programs that ended without a result.
+# failed_tests to the names of those that failed, then to the programs that ended badly though no test of theirs failed.
 # A test that says "skipped: NAME: WHY" could not run: the harness counts it as passed.
 count_tests() {
     local said

@@ -6,7 +6,8 @@ Usage: confined.py FILE NUMBER…     (the file is written; the numbers are thos
 import ctypes, os, socket, struct, sys
 
 libc = ctypes.CDLL(None, use_errno=True)
-# What was made before: streams both ways, a datagram socket, a file that is synced, a pipe.
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
+# What was made before: streams both ways, a file that is synced, a pipe.
 near, far = socket.socketpair()
 listener = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(listener.getsockname())
@@ -17,23 +18,21 @@ for _ in range(3000):
     os.fdatasync(file)
 reader, writer = os.pipe()
 large = bytearray(200000)
+def whole(length, receive):
+    while length > 0:
+        length -= receive(length)
 def both(one, other):
+    fd = other.fileno()
     for length in (1, 100, 100000):
         data = memoryview(large)[:length]
         one.sendall(data)
         assert len(other.recv(length, socket.MSG_WAITALL)) == length
         os.write(one.fileno(), data)
-        got = 0
-        while got < length:
-            got += len(os.read(other.fileno(), length - got))
+        whole(length, lambda left: len(os.read(fd, left)))
         assert one.sendmsg([data[: length // 2], data[length // 2 :]]) == length
-        got = 0
-        while got < length:
-            got += len(other.recvmsg(length, 100)[0])
+        whole(length, lambda left: len(other.recvmsg(left, 100)[0]))
         os.writev(one.fileno(), [data])
-        got = 0
-        while got < length:
-            got += os.readv(other.fileno(), [bytearray(length - got)])
+        whole(length, lambda left: os.readv(fd, [bytearray(left)]))
 both(near, far), both(client, server), both(server, client)
 BPF = lambda code, jt, jf, k: struct.pack("=HBBI", code, jt, jf, k)
 checks = [int(number) for number in sys.argv[2:]]
@@ -43,8 +42,8 @@ for at, number in enumerate(checks):
 program += BPF(0x06, 0, 0, 0x7FFF0000) + BPF(0x06, 0, 0, 0x80000000)
 room = ctypes.create_string_buffer(program)
 prog = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(room)))
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.byref(prog), 0, 0) == 0
+assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+assert libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(prog), 0, 0) == 0
 both(near, far), both(client, server), both(server, client)
 class Vector(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("len", ctypes.c_size_t)]
@@ -55,7 +54,7 @@ memory = ctypes.create_string_buffer(50000)
 vector = Vector(ctypes.addressof(memory), 50000)
 message = Message(iov=ctypes.pointer(vector), iovlen=1)
 assert libc.sendmmsg(client.fileno(), ctypes.byref(message), 1, 0) == 1
-assert libc.recvmmsg(server.fileno(), ctypes.byref(message), 1, 0x100, None) == 1
+assert libc.recvmmsg(server.fileno(), ctypes.byref(message), 1, socket.MSG_WAITALL, None) == 1
 assert os.pwrite(file, b"y" * 100000, 0) == 100000
 os.fsync(file), os.fdatasync(file)
 assert os.pread(file, 100000, 0) == b"y" * 100000

@@ -10,10 +10,10 @@ import tornado.web
 import zmq
 
 context = zmq.Context()
-for way, name in (("tcp://127.0.0.1", "tcp"), ("ipc:///tmp/zmq", "ipc"), ("inproc://a", "inproc")):
+for way in ("tcp://127.0.0.1:70{}0", "ipc:///tmp/zmq{}", "inproc://{}"):
     for copy in (True, False):
         # ZeroMQ closes in the background: each time another place.
-        place = f"{way}:{7010 + copy}" if name == "tcp" else way + str(copy)
+        place = way.format(2 + copy)
         push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         pull.bind(place)
         push.connect(place)
@@ -29,7 +29,7 @@ for way, name in (("tcp://127.0.0.1", "tcp"), ("ipc:///tmp/zmq", "ipc"), ("inpro
             for part in pull.recv_multipart(copy=copy):
                 sum_.update(part if copy else part.buffer)
         thread.join()
-        print(name, copy, sum_.hexdigest())
+        print(place, copy, sum_.hexdigest())
         push.close(0)
         pull.close(0)
         pull = None
