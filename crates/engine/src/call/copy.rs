@@ -163,6 +163,11 @@ fn claim(
     Some((at, at.range(destination, len_bytes)?))
 }
 
+/// Whether a piece is the block's own memory, and no view.
+const fn is_plain(piece: &Piece<Segment>) -> bool {
+    matches!(piece, Piece::Plain { .. })
+}
+
 /// Copies from a block to memory that holds no views, straight from the segments.
 ///
 /// # Safety
@@ -177,7 +182,7 @@ unsafe fn gather(
     let mut dropped = Dropped::new();
     let mut locked = at.lock();
     let pieces = locked.pieces(range);
-    if pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. })) {
+    if pieces.iter().all(is_plain) {
         return false;
     }
     // Memory that holds no views holds none the next time either: views that are copied to it again and again are put in place.
@@ -252,8 +257,8 @@ unsafe fn between(
     if let Some(why_not) = why_not {
         ledger::refused(site, why_not);
         recording::spend(POLICY.costs.track_ns());
-        let is_plain = pieces.iter().all(|piece| matches!(piece, Piece::Plain { .. }));
-        if !is_plain {
+        let all_plain = pieces.iter().all(is_plain);
+        if !all_plain {
             to.block.set(Flag::UNTRIED);
         }
         if overlaps {
@@ -265,14 +270,14 @@ unsafe fn between(
         } else {
             prepare_overwrite(&mut to_locked, to_range, &mut dropped);
         }
-        if let Some(from_locked) = from_locked.as_mut().filter(|_| !is_plain && is_for_good(why_not))
+        if let Some(from_locked) = from_locked.as_mut().filter(|_| !all_plain && is_for_good(why_not))
             && from.block.count_copy()
         {
             make_present(from_locked, from_range.touched_pages(), &mut dropped);
         }
         drop((from_locked, to_locked));
         drop(dropped);
-        if is_plain || overlaps {
+        if all_plain || overlaps {
             return false;
         }
         section.leave_for(|| {
@@ -311,7 +316,6 @@ unsafe fn between(
 /// The pieces of an overlapping move with the plain bytes, which could change under us, set aside in a
 /// segment. `None` without memory.
 fn stage(start: usize, pieces: &Pieces<Segment>, plain: usize) -> Option<Pieces<Segment>> {
-    let is_plain = |piece: &Piece<Segment>| matches!(piece, Piece::Plain { .. });
     let plain_bytes: usize = pieces.iter().filter(|piece| is_plain(piece)).map(Piece::len_bytes).sum();
     if plain_bytes == 0 {
         return Some(pieces.clone());
